@@ -47,6 +47,9 @@ CONVERTED = "model"  # the folder that a GGUF file becomes, in the run's
 @click.option(
     "--context", type=click.IntRange(1, 1 << 24), help="With --from: tokens of a sample.  [default: at most 512]"
 )
+@click.option(
+    "--new-run", is_flag=True, help="In a folder that has a run: put its signed manifest aside; manifest.toml is kept."
+)
 @click.option("--untie", is_flag=True, help="With --from: train a tied model with a head of its own.")
 def command(
     folder: Path,
@@ -60,6 +63,7 @@ def command(
     kind: str | None,
     base_locations: tuple[str, ...],
     context: int | None,
+    new_run: bool,
     untie: bool,
 ) -> None:
     """Write DIR/manifest.toml, commented and ready to edit, and DIR/owner.key, which signs it.
@@ -71,8 +75,13 @@ def command(
     them. Machines that join fetch their own stage's part alone, from members or from the model's location.
     """
     from swarmnode import manifest
-    from swarmnode.manifest.folder import MANIFEST_FILE
+    from swarmnode.manifest.folder import MANIFEST_FILE, put_aside
 
+    if new_run:
+        manifest.read_manifest(folder / MANIFEST_FILE)  # what the next run would be signed with
+        kept = put_aside(folder)
+        click.echo(folder / MANIFEST_FILE if kept is None else f"{kept} (the run so far)")
+        return
     if folder.is_dir() and any(folder.iterdir()) and not (folder / MANIFEST_FILE).exists():
         raise click.UsageError(f"{folder} holds other files: give a new folder for the run, its key is kept there")
     if kind == "finetune" and data is None:
@@ -127,6 +136,7 @@ def _from_model(
     nodes: int | None,
     samples: int | None,
     *,
+    new_run: bool,
     untie: bool,
 ) -> None:
     """Write the run that starts from `model`."""

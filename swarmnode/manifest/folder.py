@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import pathlib
 from collections.abc import Mapping
 
 from swarmnode import owner as owner_key
 from swarmnode.errors import ManifestError, NotPermitted, UsageError
-from swarmnode.manifest.signed import sign
+from swarmnode.manifest.signed import read_signed, sign
 from swarmnode.manifest.spec import Manifest
-from swarmnode.manifest.text import MANIFEST_BYTES_MAX, parse, template
+from swarmnode.manifest.text import MANIFEST_BYTES_MAX, difference, parse, template
 from swarmnode.whole_file import write_whole
 from swarmnode.wire import record_pb2
 
@@ -53,10 +54,44 @@ def read_manifest(path: pathlib.Path) -> Manifest:
 
 
 def sign_folder(folder: pathlib.Path) -> record_pb2.SignedManifest:
-    """Sign the folder's manifest with the folder's key; also write it to manifest.signed (atomically)."""
-    signed = sign(read_manifest(folder / MANIFEST_FILE), owner_key.load_owner(folder / owner_key.FILE_NAME))
-    write_signed(folder / SIGNED_FILE, signed)
+    """The folder's signed manifest; signed now with the folder's key, and written, if it has none.
+
+    Raises ManifestError with the difference if manifest.toml is not what manifest.signed says: another manifest is
+    another run, and this one's invites and history must not end without a word.
+    """
+    given, path = read_manifest(folder / MANIFEST_FILE), folder / SIGNED_FILE
+    if not path.exists():
+        signed = sign(given, owner_key.load_owner(folder / owner_key.FILE_NAME))
+        write_signed(path, signed)
+        return signed
+    ways_out = f"or `swarmnode init {folder} --new-run` begins another run; the signed manifest of this one is kept"
+    try:
+        signed, before = read_signed(path)
+    except ManifestError as error:
+        raise type(error)(f"{error}; use the version of swarmnode that signed it, {ways_out}") from None
+    if changes := difference(before, given):
+        lines = "\n".join(f"  {change}" for change in changes)
+        raise ManifestError(
+            f"{folder / MANIFEST_FILE} is not the manifest that this run was signed with:\n{lines}\n"
+            f"Undo the change and say `swarmnode amend {folder} FIELD=VALUE`: the run goes on; {ways_out}."
+        )
     return signed
+
+
+def put_aside(folder: pathlib.Path) -> pathlib.Path | None:
+    """Rename the folder's signed manifest and access list, so that the next signature begins another run. Returns the
+    manifest's new path, None if there was none. Raises NotPermitted."""
+    path = folder / SIGNED_FILE
+    if not path.exists():
+        return None
+    label = hashlib.sha256(path.read_bytes()).hexdigest()[:12]
+    try:
+        for old in (folder / "access.signed", path):
+            if old.exists():
+                kept = old.rename(old.with_name(f"{old.stem}-{label}{old.suffix}"))
+    except OSError as error:
+        raise NotPermitted(f"{path} cannot be renamed: {error.strerror}") from error
+    return kept
 
 
 def signed_of(run: pathlib.Path) -> pathlib.Path:

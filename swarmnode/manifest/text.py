@@ -82,6 +82,12 @@ def value_of(manifest: Manifest, name: str) -> Value:
     return cast(Value, getattr(getattr(manifest, table) if table else manifest, key))
 
 
+def difference(before: Manifest, after: Manifest) -> list[str]:
+    """The fields that differ, one line each: name, old value, new value."""
+    names = [f.name for f in FIELDS if value_of(before, f.name) != value_of(after, f.name)]
+    return [f"{name}: {_shown(value_of(before, name))} -> {_shown(value_of(after, name))}" for name in names]
+
+
 def template(manifest: Manifest | None = None, origins: Mapping[str, str] | None = None) -> str:
     """A manifest as commented TOML: every field with its meaning, allowed values and the origin of its default, and by
     `origins` also that of its value here.

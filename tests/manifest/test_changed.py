@@ -1,0 +1,74 @@
+"""A run's folder whose manifest was changed after it was signed: refused, with the difference and the ways out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from swarmnode import manifest as manifests
+from swarmnode.cli.bootstrap import signed_manifest
+from swarmnode.cli.main import main
+from swarmnode.errors import ManifestError
+from swarmnode.manifest import MANIFEST_FILE, PRESETS, SIGNED_FILE, sign_folder
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    folder = tmp_path / "run"
+    manifests.init(folder, PRESETS["tiny"])
+    sign_folder(folder)
+    return folder
+
+
+def change(run: Path, old: str, new: str) -> None:
+    path = run / MANIFEST_FILE
+    text = path.read_text()
+    assert text.count(old) == 1, text
+    path.write_text(text.replace(old, new))
+
+
+@pytest.mark.parametrize(
+    "verb",
+    [
+        ("coordinator",),
+        ("bootstrap",),
+        ("up", "--nodes", "3"),
+        ("archive", "--once"),
+        ("invite", "--home", "nowhere"),
+        ("access",),
+    ],
+)
+def test_every_verb_that_signs_refuses_a_changed_manifest(
+    run: Path, verb: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = (run / SIGNED_FILE).read_bytes()
+    change(run, "\nseed = 0\n", "\nseed = 5\n")
+    change(run, "warmup_samples = ", "warmup_samples = 1")
+    assert main([verb[0], str(run), *verb[1:]]) == 78
+    said = capsys.readouterr().err
+    assert "seed: 0 -> 5" in said and "inner.warmup_samples:" in said, said
+    assert f"swarmnode amend {run} FIELD=VALUE" in said and f"swarmnode init {run} --new-run" in said, said
+    assert (run / SIGNED_FILE).read_bytes() == before, "the signed manifest was overwritten"
+
+
+def test_comments_and_format_are_no_change(run: Path) -> None:
+    before = (run / SIGNED_FILE).read_bytes()
+    path = run / MANIFEST_FILE
+    path.write_text("# mine\n" + "\n".join(line for line in path.read_text().splitlines() if line[:1] != "#"))
+    assert signed_manifest(str(run)) == str(run / SIGNED_FILE)
+    assert (run / SIGNED_FILE).read_bytes() == before
+
+
+def test_a_new_run_keeps_the_signed_manifest_of_the_old_one(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before, (_, old) = (
+        (run / SIGNED_FILE).read_bytes(),
+        manifests.verify(manifests.read_signed(run / SIGNED_FILE)[0], None),
+    )
+    change(run, "\nseed = 0\n", "\nseed = 5\n")
+    with pytest.raises(ManifestError):
+        sign_folder(run)
+    assert main(["init", str(run), "--new-run"]) in (0, None)
+    kept = [path for path in run.glob("manifest-*.signed") if path.read_bytes() == before]
+    assert len(kept) == 1 and str(kept[0]) in capsys.readouterr().out
+    assert manifests.verify(sign_folder(run), None)[1] != old
