@@ -27,6 +27,8 @@ VERBS: Mapping[str, str] = {
     "bootstrap": "run the first node of a run",
     "coordinator": "show a run on a web page, and be its bootstrap",
     "invite": "print a line that lets others join a run",
+    "amend": "change the run under way: rates, batch, codec, from a round on",
+    "owner": "which keys sign for the run: add one, or replace a lost one",
     "access": "which machines the run's owner admits",
     "identity": "this machine's peer id",
     "doctor": "check whether this machine can take part",

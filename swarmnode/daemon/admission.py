@@ -3,6 +3,7 @@ present."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from google.protobuf.message import DecodeError
@@ -12,31 +13,44 @@ from swarmnode.daemon.options import NodeOptions
 from swarmnode.errors import ManifestError, NotPermitted, RemoteFault
 from swarmnode.identity import Identity
 from swarmnode.ids import PeerId, RunId
-from swarmnode.manifest import Manifest
+from swarmnode.manifest import Manifest, read_signed
 from swarmnode.membership.access import ACCESS_LIST_BYTES_MAX, AccessRules, sign_grant, sign_pass
 from swarmnode.membership.admission import Admission
+from swarmnode.membership.amendment import Amendments
 from swarmnode.membership.invite import Invite
 from swarmnode.ports import Clock
 from swarmnode.wire import access_pb2
+from swarmnode.wire.record_pb2 import SignedManifest
 
 ACCESS_FILE = "access.signed"
 OWN_PASS_S = 400 * 86_400  # guess: validity of a pass that the owner's own machines sign at each start
 
 
 def make_admission(
-    manifest: Manifest, run_id: RunId, owner: bytes, options: NodeOptions, identity: Identity, clock: Clock
+    signed: SignedManifest,
+    manifest: Manifest,
+    run_id: RunId,
+    options: NodeOptions,
+    identity: Identity,
+    clock: Clock,
 ) -> Admission:
-    """The admission control. Raises NotPermitted if this node itself may not take part."""
-    rules = AccessRules(run_id, owner, is_open=manifest.access.mode == "open")
-    mine = None if rules.is_open else own_pass(options, run_id, owner, identity, clock)
-    admission = Admission(rules, clock, mine)
-    if (signed := read_access_list(options)) is not None:
-        admission.learn(signed)
+    """The admission control. Raises NotPermitted if this node itself may not take part, ManifestError for amendments
+    that no owner signed."""
+    try:
+        amendments = Amendments.of(signed, manifest, run_id)
+    except RemoteFault as fault:
+        raise ManifestError(f"the manifest of run {run_id[:16]}: {fault}") from None
+    is_open = amendments.newest.access.mode == "open"
+    rules = AccessRules(run_id, signed.owner, is_open=is_open, signers=amendments.signers)
+    mine = None if rules.is_open else own_pass(options, run_id, amendments.owners, identity, clock)
+    admission = Admission(rules, clock, mine, amendments)
+    if (here := read_access_list(options)) is not None:
+        admission.learn(here)
     return admission
 
 
 def own_pass(
-    options: NodeOptions, run_id: RunId, owner: bytes, identity: Identity, clock: Clock
+    options: NodeOptions, run_id: RunId, owners: Sequence[bytes], identity: Identity, clock: Clock
 ) -> access_pb2.Pass | None:
     """This node's pass: from the invite, or signed now if the owner's key is here. None without either."""
     if options.invite is not None:
@@ -45,7 +59,7 @@ def own_pass(
     if not key_path.is_file():
         return None
     key = owner_key.load_owner(key_path)
-    if owner_key.public_bytes(key) != owner:
+    if owner_key.public_bytes(key) not in owners:
         return None
     until = int(clock.unix_s()) + OWN_PASS_S
     return sign_pass(identity, run_id, sign_grant(key, run_id, identity, until), identity.peer_id, until)
@@ -66,15 +80,21 @@ def pass_of_invite(invite: Invite, me: PeerId) -> access_pb2.Pass | None:
 
 
 def read_access_list(options: NodeOptions) -> access_pb2.SignedAccessList | None:
-    """The owner's access list beside the manifest, where the organiser keeps it; None if there is none."""
-    path = Path(options.run).parent / ACCESS_FILE
-    if not Path(options.run).is_file() or not path.is_file():
+    """The owner's access list beside the manifest, where the organiser keeps it, and the amendments in the manifest's
+    file; None if there is no such file. Raises ManifestError."""
+    run = Path(options.run)
+    if not run.is_file():
         return None
+    found = access_pb2.SignedAccessList(amendments=read_signed(run)[0].amendments)
+    path = run.parent / ACCESS_FILE
+    if not path.is_file():
+        return found
     with path.open("rb") as file:
         raw = file.read(ACCESS_LIST_BYTES_MAX + 1)
     try:
         if len(raw) > ACCESS_LIST_BYTES_MAX:
             raise RemoteFault(f"{path} is longer than {ACCESS_LIST_BYTES_MAX} bytes")
-        return access_pb2.SignedAccessList.FromString(raw)
+        found.MergeFromString(raw)
+        return found
     except (DecodeError, RemoteFault):
         raise ManifestError(f"{path} is not a access list: `swarmnode access` makes one") from None

@@ -107,17 +107,17 @@ def make_archive(process: DaemonContext, options: ArchiveOptions, reported: Repo
 def warrant_of(process: DaemonContext, options: ArchiveOptions, clock: Clock) -> access_pb2.Warrant:
     """The warrant: from the file that the owner made for this machine, or signed here with the owner's key. Raises
     NotPermitted, UsageError."""
-    me, run_id, owner = process.transport.peer_id, process.run_id, process.signed.owner
+    me, run_id, owners = process.transport.peer_id, process.run_id, process.admission.owners
     key_path = Path(process.options.run).parent / owner_key.FILE_NAME
     if options.warrant is not None:
         shown = read_warrant(options.warrant)
-        permit, reason = check_warrant(shown, owner=owner, run_id=run_id, machine=me, now_unix_s=clock.unix_s())
+        permit, reason = check_warrant(shown, owners=owners, run_id=run_id, machine=me, now_unix_s=clock.unix_s())
         if not permit:
             raise NotPermitted(f"{options.warrant}: {reason} (swarmnode archive RUN --allow {me})")
         return shown
     if key_path.is_file():
         key = owner_key.load_owner(key_path)
-        if owner_key.public_bytes(key) == owner:
+        if owner_key.public_bytes(key) in owners:
             return sign_warrant(key, run_id, me, int(clock.unix_s()) + WARRANT_S)
     raise NotPermitted(
         f"only the run's owner archives it: {key_path} is not its key; where the key is, say: swarmnode archive RUN"

@@ -91,6 +91,8 @@ class ControlApi:
             self._started_s,
         )
         reply.home = str(self._options.home)
+        if (amendments := process.admission.amendments) is not None:
+            reply.amendments.extend(amendments.lines())
         if self.regulator is not None:
             reply.limits.CopyFrom(self.limits())
         return reply

@@ -191,7 +191,7 @@ async def _start(options: NodeOptions, stack: contextlib.AsyncExitStack) -> Daem
         await asyncio.to_thread(kernel.build)
     fit = None if options.bootstrap_only else usable_stages(options, manifest)
     corpus = None if fit is None else await check_can_work(options, manifest, fit)
-    admission = make_admission(manifest, run_id, signed.owner, options, identity, SystemClock())
+    admission = make_admission(signed, manifest, run_id, options, identity, SystemClock())
     transport.let_in(admission)
     await _hear_access(admission, transport, bootstraps, run_id)
     MembershipHandlers(signed, admission, lambda: contacts.samples.get(run_id, 0)).serve(transport)
@@ -238,7 +238,7 @@ def _first_asked(options: NodeOptions, contacts: Contacts, bootstraps: Bootstrap
 
 
 async def _hear_access(admission: Admission, transport: Libp2pTransport, bootstraps: Bootstraps, run_id: RunId) -> None:
-    """Ask `bootstraps` for the owner's newest access list. Raises NotPermitted if this node may not take part."""
+    """Ask `bootstraps` for the owner's newest access list; amendments came with the manifest. Raises NotPermitted if this node may not take part."""
     for peer, addresses in bootstraps if not admission.rules.is_open else ():
         with contextlib.suppress(RemoteFault, Unavailable):  # unreachable ones are asked again later
             await transport.connect(peer, addresses)
@@ -360,7 +360,6 @@ def _node(
         identity=identity,
         replica=partial(
             TorchReplica,
-            manifest,
             device=options.device,
             autocast=fast,
             sender=process.transport.peer_id,

@@ -284,6 +284,8 @@ def status_tables(status: StatusReply) -> list[Table]:
     facts = Table(title=f"{status.run_name} {status.run_id[:16]}", title_justify="left", show_header=False)
     for key, value in _status_rows(status):
         facts.add_row(key, value)
+    for line in status.amendments:
+        facts.add_row("amended", line)
     counters = Table(Column("counter", overflow="fold"), "value", title="counters", title_justify="left")
     for key, number in sorted(status.counters.items()):
         if number:

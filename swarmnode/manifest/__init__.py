@@ -3,6 +3,7 @@
 `parse` and `template` are for people (TOML), `canonical`, `sign` and `verify` for nodes, `init` for organisers.
 """
 
+from swarmnode.manifest.amend import amended
 from swarmnode.manifest.cross_field import BOUNDARY_BLOCK, boundary_nbytes, boundary_width
 from swarmnode.manifest.folder import (
     MANIFEST_FILE,
@@ -59,6 +60,7 @@ __all__ = [
     "RecoverySpec",
     "TrainingSpec",
     "boundary_nbytes",
+    "amended",
     "boundary_width",
     "canonical",
     "constants",

@@ -22,7 +22,7 @@ DOMAIN = b"swarmnode/manifest/v1\0"
 FORMAT = 1
 OWNER_BYTES = 32
 SIGNATURE_BYTES = 64
-SIGNED_BYTES_MAX = MANIFEST_BYTES_MAX + 1024
+SIGNED_BYTES_MAX = MANIFEST_BYTES_MAX + 1024 + 64 * 4200  # 64 amendments (membership/amendment.py)
 
 
 def canonical(manifest: Manifest) -> bytes:

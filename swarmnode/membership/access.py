@@ -51,6 +51,7 @@ class AccessRules:
     owner: bytes
     is_open: bool
     access_list: AccessList = AccessList()
+    signers: tuple[bytes, ...] = ()  # other keys that the owner let sign, now or before: their grants hold
 
 
 def grant_name(grant: wire.Grant) -> bytes:
@@ -86,12 +87,12 @@ def sign_access_list(owner: Ed25519PrivateKey, run_id: RunId, access_list: Acces
     return wire.SignedAccessList(list=raw, signature=owner.sign(_ACCESS_LIST + raw))
 
 
-def open_access_list(signed: wire.SignedAccessList, run_id: RunId, owner: bytes) -> AccessList:
-    """The access list inside `signed`. Raises RemoteFault unless the owner of `run_id` signed it. The size is checked
+def open_access_list(signed: wire.SignedAccessList, run_id: RunId, *owners: bytes) -> AccessList:
+    """The access list inside `signed`. Raises RemoteFault unless one of the `owners` of `run_id` signed it. The size is checked
     first."""
     if len(signed.list) > ACCESS_LIST_BYTES_MAX:
         raise RemoteFault(f"access list of {len(signed.list)} bytes; at most {ACCESS_LIST_BYTES_MAX}")
-    if not _verifies(owner, _ACCESS_LIST + signed.list, signed.signature):
+    if not any(_verifies(owner, _ACCESS_LIST + signed.list, signed.signature) for owner in owners):
         raise RemoteFault("access list that the run's owner did not sign")
     try:
         found = wire.AccessList.FromString(signed.list)
@@ -141,7 +142,8 @@ def permitted(
         seen = machines.get(name, set())
         if peer not in seen and len(seen) >= grant.machines_max:
             return False, f"its invite is for {grant.machines_max} machines, and that many have joined"
-    if not _grant_verifies(rules.owner, rules.run_id, grant.SerializeToString(deterministic=True)):
+    raw = grant.SerializeToString(deterministic=True)
+    if not any(_grant_verifies(owner, rules.run_id, raw) for owner in (rules.owner, *rules.signers)):
         return False, "its invite is not signed by the owner of this run"
     if not _pass_verifies(rules.run_id, peer, shown.SerializeToString(deterministic=True)):
         return False, "its pass is forged, or another machine's"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from dataclasses import replace
 
 from google.protobuf.message import DecodeError
 
@@ -17,6 +18,7 @@ from swarmnode.membership.access import (
     open_access_list,
     permitted,
 )
+from swarmnode.membership.amendment import Amendments
 from swarmnode.ports import Clock
 from swarmnode.wire import access_pb2 as wire
 
@@ -26,8 +28,16 @@ PASSES_MAX = 4096  # guess: peers whose pass is remembered, 200 bytes each; forg
 class Admission:
     """Applies `access.permitted` to peers, with the pass they showed before. `mine` is this node's own pass."""
 
-    def __init__(self, rules: AccessRules, clock: Clock, mine: wire.Pass | None = None) -> None:
+    def __init__(
+        self,
+        rules: AccessRules,
+        clock: Clock,
+        mine: wire.Pass | None = None,
+        amendments: Amendments | None = None,
+    ) -> None:
+        """`amendments` None: the run has none, and hears of none."""
         self.rules = rules
+        self.amendments = amendments
         self.mine = mine
         self.signed: wire.SignedAccessList | None = None  # the owner's newest list, to be passed on
         self._clock = clock
@@ -52,16 +62,36 @@ class Admission:
         return Forbidden(reason, self.signed.SerializeToString() if listed and self.signed is not None else b"")
 
     def learn(self, signed: wire.SignedAccessList) -> bool:
-        """Adopt an access list; return whether it is newer than ours. Raises RemoteFault if the owner did not sign
-        it."""
+        """Adopt amendments and an access list; return whether the list is newer than ours. Raises RemoteFault if no
+        owner signed them."""
+        if self.amendments is not None:
+            self.amendments.learn(signed.amendments)
+            is_open, signers = self.amendments.newest.access.mode == "open", self.amendments.signers
+            self.rules = replace(self.rules, is_open=is_open, signers=signers)
+        if not signed.list:
+            return False
         if len(signed.list) + len(signed.signature) > ACCESS_LIST_BYTES_MAX:
             raise RemoteFault(f"access list of {len(signed.list)} bytes; at most {ACCESS_LIST_BYTES_MAX}")
-        access_list = open_access_list(signed, self.rules.run_id, self.rules.owner)
+        access_list = open_access_list(signed, self.rules.run_id, *self.owners)
         if access_list.sequence <= self.rules.access_list.sequence:
             return False
-        self.rules = AccessRules(self.rules.run_id, self.rules.owner, self.rules.is_open, access_list)
-        self.signed = signed
+        self.rules = replace(self.rules, access_list=access_list)
+        self.signed = wire.SignedAccessList(list=signed.list, signature=signed.signature)
         return True
+
+    @property
+    def owners(self) -> tuple[bytes, ...]:
+        """The keys that sign access lists and warrants now."""
+        return (self.rules.owner,) if self.amendments is None else self.amendments.owners
+
+    def news(self, sequence: int, amendments: int) -> wire.SignedAccessList:
+        """What a peer lacks that has the access list of `sequence` and so many `amendments`."""
+        found = wire.SignedAccessList()
+        if self.signed is not None and self.rules.access_list.sequence > sequence:
+            found.CopyFrom(self.signed)
+        if self.amendments is not None:
+            found.amendments.extend(self.amendments.signed[amendments:])
+        return found
 
     def _remember(self, peer: PeerId, shown: wire.Pass) -> None:
         kept = wire.Pass()

@@ -9,6 +9,7 @@ owner bans the machine.
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -28,14 +29,14 @@ def sign_warrant(owner: Ed25519PrivateKey, run_id: RunId, machine: PeerId, expir
 
 
 def check_warrant(
-    shown: wire.Warrant, *, owner: bytes, run_id: RunId, machine: PeerId, now_unix_s: float
+    shown: wire.Warrant, *, owners: Sequence[bytes], run_id: RunId, machine: PeerId, now_unix_s: float
 ) -> tuple[bool, str]:
-    """(whether `machine` may archive run `run_id` of `owner` now, why or why not). The signature is checked last."""
+    """(whether `machine` may archive run `run_id` of `owners` now, why or why not). The signature is checked last."""
     if len(shown.signature) != SIGNATURE_BYTES:
         return False, "its warrant is malformed"
     if shown.expires_unix_s <= now_unix_s:
         return False, "its warrant has expired: the owner signs a new one"
-    if not _verifies(owner, run_id, machine, shown.expires_unix_s, shown.signature):
+    if not any(_verifies(owner, run_id, machine, shown.expires_unix_s, shown.signature) for owner in owners):
         return False, "its warrant is not signed by the owner of this run, or is another machine's"
     return True, "the owner's warrant"
 

@@ -63,6 +63,8 @@ EVENTS: Final[dict[str, EventKind]] = {
     "metrics.push_failed": _event("metrics could not be pushed by OTLP, and why; the next push tries again", "reason"),
     "receipt.failed": _event("a peer we worked for gave no receipt", "peer reason"),
     "access_list.changed": _event("the owner's access list changed; peers it bans are disconnected", "sequence"),
+    "amendment.heard": _event("the owner amended the run; nodes take it up at its round", "amendment changes"),
+    "amendment.applied": _event("this node goes on with the amended manifest", "round amendment changes"),
     "access_list.failed": _event("a peer did not give the access list; another is asked later", "reason"),
     "record.refused": _event("a stale, forged or malformed record was dropped", "reason"),
     "progress.doubted": _event(

@@ -37,7 +37,8 @@ async def keep_access_list(
     """
     me = transport.peer_id
     while True:
-        known = admission.rules.access_list.sequence
+        known, rules, amendments = admission.rules.access_list.sequence, admission.rules, admission.amendments
+        heard = 0 if amendments is None else len(amendments.chain)
         asked = [peer for peer in peers() if peer != me]
         try:
             if (own := here()) is not None:
@@ -48,8 +49,12 @@ async def keep_access_list(
             take_evidence(admission, refusal)
         except (RemoteFault, Unavailable) as error:
             telemetry.event("access_list.failed", level="debug", reason=str(error))
+        for amendment in [] if amendments is None else amendments.chain[heard:]:
+            assert amendments is not None
+            telemetry.event("amendment.heard", amendment=amendment.serial, changes=amendments.text(amendment))
         if admission.rules.access_list.sequence > known:
             telemetry.event("access_list.changed", sequence=admission.rules.access_list.sequence)
+        if admission.rules != rules:
             changed()
         permit, reason = admission.judge(me, admission.mine)
         if not permit:
@@ -66,6 +71,7 @@ def take_evidence(admission: Admission, refusal: Forbidden) -> None:
 async def ask(admission: Admission, transport: Transport, peer: PeerId) -> None:
     """Take in the access list `peer` has, if it is newer. Raises RemoteFault and Unavailable as `call` does."""
     request = wire.AccessListRequest(sequence=admission.rules.access_list.sequence)
+    if admission.amendments is not None:
+        request.amendments = len(admission.amendments.chain)
     answer = await transport.call(peer, Call(wire.Request(access_list=request)), timeout_s=TIMEOUT_S, reply_bytes_max=0)
-    if answer.header.access_list.list:
-        admission.learn(answer.header.access_list)
+    admission.learn(answer.header.access_list)

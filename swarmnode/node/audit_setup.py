@@ -158,7 +158,7 @@ class HopReplayer:
         compute = self._ports.compute
         self._begun = self._begun or (asyncio.get_running_loop().time(), self._samples_total())
         async with self._one:
-            replica = await compute.run(Priority.BACKGROUND, 0, partial(self._ports.replica, stage))
+            replica = await compute.run(Priority.BACKGROUND, 0, partial(self._ports.replica, self._manifest, stage))
             await self._restorer.freeze(replica, stage)
             state, _ = await download(
                 self._transport,

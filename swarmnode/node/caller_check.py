@@ -50,7 +50,7 @@ class CallerCheck:
     """Gives the transport of one node a check for each method, which it makes before it serves a call."""
 
     def __init__(self, manifest: Manifest, run_id: RunId, presence: Presence, clock: Clock, owner: bytes = b"") -> None:
-        """`owner`: the key that signs warrants; empty: nobody's."""
+        """`owner`: the key that signs warrants, where there is no admission; empty: nobody's."""
         self._run_id = run_id
         self._owner = owner
         self._archivists: OrderedDict[PeerId, int] = OrderedDict()  # until when, in Unix seconds
@@ -100,13 +100,17 @@ class CallerCheck:
 
     def _take_warrant(self, peer: PeerId, warrant: access_pb2.Warrant) -> None:
         now_s = self._clock.unix_s()
-        permit, reason = check_warrant(warrant, owner=self._owner, run_id=self._run_id, machine=peer, now_unix_s=now_s)
+        permit, reason = check_warrant(warrant, owners=self._owners(), run_id=self._run_id, machine=peer, now_unix_s=now_s)
         if not permit:
             raise Unavailable(f"{short(peer)} may not archive this run: {reason}")
         self._archivists[peer] = warrant.expires_unix_s
         self._archivists.move_to_end(peer)
         if len(self._archivists) > ARCHIVISTS_MAX:
             self._archivists.popitem(last=False)
+
+    def _owners(self) -> Sequence[bytes]:
+        admission = self._presence.admission
+        return (self._owner,) if admission is None else admission.owners
 
     def _of(self, method: str) -> Collection[int]:
         """The stages whose replicas may call `method`."""

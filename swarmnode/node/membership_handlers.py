@@ -8,7 +8,7 @@ from swarmnode.errors import RemoteFault
 from swarmnode.ids import PeerId
 from swarmnode.membership.admission import Admission
 from swarmnode.ports import Answer, Call, Transport
-from swarmnode.wire import access_pb2, record_pb2
+from swarmnode.wire import record_pb2
 from swarmnode.wire import call_pb2 as wire
 
 PING_BYTES_MAX = 1024
@@ -44,15 +44,15 @@ class MembershipHandlers:
 
     async def manifest(self, peer: PeerId, call: Call) -> Answer:
         """The signed manifest of this run; the asker checks signature and hash."""
-        return Answer(wire.Reply(manifest=self._signed))
+        signed = record_pb2.SignedManifest()
+        signed.CopyFrom(self._signed)
+        if self._admission is not None and self._admission.amendments is not None:
+            del signed.amendments[:]
+            signed.amendments.extend(self._admission.amendments.signed)
+        return Answer(wire.Reply(manifest=signed))
 
     async def access_list(self, peer: PeerId, call: Call) -> Answer:
-        """The owner's access list, unless the asker has it already."""
-        signed = self._admission.signed if self._admission is not None else None
-        if (
-            signed is None
-            or self._admission is None
-            or self._admission.rules.access_list.sequence <= call.header.access_list.sequence
-        ):
-            signed = access_pb2.SignedAccessList()
-        return Answer(wire.Reply(access_list=signed))
+        """The owner's access list and amendments, as far as the asker has not them already."""
+        assert self._admission is not None
+        asked = call.header.access_list
+        return Answer(wire.Reply(access_list=self._admission.news(asked.sequence, asked.amendments)))

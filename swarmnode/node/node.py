@@ -6,7 +6,10 @@ Everything runs over ports, so that the simulator runs the same coroutines.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Coroutine
+from dataclasses import replace
+from functools import partial
 from typing import Any, Never, TypeVar
 
 from swarmnode.concurrency import background_tasks, forever
@@ -36,6 +39,7 @@ from swarmnode.node.stage_choice import choose
 from swarmnode.node.stage_join import JoinedStage, attend_stage, join_stage
 from swarmnode.node.stage_slot import StageSlot
 from swarmnode.node.unban import unban
+from swarmnode.ports import Priority, Replica
 from swarmnode.recovery.restore import StateRestorer
 from swarmnode.recovery.snapshot import Snapshot
 from swarmnode.wire import record_pb2
@@ -99,6 +103,8 @@ class Node:
         self._backup: Snapshot | None = None  # kept of another stage while the last one was served
         self._turn: asyncio.Task[Any] | None = None  # the step in `_live` that a notice interrupts
         self._leaving = False
+        self._amendments = None if ports.admission is None else ports.admission.amendments
+        self._served_before = 0  # stages, and times that one was entered again
         self._register()
 
     @property
@@ -176,10 +182,10 @@ class Node:
         tasks.create_task(unban(transport, run_id, routers, banned, telemetry, period_s))
         if self.feeds_only:
             await self._feed(tasks)
-        transfer, served_before = None, 0
+        transfer = None
         while True:
-            transfer = await self._stay(at, transfer, served_before)
-            at, served_before = transfer.stage, served_before + 1
+            transfer = await self._stay(at, transfer)
+            at = transfer.stage
 
     async def _feed(self, tasks: asyncio.TaskGroup) -> Never:
         """Feed without a stage until cancelled."""
@@ -191,21 +197,68 @@ class Node:
                 await self._unless_leaving(tasks, work.begin())
         await forever()
 
-    async def _stay(self, stage: int, transfer: StageTransfer | None, served_before: int) -> StageTransfer:
+    async def _stay(self, stage: int, transfer: StageTransfer | None) -> StageTransfer:
         """Join `stage` and serve it; returns what this node takes along to the next one."""
         async with background_tasks() as tasks:
+            self._take_up(self.samples_total() // self._manifest.gossip.round_samples)
             joined = await self._unless_leaving(tasks, self._join(tasks, stage, transfer))
             if isinstance(joined, StageTransfer):
                 return joined
-            async with ServedStage.open(self._context, joined, served_before) as served:
-                with self._slot.holding(served):
-                    tasks.create_task(self._context.failure_detector.run())
-                    moving = await self._unless_leaving(tasks, served.serve())
-                    await served.withdraw(moving)
-                    if self._leaving:
-                        await forever()
-                    self._backup = served.backup.snapshot
-                    return moving
+            detector: asyncio.Task[None] | None = None
+            while True:
+                async with ServedStage.open(self._context, joined, self._served_before) as served:
+                    self._served_before += 1
+                    with self._slot.holding(served):
+                        detector = detector or tasks.create_task(self._context.failure_detector.run())
+                        moving = await self._unless_leaving(tasks, self._serve(served))
+                        if moving is not None:
+                            await served.withdraw(moving)
+                            if self._leaving:
+                                await forever()
+                            self._backup = served.backup.snapshot
+                            return moving
+                        rejoin, state = await self._unless_leaving(tasks, served.rest())
+                del served, joined  # the replica is as large as the one that takes its place
+                joined = rejoin(await self._unless_leaving(tasks, self._replica_again(stage, state)))
+                del state
+
+    async def _serve(self, served: ServedStage) -> StageTransfer | None:
+        """Serve until this node should serve another stage; None: until an amendment is in effect."""
+        if self._amendments is None:
+            return await served.serve()
+        async with background_tasks() as tasks:
+            serving, amended = tasks.create_task(served.serve()), tasks.create_task(self._amended(served))
+            await asyncio.wait({serving, amended}, return_when=asyncio.FIRST_COMPLETED)
+            return serving.result() if serving.done() else None
+
+    async def _amended(self, served: ServedStage) -> None:
+        """Return when a round is done from which on the owner wants another manifest than this stage is served with."""
+        assert self._amendments is not None
+        while True:
+            done, state = served.gossip.done, self.presence.status.state
+            if state == record_pb2.NODE_STATE_TRAINING and self._amendments.at(done) != self._context.manifest:
+                return
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._manifest.limits.announce_period_s):
+                    await served.gossip.beyond(done)
+
+    def _take_up(self, round_index: int) -> None:
+        """Go on with the manifest that is in effect once `round_index` is done."""
+        if self._amendments is None or (manifest := self._amendments.at(round_index)) == self._context.manifest:
+            return
+        self._context = replace(self._context, manifest=manifest)
+        serial = self._amendments.serial(round_index)
+        text = self._amendments.text(self._amendments.chain[serial - 1]) if serial else ""
+        self._telemetry.event("amendment.applied", round=round_index, amendment=serial, changes=text)
+
+    async def _replica_again(self, stage: int, state: Snapshot) -> Replica:
+        """A replica of `stage` with `state`, made for the manifest in effect after its round."""
+        self._take_up(state.round_index)
+        make = partial(self.ports.replica, self._context.manifest, stage)
+        replica = await self.ports.compute.run(Priority.OUTER, 0, make)
+        await self.restorer.freeze(replica, stage)
+        await self.restorer.load(replica, state.state)
+        return replica
 
     async def _join(
         self, tasks: asyncio.TaskGroup, stage: int, transfer: StageTransfer | None

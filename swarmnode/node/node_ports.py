@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from swarmnode.identity import Identity
+from swarmnode.manifest import Manifest
 from swarmnode.membership.admission import Admission
 from swarmnode.node.base_set import BasePorts
 from swarmnode.node.data_set import DataPorts
@@ -30,7 +31,7 @@ class NodePorts:
     clock: Clock
     telemetry: Telemetry
     identity: Identity
-    replica: Callable[[int], Replica]
+    replica: Callable[[Manifest, int], Replica]
     samples: Callable[[], Samples]
     probe: Probing
     save: Callable[[Replica, int, int, int], Awaitable[None]]  # replica, stage, round, samples of the run

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 
 from swarmnode.concurrency import background_tasks
 from swarmnode.errors import RemoteFault, Unavailable
@@ -28,9 +29,11 @@ from swarmnode.pipeline.feeder import Feeder, Samples
 from swarmnode.pipeline.next_hop import NextHop
 from swarmnode.pipeline.remote_first_hop import RemoteFirstHop
 from swarmnode.pipeline.shared_first_hop import SharedFirstHop
-from swarmnode.ports import Answer, Call, Handler, WireTensor
+from swarmnode.ports import Answer, Call, Handler, Priority, Replica, WireTensor
 from swarmnode.recovery.neighbour_backup import NeighbourBackup
-from swarmnode.recovery.recovery_source import donors_of
+from swarmnode.recovery.recovery_source import RecoverySource, donors_of
+from swarmnode.recovery.restore import RestoredState
+from swarmnode.recovery.snapshot import Snapshot
 from swarmnode.wire import record_pb2
 
 METHODS: Mapping[str, bool] = {
@@ -191,6 +194,23 @@ class ServedStage:
         self._context.telemetry.event(
             "stage.moved", source=self.stage, target=transfer.stage, cut=held, reason=transfer.reason
         )
+
+    async def rest(self) -> tuple[Callable[[Replica], JoinedStage], Snapshot]:
+        """Begin nothing new, finish what is held, in FINISH_S at most, and the round under way. Returns what a successor
+        of this object goes on with: its stage, for a new replica, and the whole state of this one."""
+        context, run = self._context, partial(self._context.ports.compute.run, Priority.OUTER, 0)
+        context.presence.going_to(None)
+        self.held_work.refuse("this node takes up an amendment")
+        with suppress(TimeoutError):
+            async with asyncio.timeout(FINISH_S):
+                await self.held_work.finish()
+        self.gossip.hold(True)
+        await self.gossip.idle.wait()
+        state, done = await run(self.replica.snapshot), self.gossip.done
+        restored = RestoredState(RecoverySource.REPLICA, "amendment", done, self.gossip.newcomer)
+        snapshot = Snapshot.of(state, self.stage, done, context.presence.progress.to_wire())
+        stage, speed, text = self.stage, self._speed(), self._text
+        return lambda replica: JoinedStage(stage, replica, restored, speed, text), snapshot
 
     async def drain(self, deadline: Deadline, report: DrainReport, checkpoint: str) -> None:
         """Hand on everything held here before this process ends, as far as `deadline` allows; `report` is filled in.

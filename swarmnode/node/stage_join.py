@@ -76,7 +76,7 @@ async def join_stage(
     machine cannot compute as the others do.
     """
     presence, ports, telemetry = context.presence, context.ports, context.telemetry
-    replica = await ports.compute.run(Priority.OUTER, 0, partial(ports.replica, stage))
+    replica = await ports.compute.run(Priority.OUTER, 0, partial(ports.replica, context.manifest, stage))
     expected, probe = 0.0 if transfer is None else transfer.speed, None
     if not expected:
         probing = telling(replica, context.manifest, stage, ports.probe, ports.compute, telemetry, presence)

@@ -130,7 +130,7 @@ class SimNode:
             clock=self.clock,
             telemetry=ear,
             identity=self.identity,
-            replica=lambda stage: self._make(stage, meter),
+            replica=lambda manifest, stage: self._make(stage, meter),
             samples=world.samples,
             probe=_probe,
             save=self._save,

@@ -51,12 +51,40 @@ class AccessList(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., sequence: _Optional[int] = ..., allowed: _Optional[_Iterable[str]] = ..., banned: _Optional[_Iterable[str]] = ..., revoked: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class SignedAccessList(_message.Message):
-    __slots__ = ("list", "signature")
+    __slots__ = ("list", "signature", "amendments")
     LIST_FIELD_NUMBER: _ClassVar[int]
     SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    AMENDMENTS_FIELD_NUMBER: _ClassVar[int]
     list: bytes
     signature: bytes
-    def __init__(self, list: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
+    amendments: _containers.RepeatedCompositeFieldContainer[SignedAmendment]
+    def __init__(self, list: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., amendments: _Optional[_Iterable[_Union[SignedAmendment, _Mapping]]] = ...) -> None: ...
+
+class Amendment(_message.Message):
+    __slots__ = ("run_id", "serial", "previous", "from_round", "names", "values", "owners")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    SERIAL_FIELD_NUMBER: _ClassVar[int]
+    PREVIOUS_FIELD_NUMBER: _ClassVar[int]
+    FROM_ROUND_FIELD_NUMBER: _ClassVar[int]
+    NAMES_FIELD_NUMBER: _ClassVar[int]
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    OWNERS_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    serial: int
+    previous: bytes
+    from_round: int
+    names: _containers.RepeatedScalarFieldContainer[str]
+    values: _containers.RepeatedScalarFieldContainer[str]
+    owners: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, run_id: _Optional[str] = ..., serial: _Optional[int] = ..., previous: _Optional[bytes] = ..., from_round: _Optional[int] = ..., names: _Optional[_Iterable[str]] = ..., values: _Optional[_Iterable[str]] = ..., owners: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class SignedAmendment(_message.Message):
+    __slots__ = ("amendment", "signature")
+    AMENDMENT_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    amendment: bytes
+    signature: bytes
+    def __init__(self, amendment: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
 class Invite(_message.Message):
     __slots__ = ("run_id", "owner", "meetings", "grant", "secret", "machine")

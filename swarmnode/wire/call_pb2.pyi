@@ -453,10 +453,12 @@ class ManifestRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class AccessListRequest(_message.Message):
-    __slots__ = ("sequence",)
+    __slots__ = ("sequence", "amendments")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    AMENDMENTS_FIELD_NUMBER: _ClassVar[int]
     sequence: int
-    def __init__(self, sequence: _Optional[int] = ...) -> None: ...
+    amendments: int
+    def __init__(self, sequence: _Optional[int] = ..., amendments: _Optional[int] = ...) -> None: ...
 
 class ReachRequest(_message.Message):
     __slots__ = ("addresses",)

@@ -105,14 +105,16 @@ class SignedRecord(_message.Message):
     def __init__(self, record: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
 class SignedManifest(_message.Message):
-    __slots__ = ("manifest", "owner", "signature")
+    __slots__ = ("manifest", "owner", "signature", "amendments")
     MANIFEST_FIELD_NUMBER: _ClassVar[int]
     OWNER_FIELD_NUMBER: _ClassVar[int]
     SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    AMENDMENTS_FIELD_NUMBER: _ClassVar[int]
     manifest: bytes
     owner: bytes
     signature: bytes
-    def __init__(self, manifest: _Optional[bytes] = ..., owner: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
+    amendments: _containers.RepeatedCompositeFieldContainer[_access_pb2.SignedAmendment]
+    def __init__(self, manifest: _Optional[bytes] = ..., owner: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., amendments: _Optional[_Iterable[_Union[_access_pb2.SignedAmendment, _Mapping]]] = ...) -> None: ...
 
 class Allowance(_message.Message):
     __slots__ = ("up_bps", "down_bps", "pauses_unix_s", "resumes_unix_s")

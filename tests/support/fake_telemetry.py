@@ -13,6 +13,7 @@ class Quiet:
     def __init__(self) -> None:
         self.counted: Counter[tuple[str, tuple[tuple[str, str], ...]]] = Counter()
         self.events: list[tuple[str, dict[str, object]]] = []
+        self.gauges: dict[str, float] = {}  # the last value of each
 
     def event(self, event: str, *, level: str = "info", **fields: object) -> None:
         check_event(event, level, fields)
@@ -21,7 +22,8 @@ class Quiet:
     def count(self, metric: str, value: float = 1.0, **labels: str) -> None:
         self.counted[metric, tuple(sorted(labels.items()))] += value  # type: ignore[assignment]
 
-    def gauge(self, metric: str, value: float, **labels: str) -> None: ...
+    def gauge(self, metric: str, value: float, **labels: str) -> None:
+        self.gauges[metric] = value
 
     def observe(self, metric: str, value: float, **labels: str) -> None: ...
 

@@ -16,6 +16,7 @@ from swarmnode.ids import PeerId, RunId
 from swarmnode.machine.compute import ThreadCompute
 from swarmnode.machine.replica import TorchReplica
 from swarmnode.manifest import GossipSpec, InnerSpec, LimitsSpec, Manifest, ModelSpec, PipelineSpec, RecoverySpec
+from swarmnode.membership.admission import Admission
 from swarmnode.node import probe
 from swarmnode.node.base_set import BasePorts
 from swarmnode.node.data_set import DataPorts
@@ -140,6 +141,7 @@ class Village:
         self.samples: dict[PeerId, list[int]] = defaultdict(list)
         self.saving = CheckpointOptions()  # of those added from now on
         self.owner = b""  # the same: the key whose warrants they honour
+        self.admission: Callable[[], Admission] | None = None  # the same: a new one for each
         self.probe: Probing = probe.forward  # the same
         self._stack = contextlib.AsyncExitStack()
 
@@ -156,7 +158,8 @@ class Village:
         identity = Identity.of_seed(bytes([len(self.people) + 1]) * 32)
         quiet = Quiet()
         transport = MemoryTransport(self.network, identity.peer_id, RUN, telemetry=quiet)
-        MembershipHandlers(record_pb2.SignedManifest()).serve(transport)
+        admission = None if self.admission is None else self.admission()
+        MembershipHandlers(record_pb2.SignedManifest(), admission).serve(transport)
         compute = ThreadCompute(quiet)
         self._stack.callback(compute.close)
         clock = LoopClock()
@@ -165,8 +168,8 @@ class Village:
         async def save(replica: Replica, stage: int, round_index: int, total: int) -> None:
             saved.append((stage, round_index, total))
 
-        def replica(stage: int) -> Replica:
-            made = (kind or Recording)(self.run, stage)
+        def replica(run: Manifest, stage: int) -> Replica:
+            made = (kind or Recording)(run, stage)
             if stage == villager.node.stage:  # else it is to judge another's answer
                 villager.replica = made
                 self.made.append(made)
@@ -186,6 +189,7 @@ class Village:
             saving=self.saving,
             unable=unable,
             owner=self.owner,
+            admission=admission,
             archiving=ArchiveBudget(rest_s=0.0, share=1.0, made_share=1.0),
             hashing=asyncio.to_thread,
             data=None if data is None else data(quiet),

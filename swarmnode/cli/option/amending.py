@@ -1,0 +1,69 @@
+"""What `amend` and `owner` share: the run's chain of amendments in its folder, and the round to begin at."""
+
+from __future__ import annotations
+
+import json
+import math
+import urllib.request
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from swarmnode.errors import ManifestError, RemoteFault, UsageError
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    from swarmnode.membership.amendment import Amendment, Amendments
+
+AHEAD_S = 60.0  # guess: all members hear of an amendment in a few periods of node/access_list.py
+AHEAD_ROUNDS = 4  # guess: at least
+PAGE_TIMEOUT_S = 5.0
+
+
+def chain_of(run: Path) -> Amendments:
+    """The amendments in RUN/manifest.signed. Raises ManifestError."""
+    from swarmnode.manifest import SIGNED_FILE, read_signed, verify
+    from swarmnode.membership.amendment import Amendments
+
+    signed, manifest = read_signed(run / SIGNED_FILE)
+    try:
+        return Amendments.of(signed, manifest, verify(signed, None)[1])
+    except RemoteFault as fault:
+        raise ManifestError(f"{run / SIGNED_FILE}: {fault}") from None
+
+
+def append(
+    run: Path, key: Ed25519PrivateKey, from_round: int, values: Mapping[str, object], owners: Sequence[bytes] = ()
+) -> tuple[Amendments, Amendment]:
+    """Sign the next amendment of RUN with `key` and keep it in RUN/manifest.signed. Raises UsageError."""
+    from swarmnode.manifest import SIGNED_FILE, read_signed, write_signed
+
+    chain = chain_of(run)
+    try:
+        made = chain.sign(key, from_round, values, owners)
+    except RemoteFault as fault:
+        raise UsageError(str(fault)) from None
+    signed, _ = read_signed(run / SIGNED_FILE)
+    signed.amendments.append(chain.signed[-1])
+    write_signed(run / SIGNED_FILE, signed)
+    return chain, made
+
+
+def round_ahead(home: Path, round_samples: int) -> int:
+    """A round that comes when every member has heard, by the page of the coordinator in `home`. Raises UsageError if
+    none runs there."""
+    from swarmnode.daemon import ready_file
+
+    ready = ready_file.read(home)
+    try:
+        if ready is None or not ready.dashboard:
+            raise OSError("no coordinator runs there")
+        with urllib.request.urlopen(f"{ready.dashboard.rstrip('/')}/api/v1/summary", timeout=PAGE_TIMEOUT_S) as page:
+            found = json.load(page)
+        per_s = found["tokens_per_s"] * found["samples"] / max(1, found["tokens"])
+        return int(found["samples"]) // round_samples + max(AHEAD_ROUNDS, math.ceil(AHEAD_S * per_s / round_samples))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UsageError(
+            f"--home {home}: the run's round is not known ({error}): give --from-round N, or the coordinator's home"
+        ) from None

@@ -1,0 +1,69 @@
+"""What an owner can change in a run under way."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+from swarmnode.errors import ManifestError
+from swarmnode.manifest.field import BY_NAME
+from swarmnode.manifest.signed import canonical, from_canonical
+from swarmnode.manifest.spec import Manifest
+
+AMENDABLE = frozenset(
+    {
+        *(
+            f"inner.{key}"
+            for key in (
+                "learning_rate",
+                "muon_learning_rate",
+                "muon_momentum",
+                "decay",
+                "decay_samples",
+                "cooldown_samples",
+                "learning_rate_min_ratio",
+                "weight_decay",
+                "clip_norm",
+                "replica_rate",
+                "inner_batch",
+                "inner_batch_max",
+                "inner_batch_end",
+            )
+        ),
+        *(f"gossip.{key}" for key in ("codec", "acceptance", "group", "round_seconds_min", "uplink_share")),
+        *(f"pipeline.{key}" for key in ("audit_share", "validation_every_samples", "window_max")),
+        *(f"checkpoint.{key}" for key in ("every_rounds", "keep")),
+        *(f"limits.{key}" for key in ("microbatch_timeout_s", "exchange_timeout_s")),
+        *(name for name in BY_NAME if name.startswith("evaluation.")),
+        "access.mode",
+    }
+)
+"""Fields that a node can take up between two rounds, with the weights that it has."""
+
+WHY = {
+    "model": "the weights would have another shape",
+    "training": "the trained weights would be others",
+    "base": "the run has begun from it",
+    "data": "samples are numbered in the run's text, and others would be trained under the same numbers",
+    "gossip": "rounds, and with them the ages of states and checkpoints, would be counted or averaged otherwise",
+    "inner": "the optimizer's state, or the size of a microbatch, would not fit",
+    "pipeline": "all stages would have to be cut or served anew at once",
+}
+
+
+def amended(manifest: Manifest, values: Mapping[str, object]) -> Manifest:
+    """`manifest` with `values` by field name. Raises ManifestError for a field that cannot change, and for values that
+    are not allowed."""
+    for name in values:
+        if name not in BY_NAME:
+            raise ManifestError(f"{name[:60]}: unknown field")
+        if name not in AMENDABLE:
+            why = WHY.get(BY_NAME[name].table, "nodes rely on it from the run's begin")
+            raise ManifestError(f"{name} cannot change in a run under way: {why}; begin another run for it")
+        if BY_NAME[name].check.accept(values[name]) is None:
+            raise ManifestError(f"{name} = {str(values[name])[:60]}: allowed is {BY_NAME[name].check.allowed}")
+    for name, raw in values.items():
+        field = BY_NAME[name]
+        table = dataclasses.replace(getattr(manifest, field.table), **{field.key: field.check.accept(raw)})
+        manifest = dataclasses.replace(manifest, **{field.table: table})
+    return from_canonical(canonical(manifest))  # conditions between fields hold
