@@ -1,5 +1,5 @@
-"""The owner's amendments of a run under way: a chain of signed documents that change fields of the manifest from a round
-on, or the keys that may sign. The run's id stays that of the manifest as it was signed first.
+"""The owner's amendments of a run under way: a chain of signed documents that change fields of the manifest from a
+round on, or the keys that may sign. The run's id stays that of the manifest as it was signed first.
 
 They travel with the manifest to joiners, and with the access list to members (node/access_list.py).
 """

@@ -25,7 +25,7 @@ uses up is bounded by the places of one caller (pipeline/slots.py) and its bytes
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from swarmnode.errors import RemoteFault, Unavailable
 from swarmnode.ids import PeerId, RunId, short
@@ -100,7 +100,9 @@ class CallerCheck:
 
     def _take_warrant(self, peer: PeerId, warrant: access_pb2.Warrant) -> None:
         now_s = self._clock.unix_s()
-        permit, reason = check_warrant(warrant, owners=self._owners(), run_id=self._run_id, machine=peer, now_unix_s=now_s)
+        permit, reason = check_warrant(
+            warrant, owners=self._owners(), run_id=self._run_id, machine=peer, now_unix_s=now_s
+        )
         if not permit:
             raise Unavailable(f"{short(peer)} may not archive this run: {reason}")
         self._archivists[peer] = warrant.expires_unix_s

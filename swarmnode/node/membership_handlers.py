@@ -8,8 +8,8 @@ from swarmnode.errors import RemoteFault
 from swarmnode.ids import PeerId
 from swarmnode.membership.admission import Admission
 from swarmnode.ports import Answer, Call, Transport
-from swarmnode.wire import record_pb2
 from swarmnode.wire import call_pb2 as wire
+from swarmnode.wire import record_pb2
 
 PING_BYTES_MAX = 1024
 

@@ -39,7 +39,7 @@ from swarmnode.node.stage_choice import choose
 from swarmnode.node.stage_join import JoinedStage, attend_stage, join_stage
 from swarmnode.node.stage_slot import StageSlot
 from swarmnode.node.unban import unban
-from swarmnode.ports import Priority, Replica
+from swarmnode.ports import Priority, Replica, State
 from swarmnode.recovery.restore import StateRestorer
 from swarmnode.recovery.snapshot import Snapshot
 from swarmnode.wire import record_pb2
@@ -217,9 +217,9 @@ class Node:
                                 await forever()
                             self._backup = served.backup.snapshot
                             return moving
-                        rejoin, state = await self._unless_leaving(tasks, served.rest())
+                        rejoin, state, done = await self._unless_leaving(tasks, served.rest())
                 del served, joined  # the replica is as large as the one that takes its place
-                joined = rejoin(await self._unless_leaving(tasks, self._replica_again(stage, state)))
+                joined = rejoin(await self._unless_leaving(tasks, self._replica_again(stage, state, done)))
                 del state
 
     async def _serve(self, served: ServedStage) -> StageTransfer | None:
@@ -251,13 +251,13 @@ class Node:
         text = self._amendments.text(self._amendments.chain[serial - 1]) if serial else ""
         self._telemetry.event("amendment.applied", round=round_index, amendment=serial, changes=text)
 
-    async def _replica_again(self, stage: int, state: Snapshot) -> Replica:
-        """A replica of `stage` with `state`, made for the manifest in effect after its round."""
-        self._take_up(state.round_index)
+    async def _replica_again(self, stage: int, state: State, done: int) -> Replica:
+        """A replica of `stage` with `state`, made for the manifest in effect once round `done` is."""
+        self._take_up(done)
         make = partial(self.ports.replica, self._context.manifest, stage)
         replica = await self.ports.compute.run(Priority.OUTER, 0, make)
         await self.restorer.freeze(replica, stage)
-        await self.restorer.load(replica, state.state)
+        await self.restorer.load(replica, state)
         return replica
 
     async def _join(

@@ -29,11 +29,10 @@ from swarmnode.pipeline.feeder import Feeder, Samples
 from swarmnode.pipeline.next_hop import NextHop
 from swarmnode.pipeline.remote_first_hop import RemoteFirstHop
 from swarmnode.pipeline.shared_first_hop import SharedFirstHop
-from swarmnode.ports import Answer, Call, Handler, Priority, Replica, WireTensor
+from swarmnode.ports import Answer, Call, Handler, Priority, Replica, State, WireTensor
 from swarmnode.recovery.neighbour_backup import NeighbourBackup
 from swarmnode.recovery.recovery_source import RecoverySource, donors_of
 from swarmnode.recovery.restore import RestoredState
-from swarmnode.recovery.snapshot import Snapshot
 from swarmnode.wire import record_pb2
 
 METHODS: Mapping[str, bool] = {
@@ -195,9 +194,9 @@ class ServedStage:
             "stage.moved", source=self.stage, target=transfer.stage, cut=held, reason=transfer.reason
         )
 
-    async def rest(self) -> tuple[Callable[[Replica], JoinedStage], Snapshot]:
-        """Begin nothing new, finish what is held, in FINISH_S at most, and the round under way. Returns what a successor
-        of this object goes on with: its stage, for a new replica, and the whole state of this one."""
+    async def rest(self) -> tuple[Callable[[Replica], JoinedStage], State, int]:
+        """Begin nothing new, finish what is held, in FINISH_S at most, and the round under way. Returns what a
+        successor goes on with: its stage, for a new replica; the whole state of this one, and the last round in it."""
         context, run = self._context, partial(self._context.ports.compute.run, Priority.OUTER, 0)
         context.presence.going_to(None)
         self.held_work.refuse("this node takes up an amendment")
@@ -208,9 +207,8 @@ class ServedStage:
         await self.gossip.idle.wait()
         state, done = await run(self.replica.snapshot), self.gossip.done
         restored = RestoredState(RecoverySource.REPLICA, "amendment", done, self.gossip.newcomer)
-        snapshot = Snapshot.of(state, self.stage, done, context.presence.progress.to_wire())
         stage, speed, text = self.stage, self._speed(), self._text
-        return lambda replica: JoinedStage(stage, replica, restored, speed, text), snapshot
+        return lambda replica: JoinedStage(stage, replica, restored, speed, text), state, done
 
     async def drain(self, deadline: Deadline, report: DrainReport, checkpoint: str) -> None:
         """Hand on everything held here before this process ends, as far as `deadline` allows; `report` is filled in.

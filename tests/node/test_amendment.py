@@ -28,7 +28,8 @@ def met_after(person: Villager, round_index: int) -> bool:
 
 async def test_all_replicas_and_a_joiner_go_on_with_an_amendment_from_its_round() -> None:
     run = manifest(2)
-    run = dataclasses.replace(run, inner=dataclasses.replace(run.inner, decay="constant"))
+    run = dataclasses.replace(run, model=dataclasses.replace(run.model, vocabulary=256))  # as bytes need it
+    run = dataclasses.replace(run, inner=dataclasses.replace(run.inner, decay="constant", replica_rate="same"))
     signed: Amendments = Amendments(run, RUN, owner.public_bytes(OWNER))
 
     def admission() -> Admission:
@@ -42,8 +43,8 @@ async def test_all_replicas_and_a_joiner_go_on_with_an_amendment_from_its_round(
             v.add(stage)
         await v.until(lambda: all(p.node.served is not None and p.served.gossip.done > 1 for p in v.people), "rounds")
         before = {p.node.me: p.served.replica for p in v.people}
-        rates = {p.quiet.gauges[name.LEARNING_RATE] for p in v.people}
-        assert rates == {run.inner.learning_rate}, rates
+        # At least the peak: a step of more samples than inner_batch is longer by the root of it.
+        assert all(p.quiet.gauges[name.LEARNING_RATE] >= run.inner.learning_rate for p in v.people)
         at = max(p.served.gossip.done for p in v.people) + 4
         signed.sign(OWNER, at, {"inner.learning_rate": RATE, "gossip.codec": "int8"})
         for person in v.people:
@@ -55,13 +56,13 @@ async def test_all_replicas_and_a_joiner_go_on_with_an_amendment_from_its_round(
         assert {tuple(applied(p)) for p in v.people} == {((1, at),)}, [applied(p) for p in v.people]
         await v.until(lambda: all(met_after(p, at + 1) for p in v.people), "they go on and meet in the new codec")
         for person in v.people:
-            assert person.quiet.gauges[name.LEARNING_RATE] == RATE
+            assert RATE <= person.quiet.gauges[name.LEARNING_RATE] < 2 * RATE
             assert person.served.replica is not before[person.node.me]
             assert person.served.replica.inner_steps > before[person.node.me].inner_steps, "the state was kept"
 
         joiner = v.add(1)
         await v.until(lambda: met_after(joiner, at), "a joiner meets the others")
-        await v.until(lambda: joiner.quiet.gauges.get(name.LEARNING_RATE) == RATE, "it steps at the new rate")
+        await v.until(lambda: RATE <= joiner.quiet.gauges.get(name.LEARNING_RATE, 0.0) < 2 * RATE, "the rate")
         assert [number for number, _ in applied(joiner)] == [1]
         failed = [e for p in v.people for e, _ in p.quiet.events if e in ("state.failed", "recovery.failed")]
         assert not failed, failed
