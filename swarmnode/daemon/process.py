@@ -238,7 +238,8 @@ def _first_asked(options: NodeOptions, contacts: Contacts, bootstraps: Bootstrap
 
 
 async def _hear_access(admission: Admission, transport: Libp2pTransport, bootstraps: Bootstraps, run_id: RunId) -> None:
-    """Ask `bootstraps` for the owner's newest access list; amendments came with the manifest. Raises NotPermitted if this node may not take part."""
+    """Ask `bootstraps` for the owner's newest access list; amendments came with the manifest. Raises NotPermitted if
+    this node may not take part."""
     for peer, addresses in bootstraps if not admission.rules.is_open else ():
         with contextlib.suppress(RemoteFault, Unavailable):  # unreachable ones are asked again later
             await transport.connect(peer, addresses)

@@ -88,8 +88,8 @@ def sign_access_list(owner: Ed25519PrivateKey, run_id: RunId, access_list: Acces
 
 
 def open_access_list(signed: wire.SignedAccessList, run_id: RunId, *owners: bytes) -> AccessList:
-    """The access list inside `signed`. Raises RemoteFault unless one of the `owners` of `run_id` signed it. The size is checked
-    first."""
+    """The access list inside `signed`. Raises RemoteFault unless one of the `owners` of `run_id` signed it. The size
+    is checked first."""
     if len(signed.list) > ACCESS_LIST_BYTES_MAX:
         raise RemoteFault(f"access list of {len(signed.list)} bytes; at most {ACCESS_LIST_BYTES_MAX}")
     if not any(_verifies(owner, _ACCESS_LIST + signed.list, signed.signature) for owner in owners):

@@ -64,5 +64,5 @@ async def test_all_replicas_and_a_joiner_go_on_with_an_amendment_from_its_round(
         await v.until(lambda: met_after(joiner, at), "a joiner meets the others")
         await v.until(lambda: RATE <= joiner.quiet.gauges.get(name.LEARNING_RATE, 0.0) < 2 * RATE, "the rate")
         assert [number for number, _ in applied(joiner)] == [1]
-        failed = [e for p in v.people for e, _ in p.quiet.events if e in ("state.failed", "recovery.failed")]
+        failed = [e for p in v.people for e, _ in p.quiet.events if e == "recovery.failed"]
         assert not failed, failed
