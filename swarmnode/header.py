@@ -20,15 +20,18 @@ HEADER_BYTES_MAX = 1 << 20  # guess: 1000 records fit
 DIMENSIONS_MAX = 8
 TENSORS_MAX = 64  # guess: an exchange of every outer method here needs fewer than 8
 CODEC_CHARACTERS_MAX = 32
+LEAST = 2  # the oldest version that this program still speaks
 RUN_DIGITS = slice(16, 32)  # the part of a run id that headers carry; the stream protocol's name carries the first 16
 TIMEOUT_MAX_S = 3600.0  # guess: nothing here waits an hour for one call
 RETRY_AFTER_MAX_S = 60.0
 
 
-def seal_request(header: wire.Request, tensors: Sequence[WireTensor], run_id: RunId, timeout_s: float) -> bytes:
+def seal_request(
+    header: wire.Request, tensors: Sequence[WireTensor], run_id: RunId, timeout_s: float, version: int = VERSION
+) -> bytes:
     """Fill in version, run, timeout and tensor specs of `header` and return it serialised. Asserts our own bounds."""
     assert len(tensors) <= TENSORS_MAX, f"{len(tensors)} tensors in one call; at most {TENSORS_MAX}"
-    header.version = VERSION
+    header.version = version
     header.run_id = run_id[RUN_DIGITS]
     header.timeout_ms = max(1, math.ceil(min(timeout_s, TIMEOUT_MAX_S) * 1000))
     del header.tensors[:]
@@ -43,24 +46,30 @@ def seal_reply(header: wire.Reply, tensors: Sequence[WireTensor]) -> bytes:
     return header.SerializeToString()
 
 
-def open_request(raw: bytes, run_id: RunId) -> tuple[str, wire.Request]:
+def check_version(told: int, version: int) -> None:
+    """Raises RemoteFault unless a message is of the wire version that its stream agreed on."""
+    if told != version:
+        raise RemoteFault(f"protocol version {told}; this node speaks {version} here: update the older of the two")
+
+
+def open_request(raw: bytes, run_id: RunId, version: int = VERSION) -> tuple[str, wire.Request]:
     """Parse and check a request; return (method, header with the whole run id).
 
-    Raises RemoteFault if it does not parse, belongs to another run, names no method, or has a field out of range.
+    Raises RemoteFault if it does not parse, belongs to another run, or has a field out of range, Unavailable if it
+    names no method that this version knows: a later version may.
     """
     header = wire.Request()
     try:
         header.ParseFromString(raw)
     except DecodeError:
         raise RemoteFault("request header that does not parse") from None
-    if header.version != VERSION:
-        raise RemoteFault(f"protocol version {header.version}; this node speaks {VERSION}: update the older of the two")
+    check_version(header.version, version)
     if header.run_id != run_id[RUN_DIGITS]:
         raise RemoteFault(f"wrong run {header.run_id[:16]!r}: this node trains run {run_id[RUN_DIGITS]!r}")
     header.run_id = run_id
     method = header.WhichOneof("body")
     if method is None:
-        raise RemoteFault("request without a method this version knows")
+        raise Unavailable("request without a method this version knows")
     if not 0 < header.timeout_ms <= TIMEOUT_MAX_S * 1000:
         raise RemoteFault(f"timeout of {header.timeout_ms} ms; from 1 ms to {TIMEOUT_MAX_S:.0f} s are allowed")
     bounds.check(header)

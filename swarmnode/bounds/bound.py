@@ -31,6 +31,7 @@ class Bound:
     # Only displayed, so it is cleaned instead of refused: a text is cut and its control characters are replaced, a
     # number out of range counts as missing.
     cleaned: bool = False
+    other: int = 0  # of an enumeration: the value that one of a later version counts as
 
     def allowed(self) -> str:
         """The range as text for docs and errors."""
@@ -75,9 +76,9 @@ def flag(why: str = "either") -> Bound:
     return Bound(0, 1, FLAG, why)
 
 
-def choice(why: str = "what this version knows") -> Bound:
-    """An enumeration: the values that this version knows."""
-    return Bound(0, math.inf, CHOICE, why)
+def choice(why: str = "one that this version does not know is unspecified", other: int = 0) -> Bound:
+    """An enumeration. A value that this version does not know comes from a later one, and counts as `other`."""
+    return Bound(0, math.inf, CHOICE, why, other=other)
 
 
 def part(many: int = 1, why: str = "checked field by field") -> Bound:
@@ -121,11 +122,9 @@ class Bounds:
             return self._of_messages(where, bound) if _repeated(field) else (lambda _, value: self.check(value))
         if bound.cleaned:
             return _cleaning(bound, field) if field.type == FieldDescriptor.TYPE_STRING else _clearing(bound, field)
-        one = bound
         if field.enum_type is not None:
-            known = frozenset(field.enum_type.values_by_number)
-            one = _Known(bound, known)  # type: ignore[assignment]
-        return _of_many(where, one) if _repeated(field) else _of_one(where, one)
+            return _of_choice(bound, field, frozenset(field.enum_type.values_by_number))
+        return _of_many(where, bound) if _repeated(field) else _of_one(where, bound)
 
     def _of_messages(self, where: str, bound: Bound) -> Callable[[Message, Any], None]:
         def check(_: Message, values: Any) -> None:
@@ -154,24 +153,6 @@ class Bounds:
 
 
 KEY_CHARACTERS_MAX = 128  # guess: a metric's name with its labels
-
-
-@dataclass(frozen=True, slots=True)
-class _Known:
-    """Like Bound, for the numbers of an enumeration."""
-
-    bound: Bound
-    known: frozenset[int]
-
-    @property
-    def many(self) -> int:
-        return self.bound.many
-
-    def holds(self, value: int) -> bool:
-        return value in self.known
-
-    def allowed(self) -> str:
-        return f"one of {sorted(self.known)}"
 
 
 def _repeated(field: FieldDescriptor) -> bool:
@@ -209,6 +190,17 @@ def _of_many(where: str, bound: Bound) -> Callable[[Message, Any], None]:
         for value in values:
             if not holds(value):
                 raise _fault(where, value, "", bound.allowed())
+
+    return check
+
+
+def _of_choice(bound: Bound, field: FieldDescriptor, known: frozenset[int]) -> Callable[[Message, Any], None]:
+    label, other = field.name, bound.other
+    assert not _repeated(field), "no message here has several values of an enumeration in one field"
+
+    def check(message: Message, value: Any) -> None:
+        if value not in known:
+            setattr(message, label, other)
 
     return check
 

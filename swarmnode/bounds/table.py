@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from swarmnode.bounds.bound import Bound, choice, flag, name, number, opaque, part, words
+from swarmnode.wire import call_pb2, record_pb2
 
 SAMPLES_MAX = 2**53  # exact as a float64; at a million samples a second, 285 years
 STAGES_MAX = 512  # manifest: pipeline.stages
@@ -70,7 +71,7 @@ RECORD: Mapping[str, Bound] = {
     "Record.sequence": COUNT,
     "Record.expires_unix_ms": UNIX_MS,
     "Record.stage": PLACE,
-    "Record.state": choice(),
+    "Record.state": choice("one that this version does not know counts as paused", record_pb2.NODE_STATE_PAUSED),
     "Record.addresses": name(ADDRESS_MAX, "a multiaddr", many=8),
     "Record.samples_per_second": SPEED,
     "Record.queue": QUEUE,
@@ -118,6 +119,7 @@ ACCESS: Mapping[str, Bound] = {
     "AccessList.sequence": number(2**64 - 1, "", "the owner's word"),
     "AccessList.allowed": name(PEER_MAX, "a base58 peer id has 52 characters", many=10_000),
     "AccessList.banned": name(PEER_MAX, "a base58 peer id has 52 characters", many=10_000),
+    "AccessList.least_version": name(40, "a version of this program"),
     "AccessList.revoked": opaque(8, "a grant's name", many=10_000),
     "SignedAccessList.list": opaque(256 << 10, "4,000 peer ids; checked by itself"),
     "SignedAccessList.signature": SIGNATURE,
@@ -177,7 +179,7 @@ CALL: Mapping[str, Bound] = {
     "Request.progress": part(),
     "Request.record": part(),
     **{f"Request.{body}": part() for body in BODIES},
-    "Reply.status": choice(),
+    "Reply.status": choice("one that this version does not know counts as unavailable", call_pb2.STATUS_UNAVAILABLE),
     "Reply.reason": SHOWN,
     "Reply.retry_after_ms": TIMEOUT_MS,
     "Reply.tensors": TENSORS,
@@ -377,6 +379,8 @@ REPORT: Mapping[str, Bound] = {
     "StatusReply.limits": part(),
     "StatusReply.home": words(4096, "only shown"),
     "StatusReply.trains_nothing": flag(),
+    "StatusReply.clock": SHOWN,
+    "StatusReply.least_version": words(40, "only shown"),
     "LimitsReply.limits": words(512, "only shown", many=64),
     "LimitsReply.running": flag(),
     "LimitsReply.reason": SHOWN,

@@ -10,6 +10,7 @@ import click
 from swarmnode.cli.option.param import check_peer
 from swarmnode.errors import UsageError
 
+_VERSION = re.compile(r"\d+(\.\d+){0,3}\Z")
 _NAME = re.compile(r"[0-9a-f]{16}\Z")
 
 
@@ -18,9 +19,15 @@ _NAME = re.compile(r"[0-9a-f]{16}\Z")
 @click.option("--allow", multiple=True, metavar="PEER_ID", help="Admit this machine without an invite.")
 @click.option("--ban", multiple=True, metavar="PEER_ID", help="Exclude this machine, whatever pass it shows.")
 @click.option("--revoke", multiple=True, metavar="NAME", help="Revoke an invite for all its machines.")
+@click.option("--least-version", metavar="VERSION", help="Admit this version of swarmnode or newer; 0: any.")
 @click.option("--remove", multiple=True, metavar="PEER_ID", help="Remove a machine from both lists.")
 def command(
-    run: Path, allow: tuple[str, ...], ban: tuple[str, ...], revoke: tuple[str, ...], remove: tuple[str, ...]
+    run: Path,
+    allow: tuple[str, ...],
+    ban: tuple[str, ...],
+    revoke: tuple[str, ...],
+    remove: tuple[str, ...],
+    least_version: str | None,
 ) -> None:
     """Change the access list of RUN, a folder with its owner's key, and print it: a word and a name per line.
 
@@ -41,6 +48,8 @@ def command(
             raise UsageError(
                 f"--revoke {name[:40]!r}: an invite's name has 16 hex digits, as printed by `swarmnode invite`"
             )
+    if least_version is not None and not _VERSION.match(least_version):
+        raise UsageError(f"--least-version {least_version[:40]!r}: say 0.2.0, or 0 for any")
     key = owner.load_owner(run / owner.FILE_NAME)
     _, run_id = verify(read_signed(signed_of(run))[0], None)
     path = run / ACCESS_FILE
@@ -53,12 +62,15 @@ def command(
         (access_list.allowed | allowed) - banned - gone,
         (access_list.banned | banned) - allowed - gone,
         access_list.revoked | {bytes.fromhex(name) for name in revoke},
+        access_list.least_version if least_version is None else least_version.strip("0.") and least_version,
     )
-    if allow or ban or revoke or remove:
+    if allow or ban or revoke or remove or least_version is not None:
         write_whole(path, sign_access_list(key, run_id, fresh).SerializeToString(deterministic=True))
         access_list = fresh
     for word, names in (("allowed", access_list.allowed), ("banned", access_list.banned)):
         for peer in sorted(names):
             click.echo(f"{word} {peer}")
+    if access_list.least_version:
+        click.echo(f"least-version {access_list.least_version}")
     for revoked in sorted(access_list.revoked):
         click.echo(f"revoked {revoked.hex()}")

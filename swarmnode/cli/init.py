@@ -136,7 +136,6 @@ def _from_model(
     nodes: int | None,
     samples: int | None,
     *,
-    new_run: bool,
     untie: bool,
 ) -> None:
     """Write the run that starts from `model`."""

@@ -30,6 +30,7 @@ VERBS: Mapping[str, str] = {
     "amend": "change the run under way: rates, batch, codec, from a round on",
     "owner": "which keys sign for the run: add one, or replace a lost one",
     "access": "which machines the run's owner admits",
+    "update": "whether the run still admits this version",
     "identity": "this machine's peer id",
     "doctor": "check whether this machine can take part",
     "status": "status of the node on this machine",

@@ -16,7 +16,6 @@ import click
 from google.protobuf.message import DecodeError
 
 from swarmnode import owner as owner_key
-from swarmnode.daemon.clock import SystemClock
 from swarmnode.daemon.control_api import DaemonContext
 from swarmnode.daemon.options import ArchiveOptions
 from swarmnode.data.tokenizer_file import carried_files, tokenizer_file
@@ -53,7 +52,7 @@ def archive_of(process: DaemonContext, reported: Reported) -> Archive | None:
     if options is None:
         return None
     try:
-        return make_archive(process, options, reported, SystemClock())
+        return make_archive(process, options, reported, process.clock)
     except NotPermitted as error:
         if options.asked:
             raise

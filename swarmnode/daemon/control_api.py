@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from swarmnode.daemon.clock import SystemClock
 from swarmnode.daemon.options import NodeOptions
 from swarmnode.daemon.peer_exam import examine
 from swarmnode.daemon.status import describe
@@ -45,6 +46,7 @@ class DaemonContext:
     recent: RecentEvents
     signed: record_pb2.SignedManifest
     admission: Admission
+    clock: SystemClock
     fit: StageFit | None = None  # the stages that this machine can serve; None for a bootstrap
     corpus: Corpus | None = None  # the run's text in files of this machine, where this node may feed from them
     forbidden: list[str] = field(default_factory=list)  # the reason why we may no longer take part, at most one
@@ -93,6 +95,8 @@ class ControlApi:
         reply.home = str(self._options.home)
         if (amendments := process.admission.amendments) is not None:
             reply.amendments.extend(amendments.lines())
+        reply.clock = process.clock.fault
+        reply.least_version = process.admission.rules.access_list.least_version
         if self.regulator is not None:
             reply.limits.CopyFrom(self.limits())
         return reply

@@ -27,13 +27,15 @@ GIVING = ServeLimits(asker_burst=256 << 20, asker_rate=16 << 20, all_burst=1 << 
 """For a node that trains nothing (guess): 500 Mbit/s, less with --max-up or a slower line."""
 
 
-def told_of_text(then: Echo) -> Echo:
-    """`then`, and on stderr why this machine does not feed: whoever started it should read that."""
+def told_on_terminal(then: Echo) -> Echo:
+    """`then`, and on stderr what whoever started this machine should read."""
 
     def echo(level: str, event: str, fields: Mapping[str, object]) -> None:
         then(level, event, fields)
         if event == "data.refused":
             click.echo(f"this machine does not feed the run: {fields.get('reason')}", err=True)
+        elif event in ("clock.wrong", "clock.right"):
+            click.echo(fields.get("reason", "this machine's clock is right again"), err=True)
 
     return echo
 

@@ -21,12 +21,12 @@ from swarmnode.control.service import ControlServer
 from swarmnode.daemon import ready_file
 from swarmnode.daemon.admission import make_admission, pass_of_invite
 from swarmnode.daemon.archive import run_archive
-from swarmnode.daemon.clock import SystemClock
+from swarmnode.daemon.clock import SystemClock, watch_clock
 from swarmnode.daemon.control_api import ControlApi, DaemonContext
 from swarmnode.daemon.dashboard import open_page, tell_watchers
-from swarmnode.daemon.data_source import base_ports, data_ports, give_chunks, told_of_text
+from swarmnode.daemon.data_source import base_ports, data_ports, give_chunks, told_on_terminal
 from swarmnode.daemon.failure_log import failure_logged, first_error
-from swarmnode.daemon.limits import make_regulator
+from swarmnode.daemon.limits import make_regulator, tell_pause
 from swarmnode.daemon.manifest_source import Bootstraps, fetch_manifest
 from swarmnode.daemon.options import RUN_ID, NodeOptions
 from swarmnode.daemon.otlp import push_metrics
@@ -82,7 +82,7 @@ from swarmnode.node.node_ports import NodePorts
 from swarmnode.node.notice import Notice, NoticeKind, Notices, of_signal
 from swarmnode.ports import Compute, Priority, Replica
 from swarmnode.recovery.resumption import CheckpointOptions
-from swarmnode.transport import key_file
+from swarmnode.transport import hivemind_patches, key_file
 from swarmnode.transport.address import parse_bootstraps
 from swarmnode.transport.capacity import CapacityResponder
 from swarmnode.transport.contact import Contacts
@@ -157,13 +157,16 @@ async def _start(options: NodeOptions, stack: contextlib.AsyncExitStack) -> Daem
     if not RUN_ID.match(options.run):
         signed, _ = read_signed(Path(options.run))
         _, run_id = verify(signed, None)
-    recent = RecentEvents(SystemClock())
+    clock = SystemClock()
+    hivemind_patches.keep_time(clock.unix_s)
+    hivemind_patches.quiet(asyncio.get_running_loop())
+    recent = RecentEvents(clock)
     telemetry = PrometheusTelemetry(
-        clock=SystemClock(),
+        clock=clock,
         run=run_id,
         node=identity.peer_id,
         path=options.home / EVENTS_FILE,
-        echo=told_of_text(recent),
+        echo=told_on_terminal(recent),
     )
     stack.push_async_callback(telemetry.close)
     metrics_address = await telemetry.serve(options.metrics_port, options.metrics_host)
@@ -173,8 +176,8 @@ async def _start(options: NodeOptions, stack: contextlib.AsyncExitStack) -> Daem
         options.home / KEY_FILE, identity, run_id, [options.listen], network_mode=network_mode, telemetry=telemetry
     )
     stack.push_async_callback(transport.close)
-    push_metrics(telemetry, transport, run_id, SystemClock(), stack)
-    contacts = Contacts.load(options.home / CONTACTS_FILE, time.time())
+    push_metrics(telemetry, transport, run_id, clock, stack)
+    contacts = Contacts.load(options.home / CONTACTS_FILE, clock.unix_s())
     known = [*bootstraps, *((peer, list(one.addresses)) for peer, one in contacts.latest(CONTACTS_ASKED_MAX))]
     if options.invite is not None:
         transport.own_pass = pass_of_invite(options.invite, identity.peer_id)
@@ -191,7 +194,7 @@ async def _start(options: NodeOptions, stack: contextlib.AsyncExitStack) -> Daem
         await asyncio.to_thread(kernel.build)
     fit = None if options.bootstrap_only else usable_stages(options, manifest)
     corpus = None if fit is None else await check_can_work(options, manifest, fit)
-    admission = make_admission(signed, manifest, run_id, options, identity, SystemClock())
+    admission = make_admission(signed, manifest, run_id, options, identity, clock)
     transport.let_in(admission)
     await _hear_access(admission, transport, bootstraps, run_id)
     MembershipHandlers(signed, admission, lambda: contacts.samples.get(run_id, 0)).serve(transport)
@@ -223,6 +226,7 @@ async def _start(options: NodeOptions, stack: contextlib.AsyncExitStack) -> Daem
         recent,
         signed,
         admission,
+        clock,
         fit,
         corpus,
     )
@@ -240,14 +244,14 @@ def _first_asked(options: NodeOptions, contacts: Contacts, bootstraps: Bootstrap
 async def _hear_access(admission: Admission, transport: Libp2pTransport, bootstraps: Bootstraps, run_id: RunId) -> None:
     """Ask `bootstraps` for the owner's newest access list; amendments came with the manifest. Raises NotPermitted if
     this node may not take part."""
-    for peer, addresses in bootstraps if not admission.rules.is_open else ():
+    for peer, addresses in bootstraps:
         with contextlib.suppress(RemoteFault, Unavailable):  # unreachable ones are asked again later
             await transport.connect(peer, addresses)
             try:
                 await access_list.ask(admission, transport, peer)
             except Forbidden as refusal:
                 access_list.take_evidence(admission, refusal)
-    permit, reason = admission.judge(transport.peer_id, admission.mine)
+    permit, reason = admission.judge_me(transport.peer_id)
     if not permit:
         raise NotPermitted(f"run {run_id[:16]}: {reason}")
 
@@ -272,8 +276,10 @@ async def _live(
         node = _node(process, await _saving(process), compute, text, base)
         process.transport.prefer(node.presence.run_progress.clock.observed.times.__contains__)
         usage = DailyTraffic(options.home, lambda: process.transport.throttle.moved_nbytes)
-        api.regulator = make_regulator(process, node, compute, Sensors(usage, SystemClock()))
+        api.regulator = make_regulator(process, node, compute, Sensors(usage, process.clock))
         stack.callback(usage.save)
+        await api.regulator.once()  # before the node joins: it may have been paused when the process ended
+        tell_pause(api.regulator.verdict, process.clock.unix_s())
     api.open(process, node)
 
     def give(notice: Notice) -> None:
@@ -284,11 +290,11 @@ async def _live(
     socket = await control.start()
     peer = process.transport.peer_id
     addresses = tuple(f"{address}/p2p/{peer}" for address in await process.transport.addresses())
-    page, archive = await open_page(process, addresses, SystemClock(), stack)
+    page, archive = await open_page(process, addresses, process.clock, stack)
     api.offer(archive)
     kept = Receipts(options.home)
     if node is not None:
-        tell_watchers(process, api.status, kept, SystemClock())
+        tell_watchers(process, api.status, kept, process.clock)
     ready_file.write(
         options.home,
         ready_file.Ready(
@@ -299,17 +305,18 @@ async def _live(
     telemetry.event("node.started", addresses=addresses, version=__version__, pid=os.getpid(), name=options.name)
     async with asyncio.TaskGroup() as tasks:
         moved: Callable[[list[str]], None] = (lambda now: None) if node is None else node.presence.moved
-        watcher = await watched(options.notice, options.notice_url, SystemClock(), telemetry, stack)
+        watcher = await watched(options.notice, options.notice_url, process.clock, telemetry, stack)
         watching = [tasks.create_task(watcher.run(give))] if watcher is not None else []
         others = [
             tasks.create_task(process.transport.wait_failed()),
             tasks.create_task(Supervisor().attend(lambda: telemetry.readiness()[1])),
             tasks.create_task(keep_current(process.transport, process.directory.contacts, options.home, moved)),
+            tasks.create_task(watch_clock(process.clock, process.directory.clocks_ahead, telemetry)),
             tasks.create_task(stay_permitted(process, node, notices)),
             tasks.create_task(api.finished()),
             *([tasks.create_task(api.regulator.run())] if api.regulator is not None else []),
             tasks.create_task(run_archive(archive, options.archive, notices)),
-            *([tasks.create_task(thanking(process, node, kept, SystemClock()))] if node is not None else []),
+            *([tasks.create_task(thanking(process, node, kept, process.clock))] if node is not None else []),
         ]
         drain_report = None
         if node is None:
@@ -356,7 +363,7 @@ def _node(
         transport=process.transport,
         directory=process.directory,
         compute=compute,
-        clock=SystemClock(),
+        clock=process.clock,
         telemetry=telemetry,
         identity=identity,
         replica=partial(

@@ -15,6 +15,7 @@ from rich.text import Text
 from swarmnode.ids import PeerId, short
 from swarmnode.local.session import Screen, SessionView
 from swarmnode.local.summary import NodeFacts, Summary, Totals
+from swarmnode.machine.sensors import local_time
 from swarmnode.metrics import name
 from swarmnode.pipeline.staleness import shares_text
 from swarmnode.wire.control_pb2 import StatusReply
@@ -276,6 +277,8 @@ def limits_text(status: StatusReply) -> str:
     """The limits that are set, and the reason if paused."""
     limits = ", ".join(f"{name} {text}" for name, text in sorted(status.limits.limits.items())) or "none"
     paused = status.limits.reason if status.limits.reason and not status.limits.running else ""
+    if paused and status.limits.until_s:
+        paused += f"; until {local_time(status.limits.until_s)}"
     return f"paused: {paused}\n{limits}" if paused else limits
 
 
@@ -306,15 +309,17 @@ def status_tables(status: StatusReply) -> list[Table]:
 
 def _status_rows(status: StatusReply) -> list[tuple[str, str]]:
     who = [("peer", status.peer_id), ("version", status.version)]
+    clock = [("clock", status.clock)] if status.clock else []
     up = ("up", f"{status.uptime_s:,.0f} s")
     memory = ("memory", nbytes_text(status.resident_nbytes))
     metrics = ("metrics", f"http://{status.metrics_address}/metrics")
     if status.trains_nothing:
-        return [*who, ("role", "a meeting point of the run: it trains nothing"), up, memory, metrics]
+        return [*who, ("role", "a meeting point of the run: it trains nothing"), *clock, up, memory, metrics]
     return [
         *who,
         ("stage", of_stages(status)),
         ("state", state_name(status.state)),
+        *clock,
         up,
         ("samples of the run", f"{status.samples_total:,}"),
         ("round", str(status.round)),

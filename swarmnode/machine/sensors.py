@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import datetime
 import json
 import time
 from collections.abc import Callable
@@ -75,7 +76,8 @@ class Sensors:
 
     async def __call__(self, limits: Limits) -> SensorReading:
         now = self._clock.unix_s()
-        offset_s = time.localtime(now).tm_gmtoff
+        time.tzset()  # a laptop travels, and Python keeps the zone that it started in
+        offset_s = utc_offset_s(now)
         used, rate = self._usage.read(now, offset_s)
         if limits.yield_to and now > self._programs_s + PROCESSES_S:
             self._programs, self._programs_s = await asyncio.to_thread(programs), now
@@ -87,7 +89,20 @@ class Sensors:
             temperature_c=await asyncio.to_thread(temperature_c) if limits.max_temp_c is not None else None,
             memory_nbytes=self._process.memory_info().rss,
             processes=self._programs if limits.yield_to else frozenset(),
+            offset_at=utc_offset_s,
         )
+
+
+def utc_offset_s(unix_s: float) -> int:
+    """Seconds that local time is ahead of UTC at `unix_s`."""
+    return time.localtime(unix_s).tm_gmtoff
+
+
+def local_time(in_s: float) -> str:
+    """The local time `in_s` seconds from now, with the day if it is not today."""
+    now = datetime.datetime.now()  # noqa: TID251  for people to read
+    then = now + datetime.timedelta(seconds=in_s)
+    return then.strftime("%H:%M") if then.date() == now.date() else then.strftime("%a %d %b %H:%M")
 
 
 def programs() -> frozenset[str]:

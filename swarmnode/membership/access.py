@@ -10,6 +10,7 @@ one line in the access list revokes a grant for all its machines.
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -26,6 +27,8 @@ from swarmnode.wire import access_pb2 as wire
 PASS_BYTES_MAX = 512
 ACCESS_LIST_BYTES_MAX = 256 << 10  # guess: 4,000 peer ids; use invites for more
 GRANT_NAME_BYTES = 8
+UPDATE = "pip install -U swarmnode, or uv tool upgrade swarmnode"
+_VERSION = re.compile(r"\d+(\.\d+)*")
 SKEW_S = 300  # guess: clock error of volunteers, for signatures that last for days
 
 _GRANT = b"swarmnode/grant/v1\0"
@@ -41,6 +44,7 @@ class AccessList:
     allowed: frozenset[PeerId] = frozenset()
     banned: frozenset[PeerId] = frozenset()
     revoked: frozenset[bytes] = frozenset()
+    least_version: str = ""  # of this program; empty: any
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +87,7 @@ def sign_access_list(owner: Ed25519PrivateKey, run_id: RunId, access_list: Acces
         allowed=sorted(access_list.allowed),
         banned=sorted(access_list.banned),
         revoked=sorted(access_list.revoked),
+        least_version=access_list.least_version,
     ).SerializeToString(deterministic=True)
     return wire.SignedAccessList(list=raw, signature=owner.sign(_ACCESS_LIST + raw))
 
@@ -106,7 +111,22 @@ def open_access_list(signed: wire.SignedAccessList, run_id: RunId, *owners: byte
         frozenset(map(PeerId, found.allowed)),
         frozenset(map(PeerId, found.banned)),
         frozenset(found.revoked),
+        found.least_version,
     )
+
+
+def too_old(rules: AccessRules, version: str) -> str:
+    """What to tell a machine with program `version` that the owner does not admit any more; "" where it is admitted."""
+    least = rules.access_list.least_version
+    if not least or _numbers(version) >= _numbers(least):
+        return ""
+    return f"the owner admits swarmnode {least} or newer, and it has {version[:40]}: update it ({UPDATE})"
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """`0.10.1.dev3` as (0, 10, 1): what comes behind the numbers does not count."""
+    found = _VERSION.match(version)
+    return tuple(int(number[:9]) for number in found.group().split(".")) if found else ()
 
 
 def permitted(

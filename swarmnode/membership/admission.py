@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from google.protobuf.message import DecodeError
 
-from swarmnode import bounds
+from swarmnode import __version__, bounds
 from swarmnode.errors import Forbidden, RemoteFault
 from swarmnode.ids import PeerId
 from swarmnode.membership.access import (
@@ -17,6 +17,7 @@ from swarmnode.membership.access import (
     grant_name,
     open_access_list,
     permitted,
+    too_old,
 )
 from swarmnode.membership.amendment import Amendments
 from swarmnode.ports import Clock
@@ -53,6 +54,12 @@ class Admission:
         if permit and fresh and shown is not None and not self.rules.is_open:
             self._remember(peer, shown)
         return permit, reason
+
+    def judge_me(self, me: PeerId) -> tuple[bool, str]:
+        """Whether this node may take part, with its version of the program, and the reason."""
+        if reason := too_old(self.rules, __version__):
+            return False, reason
+        return self.judge(me, self.mine)
 
     def refusal(self, peer: PeerId, reason: str) -> Forbidden:
         """The refusal for `peer`. If the owner's list excludes it, the signed list is attached as evidence."""

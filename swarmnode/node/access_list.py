@@ -56,7 +56,7 @@ async def keep_access_list(
             telemetry.event("access_list.changed", sequence=admission.rules.access_list.sequence)
         if admission.rules != rules:
             changed()
-        permit, reason = admission.judge(me, admission.mine)
+        permit, reason = admission.judge_me(me)
         if not permit:
             return reason
         await asyncio.sleep(period_s)

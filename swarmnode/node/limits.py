@@ -47,11 +47,22 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
+class AskedPause:
+    """A person asked to pause until then: infinity is until told, None never."""
+
+    until_unix_s: float | None = None
+    reason: str = ""
+
+
+NOT_ASKED = AskedPause()
+
+
+@dataclass(frozen=True, slots=True)
 class SensorReading:
     """The machine at one moment. What cannot be measured is None, and no limit on it can be kept.
 
-    `asked_until_unix_s`: a person asked to pause until then (infinity: until told), None when nobody did.
-    `running` is what the node does now, for limits that must not flutter.
+    `running` is what the node does now, for limits that must not flutter. `offset_at`: the offset of local time at a
+    later Unix time, which differs where summer time begins or ends; None: it does not.
     """
 
     unix_s: float
@@ -62,8 +73,13 @@ class SensorReading:
     temperature_c: float | None = None
     memory_nbytes: int = 0
     processes: frozenset[str] = frozenset()
-    asked_until_unix_s: float | None = None
-    asked_reason: str = ""
+    asked: AskedPause = NOT_ASKED
+    offset_at: Callable[[float], int] | None = None
+
+    def local_s_later(self, wait_s: float) -> float:
+        """Unix time when local clocks show `wait_s` more than now."""
+        then = self.unix_s + wait_s
+        return then if self.offset_at is None else then + self.utc_offset_s - self.offset_at(then)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,10 +113,10 @@ def allowance(limits: Limits, verdict: LimitVerdict, now_unix_s: float) -> recor
 
 
 def _asked(limits: Limits, reading: SensorReading) -> LimitVerdict | None:
-    until = reading.asked_until_unix_s
+    until = reading.asked.until_unix_s
     if until is None or until <= reading.unix_s:
         return None
-    return LimitVerdict(False, None if math.isinf(until) else until, reading.asked_reason or "asked to")
+    return LimitVerdict(False, None if math.isinf(until) else until, reading.asked.reason or "asked to")
 
 
 def _hours(limits: Limits, reading: SensorReading) -> LimitVerdict | None:
@@ -110,7 +126,7 @@ def _hours(limits: Limits, reading: SensorReading) -> LimitVerdict | None:
     if any(_within(span, second) for span in limits.hours):
         return None
     wait_s = min((begin - second) % DAY_S for begin, _ in limits.hours)
-    return LimitVerdict(False, reading.unix_s + wait_s, f"outside its hours ({show_hours(limits.hours)})")
+    return LimitVerdict(False, reading.local_s_later(wait_s), f"outside its hours ({show_hours(limits.hours)})")
 
 
 def _quota(limits: Limits, reading: SensorReading) -> LimitVerdict | None:
@@ -119,7 +135,7 @@ def _quota(limits: Limits, reading: SensorReading) -> LimitVerdict | None:
     coming = reading.nbytes_per_s * QUOTA_AHEAD_S if reading.running else 0.0
     if reading.used_nbytes + coming < QUOTA_SHARE * limits.quota_nbytes:
         return None
-    until = reading.unix_s + DAY_S - _second(reading)
+    until = reading.local_s_later(DAY_S - _second(reading))
     return LimitVerdict(False, until, f"the day's quota of {show_nbytes(limits.quota_nbytes)} is used up")
 
 
@@ -179,7 +195,7 @@ def _closes(hours: tuple[Span, ...], reading: SensorReading) -> float | None:
         passed += max((end - second - passed) % DAY_S or DAY_S for _, end in here)
         if passed >= DAY_S:
             return None
-    return reading.unix_s + passed if hours else None
+    return reading.local_s_later(passed) if hours else None
 
 
 # ---- as people write them

@@ -14,6 +14,7 @@ from swarmnode.errors import RemoteFault
 from swarmnode.identity import Identity
 from swarmnode.ids import PeerId, RunId, seeded
 from swarmnode.manifest import Manifest
+from swarmnode.membership.access import too_old
 from swarmnode.membership.admission import Admission
 from swarmnode.membership.believed_swarm import BelievedSwarm
 from swarmnode.membership.peer_table import PeerTable
@@ -385,6 +386,8 @@ class Presence:
         check_time(record, self._clock.unix_s(), 10.0 * self._manifest.limits.record_ttl_s)
         peer = PeerId(record.peer_id) if member is None else member.peer
         if self.admission is not None:
+            if reason := too_old(self.admission.rules, record.version):
+                raise RemoteFault(f"record of {peer}: {reason}")
             permit, reason = self.admission.judge(peer, pass_of(record))
             if not permit:
                 raise RemoteFault(f"record of {peer}: {reason}")

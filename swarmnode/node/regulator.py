@@ -8,7 +8,7 @@ import math
 from collections.abc import Awaitable, Callable, Mapping
 
 from swarmnode.errors import Unavailable
-from swarmnode.node.limits import Limits, LimitVerdict, SensorReading, allowance, change, decide
+from swarmnode.node.limits import NOT_ASKED, AskedPause, Limits, LimitVerdict, SensorReading, allowance, change, decide
 from swarmnode.node.pause import PauseControl
 from swarmnode.node.presence import Presence
 from swarmnode.ports import Telemetry
@@ -31,8 +31,11 @@ class Regulator:
         telemetry: Telemetry,
         changed: Callable[[Limits], None] = lambda limits: None,
         period_s: float = PERIOD_S,
+        asked: AskedPause = NOT_ASKED,
+        keep: Callable[[AskedPause], None] = lambda asked: None,
     ) -> None:
-        """`changed` is told the limits at once and whenever they change: for rates, which the transport keeps."""
+        """`changed` is told the limits at once and whenever they change: for rates, which the transport keeps.
+        `asked` is a person's pause from before a restart; `keep` is told each new one."""
         self.limits = limits
         self.reading: SensorReading | None = None
         self.verdict = LimitVerdict(True, None, "starting")
@@ -42,8 +45,8 @@ class Regulator:
         self._telemetry = telemetry
         self._changed = changed
         self._period_s = period_s
-        self._asked_until_unix_s: float | None = None
-        self._asked_reason = ""
+        self._asked = asked
+        self._keep = keep
         self._now = asyncio.Event()
         self._standing_back = False
         changed(limits)
@@ -59,15 +62,17 @@ class Regulator:
         """Pause for so long; 0: until `resume`. Raises Unavailable before the machine was read for the first time."""
         if self.reading is None:
             raise Unavailable("this daemon is still starting")
-        self._asked_until_unix_s = self.reading.unix_s + for_s if for_s > 0 else math.inf
-        self._asked_reason = reason
-        self._decide(self.reading)
+        self._ask(AskedPause(self.reading.unix_s + for_s if for_s > 0 else math.inf, reason))
 
     def resume(self) -> None:
         """Take back a person's pause. Limits still hold."""
-        self._asked_until_unix_s = None
+        self._ask(NOT_ASKED)
+
+    def _ask(self, asked: AskedPause) -> None:
+        self._asked = asked
         if self.reading is not None:
             self._decide(self.reading)
+        self._keep(asked)
 
     def stand_back(self) -> None:
         """Leave the node as it is from now on: it is finishing."""
@@ -94,9 +99,7 @@ class Regulator:
 
     def _decide(self, reading: SensorReading) -> None:
         before = self.verdict
-        self.reading = dataclasses.replace(
-            reading, asked_until_unix_s=self._asked_until_unix_s, asked_reason=self._asked_reason
-        )
+        self.reading = dataclasses.replace(reading, asked=self._asked)
         self.verdict = decide(self.limits, self.reading)
         self._presence.allow(allowance(self.limits, self.verdict, reading.unix_s))
         if self.verdict.running != before.running:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from statistics import median_low
@@ -22,11 +23,11 @@ from hivemind.dht.routing import DHTID
 from hivemind.dht.validation import DHTRecord, RecordValidatorBase
 from hivemind.p2p import PeerID
 from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError
-from hivemind.utils import MSGPackSerializer
-from hivemind.utils.timed_storage import get_dht_time
+from hivemind.proto import dht_pb2
+from hivemind.utils import MSGPackSerializer, timed_storage
 
 from swarmnode.errors import LocalFault, RemoteFault, Unavailable, Unreachable
-from swarmnode.ids import PeerId, RunId, digest64, short
+from swarmnode.ids import PeerId, RunId, digest64, seeded, short
 from swarmnode.membership.admission import Admission
 from swarmnode.membership.record import CLOCK_SKEW_MAX_S, SIGNED_BYTES_MAX, check_record, open_record, pass_of
 from swarmnode.ports import Call, Telemetry
@@ -48,6 +49,7 @@ MEET_TIMEOUT_S = 5.0  # guess: dead contacts may not hold up a start
 TOLD_EVERY = 20  # guess: failures with a bootstrap for one event
 ASKED_MAX = 8  # guess: contacts asked how far the run is
 TOTALS_MAX = 1024  # guess: replicas whose claims are compared
+CLOCKS_MAX = 5  # guess: neighbours whose clocks are compared with ours at a time
 VERIFIED_MAX = 4096  # records known to be valid; 4 MiB
 
 
@@ -93,7 +95,7 @@ class RecordValidator(RecordValidatorBase):  # type: ignore[misc]
     def validate(self, entry: DHTRecord) -> bool:
         """Whether `entry` may be stored and returned; never raises."""
         place = self._places.get(entry.key)
-        if place is None or entry.expiration_time > get_dht_time() + self._ttl_max_s + CLOCK_SKEW_MAX_S:
+        if place is None or entry.expiration_time > timed_storage.get_dht_time() + self._ttl_max_s + CLOCK_SKEW_MAX_S:
             return False
         try:
             new = entry.value not in self._verified
@@ -160,6 +162,7 @@ class DhtDirectory:
         self._ttl_max_s = ttl_max_s
         self._telemetry = telemetry
         self._keeping: asyncio.Task[None] | None = None
+        self._chance = seeded(run_id, "clocks", transport.peer_id)
 
     @classmethod
     async def create(
@@ -188,9 +191,9 @@ class DhtDirectory:
 
         def stored(record: wire.Record) -> None:
             peer = PeerId(record.peer_id)
-            if peer == transport.peer_id or record.expires_unix_ms <= 1000 * get_dht_time():
+            if peer == transport.peer_id or record.expires_unix_ms <= 1000 * timed_storage.get_dht_time():
                 return
-            contacts.hear(peer, dialable_of(record.addresses), get_dht_time())
+            contacts.hear(peer, dialable_of(record.addresses), timed_storage.get_dht_time())
             if record.state == wire.NODE_STATE_TRAINING:
                 totals[peer] = record.progress.total
                 totals.move_to_end(peer)
@@ -256,7 +259,7 @@ class DhtDirectory:
         found = await asyncio.gather(
             *(self._entries(_key(self._run_id, stage, shard)) for shard in range(self._shards))
         )
-        now, newest = get_dht_time(), {}
+        now, newest = timed_storage.get_dht_time(), {}
         for entry in (entry for entries in found for entry in entries):
             signed = wire.SignedRecord()
             try:
@@ -301,6 +304,23 @@ class DhtDirectory:
             return []
         return [entry.value for entry in found.value.values() if isinstance(entry.value, bytes)]
 
+    async def clocks_ahead(self) -> list[float]:
+        """Seconds that some neighbours' clocks are ahead of ours, of those that answer."""
+        near = sorted(self._here())
+        asked = self._chance.sample(near, min(CLOCKS_MAX, len(near)))
+        answers = await asyncio.gather(*map(self._clock_ahead, asked))
+        return [ahead_s for ahead_s in answers if ahead_s is not None]
+
+    async def _clock_ahead(self, peer: PeerId) -> float | None:
+        begun = timed_storage.get_dht_time()
+        try:
+            stub = self._node.protocol.get_stub(PeerID.from_base58(peer))
+            told = (await stub.rpc_ping(dht_pb2.PingRequest(), timeout=RPC_TIMEOUT_S)).dht_time
+        except Exception:  # noqa: BLE001  hivemind's stubs raise many kinds, and a silent peer has no say
+            return None
+        ahead_s = told - (begun + timed_storage.get_dht_time()) / 2.0
+        return ahead_s if told and math.isfinite(ahead_s) else None
+
     # Membership.
 
     async def _join(self, timeout_s: float) -> None:
@@ -340,7 +360,7 @@ class DhtDirectory:
 
     async def _try_lost(self, reasons: dict[PeerId, str] | None = None) -> bool:
         """Dial contacts that are missing; return whether one answered."""
-        now, here, reasons = get_dht_time(), self._here(), {} if reasons is None else reasons
+        now, here, reasons = timed_storage.get_dht_time(), self._here(), {} if reasons is None else reasons
         lost = whom_to_try(self.contacts.known, here, now)
         met = await asyncio.gather(*(self._meet(peer, self.contacts.known[peer].addresses, reasons) for peer in lost))
         for peer, answered in zip(lost, met, strict=True):
@@ -355,7 +375,7 @@ class DhtDirectory:
     def _hear(self, peer: PeerId, addresses: Sequence[str]) -> None:
         if peer != self._transport.peer_id:
             self._transport.remember(peer, addresses)
-            self.contacts.hear(peer, dialable_of(addresses), get_dht_time())
+            self.contacts.hear(peer, dialable_of(addresses), timed_storage.get_dht_time())
 
     async def _meet(self, peer: PeerId, addresses: Sequence[str], reasons: dict[PeerId, str]) -> bool:
         tries = self.contacts.known[peer].failures

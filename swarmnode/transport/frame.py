@@ -21,9 +21,11 @@ import numpy as np
 from swarmnode.errors import RemoteFault
 from swarmnode.header import (
     HEADER_BYTES_MAX,
+    LEAST,
     TENSORS_MAX,
     VERSION,
     check_tensors,
+    check_version,
     open_reply,
     open_request,
     raise_for,
@@ -56,18 +58,17 @@ class FrameFlag(enum.IntFlag):
     LAST = 1  # the sender reads no further request from this stream
 
 
-def preamble(kind: FrameKind, header_nbytes: int, flags: FrameFlag = FrameFlag.NONE) -> bytes:
+def preamble(kind: FrameKind, header_nbytes: int, flags: FrameFlag = FrameFlag.NONE, version: int = VERSION) -> bytes:
     assert header_nbytes <= HEADER_BYTES_MAX, f"own header of {header_nbytes} bytes; at most {HEADER_BYTES_MAX}"
-    return PREAMBLE.pack(MAGIC, VERSION, kind, flags, header_nbytes)
+    return PREAMBLE.pack(MAGIC, version, kind, flags, header_nbytes)
 
 
-def open_preamble(raw: bytes, kind: FrameKind) -> tuple[int, FrameFlag]:
-    """(bytes of the header, flags). Raises RemoteFault unless it is a frame of ours of the given `kind`."""
-    magic, version, found, flags, header_nbytes = PREAMBLE.unpack(raw)
+def open_preamble(raw: bytes, kind: FrameKind, version: int = VERSION) -> tuple[int, FrameFlag]:
+    """(bytes of the header, flags). Raises RemoteFault unless it is our frame of this `kind` and `version`."""
+    magic, told, found, flags, header_nbytes = PREAMBLE.unpack(raw)
     if magic != MAGIC:
         raise RemoteFault(f"garbage instead of a frame: starts with {magic!r}, not {MAGIC!r}")
-    if version != VERSION:
-        raise RemoteFault(f"protocol version {version}; this node speaks {VERSION}: update the older of the two")
+    check_version(told, version)
     if found != kind:
         raise RemoteFault(f"frame of kind {found} where a {kind.name.lower()} ({kind.value}) belongs")
     if flags > FrameFlag.LAST:
@@ -82,15 +83,15 @@ def kind_of(raw: bytes) -> int:
     return raw[5]
 
 
-def seal_pass(shown: access.Pass) -> bytes:
+def seal_pass(shown: access.Pass, version: int = VERSION) -> bytes:
     """The pass `shown` as the first frame of a stream."""
     raw = shown.SerializeToString()
-    return preamble(FrameKind.PASS, len(raw)) + raw
+    return preamble(FrameKind.PASS, len(raw), version=version) + raw
 
 
 async def receive_pass(stream: P2pdStream, first: bytes) -> access.Pass:
     """The pass whose preamble is `first`. Raises RemoteFault before reading anything longer than a pass."""
-    nbytes, _ = open_preamble(first, FrameKind.PASS)
+    nbytes, _ = open_preamble(first, FrameKind.PASS, stream.version)
     if nbytes > PASS_BYTES_MAX:
         raise RemoteFault(f"pass of {nbytes} bytes announced; at most {PASS_BYTES_MAX}")
     return parse_pass(await stream.read(nbytes))
@@ -115,7 +116,7 @@ async def send(
     """Write one frame; tensors still being written are sent as their bytes become final. Returns False if the peer
     answered before all was written, which leaves the stream out of step. Raises LocalFault if a tensor's writer
     failed."""
-    joined: list[bytes | memoryview] = [preamble(kind, len(header), flags), header]
+    joined: list[bytes | memoryview] = [preamble(kind, len(header), flags, stream.version), header]
     ahead = 0  # tensors sent in one write with the header
     while ahead < len(tensors) and tensors[ahead].nbytes <= _SMALL_BYTES and tensors[ahead].complete:
         joined.append(_flat(tensors[ahead]))
@@ -136,7 +137,7 @@ def _flat(tensor: WireTensor) -> memoryview:
 async def receive_header(stream: P2pdStream, kind: FrameKind, first: bytes | None = None) -> tuple[bytes, FrameFlag]:
     """(serialised header, flags) of the next frame; `first` is its preamble if already read."""
     raw = await stream.read(PREAMBLE.size) if first is None else first
-    header_nbytes, flags = open_preamble(raw, kind)
+    header_nbytes, flags = open_preamble(raw, kind, stream.version)
     return await stream.read(header_nbytes), flags
 
 
@@ -158,6 +159,7 @@ async def receive_tensors(
 
 __all__ = [
     "HEADER_BYTES_MAX",
+    "LEAST",
     "PREAMBLE",
     "TENSORS_MAX",
     "VERSION",

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import heapq
+from collections.abc import Callable
 from typing import Any
 
+from hivemind.dht import node, protocol, routing
 from hivemind.dht.protocol import DHTProtocol
 from hivemind.dht.storage import DictionaryDHTValue
 from hivemind.p2p.p2p_daemon_bindings import control
@@ -29,6 +32,24 @@ def apply() -> None:
     )
     control.ControlClient.call_unary_handler = _refusing_when_gone(control.ControlClient.call_unary_handler)
     DHTProtocol._validate_dictionary = _validate_dictionary
+
+
+def keep_time(unix_s: Callable[[], float]) -> None:
+    """The DHT of this process lives by `unix_s`. The original lives by a clock that can be set while it runs."""
+    for module in (timed_storage, protocol, routing, node):
+        module.get_dht_time = unix_s
+
+
+def quiet(loop: asyncio.AbstractEventLoop) -> None:
+    """A lookup that is cancelled leaves a task behind that waits for the search's end; asyncio complains of it."""
+
+    def handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        task = context.get("task")
+        if "destroyed" in context["message"] and task is not None and "Event.wait" in repr(task.get_coro()):
+            return
+        loop.default_exception_handler(context)
+
+    loop.set_exception_handler(handle)
 
 
 def _store(self: Any, key: Any, value: Any, expiration_time: float) -> bool:

@@ -57,7 +57,8 @@ class Libp2pTransport:
         self._peer_id = peer_id
         self._run_id = run_id
         self._telemetry = telemetry
-        self._protocol = f"/swarmnode/{frame.VERSION}/{run_id[:16]}"
+        versions = range(frame.VERSION, frame.LEAST - 1, -1)  # libp2p takes the first that both sides speak
+        self._protocols = {f"/swarmnode/{version}/{run_id[:16]}": version for version in versions}
         self._traffic: Counter[tuple[str, str]] = Counter()
         self.links = LinkBook()
         self._budget = ByteBudget(INCOMING_BYTES_MAX)
@@ -156,7 +157,8 @@ class Libp2pTransport:
         path = self._sockets.path / "in"
         make = asyncio.get_running_loop().create_unix_server
         self._listener = await make(lambda: P2pdStream(self._accept), str(path))
-        await self._daemon.serve_streams(self._protocol, path)
+        for protocol in self._protocols:
+            await self._daemon.serve_streams(protocol, path)
 
     def let_in(self, admission: Admission) -> None:
         """Serve only peers that `admission` admits, and present its own pass to others. Call it before `start`."""
@@ -192,8 +194,8 @@ class Libp2pTransport:
 
     @property
     def protocol(self) -> str:
-        """The name under which p2pd knows streams of this run."""
-        return self._protocol
+        """The name under which p2pd knows streams of this run, in the newest version of the wire."""
+        return next(iter(self._protocols))
 
     @property
     def daemon(self) -> P2pdProcess:
@@ -273,7 +275,9 @@ class Libp2pTransport:
         bytes_in, bytes_out = stream.consumed, stream.bytes_out
         try:
             async with self._scheduler.turn(nbytes, timeout_s) as waited_s:
-                header = frame.seal_request(call.header, call.tensors, self._run_id, timeout_s - waited_s)
+                header = frame.seal_request(
+                    call.header, call.tensors, self._run_id, timeout_s - waited_s, stream.version
+                )
                 in_step = await frame.send(stream, FrameKind.REQUEST, header, call.tensors)
             answer, flags = await self._receive(stream, reply_bytes_max)
         except BaseException as error:
@@ -305,19 +309,25 @@ class Libp2pTransport:
         stream = await self._reach(peer)
         stream.throttle = self.throttle
         if self.own_pass is not None:
-            await stream.write(frame.seal_pass(self.own_pass))
+            await stream.write(frame.seal_pass(self.own_pass, stream.version))
         return stream
 
     async def _reach(self, peer: PeerId) -> P2pdStream:
         """A new stream; dials once more if p2pd has lost the peer's addresses or connection."""
         try:
-            return await self._daemon.open_stream(peer, self._protocol, DIAL_TIMEOUT_S)
+            return await self._agree(peer)
         except RemoteFault as fault:
             known = dialable_of(self._known.get(peer, ()))
             if not known or "cannot be reached" not in str(fault):
                 raise
             await self._daemon.dial(peer, known)
-            return await self._daemon.open_stream(peer, self._protocol, DIAL_TIMEOUT_S)
+            return await self._agree(peer)
+
+    async def _agree(self, peer: PeerId) -> P2pdStream:
+        """A new stream in the newest version of the wire that both sides speak."""
+        stream, protocol = await self._daemon.open_stream(peer, list(self._protocols), DIAL_TIMEOUT_S)
+        stream.version = self._protocols[protocol]
+        return stream
 
     def _remember(self, peer: PeerId, addresses: tuple[str, ...]) -> None:
         self._known[peer] = addresses
@@ -339,6 +349,7 @@ class Libp2pTransport:
             async with asyncio.timeout(HEADER_TIMEOUT_S):
                 info = p2pd_pb2.StreamInfo.FromString(await read_delimited(stream, CONTROL_BYTES_MAX))
             peer = peer_of(info.peer)
+            stream.version = self._protocols[info.proto]
             self._observe(peer, info.addr)
             await self._started.wait()
             stream.throttle = self.throttle

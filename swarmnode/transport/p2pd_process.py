@@ -21,6 +21,7 @@ from hivemind.proto import p2pd_pb2
 from hivemind.utils.multiaddr import Multiaddr
 
 from swarmnode.errors import LocalFault, RemoteFault, Unavailable
+from swarmnode.header import LEAST, VERSION
 from swarmnode.identity import peer_id_bytes
 from swarmnode.ids import PeerId, short
 from swarmnode.transport import hivemind_patches
@@ -187,22 +188,23 @@ class P2pdProcess:
         stream, _ = await self._ask_now(request, CONTROL_TIMEOUT_S)  # before it counts as running
         stream.close()
 
-    async def open_stream(self, peer: PeerId, protocol: str, timeout_s: float) -> P2pdStream:
-        """A new stream to `peer`. Raises RemoteFault if it cannot be reached or does not speak `protocol`."""
+    async def open_stream(self, peer: PeerId, protocols: Sequence[str], timeout_s: float) -> tuple[P2pdStream, str]:
+        """A new stream to `peer`, and the first of `protocols` that it speaks. Raises RemoteFault if it cannot be
+        reached or speaks none."""
         opening = p2pd_pb2.StreamOpenRequest(
-            peer=peer_id_bytes(peer), proto=[protocol], timeout=max(1, round(timeout_s))
+            peer=peer_id_bytes(peer), proto=protocols, timeout=max(1, round(timeout_s))
         )
         try:
             request = p2pd_pb2.Request(type=p2pd_pb2.Request.STREAM_OPEN, streamOpen=opening)
-            stream, _ = await self._ask(request, timeout_s + CONTROL_TIMEOUT_S)
+            stream, answer = await self._ask(request, timeout_s + CONTROL_TIMEOUT_S)
         except P2PDaemonError as error:
             if "protocols not supported" in str(error):
                 raise RemoteFault(
                     f"{short(peer)} does not serve this run: wrong run id, or a swarmnode of another protocol version"
-                    " (update the older of the two)"
+                    f" (update the older of the two); this node speaks {LEAST} to {VERSION}"
                 ) from None
             raise RemoteFault(f"{short(peer)} cannot be reached: {error}") from None
-        return stream
+        return stream, answer.streamInfo.proto
 
     async def dial(self, peer: PeerId, addresses: Sequence[str]) -> None:
         """Connect to `peer` at one of `addresses`. Raises RemoteFault."""

@@ -207,7 +207,7 @@ class StreamServer:
         async with asyncio.timeout(HEADER_TIMEOUT_S):
             raw, _ = await frame.receive_header(stream, FrameKind.REQUEST, first)
         await self._turn(peer)
-        method, request = frame.open_request(raw, self._run_id)
+        method, request = frame.open_request(raw, self._run_id, stream.version)
         served = self._served.get(method)
         if served is None:
             raise RemoteFault(f"method {method!r} is not served here")

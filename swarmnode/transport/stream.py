@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Callable
 from typing import cast
 
+from swarmnode.header import VERSION
 from swarmnode.ready_watermark import ReadyWatermark
 from swarmnode.transport.throttle import RateThrottle
 
@@ -46,10 +47,12 @@ class P2pdStream(asyncio.BufferedProtocol):
         "bytes_out",
         "slowest",
         "throttle",
+        "version",
     )
 
     def __init__(self, accepted: Callable[[P2pdStream], None] | None = None) -> None:
         self._accepted = accepted
+        self.version = VERSION  # of the wire, as both sides agreed when the stream was opened
         self._loop = asyncio.get_running_loop()
         self._lookahead = memoryview(bytearray(LOOKAHEAD_BYTES))
         self._start = self._end = 0

@@ -37,18 +37,20 @@ class Warrant(_message.Message):
     def __init__(self, expires_unix_s: _Optional[int] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
 class AccessList(_message.Message):
-    __slots__ = ("run_id", "sequence", "allowed", "banned", "revoked")
+    __slots__ = ("run_id", "sequence", "allowed", "banned", "revoked", "least_version")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     ALLOWED_FIELD_NUMBER: _ClassVar[int]
     BANNED_FIELD_NUMBER: _ClassVar[int]
     REVOKED_FIELD_NUMBER: _ClassVar[int]
+    LEAST_VERSION_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     sequence: int
     allowed: _containers.RepeatedScalarFieldContainer[str]
     banned: _containers.RepeatedScalarFieldContainer[str]
     revoked: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, run_id: _Optional[str] = ..., sequence: _Optional[int] = ..., allowed: _Optional[_Iterable[str]] = ..., banned: _Optional[_Iterable[str]] = ..., revoked: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    least_version: str
+    def __init__(self, run_id: _Optional[str] = ..., sequence: _Optional[int] = ..., allowed: _Optional[_Iterable[str]] = ..., banned: _Optional[_Iterable[str]] = ..., revoked: _Optional[_Iterable[bytes]] = ..., least_version: _Optional[str] = ...) -> None: ...
 
 class SignedAccessList(_message.Message):
     __slots__ = ("list", "signature", "amendments")

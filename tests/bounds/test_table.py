@@ -14,7 +14,9 @@ from swarmnode import bounds
 from swarmnode.bounds import FIELDS, Bound
 from swarmnode.errors import RemoteFault
 from swarmnode.header import open_reply, open_request, seal_request
+from swarmnode.identity import Identity
 from swarmnode.ids import RunId, seeded
+from swarmnode.membership.record import check_record
 from swarmnode.untrusted_text import printable
 from swarmnode.wire import access_pb2, call_pb2, record_pb2, report_pb2
 from tests.support.messages import fill, out_of_range
@@ -80,6 +82,10 @@ def test_what_is_out_of_its_range_is_refused_or_not_shown(name: str) -> None:
         return
     for what, value in out_of_range(bound, field).items():
         message = made(descriptor, field, [value] if field.is_repeated else value)
+        if field.enum_type is not None:
+            bounds.check(message)
+            assert getattr(message, field.name) == bound.other, "a later version's value counts as a known one"
+            continue
         if bound.cleaned:
             bounds.check(message)
             assert bound.holds(getattr(message, field.name)), what
@@ -161,3 +167,19 @@ def test_a_check_costs_what_the_message_has() -> None:
     message = record_pb2.Progress(samples=[rng.getrandbits(52) for _ in range(4096)], total=2**53)
     bounds.Bounds(counted).check(message)
     assert looks == 4097
+
+
+def test_values_and_fields_of_a_later_version_are_neither_refused_nor_lose_their_signature() -> None:
+    me = Identity.of_seed(b"v" * 32)
+    record = record_pb2.Record(
+        run_id="ab" * 32, peer_id=me.peer_id, sequence=1, expires_unix_ms=1, state=record_pb2.NODE_STATE_TRAINING
+    )
+    later = record.SerializeToString() + b"\x30\x4d" + b"\xba\x3e\x03new"  # state = 77, and field 999 = "new"
+    signed = record_pb2.SignedRecord(record=later, signature=me.sign(b"swarmnode/record/v1\0" + later))
+    seen = check_record(signed, run_id=RunId("ab" * 32))
+    assert seen.state == record_pb2.NODE_STATE_PAUSED, "it serves nothing, as far as this version knows"
+    relayed = record_pb2.SignedRecord.FromString(signed.SerializeToString())
+    assert check_record(relayed, run_id=RunId("ab" * 32)).sequence == 1
+    answer = call_pb2.Reply.FromString(b"\x08\x63")  # status = 99
+    bounds.check(answer)
+    assert answer.status == call_pb2.STATUS_UNAVAILABLE

@@ -22,6 +22,7 @@ from swarmnode.membership.access import (
     sign_access_list,
     sign_grant,
     sign_pass,
+    too_old,
 )
 from swarmnode.membership.admission import Admission, parse_pass
 from swarmnode.wire import access_pb2 as wire
@@ -161,3 +162,28 @@ def test_no_bytes_break_a_pass(raw: bytes) -> None:
 
 def test_a_pass_fits_a_record() -> None:
     assert a_pass(machines=1000).ByteSize() <= 230
+
+
+@pytest.mark.parametrize(
+    ("least", "version", "admitted"),
+    [
+        ("", "0.0.1", True),
+        ("0.2.0", "0.2.0", True),
+        ("0.2.0", "0.10", True),
+        ("0.2.0", "0.2.1.dev3", True),
+        ("0.2.0", "0.1.9", False),
+        ("0.2", "", False),
+    ],
+)
+def test_a_version_below_the_owners_least_is_told_to_update(least: str, version: str, admitted: bool) -> None:
+    rules = AccessRules(RunId("ab" * 32), b"", is_open=True, access_list=AccessList(1, least_version=least))
+    reason = too_old(rules, version)
+    assert (not reason) == admitted
+    assert admitted or "pip install -U swarmnode" in reason
+
+
+def test_the_least_version_is_signed_with_the_list() -> None:
+    key = Ed25519PrivateKey.generate()
+    run, owner = RunId("ab" * 32), key.public_key().public_bytes_raw()
+    signed = sign_access_list(key, run, AccessList(1, least_version="0.2.0"))
+    assert open_access_list(signed, run, owner).least_version == "0.2.0"

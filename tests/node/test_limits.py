@@ -13,6 +13,7 @@ from swarmnode.node.limits import (
     DAY_S,
     LIMIT_KINDS,
     QUOTA_SHARE,
+    AskedPause,
     Limits,
     SensorReading,
     allowance,
@@ -104,10 +105,10 @@ def test_it_makes_way_for_programs_and_people() -> None:
     verdict = decide(limits, SensorReading(NOON, 0, processes=frozenset({"bash", "blender"})))
     assert (verdict.running, verdict.reason) == (False, "blender runs")
     assert decide(limits, SensorReading(NOON, 0, processes=frozenset({"bash"}))).running
-    asked = decide(Limits(), SensorReading(NOON, 0, asked_until_unix_s=NOON + 60, asked_reason="snoozed"))
+    asked = decide(Limits(), SensorReading(NOON, 0, asked=AskedPause(NOON + 60, "snoozed")))
     assert (asked.running, asked.until_unix_s, asked.reason) == (False, NOON + 60, "snoozed")
-    assert decide(Limits(), SensorReading(NOON, 0, asked_until_unix_s=NOON)).running
-    forever = decide(Limits(), SensorReading(NOON, 0, asked_until_unix_s=math.inf))
+    assert decide(Limits(), SensorReading(NOON, 0, asked=AskedPause(NOON))).running
+    forever = decide(Limits(), SensorReading(NOON, 0, asked=AskedPause(math.inf)))
     assert (forever.running, forever.until_unix_s) == (False, None)
 
 
@@ -189,3 +190,15 @@ def test_no_text_breaks_it(name: str, text: str) -> None:
         change(Limits(), {name: text})
     except ValueError as error:
         assert str(error)
+
+
+def test_hours_end_when_local_clocks_say_so_where_summer_time_begins_and_ends() -> None:
+    limits = Limits(hours=parse_hours("22-7"))
+    evening = NOON + 11 * 3600  # 23:00, at offset 0
+    for offset_s, night_s in ((3600, 7 * 3600), (-3600, 9 * 3600)):  # an hour less of night, and an hour more
+        change_s = evening + 3 * 3600
+        reading = SensorReading(evening, 0, offset_at=lambda t, c=change_s, o=offset_s: o if t >= c else 0)  # type: ignore[misc]
+        verdict = decide(limits, reading)
+        assert (verdict.running, verdict.until_unix_s) == (True, evening + night_s)
+        assert decide(limits, SensorReading(evening + night_s - 1, offset_s)).running
+        assert not decide(limits, SensorReading(evening + night_s, offset_s)).running

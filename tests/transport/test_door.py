@@ -73,14 +73,14 @@ async def test_only_those_with_a_pass_are_served() -> None:
             await call(stranger, there)
 
         # It announces a header of 1 MiB and sends none of it: refused at its first twelve bytes.
-        stream = await stranger.daemon.open_stream(there.peer_id, stranger._protocol, 10)
+        stream = (await stranger.daemon.open_stream(there.peer_id, [stranger.protocol], 10))[0]
         await stream.write(frame.preamble(FrameKind.REQUEST, frame.HEADER_BYTES_MAX))
         raw, _ = await frame.receive_header(stream, FrameKind.REPLY)
         assert "by invitation" in frame.open_reply(raw).reason
         stream.abort()
 
         # A pass of a megabyte is not read either.
-        stream = await stranger.daemon.open_stream(there.peer_id, stranger._protocol, 10)
+        stream = (await stranger.daemon.open_stream(there.peer_id, [stranger.protocol], 10))[0]
         await stream.write(frame.preamble(FrameKind.PASS, frame.HEADER_BYTES_MAX))
         raw, _ = await frame.receive_header(stream, FrameKind.REPLY)
         assert "at most 512" in frame.open_reply(raw).reason
@@ -149,7 +149,7 @@ async def test_noise_is_answered_a_few_times_and_then_dropped_unread() -> None:
         await noisy.connect(there.peer_id, await there.addresses())
         answered = 0
         for _ in range(3 * int(BROKEN_BURST)):
-            stream = await noisy.daemon.open_stream(there.peer_id, noisy.protocol, 10.0)
+            stream, _ = await noisy.daemon.open_stream(there.peer_id, [noisy.protocol], 10.0)
             try:
                 await stream.write(b"noise " * 100)
                 await stream.read(1)

@@ -211,7 +211,7 @@ async def stranger(to: Libp2pTransport) -> AsyncIterator[Callable[[], Awaitable[
         await other.connect(to.peer_id, await to.addresses())
 
         async def opened() -> P2pdStream:
-            return await other.daemon.open_stream(to.peer_id, to._protocol, 10)
+            return (await other.daemon.open_stream(to.peer_id, [to.protocol], 10))[0]
 
         yield opened
 
@@ -335,10 +335,34 @@ async def test_a_node_of_another_protocol_version_is_told_what_to_do(monkeypatch
         here.start()
         with monkeypatch.context() as older:
             older.setattr(frame, "VERSION", frame.VERSION - 1)
+            older.setattr(frame, "LEAST", frame.LEAST - 1)
             async with node() as (other, _):
                 await other.connect(here.peer_id, await here.addresses())
                 with pytest.raises(RemoteFault, match="another protocol version .update the older of the two"):
                     await other.call(here.peer_id, ping(), timeout_s=60, reply_bytes_max=0)
+
+
+@pytest.mark.loop("uvloop")
+async def test_two_versions_speak_the_newest_that_both_know(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Either way round, and two of the newer one speak the newer."""
+    async with node() as (today, _):
+        with monkeypatch.context() as later:
+            later.setattr(frame, "VERSION", frame.VERSION + 1)
+            async with node() as (newer, _), node() as (newest, _):
+                versions = []
+                for number, server in enumerate((today, newer)):
+
+                    async def tell(peer: PeerId, call: Call) -> Answer:
+                        versions.append(call.header.version)
+                        return Answer(wire.Reply(pong=wire.Pong(payload=call.header.ping.payload)))
+
+                    server.serve("ping", tell, tensor_bytes_max=0)
+                    server.start()
+                    for caller in (newer, newest) if not number else (today, newest):
+                        await caller.connect(server.peer_id, await server.addresses())
+                        answer = await caller.call(server.peer_id, ping(b"x"), timeout_s=60, reply_bytes_max=0)
+                        assert answer.header.pong.payload == b"x"
+                assert versions == [2, 2, 2, 3]
 
 
 @pytest.mark.loop("uvloop")

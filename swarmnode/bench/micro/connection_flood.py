@@ -167,7 +167,7 @@ async def _keep_rate(
 
 
 async def _stream(transport: Libp2pTransport, peer: PeerId, first: bytes) -> None:
-    stream = await transport.daemon.open_stream(peer, transport.protocol, DIAL_TIMEOUT_S)
+    stream, _ = await transport.daemon.open_stream(peer, [transport.protocol], DIAL_TIMEOUT_S)
     header = frame.seal_request(wire.Request(ping=wire.Ping()), (), _RUN, 1.0)
     try:
         async with asyncio.timeout(5.0):

@@ -195,7 +195,7 @@ class ResourceAttacker:
         self.sent += 1
         stream: P2pdStream | None = None
         try:
-            stream = await self._transport.daemon.open_stream(peer, self._transport.protocol, DIAL_TIMEOUT_S)
+            stream, _ = await self._transport.daemon.open_stream(peer, [self._transport.protocol], DIAL_TIMEOUT_S)
             await stream.write(data)
             await stream.read(1)
         except (RemoteFault, Unavailable, ConnectionError):

@@ -62,7 +62,8 @@ def round_ahead(home: Path, round_samples: int) -> int:
         with urllib.request.urlopen(f"{ready.dashboard.rstrip('/')}/api/v1/summary", timeout=PAGE_TIMEOUT_S) as page:
             found = json.load(page)
         per_s = found["tokens_per_s"] * found["samples"] / max(1, found["tokens"])
-        return int(found["samples"]) // round_samples + max(AHEAD_ROUNDS, math.ceil(AHEAD_S * per_s / round_samples))
+        ahead = max(AHEAD_ROUNDS, math.ceil(AHEAD_S * float(per_s) / round_samples))
+        return int(found["samples"]) // round_samples + ahead
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(
             f"--home {home}: the run's round is not known ({error}): give --from-round N, or the coordinator's home"

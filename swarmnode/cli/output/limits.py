@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,13 +24,8 @@ def ask_limits(home: Path, method: str, request: Message) -> LimitsReply:
 
 def verdict_text(reply: LimitsReply) -> str:
     """The verdict as text: `paused: snoozed; until 14:05`."""
+    from swarmnode.machine.sensors import local_time
+
     word = "runs" if reply.running else "paused"
     until = f"; until {local_time(reply.until_s)}" if reply.until_s else ""
     return f"{word}: {reply.reason}{until}"
-
-
-def local_time(in_s: float) -> str:
-    """The local time `in_s` seconds from now, with the day if it is not today."""
-    then = datetime.datetime.fromtimestamp(time.time() + in_s)
-    today = datetime.datetime.fromtimestamp(time.time()).date()
-    return then.strftime("%H:%M") if then.date() == today else then.strftime("%a %d %b %H:%M")

@@ -1,0 +1,35 @@
+"""`swarmnode update --check`: whether the run still admits this version."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from swarmnode import __version__
+from swarmnode.cli.option.param import FOLDER
+from swarmnode.errors import NotPermitted
+from swarmnode.ids import RunId
+from swarmnode.user_folders import default_home
+
+
+@click.command(short_help="whether the run still admits this version")
+@click.option("--home", type=FOLDER, help="The node's own folder.  [default: ~/.local/share/swarmnode/node]")
+@click.option("--check", is_flag=True, required=True, help="Only look: swarmnode never updates itself.")
+def command(home: Path | None, check: bool) -> None:
+    """Ask the node in --home for the oldest version that the run's owner admits, and compare the installed one.
+
+    A node that the owner does not admit any more says so when it starts, with the line to run.
+    """
+    from swarmnode.control import client
+    from swarmnode.membership.access import AccessList, AccessRules, too_old
+
+    reply = client.status(home or default_home("node"))
+    rules = AccessRules(
+        RunId(reply.run_id), b"", is_open=True, access_list=AccessList(least_version=reply.least_version)
+    )
+    for version in (reply.version, __version__):
+        if reason := too_old(rules, version):
+            raise NotPermitted(reason)
+    again = "" if reply.version == __version__ else f"; the node runs {reply.version} until it is started again"
+    click.echo(f"swarmnode {__version__} is admitted (the owner asks for {reply.least_version or 'no version'}){again}")

@@ -1,0 +1,42 @@
+"""A person's pause outlives the process."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from swarmnode.daemon.limits import PAUSE_FILE, read_pause, tell_pause, write_pause
+from swarmnode.errors import LocalFault
+from swarmnode.node.limits import NOT_ASKED, AskedPause, LimitVerdict
+
+
+@pytest.mark.parametrize("asked", [AskedPause(1.7e9, "snoozed"), AskedPause(math.inf, "asked to"), NOT_ASKED])
+def test_what_is_kept_is_read(tmp_path: Path, asked: AskedPause) -> None:
+    path = tmp_path / PAUSE_FILE
+    write_pause(path, AskedPause(1.0, "before"))
+    write_pause(path, asked)
+    assert read_pause(path) == asked
+    assert path.exists() == (asked != NOT_ASKED)
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", '{"until_unix_s": "x", "reason": ""}', "{"])
+def test_a_damaged_file_is_no_pause(tmp_path: Path, text: str) -> None:
+    path = tmp_path / PAUSE_FILE
+    path.write_text(text)
+    assert read_pause(path) == NOT_ASKED
+
+
+def test_a_disk_that_fails_is_told(tmp_path: Path) -> None:
+    with pytest.raises(LocalFault, match="restart"):
+        write_pause(tmp_path / "none" / PAUSE_FILE, AskedPause(1.7e9, "snoozed"))
+
+
+def test_a_start_during_a_snooze_says_until_when(capsys: pytest.CaptureFixture[str]) -> None:
+    tell_pause(LimitVerdict(True, None, "within its limits"), 0.0)
+    assert not capsys.readouterr().err
+    tell_pause(LimitVerdict(False, 7200.0, "snoozed"), 0.0)
+    said = capsys.readouterr().err
+    assert said.startswith("paused: snoozed; until ")
+    assert "swarmnode resume" in said

@@ -1,0 +1,83 @@
+"""Two versions of this program train in one swarm: real processes of an earlier commit and of this tree."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import tarfile
+from collections.abc import Sequence
+from io import BytesIO
+from pathlib import Path
+
+import pytest
+
+from swarmnode.bench.swarm.harness import resting, trains
+from swarmnode.local.child import NodePlan
+from swarmnode.local.summary import totals
+from tests.support.live_swarm import swarm_in
+
+EARLIER = "406400b"  # the last commit before versions were negotiated
+ROOT = Path(__file__).parents[2]
+ACCUSED = ("peer.excluded", "audit.failed")
+
+
+@pytest.fixture
+def earlier(tmp_path: Path) -> Path:
+    """The sources of an earlier commit."""
+    archive = subprocess.run(
+        ["git", "archive", EARLIER, "swarmnode"], cwd=ROOT, capture_output=True, check=False, timeout=60
+    )
+    if archive.returncode != 0:
+        pytest.skip(
+            f"commit {EARLIER} is not here (no git, or a shallow clone): {archive.stderr.decode().strip()[:200]}"
+        )
+    folder = tmp_path / "earlier"
+    with tarfile.open(fileobj=BytesIO(archive.stdout)) as files:
+        files.extractall(folder, filter="data")
+    return folder
+
+
+async def test_nodes_of_two_versions_train_in_one_swarm_and_meet_in_rounds(tmp_path: Path, earlier: Path) -> None:
+    old: set[str] = set()
+
+    def command(plan: NodePlan) -> Sequence[str]:
+        """One replica of each of the two stages is of the earlier version; the bootstrap is of this one."""
+        if plan.bootstrap or len(old) + (plan.name not in old) > 2:
+            return resting(plan)
+        old.add(plan.name)
+        return ["env", "-C", str(earlier), f"PYTHONPATH={earlier}", *resting(plan)]
+
+    swarm = swarm_in(tmp_path, command=command)
+    fleet = swarm.fleet
+    async with swarm.running():
+        await swarm.until(lambda: all(map(trains, fleet.nodes)), "all train")
+        await swarm.progress(256, "together")
+
+        def met() -> bool:
+            """A replica of each version was paired with one of the other, in each stage."""
+            peers = {c.ready.peer_id: c.name in old for c in fleet.nodes if c.ready is not None}
+            across = {
+                (c.name in old, c.stage)
+                for c in fleet.nodes
+                for event in log(c.plan.home)
+                if event["event"] == "exchange.paired"
+                and peers.get(event["fields"]["peer"], c.name in old) != (c.name in old)
+            }
+            return len(across) == 4
+
+        await swarm.until(met, "both versions of each stage meet in rounds")
+        assert {c.name in old: c.stage for c in fleet.nodes}.keys() == {True, False}
+        assert all(c.status is not None and c.status.inner_steps > 0 for c in fleet.nodes)
+        assert totals(fleet.facts()).samples >= 256
+    said = [event for c in fleet.nodes for event in log(c.plan.home)]
+    accused = [
+        e for e in said if e["event"] in ACCUSED or "forged" in json.dumps(e) or "protocol version" in json.dumps(e)
+    ]
+    assert not accused, accused[:3]
+    assert all(child.reason == "left" for child in fleet.nodes), {c.name: c.reason for c in fleet.nodes}
+
+
+def log(home: Path) -> list[dict[str, dict[str, str]]]:
+    """A node's events so far; its last line may still be half written."""
+    lines = (home / "events.jsonl").read_text().splitlines() if (home / "events.jsonl").exists() else []
+    return [json.loads(line) for line in lines if line.endswith("}")]

@@ -1,0 +1,46 @@
+"""Local time as this machine's sensors give it, when the machine travels."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from swarmnode.daemon.clock import SystemClock
+from swarmnode.machine.sensors import DailyTraffic, Sensors
+from swarmnode.node.limits import Limits, change, decide
+
+
+@pytest.fixture(autouse=True)
+def zone() -> Iterator[None]:
+    """The zone of this process as it was."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TZ", "UTC0")
+        time.tzset()
+        yield
+    time.tzset()
+
+
+async def test_hours_follow_the_machines_zone_when_it_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    noon = 1_700_000_000 // 86_400 * 86_400 + 43_200
+    clock = SystemClock(lambda: float(noon), lambda: 0.0)
+    sense = Sensors(DailyTraffic(tmp_path, lambda: 0), clock)
+    limits = change(Limits(), {"hours": "21-23"})
+    assert (await sense(limits)).utc_offset_s == 0
+    assert not decide(limits, await sense(limits)).running
+    monkeypatch.setenv("TZ", "AEST-10")
+    reading = await sense(limits)
+    assert reading.utc_offset_s == 36_000
+    assert decide(limits, reading).running, "it is 22:00 there"
+
+
+async def test_the_end_of_hours_is_known_where_summer_time_begins_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TZ", "CET-1CEST,M3.5.0,M10.5.0/3")
+    evening = 1_774_735_200  # 28 March 2026, 23:00 in Berlin; clocks go forward at 02:00
+    sense = Sensors(DailyTraffic(tmp_path, lambda: 0), SystemClock(lambda: float(evening), lambda: 0.0))
+    limits = change(Limits(), {"hours": "22-7"})
+    assert decide(limits, await sense(limits)).until_unix_s == evening + 7 * 3600
