@@ -25,7 +25,8 @@ def command(home: Path | None, check: bool) -> None:
     from swarmnode.membership.access import AccessList, AccessRules, too_old
 
     reply = client.status(home or default_home("node"))
-    rules = AccessRules(
+    listed = AccessList(least_version=reply.least_version)
+    rules = AccessRules(RunId(reply.run_id), b"", is_open=True, access_list=listed)
         RunId(reply.run_id), b"", is_open=True, access_list=AccessList(least_version=reply.least_version)
     )
     for version in (reply.version, __version__):
