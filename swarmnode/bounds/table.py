@@ -87,6 +87,7 @@ RECORD: Mapping[str, Bound] = {
     "Record.round_stride": number(STRIDE_MAX, "rounds", "gossip/round.py", step="power of two"),
     "Record.kept_round": ROUND,
     "Record.kept_steps": STEPS,
+    "Record.saved_samples": SAMPLES,
     "Record.moving_to": STAGE,
     "Record.saves_checkpoints": flag(),
     "Record.unable": number(

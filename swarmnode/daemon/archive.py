@@ -10,6 +10,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -20,26 +21,34 @@ from swarmnode.daemon.control_api import DaemonContext
 from swarmnode.daemon.options import ArchiveOptions
 from swarmnode.data.tokenizer_file import carried_files, tokenizer_file
 from swarmnode.disk import check_writable
-from swarmnode.errors import NotPermitted, SwarmnodeError, Unavailable, UsageError
+from swarmnode.errors import NotPermitted, RemoteFault, SwarmnodeError, Unavailable, UsageError
+from swarmnode.ids import PeerId
 from swarmnode.machine.archive_lock import hold
 from swarmnode.machine.archive_sources import ArchiveSources
 from swarmnode.machine.bucket_store import open_store
+from swarmnode.machine.folder_store import FolderStore
 from swarmnode.machine.free_memory import free_memory
 from swarmnode.machine.run_archive import RETRY_S, Archive, ArchivePlan, Evaluate, Measured, ModelFiles
 from swarmnode.manifest import EvaluationSpec
 from swarmnode.membership.warrant import check_warrant, sign_warrant
+from swarmnode.model.section import section_shapes
 from swarmnode.model.split import stages_of
 from swarmnode.node.notice import Notices
-from swarmnode.ports import Clock
-from swarmnode.recovery.checkpoint import Origin
+from swarmnode.ports import Answer, Call, Clock
+from swarmnode.recovery.checkpoint import ROOT, Origin, checkpoint_of
+from swarmnode.recovery.checkpoint_io import load_stage
+from swarmnode.recovery.donor import SnapshotDonor
 from swarmnode.recovery.scores import Scores
-from swarmnode.wire import access_pb2
+from swarmnode.recovery.snapshot import Snapshot, StateSlice
+from swarmnode.wire import access_pb2, record_pb2
 
 WARRANT_BYTES_MAX = 1024
 WARRANT_S = 400 * 86_400  # guess: as long as a pass that the owner's own machines sign
 EVALUATION_S = 3600.0  # guess: a large model on a small server; after that the swarm's own loss is used
 MEMORY_TIMES = 3.0  # guess: `eval` holds the weights twice, and activations
 ONCE_S = 600.0  # guess: a lost stage is recovered within this time
+GIVEN_STAGES = 2  # guess: stages whose slow weights a coordinator has in memory for nodes that bring them back
+NO_STAGE = -1
 
 Reported = Callable[[int], float | None]
 """The validation loss that the swarm reported nearest to a number of samples."""
@@ -136,6 +145,64 @@ def read_warrant(path: Path) -> access_pb2.Warrant:
         raise UsageError(
             f"--warrant {path}: not a warrant: `swarmnode archive RUN --allow PEER_ID` prints one"
         ) from None
+
+
+class ArchiveGiver:
+    """Serves the slow weights of any stage from the newest checkpoint of `archive`, to nodes that bring it back."""
+
+    def __init__(self, process: DaemonContext, archive: Archive) -> None:
+        self._manifest = process.manifest
+        self._archive = archive
+        self._kept: dict[int, Snapshot] = {}
+        self._loading = asyncio.Lock()
+        self._donor = SnapshotDonor(
+            process.run_id, NO_STAGE, _nothing, asyncio.to_thread, process.telemetry, kept=self._kept.get
+        )
+
+    async def offer(self, peer: PeerId, call: Call) -> Answer:
+        """Handler of "snapshot". Raises Unavailable without a checkpoint, RemoteFault for a stage that does not
+        exist."""
+        stage = call.header.snapshot.stage
+        if stage >= self._manifest.pipeline.stages:
+            raise RemoteFault(f"stage {stage} asked of a run of {self._manifest.pipeline.stages}")
+        async with self._loading:
+            await self._load(stage)
+        return await self._donor.offer(peer, call)
+
+    async def chunk(self, peer: PeerId, call: Call) -> Answer:
+        """Handler of "chunk"."""
+        return await self._donor.chunk(peer, call)
+
+    async def _load(self, stage: int) -> None:
+        """Have the stage's newest copy in memory, and at most GIVEN_STAGES of them. Raises Unavailable."""
+        entry = max(self._archive.entries.values(), key=lambda entry: entry.samples, default=None)
+        if entry is None:
+            raise Unavailable("the archive has no checkpoint yet")
+        if (known := self._kept.get(stage)) is not None and known.progress.total == entry.samples:
+            return
+        store = FolderStore(self._archive.folder_of(entry))
+        checkpoint = checkpoint_of(await store.read(ROOT) or b"", entry.label)
+        shapes = {"theta": section_shapes(self._manifest, stages_of(self._manifest)[stage])["phi"]}
+        state = await load_stage(store, "", checkpoint, shapes)  # theta of an archive is read from its phi
+        while len(self._kept) >= GIVEN_STAGES:
+            del self._kept[next(iter(self._kept))]
+        self._kept[stage] = Snapshot.of(
+            replace(state, sections={"phi": state.sections["theta"]}, packed=True),
+            stage,
+            checkpoint.parts[stage].round,
+            record_pb2.Progress(total=entry.samples),
+        )
+
+
+async def _nothing(cut: StateSlice) -> Snapshot:
+    raise Unavailable("an archive serves no stage itself")
+
+
+def give_archive(process: DaemonContext, archive: Archive) -> None:
+    """Serve stages that nobody else has from `archive`."""
+    giver = ArchiveGiver(process, archive)
+    process.transport.serve("snapshot", giver.offer, tensor_bytes_max=0)
+    process.transport.serve("chunk", giver.chunk, tensor_bytes_max=0)
 
 
 async def archive_once(archive: Archive) -> Path:

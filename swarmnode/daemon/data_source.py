@@ -36,6 +36,14 @@ def told_on_terminal(then: Echo) -> Echo:
             click.echo(f"this machine does not feed the run: {fields.get('reason')}", err=True)
         elif event in ("clock.wrong", "clock.right"):
             click.echo(fields.get("reason", "this machine's clock is right again"), err=True)
+        elif event == "recovery.waiting":
+            click.echo(f"stage {fields.get('stage')} waits: {fields.get('reason')}", err=True)
+        elif event == "recovery.done" and fields.get("method") != "replica":
+            click.echo(
+                f"stage {fields.get('stage')} goes on from round {fields.get('round')}, {fields.get('behind')} samples"
+                f" behind the newest known ({fields.get('method')}: {fields.get('reason')})",
+                err=True,
+            )
 
     return echo
 

@@ -20,7 +20,7 @@ from swarmnode import __version__
 from swarmnode.control.service import ControlServer
 from swarmnode.daemon import ready_file
 from swarmnode.daemon.admission import make_admission, pass_of_invite
-from swarmnode.daemon.archive import run_archive
+from swarmnode.daemon.archive import give_archive, run_archive
 from swarmnode.daemon.clock import SystemClock, watch_clock
 from swarmnode.daemon.control_api import ControlApi, DaemonContext
 from swarmnode.daemon.dashboard import open_page, tell_watchers
@@ -60,6 +60,7 @@ from swarmnode.ids import RunId, seeded
 from swarmnode.machine.bucket_store import open_store
 from swarmnode.machine.checkpoint_source import check, find_resumptions
 from swarmnode.machine.compute import ThreadCompute
+from swarmnode.machine.folder_store import FolderStore
 from swarmnode.machine.host import host_of
 from swarmnode.machine.receipt_store import Receipts
 from swarmnode.machine.replica import TorchReplica
@@ -292,6 +293,8 @@ async def _live(
     addresses = tuple(f"{address}/p2p/{peer}" for address in await process.transport.addresses())
     page, archive = await open_page(process, addresses, process.clock, stack)
     api.offer(archive)
+    if archive is not None and node is None:
+        give_archive(process, archive)
     kept = Receipts(options.home)
     if node is not None:
         tell_watchers(process, api.status, kept, process.clock)
@@ -344,7 +347,10 @@ async def _saving(process: DaemonContext) -> CheckpointOptions:
         resumption = (await find_resumptions(options.resume, process.run_id))[0]
         check(resumption, manifest, process.run_id, other=options.resume_other, where=options.resume)
     signed = base64.b64encode(process.signed.SerializeToString(deterministic=True)).decode()
-    return CheckpointOptions(open_store(where) if where else None, resumption, signed)
+    home = FolderStore(options.home / "saved")
+    archives = tuple(peer for peer, _ in parse_bootstraps(options.bootstrap))
+    store = open_store(where) if where else None
+    return CheckpointOptions(store, resumption, signed, home=home, archives=archives)
 
 
 def _node(

@@ -104,8 +104,9 @@ def _known(event: str, fields: Mapping[str, str]) -> tuple[str, str] | None:
             return "recovery", told("brings stage {stage} back by {method}") + told.because
         case "recovery.done":
             size = f", {nbytes_text(fields['nbytes'])}" if "nbytes" in fields else ""
+            back = ": round {round}, {behind} samples behind the newest known" if "behind" in fields else ""
             source = "a replica" if fields.get("method") == "replica" else told("{method}")
-            return "recovery", told(f"got its stage from {source} in {{seconds}} s{size}")
+            return "recovery", told(f"got its stage from {source} in {{seconds}} s{size}{back}")
         case "recovery.loss":
             return "recovery", told(
                 "saw the loss at {loss_before} before stage {of_stage} was lost, {loss_after} after"

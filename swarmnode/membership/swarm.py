@@ -35,6 +35,7 @@ class Member:
     round_stride: int = 1
     kept_round: int | None = None  # round of the next stage's snapshot that it keeps
     kept_steps: int = 0  # inner steps in that snapshot
+    saved_samples: int = 0  # samples of the run when it saved the stage that it joins; 0: it has not
     moving_to: int | None = None  # stage it has decided to move to
     saves: bool = False
     pauses_unix_s: int = 0  # announced time of a pause by its volunteer's limits; 0: none
@@ -71,6 +72,7 @@ class Member:
             round_stride=max(1, record.round_stride),
             kept_round=record.kept_round if record.HasField("kept_round") else None,
             kept_steps=record.kept_steps,
+            saved_samples=record.saved_samples,
             moving_to=record.moving_to if record.HasField("moving_to") else None,
             saves=record.saves_checkpoints,
             pauses_unix_s=record.allowance.pauses_unix_s,

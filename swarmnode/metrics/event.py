@@ -165,7 +165,10 @@ EVENTS: Final[dict[str, EventKind]] = {
     "checkpoint.loaded": _event(
         "the stage's state was read from a checkpoint", "label stage samples_total anew nbytes seconds"
     ),
-    "recovery.done": _event("a stage's state was recovered, and how", "stage method seconds nbytes reason"),
+    "recovery.done": _event(
+        "a stage's state was recovered, how, of which round, and how many samples behind the newest known",
+        "stage method seconds nbytes round behind reason",
+    ),
     "recovery.failed": _event("a stage's state cannot be recovered", "reason"),
     "microbatch.lost": _event("no route onward was found before the deadline", "reason block"),
     "microbatch.moved": _event(

@@ -22,6 +22,7 @@ from swarmnode.recovery import checkpoint_io
 from swarmnode.recovery.checkpoint import Origin
 from swarmnode.recovery.checkpoint_io import ReplicaHoldings
 from swarmnode.recovery.resumption import CheckpointOptions
+from swarmnode.recovery.saved_stage import SavedStages
 from swarmnode.wire import record_pb2
 
 PATIENCE_S = 20.0  # guess: until the next replica saves what the one before it has not
@@ -30,11 +31,16 @@ PATIENCE_RATE = 2e7  # guess: bytes a second of a slow disk or bucket, for large
 RESUMED = PeerId("checkpoint")  # the feeder name under which earlier finished blocks are remembered
 
 
-def announce_checkpoints(options: CheckpointOptions, presence: Presence, manifest: Manifest) -> None:
-    """Tell `presence` what the checkpoint to resume knows of the run."""
+def announce_checkpoints(
+    options: CheckpointOptions, saved: SavedStages, presence: Presence, manifest: Manifest
+) -> None:
+    """Tell `presence` what the checkpoint to resume and the stages saved here know of the run."""
     if options.resume is not None:
         presence.run_progress.trust(options.resume.progress())
         presence.hear_checkpoint(RESUMED, options.resume.blocks(manifest))
+    for serial, one in enumerate(saved.found):
+        presence.run_progress.trust(one.progress())
+        presence.hear_checkpoint(PeerId(f"saved {serial}"), one.blocks(manifest))
 
 
 class Checkpointer:

@@ -20,6 +20,7 @@ class LocalStatus:
     )  # by microbatch size, probed at the first stage
     addresses: tuple[str, ...] = ()
     moving_to: int | None = None  # the stage this node is about to serve instead
+    saved_samples: int = 0  # samples of the run when the stage that this node joins was saved on its disk
     saves_checkpoints: bool = False
     unable: frozenset[int] = frozenset()  # stages that this machine cannot serve
     data_digest: bytes = b""  # of the run's text, as this machine has it; empty: it has none

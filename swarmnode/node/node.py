@@ -40,7 +40,9 @@ from swarmnode.node.stage_join import JoinedStage, attend_stage, join_stage
 from swarmnode.node.stage_slot import StageSlot
 from swarmnode.node.unban import unban
 from swarmnode.ports import Priority, Replica, State
+from swarmnode.recovery.checkpoint import Origin
 from swarmnode.recovery.restore import StateRestorer
+from swarmnode.recovery.saved_stage import SavedStages
 from swarmnode.recovery.snapshot import Snapshot
 from swarmnode.wire import record_pb2
 
@@ -91,6 +93,7 @@ class Node:
             ports.clock,
             ports.telemetry,
             ports.saving,
+            SavedStages(ports.saving.home, Origin.of(manifest, run_id, ports.saving.signed)),
             None if ports.base is None else BaseFetcher(manifest, run_id, ports, self.transport, presence),
         )
         failure_detector = FailureDetector(manifest, presence, pinger, ports.clock, ports.telemetry, slot.feeder)
@@ -172,7 +175,8 @@ class Node:
         if self.feeds_only:
             await presence.look(places(self._manifest))
         else:
-            announce_checkpoints(self.ports.saving, presence, self._manifest)
+            await self.restorer.saved.look()
+            announce_checkpoints(self.ports.saving, self.restorer.saved, presence, self._manifest)
             self._text.ask_for(stage)
             at = await choose(self._context, self._text, stage)
             tasks.create_task(self._text.keep_looking())

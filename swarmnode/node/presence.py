@@ -159,11 +159,14 @@ class Presence:
         """Note the limits that other nodes should expect, for the next record; None: none."""
         self._status = replace(self._status, allowance=allowance)
 
-    def attend(self, stage: int, sends_to: Collection[int], samples_per_second: float) -> None:
+    def attend(self, stage: int, sends_to: Collection[int], samples_per_second: float, saved_samples: int = 0) -> None:
         """Be at `stage` from now on, or at the feeders' place (place.py): know all its members, where this node may
         feed all feeders as well, and send work to those of `sends_to`. `samples_per_second`: the speed expected there;
-        0: not known yet."""
-        self._status = replace(self._status, stage=stage, samples_per_second=samples_per_second, moving_to=None)
+        0: not known yet. `saved_samples`: of the run, when this node saved that stage on its disk; 0: it has not."""
+        speed = samples_per_second
+        self._status = replace(
+            self._status, stage=stage, samples_per_second=speed, saved_samples=saved_samples, moving_to=None
+        )
         feeders = (0, feeder_place(self._manifest)) if feeds_at(self._manifest, stage) else ()
         self.peer_table.attend(stage, *feeders)
         self._sends_to = sends_to
@@ -219,6 +222,7 @@ class Presence:
             version=__version__,
             progress=self.progress.entry(self.me),
             moving_to=us.moving_to,
+            saved_samples=us.saved_samples if us.state == record_pb2.NODE_STATE_JOINING else 0,
             saves_checkpoints=us.saves_checkpoints,
             unable=sorted(us.unable)[: FIELDS["Record.unable"].many],
             boundary_digest=us.boundary_digest,

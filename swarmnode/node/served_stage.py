@@ -148,7 +148,7 @@ class ServedStage:
         hop = SharedFirstHop(context.me, self.hop, others, presence.routers[0], swarm, self._speed)
         self.feeder = feeder = make_feeder(context, hop, incarnation, samples, self._speed, self._fed)
         self.held_work.feed_by(feeder)
-        resumed = context.ports.saving.resume is not None
+        resumed = context.ports.saving.resume is not None or bool(context.restorer.saved.found)
         self._tasks.create_task(feeding(feeder, self.gossip, presence.samples_total, self._done, resumed))
 
     async def _feed_later(self, text: Callable[[], Awaitable[Samples]]) -> None:
@@ -243,10 +243,24 @@ class ServedStage:
         ).steps()
 
     async def save(self) -> None:
-        """Write the stage to this machine's disk. Raises LocalFault."""
+        """Write the stage to this machine's disk: its whole state, and unless one of more samples is saved there, its
+        weights for `swarmnode export`. Raises LocalFault."""
         context, total = self._context, self._context.presence.samples_total
-        await context.ports.save(self.replica, self.stage, self.gossip.done, total())
-        context.telemetry.event("state.saved", round=self.gossip.done, samples_total=total())
+        saved = context.restorer.saved
+        before, done = saved.newest(self.stage), self.gossip.done
+        state = await context.ports.compute.run(Priority.OUTER, 0, self.replica.snapshot_in_parts)
+        await saved.save(
+            state,
+            context.ports.saving.shapes(context.manifest, self.stage),
+            stage=self.stage,
+            round_index=done,
+            peer=context.me,
+            progress=context.presence.progress.to_wire(),
+            blocks=self._finished_blocks(),
+        )
+        if before is None or before.checkpoint.samples <= total():
+            await context.ports.save(self.replica, self.stage, done, total())
+        context.telemetry.event("state.saved", round=done, samples_total=total())
 
     # ---- pausing
 

@@ -21,6 +21,10 @@ async def choose(context: NodeContext, text: RunText, asked: int | None) -> int:
         rng, pipeline = seeded(manifest.seed, "stage", context.me), manifest.pipeline
         shares, rules = costs(manifest), RebalanceRules(pipeline.rebalance_ratio, pipeline.min_keep)
         swarm = bounded(await living_members(presence, pinger, context.ports.clock, context.telemetry), shares)
-        stage, reason = choose_stage(swarm, shares, rules, rng, text.unable)
+        empty = [at for at in range(pipeline.stages) if not swarm.serving(at)]
+        stage = context.restorer.saved.best(empty, text.unable)
+        reason = "nobody serves it, and its trained state is saved here"
+        if stage is None:
+            stage, reason = choose_stage(swarm, shares, rules, rng, text.unable)
     context.telemetry.event("stage.chosen", serves=stage, reason=reason)
     return stage

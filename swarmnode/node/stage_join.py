@@ -53,7 +53,9 @@ def attend_stage(context: NodeContext, tasks: asyncio.TaskGroup, stage: int, tra
     it and look others up run in `tasks` from now on."""
     presence, targets = context.presence, sends_to(context.manifest, stage)
     shares = (0,) if stage == 0 else ()  # a feeder here gives work to the first stage's replicas without text
-    presence.attend(stage, (*shares, *targets), 0.0 if transfer is None else transfer.speed)
+    saved = context.restorer.saved.newest(stage)
+    samples = 0 if saved is None else saved.checkpoint.samples
+    presence.attend(stage, (*shares, *targets), 0.0 if transfer is None else transfer.speed, samples)
     context.telemetry.gauge(name.STAGE, float(stage))
     presence.set_state(record_pb2.NODE_STATE_JOINING, "stage chosen" if transfer is None else transfer.reason)
     tasks.create_task(presence.announcing())

@@ -29,6 +29,8 @@ BUILDER_S, BUILDER_PERIODS = 3.0, 3
 BUILDER_BYTES_PER_S = 1e6
 CLAIMS_MAX = 2  # guess: nodes waited for that claim to bring a stage back one after the other
 CLAIM_WAIT_S = 300.0  # guess: a node waits so long for a run that it heard of before it begins anew
+RETURN_WAIT_S = 60.0  # guess: where most of a run is gone, a node waits so long for those that hold its stage
+LOST_WAIT_S = 300.0  # guess: then what nobody brought back counts as lost, and its stage begins from the seed
 NEIGHBOUR_WAIT_S = 60.0  # guess: a node waits so long for neighbour stages that are being brought back themselves
 
 
@@ -40,6 +42,7 @@ class RecoverySource(enum.StrEnum):
     REPLICA = "replica"  # a living replica's snapshot
     RING = "ring"  # the snapshot that a node of the stage before keeps
     DISK = "disk"  # this node's own disk
+    ARCHIVE = "archive"  # the slow weights of the owner's archive, from a bootstrap that this node's user named
     CHECKPOINT = "checkpoint"  # the checkpoint this node was told to resume
     CHECKFREE = "checkfree"  # rebuilt from its neighbours
     WAIT = "wait"  # not yet: look again
@@ -71,6 +74,8 @@ class RecoveryView:
     kept: tuple[tuple[int, PeerId], ...] = ()  # (round, node that keeps a snapshot of it, and answers or is this one)
     ends: tuple[PeerId, ...] | None = None  # nodes that keep embedding or head, latest first; None: the stage has none
     disk_round: int | None = None  # of the state on this node's disk
+    returning: bool = False  # other stages had no replica either when this node first looked
+    archived: bool = False  # a bootstrap may hold the owner's archive
     saved_round: int | None = None  # of the checkpoint this node was told to resume
     below: bool = False  # the stage before serves and answers
     above: bool = False  # the stage after does
@@ -102,11 +107,18 @@ def choose_source(view: RecoveryView, spec: RecoverySpec) -> tuple[RecoverySourc
     if not view.settled:
         return RecoverySource.WAIT, f"no replica of stage {stage} answers; others may be about to bring it back"
     lost = f"no replica of stage {stage} answers"
-    if view.round_now == 0:
+    if view.round_now == 0 and view.disk_round is None:
         return _begun(view, f"{lost}, and the run has not finished a round")
     source, why = _snapshot(view, spec.snapshot_rounds_max)
     if source is not None:
         return source, f"{lost}; {why}"
+    if view.archived and RecoverySource.ARCHIVE not in view.failed:
+        return RecoverySource.ARCHIVE, f"{lost}, {why}; a coordinator may have it in the owner's archive"
+    if view.returning and view.waited_s < RETURN_WAIT_S:
+        return RecoverySource.WAIT, (
+            f"the run has trained {view.samples_total} samples, and the state of stage {stage} left with its last node:"
+            f" waiting for that node, or for an archive, {RETURN_WAIT_S:.0f} s at most"
+        )
     if view.has_base and RecoverySource.BASE not in view.failed:  # nearer to what was lost than other stages' layers
         return _begun(view, f"{lost}, {why}")
     if spec.method == "none":
@@ -122,11 +134,13 @@ def choose_source(view: RecoveryView, spec: RecoverySpec) -> tuple[RecoverySourc
         )
     if able:
         return RecoverySource.CHECKFREE, f"{lost}, {why}; {needs}"
-    if view.waited_s < NEIGHBOUR_WAIT_S:
+    if view.waited_s < (LOST_WAIT_S if view.returning else NEIGHBOUR_WAIT_S):
         return RecoverySource.WAIT, f"{lost}, {why}; {needs}"
     if neighbours_suffice(replace(view, ends=None))[0] and not view.has_base:  # a new head would undo the pretraining
         # The other stages keep what they have learned. A run that waits longer would gain nothing by it.
         return RecoverySource.CHECKFREE, f"{lost}, {why}; {needs}: that part of it begins from the seed"
+    if view.returning and not view.has_base:
+        return RecoverySource.FRESH, f"{lost}, {why}; {needs}: its {view.samples_total} samples are lost"
     return RecoverySource.STOP, f"{lost}, {why}; {needs}"
 
 
@@ -216,7 +230,8 @@ def _rank(run_id: RunId, stage: int, peer: PeerId) -> int:
 
 
 def first_builder(stage: tuple[Member, ...], answering: Collection[PeerId], me: PeerId) -> PeerId | None:
-    """Another living node that brings the stage back before `me` may: it has the state already, or joined earlier.
+    """Another living node that brings the stage back before `me` may: it has the state already, has saved a later
+    one on its disk, or joined earlier.
 
     None when it is the turn of `me`, whether or not `me` is among the members.
     """
@@ -226,7 +241,7 @@ def first_builder(stage: tuple[Member, ...], answering: Collection[PeerId], me: 
             return member.peer
     able = [m for m in stage if m.peer in answering or m.peer == me]
     joining = [m for m in able if m.state == record_pb2.NODE_STATE_JOINING]
-    first = min(joining, key=lambda m: (m.joined_unix_s, m.peer), default=None)
+    first = min(joining, key=lambda m: (-m.saved_samples, m.joined_unix_s, m.peer), default=None)
     return first.peer if first is not None and first.peer != me else None
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from statistics import median_low
 from typing import Protocol
@@ -21,7 +21,7 @@ from swarmnode.membership.progress import Progress
 from swarmnode.membership.swarm import Swarm
 from swarmnode.metrics import name
 from swarmnode.model.adapter import has_adapters
-from swarmnode.model.section import snapshot_nbytes
+from swarmnode.model.section import PACKED_ITEMSIZE, outer_sections, snapshot_nbytes
 from swarmnode.model.stage_swap import partner
 from swarmnode.ports import Clock, Compute, Neighbour, Priority, Replica, State, Telemetry, Transport
 from swarmnode.recovery.donor_client import DownloadLimits
@@ -34,9 +34,11 @@ from swarmnode.recovery.recovery_source import (
     choose_source,
     donors_of,
     latest,
+    neighbours_suffice,
     silent,
 )
 from swarmnode.recovery.resumption import CheckpointOptions, Resumption, newest_of
+from swarmnode.recovery.saved_stage import SavedStages
 from swarmnode.recovery.snapshot import SLOW, WHOLE, Snapshot, StateSlice, newcomer_part
 from swarmnode.recovery.state_fetch import StateFetcher
 from swarmnode.wire import record_pb2
@@ -51,7 +53,13 @@ FIRST_ROUNDS = 4  # guess: rounds of the run in which a replica may not have don
 TRIES_MAX = 3  # guess: times that living replicas are asked for state before this process gives up
 
 # During these a node elsewhere may have brought the stage back first.
-CONTESTED = (RecoverySource.RING, RecoverySource.DISK, RecoverySource.BASE, RecoverySource.CHECKFREE)
+CONTESTED = (
+    RecoverySource.RING,
+    RecoverySource.DISK,
+    RecoverySource.ARCHIVE,
+    RecoverySource.BASE,
+    RecoverySource.CHECKFREE,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +95,7 @@ class StateRestorer:
     clock: Clock
     telemetry: Telemetry
     checkpoints: CheckpointOptions
+    saved: SavedStages
     base: BaseWeights | None = None  # of a run with base.index
 
     async def restore(
@@ -168,6 +177,8 @@ class _Restoration:
         self._failed: set[RecoverySource] = set()
         self._disk: Resumption | None = None
         self._disk_searched = False
+        self._returning: bool | None = None  # as seen at the first look
+        self._samples = 0  # of the run, as far as the state restored goes
         self._fetcher = self._new_fetcher()
 
     async def run(self) -> RestoredState:
@@ -220,7 +231,9 @@ class _Restoration:
         await self._membership.look([at for at in range(stages) if at in near or not (waited_s or swarm.stages[at])])
         alive = await self._ping_near(near)
         swarm, supposed = self._swarm(), self._membership.run_progress.suppose(alive)  # answers carry records
-        total = supposed.middle
+        total = self._samples = supposed.middle
+        if self._returning is None:
+            self._returning = not all(swarm.serving(at) for at in range(stages) if at != stage)
         round_now = total // self._manifest.gossip.round_samples
         before = swarm.serving((stage - 1) % stages)
         cut, _ = to_keep(
@@ -248,6 +261,8 @@ class _Restoration:
             above=stage < stages - 1 and any(m.peer in alive for m in swarm.serving(stage + 1)),
             disk_round=await self._disk_round() if total and not donors else None,
             saved_round=None if self._checkpoints.resume is None else self._checkpoints.resume.rounds(self._manifest),
+            returning=self._returning and stages > 1,
+            archived=bool(self._checkpoints.archives),
             has_base=from_base(self._manifest),
             failed=frozenset(self._failed),
             waited_s=waited_s,
@@ -263,7 +278,8 @@ class _Restoration:
         return alive
 
     async def _disk_round(self) -> int | None:
-        """The round of the newest whole checkpoint of this run where this node saves its own. Searched for once."""
+        """The round of the newest state of this stage on this node's disk: saved in its home, or of a whole
+        checkpoint of this run. Searched for once."""
         store = self._checkpoints.store
         if store is not None and not self._disk_searched:
             self._disk_searched = True
@@ -273,6 +289,9 @@ class _Restoration:
                 self._telemetry.event(
                     "recovery.source_failed", level="warning", method=RecoverySource.DISK, reason=str(error)
                 )
+        own = self._restorer.saved.newest(self._stage)
+        if own is not None and (self._disk is None or self._disk.checkpoint.samples < own.checkpoint.samples):
+            self._disk = own
         return None if self._disk is None else self._disk.rounds(self._manifest)
 
     async def _overtaken(self) -> bool:
@@ -293,12 +312,16 @@ class _Restoration:
                 keepers = [peer for _, peer in view.kept]
                 check = self._fetcher.check(view.stage, keepers=lambda: keepers)
                 _, progress = await self._fetcher.from_backups(view.stage, keepers, WHOLE, check, self._load)
+                self._samples = progress.total
                 self._membership.run_progress.begin(view.samples_least)
                 self._restorer.merge(progress)
+            case RecoverySource.ARCHIVE:
+                await self._from_archive(view)
             case RecoverySource.CHECKPOINT | RecoverySource.DISK:
                 saved = self._checkpoints.resume if source is RecoverySource.CHECKPOINT else self._disk
                 assert saved is not None
                 state = await self._read_checkpoint(view, saved)
+                self._samples = saved.checkpoint.samples
                 self._fetcher.read(sum(section.nbytes for section in state.sections.values()))
                 await self._load(state)
             case RecoverySource.CHECKFREE:
@@ -339,6 +362,25 @@ class _Restoration:
         done = min(offer.round, total // self._manifest.gossip.round_samples)
         snapshot = Snapshot.received(offer, state)
         return RestoredState(RecoverySource.REPLICA, reason, done, self._restorer.meets, snapshot)
+
+    async def _from_archive(self, view: RecoveryView) -> None:
+        """The slow weights that a bootstrap has in the owner's archive; fast ones equal them, and moments begin anew.
+
+        Raises Unavailable when none has them, or only such as are older than a stage of this run may be while its
+        neighbours could bring it back.
+        """
+        archives, sizes = self._checkpoints.archives, self._replica.sizes_of(view.stage)
+        state, offer = await self._fetcher.download(view.stage, lambda: archives, cut=SLOW)
+        age = view.round_now - offer.round
+        if age > self._manifest.recovery.snapshot_rounds_max and neighbours_suffice(view)[0]:
+            raise Unavailable(f"the archive's copy of stage {view.stage} is {age} rounds old")
+        zeros = {
+            name: memoryview(bytes(PACKED_ITEMSIZE[name] * sizes[name]))
+            for name in outer_sections(sizes)
+            if name != "phi"
+        }
+        await self._load(replace(state, sections={**state.sections, **zeros}, inner_steps=0, bump_steps=0))
+        self._samples = offer.progress.total
 
     async def _read_checkpoint(self, view: RecoveryView, saved: Resumption) -> State:
         """The stage's state from `saved`.
@@ -426,5 +468,7 @@ class _Restoration:
             method=self._method(restored.source),
             seconds=round(seconds, 3),
             nbytes=self._fetcher.nbytes,
+            round=self._samples // self._manifest.gossip.round_samples,
+            behind=max(0, self._membership.progress.total - self._samples),
             reason=restored.reason,
         )

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from swarmnode.ids import RunId
+from swarmnode.ids import PeerId, RunId
 from swarmnode.manifest import Manifest
 from swarmnode.membership.progress import Progress
 from swarmnode.model.section import section_shapes
@@ -66,8 +66,8 @@ class Resumption:
 class CheckpointOptions:
     """The store that a node saves checkpoints in, and the checkpoint that it starts from.
 
-    `store` None: it saves none. `layout` gives names and shapes of the parameters in each section of a stage's state,
-    in order; None: those of the manifest.
+    `store` None: it saves none. `home` keeps the stages that it served itself (recovery/saved_stage.py). `layout` gives
+    names and shapes of the parameters in each section of a stage's state, in order; None: those of the manifest.
     """
 
     store: Store | None = None
@@ -75,6 +75,8 @@ class CheckpointOptions:
     signed: str = ""  # the signed manifest, base64
     layout: Callable[[int], Shapes] | None = None
     shard_nbytes: int = form.SHARD_NBYTES
+    home: Store | None = None
+    archives: tuple[PeerId, ...] = ()  # bootstraps that the user named: one may hold the owner's archive
     written: Callable[[int], None] = field(default=lambda nbytes: None)
 
     def shapes(self, manifest: Manifest, stage: int) -> Shapes:
