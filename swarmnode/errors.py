@@ -145,3 +145,8 @@ class Busy(Unavailable):
 
 class MicrobatchLost(Unavailable):
     """A microbatch found no route onward before its deadline."""
+
+
+class StartAnew(MicrobatchLost):
+    """A replica has counted the microbatch in a call whose answer does not fit this one; its feeder can start it anew,
+    and nobody else."""

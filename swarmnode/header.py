@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from google.protobuf.message import DecodeError
 
 from swarmnode import bounds
-from swarmnode.errors import Busy, Forbidden, Refused, RemoteFault, Unavailable
+from swarmnode.errors import Busy, Forbidden, Refused, RemoteFault, StartAnew, Unavailable
 from swarmnode.ids import PeerId, RunId, short
 from swarmnode.ports import DTYPE_BYTES, WireTensor
 from swarmnode.untrusted_text import REASON_CHARACTERS_MAX, printable
@@ -136,6 +136,7 @@ def reply_of(error: Busy | Unavailable | RemoteFault) -> wire.Reply:
     reply = wire.Reply(
         status=status, reason=printable(str(error), REASON_CHARACTERS_MAX), retry_after_ms=retry_after_ms
     )
+    reply.start_anew = isinstance(error, StartAnew)
     if isinstance(error, Forbidden) and error.evidence:
         reply.access_list.ParseFromString(error.evidence)
     return reply
@@ -152,6 +153,8 @@ def raise_for(peer: PeerId, reply: wire.Reply) -> None:
         case wire.STATUS_BUSY:
             raise Busy(f"{short(peer)} is busy: {said}", retry_after_s)
         case wire.STATUS_UNAVAILABLE:
+            if reply.start_anew:
+                raise StartAnew(f"{short(peer)}: {said}", retry_after_s)
             raise Unavailable(f"{short(peer)} is not available: {said}", retry_after_s)
         case wire.STATUS_REFUSED:
             raise Refused(f"{short(peer)} refused: {said}")

@@ -21,6 +21,7 @@ import pytest
 import uvloop
 from hypothesis import settings
 
+from swarmnode.bench.swarm.laws import called_forged, read_lines
 from swarmnode.local.spawn import SPAWNER
 from swarmnode.simulation import virtual_time
 
@@ -96,6 +97,15 @@ def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest
     if reason := missing_in_ci(report):
         report.outcome, report.longrepr = "failed", reason
     return report
+
+
+def pytest_runtest_teardown(item: pytest.Item) -> None:
+    """No node of a test calls another a forger, in whichever home its log is, unless the test has a liar."""
+    folder = getattr(item, "funcargs", {}).get("tmp_path")
+    if folder is None or item.get_closest_marker("liar") is not None:
+        return
+    forged = [reason for log in folder.rglob("events.jsonl*") for reason in called_forged(read_lines(log))]
+    assert not forged, f"honest nodes are called forgers: {forged[:3]}"
 
 
 def limit_s(item: pytest.Item) -> float:

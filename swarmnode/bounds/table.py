@@ -187,6 +187,7 @@ CALL: Mapping[str, Bound] = {
     "Reply.progress": part(),
     "Reply.record": part(),
     "Reply.waited_s": SECONDS,
+    "Reply.start_anew": flag(),
     **{f"Reply.{body}": part() for body in ANSWERS},
     "Ping.payload": opaque(1024, "echoed"),
     "Pong.payload": opaque(1024, "echoed"),

@@ -27,8 +27,6 @@ def command(home: Path | None, check: bool) -> None:
     reply = client.status(home or default_home("node"))
     listed = AccessList(least_version=reply.least_version)
     rules = AccessRules(RunId(reply.run_id), b"", is_open=True, access_list=listed)
-        RunId(reply.run_id), b"", is_open=True, access_list=AccessList(least_version=reply.least_version)
-    )
     for version in (reply.version, __version__):
         if reason := too_old(rules, version):
             raise NotPermitted(reason)

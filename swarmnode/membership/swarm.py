@@ -47,6 +47,11 @@ class Member:
     unable: frozenset[int] = frozenset()  # stages that its machine cannot serve
 
     @property
+    def choosing(self) -> bool:
+        """Whether it has reserved its stage and may still take another: others choose at the same time."""
+        return self.state == wire.NODE_STATE_JOINING and self.moving_to == self.stage
+
+    @property
     def plain(self) -> bool:
         """Whether it serves, stays, and has announced its speed, so that it needs no special handling."""
         return (

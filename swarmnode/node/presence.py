@@ -174,6 +174,12 @@ class Presence:
         for other, router in enumerate(self.routers):
             router.update(swarm.serving(other) if other in sends_to else ())
 
+    async def reserve(self, stage: int) -> None:
+        """Announce that this node joins at `stage`, unless another one that chooses now does so before it."""
+        self._status = replace(self._status, stage=stage, moving_to=stage, samples_per_second=0.0)
+        self.changed()
+        await self.announce()
+
     def set_state(self, state: record_pb2.NodeState, reason: str) -> None:
         """Change the state others see; announced at once."""
         self._status = replace(self._status, state=state)

@@ -111,9 +111,8 @@ class Auditor:
 
     # ---- our own answers and those to us, on the compute thread
 
-    def signed(self, process: wire.Process, client: PeerId, prints: TensorFingerprints, report: wire.Processed) -> None:
-        """Add our signed statement of our answer to `client` to `report`."""
-        report.inner_steps = self._replica.inner_steps
+    def sign(self, process: wire.Process, client: PeerId, prints: TensorFingerprints, report: wire.Processed) -> None:
+        """Add our signed statement of our answer to `client` to `report`, whose inner steps are set."""
         mine = statements.stated(self.run_id, process, self.me, client, prints, report)
         statements.sign(mine, self._identity)
         report.sent, report.got, report.signature = mine.sent, mine.got, mine.signature

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from swarmnode.ema import Ema, EmaStart
-from swarmnode.errors import Busy, LocalFault, SwarmnodeError, Unavailable
+from swarmnode.errors import Busy, LocalFault, StartAnew, SwarmnodeError, Unavailable
 from swarmnode.ids import MicrobatchId, PeerId
 from swarmnode.metrics import name
 from swarmnode.pipeline.slots import Slot, Slots
@@ -129,8 +129,8 @@ class Backlog:
     async def once(self, key: Key, work: Callable[[InFlight], Awaitable[Answer]], caller: PeerId) -> Answer:
         """The answer of `work` for `key`, which runs at most once however often the microbatch arrives.
 
-        Raises Busy if `caller` gets no slot. Raises Unavailable while draining, or if the microbatch was counted
-        earlier and its answer is no longer kept. If every caller gives up before `commit`, the work is cancelled.
+        Raises Busy if `caller` gets no slot. Raises Unavailable while draining, StartAnew if the microbatch was
+        counted earlier and its answer is no longer kept. If all callers give up before `commit`, the work is cancelled.
         """
         if (kept := self._answers.get(key)) is not None:
             self._telemetry.count(name.MICROBATCHES, outcome="duplicate")
@@ -139,7 +139,7 @@ class Backlog:
         if held is not None:
             self._telemetry.count(name.MICROBATCHES, outcome="duplicate")
         elif key in self._counted:
-            raise Unavailable("microbatch was counted here already and its answer is no longer kept")
+            raise StartAnew("microbatch was counted here already and its answer is no longer kept")
         else:
             held = self._begin(key, work, caller)
         waiter: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from swarmnode.errors import Busy, RemoteFault, Unavailable
+from swarmnode.errors import Busy, RemoteFault, StartAnew, Unavailable
 from swarmnode.ids import MicrobatchId, PeerId
 from swarmnode.manifest import Manifest
 from swarmnode.metrics import name
@@ -47,6 +48,14 @@ class WorkSeen(Protocol):
     """Is told that a peer did work which this node used, so that the peer counts as seen at work."""
 
     def __call__(self, peer: PeerId, /) -> None: ...
+
+
+@dataclass(slots=True)
+class UnsignedAnswer(Answer):
+    """An answer to a microbatch, not signed yet, and the fingerprints of its tensors; None where answers are not
+    signed."""
+
+    prints: TensorFingerprints | None = None
 
 
 class Hop:
@@ -110,8 +119,11 @@ class Hop:
         process, x, tokens = self._check(peer, call)
         deadline = asyncio.get_running_loop().time() + process.deadline_ms / 1000.0
         key = (MicrobatchId(process.microbatch_id), process.position)
+        begun = False
 
         async def work(held: InFlight) -> Answer:
+            nonlocal begun
+            begun = True
             outcome = await self.run_microbatch(process, x, tokens, deadline, held)
             report = wire.Processed(
                 loss_sum=outcome.loss_sum,
@@ -123,16 +135,41 @@ class Hop:
                 received_s=call.received_s,
             )
             if self.auditor is not None and outcome.prints is not None:
-                self.auditor.signed(process, peer, outcome.prints, report)
+                report.inner_steps = self._replica.inner_steps
                 if self._input_auditor is not None and process.position == 1:
                     named = bytes(process.microbatch_id), process.first_sample, process.samples
                     self._input_auditor.saw(FeederInput(PeerId(process.feeder), peer, *named, tokens, x))
             tensors = () if outcome.gradient is None else (outcome.gradient,)
             if process.purpose == wire.PURPOSE_TRAIN and process.position:
                 self._asked(peer)  # a feeder without a stage does no work of the run
-            return Answer(wire.Reply(processed=report), tensors, urgent=True)
+            return UnsignedAnswer(wire.Reply(processed=report), tensors, urgent=True, prints=outcome.prints)
 
-        return await self._backlog.once(key, work, peer)
+        answer = await self._backlog.once(key, work, peer)
+        assert isinstance(answer, UnsignedAnswer)
+        return await self._stated(answer, process, peer, None if begun else (x, tokens))
+
+    async def _stated(
+        self,
+        answer: UnsignedAnswer,
+        process: wire.Process,
+        caller: PeerId,
+        repeat: tuple[WireTensor, WireTensor] | None,
+    ) -> Answer:
+        """`answer` with our signed statement of it to `caller`. `repeat` is the input of a caller whose microbatch was
+        in work or answered already: the answer is one to that input too, or StartAnew is raised. A statement names
+        the caller and its input, so each caller gets its own."""
+        prints = answer.prints
+        if self.auditor is None or prints is None:
+            return answer
+        if repeat is not None:
+            of = self._replica.fingerprint
+            mine = await self._compute.run(Priority.BACKWARD, 0, lambda: tuple(map(of, repeat)))
+            if mine != (prints.x, prints.tokens):
+                raise StartAnew("this microbatch was counted here with another input")
+        reply = wire.Reply()
+        reply.CopyFrom(answer.header)
+        self.auditor.sign(process, caller, prints, reply.processed)
+        return Answer(reply, answer.tensors, urgent=True)
 
     async def reserve(self, peer: PeerId, call: Call) -> Answer:
         """Handler of method "reserve". Raises Unavailable while this replica drains."""

@@ -11,7 +11,7 @@ from functools import partial
 
 from swarmnode.data.sample import counted_targets
 from swarmnode.ema import Ema
-from swarmnode.errors import Broken, Busy, MicrobatchLost, PeerTimeout, Refused, RemoteFault, Unavailable
+from swarmnode.errors import Broken, Busy, MicrobatchLost, PeerTimeout, Refused, RemoteFault, StartAnew, Unavailable
 from swarmnode.ids import PeerId, RunId, short
 from swarmnode.manifest import Manifest
 from swarmnode.membership.liveness import LivenessWatch
@@ -123,6 +123,8 @@ class NextHop:
                     raise Unavailable(reason) from error  # of replicas that never answered one is tried
                 if isinstance(error, Busy):
                     continue
+                if isinstance(error, StartAnew) and not router.able(loop.time(), {*tried, peer}):
+                    raise
             tried.add(peer)
             retries += 1
             if (usual := self._usual.get(stage)) and deadline - loop.time() < HOPELESS_SHARE * usual.value:

@@ -12,9 +12,9 @@ import bisect
 import math
 import random
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from swarmnode.ids import PeerId, short
+from swarmnode.ids import PeerId, seeded, short
 from swarmnode.membership.swarm import COMING, JOINING, SERVING, Member, Swarm
 
 Reason = str
@@ -151,6 +151,26 @@ def choose_stage(
     fewest = min(replicas[stage] for stage in needy)
     stage = rng.choice([stage for stage in needy if replicas[stage] == fewest])
     return stage, f"stage {stage} is the slowest: samples/s by stage {_listing(capacity)}"
+
+
+def reserved_stage(
+    swarm: Swarm, me: PeerId, costs: Sequence[float], rules: RebalanceRules, seed: int, unable: Collection[int] = ()
+) -> tuple[int, Reason]:
+    """The stage for `me`, one of the members of `swarm` that choose at the same time. Each in turn, the first to join
+    first, keeps the stage that it has reserved if nobody else is there, else chooses as by `choose_stage`. So members
+    with the same view take different stages. `unable` are the stages that `me` cannot serve."""
+    turns = sorted((m for m in swarm.members() if m.choosing), key=lambda member: (member.joined_unix_s, member.peer))
+    members, stages = {m.peer: m for m in swarm.members() if not m.choosing}, len(swarm.stages)
+    for member in turns:
+        taken = Swarm.of(members.values(), stages)
+        stage, reason = member.stage, f"stage {member.stage} is reserved, and has nobody else"
+        if load(taken, costs).replicas[stage]:
+            rng, own = seeded(seed, "stage", member.peer), unable if member.peer == me else member.unable
+            stage, reason = choose_stage(taken, costs, rules, rng, own)
+        if member.peer == me:
+            return stage, reason
+        members[member.peer] = replace(member, stage=stage, moving_to=None)
+    raise AssertionError(f"{short(me)} has reserved no stage")
 
 
 def fed(swarm: Swarm) -> Swarm:

@@ -1,8 +1,8 @@
 """A replica's signed statement of its answer to a training microbatch, which it cannot deny later.
 
-A statement names the tensors of one hop by fingerprint: the request, what was sent on, what came back, and the answer.
-With the tensors, any peer can recompute the hop and compare (auditor.py). A false answer and its statement can be shown
-to others as evidence.
+A statement is made for each caller, also where several get one kept answer (hop.py). It names the tensors of one hop by
+fingerprint: the request, what was sent on, what came back, and the answer. With the tensors, any peer can recompute the
+hop and compare (auditor.py). A false answer and its statement can be shown to others as evidence.
 """
 
 from __future__ import annotations

@@ -73,6 +73,7 @@ class World:
         self._feeders = 0
         self.trace.listeners["exchange.onesided"] = self._onesided
         self.trace.listeners["peer.left_out"] = self.trace.listeners["peer.excluded"] = self._left_out
+        self.trace.listeners["peer.banned"] = self._banned
         self.trace.listeners["validation.done"] = self._validated
         self.trace.listeners["checkpoint.loaded"] = self._loaded
 
@@ -240,6 +241,10 @@ class World:
     def _left_out(self, now: float, label: str, event: str, fields: dict[str, object]) -> None:
         others = [sim_node.label for sim_node in self.nodes if sim_node.identity.peer_id == fields["peer"]]
         self.laws.left_out(label, others[0], str(fields["reason"]))
+
+    def _banned(self, now: float, label: str, event: str, fields: dict[str, object]) -> None:
+        if "is forged" in str(fields["reason"]):
+            self._left_out(now, label, event, fields)
 
     def _validated(self, now: float, label: str, event: str, fields: dict[str, object]) -> None:
         self.validations.append((now, float(str(fields["loss"])), int(str(fields["samples_total"]))))

@@ -109,7 +109,7 @@ class Request(_message.Message):
     def __init__(self, version: _Optional[int] = ..., run_id: _Optional[str] = ..., timeout_ms: _Optional[int] = ..., tensors: _Optional[_Iterable[_Union[TensorSpec, _Mapping]]] = ..., progress: _Optional[_Union[_record_pb2.Progress, _Mapping]] = ..., record: _Optional[_Union[_record_pb2.SignedRecord, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., process: _Optional[_Union[Process, _Mapping]] = ..., exchange: _Optional[_Union[Exchange, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., snapshot: _Optional[_Union[SnapshotRequest, _Mapping]] = ..., chunk: _Optional[_Union[ChunkRequest, _Mapping]] = ..., manifest: _Optional[_Union[ManifestRequest, _Mapping]] = ..., fallback: _Optional[_Union[FallbackRequest, _Mapping]] = ..., reserve: _Optional[_Union[Reserve, _Mapping]] = ..., opening: _Optional[_Union[Opening, _Mapping]] = ..., recompute: _Optional[_Union[Recompute, _Mapping]] = ..., suspicion: _Optional[_Union[Suspicion, _Mapping]] = ..., accusation: _Optional[_Union[Accusation, _Mapping]] = ..., final_delta: _Optional[_Union[FinalDelta, _Mapping]] = ..., handover: _Optional[_Union[Handover, _Mapping]] = ..., access_list: _Optional[_Union[AccessListRequest, _Mapping]] = ..., reach: _Optional[_Union[ReachRequest, _Mapping]] = ..., receipt: _Optional[_Union[ReceiptRequest, _Mapping]] = ..., measure: _Optional[_Union[Measure, _Mapping]] = ..., packet_receipt: _Optional[_Union[PacketReceipt, _Mapping]] = ..., data_chunk: _Optional[_Union[DataChunkRequest, _Mapping]] = ..., report: _Optional[_Union[_report_pb2.ReportRequest, _Mapping]] = ...) -> None: ...
 
 class Reply(_message.Message):
-    __slots__ = ("status", "reason", "retry_after_ms", "tensors", "progress", "record", "waited_s", "pong", "processed", "exchanged", "committed", "snapshot", "chunk", "manifest", "reserved", "opening", "recompute", "suspicion", "accusation", "final_delta_taken", "handed", "access_list", "reach", "receipt", "measure", "packet_receipt", "data_chunk", "report")
+    __slots__ = ("status", "reason", "retry_after_ms", "tensors", "progress", "record", "waited_s", "start_anew", "pong", "processed", "exchanged", "committed", "snapshot", "chunk", "manifest", "reserved", "opening", "recompute", "suspicion", "accusation", "final_delta_taken", "handed", "access_list", "reach", "receipt", "measure", "packet_receipt", "data_chunk", "report")
     STATUS_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     RETRY_AFTER_MS_FIELD_NUMBER: _ClassVar[int]
@@ -117,6 +117,7 @@ class Reply(_message.Message):
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
     RECORD_FIELD_NUMBER: _ClassVar[int]
     WAITED_S_FIELD_NUMBER: _ClassVar[int]
+    START_ANEW_FIELD_NUMBER: _ClassVar[int]
     PONG_FIELD_NUMBER: _ClassVar[int]
     PROCESSED_FIELD_NUMBER: _ClassVar[int]
     EXCHANGED_FIELD_NUMBER: _ClassVar[int]
@@ -145,6 +146,7 @@ class Reply(_message.Message):
     progress: _record_pb2.Progress
     record: _record_pb2.SignedRecord
     waited_s: float
+    start_anew: bool
     pong: Pong
     processed: Processed
     exchanged: Exchanged
@@ -166,7 +168,7 @@ class Reply(_message.Message):
     packet_receipt: PacketReceiptTaken
     data_chunk: DataChunk
     report: _report_pb2.Report
-    def __init__(self, status: _Optional[_Union[Status, str]] = ..., reason: _Optional[str] = ..., retry_after_ms: _Optional[int] = ..., tensors: _Optional[_Iterable[_Union[TensorSpec, _Mapping]]] = ..., progress: _Optional[_Union[_record_pb2.Progress, _Mapping]] = ..., record: _Optional[_Union[_record_pb2.SignedRecord, _Mapping]] = ..., waited_s: _Optional[float] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ..., processed: _Optional[_Union[Processed, _Mapping]] = ..., exchanged: _Optional[_Union[Exchanged, _Mapping]] = ..., committed: _Optional[_Union[Committed, _Mapping]] = ..., snapshot: _Optional[_Union[Snapshot, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., manifest: _Optional[_Union[_record_pb2.SignedManifest, _Mapping]] = ..., reserved: _Optional[_Union[Reserved, _Mapping]] = ..., opening: _Optional[_Union[Opened, _Mapping]] = ..., recompute: _Optional[_Union[Recomputed, _Mapping]] = ..., suspicion: _Optional[_Union[SuspicionTaken, _Mapping]] = ..., accusation: _Optional[_Union[AccusationTaken, _Mapping]] = ..., final_delta_taken: _Optional[_Union[FinalDeltaTaken, _Mapping]] = ..., handed: _Optional[_Union[Handed, _Mapping]] = ..., access_list: _Optional[_Union[_access_pb2.SignedAccessList, _Mapping]] = ..., reach: _Optional[_Union[Reached, _Mapping]] = ..., receipt: _Optional[_Union[Receipt, _Mapping]] = ..., measure: _Optional[_Union[Measured, _Mapping]] = ..., packet_receipt: _Optional[_Union[PacketReceiptTaken, _Mapping]] = ..., data_chunk: _Optional[_Union[DataChunk, _Mapping]] = ..., report: _Optional[_Union[_report_pb2.Report, _Mapping]] = ...) -> None: ...
+    def __init__(self, status: _Optional[_Union[Status, str]] = ..., reason: _Optional[str] = ..., retry_after_ms: _Optional[int] = ..., tensors: _Optional[_Iterable[_Union[TensorSpec, _Mapping]]] = ..., progress: _Optional[_Union[_record_pb2.Progress, _Mapping]] = ..., record: _Optional[_Union[_record_pb2.SignedRecord, _Mapping]] = ..., waited_s: _Optional[float] = ..., start_anew: _Optional[bool] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ..., processed: _Optional[_Union[Processed, _Mapping]] = ..., exchanged: _Optional[_Union[Exchanged, _Mapping]] = ..., committed: _Optional[_Union[Committed, _Mapping]] = ..., snapshot: _Optional[_Union[Snapshot, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., manifest: _Optional[_Union[_record_pb2.SignedManifest, _Mapping]] = ..., reserved: _Optional[_Union[Reserved, _Mapping]] = ..., opening: _Optional[_Union[Opened, _Mapping]] = ..., recompute: _Optional[_Union[Recomputed, _Mapping]] = ..., suspicion: _Optional[_Union[SuspicionTaken, _Mapping]] = ..., accusation: _Optional[_Union[AccusationTaken, _Mapping]] = ..., final_delta_taken: _Optional[_Union[FinalDeltaTaken, _Mapping]] = ..., handed: _Optional[_Union[Handed, _Mapping]] = ..., access_list: _Optional[_Union[_access_pb2.SignedAccessList, _Mapping]] = ..., reach: _Optional[_Union[Reached, _Mapping]] = ..., receipt: _Optional[_Union[Receipt, _Mapping]] = ..., measure: _Optional[_Union[Measured, _Mapping]] = ..., packet_receipt: _Optional[_Union[PacketReceiptTaken, _Mapping]] = ..., data_chunk: _Optional[_Union[DataChunk, _Mapping]] = ..., report: _Optional[_Union[_report_pb2.Report, _Mapping]] = ...) -> None: ...
 
 class Ping(_message.Message):
     __slots__ = ("payload",)

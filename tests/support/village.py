@@ -110,6 +110,7 @@ class Villager:
     node: Node
     transport: MemoryTransport
     quiet: Quiet
+    identity: Identity
     notices: Notices = field(default_factory=Notices)
     task: asyncio.Task[DrainReport] | None = None
     saved: list[tuple[int, int, int]] = field(default_factory=list)
@@ -137,6 +138,7 @@ class Village:
         self.text = text
         self.network = MemoryNetwork()
         self.people: list[Villager] = []
+        self.liars = False  # some node signs falsely, and may be called a forger
         self.made: list[Recording] = []  # every replica there ever was
         self.samples: dict[PeerId, list[int]] = defaultdict(list)
         self.saving = CheckpointOptions()  # of those added from now on
@@ -154,8 +156,10 @@ class Village:
         data: Callable[[Quiet], DataPorts] | None = None,
         base: Callable[[Quiet], BasePorts] | None = None,
         role: NodeRole = NodeRole.ANY,
+        again: Villager | None = None,
     ) -> Villager:
-        identity = Identity.of_seed(bytes([len(self.people) + 1]) * 32)
+        """`again`: start with the key of this one, which has died, as a process that restarts at the same home."""
+        identity = Identity.of_seed(bytes([len(self.people) + 1]) * 32) if again is None else again.identity
         quiet = Quiet()
         transport = MemoryTransport(self.network, identity.peer_id, RUN, telemetry=quiet)
         admission = None if self.admission is None else self.admission()
@@ -196,7 +200,7 @@ class Village:
             base=None if base is None else base(quiet),
             role=role,
         )
-        villager = Villager(Node(self.run, RUN, world), transport, quiet, saved=saved)
+        villager = Villager(Node(self.run, RUN, world), transport, quiet, identity, saved=saved)
         villager.task = asyncio.get_running_loop().create_task(villager.node.run(villager.notices, stage))
         self.people.append(villager)
         return villager
@@ -223,6 +227,11 @@ class Village:
             seen = "\n".join(f"{p.node.me[-8:]} stage {p.node.stage}: {p.quiet.events[-12:]}" for p in self.people)
             raise AssertionError(f"not within {timeout_s:g} s: {what}\n{seen}") from None
 
+    def forged(self) -> list[str]:
+        """What nodes say of peers whose signatures they do not believe."""
+        reasons = [str(fields.get("reason", "")) for p in self.people for _, fields in p.quiet.events]
+        return [reason for reason in reasons if "is forged" in reason]
+
     def total(self) -> int:
         """Samples fed by everybody: each feeder's own entry, which nobody else may know yet."""
         return sum(p.node.presence.progress.feeders.get(p.node.me, 0) for p in self.people)
@@ -246,6 +255,7 @@ async def village(run: Manifest, text: type[Numbers] = Numbers) -> AsyncIterator
     here = Village(run, text)
     try:
         yield here
+        assert here.liars or not (said := here.forged()), f"honest nodes are called forgers: {said[:3]}"
     finally:
         for person in here.people:
             if person.task is not None and not person.task.done():

@@ -83,9 +83,16 @@ def _state_as_given(log: Sequence[Event], by_peer: dict[str, list[Event]]) -> li
 
 
 def _nobody_left_out(log: Sequence[Event]) -> list[str]:
-    """No node is excluded for its packets or answers, since all nodes of the run are honest."""
+    """No node is excluded for its packets or answers, nor called a forger, since all nodes of the run are honest."""
     told = [event["fields"] for event in log if event["event"] in ("peer.left_out", "peer.excluded")]
-    return [f"{_who(log)} left out {short(PeerId(each['peer']))}: {each['reason']}" for each in told]
+    found = [f"{_who(log)} left out {short(PeerId(each['peer']))}: {each['reason']}" for each in told]
+    return found + [f"{_who(log)} calls a peer a forger: {reason}" for reason in called_forged(log)]
+
+
+def called_forged(log: Sequence[Event]) -> list[str]:
+    """The reasons in one node's events by which something of a peer is forged."""
+    reasons = [str(event["fields"].get("reason", "")) for event in log]
+    return [reason for reason in reasons if "is forged" in reason]
 
 
 def _pairs_agree(by_peer: dict[str, list[Event]]) -> list[str]:

@@ -1,0 +1,27 @@
+"""Nodes are killed and restart with their keys, fifty times in virtual time: no honest node is called a forger."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from swarmnode.simulation.life import simulate
+from swarmnode.simulation.scenario import FaultSpec, find, read_scenario
+from swarmnode.simulation.world import World
+
+KILLS = 50
+EVERY_S = 8.0
+
+
+def test_fifty_kills_and_restarts_make_nobody_a_forger() -> None:
+    calm = read_scenario(find("calm"))
+    crash = FaultSpec(at_s=tuple(EVERY_S * (1 + n) for n in range(KILLS)), back_s=3.0)
+    bounds = replace(calm.bounds, throughput=0.0)
+    repeats: list[float] = []
+
+    def look(world: World) -> None:
+        repeats.append(world.trace.total("swarmnode_microbatches_total", "duplicate"))
+
+    life = simulate(replace(calm, seconds=EVERY_S * (KILLS + 2), faults={"crash": crash}, bounds=bounds), 1, look=look)
+    assert life.failures == [], life.last_events
+    assert life.struck["crash"] >= KILLS - 5, "some strike a stage's last replica, and are left out"
+    print(life.struck, repeats)
