@@ -11,6 +11,7 @@ UNCOMPILED := /(tests|pip|mypy)/|/transformers/models/(?!llama|auto)
 export OMP_NUM_THREADS := 1
 
 PYTEST = $(BIN)/python -m pytest -q -p no:cacheprovider
+SLOWEST := --durations=15 --durations-min=1
 # Real processes, for seconds to minutes each; a life in the storm, live and in virtual time; whole nodes, in two parts,
 # which wait for each other more than they compute; rounds and models, which compute.
 LIVE := tests/live
@@ -34,7 +35,7 @@ help:
 	@echo "make wheel   dist/*.whl, what volunteers install; make lock: requirements.txt, every package by its hash"
 	@echo "make docs    write what is made from the code: tables in docs/, the Grafana board, cloud-init"
 	@echo "make bench   measure throughput of the swarm and of the transport"
-	@echo "make soak    a long run with a node killed every 30 s, storms in virtual time for an hour (SEED=1000), a million damaged inputs"
+	@echo "make soak    a long run with a node killed every 30 s, storms in virtual time for an hour and a week of it (SEED=1000), a million damaged inputs"
 
 setup: $(STAMP)
 
@@ -57,14 +58,14 @@ $(LINT): $(STAMP)
 demo: setup
 	@$(BIN)/swarmnode up --nodes 6 --stages 3 --for 180s --kill 60s --out runs/demo
 
-# Six parts side by side: tests with real processes mostly wait. What the first five said comes last, then a line for
-# each. Each is a session of its own where that can be: Linux shares processors among sessions, and each node that a test
-# starts is one.
+# Six parts side by side: tests with real processes mostly wait. What the first five said comes last, each with its
+# slowest tests, then a line for each. Each is a session of its own where that can be: Linux shares processors among
+# sessions, and each node that a test starts is one.
 test: setup $(LINT)
-	@mkdir -p build; part() { $(SETSID) $(PYTEST) $$2 > build/$$1-tests.txt 2>&1 & }; \
+	@mkdir -p build; part() { $(SETSID) $(PYTEST) $(SLOWEST) $$2 > build/$$1-tests.txt 2>&1 & }; \
 	part live '$(LIVE)'; live=$$!; part storm '$(STORM)'; storm=$$!; part node '$(NODE)'; node=$$!; part swarm '$(SWARM)'; swarm=$$!; part round '$(ROUND)'; round=$$!; \
 	trap 'kill $$live $$storm $$node $$swarm $$round' INT TERM; \
-	{ $(PYTEST) tests $(addprefix --ignore=,$(LIVE) $(STORM) tests/node $(ROUND)); echo $$? > build/rest-code; } 2>&1 \
+	{ $(PYTEST) $(SLOWEST) tests $(addprefix --ignore=,$(LIVE) $(STORM) tests/node $(ROUND)); echo $$? > build/rest-code; } 2>&1 \
 	  | tee build/rest-tests.txt; rest=$$(cat build/rest-code); \
 	wait $$round; round=$$?; wait $$node; node=$$?; wait $$swarm; swarm=$$?; wait $$storm; storm=$$?; wait $$live; live=$$?; \
 	cat build/round-tests.txt build/node-tests.txt build/swarm-tests.txt build/storm-tests.txt build/live-tests.txt; echo; \
@@ -106,6 +107,7 @@ soak: setup
 	@SWARMNODE_RESTARTS=50 $(PYTEST) tests/node/test_same_home.py --timeout 1800
 	@$(PYTEST) -m unit --hypothesis-profile soak --timeout 3600
 	@$(BIN)/swarmnode simulate --scenario everything --seed $(SEED) --sweep 1h
+	@$(BIN)/swarmnode simulate --scenario weekend --seed $(SEED)
 
 clean:
 	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -6,7 +6,7 @@ import asyncio
 import math
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from swarmnode.ids import PeerId, RunId
@@ -14,9 +14,11 @@ from swarmnode.membership.record import check_record
 from swarmnode.membership.stage_view import view_after
 from swarmnode.ports import Clock
 from swarmnode.simulation.network import Network, NetworkPort
+from swarmnode.transport.contact import Contacts, whom_to_try
 from swarmnode.wire import record_pb2
 
 TTL_MAX_S = 3600.0  # guess: no run of ours wants records to live longer
+MEETING_POINT = PeerId("meeting point")  # the run's bootstrap, which every node knows
 ANNOUNCE_RTT = 2  # measured: a store takes two round trips to the furthest replica
 
 
@@ -64,6 +66,12 @@ class SimDht:
         self.faults = faults
         self.down = False
         """Whether the bootstraps are gone, so that nothing can be stored or found."""
+        self.away = False
+        """Whether the bootstrap is gone: who knows nobody waits for it, the others go on."""
+        self.islands: dict[str, int] = {}
+        """Island of each node that has met the bootstrap, by label. Nobody finds records of another island."""
+        self.meeting = 0  # the bootstrap's
+        self._islands_ever = 0
         self.happened: Counter[str] = Counter()
         self.stages: dict[int, dict[PeerId, _Entry]] = {}
         self._found: dict[int, _Found] = {}
@@ -77,6 +85,26 @@ class SimDht:
         if (found := self._found.get(stage)) is not None:
             found.announced[peer] = record
             found.until = min(found.until, expires)
+
+    def lose_meeting_point(self) -> None:
+        """The bootstrap dies. It comes back on an island of its own, as its memory is empty."""
+        self.away = True
+        self._islands_ever += 1
+        self.meeting = self._islands_ever
+
+    def meet(self, label: str) -> None:
+        """Make one island of that of `label`, which has reached the bootstrap, and the bootstrap's."""
+        before = self.islands.setdefault(label, self.meeting)
+        if before != self.meeting:
+            self.islands = {who: self.meeting if at == before else at for who, at in self.islands.items()}
+
+    def parts(self, labels: Collection[str]) -> list[list[str]]:
+        """The nodes of `labels` that have met the bootstrap, by island."""
+        parts: dict[int, list[str]] = {}
+        for label, island in self.islands.items():
+            if label in labels:
+                parts.setdefault(island, []).append(label)
+        return list(parts.values())
 
     def clear(self) -> None:
         """Drop all stored records."""
@@ -144,11 +172,32 @@ class SimDirectory:
     def __init__(self, dht: SimDht, plug: NetworkPort) -> None:
         self._dht = dht
         self._plug = plug
+        self._contacts = Contacts()
+        self._contacts.tell(MEETING_POINT, ["/ip4/10.0.0.1"])
+
+    async def join(self) -> None:
+        """Wait for the bootstrap, unless members are known from an earlier life (in its home's contacts)."""
+        while self._plug.label not in self._dht.islands:
+            if not self._dht.away:
+                self._dht.meet(self._plug.label)
+                break
+            await asyncio.sleep(1.0)
+
+    def _look_for_bootstrap(self) -> None:
+        """Try a lost bootstrap when the node's own rule for lost contacts says so."""
+        dht, me, now = self._dht, self._plug.label, self._dht.clock.unix_s()
+        if not dht.away and dht.islands.get(me, 0) == dht.meeting:
+            self._contacts.hear(MEETING_POINT, (), now)
+        elif whom_to_try(self._contacts.known, (), now):
+            self._contacts.tried(MEETING_POINT, not dht.away, now)
+            if not dht.away:
+                dht.meet(me)
 
     async def announce(self, record: record_pb2.SignedRecord) -> bool:
         dht, faults = self._dht, self._dht.faults
         own = check_record(record, run_id=dht.run_id)
         await asyncio.sleep(ANNOUNCE_RTT * faults.round_trip_s)
+        self._look_for_bootstrap()
         now, loop_now = dht.clock.unix_s(), asyncio.get_running_loop().time()
         expires = own.expires_unix_ms / 1000.0
         if not self._plug.alive or dht.down or expires > now + TTL_MAX_S or expires <= now:
@@ -184,13 +233,16 @@ class SimDirectory:
         if not self._plug.alive or dht.down or dht.happens("look-up failed", faults.fails):
             return []
         now, loop_now = dht.clock.unix_s(), asyncio.get_running_loop().time()
-        if not (dht.network.reach.cuts or faults.missing or faults.stale):
+        apart = len(set(dht.islands.values())) > 1
+        if not (apart or dht.network.reach.cuts or faults.missing or faults.stale):
             return dht.found(stage, now, loop_now)
         blocked = dht.network.reach.blocked if dht.network.reach.cuts else None
         found, expired = [], []
         entries = dht.stages.get(stage, {})
         for peer, entry in entries.items():
             if blocked is not None and blocked(entry.plug.label, self._plug.label):
+                continue
+            if apart and dht.islands.get(entry.plug.label) != dht.islands.get(self._plug.label):
                 continue
             if faults.missing and dht.happens("record left out", faults.missing):
                 continue

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 Strike = Callable[["World", FaultSpec, random.Random], Coroutine[Any, Any, None]]
 DARK_S = 5.0  # time until all killed nodes' tasks are gone
+WHOLE_S = 60.0  # from the bootstrap's return until all are one swarm (issue 37)
 SLOWEST = 20.0  # guess: a slow device is 2 to 20 times as slow
 
 
@@ -294,6 +295,7 @@ async def blackout(world: World, spec: FaultSpec, rng: random.Random) -> None:
     world.say("fault.blackout", *struck)
     for sim_node in struck:
         sim_node.kill(silent=True)
+    world.forgot = True
     world.bucket.betray(spec.count)
     world.dht.clear()
     await world.pass_s(max(spec.back_s, DARK_S))
@@ -312,6 +314,38 @@ async def bootstrap_gone(world: World, spec: FaultSpec, rng: random.Random) -> N
     world.dht.down = True
     await world.pass_s(spec.seconds)
     world.dht.down = False
+
+
+async def everyone_leaves(world: World, spec: FaultSpec, rng: random.Random) -> None:
+    """All machines are told to leave, one after the other within `seconds`; `back_s` after the last has left they start
+    again with the disks they had."""
+    struck = world.living()
+    world.say("fault.everyone_leaves", *struck)
+    for sim_node in struck:
+        sim_node.leave()
+        await asyncio.sleep(spec.seconds / len(struck))
+    if tasks := [sim_node.task for sim_node in struck if sim_node.task is not None]:
+        await asyncio.wait(tasks)
+    world.dht.clear()
+    await asyncio.sleep(max(spec.back_s, DARK_S))
+    world.begin(struck)
+
+
+async def meeting_point_gone(world: World, spec: FaultSpec, rng: random.Random) -> None:
+    """The bootstrap dies and comes back after `seconds` with an empty memory; `count` machines join as soon as it
+    answers. A minute later all must be one swarm."""
+    world.say("fault.meeting_point_gone", count=spec.count)
+    world.dht.lose_meeting_point()
+    kinds = world.scenario.fleet
+    for _ in range(spec.count):
+        world.join(kinds[int(rng.random() * len(kinds))])
+    await asyncio.sleep(spec.seconds)
+    world.dht.away = False
+    await asyncio.sleep(WHOLE_S)
+    parts = world.dht.parts({sim_node.label for sim_node in world.living()})
+    if len(parts) > 1:
+        apart = ", ".join(f"{len(part)} machines" for part in parts)
+        world.laws.breaks("one swarm within a minute of healing", apart, *sorted(min(parts, key=len)))
 
 
 FAULTS: Mapping[str, Strike] = {
@@ -339,6 +373,8 @@ FAULTS: Mapping[str, Strike] = {
         blackout,
         forget,
         bootstrap_gone,
+        everyone_leaves,
+        meeting_point_gone,
     )
 }
 assert tuple(FAULTS) == FAULT_NAMES

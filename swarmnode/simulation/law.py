@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
+LOOKS_MAX = 60  # a look a second or rarer: at least the minute in which a swarm must be one again (issue 37)
 LIE = 2**64 - 1
 """The mark of a liar's non-finite activations; fake arithmetic does not notice them."""
 
@@ -44,6 +45,7 @@ class Laws:
         self._takers: dict[tuple[int, int], set[int]] = {}  # (giver, round) -> replicas that applied its packet
         self._fell_back: dict[tuple[int, int], int] = {}  # (giver, round) -> replica that got its packet as a fallback
         self._helped: dict[tuple[int, int], int] = {}  # (taker, round) -> its fallback partner
+        self._late: dict[str, int] = {}  # looks at which a node was too many rounds behind, one after the other
         self._given: set[tuple[int, bytes]] = set()
         self._commits: set[tuple[str, int]] = set()  # (label, round) of counted one-sided commits
 
@@ -176,6 +178,22 @@ class Laws:
         if not self._given.issuperset(chunks):
             label = self._label(replica)
             self.breaks("state is what a replica was", f"{label} loaded a state that no replica gave", label)
+
+    def began(self, label: str, trained: int, reason: str) -> None:
+        """Check that `label` begins at the seed only where nothing was `trained`, in samples."""
+        self.checks += 1
+        if trained > 0:
+            self.breaks("a run never begins again", f"{label} after {trained} samples: {reason}", label)
+
+    def behind(self, rounds: Mapping[str, int], most: int) -> None:
+        """Check that no replica serves weights more than `most` rounds behind the run's newest at LOOKS_MAX looks one
+        after the other. `rounds` behind, by label."""
+        self.checks += 1
+        late = {label: looks + 1 for label, looks in self._late.items() if rounds.get(label, 0) > most}
+        self._late = {label: late.get(label, 1) for label, count in rounds.items() if count > most}
+        for label, looks in self._late.items():
+            if looks > LOOKS_MAX and label not in self.excused:
+                self.breaks("who serves is with the run", f"{label} is {rounds[label]} rounds behind", label)
 
     # ---- processes
 

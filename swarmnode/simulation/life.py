@@ -113,6 +113,7 @@ class SimulatedLife:
         while True:
             for sim_node in self.world.nodes:
                 sim_node.check()
+            self.world.check_rounds()
             self._curve.append(CurvePoint.of(self.world))
             await asyncio.sleep(period_s)
 

@@ -44,6 +44,8 @@ FAULT_NAMES = (
     "blackout",
     "forget",
     "bootstrap_gone",
+    "everyone_leaves",
+    "meeting_point_gone",
 )
 """Kinds of faults; simulation/fault.py has a coroutine for each."""
 

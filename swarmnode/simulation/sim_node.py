@@ -123,9 +123,10 @@ class SimNode:
         rng = seeded(world.seed, "machine", self.number, self.lives)
         self.machine = SimMachine(kind.flops, world.scenario.memory_gbps * 1e9, meter, rng, world.scenario.noise)
         MembershipHandlers(record_pb2.SignedManifest()).serve(self.transport)
+        directory = SimDirectory(world.dht, self.plug)
         ports = NodePorts(
             transport=self.transport,
-            directory=SimDirectory(world.dht, self.plug),
+            directory=directory,
             compute=self.machine,
             clock=self.clock,
             telemetry=ear,
@@ -140,17 +141,18 @@ class SimNode:
             unable=fit_of(world.scenario.manifest, kind).unable,
         )
         self.node = Node(world.scenario.manifest, world.run_id, ports)
-        self.task = world.loop.create_task(self._live(self.node, stage), name=self.label, context=context)
+        self.task = world.loop.create_task(self._live(self.node, directory, stage), name=self.label, context=context)
 
     def _make(self, stage: int, meter: Meter) -> Replica:
         self.replica = self.world.replica(stage, self, meter)
         return self.replica
 
-    async def _live(self, node: Node, stage: int | None) -> None:
+    async def _live(self, node: Node, directory: SimDirectory, stage: int | None) -> None:
         """Run the daemon's main coroutine; its end is the end of the process."""
         world = self.world
         why: str | None = None
         try:
+            await directory.join()
             self.drain_report = await node.run(self._notices, stage)
         except* (Unavailable, LocalFault) as group:
             why = _leaf(group)
@@ -216,6 +218,12 @@ class SimNode:
     @property
     def stage(self) -> int | None:
         return self.node.stage if self.node is not None else None
+
+    @property
+    def round_done(self) -> int | None:
+        """The last round in the weights that it serves; None: it serves none."""
+        served = None if self.node is None else self.node.served
+        return served.gossip.done if served is not None and self.training else None
 
     def check(self) -> None:
         """Check the laws of bounded queues."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import math
 import random
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
@@ -65,6 +66,9 @@ class World:
         self.bucket = Disk(1 << 42)
         self.resumption: Resumption | None = None
         self.resumed: list[int] = []  # samples of the checkpoints used for a restart; 0: none
+        self.forgot = False
+        """Whether all memories died, and no checkpoint was read since: only then the run may begin again."""
+        self._trained_since = math.inf
         self.flop_done = 0.0  # by lives that have ended
         self.validations: list[tuple[float, float, int]] = []  # (time, loss, samples of the run)
         self.calm = asyncio.Event()
@@ -76,6 +80,7 @@ class World:
         self.trace.listeners["peer.banned"] = self._banned
         self.trace.listeners["validation.done"] = self._validated
         self.trace.listeners["checkpoint.loaded"] = self._loaded
+        self.trace.listeners["state.fresh"] = self._fresh
 
     # ---- interface for nodes
 
@@ -149,6 +154,11 @@ class World:
         else:
             self.resumption = Resumption(self.bucket, base, checkpoint)
             self.resumed.append(checkpoint.samples)
+            self.forgot = False
+        self.begin(nodes)
+
+    def begin(self, nodes: Sequence[SimNode]) -> None:
+        """Start those of `nodes` that have ended."""
         for sim_node in nodes:
             if not sim_node.alive and not sim_node.gone and not self.over.is_set():
                 sim_node.start(sim_node.stage if self.scenario.placement == "balanced" else None)
@@ -248,6 +258,22 @@ class World:
 
     def _validated(self, now: float, label: str, event: str, fields: dict[str, object]) -> None:
         self.validations.append((now, float(str(fields["loss"])), int(str(fields["samples_total"]))))
+
+    def _fresh(self, now: float, label: str, event: str, fields: dict[str, object]) -> None:
+        # a joiner that looked before the first samples were announced begins rightly
+        faults = self.dht.faults
+        hidden = self.dht.down or self.network.reach.cuts or faults.fails or faults.missing or faults.loses
+        if not self.forgot and not hidden and now - self._trained_since > self.scenario.manifest.limits.record_ttl_s:
+            self.laws.began(label, int(self.samples_done()), str(fields["reason"]))
+
+    def check_rounds(self) -> None:
+        """Note when training began. Check that those who serve are at the run's round, unless the network is cut."""
+        if self.samples_done():
+            self._trained_since = min(self._trained_since, self.loop.time())
+        rounds = {p.label: done for p in self.nodes if (done := p.round_done) is not None}
+        if not self.network.reach.cuts and rounds:
+            most = self.scenario.manifest.recovery.snapshot_rounds_max
+            self.laws.behind({label: max(rounds.values()) - done for label, done in rounds.items()}, most)
 
     def _loaded(self, now: float, label: str, event: str, fields: dict[str, object]) -> None:
         self.laws.checks += 1

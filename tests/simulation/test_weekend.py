@@ -1,0 +1,43 @@
+"""All leave and come back, the meeting point dies: the run goes on where it was, as one swarm."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from swarmnode.simulation.law import Laws
+from swarmnode.simulation.life import simulate
+from swarmnode.simulation.outcome import Outcome
+from swarmnode.simulation.scenario import FaultSpec, find, read_scenario
+
+
+def live(seconds: float, **faults: FaultSpec) -> Outcome:
+    scenario = read_scenario(find("stage-extinction"))
+    return simulate(dataclasses.replace(scenario, seconds=seconds, faults=faults), 3)
+
+
+def test_all_leave_and_come_back_to_what_they_trained() -> None:
+    outcome = live(300.0, everyone_leaves=FaultSpec(at_s=(120.0,), seconds=30.0, back_s=30.0))
+    assert outcome.struck["everyone_leaves"] == 12
+    assert not outcome.failures, outcome.failures
+
+
+@pytest.mark.parametrize("seconds", [5.0, 30.0, 95.0, 600.0])
+def test_two_who_join_at_a_restarted_meeting_point_join_the_run(seconds: float) -> None:
+    outcome = live(200.0 + seconds, meeting_point_gone=FaultSpec(at_s=(120.0,), seconds=seconds, count=2))
+    assert not outcome.failures, outcome.failures
+
+
+def test_a_run_that_begins_again_breaks_a_law_and_so_does_a_replica_left_behind() -> None:
+    laws = Laws()
+    laws.began("n0", 0, "the first")
+    for _ in range(60):
+        laws.behind({"n0": 0, "n1": 17}, 16)
+    laws.behind({"n0": 0, "n1": 3}, 16)
+    laws.behind({"n0": 0, "n1": 17}, 16)
+    assert not laws.broken
+    laws.began("n0", 100, "nobody answers")
+    for _ in range(60):
+        laws.behind({"n0": 0, "n1": 17}, 16)
+    assert [one.law for one in laws.broken] == ["a run never begins again", "who serves is with the run"]
