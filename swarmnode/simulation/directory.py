@@ -71,6 +71,8 @@ class SimDht:
         self.islands: dict[str, int] = {}
         """Island of each node that has met the bootstrap, by label. Nobody finds records of another island."""
         self.meeting = 0  # the bootstrap's
+        self.remembered: dict[str, int] = {}
+        """Samples of the run that each home remembers, by label; the bootstrap's too. No death takes them."""
         self._islands_ever = 0
         self.happened: Counter[str] = Counter()
         self.stages: dict[int, dict[PeerId, _Entry]] = {}
@@ -202,6 +204,8 @@ class SimDirectory:
         expires = own.expires_unix_ms / 1000.0
         if not self._plug.alive or dht.down or expires > now + TTL_MAX_S or expires <= now:
             return False
+        for home in (self._plug.label, *(() if dht.away else (MEETING_POINT,))):
+            dht.remembered[home] = max(dht.remembered.get(home, 0), own.progress.total)
         if dht.happens("record lost", faults.loses):
             return False
         peer = PeerId(own.peer_id)
@@ -226,7 +230,9 @@ class SimDirectory:
         return [self._found(stage) for stage in stages]
 
     async def claimed(self) -> int:
-        return 0
+        """What this home has heard of the run in all its lives, and the bootstrap's home likewise."""
+        told, away = self._dht.remembered, self._dht.away
+        return max(told.get(self._plug.label, 0), 0 if away else told.get(MEETING_POINT, 0))
 
     def _found(self, stage: int) -> list[record_pb2.SignedRecord]:
         dht, faults = self._dht, self._dht.faults
