@@ -69,7 +69,7 @@ class WorldPort(Protocol):
 
     def replica(self, stage: int, sim_node: SimNode, meter: Meter) -> MeteredReplica: ...
 
-    def saving(self) -> CheckpointOptions: ...
+    def saving(self, home: Disk) -> CheckpointOptions: ...
 
     def ended(self, sim_node: SimNode, why: str | None) -> None: ...
 
@@ -135,7 +135,7 @@ class SimNode:
             samples=world.samples,
             probe=_probe,
             save=self._save,
-            saving=world.saving(),
+            saving=world.saving(self.disk),
             host=_host(world.scenario.processors),
             donating=_donating(world.scenario.state_share),
             unable=fit_of(world.scenario.manifest, kind).unable,

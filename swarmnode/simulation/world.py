@@ -132,12 +132,12 @@ class World:
                 what = f"{sim_node.label} has ended and {task.get_coro()} goes on"
                 self.laws.breaks("no task outlives its process", what, sim_node.label)
 
-    def saving(self) -> CheckpointOptions:
-        """Checkpoint options of a node that starts now."""
-        if not self.scenario.checkpoints:
-            return CheckpointOptions()
+    def saving(self, home: Disk) -> CheckpointOptions:
+        """Checkpoint options of a node with the disk `home` that starts now."""
         layout = None if self.scenario.tensors == "torch" else self._layout
-        return CheckpointOptions(self.bucket, self.resumption, layout=layout)
+        if not self.scenario.checkpoints:
+            return CheckpointOptions(layout=layout, home=home)
+        return CheckpointOptions(self.bucket, self.resumption, layout=layout, home=home)
 
     def _layout(self, stage: int) -> dict[str, dict[str, tuple[int, ...]]]:
         """The layout of a fake state: each section is one tensor of the elements kept here."""
