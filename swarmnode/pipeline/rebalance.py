@@ -21,6 +21,7 @@ Reason = str
 NEARLY = 0.95  # guess: a node this near to the best mover's gain may go in its place, and sooner
 NEARLY_SAFE = 0.75  # guess: the same if a stage has too few replicas, where the fit matters less
 SMALL = 64  # guess: in larger swarms a single moving node matters little
+TOGETHER_S = 30.0  # guess: from the start of a node until others know its measured speed
 EQUAL = 1.0 + 1e-9  # speeds that differ only by rounding are equal
 LASTS_S = 1800.0  # guess: duration of a gain (at 16 %/h, one node in twelve has changed by then)
 # Cost of a move in seconds of the mover's work: the way, and above all the microbatches that it holds, whose work here
@@ -158,9 +159,13 @@ def reserved_stage(
 ) -> tuple[int, Reason]:
     """The stage for `me`, one of the members of `swarm` that choose at the same time. Each in turn, the first to join
     first, keeps the stage that it has reserved if nobody else is there, else chooses as by `choose_stage`. So members
-    with the same view take different stages. `unable` are the stages that `me` cannot serve."""
+    with the same view take different stages. All who joined within TOGETHER_S count as equally fast. `unable` are the
+    stages that `me` cannot serve."""
     turns = sorted((m for m in swarm.members() if m.choosing), key=lambda member: (member.joined_unix_s, member.peer))
-    members, stages = {m.peer: m for m in swarm.members() if not m.choosing}, len(swarm.stages)
+    since_s = max((m.joined_unix_s for m in turns), default=0.0) - TOGETHER_S
+    # Whoever chose a moment ago tells a first speed, which others with the same reservations may not know yet.
+    told = (replace(m, samples_per_second=0.0) if m.joined_unix_s > since_s else m for m in swarm.members())
+    members, stages = {m.peer: m for m in told if not m.choosing}, len(swarm.stages)
     for member in turns:
         taken = Swarm.of(members.values(), stages)
         stage, reason = member.stage, f"stage {member.stage} is reserved, and has nobody else"
@@ -170,7 +175,8 @@ def reserved_stage(
         if member.peer == me:
             return stage, reason
         members[member.peer] = replace(member, stage=stage, moving_to=None)
-    raise AssertionError(f"{short(me)} has reserved no stage")
+    # Of a crowd not all are known, perhaps not even `me`.
+    return choose_stage(Swarm.of(members.values(), stages), costs, rules, seeded(seed, "stage", me), unable)
 
 
 def fed(swarm: Swarm) -> Swarm:
