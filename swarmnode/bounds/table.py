@@ -382,6 +382,7 @@ REPORT: Mapping[str, Bound] = {
     "StatusReply.home": words(4096, "only shown"),
     "StatusReply.trains_nothing": flag(),
     "StatusReply.clock": SHOWN,
+    "StatusReply.amendments": words(512, "only shown", many=64),
     "StatusReply.least_version": words(40, "only shown"),
     "LimitsReply.limits": words(512, "only shown", many=64),
     "LimitsReply.running": flag(),
