@@ -12,6 +12,7 @@ from typing import Any
 
 from swarmnode.bench.swarm.harness import SwarmHarness, fleet_in
 from swarmnode.local.child import Child, node_command
+from swarmnode.local.fleet import Command
 from swarmnode.manifest import PRESETS
 
 BOUND_S = 200.0
@@ -27,12 +28,12 @@ def told(home: Path, event: str) -> list[dict[str, Any]]:
     return [row["fields"] | {"unix_s": datetime.fromisoformat(row["ts"]).timestamp()} for row in found]
 
 
-def swarm_of(folder: Path) -> SwarmHarness:
+def swarm_of(folder: Path, command: Command = node_command) -> SwarmHarness:
     preset = PRESETS["tiny"]
     gossip = replace(preset.gossip, round_samples=128, round_seconds_min=0.0)
     pipeline = replace(preset.pipeline, stages=STAGES, validation_every_samples=128)
     manifest = replace(preset, gossip=gossip, pipeline=pipeline)
-    fleet = fleet_in(folder, manifest, STAGES, lambda note: None, cache=folder / "cache", dashboard_port=0)
+    fleet = fleet_in(folder, manifest, STAGES, lambda note: None, command, cache=folder / "cache", dashboard_port=0)
     return SwarmHarness(fleet, BOUND_S)
 
 
