@@ -28,7 +28,7 @@ NODES = 6
 TARGET_S = 10.0  # from the loss, with a spare node, to service
 SETTLE_SAMPLES = 512  # guess: trained between two losses
 FIRST_SAMPLES = 4096  # four rounds of the demo: no node has a snapshot before the first
-METHODS = ("replica", "ring", "disk", "checkpoint", "base", "checkfree", "fresh")
+METHODS = ("replica", "ring", "disk", "archive", "checkpoint", "base", "checkfree", "fresh")
 
 
 def run(preset: str = "demo", losses: int = 3, say: Callable[[str], None] = lambda line: None) -> dict[str, Any]:
