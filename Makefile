@@ -35,7 +35,7 @@ help:
 	@echo "make wheel   dist/*.whl, what volunteers install; make lock: requirements.txt, every package by its hash"
 	@echo "make docs    write what is made from the code: tables in docs/, the Grafana board, cloud-init"
 	@echo "make bench   measure throughput of the swarm and of the transport"
-	@echo "make soak    a long run with a node killed every 30 s, storms in virtual time for an hour and a week of it (SEED=1000), a million damaged inputs"
+	@echo "make soak    a long run with a node killed every 30 s, storms in virtual time for an hour and a weekend (SEED=1000), a million damaged inputs"
 
 setup: $(STAMP)
 

@@ -21,7 +21,8 @@ from swarmnode.wire import call_pb2 as wire
 MARGIN = 2.0  # guess: held work, or an exchange, may take twice as long as usually
 EXCHANGE_S = 1.0  # guess: at least, with its turn on a busy device; an exchange of a round itself may take 0.1 s
 UPLINK_BYTES_PER_S = 5e6  # guess: a volunteer's uplink
-SAVED_BYTES = 4  # of a parameter
+TURN_MAX_S = 10.0  # guess: saving waits so long at most for a microbatch that the device is at
+SAVED_BYTES = 4  # of an element of the state, at most
 SAVE_BYTES_PER_S = 1e8  # guess: a cloud disk of the cheapest kind
 HANDOVER_MAX_S = 3600.0  # guess: never reached, because the notice's own time is shorter
 
@@ -96,7 +97,8 @@ class StageDrain:
             due_s = snapshot_nbytes(self._replica.sizes_of(self._stage)) / UPLINK_BYTES_PER_S
             undone = f"the state of stage {self._stage}"
             steps.append(DrainTask(DrainStep.HANDOVER, due_s, self._hand_over, lambda: undone))
-        save_s = self._replica.parameters * SAVED_BYTES / SAVE_BYTES_PER_S
+        save_s = min(self._work.seconds, TURN_MAX_S) if report.held else 0.0
+        save_s += sum(self._replica.sizes_of(self._stage).values()) * SAVED_BYTES / SAVE_BYTES_PER_S
         return [*steps, DrainTask(DrainStep.SAVE, save_s, self._save, lambda: "the stage on disk")]
 
     @property

@@ -295,7 +295,6 @@ async def blackout(world: World, spec: FaultSpec, rng: random.Random) -> None:
     world.say("fault.blackout", *struck)
     for sim_node in struck:
         sim_node.kill(silent=True)
-    world.forgot = True
     world.bucket.betray(spec.count)
     world.dht.clear()
     await world.pass_s(max(spec.back_s, DARK_S))
@@ -345,7 +344,8 @@ async def meeting_point_gone(world: World, spec: FaultSpec, rng: random.Random) 
     parts = world.dht.parts({sim_node.label for sim_node in world.living()})
     if len(parts) > 1:
         apart = ", ".join(f"{len(part)} machines" for part in parts)
-        world.laws.breaks("one swarm within a minute of healing", apart, *sorted(min(parts, key=len)))
+        smallest = min(parts, key=len)
+        world.laws.breaks("one swarm within a minute of healing", apart, *sorted(smallest))
 
 
 FAULTS: Mapping[str, Strike] = {

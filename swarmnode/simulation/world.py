@@ -66,8 +66,7 @@ class World:
         self.bucket = Disk(1 << 42)
         self.resumption: Resumption | None = None
         self.resumed: list[int] = []  # samples of the checkpoints used for a restart; 0: none
-        self.forgot = False
-        """Whether all memories died, and no checkpoint was read since: only then the run may begin again."""
+        self._forgotten = 0.0  # samples of the run when a restart had no checkpoint: no state of them is left anywhere
         self._trained_since = math.inf
         self.flop_done = 0.0  # by lives that have ended
         self.validations: list[tuple[float, float, int]] = []  # (time, loss, samples of the run)
@@ -151,10 +150,10 @@ class World:
         except DataError as error:
             self.trace.say("world", "checkpoint.none", {"reason": str(error)})
             self.resumed.append(0)
+            self._forgotten, self._trained_since = self.samples_done(), math.inf
         else:
             self.resumption = Resumption(self.bucket, base, checkpoint)
             self.resumed.append(checkpoint.samples)
-            self.forgot = False
         self.begin(nodes)
 
     def begin(self, nodes: Sequence[SimNode]) -> None:
@@ -260,15 +259,17 @@ class World:
         self.validations.append((now, float(str(fields["loss"])), int(str(fields["samples_total"]))))
 
     def _fresh(self, now: float, label: str, event: str, fields: dict[str, object]) -> None:
-        # a joiner that looked before the first samples were announced begins rightly
-        faults = self.dht.faults
-        hidden = self.dht.down or self.network.reach.cuts or faults.fails or faults.missing or faults.loses
-        if not self.forgot and not hidden and now - self._trained_since > self.scenario.manifest.limits.record_ttl_s:
-            self.laws.began(label, int(self.samples_done()), str(fields["reason"]))
+        # A joiner that looked before the first samples were announced begins rightly; so does one that knows of the run
+        # in its first round, when nobody keeps a snapshot of a stage that died. A directory that fails or hides records
+        # excuses nobody: members, contacts and homes know of the run.
+        trained, reason = self.samples_done() - self._forgotten, str(fields["reason"])
+        early = trained <= self.scenario.manifest.gossip.round_samples and "has not finished a round" in reason
+        if not early and now - self._trained_since > self.scenario.manifest.limits.record_ttl_s:
+            self.laws.began(label, int(trained), reason)
 
     def check_rounds(self) -> None:
         """Note when training began. Check that those who serve are at the run's round, unless the network is cut."""
-        if self.samples_done():
+        if self.samples_done() > self._forgotten:
             self._trained_since = min(self._trained_since, self.loop.time())
         rounds = {p.label: done for p in self.nodes if (done := p.round_done) is not None}
         if not self.network.reach.cuts and rounds:
@@ -276,6 +277,8 @@ class World:
             self.laws.behind({label: max(rounds.values()) - done for label, done in rounds.items()}, most)
 
     def _loaded(self, now: float, label: str, event: str, fields: dict[str, object]) -> None:
+        if str(fields["label"]).endswith(f"-stage-{fields['stage']}"):
+            return  # a stage that the node saved in its own home (recovery/saved_stage.py)
         self.laws.checks += 1
         given = self.resumption.checkpoint.samples if self.resumption is not None else None
         if fields["samples_total"] != given:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmnode.node.drain import plan
+from swarmnode.node.drain import DrainReport, DrainStep, DrainTask, drain, plan
+from swarmnode.node.notice import Notice, NoticeKind, Notices
+from swarmnode.simulation.trace import DecisionTrace, SimTelemetry
 
 SECONDS = st.integers(0, 1000).map(lambda n: n / 8)
 
@@ -37,3 +41,22 @@ def test_what_does_not_fit_is_cut_from_the_end(expected_s: list[float], left_s: 
 def test_held_work_leaves_time_for_what_takes_little() -> None:
     limits, _ = plan([10.0, 0.5, 0.1], 4.0, True)
     assert limits[0] == 3.4 and len(limits) == 3
+
+
+async def test_steps_that_take_all_their_time_leave_that_of_saving() -> None:
+    notices, notice, done = Notices(), Notice("signal", NoticeKind.LEAVE, 3.0, "SIGTERM"), list[str]()
+    notices.give(notice)
+
+    async def hang() -> None:
+        await asyncio.sleep(60.0)
+
+    async def save() -> None:
+        await asyncio.sleep(0.1)
+        done.append("saved")
+
+    steps = ((DrainStep.FINISH, 0.1, hang), (DrainStep.EXCHANGE, 0.1, hang), (DrainStep.SAVE, 1.2, save))
+    tasks = [DrainTask(step, seconds, work, lambda: "it") for step, seconds, work in steps]
+    report = DrainReport(notice)
+    telemetry = SimTelemetry(DecisionTrace(asyncio.get_running_loop().time), "n0")
+    await drain(report, tasks, notices, telemetry)
+    assert done == ["saved"] and len(report.cut) == 2, report.cut
