@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from swarmnode import __version__
 from swarmnode.cli.option.param import check_peer
 from swarmnode.errors import UsageError
 
@@ -39,7 +40,7 @@ def command(
     from swarmnode.ids import PeerId
     from swarmnode.manifest import read_signed, verify
     from swarmnode.manifest.folder import signed_of
-    from swarmnode.membership.access import AccessList, open_access_list, sign_access_list
+    from swarmnode.membership.access import AccessList, open_access_list, sign_access_list, too_old
     from swarmnode.whole_file import write_whole
     from swarmnode.wire.access_pb2 import SignedAccessList
 
@@ -50,6 +51,10 @@ def command(
             )
     if least_version is not None and not _VERSION.match(least_version):
         raise UsageError(f"--least-version {least_version[:40]!r}: say 0.2.0, or 0 for any")
+    if least_version is not None and too_old(least_version, __version__):
+        raise UsageError(
+            f"--least-version {least_version}: this is {__version__}, which would leave: update here first"
+        )
     key = owner.load_owner(run / owner.FILE_NAME)
     _, run_id = verify(read_signed(signed_of(run))[0], None)
     path = run / ACCESS_FILE

@@ -9,7 +9,6 @@ import click
 from swarmnode import __version__
 from swarmnode.cli.option.param import FOLDER
 from swarmnode.errors import NotPermitted
-from swarmnode.ids import RunId
 from swarmnode.user_folders import default_home
 
 
@@ -22,13 +21,11 @@ def command(home: Path | None, check: bool) -> None:
     A node that the owner does not admit any more says so when it starts, with the line to run.
     """
     from swarmnode.control import client
-    from swarmnode.membership.access import AccessList, AccessRules, too_old
+    from swarmnode.membership.access import too_old
 
     reply = client.status(home or default_home("node"))
-    listed = AccessList(least_version=reply.least_version)
-    rules = AccessRules(RunId(reply.run_id), b"", is_open=True, access_list=listed)
     for version in (reply.version, __version__):
-        if reason := too_old(rules, version):
+        if reason := too_old(reply.least_version, version):
             raise NotPermitted(reason)
     again = "" if reply.version == __version__ else f"; the node runs {reply.version} until it is started again"
     click.echo(f"swarmnode {__version__} is admitted (the owner asks for {reply.least_version or 'no version'}){again}")

@@ -160,7 +160,6 @@ async def _start(options: NodeOptions, stack: contextlib.AsyncExitStack) -> Daem
         _, run_id = verify(signed, None)
     clock = SystemClock()
     hivemind_patches.keep_time(clock.unix_s)
-    hivemind_patches.quiet(asyncio.get_running_loop())
     recent = RecentEvents(clock)
     telemetry = PrometheusTelemetry(
         clock=clock,

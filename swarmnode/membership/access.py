@@ -115,9 +115,8 @@ def open_access_list(signed: wire.SignedAccessList, run_id: RunId, *owners: byte
     )
 
 
-def too_old(rules: AccessRules, version: str) -> str:
-    """What to tell a machine with program `version` that the owner does not admit any more; "" where it is admitted."""
-    least = rules.access_list.least_version
+def too_old(least: str, version: str) -> str:
+    """What to tell a machine of `version` where the owner admits `least` or newer; "" where it is admitted."""
     if not least or _numbers(version) >= _numbers(least):
         return ""
     return f"the owner admits swarmnode {least} or newer, and it has {version[:40]}: update it ({UPDATE})"

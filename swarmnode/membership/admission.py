@@ -57,7 +57,7 @@ class Admission:
 
     def judge_me(self, me: PeerId) -> tuple[bool, str]:
         """Whether this node may take part, with its version of the program, and the reason."""
-        if reason := too_old(self.rules, __version__):
+        if reason := too_old(self.rules.access_list.least_version, __version__):
             return False, reason
         return self.judge(me, self.mine)
 

@@ -396,7 +396,7 @@ class Presence:
         check_time(record, self._clock.unix_s(), 10.0 * self._manifest.limits.record_ttl_s)
         peer = PeerId(record.peer_id) if member is None else member.peer
         if self.admission is not None:
-            if reason := too_old(self.admission.rules, record.version):
+            if reason := too_old(self.admission.rules.access_list.least_version, record.version):
                 raise RemoteFault(f"record of {peer}: {reason}")
             permit, reason = self.admission.judge(peer, pass_of(record))
             if not permit:

@@ -32,6 +32,7 @@ def apply() -> None:
     )
     control.ControlClient.call_unary_handler = _refusing_when_gone(control.ControlClient.call_unary_handler)
     DHTProtocol._validate_dictionary = _validate_dictionary
+    node.traverse_dht = _ending_by_itself(node.traverse_dht)
 
 
 def keep_time(unix_s: Callable[[], float]) -> None:
@@ -40,16 +41,31 @@ def keep_time(unix_s: Callable[[], float]) -> None:
         module.get_dht_time = unix_s
 
 
-def quiet(loop: asyncio.AbstractEventLoop) -> None:
-    """A lookup that is cancelled leaves a task behind that waits for the search's end; asyncio complains of it."""
+def _ending_by_itself(original: Any) -> Any:
+    """A search whose caller is cancelled ends by itself, with the answers it still waits for.
 
-    def handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        task = context.get("task")
-        if "destroyed" in context["message"] and task is not None and "Event.wait" in repr(task.get_coro()):
-            return
-        loop.default_exception_handler(context)
+    The original cancels its workers only. Each leaves a task that waits for the end of the search, which never comes:
+    asyncio says "Task was destroyed but it is pending!" when it collects them.
+    """
 
-    loop.set_exception_handler(handle)
+    @functools.wraps(original)
+    async def traverse(*args: Any, get_neighbors: Any, found_callback: Any = None, **options: Any) -> Any:
+        cancelled = False
+
+        async def ask(peer: Any, queries: Any) -> Any:
+            return dict.fromkeys(queries, ((), True)) if cancelled else await get_neighbors(peer, queries)
+
+        async def tell(*found: Any) -> None:
+            if not cancelled and found_callback is not None:
+                await found_callback(*found)
+
+        try:
+            return await asyncio.shield(original(*args, get_neighbors=ask, found_callback=tell, **options))
+        except asyncio.CancelledError:
+            cancelled = True
+            raise
+
+    return traverse
 
 
 def _store(self: Any, key: Any, value: Any, expiration_time: float) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import socket
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hivemind.dht import node as hivemind_node
 from hivemind.dht.routing import DHTID
 from hivemind.dht.storage import DHTLocalStorage, DictionaryDHTValue
 from hivemind.p2p import PeerID
@@ -204,6 +206,36 @@ async def test_a_frozen_neighbour_makes_lookups_slow_but_never_hang(
         assert [found.record for found in await directory.lookup(0)] == [record.record]
         assert isinstance(await directory.announce(record), bool)
         os.kill(first.pid, signal.SIGCONT)
+
+
+async def test_a_cancelled_search_ends_by_itself() -> None:
+    """hivemind's own leaves a task for each worker, of which asyncio complains once they are collected."""
+    hivemind_patches.apply()
+    complaints: list[str] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context["message"]))
+    query, answered, told = DHTID.generate(source="key"), asyncio.Event(), []
+
+    async def ask(peer: DHTID, queries: list[DHTID]) -> dict[DHTID, tuple[tuple[DHTID, ...], bool]]:
+        await answered.wait()
+        return dict.fromkeys(queries, ((), False))
+
+    async def tell(*found: object) -> None:
+        told.append(found)
+
+    peers = [DHTID.generate(source=str(i)) for i in range(5)]
+    before = asyncio.all_tasks()
+    options = {"beam_size": 5, "num_workers": 3, "queries_per_call": 1, "get_neighbors": ask, "found_callback": tell}
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.05):
+            await hivemind_node.traverse_dht([query], peers, **options)
+    answered.set()
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert asyncio.all_tasks() == before
+    gc.collect()
+    assert not complaints and not told
+    await hivemind_node.traverse_dht([query], peers, **options)
+    assert len(told) == 1, "a search that nobody cancels tells its result"
 
 
 def test_a_rejected_store_leaves_the_newer_record_alone() -> None:

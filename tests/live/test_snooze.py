@@ -1,0 +1,90 @@
+"""What a volunteer and an owner said holds over a node's end: a snooze, and the least version. Real processes."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from swarmnode import __version__, owner
+from swarmnode import manifest as manifests
+from swarmnode.bench.swarm.harness import resting
+from swarmnode.daemon.admission import ACCESS_FILE
+from swarmnode.ids import RunId
+from swarmnode.local.child import Child, NodePlan, node_command
+from swarmnode.manifest import PRESETS, SIGNED_FILE
+from swarmnode.membership.access import UPDATE, AccessList, sign_access_list
+from tests.support.processes import BOUND_S, end, ended, output_of, said, until, worked
+
+
+async def test_a_snooze_outlives_the_process(tmp_path: Path) -> None:
+    folder, home = tmp_path / "run", tmp_path / "n1"
+    folder.mkdir()
+    tiny = PRESETS["tiny"]
+    manifests.init(folder, replace(tiny, pipeline=replace(tiny.pipeline, stages=1)))
+    manifests.sign_folder(folder)
+    signed, at = folder / SIGNED_FILE, ("--home", str(home))
+
+    async def limits() -> dict[str, Any]:
+        found = json.loads(await output_of("status", "--json", *at))["limits"]
+        assert isinstance(found, dict)
+        return found
+
+    plan = NodePlan("bootstrap", tmp_path / "boot", signed, tmp_path / "cache", bootstrap=True)
+    children = [await Child.start(plan, node_command(plan))]
+    try:
+        await until(children, lambda: children[0].ready is not None, "the bootstrap is up")
+        assert children[0].ready is not None
+        plan = NodePlan("node", home, signed, tmp_path / "cache", children[0].ready.addresses)
+        first = await Child.start(plan, resting(plan))
+        children.append(first)
+        await until(children, lambda: worked(first), "it trains")
+
+        assert "paused: snoozed; until " in (await said("snooze", "2h", *at))[1]
+        children.remove(first)
+        first.kill()
+        assert await first.wait(BOUND_S)
+        await first.bury()
+
+        second = await Child.start(plan, resting(plan))
+        children.append(second)
+        await until(children, lambda: second.status is not None and second.status.home, "it answers")
+        found = await limits()
+        assert not found["running"] and found["reason"] == "snoozed" and 3600 < found["until_s"] <= 7200, found
+        assert "paused: snoozed; until " in (home / "stderr.log").read_text(), "it says so where it starts"
+        assert second.status is not None and second.status.inner_steps == 0
+
+        await output_of("resume", *at)
+        await until(children, lambda: worked(second), "it trains again")
+        assert (await limits())["running"]
+
+        shown = await output_of("update", "--check", *at)
+        assert shown == f"swarmnode {__version__} is admitted (the owner asks for no version)\n"
+        await output_of("access", str(folder), "--least-version", __version__)
+        await until(children, lambda: second.status.least_version == __version__, "the list has come")  # type: ignore[union-attr]
+        shown = await output_of("update", "--check", *at)
+        assert shown == f"swarmnode {__version__} is admitted (the owner asks for {__version__})\n"
+
+        code, error = await said("access", str(folder), "--least-version", "99.0")
+        assert code == 2 and "update here first" in error, error
+
+        # The owner asks for more than we are. A list in the run's folder is read at a start, before any connection.
+        run_id, key = RunId(second.status.run_id), owner.load_owner(folder / owner.FILE_NAME)
+        newer = sign_access_list(key, run_id, AccessList(9, least_version="99.0"))
+        (folder / ACCESS_FILE).write_bytes(newer.SerializeToString(deterministic=True))
+        line = f"the owner admits swarmnode 99.0 or newer, and it has {__version__}: update it ({UPDATE})"
+        code, _, error = await ended(*_arguments(replace(plan, home=tmp_path / "old")))
+        assert (code, error.count("\n")) == (77, 1) and line in error, error
+        # Who was there before leaves, with the same line.
+        assert await second.wait(BOUND_S), "a member that is too old leaves"
+        await second.bury()
+        assert second.reason.startswith("exit 77") and line in second.reason, second.reason
+    finally:
+        await end([child for child in children if child.alive])
+
+
+def _arguments(plan: NodePlan) -> list[str]:
+    """Those of a node for `plan`, without the program."""
+    command = node_command(plan)
+    return command[command.index("join") :]
