@@ -212,7 +212,7 @@ class Board:
     validations: dict[int, tuple[float, float]] = field(default_factory=dict)  # samples -> (Unix seconds, nats)
     _validators: dict[int, PeerId] = field(default_factory=dict)  # who reported it, in this life of the coordinator
     samples: int = 0
-    grew_s: float = 0.0  # when `samples` last grew, or first was looked at
+    grew_s: float = 0.0  # when `samples` last grew, or could not for want of a replica, or first was looked at
     entry_serial: int = 0
     cursors: dict[PeerId, tuple[int, int]] = field(default_factory=dict)  # (incarnation, last event read) of nodes gone
     _began_s: float = 0.0
@@ -330,8 +330,9 @@ class Board:
             for node in self.living()
         ]
         total = self._median_of(said)
-        if total > self.samples or not self.grew_s:
-            self.samples, self.grew_s = total, now_s
+        served = {node.stage for node in self.living() if node.serving and node.failures < SILENT_AFTER}
+        if total > self.samples or not self.grew_s or (self.samples and len(served) < self.manifest.pipeline.stages):
+            self.samples, self.grew_s = max(total, self.samples), now_s
         self._began_s = self._began_s or now_s
         if now_s - self._began_s < SETTLE_S:
             self._rates.clear()  # samples trained before the coordinator started are not speed

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from swarmnode.bench.swarm.fake_fleet import FakeFleet
 from swarmnode.dashboard import view
+from swarmnode.dashboard.alarm import alarms
 from swarmnode.dashboard.board import GONE_KEEP_S, NAME_CHARS_MAX, VALIDATIONS_KEPT, Board, Changes, brief, named
 from swarmnode.dashboard.heartbeat import Heartbeat
 from swarmnode.dashboard.history import POINTS_MAX, History, HistoryPoint
@@ -146,6 +147,28 @@ async def test_a_boast_moves_the_count_of_samples_nowhere() -> None:
         board.heard(told, NOW)
     board.settle(NOW)
     assert board.samples == 512, "of the three that know a count"
+
+
+async def test_a_run_whose_nodes_come_back_does_not_stand_still_at_once() -> None:
+    async def make() -> FakeFleet:
+        return FakeFleet(TINY, RUN, 4)
+
+    fleet, board = await make(), Board(TINY, RUN)
+
+    def heard(state: record_pb2.NodeState, at_s: float) -> list[str]:
+        for node in fleet.nodes:
+            told = record(fleet, node, expires_unix_ms=int((at_s + 15) * 1000), state=state)
+            told.sequence += int(at_s - NOW)
+            board.heard(told, at_s)
+        board.settle(at_s)
+        return [alarm.kind for alarm in alarms(view.health(board, [], at_s)) if alarm.level == "error"]
+
+    assert heard(record_pb2.NODE_STATE_TRAINING, NOW) == []
+    board.samples = 512
+    assert heard(record_pb2.NODE_STATE_LEFT, NOW + 5) == ["stage_empty"]
+    assert heard(record_pb2.NODE_STATE_JOINING, NOW + 100) == ["stage_empty"]
+    assert heard(record_pb2.NODE_STATE_TRAINING, NOW + 102) == [], "they have served for two seconds"
+    assert heard(record_pb2.NODE_STATE_TRAINING, NOW + 170) == ["stalled"]
 
 
 def test_the_same_complaint_is_shown_once_a_minute(one: Fixture) -> None:
