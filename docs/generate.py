@@ -105,7 +105,8 @@ def manifest() -> str:
         MADE.format(source="swarmnode/manifest/field.py"),
         "# Manifest\n",
         "One training job, in TOML. Every field is optional. `swarmnode init` writes one with all of this as comments;",
-        "once signed it is frozen, and its hash is the run's id. All mistakes in one are told at once.",
+        "once signed it is frozen, and its hash is the run's id. All mistakes in one are told at once. While the run",
+        "trains, its owner can [amend some of it](run-a-swarm.md#change-a-run-under-way).",
     ]
     defaults = Manifest()
     for key in ("", *TABLES):

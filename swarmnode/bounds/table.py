@@ -381,7 +381,6 @@ REPORT: Mapping[str, Bound] = {
     "StatusReply.limits": part(),
     "StatusReply.home": words(4096, "only shown"),
     "StatusReply.trains_nothing": flag(),
-    "StatusReply.amendments": name(4096, "one line of the owner's each", many=64),
     "StatusReply.clock": SHOWN,
     "StatusReply.amendments": words(512, "only shown", many=64),
     "StatusReply.least_version": words(40, "only shown"),

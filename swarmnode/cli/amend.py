@@ -28,7 +28,7 @@ def command(run: Path, changes: tuple[str, ...], from_round: int | None, home: P
     owner's signature, and takes it up when it has done that round; a joiner takes up all that came before.
     """
     from swarmnode import owner
-    from swarmnode.cli.option.amending import append, chain_of, round_ahead
+    from swarmnode.cli.option.amendment import append, chain_of, round_ahead
     from swarmnode.errors import ManifestError
     from swarmnode.manifest import amended, sign_folder
 

@@ -13,8 +13,8 @@ RUN = click.Path(exists=True, file_okay=False, path_type=Path)
 
 @click.group(short_help="which keys sign for the run: add one, or replace a lost one")
 def command() -> None:
-    """Who signs amendments, access lists, invites and archives of a run. Invites signed before go on working."""
-
+    """The keys that sign amendments, access lists, invites and archives of a run. Invites signed before go on working."""
+    """The keys that sign amendments, access lists, invites and archives of a run. Earlier invites go on working."""
 
 @command.command()
 @click.argument("path", metavar="FILE", type=click.Path(dir_okay=False, path_type=Path))
@@ -34,7 +34,7 @@ def add(run: Path, key: str) -> None:
     A key that is added and kept elsewhere replaces a lost one: copy it to RUN/owner.key, then say `owner rotate RUN`.
     """
     from swarmnode import owner
-    from swarmnode.cli.option.amending import append, chain_of
+    from swarmnode.cli.option.amendment import append, chain_of
 
     mine = owner.load_owner(run / owner.FILE_NAME)
     try:
@@ -54,7 +54,7 @@ def rotate(run: Path) -> None:
     import os
 
     from swarmnode import owner
-    from swarmnode.cli.option.amending import append, chain_of
+    from swarmnode.cli.option.amendment import append, chain_of
 
     path = run / owner.FILE_NAME
     mine = owner.load_owner(path)

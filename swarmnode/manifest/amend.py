@@ -1,4 +1,4 @@
-"""What an owner can change in a run under way."""
+"""The fields that an owner can change in a run under way."""
 
 from __future__ import annotations
 
@@ -34,7 +34,6 @@ AMENDABLE = frozenset(
         *(f"pipeline.{key}" for key in ("audit_share", "validation_every_samples", "window_max")),
         *(f"checkpoint.{key}" for key in ("every_rounds", "keep")),
         *(f"limits.{key}" for key in ("microbatch_timeout_s", "exchange_timeout_s")),
-        *(name for name in BY_NAME if name.startswith("evaluation.")),
         "access.mode",
     }
 )
@@ -47,6 +46,7 @@ WHY = {
     "data": "samples are numbered in the run's text, and others would be trained under the same numbers",
     "gossip": "rounds, and with them the ages of states and checkpoints, would be counted or averaged otherwise",
     "inner": "the optimizer's state, or the size of a microbatch, would not fit",
+    "evaluation": "checkpoints measured otherwise do not compare with those before",
     "pipeline": "all stages would have to be cut or served anew at once",
 }
 

@@ -25,16 +25,23 @@ def rate(child: Child) -> float:
     return next((float(line.split()[-1]) for line in lines if line.startswith("swarmnode_learning_rate")), 0.0)
 
 
+def round_on_page(coordinator: Child) -> int:
+    assert coordinator.ready is not None
+    with urllib.request.urlopen(f"{coordinator.ready.dashboard.rstrip('/')}/api/v1/summary", timeout=30.0) as page:
+        return int(json.load(page)["round"])
+
+
 def applied(child: Child) -> list[dict[str, object]]:
     lines = (child.plan.home / "events.jsonl").read_text().splitlines()
-    return [json.loads(line) for line in lines if '"amendment.applied"' in line]
+    return [json.loads(line)["fields"] for line in lines if '"amendment.applied"' in line]
 
 
 async def test_an_amendment_reaches_members_and_a_joiner_with_an_old_invite(tmp_path: Path) -> None:
     folder, cache, boot = tmp_path / "run", tmp_path / "cache", tmp_path / "boot"
     tiny = PRESETS["tiny"]
     inner = replace(tiny.inner, decay="constant", replica_rate="same")
-    manifests.init(folder, replace(tiny, inner=inner))
+    gossip = replace(tiny.gossip, round_seconds_min=0.5)
+    manifests.init(folder, replace(tiny, inner=inner, gossip=gossip))
     plan = NodePlan("coordinator", boot, folder / SIGNED_FILE, cache, bootstrap=True)
     command = [*NODE, "coordinator", str(folder), "--home", str(boot), "--port", "0", "--no-archive", *HERE]
     coordinator = await Child.start(plan, command)
@@ -58,16 +65,21 @@ async def test_an_amendment_reaches_members_and_a_joiner_with_an_old_invite(tmp_
         assert code == 78 and "inner.clip_norm: 1.0 -> 0.5" in error and "swarmnode amend" in error, error
         path.write_text(before)
 
-        made = await output_of("amend", str(folder), f"inner.learning_rate={RATE}", "--from-round", "40")
+        now = round_on_page(coordinator)
+        made = await output_of("amend", str(folder), f"inner.learning_rate={RATE}", "--from-round", str(now + 4))
         assert made.startswith("amendment 1 from round ") and f"inner.learning_rate 0.01 -> {RATE}" in made, made
-        assert await output_of("amend", str(folder), "--list") == made
+        later = await output_of("amend", str(folder), "inner.clip_norm=0.5", "--home", str(boot))
+        assert "inner.clip_norm 1.0 -> 0.5" in later and int(later.split(":")[0].split()[-1]) >= now + 4, later
+        assert await output_of("amend", str(folder), "--list") == made + later
+        code, error = await said("amend", str(folder), "inner.clip_norm=0.4", "--home", str(tmp_path / "nowhere"))
+        assert code == 2 and "give --from-round N" in error, error
         code, error = await said("amend", str(folder), "model.width=512", "--from-round", "9")
         assert code == 2 and "another shape" in error, error
 
         await until(children, lambda: all(applied(child) for child in children[1:]), "all nodes have taken it up")
         at = int(made.split(":")[0].split()[-1])
         for child in children[1:]:
-            assert [event["amendment"] for event in applied(child)] == [1]
+            assert applied(child)[0]["amendment"] == 1
             assert int(str(applied(child)[0]["round"])) >= at
         await until(children, lambda: all(RATE <= rate(child) < 2 * RATE for child in children[1:]), "the new rate")
 
@@ -79,7 +91,7 @@ async def test_an_amendment_reaches_members_and_a_joiner_with_an_old_invite(tmp_
         await until(children, lambda: worked(joiner) and RATE <= rate(joiner) < 2 * RATE, "a joiner")
         assert joiner.status is not None and joiner.status.run_id == run_id
         shown = json.loads(await output_of("status", "--json", "--home", str(home)))
-        assert shown["amendments"] == [made.strip()], shown
+        assert shown["amendments"] == [made.strip(), later.strip()], shown
         for child in children:
             assert child.status is not None and child.status.run_id == run_id
     finally:

@@ -75,6 +75,7 @@ def test_forged_foreign_and_disordered_amendments_are_refused_and_change_nothing
         ({"gossip.round_samples": 128}, "would be counted"),
         ({"data.tokenizer": "a.json"}, "numbered"),
         ({"pipeline.stages": 4}, "cut"),
+        ({"evaluation.tasks": ["arc_easy"]}, "do not compare"),
         ({"inner.clip_norm": -1.0}, "allowed is"),
         ({"inner.decay_samples": 1}, "allowed is"),
         ({"inner.nothing": 1}, "unknown field"),

@@ -1,4 +1,4 @@
-"""What `amend` and `owner` share: the run's chain of amendments in its folder, and the round to begin at."""
+"""The chain of amendments in a run's folder, and the round to begin at: for `amend` and `owner`."""
 
 from __future__ import annotations
 
