@@ -116,7 +116,7 @@ def open_access_list(signed: wire.SignedAccessList, run_id: RunId, *owners: byte
 
 
 def too_old(least: str, version: str) -> str:
-    """What to tell a machine of `version` where the owner admits `least` or newer; "" where it is admitted."""
+    """The answer to a machine of `version` where the owner admits `least` or newer; "" where it is admitted."""
     if not least or _numbers(version) >= _numbers(least):
         return ""
     return f"the owner admits swarmnode {least} or newer, and it has {version[:40]}: update it ({UPDATE})"
