@@ -13,8 +13,8 @@ RUN = click.Path(exists=True, file_okay=False, path_type=Path)
 
 @click.group(short_help="which keys sign for the run: add one, or replace a lost one")
 def command() -> None:
-    """The keys that sign amendments, access lists, invites and archives of a run. Invites signed before go on working."""
     """The keys that sign amendments, access lists, invites and archives of a run. Earlier invites go on working."""
+
 
 @command.command()
 @click.argument("path", metavar="FILE", type=click.Path(dir_okay=False, path_type=Path))
