@@ -149,6 +149,21 @@ async def _unless_told(starting: Coroutine[Any, Any, DaemonContext], notices: No
     return None if started.cancelled() else started.result()
 
 
+def _telemetry(
+    options: NodeOptions,
+    run_id: RunId,
+    peer: PeerId,
+    recent: RecentEvents,
+    clock: SystemClock,
+    stack: contextlib.AsyncExitStack,
+) -> PrometheusTelemetry:
+    """The telemetry of this process, whose events are written in its home and kept in `recent`."""
+    path, echo = options.home / EVENTS_FILE, told_on_terminal(recent)
+    telemetry = PrometheusTelemetry(clock=clock, run=run_id, node=peer, path=path, echo=echo)
+    stack.push_async_callback(telemetry.close)
+    return telemetry
+
+
 async def _start(options: NodeOptions, stack: contextlib.AsyncExitStack) -> DaemonContext:
     """Set up key, telemetry, transport, manifest and directory, in this order; `stack` takes each down."""
     identity = key_file.load_or_create(options.home / KEY_FILE)
@@ -161,14 +176,7 @@ async def _start(options: NodeOptions, stack: contextlib.AsyncExitStack) -> Daem
     clock = SystemClock()
     hivemind_patches.keep_time(clock.unix_s)
     recent = RecentEvents(clock)
-    telemetry = PrometheusTelemetry(
-        clock=clock,
-        run=run_id,
-        node=identity.peer_id,
-        path=options.home / EVENTS_FILE,
-        echo=told_on_terminal(recent),
-    )
-    stack.push_async_callback(telemetry.close)
+    telemetry = _telemetry(options, run_id, identity.peer_id, recent, clock, stack)
     metrics_address = await telemetry.serve(options.metrics_port, options.metrics_host)
     reachability = "public" if options.bootstrap_only else options.reachability
     network_mode = first_network_mode(options.listen, reachability)

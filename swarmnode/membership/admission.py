@@ -92,7 +92,7 @@ class Admission:
         return (self.rules.owner,) if self.amendments is None else self.amendments.owners
 
     def news(self, sequence: int, amendments: int) -> wire.SignedAccessList:
-        """What a peer lacks that has the access list of `sequence` and so many `amendments`."""
+        """The documents that a peer lacks that has the access list of `sequence` and so many `amendments`."""
         found = wire.SignedAccessList()
         if self.signed is not None and self.rules.access_list.sequence > sequence:
             found.CopyFrom(self.signed)

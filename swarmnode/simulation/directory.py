@@ -230,7 +230,7 @@ class SimDirectory:
         return [self._found(stage) for stage in stages]
 
     async def claimed(self) -> int:
-        """What this home has heard of the run in all its lives, and the bootstrap's home likewise."""
+        """The samples that this home has heard of the run in all its lives, and the bootstrap's home likewise."""
         told, away = self._dht.remembered, self._dht.away
         return max(told.get(self._plug.label, 0), 0 if away else told.get(MEETING_POINT, 0))
 

@@ -69,7 +69,7 @@ REMAINING = {
     "swarmnode/data/corpus.py": 2,
     "swarmnode/gossip/outer/__init__.py": 2,
     "swarmnode/machine/replica.py": 2,
-    "swarmnode/simulation/fault.py": 13,
+    "swarmnode/simulation/fault.py": 14,
     "swarmnode/simulation/life.py": 23,
     "swarmnode/simulation/liveness_phase.py": 1,
     "swarmnode/simulation/metered_replica.py": 1,

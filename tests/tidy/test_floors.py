@@ -41,7 +41,8 @@ HOMES = {
 
 # What is put together at the top: these modules may be imported only from these.
 PROTECTED = {
-    "swarmnode.transport": ("swarmnode.cli", "swarmnode.bench", "swarmnode.daemon"),
+    # The simulated directory loses and finds its contacts by the real rules, which are pure.
+    "swarmnode.transport": ("swarmnode.cli", "swarmnode.bench", "swarmnode.daemon", "swarmnode.simulation.directory"),
     "swarmnode.node.node": ("swarmnode.daemon", "swarmnode.simulation"),
     "swarmnode.metrics.exporter": ("swarmnode.daemon",),
     "swarmnode.control": ("swarmnode.cli", "swarmnode.daemon", "swarmnode.local"),

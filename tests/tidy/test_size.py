@@ -5,8 +5,8 @@ import ast
 from tests.support.package_source import MODULES, ROOT, nodes, tree
 
 # Of `swarmnode/`, generated code left out; CONTRIBUTING.md says how to raise them.
-LINES_MAX = 76_052
-FILES_MAX = 519
+LINES_MAX = 77_600
+FILES_MAX = 526
 FUNCTION_LINES_MAX = 80
 
 
