@@ -56,7 +56,7 @@ from swarmnode.errors import (
     Unavailable,
 )
 from swarmnode.gossip.compression import kernel
-from swarmnode.ids import RunId, seeded
+from swarmnode.ids import PeerId, RunId, seeded
 from swarmnode.machine.bucket_store import open_store
 from swarmnode.machine.checkpoint_source import check, find_resumptions
 from swarmnode.machine.compute import ThreadCompute
