@@ -12,9 +12,10 @@ export OMP_NUM_THREADS := 1
 
 PYTEST = $(BIN)/python -m pytest -q -p no:cacheprovider
 SLOWEST := --durations=15 --durations-min=1
-# Real processes, for seconds to minutes each; a life in the storm, live and in virtual time; whole nodes, in two parts,
-# which wait for each other more than they compute; rounds and models, which compute.
-LIVE := tests/live
+# Real processes, for seconds to minutes each, in two parts; a life in the storm, live and in virtual time; whole nodes,
+# in two parts, which wait for each other more than they compute; rounds and models, which compute.
+LIVE := $(wildcard tests/live/test_[a-l]*.py)
+LATE := $(filter-out $(LIVE),$(wildcard tests/live/test_*.py))
 STORM := tests/docs tests/chaos tests/simulation tests/dashboard
 NODE := $(wildcard tests/node/test_[a-g]*.py)
 SWARM := $(filter-out $(NODE),$(wildcard tests/node/test_*.py))
@@ -58,21 +59,21 @@ $(LINT): $(STAMP)
 demo: setup
 	@$(BIN)/swarmnode up --nodes 6 --stages 3 --for 180s --kill 60s --out runs/demo
 
-# Six parts side by side: tests with real processes mostly wait. What the first five said comes last, each with its
+# Seven parts side by side: tests with real processes mostly wait. What the first six said comes last, each with its
 # slowest tests, then a line for each. Each is a session of its own where that can be: Linux shares processors among
 # sessions, and each node that a test starts is one.
 test: setup $(LINT)
 	@mkdir -p build; part() { $(SETSID) $(PYTEST) $(SLOWEST) $$2 > build/$$1-tests.txt 2>&1 & }; \
-	part live '$(LIVE)'; live=$$!; part storm '$(STORM)'; storm=$$!; part node '$(NODE)'; node=$$!; part swarm '$(SWARM)'; swarm=$$!; part round '$(ROUND)'; round=$$!; \
-	trap 'kill $$live $$storm $$node $$swarm $$round' INT TERM; \
-	{ $(PYTEST) $(SLOWEST) tests $(addprefix --ignore=,$(LIVE) $(STORM) tests/node $(ROUND)); echo $$? > build/rest-code; } 2>&1 \
+	part live '$(LIVE)'; live=$$!; part late '$(LATE)'; late=$$!; part storm '$(STORM)'; storm=$$!; part node '$(NODE)'; node=$$!; part swarm '$(SWARM)'; swarm=$$!; part round '$(ROUND)'; round=$$!; \
+	trap 'kill $$live $$late $$storm $$node $$swarm $$round' INT TERM; \
+	{ $(PYTEST) $(SLOWEST) tests $(addprefix --ignore=,tests/live $(STORM) tests/node $(ROUND)); echo $$? > build/rest-code; } 2>&1 \
 	  | tee build/rest-tests.txt; rest=$$(cat build/rest-code); \
-	wait $$round; round=$$?; wait $$node; node=$$?; wait $$swarm; swarm=$$?; wait $$storm; storm=$$?; wait $$live; live=$$?; \
-	cat build/round-tests.txt build/node-tests.txt build/swarm-tests.txt build/storm-tests.txt build/live-tests.txt; echo; \
-	for part in rest round node swarm storm live; do \
+	wait $$round; round=$$?; wait $$node; node=$$?; wait $$swarm; swarm=$$?; wait $$storm; storm=$$?; wait $$live; live=$$?; wait $$late; late=$$?; \
+	cat build/round-tests.txt build/node-tests.txt build/swarm-tests.txt build/storm-tests.txt build/live-tests.txt build/late-tests.txt; echo; \
+	for part in rest round node swarm storm live late; do \
 	  printf '%-6s%s\n' $$part: "$$(grep -E '^[0-9]+ .* in [0-9.]+s|^no tests ran' build/$$part-tests.txt | tail -n 1 | grep . || echo did not finish)"; \
 	done; \
-	test "$$rest" = 0 && test $$round = 0 && test $$node = 0 && test $$swarm = 0 && test $$storm = 0 && test $$live = 0
+	test "$$rest" = 0 && test $$round = 0 && test $$node = 0 && test $$swarm = 0 && test $$storm = 0 && test $$live = 0 && test $$late = 0
 
 chaos: setup
 	@$(BIN)/swarmnode bench chaos --seed $(SEED)

@@ -178,7 +178,7 @@ def test_a_pass_fits_a_record() -> None:
 def test_a_version_below_the_owners_least_is_told_to_update(least: str, version: str, admitted: bool) -> None:
     reason = too_old(least, version)
     assert (not reason) == admitted
-    assert admitted or "pip install -U swarmnode" in reason
+    assert admitted or "pip install --upgrade WHEEL" in reason
 
 
 def test_the_least_version_is_signed_with_the_list() -> None:

@@ -70,7 +70,7 @@ async def test_a_directory_survives_the_death_of_its_p2pd(tmp_path: Path) -> Non
         directory = await DhtDirectory.create(here, known, RUN, STAGES)
         assert await first.ask("announce")
         os.kill(here.daemon.pid, signal.SIGKILL)
-        for attempt in range(100):
+        for attempt in range(600):
             record = record_of(me, time.time(), sequence=attempt, ttl_s=60)
             if await directory.announce(sign_record(record, me)) and me.peer_id in await first.ask("lookup"):
                 break

@@ -38,7 +38,6 @@ def test_what_is_signed_opens() -> None:
         ({"samples_per_second": math.nan}, "Record.samples_per_second = nan"),
         ({"samples_per_second": -1.0}, "Record.samples_per_second = -1.0"),
         ({"state": 0}, "no state"),
-        ({"state": 99}, "Record.state = 99; expected one of"),
         ({"stage": 513}, "Record.stage = 513; expected 0 to 512"),
         ({"round_stride": 2**31}, "Record.round_stride = 2147483648"),
         ({"round_stride": 3}, "power of two"),
