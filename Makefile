@@ -105,6 +105,7 @@ soak: setup
 	@$(BIN)/swarmnode bench chaos --runs 50
 	@$(BIN)/python -m tests.fuzz 1000000
 	@SWARMNODE_SOAK=1 $(PYTEST) tests/live/test_own_data.py
+	@SWARMNODE_OUTAGES_S="35 95 600" $(PYTEST) tests/live/test_meeting_point.py --timeout 1800
 	@SWARMNODE_RESTARTS=50 $(PYTEST) tests/node/test_same_home.py --timeout 1800
 	@$(PYTEST) -m unit --hypothesis-profile soak --timeout 3600
 	@$(BIN)/swarmnode simulate --scenario everything --seed $(SEED) --sweep 1h

@@ -79,7 +79,7 @@ async def test_an_amendment_reaches_members_and_a_joiner_with_an_old_invite(tmp_
         await until(children, lambda: all(applied(child) for child in children[1:]), "all nodes have taken it up")
         at = int(made.split(":")[0].split()[-1])
         for child in children[1:]:
-            assert applied(child)[0]["amendment"] == 1
+            assert applied(child)[0]["amendment"] in (1, 2), "both at once where rounds are quick"
             assert int(str(applied(child)[0]["round"])) >= at
         await until(children, lambda: all(RATE <= rate(child) < 2 * RATE for child in children[1:]), "the new rate")
 

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 BOUND_S = 300.0  # for one condition, on a machine that others load
-OUTAGES_S = [float(text) for text in os.environ.get("SWARMNODE_OUTAGES_S", "5 35").split()]
+OUTAGES_S = [float(text) for text in os.environ.get("SWARMNODE_OUTAGES_S", "5").split()]
 COMMAND = [str(Path(sys.executable).with_name("swarmnode"))]
 
 
