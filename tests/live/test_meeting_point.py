@@ -9,6 +9,7 @@ import os
 import re
 import signal
 import socket
+import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -126,7 +127,8 @@ async def test_two_that_join_at_a_meeting_point_just_restarted_take_the_run_as_i
 
         await asyncio.sleep(outage_s)  # the outage that is tested
         feeders = [name for name in old if run.losses(name)]
-        best, since = {name: min(run.losses(name)) for name in feeders}, {name: run.lines(name) for name in feeders}
+        before = {name: statistics.median(run.losses(name)[-4:]) for name in feeders}
+        since = {name: run.lines(name) for name in feeders}
         await run.meet()
         for name in "cd":
             run.join(name)
@@ -135,4 +137,6 @@ async def test_two_that_join_at_a_meeting_point_just_restarted_take_the_run_as_i
         for name in "cd":
             assert not run.events(name, "state.fresh"), f"{name} began the run anew"
         for name in feeders:
-            assert max(run.losses(name, since[name]), default=0.0) < best[name] + 0.05, name
+            after = run.losses(name, since[name])  # one look at few held-out samples errs by some hundredths
+            assert not after or statistics.median(after) < before[name] + 0.05, (name, before[name], after)
+            assert max(after, default=0.0) < before[name] + 0.2, "foreign weights cost .4 to .6"
