@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 from swarmnode.data.base_folder import SMALL_NBYTES_MAX, small_files
 from swarmnode.data.chat_template import CONFIG_FILE, ChatTemplate
 from swarmnode.data.chunk_store import find_index, read_regular
 from swarmnode.data.index import TOKENIZER_FILE
 from swarmnode.data.root import DataRoot
-from swarmnode.data.tokens import ByteTokenizer, Tokenizer, open_tokenizer
+from swarmnode.data.tokens import ByteTokenizer, Tokenizer, json_object, open_tokenizer
 from swarmnode.manifest import DataSpec
 
 GENERATION = "generation_config.json"
@@ -44,14 +43,14 @@ def files_beside(path: Path, raw: bytes, template: ChatTemplate, tokenizer: Toke
     it: special tokens, chat templates, and the tokens that end what a model generates."""
     files = {TOKENIZER_FILE: raw} | _beside(path.parent)
     ends = template.ends(tokenizer)
-    settings = _tree(files.get(GENERATION, b"")) or {"do_sample": True}
+    settings = json_object(files.get(GENERATION, b"")) or {"do_sample": True}
     theirs = settings.get("eos_token_id")
     known = theirs if isinstance(theirs, list) else [theirs] if isinstance(theirs, int) else []
     if merged := list(dict.fromkeys([*known, *ends])):
         settings["eos_token_id"] = merged if len(merged) > 1 else merged[0]
     files[GENERATION] = (json.dumps(settings, indent=2) + "\n").encode()
     if named := template.named:
-        config = _tree(files.get(CONFIG_FILE, b"")) | {"chat_template": named}
+        config = json_object(files.get(CONFIG_FILE, b"")) | {"chat_template": named}
         files[CONFIG_FILE] = (json.dumps(config, indent=2, ensure_ascii=False) + "\n").encode()
         files.pop("chat_template.jinja", None)
     return files
@@ -73,7 +72,7 @@ def stops_of(tokenizer: Tokenizer, path: Path | None) -> frozenset[int]:
     beside the tokenizer's file `path` names."""
     stops = set[int]() if tokenizer.separator is None else {tokenizer.separator}
     if path is not None:
-        named = _tree(_beside(path.parent).get(GENERATION, b"")).get("eos_token_id")
+        named = json_object(_beside(path.parent).get(GENERATION, b"")).get("eos_token_id")
         stops.update(one for one in (named if isinstance(named, list) else [named]) if isinstance(one, int))
     return frozenset(stops)
 
@@ -81,11 +80,3 @@ def stops_of(tokenizer: Tokenizer, path: Path | None) -> frozenset[int]:
 def _beside(folder: Path) -> dict[str, bytes]:
     read = {name: read_regular(folder / name, SMALL_NBYTES_MAX) for name in BESIDE_TOKENIZER}
     return {name: raw for name, raw in read.items() if raw is not None}
-
-
-def _tree(raw: bytes) -> dict[str, Any]:
-    try:
-        tree = json.loads(raw)
-    except (ValueError, RecursionError):
-        return {}
-    return tree if isinstance(tree, dict) else {}

@@ -169,16 +169,24 @@ def open_tokenizer(name: str, folder: DataRoot) -> Tokenizer:
     return huggingface_tokenizer(raw, str(path), named_eos(path.parent))
 
 
+def json_object(raw: bytes) -> dict[str, Any]:
+    """The JSON object in `raw`; an empty one where there is none."""
+    try:
+        tree = json.loads(raw)
+    except (ValueError, RecursionError):
+        return {}
+    return tree if isinstance(tree, dict) else {}
+
+
 def named_eos(folder: Path) -> str | None:
     """The token that ends a text, as the configuration beside a tokenizer.json in `folder` names it; None without
     one."""
     for name in ("tokenizer_config.json", "special_tokens_map.json"):
         try:
             with (folder / name).open("rb") as file:
-                tree = json.loads(file.read(CONFIG_BYTES_MAX))
-        except (OSError, ValueError, RecursionError):
+                token = json_object(file.read(CONFIG_BYTES_MAX)).get("eos_token")
+        except OSError:
             continue
-        token = tree.get("eos_token") if isinstance(tree, dict) else None
         token = token.get("content") if isinstance(token, dict) else token
         if isinstance(token, str):
             return token

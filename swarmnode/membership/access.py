@@ -14,13 +14,12 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from google.protobuf.message import DecodeError
 
 from swarmnode import bounds
 from swarmnode.errors import RemoteFault
-from swarmnode.identity import PUBLIC_KEY_BYTES, SIGNATURE_BYTES, Identity, public_key_of
+from swarmnode.identity import PUBLIC_KEY_BYTES, SIGNATURE_BYTES, Identity, public_key_of, signed_by
 from swarmnode.ids import PeerId, RunId, digest
 from swarmnode.wire import access_pb2 as wire
 
@@ -97,7 +96,7 @@ def open_access_list(signed: wire.SignedAccessList, run_id: RunId, *owners: byte
     is checked first."""
     if len(signed.list) > ACCESS_LIST_BYTES_MAX:
         raise RemoteFault(f"access list of {len(signed.list)} bytes; at most {ACCESS_LIST_BYTES_MAX}")
-    if not any(_verifies(owner, _ACCESS_LIST + signed.list, signed.signature) for owner in owners):
+    if not any(signed_by(owner, _ACCESS_LIST + signed.list, signed.signature) for owner in owners):
         raise RemoteFault("access list that the run's owner did not sign")
     try:
         found = wire.AccessList.FromString(signed.list)
@@ -172,14 +171,14 @@ def permitted(
 @functools.lru_cache(maxsize=1024)
 def _grant_verifies(owner: bytes, run_id: RunId, raw: bytes) -> bool:
     grant = wire.Grant.FromString(raw)
-    return _verifies(owner, _GRANT + _grant_digest(run_id, grant), grant.signature)
+    return signed_by(owner, _GRANT + _grant_digest(run_id, grant), grant.signature)
 
 
 @functools.lru_cache(maxsize=4096)
 def _pass_verifies(run_id: RunId, peer: PeerId, raw: bytes) -> bool:
     shown = wire.Pass.FromString(raw)
     message = _PASS + _pass_digest(run_id, shown.grant, peer, shown.expires_unix_s)
-    return _verifies(shown.grant.delegate, message, shown.signature)
+    return signed_by(shown.grant.delegate, message, shown.signature)
 
 
 def _grant_digest(run_id: RunId, grant: wire.Grant) -> bytes:
@@ -188,11 +187,3 @@ def _grant_digest(run_id: RunId, grant: wire.Grant) -> bytes:
 
 def _pass_digest(run_id: RunId, grant: wire.Grant, machine: PeerId, expires_unix_s: int) -> bytes:
     return digest(run_id, grant.delegate, public_key_of(machine), expires_unix_s)
-
-
-def _verifies(key: bytes, message: bytes, signature: bytes) -> bool:
-    try:
-        Ed25519PublicKey.from_public_bytes(key).verify(signature, message)
-    except (InvalidSignature, ValueError):
-        return False
-    return True

@@ -10,13 +10,12 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from google.protobuf.message import DecodeError
 
 from swarmnode import bounds
 from swarmnode.errors import ManifestError, RemoteFault
-from swarmnode.identity import PUBLIC_KEY_BYTES
+from swarmnode.identity import PUBLIC_KEY_BYTES, signed_by
 from swarmnode.ids import RunId, digest
 from swarmnode.manifest import Manifest, amended
 from swarmnode.manifest.text import difference
@@ -66,7 +65,7 @@ class Amendments:
 
     def at(self, round_index: int) -> Manifest:
         """The manifest in effect once `round_index` is done."""
-        return self._manifests[sum(amendment.from_round <= round_index for amendment in self.chain)]
+        return self._manifests[self.serial(round_index)]
 
     def serial(self, round_index: int) -> int:
         """The number of the last amendment in effect once `round_index` is done; 0: none."""
@@ -89,7 +88,7 @@ class Amendments:
     def _add(self, signed: wire.SignedAmendment) -> None:
         if len(signed.amendment) > AMENDMENT_BYTES_MAX:
             raise RemoteFault(f"amendment of {len(signed.amendment)} bytes; at most {AMENDMENT_BYTES_MAX}")
-        if not any(_verifies(owner, signed) for owner in self.owners):
+        if not any(signed_by(owner, _DOMAIN + signed.amendment, signed.signature) for owner in self.owners):
             raise RemoteFault("amendment that no owner of this run signed")
         try:
             told = wire.Amendment.FromString(signed.amendment)
@@ -145,11 +144,3 @@ class Amendments:
 
     def _last(self) -> bytes:
         return digest("amendment", self.signed[-1].amendment) if self.signed else b""
-
-
-def _verifies(owner: bytes, signed: wire.SignedAmendment) -> bool:
-    try:
-        Ed25519PublicKey.from_public_bytes(owner).verify(signed.signature, _DOMAIN + signed.amendment)
-    except (InvalidSignature, ValueError):
-        return False
-    return True

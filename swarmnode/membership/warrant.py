@@ -11,10 +11,9 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 
-from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from swarmnode.identity import SIGNATURE_BYTES, public_key_of
+from swarmnode.identity import SIGNATURE_BYTES, public_key_of, signed_by
 from swarmnode.ids import PeerId, RunId, digest
 from swarmnode.wire import access_pb2 as wire
 
@@ -43,11 +42,7 @@ def check_warrant(
 
 @functools.lru_cache(maxsize=256)
 def _verifies(owner: bytes, run_id: RunId, machine: PeerId, expires_unix_s: int, signature: bytes) -> bool:
-    try:
-        Ed25519PublicKey.from_public_bytes(owner).verify(signature, _DOMAIN + _digest(run_id, machine, expires_unix_s))
-    except (InvalidSignature, ValueError):
-        return False
-    return True
+    return signed_by(owner, _DOMAIN + _digest(run_id, machine, expires_unix_s), signature)
 
 
 def _digest(run_id: RunId, machine: PeerId, expires_unix_s: int) -> bytes:

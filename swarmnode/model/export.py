@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from swarmnode.atomic_file import atomic_write
+from swarmnode.data.tokens import json_object
 from swarmnode.disk import write_fault
 from swarmnode.errors import DataError
 from swarmnode.manifest import BYTES_END, MANIFEST_FILE, Manifest, template
@@ -168,7 +169,7 @@ def _small_files(
         MANIFEST_FILE: template(manifest).encode(),
         "swarmnode.json": _json_bytes(about),
     }
-    settings = _tree(found["generation_config.json"])
+    settings = json_object(found["generation_config.json"])
     if settings.get("eos_token_id") is None and (end := _end_of_text(manifest)) is not None:
         found["generation_config.json"] = _json_bytes(settings | {"eos_token_id": end})
         settings["eos_token_id"] = end
@@ -183,7 +184,7 @@ def _small_files(
 
 def _kept_settings(carried: Mapping[str, bytes]) -> dict[str, object]:
     """The settings in the base model's config.json that hold for any training of it."""
-    tree = _tree(carried.get("config.json", b"{}"))
+    tree = json_object(carried.get("config.json", b"{}"))
     return {key: tree[key] for key in KEPT_SETTINGS if key in tree}
 
 
@@ -192,14 +193,6 @@ def _end_of_text(manifest: Manifest) -> int | None:
     if manifest.data.tokenizer == "bytes":
         return BYTES_END
     return manifest.data.end_token if manifest.data.end_token >= 0 else None
-
-
-def _tree(raw: bytes) -> dict[str, object]:
-    try:
-        tree = json.loads(raw)
-    except ValueError:
-        return {}
-    return tree if isinstance(tree, dict) else {}
 
 
 def byte_tokenizer() -> dict[str, object]:

@@ -2,8 +2,8 @@
 fixed by a run).
 
 The file is $SWARMNODE_CONFIG, or swarmnode/config.toml in the user's configuration folder (of a user without a home
-directory: in /etc). Its keys are option names
-without leading dashes. Keys at the top apply to every verb that has them, those in a table to that verb.
+directory: in /etc). Its keys are option names without leading dashes. Keys at the top apply to every verb that has
+them, those in a table to that verb.
 
     max-up = "20Mbit"
     [join]
