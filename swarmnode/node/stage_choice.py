@@ -39,16 +39,18 @@ async def choose(context: NodeContext, text: RunText, asked: int | None) -> int:
         else:
             gone = {m.peer for m in presence.peer_table.swarm().members()} - {m.peer for m in living.members()}
             stage, reason = choose_stage(bounded(living, shares), shares, rules, rng, text.unable)
-        for _ in range(LOOKS_MAX if own is None else 0):
-            before = stage
-            await presence.reserve(stage)
-            await asyncio.sleep(SETTLE_S)
-            await presence.look(places(manifest))
-            here = Swarm.of((m for m in presence.peer_table.swarm().members() if m.peer not in gone), pipeline.stages)
-            told = bounded(here, shares), context.me, shares, rules, manifest.seed, text.unable
-            stage, why = reserved_stage(*told)
-            if stage == before:
-                break
-            reason = why
+            for _ in range(LOOKS_MAX):
+                before = stage
+                await presence.reserve(stage)
+                await asyncio.sleep(SETTLE_S)
+                await presence.look(places(manifest))
+                here = Swarm.of(
+                    (m for m in presence.peer_table.swarm().members() if m.peer not in gone), pipeline.stages
+                )
+                told = bounded(here, shares), context.me, shares, rules, manifest.seed, text.unable
+                stage, why = reserved_stage(*told)
+                if stage == before:
+                    break
+                reason = why
     context.telemetry.event("stage.chosen", serves=stage, reason=reason)
     return stage
