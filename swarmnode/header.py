@@ -1,5 +1,5 @@
 """Headers of calls: seal and check requests and replies. Shared by the real transport (transport/frame.py) and the
-simulated one (simulation/transport.py)."""
+simulated one (swarmsim/transport.py)."""
 
 from __future__ import annotations
 

@@ -21,9 +21,9 @@ import pytest
 import uvloop
 from hypothesis import settings
 
-from swarmnode.bench.swarm.laws import called_forged, read_lines
+from benchmarks.swarm.laws import called_forged, read_lines
 from swarmnode.local.spawn import SPAWNER
-from swarmnode.simulation import virtual_time
+from swarmsim import virtual_time
 
 pytest.register_assert_rewrite("tests.support")
 # The same examples in each run, so that a test fails for what was changed. `make soak` draws others, and many more:

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
-from swarmnode.bench.swarm.pytorch_model import PlainMuon
+from swarmnode.bench.pytorch_model import PlainMuon
 from swarmnode.data.corpus import Corpus, open_corpus
 from swarmnode.data.sample import IGNORED, SampleBatch
 from swarmnode.manifest import Manifest, read_signed

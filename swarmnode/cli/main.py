@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 import click
 
-from swarmnode import __version__
+from swarmnode import __version__, plugin
 from swarmnode.cli.option.config_file import bind, defaults_for
 from swarmnode.disk import FULL
 from swarmnode.errors import DiskFull, SwarmnodeError
@@ -59,26 +59,30 @@ VERBS: Mapping[str, str] = {
     "replay": "merge several nodes' logs into one timeline",
     "bench": "benchmarks on this machine",
 }
+ELSEWHERE = ("simulate", "bench")
+"""Verbs of VERBS that come by entry points (swarmnode/plugin.py); `bench` has a short form here."""
 
 
 class Verbs(click.Group):
-    """Finds verb V in module swarmnode.cli.V as `command`, so that no verb loads another's imports."""
+    """Finds verb V in module swarmnode.cli.V as `command`, or by entry point: no verb loads another's imports."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(VERBS)
+        return list(dict.fromkeys((*VERBS, *plugin.names(plugin.VERBS))))
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in VERBS:
+        found = plugin.load(plugin.VERBS, cmd_name) if cmd_name in ELSEWHERE or cmd_name not in VERBS else None
+        if found is None and cmd_name in VERBS and cmd_name != "simulate":
+            found = importlib.import_module(f"swarmnode.cli.{cmd_name.replace('-', '_')}").command
+        if not isinstance(found, click.Command):
             return None
-        found = importlib.import_module(f"swarmnode.cli.{cmd_name.replace('-', '_')}").command
-        assert isinstance(found, click.Command)
         bind(found)
         ctx.default_map = {**(ctx.default_map or {}), cmd_name: defaults_for(cmd_name, found)}
         return found
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Verbs"):
-            formatter.write_dl(list(VERBS.items()))
+            others = [(name, "of an installed package") for name in self.list_commands(ctx) if name not in VERBS]
+            formatter.write_dl([*VERBS.items(), *others])
 
 
 @click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})

@@ -12,18 +12,15 @@ import click
 
 from swarmnode.cli.option.duration import Duration
 from swarmnode.cli.output.console import paper
+from swarmnode.plugin import SIMULATOR, load
 
 if TYPE_CHECKING:
     from swarmnode.manifest import Manifest
-    from swarmnode.simulation.fleet import MachineKind
-    from swarmnode.simulation.plan import Plan
+    from swarmnode.plan.fleet import MachineKind
+    from swarmnode.plan.plan import Plan
 
 TOKENS = 1e9
 TOKENS_A_PARAMETER = 20.0  # arXiv 2203.15556, table 3
-SIMULATED_NODES_MAX = 2000
-CPU_S_PER_HOP = 7e-4  # measured: a microbatch at one stage, on a busy machine
-PATIENCE_S = 60.0  # guess: CPU seconds that a user waits for a check
-SIMULATED_S_MIN = 30.0  # windows have grown by then
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
@@ -76,8 +73,8 @@ def command(
     The estimate is by formula; --simulate runs the nodes' own code in virtual time and prints its result beside it.
     --search tries other settings by the same formula, and says which lines of the manifest to change.
     """
-    from swarmnode.simulation.fleet import read_fleet
-    from swarmnode.simulation.plan import plan
+    from swarmnode.plan.fleet import read_fleet
+    from swarmnode.plan.plan import plan
 
     parsed = _read(manifest)
     kinds = read_fleet(fleet)
@@ -127,7 +124,7 @@ def _search(
 ) -> None:
     from swarmnode.cli.output.search_table import print_search, search_json
     from swarmnode.manifest.recipe import parameters_of
-    from swarmnode.simulation.plan_search import search
+    from swarmnode.plan.plan_search import search
 
     tokens = TOKENS_A_PARAMETER * parameters_of(manifest.model) if tokens is None else tokens
     found = search(manifest, kinds, tokens, by_money=None if by is None else by == "money", ranks=ranks)
@@ -142,35 +139,10 @@ def _search(
 
 
 def _simulated(manifest: Manifest, kinds: tuple[MachineKind, ...], seconds: float) -> float:
-    from swarmnode.errors import UsageError
-    from swarmnode.simulation.life import simulate
-    from swarmnode.simulation.plan import plan
-    from swarmnode.simulation.scenario import RecoveryBounds, Scenario
-    from swarmnode.simulation.stage_memory import able
-
-    kinds = able(manifest, kinds)  # the plan counts no others either
-    nodes = sum(kind.count for kind in kinds)
-    if nodes > SIMULATED_NODES_MAX:
-        raise click.BadParameter(f"{nodes} nodes; at most {SIMULATED_NODES_MAX} are simulated", param_hint="--simulate")
-    rate = plan(manifest, kinds, 1.0).tokens_per_s / manifest.model.context / manifest.inner.microbatch
-    cpu_s = rate * seconds * manifest.pipeline.stages * CPU_S_PER_HOP
-    if cpu_s > PATIENCE_S:
-        shorter_s = max(SIMULATED_S_MIN, seconds * PATIENCE_S / cpu_s)
-        click.echo(
-            f"{rate:,.0f} microbatches a second: {seconds:g} s of them would take about {cpu_s / 60.0:.0f} min of one "
-            f"processor; simulated are {min(seconds, shorter_s):.0f} s",
-            err=True,
-        )
-        seconds = min(seconds, shorter_s)
-    bounds = RecoveryBounds(window_s=1.0, throughput=0.0)
-    state_share = min(1.0, 1e6 / max(1.0, manifest.model.layers * manifest.model.width**2))
-    scenario = Scenario("plan", seconds=seconds, fleet=kinds, manifest=manifest, bounds=bounds, state_share=state_share)
-    outcome = simulate(scenario, 0)
-    half = [sample for sample in outcome.curve if sample.at_s >= outcome.storm.at_s / 2]
-    if not half:
-        raise UsageError(f"--simulate: it ended early: {(outcome.failures or ['nothing was trained'])[0][:300]}")
-    first, last = half[0], half[-1]
-    return (last.samples - first.samples) / max(1.0, last.at_s - first.at_s) * manifest.model.context
+    rate = load(SIMULATOR, "rate")
+    if not callable(rate):
+        raise click.UsageError("--simulate: the package swarmsim is missing; install swarmnode anew")
+    return float(rate(manifest, kinds, seconds, lambda line: click.echo(line, err=True)))
 
 
 def _took(days: float) -> str:

@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from swarmnode.bench.swarm.learning import BoundedNumber, at, efficiency, envelope, needed, smoothed
+from benchmarks.swarm.learning import BoundedNumber, at, efficiency, envelope, needed, smoothed
 from swarmnode.ids import seeded
 
 CURVE = [(100.0, 4.0), (1000.0, 3.0), (10_000.0, 2.0)]  # a nat a decade

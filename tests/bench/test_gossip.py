@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import torch
 
-from swarmnode.bench.method import attack, gossip, guard_false_positives
-from swarmnode.bench.method.attack import ATTACKS, LIARS
-from swarmnode.bench.method.gossip import ALONE, PARALLEL
-from swarmnode.bench.method.replica_batch import ReplicaBatch, ToySpec, losses, shapes
-from swarmnode.bench.micro import codec
+from benchmarks.method import attack, gossip, guard_false_positives
+from benchmarks.method.attack import ATTACKS, LIARS
+from benchmarks.method.gossip import ALONE, PARALLEL
+from benchmarks.method.replica_batch import ReplicaBatch, ToySpec, losses, shapes
+from benchmarks.micro import codec
 from swarmnode.errors import UsageError
 from swarmnode.gossip.compression import CODECS
 from swarmnode.gossip.outer import DeltaMean, NoLoCo

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from swarmnode.bench.micro import gpu
-from swarmnode.bench.swarm import one_device
+from benchmarks.swarm import one_device
+from swarmnode.bench import gpu
 from swarmnode.errors import UsageError
 
 

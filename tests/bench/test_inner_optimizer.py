@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from swarmnode.bench.method import gossip
-from swarmnode.bench.method.inner_optimizer import BETA2, EPS, SCALE, WEIGHT_DECAY, BatchOptimizer
-from swarmnode.bench.method.replica_batch import ReplicaBatch, ToySpec, losses, matrices, shapes
+from benchmarks.method import gossip
+from benchmarks.method.inner_optimizer import BETA2, EPS, SCALE, WEIGHT_DECAY, BatchOptimizer
+from benchmarks.method.replica_batch import ReplicaBatch, ToySpec, losses, matrices, shapes
 from swarmnode.errors import UsageError
 from swarmnode.model.muon import orthogonalize
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from swarmnode.bench.swarm.laws import broken
+from benchmarks.swarm.laws import broken
 
 A, B = "12D3KooWaaaaaaaa", "12D3KooWbbbbbbbb"
 

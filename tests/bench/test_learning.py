@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from swarmnode.bench.swarm import learning, learning_page, plain_grid, pytorch_learning, pytorch_model
-from swarmnode.bench.swarm.learning import BoundedNumber
-from swarmnode.bench.swarm.learning_swarm import CounterReading, SwarmRun, Validation, reading_at
-from swarmnode.bench.swarm.plain_grid import GridConditions, Journal, PlainRun
-from swarmnode.bench.swarm.pytorch_learning import GridPoint, LossPoint, TrainingTask, looks_from, train
+from benchmarks.swarm import learning, learning_page, plain_grid, pytorch_learning
+from benchmarks.swarm.learning import BoundedNumber
+from benchmarks.swarm.learning_swarm import CounterReading, SwarmRun, Validation, reading_at
+from benchmarks.swarm.plain_grid import GridConditions, Journal, PlainRun
+from benchmarks.swarm.pytorch_learning import GridPoint, LossPoint, TrainingTask, looks_from, train
+from swarmnode.bench import pytorch_model
 from swarmnode.data.corpus import open_corpus
 from swarmnode.errors import UsageError
 from swarmnode.manifest import DataSpec, Manifest, ModelSpec, PipelineSpec

@@ -7,8 +7,8 @@ import math
 
 import pytest
 
-from swarmnode.bench.swarm import chaos
-from swarmnode.bench.swarm.fault_injection import FAULTS
+from benchmarks.swarm import chaos
+from benchmarks.swarm.fault_injection import FAULTS
 from swarmnode.daemon.clock import SystemClock
 
 SEED = 1

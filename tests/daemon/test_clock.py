@@ -8,8 +8,8 @@ import pytest
 from hivemind.utils import timed_storage
 
 from swarmnode.daemon.clock import STEP_S, SystemClock, judge, watch_clock
-from swarmnode.simulation.virtual_time import VirtualLoop
 from swarmnode.transport import hivemind_patches
+from swarmsim.virtual_time import VirtualLoop
 from tests.support.fake_telemetry import Quiet
 
 WENT_BACK = "went back 3600 s"

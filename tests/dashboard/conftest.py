@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from swarmnode.bench.swarm.dashboard import CHROMIUM, FLAGS, no_browser
+from benchmarks.swarm.dashboard import CHROMIUM, FLAGS, no_browser
 from tests.support.page import BOUND_MS, Served, serving
 
 if TYPE_CHECKING:
@@ -30,6 +30,6 @@ def browser() -> Iterator[Browser]:
 def served(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("swarmnode.dashboard.heartbeat.TICK_S", 0.25)  # four times as fast: curves have points sooner
-        patch.setattr("swarmnode.bench.swarm.dashboard.STEP_S", 0.5)
+        patch.setattr("benchmarks.swarm.dashboard.STEP_S", 0.5)
         with serving(tmp_path_factory.mktemp("page")) as page:
             yield page

@@ -9,7 +9,7 @@ import aiohttp
 import pytest
 import yarl
 
-from swarmnode.bench.swarm.fake_fleet import FakeFleet
+from benchmarks.swarm.fake_fleet import FakeFleet
 from swarmnode.dashboard.downloads import ModelDownloads
 from swarmnode.machine.run_archive import Archive
 from tests.support.archiving import RUN_OF, archive_of, trained

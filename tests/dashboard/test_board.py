@@ -11,7 +11,7 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from swarmnode.bench.swarm.fake_fleet import FakeFleet
+from benchmarks.swarm.fake_fleet import FakeFleet
 from swarmnode.dashboard import view
 from swarmnode.dashboard.alarm import alarms
 from swarmnode.dashboard.board import GONE_KEEP_S, NAME_CHARS_MAX, VALIDATIONS_KEPT, Board, Changes, brief, named

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from swarmnode.bench.swarm import dashboard as bench
+from benchmarks.swarm import dashboard as bench
 from swarmnode.cli.main import main
 from swarmnode.cli.up import free_port
 

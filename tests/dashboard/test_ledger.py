@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmnode.bench.swarm.fake_fleet import FakeFleet
+from benchmarks.swarm.fake_fleet import FakeFleet
 from swarmnode.dashboard import view
 from swarmnode.dashboard.board import RECEIPTS_MAX, Board, sane
 from swarmnode.dashboard.history import History

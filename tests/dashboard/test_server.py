@@ -13,7 +13,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from swarmnode.bench.swarm.fake_fleet import FakeFleet
+from benchmarks.swarm.fake_fleet import FakeFleet
 from swarmnode.dashboard import server
 from tests.support.watched import DOCUMENT, RUN, TINY, fits, watched
 

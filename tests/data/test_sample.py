@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from swarmnode.data.sample import IGNORED, SampleBatch, counted_targets
 from swarmnode.errors import RemoteFault
 from swarmnode.ports import WireTensor
-from swarmnode.simulation.replica import fake
+from swarmsim.replica import fake
 
 END = 3
 

@@ -20,9 +20,9 @@ from swarmnode.manifest import PRESETS
 from swarmnode.membership.swarm import Swarm
 from swarmnode.metrics import name
 from swarmnode.ports import Answer, Call, OuterReport, Packet, Verdict, WireTensor
-from swarmnode.simulation import virtual_time
 from swarmnode.transport.memory import MemoryNetwork, MemoryTransport
 from swarmnode.wire import call_pb2 as wire
+from swarmsim import virtual_time
 from tests.support.fake_telemetry import Quiet
 from tests.support.transport_contract import pong
 

@@ -10,7 +10,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from swarmnode.bench.swarm.harness import SwarmHarness, fleet_in
+from benchmarks.swarm.harness import SwarmHarness, fleet_in
 from swarmnode.local.child import Child, node_command
 from swarmnode.local.fleet import Command
 from swarmnode.manifest import PRESETS

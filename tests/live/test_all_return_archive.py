@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from swarmnode.bench.swarm.harness import SwarmHarness
+from benchmarks.swarm.harness import SwarmHarness
 from swarmnode.local.child import NodePlan, node_command
 from tests.live import test_all_return as all_return
 

@@ -7,8 +7,8 @@ import urllib.request
 from dataclasses import replace
 from pathlib import Path
 
+from benchmarks.swarm.harness import resting
 from swarmnode import manifest as manifests
-from swarmnode.bench.swarm.harness import resting
 from swarmnode.local.child import Child, NodePlan
 from swarmnode.local.spawn import NODE
 from swarmnode.manifest import MANIFEST_FILE, PRESETS, SIGNED_FILE

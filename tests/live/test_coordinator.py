@@ -11,7 +11,7 @@ from typing import Any
 
 import aiohttp
 
-from swarmnode.bench.swarm.harness import SwarmHarness, fleet_in
+from benchmarks.swarm.harness import SwarmHarness, fleet_in
 from swarmnode.local.child import Child, node_command
 from swarmnode.manifest import PRESETS
 

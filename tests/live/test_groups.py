@@ -6,8 +6,8 @@ import statistics
 from dataclasses import replace
 from pathlib import Path
 
-from swarmnode.bench.swarm.harness import SwarmHarness, fleet_in, resting
-from swarmnode.bench.swarm.laws import read_log
+from benchmarks.swarm.harness import SwarmHarness, fleet_in, resting
+from benchmarks.swarm.laws import read_log
 from swarmnode.local.summary import count, totals
 from swarmnode.manifest import PRESETS
 from swarmnode.metrics import name

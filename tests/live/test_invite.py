@@ -10,8 +10,8 @@ from pathlib import Path
 
 import psutil
 
+from benchmarks.swarm.harness import LOAD, resting
 from swarmnode import manifest as manifests
-from swarmnode.bench.swarm.harness import LOAD, resting
 from swarmnode.local.child import Child, NodePlan, node_command
 from swarmnode.local.spawn import NODE
 from swarmnode.manifest import PRESETS, SIGNED_FILE, AccessSpec

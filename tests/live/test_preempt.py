@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from swarmnode.bench.swarm.harness import resting, trains
-from swarmnode.bench.swarm.laws import told
+from benchmarks.swarm.harness import resting, trains
+from benchmarks.swarm.laws import told
 from swarmnode.cloud.fake import FakeMetadata
 from swarmnode.control import client
 from swarmnode.local.child import Child, NodePlan

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from benchmarks.swarm.harness import resting
 from swarmnode import manifest as manifests
-from swarmnode.bench.swarm.harness import resting
 from swarmnode.local.child import Child, NodePlan, node_command
 from swarmnode.manifest import PRESETS, SIGNED_FILE
 from tests.live.test_checkpoint import events, up

@@ -7,9 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks.swarm.harness import resting
 from swarmnode import __version__, owner
 from swarmnode import manifest as manifests
-from swarmnode.bench.swarm.harness import resting
 from swarmnode.daemon.admission import ACCESS_FILE
 from swarmnode.ids import RunId
 from swarmnode.local.child import Child, NodePlan, node_command

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from swarmnode.bench.swarm.harness import trains
+from benchmarks.swarm.harness import trains
 from swarmnode.local.child import Child
 from swarmnode.local.summary import count, totals
 from swarmnode.metrics import name

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from benchmarks.swarm.harness import resting
 from swarmnode import manifest as manifests
-from swarmnode.bench.swarm.harness import resting
 from swarmnode.local.child import Child, NodePlan, node_command
 from swarmnode.manifest import PRESETS, SIGNED_FILE
 from swarmnode.wire.record_pb2 import NODE_STATE_PAUSED, NODE_STATE_TRAINING

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from swarmnode.bench.swarm.harness import resting, trains
+from benchmarks.swarm.harness import resting, trains
 from swarmnode.local.child import NodePlan
 from swarmnode.local.summary import totals
 from tests.support.live_swarm import swarm_in

@@ -14,7 +14,7 @@ import pytest
 from swarmnode.errors import Unavailable
 from swarmnode.machine.run_archive import RETRY_S, Archive, ArchivePlan
 from swarmnode.recovery.archive import ArchiveEntry, next_copy_s
-from swarmnode.simulation.virtual_time import run
+from swarmsim.virtual_time import run
 
 MINUTE_S = 60.0
 HOUR_S = 3600.0

@@ -7,16 +7,16 @@ from dataclasses import replace
 
 import pytest
 
-from swarmnode.bench.micro.memory import fit_rows, llama3
+from swarmnode.bench.memory import fit_rows, llama3
 from swarmnode.machine.free_memory import FreeMemory, MachineMemory
 from swarmnode.machine.stage_fit import StageFit, first_alike, stage_fit
 from swarmnode.manifest import Manifest, ModelSpec, PipelineSpec
 from swarmnode.model.memory_budget import CARD, CPU, ComputeMode, memory_need, passes_in
 from swarmnode.model.memory_estimate import Passes, repeated_forwards
 from swarmnode.model.split import split
-from swarmnode.simulation.fleet import MachineKind
-from swarmnode.simulation.geography import Address
-from swarmnode.simulation.stage_memory import fit_of, memory_of, repeated
+from swarmnode.plan.fleet import MachineKind
+from swarmnode.plan.geography import Address
+from swarmnode.plan.stage_memory import fit_of, memory_of, repeated
 
 RUN = llama3("8B", 16)
 INNER = 8

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from swarmnode.bench.micro.memory import llama3
+from swarmnode.bench.memory import llama3
 from swarmnode.manifest import PRESETS, GossipSpec, LimitsSpec, Manifest, ModelSpec, PipelineSpec, RecoverySpec
 from swarmnode.model import memory_estimate
 from swarmnode.model.memory_budget import CARD, memory_need

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from swarmnode.bench.micro.memory import llama3
+from swarmnode.bench.memory import llama3
 from swarmnode.model import stage as layers_module
 from swarmnode.model.memory_estimate import Passes
 from swarmnode.model.stage import StageReplica

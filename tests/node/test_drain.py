@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from swarmnode.node.drain import DrainReport, DrainStep, DrainTask, drain, plan
 from swarmnode.node.notice import Notice, NoticeKind, Notices
-from swarmnode.simulation.trace import DecisionTrace, SimTelemetry
+from swarmsim.trace import DecisionTrace, SimTelemetry
 
 SECONDS = st.integers(0, 1000).map(lambda n: n / 8)
 

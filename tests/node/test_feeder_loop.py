@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from swarmnode.node.feeder_loop import BASELINE_S, feeding
-from swarmnode.simulation.virtual_time import run
+from swarmsim.virtual_time import run
 
 
 @pytest.mark.parametrize(("takes_s", "begins_s"), [(5.0, 5.0), (3000.0, BASELINE_S)])

@@ -11,8 +11,8 @@ from swarmnode.node.limits import Limits, SensorReading, change
 from swarmnode.node.pause import PauseControl
 from swarmnode.node.regulator import Regulator
 from swarmnode.node.stage_slot import StageSlot
-from swarmnode.simulation.virtual_time import VirtualLoop
 from swarmnode.wire import record_pb2
+from swarmsim.virtual_time import VirtualLoop
 from tests.support.village import Villager, manifest, village
 
 NOON = 1_700_000_000 // 86_400 * 86_400 + 43_200

@@ -10,8 +10,8 @@ import dataclasses
 import json
 import pathlib
 
-from swarmnode.simulation.life import simulate
-from swarmnode.simulation.scenario import find, read_scenario, shorter
+from swarmsim.life import simulate
+from swarmsim.scenario import find, read_scenario, shorter
 
 FILE = pathlib.Path(__file__).with_name("golden.json")
 LIVES = (("calm", 1, 20.0), ("everything", 3, 40.0), ("home-links", 5, 30.0))

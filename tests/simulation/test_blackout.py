@@ -7,10 +7,10 @@ import dataclasses
 import pytest
 
 from swarmnode.recovery.recovery_source import CLAIM_WAIT_S
-from swarmnode.simulation.life import simulate
-from swarmnode.simulation.outcome import Outcome
-from swarmnode.simulation.scenario import FaultSpec, find, parse_scenario, read_scenario
-from swarmnode.simulation.world import World
+from swarmsim.life import simulate
+from swarmsim.outcome import Outcome
+from swarmsim.scenario import FaultSpec, find, parse_scenario, read_scenario
+from swarmsim.world import World
 
 FLEET = [{"count": 6, "flops": 1e10, "up_mbps": 1000, "down_mbps": 1000}]
 
@@ -61,7 +61,7 @@ def test_a_full_disk_stops_no_training() -> None:
     def shrink(world: World) -> None:
         assert world.trace.by_event["checkpoint.failed"] > 0
 
-    import swarmnode.simulation.world as module
+    import swarmsim.world as module
 
     class Small(module.Disk):  # type: ignore[name-defined]
         def __init__(self, capacity: int) -> None:

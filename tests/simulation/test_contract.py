@@ -9,12 +9,12 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from swarmnode.identity import Identity
-from swarmnode.simulation import virtual_time
-from swarmnode.simulation.directory import DirectoryFaults, SimDht, SimDirectory
-from swarmnode.simulation.geography import Address
-from swarmnode.simulation.network import Network, NetworkPort
-from swarmnode.simulation.sim_node import SkewedClock
-from swarmnode.simulation.transport import SimTransport
+from swarmnode.plan.geography import Address
+from swarmsim import virtual_time
+from swarmsim.directory import DirectoryFaults, SimDht, SimDirectory
+from swarmsim.network import Network, NetworkPort
+from swarmsim.sim_node import SkewedClock
+from swarmsim.transport import SimTransport
 from tests.support.transport_contract import RUN, Directories, DirectoryContract, Pair, TransportContract
 
 HOME = Address("local", 0.002)

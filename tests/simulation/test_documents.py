@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from swarmnode.simulation.life import simulate
-from swarmnode.simulation.scenario import find, read_scenario, shorter
+from swarmsim.life import simulate
+from swarmsim.scenario import find, read_scenario, shorter
 
 
 def test_a_life_with_documents_apart_keeps_the_laws() -> None:

@@ -10,8 +10,8 @@ import pytest
 from swarmnode.manifest import GossipSpec, Manifest
 from swarmnode.model.split import stages_of
 from swarmnode.ports import Packet, WireTensor
-from swarmnode.simulation.law import Laws
-from swarmnode.simulation.replica import FakeReplica
+from swarmsim.law import Laws
+from swarmsim.replica import FakeReplica
 
 
 def broken(laws: Laws) -> list[str]:

@@ -11,9 +11,9 @@ import pytest
 from swarmnode.manifest import GossipSpec, Manifest
 from swarmnode.model.split import stages_of
 from swarmnode.ports import Packet
-from swarmnode.simulation.fault import forger
-from swarmnode.simulation.replica import DIMENSIONS, FakeReplica
 from swarmnode.wire import call_pb2 as wire
+from swarmsim.fault import forger
+from swarmsim.replica import DIMENSIONS, FakeReplica
 
 
 class Nobody:

@@ -8,9 +8,9 @@ from collections import Counter
 import pytest
 
 from swarmnode.metrics import name
-from swarmnode.simulation.life import simulate
-from swarmnode.simulation.scenario import find, read_scenario, shorter
-from swarmnode.simulation.world import World
+from swarmsim.life import simulate
+from swarmsim.scenario import find, read_scenario, shorter
+from swarmsim.world import World
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmnode.errors import UsageError
-from swarmnode.simulation import virtual_time
-from swarmnode.simulation.fleet import parse_fleet, scaled
-from swarmnode.simulation.geography import Address, Nat, NetworkCut, ReachabilityMap, rtt_s
-from swarmnode.simulation.link import SimLink
+from swarmnode.plan.fleet import parse_fleet, scaled
+from swarmnode.plan.geography import Address, Nat, NetworkCut, ReachabilityMap, rtt_s
+from swarmsim import virtual_time
+from swarmsim.link import SimLink
 
 ARRIVALS = st.lists(st.tuples(st.floats(0, 10), st.integers(1, 1000)), min_size=1, max_size=12)
 

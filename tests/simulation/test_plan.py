@@ -10,10 +10,9 @@ from swarmnode.gossip.outer.traffic import message_nbytes
 from swarmnode.manifest import GossipSpec, InnerSpec, Manifest, PipelineSpec, boundary_nbytes
 from swarmnode.manifest.gossip_compat import CODECS_OF, IN_GROUPS
 from swarmnode.model.section import section_sizes
-from swarmnode.simulation.fleet import MachineKind
-from swarmnode.simulation.geography import Address, Nat, rtt_s
-from swarmnode.simulation.metered_replica import PIECE_TOKENS
-from swarmnode.simulation.plan import Plan, plan
+from swarmnode.plan.fleet import MachineKind
+from swarmnode.plan.geography import Address, Nat, rtt_s
+from swarmnode.plan.plan import PIECE_TOKENS, Plan, plan
 
 REPLICAS = 4
 

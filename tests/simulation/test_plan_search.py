@@ -14,11 +14,11 @@ from swarmnode.cli.main import main
 from swarmnode.errors import UsageError
 from swarmnode.manifest import DataSpec, InnerSpec, Manifest, ModelSpec, PipelineSpec, template
 from swarmnode.manifest.cross_field import ACROSS
-from swarmnode.simulation.fleet import MachineKind
-from swarmnode.simulation.geography import Address
-from swarmnode.simulation.plan import plan
-from swarmnode.simulation.plan_search import ALIKE, LAW_B, LAW_BETA, boundary_nats, limit_of, search, worth
-from swarmnode.simulation.stage_memory import fit_of
+from swarmnode.plan.fleet import MachineKind
+from swarmnode.plan.geography import Address
+from swarmnode.plan.plan import plan
+from swarmnode.plan.plan_search import ALIKE, LAW_B, LAW_BETA, boundary_nats, limit_of, search, worth
+from swarmnode.plan.stage_memory import fit_of
 
 RUN = Manifest(
     model=ModelSpec(layers=4, width=1024, heads=8, kv_heads=4, ffn=2816, context=128),

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from swarmnode.simulation.life import simulate
-from swarmnode.simulation.scenario import FaultSpec, find, read_scenario
-from swarmnode.simulation.world import World
+from swarmsim.life import simulate
+from swarmsim.scenario import FaultSpec, find, read_scenario
+from swarmsim.world import World
 
 KILLS = 50
 EVERY_S = 8.0

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from swarmnode.simulation import event_queue, virtual_time
-from swarmnode.simulation.virtual_time import Deadlock, SandboxViolation, Standstill, VirtualLoop, owned, run
+from swarmsim import event_queue, virtual_time
+from swarmsim.virtual_time import Deadlock, SandboxViolation, Standstill, VirtualLoop, owned, run
 
 SOURCE = pathlib.Path(virtual_time.__file__)
 VERSIONS = ("3.11", "3.12", "3.13")
@@ -94,7 +94,7 @@ def told():
     log = []
     clock.run(rivals(log), 1)
     return log
-from swarmnode.simulation import event_queue
+from swarmsim import event_queue
 with event_queue.unused():
     log = told()
 print(log)

@@ -6,10 +6,10 @@ import dataclasses
 
 import pytest
 
-from swarmnode.simulation.law import Laws
-from swarmnode.simulation.life import simulate
-from swarmnode.simulation.outcome import Outcome
-from swarmnode.simulation.scenario import FaultSpec, find, read_scenario
+from swarmsim.law import Laws
+from swarmsim.life import simulate
+from swarmsim.outcome import Outcome
+from swarmsim.scenario import FaultSpec, find, read_scenario
 
 
 def live(seconds: float, **faults: FaultSpec) -> Outcome:

@@ -16,11 +16,11 @@ from swarmnode.errors import UsageError
 from swarmnode.model.section import section_sizes, snapshot_nbytes
 from swarmnode.model.split import split
 from swarmnode.pipeline.backlog import Backlog
-from swarmnode.simulation import event_queue
-from swarmnode.simulation.life import simulate
-from swarmnode.simulation.report import page
-from swarmnode.simulation.scenario import find, parse_scenario, read_scenario, shorter
-from swarmnode.simulation.sweep import SweepTotals, sweep
+from swarmsim import event_queue
+from swarmsim.life import simulate
+from swarmsim.report import page
+from swarmsim.scenario import find, parse_scenario, read_scenario, shorter
+from swarmsim.sweep import SweepTotals, sweep
 
 from .golden import FILE, LIVES, life
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from pathlib import Path
 
-from swarmnode.bench.swarm.harness import SwarmHarness, fleet_in, resting
+from benchmarks.swarm.harness import SwarmHarness, fleet_in, resting
 from swarmnode.local.fleet import Command
 from swarmnode.manifest import PRESETS
 

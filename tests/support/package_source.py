@@ -8,7 +8,9 @@ import pathlib
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "swarmnode"
-MODULES = sorted(path for path in PACKAGE.rglob("*.py") if "wire" not in path.parts)
+BESIDE = ("swarmsim", "benchmarks")
+PRODUCT = sorted(path for path in PACKAGE.rglob("*.py") if "wire" not in path.parts)
+MODULES = sorted([*PRODUCT, *(path for folder in BESIDE for path in (ROOT / folder).rglob("*.py"))])
 
 
 @functools.cache

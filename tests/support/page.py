@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from swarmnode.bench.swarm.dashboard import RUN, manifest_for, watched
-from swarmnode.bench.swarm.fake_fleet import FakeFleet
+from benchmarks.swarm.dashboard import RUN, manifest_for, watched
+from benchmarks.swarm.fake_fleet import FakeFleet
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page

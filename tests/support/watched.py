@@ -14,7 +14,7 @@ from typing import Any
 import jsonschema
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from swarmnode.bench.swarm.fake_fleet import BEGINNING_UNIX_S, FakeFleet, FakeNode
+from benchmarks.swarm.fake_fleet import BEGINNING_UNIX_S, FakeFleet, FakeNode
 from swarmnode.dashboard.board import Board
 from swarmnode.dashboard.start import Dashboard, PageAddress, dashboard
 from swarmnode.identity import Identity

@@ -18,16 +18,16 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 # Third-party package -> the modules (and what is in them) that may import it.
 HOMES = {
-    "hivemind": ("swarmnode.transport", "swarmnode.bench"),
+    "hivemind": ("swarmnode.transport", "swarmnode.bench", "benchmarks"),
     "grpc": ("swarmnode.control", "swarmnode.wire"),
     "prometheus_client": ("swarmnode.metrics.exporter", "swarmnode.metrics.otlp"),
     "opentelemetry": ("swarmnode.metrics.otlp",),
-    "tokenizers": ("swarmnode.data.tokens", "swarmnode.data.chat_template", "swarmnode.bench.micro.data_set"),
+    "tokenizers": ("swarmnode.data.tokens", "swarmnode.data.chat_template", "benchmarks.micro.data_set"),
     "safetensors": ("swarmnode.model.export", "swarmnode.model.model_merge"),
-    "aiohttp": ("swarmnode.cloud", "swarmnode.dashboard", "swarmnode.transport.web", "swarmnode.bench.micro.data_set"),
+    "aiohttp": ("swarmnode.cloud", "swarmnode.dashboard", "swarmnode.transport.web", "benchmarks.micro.data_set"),
     "transformers": ("swarmnode.data.chat_template", "swarmnode.model.gguf_file"),
-    "rich": ("swarmnode.cli", "swarmnode.local"),
-    "click": ("swarmnode.cli", "swarmnode.daemon"),
+    "rich": ("swarmnode.cli", "swarmnode.local", "swarmsim.command"),
+    "click": ("swarmnode.cli", "swarmnode.daemon", "swarmsim.command", "benchmarks.command"),
     "torch": (
         "swarmnode.model",
         "swarmnode.gossip.outer",
@@ -36,14 +36,22 @@ HOMES = {
         "swarmnode.machine.replica",
         "swarmnode.daemon.process",
         "swarmnode.bench",
+        "benchmarks",
+        "swarmsim.real_training",
     ),
 }
 
 # What is put together at the top: these modules may be imported only from these.
 PROTECTED = {
     # The simulated directory loses and finds its contacts by the real rules, which are pure.
-    "swarmnode.transport": ("swarmnode.cli", "swarmnode.bench", "swarmnode.daemon", "swarmnode.simulation.directory"),
-    "swarmnode.node.node": ("swarmnode.daemon", "swarmnode.simulation"),
+    "swarmnode.transport": (
+        "swarmnode.cli",
+        "swarmnode.bench",
+        "benchmarks",
+        "swarmnode.daemon",
+        "swarmsim.directory",
+    ),
+    "swarmnode.node.node": ("swarmnode.daemon", "swarmsim"),
     "swarmnode.metrics.exporter": ("swarmnode.daemon",),
     "swarmnode.control": ("swarmnode.cli", "swarmnode.daemon", "swarmnode.local"),
 }
@@ -51,12 +59,13 @@ PROTECTED = {
 # Network and processes, which no simulated node may reach.
 REAL_WORLD = ("hivemind", "grpc", "aiohttp", "swarmnode.transport.libp2p", "swarmnode.transport.directory")
 
+OURS = ("swarmnode", "swarmsim", "benchmarks")
 NAMES_THAT_SAY_NOTHING = {"utils", "util", "helpers", "common", "base", "manager", "misc"}
 
 
 @functools.cache
 def graph() -> grimp.ImportGraph:
-    return grimp.build_graph("swarmnode", include_external_packages=True, cache_dir=None)
+    return grimp.build_graph("swarmnode", "swarmsim", "benchmarks", include_external_packages=True, cache_dir=None)
 
 
 def within(module: str, places: tuple[str, ...]) -> bool:
@@ -93,8 +102,8 @@ def test_what_is_put_together_only_at_the_top(module: str) -> None:
 
 def test_simulated_nodes_know_nothing_of_the_real_world() -> None:
     """What a simulation may import never reaches hivemind, grpc or sockets of ours, not even through others."""
-    simulated = sorted(m for m in graph().modules if within(m, ("swarmnode.node", "swarmnode.simulation")))
-    assert {"swarmnode.node.node", "swarmnode.simulation.life"} <= set(simulated)
+    simulated = sorted(m for m in graph().modules if within(m, ("swarmnode.node", "swarmsim")))
+    assert {"swarmnode.node.node", "swarmsim.life"} <= set(simulated)
     for real in REAL_WORLD:
         assert real in graph().modules, f"{real} has another name: change REAL_WORLD"
         for module in simulated:
@@ -108,7 +117,7 @@ def test_every_import_is_a_declared_dependency() -> None:
     )  # imported where they are wanted only
     declared = {canonicalize_name(Requirement(text).name) for text in texts}
     distributions = packages_distributions()
-    for package in sorted(m for m in graph().modules if not within(m, ("swarmnode",))):
+    for package in sorted(m for m in graph().modules if not within(m, OURS)):
         root = package.partition(".")[0]
         if root not in sys.stdlib_module_names:
             homes = {canonicalize_name(name) for name in distributions.get(root, [])}
@@ -119,7 +128,7 @@ def test_every_import_is_a_declared_dependency() -> None:
 
 def test_no_modules_import_each_other_in_a_circle() -> None:
     """Imports under TYPE_CHECKING and inside functions count: one cannot read either side of a circle alone."""
-    imports = {m: graph().find_modules_directly_imported_by(m) for m in graph().modules if within(m, ("swarmnode",))}
+    imports = {m: graph().find_modules_directly_imported_by(m) for m in graph().modules if within(m, OURS)}
     try:
         graphlib.TopologicalSorter(imports).prepare()
     except graphlib.CycleError as error:
@@ -127,5 +136,5 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
 
 
 def test_module_names_say_something() -> None:
-    vague = [m for m in graph().modules if m.startswith("swarmnode") and set(m.split(".")) & NAMES_THAT_SAY_NOTHING]
+    vague = [m for m in graph().modules if within(m, OURS) and set(m.split(".")) & NAMES_THAT_SAY_NOTHING]
     assert not vague

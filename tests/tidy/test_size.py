@@ -2,18 +2,21 @@
 
 import ast
 
-from tests.support.package_source import MODULES, ROOT, nodes, tree
+from tests.support.package_source import MODULES, PRODUCT, ROOT, nodes, tree
 
-# Of `swarmnode/`, generated code left out; CONTRIBUTING.md says how to raise them.
-LINES_MAX = 77_600
-FILES_MAX = 526
+# Of `swarmnode/`, and of it with the packages beside it, generated code left out; CONTRIBUTING.md says how to raise them.
+LINES_MAX = 66_100
+FILES_MAX = 469
+ALL_LINES_MAX = 77_700
 FUNCTION_LINES_MAX = 80
 
 
 def test_the_package_stays_within_its_budget() -> None:
-    lines = sum(len(path.read_text().splitlines()) for path in MODULES)
-    assert lines <= LINES_MAX, "remove what the change replaces, or raise the budget and log it in CONTRIBUTING.md"
-    assert len(MODULES) <= FILES_MAX, "put the code where its user is, or raise the budget and log it"
+    lines = {path: len(path.read_text().splitlines()) for path in MODULES}
+    product = sum(lines[path] for path in PRODUCT)
+    assert product <= LINES_MAX, "remove what the change replaces, or raise the budget and log it in CONTRIBUTING.md"
+    assert len(PRODUCT) <= FILES_MAX, "put the code where its user is, or raise the budget and log it"
+    assert sum(lines.values()) <= ALL_LINES_MAX, "the packages together grew: remove what the change replaces"
 
 
 def test_functions_fit_a_screen() -> None:

@@ -8,10 +8,10 @@ import pytest
 
 from swarmnode.ids import PeerId
 from swarmnode.ports import Answer, Call
-from swarmnode.simulation.virtual_time import VirtualLoop
 from swarmnode.transport.throttle import OVERHEAD, Pacer
 from swarmnode.uplink_scheduler import SPAN_S
 from swarmnode.wire import call_pb2 as wire
+from swarmsim.virtual_time import VirtualLoop
 from tests.support.libp2p_node import node
 from tests.support.transport_contract import MIB, echo, process, tensor
 

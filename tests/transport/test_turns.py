@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 import pytest
 
 from swarmnode.errors import Unavailable
-from swarmnode.simulation.virtual_time import VirtualLoop
 from swarmnode.uplink_scheduler import BULK_BYTES, WAIT_SHARE, UplinkScheduler
+from swarmsim.virtual_time import VirtualLoop
 
 MBIT = 1e6 / 8
 MESSAGE = 8_000_000

@@ -1,0 +1,24 @@
+"""A node that lies: `python -m benchmarks.byzantine_node LIE EVERY LOG ARGUMENTS...` is `swarmnode ARGUMENTS...`,
+but that one in EVERY of its answers is false, as benchmarks/swarm/byzantine_replica.py has it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from benchmarks.swarm.byzantine_replica import ALL, HONEST, ByzantineReplica
+from swarmnode.cli import main as command_line
+from swarmnode.daemon import process
+
+
+def main(arguments: list[str]) -> int:
+    """Run the node; returns its exit code."""
+    lie, every, log, *rest = arguments
+    assert lie in (*ALL, HONEST), f"{lie!r} is none of {', '.join(ALL)}"
+    ByzantineReplica.lie, ByzantineReplica.every, ByzantineReplica.log = lie, int(every), Path(log)
+    process.TorchReplica = ByzantineReplica  # type: ignore[attr-defined]
+    return command_line.main(rest)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,365 @@
+"""`swarmnode bench`, from a checkout of the sources: all benchmarks beside the few that are in the package."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from swarmnode.cli.bench import JSON, command, show
+from swarmnode.cli.option.duration import Duration
+
+if TYPE_CHECKING:
+    from swarmnode.manifest import Manifest
+
+
+@command.command()
+@click.option(
+    "--preset", default="quick", show_default=True, help="quick (minutes), standard (3 seeds) or long (hours)."
+)
+@click.option(
+    "--methods",
+    default="",
+    help="METHOD/CODEC[/FRAGMENTS][+NAME=NUMBER][@SCHEDULE],... instead of the default list; NAME: alpha, beta, gamma,"
+    " rate.",
+)
+@click.option("--rounds", type=click.IntRange(1, 10_000), default=None, help="Instead of the preset's.")
+@click.option("--inner-steps", type=click.IntRange(1, 10_000), default=None, help="Of a round; also the preset's.")
+@click.option("--replicas", type=click.IntRange(1, 1024), default=None, help="Instead of the preset's 8.")
+@click.option("--batch", type=click.IntRange(1, 4096), default=None, help="Samples of a replica's inner step.")
+@click.option("--group", type=click.IntRange(0, 1024), default=None, help="Replicas that meet; 0: all. Default: 2.")
+@click.option("--optimizer", type=click.Choice(["adamw", "muon"]), default=None, help="Of inner steps. Default: adamw.")
+@click.option("--learning-rate", type=click.FloatRange(0.0, 10.0, min_open=True), default=None, help="Its peak.")
+@click.option(
+    "--elsewhere", type=click.FloatRange(0.0, 10.0), default=None, help="muon: AdamW's rate, beside matrices."
+)
+@click.option("--decay", type=click.Choice(["cosine", "flat"]), default=None, help="Of the rate. Default: cosine.")
+@click.option("--beta1", type=click.FloatRange(0.0, 1.0, max_open=True), default=None, help="AdamW's. Default: 0.9.")
+@click.option("--momentum", type=click.FloatRange(0.0, 1.0, max_open=True), default=None, help="Muon's. Default: 0.95.")
+@click.option("--acceptance", default="", help="A value of gossip.acceptance instead of its default.")
+@click.option("--seeds", type=click.IntRange(1, 100), default=None, help="Seeds 0 to N-1; default: the preset's.")
+@click.option("--jobs", type=click.IntRange(1, 64), default=2, show_default=True, help="Processes, a thread each.")
+@click.option("--text", type=click.Path(exists=True), default=None, help="A text file or a folder of .txt files.")
+@click.option("--out", type=click.Path(path_type=Path), default=Path("runs/gossip"), show_default=True, help="Results.")
+@click.option("--resume", is_flag=True, help="Keep the runs that OUT/gossip.json has already.")
+@click.option("--lost", type=click.FloatRange(0.0, 1.0), default=None, help="Share of packets that come too late.")
+@click.option(
+    "--healing/--no-healing", default=True, help="Whether fragments of slow weights are sent with packets of D."
+)
+@JSON
+def gossip(
+    preset: str,
+    methods: str,
+    acceptance: str,
+    seeds: int | None,
+    jobs: int,
+    text: str | None,
+    out: Path,
+    resume: bool,
+    healing: bool,
+    as_json: bool,
+    **size: Any,
+) -> None:
+    """Loss against bytes of gossip methods and codecs: 8 replicas of a small byte model in one process, the same text,
+    seeds and steps for all. Writes OUT/gossip.json and OUT/gossip.html (the Pareto front)."""
+    from benchmarks.method import gossip as bench
+
+    whats = tuple(methods.split(",")) if methods else bench.DEFAULT
+    found = bench.run(
+        *(preset, whats, seeds, jobs, text, out, lambda line: click.echo(line, err=True)),
+        changes={key: value for key, value in size.items() if value is not None},
+        resume=resume,
+        healing=healing,
+        acceptance=acceptance,
+    )
+    show(found if as_json else {key: found[key] for key in ("methods", "preset", "seconds")}, as_json)
+    if not as_json:
+        click.echo(f"page: {out / 'gossip.html'}")
+
+
+@command.command()
+@click.option("--preset", default="quick", show_default=True, help="quick (minutes) or standard.")
+@click.option("--attacks", default="", help="Names with commas between, instead of all.")
+@click.option("--codec", default="noloco/modular4", show_default=True, help="METHOD/CODEC.")
+@click.option("--acceptance", default="guarded,clipped,all", show_default=True, help="Values of gossip.acceptance.")
+@click.option("--seeds", type=click.IntRange(1, 100), default=1, show_default=True, help="Seeds 0 to N-1.")
+@click.option("--text", type=click.Path(exists=True), default=None, help="A text file or a folder of .txt files.")
+@click.option("--jobs", type=click.IntRange(1, 64), default=2, show_default=True, help="Processes, a thread each.")
+@click.option("--out", type=click.Path(path_type=Path), default=Path("runs/attack"), show_default=True, help="Results.")
+@click.option("--resume", is_flag=True, help="Keep the runs that OUT/attack.json has already.")
+@click.option(
+    "--references", type=click.IntRange(1, 100), default=1, show_default=True, help="Runs without liars, a seed."
+)
+@click.option("--honest", is_flag=True, help="No liars: the share of honest packets that the guard accepts whole.")
+@click.option("--pipeline", is_flag=True, help="Liars answer microbatches falsely instead, in a swarm of processes.")
+@click.option("--resources", is_flag=True, help="Attackers on memory, processors and logs, of a swarm of processes.")
+@click.option(
+    "--liars", type=click.FloatRange(0.0, 1.0), default=0.25, show_default=True, help="Of the stage attacked."
+)
+@click.option("--every", type=click.IntRange(1, 1000), default=1, show_default=True, help="One false answer in N.")
+@click.option("--replicas", type=click.IntRange(2, 64), default=4, show_default=True, help="Of each of two stages.")
+@click.option("--samples", type=click.IntRange(512), default=6000, show_default=True, help="Of each swarm.")
+@JSON
+def attack(
+    preset: str,
+    attacks: str,
+    codec: str,
+    acceptance: str,
+    seeds: int,
+    text: str | None,
+    jobs: int,
+    out: Path,
+    resume: bool,
+    references: int,
+    honest: bool,
+    pipeline: bool,
+    resources: bool,
+    liars: float,
+    every: int,
+    replicas: int,
+    samples: int,
+    as_json: bool,
+) -> None:
+    """Cost of a quarter of lying replicas for the honest ones, by gossip.acceptance: held-out nats over the same run
+    without the liars. With --pipeline the same for false gradients, activations and losses (with --liars, --every,
+    --replicas and --samples), and the time until the liars are excluded. With --resources samples a second with and
+    without silent streams, floods of records and events, and malformed frames."""
+    if resources:
+        from benchmarks.swarm import resource_attack, resource_attacker
+        from swarmnode.daemon.clock import SystemClock
+
+        ways = [word.strip() for word in attacks.split(",")] if attacks else list(resource_attacker.WAYS)
+        show(resource_attack.run(ways, SystemClock(), lambda line: click.echo(line, err=True)), as_json)
+        return
+    if pipeline:
+        from benchmarks.swarm import byzantine_replica as lies
+        from benchmarks.swarm import pipeline_attack
+        from swarmnode.daemon.clock import SystemClock
+
+        chosen = [word.strip() for word in attacks.split(",")] if attacks else list(lies.ALL)
+        asked = chosen, liars, replicas, samples, every, 1, SystemClock()
+        found = pipeline_attack.run(
+            *(*asked, lambda line: click.echo(line, err=True)), seeds=range(seeds), out=out, resume=resume
+        )
+        show(found if as_json else {"lies": found["lies"]}, as_json)
+        return
+    if honest:
+        from benchmarks.method import guard_false_positives as honesty
+
+        show(honesty.run(codec, seeds, text, lambda line: click.echo(line, err=True), jobs=jobs, out=out), as_json)
+        return
+    from benchmarks.method import attack as bench
+    from benchmarks.method.attack import ATTACKS
+
+    names = tuple(name.strip() for name in attacks.split(",")) if attacks else tuple(ATTACKS)
+    believing = tuple(word.strip() for word in acceptance.split(","))
+    found = bench.run(
+        *(preset, names, codec, believing, seeds, text, lambda line: click.echo(line, err=True)),
+        jobs=jobs,
+        out=out,
+        resume=resume,
+        references=references,
+    )
+    show(found if as_json else {key: value for key, value in found.items() if key != "runs"}, as_json)
+
+
+@command.command()
+@click.argument("run", metavar="[RUN]", required=False, type=click.Path(exists=True, path_type=Path))
+@click.option(
+    "--preset", type=click.Choice(("tiny", "demo", "small")), default="demo", show_default=True, help="Without RUN."
+)
+@click.option("--replicas", default="1,2,4", show_default=True, help="Of each stage, a swarm for each number.")
+@click.option("--samples", type=click.IntRange(512), help="Of each swarm.  [default: 2500; with --thorough 7500]")
+@click.option("--seeds", type=click.IntRange(1, 100), default=1, show_default=True, help="Seeds, from the manifest's.")
+@click.option("--thorough", is_flag=True, help="All settings of plain PyTorch: about two hours the first time.")
+@click.option("--plain-only", is_flag=True, help="No swarm: fill the journal.")
+@click.option(
+    "--journal",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Of plain runs, which are measured once.  [default: ~/.cache/swarmnode/bench-learning.jsonl]",
+)
+@click.option("--fresh", is_flag=True, help="Repeat plain runs that the journal already has.")
+@click.option(
+    "--out", type=click.Path(path_type=Path), default=Path("runs/learning"), show_default=True, help="Results."
+)
+@JSON
+def learning(
+    run: Path | None,
+    preset: str,
+    replicas: str,
+    samples: int | None,
+    seeds: int,
+    thorough: bool,
+    plain_only: bool,
+    journal: Path | None,
+    fresh: bool,
+    out: Path,
+    as_json: bool,
+) -> None:
+    """Learning efficiency of live swarms per sample and per second, against the best plain PyTorch with AdamW and with
+    Muon. RUN is a folder of `swarmnode init` or a signed manifest. About five minutes; plain runs are kept in a
+    journal. Writes OUT/learning.json and OUT/learning.html (the curves)."""
+    from benchmarks.swarm import learning as bench
+    from swarmnode.daemon.clock import SystemClock
+    from swarmnode.manifest import PRESETS
+
+    numbers = () if plain_only else bench.replicas_of(replicas)
+    manifest, base = (PRESETS[preset], None) if run is None else _read(run)
+    extent = dataclasses.replace(bench.THOROUGH_EXTENT if thorough else bench.FAST_EXTENT, seeds=seeds)
+    if samples is not None:
+        extent = dataclasses.replace(extent, samples=samples)
+    found = bench.run(
+        *(manifest, numbers, extent, SystemClock(), lambda line: click.echo(line, err=True)),
+        base=base,
+        journal=journal,
+        fresh=fresh,
+        out=out,
+    )
+    show(found if as_json else bench.shown(found), as_json)
+    if not as_json:
+        click.echo(f"page: {out / bench.PAGE}")
+
+
+@command.command()
+@click.option("--device", default="auto", show_default=True, metavar="auto|cpu|cuda|cuda:1|mps|xpu", help="Device.")
+@click.option("--small", is_flag=True, help="A model of a few megabytes; seconds on a CPU.")
+@JSON
+def one_device(device: str, small: bool, as_json: bool) -> None:
+    """Three node processes on one device, beside plain PyTorch with the same model and batch."""
+    from benchmarks.swarm import one_device as measured
+    from swarmnode.model.device import resolve_device
+
+    show({"swarm": measured.run(resolve_device(device), small=small)}, as_json)
+
+
+def _read(run: Path) -> tuple[Manifest, Path]:
+    """The manifest of `run`, and the base of its relative paths."""
+    from swarmnode.manifest import MANIFEST_FILE, SIGNED_FILE, read_manifest, read_signed
+
+    if not run.is_dir():
+        return read_signed(run)[1], run.parent
+    if (run / MANIFEST_FILE).exists():
+        return read_manifest(run / MANIFEST_FILE), run
+    return read_signed(run / SIGNED_FILE)[1], run
+
+
+@command.command()
+@JSON
+def swarm(as_json: bool) -> None:
+    """Tokens per second of a local swarm of 6 processes, against one plain PyTorch process that trains the same model
+    with the same global batch on the same cores, and the causes of the difference."""
+    from benchmarks.swarm import throughput as measured
+
+    show(measured.run(), as_json)
+
+
+@command.command()
+@click.option("--full", is_flag=True, help="A data set of 1 GB and 16 MB of text; minutes.")
+@JSON
+def data(full: bool, as_json: bool) -> None:
+    """A feeder's text behind a web server of 50 Mbit/s: seconds to its first microbatch, bytes fetched a byte trained,
+    time spent waiting. And tokenising, against the tokenizers library alone."""
+    from benchmarks.micro import data_set as measured
+
+    show(measured.run(full=full), as_json)
+
+
+@command.command()
+@click.option("--runs", type=click.IntRange(1, 1000), default=1, show_default=True, help="Lives, one seed each.")
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of the first life.")
+@click.option(
+    "--journal",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write each life there as a JSON line; seeds that it already holds are skipped.",
+)
+@JSON
+def chaos(runs: int, seed: int, journal: Path | None, as_json: bool) -> None:
+    """Whole lives of a local swarm under real faults (processes killed, frozen, cut off, told to leave, disks full).
+    Laws are checked in the logs afterwards; exit code 1 if any was broken."""
+    from benchmarks.swarm import chaos as bench
+    from benchmarks.swarm.laws import read_lines
+    from swarmnode.daemon.clock import SystemClock
+
+    seeds = range(seed, seed + runs)
+    before = {life["seed"]: life for life in (read_lines(journal) if journal else ()) if life["seed"] in seeds}
+    lives = list(before.values())
+    for number in (number for number in seeds if number not in before):
+        lives.append(bench.run(SystemClock(), number, lambda text: click.echo(f"  {text}", err=True)))
+        if journal is not None:
+            with journal.open("a") as file:
+                file.write(json.dumps(lives[-1]) + "\n")
+        click.echo(f"life {number}: {lives[-1]['laws broken'] or 'no law broken'}", err=True)
+    show(
+        {"lives": lives if as_json else [bench.row(life) for life in lives], "in a row": bench.in_a_row(lives)}, as_json
+    )
+    if any(life["laws broken"] for life in lives):
+        raise SystemExit(1)
+
+
+@command.command()
+@click.option(
+    "--preset", type=click.Choice(("tiny", "demo", "small")), default="small", show_default=True, help="Model."
+)
+@click.option("--repeats", type=click.IntRange(1, 100), default=3, show_default=True, help="Of each; medians count.")
+@click.option("--folder", type=click.Path(exists=True, file_okay=False, path_type=Path), help="On the disk to measure.")
+@JSON
+def checkpoint(preset: str, repeats: int, folder: Path | None, as_json: bool) -> None:
+    """The pause of training for a checkpoint against an inner step; saving and loading a stage against plain writing
+    and reading on the same disk in the same run."""
+    from benchmarks.micro import checkpoint as bench
+
+    show(bench.run(preset, repeats, folder), as_json)
+
+
+@command.command()
+@JSON
+def recovery(as_json: bool) -> None:
+    """Seconds until a stage is back when all its replicas are killed: the middle, first and last of a local swarm."""
+    from benchmarks.swarm import recovery as bench
+
+    show(bench.run(say=lambda line: click.echo(line, err=True)), as_json)
+
+
+@command.command()
+@JSON
+def knock(as_json: bool) -> None:
+    """CPU and memory cost of 10,000 connection attempts a minute by peers that may not take part."""
+    from benchmarks.micro import connection_flood as measured
+
+    show(measured.run(), as_json)
+
+
+@command.command()
+@JSON
+def agreement(as_json: bool) -> None:
+    """Six node processes on this machine, and the same six simulated with the measured speeds: tokens per second and
+    bytes per token of both."""
+    from benchmarks.swarm import agreement as measured
+
+    show(measured.run(), as_json)
+
+
+@command.command()
+@click.option("--extension/--no-extension", default=True, help="With the C kernels, or numpy and torch alone.")
+@JSON
+def codec(extension: bool, as_json: bool) -> None:
+    """Encoding and decoding speed of every gossip codec on one core, against copying memory in the same run."""
+    from benchmarks.micro import codec as measured
+
+    show(measured.run(extension=extension), as_json)
+
+
+@command.command()
+@click.option("--nodes", type=click.IntRange(2, 5000), default=1000, show_default=True, help="Synthetic nodes.")
+@click.option("--look", "look_s", type=Duration(), default=0.0, help="Only serve the page this long: 10m.")
+@click.option("--port", type=click.IntRange(0, 65535), default=0, help="Of the page.")
+@JSON
+def dashboard(nodes: int, look_s: float, port: int, as_json: bool) -> None:
+    """Cost of the coordinator's page with a thousand nodes: share of a server's core, main-thread time of an update in
+    Chromium (playwright), first paint, bytes of assets."""
+    from benchmarks.swarm import dashboard as bench
+
+    show(bench.run(nodes, lambda line: click.echo(line, err=True), look_s, port), as_json)

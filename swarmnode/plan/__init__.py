@@ -1,0 +1,1 @@
+"""Estimates by formula: what a fleet can train, how fast, and with which settings."""

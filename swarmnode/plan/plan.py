@@ -1,0 +1,300 @@
+"""Estimate a run on a fleet by formula, as a first answer before `simulate`.
+
+The rate that the samples in flight allow: what feeders may keep under way, over the time of a round trip.
+
+Feeders choose the size of microbatches by the same prediction (pipeline/microbatch_size.py), with measured times; here
+they come from the fleet's numbers.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from swarmnode.errors import UsageError
+from swarmnode.gossip.outer.traffic import message_nbytes, messages
+from swarmnode.manifest import Manifest, boundary_nbytes, boundary_width
+from swarmnode.model.expert_share import gradient_count
+from swarmnode.model.memory_budget import CARD, CPU, MemoryNeed, memory_need
+from swarmnode.model.section import section_sizes, snapshot_nbytes
+from swarmnode.model.split import StageLayers, stages_of
+from swarmnode.pipeline.microbatch_size import sizes_of, throughput
+from swarmnode.pipeline.staleness import window_limit
+from swarmnode.plan.fleet import MachineKind
+from swarmnode.plan.geography import RELAY_RATE, Nat, rtt_s
+from swarmnode.plan.stage_memory import ADVICE, fit_of, shortages
+from swarmnode.recovery.snapshot import newcomer_part
+
+PIECE_TOKENS = 40
+"""Fixed cost of a piece of work, in tokens. Measured: the demo's stages on one CPU thread take 1.5 to 2.7 ms, plus 5.2
+ms for each sample of 128 tokens, forward and backward."""
+
+SATURATED = 1.01  # guess: twice as many in flight would be less than so many times as fast
+
+
+def balanced(
+    speeds: Sequence[float], costs: Sequence[float], unable: Sequence[Collection[int]] | None = None
+) -> list[int | None]:
+    """A stage for each machine, in the given order: the fastest first, to the stage with the least speed per cost of
+    those that it is not `unable` to serve. Machines that can serve the fewest stages come first. None: it can serve no
+    stage."""
+    heap = [(0.0, stage) for stage in range(len(costs))]
+    stages: list[int | None] = [None] * len(speeds)
+    order = sorted(range(len(speeds)), key=lambda i: (-len(unable[i]) if unable else 0, -speeds[i], i))
+    for index in order:
+        passed = []
+        while heap and unable and heap[0][1] in unable[index]:
+            passed.append(heapq.heappop(heap))
+        if heap:
+            load, stage = heapq.heappop(heap)
+            stages[index] = stage
+            passed.append((load + speeds[index] / costs[stage], stage))
+        for one in passed:
+            heapq.heappush(heap, one)
+    return stages
+
+
+def in_flight_rate(
+    manifest: Manifest, stages: Sequence[Sequence[MachineKind]], flop: Sequence[float], flops: Sequence[float], hop: int
+) -> tuple[float, bool]:
+    """(samples per second, if feeders choose the best size of microbatches; whether the machines have as much work as
+    queues may hold, so that more in flight would add nothing).
+
+    `stages`: the machines of each stage, and their `flops` together; `flop` of a token there, forward and backward;
+    `hop`: bytes of a sample between two stages, one way.
+    """
+    sizes = [len(here) for here in stages]
+    if not min(sizes):
+        return 0.0, False
+    feeders = sizes[0]
+    slots = max(1, manifest.limits.in_flight_max * min(sizes) // feeders)
+    wait_s, byte_s = _lines(stages)
+    best = 0.0, False
+    for samples in sizes_of(manifest, max(sizes), 0):
+        limit, _ = window_limit(manifest, sizes, feeders, 0, samples)
+        count = feeders * min(limit, manifest.pipeline.window_max, slots)
+        tokens = samples * manifest.model.context + PIECE_TOKENS
+        work_s = sum(
+            one * tokens * size / rate for one, size, rate in zip(flop, sizes, flops, strict=True)
+        )  # of a mean machine of each stage
+        work_s, line_s = work_s / len(sizes), wait_s + byte_s * samples * hop
+        rate, more = (throughput(many, sum(sizes), len(sizes), work_s, line_s) for many in (count, 2 * count))
+        best = max(best, (samples * rate, more < SATURATED * rate))
+    return best
+
+
+def _lines(stages: Sequence[Sequence[MachineKind]]) -> tuple[float, float]:
+    """Seconds that a microbatch waits for distances on its way there and back, and for each byte of a hop."""
+    wait_s = byte_s = 0.0
+    for i in range(len(stages) - 1):
+        senders, receivers = Counter(stages[i]), Counter(stages[i + 1])
+        pairs = len(stages[i]) * len(stages[i + 1])
+        for a, many in senders.items():
+            for b, others in receivers.items():
+                share = many * others / pairs
+                relayed = 1.0 / RELAY_RATE if Nat.RELAYED in (a.address.nat, b.address.nat) else 0.0
+                wait_s += share * rtt_s(a.address, b.address)
+                byte_s += share * (1.0 / min(a.up, b.down) + 1.0 / min(b.up, a.down) + 2.0 * relayed)
+    return wait_s, byte_s
+
+
+DETECT_S = 60.0  # guess: time until a dead node's replacement begins to download
+
+
+@dataclass(frozen=True, slots=True)
+class StagePlan:
+    """A stage: `egress` in bytes per second of an average node, `need` the bytes of a replica where a card computes,
+    `shared` on a machine without one; `survival` the probability that at least one replica is alive throughout a
+    day."""
+
+    part: StageLayers
+    replicas: int
+    flops: float
+    samples_per_s: float
+    egress: float
+    need: MemoryNeed
+    shared: int
+    download_s: float
+    survival: float
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The estimate. `limit` names the bottleneck, `limit_kind` is "arithmetic", "uplink" or "in flight"; `idle`: a
+    line for each kind of machine that can serve no stage. `per_hour`: the money for the machines that serve a stage,
+    and for what they send; 0 where the fleet has no prices."""
+
+    stages: tuple[StagePlan, ...]
+    samples_per_s: float
+    tokens_per_s: float
+    days: float
+    limit: str
+    limit_kind: str
+    survival: float
+    idle: tuple[str, ...]
+    per_hour: float = 0.0
+
+    @property
+    def tokens_per_money(self) -> float:
+        """Tokens for one unit of money; infinite where nothing costs any."""
+        return self.tokens_per_s * 3600.0 / self.per_hour if self.per_hour else math.inf
+
+    @property
+    def replicas_min(self) -> int:
+        """Replicas of the stage with the fewest."""
+        return min(stage.replicas for stage in self.stages)
+
+    @property
+    def egress(self) -> float:
+        """Bytes per second that an average node of the busiest stage sends."""
+        return max(stage.egress for stage in self.stages)
+
+
+@dataclass(frozen=True, slots=True)
+class _Placement:
+    """The machines of a stage, and their FLOP/s after forwards that their memory makes them do again."""
+
+    machines: tuple[MachineKind, ...]
+    flops: float
+
+
+def plan(
+    manifest: Manifest, fleet: Sequence[MachineKind], tokens: float, share: float = 0.7, *, memory: bool = True
+) -> Plan:
+    """Estimate a run; machines serve only stages that fit into their memory (`memory` = False: any). `share` of the
+    machines' FLOP/s is assumed to do useful work [simulated: 0.6 to 0.8, `swarmnode simulate`].
+
+    Raises UsageError, with bytes, if no machine can serve any stage.
+    """
+    stages = manifest.pipeline.stages
+    if memory and fleet and all(fit_of(manifest, kind).unable == set(range(stages)) for kind in fleet):
+        raise UsageError(f"{shortages(manifest, fleet)[0]}; {ADVICE}")
+    parts = stages_of(manifest)
+    placements = _placed(manifest, fleet, parts, memory=memory)
+    tokens_of_sample = manifest.model.context + PIECE_TOKENS / manifest.inner.microbatch
+    speeds, lines = [], []
+    for part, placed in zip(parts, placements, strict=True):
+        here = placed.machines
+        speeds.append(share * placed.flops / (3.0 * part.cost * tokens_of_sample))
+        traffic = sample_bytes(manifest, part, stages) + _gossip_bytes(manifest, part, len(here))
+        lines.append(sum(kind.up for kind in here) / traffic if here and traffic else math.inf if here else 0.0)
+    in_flight, saturated = in_flight_rate(
+        manifest,
+        [placed.machines for placed in placements],
+        [3.0 * part.cost for part in parts],
+        [share * placed.flops for placed in placements],
+        _one_way_bytes(manifest),
+    )
+    limits = {
+        "arithmetic": (min(speeds), f"the arithmetic of stage {speeds.index(min(speeds))}"),
+        "uplink": (min(lines), f"the upward lines of stage {lines.index(min(lines))}"),
+        "in flight": (in_flight, "the samples in flight, that wait for lines and machines"),
+    }
+    limit_kind = min(limits, key=lambda name: limits[name][0])
+    samples_per_s, limit = limits[limit_kind]
+    if limit_kind == "in flight" and saturated:
+        limit_kind, limit = "arithmetic", "the arithmetic of all machines, some of which wait for others"
+    planned = tuple(
+        _stage(manifest, part, placed.machines, samples_per_s, stages)
+        for part, placed in zip(parts, placements, strict=True)
+    )
+    tokens_per_s = samples_per_s * manifest.model.context
+    return Plan(
+        planned,
+        samples_per_s,
+        tokens_per_s,
+        tokens / tokens_per_s / 86400 if tokens_per_s else math.inf,
+        limit,
+        limit_kind,
+        math.prod(stage.survival for stage in planned),
+        tuple(shortages(manifest, fleet)) if memory else (),
+        sum(_per_hour(placed.machines, stage.egress) for placed, stage in zip(placements, planned, strict=True)),
+    )
+
+
+def _placed(
+    manifest: Manifest, fleet: Sequence[MachineKind], parts: Sequence[StageLayers], *, memory: bool
+) -> list[_Placement]:
+    fits = [fit_of(manifest, kind) if memory else None for kind in fleet]
+    machines = [index for index, kind in enumerate(fleet) for _ in range(kind.count)]
+    unable = [fit.unable if fit else frozenset[int]() for fit in fits]
+    stages = balanced([fleet[i].flops for i in machines], [part.cost for part in parts], [unable[i] for i in machines])
+    members: list[list[int]] = [[] for _ in parts]
+    for index, stage in zip(machines, stages, strict=True):
+        if stage is not None:
+            members[stage].append(index)
+    placements = []
+    for stage, here in enumerate(members):
+        again = {i: fit.repeated[stage] if (fit := fits[i]) else 0 for i in set(here)}
+        flops = sum(fleet[i].flops * 3.0 / (3.0 + again[i]) for i in here)
+        placements.append(_Placement(tuple(fleet[i] for i in here), flops))
+    return placements
+
+
+def _per_hour(here: Sequence[MachineKind], egress: float) -> float:
+    """Money an hour for the machines of a stage, each of which sends `egress` bytes a second."""
+    gigabytes = egress * 3600.0 / 1e9
+    return sum(kind.price + gigabytes * kind.egress_price for kind in here)
+
+
+def _one_way_bytes(manifest: Manifest) -> int:
+    """Bytes of a sample between two stages."""
+    return boundary_nbytes(manifest.pipeline.boundary, manifest.model.context, boundary_width(manifest))
+
+
+def sample_bytes(manifest: Manifest, part: StageLayers, stages: int) -> float:
+    """Bytes a stage sends per sample: activations and tokens onward, the gradient back."""
+    one_way = _one_way_bytes(manifest)
+    onwards = one_way + 2 * (manifest.model.context + 1) if part.stage < stages - 1 else 0
+    return float(onwards + (one_way if part.stage > 0 else 0))
+
+
+def _gossip_bytes(manifest: Manifest, part: StageLayers, replicas: int) -> float:
+    """Bytes that all replicas of a stage send in exchanges, per sample of the run."""
+    sent = messages(manifest.gossip, replicas)
+    if not sent:
+        return 0.0
+    seconds = section_sizes(manifest, part).get("exp_avg_sq", 0)
+    return (
+        sent * message_nbytes(manifest.gossip, gradient_count(manifest, part), seconds) / manifest.gossip.round_samples
+    )
+
+
+def _stage(
+    manifest: Manifest, part: StageLayers, here: Sequence[MachineKind], samples_per_s: float, stages: int
+) -> StagePlan:
+    sizes = section_sizes(manifest, part)
+    nbytes = snapshot_nbytes(newcomer_part(manifest.gossip, sizes).sizes(sizes))
+    replicas = len(here)
+    traffic = sample_bytes(manifest, part, stages) + _gossip_bytes(manifest, part, replicas)
+    up = sum(kind.up for kind in here) / replicas if here else math.inf
+    down = sum(kind.down for kind in here) / replicas if here else math.inf
+    download_s = nbytes / min(up, down)
+    return StagePlan(
+        part,
+        replicas,
+        sum(kind.flops for kind in here),
+        samples_per_s,
+        samples_per_s * traffic / replicas if replicas else 0.0,
+        memory_need(manifest, part, CARD),
+        memory_need(manifest, part, CPU).host,
+        download_s,
+        survival_of_a_day(here, DETECT_S + download_s),
+    )
+
+
+def survival_of_a_day(here: Sequence[MachineKind], back_s: float) -> float:
+    """Probability that a stage keeps a replica for a day, if each machine lives its mean lifetime (exponential) and is
+    replaced after `back_s`.
+
+    Machines fail and return independently. So all are away at once for a share prod(u) of the time, and such a moment
+    begins at rate prod(u) * sum(1 / back) (the birth-death chain's rate out of the last state).
+    """
+    if not here:
+        return 0.0
+    away = [back_s / (back_s + kind.life_h * 3600.0) if math.isfinite(kind.life_h) else 0.0 for kind in here]
+    rate = math.prod(away) * len(here) / back_s
+    return math.exp(-rate * 86400.0)

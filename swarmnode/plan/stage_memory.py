@@ -1,0 +1,89 @@
+"""The stages that the machines of a fleet can serve, by their memory."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import replace
+
+from swarmnode.errors import UsageError
+from swarmnode.machine.free_memory import FreeMemory, MachineMemory
+from swarmnode.machine.stage_fit import StageFit, best_fit
+from swarmnode.manifest import Manifest
+from swarmnode.model.memory_budget import CARD, CPU
+from swarmnode.plan.fleet import MachineKind
+
+CONTEXT_NBYTES = 700_000_000  # guess: CUDA's context and kernels on a card
+SYSTEM_NBYTES = 3_000_000_000  # guess: operating system, Python and PyTorch's libraries on the host of a card
+BESIDE_NBYTES = 700_000_000  # as machine/checkup.py demands of any machine: a node without a replica, and p2pd
+ADVICE = (
+    'use more stages, pipeline.memory_weight = 1, a smaller microbatch, pipeline.weight_prediction = "off", or larger '
+    "machines"
+)
+
+
+def memory_of(kind: MachineKind) -> MachineMemory:
+    """The memory of a machine that a replica may use."""
+    whole = int(kind.memory_gb * 1e9)
+    if not kind.host_gb:
+        return MachineMemory(FreeMemory(max(0, whole - BESIDE_NBYTES), "memory_gb"))
+    host = int(kind.host_gb * 1e9)
+    card = FreeMemory(max(0, whole - CONTEXT_NBYTES), "memory_gb")
+    return MachineMemory(FreeMemory(max(0, host - SYSTEM_NBYTES), "host_gb"), card)
+
+
+def fit_of(manifest: Manifest, kind: MachineKind) -> StageFit:
+    """The stages of the run that a machine of `kind` can serve."""
+    any_round = replace(manifest.gossip, round_samples=1)  # the length of a round needs no memory: one entry for all
+    return _fit(replace(manifest, gossip=any_round), memory_of(kind), bool(kind.host_gb))
+
+
+def repeated(manifest: Manifest, kind: MachineKind, stage: int) -> int:
+    """Forwards that a machine of `kind` does again in each backward of `stage`, whose graphs its memory does not
+    hold."""
+    return fit_of(manifest, kind).repeated[stage]
+
+
+@functools.lru_cache(maxsize=256)
+def _fit(manifest: Manifest, memory: MachineMemory, card: bool) -> StageFit:
+    return best_fit(manifest, memory, has_data=True, mode=CARD if card else CPU)
+
+
+def able(manifest: Manifest, fleet: Sequence[MachineKind]) -> tuple[MachineKind, ...]:
+    """The kinds of machine that can serve a stage."""
+    return tuple(kind for kind in fleet if len(fit_of(manifest, kind).unable) < manifest.pipeline.stages)
+
+
+def shortages(manifest: Manifest, fleet: Sequence[MachineKind]) -> list[str]:
+    """A line for each kind of machine that can serve no stage: the bytes that the smallest stage needs there."""
+    said = []
+    for kind in fleet:
+        fit = fit_of(manifest, kind)
+        if len(fit.unable) == len(fit.needed):
+            short = [fit.memory.shortage(need) for need in fit.needed]
+            least = min((one for one in short if one is not None), key=lambda one: one.needed - one.free.nbytes)
+            said.append(f"{kind.count} machines {kind.name!r} can serve no stage: the smallest {least}")
+    return said
+
+
+def check_fleet(manifest: Manifest, fleet: Sequence[MachineKind], origin: str) -> None:
+    """Raises UsageError, with bytes, if a stage fits no machine of the fleet or a machine can serve no stage."""
+    if said := shortages(manifest, fleet):
+        raise UsageError(f"{origin}: {said[0]}; {ADVICE}")
+    if (short := tightest(manifest, fleet)) is not None:
+        raise UsageError(f"{origin}: {short[1]}")
+
+
+def tightest(manifest: Manifest, fleet: Sequence[MachineKind]) -> tuple[int, str] | None:
+    """(bytes lacking, what to say) of the stage that lacks most on the machine that fits it best; None if each stage
+    fits some machine."""
+    fits = [fit_of(manifest, kind) for kind in fleet]
+    found: tuple[int, str] | None = None
+    for stage in range(manifest.pipeline.stages):
+        if all(stage in fit.unable for fit in fits):
+            short = [fit.memory.shortage(fit.needed[stage]) for fit in fits]
+            least = min((one for one in short if one is not None), key=lambda one: one.needed - one.free.nbytes)
+            lacking = least.needed - least.free.nbytes
+            if found is None or lacking > found[0]:
+                found = lacking, f"stage {stage} fits no machine of the fleet: it {least}"
+    return found

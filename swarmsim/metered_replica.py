@@ -1,0 +1,217 @@
+"""A wrapper that meters any replica's cost and reports its state transfers to the laws."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from swarmnode.manifest import Manifest
+from swarmnode.model.expert_share import gradient_count
+from swarmnode.model.section import outer_sections, section_sizes, snapshot_nbytes, state_nbytes
+from swarmnode.model.split import StageLayers
+from swarmnode.plan.plan import PIECE_TOKENS
+from swarmnode.ports import (
+    LossResult,
+    Neighbour,
+    OuterReport,
+    Packet,
+    Replica,
+    State,
+    StepReport,
+    StreamingMessage,
+    Tape,
+    WireTensor,
+)
+from swarmnode.recovery.snapshot import CHUNK_NBYTES, Snapshot
+from swarmnode.wire.record_pb2 import Progress
+from swarmsim.machine import Meter
+from swarmsim.network import FINE
+from swarmsim.witness import Witness
+
+STATE_TRAFFIC = 2  # memory traffic of copying a state: each byte is read and written
+STEP_TRAFFIC = 28  # bytes per parameter: AdamW reads four and writes three float32
+OUTER_TRAFFIC = 40
+FINE_NBYTES = CHUNK_NBYTES // FINE
+
+
+class MeteredReplica:
+    """Any replica, with its cost charged to `meter` and its state transfers reported to the laws."""
+
+    def __init__(
+        self,
+        inner: Replica,
+        manifest: Manifest,
+        part: StageLayers,
+        meter: Meter,
+        witness: Witness,
+        number: int,
+        work_factor: float,
+        repeated: int = 0,
+    ) -> None:
+        """`repeated`: forwards done again in each backward for want of memory (model/memory_estimate.py)."""
+        self.inner = inner
+        self._repeated = repeated
+        self.number = number
+        self._meter = meter
+        self._witness = witness
+        self._flops = part.cost * manifest.model.context * work_factor  # forward, of one sample
+        self._idle = self._flops * PIECE_TOKENS / manifest.model.context
+        self._nbytes = float(gradient_count(manifest, part))
+        sizes = section_sizes(manifest, part)
+        self._outer = outer_sections(sizes)
+        self._copied = float(STATE_TRAFFIC * state_nbytes(sizes))
+        meter.state_nbytes = float(snapshot_nbytes(sizes))
+
+    @property
+    def parameters(self) -> int:
+        return self.inner.parameters
+
+    @property
+    def accumulated(self) -> int:
+        return self.inner.accumulated
+
+    @property
+    def spare_nbytes(self) -> int:
+        return self.inner.spare_nbytes
+
+    @property
+    def undrawn(self) -> bool:
+        return self.inner.undrawn
+
+    def draw_weights(self) -> None:
+        self.inner.draw_weights()
+
+    @property
+    def recomputed(self) -> int:
+        return self.inner.recomputed
+
+    @property
+    def out_of_memory(self) -> int:
+        return self.inner.out_of_memory
+
+    @property
+    def held_nbytes(self) -> int:
+        return self.inner.held_nbytes
+
+    @property
+    def clipped(self) -> int:
+        return self.inner.clipped
+
+    def boundary_digest(self) -> bytes:
+        return self.inner.boundary_digest()
+
+    def forward(
+        self, x: WireTensor, *, keep: bool, graph: bool = True, tokens: WireTensor | None = None, late: bool = False
+    ) -> tuple[WireTensor, Tape | None]:
+        self._arithmetic(x.shape[0])
+        return self.inner.forward(x, keep=keep, graph=graph, tokens=tokens, late=late)
+
+    @property
+    def inner_steps(self) -> int:
+        return self.inner.inner_steps
+
+    def backward(self, tape: Tape, gradient: WireTensor, samples: int, *, accumulate: bool = True) -> WireTensor | None:
+        before = self.inner.recomputed
+        given = self.inner.backward(tape, gradient, samples, accumulate=accumulate)
+        self._arithmetic(samples, 2.0 + max(self._repeated, self.inner.recomputed - before))
+        return given
+
+    def loss(
+        self, x: WireTensor, tokens: WireTensor, samples: int, *, train: bool, accumulate: bool = True
+    ) -> LossResult:
+        self._arithmetic(samples, 3.0 + self._repeated if train else 1.0)
+        return self.inner.loss(x, tokens, samples, train=train, accumulate=accumulate)
+
+    def fingerprint(self, tensor: WireTensor) -> bytes:
+        self._meter.add(nbytes=tensor.nbytes)
+        return self.inner.fingerprint(tensor)
+
+    def cosine(self, one: WireTensor, other: WireTensor, samples: int) -> float:
+        self._meter.add(nbytes=one.nbytes + other.nbytes)
+        return self.inner.cosine(one, other, samples)
+
+    def norm(self, tensor: WireTensor, samples: int) -> float:
+        return self.inner.norm(tensor, samples)
+
+    def release(self, tape: Tape) -> None:
+        self.inner.release(tape)
+
+    def step(self, samples_total: int, batch: float = math.inf, averaged: int = 1) -> StepReport:
+        self._meter.add(nbytes=STEP_TRAFFIC * self._nbytes)
+        return self.inner.step(samples_total, batch, averaged)
+
+    def snapshot(self, *, packed: bool = False, only: Sequence[str] = ()) -> State:
+        self._meter.add(nbytes=self._copied)
+        state = self.inner.snapshot(packed=packed, only=only)
+        self._witness.given(_digests(state))
+        if not only:  # newcomers download a part
+            self._witness.given(_digests(replace(state, sections={name: state.sections[name] for name in self._outer})))
+        return state
+
+    snapshot_in_parts = snapshot
+
+    def load(self, state: State) -> None:
+        self._meter.add(nbytes=self._copied)
+        self.inner.load(state)
+        self._witness.taken(self.number, _digests(state))
+
+    def place_weights(self, name: str, first: int, values: WireTensor) -> None:
+        self._meter.add(nbytes=float(STATE_TRAFFIC * values.nbytes))
+        self.inner.place_weights(name, first, values)
+
+    def weights_placed(self) -> None:
+        self._meter.add(nbytes=self._copied)
+        self.inner.weights_placed()
+
+    def sizes_of(self, stage: int) -> Mapping[str, int]:
+        return self.inner.sizes_of(stage)
+
+    def apart(self, one: memoryview | bytes, other: memoryview | bytes) -> float:
+        return self.inner.apart(one, other)
+
+    def ends_of(self, stage: int) -> tuple[int, int]:
+        return self.inner.ends_of(stage)
+
+    def rebuild(self, method: str, neighbours: Sequence[Neighbour], ends: memoryview | None) -> None:
+        self._meter.add(nbytes=self._copied)
+        self.inner.rebuild(method, neighbours, ends)
+
+    def restart(self) -> None:
+        self._meter.add(nbytes=self._copied)
+        self.inner.restart()
+
+    def message(self, round_index: int) -> Sequence[WireTensor]:
+        self._meter.add(nbytes=OUTER_TRAFFIC * self._nbytes)
+        return self.inner.message(round_index)
+
+    def final_delta(self, round_index: int) -> Sequence[WireTensor]:
+        self._meter.add(nbytes=OUTER_TRAFFIC * self._nbytes)
+        return self.inner.final_delta(round_index)
+
+    def draft(self, round_index: int) -> StreamingMessage:
+        """`message`, complete: in the virtual world work has no intermediate state."""
+        return StreamingMessage(self.message(round_index))
+
+    def apply(
+        self, round_index: int, own_weight: float, packets: Sequence[Packet], *, lone: bool = True
+    ) -> OuterReport:
+        self._meter.add(nbytes=OUTER_TRAFFIC * self._nbytes)
+        return self.inner.apply(round_index, own_weight, packets, lone=lone)
+
+    apply_in_parts = apply
+
+    def probe(self, samples: int) -> None:
+        """Forward one synthetic microbatch, to be timed."""
+        self._arithmetic(samples)
+
+    def _arithmetic(self, samples: int, forwards: float = 1.0) -> None:
+        """Charge `samples`, at `forwards` times the cost of a forward."""
+        self._meter.add(forwards * self._flops * samples, idle=forwards * self._idle)
+
+
+def _digests(state: State) -> list[tuple[int, bytes]]:
+    """(index, hash) of each chunk, or part of one: a download may get them from several replicas."""
+    whole = Snapshot(state, 0, 0, Progress(), FINE_NBYTES)
+    return [(index, hashlib.sha256(whole.chunk(index)).digest()) for index in range(whole.chunks)]

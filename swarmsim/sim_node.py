@@ -1,0 +1,266 @@
+"""A machine in the virtual world that runs the daemon's own coroutines: it starts, crashes, freezes, leaves,
+returns."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Any, Protocol
+
+from swarmnode.errors import LocalFault, Unavailable
+from swarmnode.identity import Identity
+from swarmnode.ids import RunId, digest, seeded
+from swarmnode.node.drain import DrainReport
+from swarmnode.node.membership_handlers import MembershipHandlers
+from swarmnode.node.node import Node
+from swarmnode.node.node_ports import NodePorts
+from swarmnode.node.notice import GRACE_S, Notice, NoticeKind, Notices
+from swarmnode.pipeline.feeder import Samples
+from swarmnode.pipeline.microbatch_size import Host
+from swarmnode.plan.fleet import MachineKind
+from swarmnode.plan.stage_memory import fit_of
+from swarmnode.ports import Replica
+from swarmnode.recovery.donor import DonorLimits
+from swarmnode.recovery.resumption import CheckpointOptions
+from swarmnode.wire import record_pb2
+from swarmsim.directory import SimDht, SimDirectory
+from swarmsim.law import Laws
+from swarmsim.machine import Disk, Meter, SimMachine
+from swarmsim.metered_replica import FINE_NBYTES, MeteredReplica
+from swarmsim.network import Network, NetworkPort
+from swarmsim.scenario import Scenario
+from swarmsim.trace import DecisionTrace, SimTelemetry
+from swarmsim.transport import SimTransport
+from swarmsim.virtual_time import VirtualLoop, owned
+
+DISK_BYTES = 1 << 33
+# guess: a limit however much a chunk stands for, so that a thousand states given once do not fill the memory
+IDLE_MAX_S = 1200.0
+GOODBYE_S = 15.0  # above node.DRAIN_S, saving and announcing
+SERVING_MAX = 4096  # incoming calls in flight at one node
+
+
+class SkewedClock:
+    """ports.Clock whose wall clock may be wrong."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self.skew_s = 0.0
+
+    def unix_s(self) -> float:
+        return 1.7e9 + self._loop.time() + self.skew_s
+
+
+class WorldPort(Protocol):
+    """Interface of the world to a simulated node (swarmsim/world.py)."""
+
+    loop: VirtualLoop
+    scenario: Scenario
+    seed: int
+    run_id: RunId
+    trace: DecisionTrace
+    laws: Laws
+    network: Network
+    dht: SimDht
+    flop_done: float
+    bug: BaseException | None
+
+    def samples(self) -> Samples: ...
+
+    def replica(self, stage: int, sim_node: SimNode, meter: Meter) -> MeteredReplica: ...
+
+    def saving(self, home: Disk) -> CheckpointOptions: ...
+
+    def ended(self, sim_node: SimNode, why: str | None) -> None: ...
+
+
+class SimNode:
+    """A node and its machine. `number` and `label` stay the same over crashes and restarts."""
+
+    def __init__(self, world: WorldPort, number: int, kind: MachineKind) -> None:
+        self.world = world
+        self.number = number
+        self.kind = kind
+        self.label = f"n{number}"
+        self.identity = Identity.of_seed(digest("node", world.seed, number))
+        self.disk = Disk(DISK_BYTES)
+        self.clock = SkewedClock(world.loop)
+        self.lives = 0
+        self.alive = False
+        self.gone = False  # for ever
+        self.leaving = False
+        self.killed = False
+        self.liar = ""
+        self.node: Node | None = None
+        self.replica: MeteredReplica | None = None
+        self.task: asyncio.Task[None] | None = None
+        self.machine: SimMachine | None = None
+        self.transport: SimTransport | None = None
+        self.plug: NetworkPort | None = None
+        self.serving_since: float | None = None
+        self._notices = Notices()
+        self.drain_report: DrainReport | None = None  # end of its last life, if it left voluntarily
+
+    # ---- lifetime
+
+    def start(self, stage: int | None = None) -> None:
+        """Start or restart the process."""
+        assert not self.alive and not self.gone, f"{self.label} cannot start"
+        world, kind = self.world, self.kind
+        self.alive, self.leaving = True, False
+        self.lives += 1
+        self._notices = Notices()
+        self.drain_report = None
+        context = owned(self.label)
+        self.plug = world.network.plug(self.label, self.identity.peer_id, kind.address, kind.up, kind.down)
+        self.plug.context = context
+        ear = SimTelemetry(world.trace, self.label)
+        self.transport = SimTransport(world.network, self.plug, world.run_id, ear)
+        # A killed process never runs again; here its tasks are cancelled, which takes a few steps.
+        self.killed = False
+        self.transport.acted = lambda what: None if self.killed else world.laws.acted(self.label, what)
+        meter = Meter()
+        rng = seeded(world.seed, "machine", self.number, self.lives)
+        self.machine = SimMachine(kind.flops, world.scenario.memory_gbps * 1e9, meter, rng, world.scenario.noise)
+        MembershipHandlers(record_pb2.SignedManifest()).serve(self.transport)
+        directory = SimDirectory(world.dht, self.plug)
+        ports = NodePorts(
+            transport=self.transport,
+            directory=directory,
+            compute=self.machine,
+            clock=self.clock,
+            telemetry=ear,
+            identity=self.identity,
+            replica=lambda manifest, stage: self._make(stage, meter),
+            samples=world.samples,
+            probe=_probe,
+            save=self._save,
+            saving=world.saving(self.disk),
+            host=_host(world.scenario.processors),
+            donating=_donating(world.scenario.state_share),
+            unable=fit_of(world.scenario.manifest, kind).unable,
+        )
+        self.node = Node(world.scenario.manifest, world.run_id, ports)
+        self.task = world.loop.create_task(self._live(self.node, directory, stage), name=self.label, context=context)
+
+    def _make(self, stage: int, meter: Meter) -> Replica:
+        self.replica = self.world.replica(stage, self, meter)
+        return self.replica
+
+    async def _live(self, node: Node, directory: SimDirectory, stage: int | None) -> None:
+        """Run the daemon's main coroutine; its end is the end of the process."""
+        world = self.world
+        why: str | None = None
+        try:
+            await directory.join()
+            self.drain_report = await node.run(self._notices, stage)
+        except* (Unavailable, LocalFault) as group:
+            why = _leaf(group)
+        except* Exception as group:  # noqa: BLE001  anything else is a bug of the node
+            world.trace.say(self.label, "node.failed", {"reason": _leaf(group)})
+            world.laws.breaks("the node does not fail of itself", f"{self.label}: {_leaf(group)}", self.label)
+            world.bug = group
+        world.ended(self, why)
+
+    def end(self, *, silent: bool = False) -> None:
+        """End the process, whatever it was doing."""
+        self.alive = False
+        if self.transport is not None and self.machine is not None:
+            self.transport.close(silent=silent)
+            self.machine.close()
+            self.world.flop_done += self.machine.flop
+            self.machine.flop = 0.0
+        self.world.network.reach.forget(self.label)
+
+    def kill(self, *, silent: bool = False) -> None:
+        """Kill by SIGKILL, or with `silent` by a power cut: callers are not told."""
+        if not self.alive:
+            return
+        self.killed = True
+        self.world.loop.thaw(self.label)
+        self.end(silent=silent)
+        if self.task is not None:
+            self.task.cancel()
+
+    def leave(self, notice_s: float | None = None) -> None:
+        """Send SIGTERM, or with `notice_s` a preemption notice."""
+        if self.alive:
+            self.leaving = True
+            if notice_s is None:
+                notice = Notice("signal", NoticeKind.LEAVE, GRACE_S, "SIGTERM")
+            else:
+                notice = Notice("simulation", NoticeKind.PREEMPT, notice_s, "preempted")
+            # given in the node's own context, as a signal handler of its process would
+            self.world.loop.call_soon(self._notices.give, notice, context=owned(self.label))
+
+    def freeze(self) -> None:
+        """SIGSTOP."""
+        if self.alive:
+            self.world.loop.freeze(self.label)
+
+    def thaw(self) -> None:
+        """SIGCONT."""
+        self.world.loop.thaw(self.label)
+
+    async def _save(self, replica: Replica, stage: int, round_index: int, samples: int) -> None:
+        await self.disk.write(f"stage-{stage}", [f"{round_index} {samples}".encode()])
+
+    # ---- observable state
+
+    @property
+    def state(self) -> record_pb2.NodeState:
+        return self.node.state if self.alive and self.node is not None else record_pb2.NODE_STATE_LEFT
+
+    @property
+    def training(self) -> bool:
+        return self.state == record_pb2.NODE_STATE_TRAINING
+
+    @property
+    def stage(self) -> int | None:
+        return self.node.stage if self.node is not None else None
+
+    @property
+    def round_done(self) -> int | None:
+        """The last round in the weights that it serves; None: it serves none."""
+        served = None if self.node is None else self.node.served
+        return served.gossip.done if served is not None and self.training else None
+
+    def check(self) -> None:
+        """Check the laws of bounded queues."""
+        node, laws = self.node, self.world.laws
+        if not self.alive or node is None or self.machine is None or self.transport is None:
+            return
+        places = self.world.scenario.manifest.limits.in_flight_max
+        backlog = None if node.served is None else node.served.backlog
+        if backlog is not None:
+            for position, count in backlog.slots.taken.items():
+                laws.bound(self.label, f"microbatches held at position {position}", count, places)
+        laws.bound(self.label, "calls under way", self.transport.serving, SERVING_MAX)
+
+
+def _donating(state_share: float) -> DonorLimits:
+    """Donor limits for chunks that stand for many, which would be requested one after the other from several donors."""
+    usual = DonorLimits()
+    return replace(
+        usual,
+        idle_s=min(usual.idle_s / state_share, IDLE_MAX_S),
+        puller_idle_s=min(usual.puller_idle_s / state_share, IDLE_MAX_S),
+        line_nbytes=usual.line_nbytes * state_share,
+        chunk_nbytes=usual.chunk_nbytes if state_share == 1.0 else FINE_NBYTES,
+    )
+
+
+def _host(processors: int) -> Host:
+    return Host(lambda: float(processors), lambda swarm, me: sum(swarm.sizes)) if processors else Host()
+
+
+def _probe(replica: Replica, manifest: Any, stage: int, samples: int) -> None:
+    assert isinstance(replica, MeteredReplica)
+    replica.probe(samples)
+
+
+def _leaf(group: BaseExceptionGroup[Any]) -> str:
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return f"{type(error).__name__}: {error}"

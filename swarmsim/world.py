@@ -1,0 +1,297 @@
+"""The virtual world: its nodes, network, disk and laws, and the operations of faults."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import math
+import random
+from collections import Counter
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+from swarmnode.errors import DataError
+from swarmnode.gossip import pairing
+from swarmnode.ids import RunId, digest, seeded
+from swarmnode.membership.record import remember
+from swarmnode.metrics import name
+from swarmnode.model.split import stages_of
+from swarmnode.pipeline.feeder import Samples
+from swarmnode.plan.fleet import MachineKind
+from swarmnode.plan.geography import Nat
+from swarmnode.plan.stage_memory import repeated
+from swarmnode.recovery import checkpoint_io
+from swarmnode.recovery.resumption import CheckpointOptions, Resumption
+from swarmsim.directory import SimDht
+from swarmsim.law import Laws
+from swarmsim.machine import Disk, Meter
+from swarmsim.metered_replica import MeteredReplica
+from swarmsim.network import Network
+from swarmsim.preemption_record import PreemptionRecord
+from swarmsim.replica import FakeReplica, fake_sizes
+from swarmsim.samples import FakeSamples
+from swarmsim.scenario import Scenario
+from swarmsim.sim_node import SimNode, SkewedClock
+from swarmsim.trace import DecisionTrace
+from swarmsim.virtual_time import OWNER, SerialTask, VirtualLoop
+
+RESTART_S = 30.0  # guess: a supervisor's pause after a process that gave up
+AFTER_END_S = 1.0
+SCANNED = 1000  # guess: in larger worlds all tasks are checked only after some nodes' ends
+
+
+class World:
+    """The nodes of one simulated life and all their surroundings. Needs a VirtualLoop (swarmsim/life.py runs it)."""
+
+    def __init__(self, scenario: Scenario, seed: int, *, keep: bool = False) -> None:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualLoop), "a world needs a VirtualLoop"
+        self.loop = loop
+        self.scenario = scenario
+        self.seed = seed
+        self.run_id = RunId(digest("simulation", seed).hex())
+        self.trace = DecisionTrace(loop.time, keep=keep)
+        self.laws = Laws(scenario.manifest.gossip.group)
+        self.laws.notified = lambda: self.over.set()  # noqa: PLW0108  `over` does not exist yet
+        self.bug: BaseException | None = None
+        chunk_scale = {"chunk": 1.0 / scenario.state_share}
+        self.network = Network(seeded(seed, "network"), scenario.weather, scale=chunk_scale)
+        self.dht = SimDht(self.network, SkewedClock(loop), self.run_id, seeded(seed, "shelf"), scenario.directory)
+        self.parts = stages_of(scenario.manifest)
+        remember(max(2048, 8 * scenario.nodes))
+        pairing.remember(scenario.nodes)
+        self.nodes: list[SimNode] = []
+        self.preempted: list[PreemptionRecord] = []  # preempted machines and their work at risk
+        self.struck: Counter[str] = Counter()
+        self.bucket = Disk(1 << 42)
+        self.resumption: Resumption | None = None
+        self.resumed: list[int] = []  # samples of the checkpoints used for a restart; 0: none
+        self._forgotten = 0.0  # samples of the run when a restart had no checkpoint: no state of them is left anywhere
+        self._trained_since = math.inf
+        self.flop_done = 0.0  # by lives that have ended
+        self.validations: list[tuple[float, float, int]] = []  # (time, loss, samples of the run)
+        self.calm = asyncio.Event()
+        self.over = asyncio.Event()
+        self._replicas = 0
+        self._feeders = 0
+        self.trace.listeners["exchange.onesided"] = self._onesided
+        self.trace.listeners["peer.left_out"] = self.trace.listeners["peer.excluded"] = self._left_out
+        self.trace.listeners["peer.banned"] = self._banned
+        self.trace.listeners["validation.done"] = self._validated
+        self.trace.listeners["checkpoint.loaded"] = self._loaded
+        self.trace.listeners["state.fresh"] = self._fresh
+
+    # ---- interface for nodes
+
+    def samples(self) -> Samples:
+        if self.scenario.tensors == "fake":
+            self._feeders += 1
+            return FakeSamples(self.scenario.manifest, self._feeders)
+        from swarmsim import real_training
+
+        manifest = self.scenario.manifest
+        return real_training.text(manifest) if self.scenario.text == "data" else real_training.PatternSamples(manifest)
+
+    def replica(self, stage: int, sim_node: SimNode, meter: Meter) -> MeteredReplica:
+        scenario, part = self.scenario, self.parts[stage]
+        self._replicas += 1
+        self.laws.owners[self._replicas] = sim_node.label
+        if scenario.tensors == "fake":
+            rng = seeded(self.seed, "replica", self._replicas)
+            inner = FakeReplica(scenario.manifest, part, self._replicas, self.laws, rng, scenario.state_share)
+        else:
+            from swarmsim.real_training import torch_replica
+
+            inner = torch_replica(scenario.manifest, stage)  # type: ignore[assignment]
+        again = repeated(scenario.manifest, sim_node.kind, stage)
+        return MeteredReplica(
+            inner, scenario.manifest, part, meter, self.laws, self._replicas, scenario.work_factor, again
+        )
+
+    def ended(self, sim_node: SimNode, why: str | None) -> None:
+        """A process ended by itself: it left, or it gave up (`why`) and its supervisor restarts it."""
+        left = sim_node.alive and why is None
+        if sim_node.alive:
+            sim_node.end()
+        self.trace.say(sim_node.label, "node.left" if left else "node.failed", {"world": True, "reason": why or ""})
+        self.loop.call_later(AFTER_END_S, self._none_left, sim_node, sim_node.lives, context=self._context)
+        if why is not None:
+            self.struck["gave up"] += 1
+            self.task(self.restart(sim_node, RESTART_S))
+
+    def _none_left(self, sim_node: SimNode, life: int) -> None:
+        """Check the law of structured concurrency: no task outlives its process."""
+        if sim_node.lives != life:
+            return
+        if sim_node.number % max(1, len(self.nodes) // SCANNED):
+            return
+        self.laws.checks += 1
+        for task in asyncio.all_tasks(self.loop):
+            if isinstance(task, SerialTask) and task.context.get(OWNER) == sim_node.label and not task.done():
+                what = f"{sim_node.label} has ended and {task.get_coro()} goes on"
+                self.laws.breaks("no task outlives its process", what, sim_node.label)
+
+    def saving(self, home: Disk) -> CheckpointOptions:
+        """Checkpoint options of a node with the disk `home` that starts now."""
+        layout = None if self.scenario.tensors == "torch" else self._layout
+        if not self.scenario.checkpoints:
+            return CheckpointOptions(layout=layout, home=home)
+        return CheckpointOptions(self.bucket, self.resumption, layout=layout, home=home)
+
+    def _layout(self, stage: int) -> dict[str, dict[str, tuple[int, ...]]]:
+        """The layout of a fake state: each section is one tensor of the elements kept here."""
+        sizes = fake_sizes(self.scenario.manifest, self.parts[stage], self.scenario.state_share)
+        return {section: {f"stage-{stage}": (count,)} for section, count in sizes.items()}
+
+    async def resume(self, nodes: Sequence[SimNode]) -> None:
+        """Restart `nodes` from the newest complete checkpoint on the shared disk, or from nothing."""
+        try:
+            base, checkpoint = checkpoint_io.usable(await checkpoint_io.find(self.bucket), "the shared disk")[0]
+        except DataError as error:
+            self.trace.say("world", "checkpoint.none", {"reason": str(error)})
+            self.resumed.append(0)
+            self._forgotten, self._trained_since = self.samples_done(), math.inf
+        else:
+            self.resumption = Resumption(self.bucket, base, checkpoint)
+            self.resumed.append(checkpoint.samples)
+        self.begin(nodes)
+
+    def begin(self, nodes: Sequence[SimNode]) -> None:
+        """Start those of `nodes` that have ended."""
+        for sim_node in nodes:
+            if not sim_node.alive and not sim_node.gone and not self.over.is_set():
+                sim_node.start(sim_node.stage if self.scenario.placement == "balanced" else None)
+
+    # ---- interface for faults
+
+    def living(self) -> list[SimNode]:
+        return [sim_node for sim_node in self.nodes if sim_node.alive and not sim_node.leaving]
+
+    def victim(self, rng: random.Random) -> SimNode | None:
+        living = self.living()
+        return living[int(rng.random() * len(living))] if living else None
+
+    def spares(self, victim: SimNode, also: Sequence[SimNode] = ()) -> bool:
+        """Whether the loss of `victim` and `also` can be recovered: its stage keeps a replica, or, if the run rebuilds
+        stages, both neighbouring stages do (in a ring: the last keeps what is needed to rebuild the first). Only
+        `stage_lost` strikes harder."""
+        stage, stages = victim.stage, self.scenario.manifest.pipeline.stages
+        if stage is None:
+            return True
+        others = [p for p in self.living() if p.training and p is not victim and p not in also]
+        # No node can fetch a state from one that cannot be dialled (simulated: everything, seed 104).
+        able = [p for p in others if p.kind.address.nat is not Nat.UNREACHABLE and not self.loop.frozen(p.label)]
+        served = {sim_node.stage for sim_node in able}
+        beside = {(stage - 1) % stages, (stage + 1) % stages}
+        rebuilds = self.scenario.manifest.recovery.method != "none" and beside <= served - {stage}
+        if stage not in served and not rebuilds:
+            self.struck["spared"] += 1
+            return False
+        return True
+
+    def say(self, event: str, *victims: SimNode, **fields: object) -> None:
+        self.struck[event.removeprefix("fault.")] += max(1, len(victims))
+        labels = ",".join(victim.label for victim in victims[:8])
+        self.trace.say("world", event, {"nodes": labels, **fields})
+        for victim in victims:
+            self.trace.recent[victim.label].append(f"{self.loop.time():.6f} {victim.label} {event} {fields}")
+
+    async def pass_s(self, seconds: float) -> None:
+        """Wait for `seconds`, or until the storm is over."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self.calm.wait()
+        except TimeoutError:
+            pass
+
+    def join(self, kind: MachineKind, stage: int | None = None) -> SimNode:
+        sim_node = SimNode(self, len(self.nodes), kind)
+        self.nodes.append(sim_node)
+        sim_node.start(stage)
+        return sim_node
+
+    async def restart(self, sim_node: SimNode, after_s: float) -> None:
+        await self.pass_s(max(after_s, 2 * AFTER_END_S))
+        await asyncio.sleep(2 * AFTER_END_S)
+        if not sim_node.alive and not sim_node.gone and not self.over.is_set():
+            sim_node.start(sim_node.stage if self.scenario.placement == "balanced" else None)
+
+    async def replace(self, sim_node: SimNode, after_s: float) -> None:
+        sim_node.gone = True
+        await self.pass_s(after_s)
+        if not self.over.is_set():
+            self.join(sim_node.kind)
+
+    def open(self, tasks: asyncio.TaskGroup) -> None:
+        """Run faults and restarts in `tasks` from now on, until `close`."""
+        self._context = contextvars.copy_context()
+        self._tasks = tasks
+
+    def close(self) -> None:
+        """End the life: nothing more is started."""
+        self.over.set()
+
+    def task(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run `work` beside the nodes."""
+        if not self.over.is_set():
+            self._tasks.create_task(work, context=self._context.copy())
+        else:
+            work.close()
+
+    def at(self, moment: float, begin: Callable[[], None]) -> None:
+        """Call `begin` at loop time `moment`."""
+        self.loop.call_later(max(0.0, moment - self.loop.time()), begin, context=self._context)
+
+    # ---- observed events
+
+    def _onesided(self, now: float, label: str, event: str, fields: dict[str, object]) -> None:
+        self.laws.commit_unsure(label, int(str(fields["round"])))
+
+    def _left_out(self, now: float, label: str, event: str, fields: dict[str, object]) -> None:
+        others = [sim_node.label for sim_node in self.nodes if sim_node.identity.peer_id == fields["peer"]]
+        self.laws.left_out(label, others[0], str(fields["reason"]))
+
+    def _banned(self, now: float, label: str, event: str, fields: dict[str, object]) -> None:
+        if "is forged" in str(fields["reason"]):
+            self._left_out(now, label, event, fields)
+
+    def _validated(self, now: float, label: str, event: str, fields: dict[str, object]) -> None:
+        self.validations.append((now, float(str(fields["loss"])), int(str(fields["samples_total"]))))
+
+    def _fresh(self, now: float, label: str, event: str, fields: dict[str, object]) -> None:
+        # A joiner that looked before the first samples were announced begins rightly; so does one that knows of the run
+        # in its first round, when nobody keeps a snapshot of a stage that died. A directory that fails or hides records
+        # excuses nobody: members, contacts and homes know of the run.
+        trained, reason = self.samples_done() - self._forgotten, str(fields["reason"])
+        early = trained <= self.scenario.manifest.gossip.round_samples and "has not finished a round" in reason
+        if not early and now - self._trained_since > self.scenario.manifest.limits.record_ttl_s:
+            self.laws.began(label, int(trained), reason)
+
+    def check_rounds(self) -> None:
+        """Note when training began. Check that those who serve are at the run's round, unless the network is cut."""
+        if self.samples_done() > self._forgotten:
+            self._trained_since = min(self._trained_since, self.loop.time())
+        rounds = {p.label: done for p in self.nodes if (done := p.round_done) is not None}
+        if not self.network.reach.cuts and rounds:
+            most = self.scenario.manifest.recovery.snapshot_rounds_max
+            self.laws.behind({label: max(rounds.values()) - done for label, done in rounds.items()}, most)
+
+    def _loaded(self, now: float, label: str, event: str, fields: dict[str, object]) -> None:
+        if str(fields["label"]).endswith(f"-stage-{fields['stage']}"):
+            return  # a stage that the node saved in its own home (recovery/saved_stage.py)
+        self.laws.checks += 1
+        given = self.resumption.checkpoint.samples if self.resumption is not None else None
+        if fields["samples_total"] != given:
+            what = f"{label} went on from {fields['samples_total']} samples, not from {given}"
+            self.laws.breaks("all go on from one checkpoint", what, label)
+
+    def stages_served(self) -> list[int]:
+        """Training nodes, by stage."""
+        counts = [0] * len(self.parts)
+        for sim_node in self.nodes:
+            if sim_node.training and sim_node.stage is not None:
+                counts[sim_node.stage] += 1
+        return counts
+
+    def samples_done(self) -> float:
+        return self.trace.total(name.SAMPLES)
