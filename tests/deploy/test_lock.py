@@ -145,10 +145,13 @@ def test_the_wheel_is_ours(tmp_path: Path) -> None:
         names = found.namelist()
         scripts = next(found.read(name).decode() for name in names if name.endswith("entry_points.txt"))
     tops = {name.split("/")[0] for name in names}
-    assert {top for top in tops if not top.endswith(".dist-info")} == {"swarmnode"}
+    assert {top for top in tops if not top.endswith(".dist-info")} == {"swarmnode", "swarmsim"}
     assert "swarmnode = swarmnode.cli.main:main" in scripts
     made = {
-        path.relative_to(ROOT).as_posix() for path in (ROOT / "swarmnode").rglob("*") if path.suffix in (".py", ".c")
+        path.relative_to(ROOT).as_posix()
+        for package in ("swarmnode", "swarmsim")
+        for path in (ROOT / package).rglob("*")
+        if path.suffix in (".py", ".c")
     }
     assert made <= set(names)
     assert not [name for name in names if name.endswith((".so", ".key", ".signed"))]

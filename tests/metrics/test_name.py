@@ -8,7 +8,7 @@ import pytest
 
 from swarmnode.metrics import name
 from swarmnode.metrics.name import MetricKind
-from tests.support.package_source import MODULES, PACKAGE, nodes
+from tests.support.package_source import MODULES, PACKAGE, ROOT, nodes
 
 
 @pytest.mark.parametrize("metric", name.METRICS.values(), ids=lambda metric: metric.name)
@@ -68,7 +68,7 @@ def test_the_code_says_only_names_of_the_tables() -> None:
             if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args):
                 continue
             first, verb = node.args[0], node.func.attr
-            where = f"{path.relative_to(PACKAGE)}:{node.lineno}"
+            where = f"{path.relative_to(ROOT)}:{node.lineno}"
             if not (isinstance(first, ast.Constant) and isinstance(first.value, str)):
                 continue
             if verb in kinds and first.value.startswith("swarmnode_"):
