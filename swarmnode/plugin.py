@@ -1,4 +1,4 @@
-"""Additions of other packages to swarmnode, by entry points: verbs, and the simulator.
+"""Additions of other packages to swarmnode, by entry points: verbs, outer methods, codecs, the simulator.
 
 A package names them in its pyproject.toml: `[project.entry-points."swarmnode.verbs"]` with `mine = "package:command"`.
 """
@@ -6,10 +6,19 @@ A package names them in its pyproject.toml: `[project.entry-points."swarmnode.ve
 from __future__ import annotations
 
 import functools
+import importlib
 from importlib.metadata import EntryPoint, entry_points
+from typing import TypeVar
+
+from swarmnode.errors import UsageError
 
 VERBS = "swarmnode.verbs"  # click commands by verb; one of our own names replaces ours
+METHODS = "swarmnode.methods"  # tuples of gossip_rules.MethodRules
+CODECS = "swarmnode.codecs"  # tuples of gossip_rules.CodecRules
 SIMULATOR = "swarmnode.simulator"  # `rate`: see swarmsim/simulated_rate.py
+
+
+T = TypeVar("T")
 
 
 @functools.cache
@@ -35,3 +44,23 @@ def load(group: str, name: str) -> object | None:
         if error.name is not None and point.module.startswith(error.name):
             return None
         raise
+
+
+def rows(group: str, kind: type[T]) -> list[T]:
+    """All rows of the installed tables of `group`. Raises UsageError for a table of anything but `kind`."""
+    found: list[T] = []
+    for name in names(group):
+        table = load(group, name)
+        if not isinstance(table, tuple) or not all(isinstance(row, kind) for row in table):
+            raise UsageError(
+                f"entry point {name} of {group}: expected a tuple of {kind.__name__}; reinstall its package"
+            )
+        found += table
+    return found
+
+
+def implementation(path: str) -> object:
+    """The object at "module:name"."""
+    module, _, name = path.partition(":")
+    made: object = getattr(importlib.import_module(module), name)
+    return made

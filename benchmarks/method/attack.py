@@ -24,12 +24,13 @@ from benchmarks.method.replica_batch import ReplicaBatch, ToySpec, losses, read_
 from swarmnode.errors import UsageError
 from swarmnode.gossip import compression
 from swarmnode.gossip.compression import kernel
-from swarmnode.gossip.outer import DeltaMean, Outer, outer
-from swarmnode.gossip.outer.fragment import fragment
+from swarmnode.gossip.outer import Outer, outer
 from swarmnode.gossip.refusals import PROVEN, RefusalTally, Reputation
 from swarmnode.gossip.robust import ALL, CLIPPED, GUARDED
 from swarmnode.ids import PeerId
 from swarmnode.ports import OuterReport, Packet, Verdict, WireTensor
+from swarmnode_methods.fragment import fragment
+from swarmnode_methods.mean import DeltaMean
 
 LIARS = (2, 5)  # of 8
 REPLAYED = 5  # rounds

@@ -16,8 +16,9 @@ from typing import Any
 
 import torch
 
-from swarmnode.gossip.compression import CODECS, Codec, codec, kernel
-from swarmnode.gossip.compression.delta import DeltaCodec
+from swarmnode.gossip.compression import Codec, codec, kernel
+from swarmnode.manifest.gossip_compat import codecs
+from swarmnode_methods.delta import DeltaCodec
 
 PARAMETERS = 1 << 24
 ROUNDS = 7
@@ -29,7 +30,11 @@ DECODE_TARGET_GB_S = 6.0
 
 
 def run(
-    names: Sequence[str] = tuple(CODECS), parameters: int = PARAMETERS, rounds: int = ROUNDS, *, extension: bool = True
+    names: Sequence[str] = tuple(codecs()),
+    parameters: int = PARAMETERS,
+    rounds: int = ROUNDS,
+    *,
+    extension: bool = True,
 ) -> dict[str, Any]:
     """{"memcpy GB/s", "parameters", "codecs": [{"codec", "encode GB/s", "of bound", "target", "decode GB/s", ...}]}.
 

@@ -21,17 +21,17 @@ from swarmnode.errors import RemoteFault, Unavailable
 from swarmnode.gossip.outgoing_packet import OutgoingPacket, packet_of, reply_bytes_max
 from swarmnode.ids import PeerId, RunId, seeded, short
 from swarmnode.manifest import GossipSpec
+from swarmnode.manifest.gossip_compat import rules_of
 from swarmnode.ports import Answer, Call, Packet, Transport
 from swarmnode.wire import call_pb2 as wire
 
 ASKED_MAX = 3  # guess: of six honest replicas each gives to one; two askers seldom collide three times
 KEPT_BYTES_MAX = 1 << 30  # guess: bytes of host memory; a larger packet is not kept
-METHODS = ("noloco", "average")  # names in the manifest; other methods need equal slow weights at all partners
 
 
 def allows_fallback(gossip: GossipSpec) -> bool:
     """Return whether a run allows fallback partners."""
-    return gossip.method in METHODS and gossip.group != 0
+    return rules_of(gossip).takes_fallback and gossip.group != 0
 
 
 def fallback_order(

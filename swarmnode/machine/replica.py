@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from swarmnode.errors import LocalFault, RemoteFault, UsageError
-from swarmnode.gossip.outer import DesLoc, NoLoCo, Outer, outer
+from swarmnode.gossip.outer import NoLoCo, Outer, outer
 from swarmnode.gossip.outer.expert_average import ExpertAverage
 from swarmnode.gossip.outer.one_byte import OneByte
 from swarmnode.gossip.robust import GUARDED
@@ -102,9 +102,11 @@ class TorchReplica:
         assert self._sizes == {name: len(part) for name, part in self._parts_of_state().items()}, self._sizes
         if (free := free_nbytes(str(self.stage.device))) is not None:
             self.stage.backprop.limit(int(PASS_SHARE * free))
-        if isinstance(self.outer, DesLoc):
+        if self.outer.averages_moments:
             if optimizer_state != "device":
-                raise UsageError("gossip.method desloc averages moments: give --optimizer-state device")
+                raise UsageError(
+                    f"gossip.method {manifest.gossip.method} averages moments: give --optimizer-state device"
+                )
             self.outer.attend(self.stage.exp_avg, self.stage.exp_avg_sq)
         if manifest.gossip.acceptance == GUARDED:
             self.stage.keeps_probe, self.outer.probe = True, self.stage.probe

@@ -61,7 +61,7 @@ ACROSS: tuple[CrossFieldCheck, ...] = (
     CrossFieldCheck(
         ("gossip.method", "pipeline.boundary"),
         gossip_compat.keeps_subspace,
-        lambda m: f'{" or ".join(gossip_compat.IN_SUBSPACE)} with pipeline.boundary = "subspace"',
+        lambda m: f'{" or ".join(gossip_compat.with_property("in_subspace"))} with pipeline.boundary = "subspace"',
     ),
     CrossFieldCheck(
         ("data.paths", "data.source"),
@@ -192,7 +192,8 @@ ACROSS: tuple[CrossFieldCheck, ...] = (
         ("gossip.fragments", "gossip.method"),
         gossip_compat.takes_fragments,
         lambda m: (
-            f"1 with gossip.method = {m.gossip.method!r}; fragments go with {' or '.join(gossip_compat.IN_FRAGMENTS)}"
+            f"1 with gossip.method = {m.gossip.method!r}; fragments go with "
+            f"{' or '.join(gossip_compat.with_property('in_fragments'))}"
         ),
     ),
     CrossFieldCheck(

@@ -297,7 +297,7 @@ TRAINING_FIELDS: tuple[Field, ...] = (
     Field(
         "gossip",
         "method",
-        one_of(*gossip_compat.METHODS),
+        one_of(*gossip_compat.methods()),
         "The outer optimizer (docs/methods.md); average: no momentum; diloco to edit: pseudo-gradients, in groups of"
         " the whole stage (gossip.group = 0); desloc: also AdamW's moments; none: replicas never meet.",
         "NoLoCo, arXiv 2506.10911",
@@ -328,7 +328,7 @@ TRAINING_FIELDS: tuple[Field, ...] = (
     Field(
         "gossip",
         "codec",
-        one_of(*gossip_compat.CODECS),
+        one_of(*gossip_compat.codecs()),
         "Number format of weights between replicas; modular: low bits, decoded near the receiver's own weights; needs"
         " gossip.gamma = gossip.beta. From e3m0 on: pseudo-gradients, for methods that use them.",
         "measured: 4 seeds, 0.002 nat better than fp32 (spread 0.008) at 0.55 byte a parameter",

@@ -11,6 +11,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from swarmnode.manifest import Manifest, boundary_nbytes, boundary_width, by_forward_passes
+from swarmnode.manifest.gossip_compat import rules_of
 from swarmnode.manifest.kind_compat import trains_experts_apart
 from swarmnode.model.adapter import (
     adapter_graph,
@@ -41,7 +42,6 @@ HALF = 2  # bytes of a bfloat16 number
 NEWTON_SCHULZ = 3  # copies of a batch of matrices at once: itself, its normalised copy, the next iterate
 SCRATCH_NBYTES = 3 << 26  # of the outer step, on a device
 HOST_SCRATCH_NBYTES = 1 << 28  # guess: of parts of states, packets under way, chunks
-SLOW_ON_HOST = ("noloco", "average", "desloc", "none")  # gossip.method: gossip/outer/method.py, slow_on_host
 PACKET_BYTES = {"bf16": 2.0, "int8": 1.03, "modular6": 0.8, "modular4": 0.56, "modular3": 0.43}  # a parameter
 PACKETS = 4  # guess
 SCALED = 256  # moments.py: elements of a block with one scale
@@ -198,7 +198,7 @@ def device_state_nbytes(manifest: Manifest, part: StageLayers, mode: ComputeMode
     )
     state += HALF * (count - _own_table(manifest, part)) if mode.autocast else 0
     state += older_weights_nbytes(manifest, part, mode)
-    if manifest.gossip.method not in SLOW_ON_HOST:
+    if not rules_of(manifest.gossip).slow_on_host:
         state += slow_nbytes(manifest, part) + SCRATCH_NBYTES
     return state
 
@@ -303,7 +303,7 @@ def _host_nbytes(manifest: Manifest, part: StageLayers, mode: ComputeMode) -> in
     tokens = manifest.inner.microbatch * manifest.model.context
     width = boundary_width(manifest)
     nbytes = manifest.limits.in_flight_max * boundary_nbytes(manifest.pipeline.boundary, tokens, width)
-    if gossip.method in SLOW_ON_HOST:
+    if rules_of(gossip).slow_on_host:
         nbytes += slow_nbytes(manifest, part)
     if mode.optimizer_state == "host":
         moments = sizes.get("exp_avg", 0) + sizes.get("exp_avg_sq", 0)

@@ -17,8 +17,9 @@ from benchmarks.method.gossip import ALONE, PARALLEL
 from benchmarks.method.replica_batch import ReplicaBatch, ToySpec, losses, shapes
 from benchmarks.micro import codec
 from swarmnode.errors import UsageError
-from swarmnode.gossip.compression import CODECS
-from swarmnode.gossip.outer import DeltaMean, NoLoCo
+from swarmnode.gossip.outer import NoLoCo
+from swarmnode_methods.mean import DeltaMean
+from tests.support.method_tables import CODECS
 
 TINY = replace(
     ToySpec(),

@@ -145,11 +145,11 @@ def test_the_wheel_is_ours(tmp_path: Path) -> None:
         names = found.namelist()
         scripts = next(found.read(name).decode() for name in names if name.endswith("entry_points.txt"))
     tops = {name.split("/")[0] for name in names}
-    assert {top for top in tops if not top.endswith(".dist-info")} == {"swarmnode", "swarmsim"}
+    assert {top for top in tops if not top.endswith(".dist-info")} == {"swarmnode", "swarmnode_methods", "swarmsim"}
     assert "swarmnode = swarmnode.cli.main:main" in scripts
     made = {
         path.relative_to(ROOT).as_posix()
-        for package in ("swarmnode", "swarmsim")
+        for package in ("swarmnode", "swarmnode_methods", "swarmsim")
         for path in (ROOT / package).rglob("*")
         if path.suffix in (".py", ".c")
     }

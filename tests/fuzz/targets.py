@@ -45,6 +45,7 @@ from swarmnode.transport import frame
 from swarmnode.transport.frame import PREAMBLE, FrameFlag, FrameKind
 from swarmnode.wire import access_pb2, call_pb2, control_pb2, record_pb2
 from tests.fuzz.watching import receipts, reports, take_receipt, take_report
+from tests.support.method_tables import CODECS
 
 RUN = RunId("ab" * 32)
 OWNER = Ed25519PrivateKey.from_private_bytes(b"o" * 32)
@@ -256,7 +257,7 @@ def _flat() -> Any:
 
 @functools.cache
 def _codecs() -> dict[str, Any]:
-    from swarmnode.gossip.compression import CODECS, codec
+    from swarmnode.gossip.compression import codec
 
     return {name: codec(name) for name in CODECS}
 

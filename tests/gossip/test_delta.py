@@ -15,12 +15,13 @@ from hypothesis import strategies as st
 
 from swarmnode.errors import ManifestError, RemoteFault
 from swarmnode.gossip.compression import codec, kernel
-from swarmnode.gossip.compression.delta import DECAY, DeltaCodec
-from swarmnode.gossip.compression.topk import TopK, warm_k
-from swarmnode.gossip.outer import Average, DeltaMean, Outer, outer
-from swarmnode.gossip.outer.partial_average import PartialAverage
+from swarmnode.gossip.outer import Average, Outer, outer
 from swarmnode.manifest import GossipSpec
 from swarmnode.ports import Packet, WireTensor
+from swarmnode_methods.delta import DECAY, DeltaCodec
+from swarmnode_methods.mean import DeltaMean
+from swarmnode_methods.partial_average import PartialAverage
+from swarmnode_methods.topk import TopK, warm_k
 
 pytestmark = pytest.mark.node  # some seconds
 

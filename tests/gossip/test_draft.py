@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from swarmnode.errors import LocalFault
-from swarmnode.gossip.compression import CODECS, codec, kernel
+from swarmnode.gossip.compression import codec, kernel
 from swarmnode.gossip.compression.codec import TILE, Bytes, Codec, Done
 from swarmnode.gossip.compression.int8 import Int8
 from swarmnode.gossip.exchange_driver import ExchangeDriver
 from swarmnode.gossip.exchange_machine import ExchangeMachine
-from swarmnode.gossip.outer import METHODS, NONE, outer
+from swarmnode.gossip.outer import outer
 from swarmnode.gossip.outer.noloco import NoLoCo
 from swarmnode.gossip.outgoing_packet import OutgoingPacket, while_written
 from swarmnode.ids import PeerId
@@ -26,6 +26,7 @@ from swarmnode.ports import Answer, Call, Packet, Priority
 from swarmnode.wire import call_pb2 as wire
 from tests.support.fake_telemetry import Quiet
 from tests.support.libp2p_node import node, until
+from tests.support.method_tables import CODECS, METHODS, NONE
 from tests.support.transport_contract import RUN
 
 PARAMETERS = 2 * TILE + 4096 + 777

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from swarmnode.gossip.compression import CODECS, codec
+from swarmnode.gossip.compression import codec
 from swarmnode.gossip.compression.codec import TILE
 from tests.support.fake_device import Elsewhere, elsewhere
+from tests.support.method_tables import CODECS
 
 PARAMETERS = TILE + 5_000  # a tile, and a part of one whose last block is not whole
 

@@ -14,8 +14,7 @@ from swarmnode.errors import Refused, RemoteFault, Unavailable
 from swarmnode.gossip import fallback_partner
 from swarmnode.gossip.acceptance import Acceptance
 from swarmnode.gossip.fallback_partner import ASKED_MAX, FallbackPartner, allows_fallback, fallback_order
-from swarmnode.gossip.fallback_partner import METHODS as STANDING_IN
-from swarmnode.gossip.outer import METHODS, Average, DesLoc, NoLoCo, Outer, outer
+from swarmnode.gossip.outer import Average, NoLoCo, Outer, outer
 from swarmnode.gossip.outer_step import OuterStep, OuterStepResult
 from swarmnode.gossip.outgoing_packet import OutgoingPacket
 from swarmnode.identity import Identity
@@ -24,7 +23,10 @@ from swarmnode.machine.compute import ThreadCompute
 from swarmnode.manifest import GossipSpec
 from swarmnode.ports import Packet, WireTensor
 from swarmnode.transport.memory import MemoryNetwork, MemoryTransport
+from swarmnode_methods.desloc import DesLoc
 from tests.support.fake_telemetry import Quiet
+from tests.support.method_tables import FALLBACK as STANDING_IN
+from tests.support.method_tables import METHODS
 
 RUN = RunId("ab" * 32)
 NAMES = [PeerId(f"peer{i}") for i in range(8)]

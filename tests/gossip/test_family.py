@@ -9,18 +9,19 @@ import torch
 
 from swarmnode.errors import ManifestError
 from swarmnode.gossip.compression import codec
-from swarmnode.gossip.outer import DesLoc, outer
-from swarmnode.gossip.outer.delayed import DelayedNesterov
-from swarmnode.gossip.outer.desloc import EVERY_FIRST, EVERY_SECOND
-from swarmnode.gossip.outer.eager import Eager
-from swarmnode.gossip.outer.edit import HISTORY_LEAST, EDiT
-from swarmnode.gossip.outer.mean import DeltaMean
-from swarmnode.gossip.outer.sparseloco import SparseLoCo
-from swarmnode.gossip.outer.streaming import Streaming
+from swarmnode.gossip.outer import outer
 from swarmnode.gossip.round import quadratic
 from swarmnode.manifest import GossipSpec
-from swarmnode.manifest.gossip_compat import CODECS_OF, OWN_ALPHA, sends_pseudo_gradients
+from swarmnode.manifest.gossip_compat import sends_pseudo_gradients
 from swarmnode.ports import OuterReport, Packet
+from swarmnode_methods.delayed import DelayedNesterov
+from swarmnode_methods.desloc import EVERY_FIRST, EVERY_SECOND, DesLoc
+from swarmnode_methods.eager import Eager
+from swarmnode_methods.edit import HISTORY_LEAST, EDiT
+from swarmnode_methods.mean import DeltaMean
+from swarmnode_methods.sparseloco import SparseLoCo
+from swarmnode_methods.streaming import Streaming
+from tests.support.method_tables import CODECS_OF, OWN_ALPHA
 
 SIZE = 3 * 4096 + 100
 SECONDS = 700  # second moments

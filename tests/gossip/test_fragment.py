@@ -11,8 +11,12 @@ from hypothesis import strategies as st
 
 from swarmnode.errors import RemoteFault
 from swarmnode.gossip.compression import codec
-from swarmnode.gossip.outer import DeltaMean, outer
-from swarmnode.gossip.outer.fragment import (
+from swarmnode.gossip.outer import outer
+from swarmnode.gossip.robust import PacketGuard
+from swarmnode.manifest import GossipSpec
+from swarmnode.model.tensor import encode
+from swarmnode.ports import OuterReport, Packet, WireTensor
+from swarmnode_methods.fragment import (
     FIRST_ROUNDS,
     FRAGMENTS,
     FRAGMENTS_FIRST,
@@ -22,10 +26,7 @@ from swarmnode.gossip.outer.fragment import (
     part,
     pull,
 )
-from swarmnode.gossip.robust import PacketGuard
-from swarmnode.manifest import GossipSpec
-from swarmnode.model.tensor import encode
-from swarmnode.ports import OuterReport, Packet, WireTensor
+from swarmnode_methods.mean import DeltaMean
 
 pytestmark = pytest.mark.node  # some seconds
 

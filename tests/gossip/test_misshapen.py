@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from swarmnode.gossip.compression import codec
-from swarmnode.gossip.outer import DesLoc, outer
-from swarmnode.gossip.outer.desloc import EVERY_SECOND
+from swarmnode.gossip.outer import outer
 from swarmnode.manifest import GossipSpec
-from swarmnode.manifest.gossip_compat import CODECS_OF
 from swarmnode.ports import OuterReport, Packet
+from swarmnode_methods.desloc import EVERY_SECOND, DesLoc
+from tests.support.method_tables import CODECS_OF
 
 SIZE = 4096 + 100
 ROUNDS = range(EVERY_SECOND, EVERY_SECOND + 2)  # moments are due in the first; what comes late is taken in the second

@@ -12,15 +12,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmnode.errors import ManifestError
-from swarmnode.gossip.compression import CODECS, codec
-from swarmnode.gossip.compression.delta import DeltaCodec
-from swarmnode.gossip.outer import METHODS, DeltaMean, DiLoCo, NoLoCo, Outer, noloco, outer
+from swarmnode.gossip.compression import codec
+from swarmnode.gossip.outer import NoLoCo, Outer, noloco, outer
 from swarmnode.gossip.pairing import groups
 from swarmnode.gossip.robust import PacketGuard
 from swarmnode.ids import PeerId, RunId
 from swarmnode.manifest import GossipSpec, Manifest, parse, template
-from swarmnode.manifest.gossip_compat import CODECS_OF, IN_GROUPS
 from swarmnode.ports import Packet
+from swarmnode_methods.delta import DeltaCodec
+from swarmnode_methods.diloco import DiLoCo
+from swarmnode_methods.mean import DeltaMean
+from tests.support.method_tables import CODECS, CODECS_OF, IN_GROUPS, METHODS
 from tests.support.outer_step import Fp64, mean, momentum, random
 
 RUN = RunId("cd" * 32)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from swarmnode.gossip.compression import codec
-from swarmnode.gossip.outer import METHODS, Average, NoLoCo, noloco, outer
+from swarmnode.gossip.outer import Average, NoLoCo, noloco, outer
 from swarmnode.manifest import GossipSpec
 from swarmnode.model import state_stream
 from swarmnode.model.architecture import Shapes
@@ -18,6 +18,7 @@ from swarmnode.model.tensor import decode
 from swarmnode.parted_work import Parts, run_whole, timed
 from swarmnode.ports import Packet
 from tests.support.fake_device import elsewhere
+from tests.support.method_tables import METHODS
 
 PARAMETERS = 64 * 40 + 17
 SPARSE = ("sparseloco", "partial_average")

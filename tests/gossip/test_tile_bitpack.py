@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmnode.gossip.compression.low_bit import PLANES, TilePacker
 from swarmnode.gossip.compression.modular_kernels import packed_nbytes
+from swarmnode_methods.low_bit import PLANES, TilePacker
 
 CPU = torch.device("cpu")
 

@@ -6,10 +6,11 @@ import pytest
 import torch
 
 from swarmnode.errors import ManifestError
-from swarmnode.gossip.outer import DesLoc, outer
+from swarmnode.gossip.outer import outer
 from swarmnode.gossip.outer.traffic import ROUNDS, SETTLED, message_nbytes, messages
 from swarmnode.manifest import GossipSpec
-from swarmnode.manifest.gossip_compat import CODECS_OF
+from swarmnode_methods.desloc import DesLoc
+from tests.support.method_tables import CODECS_OF
 
 SIZE = 3 * 4096 + 100
 SECONDS = 700

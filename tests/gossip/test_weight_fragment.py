@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from swarmnode.errors import ManifestError
 from swarmnode.gossip.compression import codec
-from swarmnode.gossip.outer import METHODS, Average, NoLoCo, outer
+from swarmnode.gossip.outer import Average, NoLoCo, outer
 from swarmnode.gossip.outer.weight_fragment import UNIT, fragments
 from swarmnode.gossip.pairing import groups
 from swarmnode.ids import PeerId, RunId
 from swarmnode.manifest import GossipSpec, Manifest, parse, template
-from swarmnode.manifest.gossip_compat import IN_FRAGMENTS
 from swarmnode.ports import Packet
+from tests.support.method_tables import IN_FRAGMENTS, METHODS
 from tests.support.outer_step import Fp64, mean, momentum, random
 
 RUN = RunId("ab" * 32)

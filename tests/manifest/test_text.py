@@ -24,8 +24,8 @@ from swarmnode.manifest import (
 from swarmnode.manifest.check import is_below
 from swarmnode.manifest.cross_field import ACROSS
 from swarmnode.manifest.field import BY_NAME, FIELDS, TABLES
-from swarmnode.manifest.gossip_compat import METHODS
 from swarmnode.manifest.text import build, value_of
+from tests.support.method_tables import METHODS
 
 
 def mistakes(text: str) -> str:

@@ -13,7 +13,6 @@ from swarmnode.errors import RemoteFault
 from swarmnode.ids import PeerId, RunId
 from swarmnode.machine.replica import TorchReplica
 from swarmnode.manifest import GossipSpec, InnerSpec, Manifest, ModelSpec, PipelineSpec
-from swarmnode.manifest.gossip_compat import CODECS_OF, OWN_ALPHA
 from swarmnode.membership.progress import Progress
 from swarmnode.model.section import SECTIONS, snapshot_nbytes
 from swarmnode.ports import Neighbour, Packet, Replica, State, WireTensor
@@ -23,6 +22,7 @@ from swarmnode.recovery.download import download
 from swarmnode.recovery.snapshot import WHOLE, Snapshot, StateSlice, newcomer_part
 from swarmnode.transport.memory import MemoryNetwork, MemoryTransport
 from swarmnode.wire import call_pb2 as wire
+from tests.support.method_tables import CODECS_OF, OWN_ALPHA
 
 RUN = RunId("12" * 32)
 SAMPLES = 2

@@ -8,7 +8,7 @@ import pathlib
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "swarmnode"
-BESIDE = ("swarmsim", "benchmarks")
+BESIDE = ("swarmsim", "swarmnode_methods", "benchmarks")
 PRODUCT = sorted(path for path in PACKAGE.rglob("*.py") if "wire" not in path.parts)
 MODULES = sorted([*PRODUCT, *(path for folder in BESIDE for path in (ROOT / folder).rglob("*.py"))])
 

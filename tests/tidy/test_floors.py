@@ -37,6 +37,7 @@ HOMES = {
         "swarmnode.daemon.process",
         "swarmnode.bench",
         "benchmarks",
+        "swarmnode_methods",
         "swarmsim.real_training",
     ),
 }
@@ -59,13 +60,15 @@ PROTECTED = {
 # Network and processes, which no simulated node may reach.
 REAL_WORLD = ("hivemind", "grpc", "aiohttp", "swarmnode.transport.libp2p", "swarmnode.transport.directory")
 
-OURS = ("swarmnode", "swarmsim", "benchmarks")
+OURS = ("swarmnode", "swarmsim", "swarmnode_methods", "benchmarks")
 NAMES_THAT_SAY_NOTHING = {"utils", "util", "helpers", "common", "base", "manager", "misc"}
 
 
 @functools.cache
 def graph() -> grimp.ImportGraph:
-    return grimp.build_graph("swarmnode", "swarmsim", "benchmarks", include_external_packages=True, cache_dir=None)
+    return grimp.build_graph(
+        "swarmnode", "swarmsim", "swarmnode_methods", "benchmarks", include_external_packages=True, cache_dir=None
+    )
 
 
 def within(module: str, places: tuple[str, ...]) -> bool:

@@ -6,7 +6,7 @@ import re
 
 from tests.support.package_source import MODULES, ROOT, nodes
 
-CHECKED = ("swarmnode", "swarmsim", "benchmarks", "tests", "docs", "proto", "deploy")
+CHECKED = ("swarmnode", "swarmsim", "swarmnode_methods", "benchmarks", "tests", "docs", "proto", "deploy")
 
 CLAUSE = re.compile(r"(Who|What|That|So|Whoever|Whatever|Those|Of|As|Where|How)\b")
 OUTSIDE = re.compile(r"design section|charter|(hivemind|house|gpu)\.md|test-lab")

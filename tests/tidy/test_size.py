@@ -5,9 +5,9 @@ import ast
 from tests.support.package_source import MODULES, PRODUCT, ROOT, nodes, tree
 
 # Of `swarmnode/`, and of all packages together, without generated code; CONTRIBUTING.md says how to raise them.
-LINES_MAX = 66_100
-FILES_MAX = 469
-ALL_LINES_MAX = 77_700
+LINES_MAX = 64_550
+FILES_MAX = 456
+ALL_LINES_MAX = 77_850
 FUNCTION_LINES_MAX = 80
 
 

@@ -11,7 +11,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-PLACES = ["swarmnode", "swarmsim", "benchmarks", "proto", "docs", "deploy", "tests"]
+PLACES = ["swarmnode", "swarmsim", "swarmnode_methods", "benchmarks", "proto", "docs", "deploy", "tests"]
 
 
 def run(*command: str, timeout_s: float = 120) -> None:

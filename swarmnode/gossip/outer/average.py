@@ -7,7 +7,9 @@ from typing import ClassVar
 import torch
 
 from swarmnode.gossip.compression import Codec
+from swarmnode.gossip.outer.method import Outer
 from swarmnode.gossip.outer.noloco import NoLoCo
+from swarmnode.manifest import OuterConstants
 
 
 class Average(NoLoCo):
@@ -16,6 +18,10 @@ class Average(NoLoCo):
 
     name: ClassVar[str] = "average"
     group_size: ClassVar[int | None] = 2
+
+    @classmethod
+    def make(cls, theta: torch.Tensor, codec: Codec, step: OuterConstants, fragments: int) -> Outer:
+        return cls(theta, codec, fragments)
 
     def __init__(self, theta: torch.Tensor, codec: Codec, of: int = 1) -> None:
         super().__init__(theta, codec, 0.0, 1.0, 1.0, of)

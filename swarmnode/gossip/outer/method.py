@@ -15,6 +15,7 @@ from swarmnode.gossip.robust import PacketGuard, PacketMeasures
 from swarmnode.gossip.sequential_test import PROBE_EVERY
 from swarmnode.gossip.update_direction import UpdateDirection, sampled
 from swarmnode.ids import digest64
+from swarmnode.manifest import OuterConstants
 from swarmnode.ports import OuterReport, Packet, StreamingMessage, Verdict, WireTensor
 
 WEIGHT_MAX = 1.0  # a newcomer has 0, all others 1
@@ -44,6 +45,20 @@ class Outer(ABC):
 
     group_size: ClassVar[int | None]
     """Replicas that meet at a boundary, including this one; None: the whole stage."""
+
+    averages_moments: ClassVar[bool] = False
+    """Whether `attend` has an effect."""
+
+    healing = False
+    """Whether each message carries a fragment of the slow weights, where it holds pseudo-gradients."""
+
+    @classmethod
+    def make(cls, theta: torch.Tensor, codec: Codec, step: OuterConstants, fragments: int) -> Outer:
+        """The method with a manifest's constants, over `theta` [P]. Raises ManifestError if they do not go together."""
+        raise NotImplementedError(cls)
+
+    def attend(self, exp_avg: torch.Tensor, exp_avg_sq: torch.Tensor) -> None:  # noqa: B027  most have none
+        """Average these moments [P] and [Q], too, from now on. They are live buffers written in place."""
 
     def __init__(self, theta: torch.Tensor, codec: Codec, alpha: float) -> None:
         """Begin with phi = theta and zero momentum."""

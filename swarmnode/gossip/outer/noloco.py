@@ -16,6 +16,7 @@ from swarmnode.gossip.compression.tiles import blocks
 from swarmnode.gossip.outer.method import Outer, believed, check_weight, one_by_one
 from swarmnode.gossip.outer.weight_fragment import Fragment, fragments
 from swarmnode.gossip.robust import PacketMeasures
+from swarmnode.manifest import OuterConstants
 from swarmnode.model.tensor import begin_to_host, copy_over, marked_now
 from swarmnode.ports import OuterReport, Packet, StreamingMessage, WireTensor
 
@@ -76,6 +77,10 @@ class NoLoCo(Outer):
 
     in_halves: ClassVar[bool] = True
     """Whether `prepare`, `apply_slow` and `follow` are all of `apply`."""
+
+    @classmethod
+    def make(cls, theta: torch.Tensor, codec: Codec, step: OuterConstants, fragments: int) -> Outer:
+        return cls(theta, codec, step.alpha, step.beta, step.gamma, fragments)
 
     def __init__(self, theta: torch.Tensor, codec: Codec, alpha: float, beta: float, gamma: float, of: int = 1) -> None:
         super().__init__(theta, codec, alpha)

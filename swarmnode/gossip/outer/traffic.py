@@ -6,7 +6,7 @@ import functools
 
 import torch
 
-from swarmnode.gossip.outer import DesLoc, outer
+from swarmnode.gossip.outer import outer
 from swarmnode.manifest import GossipSpec
 
 SETTLED = 1 << 20  # a round after every warm-up: k of topk has fallen, fragments are few
@@ -19,7 +19,7 @@ def message_nbytes(gossip: GossipSpec, parameters: int, seconds: int) -> float:
     over the rounds of a settled run. Raises ManifestError for a method and codec that do not go together."""
     theta = torch.empty(parameters, device="meta")
     found = outer(gossip, theta)
-    if isinstance(found, DesLoc):
+    if found.averages_moments:
         found.attend(torch.empty_like(theta), theta.new_empty(seconds))
     return sum(found.nbytes_of(SETTLED + number) for number in range(ROUNDS)) / ROUNDS
 

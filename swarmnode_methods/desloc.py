@@ -20,7 +20,8 @@ import torch
 from swarmnode.errors import ManifestError, RemoteFault
 from swarmnode.gossip.compression import Codec
 from swarmnode.gossip.outer.average import Average
-from swarmnode.gossip.outer.method import believed, one_by_one
+from swarmnode.gossip.outer.method import Outer, believed, one_by_one
+from swarmnode.manifest import OuterConstants
 from swarmnode.ports import OuterReport, Packet, StreamingMessage, WireTensor
 
 EVERY_THETA, EVERY_FIRST, EVERY_SECOND = 1, 3, 6  # paper: K_u = 3 K_x, K_v = 6 K_x
@@ -31,7 +32,12 @@ class DesLoc(Average):
 
     name: ClassVar[str] = "desloc"
     group_size: ClassVar[int | None] = None
+    averages_moments: ClassVar[bool] = True
     in_halves: ClassVar[bool] = False  # moments lie where the fast weights do
+
+    @classmethod
+    def make(cls, theta: torch.Tensor, codec: Codec, step: OuterConstants, fragments: int) -> Outer:
+        return cls(theta, codec)
 
     def __init__(self, theta: torch.Tensor, codec: Codec) -> None:
         super().__init__(theta, codec)
@@ -43,7 +49,6 @@ class DesLoc(Average):
         self._averaged: list[torch.Tensor] = []  # moments due, at the boundary
 
     def attend(self, exp_avg: torch.Tensor, exp_avg_sq: torch.Tensor) -> None:
-        """Average these moments [P] and [Q], too, from now on. They are live buffers written in place."""
         assert exp_avg.shape == self.theta.shape and exp_avg_sq.dim() == 1
         self._moments = [(EVERY_FIRST, exp_avg.detach()), (EVERY_SECOND, exp_avg_sq.detach())]
 

@@ -25,9 +25,11 @@ import torch
 
 from swarmnode.errors import ManifestError
 from swarmnode.gossip.compression import Codec
-from swarmnode.gossip.compression.topk import TopK
-from swarmnode.gossip.outer.sparseloco import SparseLoCo
+from swarmnode.gossip.outer.method import Outer
+from swarmnode.manifest import OuterConstants
 from swarmnode.ports import StreamingMessage
+from swarmnode_methods.sparseloco import SparseLoCo
+from swarmnode_methods.topk import TopK
 
 
 class PartialAverage(SparseLoCo):
@@ -35,6 +37,10 @@ class PartialAverage(SparseLoCo):
     members, fast weights only in coordinates that were sent."""
 
     name: ClassVar[str] = "partial_average"
+
+    @classmethod
+    def make(cls, theta: torch.Tensor, codec: Codec, step: OuterConstants, fragments: int) -> Outer:
+        return cls(theta, codec)
 
     def __init__(self, theta: torch.Tensor, codec: Codec) -> None:
         super().__init__(theta, codec)

@@ -16,7 +16,7 @@ from typing import ClassVar
 import torch
 
 from swarmnode.gossip.compression import Codec
-from swarmnode.gossip.outer.mean import DeltaMean, WeightedPacket
+from swarmnode_methods.mean import DeltaMean, WeightedPacket
 
 Z = 3.0  # paper
 EMA = 0.02  # paper

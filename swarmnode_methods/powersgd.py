@@ -17,8 +17,8 @@ import torch
 
 from swarmnode.errors import RemoteFault
 from swarmnode.gossip.compression.codec import Bytes, Done
-from swarmnode.gossip.compression.delta import DeltaCodec
 from swarmnode.model.tensor import MAGNITUDE_MAX, check_finite
+from swarmnode_methods.delta import DeltaCodec
 
 
 class PowerSGD(DeltaCodec):

@@ -15,14 +15,20 @@ from typing import ClassVar
 import torch
 
 from swarmnode.gossip.compression import Codec
-from swarmnode.gossip.compression.topk import TopK
-from swarmnode.gossip.outer.mean import DeltaMean, WeightedPacket
+from swarmnode.gossip.outer.method import Outer
+from swarmnode.manifest import OuterConstants
+from swarmnode_methods.mean import DeltaMean, WeightedPacket
+from swarmnode_methods.topk import TopK
 
 
 class SparseLoCo(DeltaMean):
     """The mean of a group's packets, including the own, over those that contain each coordinate."""
 
     name: ClassVar[str] = "sparseloco"
+
+    @classmethod
+    def make(cls, theta: torch.Tensor, codec: Codec, step: OuterConstants, fragments: int) -> Outer:
+        return cls(theta, codec, step.beta)
 
     def __init__(self, theta: torch.Tensor, codec: Codec, beta: float = 1.0) -> None:
         super().__init__(theta, codec, 0.0, beta)

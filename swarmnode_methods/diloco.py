@@ -8,7 +8,10 @@ from typing import ClassVar
 import torch
 
 from swarmnode.gossip.compression import Codec
+from swarmnode.gossip.outer.method import Outer
 from swarmnode.gossip.outer.noloco import FragmentView, NoLoCo, Share
+from swarmnode.manifest import OuterConstants
+from swarmnode_methods.mean import DeltaMean
 
 
 class DiLoCo(NoLoCo):
@@ -22,6 +25,10 @@ class DiLoCo(NoLoCo):
     name: ClassVar[str] = "diloco"
     slow_on_host: ClassVar[bool] = False
     group_size: ClassVar[int | None] = None
+
+    @classmethod
+    def make(cls, theta: torch.Tensor, codec: Codec, step: OuterConstants, fragments: int) -> Outer:
+        return (DeltaMean if codec.of_delta else cls)(theta, codec, step.alpha, step.beta)
 
     def __init__(self, theta: torch.Tensor, codec: Codec, alpha: float, beta: float) -> None:
         super().__init__(theta, codec, alpha, beta, gamma=beta)

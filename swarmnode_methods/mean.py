@@ -29,11 +29,12 @@ import torch
 
 from swarmnode.errors import ManifestError, RemoteFault
 from swarmnode.gossip.compression import Codec
-from swarmnode.gossip.compression.delta import DeltaCodec
-from swarmnode.gossip.outer import fragment
 from swarmnode.gossip.outer.method import Outer, believed, check_weight, one_by_one
 from swarmnode.gossip.robust import PacketMeasures
+from swarmnode.manifest import OuterConstants
 from swarmnode.ports import OuterReport, Packet, StreamingMessage, WireTensor
+from swarmnode_methods import fragment
+from swarmnode_methods.delta import DeltaCodec
 
 BLOCK = 1 << 18  # elements at a time; a multiple of every codec's unit
 
@@ -53,13 +54,16 @@ class DeltaMean(Outer):
     name: ClassVar[str] = "diloco"
     group_size: ClassVar[int | None] = None
 
+    @classmethod
+    def make(cls, theta: torch.Tensor, codec: Codec, step: OuterConstants, fragments: int) -> Outer:
+        return cls(theta, codec, step.alpha, step.beta)
+
     def __init__(self, theta: torch.Tensor, codec: Codec, alpha: float = 0.0, beta: float = 1.0) -> None:
         super().__init__(theta, codec, alpha)
         if codec.relative:
             raise ManifestError(f"gossip.codec {codec.name} sends weights; {self.name} sends pseudo-gradients")
         assert codec.tensors == 1
         self.beta = beta
-        self.healing = False  # whether each message carries a fragment of the slow weights
         self._boundary = torch.empty_like(self.theta)
         self._own: list[WireTensor] = []
         size = self.parameters if self.codec.name == "powersgd" else min(BLOCK, self.parameters)

@@ -17,8 +17,8 @@ from typing import ClassVar
 import torch
 
 from swarmnode.gossip.compression import Codec
-from swarmnode.gossip.outer.mean import DeltaMean, WeightedPacket
 from swarmnode.ports import OuterReport, Packet, StreamingMessage
+from swarmnode_methods.mean import DeltaMean, WeightedPacket
 
 
 class Eager(DeltaMean):

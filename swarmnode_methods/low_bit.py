@@ -24,7 +24,6 @@ import torch
 
 from swarmnode.errors import RemoteFault
 from swarmnode.gossip.compression.codec import BLOCK_ELEMENTS, CHUNK, Bytes, Done
-from swarmnode.gossip.compression.delta import DeltaCodec
 from swarmnode.gossip.compression.tiles import (
     STEP_LEAST,
     Scratch,
@@ -37,6 +36,7 @@ from swarmnode.gossip.compression.tiles import (
     wire_steps,
 )
 from swarmnode.model.tensor import MAGNITUDE_MAX
+from swarmnode_methods.delta import DeltaCodec
 
 PLANES = {1: (1,), 2: (2,), 3: (2, 1), 4: (4,), 5: (4, 1), 6: (4, 2)}
 

@@ -17,8 +17,8 @@ import torch
 
 from swarmnode.errors import ManifestError
 from swarmnode.gossip.compression import Codec
-from swarmnode.gossip.compression.delta import DeltaCodec
-from swarmnode.gossip.outer.mean import BLOCK, DeltaMean
+from swarmnode_methods.delta import DeltaCodec
+from swarmnode_methods.mean import BLOCK, DeltaMean
 
 FRAGMENTS = 4  # guess: the paper has 3 layers a fragment; ours are small
 MERGE = 0.5  # paper, section 2.4

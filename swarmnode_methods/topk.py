@@ -33,8 +33,8 @@ import torch
 from swarmnode.errors import RemoteFault
 from swarmnode.gossip.compression import kernel
 from swarmnode.gossip.compression.codec import TILE, Bytes, Done
-from swarmnode.gossip.compression.delta import DECAY, DeltaCodec
 from swarmnode.model.tensor import MAGNITUDE_MAX
+from swarmnode_methods.delta import DECAY, DeltaCodec
 
 Floats = npt.NDArray[np.float32]
 Keys = npt.NDArray[np.int64]

@@ -1,0 +1,51 @@
+"""Rules of an outer method and of a codec: what goes with what, and which class does it. No torch is imported, so that
+a manifest can be checked anywhere."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class CodecRules:
+    """A codec: its name in manifests, the class as "module:Class", and whether it needs weights that are near the
+    receiver's own (`relative`) or pseudo-gradients (`of_delta`)."""
+
+    name: str
+    implementation: str
+    relative: bool = False
+    of_delta: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class MethodRules:
+    """An outer method: its name in manifests, the class as "module:Class", the codecs it takes.
+
+    A package of its own lists its methods under the entry point `swarmnode.methods`, its codecs under
+    `swarmnode.codecs` (swarmnode/plugin.py).
+    """
+
+    name: str
+    implementation: str
+    codecs: tuple[str, ...]
+    alpha: float | None = None
+    """Its own momentum, where gossip.alpha says "own"; None: it has none."""
+    beta: float | None = None
+    """Its own outer learning rate; None: it has none."""
+    pull: bool = False
+    """Whether gossip.gamma has an effect: the pull towards the partner's slow weights."""
+    in_groups: bool = False
+    """Whether any part of a stage can meet; else slow weights are shared by the whole stage."""
+    in_fragments: bool = False
+    """Whether a round may average a fragment of the weights (gossip/outer/weight_fragment.py)."""
+    of_progress: bool = False
+    """Whether it sends pseudo-gradients whatever the codec."""
+    in_subspace: bool = False
+    """Whether it only averages weights, so that codec errors outside the subspace of pipeline.boundary can be projected
+    away. With pseudo-gradients residuals and equal bits would suffer, with moments AdamW's shared ones."""
+    of_whole_weights: bool = False
+    """Whether a round replaces all fast weights and nothing but weights."""
+    slow_on_host: bool = False
+    """Whether slow weights, momentum and boundary lie in main memory where the fast weights lie on another device."""
+    takes_fallback: bool = False
+    """Whether a replica whose partner is missing may ask another for its packet; else all need equal slow weights."""

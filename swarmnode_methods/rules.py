@@ -1,0 +1,75 @@
+"""The methods and codecs of this package, found by the entry points `swarmnode.methods` and `swarmnode.codecs`."""
+
+from __future__ import annotations
+
+from swarmnode.gossip_rules import CodecRules, MethodRules
+
+UNBIASED = ("e3m0", "ternary")
+SPARSE = ("topk", "topk512", "topk64")
+DELTA = (*UNBIASED, *SPARSE, "powersgd")
+WEIGHTS = ("fp32", "bf16", "int8")
+
+CODECS = (
+    CodecRules("e3m0", "swarmnode_methods.low_bit:E3M0", of_delta=True),
+    CodecRules("ternary", "swarmnode_methods.low_bit:Ternary", of_delta=True),
+    CodecRules("topk", "swarmnode_methods.topk:TopKWarm", of_delta=True),
+    CodecRules("topk512", "swarmnode_methods.topk:TopK512", of_delta=True),
+    CodecRules("topk64", "swarmnode_methods.topk:TopK64", of_delta=True),
+    CodecRules("powersgd", "swarmnode_methods.powersgd:PowerSGD", of_delta=True),
+)
+
+METHODS = (
+    MethodRules(
+        "diloco",
+        "swarmnode_methods.diloco:DiLoCo",
+        (*WEIGHTS, "modular6", "modular4", "modular3", *DELTA),
+        alpha=0.9,  # DiLoCo, arXiv 2311.08105 (Nesterov)
+        beta=0.7,  # DiLoCo, arXiv 2311.08105
+        of_whole_weights=True,
+    ),
+    MethodRules(
+        "sparseloco",
+        "swarmnode_methods.sparseloco:SparseLoCo",
+        (*WEIGHTS, *DELTA),
+        beta=1.0,  # SparseLoCo, arXiv 2508.15706: the residual replaces momentum
+        of_progress=True,
+        of_whole_weights=True,
+    ),
+    MethodRules("partial_average", "swarmnode_methods.partial_average:PartialAverage", SPARSE, of_progress=True),
+    MethodRules(
+        "streaming",
+        "swarmnode_methods.streaming:Streaming",
+        (*WEIGHTS, *UNBIASED),  # a residual belongs to one fragment, but the next message is of another
+        alpha=0.9,  # Streaming DiLoCo, arXiv 2501.18512 (Nesterov)
+        beta=0.4,  # Streaming DiLoCo, arXiv 2501.18512
+        of_progress=True,
+    ),
+    MethodRules(
+        "eager",
+        "swarmnode_methods.eager:Eager",
+        (*WEIGHTS, *DELTA),
+        alpha=0.9,  # Eager updates, arXiv 2502.12996: as Streaming DiLoCo, of the same authors (Nesterov)
+        beta=0.4,  # as Streaming DiLoCo
+        of_progress=True,
+        of_whole_weights=True,
+    ),
+    MethodRules(
+        "delayed",
+        "swarmnode_methods.delayed:DelayedNesterov",
+        (*WEIGHTS, *DELTA),
+        alpha=0.9,  # Async Local-SGD, arXiv 2401.09135: as DiLoCo (Nesterov)
+        beta=0.7,  # as DiLoCo
+        of_progress=True,
+        of_whole_weights=True,
+    ),
+    MethodRules(
+        "edit",
+        "swarmnode_methods.edit:EDiT",
+        (*WEIGHTS, *DELTA),
+        alpha=0.85,  # EDiT, arXiv 2412.07210 (Nesterov)
+        beta=0.8,  # EDiT, arXiv 2412.07210
+        of_progress=True,
+        of_whole_weights=True,
+    ),
+    MethodRules("desloc", "swarmnode_methods.desloc:DesLoc", WEIGHTS, in_groups=True, slow_on_host=True),
+)
