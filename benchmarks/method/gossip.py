@@ -158,7 +158,7 @@ def spec(what: str) -> GossipSpec:
         "method": method,
         "codec": codec,
         "fragments": int(fragments or 1),
-        "group": 2 if gossip_compat.methods()[method].in_groups else 0,
+        "group": 2 if method in gossip_compat.with_property("in_groups") else 0,
     }
     return from_tree({"gossip": table}, what).gossip
 

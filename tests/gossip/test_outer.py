@@ -331,7 +331,7 @@ def test_from_the_manifest() -> None:
     assert isinstance(found, DeltaMean) and (found.alpha, found.beta) == (0.1, 0.2)
     found = outer(GossipSpec(method="sparseloco", codec="topk64", beta=0.4), theta)
     assert isinstance(found, DeltaMean) and (found.alpha, found.beta) == (0.0, 0.4)
-    with pytest.raises(ManifestError, match=r"'mean'.*noloco, diloco"):
+    with pytest.raises(ManifestError, match=r"'mean'.*noloco, average"):
         outer(GossipSpec(method="mean"), theta)
     with pytest.raises(ManifestError, match="codec"):
         outer(GossipSpec(codec="gzip"), theta)
