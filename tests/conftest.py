@@ -23,6 +23,7 @@ from hypothesis import settings
 
 from benchmarks.swarm.laws import called_forged, read_lines
 from swarmnode.local.spawn import SPAWNER
+from swarmnode_methods.rules import CODECS, METHODS
 from swarmsim import virtual_time
 
 pytest.register_assert_rewrite("tests.support")
@@ -42,6 +43,19 @@ INSTALLED_IN_CI = re.compile(r"is missing: apt-get install")
 MARKS = ("unit", "node", "live")
 FOLDERS = dict.fromkeys(("bench", "cli", "dashboard", "deploy", "node", "simulation", "tidy"), "node")
 FOLDERS |= dict.fromkeys(("chaos", "docs", "live"), "live")
+# Left to `make nightly`: what nobody runs by default, and live tests whose subject another one has, too.
+NIGHTLY_FILES = {
+    *(f"tests/bench/test_{name}.py" for name in ("efficiency", "gossip", "gpu", "inner_optimizer", "learning")),
+    *(f"tests/gossip/test_{name}.py" for name in ("delta", "family", "fragment", "one_byte", "tile_bitpack")),
+    *(
+        f"tests/live/test_{name}.py"
+        for name in ("all_return_archive", "archive", "groups", "lan", "resumed_id", "verbs")
+    ),
+    "tests/model/test_expert_share.py",
+    "tests/node/test_one_byte.py",
+}
+RESEARCH = {rules.name for rules in (*METHODS, *CODECS)}
+"""Tests with one of these among their parameters are of research, too."""
 
 
 def pytest_configure() -> None:
@@ -70,7 +84,23 @@ def pytest_ignore_collect(collection_path: pathlib.Path, config: pytest.Config) 
     return (config.option.markexpr == "unit" and collection_path.is_dir() and collection_path.name in FOLDERS) or None
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def is_nightly(item: pytest.Item) -> bool:
+    path = item.path.relative_to(item.config.rootpath)
+    values = item.callspec.params.values() if isinstance(item, pytest.Function) and hasattr(item, "callspec") else ()
+    return str(path) in NIGHTLY_FILES or any(
+        isinstance(value, str) and RESEARCH & set(re.split(r"[-/+@ ]", value)) for value in values
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        if is_nightly(item):
+            item.add_marker("nightly")
+    # Make says 0 or 1; else files named on the command line are run whole.
+    wanted = os.environ.get("SWARMNODE_NIGHTLY") or str(int(any(".py" in argument for argument in config.args)))
+    if wanted == "0":
+        config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("nightly")])
+        items[:] = [item for item in items if not item.get_closest_marker("nightly")]
     for item in items:
         if not any(item.get_closest_marker(mark) for mark in MARKS):
             folder = item.path.relative_to(item.config.rootpath / "tests").parts[0]

@@ -21,6 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 BOUND_S = 170.0
 BLOCK = re.compile(r"<!-- run(?P<options>[^\n]*?) -->\n```sh\n(?P<text>.*?)```", re.DOTALL)
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#([^)]*))?\)")
+EVERY_PUSH = ("README.md", "quick-start.md", "volunteer.md")  # the others' commands are left to `make nightly`
 PAGES = sorted([*(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md"), ROOT / "README.md"])
 
 
@@ -52,7 +53,14 @@ def id_of(page: Path) -> str:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=id_of)
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, id=id_of(page), marks=() if page.name in EVERY_PUSH else pytest.mark.nightly)
+        for page in PAGES
+        if blocks(page)
+    ],
+)
 def test_what_a_page_says_to_type(page: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     cache = tmp_path_factory.getbasetemp() / "cache"  # tokens are made once for all pages
