@@ -42,7 +42,12 @@ class Contact:
     seen_unix_s: float
     failures: int = 0
     tried_unix_s: float = 0.0
-    fixed: bool = False  # a bootstrap given by the user: never forgotten
+    given: tuple[str, ...] = ()  # of a bootstrap: what the user gave, which no record of its replaces
+
+    @property
+    def fixed(self) -> bool:
+        """Whether it is a bootstrap given by the user, which is never forgotten."""
+        return bool(self.given)
 
     def retry(self) -> None:
         """Be due at once, whatever was tried before."""
@@ -109,23 +114,25 @@ class Contacts:
     def tell(self, peer: PeerId, addresses: Sequence[str]) -> None:
         """Add a peer named by the user: it is tried at once and never forgotten."""
         self.hint(peer, addresses)
-        self.known[peer].fixed = True
+        self.known[peer].given = tuple(addresses)[:ADDRESSES_MAX]
 
     def hint(self, peer: PeerId, addresses: Sequence[str]) -> None:
         """Add addresses of `peer` from another source: it is tried at once if it is not connected."""
         found = self.known.get(peer)
         if found is None or not set(addresses) <= set(found.addresses):
             merged = dict.fromkeys((*addresses, *(found.addresses if found else ())))
-            known = found is not None and found.fixed
-            self.known[peer] = Contact(tuple(merged)[:ADDRESSES_MAX], found.seen_unix_s if found else 0.0, fixed=known)
+            seen_unix_s, given = (found.seen_unix_s, found.given) if found else (0.0, ())
+            self.known[peer] = Contact(tuple(merged)[:ADDRESSES_MAX], seen_unix_s, given=given)
 
     def hear(self, peer: PeerId, addresses: Iterable[str], now_unix_s: float) -> None:
-        """Record that `peer` is alive at `addresses` (empty: the known ones)."""
+        """Record that `peer` is alive at `addresses` (empty: the known ones), and at those that the user gave: a
+        bootstrap behind a forwarded port announces others."""
         found = self.known.get(peer)
-        kept = tuple(addresses)[:ADDRESSES_MAX] or (found.addresses if found else ())
+        given, known = (found.given, found.addresses) if found else ((), ())
+        kept = tuple(dict.fromkeys((*given, *(tuple(addresses) or known))))[:ADDRESSES_MAX]
         if kept:
             self.news += found is None or found.addresses != kept
-            self.known[peer] = Contact(kept, now_unix_s, fixed=found is not None and found.fixed)
+            self.known[peer] = Contact(kept, now_unix_s, given=given)
             self.known.move_to_end(peer)
         while len(self.known) > CONTACTS_MAX:
             self.known.pop(next((peer for peer, one in self.known.items() if not one.fixed), next(iter(self.known))))

@@ -298,8 +298,9 @@ class P2pdProcess:
         """Wait for p2pd while it restarts. Raises Unavailable after RESTART_WAIT_S."""
         if self.p2p is None:
             raise Unavailable("our p2pd is stopped: this node is shutting down")
-        if self.running.is_set() and not await self.answers():
-            self.running.clear()  # it died, and `supervise` will notice soon
+        asked = self.p2p
+        if self.running.is_set() and not await self.answers() and self.p2p is asked:
+            self.running.clear()  # it died, and `supervise` will notice soon; one restarted meanwhile runs
         try:
             async with asyncio.timeout(RESTART_WAIT_S):
                 await self.running.wait()

@@ -54,14 +54,14 @@ def test_whom_to_try() -> None:
     for failures, wait_s in ((1, 6), (3, 24), (40, 600)):
         assert whom_to_try({A: lost(failures=failures, tried_unix_s=NOW - wait_s + 1)}, set(), NOW) == []
         assert whom_to_try({A: lost(failures=failures, tried_unix_s=NOW - wait_s)}, set(), NOW) == [A]
-    told = Contact(("/ip4/1.2.3.4/tcp/5",), 0.0, fixed=True)
+    told = Contact(("/ip4/1.2.3.4/tcp/5",), 0.0, given=("/ip4/1.2.3.4/tcp/5",))
     assert whom_to_try({A: lost(), B: lost(seen_unix_s=NOW - 100), C: told}, set(), NOW) == [C, B, A]
     assert len(whom_to_try({PeerId(str(i)): lost() for i in range(100)}, {A}, NOW)) == contact.AT_ONCE_MAX
     assert len(whom_to_try({PeerId(str(i)): lost() for i in range(100)}, set(), NOW)) == contact.ALONE_MAX
 
 
 def test_a_lost_bootstrap_is_asked_every_few_seconds_for_minutes_and_twice_a_minute_for_ever() -> None:
-    told, now, tries = Contact(("/ip4/1.2.3.4/tcp/5",), NOW, fixed=True), NOW, list[float]()
+    told, now, tries = Contact(("/ip4/1.2.3.4/tcp/5",), NOW, given=("/ip4/1.2.3.4/tcp/5",)), NOW, list[float]()
     while now < NOW + 7200:
         if whom_to_try({A: told}, {B}, now):
             tries.append(now - NOW)
@@ -117,6 +117,20 @@ def test_the_list_is_bounded_and_forgets_told_ones_last() -> None:
     for i in range(3 * CONTACTS_MAX):
         contacts.hear(PeerId(f"p{chance.randrange(10**9)}"), ["/ip4/1.2.3.4/tcp/5"], NOW + i)
     assert len(contacts.known) == CONTACTS_MAX and A in contacts.known
+
+
+def test_what_the_user_gave_is_tried_whatever_a_bootstrap_announces() -> None:
+    """Behind a forwarded port it announces addresses that nobody outside can dial."""
+    contacts, given, announced = Contacts(), "/ip4/1.2.3.4/tcp/5", "/ip4/127.0.0.1/tcp/4001"
+    contacts.tell(A, [given])
+    contacts.hear(A, [announced], NOW)
+    contacts.tried(A, False, NOW)
+    contacts.hear(A, [], NOW)
+    assert contacts.known[A].addresses == (given, announced)
+    contacts.hint(A, ["/ip4/1.2.3.4/tcp/9"])
+    contacts.hear(A, ["/ip4/1.2.3.4/tcp/7"], NOW)
+    assert contacts.known[A].addresses == (given, "/ip4/1.2.3.4/tcp/7")
+    assert contacts.known[A].fixed and not contacts.known.get(B)
 
 
 @pytest.mark.live
