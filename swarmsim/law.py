@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from swarmsim.learned import LearnedSamples
 
 LOOKS_MAX = 60  # a look a second or rarer: at least the minute in which a swarm must be one again (issue 37)
 LIE = 2**64 - 1
@@ -37,6 +39,7 @@ class Laws:
         self.owners: dict[int, str] = {}  # replica number -> label of its node
         self.excused: set[str] = set()  # labels of liars and dead nodes, which are exempt
         self.notified: Callable[[], None] = lambda: None
+        self.learned: LearnedSamples | None = None  # kept where no replica dies, whose last samples are lost with it
         self._counted: set[tuple[int, int]] = set()
         self._counted_at: set[tuple[int, int]] = set()  # (stage, mark)
         self._boundary: dict[int, int] = {}
@@ -58,11 +61,13 @@ class Laws:
 
     # ---- microbatches
 
-    def counted(self, replica: int, stage: int, mark: int) -> None:
+    def counted(self, replica: int, stage: int, mark: int, samples: int) -> None:
         """Check that `replica` of `stage` adds the gradient of microbatch `mark` only once."""
         self.checks += 1
         if mark == LIE:
             return
+        if self.learned is not None:
+            self.learned.trained(replica, stage, mark, samples)
         key = (replica, mark)
         if key in self._counted:
             self.breaks(
@@ -89,12 +94,16 @@ class Laws:
             label = self._label(replica)
             self.breaks("rounds only go on", f"{label} marked round {round_index} after {before}", label)
         self._boundary[replica] = round_index
+        if self.learned is not None:
+            self.learned.marked(replica, round_index)
 
     def applied(self, replica: int, stage: int, round_index: int, packets: Sequence[tuple[int, int]]) -> None:
         """Check the outer step of `replica` in `round_index` with `packets`: (giver, the round it was made in)."""
         self.checks += 1
         self._stepped[replica] = round_index
         self._applied[replica, round_index] = list(packets)
+        if self.learned is not None:
+            self.learned.met(replica, packets)
         for giver, made_in in packets:
             other = self._label(giver)
             if not self._took(replica, round_index, giver, made_in):
@@ -168,6 +177,22 @@ class Laws:
             self.breaks("one-sided exchanges are counted", what, words[0], words[5].rstrip(","))
 
     # ---- state
+
+    def loaded(self, replica: int, giver: int) -> None:
+        if self.learned is not None:
+            self.learned.loaded(replica, giver)
+
+    def in_weights(self, counted: int, stages: Mapping[int, Iterable[int]], most: int) -> None:
+        """Check that at most `most` of the samples `counted` are in the weights of no replica of a stage. `stages` are
+        the numbers of their replicas."""
+        if self.learned is None:
+            return
+        for stage, replicas in stages.items():
+            self.checks += 1
+            learned = self.learned.together(replicas)
+            if counted - learned > most:
+                what = f"{counted} are counted, stage {stage} has learned {learned}"
+                self.breaks("no sample is counted twice", what)
 
     def given(self, chunks: Sequence[tuple[int, bytes]]) -> None:
         """Record the chunks of a state that a replica gave: (index, hash)."""

@@ -49,6 +49,7 @@ async def demand(world: World, outcome: Outcome) -> None:
         world.laws.breaks("throughput comes back", what)
     _bans(world, outcome)
     _counts(world)
+    world.check_learned()
     _spread(world, outcome)
 
 

@@ -206,7 +206,7 @@ class FakeReplica:
         if tape.version != self._version:
             self.recomputed += 1
         if accumulate:
-            self._witness.counted(self.number, self.stage, tape.mark)
+            self._witness.counted(self.number, self.stage, tape.mark, samples)
             self.accumulated += samples
         return None if self.stage == 0 else self._activations(samples, tape.mark)
 
@@ -220,7 +220,7 @@ class FakeReplica:
         if not train:
             return LossResult(loss_sum, count, None)
         if accumulate:
-            self._witness.counted(self.number, self.stage, mark)
+            self._witness.counted(self.number, self.stage, mark, samples)
             self.accumulated += samples
         return LossResult(loss_sum, count, self._activations(samples, mark))
 
@@ -276,6 +276,7 @@ class FakeReplica:
             if not all(map(math.isfinite, row)):
                 raise RemoteFault(f"state, section {name}: not finite")
             values[name] = row[2 : 2 + DIMENSIONS]
+        self._witness.loaded(self.number, int(row[0]))
         self.phi, self.momentum = values["phi"], values.get("momentum", self.momentum)
         self.theta = values.get("theta", self.phi)
         self.inner_steps, self.gradient_norm = state.inner_steps, state.gradient_norm

@@ -14,6 +14,7 @@ from swarmnode.errors import DataError
 from swarmnode.gossip import pairing
 from swarmnode.ids import RunId, digest, seeded
 from swarmnode.membership.record import remember
+from swarmnode.membership.run_progress import APART_ROUNDS
 from swarmnode.metrics import name
 from swarmnode.model.split import stages_of
 from swarmnode.pipeline.feeder import Samples
@@ -24,6 +25,7 @@ from swarmnode.recovery import checkpoint_io
 from swarmnode.recovery.resumption import CheckpointOptions, Resumption
 from swarmsim.directory import SimDht
 from swarmsim.law import Laws
+from swarmsim.learned import LearnedSamples
 from swarmsim.machine import Disk, Meter
 from swarmsim.metered_replica import MeteredReplica
 from swarmsim.network import Network
@@ -52,6 +54,8 @@ class World:
         self.run_id = RunId(digest("simulation", seed).hex())
         self.trace = DecisionTrace(loop.time, keep=keep)
         self.laws = Laws(scenario.manifest.gossip.group)
+        if scenario.tensors == "fake" and {*scenario.faults} and {*scenario.faults} <= {"partition", "bridge", "one_way"}:
+            self.laws.learned = LearnedSamples()
         self.laws.notified = lambda: self.over.set()  # noqa: PLW0108  `over` does not exist yet
         self.bug: BaseException | None = None
         chunk_scale = {"chunk": 1.0 / scenario.state_share}
@@ -275,6 +279,19 @@ class World:
         if not self.network.reach.cuts and rounds:
             most = self.scenario.manifest.recovery.snapshot_rounds_max
             self.laws.behind({label: max(rounds.values()) - done for label, done in rounds.items()}, most)
+
+    def check_learned(self) -> None:
+        """Check that what is counted was learned, except what feeders are to train again, and a few rounds."""
+        nodes = [p for p in self.nodes if p.training and p.node is not None and p.replica is not None]
+        if not nodes:
+            return
+        counted = max(p.node.presence.progress.total for p in nodes if p.node is not None)
+        owed = sum(p.node.presence.run_progress.owed for p in nodes if p.node is not None)
+        stages: dict[int, list[int]] = {}
+        for p in nodes:
+            if p.stage is not None and p.replica is not None:
+                stages.setdefault(p.stage, []).append(p.replica.number)
+        self.laws.in_weights(counted - owed, stages, APART_ROUNDS * self.scenario.manifest.gossip.round_samples)
 
     def _loaded(self, now: float, label: str, event: str, fields: dict[str, object]) -> None:
         if str(fields["label"]).endswith(f"-stage-{fields['stage']}"):

@@ -9,6 +9,7 @@ from swarmnode.errors import RemoteFault
 from swarmnode.ids import PeerId
 from swarmnode.manifest import Manifest
 from swarmnode.membership.clock import RunClock, Supposed
+from swarmnode.membership.partition import PartitionWatch, TrainedApart
 from swarmnode.membership.peer_table import PeerTable
 from swarmnode.membership.progress import Progress, ProgressOverclaim
 from swarmnode.ports import Clock, Telemetry
@@ -18,6 +19,7 @@ SLACK_ROUNDS = 4  # guess: rounds' worth of samples that are believed whatever m
 AHEAD_PERIODS = 2.0  # announce periods; there is a look in each
 NOBODY = -1.0  # as `Progress.top`: nobody is believed yet
 BOASTERS_MAX = 64  # guess: peers named in one event
+APART_ROUNDS = 16  # guess: rounds that parts of a swarm train apart only where they were cut off from each other
 
 
 class RunProgress:
@@ -49,6 +51,10 @@ class RunProgress:
         self._supposed = Supposed()
         self._unheard: dict[PeerId, int] = {}  # what feeders told before anybody was believed
         self._overclaimers: dict[PeerId, None] = {}  # told of more samples since the last look than were believed
+        self._watch = PartitionWatch(me, APART_ROUNDS * self._round_samples, manifest.limits.record_ttl_s)
+        self.in_vain: TrainedApart | None = None
+        """What this part of the swarm trained before it last met one of more progress."""
+        self.owed = 0  # samples that this node's feeder counted and is to train again
         progress.believe_up_to(NOBODY)
 
     @property
@@ -106,8 +112,38 @@ class RunProgress:
         self._progress.believe_up_to(found.top)
         unheard, self._unheard = self._unheard, {}
         self.hear(unheard)
+        self.compare_parts()
         if self._progress.total > total:
             self._progressed()
+
+    @property
+    def merging(self) -> bool:
+        """Whether another part of the swarm, which trained apart from this one, came within the last minute."""
+        return self._watch.merging
+
+    def fed(self, samples: int) -> None:
+        """Count `samples` that this node fed, except those that it counted before and trains again."""
+        again = min(self.owed, samples)
+        self.owed -= again
+        self._progress.add(self._me, samples - again)
+
+    def compare_parts(self) -> None:
+        """Note when a part of the swarm is back that trained more than this one."""
+        now, total = self._wall.unix_s(), self._progress.total
+        if not self.begun or not self._watch.due(now, total):
+            return
+        present = [member.peer for member in self._peer_table.swarm().everyone()]
+        found = self._watch.look(now, total, self._progress.feeders, present)
+        if found is not None:
+            self.in_vain, self.owed = found, self.owed + found.own
+            self._telemetry.event(
+                "progress.in_vain",
+                level="warning",
+                here=found.here,
+                there=found.there,
+                again=found.own,
+                reason=found.reason,
+            )
 
     def hear(self, told: Mapping[PeerId, int]) -> None:
         """Records of feeders tell how many samples each fed."""

@@ -76,6 +76,11 @@ EVENTS: Final[dict[str, EventKind]] = {
     "progress.raised": _event(
         "most peers claim more samples than this node believed possible: it believes them now", "samples reason"
     ),
+    "progress.in_vain": _event(
+        "another part of the swarm trained more than this one while they were apart: its state is taken, and `again`"
+        " samples that this node fed meanwhile are trained again",
+        "here there again reason",
+    ),
     "call.failed": _event(
         "a handler of ours failed; its caller saw only the type of the error", "method error why peer"
     ),

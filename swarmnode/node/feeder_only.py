@@ -66,6 +66,7 @@ class FeederOnly:
         self._text = TextService(manifest, samples.again)
         self.feeder: Feeder | None = None
         self.held_work = HeldWork(None)
+        self._in_vain = context.presence.run_progress.in_vain
 
     @classmethod
     @asynccontextmanager
@@ -111,7 +112,7 @@ class FeederOnly:
         return sum(known) / len(known) if known else 1.0
 
     def _fed(self, samples: int) -> None:
-        self._context.presence.progress.add(self._context.me, samples)
+        self._context.presence.run_progress.fed(samples)
         self.progressed()
 
     async def drain(self, deadline: Deadline, report: DrainReport, checkpoint: str) -> None:
@@ -168,7 +169,12 @@ class FeederOnly:
         )
 
     def progressed(self) -> None:
-        """The run's sample count grew: a validation may be due."""
+        """The run's sample count grew: a validation may be due, or work that was done in vain is to be done again."""
+        run_progress = self._context.presence.run_progress
+        run_progress.compare_parts()
+        if self.feeder is not None and (vain := run_progress.in_vain) is not None and vain is not self._in_vain:
+            self._in_vain = vain
+            self.feeder.redo(vain.own)
         self._rounds.progressed()
 
     def hear_blocks(self, told: Mapping[PeerId, record_pb2.Blocks], frontier_max: int) -> Iterable[RemoteFault]:

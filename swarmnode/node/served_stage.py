@@ -97,6 +97,8 @@ class ServedStage:
                 context, store, self.stage, self.replica, self.gossip, self._finished_blocks
             )
         self._behind = asyncio.Event()  # set while this replica waits for a state further than its own
+        self._in_vain = context.presence.run_progress.in_vain  # what was known to be trained in vain, and is made up
+        self._from: frozenset[PeerId] = frozenset()  # then: who has the state, of all that serve the stage
         self.gossip.behind = self._fell_behind
         self._handlers = self._make_handlers()
 
@@ -290,7 +292,7 @@ class ServedStage:
         await gossip.idle.wait()  # a round that began before the pause goes on in it, and its outer step needs its mark
         await presence.look([self.stage])
         behind = presence.progress.total // self._context.manifest.gossip.round_samples > gossip.done
-        return behind and await self._restore_again()
+        return (behind or bool(self._from)) and await self._restore_again()
 
     async def _restore_again(self, round_min: int = 0) -> bool:
         """Take the state after round `round_min` or later, if other nodes serve the stage. Returns and raises as
@@ -298,26 +300,36 @@ class ServedStage:
         presence = self._context.presence
         if not donors_of(presence.peer_table.swarm(), self.stage, presence.me):
             return False
-        restored = await self._context.restorer.restore(self.replica, self.stage, round_min=round_min)
+        only, self._from = self._from & {*donors_of(presence.peer_table.swarm(), self.stage, presence.me)}, frozenset()
+        restored = await self._context.restorer.restore(self.replica, self.stage, round_min=round_min, only=only)
         self.gossip.restored(restored.round, newcomer=restored.newcomer)
         return restored.newcomer
 
     def _fell_behind(self, due: int) -> bool:
-        """Whether round `due`, which the believed count of samples has reached, and others of the stage are further
-        than any that kept in touch. Two swarms of one run have met, or this node was cut off: from now on it serves no
-        microbatch, no round and no state until it has theirs.
+        """Whether another part of the swarm trained more than this one while they were apart, or round `due`, which the
+        believed count of samples has reached, and others of the stage are further than any that kept in touch. Two
+        swarms of one run have met, or this node was cut off: from now on it serves no microbatch, no round and no state
+        until it has theirs.
 
         One that lies about its round cannot bring this about: the count is believed in bounds (membership/clock.py).
         The state that is taken is checked by others, as a joiner's."""
         presence, done, size = self._context.presence, self.gossip.done, self._context.manifest.gossip.round_samples
         bound = max(BEHIND_ROUNDS * self.gossip.stride, int(BEHIND_S * self.gossip.samples_per_second / size))
-        if self._behind.is_set() or due <= done + bound or presence.status.state != record_pb2.NODE_STATE_TRAINING:
+        if self._behind.is_set() or presence.status.state != record_pb2.NODE_STATE_TRAINING:
             return False  # while it catches up, it is held
-        mates = [m.round_index for m in presence.peer_table.swarm().serving(self.stage) if m.peer != presence.me]
-        if not mates or max(mates) <= done + bound:
+        run_progress = presence.run_progress
+        run_progress.compare_parts()
+        mates = {m.peer: m.round_index for m in presence.peer_table.swarm().serving(self.stage) if m.peer != presence.me}
+        vain, ahead = run_progress.in_vain, max(mates.values(), default=0)
+        if vain is not None and vain is not self._in_vain and (others := vain.others & mates.keys()):
+            self._in_vain, self._from, reason = vain, others, f"{vain.reason}: it takes their state"
+            if self.feeder is not None:
+                self.feeder.redo(vain.own)
+        elif due <= done + bound or ahead <= done + bound or run_progress.merging:
             return False
-        reason = f"others of stage {self.stage} are in round {max(mates)}, this replica in {done}: it takes their state"
-        self._context.telemetry.event("state.behind", level="warning", round=done, ahead=max(mates), reason=reason)
+        else:
+            reason = f"others of stage {self.stage} are in round {ahead}, this replica in {done}: it takes their state"
+        self._context.telemetry.event("state.behind", level="warning", round=done, ahead=ahead, reason=reason)
         self.hold("this replica's state is behind the run's")
         presence.set_state(record_pb2.NODE_STATE_SYNCING, reason)
         self._behind.set()
@@ -436,7 +448,7 @@ class ServedStage:
         return 0 if self.audit.auditor is None else self.audit.auditor.audits.in_row(peer)
 
     def _fed(self, samples: int) -> None:
-        self._context.presence.progress.add(self._context.me, samples)
+        self._context.presence.run_progress.fed(samples)
         self.progressed()
 
     async def _training_text(self, indices: Sequence[int]) -> WireTensor | None:

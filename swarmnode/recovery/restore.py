@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from functools import partial
 from statistics import median_low
@@ -107,12 +108,13 @@ class StateRestorer:
         round_min: int = 0,
         *,
         seen_only: bool = False,
+        only: Collection[PeerId] = (),
     ) -> RestoredState:
         """Load the state of `stage` into `replica`.
 
         `fetched` is a state that this node has already; it is used if the replica accepts it. `backup` is what
         this node kept of a stage while it served the one before. Living replicas are asked for a state of round
-        `round_min` or later; with `seen_only`, only those that this node has seen at work. Raises Unavailable when the
+        `round_min` or later; with `seen_only`, only those that this node has seen at work; with `only`, only those. Raises Unavailable when the
         state is nowhere to be had, LocalFault when the checkpoint that the whole run resumes from cannot be read,
         DataError when the base model does not fit the run.
         """
@@ -126,7 +128,10 @@ class StateRestorer:
             else:
                 self.merge(fetched.progress)
                 return RestoredState(RecoverySource.REPLICA, "fetched before", fetched.round_index, self.meets)
-        return await _Restoration(self, replica, stage, backup, round_min, seen_only).run()
+        seen = self.membership.run_progress.clock.observed.times
+        return await _Restoration(
+            self, replica, stage, backup, round_min, seen if seen_only else only or None
+        ).run()
 
     async def freeze(self, replica: Replica, stage: int) -> None:
         """Place the frozen weights of `stage` in a new `replica`, if the run trains adapters beside a base model: no
@@ -159,14 +164,14 @@ class _Restoration:
         stage: int,
         backup: Snapshot | None,
         round_min: int,
-        seen_only: bool,
+        only: Collection[PeerId] | None,
     ) -> None:
         self._restorer = restorer
         self._replica = replica
         self._stage = stage
         self._backup = backup if backup is not None and backup.stage == stage else None
         self._round_min = round_min
-        self._seen_only = seen_only
+        self._only = only  # replicas of the stage that are believed; None: all
         self._manifest = restorer.manifest
         self._membership = restorer.membership
         self._telemetry = restorer.telemetry
@@ -210,8 +215,8 @@ class _Restoration:
                 if source is RecoverySource.REPLICA or view.round_now == 0:
                     tries += 1
                     stands = source is RecoverySource.REPLICA and view.samples_total == total
-                    if tries == TRIES_MAX and stands and not self._seen_only:
-                        tries, self._seen_only = 0, True  # nothing was trained since: they are keys that do nothing
+                    if tries == TRIES_MAX and stands and self._only is None:
+                        tries, self._only = 0, self._membership.run_progress.clock.observed.times  # nothing was trained since: they are keys that do nothing
                     total = view.samples_total
                 else:
                     self._failed.add(source)
@@ -340,6 +345,8 @@ class _Restoration:
     async def _from_replicas(self, reason: str, view: RecoveryView) -> RestoredState:
         """Download from living replicas, checked by others of the stage."""
         donors, keepers = partial(self._fetcher.donors, frozenset(view.donors), view.stage), [p for _, p in view.kept]
+        if self._only is not None:
+            donors = partial(tuple, view.donors)
         check = self._fetcher.check(view.stage, donors, lambda: keepers)
         get = partial(
             self._fetcher.download,
@@ -425,12 +432,11 @@ class _Restoration:
         await self._restorer.load(self._replica, state)
 
     def _swarm(self) -> Swarm:
-        """The swarm as known now; of the stage itself only this node and those seen at work, where the others do
-        nothing."""
+        """The swarm as known now; of the stage itself only this node and those that are believed."""
         swarm = self._membership.peer_table.swarm()
-        if not self._seen_only:
+        if self._only is None:
             return swarm
-        seen = {self._membership.me, *self._membership.run_progress.clock.observed.times}
+        seen = {self._membership.me, *self._only}
         stages = list(swarm.stages)
         stages[self._stage] = tuple([member for member in stages[self._stage] if member.peer in seen])
         return Swarm.frozen(stages, without_stage=swarm.without_stage)
