@@ -26,12 +26,11 @@ MARKS_MAX = 1024  # guess: looks remembered, an hour and a half; others are beli
 @dataclass(frozen=True, slots=True)
 class TrainedApart:
     """Samples that two parts of the swarm trained apart: `here` and `there`, and of those here the ones that this
-    node's feeder counted. `others` are the peers of the other part that are known."""
+    node's feeder counted."""
 
     here: int
     there: int
     own: int
-    others: frozenset[PeerId]
 
     @property
     def reason(self) -> str:
@@ -51,8 +50,10 @@ class PartitionWatch:
         self._marks: deque[tuple[float, int, int]] = deque(maxlen=MARKS_MAX)  # when, sum of entries, own entry
         self._present = frozenset[PeerId]()
         self._total = 0  # of the run, at the last look
-        self._back: dict[PeerId, float] = {}  # peers that came, or came back, when
+        self._came: dict[PeerId, float] = {}  # peers that came, or came back, when
         self._jumped: dict[str, tuple[int, float, float]] = {}  # entry before, since when, when it jumped
+        self.back: Collection[PeerId] = ()
+        """Peers that came within WINDOW_S: those of another part are among them."""
         self.merging = False
         """Whether more than `least` samples of another part came within WINDOW_S."""
 
@@ -86,7 +87,7 @@ class PartitionWatch:
         return self._compare(summed, own)
 
     def _compare(self, summed: int, own: int) -> TrainedApart | None:
-        others = [f for f in self._jumped if f in self._back or f not in self._present]
+        others = [f for f in self._jumped if f in self._came or f not in self._present]
         sizes = {feeder: self._entries[feeder] - self._jumped[feeder][0] for feeder in others}
         there = sum(sizes.values())
         self.merging = there > self._least
@@ -98,10 +99,11 @@ class PartitionWatch:
         if here >= there:
             return None
         self._jumped.clear()
-        return TrainedApart(here, there, own - own_then, frozenset(self._back))
+        return TrainedApart(here, there, own - own_then)
 
     def _see(self, now_s: float, present: frozenset[PeerId], first: bool) -> None:
         if not first:
-            self._back.update(dict.fromkeys(present - self._present, now_s))
-        self._back = {peer: at_s for peer, at_s in self._back.items() if now_s - at_s <= WINDOW_S and peer in present}
+            self._came.update(dict.fromkeys(present - self._present, now_s))
+        self._came = {peer: at_s for peer, at_s in self._came.items() if now_s - at_s <= WINDOW_S and peer in present}
+        self.back = self._came.keys()
         self._present = present

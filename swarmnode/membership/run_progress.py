@@ -121,6 +121,11 @@ class RunProgress:
         """Whether another part of the swarm, which trained apart from this one, came within the last minute."""
         return self._watch.merging
 
+    @property
+    def back(self) -> Collection[PeerId]:
+        """Peers that came within the last minute: those of another part of the swarm are among them."""
+        return self._watch.back
+
     def fed(self, samples: int) -> None:
         """Count `samples` that this node fed, except those that it counted before and trains again."""
         again = min(self.owed, samples)

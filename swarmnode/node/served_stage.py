@@ -302,7 +302,7 @@ class ServedStage:
             return False
         only, self._from = self._from & {*donors_of(presence.peer_table.swarm(), self.stage, presence.me)}, frozenset()
         restored = await self._context.restorer.restore(self.replica, self.stage, round_min=round_min, only=only)
-        self.gossip.restored(restored.round, newcomer=restored.newcomer)
+        self.gossip.restored(max(self.gossip.done, restored.round), newcomer=restored.newcomer)
         return restored.newcomer
 
     def _fell_behind(self, due: int) -> bool:
@@ -321,8 +321,8 @@ class ServedStage:
         run_progress.compare_parts()
         mates = {m.peer: m.round_index for m in presence.peer_table.swarm().serving(self.stage) if m.peer != presence.me}
         vain, ahead = run_progress.in_vain, max(mates.values(), default=0)
-        if vain is not None and vain is not self._in_vain and (others := vain.others & mates.keys()):
-            self._in_vain, self._from, reason = vain, others, f"{vain.reason}: it takes their state"
+        if vain is not None and vain is not self._in_vain and (others := mates.keys() & run_progress.back):
+            self._in_vain, self._from, reason = vain, frozenset(others), f"{vain.reason}: it takes their state"
             if self.feeder is not None:
                 self.feeder.redo(vain.own)
         elif due <= done + bound or ahead <= done + bound or run_progress.merging:

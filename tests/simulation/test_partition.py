@@ -1,0 +1,62 @@
+"""A partition heals: the part that trained less takes the other one's state, and nothing counts that no weights have."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from swarmsim.law import Laws
+from swarmsim.learned import LearnedSamples
+from swarmsim.life import simulate
+from swarmsim.outcome import Outcome
+from swarmsim.scenario import FaultSpec, find, read_scenario
+from swarmsim.world import World
+
+
+def live(seconds: float, count: int, share: float) -> tuple[Outcome, World]:
+    """A life in which `share` of `count` machines are cut off from the others for `seconds`."""
+    scenario, worlds, less = read_scenario(find("stage-extinction")), list[World](), dataclasses.replace
+    manifest = scenario.manifest
+    manifest = less(
+        manifest,
+        pipeline=less(manifest.pipeline, stages=2),
+        inner=less(manifest.inner, inner_batch=16),
+        gossip=less(manifest.gossip, round_samples=16, round_seconds_min=0.0),
+        limits=less(manifest.limits, announce_period_s=2.0, record_ttl_s=15.0),
+    )
+    scenario = less(
+        scenario,
+        manifest=manifest,
+        seconds=100.0 + seconds,
+        join_s=10.0,
+        fleet=tuple(less(kind, count=count) for kind in scenario.fleet),
+        faults={"partition": FaultSpec(at_s=(40.0,), seconds=seconds, share=share)},
+        bounds=less(scenario.bounds, window_s=20.0, throughput=0.2),
+    )
+    outcome = simulate(scenario, 3, look=worlds.append)
+    return outcome, worlds[0]
+
+
+@pytest.mark.parametrize(("count", "share"), [(6, 0.34), (4, 0.5)])
+def test_the_part_that_trained_less_takes_the_state_of_the_other(count: int, share: float) -> None:
+    outcome, world = live(60.0, count, share)
+    assert not outcome.failures, outcome.failures
+    assert 1 <= world.trace.by_event["progress.in_vain"] <= count / 2
+    assert world.trace.by_event["recovery.done"] >= 1
+
+
+def test_a_count_that_no_weights_have_breaks_a_law() -> None:
+    laws = Laws()
+    laws.learned = LearnedSamples()
+    for mark, replica in enumerate([1, 1, 2]):
+        laws.counted(replica, 0, mark, 8)
+    laws.boundary(2, 0, 1)
+    laws.counted(2, 0, 7, 8)
+    laws.in_weights(32, {0: [1, 2]}, 0)
+    laws.applied(1, 0, 1, [(2, 1)])
+    laws.in_weights(24, {0: [1]}, 0)
+    assert not laws.broken
+    laws.loaded(2, 1)  # what it learned since its packet is lost
+    laws.in_weights(32, {0: [1, 2]}, 7)
+    assert [one.law for one in laws.broken] == ["no sample is counted twice"]
