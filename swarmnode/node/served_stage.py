@@ -319,7 +319,9 @@ class ServedStage:
             return False  # while it catches up, it is held
         run_progress = presence.run_progress
         run_progress.compare_parts()
-        mates = {m.peer: m.round_index for m in presence.peer_table.swarm().serving(self.stage) if m.peer != presence.me}
+        mates = {
+            m.peer: m.round_index for m in presence.peer_table.swarm().serving(self.stage) if m.peer != presence.me
+        }
         vain, ahead = run_progress.in_vain, max(mates.values(), default=0)
         if vain is not None and vain is not self._in_vain and (others := mates.keys() & run_progress.back):
             self._in_vain, self._from, reason = vain, frozenset(others), f"{vain.reason}: it takes their state"

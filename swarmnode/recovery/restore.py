@@ -129,9 +129,7 @@ class StateRestorer:
                 self.merge(fetched.progress)
                 return RestoredState(RecoverySource.REPLICA, "fetched before", fetched.round_index, self.meets)
         seen = self.membership.run_progress.clock.observed.times
-        return await _Restoration(
-            self, replica, stage, backup, round_min, seen if seen_only else only or None
-        ).run()
+        return await _Restoration(self, replica, stage, backup, round_min, seen if seen_only else only or None).run()
 
     async def freeze(self, replica: Replica, stage: int) -> None:
         """Place the frozen weights of `stage` in a new `replica`, if the run trains adapters beside a base model: no
@@ -216,7 +214,10 @@ class _Restoration:
                     tries += 1
                     stands = source is RecoverySource.REPLICA and view.samples_total == total
                     if tries == TRIES_MAX and stands and self._only is None:
-                        tries, self._only = 0, self._membership.run_progress.clock.observed.times  # nothing was trained since: they are keys that do nothing
+                        tries, self._only = (
+                            0,
+                            self._membership.run_progress.clock.observed.times,
+                        )  # nothing was trained since: they are keys that do nothing
                     total = view.samples_total
                 else:
                     self._failed.add(source)
