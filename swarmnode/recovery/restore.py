@@ -114,9 +114,9 @@ class StateRestorer:
 
         `fetched` is a state that this node has already; it is used if the replica accepts it. `backup` is what
         this node kept of a stage while it served the one before. Living replicas are asked for a state of round
-        `round_min` or later; with `seen_only`, only those that this node has seen at work; with `only`, only those. Raises Unavailable when the
-        state is nowhere to be had, LocalFault when the checkpoint that the whole run resumes from cannot be read,
-        DataError when the base model does not fit the run.
+        `round_min` or later; with `seen_only`, only those that this node has seen at work; with `only`, only those.
+        Raises Unavailable when the state is nowhere to be had, LocalFault when the checkpoint that the whole run
+        resumes from cannot be read, DataError when the base model does not fit the run.
         """
         await self.freeze(replica, stage)
         if fetched is not None:
@@ -345,9 +345,8 @@ class _Restoration:
 
     async def _from_replicas(self, reason: str, view: RecoveryView) -> RestoredState:
         """Download from living replicas, checked by others of the stage."""
-        donors, keepers = partial(self._fetcher.donors, frozenset(view.donors), view.stage), [p for _, p in view.kept]
-        if self._only is not None:
-            donors = partial(tuple, view.donors)
+        every, keepers = partial(self._fetcher.donors, frozenset(view.donors), view.stage), [p for _, p in view.kept]
+        donors = every if self._only is None else lambda: view.donors
         check = self._fetcher.check(view.stage, donors, lambda: keepers)
         get = partial(
             self._fetcher.download,

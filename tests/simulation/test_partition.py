@@ -1,4 +1,4 @@
-"""A partition heals: the part that trained less takes the other one's state, and nothing counts that no weights have."""
+"""A partition heals: the part that trained less takes the other's state, and all that counts is in some weights."""
 
 from __future__ import annotations
 
