@@ -409,6 +409,11 @@ class Replica(Protocol):
         Raises RemoteFault, with nothing changed, if an input has the wrong size or is not finite.
         """
 
+    def take_table(self, other: State) -> bool:
+        """Take the section "table" of the `other` end of the pipeline into a tied model's table (model/tied_table.py).
+        False, and nothing is done, while a round's boundary is marked. Raises RemoteFault for a table of another size
+        or numbers that are not finite."""
+
     def restart(self) -> None:
         """Begin this stage again with what the run's seed says: its weights, or adapters that change nothing."""
 

@@ -178,6 +178,10 @@ class MeteredReplica:
         self._meter.add(nbytes=self._copied)
         self.inner.rebuild(method, neighbours, ends)
 
+    def take_table(self, other: State) -> bool:
+        self._meter.add(nbytes=float(STATE_TRAFFIC * sum(section.nbytes for section in other.sections.values())))
+        return self.inner.take_table(other)
+
     def restart(self) -> None:
         self._meter.add(nbytes=self._copied)
         self.inner.restart()

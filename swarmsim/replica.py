@@ -162,6 +162,11 @@ class FakeReplica:
         used = rows[:1] if method == "copy" else rows
         self._begin_anew(tuple(math.fsum(values) / len(used) for values in zip(*used, strict=True)))
 
+    def take_table(self, other: State) -> bool:
+        """The table is none of the few dimensions."""
+        _check_finite(WireTensor("f32", (1,), other.sections["table"]), "a tied table")
+        return self._marked is None
+
     def restart(self) -> None:
         """Become what it was when the run began."""
         self._begin_anew((0.0,) * DIMENSIONS)

@@ -27,10 +27,11 @@ from swarmnode.model.memory_estimate import PASS_SHARE
 from swarmnode.model.out_of_memory import tried, twice
 from swarmnode.model.running_mean import RunningMean
 from swarmnode.model.section import SECTIONS, section_sizes
-from swarmnode.model.split import StageLayers, is_writer, stages_of
+from swarmnode.model.split import TABLE, StageLayers, is_writer, stages_of
 from swarmnode.model.stage import BUMP_STEPS, StageReplica
 from swarmnode.model.state_stream import Buffers, GivenState, Part, section_parts, spans_of
 from swarmnode.model.tensor import check_finite, cosine, decode, decode_flat
+from swarmnode.model.tied_table import TiedTable
 from swarmnode.parted_work import Parts, run_whole
 from swarmnode.ports import (
     LossResult,
@@ -98,6 +99,10 @@ class TorchReplica:
         self.out_of_memory = 0
         self._short = False  # memory has run out in the piece of work that is under way
         self._sizes = self.sizes_of(stage)
+        self.tied: TiedTable | None = None  # where both ends of the pipeline train a tied model's table
+        if "table" in self._sizes:
+            at = slice(*spans_of(self.stage.shapes, TABLE.__eq__)[0])
+            self.tied = TiedTable(self.outer.phi[at], self.outer.theta[at], first=self.stage.part.has_embedding)
         self._buffers = buffers
         assert self._sizes == {name: len(part) for name, part in self._parts_of_state().items()}, self._sizes
         if (free := free_nbytes(str(self.stage.device))) is not None:
@@ -338,6 +343,8 @@ class TorchReplica:
             if name in given.sections:
                 given.copy_to(name, parts[name])
         self.outer.reset(given.sections["phi"], given.sections.get("momentum"))
+        if self.tied is not None:
+            given.copy_to("table", self.tied)
         if given.outer_alone:
             self.stage.theta.data.copy_(self.outer.phi)
         self.stage.hold(self.stage.theta, self.outer.phi)
@@ -373,6 +380,8 @@ class TorchReplica:
         """See ports.Replica."""
         self.stage.draw_weights()
         self.outer.reset(self.stage.theta)
+        if self.tied is not None:
+            self.tied.begin()
         self._anew()
 
     def sizes_of(self, stage: int) -> dict[str, int]:
@@ -411,6 +420,8 @@ class TorchReplica:
             flat[first : first + count] = decode_flat(ends, count, f"embedding or head of stage {stage}")
         self.stage.theta.copy_(flat)
         self._begin_anew()
+        if self.tied is not None and ends is not None:
+            self.tied.begin(known=False)
 
     @torch.no_grad()
     def restart(self) -> None:
@@ -421,6 +432,8 @@ class TorchReplica:
     def _begin_anew(self, *, raised: bool = True) -> None:
         self.stage.hold(self.stage.theta)
         self.outer.reset(self.stage.theta)
+        if self.tied is not None:
+            self.tied.begin()
         self.stage.begin_anew(raised=raised)
         self._anew()
 
@@ -431,6 +444,17 @@ class TorchReplica:
         if self.average is not None:
             self.average.forget()
 
+    @torch.no_grad()
+    def take_table(self, other: State) -> bool:
+        """See ports.Replica."""
+        assert self.tied is not None
+        theirs = decode_flat(other.sections["table"], len(self.tied), "the other end's part of the tied table")
+        if self.outer.round is not None:
+            return False
+        self.stage.stash.before_step(inner=False)
+        self.tied.take(theirs)
+        return True
+
     def _parts(self) -> tuple[StageLayers, ...]:
         return stages_of(self.stage.manifest)
 
@@ -438,7 +462,9 @@ class TorchReplica:
         """The live buffers of the run's sections."""
         slow, moments = self.outer, self.stage.moments
         parts: dict[str, Part] = {"theta": self.stage.theta.data, "phi": slow.phi, "momentum": slow.momentum, **moments}
-        return {name: parts[name] for name in SECTIONS if len(parts[name])}
+        if self.tied is not None:
+            parts["table"] = self.tied
+        return {name: parts[name] for name in SECTIONS if name in parts and len(parts[name])}
 
     def _check_stray(self, given: GivenState) -> None:
         """Raises RemoteFault if weights were trained in another subspace than this run's, or in none."""

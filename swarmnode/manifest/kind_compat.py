@@ -21,8 +21,15 @@ def from_base(m: Manifest) -> bool:
 
 
 def ties(m: Manifest) -> bool:
-    """Whether a tied model's table stays one matrix: it lies in one stage, or both ends hold it frozen."""
-    return m.pipeline.stages == 1 or m.training.kind == ADAPTERS
+    """Whether a tied model's table stays one matrix: it lies in one stage, both ends hold it frozen, or both train it
+    and meet (model/tied_table.py), which takes rounds that only average weights."""
+    alone = m.pipeline.stages == 1 or m.training.kind == ADAPTERS
+    return alone or (m.gossip.method in ("average", "noloco") and not trains_experts_apart(m))
+
+
+def trains_both_ends(m: Manifest) -> bool:
+    """Whether the first and the last stage both train the table of a tied model."""
+    return m.model.tied and m.pipeline.stages > 1 and m.training.kind != ADAPTERS
 
 
 def rank_fits(m: Manifest) -> bool:

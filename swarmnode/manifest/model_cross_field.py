@@ -117,11 +117,11 @@ MODEL_ACROSS: tuple[CrossFieldCheck, ...] = (
         lambda m: "0 with model.experts = 0",
     ),
     CrossFieldCheck(
-        ("model.tied", "pipeline.stages", "training.kind"),
+        ("model.tied", "pipeline.stages", "training.kind", "gossip.method", "training.experts_trained"),
         lambda m: not m.model.tied or ties(m),
         lambda m: (
-            f"false with pipeline.stages = {m.pipeline.stages}: nothing keeps the two ends' tables equal yet, unless"
-            f' training.kind = "{ADAPTERS}" freezes them'
+            f"false with pipeline.stages = {m.pipeline.stages}, unless gossip.method is average or noloco and"
+            f' training.experts_trained 0, or training.kind = "{ADAPTERS}"'
         ),
     ),
     CrossFieldCheck(

@@ -54,8 +54,8 @@ class Gathered:
 
     @property
     def replicas(self) -> int:
-        """Number of copies of the parameter with the most copies."""
-        return max(_counts(self.copies).values(), default=0)
+        """Number of copies of the stage with the most copies."""
+        return max(Counter(_place(copy) for copy in self.copies).values(), default=0)
 
 
 def of_stage_files(paths: Sequence[Path], manifest: Manifest, run_id: str = "", *, last: bool = False) -> Gathered:
@@ -124,12 +124,12 @@ def model_of(gathered: Gathered, tensors: Mapping[str, Tensor], base: BaseWeight
 
 
 def chains(gathered: Gathered) -> list[tuple[str, dict[str, Tensor]]]:
-    """(names of replicas, parameters) of whole models, as many as the parameter with the most copies has: the i-th
-    takes the i-th copy of each stage, cyclically if there are fewer."""
+    """(names of replicas, parameters) of whole models, as many as the stage with the most copies has: the i-th takes
+    the i-th copy of each stage, cyclically if there are fewer."""
     found = []
     by_stage: dict[str, list[StageCopy]] = {}
     for copy in gathered.copies:
-        by_stage.setdefault(next(iter(sorted(copy.tensors))), []).append(copy)
+        by_stage.setdefault(_place(copy), []).append(copy)
     for index in range(gathered.replicas):
         chosen = [copies[index % len(copies)] for copies in by_stage.values()]
         tensors = {name: tensor for copy in chosen for name, tensor in copy.tensors.items()}
@@ -169,6 +169,11 @@ def _whole(gathered: Gathered) -> dict[str, Shape]:
     manifest = gathered.manifest
     whole = split(manifest.model, 1)[0]
     return parameter_shapes(manifest.model, whole) if gathered.whole else trained_shapes(manifest, whole)
+
+
+def _place(copy: StageCopy) -> str:
+    """A name of the copy's stage: its last parameter, because both ends hold a tied model's table."""
+    return max(copy.tensors)
 
 
 def _counts(copies: Sequence[StageCopy]) -> Counter[str]:

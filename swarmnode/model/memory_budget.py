@@ -222,12 +222,12 @@ def _others_count(manifest: Manifest, part: StageLayers) -> int:
 
 
 def slow_nbytes(manifest: Manifest, part: StageLayers) -> int:
-    """Bytes of the slow weights, the outer momentum, and the copy of the boundary."""
+    """Bytes of the slow weights, the outer momentum, a tied table's other part, and the copy of the boundary."""
     sizes, fragments = section_sizes(manifest, part), manifest.gossip.fragments
     boundary = -(-trained_count(manifest, part) // fragments) * (1 if fragments == 1 else 2)
     if trains_experts_apart(manifest):
         boundary = gradient_count(manifest, part)
-    return ITEMSIZE * (sizes["phi"] + sizes.get("momentum", 0) + boundary)
+    return ITEMSIZE * (sizes["phi"] + sizes.get("momentum", 0) + sizes.get("table", 0) + boundary)
 
 
 def _own_table(manifest: Manifest, part: StageLayers) -> int:

@@ -13,13 +13,14 @@ import torch
 from torch import Tensor
 
 from swarmnode.manifest import InnerSpec, Manifest, boundary_width, by_forward_passes
+from swarmnode.manifest.kind_compat import trains_both_ends
 from swarmnode.model.architecture import Shapes
 from swarmnode.model.expert_share import FlatSegment
 from swarmnode.model.moments import PART, Moments, MomentSection, made
 from swarmnode.model.muon import FlatMuon, MuonMatrix
 from swarmnode.model.optimizer import FlatAdamW, Span
 from swarmnode.model.section import StepRule, stepped
-from swarmnode.model.split import is_writer
+from swarmnode.model.split import TABLE, is_writer
 from swarmnode.model.subspace import Subspace
 
 
@@ -35,9 +36,9 @@ def optimizer_of(
     places: Mapping[str, int] | None = None,
 ) -> FlatAdamW | FlatMuon:
     """The manifest's optimizer on `theta` [P] by `grad` [N], of parameters with `shapes`; with `places`, only those
-    named there step, and their gradients lie there. Matrices decay. With a
-    subspace boundary, the token table is frozen and writers stay in the span. `state`: where moments are
-    kept (moments.py)."""
+    named there step, and their gradients lie there. Matrices decay; a table that both ends train only at the last. With
+    a subspace boundary, the token table is frozen and writers stay in the span. `state`: where moments are kept
+    (moments.py)."""
     if by_forward_passes(manifest):  # no moments, nothing to step
         return FlatAdamW(theta.data[:0], grad, manifest.inner, [])
     first = 0
@@ -46,15 +47,16 @@ def optimizer_of(
     shared: list[tuple[int, tuple[int, ...]]] = []
     for name, shape in shapes.items():
         last, at = first + math.prod(shape), first if places is None else places.get(name, -1)
+        decays = len(shape) > 1 and not (name == TABLE and first == 0 and trains_both_ends(manifest))
         match StepRule.NOT if at < 0 else stepped(manifest, name, shape):
             case StepRule.MUON:
                 matrices.append(MuonMatrix(first, shape, at, subspace is not None and is_writer(name)))
             case StepRule.SHARED:
                 shared.append((first, shape))
-            case StepRule.ADAMW if spans and _continues(spans[-1], first, at, decays=len(shape) > 1):
-                spans[-1] = Span(spans[-1].first, last, len(shape) > 1, spans[-1].at)
+            case StepRule.ADAMW if spans and _continues(spans[-1], first, at, decays=decays):
+                spans[-1] = Span(spans[-1].first, last, decays, spans[-1].at)
             case StepRule.ADAMW:
-                spans.append(Span(first, last, len(shape) > 1, at))
+                spans.append(Span(first, last, decays, at))
         first = last
     theta = theta.data  # autograd is not told of steps: `backward` restores the graph's theta
     inner, rank = manifest.inner, boundary_width(manifest)

@@ -3,6 +3,7 @@
     theta       [P]   fast weights
     phi         [P]   slow weights
     momentum    [P]   of the outer optimizer; missing where gossip.alpha is 0, which never reads it
+    table       [V D] this end's part of a tied model's table; only where both ends train it (tied_table.py)
     exp_avg     [P]   first moments
     exp_avg_sq  [Q]   second moments of the elements stepped by AdamW, in the order of the flat buffer
 
@@ -18,15 +19,16 @@ from collections.abc import Mapping
 from enum import Enum, auto
 
 from swarmnode.manifest import Manifest, by_forward_passes, constants
+from swarmnode.manifest.kind_compat import trains_both_ends
 from swarmnode.model.adapter import trained_shapes
 from swarmnode.model.architecture import Shapes
-from swarmnode.model.split import TABLE, StageLayers, is_hidden_matrix, is_writer
+from swarmnode.model.split import HEAD, TABLE, StageLayers, is_hidden_matrix, is_writer
 
-SECTIONS = ("theta", "phi", "momentum", "exp_avg", "exp_avg_sq")
+SECTIONS = ("theta", "phi", "momentum", "table", "exp_avg", "exp_avg_sq")
 ITEMSIZE = 4  # float32
 # Bytes per element of each section in a snapshot, three fifths of those in memory: a joiner of a large model waits most
 # of an hour for its state over a home connection. bfloat16 changes values by 2^-8 at most.
-PACKED_ITEMSIZE = {"theta": 2, "phi": 4, "momentum": 2, "exp_avg": 2, "exp_avg_sq": 2}
+PACKED_ITEMSIZE = {"theta": 2, "phi": 4, "momentum": 2, "table": 4, "exp_avg": 2, "exp_avg_sq": 2}
 
 OPTIMIZER_STATES = ("device", "8bit", "host")
 """The values of `--optimizer-state` besides auto, in the order in which auto tries them (moments.py)."""
@@ -38,7 +40,7 @@ Sizes = Mapping[str, int]
 def outer_sections(sizes: Sizes) -> tuple[str, ...]:
     """The sections that rounds move, of a state of `sizes`: all that a newcomer takes from another replica in most runs
     (recovery/snapshot.py). Its fast weights begin equal to the slow ones, and its moments are its own."""
-    return tuple(name for name in ("phi", "momentum") if name in sizes)
+    return tuple(name for name in ("phi", "momentum", "table") if name in sizes)
 
 
 class StepRule(Enum):
@@ -72,9 +74,20 @@ def section_shapes(manifest: Manifest, part: StageLayers) -> dict[str, Shapes]:
     found = {section: seconds if section == "exp_avg_sq" else every for section in SECTIONS}
     if constants(manifest.gossip).alpha == 0.0:
         del found["momentum"]
+    found["table"] = tied_table(manifest, part)
+    if not found["table"]:
+        del found["table"]
     if by_forward_passes(manifest):
         del found["exp_avg"], found["exp_avg_sq"]
     return found
+
+
+def tied_table(manifest: Manifest, part: StageLayers) -> Shapes:
+    """Where the ends of the pipeline train a tied model's table: the part of `part` in it, under a name that no other
+    end has, so that a checkpoint cut into other stages gives each end its own."""
+    if not trains_both_ends(manifest) or not (part.has_embedding or part.has_head):
+        return {}
+    return {TABLE if part.has_embedding else HEAD: (manifest.model.vocabulary, manifest.model.width)}
 
 
 def section_sizes(manifest: Manifest, part: StageLayers) -> dict[str, int]:

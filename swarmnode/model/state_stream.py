@@ -18,10 +18,11 @@ from swarmnode.model.architecture import Shapes
 from swarmnode.model.moments import PART, MomentSection
 from swarmnode.model.section import ITEMSIZE, PACKED_ITEMSIZE, outer_sections
 from swarmnode.model.tensor import check_finite, decode, to_host
+from swarmnode.model.tied_table import TiedTable
 from swarmnode.parted_work import Parts
 from swarmnode.ports import State, WireTensor
 
-Part = Tensor | MomentSection
+Part = Tensor | MomentSection | TiedTable
 Buffers = Callable[[int], memoryview]
 """Makes a writable buffer of so many bytes."""
 
@@ -29,7 +30,7 @@ SPANS_AT_ONCE = 16  # guess: of 16 MB; a device copies them in 5 ms, and each gr
 
 
 def _spans(part: Part) -> Iterator[tuple[int, int]]:
-    if isinstance(part, MomentSection):
+    if not isinstance(part, Tensor):
         yield from part.spans()
     else:
         for start in range(0, len(part), PART):
@@ -37,7 +38,7 @@ def _spans(part: Part) -> Iterator[tuple[int, int]]:
 
 
 def _read(part: Part, first: int, last: int) -> Tensor:
-    found = part.read(first, last) if isinstance(part, MomentSection) else part[first:last]
+    found = part[first:last] if isinstance(part, Tensor) else part.read(first, last)
     return torch.zeros(last - first) if found is None else found
 
 
@@ -57,7 +58,7 @@ def section_parts(
         itemsize = PACKED_ITEMSIZE[name] if packed else ITEMSIZE
         form = torch.float32 if itemsize == ITEMSIZE else torch.bfloat16
         slow = parts["phi"] if packed and name == "theta" else None
-        assert not isinstance(slow, MomentSection)
+        assert slow is None or isinstance(slow, Tensor)
         for some in _groups(parts[name], theta_at_once if name == "theta" else ()):
             between = torch.float32 if slow is not None else form
             copied = [(first, last, _to_host(_read(parts[name], first, last), between)) for first, last in some]
@@ -156,7 +157,7 @@ class GivenState:
         """Copy a section into the replica's own `part`."""
         for first, last in _spans(part):
             values = self.read(name, first, last)
-            if isinstance(part, MomentSection):
-                part.load(first, values)
-            else:
+            if isinstance(part, Tensor):
                 part[first:last].copy_(values)
+            else:
+                part.load(first, values)

@@ -10,6 +10,7 @@ from functools import partial
 from swarmnode.concurrency import background_tasks
 from swarmnode.errors import RemoteFault, Unavailable
 from swarmnode.ids import PeerId, seeded
+from swarmnode.manifest.kind_compat import trains_both_ends
 from swarmnode.node.audit_setup import AuditSetup
 from swarmnode.node.checkpointer import Checkpointer
 from swarmnode.node.drain import Deadline, DrainReport, DrainTask, drain
@@ -24,6 +25,7 @@ from swarmnode.node.speed import Speed
 from swarmnode.node.stage_change import StageRebalancer, StageTransfer
 from swarmnode.node.stage_join import JoinedStage
 from swarmnode.node.stage_parts import make_checkpointer, make_donor, make_gossip, make_hop
+from swarmnode.node.tied_ends import TiedEnds
 from swarmnode.pipeline.backlog import Backlog
 from swarmnode.pipeline.feeder import Feeder, Samples
 from swarmnode.pipeline.next_hop import NextHop
@@ -116,6 +118,9 @@ class ServedStage:
             served = cls(context, joined, served_before, tasks)
             tasks.create_task(served.backup.run())
             tasks.create_task(served.gossip.run())
+            last = context.manifest.pipeline.stages - 1
+            if trains_both_ends(context.manifest) and served.stage in (0, last):
+                tasks.create_task(TiedEnds(context, served.replica, served.gossip, last - served.stage).run())
             if served.checkpointer is not None:
                 tasks.create_task(served.checkpointer.run())
             try:

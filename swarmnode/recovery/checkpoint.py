@@ -248,7 +248,7 @@ def anew(checkpoint: Checkpoint, shapes: Mapping[str, Mapping[str, Shape]]) -> f
     """Sections of `shapes` that begin at zero because `checkpoint` does not have them in this form.
 
     Either the outer method of its run had no momentum, or its optimizer had other second moments; then both moments
-    begin at zero.
+    begin at zero. A tied table of one stage has no parts.
     """
     found = set()
     for section in sorted({"momentum", "exp_avg_sq"} & shapes.keys()):
@@ -258,7 +258,7 @@ def anew(checkpoint: Checkpoint, shapes: Mapping[str, Mapping[str, Shape]]) -> f
                 held |= file.tensors
         if any(held.get(name) != tuple(shape) for name, shape in shapes[section].items()):
             found.add(section)
-    found |= {"exp_avg"} & shapes.keys() - {file.section for file in checkpoint.files}
+    found |= {"exp_avg", "table"} & shapes.keys() - {file.section for file in checkpoint.files}
     return frozenset(found | {"exp_avg"} if "exp_avg_sq" in found else found)
 
 
