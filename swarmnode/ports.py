@@ -409,10 +409,12 @@ class Replica(Protocol):
         Raises RemoteFault, with nothing changed, if an input has the wrong size or is not finite.
         """
 
-    def take_table(self, other: State) -> bool:
-        """Take the section "table" of the `other` end of the pipeline into a tied model's table (model/tied_table.py).
-        False, and nothing is done, while a round's boundary is marked. Raises RemoteFault for a table of another size
-        or numbers that are not finite."""
+    def table_part(self) -> WireTensor:
+        """This end's part of a tied model's table, f16 [V D] (model/tied_table.py)."""
+
+    def take_table(self, other: WireTensor) -> bool:
+        """Take the `other` end's part into a tied model's table. False, and nothing is done, while a round's boundary
+        is marked. Raises RemoteFault for a part of another size or numbers that are not finite."""
 
     def restart(self) -> None:
         """Begin this stage again with what the run's seed says: its weights, or adapters that change nothing."""

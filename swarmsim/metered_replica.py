@@ -178,8 +178,13 @@ class MeteredReplica:
         self._meter.add(nbytes=self._copied)
         self.inner.rebuild(method, neighbours, ends)
 
-    def take_table(self, other: State) -> bool:
-        self._meter.add(nbytes=float(STATE_TRAFFIC * sum(section.nbytes for section in other.sections.values())))
+    def table_part(self) -> WireTensor:
+        part = self.inner.table_part()
+        self._meter.add(nbytes=float(STATE_TRAFFIC * part.nbytes))
+        return part
+
+    def take_table(self, other: WireTensor) -> bool:
+        self._meter.add(nbytes=float(STATE_TRAFFIC * other.nbytes))
         return self.inner.take_table(other)
 
     def restart(self) -> None:

@@ -162,9 +162,13 @@ class FakeReplica:
         used = rows[:1] if method == "copy" else rows
         self._begin_anew(tuple(math.fsum(values) / len(used) for values in zip(*used, strict=True)))
 
-    def take_table(self, other: State) -> bool:
+    def table_part(self) -> WireTensor:
         """The table is none of the few dimensions."""
-        _check_finite(WireTensor("f32", (1,), other.sections["table"]), "a tied table")
+        count = self._manifest.model.vocabulary * self._manifest.model.width
+        return fake("f16", (count,), 2, _row(self.number, self.inner_steps, self.theta, self.phi))
+
+    def take_table(self, other: WireTensor) -> bool:
+        _check_finite(other, "a tied table")
         return self._marked is None
 
     def restart(self) -> None:

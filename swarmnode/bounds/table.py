@@ -149,7 +149,7 @@ BODIES = (
     "data_chunk",
     *("ping", "process", "exchange", "commit", "snapshot", "chunk", "manifest", "fallback", "reserve", "opening"),
     *("recompute", "suspicion", "accusation", "final_delta", "handover", "access_list", "reach", "receipt", "measure"),
-    *("packet_receipt", "report"),
+    *("packet_receipt", "report", "table"),
 )
 ANSWERS = (
     "data_chunk",
@@ -165,7 +165,7 @@ ANSWERS = (
         "receipt",
         "measure",
     ),
-    *("packet_receipt", "report"),
+    *("packet_receipt", "report", "table"),
 )
 
 CALL: Mapping[str, Bound] = {
@@ -256,6 +256,8 @@ CALL: Mapping[str, Bound] = {
     "Exchanged.newcomer": flag(),
     "FallbackRequest.round": ROUND,
     "FallbackRequest.stage": STAGE,
+    "TableRequest.round": ROUND,
+    "TablePart.round": ROUND,
     "Commit.round": ROUND,
     "Commit.apply": flag(),
     "SnapshotRequest.stage": STAGE,

@@ -30,7 +30,7 @@ from swarmnode.model.section import SECTIONS, section_sizes
 from swarmnode.model.split import TABLE, StageLayers, is_writer, stages_of
 from swarmnode.model.stage import BUMP_STEPS, StageReplica
 from swarmnode.model.state_stream import Buffers, GivenState, Part, section_parts, spans_of
-from swarmnode.model.tensor import check_finite, cosine, decode, decode_flat
+from swarmnode.model.tensor import check_finite, cosine, decode, decode_flat, encode
 from swarmnode.model.tied_table import TiedTable
 from swarmnode.parted_work import Parts, run_whole
 from swarmnode.ports import (
@@ -445,10 +445,19 @@ class TorchReplica:
             self.average.forget()
 
     @torch.no_grad()
-    def take_table(self, other: State) -> bool:
+    def table_part(self) -> WireTensor:
         """See ports.Replica."""
         assert self.tied is not None
-        theirs = decode_flat(other.sections["table"], len(self.tied), "the other end's part of the tied table")
+        return encode(self.tied.read(0, len(self.tied)).to(torch.float16))
+
+    @torch.no_grad()
+    def take_table(self, other: WireTensor) -> bool:
+        """See ports.Replica."""
+        assert self.tied is not None
+        if other.dtype != "f16" or tuple(other.shape) != (len(self.tied),):
+            raise RemoteFault(f"a tied table of {other.shape} {other.dtype[:8]}; ours has {len(self.tied)} f16")
+        theirs = decode(other)
+        check_finite(theirs, "the other end's part of the tied table")
         if self.outer.round is not None:
             return False
         self.stage.stash.before_step(inner=False)

@@ -220,6 +220,8 @@ EVENTS: Final[dict[str, EventKind]] = {
     "exchange.fallback": _event(
         "a partner failed; another replica was asked for its packet of the round", "round peer given reason"
     ),
+    "table.taken": _event("a tied model's table has the other end's part as of its round", "peer round of_round"),
+    "table.missed": _event("the other end's part of a tied model's table did not come", "peer round reason"),
     "exchange.refused": _event("a partner's handshake or packet was refused", "round peer step reason trust"),
     "exchange.probed": _event(
         "averaging with a partner was evaluated on our own text: the change of loss in nats", "round change refused"

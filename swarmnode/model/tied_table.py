@@ -30,8 +30,8 @@ class TiedTable:
 
     def __init__(self, phi: Tensor, theta: Tensor, *, first: bool) -> None:
         """`first`: of the first stage, whose part has the start. Begin as `begin` does."""
-        self._phi, self._theta, self._first = phi, theta, first
-        self._other = torch.zeros_like(phi)
+        self.phi, self._theta, self._first = phi, theta, first
+        self.other = torch.zeros_like(phi)
         self._known = True
         self._changes = IncomingNorms()
         self.begin()
@@ -41,12 +41,12 @@ class TiedTable:
         self._known = known
         self._changes.forget()
         if self._first:
-            self._other.zero_()
+            self.other.zero_()
         else:
-            self._other.copy_(self._phi)
+            self.other.copy_(self.phi)
 
     def __len__(self) -> int:
-        return self._phi.numel()
+        return self.phi.numel()
 
     def spans(self) -> Iterator[tuple[int, int]]:
         """Spans [first, last) of PART elements at most, for `read` and `load` in order."""
@@ -55,7 +55,7 @@ class TiedTable:
 
     def read(self, first: int, last: int) -> Tensor:
         """Elements [first, last) of the own part."""
-        own = self._phi[first:last] - self._other[first:last]
+        own = self.phi[first:last] - self.other[first:last]
         return own if self._known else own.zero_()
 
     def load(self, first: int, values: Tensor) -> None:
@@ -66,22 +66,22 @@ class TiedTable:
             self._changes.forget()
         self._known |= bool(values.any())
         at = slice(first, first + values.numel())
-        torch.sub(self._phi[at], values.to(self._phi), out=self._other[at])
+        torch.sub(self.phi[at], values.to(self.phi), out=self.other[at])
 
     def take(self, theirs: Tensor) -> None:
         """Put `theirs` [V D], the other end's part, in the place of the one taken before; a change far longer than the
         usual one is clipped (gradient_clip.py), and the rest of it taken later. If the own part is not known, it is
         what `theirs` leaves of the table."""
-        theirs = theirs.to(self._phi)
+        theirs = theirs.to(self.phi)
         if not self._known:
             if self._first or bool(theirs.any()):  # the last stage's part may be zero, the first one's is then unknown
-                self._other.copy_(theirs)
+                self.other.copy_(theirs)
                 self._known = True
             return
         if not self._first and not bool(theirs.any()):
             return
-        change = theirs - self._other
+        change = theirs - self.other
         change.mul_(self._changes.factor(change, 1.0))
-        self._other.add_(change)
-        self._phi.add_(change)
+        self.other.add_(change)
+        self.phi.add_(change)
         self._theta.add_(change.to(self._theta))

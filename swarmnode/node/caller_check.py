@@ -14,6 +14,7 @@ A record is believed that its peer signed and that has not run out; it comes fro
     suspicion                                      a replica of our own stage
     final_delta                                    a replica of our own stage that leaves
     handover                                       a replica of the stage after ours, which we keep
+    table                                          a replica of the other end of the pipeline
     snapshot, chunk                                any member of the run: joiners, keepers, neighbours that rebuild; and
                                                    a machine with the owner's warrant, which archives the run
 
@@ -125,6 +126,8 @@ class CallerCheck:
             return (own,)
         if method == "handover":
             return ((own + 1) % self._stages,)
+        if method == "table":
+            return (self._stages - 1 - own,)
         if method in CHECKS:
             return [stage for stage in range(self._stages) if stage != own]
         return self._before[own] if own else (0, self._feeders)

@@ -16,6 +16,7 @@ KIND_OF_METHOD: Mapping[str, str] = {
     "exchange": "gossip",
     "commit": "gossip",
     "fallback": "gossip",
+    "table": "gossip",
     "packet_receipt": "gossip",
     "data_chunk": "data",
     "snapshot": "state",

@@ -10,7 +10,6 @@ from functools import partial
 from swarmnode.concurrency import background_tasks
 from swarmnode.errors import RemoteFault, Unavailable
 from swarmnode.ids import PeerId, seeded
-from swarmnode.manifest.kind_compat import trains_both_ends
 from swarmnode.node.audit_setup import AuditSetup
 from swarmnode.node.checkpointer import Checkpointer
 from swarmnode.node.drain import Deadline, DrainReport, DrainTask, drain
@@ -52,6 +51,7 @@ METHODS: Mapping[str, bool] = {
     "packet_receipt": False,
     "snapshot": False,
     "chunk": False,
+    "table": False,
 }
 """The methods that a served stage answers, and whether their calls carry tensors."""
 
@@ -98,6 +98,7 @@ class ServedStage:
             self.checkpointer = make_checkpointer(
                 context, store, self.stage, self.replica, self.gossip, self._finished_blocks
             )
+        self.tied_ends = TiedEnds(context, self.stage, self.replica, self.gossip)
         self._behind = asyncio.Event()  # set while this replica waits for a state further than its own
         self._in_vain = context.presence.run_progress.in_vain  # what was known to be trained in vain, and is made up
         self._from: frozenset[PeerId] = frozenset()  # then: who has the state, of all that serve the stage
@@ -118,9 +119,8 @@ class ServedStage:
             served = cls(context, joined, served_before, tasks)
             tasks.create_task(served.backup.run())
             tasks.create_task(served.gossip.run())
-            last = context.manifest.pipeline.stages - 1
-            if trains_both_ends(context.manifest) and served.stage in (0, last):
-                tasks.create_task(TiedEnds(context, served.replica, served.gossip, last - served.stage).run())
+            if served.tied_ends.share:
+                tasks.create_task(served.tied_ends.run())
             if served.checkpointer is not None:
                 tasks.create_task(served.checkpointer.run())
             try:
@@ -392,6 +392,7 @@ class ServedStage:
             "packet_receipt": self.gossip.serve_receipt,
             "snapshot": self.donor.offer,
             "chunk": self.donor.chunk,
+            "table": self.tied_ends.serve,
         }
 
     def _in_service(self, handler: Handler) -> Handler:

@@ -1,81 +1,99 @@
-"""A tied model's table at one end of the pipeline: after each round it takes the other end's part of it.
+"""A tied model's table at one end of the pipeline: after each round it takes the other end's part of it
+(model/tied_table.py).
 
-The part is a section of the other end's state (model/section.py), and comes as other state does (recovery/download.py).
 A part that is late or missing stops nothing: the next one has all that it had.
 """
 
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
+from collections import Counter
 from functools import partial
 
-from swarmnode.errors import Unavailable
+from swarmnode.errors import RemoteFault, Unavailable
 from swarmnode.gossip.exchange import Gossip
-from swarmnode.ids import digest64
-from swarmnode.membership.stage_view import rank
-from swarmnode.membership.swarm import Member
+from swarmnode.gossip.outgoing_packet import PACKETS_BYTES_PER_S, reply_bytes_max
+from swarmnode.ids import PeerId, seeded
+from swarmnode.manifest.kind_compat import trains_both_ends
 from swarmnode.node.node_context import NodeContext
-from swarmnode.ports import Priority, Replica, State
-from swarmnode.recovery.donor_client import DownloadLimits
-from swarmnode.recovery.download import download
-from swarmnode.recovery.snapshot import StateSlice
+from swarmnode.ports import Answer, Call, Priority, Replica, WireTensor
+from swarmnode.wire import call_pb2 as wire
 
-TABLE_PART = StateSlice(("table",))
-LIMITS = DownloadLimits(attempts_max=3, parallel=1, sources=1, pause_s=1.0, rest=1.0, busy_max_s=0.0, waited_for=False)
-"""Half of one donor's line at most: microbatches and packets go first. Guess."""
+ASKED_MAX = 3  # guess: replicas of the other end that are asked in a round, one after the other
+GIVEN_MAX = 2  # times that one replica of the other end gets the part of a round: an answer may be lost
+ITEMSIZE = 2  # f16
 
 
 class TiedEnds:
-    """Keeps the table of the `replica` of an end equal to that of the `other` end's replicas, a stage."""
+    """Keeps the table of `replica`, of an end, equal to that of the other end's replicas. At other stages, and where
+    the ends `share` no table, it does nothing."""
 
-    def __init__(self, context: NodeContext, replica: Replica, gossip: Gossip, other: int) -> None:
-        self._context, self._replica, self._gossip, self._other = context, replica, gossip, other
+    def __init__(self, context: NodeContext, stage: int, replica: Replica, gossip: Gossip) -> None:
+        self._context, self._replica, self._gossip = context, replica, gossip
+        self._other = context.manifest.pipeline.stages - 1 - stage
+        self.share = trains_both_ends(context.manifest) and 0 in (stage, self._other)
+        self._nbytes = ITEMSIZE * context.manifest.model.vocabulary * context.manifest.model.width
+        self._part: tuple[int, WireTensor] | None = None  # the last one given, and its round
+        self._given: Counter[PeerId] = Counter()  # of that round
+        self._making = asyncio.Lock()
 
     async def run(self) -> None:
         """Take the other end's part after each round, until cancelled."""
-        period_s = self._context.manifest.limits.announce_period_s
         while True:
             done = self._gossip.done
-            while not self._donors(done) and self._gossip.done == done:
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(period_s):
-                        await self._gossip.beyond(done)
-            with suppress(Unavailable):  # the download has said why
-                await self._take(done)
+            await self._take(done)
             if self._gossip.done == done:
                 await self._gossip.beyond(done)
 
-    def _serving(self, done: int) -> list[Member]:
-        """Replicas of the other end, in another order each round, so that no two replicas keep meeting."""
-        salt = digest64("table", self._context.me, done)
-        serving = self._context.presence.peer_table.swarm().serving(self._other)
-        return sorted(serving, key=lambda member: rank(member.peer, salt))
-
-    def _donors(self, done: int) -> list[Member]:
-        """Those that have done what they can of rounds up to `done`."""
-        return [m for m in self._serving(done) if m.round_index >= done - done % m.round_stride]
-
     async def _take(self, done: int) -> None:
-        """Take the part of a replica that has come to round `done`, or after another round here of any."""
-        context, donors = self._context, self._donors(done) or self._serving(done)
-        await download(
-            context.transport,
-            lambda: [member.peer for member in donors],
-            self._other,
-            context.run_id,
-            self._replica.sizes_of(self._other),
-            LIMITS,
-            context.telemetry,
-            rounds_max=lambda: context.presence.run_progress.rounds_max,
-            accept=self._accept,
-            cut=TABLE_PART,
-            round_min=min((member.round_index for member in donors), default=0),
-        )
+        """Take the part of a replica of the other end, another one each round."""
+        context, limit_s = self._context, self._context.manifest.limits.exchange_timeout_s
+        donors = [member.peer for member in context.presence.peer_table.swarm().serving(self._other)]
+        seeded("table", context.run_id, context.me, done).shuffle(donors)
+        for peer in donors[:ASKED_MAX]:
+            call = Call(wire.Request(run_id=context.run_id, table=wire.TableRequest(round=done)))
+            try:
+                answer = await context.transport.call(
+                    peer,
+                    call,
+                    timeout_s=2 * limit_s + self._nbytes / PACKETS_BYTES_PER_S,
+                    reply_bytes_max=reply_bytes_max(self._nbytes),
+                )
+                if len(answer.tensors) != 1:
+                    raise RemoteFault(f"a tied table in {len(answer.tensors)} tensors")
+                await self._put(answer.tensors[0])
+            except (RemoteFault, Unavailable) as error:
+                context.telemetry.event("table.missed", peer=peer, round=done, reason=str(error))
+            else:
+                context.telemetry.event("table.taken", peer=peer, round=done, of_round=answer.header.table.round)
+                return
 
-    async def _accept(self, part: State) -> None:
+    async def _put(self, part: WireTensor) -> None:
+        """Put the part into the table, between two rounds."""
         gossip, run = self._gossip, partial(self._context.ports.compute.run, Priority.OUTER, 0)
         while not await run(partial(self._replica.take_table, part)):
             if gossip.idle.is_set():  # a node that leaves has marked a boundary
                 await gossip.beyond(gossip.done)
             await gossip.idle.wait()
+
+    async def serve(self, peer: PeerId, call: Call) -> Answer:
+        """Handler of method "table": this end's part, once the round asked for is over here or has been waited for.
+        Raises Unavailable where the ends share no table, or `peer` has it."""
+        if not self.share:
+            raise Unavailable("this stage has no table that both ends train")
+        gossip, asked = self._gossip, call.header.table.round
+        try:
+            async with asyncio.timeout(self._context.manifest.limits.exchange_timeout_s):
+                while gossip.done < asked - asked % gossip.stride:
+                    await gossip.beyond(gossip.done)
+        except TimeoutError:
+            pass  # what it has is better than nothing
+        async with self._making:
+            if self._part is None or self._part[0] != gossip.done:
+                part = await self._context.ports.compute.run(Priority.OUTER, 0, self._replica.table_part)
+                self._part = gossip.done, part
+                self._given.clear()
+        self._given[peer] += 1
+        if self._given[peer] > GIVEN_MAX:
+            raise Unavailable(f"the part of round {self._part[0]} was given already")
+        return Answer(wire.Reply(table=wire.TablePart(round=self._part[0])), (self._part[1],))

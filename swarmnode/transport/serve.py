@@ -28,7 +28,7 @@ TURN_S = 1.0  # guess: half of what a ping waits for
 STREAMS_PER_PEER_MAX = 128  # guess: twice pool.IN_USE_MAX
 # Concurrent calls of one peer. An honest peer makes one at a time and may repeat it; their tensors wait for our
 # boundary, or our uplink.
-AT_ONCE_MAX = {"exchange": 2, "final_delta": 2, "fallback": 2, "handover": 1}
+AT_ONCE_MAX = {"exchange": 2, "final_delta": 2, "fallback": 2, "handover": 1, "table": 1}
 
 
 @dataclass(frozen=True, slots=True)
