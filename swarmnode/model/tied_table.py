@@ -30,7 +30,7 @@ class TiedTable:
 
     def __init__(self, phi: Tensor, theta: Tensor, *, first: bool) -> None:
         """`first`: of the first stage, whose part has the start. Begin as `begin` does."""
-        self.phi, self._theta, self._first = phi, theta, first
+        self.phi, self.theta, self._first = phi, theta, first
         self.other = torch.zeros_like(phi)
         self._known = True
         self._changes = IncomingNorms()
@@ -84,4 +84,4 @@ class TiedTable:
         change.mul_(self._changes.factor(change, 1.0))
         self.other.add_(change)
         self.phi.add_(change)
-        self._theta.add_(change.to(self._theta))
+        self.theta.add_(change.to(self.theta))
