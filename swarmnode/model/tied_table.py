@@ -10,7 +10,7 @@ same table again. A part is a state and not a change: one that comes late, twice
 a stage may take it from different ones. While replicas average, the mean of their own parts stays as it is.
 
 The sum of both ends' steps is what a single machine does with plain gradients. AdamW scales each end's by itself;
-measured on 500 steps from scratch: docs/pretrained.md.
+measured on 500 steps from scratch: docs/models.md.
 """
 
 from __future__ import annotations

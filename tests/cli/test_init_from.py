@@ -181,13 +181,14 @@ def test_up_stops_where_the_base_model_is_not_to_be_had(tmp_path: Path, model: P
         check_run(folder, None, None, cache, "")
 
 
-def test_adapters_keep_a_tied_model_tied_unless_it_is_to_be_untied(tmp_path: Path) -> None:
+def test_a_tied_model_stays_tied_unless_it_is_to_be_untied(tmp_path: Path) -> None:
     llama(tmp_path / "model")
     adapt = ("--from", str(tmp_path / "model"), "--kind", "adapters")
     for name, tied, arguments in (
         ("kept", True, adapt),
         ("untied", False, (*adapt, "--untie")),
-        ("trained", False, adapt[:2]),
+        ("trained", True, adapt[:2]),
+        ("trained apart", False, (*adapt[:2], "--untie")),
     ):
         run(str(tmp_path / name), *arguments)
         made = read_manifest(tmp_path / name / "manifest.toml")

@@ -145,7 +145,10 @@ def test_all_mistakes_at_once_with_field_value_and_what_is_allowed() -> None:
         ("model.kv_heads = 3", "model.kv_heads = 3: allowed is a divisor of model.heads = 4"),
         ("model.heads = 128", "model.width = 128: allowed is an even multiple of model.heads = 128"),
         ("model.head_width = 7", "model.head_width = 7: allowed is an even number"),
-        ("model.tied = true", "model.tied = true: allowed is false with pipeline.stages = 3: nothing keeps the two"),
+        (
+            'model.tied = true\ngossip.method = "none"',
+            "model.tied = true: allowed is false with pipeline.stages = 3, unless gossip.method is average or noloco",
+        ),
         ("model.tied = 1", "model.tied = 1: allowed is true or false"),
         ("model.rope_factor = 2.0", 'model.rope_factor = 2.0: allowed is 1 with model.rope_scaling = "none"'),
         ('model.rope_scaling = "yarn"', "model.rope_original_context = 0: allowed is above 0 with"),
