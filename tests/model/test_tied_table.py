@@ -154,7 +154,9 @@ def test_three_stages_go_on_with_a_tied_model_as_one_plain_process_does() -> Non
     values = whole.named(whole.theta)
     for replica in chain:
         for name, value in replica.stage.named(replica.stage.theta).items():
-            replica.place_weights(name, 0, WireTensor("f32", tuple(value.shape), values[name].detach().numpy().tobytes()))
+            replica.place_weights(
+                name, 0, WireTensor("f32", tuple(value.shape), values[name].detach().numpy().tobytes())
+            )
         replica.weights_placed()
     for number in range(60):
         train_on([plain], text(1000 + number))
