@@ -52,9 +52,9 @@ MODEL_FIELDS: tuple[Field, ...] = (
         "model",
         "tied",
         flag(),
-        "Whether the head is the token table. In several stages both ends hold it: adapters leave it as it is, else each"
-        " end takes the other's steps after each round (docs/models.md); `swarmnode init --from --untie`: a head of its"
-        " own.",
+        "Whether the head is the token table. In several stages both ends hold it: adapters leave it as it is, else"
+        " each end takes the other's steps after each round (docs/models.md); `swarmnode init --from --untie`: a head"
+        " of its own.",
         _LLAMA,
     ),
     Field(

@@ -83,8 +83,8 @@ def section_shapes(manifest: Manifest, part: StageLayers) -> dict[str, Shapes]:
 
 
 def tied_table(manifest: Manifest, part: StageLayers) -> Shapes:
-    """Where the ends of the pipeline train a tied model's table: the part of `part` in it, under a name that no other
-    end has, so that a checkpoint cut into other stages gives each end its own."""
+    """The shape of the part that an end of the pipeline has in a tied model's table, if both train it. The other end's
+    has another name, so that a checkpoint cut into other stages gives each end its own."""
     if not trains_both_ends(manifest) or not (part.has_embedding or part.has_head):
         return {}
     return {TABLE if part.has_embedding else HEAD: (manifest.model.vocabulary, manifest.model.width)}
