@@ -59,6 +59,11 @@ def parameters_of(model: ModelSpec) -> int:
     return (1 if model.tied else 2) * model.vocabulary * model.width + layers + model.width
 
 
+def law_batch(tokens: float) -> float:
+    """Tokens of an inner step that suit a run of `tokens` best, by Step Law."""
+    return BATCH_TOKENS * tokens**BATCH_EXPONENT
+
+
 def _shapes(start: ModelSpec, stages: int) -> Iterator[ModelSpec]:
     for width in range(WIDTH_STEP, WIDTH_MAX + 1, WIDTH_STEP):
         heads = max(HEADS_LEAST, width // HEAD_WIDTH)

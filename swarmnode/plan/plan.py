@@ -25,6 +25,7 @@ from swarmnode.pipeline.microbatch_size import sizes_of, throughput
 from swarmnode.pipeline.staleness import window_limit
 from swarmnode.plan.fleet import MachineKind
 from swarmnode.plan.geography import RELAY_RATE, Nat, rtt_s
+from swarmnode.plan.learning_efficiency import efficiency
 from swarmnode.plan.stage_memory import ADVICE, fit_of, shortages
 from swarmnode.recovery.snapshot import newcomer_part
 
@@ -33,6 +34,8 @@ PIECE_TOKENS = 40
 ms for each sample of 128 tokens, forward and backward."""
 
 SATURATED = 1.01  # guess: twice as many in flight would be less than so many times as fast
+SHARE_ALONE = 0.95  # simulated: of its FLOP/s, a machine that holds the whole model and waits for nobody
+EXCHANGE_SHARE = 0.5  # of a round's time, at most, goes to its exchange (gossip/round.py)
 
 
 def balanced(
@@ -69,6 +72,8 @@ def in_flight_rate(
     sizes = [len(here) for here in stages]
     if not min(sizes):
         return 0.0, False
+    if len(stages) == 1:
+        return math.inf, True  # nothing is under way: each feeder's microbatches stay on its own machine
     feeders = sizes[0]
     slots = max(1, manifest.limits.in_flight_max * min(sizes) // feeders)
     wait_s, byte_s = _lines(stages)
@@ -124,8 +129,9 @@ class StagePlan:
 @dataclass(frozen=True, slots=True)
 class Plan:
     """The estimate. `limit` names the bottleneck, `limit_kind` is "arithmetic", "uplink" or "in flight"; `idle`: a
-    line for each kind of machine that can serve no stage. `per_hour`: the money for the machines that serve a stage,
-    and for what they send; 0 where the fleet has no prices."""
+    line for each kind of machine that can serve no stage. `efficiency`: what the run learns from a token
+    (learning_efficiency.py). `share`: of the arithmetic of all machines of the fleet. `per_hour`: the money for the
+    machines that serve a stage, and for what they send; 0 where the fleet has no prices."""
 
     stages: tuple[StagePlan, ...]
     samples_per_s: float
@@ -135,7 +141,14 @@ class Plan:
     limit_kind: str
     survival: float
     idle: tuple[str, ...]
+    efficiency: float = 1.0
+    share: float = 0.0
     per_hour: float = 0.0
+
+    @property
+    def learned_per_s(self) -> float:
+        """Tokens per second of one replica with a batch by the law that would learn as much."""
+        return self.tokens_per_s * self.efficiency
 
     @property
     def tokens_per_money(self) -> float:
@@ -165,7 +178,7 @@ def plan(
     manifest: Manifest, fleet: Sequence[MachineKind], tokens: float, share: float = 0.7, *, memory: bool = True
 ) -> Plan:
     """Estimate a run; machines serve only stages that fit into their memory (`memory` = False: any). `share` of the
-    machines' FLOP/s is assumed to do useful work [simulated: 0.6 to 0.8, `swarmnode simulate`].
+    machines' FLOP/s is assumed to do useful work in several stages [simulated: 0.6 to 0.8, `swarmnode simulate`].
 
     Raises UsageError, with bytes, if no machine can serve any stage.
     """
@@ -173,14 +186,16 @@ def plan(
     if memory and fleet and all(fit_of(manifest, kind).unable == set(range(stages)) for kind in fleet):
         raise UsageError(f"{shortages(manifest, fleet)[0]}; {ADVICE}")
     parts = stages_of(manifest)
+    share = share if stages > 1 else SHARE_ALONE
     placements = _placed(manifest, fleet, parts, memory=memory)
     tokens_of_sample = manifest.model.context + PIECE_TOKENS / manifest.inner.microbatch
     speeds, lines = [], []
     for part, placed in zip(parts, placements, strict=True):
         here = placed.machines
         speeds.append(share * placed.flops / (3.0 * part.cost * tokens_of_sample))
-        traffic = sample_bytes(manifest, part, stages) + _gossip_bytes(manifest, part, len(here))
-        lines.append(sum(kind.up for kind in here) / traffic if here and traffic else math.inf if here else 0.0)
+        up, gossip = sum(kind.up for kind in here), _gossip_bytes(manifest, part, len(here))
+        traffic = max(sample_bytes(manifest, part, stages) + gossip, gossip / _gossip_share(manifest))
+        lines.append(up / traffic if here and traffic else math.inf if here else 0.0)
     in_flight, saturated = in_flight_rate(
         manifest,
         [placed.machines for placed in placements],
@@ -202,6 +217,7 @@ def plan(
         for part, placed in zip(parts, placements, strict=True)
     )
     tokens_per_s = samples_per_s * manifest.model.context
+    replicas = max(1, min(stage.replicas for stage in planned))
     return Plan(
         planned,
         samples_per_s,
@@ -211,6 +227,8 @@ def plan(
         limit_kind,
         math.prod(stage.survival for stage in planned),
         tuple(shortages(manifest, fleet)) if memory else (),
+        efficiency(manifest, replicas, tokens),
+        tokens_per_s * sum(3.0 * part.cost for part in parts) / sum(kind.count * kind.flops for kind in fleet),
         sum(_per_hour(placed.machines, stage.egress) for placed, stage in zip(placements, planned, strict=True)),
     )
 
@@ -238,6 +256,11 @@ def _per_hour(here: Sequence[MachineKind], egress: float) -> float:
     """Money an hour for the machines of a stage, each of which sends `egress` bytes a second."""
     gigabytes = egress * 3600.0 / 1e9
     return sum(kind.price + gigabytes * kind.egress_price for kind in here)
+
+
+def _gossip_share(manifest: Manifest) -> float:
+    """Share of a line up that packets of rounds take at most; a machine whose rounds need more leaves some out."""
+    return min(manifest.gossip.uplink_share, EXCHANGE_SHARE)
 
 
 def _one_way_bytes(manifest: Manifest) -> int:

@@ -1,0 +1,138 @@
+"""What a run learns from a token, as a share of what one replica with a batch by Step Law learns from it.
+
+    efficiency = batch * replicas * late * boundary
+    batch      (1 + 1/K) / (1 + x/K), x = B / law >= 1     K = CRITICAL; the form of arXiv 1812.06162, section 2.2
+    replicas   1 / (1 + n), n = e^a (R - 1)^p (law / b)^q H^r T^-u     R replicas of a stage, each b = B / R tokens a
+               step, H steps a round, T steps in the run, law = Step Law's batch for the run's tokens (manifest/recipe.py)
+    late       gradients that come a step late in a pipeline of several stages
+    boundary   tokens that the nats of pipeline.boundary and gossip.codec are worth, by the law of LAW_B and LAW_BETA
+
+`MEASURED` holds what n is fitted to, a test fits it again. Its rows agree with the formula within a factor of 2 of n.
+Limits: docs/learning.md.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+
+from swarmnode.manifest import Manifest
+from swarmnode.manifest.recipe import law_batch
+
+LAW_B, LAW_BETA = 410.7, 0.28  # arXiv 2203.15556, eq. 10: loss = 1.69 + 406.4 / N^0.34 + 410.7 / D^0.28
+BOUNDARY_NATS = {"fp32": 0.0, "bf16": 0.0, "int8": 0.003, "fp8": 0.007}
+"""Measured (docs/methods.md): 4 stages of width 96 over 300 steps, 3 seeds, nats a byte over fp32."""
+SUBSPACE_NATS = ((1 / 8, 0.191), (1 / 4, 0.097), (1 / 2, 0.041))  # by k / D; measured in the same table
+CODEC_NATS = {"modular3": 0.003}  # measured: docs/measurements/gossip.md; other codecs of weights: nothing measurable
+CRITICAL = 16.0
+LATE = 0.88  # measured: docs/learning.md, the demo's swarm of one replica a stage, over plain Muon
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """`replicas` that each take `own` tokens a step of a run of `tokens`, and meet every `steps_of_round` steps, learn
+    `efficiency` of what one replica with all tokens of a step learns."""
+
+    source: str
+    replicas: int
+    own: int
+    tokens: float
+    steps_of_round: int
+    efficiency: float
+
+
+_REPLICA_BENCH = "`bench gossip`, docs/learning.md, Many replicas of a stage; one replica with batches of 64 has .92"
+_PILOT = "the same network, WSD, rates tried by hand, one seed; a factor of two in samples is .13 nat there"
+_LIVE = "`bench learning --replicas 1,2,4`, docs/learning.md; over one replica's .88"
+_MULOCO = "MuLoCo with 16 workers over 1, github.com/bentherien/muloco-1 at 33cc333; nats by the law of LAW_B"
+MEASURED = (
+    Row(_REPLICA_BENCH, 4, 1024, 983_040, 8, 0.64),
+    Row(_REPLICA_BENCH, 16, 256, 983_040, 8, 0.24),
+    Row(_REPLICA_BENCH, 64, 64, 983_040, 8, 0.11),
+    Row(_REPLICA_BENCH, 16, 256, 983_040, 2, 0.39),
+    Row(_PILOT, 4, 1024, 983_040, 8, 0.64),
+    Row(_PILOT, 4, 1024, 3_932_160, 8, 0.88),
+    Row(_PILOT, 4, 1024, 3_932_160, 32, 0.70),
+    Row(_PILOT, 4, 1024, 3_932_160, 96, 0.59),
+    Row(_LIVE, 2, 512, 960_000, 8, 0.88),
+    Row(_LIVE, 4, 256, 960_000, 8, 0.72),
+    Row(_MULOCO, 16, 262_144, 3.0e9, 30, 0.69),
+    Row(_MULOCO, 16, 262_144, 1.8e10, 30, 0.74),
+    Row(_MULOCO, 16, 262_144, 6.2e10, 30, 0.69),
+    Row(_MULOCO, 16, 262_144, 3.0e11, 30, 0.64),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """The constants a, p, q, r and u of n."""
+
+    log: float
+    replicas: float
+    share: float
+    round: float
+    steps: float
+
+
+FIT = Fit(-0.299, 0.625, 0.525, 0.262, 0.390)
+
+
+def of_replicas(replicas: int, own: float, tokens: float, steps_of_round: float, fit: Fit = FIT) -> float:
+    """Efficiency of `replicas` replicas, each with `own` tokens a step, in a run of `tokens`."""
+    if replicas < 2:
+        return 1.0
+    steps = max(1.0, tokens / (replicas * own))
+    rounds = min(max(1.0, steps_of_round), steps)
+    lost = fit.log + fit.replicas * math.log(replicas - 1) + fit.share * math.log(law_batch(tokens) / own)
+    return 1.0 / (1.0 + math.exp(lost + fit.round * math.log(rounds) - fit.steps * math.log(steps)))
+
+
+def of_batch(batch: float, tokens: float) -> float:
+    """Efficiency of one replica with `batch` tokens a step in a run of `tokens`."""
+    return (1.0 + 1.0 / CRITICAL) / (1.0 + max(1.0, batch / law_batch(tokens)) / CRITICAL)
+
+
+def critical_batch(tokens: float) -> float:
+    """Tokens of a step at which the batch alone takes half of what is learned from a token."""
+    return law_batch(tokens) * (CRITICAL + 2.0)
+
+
+def efficiency(manifest: Manifest, replicas: int, tokens: float) -> float:
+    """Learning efficiency of `manifest` in a run of `tokens`, with so many replicas of each stage."""
+    inner, gossip, context = manifest.inner, manifest.gossip, manifest.model.context
+    least = min(inner.replica_batch_min, inner.microbatch)
+    batch = max(inner.inner_batch, inner.inner_batch_max, replicas * least) * context
+    found = of_batch(batch, tokens) * (LATE if manifest.pipeline.stages > 1 else 1.0)
+    if replicas > 1 and gossip.method == "none":
+        return found / replicas
+    steps_of_round = gossip.fragments * gossip.round_samples * context / batch
+    found *= of_replicas(replicas, batch / replicas, tokens, steps_of_round)
+    return found * worth(boundary_nats(manifest) + CODEC_NATS.get(gossip.codec, 0.0) * (replicas > 1), tokens)
+
+
+def boundary_nats(manifest: Manifest) -> float:
+    """Nats that the run's boundary costs by the measurement on a small model; ranks between the measured ones by
+    interpolation of logarithms, below them in inverse proportion [guess]. Nothing crosses a boundary in one stage, but
+    a subspace restricts its layers as well."""
+    pipeline = manifest.pipeline
+    if pipeline.boundary == "subspace":
+        return _subspace_nats(pipeline.boundary_rank / manifest.model.width)
+    return BOUNDARY_NATS[pipeline.boundary] if pipeline.stages > 1 else 0.0
+
+
+def _subspace_nats(share: float) -> float:
+    least, most = SUBSPACE_NATS[0], SUBSPACE_NATS[-1]
+    if share <= least[0]:
+        return least[1] * least[0] / share
+    for (low, at_low), (high, at_high) in itertools.pairwise(SUBSPACE_NATS):
+        if share <= high:
+            way = math.log(share / low) / math.log(high / low)
+            return float(at_low * (at_high / at_low) ** way)
+    return most[1]
+
+
+def worth(nats: float, tokens: float) -> float:
+    """The share of `tokens` that a run without the loss of `nats` needs for the loss that one with it ends at."""
+    learned = LAW_B / tokens**LAW_BETA
+    return float((1.0 + nats / learned) ** (-1.0 / LAW_BETA))
