@@ -9,10 +9,11 @@ they come from the fleet's numbers.
 from __future__ import annotations
 
 import heapq
+import functools
 import math
 from collections import Counter
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from swarmnode.errors import UsageError
 from swarmnode.gossip.outer.traffic import message_nbytes, messages
@@ -34,6 +35,7 @@ PIECE_TOKENS = 40
 ms for each sample of 128 tokens, forward and backward."""
 
 SATURATED = 1.01  # guess: twice as many in flight would be less than so many times as fast
+IN_FLIGHT = 4.0
 SHARE_ALONE = 0.95  # simulated: of its FLOP/s, a machine that holds the whole model and waits for nobody
 EXCHANGE_SHARE = 0.5  # of a round's time, at most, goes to its exchange (gossip/round.py)
 
@@ -89,6 +91,18 @@ def in_flight_rate(
         rate, more = (throughput(many, sum(sizes), len(sizes), work_s, line_s) for many in (count, 2 * count))
         best = max(best, (samples * rate, more < SATURATED * rate))
     return best
+
+
+def in_flight_needed(manifest: Manifest, fleet: Sequence[MachineKind], share: float = 0.7) -> float:
+    """Samples in flight that keep .85 of the machines of `fleet` busy: IN_FLIGHT a machine for each moment of work, and
+    as many for the time on lines [simulated: 24 equal machines at home, and Kleinrock's closed network, window.py]."""
+    machines = [kind for kind in fleet for _ in range(kind.count)]
+    stages = manifest.pipeline.stages
+    flop = sum(3.0 * part.cost for part in stages_of(manifest)) * manifest.model.context
+    work_s = flop * len(machines) / sum(kind.flops for kind in machines) / share
+    wait_s, byte_s = _lines([machines, machines])
+    line_s = (stages - 1) * (wait_s + byte_s * _one_way_bytes(manifest))
+    return IN_FLIGHT * len(machines) * (1.0 + line_s / work_s)
 
 
 def _lines(stages: Sequence[Sequence[MachineKind]]) -> tuple[float, float]:
@@ -187,7 +201,8 @@ def plan(
         raise UsageError(f"{shortages(manifest, fleet)[0]}; {ADVICE}")
     parts = stages_of(manifest)
     share = share if stages > 1 else SHARE_ALONE
-    placements = _placed(manifest, fleet, parts, memory=memory)
+    any_round = replace(manifest, gossip=replace(manifest.gossip, round_samples=1))
+    placements, in_flight, saturated = _work(any_round, tuple(fleet), share, memory)
     tokens_of_sample = manifest.model.context + PIECE_TOKENS / manifest.inner.microbatch
     speeds, lines = [], []
     for part, placed in zip(parts, placements, strict=True):
@@ -196,13 +211,6 @@ def plan(
         up, gossip = sum(kind.up for kind in here), _gossip_bytes(manifest, part, len(here))
         traffic = max(sample_bytes(manifest, part, stages) + gossip, gossip / _gossip_share(manifest))
         lines.append(up / traffic if here and traffic else math.inf if here else 0.0)
-    in_flight, saturated = in_flight_rate(
-        manifest,
-        [placed.machines for placed in placements],
-        [3.0 * part.cost for part in parts],
-        [share * placed.flops for placed in placements],
-        _one_way_bytes(manifest),
-    )
     limits = {
         "arithmetic": (min(speeds), f"the arithmetic of stage {speeds.index(min(speeds))}"),
         "uplink": (min(lines), f"the upward lines of stage {lines.index(min(lines))}"),
@@ -231,6 +239,23 @@ def plan(
         tokens_per_s * sum(3.0 * part.cost for part in parts) / sum(kind.count * kind.flops for kind in fleet),
         sum(_per_hour(placed.machines, stage.egress) for placed, stage in zip(placements, planned, strict=True)),
     )
+
+
+@functools.lru_cache(maxsize=64)
+def _work(
+    manifest: Manifest, fleet: tuple[MachineKind, ...], share: float, memory: bool
+) -> tuple[list[_Placement], float, bool]:
+    """The placement, and `in_flight_rate`: the same for rounds of any length."""
+    parts = stages_of(manifest)
+    placements = _placed(manifest, fleet, parts, memory=memory)
+    rate, saturated = in_flight_rate(
+        manifest,
+        [placed.machines for placed in placements],
+        [3.0 * part.cost for part in parts],
+        [share * placed.flops for placed in placements],
+        _one_way_bytes(manifest),
+    )
+    return placements, rate, saturated
 
 
 def _placed(

@@ -1,10 +1,9 @@
-"""Search the split, boundary, microbatch and round of a run that suit a fleet, by the estimate of plan.py.
+"""Search the settings of a run that suit a fleet: those with which it comes to a loss first, by the estimate of plan.py
+and learning_efficiency.py.
 
-Every split is tried with every boundary that the manifest allows. Settings that cannot be faster by the estimate are
-left out: shorter microbatches where memory binds nothing, longer rounds and coarser boundaries where the lines up do
-not.
-
-The loss that `pipeline.boundary` costs, and the speed that it is worth.
+Tried: stages from one on and how they are cut, boundary and rank, inner batch, microbatch, codec, length and fragments
+of rounds, kinds of machine left out. Slots, the batch that keeps machines busy, timeouts and periods follow from these.
+Settings that cannot be better by the estimate are left out.
 """
 
 from __future__ import annotations
@@ -16,48 +15,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from swarmnode.errors import UsageError
+from swarmnode.gossip.outer.traffic import message_nbytes
 from swarmnode.manifest import Manifest
 from swarmnode.manifest.cross_field import ACROSS
-from swarmnode.manifest.recipe import STEPS_OF_ROUND, parameters_of
-from swarmnode.manifest.spec import GossipSpec, InnerSpec, PipelineSpec
+from swarmnode.manifest.recipe import STEPS_OF_ROUND, law_batch, parameters_of
+from swarmnode.model.expert_share import gradient_count
 from swarmnode.model.split import stages_of
 from swarmnode.plan.fleet import MachineKind
-from swarmnode.plan.plan import Plan, plan, sample_bytes
+from swarmnode.plan.learning_efficiency import boundary_nats, critical_batch, efficiency
+from swarmnode.plan.plan import EXCHANGE_SHARE, Plan, in_flight_needed, plan, sample_bytes
 from swarmnode.plan.stage_memory import fit_of, tightest
-
-# measured (docs/methods.md): 4 stages of width 96 over 300 steps, 3 seeds, nats a byte over fp32
-NATS = {"fp32": 0.0, "bf16": 0.0, "int8": 0.003, "fp8": 0.007}
-SUBSPACE_NATS = ((1 / 8, 0.191), (1 / 4, 0.097), (1 / 2, 0.041))  # by k / D; measured in the same table
-LAW_B, LAW_BETA = 410.7, 0.28  # arXiv 2203.15556, eq. 10: loss = 1.69 + 406.4 / N^0.34 + 410.7 / D^0.28
-
-
-def boundary_nats(manifest: Manifest) -> float:
-    """Nats that the run's boundary costs by the measurement on a small model; ranks between the measured ones by
-    interpolation of logarithms, below them in inverse proportion [guess]. Nothing crosses a boundary in one stage, but
-    a subspace restricts its layers as well."""
-    pipeline = manifest.pipeline
-    if pipeline.boundary == "subspace":
-        return _subspace_nats(pipeline.boundary_rank / manifest.model.width)
-    return NATS[pipeline.boundary] if pipeline.stages > 1 else 0.0
-
-
-def _subspace_nats(share: float) -> float:
-    least, most = SUBSPACE_NATS[0], SUBSPACE_NATS[-1]
-    if share <= least[0]:
-        return least[1] * least[0] / share
-    for (low, at_low), (high, at_high) in itertools.pairwise(SUBSPACE_NATS):
-        if share <= high:
-            way = math.log(share / low) / math.log(high / low)
-            return float(at_low * (at_high / at_low) ** way)
-    return most[1]
-
-
-def worth(nats: float, tokens: float) -> float:
-    """The share of `tokens` that a run without the loss of `nats` needs for the loss that one with it ends at, by the
-    law of LAW_B and LAW_BETA."""
-    learned = LAW_B / tokens**LAW_BETA
-    return float((1.0 + nats / learned) ** (-1.0 / LAW_BETA))
-
 
 ROWS = 5  # best splits and boundaries that are kept
 ALIKE = 0.01  # guess: of settings so close the one that changes least is better
@@ -68,20 +35,38 @@ RANK_PARTS = (4, 8)  # measured: D / 4 and D / 8 (docs/methods.md); D / 2 sends 
 MEMORY_WEIGHTS = (0.0, 0.5, 1.0)  # guess
 LARGE = 1e9  # parameters above which subspaces are tried unasked
 MICROBATCH_MORE = 4  # guess: at most so many times the manifest's microbatch
-FIELDS = (
-    ("pipeline", "stages"),
-    ("pipeline", "memory_weight"),
-    ("pipeline", "boundary"),
-    ("pipeline", "boundary_rank"),
-    ("inner", "microbatch"),
-    ("gossip", "round_samples"),
-)
+BATCHES = (1, 2, 4, 8)  # inner batches, as multiples of Step Law's
+ROUND_STEPS = (8, 15, 30, 60, 125, 250, 500)  # inner steps of a round; 500: DiLoCo's, arXiv 2311.08105
+SPARING = (5, 0.0)  # gossip.fragments and inner.average_share where memory is short
+CODECS = ("modular4", "modular3")
+FALLING_MAX = 3  # guess: numbers of stages in a row that are no better, where every machine holds every stage
+FIELDS = {
+    "pipeline": ("stages", "memory_weight", "boundary", "boundary_rank", "window_max"),
+    "inner": ("microbatch", "inner_batch", "inner_batch_max", "average_share"),
+    "gossip": ("codec", "fragments", "round_samples"),
+    "limits": (
+        "microbatch_timeout_s",
+        "hop_timeout_min_s",
+        "in_flight_max",
+        "exchange_timeout_s",
+        "announce_period_s",
+        "record_ttl_s",
+    ),
+    "recovery": ("snapshot_rounds", "snapshot_rounds_max"),
+    "checkpoint": ("every_rounds",),
+}
+TABLE_OF = {key: table for table, keys in FIELDS.items() for key in keys}
+SLOTS_MAX = 256  # guess
+WAITS = 4.0  # guess: a round trip or an exchange takes at most so many times what it should
+HOP_SHARE = 6.0  # guess: a hop's least patience, as a part of a microbatch's
+ANNOUNCE_S_PER_REPLICA = 0.3  # .2 Mbit/s a node: a look-up moves 5.5 copies of a stage's records of 270 bytes, measured
+RECORD_PERIODS = 4  # guess: announce periods until a record is forgotten
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """Settings and their estimate. `nats`: the loss that the boundary costs, measured on a small model. `score`: tokens
-    per second, or for one unit of money, less what those nats are worth. `frailty`: 0 with two replicas a stage that
+    per second, or for one unit of money, times the learning efficiency. `frailty`: 0 with two replicas a stage that
     survive the day, 1 with two, 2 with one. `left_out`: kinds of machine that cost more than they add."""
 
     manifest: Manifest
@@ -132,9 +117,10 @@ def search(
     *,
     by_money: bool | None = None,
     ranks: Sequence[int] = (),
+    stages: int | None = None,
 ) -> Search:
     """The best settings of `manifest` for `fleet` and a run of `tokens`. `by_money` None: if the fleet has prices.
-    `ranks`: of subspaces to try, beside the manifest's own.
+    `ranks`: of subspaces to try, beside the manifest's own. `stages`: the only number of them to try.
 
     Raises UsageError, with bytes, if no setting fits.
     """
@@ -151,22 +137,28 @@ def search(
         short = tightest(manifest, fleet)
         own, own_fault = None, short[1] if short else f"no machine is left for stage {bare}"
     _check_ranks(manifest, ranks)
-    found = [own] if own else []
+    found = [own] if own and stages in (None, manifest.pipeline.stages) else []
     for used, left_out in _fleets(fleet, by_money=by_money):
-        _try_all(manifest, used, left_out, tokens, found, by_money=by_money, ranks=ranks)
+        _try_all(manifest, used, left_out, tokens, found, by_money=by_money, ranks=ranks, only=stages)
     if not found:
-        raise UsageError(_nothing(manifest, fleet))
+        raise UsageError(_nothing(manifest, fleet, stages))
     best = _chosen(found)
     plain = [one for one in found if one.manifest.pipeline.boundary != "subspace"]
     within = [one for one in found if one.manifest.pipeline.boundary == "subspace"]
     within = within or _same_in_subspace(manifest, best, tokens, by_money=by_money)
     rest = [one for one in _groups(found) if one.group != best.group]
+
+    def patient(one: Candidate) -> Candidate:
+        if one is own:
+            return one
+        return dataclasses.replace(one, manifest=(made := with_patience(one)), changes=_changes(manifest, made))
+
     return Search(
-        (best, *rest[: ROWS - 1]),
+        tuple(patient(one) for one in (best, *rest[: ROWS - 1])),
         own,
         own_fault,
-        _chosen(plain) if plain and best not in plain else None,
-        _chosen(within) if within else None,
+        patient(_chosen(plain)) if plain and best not in plain else None,
+        patient(_chosen(within)) if within else None,
         by_money,
         len({(one.manifest, one.left_out) for one in found}),
     )
@@ -208,17 +200,20 @@ def _candidate(
     by_money: bool,
 ) -> Candidate:
     found = plan(manifest, fleet, tokens)
-    nats = boundary_nats(manifest)
     frailty = 2
     if found.replicas_min >= REPLICAS_MIN:
         frailty = 0 if found.survival >= SURVIVAL_MIN else 1
-    score = worth(nats, tokens) * (found.tokens_per_money if by_money else found.tokens_per_s)
-    changes = tuple(
+    score = found.efficiency * (found.tokens_per_money if by_money else found.tokens_per_s)
+    changes = _changes(origin, manifest)
+    return Candidate(manifest, tuple(fleet), found, boundary_nats(manifest), score, frailty, changes, left_out)
+
+
+def _changes(origin: Manifest, manifest: Manifest) -> tuple[tuple[str, str, str | float], ...]:
+    return tuple(
         (table, key, getattr(getattr(manifest, table), key))
-        for table, key in FIELDS
+        for key, table in TABLE_OF.items()
         if getattr(getattr(manifest, table), key) != getattr(getattr(origin, table), key)
     )
-    return Candidate(manifest, tuple(fleet), found, nats, score, frailty, changes, left_out)
 
 
 def _fleets(
@@ -237,15 +232,18 @@ def _fleets(
             )
 
 
-def _memory_weights(manifest: Manifest, fleet: Sequence[MachineKind]) -> list[float]:
-    """The manifest's own; where some machine cannot hold every stage, also others that cut the layers otherwise."""
-    own = manifest.pipeline.memory_weight
-    found = {tuple(part.layers for part in stages_of(manifest)): own}
-    if any(fit_of(manifest, kind).unable for kind in fleet):
-        for weight in MEMORY_WEIGHTS:
-            cut = tuple(part.layers for part in stages_of(_with(manifest, memory_weight=weight)))
-            found.setdefault(cut, weight)
-    return list(found.values())
+def _cuts(manifest: Manifest, fleet: Sequence[MachineKind]) -> list[tuple[float, int, float]]:
+    """(memory_weight, fragments, average_share): the manifest's own; where some machine cannot hold every stage, also
+    others that cut the layers otherwise, and need less memory."""
+    pipeline, gossip, inner = manifest.pipeline, manifest.gossip, manifest.inner
+    own = pipeline.memory_weight, gossip.fragments, inner.average_share
+    found = {tuple(part.layers for part in stages_of(manifest)): pipeline.memory_weight}
+    if not any(fit_of(with_values(manifest, microbatch=1), kind).unable for kind in fleet):
+        return [own]
+    for weight in MEMORY_WEIGHTS:
+        cut = tuple(part.layers for part in stages_of(with_values(manifest, memory_weight=weight)))
+        found.setdefault(cut, weight)
+    return list(dict.fromkeys((weight, *rest) for rest in (own[1:], SPARING) for weight in found.values()))
 
 
 def _boundaries(manifest: Manifest, ranks: Sequence[int]) -> list[tuple[str, int]]:
@@ -269,21 +267,73 @@ def _microbatches(manifest: Manifest, nodes: int) -> list[int]:
     return [own, *smaller, *(size for size in powers if own < size <= min(MICROBATCH_MORE * own, flight))]
 
 
+def _batches(manifest: Manifest, tokens: float) -> list[int]:
+    """The manifest's own, and powers of two near multiples of Step Law's batch, in samples."""
+    law = law_batch(tokens) / manifest.model.context
+    return list(dict.fromkeys([manifest.inner.inner_batch, *(1 << max(0, round(math.log2(n * law))) for n in BATCHES)]))
+
+
 def _rounds(manifest: Manifest) -> list[int]:
-    """The manifest's own, then longer ones of at most STEPS_OF_ROUND inner steps."""
+    """The manifest's own, and longer ones of ROUND_STEPS inner steps."""
     own, step = manifest.gossip.round_samples, max(manifest.inner.inner_batch, manifest.inner.inner_batch_end)
-    steps = [1 << i for i in range(STEPS_OF_ROUND.bit_length())]
-    return [own, *(step * count for count in steps if step * count > own)]
+    longer = [-(-step * count // manifest.gossip.fragments) for count in ROUND_STEPS]
+    return sorted({max(own, step), *(samples for samples in longer if samples > max(own, step))})
 
 
-def _with(manifest: Manifest, **changed: float | str) -> Manifest:
+def with_values(manifest: Manifest, **changed: float | str) -> Manifest:
     """`manifest` with other values of FIELDS, by key."""
-    tables: dict[str, PipelineSpec | InnerSpec | GossipSpec] = {}
-    for table in ("pipeline", "inner", "gossip"):
-        values = {key: changed[key] for of, key in FIELDS if of == table and key in changed}
-        if values:
-            tables[table] = dataclasses.replace(getattr(manifest, table), **values)
-    return dataclasses.replace(manifest, **tables)  # type: ignore[arg-type]
+    tables = {
+        table: dataclasses.replace(getattr(manifest, table), **{key: changed[key] for key in keys if key in changed})
+        for table, keys in FIELDS.items()
+        if not changed.keys().isdisjoint(keys)
+    }
+    return dataclasses.replace(manifest, **tables)
+
+
+def _kept_busy(manifest: Manifest, nodes: int, needed: float, tokens: float) -> Manifest:
+    """`manifest` with slots, windows and a largest batch for the `needed` samples in flight, the last at most the
+    critical batch; and records as rare as so many `nodes` want them."""
+    pipeline, inner, limits = manifest.pipeline, manifest.inner, manifest.limits
+    replicas = max(1, nodes // pipeline.stages)
+    period_s = max(limits.announce_period_s, float(round(ANNOUNCE_S_PER_REPLICA * replicas)))
+    ttl_s = max(limits.record_ttl_s, RECORD_PERIODS * period_s)
+    made = with_values(manifest, announce_period_s=period_s, record_ttl_s=ttl_s)
+    if pipeline.stages == 1:
+        return with_values(made, inner_batch_max=0)
+    most = min(critical_batch(tokens) / manifest.model.context, needed)
+    slots = min(SLOTS_MAX, 1 << math.ceil(math.log2(max(1.0, needed / replicas / inner.microbatch))))
+    return with_values(
+        made,
+        inner_batch_max=int(most) if most > inner.inner_batch else 0,
+        in_flight_max=max(limits.in_flight_max, slots),
+        window_max=max(pipeline.window_max, slots),
+    )
+
+
+def with_patience(candidate: Candidate) -> Manifest:
+    """Its manifest with timeouts for the bytes and samples that are under way, and as many inner steps between two
+    snapshots or checkpoints as without longer rounds."""
+    manifest, found = candidate.manifest, candidate.plan
+    limits, inner, recovery = manifest.limits, manifest.inner, manifest.recovery
+    trip_s = max(inner.inner_batch, inner.inner_batch_max) / found.samples_per_s
+    slowest = min(kind.up for kind in candidate.fleet)
+    sent = max(
+        message_nbytes(manifest.gossip, gradient_count(manifest, stage.part), 0) * max(1, manifest.gossip.group - 1)
+        for stage in found.stages
+    )
+    patience_s = max(limits.microbatch_timeout_s, float(math.ceil(WAITS * trip_s))) if len(found.stages) > 1 else 0.0
+    rounds = max(1.0, manifest.gossip.round_samples / inner.inner_batch / STEPS_OF_ROUND)
+    made = with_values(
+        manifest,
+        exchange_timeout_s=max(limits.exchange_timeout_s, float(math.ceil(WAITS * EXCHANGE_SHARE * sent / slowest))),
+        snapshot_rounds=max(1, round(recovery.snapshot_rounds / rounds)),
+        snapshot_rounds_max=max(1, round(recovery.snapshot_rounds_max / rounds)),
+        every_rounds=max(1, round(manifest.checkpoint.every_rounds / rounds)),
+    )
+    if patience_s <= limits.microbatch_timeout_s:
+        return made
+    hop_s = max(limits.hop_timeout_min_s, float(math.ceil(patience_s / HOP_SHARE)))
+    return with_values(made, microbatch_timeout_s=patience_s, hop_timeout_min_s=hop_s)
 
 
 def _allowed(manifest: Manifest) -> bool:
@@ -299,41 +349,66 @@ def _try_all(
     *,
     by_money: bool,
     ranks: Sequence[int],
+    only: int | None,
 ) -> None:
-    """Append the candidates of all splits on `fleet` to `found`."""
+    """Append the candidates of all splits on `fleet`, or of `only` so many stages, to `found`."""
     nodes = sum(kind.count for kind in fleet)
     bars = _Bars(found)
-    for stages in range(1, min(manifest.model.layers, nodes) + 1):
+    falling = 0
+    for stages in range(1, min(manifest.model.layers, nodes) + 1) if only is None else (only,):
+        if falling > FALLING_MAX:
+            break
+        before, best = len(found), min((one.order for one in found), default=None)
         sated = False  # a plain boundary whose lines are not the limit
-        weights = _memory_weights(_with(manifest, stages=stages), fleet)
-        for weight, (boundary, rank) in itertools.product(weights, _boundaries(manifest, ranks)):
+        cuts = _cuts(with_values(manifest, stages=stages), fleet)
+        for (weight, fragments, average), (boundary, rank) in itertools.product(cuts, _boundaries(manifest, ranks)):
             if sated and boundary == "subspace" and not ranks and manifest.pipeline.boundary != "subspace":
                 continue
             last: Candidate | None = None
             for microbatch in _microbatches(manifest, nodes):
-                start = _with(
+                same = with_values(
                     manifest,
                     stages=stages,
                     memory_weight=weight,
+                    fragments=fragments,
+                    average_share=average,
                     boundary=boundary,
                     boundary_rank=rank,
                     microbatch=microbatch,
                 )
-                if not _allowed(start) or not _may_gain(start, last, fleet):
+                if not _may_gain(same, last, fleet):
                     continue
-                if not by_money and bars.below(_bound(start, fleet) * worth(boundary_nats(start), tokens)):
-                    continue
-                for round_samples in _rounds(start):
-                    made = _with(start, round_samples=round_samples)
-                    one = _candidate(made, manifest, fleet, left_out, tokens, by_money=by_money)
-                    if not one.plan.tokens_per_s:
-                        break
-                    found.append(one)
-                    bars.add(one)
-                    last = one if round_samples == start.gossip.round_samples else last
-                    sated |= boundary != "subspace" and one.plan.limit_kind == "arithmetic"
-                    if one.plan.limit_kind == "arithmetic":
-                        break
+                needed = in_flight_needed(same, fleet)
+                for batch in _batches(manifest, tokens):
+                    start = with_values(same, inner_batch=batch)
+                    start = with_values(start, round_samples=_rounds(start)[0])
+                    start = _kept_busy(start, nodes, needed, tokens)
+                    most = _bound(start, fleet) * efficiency(start, max(1, nodes // stages), tokens)
+                    if not _allowed(start) or (not by_money and bars.below(most)):
+                        continue
+                    if tightest(start, fleet) is not None:
+                        continue
+                    for round_samples in _rounds(start):
+                        made = with_values(start, round_samples=round_samples)
+                        one = _candidate(made, manifest, fleet, left_out, tokens, by_money=by_money)
+                        if not one.plan.tokens_per_s:
+                            break
+                        found.append(one)
+                        bars.add(one)
+                        last = one if last is None or last.manifest.inner.microbatch != microbatch else last
+                        sated |= boundary != "subspace" and one.plan.limit_kind == "arithmetic"
+                        if one.plan.limit_kind != "uplink":
+                            break
+        if best is not None and not any(fit_of(same, kind).unable for kind in fleet):
+            falling = 0 if any(one.order < best for one in found[before:]) else falling + 1
+    chosen = _chosen(found) if found else None
+    if chosen is None or chosen.manifest.gossip.codec not in CODECS or chosen.left_out != left_out:
+        return
+    for codec in CODECS:
+        for round_samples in _rounds(with_values(chosen.manifest, round_samples=manifest.gossip.round_samples)):
+            made = with_values(chosen.manifest, codec=codec, round_samples=round_samples)
+            if _allowed(made):
+                found.append(_candidate(made, manifest, fleet, left_out, tokens, by_money=by_money))
 
 
 def _may_gain(manifest: Manifest, last: Candidate | None, fleet: Sequence[MachineKind]) -> bool:
@@ -380,7 +455,7 @@ class _Bars:
 def _check_ranks(manifest: Manifest, ranks: Sequence[int]) -> None:
     """Raises UsageError if the manifest does not go with a subspace of one of `ranks`."""
     for rank in ranks:
-        made = _with(manifest, boundary="subspace", boundary_rank=rank)
+        made = with_values(manifest, boundary="subspace", boundary_rank=rank)
         for across in ACROSS:
             if "pipeline.boundary" in across.names and not across.holds(made):
                 raise UsageError(f"--rank {rank}: {across.names[0]}: allowed is {across.allowed(made)}")
@@ -390,7 +465,7 @@ def _same_in_subspace(manifest: Manifest, best: Candidate, tokens: float, *, by_
     """The best candidate with the subspaces that would be tried, where the search had no reason to try them."""
     found = []
     for boundary, rank in _boundaries(manifest, ()):
-        made = _with(best.manifest, boundary=boundary, boundary_rank=rank)
+        made = with_values(best.manifest, boundary=boundary, boundary_rank=rank)
         if boundary == "subspace" and _allowed(made):
             try:
                 one = _candidate(made, manifest, best.fleet, best.left_out, tokens, by_money=by_money)
@@ -400,15 +475,15 @@ def _same_in_subspace(manifest: Manifest, best: Candidate, tokens: float, *, by_
     return found
 
 
-def _nothing(manifest: Manifest, fleet: Sequence[MachineKind]) -> str:
+def _nothing(manifest: Manifest, fleet: Sequence[MachineKind], only: int | None) -> str:
     """The reason that no split fits: the bytes that the least demanding one needs."""
     nodes = sum(kind.count for kind in fleet)
     least: tuple[int, str] | None = None
-    for stages in range(1, manifest.model.layers + 1):
+    for stages in range(1, manifest.model.layers + 1) if only is None else (only,):
         for weight, (boundary, rank) in itertools.product(MEMORY_WEIGHTS, _boundaries(manifest, ())):
             sizes = sorted(_microbatches(manifest, nodes))
             made = [
-                _with(
+                with_values(
                     manifest,
                     stages=stages,
                     memory_weight=weight,

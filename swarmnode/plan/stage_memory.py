@@ -9,8 +9,9 @@ from dataclasses import replace
 from swarmnode.errors import UsageError
 from swarmnode.machine.free_memory import FreeMemory, MachineMemory
 from swarmnode.machine.stage_fit import StageFit, best_fit
-from swarmnode.manifest import Manifest
+from swarmnode.manifest import LimitsSpec, Manifest
 from swarmnode.model.memory_budget import CARD, CPU
+from swarmnode.model.memory_estimate import TAPES
 from swarmnode.plan.fleet import MachineKind
 
 CONTEXT_NBYTES = 700_000_000  # guess: CUDA's context and kernels on a card
@@ -34,8 +35,16 @@ def memory_of(kind: MachineKind) -> MachineMemory:
 
 def fit_of(manifest: Manifest, kind: MachineKind) -> StageFit:
     """The stages of the run that a machine of `kind` can serve."""
-    any_round = replace(manifest.gossip, round_samples=1)  # the length of a round needs no memory: one entry for all
-    return _fit(replace(manifest, gossip=any_round), memory_of(kind), bool(kind.host_gb))
+    # The length of rounds, timeouts and large batches need no memory: one entry for all.
+    inner, slots = manifest.inner, manifest.limits.in_flight_max
+    batch = min(inner.inner_batch, inner.microbatch * TAPES)
+    same = replace(
+        manifest,
+        gossip=replace(manifest.gossip, round_samples=1),
+        inner=replace(inner, inner_batch=batch, inner_batch_max=0),
+        limits=LimitsSpec(in_flight_max=slots, tape_bytes_max=manifest.limits.tape_bytes_max),
+    )
+    return _fit(same, memory_of(kind), bool(kind.host_gb))
 
 
 def repeated(manifest: Manifest, kind: MachineKind, stage: int) -> int:
