@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from swarmnode.cli.option.amount import BITS, GB, Amount
+
 if TYPE_CHECKING:
     from swarmnode.manifest import Manifest, Recipe
+    from swarmnode.local.pretrained import Pretrained
+    from swarmnode.plan.fleet import MachineKind
 
 KINDS = ("pretrain", "finetune", "adapters", "one_byte")
 PRESETS = ("demo", "tiny", "small")
 COUNT_MAX = 10**12
+NODES = 6
+TOKENS_A_PARAMETER = 20  # arXiv 2203.15556, table 3
+BYTES_MAX = 20_000_000  # guess: parameters up to which bytes serve as tokens
+SEARCHED = ("pretrain", "finetune")  # kinds whose learning the search knows
 CONVERTED = "model"  # the folder that a GGUF file becomes, in the run's
 
 
@@ -22,10 +31,18 @@ CONVERTED = "model"  # the folder that a GGUF file becomes, in the run's
 @click.option(
     "--parameters", type=click.IntRange(1, COUNT_MAX), help="Approximate size of the model.  [default: the preset's]"
 )
-@click.option("--nodes", type=click.IntRange(1, 1 << 20), help="Nodes that will train.  [default: two a stage]")
+@click.option("--nodes", type=click.IntRange(1, 1 << 20), help=f"Machines that will train.  [default: {NODES}]")
+@click.option("--card", "card_gb", type=Amount("GB", GB), help="Memory of each machine's card.  [default: by the model]")
+@click.option("--up", "up_bps", type=Amount("Mbit", BITS), help="Each machine's line up.  [default: 1Gbit]")
+@click.option("--fleet", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="The machines, as for `plan`.")
+@click.option("--samples", type=click.IntRange(1, COUNT_MAX), help="Length of the run.")
 @click.option(
-    "--samples", type=click.IntRange(1, COUNT_MAX), help="Length of the run.  [default: the preset's decay_samples]"
+    "--tokens",
+    type=click.FloatRange(min=1, max=1e18),
+    help="Instead of --samples.  [default: 20 a parameter; without --parameters the preset's]",
 )
+@click.option("--stages", type=click.IntRange(1, 512), help="Stages of the model.  [default: by the machines]")
+@click.option("--anyway", is_flag=True, help="Write a run that is slower than one of its machines alone.")
 @click.option("--data", "data", type=click.Path(file_okay=False, path_type=Path), help="A data set of `data make`.")
 @click.option("--location", "locations", multiple=True, metavar="URL", help="Where its files can be had; repeatable.")
 @click.option(
@@ -45,7 +62,7 @@ CONVERTED = "model"  # the folder that a GGUF file becomes, in the run's
     "--base-location", "base_locations", multiple=True, metavar="URL", help="Where its files can be had; repeatable."
 )
 @click.option(
-    "--context", type=click.IntRange(1, 1 << 24), help="With --from: tokens of a sample.  [default: at most 512]"
+    "--context", type=click.IntRange(1, 1 << 24), help="Tokens of a sample.  [default: by the model's size]"
 )
 @click.option(
     "--new-run", is_flag=True, help="In a folder that has a run: put its signed manifest aside; manifest.toml is kept."
@@ -56,7 +73,13 @@ def command(
     preset: str,
     parameters: int | None,
     nodes: int | None,
+    card_gb: float | None,
+    up_bps: float | None,
+    fleet: Path | None,
     samples: int | None,
+    tokens: float | None,
+    stages: int | None,
+    anyway: bool,
     data: Path | None,
     locations: tuple[str, ...],
     model: str | None,
@@ -68,8 +91,10 @@ def command(
 ) -> None:
     """Write DIR/manifest.toml, commented and ready to edit, and DIR/owner.key, which signs it.
 
-    With --parameters, --nodes or --samples the model, learning rate, batch and warm-up are fitted to them; the comments
-    name the sources. Prints both paths. Nothing is overwritten. Next: swarmnode up DIR
+    With any word on the model, the machines or the length, the model is made to size, and its settings are those with
+    which the machines come to its loss first: as few stages as memory allows, rounds as long as lines want them. The
+    comments name the sources. Prints what the run will do, and both paths. Nothing is overwritten. Next: swarmnode up
+    DIR
 
     With --from the run goes on from a model's weights. Its files are read once, for their hashes; DIR/base leads to
     them. Machines that join fetch their own stage's part alone, from members or from the model's location.
@@ -93,21 +118,95 @@ def command(
         preset_made = on_data_set(preset_made, data, locations)
     elif locations:
         raise click.UsageError("--location says where the files of --data can be had: give both")
+    if samples is not None and tokens is not None:
+        raise click.UsageError("--samples and --tokens both say how long the run is: give one")
+    if fleet is not None and (nodes, card_gb, up_bps) != (None, None, None):
+        raise click.UsageError("--fleet says what the machines are: leave out --nodes, --card and --up")
+    if tokens is not None and context is not None:
+        samples = max(1, round(tokens / context))
+    wanted = (nodes, card_gb, up_bps, fleet, samples, tokens, stages)
+    searched = parameters is not None or any(value is not None for value in wanted)
     if model is not None:
         if parameters is not None:
             raise click.UsageError("--parameters sizes a new model, --from goes on from one that has its size")
+        if tokens is not None and context is None:
+            raise click.UsageError("--tokens with --from needs --context, or give --samples")
         start = manifest.of_kind(preset_made, kind or KINDS[0])
-        _from_model(folder, model, start, base_locations, data, context, nodes, samples, untie=untie)
-        return
-    if base_locations or context is not None or kind is not None or untie:
-        raise click.UsageError("--kind, --base-location, --context and --untie belong to --from MODEL")
-    made = manifest.Recipe(preset_made, {})
-    if (parameters, nodes, samples) != (None, None, None):
-        made = manifest.fit(made.manifest, parameters=parameters, nodes=nodes, samples=samples)
+        pretrained = _from_model(folder, model, start, base_locations, data, context, samples, untie=untie)
+        made = pretrained.recipe
+        made = manifest.Recipe(made.manifest, {**start.origins, **made.origins})
+        searched = searched and (kind or KINDS[0]) in SEARCHED
+    else:
+        if base_locations or kind is not None or untie:
+            raise click.UsageError("--kind, --base-location and --untie belong to --from MODEL")
+        pretrained, made = None, manifest.Recipe(preset_made, {})
+        if searched or context is not None:
+            made = _new_model(preset_made, parameters, context, samples, tokens)
+        if parameters is not None and parameters > BYTES_MAX and made.manifest.model.vocabulary == 256:
+            click.echo(
+                f"{parameters:_} parameters that read bytes: a tokenizer makes a run shorter by four: swarmnode data make"
+                " OUT --tokenizer tokenizer.json, then --data OUT",
+                err=True,
+            )
+    if searched:
+        made = _searched(made, _fleet(fleet, nodes, card_gb, up_bps, made.manifest), stages, anyway=anyway)
     _check_text(made.manifest, data)
     for path in manifest.init(folder, made.manifest, made.origins):
         click.echo(path)
+    if pretrained is not None:
+        from swarmnode.local.pretrained import lay_out
+
+        click.echo(lay_out(folder, pretrained))
     _link(folder, data)
+
+
+def _new_model(
+    start: Manifest, parameters: int | None, context: int | None, samples: int | None, tokens: float | None
+) -> Recipe:
+    """`start` with a model of `parameters` and a run of that length, before the search for its machines."""
+    from swarmnode import manifest
+    from swarmnode.manifest.recipe import context_of, parameters_of
+
+    count = parameters or parameters_of(start.model)
+    context = context or context_of(count, start.model.context)
+    if samples is None and (tokens is not None or parameters is not None):
+        samples = max(1, round((tokens or TOKENS_A_PARAMETER * count) / context))
+    origin = "the requested context, or GPT-2's from 1e8 parameters on and LLaMA's from 1e9"
+    origins = {"model.context": origin} if context != start.model.context else {}
+    sized = dataclasses.replace(start, model=dataclasses.replace(start.model, context=context))
+    made = manifest.fit(sized, parameters=parameters, samples=samples)
+    return manifest.Recipe(made.manifest, {**origins, **made.origins})
+
+
+def _fleet(
+    path: Path | None, nodes: int | None, card_gb: float | None, up_bps: float | None, made: Manifest
+) -> tuple[MachineKind, ...]:
+    from swarmnode.manifest.recipe import parameters_of
+    from swarmnode.plan.fitted import machines
+    from swarmnode.plan.fleet import read_fleet
+
+    if path is not None:
+        return read_fleet(path)
+    return (machines(nodes or NODES, card_gb, up_bps, parameters_of(made.model)),)
+
+
+def _searched(start: Recipe, fleet: tuple[MachineKind, ...], stages: int | None, *, anyway: bool) -> Recipe:
+    """`start` with the best settings for `fleet`, and word of what the run will do. Raises UsageError for one that is
+    slower than one of its machines alone, unless `anyway`."""
+    from swarmnode.plan.fitted import check_faster, fitted, forecast
+
+    for kind in fleet:
+        card = f"{kind.memory_gb:.3g} GB card" if kind.host_gb else f"{kind.memory_gb:.3g} GB"
+        lines = f"{kind.up * 8 / 1e6:.4g}/{kind.down * 8 / 1e6:.4g} Mbit/s up/down"
+        click.echo(f"{kind.count} machines: {kind.flops:.2g} FLOP/s, {card}, {lines}")
+    found = fitted(start, fleet, stages=stages)
+    inner, model = found.recipe.manifest.inner, found.recipe.manifest.model
+    tokens = float(inner.decay_samples * model.context)
+    for line in forecast(found.best.plan, found.recipe.manifest, tokens, found.alone):
+        click.echo(line)
+    if not anyway:
+        check_faster(found)
+    return found.recipe
 
 
 def _check_text(made: Manifest, data: Path | None) -> None:
@@ -133,16 +232,14 @@ def _from_model(
     locations: tuple[str, ...],
     data: Path | None,
     context: int | None,
-    nodes: int | None,
     samples: int | None,
     *,
     untie: bool,
-) -> None:
-    """Write the run that starts from `model`."""
-    from swarmnode import manifest
+) -> Pretrained:
+    """The run that starts from `model`."""
     from swarmnode.cli.option.model_files import open_model
     from swarmnode.cli.output.progress import bar
-    from swarmnode.local.pretrained import lay_out, pretrained
+    from swarmnode.local.pretrained import pretrained
     from swarmnode.model.gguf_file import is_gguf, to_folder
 
     if is_gguf(model):
@@ -151,20 +248,14 @@ def _from_model(
         click.echo(converted)
         model = str(converted)
     with open_model(model) as opened, bar("hashing") as moved:
-        made = pretrained(
+        return pretrained(
             opened.files,
             start.manifest,
             name=opened.name,
             locations=(*opened.locations, *locations),
             data=data,
             context=context,
-            nodes=nodes,
             samples=samples,
             report=moved,
             untie=untie,
         )
-    _check_text(made.recipe.manifest, data)
-    for path in manifest.init(folder, made.recipe.manifest, {**start.origins, **made.recipe.origins}):
-        click.echo(path)
-    click.echo(lay_out(folder, made))
-    _link(folder, data)

@@ -73,6 +73,7 @@ def command(
     The estimate is by formula; --simulate runs the nodes' own code in virtual time and prints its result beside it.
     --search tries other settings by the same formula, and says which lines of the manifest to change.
     """
+    from swarmnode.plan.fitted import alone, forecast
     from swarmnode.plan.fleet import read_fleet
     from swarmnode.plan.plan import plan
 
@@ -94,6 +95,8 @@ def command(
         click.echo(json.dumps(dataclasses.asdict(found) | {"simulated_tokens_per_s": measured}, default=list))
     else:
         _table(found, tokens, measured, cards=any(kind.host_gb for kind in kinds))
+        for line in forecast(found, parsed, tokens, alone(parsed, kinds, tokens))[2:]:
+            click.echo(line)
         if parsed.base.index:
             most = max(2 * stage.part.parameters for stage in found.stages) / 1e9
             click.echo(f"it starts from a model: a node fetches its stage of that first, up to {most:.2g} GB")
@@ -145,14 +148,10 @@ def _simulated(manifest: Manifest, kinds: tuple[MachineKind, ...], seconds: floa
     return float(rate(manifest, kinds, seconds, lambda line: click.echo(line, err=True)))
 
 
-def _took(days: float) -> str:
-    if days >= 2.0:
-        return f"{days:,.1f} days"
-    return f"{days * 24.0:.1f} hours" if days * 24.0 >= 2.0 else f"{days * 1440.0:.1f} minutes"
-
-
 def _table(found: Plan, tokens: float, measured: float | None, *, cards: bool) -> None:
     from rich.table import Table
+
+    from swarmnode.plan.fitted import took
 
     console = paper()
     columns = ("stage", "layers", "weights", "nodes", "TFLOP/s", "up, Mb/s", "memory", "join", "kept a day")
@@ -182,8 +181,8 @@ def _table(found: Plan, tokens: float, measured: float | None, *, cards: bool) -
     for line in found.idle:
         console.print(f"idle: {line}", highlight=False)
     console.print(
-        f"{found.tokens_per_s:,.0f} tokens/s (limit: {found.limit}); {tokens:.3g} tokens in {_took(found.days)}; "
-        f"odds of a day without losing a stage: {found.survival:.4%}",
+        f"{found.tokens_per_s:,.0f} tokens/s (limit: {found.limit}); {tokens:.3g} tokens in "
+        f"{took(86400.0 * found.days)}; odds of a day without losing a stage: {found.survival:.4%}",
         highlight=False,
     )
     if found.per_hour:

@@ -79,7 +79,6 @@ def pretrained(
     locations: tuple[str, ...],
     data: Path | None,
     context: int | None,
-    nodes: int | None,
     samples: int | None,
     report: Report,
     untie: bool = False,
@@ -109,7 +108,7 @@ def pretrained(
     if data is not None:
         _check_data(small[TOKENIZER], data, model)
     stored = stored_tensors(files)
-    recipe = _recipe(start, published, model, name, nodes, samples, has_data=data is not None)
+    recipe = _recipe(start, published, model, name, samples, has_data=data is not None)
     index = make_base(files, stored, wanted, report)
     made = recipe.manifest
     base = dataclasses.replace(made.base, index=index.digest.hex(), locations=locations)
@@ -173,7 +172,6 @@ def _recipe(
     published: ModelSpec,
     model: ModelSpec,
     name: str,
-    nodes: int | None,
     samples: int | None,
     *,
     has_data: bool,
@@ -188,7 +186,7 @@ def _recipe(
     if not has_data:
         text = dataclasses.replace(text, tokenizer=f"{FOLDER}/{TOKENIZER}")
     begun = dataclasses.replace(start, name=_run_name(name), model=model, inner=inner, pipeline=pipeline, data=text)
-    found = fit(begun, nodes=nodes, samples=samples)
+    found = fit(begun, samples=samples)
     adapts = start.training.kind == ADAPTERS
     share = 1.0 if adapts else RATE_SHARE
     rates: dict[str, Any] = {

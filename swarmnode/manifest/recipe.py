@@ -1,7 +1,7 @@
 """Fit model shape, learning rate, batch and warm-up to a model size and a fleet, each with its origin.
 
     rate       R (N / 1e6)^-0.17                N parameters
-    batch      0.58 D^0.571 tokens              D tokens of the run; the replicas of a stage share the batch
+    batch      0.58 D^0.571 tokens              D tokens of the run; the search may make it larger (plan/fitted.py)
     warm-up    the larger of 2 / (1 - beta2) inner steps and a hundredth of the run, at most a tenth
 
 The rate passes through the value measured on the demo (1 M parameters, 1.4e-3 with AdamW), GPT-3's 125 M (6e-4; arXiv
@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from swarmnode.errors import UsageError
-from swarmnode.manifest.spec import Manifest, ModelSpec
+from swarmnode.manifest.spec import InnerSpec, Manifest, ModelSpec
 
 RATE_PARAMETERS, RATE_EXPONENT = 1e6, -0.17
 RATES = {
@@ -33,6 +33,7 @@ STEPS_OF_ROUND = 8  # measured: the demo's swarm, `swarmnode bench learning`
 ROUNDS_LEAST = 64  # guess: each replica that dies takes up to a round's learning along
 BATCH_MAX = 1 << 12  # guess: samples
 LAYERS_LEAST = 4  # guess
+CONTEXTS = ((1_000_000_000, 2048), (100_000_000, 1024))  # by parameters: LLaMA, GPT-2
 ASPECT = 64  # width over layers: GPT-3 125M, arXiv 2005.14165, table 2.1; LLaMA 7B has 128
 HEAD_WIDTH, HEADS_LEAST = 64, 4  # GPT-3 125M, arXiv 2005.14165, table 2.1; the demo
 WIDTH_STEP, WIDE, WIDE_STEP, WIDTH_MAX = 32, 512, 128, 1 << 13
@@ -88,11 +89,19 @@ def model_of(parameters: int, start: ModelSpec, stages: int) -> ModelSpec:
     return found
 
 
-def fit(
-    start: Manifest, *, parameters: int | None = None, nodes: int | None = None, samples: int | None = None
-) -> Recipe:
-    """`start` fitted to a model of `parameters`, a fleet of `nodes` and a run of `samples`; None keeps the value of
-    `start`, which has two nodes a stage. Raises UsageError if there is no such model."""
+def warmup_samples(inner: InnerSpec, batch: int, run: int) -> int:
+    """Samples of the warm-up of a `run` with batches of `batch` samples."""
+    return round(min(max(2.0 / (1.0 - inner.beta2) * batch, WARMUP_SHARE * run), WARMUP_SHARE_MAX * run))
+
+
+def context_of(parameters: int, own: int) -> int:
+    """Tokens of a sample that suit a model of so many parameters; `own` for a small one."""
+    return next((context for least, context in CONTEXTS if parameters >= least), own)
+
+
+def fit(start: Manifest, *, parameters: int | None = None, samples: int | None = None) -> Recipe:
+    """`start` fitted to a model of `parameters` and a run of `samples`; None keeps the value of `start`. Raises
+    UsageError if there is no such model."""
     stages = start.pipeline.stages
     origins: dict[str, str] = {}
     model = start.model
@@ -112,18 +121,14 @@ def fit(
         " (arXiv 2302.13971)"
     )
     origins |= {f"inner.{key}": through for key in rates}
-    tokens = BATCH_TOKENS * (run * model.context) ** BATCH_EXPONENT
-    least = start.inner.replica_batch_min * max(1, (nodes or 2 * stages) // stages)
-    whole = 1 << max(0, round(math.log2(tokens / model.context)), (least - 1).bit_length())
-    batch = min(whole, BATCH_MAX)
+    tokens = law_batch(run * model.context)
+    batch = min(1 << max(0, round(math.log2(tokens / model.context))), BATCH_MAX)
     microbatch = min(batch, 1 << int(math.log2(start.inner.microbatch)))
-    origins["inner.inner_batch"] = (
-        f"fitted to {run:_} samples: Step Law, arXiv 2503.04715, and at least {least}, a step of each replica"
-    )
+    origins["inner.inner_batch"] = f"fitted to {run:_} samples: Step Law, arXiv 2503.04715"
     if microbatch != start.inner.microbatch:
         origins["inner.microbatch"] = "fitted: a divisor of inner.inner_batch"
     steps = 2.0 / (1.0 - start.inner.beta2)
-    warmup = round(min(max(steps * batch, WARMUP_SHARE * run), WARMUP_SHARE_MAX * run))
+    warmup = warmup_samples(start.inner, batch, run)
     origins["inner.warmup_samples"] = (
         f"fitted: {steps:.0f} inner steps (arXiv 1910.04209) or 1 % of the run, at most 10 %"
     )

@@ -1,0 +1,154 @@
+"""Fit a new run to its fleet: what `swarmnode init` writes, by the search, and what it says of the run beforehand."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from swarmnode.errors import UsageError
+from swarmnode.manifest import Manifest, Recipe
+from swarmnode.manifest.recipe import parameters_of, warmup_samples
+from swarmnode.plan.fleet import MachineKind
+from swarmnode.plan.geography import Address
+from swarmnode.plan.plan import Plan, plan
+from swarmnode.plan.plan_search import Candidate, search, with_values
+
+CARD_FLOPS = ((80, 2.5e14), (24, 4e13), (16, 2e13), (0, 1e13))
+"""FLOP/s that training gets of a card, by its least GB: an H100 by measurement (docs/learning.md), the others as in
+examples/home-8b.csv [guess]."""
+CARD_HOST_GB, PROCESSOR_GB, PROCESSOR_FLOPS = 16.0, 16.0, 1e11  # measured: two threads, a model of 2 M parameters
+GIB = 1 << 30  # makers' gigabytes of a card
+CARDS_FROM = 20_000_000  # guess: parameters from which machines are taken to have a card
+LAN_BPS, HOME_BPS = 1e9, 1e8  # bit/s up: of a local network; below, a line is a home's
+DOWN_OVER_UP, HOME_LIFE_H, HOME_ACCESS_S, LAN_ACCESS_S = 5.0, 10.0, 0.025, 0.0005  # guess
+MICROBATCHES_ALONE = (8, 4, 2, 1)
+
+
+def machines(nodes: int, card_gb: float | None, up_bps: float | None, parameters: int) -> MachineKind:
+    """`nodes` equal machines with a card of `card_gb` (None: one of 12 GB if the model is large, else none) and a line
+    of `up_bps` (None: a local network)."""
+    card_gb = 12.0 if card_gb is None and parameters >= CARDS_FROM else card_gb
+    up_bps = up_bps or LAN_BPS
+    home = up_bps < HOME_BPS
+    return MachineKind(
+        f"{card_gb:g} GB" if card_gb else "CPU",
+        nodes,
+        next(flops for least, flops in CARD_FLOPS if card_gb >= least) if card_gb else PROCESSOR_FLOPS,
+        up_bps / 8,
+        up_bps / 8 * (DOWN_OVER_UP if home else 1.0),
+        Address("eu" if home else "local", HOME_ACCESS_S if home else LAN_ACCESS_S),
+        HOME_LIFE_H if home else math.inf,
+        (card_gb * GIB if card_gb else PROCESSOR_GB * 1e9) / 1e9,
+        max(CARD_HOST_GB * GIB / 1e9, card_gb) if card_gb else 0.0,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """The run and its estimate. `alone`: tokens per second of the best machine of the fleet that trains the whole model
+    by itself, 0 if it fits on none."""
+
+    recipe: Recipe
+    best: Candidate
+    alone: float
+
+
+def fitted(recipe: Recipe, fleet: Sequence[MachineKind], *, stages: int | None = None) -> Fitted:
+    """`recipe` with the settings with which `fleet` comes to its loss first, of `stages` stages if that is not None.
+    Raises UsageError, with bytes, if nothing fits."""
+    start = recipe.manifest
+    tokens = float(start.inner.decay_samples * start.model.context)
+    if stages is not None and stages > start.model.layers:
+        raise UsageError(f"--stages {stages}: the model has {start.model.layers} layers")
+    best = search(start, fleet, tokens, stages=stages).best
+    made, batch = best.manifest, best.manifest.inner.inner_batch
+    nodes = sum(kind.count for kind in fleet)
+    origin = f"searched for {nodes} machines: least time to a loss (docs/learning.md)"
+    changed = {f"{table}.{key}": origin for table, key, _ in best.changes}
+    more = math.sqrt(max(1.0, batch / start.inner.inner_batch))
+    inner = dataclasses.replace(
+        made.inner,
+        learning_rate=float(f"{more * made.inner.learning_rate:.1e}"),
+        muon_learning_rate=float(f"{more * made.inner.muon_learning_rate:.1e}"),
+        warmup_samples=warmup_samples(made.inner, batch, made.inner.decay_samples),
+    )
+    for key in ("learning_rate", "muon_learning_rate"):
+        if more > 1.0 and f"inner.{key}" in recipe.origins:
+            changed[f"inner.{key}"] = f"{recipe.origins[f'inner.{key}']}; times the root of the batch over Step Law's"
+    made = dataclasses.replace(made, inner=inner)
+    return Fitted(
+        Recipe(made, {**recipe.origins, **changed}),
+        dataclasses.replace(best, manifest=made),
+        alone(made, fleet, tokens),
+    )
+
+
+def alone(manifest: Manifest, fleet: Sequence[MachineKind], tokens: float) -> float:
+    """Tokens per second of the best machine of `fleet` that trains the whole model by itself; 0 if it fits on none."""
+    found = 0.0
+    for kind in fleet:
+        for microbatch in MICROBATCHES_ALONE:
+            one = with_values(
+                manifest,
+                stages=1,
+                boundary="bf16",
+                boundary_rank=0,
+                microbatch=microbatch,
+                inner_batch=max(MICROBATCHES_ALONE),
+                inner_batch_max=0,
+                average_share=0.0,
+            )
+            try:
+                found = max(found, plan(one, [dataclasses.replace(kind, count=1)], tokens).tokens_per_s)
+            except UsageError:
+                continue
+    return found
+
+
+def forecast(found: Plan, manifest: Manifest, tokens: float, one_alone: float) -> list[str]:
+    """What the run will do, as lines for its organiser."""
+    seconds = tokens / found.learned_per_s if found.learned_per_s else math.inf
+    over = found.learned_per_s / one_alone if one_alone else 0.0
+    single = (
+        f"{one_alone:,.0f} tokens/s, {took(tokens / one_alone)}: together they are {over:.2g} times as fast to a loss"
+        if one_alone
+        else "the model does not fit"
+    )
+    steps = manifest.gossip.fragments * manifest.gossip.round_samples / manifest.inner.inner_batch
+    return [
+        f"{parameters_of(manifest.model) / 1e6:,.4g} M parameters; stages: {manifest.pipeline.stages}, of"
+        f" {found.replicas_min} replicas or more; a step takes {manifest.inner.inner_batch} samples of"
+        f" {manifest.model.context} tokens, replicas meet every {steps:,.0f} steps",
+        f"{found.tokens_per_s:,.0f} tokens/s, {found.share:.0%} of what the machines could do (limit: {found.limit})",
+        f"learning efficiency {found.efficiency:.2f}: as much as {found.learned_per_s:,.0f} tokens/s of one replica;"
+        f" the loss of {tokens:.3g} tokens in {took(seconds)}",
+        f"one of these machines alone: {single}",
+    ]
+
+
+def took(seconds: float) -> str:
+    """`3.2 days`, `5.0 hours` or `12.1 minutes`."""
+    hours = seconds / 3600.0
+    if hours >= 48.0:
+        return f"{hours / 24.0:,.1f} days"
+    return f"{hours:.1f} hours" if hours >= 2.0 else f"{hours * 60.0:.1f} minutes"
+
+
+def check_faster(found: Fitted) -> None:
+    """Raises UsageError, with what to change, if the fleet comes to its loss later than its best machine alone."""
+    learned = found.best.plan.learned_per_s
+    if learned >= found.alone:
+        return
+    stages = found.best.manifest.pipeline.stages
+    change = {
+        "uplink": f"lines of {found.best.plan.egress * 8 / 1e6 * found.alone / learned:,.0f} Mbit/s up would carry it",
+        "in flight": "it takes shorter ways between machines",
+        "arithmetic": "it takes more machines, or a longer run (--tokens)",
+    }[found.best.plan.limit_kind]
+    fewer = f", or fewer stages than {stages}" if stages > 1 else ""
+    raise UsageError(
+        f"together these machines are {learned / found.alone:.2g} times as fast to a loss as one of them alone (limit:"
+        f" {found.best.plan.limit}): {change}{fewer}; --anyway writes the run as it is"
+    )
