@@ -32,9 +32,13 @@ CONVERTED = "model"  # the folder that a GGUF file becomes, in the run's
     "--parameters", type=click.IntRange(1, COUNT_MAX), help="Approximate size of the model.  [default: the preset's]"
 )
 @click.option("--nodes", type=click.IntRange(1, 1 << 20), help=f"Machines that will train.  [default: {NODES}]")
-@click.option("--card", "card_gb", type=Amount("GB", GB), help="Memory of each machine's card.  [default: by the model]")
+@click.option(
+    "--card", "card_gb", type=Amount("GB", GB), help="Memory of each machine's card.  [default: by the model]"
+)
 @click.option("--up", "up_bps", type=Amount("Mbit", BITS), help="Each machine's line up.  [default: 1Gbit]")
-@click.option("--fleet", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="The machines, as for `plan`.")
+@click.option(
+    "--fleet", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="The machines, as for `plan`."
+)
 @click.option("--samples", type=click.IntRange(1, COUNT_MAX), help="Length of the run.")
 @click.option(
     "--tokens",
@@ -61,9 +65,7 @@ CONVERTED = "model"  # the folder that a GGUF file becomes, in the run's
 @click.option(
     "--base-location", "base_locations", multiple=True, metavar="URL", help="Where its files can be had; repeatable."
 )
-@click.option(
-    "--context", type=click.IntRange(1, 1 << 24), help="Tokens of a sample.  [default: by the model's size]"
-)
+@click.option("--context", type=click.IntRange(1, 1 << 24), help="Tokens of a sample.  [default: by the model's size]")
 @click.option(
     "--new-run", is_flag=True, help="In a folder that has a run: put its signed manifest aside; manifest.toml is kept."
 )

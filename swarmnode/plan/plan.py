@@ -236,7 +236,7 @@ def plan(
         math.prod(stage.survival for stage in planned),
         tuple(shortages(manifest, fleet)) if memory else (),
         efficiency(manifest, replicas, tokens),
-        tokens_per_s * sum(3.0 * part.cost for part in parts) / sum(kind.count * kind.flops for kind in fleet),
+        tokens_per_s * sum(3.0 * part.cost for part in parts) / (sum(kind.count * kind.flops for kind in fleet) or 1.0),
         sum(_per_hour(placed.machines, stage.egress) for placed, stage in zip(placements, planned, strict=True)),
     )
 

@@ -257,12 +257,12 @@ def _boundaries(manifest: Manifest, ranks: Sequence[int]) -> list[tuple[str, int
     return list(dict.fromkeys([*plain, *within]))
 
 
-def _microbatches(manifest: Manifest, nodes: int) -> list[int]:
+def _microbatches(manifest: Manifest, nodes: int, batch: int) -> list[int]:
     """The manifest's own, then smaller powers of two, then larger ones that keep a microbatch in flight for each of
-    `nodes`."""
+    `nodes` with inner batches of `batch`."""
     own = manifest.inner.microbatch
     powers = [1 << i for i in range((MICROBATCH_MORE * own).bit_length())]
-    flight = manifest.inner.inner_batch * max(1, manifest.pipeline.staleness_max) // max(1, nodes)
+    flight = batch * max(1, manifest.pipeline.staleness_max) // max(1, nodes)
     smaller = [size for size in reversed(powers) if size < own]
     return [own, *smaller, *(size for size in powers if own < size <= min(MICROBATCH_MORE * own, flight))]
 
@@ -365,7 +365,7 @@ def _try_all(
             if sated and boundary == "subspace" and not ranks and manifest.pipeline.boundary != "subspace":
                 continue
             last: Candidate | None = None
-            for microbatch in _microbatches(manifest, nodes):
+            for microbatch in _microbatches(manifest, nodes, max(_batches(manifest, tokens))):
                 same = with_values(
                     manifest,
                     stages=stages,
@@ -395,7 +395,7 @@ def _try_all(
                             break
                         found.append(one)
                         bars.add(one)
-                        last = one if last is None or last.manifest.inner.microbatch != microbatch else last
+                        last = one
                         sated |= boundary != "subspace" and one.plan.limit_kind == "arithmetic"
                         if one.plan.limit_kind != "uplink":
                             break
@@ -481,7 +481,7 @@ def _nothing(manifest: Manifest, fleet: Sequence[MachineKind], only: int | None)
     least: tuple[int, str] | None = None
     for stages in range(1, manifest.model.layers + 1) if only is None else (only,):
         for weight, (boundary, rank) in itertools.product(MEMORY_WEIGHTS, _boundaries(manifest, ())):
-            sizes = sorted(_microbatches(manifest, nodes))
+            sizes = sorted(_microbatches(manifest, nodes, manifest.inner.inner_batch))
             made = [
                 with_values(
                     manifest,

@@ -148,17 +148,49 @@ def test_init_makes_a_run_and_overwrites_nothing(tmp_path: pathlib.Path, capsys:
     assert "not overwritten" in capsys.readouterr().err
 
 
-def test_init_fits_a_manifest_to_model_and_fleet(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from swarmnode.manifest import PRESETS, fit, read_manifest
+HOME = ("--card", "12GB", "--up", "20Mbit")
+
+
+def test_init_searches_the_settings_that_suit_the_machines(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Eight cards at home learn in one stage with long rounds; in three they would be slower than one of them."""
+    from swarmnode.manifest import read_manifest
 
     folder = tmp_path / "run"
-    assert main(["init", str(folder), "--nodes", "12", "--samples", "30000", "--parameters", "5000000"]) == 0
-    fitted = fit(PRESETS["demo"], parameters=5_000_000, nodes=12, samples=30_000).manifest
-    assert read_manifest(folder / "manifest.toml") == fitted != PRESETS["demo"]
-    assert "Here: fitted to " in (folder / "manifest.toml").read_text().replace("\n# ", " ")
+    asked = ("--parameters", "125000000", "--nodes", "8", *HOME)
+    assert main(["init", str(folder), *asked]) == 0
+    told, made = capsys.readouterr(), read_manifest(folder / "manifest.toml")
+    assert "one of these machines alone: " in told.out and "learning efficiency 0." in told.out
+    assert "times as fast to a loss" in told.out and "a tokenizer makes a run shorter" in told.err
+    assert made.pipeline.stages == 1 and made.model.context == 1024
+    assert made.gossip.round_samples >= 60 * made.inner.inner_batch
+    assert "Here: searched for 8 machines" in (folder / "manifest.toml").read_text().replace("\n# ", " ")
+    thin = ("init", str(tmp_path / "thin"), *asked, "--stages", "3")
+    assert main([*thin]) == 2
+    refused = capsys.readouterr().err.splitlines()[-1]
+    assert "as fast to a loss as one of them alone" in refused and "Mbit/s up would carry it" in refused
+    assert not (tmp_path / "thin").exists()
+    assert main([*thin, "--anyway"]) == 0
+    assert read_manifest(tmp_path / "thin" / "manifest.toml").pipeline.stages == 3
+
+
+def test_init_refuses_what_contradicts_itself(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["init", str(tmp_path / "none"), "--parameters", "1000"]) == 2
     assert "--parameters 1000: the nearest model" in capsys.readouterr().err
+    (tmp_path / "fleet.csv").write_text("count,flops,up_mbps,down_mbps\n4,1e12,100,100\n")
+    fleet = ("--fleet", str(tmp_path / "fleet.csv"))
+    for wrong in (
+        ("--samples", "9", "--tokens", "9"),
+        (*fleet, "--nodes", "3"),
+        ("--up", "20 miles"),
+        ("--card", "0GB"),
+    ):
+        assert main(["init", str(tmp_path / "none"), *wrong]) == 2
+        assert capsys.readouterr().err.count("\n") <= 4
     assert not (tmp_path / "none").exists()
+    assert main(["init", str(tmp_path / "some"), *fleet]) == 0
+    assert "4 machines: 1e+12 FLOP/s" in capsys.readouterr().out
 
 
 def test_the_presets_of_init_are_those_of_the_manifest() -> None:

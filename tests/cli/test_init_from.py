@@ -146,7 +146,7 @@ def test_a_data_set_of_another_tokenizer_and_other_misuse(tmp_path: Path, model:
         run(str(tmp_path / "a"), "--from", str(model), "--data", str(tmp_path / "set"))
     for wrong in (
         ["--from", str(model), "--parameters", "1000000"],
-        ["--context", "64"],
+        ["--untie"],
         ["--base-location", "https://example.org/x"],
     ):
         assert CliRunner().invoke(command, [str(tmp_path / "b"), *wrong]).exit_code == 2
@@ -204,10 +204,7 @@ def test_the_kind_of_training_sets_what_suits_it(tmp_path: Path) -> None:
     assert adapters.inner.optimizer == "adamw" and adapters.inner.weight_decay == 0.0
     assert adapters.inner.learning_rate > plain.inner.learning_rate and adapters.base == plain.base
     failed = CliRunner().invoke(command, [str(tmp_path / "new"), "--kind", "adapters"])
-    assert (
-        failed.exit_code == 2
-        and "--kind, --base-location, --context and --untie belong to --from MODEL" in failed.output
-    )
+    assert failed.exit_code == 2 and "--kind, --base-location and --untie belong to --from MODEL" in failed.output
     failed = CliRunner().invoke(
         command, [str(tmp_path / "chat"), "--from", str(tmp_path / "model"), "--kind", "finetune"]
     )

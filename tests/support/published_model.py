@@ -48,5 +48,5 @@ def llama(
 
 def start_from(folder: Path, start: Manifest, *, context: int = 16, **more: Any) -> Pretrained:
     """The run that `init --from` makes of the model in `folder`."""
-    given = {"name": folder.name, "locations": (), "data": None, "nodes": None, "samples": None, **more}
+    given = {"name": folder.name, "locations": (), "data": None, "samples": None, **more}
     return pretrained(FolderFiles(folder), start, context=context, report=lambda done, of: None, **given)

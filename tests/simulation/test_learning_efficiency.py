@@ -1,0 +1,55 @@
+"""Learning efficiency: the formula is the fit of the measured table, and says what the measurements say."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import astuple, replace
+
+import numpy as np
+import pytest
+
+from swarmnode.manifest import Manifest
+from swarmnode.manifest.recipe import law_batch
+from swarmnode.plan.learning_efficiency import FIT, MEASURED, efficiency, of_batch, of_replicas
+
+TOKENS = 2.5e9
+
+
+def test_the_formula_is_the_fit_of_the_table() -> None:
+    lost = [math.log(1.0 / row.efficiency - 1.0) for row in MEASURED]
+    rows = [
+        [
+            1.0,
+            math.log(row.replicas - 1),
+            math.log(law_batch(row.tokens) / row.own),
+            math.log(row.steps_of_round),
+            -math.log(row.tokens / (row.replicas * row.own)),
+        ]
+        for row in MEASURED
+    ]
+    found = np.linalg.lstsq(np.array(rows), np.array(lost), rcond=None)[0]
+    assert astuple(FIT) == pytest.approx(list(found), abs=0.02)
+    for row in MEASURED:
+        reckoned = of_replicas(row.replicas, row.own, row.tokens, row.steps_of_round)
+        assert 0.45 < (1.0 / reckoned - 1.0) / (1.0 / row.efficiency - 1.0) < 2.5, row
+
+
+@pytest.mark.parametrize(("times", "measured"), [(0.33, 1.0), (1.33, 1.0), (2.67, 0.92), (5.33, 0.62)])
+def test_a_batch_costs_about_what_was_measured(times: float, measured: float) -> None:
+    assert of_batch(times * law_batch(983_040), 983_040) == pytest.approx(measured, abs=0.09)
+
+
+def test_more_replicas_shorter_shares_longer_rounds_and_stages_learn_less() -> None:
+    assert of_replicas(1, 1e5, TOKENS, 8) == 1.0
+    for less, more in (((4, 1e5, 8), (16, 1e5, 8)), ((4, 1e4, 8), (4, 1e5, 8)), ((4, 1e5, 8), (4, 1e5, 500))):
+        learned = [of_replicas(replicas, own, TOKENS, steps) for replicas, own, steps in (less, more)]
+        assert (learned[0] < learned[1]) == (less[1] < more[1])
+    run = Manifest(
+        inner=replace(Manifest().inner, inner_batch=512), gossip=replace(Manifest().gossip, round_samples=4096)
+    )
+    whole = replace(run, pipeline=replace(run.pipeline, stages=1))
+    assert efficiency(run, 1, TOKENS) < efficiency(whole, 1, TOKENS) <= 1.0
+    apart = replace(whole, gossip=replace(whole.gossip, method="none"))
+    assert efficiency(apart, 8, TOKENS) == pytest.approx(efficiency(whole, 1, TOKENS) / 8)
+    grown = replace(whole, inner=replace(whole.inner, inner_batch_max=1 << 15))
+    assert efficiency(grown, 1, TOKENS) < efficiency(whole, 1, TOKENS)
