@@ -363,3 +363,27 @@ def dashboard(nodes: int, look_s: float, port: int, as_json: bool) -> None:
     from benchmarks.swarm import dashboard as bench
 
     show(bench.run(nodes, lambda line: click.echo(line, err=True), look_s, port), as_json)
+
+
+@command.command()
+@click.option(
+    "--machines", default="1,2,4,8,16,32", show_default=True, metavar="N,...", help="Numbers of equal machines."
+)
+@click.option("--lines", default="LAN,home", show_default=True, metavar="LINE,...", help="LAN, home.")
+@click.option("--samples", type=click.IntRange(100), default=20_000, show_default=True, help="Of each life.")
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
+@click.option("--out", type=click.Path(path_type=Path), default=Path("runs/scaling"), show_default=True, help="Results.")
+@JSON
+def scaling(machines: str, lines: str, samples: int, seed: int, out: Path, as_json: bool) -> None:
+    """Time to a loss of one machine over that of many, each as `init` makes the run for them: real learning in virtual
+    time, on a local network and on home lines. Writes OUT/scaling.html (the curves)."""
+    from benchmarks.swarm import scaling as bench
+
+    try:
+        counts = [int(text) for text in machines.split(",")]
+    except ValueError:
+        raise click.BadParameter(f"{machines!r}: numbers with commas between, as 1,4,16") from None
+    places = lines.split(",")
+    if min(counts) < 1 or not set(places) <= set(bench.LINES):
+        raise click.BadParameter(f"machines are at least 1, lines are of {', '.join(bench.LINES)}")
+    show(bench.run(counts, places, samples, seed, out, lambda line: click.echo(line, err=True)), as_json)
