@@ -372,7 +372,9 @@ def dashboard(nodes: int, look_s: float, port: int, as_json: bool) -> None:
 @click.option("--lines", default="LAN,home", show_default=True, metavar="LINE,...", help="LAN, home.")
 @click.option("--samples", type=click.IntRange(100), default=20_000, show_default=True, help="Of each life.")
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
-@click.option("--out", type=click.Path(path_type=Path), default=Path("runs/scaling"), show_default=True, help="Results.")
+@click.option(
+    "--out", type=click.Path(path_type=Path), default=Path("runs/scaling"), show_default=True, help="Results."
+)
 @JSON
 def scaling(machines: str, lines: str, samples: int, seed: int, out: Path, as_json: bool) -> None:
     """Time to a loss of one machine over that of many, each as `init` makes the run for them: real learning in virtual

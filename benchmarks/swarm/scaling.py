@@ -40,7 +40,9 @@ def run(
         for count in dict.fromkeys((1, *counts)):
             life = first if (count, line) == (1, lines[0]) else _life(begun, count, line, seed)
             rows.append(_row(life, target, alone_s))
-            curves.append(Curve(f"{count} {line}", SWARM_COLOURS[len(curves) % len(SWARM_COLOURS)], life.points, place > 0))
+            curves.append(
+                Curve(f"{count} {line}", SWARM_COLOURS[len(curves) % len(SWARM_COLOURS)], life.points, place > 0)
+            )
             say(", ".join(f"{key} {value}" for key, value in rows[-1].items()))
     out.mkdir(parents=True, exist_ok=True)
     (out / "scaling.html").write_text(

@@ -11,8 +11,8 @@ import click
 from swarmnode.cli.option.amount import BITS, GB, Amount
 
 if TYPE_CHECKING:
-    from swarmnode.manifest import Manifest, Recipe
     from swarmnode.local.pretrained import Pretrained
+    from swarmnode.manifest import Manifest, Recipe
     from swarmnode.plan.fleet import MachineKind
 
 KINDS = ("pretrain", "finetune", "adapters", "one_byte")

@@ -8,8 +8,8 @@ they come from the fleet's numbers.
 
 from __future__ import annotations
 
-import heapq
 import functools
+import heapq
 import math
 from collections import Counter
 from collections.abc import Collection, Sequence

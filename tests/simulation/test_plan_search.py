@@ -16,8 +16,8 @@ from swarmnode.manifest import DataSpec, InnerSpec, Manifest, ModelSpec, Pipelin
 from swarmnode.manifest.cross_field import ACROSS
 from swarmnode.plan.fleet import MachineKind
 from swarmnode.plan.geography import Address
-from swarmnode.plan.plan import in_flight_needed, plan
 from swarmnode.plan.learning_efficiency import LAW_B, LAW_BETA, boundary_nats, worth
+from swarmnode.plan.plan import in_flight_needed, plan
 from swarmnode.plan.plan_search import ALIKE, limit_of, search, with_values
 from swarmnode.plan.stage_memory import fit_of
 

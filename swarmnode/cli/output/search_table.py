@@ -39,8 +39,8 @@ def print_search(found: Search, tokens: float) -> None:
     legend = (
         "limit: memory, if machines with more of it would be faster; replicas: of the stage with the fewest; idle:"
         " machines without a stage;\nup: of a mean node of the busiest stage; nats: what the boundary costs a byte,"
-        f" measured on a small model;\nbest: by {ranked}, less what those nats are worth in a run of {tokens:.3g}"
-        " tokens; what longer rounds cost in learning is not counted\n"
+        f" measured on a small model;\nbest: by {ranked}, times learning efficiency in a run of {tokens:.3g} tokens"
+        " (docs/learning.md)\n"
     )
     click.echo("\n".join([legend, *_remarks(found), "", *_change_lines(found.best)]))
 
