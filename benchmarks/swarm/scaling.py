@@ -34,7 +34,8 @@ def run(
     begun = _manifest(samples, seed)
     first = _life(begun, 1, lines[0], seed)
     target = _loss_at(first.losses, [count for _, _, count in first.looks], samples / 2)
-    rows, curves = [], []
+    rows: list[dict[str, Any]] = []
+    curves: list[Curve] = []
     alone_s = _reached(first, target)
     for place, line in enumerate(lines):
         for count in dict.fromkeys((1, *counts)):

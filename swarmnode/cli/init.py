@@ -146,7 +146,7 @@ def command(
             made = _new_model(preset_made, parameters, context, samples, tokens)
         if parameters is not None and parameters > BYTES_MAX and made.manifest.model.vocabulary == 256:
             click.echo(
-                f"{parameters:_} parameters that read bytes: a tokenizer makes a run shorter by four: swarmnode data make"
+                f"{parameters:_} parameters that read bytes: a tokenizer makes a run shorter: swarmnode data make"
                 " OUT --tokenizer tokenizer.json, then --data OUT",
                 err=True,
             )

@@ -62,7 +62,7 @@ def parameters_of(model: ModelSpec) -> int:
 
 def law_batch(tokens: float) -> float:
     """Tokens of an inner step that suit a run of `tokens` best, by Step Law."""
-    return BATCH_TOKENS * tokens**BATCH_EXPONENT
+    return float(BATCH_TOKENS * tokens**BATCH_EXPONENT)
 
 
 def _shapes(start: ModelSpec, stages: int) -> Iterator[ModelSpec]:

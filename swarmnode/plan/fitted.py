@@ -108,7 +108,7 @@ def alone(manifest: Manifest, fleet: Sequence[MachineKind], tokens: float) -> fl
 
 
 def forecast(found: Plan, manifest: Manifest, tokens: float, one_alone: float) -> list[str]:
-    """What the run will do, as lines for its organiser."""
+    """Lines for the organiser: what the run will do."""
     seconds = tokens / found.learned_per_s if found.learned_per_s else math.inf
     over = found.learned_per_s / one_alone if one_alone else 0.0
     single = (
@@ -117,13 +117,19 @@ def forecast(found: Plan, manifest: Manifest, tokens: float, one_alone: float) -
         else "the model does not fit"
     )
     steps = manifest.gossip.fragments * manifest.gossip.round_samples / manifest.inner.inner_batch
-    return [
+    shape = (
         f"{parameters_of(manifest.model) / 1e6:,.4g} M parameters; stages: {manifest.pipeline.stages}, of"
         f" {found.replicas_min} replicas or more; a step takes {manifest.inner.inner_batch} samples of"
-        f" {manifest.model.context} tokens, replicas meet every {steps:,.0f} steps",
-        f"{found.tokens_per_s:,.0f} tokens/s, {found.share:.0%} of what the machines could do (limit: {found.limit})",
+        f" {manifest.model.context} tokens, replicas meet every {steps:,.0f} steps"
+    )
+    learned = (
         f"learning efficiency {found.efficiency:.2f}: as much as {found.learned_per_s:,.0f} tokens/s of one replica;"
-        f" the loss of {tokens:.3g} tokens in {took(seconds)}",
+        f" the loss of {tokens:.3g} tokens in {took(seconds)}"
+    )
+    return [
+        shape,
+        f"{found.tokens_per_s:,.0f} tokens/s, {found.share:.0%} of what the machines could do (limit: {found.limit})",
+        learned,
         f"one of these machines alone: {single}",
     ]
 

@@ -1,9 +1,9 @@
-"""What a run learns from a token, as a share of what one replica with a batch by Step Law learns from it.
+"""The learning efficiency of a run: what it learns from a token over what one replica with Step Law's batch learns.
 
     efficiency = batch * replicas * late * boundary
     batch      (1 + 1/K) / (1 + x/K), x = B / law >= 1     K = CRITICAL; the form of arXiv 1812.06162, section 2.2
     replicas   1 / (1 + n), n = e^a (R - 1)^p (law / b)^q H^r T^-u     R replicas of a stage, each b = B / R tokens a
-               step, H steps a round, T steps in the run, law = Step Law's batch for the run's tokens (manifest/recipe.py)
+               step, H steps a round, T steps in the run, law = Step Law's batch for the run (manifest/recipe.py)
     late       gradients that come a step late in a pipeline of several stages
     boundary   tokens that the nats of pipeline.boundary and gossip.codec are worth, by the law of LAW_B and LAW_BETA
 
@@ -26,7 +26,7 @@ BOUNDARY_NATS = {"fp32": 0.0, "bf16": 0.0, "int8": 0.003, "fp8": 0.007}
 SUBSPACE_NATS = ((1 / 8, 0.191), (1 / 4, 0.097), (1 / 2, 0.041))  # by k / D; measured in the same table
 CODEC_NATS = {"modular3": 0.003}  # measured: docs/measurements/gossip.md; other codecs of weights: nothing measurable
 CRITICAL = 8.0
-"""Measured: the replica bench with one replica and 983,040 tokens, batches of 8, 32, 64 and 128 samples (.3, 1.3, 2.7 and
+"""Measured: the replica bench with one replica and 983,040 tokens, batches of 8, 32, 64, 128 samples (.3, 1.3, 2.7,
 5.3 times the law's) 1.693, 1.683, 1.703 and 1.795 nats at the best of two rates: efficiency 1, 1, .92, .62."""
 LATE = 0.88  # measured: docs/learning.md, the demo's swarm of one replica a stage, over plain Muon
 
