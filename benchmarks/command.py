@@ -36,9 +36,10 @@ if TYPE_CHECKING:
 @click.option(
     "--elsewhere", type=click.FloatRange(0.0, 10.0), default=None, help="muon: AdamW's rate, beside matrices."
 )
-@click.option("--decay", type=click.Choice(["cosine", "flat"]), default=None, help="Of the rate. Default: cosine.")
+@click.option("--decay", type=click.Choice(["cosine", "flat", "wsd"]), default=None, help="Of the rate. Default: cosine.")
 @click.option("--beta1", type=click.FloatRange(0.0, 1.0, max_open=True), default=None, help="AdamW's. Default: 0.9.")
 @click.option("--momentum", type=click.FloatRange(0.0, 1.0, max_open=True), default=None, help="Muon's. Default: 0.95.")
+@click.option("--nesterov/--no-nesterov", default=None, help="Of Muon. Default: with.")
 @click.option("--acceptance", default="", help="A value of gossip.acceptance instead of its default.")
 @click.option("--seeds", type=click.IntRange(1, 100), default=None, help="Seeds 0 to N-1; default: the preset's.")
 @click.option("--jobs", type=click.IntRange(1, 64), default=2, show_default=True, help="Processes, a thread each.")

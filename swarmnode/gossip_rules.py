@@ -49,3 +49,5 @@ class MethodRules:
     """Whether slow weights, momentum and boundary lie in main memory where the fast weights lie on another device."""
     takes_fallback: bool = False
     """Whether a replica whose partner is missing may ask another for its packet; else all need equal slow weights."""
+    averages_gradients: bool = False
+    """Whether inner steps only gather gradients, and rounds make Muon's and AdamW's steps of their mean."""

@@ -71,5 +71,13 @@ METHODS = (
         of_progress=True,
         of_whole_weights=True,
     ),
+    MethodRules(
+        "dion2",
+        "swarmnode_methods.dion2:Dion2",
+        (*WEIGHTS, *UNBIASED),  # as streaming
+        in_fragments=True,
+        of_progress=True,
+        averages_gradients=True,
+    ),
     MethodRules("desloc", "swarmnode_methods.desloc:DesLoc", WEIGHTS, in_groups=True, slow_on_host=True),
 )

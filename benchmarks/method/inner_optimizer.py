@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from swarmnode.errors import UsageError
-from swarmnode.model.muon import orthogonalize
+from swarmnode.model.muon import GATHERED_RMS, orthogonalize
 
 ADAMW, MUON = "adamw", "muon"
 OPTIMIZERS = (ADAMW, MUON)
@@ -46,26 +46,43 @@ class BatchOptimizer:
         W <- (1 - rate decay) W - rate SCALE sqrt(max(m, n)) U
     """
 
-    def __init__(self, theta: Tensor, matrices: Sequence[MatrixRows], *, beta1: float, momentum: float) -> None:
+    def __init__(
+        self,
+        theta: Tensor,
+        matrices: Sequence[MatrixRows],
+        *,
+        beta1: float,
+        momentum: float,
+        nesterov: bool = True,
+        gathers: float = 0.0,
+    ) -> None:
+        """Without `nesterov` U is of M alone. `gathers`: the peak rate, if all descend by their gradients alone as in
+        swarmnode/model/muon.py."""
+        self._nesterov = nesterov
+        self._gathered = gathers * GATHERED_RMS * math.sqrt(theta.shape[1])
         self.theta, self.beta1, self.momentum = theta.detach(), beta1, momentum
         self.exp_avg, self.exp_avg_sq = torch.zeros_like(self.theta), torch.zeros_like(self.theta)
         self.steps = 0
         self._shapes: dict[tuple[int, int], list[MatrixRows]] = {}  # tall ones are transposed: one batch per shape
         for one in matrices:
             self._shapes.setdefault((min(one.rows, one.columns), max(one.rows, one.columns)), []).append(one)
-        self._elsewhere = _outside(matrices, self.theta.shape[1])
+        self._elsewhere = outside(matrices, self.theta.shape[1])
 
     @torch.no_grad()
     def step(self, gradient: Tensor, rate: float, rate_elsewhere: float) -> None:
         """Take one step along `gradient` [R, P], which is overwritten. `rate` is for Muon's matrices, `rate_elsewhere`
         for AdamW."""
         self.steps += 1
+        if self._gathered:
+            self.theta.sub_(gradient, alpha=self._gathered)
+            return
         for (short, long), matrices in self._shapes.items():
             views = [[one.of(flat) for one in matrices] for flat in (self.theta, gradient, self.exp_avg)]
             weights, gradients, averages = ([x if x.shape[1] == short else x.mT for x in some] for some in views)
             g, m = torch.stack(gradients, 1), torch.stack(averages, 1)  # [R, matrices, short, long]
             m.lerp_(g, 1.0 - self.momentum)
-            update = orthogonalize(g.lerp_(m, self.momentum).flatten(0, 1)).view_as(m)
+            ahead = g.lerp_(m, self.momentum) if self._nesterov else m
+            update = orthogonalize(ahead.flatten(0, 1)).view_as(m)
             scale = rate * SCALE * math.sqrt(long)
             for i, (weight, average) in enumerate(zip(weights, averages, strict=True)):
                 average.copy_(m[:, i])
@@ -95,7 +112,7 @@ class BatchOptimizer:
         )
 
 
-def _outside(matrices: Sequence[MatrixRows], parameters: int) -> list[tuple[int, int]]:
+def outside(matrices: Sequence[MatrixRows], parameters: int) -> list[tuple[int, int]]:
     """[first, last) of the elements that no matrix has; matrices side by side leave nothing between them."""
     taken = sorted({(one.first, one.first + (one.rows - 1) * one.stride + one.columns) for one in matrices})
     found, at = [], 0

@@ -9,7 +9,8 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TypeGuard
 
@@ -19,18 +20,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks.method.inner_optimizer import ADAMW, MUON, BatchOptimizer, MatrixRows
+from benchmarks.method.inner_optimizer import ADAMW, BETA2, MUON, WEIGHT_DECAY, BatchOptimizer, MatrixRows, outside
 from swarmnode.data.demo_corpus import documents
 from swarmnode.gossip.fallback_partner import fallback_order
 from swarmnode.gossip.outer import NoLoCo, Outer
 from swarmnode.gossip.pairing import groups
 from swarmnode.ids import PeerId, RunId, digest, digest64
+from swarmnode.manifest import InnerSpec
+from swarmnode.model.optimizer import AdamWPart, Span
 from swarmnode.ports import OuterReport, Packet, WireTensor
 from swarmnode_methods.desloc import DesLoc
+from swarmnode_methods.dion2 import Dion2
 
 TEXT_BYTES_MAX = 24 << 20
 HELD_OUT = 13  # of 256 files, by hash
-COSINE, FLAT = "cosine", "flat"
+COSINE, FLAT, WSD = "cosine", "flat", "wsd"
+COOLDOWN = 0.25  # of a run with WSD: the share in which the rate falls to zero
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +60,7 @@ class ToySpec:
     decay: str = COSINE
     beta1: float = 0.9  # of AdamW
     momentum: float = 0.95  # of Muon
+    nesterov: bool = True  # of Muon
     group: int = 2  # replicas that meet, for methods that do not need the whole stage; 0: all
     lost: float = 0.0  # share of packets that miss one of their receivers
 
@@ -140,6 +146,11 @@ def _attention(size: ToySpec, x: Tensor, projection: Tensor, output: Tensor, bat
     return torch.bmm(mixed.transpose(1, 2).reshape(replicas, rows, width), output)
 
 
+def _view(one: MatrixRows, flat: Tensor) -> Tensor:
+    """The matrix `one` in one replica's `flat` [P], outputs first."""
+    return one.of(flat.unsqueeze(0))[0].mT
+
+
 Liar = Callable[[int, int, list[WireTensor]], list[WireTensor]]
 """(round, replica, honest message) -> the message sent instead."""
 
@@ -176,7 +187,19 @@ class ReplicaBatch:
         self._train, self._held = text
         self._draws = [np.random.Generator(np.random.Philox(key=digest64("text", seed, name))) for name in self.names]
         by_muon = matrices(size) if size.optimizer == MUON else []
-        self._inner = BatchOptimizer(self.theta, by_muon, beta1=size.beta1, momentum=size.momentum)
+        stepping = [outer for outer in self.outers if isinstance(outer, Dion2)]
+        gathers = size.learning_rate if stepping else 0.0
+        momenta = {"beta1": size.beta1, "momentum": size.momentum}
+        self._inner = BatchOptimizer(self.theta, by_muon, **momenta, nesterov=size.nesterov, gathers=gathers)
+        inner = InnerSpec(beta1=size.beta1, beta2=BETA2, weight_decay=WEIGHT_DECAY)
+        inner = replace(
+            inner, learning_rate=size.elsewhere or size.learning_rate, muon_learning_rate=size.learning_rate
+        )
+        for i, outer in enumerate(stepping):
+            moments = self._inner.exp_avg[i], self._inner.exp_avg_sq[i]
+            spans = [Span(first, last, True, first) for first, last in outside(by_muon, self.parameters)]
+            others = [AdamWPart(span, *(flat[span.there] for flat in moments)) for span in spans]
+            outer.attend_gradients([partial(_view, one) for one in by_muon], others, inner, self._rate_of_rows)
         self.steps = 0
         self.nbytes = 0  # sent by all replicas: a message counts as often as it is sent
 
@@ -196,7 +219,7 @@ class ReplicaBatch:
             norms = torch.linalg.vector_norm(gradient, dim=1, keepdim=True)
             gradient.mul_((1.0 / (norms + 1e-6)).clamp_(max=1.0))
             self.steps += 1
-            rate = self.rate * min(1.0, self.steps / size.warmup)
+            rate = self.warm_rate
             self._inner.step(gradient, rate, rate * (size.elsewhere or size.learning_rate) / size.learning_rate)
             self._attend()
 
@@ -206,7 +229,17 @@ class ReplicaBatch:
         done = min(1.0, self.steps / (self.size.inner_steps * self.size.rounds))
         if self.size.decay == FLAT:
             return self.size.learning_rate
+        if self.size.decay == WSD:
+            return self.size.learning_rate * min(1.0, (1.0 - done) / COOLDOWN)
         return self.size.learning_rate * (0.55 + 0.45 * math.cos(math.pi * done))
+
+    @property
+    def warm_rate(self) -> float:
+        """The learning rate after the steps done so far, with its warm-up."""
+        return self.rate * min(1.0, self.steps / self.size.warmup)
+
+    def _rate_of_rows(self, round_index: int, rounds: int) -> float:
+        return self.warm_rate * (self.size.elsewhere or self.size.learning_rate) / self.size.learning_rate
 
     @property
     def spread(self) -> float:

@@ -21,11 +21,13 @@ from swarmnode.large_buffer import large_buffer
 from swarmnode.machine.forward_trainer import ForwardTrainer
 from swarmnode.machine.outer_parts import slow_and_fast
 from swarmnode.manifest import Manifest, by_forward_passes, from_base
+from swarmnode.manifest.gossip_compat import averages_gradients
 from swarmnode.model.device import free_nbytes
 from swarmnode.model.expert_share import first_block
 from swarmnode.model.memory_estimate import PASS_SHARE
 from swarmnode.model.out_of_memory import tried, twice
 from swarmnode.model.running_mean import RunningMean
+from swarmnode.model.schedule import rate_of_rows
 from swarmnode.model.section import SECTIONS, section_sizes
 from swarmnode.model.split import TABLE, StageLayers, is_writer, stages_of
 from swarmnode.model.stage import BUMP_STEPS, StageReplica
@@ -113,6 +115,12 @@ class TorchReplica:
                     f"gossip.method {manifest.gossip.method} averages moments: give --optimizer-state device"
                 )
             self.outer.attend(self.stage.exp_avg, self.stage.exp_avg_sq)
+        if averages_gradients(manifest):
+            if optimizer_state != "device":
+                raise UsageError(
+                    f"gossip.method {manifest.gossip.method} takes inner steps: give --optimizer-state device"
+                )
+            self.outer.attend_gradients(*self.stage.stepped_apart(), manifest.inner, partial(rate_of_rows, manifest))
         if manifest.gossip.acceptance == GUARDED:
             self.stage.keeps_probe, self.outer.probe = True, self.stage.probe
 

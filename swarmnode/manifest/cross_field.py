@@ -189,6 +189,11 @@ ACROSS: tuple[CrossFieldCheck, ...] = (
         ),
     ),
     CrossFieldCheck(
+        ("gossip.method", "inner.optimizer", "training.experts_trained"),
+        gossip_compat.has_gradients,
+        lambda m: f'not "{m.gossip.method}" without inner.optimizer = "muon", or with training.experts_trained',
+    ),
+    CrossFieldCheck(
         ("gossip.fragments", "gossip.method"),
         gossip_compat.takes_fragments,
         lambda m: (

@@ -134,6 +134,16 @@ def sends_pseudo_gradients(gossip: GossipSpec) -> bool:
     return rules_of(gossip).of_progress or codecs()[gossip.codec].of_delta
 
 
+def averages_gradients(m: Manifest) -> bool:
+    """Whether inner steps only gather gradients, and rounds take Muon's and AdamW's steps."""
+    return rules_of(m.gossip).averages_gradients and m.inner.optimizer == "muon"
+
+
+def has_gradients(m: Manifest) -> bool:
+    """Whether the run trains as a method that averages gradients needs."""
+    return not rules_of(m.gossip).averages_gradients or (averages_gradients(m) and not m.training.experts_trained)
+
+
 def takes_fragments(m: Manifest) -> bool:
     return m.gossip.fragments == 1 or rules_of(m.gossip).in_fragments
 

@@ -298,8 +298,9 @@ TRAINING_FIELDS: tuple[Field, ...] = (
         "gossip",
         "method",
         one_of(*gossip_compat.methods()),
-        "The outer optimizer (docs/methods.md); average: no momentum; diloco to edit: pseudo-gradients, in groups of"
-        " the whole stage (gossip.group = 0); desloc: also AdamW's moments; none: replicas never meet.",
+        "The outer optimizer (docs/methods.md); average: no momentum; diloco to dion2: pseudo-gradients, in groups of"
+        " the whole stage (gossip.group = 0); dion2: gradients, before Muon's step; desloc: also AdamW's moments; none:"
+        " replicas never meet.",
         "NoLoCo, arXiv 2506.10911",
     ),
     Field(
@@ -355,7 +356,7 @@ TRAINING_FIELDS: tuple[Field, ...] = (
         "fragments",
         odd(1, gossip_compat.FRAGMENTS_MAX),
         "F: a round averages only every F-th block of the weights, so F rounds cover all; 1: all in each round. "
-        "Odd, so that replicas that meet at every second or fourth round reach all. For noloco and average.",
+        "Odd, so that replicas that meet at every second or fourth round reach all. For noloco, average and dion2.",
         "whole packets",
     ),
     Field(

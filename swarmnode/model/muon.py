@@ -102,12 +102,21 @@ class MuonMatrix:
         return flat[self.at : self.at + math.prod(self.shape)].view(self.shape)
 
 
+GATHERED_RMS = 0.02
+"""Root mean square of an element's step where gradients are gathered, over the peak rate, for a gradient of norm 1: a
+tenth of Muon's own, so that weights stay near, and yet 1e4 roundings of a weight (of .02, at a rate of .001)."""
+
+
 class FlatMuon:
-    """Muon on `theta` [P] by `grad` [N]: `matrices` take its steps, `spans` those of AdamW (`FlatAdamW`).
+    """Muon on `theta` [P] by `grad` [N]: `matrices` take its steps, `spans` those of AdamW (`FlatAdamW`). With
+    `gathers` all descend by their plain gradients instead: rounds average what these add up to and make Muon's and
+    AdamW's steps of it (swarmnode_methods/dion2.py).
 
     `exp_avg` [N] holds Muon's momentum of matrices; `exp_avg_sq` [Q] is only of `spans`. Matrices of one shape, or its
     transpose, are orthogonalised as one batch, in bfloat16 with `autocast`.
     """
+
+    _gathered = 0.0
 
     def __init__(
         self,
@@ -119,11 +128,14 @@ class FlatMuon:
         *,
         subspace: Subspace | None = None,
         autocast: bool = False,
+        gathers: bool = False,
     ) -> None:
         adamw = FlatAdamW(theta, grad, inner, spans)
         self.exp_avg, self.exp_avg_sq = adamw.exp_avg, adamw.exp_avg_sq
         self._moments = [matrix.gradient(self.exp_avg) for matrix in matrices]
         self._set_up(adamw, theta, grad, inner, matrices, subspace, autocast=autocast)
+        self.matrices, self.spans, self._theta = matrices, spans, theta
+        self._gathered = GATHERED_RMS * inner.muon_learning_rate * math.sqrt(grad.numel()) if gathers else 0.0
 
     def _set_up(
         self,
@@ -162,6 +174,9 @@ class FlatMuon:
     def step(self, steps_before: int, learning_rate: float) -> None:
         """Update theta in place as step number `steps_before` + 1. `learning_rate` is AdamW's; Muon's follows by the
         ratio of the manifest's two peaks."""
+        if self._gathered:
+            self._theta.add_(self._adamw.grad, alpha=-self._gathered)
+            return
         self._adamw.step(steps_before, learning_rate)
         if not self._weights:
             return

@@ -32,6 +32,15 @@ class Span:
         return slice(self.at, self.at + self.last - self.first)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class AdamWPart:
+    """A span with its moments [last - first], live buffers."""
+
+    span: Span
+    exp_avg: Tensor
+    exp_avg_sq: Tensor
+
+
 class FlatAdamW:
     """AdamW [arXiv 1711.05101] on `theta` [P] by `grad` [N], only in `spans`; other elements do not change. N is P but
     where a replica trains a part of the stage (expert_share.py).

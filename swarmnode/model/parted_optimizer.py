@@ -14,6 +14,7 @@ from torch import Tensor
 
 from swarmnode.manifest import InnerSpec, Manifest, boundary_width, by_forward_passes
 from swarmnode.manifest.kind_compat import trains_both_ends
+from swarmnode.manifest.gossip_compat import averages_gradients
 from swarmnode.model.architecture import Shapes
 from swarmnode.model.expert_share import FlatSegment
 from swarmnode.model.moments import PART, Moments, MomentSection, made
@@ -63,7 +64,8 @@ def optimizer_of(
     if manifest.inner.optimizer == "muon":
         if state != "device":
             return PartedMuon(theta, grad, inner, matrices, spans, subspace=subspace, autocast=autocast, state=state)
-        return FlatMuon(theta, grad, inner, matrices, spans, subspace=subspace, autocast=autocast)
+        gathers = averages_gradients(manifest)
+        return FlatMuon(theta, grad, inner, matrices, spans, subspace=subspace, autocast=autocast, gathers=gathers)
     if state != "device":
         return PartedAdamW(theta, grad, inner, spans, shared=shared, rank=rank, state=state)
     return FlatAdamW(theta, grad, inner, spans, shared=shared, rank=rank)

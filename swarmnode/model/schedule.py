@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from swarmnode.manifest import InnerSpec
+from swarmnode.manifest import InnerSpec, Manifest
 
 
 def learning_rate(inner: InnerSpec, samples_total: int) -> float:
@@ -53,3 +53,18 @@ def inner_batch(inner: InnerSpec, samples_total: int) -> int:
     share = min(max(samples_total, 0) / inner.decay_samples, 1.0)
     microbatches = int(inner.inner_batch_end // inner.microbatch * math.sqrt(share))
     return max(inner.inner_batch, microbatches * inner.microbatch)
+
+
+ROWS_EXPONENT = (
+    0.75  # measured: docs/learning.md; rows met every second, fourth, eighth round: 2, 3 and 4 times the rate
+)
+
+
+def rate_of_rows(manifest: Manifest, round_index: int, rounds: int) -> float:
+    """AdamW's rate of the step in round `round_index` that each matrix's rows take in turn, for the gradients of
+    `rounds` rounds. With more samples than inner_batch it grows by the root of their ratio, as an inner step's does
+    (arXiv 2205.10287, section 4)."""
+    inner, gossip = manifest.inner, manifest.gossip
+    total = round_index * gossip.round_samples
+    more = max(1.0, rounds * gossip.round_samples / inner_batch(inner, total))
+    return learning_rate(inner, total) * gossip.fragments**ROWS_EXPONENT * math.sqrt(more)

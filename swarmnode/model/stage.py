@@ -29,7 +29,8 @@ from swarmnode.model.frozen import FrozenParameters
 from swarmnode.model.gradient_clip import IncomingNorms
 from swarmnode.model.initial import initial
 from swarmnode.model.memory_estimate import GraphMemory, Passes
-from swarmnode.model.optimizer import corrected_ema
+from swarmnode.model.muon import FlatMuon
+from swarmnode.model.optimizer import AdamWPart, corrected_ema
 from swarmnode.model.out_of_memory import give_back, tried, twice
 from swarmnode.model.parted_optimizer import carried, optimizer_of, sections_of
 from swarmnode.model.schedule import learning_rate
@@ -219,6 +220,16 @@ class StageReplica:
         if state == "device":
             self.exp_avg, self.exp_avg_sq = self._optimizer.exp_avg, self._optimizer.exp_avg_sq
         self.moments = sections_of(self._optimizer, self.parameters, trained)
+
+    def stepped_apart(self) -> tuple[list[Callable[[Tensor], Tensor]], list[AdamWPart]]:
+        """(views of flat buffers [P] that Muon steps, what AdamW steps), where rounds take the steps."""
+        assert isinstance(self._optimizer, FlatMuon)
+        others, at = list[AdamWPart](), 0
+        for span in sorted(self._optimizer.spans, key=lambda span: span.first):
+            end = at + span.last - span.first
+            others.append(AdamWPart(span, self.exp_avg[span.there], self.exp_avg_sq[at:end]))
+            at = end
+        return [matrix.weights for matrix in self._optimizer.matrices], others
 
     def _copy_weights(self) -> None:
         """On a card with autocast: keep a working copy of the weights."""

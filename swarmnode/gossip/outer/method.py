@@ -15,11 +15,18 @@ from swarmnode.gossip.robust import PacketGuard, PacketMeasures
 from swarmnode.gossip.sequential_test import PROBE_EVERY
 from swarmnode.gossip.update_direction import UpdateDirection, sampled
 from swarmnode.ids import digest64
-from swarmnode.manifest import OuterConstants
+from swarmnode.manifest import InnerSpec, OuterConstants
+from swarmnode.model.optimizer import AdamWPart
 from swarmnode.ports import OuterReport, Packet, StreamingMessage, Verdict, WireTensor
 
 WEIGHT_MAX = 1.0  # a newcomer has 0, all others 1
 
+
+MatrixOf = Callable[[torch.Tensor], torch.Tensor]
+"""The view [D_out, D_in] of one hidden matrix in a flat buffer [P]."""
+
+Rate = Callable[[int, int], float]
+"""AdamW's rate of the step in a round, for the gradients of so many rounds."""
 
 Probe = Callable[[torch.Tensor, torch.Tensor], float | None]
 """The loss on our own text with the second weights minus that with the first, in nats, both [P]; None if it cannot be
@@ -59,6 +66,12 @@ class Outer(ABC):
 
     def attend(self, exp_avg: torch.Tensor, exp_avg_sq: torch.Tensor) -> None:  # noqa: B027  most have none
         """Average these moments [P] and [Q], too, from now on. They are live buffers written in place."""
+
+    def attend_gradients(
+        self, matrices: Sequence[MatrixOf], others: Sequence[AdamWPart], inner: InnerSpec, rate: Rate
+    ) -> None:
+        """Step `matrices` by Muon and `others` by AdamW from now on: together all weights. `rate` is AdamW's."""
+        raise NotImplementedError(self.name)
 
     def __init__(self, theta: torch.Tensor, codec: Codec, alpha: float) -> None:
         """Begin with phi = theta and zero momentum."""
