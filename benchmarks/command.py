@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 @click.option(
     "--elsewhere", type=click.FloatRange(0.0, 10.0), default=None, help="muon: AdamW's rate, beside matrices."
 )
-@click.option("--decay", type=click.Choice(["cosine", "flat", "wsd"]), default=None, help="Of the rate. Default: cosine.")
+@click.option("--decay", type=click.Choice(["cosine", "flat", "wsd"]), default=None, help="Of the rate; else cosine.")
 @click.option("--beta1", type=click.FloatRange(0.0, 1.0, max_open=True), default=None, help="AdamW's. Default: 0.9.")
 @click.option("--momentum", type=click.FloatRange(0.0, 1.0, max_open=True), default=None, help="Muon's. Default: 0.95.")
 @click.option("--nesterov/--no-nesterov", default=None, help="Of Muon. Default: with.")

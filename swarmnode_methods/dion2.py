@@ -91,7 +91,9 @@ class Dion2(Outer):
         self._last: int | None = None  # the round of the last step of these weights, if that was here
         self._parts = [PickedRows(self.theta[:1], codec) for _ in range(of)]  # by r mod F: their past courses differ
 
-    def attend(self, matrices: Sequence[MatrixOf], others: Sequence[AdamWPart], inner: InnerSpec, rate: Rate) -> None:
+    def attend_gradients(
+        self, matrices: Sequence[MatrixOf], others: Sequence[AdamWPart], inner: InnerSpec, rate: Rate
+    ) -> None:
         self._matrices, self._others = matrices, others
         self._inner, self._rate = inner, rate
 

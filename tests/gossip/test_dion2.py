@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from swarmnode.gossip.outer import outer
-from swarmnode_methods.dion2 import MOMENTUM, Dion2
 from swarmnode.manifest import GossipSpec, InnerSpec
 from swarmnode.model.muon import RMS, orthogonalize
 from swarmnode.model.optimizer import AdamWPart, Span
 from swarmnode.ports import Packet
+from swarmnode_methods.dion2 import MOMENTUM, Dion2
 
 ROWS, COLUMNS, OTHERS = 15, 40, 301
 SIZE = ROWS * COLUMNS + OTHERS
