@@ -28,8 +28,8 @@ from torch import Tensor
 
 from swarmnode.errors import ManifestError
 from swarmnode.gossip.compression import Codec
-from swarmnode.gossip.outer.method import MatrixOf, Outer, Rate
-from swarmnode.gossip.robust import PacketMeasures
+from swarmnode.gossip.outer.method import MatrixOf, Outer, Probe, Rate
+from swarmnode.gossip.robust import PacketGuard, PacketMeasures
 from swarmnode.manifest import InnerSpec, OuterConstants
 from swarmnode.model.muon import BATCH_ELEMENTS, RMS, orthogonalize
 from swarmnode.model.optimizer import AdamWPart, Span
@@ -53,6 +53,10 @@ class PickedRows(DeltaMean):
         self.theta, self.phi, self._boundary, self.mean = theta, phi, torch.empty_like(theta), None
         self._block = min(BLOCK, len(theta))
         self._mean, self._theirs = torch.empty_like(theta[: self._block]), torch.empty_like(theta[: self._block])
+
+    def judge_by(self, guard: PacketGuard | None, probe: Probe | None, *, healing: bool) -> None:
+        """Judge and heal as the whole method does."""
+        self.guard, self.probe, self.healing = guard, probe, healing
 
     def _advance(self, phi: Tensor, m: Tensor, mean: Tensor, start: int) -> None:
         if self.mean is None:
@@ -133,8 +137,7 @@ class Dion2(Outer):
         part = self._part
         part.pick(theta, phi)
         part.name_replica(self.sender, self.secret)
-        part.healing, part.guard = self.healing, self.guard
-        part.probe = self._probe_packed if self.probe is not None else None
+        part.judge_by(self.guard, self._probe_packed if self.probe is not None else None, healing=self.healing)
         return part.draft(round_index)
 
     def _probe_packed(self, before: Tensor, after: Tensor) -> float | None:
