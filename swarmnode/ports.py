@@ -101,6 +101,10 @@ class Directory(Protocol):
         """`lookup` of some stages at once."""
         ...
 
+    async def refresh(self, stages: Sequence[int]) -> list[list[record_pb2.SignedRecord]]:
+        """`lookups` at a fraction of the bytes: in a large run what is new may be missing for some announce periods."""
+        ...
+
     async def claimed(self) -> int:
         """Most samples that this node, its bootstraps or its contacts remember of the run; 0: none. It proves
         nothing."""

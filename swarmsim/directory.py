@@ -1,25 +1,37 @@
-"""The simulated record directory: late, stale, lossy, and divided by partitions."""
+"""The simulated record directory: late, stale, lossy, and divided by partitions.
+
+Bytes move as those of transport/directory.py do: of each place a node has a picture that is complete up to some time.
+A look asks holders and a member, a refresh one member or, seldom, a holder; the answer carries the records announced
+between the two pictures' times. (Bytes of a node's own newer records, which come along, are not taken off.)
+"""
 
 from __future__ import annotations
 
 import asyncio
+import bisect
 import math
 import random
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
-from swarmnode.ids import PeerId, RunId
+from swarmnode.ids import PeerId, RunId, digest64
 from swarmnode.membership.record import check_record
-from swarmnode.membership.stage_view import view_after
+from swarmnode.membership.stage_view import view_after, view_of
 from swarmnode.ports import Clock
 from swarmnode.transport.contact import Contacts, whom_to_try
+from swarmnode.transport.directory import HOLDERS, HOLDERS_ASKED, NEAR_S, RPC_TIMEOUT_S
 from swarmnode.wire import record_pb2
 from swarmsim.network import Network, NetworkPort
 
 TTL_MAX_S = 3600.0  # guess: no run of ours wants records to live longer
 MEETING_POINT = PeerId("meeting point")  # the run's bootstrap, which every node knows
 ANNOUNCE_RTT = 2  # measured: a store takes two round trips to the furthest replica
+ASK_NBYTES, MARK_NBYTES = 100, 12  # of a RecordsRequest, and of each record in it that is known
+STORE_NBYTES = 150  # of a store beside the record, with its answer
+FINDS, FIND_NBYTES = 20, 1300  # calls of a search for holders, and bytes of an answer: 20 neighbours (measured)
+PICTURE_S = 1.0  # pictures of a place that differ by less are one
+PICTURES = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +65,25 @@ class _Found:
     announced: dict[PeerId, record_pb2.SignedRecord] = field(default_factory=dict)
 
 
+@dataclass(slots=True)
+class _Place:
+    """The past of a place: loop times of announcements and all bytes until each, and pictures taken."""
+
+    times: list[float] = field(default_factory=list)
+    nbytes: list[int] = field(default_factory=list)
+    taken_at: list[float] = field(default_factory=list)
+    pictures: list[list[record_pb2.SignedRecord]] = field(default_factory=list)
+    holders: tuple[float, list[NetworkPort]] = (-math.inf, [])
+
+    def news_nbytes(self, since: float, until: float, records: int) -> int:
+        """Bytes of the records announced between two times: at most those of as many `records`."""
+        if not self.times:
+            return 0
+        first, last = bisect.bisect_right(self.times, since), bisect.bisect_right(self.times, until)
+        told = self.nbytes[last - 1] - (self.nbytes[first - 1] if first else 0) if last else 0
+        return min(told, records * self.nbytes[-1] // len(self.times))
+
+
 class SimDht:
     """All stored records, by stage. One instance for the whole world."""
 
@@ -77,6 +108,53 @@ class SimDht:
         self.happened: Counter[str] = Counter()
         self.stages: dict[int, dict[PeerId, _Entry]] = {}
         self._found: dict[int, _Found] = {}
+        self.places: dict[int, _Place] = {}
+        self.directories: dict[NetworkPort, SimDirectory] = {}
+        self.moved: Counter[str] = Counter()
+        """Bytes of the directory that each node has sent and received, by label."""
+
+    def past(self, stage: int) -> _Place:
+        return self.places.setdefault(stage, _Place())
+
+    def holders(self, stage: int, loop_now: float) -> list[NetworkPort]:
+        """The living nodes nearest to the key of `stage`, as of NEAR_S ago at most."""
+        until, found = self.past(stage).holders
+        if loop_now >= until or not all(plug.alive for plug in found):
+            living = [plug for plug in self.network.plugs.values() if plug.alive]
+            found = sorted(living, key=lambda plug: digest64("holder", stage, plug.peer))[:HOLDERS]
+            self.past(stage).holders = loop_now + NEAR_S, found
+        return found
+
+    def charge(self, sender: NetworkPort, receiver: NetworkPort, nbytes: int) -> None:
+        """Count bytes of a small message on the lines of both."""
+        sender.up.carried += nbytes
+        receiver.down.carried += nbytes
+        self.count(sender, receiver, nbytes)
+
+    def count(self, sender: NetworkPort, receiver: NetworkPort, nbytes: int) -> None:
+        self.moved[sender.label] += nbytes
+        self.moved[receiver.label] += nbytes
+        self.network.sent["records"] += nbytes
+
+    def picture(self, stage: int, until: float, now: float, loop_now: float) -> list[record_pb2.SignedRecord]:
+        """The unexpired records of `stage` as of loop time `until`."""
+        past = self.past(stage)
+        at = bisect.bisect_right(past.taken_at, until + PICTURE_S) - 1
+        if until >= loop_now - PICTURE_S or at < 0:
+            records = self.found(stage, now, loop_now)
+            if not past.taken_at or loop_now - past.taken_at[-1] >= PICTURE_S:
+                past.taken_at = [*past.taken_at[-PICTURES:], loop_now]
+                past.pictures = [*past.pictures[-PICTURES:], records]
+            return records
+        before = past.pictures[at]
+        if (view := view_of(before)) is not None and view.expires_unix_s[0] > now:
+            return before
+        told = [check_record(signed, run_id=self.run_id) for signed in before]
+        kept = [signed for signed, record in zip(before, told, strict=True) if record.expires_unix_ms > now * 1000.0]
+        if len(kept) < len(before):
+            view_after(kept, before, (), [PeerId(r.peer_id) for r in told if r.expires_unix_ms <= now * 1000.0])
+            past.pictures[at] = kept
+        return past.pictures[at]
 
     def changed(self, stage: int) -> None:
         """Invalidate the cached look-up of `stage`."""
@@ -176,6 +254,9 @@ class SimDirectory:
         self._plug = plug
         self._contacts = Contacts()
         self._contacts.tell(MEETING_POINT, ["/ip4/10.0.0.1"])
+        self._complete: dict[int, float] = {}  # place -> loop time up to which it is known here
+        self._searched: dict[int, float] = {}  # place -> until when its holders are known
+        dht.directories[plug] = self
 
     async def join(self) -> None:
         """Wait for the bootstrap, unless members are known from an earlier life (in its home's contacts)."""
@@ -214,6 +295,11 @@ class SimDirectory:
         entry.plug = self._plug
         if entry.versions and entry.versions[-1][1] >= expires:
             return False
+        past, nbytes = dht.past(own.stage), record.ByteSize()
+        past.times.append(loop_now)
+        past.nbytes.append((past.nbytes[-1] if past.nbytes else 0) + nbytes)
+        for holder in self._search(own.stage, loop_now):
+            dht.charge(self._plug, holder, nbytes + STORE_NBYTES)
         late_s = dht.rng.expovariate(1.0 / faults.late_s) if faults.late_s else 0.0
         if late_s:
             dht.changed(own.stage)
@@ -227,7 +313,80 @@ class SimDirectory:
 
     async def lookups(self, stages: Sequence[int]) -> list[list[record_pb2.SignedRecord]]:
         await asyncio.sleep(self._dht.faults.round_trip_s)
+        await self._move([self._asked(stage) for stage in stages], stages)
         return [self._found(stage) for stage in stages]
+
+    async def refresh(self, stages: Sequence[int]) -> list[list[record_pb2.SignedRecord]]:
+        rng, asked = self._dht.rng, []
+        for stage in stages:
+            members = self._members(stage)
+            if rng.random() * len(members) < HOLDERS:
+                asked.append(self._asked(stage, 1))
+            else:
+                asked.append([rng.choice(members)])
+        await self._move(asked, stages)
+        return [self._found(stage) for stage in stages]
+
+    def _members(self, stage: int) -> list[NetworkPort]:
+        return [
+            entry.plug
+            for entry in self._dht.stages.get(stage, {}).values()
+            if entry.plug.alive and entry.plug is not self._plug
+        ]
+
+    def _search(self, stage: int, loop_now: float) -> list[NetworkPort]:
+        """The holders of `stage`: searched anew every NEAR_S."""
+        holders = self._dht.holders(stage, loop_now)
+        if loop_now >= self._searched.get(stage, 0.0):
+            self._searched[stage] = loop_now + NEAR_S
+            others = [*self._dht.network.plugs.values()]
+            for plug in self._dht.rng.sample(others, min(FINDS, len(others))):
+                self._dht.charge(plug, self._plug, FIND_NBYTES)
+        return holders
+
+    def _asked(self, stage: int, count: int = HOLDERS_ASKED) -> list[NetworkPort]:
+        holders = self._search(stage, asyncio.get_running_loop().time())
+        return self._dht.rng.sample(holders, min(count, len(holders)))
+
+    async def _move(self, asked: Sequence[Sequence[NetworkPort]], stages: Sequence[int]) -> None:
+        """Ask the nodes `asked` about each of `stages` at once, over the lines of both sides."""
+        dht, loop = self._dht, asyncio.get_running_loop()
+        begun, answers = loop.time(), list[tuple[int, float, asyncio.Future[None]]]()
+        for stage, plugs in zip(stages, asked, strict=True):
+            known, size = self._complete.get(stage, -math.inf), len(dht.stages.get(stage, ()))
+            for plug in plugs:
+                holds = plug in dht.holders(stage, begun)
+                if plug is self._plug and holds:
+                    self._complete[stage] = begun
+                if not plug.alive or plug is self._plug:
+                    continue
+                until = begun if holds else dht.directories[plug]._complete.get(stage, -math.inf)
+                there = ASK_NBYTES + (MARK_NBYTES * size if known > -math.inf else 0)
+                back = ASK_NBYTES + dht.past(stage).news_nbytes(known, until, size)
+                answers.append((stage, until, self._exchange(plug, there, back)))
+        if not answers:
+            return
+        await asyncio.wait([future for _, _, future in answers], timeout=RPC_TIMEOUT_S)
+        for stage, until, future in answers:
+            if future.done():
+                self._complete[stage] = max(until, self._complete.get(stage, -math.inf))
+
+    def _exchange(self, plug: NetworkPort, there: int, back: int) -> asyncio.Future[None]:
+        dht, me = self._dht, self._plug
+        done = asyncio.get_running_loop().create_future()
+
+        def arrived() -> None:
+            if not done.done():
+                done.set_result(None)
+
+        def answer() -> None:
+            if plug.alive and me.alive:
+                dht.network.carry(plug, me, back, arrived)
+                dht.count(plug, me, back)
+
+        dht.network.carry(me, plug, there, answer)
+        dht.count(me, plug, there)
+        return done
 
     async def claimed(self) -> int:
         """The samples that this home has heard of the run in all its lives, and the bootstrap's home likewise."""
@@ -241,7 +400,7 @@ class SimDirectory:
         now, loop_now = dht.clock.unix_s(), asyncio.get_running_loop().time()
         apart = len(set(dht.islands.values())) > 1
         if not (apart or dht.network.reach.cuts or faults.missing or faults.stale):
-            return dht.found(stage, now, loop_now)
+            return dht.picture(stage, self._complete.get(stage, loop_now), now, loop_now)
         blocked = dht.network.reach.blocked if dht.network.reach.cuts else None
         found, expired = [], []
         entries = dht.stages.get(stage, {})

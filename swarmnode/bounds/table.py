@@ -93,6 +93,7 @@ RECORD: Mapping[str, Bound] = {
     "Record.unable": number(
         STAGES_MAX - 1, "", "guess: a node that fits few of more than 64 stages moves to none", many=64
     ),
+    "Record.stretch": number(20, "", "membership/record.py: STRETCH_MAX"),
     "Record.data_digest": opaque(8, "the first bytes of a digest"),
     "SignedRecord.record": opaque(1280, "a record is small; checked by itself"),
     "SignedRecord.signature": SIGNATURE,
@@ -149,7 +150,7 @@ BODIES = (
     "data_chunk",
     *("ping", "process", "exchange", "commit", "snapshot", "chunk", "manifest", "fallback", "reserve", "opening"),
     *("recompute", "suspicion", "accusation", "final_delta", "handover", "access_list", "reach", "receipt", "measure"),
-    *("packet_receipt", "report", "table"),
+    *("packet_receipt", "report", "table", "records"),
 )
 ANSWERS = (
     "data_chunk",
@@ -165,7 +166,7 @@ ANSWERS = (
         "receipt",
         "measure",
     ),
-    *("packet_receipt", "report", "table"),
+    *("packet_receipt", "report", "table", "records"),
 )
 
 CALL: Mapping[str, Bound] = {
@@ -309,6 +310,10 @@ CALL: Mapping[str, Bound] = {
     "PacketReceipt.samples": SAMPLES,
     "PacketReceipt.nbytes": TENSOR_NBYTES,
     "PacketReceipt.signature": SIGNATURE,
+    "RecordsRequest.place": PLACE,
+    "RecordsRequest.peers": number(2**32 - 1, "", "the first bytes of a digest", many=8192),
+    "RecordsRequest.expires_unix_ms": number(UNIX_S_MAX * 1000, "ms", "until the year 2242", many=8192),
+    "Records.records": part(256, "transport/record_book.py: as many as one answer holds"),
     "DataChunkRequest.sha256": DIGEST,
     "DataChunkRequest.index": DIGEST,
     "DataChunkRequest.offset": number(1 << 25, "bytes", "data/index.py: the longest index"),

@@ -69,6 +69,7 @@ from swarmnode.machine.sensors import DailyTraffic, Sensors
 from swarmnode.manifest import read_signed, verify
 from swarmnode.membership.admission import Admission
 from swarmnode.membership.place import places
+from swarmnode.membership.record import STRETCH_MAX
 from swarmnode.metrics.exporter import PrometheusTelemetry
 from swarmnode.metrics.recent_events import RecentEvents
 from swarmnode.model.device import autocasts, check_device, resolve_device, use_device
@@ -216,7 +217,7 @@ async def _start(options: NodeOptions, stack: contextlib.AsyncExitStack) -> Daem
         transport,
         run_id=run_id,
         stages=len(places(manifest)),
-        ttl_max_s=manifest.limits.record_ttl_s,
+        ttl_max_s=STRETCH_MAX * manifest.limits.record_ttl_s,
         telemetry=telemetry,
         contacts=contacts,
         admission=admission,
@@ -282,7 +283,9 @@ async def _live(
         stack.callback(compute.close)
         text, base = data_ports(process, stack), base_ports(process, stack)
         node = _node(process, await _saving(process), compute, text, base)
-        process.transport.prefer(node.presence.run_progress.clock.observed.times.__contains__)
+        works = node.presence.run_progress.clock.observed.times.__contains__
+        process.transport.prefer(works)
+        process.directory.prefer(works, lambda: node.presence.doubtful)
         usage = DailyTraffic(options.home, lambda: process.transport.throttle.moved_nbytes)
         api.regulator = make_regulator(process, node, compute, Sensors(usage, process.clock))
         stack.callback(usage.save)

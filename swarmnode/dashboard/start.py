@@ -26,7 +26,7 @@ from swarmnode.ids import PeerId, RunId
 from swarmnode.machine.run_archive import Archive
 from swarmnode.manifest import Manifest
 from swarmnode.membership.place import places
-from swarmnode.membership.record import open_record
+from swarmnode.membership.record import STRETCH_MAX, open_record
 from swarmnode.ports import Call, Clock, Directory, Telemetry, Transport
 from swarmnode.wire import call_pb2 as wire
 from swarmnode.wire import record_pb2, report_pb2
@@ -92,7 +92,7 @@ class Collector:
         now_s = self._clock.unix_s()
         for signed in (signed for records in found for signed in records):
             with contextlib.suppress(RemoteFault):  # it expired on the way
-                ttl_max_s = 10.0 * manifest.limits.record_ttl_s
+                ttl_max_s = STRETCH_MAX * manifest.limits.record_ttl_s
                 record = open_record(signed, run_id=self._run_id, now_unix_s=now_s, ttl_max_s=ttl_max_s)
                 self._board.heard(record, now_s)
         self._board.expire(now_s)

@@ -19,7 +19,7 @@ from swarmnode.ids import PeerId, RunId, seeded, short
 from swarmnode.machine.slow_copy import SlowCopy, distance, distance_to
 from swarmnode.manifest import Manifest
 from swarmnode.membership.place import places
-from swarmnode.membership.record import check_member, check_time
+from swarmnode.membership.record import STRETCH_MAX, check_member, check_time
 from swarmnode.membership.swarm import SERVING, Member, Swarm
 from swarmnode.metrics import name
 from swarmnode.model.section import section_sizes
@@ -123,7 +123,7 @@ class ArchiveSources:
         for signed in (signed for records in found for signed in records):
             with contextlib.suppress(RemoteFault):  # skip a single bad record
                 record, member = check_member(signed, run_id=self.run_id)
-                check_time(record, now_s, 10.0 * self.manifest.limits.record_ttl_s)
+                check_time(record, now_s, STRETCH_MAX * self.manifest.limits.record_ttl_s)
                 members.append(member)
                 if member.state == SERVING and record.HasField("blocks"):
                     blocks.append(record.blocks)

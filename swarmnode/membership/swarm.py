@@ -45,6 +45,7 @@ class Member:
     feeds: bool = False  # it starts microbatches
     total: int = 0  # samples of the whole run, as it believes
     unable: frozenset[int] = frozenset()  # stages that its machine cannot serve
+    stretch: int = 1  # announce periods of the run between two of its records
 
     @property
     def choosing(self) -> bool:
@@ -87,6 +88,7 @@ class Member:
             feeds=record.HasField("blocks"),
             total=record.progress.total,
             unable=frozenset(record.unable),
+            stretch=max(1, record.stretch),
         )
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from swarmnode import __version__
@@ -20,7 +21,7 @@ from swarmnode.membership.believed_swarm import BelievedSwarm
 from swarmnode.membership.peer_table import PeerTable
 from swarmnode.membership.place import feeder_place, feeds_at, places
 from swarmnode.membership.progress import Progress
-from swarmnode.membership.record import check_member, check_record, check_time, pass_of, sign_record
+from swarmnode.membership.record import STRETCH_MAX, check_member, check_record, check_time, pass_of, sign_record
 from swarmnode.membership.run_progress import RunProgress
 from swarmnode.membership.stage_view import StageView, view_of
 from swarmnode.membership.swarm import SERVING, Member, Swarm, shared
@@ -38,8 +39,14 @@ EXPIRY_STEP_S = 0.002  # records tell milliseconds, and of two that expire at th
 JUST_SHARE = 0.1  # guess: a node that changes its state has signed its record just before it publishes it
 EMPTY_SHARE = 0.25  # guess: of the announce period, between two looks while a stage that work goes to stands empty
 OTHERS_PERIODS = 3  # as recovery_source.LOST_PERIODS: rarer, and the failure detector would look up each by itself
+# Derived: records read, with the digests and the searches for holders, and as much given to others, are .1 Mbit/s; a
+# holder has twice that.
+READ_BYTES_PER_S = 5000.0
+RUMOUR_SHARE = 0.5  # guess: of the stretched period, between two looks: news take some of them from member to member
 ADDRESSES_MAX = 8
 AHEAD_TOLERANCE_S = 0.001  # guess: of wall clocks; nodes foresee their pauses in whole seconds
+
+Read = list[list[record_pb2.SignedRecord]]
 
 
 class Presence:
@@ -84,6 +91,7 @@ class Presence:
         self._sequence = self._joined_unix_ms
         self._signed: record_pb2.SignedRecord | None = None
         self._signed_at = float("-inf")
+        self._stretch = 1  # of our next record
         self._published_at = float("-inf")  # when the last one published was signed
         self.admission = admission
         self._unix_ahead_s = 0.0  # Unix time less loop time, as the routers were told
@@ -114,6 +122,18 @@ class Presence:
         yield self._stage.strangers_come()
         for stage in self._sends_to:
             yield not self.routers[stage].flooded
+
+    @property
+    def _period_s(self) -> float:
+        return self._stretch * self._manifest.limits.announce_period_s
+
+    def _stretched(self, nbytes: int) -> int:
+        """Announce periods of the run between two of our records: as many as keep the records that this node reads,
+        those of its stage each time and a part of the others, of `nbytes` each, within READ_BYTES_PER_S."""
+        own, sizes = self._status.stage, self.believed().sizes
+        here = sizes[own] if own is not None and own < len(sizes) else 0
+        read = nbytes * (here + (sum(sizes) - here) / OTHERS_PERIODS)
+        return min(STRETCH_MAX, max(1, math.ceil(read / READ_BYTES_PER_S / self._manifest.limits.announce_period_s)))
 
     def samples_total(self) -> int:
         """Samples that the whole run has trained, as far as known here."""
@@ -198,10 +218,11 @@ class Presence:
         now = asyncio.get_running_loop().time()
         if self._status.stage is None:
             return None
-        if self._signed is None or now - self._signed_at > FRESH_SHARE * self._manifest.limits.announce_period_s:
+        if self._signed is None or now - self._signed_at > FRESH_SHARE * self._period_s:
             self._sequence += 1
             record = self._describe(self._clock.unix_s())
             self._signed, self._signed_at = sign_record(record, self._identity), now
+            self._stretch = self._stretched(self._signed.ByteSize())
             self.peer_table.learn(*check_member(self._signed, run_id=self._run_id))
         return self._sequence, self._signed
 
@@ -216,7 +237,7 @@ class Presence:
             run_id=self._run_id,
             peer_id=self.me,
             sequence=self._sequence,
-            expires_unix_ms=int((now_unix_s + self._manifest.limits.record_ttl_s) * 1000),
+            expires_unix_ms=int((now_unix_s + self._stretch * self._manifest.limits.record_ttl_s) * 1000),
             stage=us.stage,
             state=us.state,
             addresses=us.addresses[:ADDRESSES_MAX],
@@ -233,6 +254,7 @@ class Presence:
             unable=sorted(us.unable)[: FIELDS["Record.unable"].many],
             boundary_digest=us.boundary_digest,
             data_digest=us.data_digest,
+            stretch=self._stretch if self._stretch > 1 else 0,
         )
         if stage.kept_round is not None:
             record.kept_round, record.kept_steps = stage.kept_round, stage.kept_steps
@@ -245,12 +267,12 @@ class Presence:
         return record
 
     async def announcing(self) -> None:
-        """Publish our record every announce period and whenever our state changes, until cancelled."""
+        """Publish our record every (stretched) announce period and whenever our state changes, until cancelled."""
         while True:
             self._announce_now.clear()
             await self.announce()
             try:
-                async with asyncio.timeout(self._manifest.limits.announce_period_s):
+                async with asyncio.timeout(self._period_s):
                     await self._announce_now.wait()
             except TimeoutError:
                 pass
@@ -267,21 +289,25 @@ class Presence:
             self._telemetry.event("directory.failed", level="warning", reason="nobody stored our record; tried again")
 
     async def watching(self, stages: Sequence[int]) -> None:
-        """Look `stages` up every announce period, and all others within OTHERS_PERIODS, until cancelled. Look sooner
+        """Refresh `stages` every announce period, and all others within OTHERS_PERIODS, until cancelled. Look sooner
         while there is nobody to send work to: nodes that start together see nobody at first."""
         others = [place for place in places(self._manifest) if place not in stages]
         turn, at_once = itertools.cycle(others), 0  # all were looked up when the stage was chosen
         while True:
-            await self.look([*stages, *itertools.islice(turn, at_once)])
+            await self._adopt([*stages, *itertools.islice(turn, at_once)], self._directory.refresh)
             at_once = -(-len(others) // OTHERS_PERIODS)
             swarm = self.peer_table.swarm()
-            share = 1.0 if all(swarm.serving(stage) for stage in self._sends_to) else EMPTY_SHARE
-            await asyncio.sleep(share * self._manifest.limits.announce_period_s)
+            if all(swarm.serving(stage) for stage in self._sends_to):
+                await asyncio.sleep(self._period_s * (RUMOUR_SHARE if self._stretch > 1 else 1.0))
+            else:
+                await asyncio.sleep(EMPTY_SHARE * self._manifest.limits.announce_period_s)
 
     async def look(self, stages: Iterable[int]) -> None:
         """Read the records of `stages` from the directory once; forget peers whose records expired."""
-        wanted = list(stages)
-        found = await self._directory.lookups(wanted)
+        await self._adopt(list(stages), self._directory.lookups)
+
+    async def _adopt(self, wanted: Sequence[int], read: Callable[[Sequence[int]], Awaitable[Read]]) -> None:
+        found = await read(wanted)
         for stage, records in zip(wanted, found, strict=True):
             if (view := view_of(records)) is not None and self._believes(view):
                 self._take_view(stage, view)
@@ -306,7 +332,7 @@ class Presence:
     def _believes(self, view: StageView) -> bool:
         """True if all records of `view` are in time and none needs a permit. Else each is checked alone."""
         now, (first, last) = self._clock.unix_s(), view.expires_unix_s
-        return self.admission is None and first > now and last <= now + 10.0 * self._manifest.limits.record_ttl_s
+        return self.admission is None and first > now and last <= now + STRETCH_MAX * self._manifest.limits.record_ttl_s
 
     def _take_view(self, stage: int, view: StageView) -> None:
         """Apply `_take_in` to every new record in `view`."""
@@ -393,7 +419,7 @@ class Presence:
     def _take_in(self, record: record_pb2.Record, member: Member | None = None) -> PeerId | None:
         """`learn` of a verified record without the routers, which are told once of many records. Returns the peer if
         the record told something new. `member`: the record's content, if already parsed."""
-        check_time(record, self._clock.unix_s(), 10.0 * self._manifest.limits.record_ttl_s)
+        check_time(record, self._clock.unix_s(), STRETCH_MAX * self._manifest.limits.record_ttl_s)
         peer = PeerId(record.peer_id) if member is None else member.peer
         if self.admission is not None:
             if reason := too_old(self.admission.rules.access_list.least_version, record.version):

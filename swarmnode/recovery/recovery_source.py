@@ -291,7 +291,7 @@ def overdue(stage: Collection[Member], now_unix_s: float, limits: LimitsSpec) ->
     left_s, found = _left_s(limits, LOST_PERIODS), False
     for member in stage:
         if member.state == record_pb2.NODE_STATE_TRAINING:
-            if member.expires_unix_s - now_unix_s > left_s:
+            if member.expires_unix_s - now_unix_s > member.stretch * left_s:
                 return False
             found = True
     return found
@@ -299,12 +299,13 @@ def overdue(stage: Collection[Member], now_unix_s: float, limits: LimitsSpec) ->
 
 def quiet(stage: tuple[Member, ...], now_unix_s: float, limits: LimitsSpec) -> list[PeerId]:
     """Training replicas that were not heard of within QUIET_PERIODS announce periods."""
-    due_unix_s = now_unix_s + _left_s(limits, QUIET_PERIODS)
-    return [m.peer for m in stage if m.state == record_pb2.NODE_STATE_TRAINING and m.expires_unix_s <= due_unix_s]
+    left_s = _left_s(limits, QUIET_PERIODS)
+    training = [member for member in stage if member.state == record_pb2.NODE_STATE_TRAINING]
+    return [member.peer for member in training if member.expires_unix_s <= now_unix_s + member.stretch * left_s]
 
 
 def _left_s(limits: LimitsSpec, periods: int) -> float:
-    """Seconds until a record expires that is `periods` announce periods old."""
+    """Seconds until a record expires that is `periods` announce periods old, if its writer does not stretch them."""
     return limits.record_ttl_s - periods * limits.announce_period_s
 
 
@@ -316,6 +317,6 @@ def silent(stage: tuple[Member, ...], answering: Collection[PeerId], now_unix_s:
     return sum(
         member.state == record_pb2.NODE_STATE_TRAINING
         and member.peer not in answering
-        and member.expires_unix_s - now_unix_s > _left_s(limits, LOST_PERIODS)
+        and member.expires_unix_s - now_unix_s > member.stretch * _left_s(limits, LOST_PERIODS)
         for member in stage
     )

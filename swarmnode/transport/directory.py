@@ -1,9 +1,14 @@
 """The real Directory: signed records in hivemind's DHT, on the same p2pd as the calls.
 
-The DHT only gives hints. Each stage has `shards` keys; each node owns one subkey, under the key that its peer id
-selects, and stores nothing else. All keys are known in advance and all values are verified SignedRecords. Crashed nodes
-delay nothing, frozen ones seconds. So every wait is bounded, and a timeout returns less than was asked for instead of
-failing.
+The DHT only gives hints. Each place (a stage, or nodes that only feed) has a key; each node owns one subkey of it, its
+peer id, and only it may store that. All keys are known in advance and all values are verified SignedRecords. Crashed
+nodes delay nothing, frozen ones seconds. So every wait is bounded, and a timeout returns less than was asked for
+instead of failing.
+
+A find of the DHT moves all records under a key from each of its HOLDERS, and so does a store. So both are only used to
+learn which nodes those are. A look asks two holders and a member for the records that are new here (RecordsRequest); a
+refresh asks one member, now and then a holder instead: news spread among members as rumours do (Demers et al. 1987,
+"Epidemic algorithms"), and no node sends more than another. Nodes that do not speak this are asked as the DHT does.
 """
 
 from __future__ import annotations
@@ -12,11 +17,10 @@ import asyncio
 import contextlib
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from statistics import median_low
 from typing import Any
 
-from google.protobuf.message import DecodeError
 from hivemind.dht import DHTNode
 from hivemind.dht.protocol import ValidationError
 from hivemind.dht.routing import DHTID
@@ -27,21 +31,25 @@ from hivemind.proto import dht_pb2
 from hivemind.utils import MSGPackSerializer, timed_storage
 
 from swarmnode.errors import LocalFault, RemoteFault, Unavailable, Unreachable
-from swarmnode.ids import PeerId, RunId, digest64, seeded, short
+from swarmnode.ids import PeerId, RunId, seeded, short
 from swarmnode.membership.admission import Admission
-from swarmnode.membership.record import CLOCK_SKEW_MAX_S, SIGNED_BYTES_MAX, check_record, open_record, pass_of
-from swarmnode.ports import Call, Telemetry
+from swarmnode.membership.record import SIGNED_BYTES_MAX, check_record
+from swarmnode.ports import Answer, Call, Telemetry
 from swarmnode.transport.address import dialable_of, first_that_accepts
 from swarmnode.transport.contact import Contacts, whom_to_try
 from swarmnode.transport.libp2p import Libp2pTransport
+from swarmnode.transport.record_book import NEWS_MAX, PLACE_MAX, RecordBook
 from swarmnode.wire import call_pb2
 from swarmnode.wire import record_pb2 as wire
 
-SHARDS = 1  # keys per stage; more than about 500 subkeys a key slow stores down (measured)
 TTL_MAX_S = 300.0  # DHT records cannot be deleted, so they must expire soon
 LOOKUP_TIMEOUT_S = 5.0  # guess: a lookup takes 4-18 ms, and one frozen node costs RPC_TIMEOUT_S
 ANNOUNCE_TIMEOUT_S = 5.0  # guess: 23 ms, and the same for a frozen node
 RPC_TIMEOUT_S = 2.0  # guess: below the announce periods for which records live
+HOLDERS = 5  # hivemind's number of replicas
+HOLDERS_ASKED = 2  # guess: one of them may be new here, or lie
+NEAR_S = 120.0  # guess: a search for holders moves 26 kB; a dead one ends it sooner
+MUTE_S = 30.0  # guess: who did not answer, or speaks an older version, is asked again
 JOIN_TIMEOUT_S = 30.0  # guess: covers a bootstrap started at the same time on a busy machine
 JOIN_DELAY_S = 0.3
 REJOIN_PERIOD_S = 3.0  # guess: between two looks for lost contacts
@@ -50,91 +58,37 @@ TOLD_EVERY = 20  # guess: failures with a bootstrap for one event
 ASKED_MAX = 8  # guess: contacts asked how far the run is
 TOTALS_MAX = 1024  # guess: replicas whose claims are compared
 CLOCKS_MAX = 5  # guess: neighbours whose clocks are compared with ours at a time
-VERIFIED_MAX = 4096  # records known to be valid; 4 MiB
 
 
-def _key(run_id: RunId, stage: int, shard: int) -> str:
-    return f"{run_id}/{stage}/{shard}"
-
-
-def shard_of(peer: PeerId, shards: int) -> int:
-    """The index of the stage key under which `peer` publishes."""
-    return digest64("shard", peer) % shards
+def key_of(run_id: RunId, place: int) -> DHTID:
+    """The DHT's key of the records of `place`."""
+    return DHTID.generate(source=f"{run_id}/{place}/0")
 
 
 class RecordValidator(RecordValidatorBase):  # type: ignore[misc]
-    """Decides what this node stores for others and accepts from them: records that pass `check_record`, under the right
-    key, for a bounded time.
+    """Decides what this node stores for others and takes from their dictionaries: records that `book` takes, under the
+    right key and subkey. Runs on every store and every entry read."""
 
-    Runs on every store and every entry read, so verified values are cached. Expired entries pass: hivemind drops them
-    by its own clock.
-    """
-
-    def __init__(
-        self,
-        run_id: RunId,
-        stages: int,
-        shards: int,
-        ttl_max_s: float,
-        admission: Admission | None = None,
-        stored: Callable[[wire.Record], None] = lambda record: None,
-    ) -> None:
-        """`stored` is told each new record."""
-        self._stored = stored
-        self._run_id = run_id
-        self._admission = admission
-        self._shards = shards
-        self._ttl_max_s = ttl_max_s
-        self._places = {
-            DHTID.generate(source=_key(run_id, stage, shard)).to_bytes(): (stage, shard)
-            for stage in range(stages)
-            for shard in range(shards)
-        }
-        self._verified: OrderedDict[bytes, wire.Record] = OrderedDict()
+    def __init__(self, run_id: RunId, places: int, book: RecordBook) -> None:
+        self._book = book
+        self._places = {key_of(run_id, place).to_bytes(): place for place in range(places)}
 
     def validate(self, entry: DHTRecord) -> bool:
         """Whether `entry` may be stored and returned; never raises."""
-        place = self._places.get(entry.key)
-        if place is None or entry.expiration_time > timed_storage.get_dht_time() + self._ttl_max_s + CLOCK_SKEW_MAX_S:
+        place, signed = self._places.get(entry.key), wire.SignedRecord()
+        if place is None or len(entry.value) > SIGNED_BYTES_MAX + 8:
             return False
         try:
-            new = entry.value not in self._verified
-            subkey, record = self._unpack(entry.subkey), self._open(entry.value)
-        except (RemoteFault, ValueError, TypeError):
-            return False
-        right = (
-            subkey == record.peer_id
-            and (record.stage, shard_of(PeerId(record.peer_id), self._shards)) == place
-            and round(entry.expiration_time * 1000) == record.expires_unix_ms
-            and (self._admission is None or self._admission.judge(PeerId(record.peer_id), pass_of(record))[0])
-        )
-        if right and new:
-            self._stored(record)
-        return right
-
-    def _open(self, value: bytes) -> wire.Record:
-        known = self._verified.get(value)
-        if known is not None:
-            return known
-        if len(value) > SIGNED_BYTES_MAX + 8:
-            raise RemoteFault(f"value of {len(value)} bytes; at most {SIGNED_BYTES_MAX}")
-        signed = wire.SignedRecord()
-        try:
-            signed.ParseFromString(self._unpack(value))
-        except DecodeError:
-            raise RemoteFault("value that is not a SignedRecord") from None
-        record = check_record(signed, run_id=self._run_id)
-        self._verified[value] = record
-        if len(self._verified) > VERIFIED_MAX:
-            self._verified.popitem(last=False)
-        return record
-
-    @staticmethod
-    def _unpack(raw: bytes) -> Any:
-        try:
-            return MSGPackSerializer.loads(raw)
+            signed.ParseFromString(MSGPackSerializer.loads(entry.value))
+            record = wire.Record.FromString(signed.record)
+            subkey = MSGPackSerializer.loads(entry.subkey)
         except Exception:  # noqa: BLE001  msgpack and hivemind's extensions raise many kinds on a stranger's bytes
-            raise RemoteFault("value that does not unpack") from None
+            return False
+        return (
+            subkey == record.peer_id
+            and round(entry.expiration_time * 1000) == record.expires_unix_ms
+            and self._book.take(place, signed, timed_storage.get_dht_time())
+        )
 
 
 class DhtDirectory:
@@ -146,8 +100,7 @@ class DhtDirectory:
         node: Any,
         bootstrap: Sequence[tuple[PeerId, Sequence[str]]],
         run_id: RunId,
-        shards: int,
-        ttl_max_s: float,
+        book: RecordBook,
         telemetry: Telemetry | None,
         contacts: Contacts,
     ) -> None:
@@ -158,8 +111,11 @@ class DhtDirectory:
         for peer, addresses in self._bootstrap:
             contacts.tell(peer, addresses)
         self._run_id = run_id
-        self._shards = shards
-        self._ttl_max_s = ttl_max_s
+        self._book = book
+        self.prefer(lambda peer: False, lambda: False)
+        self._own: wire.SignedRecord | None = None  # our last record
+        self._nearest: dict[int, tuple[float, list[DHTID], list[PeerId]]] = {}  # place -> (until, neighbours, holders)
+        self._mute = OrderedDict[PeerId, float]()  # peers that do not answer RecordsRequest, until when
         self._telemetry = telemetry
         self._keeping: asyncio.Task[None] | None = None
         self._chance = seeded(run_id, "clocks", transport.peer_id)
@@ -172,7 +128,6 @@ class DhtDirectory:
         run_id: RunId,
         stages: int,
         *,
-        shards: int = SHARDS,
         ttl_max_s: float = TTL_MAX_S,
         join_timeout_s: float = JOIN_TIMEOUT_S,
         admission: Admission | None = None,
@@ -189,10 +144,11 @@ class DhtDirectory:
         contacts = Contacts() if contacts is None else contacts
         totals = OrderedDict[PeerId, int]()
 
-        def stored(record: wire.Record) -> None:
+        def taken(record: wire.Record) -> None:
             peer = PeerId(record.peer_id)
-            if peer == transport.peer_id or record.expires_unix_ms <= 1000 * timed_storage.get_dht_time():
+            if peer == transport.peer_id:
                 return
+            transport.remember(peer, record.addresses)
             contacts.hear(peer, dialable_of(record.addresses), timed_storage.get_dht_time())
             if record.state == wire.NODE_STATE_TRAINING:
                 totals[peer] = record.progress.total
@@ -201,10 +157,12 @@ class DhtDirectory:
                     totals.popitem(last=False)
                 contacts.trained(run_id, median_low(totals.values()))
 
+        book = RecordBook(run_id, stages, ttl_max_s, admission, taken)
         node = await DHTNode.create(
             p2p=transport.daemon,
             node_id=DHTID.generate(source=transport.peer_id),
-            record_validator=RecordValidator(run_id, stages, shards, ttl_max_s, admission, stored),
+            record_validator=RecordValidator(run_id, stages, book),
+            num_replicas=HOLDERS,
             wait_timeout=RPC_TIMEOUT_S,
             cache_locally=False,
             cache_nearest=0,
@@ -213,15 +171,22 @@ class DhtDirectory:
             reuse_get_requests=False,
         )
         transport.start()
-        directory = cls(transport, node, bootstrap, run_id, shards, ttl_max_s, telemetry, contacts)
+        directory = cls(transport, node, bootstrap, run_id, book, telemetry, contacts)
         try:
             await directory._join(join_timeout_s)
         except BaseException:
             await directory.close()
             raise
+        transport.serve("records", directory._answer, tensor_bytes_max=0)
         directory._keeping = transport.spawn(directory._keep_joined())
         transport.after_restart.append(directory._rejoin)
         return directory
+
+    def prefer(self, works: Callable[[PeerId], bool], doubtful: Callable[[], bool]) -> None:
+        """Know records of peers for which `works` is true beside a flood of others; show few of these while strangers
+        are `doubtful`."""
+        me = self._transport.peer_id
+        self._book.works, self._book.doubtful = lambda peer: peer == me or works(peer), doubtful
 
     async def close(self) -> None:
         """Stop answering the DHT's requests."""
@@ -239,41 +204,119 @@ class DhtDirectory:
         """Publish our record until its expiry, which must be later than the previous one's. False if no peer stored it
         within ANNOUNCE_TIMEOUT_S."""
         own = check_record(record, run_id=self._run_id)
-        peer = PeerId(own.peer_id)
+        self._own, stored = record, list[bool | None]()
+        if not self._book.take(own.stage, record, timed_storage.get_dht_time()):
+            return False
         try:
             async with asyncio.timeout(ANNOUNCE_TIMEOUT_S):
-                stored = await self._node.store(
-                    _key(self._run_id, own.stage, shard_of(peer, self._shards)),
-                    record.SerializeToString(),
-                    own.expires_unix_ms / 1000.0,
-                    subkey=own.peer_id,
-                )
+                holders = await self._holders(own.stage)
+                stored = await asyncio.gather(*(self._store_at(peer, own, record) for peer in holders))
         except (TimeoutError, P2PDaemonError, OSError):
-            stored = False
-        if not stored:
+            pass
+        if None in stored or not stored:
+            self._nearest.pop(own.stage, None)
+        if not any(stored):
             self._event("directory.failed", "warning", what="announce", stage=own.stage)
-        return bool(stored)
+        return any(stored)
+
+    async def _store_at(self, peer: PeerId, own: wire.Record, record: wire.SignedRecord) -> bool | None:
+        """Whether `peer` stored our record; None if it did not answer."""
+        key, value = key_of(self._run_id, own.stage), MSGPackSerializer.dumps(record.SerializeToString())
+        expires_s, protocol = own.expires_unix_ms / 1000.0, self._node.protocol
+        if peer == self._transport.peer_id:
+            return bool(protocol.storage.store(key, value, expires_s, subkey=own.peer_id))
+        told = await protocol.call_store(PeerID.from_base58(peer), [key], [value], expires_s, subkeys=[own.peer_id])
+        return bool(told[0]) if told else None
 
     async def lookup(self, stage: int) -> list[wire.SignedRecord]:
         """Verified, unexpired records of `stage`, sorted by peer: those found within LOOKUP_TIMEOUT_S, perhaps none."""
-        found = await asyncio.gather(
-            *(self._entries(_key(self._run_id, stage, shard)) for shard in range(self._shards))
-        )
-        now, newest = timed_storage.get_dht_time(), {}
-        for entry in (entry for entries in found for entry in entries):
-            signed = wire.SignedRecord()
-            try:
-                signed.ParseFromString(entry)
-                record = open_record(signed, run_id=self._run_id, now_unix_s=now, ttl_max_s=self._ttl_max_s)
-            except (DecodeError, RemoteFault, TypeError):
-                continue  # the validator accepted it, so it has expired since
-            if record.stage == stage:
-                newest[record.peer_id] = signed
-                self._hear(PeerId(record.peer_id), record.addresses)
-        return [newest[peer] for peer in sorted(newest)]
+        return await self._read(stage, self._look)
 
     async def lookups(self, stages: Sequence[int]) -> list[list[wire.SignedRecord]]:
         return await asyncio.gather(*map(self.lookup, stages))
+
+    async def refresh(self, stages: Sequence[int]) -> list[list[wire.SignedRecord]]:
+        return await asyncio.gather(*(self._read(stage, self._ask_one) for stage in stages))
+
+    async def _read(self, place: int, ask: Callable[[int], Coroutine[Any, Any, None]]) -> list[wire.SignedRecord]:
+        try:
+            async with asyncio.timeout(LOOKUP_TIMEOUT_S):
+                await ask(place)
+        except (TimeoutError, P2PDaemonError, OSError):
+            self._event("directory.failed", "warning", what="lookup", stage=place)
+        known = self._book.known(place, timed_storage.get_dht_time())
+        return [known[peer].signed for peer in sorted(known)]
+
+    async def _look(self, place: int) -> None:
+        """Learn what HOLDERS_ASKED holders and a member know."""
+        holders = self._speaking(await self._holders(place))
+        asked = self._chance.sample(holders, min(HOLDERS_ASKED, len(holders)))
+        members = [peer for peer in self._members(place) if peer not in asked]
+        asked += self._chance.sample(members, min(1, len(members)))
+        if not any(await asyncio.gather(*(self._learn(peer, place) for peer in asked))):
+            self._nearest.pop(place, None)
+            await self._node.get_many_by_id([key_of(self._run_id, place)], math.inf)  # the validator takes what comes
+
+    async def _ask_one(self, place: int) -> None:
+        """Learn what one member knows, or with the chance of one of HOLDERS among the members a holder."""
+        members = self._members(place)
+        if self._chance.random() * len(members) < HOLDERS:
+            members = self._speaking(await self._holders(place))
+        if not members or not await self._learn(self._chance.choice(members), place):
+            await self._look(place)
+
+    def _members(self, place: int) -> list[PeerId]:
+        return self._speaking(sorted(self._book.known(place, timed_storage.get_dht_time())))
+
+    def _speaking(self, peers: Sequence[PeerId]) -> list[PeerId]:
+        """Those of `peers` that may answer a RecordsRequest, without this node."""
+        now_s, mute = asyncio.get_running_loop().time(), self._mute
+        return [peer for peer in peers if peer != self._transport.peer_id and mute.get(peer, 0.0) <= now_s]
+
+    async def _learn(self, peer: PeerId, place: int) -> bool:
+        """Take the records of `place` that `peer` has and this node lacks; whether it answered."""
+        for _ in range(PLACE_MAX // NEWS_MAX):
+            known = self._book.known(place, timed_storage.get_dht_time()).values()
+            asked = call_pb2.RecordsRequest(
+                place=place,
+                peers=[one.mark for one in known],
+                expires_unix_ms=[one.expires_unix_ms for one in known],
+            )
+            call = Call(call_pb2.Request(run_id=self._run_id, record=self._own, records=asked))
+            try:
+                answer = await self._transport.call(peer, call, timeout_s=RPC_TIMEOUT_S, reply_bytes_max=0)
+            except (RemoteFault, Unavailable):
+                self._mute[peer] = asyncio.get_running_loop().time() + MUTE_S
+                self._mute.move_to_end(peer)
+                if len(self._mute) > PLACE_MAX:
+                    self._mute.popitem(last=False)
+                return False
+            news = answer.header.records.records
+            taken = self._book.take_all(place, news, timed_storage.get_dht_time())
+            if len(news) < NEWS_MAX or not taken:
+                break
+        return True
+
+    async def _answer(self, peer: PeerId, call: Call) -> Answer:
+        """Handler of method "records"."""
+        asked, now_s, told = call.header.records, timed_storage.get_dht_time(), call.header.record
+        if asked.place >= self._book.places or len(asked.peers) != len(asked.expires_unix_ms):
+            raise RemoteFault(f"records of place {asked.place}, of {len(asked.peers)} peers")
+        self._book.take(None, told, now_s, of=peer)
+        had = dict(zip(asked.peers, asked.expires_unix_ms, strict=True))
+        return Answer(call_pb2.Reply(records=call_pb2.Records(records=self._book.news(asked.place, had, now_s))))
+
+    async def _holders(self, place: int) -> list[PeerId]:
+        """The nodes nearest to the key of `place`, perhaps this one among them: searched anew every NEAR_S, and when
+        our own neighbours change. No value is under the key beside it, which has the same nearest nodes."""
+        key, now_s = DHTID(key_of(self._run_id, place) ^ 1), asyncio.get_running_loop().time()
+        here = [uid for uid, _ in self._node.protocol.routing_table.get_nearest_neighbors(key, HOLDERS)]
+        until_s, before, found = self._nearest.get(place, (0.0, [], []))
+        if now_s >= until_s or before != here:
+            near = await self._node.find_nearest_nodes([key], k_nearest=HOLDERS)
+            found = [PeerId(peer.to_base58()) for peer in near[key].values()]
+            self._nearest[place] = now_s + NEAR_S, here, found
+        return found
 
     async def claimed(self) -> int:
         peers = dict.fromkeys(
@@ -289,20 +332,6 @@ class DhtDirectory:
         except (RemoteFault, Unavailable):
             return 0
         return answer.header.pong.samples
-
-    async def _entries(self, key: str) -> list[bytes]:
-        try:
-            async with asyncio.timeout(LOOKUP_TIMEOUT_S):
-                found = await self._node.get(key, latest=True)
-        except (TimeoutError, P2PDaemonError, OSError):
-            self._event("directory.failed", "warning", what="lookup", key=key)
-            found = self._node.protocol.storage.get(DHTID.generate(source=key))  # values that others stored with us
-            if found is None or not hasattr(found.value, "items"):
-                return []
-            return [MSGPackSerializer.loads(value) for _, (value, _) in found.value.items()]
-        if found is None or not isinstance(found.value, dict):
-            return []
-        return [entry.value for entry in found.value.values() if isinstance(entry.value, bytes)]
 
     async def clocks_ahead(self) -> list[float]:
         """Seconds that some neighbours' clocks are ahead of ours, of those that answer."""
@@ -371,11 +400,6 @@ class DhtDirectory:
 
     def _here(self) -> set[PeerId]:
         return {PeerId(peer.to_base58()) for peer in self._node.protocol.routing_table.peer_id_to_uid}
-
-    def _hear(self, peer: PeerId, addresses: Sequence[str]) -> None:
-        if peer != self._transport.peer_id:
-            self._transport.remember(peer, addresses)
-            self.contacts.hear(peer, dialable_of(addresses), timed_storage.get_dht_time())
 
     async def _meet(self, peer: PeerId, addresses: Sequence[str], reasons: dict[PeerId, str]) -> bool:
         tries = self.contacts.known[peer].failures

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 
@@ -59,7 +59,7 @@ class Libp2pTransport:
         self._telemetry = telemetry
         versions = range(frame.VERSION, frame.LEAST - 1, -1)  # libp2p takes the first that both sides speak
         self._protocols = {f"/swarmnode/{version}/{run_id[:16]}": version for version in versions}
-        self._traffic: Counter[tuple[str, str]] = Counter()
+        self._traffic = daemon.traffic
         self.links = LinkBook()
         self._budget = ByteBudget(INCOMING_BYTES_MAX)
         self.throttle = RateThrottle()

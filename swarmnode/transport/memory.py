@@ -193,6 +193,8 @@ class MemoryDirectory:
     async def lookups(self, stages: Sequence[int]) -> list[list[record_pb2.SignedRecord]]:
         return [await self.lookup(stage) for stage in stages]
 
+    refresh = lookups
+
     async def claimed(self) -> int:
         return self.remembered
 

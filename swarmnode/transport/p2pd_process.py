@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import functools
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,7 +28,7 @@ from swarmnode.ids import PeerId, short
 from swarmnode.transport import hivemind_patches
 from swarmnode.transport.address import Endpoint, check_listenable, is_circuit, parse_bootstrap, parse_endpoint
 from swarmnode.transport.p2pd import NetworkMode, launch
-from swarmnode.transport.stranger_limit import DhtLimit
+from swarmnode.transport.stranger_limit import DhtLimit, RpcHandler
 from swarmnode.transport.stream import P2pdStream
 
 CONTROL_TIMEOUT_S = 5.0  # guess: p2pd answers on its own machine within a millisecond
@@ -62,6 +63,7 @@ class P2pdProcess:
     running: asyncio.Event = field(default_factory=asyncio.Event)
     changing: bool = False
     dht_limit: DhtLimit = field(default_factory=DhtLimit)
+    traffic: Counter[tuple[str, str]] = field(default_factory=Counter)  # as Transport.bytes_by_method, of "dht" only
 
     async def start(self) -> None:
         """Start p2pd and register every handler. Raises UsageError (bad address), LocalFault (port in use, no p2pd)."""
@@ -314,7 +316,7 @@ class P2pdProcess:
         return self.p2p.peer_id
 
     async def add_protobuf_handler(self, name: str, handler: Any, *args: Any, **kwargs: Any) -> None:
-        handler = self.dht_limit.limited(handler)
+        handler = self._counted(self.dht_limit.limited(handler))
         self.handlers[name] = (handler, args, kwargs)
         await self.p2p.add_protobuf_handler(name, handler, *args, **kwargs)
 
@@ -323,9 +325,21 @@ class P2pdProcess:
         if self.running.is_set():
             await self.p2p.remove_protobuf_handler(name, **kwargs)
 
-    async def call_protobuf_handler(self, peer: Any, name: str, *args: Any) -> Any:
+    async def call_protobuf_handler(self, peer: Any, name: str, request: Any, *args: Any) -> Any:
         await self._until_running()
-        return await self.p2p.call_protobuf_handler(peer, name, *args)
+        self.traffic["dht", "sent"] += request.ByteSize()
+        answer = await self.p2p.call_protobuf_handler(peer, name, request, *args)
+        self.traffic["dht", "received"] += answer.ByteSize()
+        return answer
+
+    def _counted(self, handler: RpcHandler) -> RpcHandler:
+        async def serve(request: Any, context: Any) -> Any:
+            self.traffic["dht", "received"] += request.ByteSize()
+            answer = await handler(request, context)
+            self.traffic["dht", "sent"] += answer.ByteSize()
+            return answer
+
+        return serve
 
     async def get_visible_maddrs(self, latest: bool = False) -> Any:
         return await self.p2p.get_visible_maddrs(latest=latest)

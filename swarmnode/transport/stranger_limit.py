@@ -4,8 +4,8 @@ Pure counting. There is one bucket per peer and one for all strangers together, 
 cost more than a bound. PEERS_MAX buckets bound the memory.
 
 DhtLimit bounds the DHT's own calls, which p2pd hands to hivemind without our transport in between. A call costs as much
-as the keys it names, because each stored value is verified. Honest nodes store one record and look up a few stages in
-each announce period. A node that comes close to a key is given at once what others hold for it.
+as the keys it names. Nobody may store a record but the peer that it is of: else one connection could store as many keys
+as it can sign with. A node that comes close to a key gets its records from their writers within an announce period.
 """
 
 from __future__ import annotations
@@ -15,11 +15,14 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from hivemind.proto import dht_pb2
+from hivemind.utils import MSGPackSerializer
+
 from swarmnode.errors import Busy
 from swarmnode.ids import PeerId
 from swarmnode.token_bucket import TokenBucket
 
-KEYS_PER_S, KEYS_BURST = 50.0, 2048.0  # guess: of one peer; it can hand over the records of 2,000 nodes
+KEYS_PER_S, KEYS_BURST = 50.0, 256.0  # guess: of one peer, which looks up a few places in an announce period
 ALL_PER_S, ALL_BURST = 500.0, 16384.0  # guess: of all peers: a thousand nodes announce and look up 200 times a second
 PEERS_MAX = 4096  # guess: buckets remembered, 200 bytes each
 
@@ -43,13 +46,23 @@ class DhtLimit:
         return bucket.take(now_s, cost) and self._all.take(now_s, cost)
 
     def limited(self, handler: RpcHandler) -> RpcHandler:
-        """`handler`, within the limit. Beyond it the caller gets Busy, and nothing is verified or stored."""
+        """`handler`, within the limit. Beyond it the caller gets Busy, and nothing is verified or stored. Of what a
+        call stores only the caller's own records reach it."""
 
         async def serve(request: Any, context: Any) -> Any:
-            keys = len(getattr(request, "keys", ()))
-            if not self.take(context.remote_id, keys, asyncio.get_running_loop().time()):
+            keys, stores = len(getattr(request, "keys", ())), isinstance(request, dht_pb2.StoreRequest)
+            own = MSGPackSerializer.dumps(str(context.remote_id)) if stores else b""
+            mine = [at for at, subkey in enumerate(request.subkeys) if subkey == own] if stores else []
+            if not self.take(context.remote_id, len(mine) if stores else keys, asyncio.get_running_loop().time()):
                 raise Busy("more calls of the DHT than one peer may make", 1.0)
-            return await handler(request, context)
+            if not stores:
+                return await handler(request, context)
+            for entries in (request.keys, request.subkeys, request.values, request.expiration_time, request.in_cache):
+                entries[:] = [entries[at] for at in mine]
+            answer = await handler(request, context)
+            stored = dict(zip(mine, answer.store_ok, strict=True))
+            answer.store_ok[:] = [stored.get(at, False) for at in range(keys)]
+            return answer
 
         return serve
 
