@@ -137,6 +137,7 @@ class Outcome:
     demands: dict[str, float] = field(default_factory=dict)
     storm: RunTotals = field(default_factory=RunTotals)
     total: RunTotals = field(default_factory=RunTotals)
+    directory: dict[str, int] = field(default_factory=dict)  # bytes that each node sent and received for it, by label
     curve: list[CurvePoint] = field(default_factory=list)
     validations: list[tuple[float, float, int]] = field(default_factory=list)
     real: bool = False  # real tensors: losses are meaningful

@@ -69,6 +69,7 @@ def rows(outcome: Outcome) -> list[tuple[str, str]]:
         ),
         ("states downloaded", f"{total.recoveries:,.0f}"),
         ("bytes sent", ", ".join(f"{kind} {_bytes(count)}" for kind, count in total.bytes.items()) or "none"),
+        ("directory, sent and received a node", _directory(outcome)),
         ("faults", ", ".join(f"{kind} {count}" for kind, count in outcome.struck.items()) or "none"),
     ]
     if "served_s" in demands:
@@ -93,6 +94,13 @@ def rows(outcome: Outcome) -> list[tuple[str, str]]:
         ),
     ]
     return found
+
+
+def _directory(outcome: Outcome) -> str:
+    if not outcome.directory or not outcome.virtual_s:
+        return "none"
+    mbps = sorted(8e-6 * nbytes / outcome.virtual_s for nbytes in outcome.directory.values())
+    return f"{sum(mbps) / len(mbps):.3f} Mbit/s, at most {mbps[-1]:.3f}"
 
 
 def _bytes(count: float) -> str:
