@@ -73,7 +73,7 @@ class _Place:
     nbytes: list[int] = field(default_factory=list)
     taken_at: list[float] = field(default_factory=list)
     pictures: list[list[record_pb2.SignedRecord]] = field(default_factory=list)
-    holders: tuple[float, list[NetworkPort]] = (-math.inf, [])
+    holders: tuple[float, int, list[NetworkPort]] = (-math.inf, 0, [])  # until, of how many nodes
 
     def news_nbytes(self, since: float, until: float, records: int) -> int:
         """Bytes of the records announced between two times: at most those of as many `records`."""
@@ -118,11 +118,11 @@ class SimDht:
 
     def holders(self, stage: int, loop_now: float) -> list[NetworkPort]:
         """The living nodes nearest to the key of `stage`, as of NEAR_S ago at most."""
-        until, found = self.past(stage).holders
-        if loop_now >= until or not all(plug.alive for plug in found):
+        until, nodes, found = self.past(stage).holders
+        if loop_now >= until or len(self.network.plugs) > 1.1 * nodes or not all(plug.alive for plug in found):
             living = [plug for plug in self.network.plugs.values() if plug.alive]
             found = sorted(living, key=lambda plug: digest64("holder", stage, plug.peer))[:HOLDERS]
-            self.past(stage).holders = loop_now + NEAR_S, found
+            self.past(stage).holders = loop_now + NEAR_S, len(self.network.plugs), found
         return found
 
     def charge(self, sender: NetworkPort, receiver: NetworkPort, nbytes: int) -> None:
