@@ -151,8 +151,7 @@ class SimDht:
             return before
         told = [check_record(signed, run_id=self.run_id) for signed in before]
         kept = [signed for signed, record in zip(before, told, strict=True) if record.expires_unix_ms > now * 1000.0]
-        if len(kept) < len(before):
-            view_after(kept, before, (), [PeerId(r.peer_id) for r in told if r.expires_unix_ms <= now * 1000.0])
+        if len(kept) < len(before):  # a view of its own: two that follow one view would contradict each other
             past.pictures[at] = kept
         return past.pictures[at]
 
