@@ -22,7 +22,7 @@ from swarmnode.errors import Busy
 from swarmnode.ids import PeerId
 from swarmnode.token_bucket import TokenBucket
 
-KEYS_PER_S, KEYS_BURST = 50.0, 256.0  # guess: of one peer, which looks up a few places in an announce period
+KEYS_PER_S, KEYS_BURST = 50.0, 512.0  # guess: of one peer, which looks up a few places in an announce period
 ALL_PER_S, ALL_BURST = 500.0, 16384.0  # guess: of all peers: a thousand nodes announce and look up 200 times a second
 PEERS_MAX = 4096  # guess: buckets remembered, 200 bytes each
 
