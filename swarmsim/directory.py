@@ -81,7 +81,7 @@ class _Place:
             return 0
         first, last = bisect.bisect_right(self.times, since), bisect.bisect_right(self.times, until)
         told = self.nbytes[last - 1] - (self.nbytes[first - 1] if first else 0) if last else 0
-        return min(told, records * self.nbytes[-1] // len(self.times))
+        return max(0, min(told, records * self.nbytes[-1] // len(self.times)))  # who knows more gets nothing
 
 
 class SimDht:
