@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from google.protobuf.message import Message
 
 from swarmnode.errors import RemoteFault
-from swarmnode.ids import PeerId
+from swarmnode.ids import PeerId, digest64
 
 SEED_BYTES = 32
 PUBLIC_KEY_BYTES = 32
@@ -24,6 +24,8 @@ SIGNATURE_BYTES = 64
 _DIGITS = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
 _VALUES = {digit: value for value, digit in enumerate(_DIGITS)}
 _PEER_ID_CHARACTERS = 52
+_QUALITIES = "amber brave calm clear cosy crisp early fair fleet gentle golden green happy kind light lively"
+_THINGS = "acorn alder aspen birch brook cedar clover crane dune elm falcon fern finch fox heron hill"
 # Identity multihash (0x00) of 36 bytes (0x24): protobuf PublicKey{Type: Ed25519 (08 01), Data: 32 bytes (12 20 ...)}.
 _PREFIX = bytes.fromhex("002408011220")
 
@@ -46,6 +48,13 @@ def peer_id_of(public_key: bytes) -> PeerId:
 def peer_id_bytes(peer_id: PeerId) -> bytes:
     """The 38 bytes of a peer id, as libp2p sends them. Raises RemoteFault as `public_key_of` does."""
     return _PREFIX + public_key_of(peer_id)
+
+
+def friendly_name(peer_id: PeerId) -> str:
+    """Two words and a number that a peer id stands for: a name to show, which tells nothing of its machine."""
+    number = digest64("name", peer_id)
+    quality, thing = (words.split()[(number >> shift) % 16] for words, shift in ((_QUALITIES, 0), (_THINGS, 4)))
+    return f"{quality}-{thing}-{(number >> 8) % 100}"
 
 
 @functools.lru_cache(maxsize=4096)

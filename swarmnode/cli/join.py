@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -49,7 +48,7 @@ if TYPE_CHECKING:
 @click.option(
     "--metrics-host", type=HOST, default="127.0.0.1", show_default=True, help="Address to serve them on; 0.0.0.0: all."
 )
-@click.option("--name", default=socket.gethostname, show_default="host name", help="Display name of this node.")
+@click.option("--name", help="Display name of this node.  [default: two words made of its key]")
 @click.option("--checkpoints", default="", metavar="URL", help="Save the run there.  [default: nowhere]")
 @click.option("--use-bucket", is_flag=True, help="Save it in the manifest's bucket, with this user's keys.")
 @click.option("--data-root", type=FOLDER, help="Let the run read its data files below this folder.  [default: none]")
@@ -131,7 +130,7 @@ def command(
     reachability: str,
     lan: bool,
     metrics_host: str,
-    name: str,
+    name: str | None,
     checkpoints: str,
     use_bucket: bool,
     data_root: Path | None,
@@ -177,7 +176,7 @@ def command(
         home=home or default_home("node"),
         metrics_port=metrics_port,
         cache=cache or default_cache(),
-        name=name,
+        name=name or "",
         metrics_host=metrics_host,
         lan=lan,
         checkpoints=checkpoints,

@@ -15,7 +15,8 @@ def device_arguments(arguments: Sequence[str], words: Sequence[str], device: str
     """`arguments` of `join` for the node on `device`, without `words`: of options given twice the last one counts."""
     mark = device.replace(":", "-")
     kept = [one for one in arguments if one not in words]
-    own = ["--device", device, "--home", str(home / mark), "--name", f"{name} {mark}", "--metrics-port", "0"]
+    named = ["--name", f"{name} {mark}"] if name else []
+    own = ["--device", device, "--home", str(home / mark), *named, "--metrics-port", "0"]
     return [*kept, *own, "-"] if words else [*kept, *own]
 
 

@@ -56,6 +56,7 @@ from swarmnode.errors import (
     Unavailable,
 )
 from swarmnode.gossip.compression import kernel
+from swarmnode.identity import friendly_name
 from swarmnode.ids import PeerId, RunId, seeded
 from swarmnode.machine.bucket_store import open_store
 from swarmnode.machine.checkpoint_source import check, find_resumptions
@@ -168,6 +169,7 @@ def _telemetry(
 async def _start(options: NodeOptions, stack: contextlib.AsyncExitStack) -> DaemonContext:
     """Set up key, telemetry, transport, manifest and directory, in this order; `stack` takes each down."""
     identity = key_file.load_or_create(options.home / KEY_FILE)
+    options = replace(options, name=options.name or friendly_name(identity.peer_id))
     bootstraps = parse_bootstraps(options.bootstrap)
     signed: record_pb2.SignedManifest | None = None
     run_id = RunId(options.run)

@@ -252,7 +252,8 @@ class Board:
         node.speed, node.queue, node.round = record.samples_per_second, record.queue, min(record.round, NUMBER_MAX)
         node.text = record.data_digest.hex()
         node.version, node.joined_s = clean(record.version), record.joined_unix_ms / 1000.0
-        node.expires_s, node.addresses = record.expires_unix_ms / 1000.0, tuple(record.addresses)
+        node.expires_s = record.expires_unix_ms / 1000.0
+        node.addresses = tuple(one for one in record.addresses if not one.startswith("/dns"))
         if record.state == record_pb2.NODE_STATE_LEFT and node.gone_s is None:
             node.gone_s, node.gone_why = now_s, "left"
         node.samples = min(record.progress.total, NUMBER_MAX)

@@ -73,7 +73,7 @@ class Member:
             samples_per_second=record.samples_per_second,
             queue=record.queue,
             round_index=record.round,
-            addresses=tuple(map(sys.intern, record.addresses)),
+            addresses=tuple(sys.intern(one) for one in record.addresses if not one.startswith("/dns")),
             joined_unix_s=record.joined_unix_ms / 1000.0,
             round_stride=max(1, record.round_stride),
             kept_round=record.kept_round if record.HasField("kept_round") else None,

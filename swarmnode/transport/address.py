@@ -16,13 +16,26 @@ from swarmnode.identity import public_key_of
 from swarmnode.ids import PeerId
 
 _NAME = re.compile(r"(?=.{1,253}\Z)[A-Za-z0-9_]([A-Za-z0-9_-]{0,62})(\.[A-Za-z0-9_-]{1,63})*\.?\Z")
-# Metadata services of clouds, which hand out a machine's keys. No node runs there, and a forged record could make us
-# call one. (Amazon EC2 and ECS, Google, Azure; Alibaba. p2pd resolves names; they are not checked.)
-METADATA = frozenset(
+_NUMBER = re.compile(r"(.*\.)?(0[xX][0-9A-Fa-f]*|[0-9]+)\.?\Z")  # a name that resolvers read as an IPv4 address
+# Networks of the metadata services of clouds, which hand out a machine's keys. No node runs there, and a forged record
+# could make us call one. (Link-local: Amazon EC2 and ECS, Google, Azure and most others; Azure's WireServer; Oracle;
+# Alibaba; Amazon's and Google's over IPv6.)
+METADATA = tuple(
     map(
-        ipaddress.ip_address, ("169.254.169.254", "169.254.170.2", "169.254.170.23", "100.100.100.200", "fd00:ec2::254")
+        ipaddress.ip_network,
+        (
+            "169.254.0.0/16",
+            "168.63.129.16/32",
+            "192.0.0.0/24",
+            "100.100.100.0/24",
+            "fe80::/10",
+            "fd00:ec2::/32",
+            "fd20:ce::/32",
+        ),
     )
 )
+_NAT64 = tuple(map(ipaddress.ip_network, ("64:ff9b::/96", "64:ff9b:1::/48", "::/96")))  # IPv4 in the last 32 bits
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 PROBE_TIMEOUT_S = 5.0  # guess: libp2p's own limit for one address
 _EXAMPLE = "/ip4/203.0.113.7/tcp/4001"
 
@@ -37,6 +50,20 @@ class Endpoint:
 
     def __str__(self) -> str:
         return f"/{self.family}/{self.host}/tcp/{self.port}"
+
+
+def plain(address: Address) -> Address:
+    """The IPv4 address inside an IPv6 one that embeds it (mapped, compatible, NAT64, 6to4, Teredo); else `address`."""
+    if isinstance(address, ipaddress.IPv4Address) or address in (ipaddress.IPv6Address(0), ipaddress.IPv6Address(1)):
+        return address
+    if any(address in network for network in _NAT64):
+        return ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
+    return address.ipv4_mapped or address.sixtofour or (address.teredo or (address, address))[1]
+
+
+def is_metadata(address: Address) -> bool:
+    """Whether a cloud's metadata service may answer at `address`, in any of its forms."""
+    return any(one in network for one in (address, plain(address)) for network in METADATA)
 
 
 def parse_endpoint(text: str) -> Endpoint:
@@ -56,7 +83,7 @@ def parse_endpoint(text: str) -> Endpoint:
             case "ip6":
                 ipaddress.IPv6Address(host)
             case "dns" | "dns4" | "dns6":
-                if not _NAME.match(host):
+                if not _NAME.match(host) or _NUMBER.match(host):
                     raise wrong(f"{host[:64]!r} is not a host name")
             case _:
                 raise wrong(f"{family[:16]!r} is none of ip4, ip6, dns, dns4, dns6")
@@ -67,13 +94,15 @@ def parse_endpoint(text: str) -> Endpoint:
     return Endpoint(family, host, int(port))
 
 
-def parse_peer_endpoint(text: str) -> Endpoint:
-    """`parse_endpoint` of an address given by others. Also raises UsageError for a cloud's metadata service."""
+def parse_peer_endpoint(text: str, *, names: bool = True) -> Endpoint:
+    """`parse_endpoint` of an address given by others, with `names` also of a host name. Also raises UsageError for a
+    cloud's metadata service."""
     endpoint = parse_endpoint(text)
     if endpoint.family in ("ip4", "ip6"):
-        address = ipaddress.ip_address(endpoint.host)
-        if (getattr(address, "ipv4_mapped", None) or address) in METADATA:
+        if is_metadata(ipaddress.ip_address(endpoint.host)):
             raise UsageError(f"address {text[:128]!r}: this is a cloud's metadata service, not a peer")
+    elif not names:
+        raise UsageError(f"address {text[:128]!r}: only bootstraps have names; give an IP address")
     return endpoint
 
 
@@ -93,23 +122,24 @@ def ip_of(address: str) -> str:
     return parts[2] if not is_relayed(address) and len(parts) > 2 and parts[1] in ("ip4", "ip6") else ""
 
 
-def dialable_of(addresses: Sequence[str]) -> list[str]:
+def dialable_of(addresses: Sequence[str], *, names: bool = False) -> list[str]:
     """The valid ones among `addresses`, in the form of `dialable`."""
     found = []
     for address in addresses:
         with contextlib.suppress(UsageError):
-            found.append(dialable(address))
+            found.append(dialable(address, names=names))
     return found
 
 
-def dialable(text: str) -> str:
-    """`text`, a direct or relayed address, without the peer's own /p2p/ID at its end.
+def dialable(text: str, *, names: bool = False) -> str:
+    """`text`, a direct or relayed address, without the peer's own /p2p/ID at its end. `names`: it may name a host, as
+    bootstraps do; a relay always may.
 
     Raises UsageError.
     """
     address, circuit, _ = text.strip().partition("/p2p-circuit")
     if not circuit:
-        return str(parse_peer_endpoint(address.partition("/p2p/")[0]))
+        return str(parse_peer_endpoint(address.partition("/p2p/")[0], names=names))
     relay, endpoint = parse_bootstrap(address)
     return f"{endpoint}/p2p/{relay}/p2p-circuit"
 

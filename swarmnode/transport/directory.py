@@ -148,8 +148,9 @@ class DhtDirectory:
             peer = PeerId(record.peer_id)
             if peer == transport.peer_id:
                 return
-            transport.remember(peer, record.addresses)
-            contacts.hear(peer, dialable_of(record.addresses), timed_storage.get_dht_time())
+            usable = dialable_of(record.addresses)
+            transport.remember(peer, usable)
+            contacts.hear(peer, usable, timed_storage.get_dht_time())
             if record.state == wire.NODE_STATE_TRAINING:
                 totals[peer] = record.progress.total
                 totals.move_to_end(peer)

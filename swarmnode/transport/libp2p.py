@@ -231,7 +231,7 @@ class Libp2pTransport:
 
     async def connect(self, peer: PeerId, addresses: Sequence[str]) -> None:
         """Make `peer` reachable at `addresses` and remember them. Raises Unavailable after CONNECT_ATTEMPTS."""
-        usable = dialable_of(addresses)
+        usable = dialable_of(addresses, names=True)
         if not usable:
             raise Unavailable(f"{short(peer)} announced no usable address")
         self._remember(peer, tuple(usable))
@@ -317,7 +317,7 @@ class Libp2pTransport:
         try:
             return await self._agree(peer)
         except RemoteFault as fault:
-            known = dialable_of(self._known.get(peer, ()))
+            known = dialable_of(self._known.get(peer, ()), names=True)
             if not known or "cannot be reached" not in str(fault):
                 raise
             await self._daemon.dial(peer, known)

@@ -12,6 +12,7 @@ import ipaddress
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 from urllib.parse import SplitResult, urljoin, urlsplit
 
@@ -19,6 +20,7 @@ import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
 
 from swarmnode.errors import NotPermitted, Unavailable
+from swarmnode.transport.address import Address, is_metadata, plain
 from swarmnode.transport.throttle import RateThrottle
 
 REDIRECTS_MAX = 3  # guess: the Hugging Face hub takes one to its content network
@@ -28,33 +30,30 @@ SILENT_S = 15.0  # guess: longest silence of a server
 SLOWEST_BYTES_PER_S = 32 << 10  # guess: slowest server, a home line at 256 kbit/s
 PIECE_BYTES = 64 << 10
 URL_MAX = 4096  # of a redirect: content networks use long signed URLs
-_NAT64 = ipaddress.ip_network("64:ff9b::/96")
-_6TO4 = ipaddress.ip_network("2002::/16")
-
-Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 def is_public(address: Address) -> bool:
     """True if `address` is on the public internet: not loopback, private, link-local (cloud metadata and keys), shared,
     multicast or reserved, nor an IPv6 address that embeds such an IPv4 one."""
-    if isinstance(address, ipaddress.IPv6Address):
-        if address.ipv4_mapped is not None:
-            return is_public(address.ipv4_mapped)
-        if address in _NAT64:
-            return is_public(ipaddress.IPv4Address(int(address) & 0xFFFFFFFF))
-        if address in _6TO4 or address.teredo is not None or address.is_site_local:
-            return False
+    if isinstance(address, ipaddress.IPv6Address) and (address.sixtofour or address.teredo or address.is_site_local):
+        return False
+    if (inner := plain(address)) is not address:
+        return is_public(inner)
+    if is_metadata(address):
+        return False
     return address.is_global and not (address.is_multicast or address.is_reserved or address.is_unspecified)
 
 
 class AddressRules:
-    """Addresses that may be contacted. `private`: this machine's user also allows non-public ones."""
+    """Addresses that may be contacted. `private`: this machine's user also allows non-public ones, but no cloud's
+    metadata service; with `named` only those that the user named, not where they redirect to."""
 
-    def __init__(self, *, private: bool = False) -> None:
-        self._private = private
+    def __init__(self, *, private: bool = False, named: bool = False) -> None:
+        self.private = private
+        self.named = named
 
     def allows(self, address: Address) -> bool:
-        return self._private or is_public(address)
+        return is_public(address) or (self.private and not is_metadata(address))
 
     async def resolve(self, host: str, port: int) -> list[str]:
         """Allowed addresses of `host`. Raises Unavailable if it has none, and NotPermitted if all are
@@ -81,11 +80,11 @@ class HttpRangeReader:
         """`throttle` counts received bytes and applies this machine's rate limit; None: no limit."""
         self._rules = rules
         self._throttle = throttle
-        self._session: aiohttp.ClientSession | None = None
+        self._sessions: dict[bool, aiohttp.ClientSession] = {}  # by whether they also reach private addresses
 
     async def close(self) -> None:
-        if self._session is not None:
-            await self._session.close()
+        for session in self._sessions.values():
+            await session.close()
 
     async def read(self, url: str, offset: int, nbytes: int) -> bytes:
         """Bytes [offset, offset + nbytes) of `url`. Raises Unavailable, NotPermitted."""
@@ -139,10 +138,16 @@ class HttpRangeReader:
 
     @asynccontextmanager
     async def _answer(self, url: str, headers: dict[str, str]) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Response with status 200 or 206, after at most REDIRECTS_MAX redirects, each checked."""
+        """Response with status 200 or 206, after at most REDIRECTS_MAX redirects, each checked. A redirect of a public
+        address leads to public ones alone, whatever this machine's user allows."""
+        private = self._rules.private
         for _ in range(REDIRECTS_MAX + 1):
-            checked(url)
-            async with self._opened().get(
+            parts = checked(url)
+            if private:
+                assert parts.hostname is not None
+                found = await self._rules.resolve(parts.hostname, parts.port or 0)
+                private = not any(is_public(ipaddress.ip_address(one)) for one in found)
+            async with self._opened(private).get(
                 url,
                 headers={**headers, "Accept-Encoding": "identity", "User-Agent": "swarmnode"},
                 allow_redirects=False,
@@ -159,39 +164,42 @@ class HttpRangeReader:
                 target = urljoin(url, answer.headers.get("Location", ""))
                 if urlsplit(url).scheme == "https" and urlsplit(target).scheme != "https":
                     raise NotPermitted(f"{url[:200]}: redirects to {target[:100]!r}, away from HTTPS")
+                private = private and (not self._rules.named or urlsplit(target)[:2] == urlsplit(url)[:2])
                 url = target
         raise Unavailable(f"{url[:200]}: more than {REDIRECTS_MAX} redirects")
 
-    def _opened(self) -> aiohttp.ClientSession:
-        if self._session is None:
+    def _opened(self, private: bool) -> aiohttp.ClientSession:
+        if private not in self._sessions:
+            rules = self._rules if private == self._rules.private else AddressRules()
             # trust_env=False: neither proxies nor ~/.netrc.
-            self._session = aiohttp.ClientSession(
+            self._sessions[private] = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(
-                    resolver=_Resolver(self._rules),
+                    resolver=_Resolver(rules),
                     use_dns_cache=False,
                     limit_per_host=4,
-                    socket_factory=self._socket,
+                    socket_factory=partial(_socket, rules),
                 ),
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=SILENT_S),
                 trust_env=False,
                 auto_decompress=False,
                 cookie_jar=aiohttp.DummyCookieJar(),
             )
-        return self._session
+        return self._sessions[private]
 
-    def _socket(self, info: Any) -> socket.socket:
-        """A socket for an address about to be connected. This last check also covers numeric hosts, which skip the
-        resolver."""
-        family, kind, protocol, _, sockaddr = info
-        address = ipaddress.ip_address(str(sockaddr[0]).split("%")[0])
-        if not self._rules.allows(address):
-            raise NotPermitted(
-                f"{address} is not a public address: a run may not make this machine contact it"
-                " (--allow-private-addresses permits it)"
-            )
-        made = socket.socket(family, kind, protocol)
-        made.setblocking(False)
-        return made
+
+def _socket(rules: AddressRules, info: Any) -> socket.socket:
+    """A socket for an address about to be connected. This last check also covers numeric hosts, which skip the
+    resolver."""
+    family, kind, protocol, _, sockaddr = info
+    address = ipaddress.ip_address(str(sockaddr[0]).split("%")[0])
+    if not rules.allows(address):
+        raise NotPermitted(
+            f"{address} is not a public address: a run may not make this machine contact it"
+            " (--allow-private-addresses permits it)"
+        )
+    made = socket.socket(family, kind, protocol)
+    made.setblocking(False)
+    return made
 
 
 def checked(url: str) -> SplitResult:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import click
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from swarmnode.cli import join
 from swarmnode.errors import SwarmnodeError, UsageError, VersionMismatch
-from swarmnode.identity import Identity
+from swarmnode.identity import Identity, friendly_name
 from swarmnode.ids import RunId
 from swarmnode.membership.invite import PREFIX, Invite, decode, encode, looks_like_invite
+from swarmnode.transport.address import is_metadata
 from swarmnode.wire import access_pb2 as wire
 
 OWNER = Identity.of_seed(b"o" * 32)
@@ -17,8 +20,8 @@ PEERS = [Identity.of_seed(bytes([number]) * 32).peer_id for number in range(4)]
 
 ports = st.integers(1, 65535)
 hosts = st.one_of(
-    st.ip_addresses(v=4).map(lambda ip: f"/ip4/{ip}"),
-    st.ip_addresses(v=6).map(lambda ip: f"/ip6/{ip}"),
+    st.ip_addresses(v=4).filter(lambda ip: not is_metadata(ip)).map(lambda ip: f"/ip4/{ip}"),
+    st.ip_addresses(v=6).filter(lambda ip: not is_metadata(ip)).map(lambda ip: f"/ip6/{ip}"),
     st.from_regex(r"[a-z0-9]([a-z0-9-]{0,20}[a-z0-9])?(\.[a-z]{2,5}){1,3}", fullmatch=True).map("/dns4/{}".format),
 )
 addresses = st.builds(lambda host, port, peer: f"{host}/tcp/{port}/p2p/{peer}", hosts, ports, st.sampled_from(PEERS))
@@ -102,3 +105,10 @@ def test_no_text_breaks_it(text: str) -> None:
 def test_what_cannot_be_put_into_one(address: str) -> None:
     with pytest.raises(UsageError, match="cannot be put into an invite"):
         encode(Invite(RunId("ab" * 32), OWNER.public_key, (address,)))
+
+
+def test_a_node_is_called_by_its_key_and_not_by_its_machine() -> None:
+    names = {friendly_name(Identity.of_seed(bytes([n]) * 32).peer_id) for n in range(20)}
+    assert len(names) > 15 and all(len(name.split("-")) == 3 for name in names)
+    named = next(one for one in join.command.params if one.name == "name")
+    assert named.get_default(click.Context(join.command)) is None

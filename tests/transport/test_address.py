@@ -94,3 +94,34 @@ def test_a_port_that_is_taken_cannot_be_listened_on() -> None:
         taken.listen()
         with pytest.raises(LocalFault, match="the port is in use"):
             check_listenable(parse_endpoint(f"/ip4/127.0.0.1/tcp/{taken.getsockname()[1]}"))
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "ip4/168.63.129.16",
+        "ip4/192.0.0.192",
+        "ip4/169.254.1.1",
+        "ip4/100.100.100.200",
+        "ip6/fd00:ec2::23",
+        "ip6/fd20:ce::254",
+        "ip6/fe80::a9fe:a9fe",
+        "ip6/::ffff:168.63.129.16",
+        "ip6/::168.63.129.16",
+        "ip6/64:ff9b::a83f:8110",
+        "ip6/2002:a83f:8110::1",
+        "dns4/2852039166",
+        "dns4/0xa9fea9fe",
+        "dns4/169.254.43518",
+        "dns/0xa9.0xfe.0xa9.0xfe",
+    ],
+)
+def test_no_form_of_a_metadata_service_is_a_peer(host: str) -> None:
+    assert dialable_of([f"/{host}/tcp/80"], names=True) == []
+    with pytest.raises(UsageError):
+        parse_bootstrap(f"/{host}/tcp/80/p2p/{PEER}")
+
+
+def test_only_bootstraps_have_names() -> None:
+    assert dialable_of(["/dns4/node.example.org/tcp/80", "/ip4/1.2.3.4/tcp/80"]) == ["/ip4/1.2.3.4/tcp/80"]
+    assert parse_bootstrap(f"/dns4/node.example.org/tcp/80/p2p/{PEER}")[1] == "/dns4/node.example.org/tcp/80"

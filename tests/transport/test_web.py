@@ -26,6 +26,10 @@ NOT_PUBLIC = [
     "172.16.0.1",
     "192.168.1.1",
     "169.254.169.254",
+    "168.63.129.16",
+    "::ffff:168.63.129.16",
+    "64:ff9b::a83f:8110",
+    "192.0.0.192",
     "100.64.0.1",
     "192.0.0.1",
     "198.18.0.1",
@@ -210,11 +214,24 @@ async def test_redirects_are_checked_like_first_requests(monkeypatch: pytest.Mon
             with pytest.raises(NotPermitted, match=r"169\.254\.169\.254"):
                 await body()
 
+    # What the user named may be private; where it leads is not, unless the user named it, too.
+    with server(ranged) as inner, server(reply(302, Location=f"{inner}/x")) as outer:
+        reader = HttpRangeReader(AddressRules(private=True, named=True))
+        with pytest.raises(NotPermitted, match="public"):
+            await reader.read(f"{outer}/a", 5, 5)
+        assert await reader.read(f"{inner}/a", 5, 5) == DATA[5:10]
+        await reader.close()
+
     def loop(handler: http.server.BaseHTTPRequestHandler) -> None:
         reply(302, Location="/again")(handler)
 
     with server(loop) as url, pytest.raises(Unavailable, match="redirects"):
         await read(f"{url}/a", 0, 5)
+
+
+def test_nobody_allows_a_metadata_service() -> None:
+    assert not AddressRules(private=True).allows(ipaddress.ip_address("169.254.169.254"))
+    assert AddressRules(private=True).allows(ipaddress.ip_address("10.0.0.1"))
 
 
 @pytest.mark.parametrize(

@@ -80,7 +80,7 @@ def open_model(model: str) -> Iterator[OpenedModel]:
     if not is_model_location(model):
         raise UsageError(f"--from {model[:200]}: allowed is a folder, {MODELS_ALLOWED}")
     with asyncio.Runner() as runner:
-        reader = HttpRangeReader(AddressRules(private=True))  # the organiser's own words, not a stranger's
+        reader = HttpRangeReader(AddressRules(private=True, named=True))  # the organiser's own words
         try:
             place = _pinned(model, reader, runner)
             url = base_url(place)
