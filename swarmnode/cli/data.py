@@ -109,7 +109,7 @@ def make(
     from swarmnode.data.set_maker import MakeOptions
     from swarmnode.data.set_maker import make as made_of
     from swarmnode.data.token_parts import Encoding
-    from swarmnode.data.tokenizer_file import files_beside
+    from swarmnode.data.tokenizer_file import check_tokenizer, files_beside
     from swarmnode.data.tokens import open_tokenizer
 
     try:
@@ -117,6 +117,8 @@ def make(
     except LookupError:
         raise UsageError(f"--encoding {encoding}: Python knows no encoding of this name") from None
     path = None if tokenizer == "bytes" else Path(tokenizer)
+    if path is not None and path.exists():
+        check_tokenizer(path)
     opened = open_tokenizer("bytes" if path is None else path.name, DataRoot(path.parent if path else None))
     opened, raw, template = tokenizer_and_template(path, opened)
     reading = Reading(field, messages, document_max, hub_split, encoding)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import stat
 from pathlib import Path
 
@@ -22,6 +23,21 @@ SMALL_FILES = (
 )
 """Files of a model besides its weights that exports of the run carry on."""
 SMALL_NBYTES_MAX = 64 << 20
+
+
+def written_anew(raw: bytes, path: str) -> bytes:
+    """A small file of a model that a stranger made: JSON parsed and written again, a template as the text it is. Raises
+    DataError for anything else under these names."""
+    try:
+        if not path.endswith(".json"):
+            return raw.decode().encode()
+        tree = json.loads(raw)
+        anew = json.dumps(tree, indent=2, ensure_ascii=False).encode() + b"\n"
+    except (ValueError, RecursionError):
+        raise DataError(f"{path}: not {'JSON' if path.endswith('.json') else 'UTF-8'}") from None
+    if not isinstance(tree, dict):
+        raise DataError(f"{path}: not a JSON object")
+    return anew
 
 
 def small_files(folder: Path | None, index: str) -> dict[str, bytes]:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from swarmnode.data.tokens import HuggingFaceTokenizer, Tokenizer, Tokens, huggingface_tokenizer
+from swarmnode.data.tokens import HuggingFaceTokenizer, Tokenizer, Tokens, huggingface_tokenizer, panics_are_faults
 from swarmnode.errors import DataError
 
 CONFIG_FILE = "tokenizer_config.json"
@@ -165,7 +165,8 @@ class ChatTemplate:
         `messages`."""
         hub = self._hub if self._hub is not None else _byte_hub()
         try:
-            return hub.apply_chat_template(list(messages), tools=tools, chat_template=self._given, **options)
+            with panics_are_faults():
+                return hub.apply_chat_template(list(messages), tools=tools, chat_template=self._given, **options)
         except Exception as error:  # noqa: BLE001  templates are code: they raise what Python raises
             raise DataError(f"chat template: {type(error).__name__}: {str(error)[:200]}") from None
 
@@ -226,7 +227,8 @@ def hub_tokenizer(path: Path) -> Any:
     try:
         if path.name != "tokenizer.json":
             return fast(tokenizer_file=str(path))
-        return auto.from_pretrained(path.parent, local_files_only=True, trust_remote_code=False, use_fast=True)
+        with panics_are_faults():
+            return auto.from_pretrained(path.parent, local_files_only=True, trust_remote_code=False, use_fast=True)
     except Exception as error:  # noqa: BLE001  it raises what reading JSON, Rust and Python raise
         raise DataError(
             f"{path.parent}: transformers cannot read this tokenizer: {str(error).strip().splitlines()[0][:200]}"

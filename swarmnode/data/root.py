@@ -42,7 +42,15 @@ class DataRoot:
         below = os.path.relpath(real, root).split(os.sep)
         if below[0] == ".." or any(part.startswith(".") and part != "." for part in below):
             raise NotPermitted(
-                f"{path}: a symbolic link leads out of {self.folder} or to a hidden file; --data-root is to be the"
-                " folder where the files really are"
+                f"{path}: a symbolic link leads out of {self.folder} or to a hidden file; name the folder where the"
+                " files really are (--data-root, --from, --tokenizer)"
             )
         return pathlib.Path(real)
+
+
+def model_root(folder: pathlib.Path) -> DataRoot:
+    """The root of a folder that somebody else made: itself, or in a cache of the Hugging Face hub, whose snapshots are
+    links, the model's own folder there."""
+    folder = folder.resolve()
+    in_hub = folder.parent.name == "snapshots" and folder.parent.parent.name.startswith("models--")
+    return DataRoot(folder.parent.parent if in_hub else folder)

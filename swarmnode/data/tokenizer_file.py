@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import stat
+import string
 from pathlib import Path
 
-from swarmnode.data.base_folder import SMALL_NBYTES_MAX, small_files
-from swarmnode.data.chat_template import CONFIG_FILE, ChatTemplate
+from swarmnode.data.base_folder import SMALL_NBYTES_MAX, small_files, written_anew
+from swarmnode.data.chat_template import CONFIG_FILE, ChatTemplate, template_beside
+from swarmnode.data.chat_template import conversation as conversation_of
 from swarmnode.data.chunk_store import find_index, read_regular
 from swarmnode.data.index import TOKENIZER_FILE
-from swarmnode.data.root import DataRoot
-from swarmnode.data.tokens import ByteTokenizer, Tokenizer, json_object, open_tokenizer
+from swarmnode.data.root import DataRoot, model_root
+from swarmnode.data.tokens import ByteTokenizer, Tokenizer, huggingface_tokenizer, json_object, open_tokenizer
+from swarmnode.errors import DataError
+from swarmnode.limited_child import run_limited
 from swarmnode.manifest import DataSpec
 
 GENERATION = "generation_config.json"
+READ_BY_TRANSFORMERS = ("*.json", "*.jinja", "*.txt", "*.model", "chat_templates/*")
+TRIAL_CHARACTERS = 2000  # of one kind in a row: expressions that try every way to divide them never end
 BESIDE_TOKENIZER = (CONFIG_FILE, "special_tokens_map.json", "added_tokens.json", "chat_template.jinja", GENERATION)
 
 
@@ -35,7 +43,67 @@ def run_tokenizer(folder: Path | None, data: DataSpec) -> tuple[Tokenizer, Path 
         folder = found[0]
     root, kept = DataRoot(folder), "tokenizer.json"
     name = kept if not root.find(name).is_file() and root.find(kept).is_file() else name
-    return open_tokenizer(name, root), root.find(name)
+    found = root.find(name)
+    check_tokenizer(found)
+    return open_tokenizer(name, root), found
+
+
+@functools.lru_cache(maxsize=16)
+def check_tokenizer(path: Path, called: str = "") -> None:
+    """Look at the tokenizer file `path` and what lies beside it, which strangers made, before this process uses them.
+    `called` is its name in messages, if it has another.
+
+    Raises NotPermitted where a link leads out of the folder, DataError for what is no file or no JSON, and for a
+    tokenizer or a chat template that hangs, takes gigabytes or crashes in a trial.
+    """
+    root, beside = model_root(path.parent), set[Path]()
+    for pattern in READ_BY_TRANSFORMERS:
+        beside.update(path.parent.glob(pattern))
+    for each in sorted({path, *beside}):
+        real = root.inside(each)
+        if real.is_dir():
+            continue
+        if not real.exists() or not stat.S_ISREG(real.stat().st_mode):
+            raise DataError(f"{each}: not a regular file")
+    templates = any(each.suffix == ".jinja" for each in beside) or "chat_template" in _config(path.parent)
+    imports = ["tokenizers", *(["transformers.models.auto", "jinja2"] if templates else [])]
+    given = str(path), "yes" if templates else ""
+    run_limited(f"{__name__}:try_tokenizer", *given, what=called or str(path), imports=imports)
+
+
+def try_tokenizer(path: str, templates: str) -> None:
+    """Use the tokenizer at `path`, and its chat template if there are `templates`, on texts of many kinds. For
+    `run_limited`. Raises DataError."""
+    raw = read_regular(Path(path), SMALL_NBYTES_MAX)
+    if raw is None:
+        raise DataError(f"{path}: tokenizer cannot be read")
+    tokenizer = huggingface_tokenizer(raw, path)
+    kinds = [*string.printable, "é", "\u0301", "漢", "ก", "ي", "👍", "\u200d", "ab", "a ", "1,", "\r\n", "\n ", "Aé"]
+    for kind in kinds:
+        for text in (kind * (TRIAL_CHARACTERS // len(kind)), kind * 40 + "!"):
+            ids, _ = tokenizer.encode_spans(text + "\0", [(0, 1)])
+            tokenizer.encode_all([text.encode()])
+        tokenizer.decode(ids)
+    if templates:
+        asked = [{"role": "user", "content": "What is 7 * 6?\n\n"}, {"role": "assistant", "content": "It is **42**."}]
+        tools = [{"type": "function", "function": {"name": "f", "description": "g", "parameters": {"type": "object"}}}]
+        template = template_beside(Path(path))
+        tried, refusal = 0, None
+        for messages in (asked, [{"role": "system", "content": "Be brief."}, *asked], asked * 8):
+            for given in (None, tools):
+                if (spoken := conversation_of(messages, given)) is None:
+                    continue
+                try:
+                    template.encode(spoken, tokenizer)
+                    tried += 1
+                except DataError as error:  # a template may know no system, or no tools
+                    refusal = error
+        if not tried and refusal is not None and ("Syntax" in str(refusal) or "Memory" in str(refusal)):
+            raise refusal
+
+
+def _config(folder: Path) -> dict[str, object]:
+    return json_object(read_regular(folder / CONFIG_FILE, SMALL_NBYTES_MAX) or b"")
 
 
 def files_beside(path: Path, raw: bytes, template: ChatTemplate, tokenizer: Tokenizer) -> dict[str, bytes]:
@@ -78,5 +146,6 @@ def stops_of(tokenizer: Tokenizer, path: Path | None) -> frozenset[int]:
 
 
 def _beside(folder: Path) -> dict[str, bytes]:
-    read = {name: read_regular(folder / name, SMALL_NBYTES_MAX) for name in BESIDE_TOKENIZER}
-    return {name: raw for name, raw in read.items() if raw is not None}
+    root = model_root(folder)
+    read = {name: read_regular(root.inside(folder / name), SMALL_NBYTES_MAX) for name in BESIDE_TOKENIZER}
+    return {name: written_anew(raw, str(folder / name)) for name, raw in read.items() if raw is not None}

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -120,8 +121,9 @@ class HuggingFaceTokenizer:
             decoded = [text.decode() for text in texts]
         except UnicodeDecodeError as error:
             raise DataError(f"text that is not UTF-8: {error.object[:40]!r}; convert it first") from None
-        inner = self._inner if special else self._literal
-        made = inner.encode_batch_fast(decoded, add_special_tokens=False)  # without offsets, which are not used
+        with panics_are_faults():
+            inner = self._inner if special else self._literal
+            made = inner.encode_batch_fast(decoded, add_special_tokens=False)  # without offsets, which are not used
         return [np.array(one.ids, dtype=self.dtype) for one in made]
 
     @property
@@ -133,7 +135,8 @@ class HuggingFaceTokenizer:
         return self._plain
 
     def encode_spans(self, text: str, spans: Sequence[tuple[int, int]]) -> tuple[Tokens, npt.NDArray[np.uint8]]:
-        made = self._inner.encode(text, add_special_tokens=False)
+        with panics_are_faults():
+            made = self._inner.encode(text, add_special_tokens=False)
         ids, mask = np.array(made.ids, dtype=self.dtype), np.zeros(len(made.ids), np.uint8)
         for first, last in spans:
             # Characters that a normaliser drops have no token: the nearest ones inside the span count.
@@ -144,7 +147,19 @@ class HuggingFaceTokenizer:
         return ids, mask
 
     def decode(self, tokens: npt.ArrayLike) -> str:
-        return self._inner.decode(np.asarray(tokens).astype(np.int64).tolist(), skip_special_tokens=False)
+        with panics_are_faults():
+            return self._inner.decode(np.asarray(tokens).astype(np.int64).tolist(), skip_special_tokens=False)
+
+
+@contextlib.contextmanager
+def panics_are_faults() -> Iterator[None]:
+    """Raises DataError where Rust code panics; its own exception derives from BaseException, past every `except`."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise DataError(f"this tokenizer breaks off: {str(error)[:120]}") from None
 
 
 def _essence(text: str) -> object:
@@ -201,7 +216,8 @@ def huggingface_tokenizer(raw: bytes, path: str, eos: str | None = None) -> Hugg
     import tokenizers  # a slow import, so only when it is needed
 
     try:
-        inner = tokenizers.Tokenizer.from_str(raw.decode())
+        with panics_are_faults():
+            inner = tokenizers.Tokenizer.from_str(raw.decode())
     except Exception as error:  # noqa: BLE001  tokenizers raises bare Exception for a bad file
         raise DataError(f"{path}: not a Hugging Face tokenizer.json: {str(error)[:120]}") from None
     inner.no_truncation()

@@ -7,16 +7,21 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
-from swarmnode.data.base_folder import CONFIG, FOLDER, SMALL_FILES, SMALL_NBYTES_MAX, TOKENIZER
+from swarmnode.atomic_file import atomic_write
+from swarmnode.data.base_folder import CONFIG, FOLDER, SMALL_FILES, SMALL_NBYTES_MAX, TOKENIZER, written_anew
 from swarmnode.data.base_index import BASE_INDEX_FILE, BaseIndex
 from swarmnode.data.base_maker import ModelFiles, Report, WantedTensor, json_file, make_base, stored_tensors
 from swarmnode.data.chunk_store import read_regular
+from swarmnode.data.root import model_root
+from swarmnode.data.tokenizer_file import check_tokenizer
 from swarmnode.data.tokens import huggingface_tokenizer
+from swarmnode.disk import raise_if_full
 from swarmnode.errors import DataError, NotPermitted, UsageError
 from swarmnode.ids import digest
 from swarmnode.local.data_link import index_of
@@ -25,7 +30,6 @@ from swarmnode.manifest.field import BY_NAME
 from swarmnode.manifest.kind_compat import ADAPTERS, ONE_BYTE, ties
 from swarmnode.model.huggingface import source_names, spec_of
 from swarmnode.model.split import parameter_shapes, split
-from swarmnode.whole_file import write_whole
 
 CONTEXT_MAX = 512  # guess: a longer window is much for a volunteer's machine
 MICROBATCH_TOKENS = 2048  # guess: activations of a dozen layers of a 135 M model then take about 1 GB
@@ -46,15 +50,19 @@ class FolderFiles:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._root = model_root(folder)
 
     def read(self, name: str, offset: int, nbytes: int) -> bytes:
-        found = read_regular(self.folder / name, nbytes, offset)
+        found = read_regular(self._root.inside(self.folder / name), nbytes, offset)
         if found is None:
             raise DataError(f"{self.folder / name}: no such file, or it cannot be read: is the model complete?")
         return found
 
     def read_whole(self, name: str, nbytes_max: int) -> bytes | None:
-        found = read_regular(self.folder / name, nbytes_max + 1)
+        path = self._root.inside(self.folder / name)
+        found = read_regular(path, nbytes_max + 1)
+        if found is None and path.exists():
+            raise DataError(f"{self.folder / name}: not a regular file that can be read")
         if found is not None and len(found) > nbytes_max:
             raise DataError(f"{self.folder / name}: longer than {nbytes_max} bytes")
         return found
@@ -99,6 +107,12 @@ def pretrained(
     small = {each: raw for each in SMALL_FILES if (raw := files.read_whole(each, SMALL_NBYTES_MAX)) is not None}
     if TOKENIZER not in small:
         raise DataError(f"{name}: no {TOKENIZER}; a tokenizer in another form must be converted by transformers first")
+    raw = small[TOKENIZER]
+    small = {each: written_anew(raw, f"{name}/{each}") for each, raw in small.items()}
+    with TemporaryDirectory() as folder:
+        for each, content in small.items():
+            (Path(folder) / each).write_bytes(content)
+        check_tokenizer(Path(folder) / TOKENIZER, f"{name}/{TOKENIZER}")
     found = huggingface_tokenizer(small[TOKENIZER], f"{name}/{TOKENIZER}").vocabulary
     if found > model.vocabulary:
         raise DataError(
@@ -106,7 +120,7 @@ def pretrained(
             " model's tokenizer"
         )
     if data is not None:
-        _check_data(small[TOKENIZER], data, model)
+        _check_data((raw, small[TOKENIZER]), data, model)
     stored = stored_tensors(files)
     recipe = _recipe(start, published, model, name, samples, has_data=data is not None)
     index = make_base(files, stored, wanted, report)
@@ -122,16 +136,17 @@ def lay_out(run: Path, model: Pretrained) -> Path:
     NotPermitted when it cannot be made."""
     place = run / FOLDER
     try:
-        place.mkdir(parents=True, exist_ok=True)
+        place.mkdir(parents=True, exist_ok=True, mode=0o700)
         for name, raw in model.files.items():
-            write_whole(place / name, raw)
-        write_whole(place / BASE_INDEX_FILE, model.index.canonical())
+            atomic_write(place / name, raw, mode=0o600)  # until `export` publishes them
+        atomic_write(place / BASE_INDEX_FILE, model.index.canonical(), mode=0o600)
         if model.folder is not None:
             for file in model.index.files:
                 link, real = place / file.name, (model.folder / file.name).resolve()
                 if not (link.exists() and link.samefile(real)):
                     link.symlink_to(real)
     except OSError as error:
+        raise_if_full(place, error)
         raise NotPermitted(f"{place} cannot be made: {error.strerror}") from error
     return place
 
@@ -152,15 +167,16 @@ def _wanted(model: ModelSpec, *, tied: bool) -> dict[str, WantedTensor]:
     return {name: WantedTensor(shapes[name], (source,)) for name, source in source_names(model, tied=tied).items()}
 
 
-def _check_data(tokenizer: bytes, data: Path, model: ModelSpec) -> None:
-    """Raises DataError unless the data set was made with the model's own tokenizer, and the model knows all its ids."""
+def _check_data(tokenizers: Iterable[bytes], data: Path, model: ModelSpec) -> None:
+    """Raises DataError unless the data set was made with the model's own tokenizer, in one of the forms `tokenizers`,
+    and the model knows all its ids."""
     index = index_of(data)
     if index.vocabulary > model.vocabulary:  # where the tokenizer has no end of text, the data set adds an id for it
         raise DataError(
             f"{data}: token ids up to {index.vocabulary - 1} (documents end with {index.end_token}), and the model"
             f" knows {model.vocabulary}"
         )
-    if index.tokenizer != digest("tokenizer", tokenizer):
+    if index.tokenizer not in (digest("tokenizer", each) for each in tokenizers):
         raise DataError(
             f"{data}: made with another tokenizer than the model's: `swarmnode data make {data} --from ...` with"
             f" --tokenizer and the model's {TOKENIZER}"

@@ -7,10 +7,18 @@ import shutil
 from pathlib import Path
 
 from swarmnode.errors import DataError, NotPermitted, UsageError
+from swarmnode.limited_child import CPU_S, NBYTES, run_limited
 
 SUFFIX = ".gguf"
 MAGIC = b"GGUF"  # the file's first bytes: GGUF's specification, ggml-org
 NEEDED = ("gguf", "transformers", "accelerate")
+NEEDED_BY_MODELS = (
+    "transformers.models.auto",
+    "transformers.modeling_utils",
+    "transformers.models.llama.modeling_llama",
+)
+CONVERTED_PER_S = 2 << 20  # guess: bytes of the file; a tenth of what one core does
+MEMORY_SHARE = 24  # a number of 4 bits becomes one of 32 and two of 16, and half as much again for what is in between
 
 
 def is_gguf(model: str) -> bool:
@@ -40,22 +48,35 @@ def to_folder(file: Path, folder: Path) -> None:
     except OSError as error:
         raise NotPermitted(f"{folder} cannot be made: {error.strerror}; give another run's folder") from error
     try:
-        _convert(file, folder)
+        nbytes = file.stat().st_size
+        run_limited(
+            f"{__name__}:convert",
+            str(file.resolve()),
+            str(folder.resolve()),
+            what=str(file),
+            imports=("torch", "transformers", "gguf", "accelerate", *NEEDED_BY_MODELS),
+            cpu_s=CPU_S + nbytes // CONVERTED_PER_S,
+            nbytes=NBYTES + MEMORY_SHARE * nbytes,
+        )
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
 
 
-def _convert(file: Path, folder: Path) -> None:
+def convert(given: str, out: str) -> None:
+    """`to_folder` in the limited child."""
+    file, folder = Path(given), Path(out)
     import torch
     import transformers
 
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
-    where = str(file.resolve().parent)
+    where = str(file.parent)
     try:
         model = transformers.AutoModelForCausalLM.from_pretrained(where, gguf_file=file.name, dtype=torch.bfloat16)
         tokenizer = transformers.AutoTokenizer.from_pretrained(where, gguf_file=file.name)
+    except MemoryError:
+        raise
     except Exception as error:  # a parser's errors have many types; whatever it is, this file cannot be read
         why = " ".join(str(error).split())[:300]
         raise DataError(f"{file}: transformers does not read this model: {why or type(error).__name__}") from error
