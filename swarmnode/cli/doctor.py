@@ -104,11 +104,12 @@ async def _of_run(invite: Invite, home: Path, device: str, found: dict[str, obje
         path = Path(folder) / "node.key"
         path.touch(mode=0o600)
         path.write_bytes((home / "node.key").read_bytes())
-        transport = await Libp2pTransport.create(path, identity, invite.run_id, ["/ip4/127.0.0.1/tcp/0"])
+        named = parse_bootstraps(invite.bootstraps)
+        transport = await Libp2pTransport.create(path, identity, invite.run_id, ["/ip4/127.0.0.1/tcp/0"], named=named)
         try:
             transport.own_pass = pass_of_invite(invite, identity.peer_id)
             begun = loop.time()
-            signed = await fetch_manifest(transport, parse_bootstraps(invite.bootstraps), invite.run_id)
+            signed = await fetch_manifest(transport, named, invite.run_id)
             manifest, _ = verify(signed, invite.run_id)
             checks.append(HealthCheck("run", True, f"{manifest.name} answers in {1000 * (loop.time() - begun):.0f} ms"))
             checks.append(HealthCheck("permission", True, f"{manifest.access.mode}: this machine may take part"))

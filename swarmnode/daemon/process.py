@@ -184,7 +184,14 @@ async def _start(options: NodeOptions, stack: contextlib.AsyncExitStack) -> Daem
     reachability = "public" if options.bootstrap_only else options.reachability
     network_mode = first_network_mode(options.listen, reachability)
     transport = await Libp2pTransport.create(
-        options.home / KEY_FILE, identity, run_id, [options.listen], network_mode=network_mode, telemetry=telemetry
+        options.home / KEY_FILE,
+        identity,
+        run_id,
+        [options.listen],
+        network_mode=network_mode,
+        telemetry=telemetry,
+        named=bootstraps,
+        lan=options.lan,
     )
     stack.push_async_callback(transport.close)
     push_metrics(telemetry, transport, run_id, clock, stack)

@@ -43,9 +43,9 @@ def run_tokenizer(folder: Path | None, data: DataSpec) -> tuple[Tokenizer, Path 
         folder = found[0]
     root, kept = DataRoot(folder), "tokenizer.json"
     name = kept if not root.find(name).is_file() and root.find(kept).is_file() else name
-    found = root.find(name)
-    check_tokenizer(found)
-    return open_tokenizer(name, root), found
+    path = root.find(name)
+    check_tokenizer(path)
+    return open_tokenizer(name, root), path
 
 
 @functools.lru_cache(maxsize=16)

@@ -66,6 +66,18 @@ def is_metadata(address: Address) -> bool:
     return any(one in network for one in (address, plain(address)) for network in METADATA)
 
 
+def is_public(address: Address) -> bool:
+    """True if `address` is on the public internet: not loopback, private, link-local (cloud metadata and keys), shared,
+    multicast or reserved, nor an IPv6 address that embeds such an IPv4 one."""
+    if isinstance(address, ipaddress.IPv6Address) and (address.sixtofour or address.teredo or address.is_site_local):
+        return False
+    if (inner := plain(address)) is not address:
+        return is_public(inner)
+    if is_metadata(address):
+        return False
+    return address.is_global and not (address.is_multicast or address.is_reserved or address.is_unspecified)
+
+
 def parse_endpoint(text: str) -> Endpoint:
     """Parse `/ip4/HOST/tcp/PORT`. Raises UsageError that names the wrong part."""
 
@@ -142,6 +154,26 @@ def dialable(text: str, *, names: bool = False) -> str:
         return str(parse_peer_endpoint(address.partition("/p2p/")[0], names=names))
     relay, endpoint = parse_bootstrap(address)
     return f"{endpoint}/p2p/{relay}/p2p-circuit"
+
+
+async def numeric(addresses: Sequence[str]) -> list[str]:
+    """`addresses` with the IP addresses of their host names, looked up now; without those of metadata services. A relay
+    keeps its name, which p2pd looks up."""
+    found = dict[str, None]()
+    for address in addresses:
+        if is_circuit(address) or parse_endpoint(address).family in ("ip4", "ip6"):
+            found[address] = None
+            continue
+        named = parse_endpoint(address)
+        with contextlib.suppress(OSError, UnicodeError, UsageError):
+            family = {"dns4": socket.AF_INET, "dns6": socket.AF_INET6}.get(named.family, socket.AF_UNSPEC)
+            looked = asyncio.get_running_loop().getaddrinfo(
+                named.host, named.port, family=family, type=socket.SOCK_STREAM
+            )
+            for kind, *_, where in await looked:
+                version = "ip4" if kind == socket.AF_INET else "ip6"
+                found[str(parse_peer_endpoint(f"/{version}/{where[0]}/tcp/{named.port}"))] = None
+    return list(found)
 
 
 def parse_bootstrap(text: str) -> tuple[PeerId, str]:

@@ -403,10 +403,10 @@ class DhtDirectory:
         return {PeerId(peer.to_base58()) for peer in self._node.protocol.routing_table.peer_id_to_uid}
 
     async def _meet(self, peer: PeerId, addresses: Sequence[str], reasons: dict[PeerId, str]) -> bool:
-        tries = self.contacts.known[peer].failures
+        tries, fixed = self.contacts.known[peer].failures, self.contacts.known[peer].fixed
         try:
-            async with asyncio.timeout(None if self.contacts.known[peer].fixed else MEET_TIMEOUT_S):
-                if await first_that_accepts(addresses) is None:
+            async with asyncio.timeout(None if fixed else MEET_TIMEOUT_S):
+                if fixed and await first_that_accepts(addresses) is None:
                     raise Unavailable(f"no process listens at {', '.join(addresses)}")
                 await self._transport.connect(peer, addresses)
                 met = await self._node.protocol.call_ping(PeerID.from_base58(peer), validate=True, strict=True)

@@ -18,8 +18,9 @@ from swarmnode.membership.admission import Admission
 from swarmnode.metrics import name
 from swarmnode.ports import Admit, Answer, Call, Handler, Telemetry
 from swarmnode.transport import frame
-from swarmnode.transport.address import dialable, dialable_of, ip_of, is_circuit, parse_endpoint
+from swarmnode.transport.address import dialable, dialable_of, ip_of, is_circuit, numeric, parse_endpoint
 from swarmnode.transport.budget import ByteBudget
+from swarmnode.transport.dial_book import DialBook
 from swarmnode.transport.flood_guard import FloodGate, FloodGuard
 from swarmnode.transport.frame import FrameFlag, FrameKind
 from swarmnode.transport.links import LinkBook
@@ -68,6 +69,7 @@ class Libp2pTransport:
         self._pool = StreamPool(self._open)
         self._known: OrderedDict[PeerId, tuple[str, ...]] = OrderedDict()
         self._observed: OrderedDict[PeerId, str] = OrderedDict()
+        self._named: frozenset[PeerId] = frozenset()  # peers that this machine's user named
         self._incoming = 0
         self._guard = FloodGuard(daemon, self._friends, self._guarded)
         self._server.cut(self._cut_off)
@@ -90,11 +92,14 @@ class Libp2pTransport:
         announce: Sequence[str] = (),
         network_mode: NetworkMode | None = None,
         telemetry: Telemetry | None = None,
+        named: Sequence[tuple[PeerId, Sequence[str]]] = (),
+        lan: bool = False,
     ) -> Libp2pTransport:
         """A transport that can call others at once, and answers them after `start`.
 
         `identity_path` is the key file of `identity` (transport/key_file.py), which p2pd reads itself. `announce`
-        replaces the addresses announced to others. `network_mode` sets p2pd's reachability.
+        replaces the addresses announced to others. `network_mode` sets p2pd's reachability. `named`: the bootstraps,
+        which may have host names and lie in the local network; `lan`: so may others.
 
         Raises UsageError (a bad address), LocalFault (a port in use, no p2pd).
         """
@@ -103,8 +108,13 @@ class Libp2pTransport:
         if not listen:
             raise UsageError("no address to listen on; give at least one, such as /ip4/127.0.0.1/tcp/0")
         sockets = SocketDir()
-        daemon = P2pdProcess(identity_path, sockets.path, tuple(listen), tuple(announce), network_mode or NetworkMode())
+        mode, book = network_mode or NetworkMode(), DialBook([*listen, *announce], lan=lan)
+        daemon = P2pdProcess(identity_path, sockets.path, tuple(listen), tuple(announce), mode, book=book)
         transport = cls(daemon, sockets, identity.peer_id, run_id, telemetry)
+        transport._named = frozenset(peer for peer, _ in named)
+        for _, addresses in named:
+            direct = [one for one in await numeric(dialable_of(addresses, names=True)) if not is_circuit(one)]
+            book.name(map(parse_endpoint, direct))
         try:
             await daemon.start()
             if str(daemon.peer_id) != identity.peer_id:
@@ -127,6 +137,7 @@ class Libp2pTransport:
         async with asyncio.TaskGroup() as self._group:
             self._group.create_task(self._daemon.supervise(self._p2pd_died, self._p2pd_restarted))
             self._group.create_task(self._daemon.keep_answering())
+            self._group.create_task(self._daemon.keep_book())
             self._group.create_task(self._sweep())
             self._group.create_task(self._guard.watch())
             ready.set()
@@ -231,7 +242,9 @@ class Libp2pTransport:
 
     async def connect(self, peer: PeerId, addresses: Sequence[str]) -> None:
         """Make `peer` reachable at `addresses` and remember them. Raises Unavailable after CONNECT_ATTEMPTS."""
-        usable = dialable_of(addresses, names=True)
+        usable = await numeric(dialable_of(addresses, names=peer in self._named))
+        if peer in self._named:
+            self._daemon.book.name(parse_endpoint(one) for one in usable if not is_circuit(one))
         if not usable:
             raise Unavailable(f"{short(peer)} announced no usable address")
         self._remember(peer, tuple(usable))
@@ -317,7 +330,7 @@ class Libp2pTransport:
         try:
             return await self._agree(peer)
         except RemoteFault as fault:
-            known = dialable_of(self._known.get(peer, ()), names=True)
+            known = dialable_of(self._known.get(peer, ()))
             if not known or "cannot be reached" not in str(fault):
                 raise
             await self._daemon.dial(peer, known)
@@ -365,6 +378,8 @@ class Libp2pTransport:
             self._observed[peer] = str(Multiaddr(raw))
         except ValueError:
             self._observed[peer] = ""
+        if host := self.observed(peer):
+            self._daemon.book.meet(host, 0)
         self._observed.move_to_end(peer)
         if len(self._observed) > KNOWN_PEERS_MAX:
             self._observed.popitem(last=False)

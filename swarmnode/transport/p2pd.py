@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +16,8 @@ from hivemind.p2p import P2P
 from hivemind.p2p.p2p_daemon_bindings.p2pclient import Client
 from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError
 from hivemind.utils.multiaddr import Multiaddr
+
+from swarmnode.transport import dial_filter
 
 STARTUP_TIMEOUT_S = 60.0  # guess: covers eight nodes starting on two busy cores; alone it takes 0.15 s (measured)
 UNARY_BYTES_MAX = 4 << 20  # hivemind's default: the most that a DHT message may hold
@@ -109,14 +113,23 @@ async def _start_child(p2p: Any, arguments: Sequence[str], environ: Mapping[str,
     """Start p2pd and wait until it reports to be ready."""
     loop = asyncio.get_running_loop()
     ready = loop.create_future()
+    ours, theirs = socket.socketpair()
+    first = [sys.executable, "-I", "-S", dial_filter.__file__, str(theirs.fileno())] if dial_filter.SUPPORTED else []
     p2p._child = await asyncio.create_subprocess_exec(
+        *first,
         *arguments,
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
         env=os.environ | {"GOLOG_LOG_LEVEL": "error", "GOLOG_LOG_FMT": "json"} | dict(environ),
         start_new_session=True,
+        pass_fds=(theirs.fileno(),),
     )
+    theirs.close()
+    with ours:
+        ours.settimeout(STARTUP_TIMEOUT_S)
+        _, listeners, _, _ = await asyncio.to_thread(socket.recv_fds, ours, 1, 1)
+    p2p.dials = listeners[0] if listeners else None  # each connection that p2pd opens waits there for a verdict
     p2p._alive = True
     p2p._reader_task = loop.create_task(p2p._read_outputs(ready))  # `P2P.shutdown` cancels it
     await ready

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import functools
 import logging
+import os
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
@@ -26,7 +27,9 @@ from swarmnode.header import LEAST, VERSION
 from swarmnode.identity import peer_id_bytes
 from swarmnode.ids import PeerId, short
 from swarmnode.transport import hivemind_patches
-from swarmnode.transport.address import Endpoint, check_listenable, is_circuit, parse_bootstrap, parse_endpoint
+from swarmnode.transport.address import Endpoint, check_listenable, ip_of, is_circuit, parse_bootstrap, parse_endpoint
+from swarmnode.transport.dial_book import DialBook
+from swarmnode.transport.dial_filter import DialRequest, default_router
 from swarmnode.transport.p2pd import NetworkMode, launch
 from swarmnode.transport.stranger_limit import DhtLimit, RpcHandler
 from swarmnode.transport.stream import P2pdStream
@@ -41,6 +44,7 @@ PINGS_MISSED_MAX = 3  # guess, of CONTROL_TIMEOUT_S each: a busy machine is not 
 RESTARTS_MAX = 5  # in RESTARTS_WINDOW_S; guess
 RESTARTS_WINDOW_S = 60.0
 RESTART_DELAY_S = 0.1
+BOOK_PERIOD_S = 0.5  # guess: p2pd takes some milliseconds to list its connections
 RESTART_WAIT_S = 15.0  # guess: calls wait this long for a restart, which takes 0.5 s, and more on a busy machine
 
 
@@ -64,6 +68,7 @@ class P2pdProcess:
     changing: bool = False
     dht_limit: DhtLimit = field(default_factory=DhtLimit)
     traffic: Counter[tuple[str, str]] = field(default_factory=Counter)  # as Transport.bytes_by_method, of "dht" only
+    book: DialBook = field(default_factory=DialBook)
 
     async def start(self) -> None:
         """Start p2pd and register every handler. Raises UsageError (bad address), LocalFault (port in use, no p2pd)."""
@@ -75,6 +80,9 @@ class P2pdProcess:
             self.p2p = await launch(self.identity_path, self.sockets, self.listen, self.announce, self.network_mode)
         except (P2PDaemonError, OSError) as error:
             raise LocalFault(f"p2pd does not start on {', '.join(self.listen)}: {error}") from error
+        if self.p2p.dials is not None:
+            self.book.router = "" if self.network_mode.kind == "local" else default_router()
+            asyncio.get_running_loop().add_reader(self.p2p.dials, self._judge_dial, self.p2p)
         try:
             for name, socket in self.stream_handlers.items():
                 await self._register_stream(name, socket)
@@ -91,6 +99,7 @@ class P2pdProcess:
         p2p, self.p2p = self.p2p, None
         if p2p is None:
             return
+        self._judge_no_more(p2p)
         child = p2p._child
         try:
             async with asyncio.timeout(CONTROL_TIMEOUT_S):
@@ -129,6 +138,7 @@ class P2pdProcess:
             if len(deaths) > RESTARTS_MAX:
                 raise LocalFault(f"p2pd died {len(deaths)} times in {RESTARTS_WINDOW_S:.0f} s (exit code {code})")
             self.listen = list(map(str, self.listening()))  # keep the port that others know
+            self._judge_no_more(self.p2p)
             await self.p2p.shutdown()
             await self._start_again()
             await restarted()
@@ -175,6 +185,43 @@ class P2pdProcess:
                 with contextlib.suppress(ProcessLookupError):
                     self.p2p._child.kill()
 
+    # What p2pd may dial.
+
+    def _judge_dial(self, p2p: Any) -> None:
+        try:
+            asked = DialRequest(p2p.dials, p2p._child.pid)
+        except OSError:  # it was interrupted, or p2pd has ended
+            if p2p._child.returncode is not None:
+                self._judge_no_more(p2p)
+            return
+        permit = not asked.host or self.book.permit(asked.host, asked.port, asyncio.get_running_loop().time())[0]
+        if not asked.answer(permit) and permit and asked.host:
+            self.book.revoke(asked.host, asked.port)
+
+    @staticmethod
+    def _judge_no_more(p2p: Any) -> None:
+        """p2pd is to end, or has: connections that it still opens fail."""
+        if getattr(p2p, "dials", None) is not None:
+            asyncio.get_running_loop().remove_reader(p2p.dials)
+            os.close(p2p.dials)
+            p2p.dials = None
+
+    async def keep_book(self) -> None:
+        """Enter into the book where connections were authenticated, until cancelled."""
+        while True:
+            await asyncio.sleep(BOOK_PERIOD_S)
+            await self._enter_met()
+
+    async def _enter_met(self) -> None:
+        if not self.book.dialled or not self.running.is_set():
+            return
+        self.book.dialled = False
+        with contextlib.suppress(P2PDaemonError, OSError):
+            async with asyncio.timeout(CONTROL_TIMEOUT_S):
+                for info in await self.p2p.list_peers():
+                    for address in filter(ip_of, map(str, info.addrs)):
+                        self.book.meet(*_where(address))
+
     # Interface for the transport.
 
     async def serve_streams(self, protocol: str, socket: Path) -> None:
@@ -210,6 +257,12 @@ class P2pdProcess:
 
     async def dial(self, peer: PeerId, addresses: Sequence[str]) -> None:
         """Connect to `peer` at one of `addresses`. Raises RemoteFault."""
+        addresses = self.book.choose(addresses)
+        if self.p2p is not None and self.p2p.dials is None:  # nobody asks before p2pd dials
+            now = asyncio.get_running_loop().time()
+            addresses = [one for one in addresses if is_circuit(one) or self.book.permit(*_where(one), now)[0]]
+        if not addresses:
+            raise RemoteFault(f"{short(peer)} cannot be reached: its addresses are not to be dialled now")
         connecting = p2pd_pb2.ConnectRequest(
             peer=peer_id_bytes(peer), addrs=[_binary(a) for a in addresses], timeout=round(DIAL_TIMEOUT_S)
         )
@@ -219,6 +272,7 @@ class P2pdProcess:
         except P2PDaemonError as error:
             raise RemoteFault(f"{short(peer)} cannot be reached at {', '.join(addresses)}: {error}") from None
         stream.close()
+        await self._enter_met()  # the connection may end before `keep_book` looks
 
     async def disconnect(self, peer: PeerId) -> None:
         """Close all connections to `peer`. Raises Unavailable."""
@@ -356,6 +410,11 @@ async def read_delimited(stream: P2pdStream, nbytes_max: int) -> bytes:
     if length > nbytes_max:
         raise ConnectionResetError(f"p2pd announced a message of {length} bytes; at most {nbytes_max}")
     return await stream.read(length)
+
+
+def _where(address: str) -> tuple[str, int]:
+    endpoint = parse_endpoint(address.partition("/p2p/")[0])
+    return endpoint.host, endpoint.port
 
 
 def _binary(address: str) -> bytes:

@@ -20,7 +20,7 @@ import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
 
 from swarmnode.errors import NotPermitted, Unavailable
-from swarmnode.transport.address import Address, is_metadata, plain
+from swarmnode.transport.address import Address, is_metadata, is_public
 from swarmnode.transport.throttle import RateThrottle
 
 REDIRECTS_MAX = 3  # guess: the Hugging Face hub takes one to its content network
@@ -30,18 +30,6 @@ SILENT_S = 15.0  # guess: longest silence of a server
 SLOWEST_BYTES_PER_S = 32 << 10  # guess: slowest server, a home line at 256 kbit/s
 PIECE_BYTES = 64 << 10
 URL_MAX = 4096  # of a redirect: content networks use long signed URLs
-
-
-def is_public(address: Address) -> bool:
-    """True if `address` is on the public internet: not loopback, private, link-local (cloud metadata and keys), shared,
-    multicast or reserved, nor an IPv6 address that embeds such an IPv4 one."""
-    if isinstance(address, ipaddress.IPv6Address) and (address.sixtofour or address.teredo or address.is_site_local):
-        return False
-    if (inner := plain(address)) is not address:
-        return is_public(inner)
-    if is_metadata(address):
-        return False
-    return address.is_global and not (address.is_multicast or address.is_reserved or address.is_unspecified)
 
 
 class AddressRules:

@@ -13,8 +13,9 @@ from contextlib import contextmanager
 import pytest
 
 from swarmnode.errors import NotPermitted, Unavailable
+from swarmnode.transport.address import is_public
 from swarmnode.transport.throttle import RateThrottle
-from swarmnode.transport.web import AddressRules, HttpRangeReader, checked, is_public
+from swarmnode.transport.web import AddressRules, HttpRangeReader, checked
 
 DATA = bytes(range(256)) * 40
 

@@ -1,0 +1,116 @@
+"""Which addresses may be dialled now. Records name addresses of anybody, and keys cost nothing: whoever could make each
+node of a swarm dial what a record says would have a cannon.
+
+Pure: what was met goes in, a verdict and its reason come out.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+
+from swarmnode.token_bucket import TokenBucket
+from swarmnode.transport.address import Endpoint, is_circuit, is_metadata, is_public, parse_endpoint, plain
+
+PERIOD_S = 60.0
+MET_PORTS = 8.0  # guess: ports of a met address tried a minute; a house behind one router has fewer machines
+ROUTER_DIALS = 12.0  # guess: a minute; UPnP renews a port every 20 s by a few calls
+DIRECT_MAX = 2  # addresses of one peer
+KEPT_MAX = 4096  # of each kind: 200 bytes
+
+Key = tuple[str, int]
+"""An IP address in its plain form, and a port; 0: any."""
+
+
+def _plain(host: str) -> str:
+    return str(plain(ipaddress.ip_address(host.split("%")[0])))
+
+
+def _network(host: str) -> str:
+    address = ipaddress.ip_address(host)
+    return "public" if is_public(address) else "loopback" if address.is_loopback else "private"
+
+
+class DialBook:
+    """The book of one node. A peer counts as met at an address once a connection with it was authenticated: that alone
+    proves that somebody there takes part."""
+
+    def __init__(self, listen: Sequence[str] = (), *, lan: bool = False) -> None:
+        """`listen`: where this node listens; an address of its own counts as met. `lan`: its user opens the local
+        network."""
+        self._networks = {"public", *(["private"] if lan else [])}
+        self._named: set[Key] = set()
+        self._met: OrderedDict[Key, None] = OrderedDict()
+        self._dialled: OrderedDict[Key, float] = OrderedDict()
+        self._buckets: OrderedDict[str, TokenBucket] = OrderedDict()
+        self.router = ""  # the default gateway, where UPnP asks for a port
+        self.dialled = False  # since this was last set to False
+        for endpoint in map(parse_endpoint, listen):
+            if endpoint.family in ("ip4", "ip6") and not ipaddress.ip_address(endpoint.host).is_unspecified:
+                self.name([endpoint])
+
+    def name(self, endpoints: Iterable[Endpoint]) -> None:
+        """Add endpoints that this machine's user named. Their network is the swarm's."""
+        for endpoint in endpoints:
+            host = _plain(endpoint.host)
+            self._networks.add(_network(host))
+            self._named |= {(host, endpoint.port), (host, 0)}
+
+    def meet(self, host: str, port: int) -> None:
+        """A peer proved its key at this address."""
+        for key in ((_plain(host), port), (_plain(host), 0)):
+            self._met.pop(key, None)
+            self._met[key] = None
+        while len(self._met) > KEPT_MAX:
+            self._met.popitem(last=False)
+
+    def is_met(self, host: str, port: int = 0) -> bool:
+        key = _plain(host), port
+        return key in self._met or key in self._named
+
+    def permit(self, host: str, port: int, now_s: float) -> tuple[bool, str]:
+        """Whether to dial now, and why; a permitted dial is entered."""
+        host = _plain(host)
+        if is_metadata(ipaddress.ip_address(host)):
+            return False, "a cloud's metadata service"
+        if self.is_met(host, port):
+            return True, "met there"
+        if host == self.router:
+            return self._take(f"router {host}", ROUTER_DIALS, now_s), "the router"
+        met = self.is_met(host)
+        if not met and _network(host) not in self._networks:
+            return False, f"a {_network(host)} address, where nobody was met"
+        keys = [(host, port)] if met else [(host, port), (host, 0)]
+        if any(now_s - self._dialled.get(key, -PERIOD_S) < PERIOD_S for key in keys):
+            return False, "dialled a minute ago, and nobody was met there"
+        if met and _network(host) != "loopback" and not self._take(host, MET_PORTS, now_s):
+            return False, "many ports of one address"
+        for key in keys:
+            self._dialled.pop(key, None)
+            self._dialled[key] = now_s
+        while len(self._dialled) > KEPT_MAX:
+            self._dialled.popitem(last=False)
+        self.dialled = True
+        return True, "not dialled for a minute"
+
+    def revoke(self, host: str, port: int) -> None:
+        """Strike the last dial: it did not take place."""
+        for key in ((_plain(host), port), (_plain(host), 0)):
+            self._dialled.pop(key, None)
+
+    def choose(self, addresses: Sequence[str]) -> list[str]:
+        """The addresses of one peer to try: circuits, and DIRECT_MAX direct ones, those of met hosts first, then public
+        ones; none in a network where nobody was met."""
+        direct = [one for one in addresses if not is_circuit(one)]
+        host = {one: _plain(parse_endpoint(one).host) for one in direct}
+        able = [one for one in direct if self.is_met(host[one]) or _network(host[one]) in self._networks]
+        able.sort(key=lambda one: (not self.is_met(host[one]), _network(host[one]) != "public"))
+        return [*able[:DIRECT_MAX], *(one for one in addresses if is_circuit(one))]
+
+    def _take(self, key: str, each_minute: float, now_s: float) -> bool:
+        bucket = self._buckets.pop(key, None) or TokenBucket.full(each_minute / PERIOD_S, each_minute, now_s)
+        self._buckets[key] = bucket
+        if len(self._buckets) > KEPT_MAX:
+            self._buckets.popitem(last=False)
+        return bucket.take(now_s)

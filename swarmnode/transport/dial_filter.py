@@ -1,0 +1,105 @@
+"""Asks before p2pd dials: each TCP connection that it opens waits for a verdict of this process.
+
+p2pd dials by itself what peers tell it: addresses they identify with, those of its own DHT, holes to punch. It has no
+gate for that, but the kernel does: seccomp(2) hands each connect(2) of a process to its parent (Linux 5.5, no privilege
+needed). Elsewhere p2pd dials unasked, and only the calls of this process are gated.
+
+Run as a program, this file puts the filter on itself, sends its listener to the parent and becomes p2pd.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import ctypes
+import fcntl
+import os
+import socket
+import struct
+import sys
+
+_CALLS = {"x86_64": (42, 317), "aarch64": (203, 277)}  # connect, seccomp: asm/unistd.h
+_RECEIVE, _SEND, _CONTINUE = 0xC0502100, 0xC0182101, 1  # linux/seccomp.h
+_GETFD = 438  # pidfd_getfd, on every architecture
+_DENIED = 13  # EACCES
+_LENGTHS = 16, 28  # of sockaddr_in and sockaddr_in6
+
+SUPPORTED = sys.platform == "linux" and os.uname().machine in _CALLS
+
+
+class DialRequest:
+    """One connect(2) that waits; `host` and `port` are what it names, "" where it is no TCP connection."""
+
+    def __init__(self, listener: int, process: int) -> None:
+        """Take the next one. Raises OSError if there is none."""
+        self._listener = listener
+        raw = bytearray(80)
+        fcntl.ioctl(listener, _RECEIVE, raw)
+        self._id, thread = struct.unpack_from("QI", raw)
+        descriptor, address, length = struct.unpack_from("3Q", raw, 32)
+        self.host, self.port = "", 0
+        with contextlib.suppress(OSError, ValueError):
+            with open(f"/proc/{thread}/mem", "rb", buffering=0) as memory:
+                memory.seek(address)
+                found = memory.read(length)
+            family = int.from_bytes(found[:2], sys.byteorder)
+            if family in (socket.AF_INET, socket.AF_INET6) and _is_stream(process, descriptor):
+                host = found[4:8] if family == socket.AF_INET else found[8:24]
+                self.host, self.port = socket.inet_ntop(family, host), int.from_bytes(found[2:4], "big")
+
+    def answer(self, permit: bool) -> bool:
+        """Let it go on or fail; False if it was interrupted meanwhile, so that it comes again."""
+        verdict = struct.pack("QqiI", self._id, 0, 0 if permit else -_DENIED, _CONTINUE if permit else 0)
+        try:
+            fcntl.ioctl(self._listener, _SEND, bytearray(verdict))
+        except OSError:
+            return False
+        return True
+
+
+def _is_stream(process: int, descriptor: int) -> bool:
+    """Whether the socket carries TCP; names are resolved, and routers found, over UDP."""
+    pidfd = os.pidfd_open(process)
+    try:
+        copied = ctypes.CDLL(None, use_errno=True).syscall(_GETFD, pidfd, ctypes.c_int(descriptor), 0)
+    finally:
+        os.close(pidfd)
+    if copied < 0:
+        return True
+    with socket.socket(fileno=copied) as found:
+        return found.type == socket.SOCK_STREAM
+
+
+def default_router() -> str:
+    """The IPv4 address of the default gateway; "" if there is none."""
+    with contextlib.suppress(OSError, ValueError), open("/proc/net/route") as file:
+        for words in map(str.split, file.readlines()[1:]):
+            if words[1] == "00000000":
+                return socket.inet_ntoa(struct.pack("<I", int(words[2], 16)))
+    return ""
+
+
+def _filter_self() -> int:
+    """The listener of the filter that this process has from now on; -1 where the kernel refuses."""
+    connect, seccomp = _CALLS[os.uname().machine]
+    steps = [
+        (0x20, 0, 0, 0),  # the call's number
+        (0x15, 0, 4, connect),
+        (0x20, 0, 0, 32),  # the length of the address
+        (0x15, 1, 0, _LENGTHS[0]),
+        (0x15, 0, 1, _LENGTHS[1]),
+        (0x06, 0, 0, 0x7FC00000),  # SECCOMP_RET_USER_NOTIF
+        (0x06, 0, 0, 0x7FFF0000),  # SECCOMP_RET_ALLOW
+    ]
+    code = array.array("B", b"".join(struct.pack("HBBI", *step) for step in steps))
+    program = struct.pack("HxxxxxxP", len(steps), code.buffer_info()[0])
+    libc = ctypes.CDLL(None)
+    libc.prctl(38, 1, 0, 0, 0)  # PR_SET_NO_NEW_PRIVS
+    return int(libc.syscall(seccomp, 1, 8, program))  # SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_NEW_LISTENER
+
+
+if __name__ == "__main__":
+    with socket.socket(fileno=int(sys.argv[1])) as parent:
+        if (listener := _filter_self()) >= 0:
+            socket.send_fds(parent, [b"+"], [listener])
+    os.execv(sys.argv[2], sys.argv[2:])
