@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from swarmnode.cli.option.param import BOOTSTRAP, FOLDER, HOST, LISTEN, OWN_RUN, PORT
+from swarmnode.cli.option.param import BOOTSTRAP, DISK, FOLDER, HOST, LISTEN, OWN_RUN, PORT
 from swarmnode.daemon.options import ArchiveOptions, NodeOptions
 from swarmnode.user_folders import default_cache, default_home
 
@@ -42,6 +42,12 @@ def meeting_point(kind: str) -> Callable[[Callable[..., int]], Callable[..., int
             "--base",
             type=FOLDER,
             help="Folder of the run's base model; members get its chunks from here.  [default: RUN/base]",
+        ),
+        click.option(
+            "--max-give",
+            "max_give_nbytes",
+            type=DISK,
+            help="Give members at most so much of the data set and base model in a day.  [default: no limit]",
         ),
         click.option("--name", default=kind, show_default=True, help="Display name."),
     )

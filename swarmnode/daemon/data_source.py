@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
 
 CACHE_FOLDER = "chunks"
 GIVING = ServeLimits(asker_burst=256 << 20, asker_rate=16 << 20, all_burst=1 << 30, all_rate=64 << 20, yields=False)
-"""For a node that trains nothing (guess): 500 Mbit/s, less with --max-up or a slower line."""
+"""For a node that trains nothing (guess): 500 Mbit/s, less with --max-give or a slower line. It sees nobody at work:
+those whose signed records it heard count as members."""
 
 
 def told_on_terminal(then: Echo) -> Echo:
@@ -93,7 +95,8 @@ async def give_chunks(process: DaemonContext, folder: Path | None) -> None:
             await base.open()
             given.append(base)
     if given:
-        ChunkServer(given, process.transport, process.telemetry, GIVING).serve()
+        limits, heard = replace(GIVING, day_nbytes=process.options.max_give_nbytes), process.directory.contacts.known
+        ChunkServer(given, process.transport, process.telemetry, limits, heard.__contains__).serve()
 
 
 def _tell_of_other_set(process: DaemonContext, then: str) -> None:

@@ -27,6 +27,7 @@ def make_regulator(process: DaemonContext, node: Node, compute: ThreadCompute, s
 
     def changed(limits: Limits) -> None:
         throttle.up.bps, throttle.down.bps = limits.max_up_bps, limits.max_down_bps
+        throttle.share_quota(limits.quota_nbytes)
         compute.load = limits.max_load or 1.0
 
     return Regulator(

@@ -77,6 +77,7 @@ class NodeOptions:
     use_bucket: bool = False
     data_root: Path | None = None
     data_cache_nbytes: int = DATA_CACHE_NBYTES
+    max_give_nbytes: int | None = None  # of chunks in a day, by a meeting point
     base: Path | None = None
     allow_private_addresses: bool = False
     role: NodeRole = NodeRole.ANY

@@ -112,8 +112,9 @@ def spans_of(index: BaseIndex, shapes: Shapes) -> dict[int, list[WeightSpan]]:
     return spans
 
 
-def serve_chunks(ports: NodePorts, transport: Transport) -> None:
-    """Give the chunks of the run's data set and base model that are on this node to other members."""
+def serve_chunks(ports: NodePorts, transport: Transport, works: Callable[[PeerId], bool]) -> None:
+    """Give the chunks of the run's data set and base model that are on this node to other members, most to those for
+    which `works` is true."""
     sets = [each.set for each in (ports.data, ports.base) if each is not None]
     if sets:
-        ChunkServer(sets, transport, ports.telemetry, ServeLimits()).serve()
+        ChunkServer(sets, transport, ports.telemetry, ServeLimits(), works).serve()

@@ -1,15 +1,17 @@
 """Serves the chunks and indexes held on this node to other members, so that the swarm distributes its own data set and
 base model.
 
-The cost is bounded. Each asker, and all askers together, have a byte budget. A node that trains serves nothing while
-its own messages wait for the line. Pieces are at most half a MiB, so that none delays a gradient for long.
+The cost is bounded. Each asker, and all askers together, have a byte budget, and a key gets each chunk twice a day.
+Keys that were not seen at work share a twentieth of the budget, however many they are: a signed record costs nothing. A
+node that trains serves nothing while its own messages wait for the line. Pieces are at most half a MiB, so that none
+delays a gradient for long.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -26,6 +28,11 @@ METHOD = "data_chunk"
 AT_ONCE_MAX = 4  # guess: pieces under way
 KEPT_BLOBS = 2  # read from disk for askers, apart from what this node itself works with
 ASKERS_MAX = 1024
+AGAIN_S = 60.0  # guess: a refusal for the day, after which other chunks may be asked for
+TIMES_A_DAY = 2  # a transfer that broke off, or a lost cache
+TAKEN_MAX = 1 << 16  # guess: chunks and keys remembered, 200 bytes each
+STRANGERS_SHARE = 0.05  # guess: of the line and of a day's bytes
+DAY_S = 86_400.0
 LOOKUP_NBYTES = 16 << 10  # guess: the budget charged for each request, even for a blob that is not here
 
 
@@ -55,19 +62,30 @@ class ServeLimits:
     all_rate: float = 4 << 20
     yields: bool = True  # to this node's own training; a bootstrap has none
     retry_s: float = 1.0
+    day_nbytes: int | None = None  # given to all askers in a day at most
 
 
 class ChunkServer:
     """Handler of "data_chunk" for the chunks and indexes of the sets `blobs`."""
 
     def __init__(
-        self, blobs: Sequence[BlobSource], transport: Transport, telemetry: Telemetry, limits: ServeLimits
+        self,
+        blobs: Sequence[BlobSource],
+        transport: Transport,
+        telemetry: Telemetry,
+        limits: ServeLimits,
+        works: Callable[[PeerId], bool] = lambda peer: True,
     ) -> None:
+        """`works`: whether a peer was seen to take part; the others are strangers."""
         self._blobs = {one.digest: one for one in blobs}
         self._transport = transport
         self._telemetry = telemetry
         self._limits = limits
-        self._all: TokenBucket | None = None
+        self._works = works
+        self._all: list[TokenBucket] = []  # of everybody: for the line, and for the day
+        self._strangers: list[TokenBucket] = []  # their share of each
+        self._taken: OrderedDict[tuple[PeerId, bytes], int] = OrderedDict()  # bytes of the day
+        self._day = 0.0
         self._askers: OrderedDict[PeerId, TokenBucket] = OrderedDict()
         self._under_way = 0
         self._kept: OrderedDict[bytes, bytes] = OrderedDict()
@@ -101,6 +119,7 @@ class ChunkServer:
             raise RemoteFault(f"a piece from byte {asked.offset} on of a chunk of {len(data)} bytes")
         told.nbytes = len(data)
         piece = memoryview(data)[asked.offset : asked.offset + asked.nbytes]
+        self._count(peer, bytes(asked.sha256), len(piece), len(data))
         self._spend(peer, len(piece))
         self._telemetry.count(name.DATA_BYTES, len(piece), source="served")
         return Answer(wire.Reply(data_chunk=told), (WireTensor("u8", (len(piece),), piece),))
@@ -123,13 +142,34 @@ class ChunkServer:
             raise Busy("our own messages wait for the line", self._limits.retry_s)
         self._spend(peer, LOOKUP_NBYTES)
 
+    def _count(self, peer: PeerId, sha256: bytes, nbytes: int, whole: int) -> None:
+        """Count what `peer` has of a blob of `whole` bytes today. Raises Busy when it had it TIMES_A_DAY."""
+        if (day := asyncio.get_running_loop().time() // DAY_S) != self._day:
+            self._day = day
+            self._taken.clear()
+        had = self._taken.pop((peer, sha256), 0)
+        if full := had + nbytes > TIMES_A_DAY * whole:
+            nbytes = 0
+        self._taken[peer, sha256] = had + nbytes
+        if len(self._taken) > TAKEN_MAX:
+            self._taken.popitem(last=False)
+        if full:
+            raise Busy(f"you had this chunk {TIMES_A_DAY} times today", AGAIN_S)
+
     def _spend(self, peer: PeerId, nbytes: int) -> None:
         limits, now = self._limits, asyncio.get_running_loop().time()
-        everybody = self._all = self._all or TokenBucket(limits.all_rate, limits.all_burst, limits.all_burst, now)
+        if not self._all:
+            budgets = [(limits.all_rate, float(limits.all_burst))]
+            if limits.day_nbytes is not None:  # half of it at once, half in the course of the day
+                budgets.append((0.5 * limits.day_nbytes / DAY_S, 0.5 * limits.day_nbytes))
+            self._all = [TokenBucket.full(*budget, now) for budget in budgets]
+            share = STRANGERS_SHARE
+            self._strangers = [TokenBucket.full(share * rate, share * burst, now) for rate, burst in budgets]
+        shared = self._all if self._works(peer) else [*self._strangers, *self._all]
         asker = self._askers.get(peer)
         if asker is None:
             asker = self._askers[peer] = TokenBucket(limits.asker_rate, limits.asker_burst, limits.asker_burst, now)
             if len(self._askers) > ASKERS_MAX:
                 self._askers.popitem(last=False)
-        if not asker.take(now, nbytes) or not everybody.take(now, nbytes):
+        if not all(bucket.take(now, nbytes) for bucket in (asker, *shared)):
             raise Busy("as many bytes of chunks as may be were given", limits.retry_s)

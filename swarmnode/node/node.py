@@ -81,7 +81,7 @@ class Node:
             presence.peer_table.excluded,
         )
         self._text = RunText(manifest, run_id, ports, self.transport, presence, ports.telemetry)
-        serve_chunks(ports, self.transport)
+        serve_chunks(ports, self.transport, presence.run_progress.clock.observed.times.__contains__)
         self.pinger = pinger = Pinger(self.transport, run_id)
         self.restorer = restorer = StateRestorer(
             manifest,

@@ -27,6 +27,11 @@ def _plain(host: str) -> str:
     return str(plain(ipaddress.ip_address(host.split("%")[0])))
 
 
+def _site(host: str) -> str:
+    """What one machine or household has: an IPv4 address, or 64 bits of an IPv6 one."""
+    return host if ":" not in host else str(ipaddress.ip_network(f"{host}/64", strict=False))
+
+
 def _network(host: str) -> str:
     address = ipaddress.ip_address(host)
     return "public" if is_public(address) else "loopback" if address.is_loopback else "private"
@@ -81,7 +86,7 @@ class DialBook:
         met = self.is_met(host)
         if not met and _network(host) not in self._networks:
             return False, f"a {_network(host)} address, where nobody was met"
-        keys = [(host, port)] if met else [(host, port), (host, 0)]
+        keys = [(host, port)] if met else [(host, port), (_site(host), 0)]
         if any(now_s - self._dialled.get(key, -PERIOD_S) < PERIOD_S for key in keys):
             return False, "dialled a minute ago, and nobody was met there"
         if met and _network(host) != "loopback" and not self._take(host, MET_PORTS, now_s):
@@ -96,7 +101,7 @@ class DialBook:
 
     def revoke(self, host: str, port: int) -> None:
         """Strike the last dial: it did not take place."""
-        for key in ((_plain(host), port), (_plain(host), 0)):
+        for key in ((_plain(host), port), (_site(_plain(host)), 0)):
             self._dialled.pop(key, None)
 
     def choose(self, addresses: Sequence[str]) -> list[str]:

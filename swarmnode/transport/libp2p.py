@@ -65,7 +65,9 @@ class Libp2pTransport:
         self._budget = ByteBudget(INCOMING_BYTES_MAX)
         self.throttle = RateThrottle()
         self._scheduler = UplinkScheduler(lambda: self.throttle.up.total_nbytes)
-        self._server = StreamServer(run_id, self._budget, self._scheduler, self._traffic, telemetry, self.links)
+        self._server = StreamServer(
+            run_id, self._budget, self._scheduler, self._traffic, telemetry, self.links, self.throttle
+        )
         self._pool = StreamPool(self._open)
         self._known: OrderedDict[PeerId, tuple[str, ...]] = OrderedDict()
         self._observed: OrderedDict[PeerId, str] = OrderedDict()

@@ -17,6 +17,7 @@ from swarmnode.transport.frame import PREAMBLE, FrameFlag, FrameKind
 from swarmnode.transport.links import LinkBook
 from swarmnode.transport.stranger_limit import StrangerRateLimiter
 from swarmnode.transport.stream import LEAST_BYTES_PER_S, LEAST_SPAN_S, P2pdStream
+from swarmnode.transport.throttle import RateThrottle
 from swarmnode.uplink_scheduler import UplinkScheduler
 from swarmnode.wire import call_pb2 as wire
 
@@ -78,7 +79,9 @@ class StreamServer:
         traffic: Counter[tuple[str, str]],
         telemetry: Telemetry | None,
         links: LinkBook | None = None,
+        throttle: RateThrottle | None = None,
     ) -> None:
+        self._throttle = throttle or RateThrottle()
         self._links = links or LinkBook()
         self._run_id = run_id
         self._budget = budget
@@ -109,13 +112,14 @@ class StreamServer:
     async def attend(self, stream: P2pdStream, peer: PeerId) -> None:
         """Serve `stream` until its end. Raises only cancellation, which also comes when the peer disconnects."""
         self._streams_of[peer] += 1
+        counted = 0
         stream.slowest = (LEAST_SPAN_S, int(LEAST_SPAN_S * LEAST_BYTES_PER_S))
         try:
             if self._streams_of[peer] > STREAMS_PER_PEER_MAX:
                 await self._refuse(stream, Busy(f"more than {STREAMS_PER_PEER_MAX} streams from one peer", 1.0))
             elif (first := await self._enter(stream, peer)) is not None:
                 while await self._serve_one(stream, peer, first):
-                    first = None
+                    first, counted = None, self._count(peer, stream, counted)
         except (ConnectionError, TimeoutError):
             pass
         except (MemoryError, LocalFault) as error:  # no memory for a tensor, or a tensor whose writer failed
@@ -124,10 +128,18 @@ class StreamServer:
                     "call.failed", level="error", peer=short(peer), error=type(error).__name__, why=str(error)
                 )
         finally:
+            self._count(peer, stream, counted)
             self._streams_of[peer] -= 1
             if not self._streams_of[peer]:
                 del self._streams_of[peer]
             stream.abort()  # an orderly end comes from the caller, so no data is in transit
+
+    def _count(self, peer: PeerId, stream: P2pdStream, counted: int) -> int:
+        """Count a stranger's bytes since there were `counted`; return how many there are."""
+        moved = stream.consumed + stream.bytes_out
+        if not self._works(peer):
+            self._throttle.moved_for_stranger(moved - counted, asyncio.get_running_loop().time())
+        return moved
 
     async def _enter(self, stream: P2pdStream, peer: PeerId) -> bytes | None:
         """The preamble of the first request, if `peer` may take part. Reads nothing longer than a pass before.
@@ -136,8 +148,9 @@ class StreamServer:
         """
         now, admission = asyncio.get_running_loop().time(), self.admission
         permit, reason = (True, "") if admission is None else admission.judge(peer)
-        limit = self.stranger_limit
-        if not (limit.stream(peer, now, works=self._works(peer)) if permit else limit.stranger(peer, now)):
+        limit, works = self.stranger_limit, permit and self._works(peer)
+        lasts = works or self._throttle.serves_strangers(now)
+        if not lasts or not (limit.stream(peer, now, works=works) if permit else limit.stranger(peer, now)):
             if self._cut_off is not None and self.stranger_limit.is_nuisance(peer):
                 self._cut_off(peer)
             return None
@@ -236,8 +249,11 @@ class StreamServer:
             permit, reason = self.admission.judge(peer)
             if not permit:
                 raise self.admission.refusal(peer, reason)
-        if not self.stranger_limit.call(peer, asyncio.get_running_loop().time(), works=self._works(peer)):
+        now, works = asyncio.get_running_loop().time(), self._works(peer)
+        if not self.stranger_limit.call(peer, now, works=works):
             raise Busy("more calls a second than one peer may make", 1.0)
+        if not works and not self._throttle.serves_strangers(now):
+            raise Busy("the share of a day's quota for peers that were not seen at work is used up", 60.0)
 
     async def _handle(
         self, stream: P2pdStream, peer: PeerId, method: str, handler: Handler, call: Call

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import asyncio
 
+from swarmnode.token_bucket import TokenBucket
+
+STRANGERS_SHARE = 0.05  # guess: so training keeps .95 of a quota
 OVERHEAD = 1.03  # guess: 12 + 18 bytes a frame of 64 KiB at most, 52 of 1,500 for TCP/IP, half of which loopback saves
 BURST_S = 0.05
 PIECE_S = 0.02  # duration of a piece at the rate: several streams take turns within a tenth of a second
@@ -56,6 +59,26 @@ class RateThrottle:
     def __init__(self) -> None:
         self.up = Pacer()
         self.down = Pacer()
+        self._strangers: TokenBucket | None = None
+
+    def share_quota(self, quota_nbytes: int | None) -> None:
+        """Give peers that were not seen at work STRANGERS_SHARE of a day's quota: half of it at once, half in the
+        course of a day. None: there is no quota."""
+        now, half = asyncio.get_running_loop().time(), STRANGERS_SHARE * (quota_nbytes or 0) / 2.0
+        if quota_nbytes is None:
+            self._strangers = None
+        elif self._strangers is None or self._strangers.burst != half:
+            self._strangers = TokenBucket.full(half / 86_400.0, half, now)
+
+    def serves_strangers(self, now_s: float) -> bool:
+        """Whether their share of the quota lasts."""
+        return self._strangers is None or self._strangers.fill(now_s) > 0.0
+
+    def moved_for_stranger(self, nbytes: int, now_s: float) -> None:
+        """Count bytes of a stranger's calls and their answers."""
+        if self._strangers is not None:
+            self._strangers.fill(now_s)
+            self._strangers.tokens -= OVERHEAD * nbytes
 
     @property
     def moved_nbytes(self) -> int:

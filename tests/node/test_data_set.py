@@ -13,6 +13,7 @@ from swarmnode.data.chunk_store import ChunkCache
 from swarmnode.data.index import Index
 from swarmnode.errors import DataError, Unavailable
 from swarmnode.identity import Identity
+from swarmnode.ids import PeerId
 from swarmnode.manifest import DataSpec, Manifest
 from swarmnode.node.chunk_server import ChunkServer, ServeLimits
 from swarmnode.node.data_set import DataPorts, DataSet
@@ -243,3 +244,42 @@ async def test_asking_for_chunks_is_bounded(tmp_path: Path) -> None:
     alone = DataSet(run, ChunkCache(tmp_path / "empty"), None, Quiet())
     with pytest.raises(Unavailable, match="not on this machine"):
         await alone.open()
+
+
+@pytest.mark.loop("virtual")
+async def test_strangers_get_a_twentieth_and_a_key_each_chunk_twice() -> None:
+    from swarmnode.errors import Busy
+    from swarmnode.ports import Call
+    from swarmnode.wire import call_pb2 as wire
+
+    class Held:
+        digest = bytes(32)
+
+        async def blob(self, sha256: bytes) -> bytes | None:
+            return bytes(100_000)
+
+        def held_bits(self) -> bytes:
+            return b""
+
+    day = 10_000_000
+    worker = Identity.of_seed(b"w" * 32).peer_id
+    limits = ServeLimits(day_nbytes=day, yields=False)
+    transport = MemoryTransport(Village(manifest()).network, POINT, RUN)
+    server = ChunkServer([Held()], transport, Quiet(), limits, lambda peer: peer == worker)
+
+    async def takes(peer: PeerId) -> int:
+        asked = wire.DataChunkRequest(index=bytes(32), sha256=bytes(32), nbytes=100_000)
+        try:
+            answer = await server.answer(peer, Call(wire.Request(data_chunk=asked)))
+        except Busy:
+            return 0
+        return sum(len(tensor.data) for tensor in answer.tensors)
+
+    taken = 0
+    for number in range(500):
+        key = Identity.of_seed(number.to_bytes(32, "big")).peer_id
+        taken += sum([await takes(key) for _ in range(4)])
+        await asyncio.sleep(100.0)
+    assert taken <= 0.05 * day
+    worked = [await takes(worker) for _ in range(5)]
+    assert sum(map(bool, worked)) == 2, "the rest is there for who works, each chunk twice"

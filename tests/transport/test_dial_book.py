@@ -19,18 +19,20 @@ def test_a_stranger_is_dialled_once_a_minute_whatever_the_keys_ports_and_forms()
     book = DialBook()
     dials = [book.permit(host, port, 0.1 * tick)[0] for tick in range(600) for host, port in THIRD]
     assert sum(dials) == 1
-    assert book.permit("203.0.113.9", 80, PERIOD_S)[0]
+    assert book.permit("93.184.215.14", 80, PERIOD_S)[0]
 
 
-THIRD = [(host, port) for host in ("203.0.113.9", "::ffff:203.0.113.9", "2002:cb00:7109::1") for port in (80, 81, 4001)]
+THIRD = [
+    (host, port) for host in ("93.184.215.14", "::ffff:93.184.215.14", "2002:5db8:d70e::1") for port in (80, 81, 4001)
+]
 
 
 def test_a_peer_that_was_met_is_dialled_freely_and_its_neighbours_a_few_times() -> None:
     book = DialBook()
-    book.meet("203.0.113.9", 4001)
-    assert all(book.permit("203.0.113.9", 4001, 0.0)[0] for _ in range(100))
-    assert sum(book.permit("203.0.113.9", 1000 + n, 0.0)[0] for n in range(100)) == MET_PORTS
-    assert not book.permit("203.0.113.9", 1000, 30.0)[0], "each port once a minute"
+    book.meet("93.184.215.14", 4001)
+    assert all(book.permit("93.184.215.14", 4001, 0.0)[0] for _ in range(100))
+    assert sum(book.permit("93.184.215.14", 1000 + n, 0.0)[0] for n in range(100)) == MET_PORTS
+    assert not book.permit("93.184.215.14", 1000, 30.0)[0], "each port once a minute"
 
 
 def test_the_local_network_is_dialled_where_the_swarm_lives_in_it() -> None:

@@ -6,11 +6,15 @@ import asyncio
 
 import pytest
 
+from swarmnode.errors import Busy, RemoteFault
 from swarmnode.ids import PeerId
+from swarmnode.node.membership_handlers import MembershipHandlers
 from swarmnode.ports import Answer, Call
+from swarmnode.transport.libp2p import Libp2pTransport
 from swarmnode.transport.throttle import OVERHEAD, Pacer
 from swarmnode.uplink_scheduler import SPAN_S
 from swarmnode.wire import call_pb2 as wire
+from swarmnode.wire import record_pb2
 from swarmsim.virtual_time import VirtualLoop
 from tests.support.libp2p_node import node
 from tests.support.transport_contract import MIB, echo, process, tensor
@@ -111,3 +115,29 @@ async def test_on_a_thin_line_bulk_goes_in_scheduler() -> None:
         took = sorted([one for [one] in await asyncio.gather(*(send(0.0) for _ in range(6)))])
         assert took[0][0] < 0.6 * took[-1][0]
         assert took[-1][1] > took[0][1]
+
+
+@pytest.mark.live
+@pytest.mark.loop("uvloop")
+async def test_strangers_have_a_twentieth_of_a_quota_and_who_works_the_rest() -> None:
+    async with node() as (feeder, me), node() as (worker, honest), node() as (first, _), node() as (second, _):
+        feeder.serve("ping", MembershipHandlers(record_pb2.SignedManifest()).ping, tensor_bytes_max=0)
+        feeder.prefer(lambda peer: peer == honest.peer_id)
+        feeder.throttle.share_quota(400_000)
+        feeder.start()
+        where = await feeder.addresses()
+        for one in (worker, first, second):
+            await one.connect(me.peer_id, where)
+
+        async def served(one: Libp2pTransport) -> bool:
+            asked = Call(wire.Request(ping=wire.Ping(payload=bytes(1000))))
+            try:
+                await one.call(me.peer_id, asked, timeout_s=60, reply_bytes_max=0)
+            except (Busy, RemoteFault):
+                return False
+            return True
+
+        for _ in range(40):
+            await asyncio.gather(served(first), served(second))
+        assert feeder.throttle.moved_nbytes <= 0.05 * 400_000
+        assert not await served(first) and await served(worker)
