@@ -33,6 +33,11 @@ class TokenBucket:
         self.at_s = now_s
         return self.tokens
 
+    def spend(self, now_s: float, tokens: float) -> None:
+        """Take `tokens`, available or not: what is owed is refilled first."""
+        self.fill(now_s)
+        self.tokens -= tokens
+
     def take(self, now_s: float, tokens: float = 1.0) -> bool:
         """Take `tokens` if available; return whether they were."""
         self.fill(now_s)

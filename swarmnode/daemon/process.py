@@ -183,16 +183,9 @@ async def _start(options: NodeOptions, stack: contextlib.AsyncExitStack) -> Daem
     metrics_address = await telemetry.serve(options.metrics_port, options.metrics_host)
     reachability = "public" if options.bootstrap_only else options.reachability
     network_mode = first_network_mode(options.listen, reachability)
-    transport = await Libp2pTransport.create(
-        options.home / KEY_FILE,
-        identity,
-        run_id,
-        [options.listen],
-        network_mode=network_mode,
-        telemetry=telemetry,
-        named=bootstraps,
-        lan=options.lan,
-    )
+    given = {"network_mode": network_mode, "telemetry": telemetry, "named": bootstraps, "lan": options.lan}
+    path = options.home / KEY_FILE
+    transport = await Libp2pTransport.create(path, identity, run_id, [options.listen], **given)  # type: ignore[arg-type]
     stack.push_async_callback(transport.close)
     push_metrics(telemetry, transport, run_id, clock, stack)
     contacts = Contacts.load(options.home / CONTACTS_FILE, clock.unix_s())

@@ -28,7 +28,7 @@ def _plain(host: str) -> str:
 
 
 def _site(host: str) -> str:
-    """What one machine or household has: an IPv4 address, or 64 bits of an IPv6 one."""
+    """The share of one machine or household: an IPv4 address, or 64 bits of an IPv6 one."""
     return host if ":" not in host else str(ipaddress.ip_network(f"{host}/64", strict=False))
 
 
@@ -49,11 +49,20 @@ class DialBook:
         self._met: OrderedDict[Key, None] = OrderedDict()
         self._dialled: OrderedDict[Key, float] = OrderedDict()
         self._buckets: OrderedDict[str, TokenBucket] = OrderedDict()
-        self.router = ""  # the default gateway, where UPnP asks for a port
-        self.dialled = False  # since this was last set to False
+        self._router = ""
+        self._news = False
         for endpoint in map(parse_endpoint, listen):
             if endpoint.family in ("ip4", "ip6") and not ipaddress.ip_address(endpoint.host).is_unspecified:
                 self.name([endpoint])
+
+    def route_by(self, router: str) -> None:
+        """Note the default gateway, where UPnP asks for a port."""
+        self._router = router
+
+    def take_news(self) -> bool:
+        """Whether a dial was permitted since this was last asked."""
+        news, self._news = self._news, False
+        return news
 
     def name(self, endpoints: Iterable[Endpoint]) -> None:
         """Add endpoints that this machine's user named. Their network is the swarm's."""
@@ -81,7 +90,7 @@ class DialBook:
             return False, "a cloud's metadata service"
         if self.is_met(host, port):
             return True, "met there"
-        if host == self.router:
+        if host == self._router:
             return self._take(f"router {host}", ROUTER_DIALS, now_s), "the router"
         met = self.is_met(host)
         if not met and _network(host) not in self._networks:
@@ -96,7 +105,7 @@ class DialBook:
             self._dialled[key] = now_s
         while len(self._dialled) > KEPT_MAX:
             self._dialled.popitem(last=False)
-        self.dialled = True
+        self._news = True
         return True, "not dialled for a minute"
 
     def revoke(self, host: str, port: int) -> None:

@@ -59,8 +59,8 @@ class NetworkMode:
 
 async def launch(
     identity_path: Path, sockets: Path, listen: Sequence[str], announce: Sequence[str], network_mode: NetworkMode
-) -> Any:
-    """A running hivemind P2P. Raises P2PDaemonError, OSError.
+) -> tuple[Any, int | None]:
+    """A running hivemind P2P, and the listener of its dials (dial_filter.py). Raises P2PDaemonError, OSError.
 
     `P2P.create` puts its sockets in /tmp and leaves p2pd in our process group, where Ctrl-C kills it before the node
     could leave in order. This does the same with private sockets and a separate session.
@@ -72,7 +72,7 @@ async def launch(
     try:
         async with asyncio.timeout(STARTUP_TIMEOUT_S):
             arguments = _arguments(identity_path, p2p._daemon_listen_maddr, listen, announce, network_mode)
-            await _start_child(p2p, arguments, network_mode.environ())
+            dials = await _start_child(p2p, arguments, network_mode.environ())
             p2p._client = await Client.create(
                 control_maddr=p2p._daemon_listen_maddr,
                 listen_maddr=p2p._client_listen_maddr,
@@ -85,7 +85,7 @@ async def launch(
     except BaseException:
         await p2p.shutdown()
         raise
-    return p2p
+    return p2p, dials
 
 
 def _arguments(
@@ -109,8 +109,8 @@ def _arguments(
     return list(P2P._make_process_args(str(binary), **options))
 
 
-async def _start_child(p2p: Any, arguments: Sequence[str], environ: Mapping[str, str]) -> None:
-    """Start p2pd and wait until it reports to be ready."""
+async def _start_child(p2p: Any, arguments: Sequence[str], environ: Mapping[str, str]) -> int | None:
+    """Start p2pd and wait until it reports to be ready; return the listener of its dials, None without a filter."""
     loop = asyncio.get_running_loop()
     ready = loop.create_future()
     ours, theirs = socket.socketpair()
@@ -129,7 +129,7 @@ async def _start_child(p2p: Any, arguments: Sequence[str], environ: Mapping[str,
     with ours:
         ours.settimeout(STARTUP_TIMEOUT_S)
         _, listeners, _, _ = await asyncio.to_thread(socket.recv_fds, ours, 1, 1)
-    p2p.dials = listeners[0] if listeners else None  # each connection that p2pd opens waits there for a verdict
     p2p._alive = True
     p2p._reader_task = loop.create_task(p2p._read_outputs(ready))  # `P2P.shutdown` cancels it
     await ready
+    return listeners[0] if listeners else None

@@ -69,6 +69,7 @@ class P2pdProcess:
     dht_limit: DhtLimit = field(default_factory=DhtLimit)
     traffic: Counter[tuple[str, str]] = field(default_factory=Counter)  # as Transport.bytes_by_method, of "dht" only
     book: DialBook = field(default_factory=DialBook)
+    dials: int | None = None  # connections that p2pd opens wait there for a verdict; None: they do not wait
 
     async def start(self) -> None:
         """Start p2pd and register every handler. Raises UsageError (bad address), LocalFault (port in use, no p2pd)."""
@@ -77,12 +78,13 @@ class P2pdProcess:
         for endpoint in map(parse_endpoint, self.listen):
             check_listenable(endpoint)
         try:
-            self.p2p = await launch(self.identity_path, self.sockets, self.listen, self.announce, self.network_mode)
+            given = self.identity_path, self.sockets, self.listen, self.announce, self.network_mode
+            self.p2p, self.dials = await launch(*given)
         except (P2PDaemonError, OSError) as error:
             raise LocalFault(f"p2pd does not start on {', '.join(self.listen)}: {error}") from error
-        if self.p2p.dials is not None:
-            self.book.router = "" if self.network_mode.kind == "local" else default_router()
-            asyncio.get_running_loop().add_reader(self.p2p.dials, self._judge_dial, self.p2p)
+        if self.dials is not None:
+            self.book.route_by("" if self.network_mode.kind == "local" else default_router())
+            asyncio.get_running_loop().add_reader(self.dials, self._judge_dial)
         try:
             for name, socket in self.stream_handlers.items():
                 await self._register_stream(name, socket)
@@ -99,7 +101,7 @@ class P2pdProcess:
         p2p, self.p2p = self.p2p, None
         if p2p is None:
             return
-        self._judge_no_more(p2p)
+        self._judge_no_more()
         child = p2p._child
         try:
             async with asyncio.timeout(CONTROL_TIMEOUT_S):
@@ -138,7 +140,7 @@ class P2pdProcess:
             if len(deaths) > RESTARTS_MAX:
                 raise LocalFault(f"p2pd died {len(deaths)} times in {RESTARTS_WINDOW_S:.0f} s (exit code {code})")
             self.listen = list(map(str, self.listening()))  # keep the port that others know
-            self._judge_no_more(self.p2p)
+            self._judge_no_more()
             await self.p2p.shutdown()
             await self._start_again()
             await restarted()
@@ -187,24 +189,25 @@ class P2pdProcess:
 
     # What p2pd may dial.
 
-    def _judge_dial(self, p2p: Any) -> None:
+    def _judge_dial(self) -> None:
+        assert self.dials is not None
+        if self.p2p is None or self.p2p._child.returncode is not None:
+            self._judge_no_more()
+            return
         try:
-            asked = DialRequest(p2p.dials, p2p._child.pid)
-        except OSError:  # it was interrupted, or p2pd has ended
-            if p2p._child.returncode is not None:
-                self._judge_no_more(p2p)
+            asked = DialRequest(self.dials, self.pid)
+        except OSError:  # it was interrupted
             return
         permit = not asked.host or self.book.permit(asked.host, asked.port, asyncio.get_running_loop().time())[0]
         if not asked.answer(permit) and permit and asked.host:
             self.book.revoke(asked.host, asked.port)
 
-    @staticmethod
-    def _judge_no_more(p2p: Any) -> None:
+    def _judge_no_more(self) -> None:
         """p2pd is to end, or has: connections that it still opens fail."""
-        if getattr(p2p, "dials", None) is not None:
-            asyncio.get_running_loop().remove_reader(p2p.dials)
-            os.close(p2p.dials)
-            p2p.dials = None
+        if self.dials is not None:
+            asyncio.get_running_loop().remove_reader(self.dials)
+            os.close(self.dials)
+            self.dials = None
 
     async def keep_book(self) -> None:
         """Enter into the book where connections were authenticated, until cancelled."""
@@ -213,9 +216,8 @@ class P2pdProcess:
             await self._enter_met()
 
     async def _enter_met(self) -> None:
-        if not self.book.dialled or not self.running.is_set():
+        if not self.running.is_set() or not self.book.take_news():
             return
-        self.book.dialled = False
         with contextlib.suppress(P2PDaemonError, OSError):
             async with asyncio.timeout(CONTROL_TIMEOUT_S):
                 for info in await self.p2p.list_peers():
@@ -258,7 +260,7 @@ class P2pdProcess:
     async def dial(self, peer: PeerId, addresses: Sequence[str]) -> None:
         """Connect to `peer` at one of `addresses`. Raises RemoteFault."""
         addresses = self.book.choose(addresses)
-        if self.p2p is not None and self.p2p.dials is None:  # nobody asks before p2pd dials
+        if self.dials is None:  # nobody asks before p2pd dials
             now = asyncio.get_running_loop().time()
             addresses = [one for one in addresses if is_circuit(one) or self.book.permit(*_where(one), now)[0]]
         if not addresses:

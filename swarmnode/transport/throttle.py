@@ -77,8 +77,7 @@ class RateThrottle:
     def moved_for_stranger(self, nbytes: int, now_s: float) -> None:
         """Count bytes of a stranger's calls and their answers."""
         if self._strangers is not None:
-            self._strangers.fill(now_s)
-            self._strangers.tokens -= OVERHEAD * nbytes
+            self._strangers.spend(now_s, OVERHEAD * nbytes)
 
     @property
     def moved_nbytes(self) -> int:
