@@ -6,7 +6,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from benchmarks.swarm.byzantine_replica import ALL, HONEST, ByzantineReplica
+from benchmarks.swarm.byzantine_replica import ALL, HONEST, STEER, ByzantineReplica, Steering
 from swarmnode.cli import main as command_line
 from swarmnode.daemon import process
 
@@ -14,7 +14,10 @@ from swarmnode.daemon import process
 def main(arguments: list[str]) -> int:
     """Run the node; returns its exit code."""
     lie, every, log, *rest = arguments
-    assert lie in (*ALL, HONEST), f"{lie!r} is none of {', '.join(ALL)}"
+    if lie.startswith(STEER):
+        Steering.of(lie)
+    else:
+        assert lie in (*ALL, HONEST), f"{lie!r} is none of {', '.join(ALL)}"
     ByzantineReplica.lie, ByzantineReplica.every, ByzantineReplica.log = lie, int(every), Path(log)
     process.TorchReplica = ByzantineReplica  # type: ignore[attr-defined]
     return command_line.main(rest)

@@ -5,9 +5,10 @@ It gives the same lies to audits. Its own weights stay honest, so that partners 
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from swarmnode.machine.replica import TorchReplica
 from swarmnode.model.boundary import decode_boundary, encode_boundary
+from swarmnode.errors import UsageError
 from swarmnode.ports import LossResult, Tape, WireTensor
 
 
@@ -35,6 +37,92 @@ SWITCHING = "switching"  # the next of LIES each time
 LOSS = "loss"  # a tenth of the true one is reported
 ALL = (*LIES, FORWARD, SWITCHING, LOSS)
 HONEST = "honest"  # never lies: what its replicas alone change in a run
+STEER = "steer"  # followed by the fields of Steering: "steer toward=bias cosine=.9"
+WAYS = ("mean", "bias", "flip", "noise")
+
+
+@dataclass
+class Steering:
+    """An attacker that knows the limits: each answer looks honest, their mean points elsewhere.
+
+        answer = length |g| (c g / |g| + sqrt(1 - c^2) v),    v: a unit tensor orthogonal to the true gradient g
+
+    `toward`: "mean" points each token's part against the running mean gradient of its token id, "bias" along one
+    direction that all liars of the run share (so two of them confirm each other), "flip" along minus g of another
+    microbatch, "noise" anywhere else each time. The first `after` answers are honest; then c falls from 1 to `cosine`
+    over `drift` answers. One answer in `every` is false.
+    """
+
+    toward: str = "mean"
+    cosine: float = 0.72
+    length: float = 1.8
+    after: int = 0
+    drift: int = 0
+    every: int = 1
+    answers: int = field(default=0, init=False)
+    _sums: Tensor | None = field(default=None, init=False, repr=False)  # of gradients [token ids, width]
+    _before: Tensor | None = field(default=None, init=False, repr=False)
+
+    @classmethod
+    def of(cls, text: str) -> Steering:
+        """The attack that `text` describes, as "steer toward=bias cosine=.9". Raises UsageError."""
+        known = {one.name: one.type for one in fields(cls) if one.init}
+        read: dict[str, Callable[[str], object]] = {"str": str, "float": float, "int": int}
+        given: dict[str, object] = {}
+        for word in text.split()[1:]:
+            key, _, value = word.partition("=")
+            if key not in known:
+                raise UsageError(f"unknown setting {key!r} of {STEER}: use one of {', '.join(known)}")
+            given[key] = read[str(known[key])](value)
+        made = cls(**given)  # type: ignore[arg-type]
+        if made.toward not in WAYS or not 0.0 <= made.cosine <= 1.0:
+            raise UsageError(f"{text!r}: toward is one of {', '.join(WAYS)}, cosine from 0 to 1")
+        return made
+
+    def due(self) -> bool:
+        """Count an answer; whether it is to be false."""
+        self.answers += 1
+        return self.answers > self.after and self.answers % self.every == 0
+
+    def twisted(self, gradient: Tensor, tokens: Tensor) -> Tensor:
+        """The false answer for the true `gradient` [B, T, width] of `tokens` [B, T]."""
+        part = 1.0 if self.drift == 0 else min(1.0, (self.answers - self.after) / self.drift)
+        cosine = 1.0 - part * (1.0 - self.cosine)
+        way = self._way(gradient, tokens)
+        size = gradient.norm()
+        if way is None or size == 0.0:
+            return gradient
+        unit = gradient / size
+        aside = way - (way * unit).sum() * unit
+        if (norm := aside.norm()) == 0.0:
+            return gradient
+        return self.length * size * (cosine * unit + math.sqrt(1.0 - cosine * cosine) * aside / norm)
+
+    def learn(self, gradient: Tensor, tokens: Tensor) -> None:
+        """Note a true gradient: what it steers against."""
+        ids = tokens.reshape(-1)
+        if self._sums is None or self._sums.shape[0] <= int(ids.max()):
+            grown = torch.zeros(max(256, int(ids.max()) + 1), gradient.shape[-1])
+            if self._sums is not None:
+                grown[: self._sums.shape[0]] = self._sums
+            self._sums = grown
+        self._sums *= 0.98
+        self._sums.index_add_(0, ids, gradient.reshape(-1, gradient.shape[-1]).float())
+
+    def _way(self, gradient: Tensor, tokens: Tensor) -> Tensor | None:
+        if self.toward == "bias":
+            draw = torch.Generator().manual_seed(40)
+            return torch.randn(gradient.shape[-1], generator=draw).expand_as(gradient)
+        if self.toward == "noise":
+            return torch.randn_like(gradient)
+        if self.toward == "flip":
+            before, self._before = self._before, -gradient.clone()
+            return before if before is not None and before.shape == gradient.shape else None
+        if self._sums is None:
+            return None
+        mean = self._sums[tokens.reshape(-1)].reshape(gradient.shape)
+        lengths = mean.norm(dim=-1, keepdim=True)
+        return -mean / lengths.clamp(min=1e-30) * (lengths > 0)
 
 
 class ByzantineReplica(TorchReplica):
@@ -44,14 +132,34 @@ class ByzantineReplica(TorchReplica):
     every = 1
     log: Path
     _answers = 0
+    _steering: Steering | None = None
 
     def _due(self) -> bool:
         self._answers += 1
         if self._answers % self.every or self.lie == HONEST:
             return False
+        self._note()
+        return True
+
+    def _note(self) -> None:
         with self.log.open("a") as file:
             file.write(f"{time.time():.3f}\n")  # noqa: TID251  an attacker's own clock
-        return True
+
+    def _steered(self, gradient: WireTensor, tokens: WireTensor, *, counts: bool) -> WireTensor:
+        """The false answer. An auditor that asks gets the same kind of lie; only answers that count are a line of the
+        log."""
+        if self._steering is None:
+            self._steering = Steering.of(self.lie)
+        kind = self.stage.manifest.pipeline.boundary
+        true = decode_boundary(gradient, kind, gradient.shape, "lie")
+        ids = torch.frombuffer(bytearray(tokens.data), dtype=torch.uint16).to(torch.int64).view(tokens.shape)
+        ids = ids[:, : gradient.shape[1]]
+        due = self._steering.due()
+        given = self._steering.twisted(true, ids) if due else true
+        self._steering.learn(true, ids)
+        if due and counts:
+            self._note()
+        return encode_boundary(given, kind)
 
     def _twisted(self, tensor: WireTensor, change: Callable[[Tensor], Tensor]) -> WireTensor:
         kind = self.stage.manifest.pipeline.boundary
@@ -78,4 +186,8 @@ class ByzantineReplica(TorchReplica):
         found = super().loss(x, tokens, samples, train=train, accumulate=accumulate)
         if self.lie == LOSS and self._due():
             return replace(found, loss_sum=0.1 * found.loss_sum)
-        return replace(found, gradient=self._answered(found.gradient)) if train else found
+        if not train or found.gradient is None:
+            return found
+        if self.lie.startswith(STEER):
+            return replace(found, gradient=self._steered(found.gradient, tokens, counts=accumulate))
+        return replace(found, gradient=self._answered(found.gradient))

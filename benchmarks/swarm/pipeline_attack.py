@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.swarm.byzantine_replica import ALL, HONEST
+from benchmarks.swarm.byzantine_replica import ALL, HONEST, STEER, Steering
 from benchmarks.swarm.harness import fleet_in
 from benchmarks.swarm.laws import read_log
 from benchmarks.swarm.learning_swarm import LOOK_SAMPLES, Validation, trained, validations
@@ -74,7 +74,10 @@ def run(
     answer in `every`. `seeds` are the manifest's. With `out`, each life is also a line of OUT/pipeline.jsonl; with
     `resume`, lives already there are not repeated. Raises UsageError for unknown lies, and for invalid shares and
     stages."""
-    if wrong := [lie for lie in lies if lie not in (*ALL, HONEST)]:
+    for lie in lies:
+        if lie.startswith(STEER):
+            Steering.of(lie)
+    if wrong := [lie for lie in lies if lie not in (*ALL, HONEST) and not lie.startswith(STEER)]:
         raise UsageError(f"unknown lie {wrong[0]!r}: use one of {', '.join((*ALL, HONEST))}")
     number = round(liars * replicas)
     if not 0 < number < replicas:
