@@ -14,9 +14,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from swarmnode.errors import UsageError
 from swarmnode.machine.replica import TorchReplica
 from swarmnode.model.boundary import decode_boundary, encode_boundary
-from swarmnode.errors import UsageError
 from swarmnode.ports import LossResult, Tape, WireTensor
 
 

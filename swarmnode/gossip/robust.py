@@ -27,8 +27,9 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from swarmnode.ema import Ema, EmaMoments, EmaStart
-from swarmnode.gossip.sequential_test import LIMIT, Agreement, Evidence, LossEvidence, share_kept
+from swarmnode.gossip.sequential_test import Agreement, Evidence, LossEvidence
 from swarmnode.ports import Verdict
+from swarmnode.sequential_test import LIMIT, share_kept
 
 CLIP = 4.0  # measured (8 replicas, 40 rounds): seed 0: honest gaps were 0.5 to 2.5 times |D|
 FIRST_CLIP = 0.1  # guess: of |phi_i|, where nothing was learned yet

@@ -8,7 +8,9 @@ The caller of a hop knows its request (x, tokens) and the answer (the gradient o
 2. has another replica of stage s run forward and backward of this hop alone (`recompute`), without accumulating;
 3. compares activations, gradient and, at the last stage, loss. If the two differ, the stage's other replicas recompute
    the hop too, and an answer far from the others is wrong, unless age may explain it. Then, and if there are only two
-   replicas, the checker recomputes the hop with the weights that their servers give (contradiction.py).
+   replicas, the checker recomputes the hop with the weights that their servers give (contradiction.py);
+4. adds up how far each replica's answers are from others' (audit.Shortfall). Answers that are each a little farther
+   than usual suspect their server; those that its own weights do not explain are false.
 
 This tells a false answer from a true answer to a later stage's false gradient. After a right hop the next one is
 checked too at times, because a server may collude with the next server.
@@ -21,6 +23,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import random
 import statistics
 from collections import OrderedDict, deque
@@ -105,7 +108,7 @@ class Auditor:
         self._at_work: OrderedDict[PeerId, None] = OrderedDict()  # whose answers came: they are asked first
         self._warned: deque[tuple[PeerId, PeerId]] = deque(maxlen=WARNINGS_KEPT)  # (caller, about)
         self.audits = Audits(manifest.pipeline.audit_share)
-        self._judge = ContradictionJudge(weigh, self.like, self._drift, self.audits.was_right)
+        self.judge = ContradictionJudge(weigh, self.like, self._drift, self.audits.was_right)
         self._old_answers = OldAnswers(manifest)
         self.usual_norm = UsualNorm(replica)
 
@@ -189,23 +192,66 @@ class Auditor:
                 continue
             if len(voters) == 2:
                 found = await self.like(claim, voters[0][1], voters[1][1])
-                if found.close:
+                steps = abs(claim.statement.inner_steps - _steps(claim, voters[1][1]))
+                close, test = found.close, self.audits.shortfall(claim.statement.stage)
+                if close and not test.short(found.distance, steps):
+                    for one, _ in voters:
+                        test.heard(one, found.distance, steps)
                     self._old_answers.confirmed(ConfirmedAnswer(claim, shown, self._samples_total()))
                     return self._right(claim, shown, str(found))
+            elif close:
+                break
         if len(voters) < 2:
             self._tell(claim, "undone", "; ".join(failures) or "no other replica of the stage")
             return None
-        return await self._vote(claim, shown, voters)
+        if await self._fell_short(claim, shown, voters):
+            return None
+        return self._right(claim, shown, str(found)) if close else await self._vote(claim, shown, voters)
+
+    async def _fell_short(self, claim: HopClaim, shown: HopEvidence | None, voters: Sequence[Voter]) -> bool:
+        """Add how far each of the `voters` is from the others to what is known of it. An answer of a replica that is
+        suspected by now is false, unless its own weights explain it. Returns whether that of the claim's server is."""
+        if self.is_noise(claim, self._loss_of(shown, voters)):
+            return False
+        likeness = await self.judge.votes(claim, voters)
+        steps, test = [_steps(claim, answered) for _, answered in voters], self.audits.shortfall(claim.statement.stage)
+        usual = statistics.median_low([one.distance for one in likeness]) if len(voters) > 2 else 0.0
+        suspected = list[int]()
+        for index, ((peer, _), one) in enumerate(zip(voters, likeness, strict=True)):
+            apart = round(abs(steps[index] - statistics.median(steps[:index] + steps[index + 1 :])))
+            if test.heard(peer, one.distance, apart, usual) and test.suspected(peer):
+                suspected.append(index)
+        false = await self.judge.unexplained(claim, shown, voters, likeness, suspected)
+        microbatch = bytes(claim.statement.microbatch_id)
+        for index in suspected:
+            (peer, answered), own = voters[index], false[index]
+            reason = f"{likeness[index]} to the others of its stage, to its own weights {own or 'none given'}"
+            if own is None:
+                if self.audits.withheld(peer, microbatch):
+                    self._exclude(peer, f"its answers fall short, and it gives no weights: {reason}")
+            elif not own.false:
+                test.cleared(peer)
+            else:
+                self.wrong(peer, microbatch, reason)
+                self.spawn(self._accuse(claim, shown, answered))
+                if index == 0:
+                    self._tell(claim, "wrong", reason)
+                    self._warn(claim)
+        return 0 in suspected and false[0] is not None and false[0].false
+
+    def _loss_of(self, shown: HopEvidence | None, voters: Sequence[Voter]) -> float:
+        """Nats of the microbatch, as most say: one that stood still has a high loss of text that the others know by
+        heart."""
+        losses = [one.loss_sum for _, one in voters]
+        return statistics.median_high(losses) if shown is None else shown.next.loss_sum
 
     async def _vote(self, claim: HopClaim, shown: HopEvidence | None, voters: Sequence[Voter]) -> HopClaim | None:
         """Decide which of the `voters` is wrong; the first two contradict each other."""
-        # Of most: one that stood still has a high loss of text that the others know by heart.
-        losses = [one.loss_sum for _, one in voters]
-        loss_sum = statistics.median_high(losses) if shown is None else shown.next.loss_sum
+        loss_sum = self._loss_of(shown, voters)
         if self.is_noise(claim, loss_sum):
             self._tell(claim, "undecided", f"a loss of {loss_sum:.3g} nats: gradients are noise")
             return None
-        microbatch, found = bytes(claim.statement.microbatch_id), await self._judge.judge(claim, shown, voters)
+        microbatch, found = bytes(claim.statement.microbatch_id), await self.judge.judge(claim, shown, voters)
         told = zip(voters, found, strict=True)
         reason = ", ".join(f"{short(peer)}: {one.likeness or 'no weights that fit'}" for (peer, _), one in told)
         for (peer, answered), one in zip(voters, found, strict=True):
@@ -384,9 +430,19 @@ class Auditor:
 
         try:
             cosine = min([await self.cosine(*pair, claim.samples) for pair in pairs])
+            longer = max([await self._longer(*pair, claim.samples) for pair in pairs])
         except RemoteFault:
-            cosine = -1.0
-        return AnswerSimilarity(cosine, abs(one.loss_sum - other.loss_sum) / self._counted(claim))
+            cosine, longer = -1.0, math.inf
+        return AnswerSimilarity(cosine, abs(one.loss_sum - other.loss_sum) / self._counted(claim), longer)
+
+    async def _longer(self, one: WireTensor, other: WireTensor, samples: int) -> float:
+        """How many times longer the longer one is. On the compute thread. Raises RemoteFault."""
+
+        def work() -> float:
+            lengths = sorted(self._replica.norm(tensor, samples) for tensor in (one, other))
+            return 1.0 if lengths[1] == 0.0 else lengths[1] / lengths[0] if lengths[0] > 0.0 else math.inf
+
+        return await self._compute.run(Priority.BACKWARD, 0, work)
 
     def _counted(self, claim: HopClaim) -> int:
         """Tokens that its loss is of; at least 1, where it is zero."""
@@ -431,3 +487,8 @@ class Auditor:
         self._telemetry.count(name.AUDITS, outcome=outcome)
         level = "debug" if outcome == "right" else "info" if outcome in ("undone", "undecided") else "warning"
         self._telemetry.event("audit.done", level=level, peer=peer, stage_of_peer=stage, outcome=outcome, reason=reason)
+
+
+def _steps(claim: HopClaim, answered: HopAnswer) -> int:
+    """Inner steps of the weights that made an answer for the hop of `claim`, as its server states."""
+    return (answered.statement or claim.statement).inner_steps

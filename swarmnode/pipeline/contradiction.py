@@ -9,6 +9,7 @@ whatever it states. Of two, the weights of each decide (own_weights.py).
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
@@ -21,6 +22,7 @@ from swarmnode.pipeline.audit import (
     NEAR_STEPS,
     UNKNOWN_DRIFT,
     AnswerSimilarity,
+    Shortfall,
     beyond_age,
     contradicts,
     middle,
@@ -30,6 +32,10 @@ from swarmnode.pipeline.audit import (
 from swarmnode.pipeline.hop_claim import HopAnswer, HopClaim, StepsContradicted
 from swarmnode.pipeline.own_weights import Like, Weigh, like_own_weights, withheld
 from swarmnode.pipeline.recompute import HopEvidence
+
+# Guess: a suspected answer at less of its distance from others to its own weights is theirs. Weights a few steps later
+# explain most of an honest one, and nothing of a lie.
+EXPLAINED = 0.5
 
 Voter = tuple[PeerId, HopAnswer]
 Drift = Callable[[int, Sequence[PeerId]], Awaitable[AnswerSimilarity]]
@@ -63,10 +69,7 @@ class ContradictionJudge:
         RemoteFault if two cannot be judged."""
         if len(voters) == 2:
             return await self._of_two(claim, shown, voters)
-        votes = []
-        for peer, answered in voters:
-            others = [one for other, one in voters if other != peer]
-            votes.append(middle([await self._like(claim, answered, one) for one in others]))
+        votes = await self.votes(claim, voters)
         found = [Judgement(vote) for vote in votes]
         for index, suspected in enumerate(wrong(votes)):
             if suspected:
@@ -74,6 +77,47 @@ class ContradictionJudge:
                 found[index] = Judgement(votes[index], false=True)
                 if aged or votes[index].perhaps_stale:
                     found[index] = await self._by_own_weights(claim, shown, voters[index], votes[index], aged)
+        return found
+
+    async def votes(self, claim: HopClaim, voters: Sequence[Voter]) -> list[AnswerSimilarity]:
+        """Similarity of each of the `voters` to the others."""
+        votes = []
+        for peer, answered in voters:
+            others = [one for other, one in voters if other != peer]
+            votes.append(middle([await self._like(claim, answered, one) for one in others]))
+        return votes
+
+    async def unexplained(
+        self,
+        claim: HopClaim,
+        shown: HopEvidence | None,
+        voters: Sequence[Voter],
+        votes: Sequence[AnswerSimilarity],
+        suspected: Sequence[int],
+    ) -> dict[int, Judgement | None]:
+        """Whether answers of the `suspected` of the `voters` are false, because their own weights do not explain how
+        far they are from the others, which `votes` says. None: no weights to compare. Of two, one is false only if the
+        other's weights explain more, for their age."""
+        found = dict[int, Judgement | None]()
+        scaled = dict[int, float]()  # distance to the own weights, for their age
+        for index in range(2) if suspected and len(voters) == 2 else suspected:
+            peer, answered = voters[index]
+            stated = claim if answered.statement is None else replace(claim, statement=answered.statement)
+            try:
+                own = await self._weigh(peer, stated, shown)
+            except StepsContradicted:
+                found[index], scaled[index] = Judgement(AnswerSimilarity(-1.0), false=True), math.inf
+                continue
+            except (Unavailable, RemoteFault):
+                found[index] = None
+                continue
+            likeness = await self._like(claim, answered, own)
+            found[index] = Judgement(likeness, likeness.distance > EXPLAINED * votes[index].distance)
+            scaled[index] = likeness.distance / (1.0 + own.apart / Shortfall.STEPS_DOUBLE)
+        if len(voters) == 2:
+            for index, one in found.items():
+                if one is not None and not scaled[index] * EXPLAINED > scaled.get(1 - index, math.inf):
+                    found[index] = replace(one, false=False)
         return found
 
     async def _of_two(self, claim: HopClaim, shown: HopEvidence | None, voters: Sequence[Voter]) -> Sequence[Judgement]:

@@ -8,7 +8,8 @@ import random
 import numpy as np
 import pytest
 
-from swarmnode.gossip.sequential_test import LIMIT, PEERS_MAX, WORST, Agreement, share_kept
+from swarmnode.gossip.sequential_test import Agreement
+from swarmnode.sequential_test import LIMIT, PEERS_MAX, WORST, share_kept
 from swarmnode.ids import seeded
 
 SIZE = 400

@@ -7,15 +7,8 @@ import random
 
 import pytest
 
-from swarmnode.gossip.sequential_test import (
-    FIRST_PROBES,
-    LIMIT,
-    PEERS_MAX,
-    PROBE_EVERY,
-    WORST,
-    LossEvidence,
-    share_kept,
-)
+from swarmnode.gossip.sequential_test import FIRST_PROBES, PROBE_EVERY, LossEvidence
+from swarmnode.sequential_test import LIMIT, PEERS_MAX, WORST, share_kept
 from swarmnode.ids import seeded
 
 
