@@ -15,7 +15,7 @@ from swarmnode.manifest import GossipSpec
 from swarmnode.manifest.gossip_compat import sends_pseudo_gradients
 from swarmnode.ports import OuterReport, Packet
 from swarmnode_methods.delayed import DelayedNesterov
-from swarmnode_methods.desloc import EVERY_FIRST, EVERY_SECOND, DesLoc
+from swarmnode_methods.desloc import EVERY_FIRST, EVERY_SECOND, MOMENT_MOST, DesLoc
 from swarmnode_methods.dion2 import Dion2
 from swarmnode_methods.eager import Eager
 from swarmnode_methods.edit import HISTORY_LEAST, EDiT
@@ -284,6 +284,24 @@ def test_desloc_averages_each_buffer_on_its_own_period() -> None:
             for i, mine in enumerate(buffers):
                 wanted = (mean if meets else before[i][which]) + gain
                 torch.testing.assert_close(mine[which], wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_desloc_takes_no_moment_that_makes_a_long_step() -> None:
+    """An element of 1,000 made the next step of AdamW 70,700 rates long."""
+    one, liar = (outer(GossipSpec(method="desloc", codec="fp32"), normal(i), f"r{i}") for i in range(2))
+    assert isinstance(one, DesLoc) and isinstance(liar, DesLoc)
+    for member in (one, liar):
+        member.attend(normal(10, 1e-3), normal(20, 1e-3)[:SECONDS].square())
+    first, second = (moment.clone() for _, moment in one._moments)
+    liar._moments[0][1][5], liar._moments[0][1][6] = 1000.0, -1000.0
+    liar._moments[1][1][5], liar._moments[1][1][6] = 0.0, 1e6
+    one.message(EVERY_SECOND)
+    one.apply(EVERY_SECOND, 1.0, [Packet(1.0, 1, liar.message(EVERY_SECOND))])
+    mean_first, mean_second = (moment for _, moment in one._moments)
+    most = (1.0 + MOMENT_MOST) / 2.0 * (1.0 + 1e-5)
+    assert bool((mean_first.abs() <= most * first.abs()).all())
+    assert bool((mean_second <= most * second).all()) and bool((mean_second >= second / 2.1).all())
+    torch.testing.assert_close(mean_first[7:], first[7:])
 
 
 def test_desloc_refuses_a_second_moment_below_zero_and_one_too_few() -> None:
