@@ -337,6 +337,10 @@ class Replica(Protocol):
     def norm(self, tensor: WireTensor, samples: int) -> float:
         """Norm of an activation or gradient of `samples` samples, over their root. Raises RemoteFault as `cosine`."""
 
+    def sketch(self, gradient: WireTensor, tokens: WireTensor, samples: int, seed: int) -> Sequence[float]:
+        """A short vector linear in `gradient`: means of its rows with signs drawn by `seed` from their token ids, in
+        units of `norm`. Equal rows have the length of their norm, independent ones next to none. Raises RemoteFault."""
+
     def release(self, tape: Tape) -> None:
         """Drop all of the tape but its input to save memory; `backward` then recomputes."""
 

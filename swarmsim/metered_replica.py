@@ -135,6 +135,10 @@ class MeteredReplica:
     def norm(self, tensor: WireTensor, samples: int) -> float:
         return self.inner.norm(tensor, samples)
 
+    def sketch(self, gradient: WireTensor, tokens: WireTensor, samples: int, seed: int) -> Sequence[float]:
+        self._meter.add(nbytes=gradient.nbytes)
+        return self.inner.sketch(gradient, tokens, samples, seed)
+
     def release(self, tape: Tape) -> None:
         self.inner.release(tape)
 

@@ -242,6 +242,9 @@ class FakeReplica:
     def norm(self, tensor: WireTensor, samples: int) -> float:
         return 1.0
 
+    def sketch(self, gradient: WireTensor, tokens: WireTensor, samples: int, seed: int) -> Sequence[float]:
+        return (0.0,)
+
     def release(self, tape: Tape) -> None:
         assert isinstance(tape, FakeTape)
         tape.version = VOID

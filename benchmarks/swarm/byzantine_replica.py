@@ -79,6 +79,15 @@ class Steering:
             raise UsageError(f"{text!r}: toward is one of {', '.join(WAYS)}, cosine from 0 to 1")
         return made
 
+    def answer(self, gradient: WireTensor, tokens: WireTensor, boundary: str) -> WireTensor:
+        """The answer of a replica whose true one is `gradient`."""
+        true = decode_boundary(gradient, boundary, gradient.shape, "lie").float()
+        flat = torch.frombuffer(bytearray(tokens.data), dtype={"u16": torch.uint16, "u32": torch.uint32}[tokens.dtype])
+        ids = flat.to(torch.int64).view(tokens.shape)[:, : gradient.shape[1]]
+        given = encode_boundary(self.twisted(true, ids), boundary) if self.due() else gradient
+        self.learn(true, ids)
+        return given
+
     def due(self) -> bool:
         """Count an answer; whether it is to be false."""
         self.answers += 1
@@ -148,18 +157,11 @@ class ByzantineReplica(TorchReplica):
     def _steered(self, gradient: WireTensor, tokens: WireTensor, *, counts: bool) -> WireTensor:
         """The false answer. An auditor that asks gets the same kind of lie; only answers that count are a line of the
         log."""
-        if self._steering is None:
-            self._steering = Steering.of(self.lie)
-        kind = self.stage.manifest.pipeline.boundary
-        true = decode_boundary(gradient, kind, gradient.shape, "lie")
-        ids = torch.frombuffer(bytearray(tokens.data), dtype=torch.uint16).to(torch.int64).view(tokens.shape)
-        ids = ids[:, : gradient.shape[1]]
-        due = self._steering.due()
-        given = self._steering.twisted(true, ids) if due else true
-        self._steering.learn(true, ids)
-        if due and counts:
+        self._steering = self._steering or Steering.of(self.lie)
+        given = self._steering.answer(gradient, tokens, self.stage.manifest.pipeline.boundary)
+        if given is not gradient and counts:
             self._note()
-        return encode_boundary(given, kind)
+        return given
 
     def _twisted(self, tensor: WireTensor, change: Callable[[Tensor], Tensor]) -> WireTensor:
         kind = self.stage.manifest.pipeline.boundary

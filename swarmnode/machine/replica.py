@@ -32,7 +32,7 @@ from swarmnode.model.section import SECTIONS, section_sizes
 from swarmnode.model.split import TABLE, StageLayers, is_writer, stages_of
 from swarmnode.model.stage import BUMP_STEPS, StageReplica
 from swarmnode.model.state_stream import Buffers, GivenState, Part, section_parts, spans_of
-from swarmnode.model.tensor import check_finite, cosine, decode, decode_flat, encode
+from swarmnode.model.tensor import check_finite, cosine, decode, decode_flat, decode_tokens, encode, sketch
 from swarmnode.model.tied_table import TiedTable
 from swarmnode.parted_work import Parts, run_whole
 from swarmnode.ports import (
@@ -234,6 +234,12 @@ class TorchReplica:
     def norm(self, tensor: WireTensor, samples: int) -> float:
         """See ports.Replica."""
         return float(torch.linalg.vector_norm(self.stage.compared(tensor, samples).float())) / math.sqrt(samples)
+
+    def sketch(self, gradient: WireTensor, tokens: WireTensor, samples: int, seed: int) -> Sequence[float]:
+        """See ports.Replica."""
+        model = self.stage.manifest.model
+        ids, _ = decode_tokens(tokens, model.context, model.vocabulary, "tokens of a gradient")
+        return sketch(self.stage.compared(gradient, samples), ids[:, :-1], model.vocabulary, seed)
 
     def _averaged(self) -> contextlib.AbstractContextManager[None]:
         """Context in which the weights are the running mean, if there is one: held-out losses are of the exported

@@ -5,6 +5,7 @@ All received data was written by a peer: dtype, shape, range and finiteness are 
 
 from __future__ import annotations
 
+import functools
 import math
 import warnings
 from collections.abc import Callable, Sequence
@@ -179,3 +180,25 @@ def cosine(one: Tensor, other: Tensor) -> float:
     if 0.0 in norms:
         return float(norms == (0.0, 0.0))
     return float(torch.dot(a, b)) / (norms[0] * norms[1])
+
+
+SKETCH_SIGNS, SKETCH_WIDTH = 4, 16  # guess: 64 numbers tell one steady direction from noise at a tenth of a row
+
+
+@functools.lru_cache(maxsize=4)
+def _signs(seed: int, vocabulary: int, width: int) -> tuple[Tensor, Tensor]:
+    """(a row of signs for each token id, the first of them 1; a projection of a row's elements), drawn by `seed`."""
+    draw = torch.Generator().manual_seed(seed)
+    tokens = torch.randint(0, 2, (vocabulary, SKETCH_SIGNS), generator=draw).float() * 2.0 - 1.0
+    tokens[:, 0] = 1.0
+    across = torch.randint(0, 2, (width, SKETCH_WIDTH), generator=draw).float() * 2.0 - 1.0
+    return tokens, across / math.sqrt(SKETCH_WIDTH)
+
+
+def sketch(gradient: Tensor, ids: Tensor, vocabulary: int, seed: int) -> tuple[float, ...]:
+    """See ports.Replica: of `gradient` [B, T, D] with token `ids` [B, T]. Signs by token find what is steady for each
+    token, a sum over fewer elements keeps lengths up to a tenth [Achlioptas 2003]."""
+    tokens, across = _signs(seed, vocabulary, gradient.shape[-1])
+    rows = gradient.reshape(-1, gradient.shape[-1]).float()
+    means = tokens[ids.reshape(-1)].T @ rows / len(rows)
+    return tuple((means @ across * math.sqrt(gradient.shape[1])).flatten().tolist())

@@ -16,10 +16,18 @@ from collections.abc import Sequence
 from swarmnode.errors import Busy, RemoteFault, Unavailable
 from swarmnode.ids import PeerId, short
 from swarmnode.pipeline import statement as statements
-from swarmnode.pipeline.audit import LOSS_GAP, LOSS_STEPS, NEAR_STEPS, OWN_LEAST, UNKNOWN_DRIFT, Shortfall, beyond_age
+from swarmnode.pipeline.audit import (
+    EXPLAINED,
+    LOSS_GAP,
+    LOSS_STEPS,
+    NEAR_STEPS,
+    OWN_LEAST,
+    UNKNOWN_DRIFT,
+    Shortfall,
+    beyond_age,
+)
 from swarmnode.pipeline.auditor import Auditor
 from swarmnode.pipeline.caller_rate import CallerRate
-from swarmnode.pipeline.contradiction import EXPLAINED
 from swarmnode.pipeline.hop_claim import HopAnswer, HopClaim
 from swarmnode.pipeline.own_weights import Weigh
 from swarmnode.pipeline.recompute import HopEvidence, hop_again
@@ -118,13 +126,14 @@ class Accusations:
                 mine = await auditor.like(claim, theirs, HopAnswer.of(tensors, loss_sum))
                 if shown is not None:
                     loss_sum = shown.next.loss_sum
-                short = not mine.close or self._usual.short(mine.distance, abs(steps - claim.statement.inner_steps))
-                if short and not vanishes and not auditor.is_noise(claim, loss_sum):
+                apart = abs(steps - claim.statement.inner_steps)
+                differs = not mine.close or self._usual.short(mine.distance, apart)
+                if differs and not vanishes and not auditor.is_noise(claim, loss_sum):
                     own = await self._weigh(claim.server, claim, shown)
                     given = await auditor.like(claim, theirs, own)
                     # Its accuser chose when to show it: near a run's start losses fall by nats within a few steps.
                     false = given.cosine < OWN_LEAST or (own.apart <= LOSS_STEPS and given.loss_apart > LOSS_GAP)
-                    fresh = abs(steps - claim.statement.inner_steps) <= NEAR_STEPS
+                    fresh = apart <= NEAR_STEPS
                     if mine.close and fresh and own.apart <= NEAR_STEPS:  # a lie that looks honest
                         false |= given.distance > EXPLAINED * mine.distance
                     aged = not fresh and not beyond_age(given, UNKNOWN_DRIFT)

@@ -40,7 +40,7 @@ from swarmnode.membership.place import feeder_place
 from swarmnode.membership.swarm import Swarm
 from swarmnode.metrics import name
 from swarmnode.pipeline import statement as statements
-from swarmnode.pipeline.audit import LOSS_LEAST, OWN_LEAST, AnswerSimilarity, Audits
+from swarmnode.pipeline.audit import EXPLAINED, LOSS_LEAST, OWN_LEAST, AnswerSimilarity, Audits, Shortfall
 from swarmnode.pipeline.contradiction import ContradictionJudge, Voter
 from swarmnode.pipeline.hop_claim import HopAnswer, HopClaim
 from swarmnode.pipeline.own_weights import Weigh
@@ -111,6 +111,7 @@ class Auditor:
         self.judge = ContradictionJudge(weigh, self.like, self._drift, self.audits.was_right)
         self._old_answers = OldAnswers(manifest)
         self.usual_norm = UsualNorm(replica)
+        self._signs = rng.getrandbits(32)  # of sketches: a liar that knew them could point where they do not look
 
     # ---- our own answers and those to us, on the compute thread
 
@@ -140,6 +141,7 @@ class Auditor:
     def saw(self, claim: HopClaim) -> None:
         """Consider a used answer for an audit."""
         self._works(claim.server)
+        self.audits.coherence(claim.statement.stage).heard(claim.server, claim.coherence)
         came = replace(claim, came_s=asyncio.get_running_loop().time())
         self.perhaps(claim.server, lambda: self._check(came))
 
@@ -193,9 +195,14 @@ class Auditor:
             if len(voters) == 2:
                 found = await self.like(claim, voters[0][1], voters[1][1])
                 steps = abs(claim.statement.inner_steps - _steps(claim, voters[1][1]))
-                close, test = found.close, self.audits.shortfall(claim.statement.stage)
-                if close and not test.short(found.distance, steps):
-                    for one, _ in voters:
+                close, test, server = found.close, self.audits.shortfall(claim.statement.stage), claim.server
+                if close:
+                    residual = await self._residual(claim, voters[0][1], voters[1][1])
+                    for one, sign in ((server, 1.0), (peer, -1.0)):
+                        self.audits.residual(one).add(residual, sign)
+                coherent = self.audits.residual(server).coherent or self.audits.residual(peer).coherent
+                if close and not coherent and not test.short(found.distance, steps):
+                    for one in (server, peer):
                         test.heard(one, found.distance, steps)
                     self._old_answers.confirmed(ConfirmedAnswer(claim, shown, self._samples_total()))
                     return self._right(claim, shown, str(found))
@@ -213,31 +220,57 @@ class Auditor:
         suspected by now is false, unless its own weights explain it. Returns whether that of the claim's server is."""
         if self.is_noise(claim, self._loss_of(shown, voters)):
             return False
+        audits, stage, microbatch = self.audits, claim.statement.stage, bytes(claim.statement.microbatch_id)
         likeness = await self.judge.votes(claim, voters)
-        steps, test = [_steps(claim, answered) for _, answered in voters], self.audits.shortfall(claim.statement.stage)
+        steps = [_steps(claim, answered) for _, answered in voters]
         usual = statistics.median_low([one.distance for one in likeness]) if len(voters) > 2 else 0.0
-        suspected = list[int]()
+        speaks = list[bool]()
         for index, ((peer, _), one) in enumerate(zip(voters, likeness, strict=True)):
             apart = round(abs(steps[index] - statistics.median(steps[:index] + steps[index + 1 :])))
-            if test.heard(peer, one.distance, apart, usual) and test.suspected(peer):
-                suspected.append(index)
-        false = await self.judge.unexplained(claim, shown, voters, likeness, suspected)
-        microbatch = bytes(claim.statement.microbatch_id)
+            speaks.append(audits.shortfall(stage).heard(peer, one.distance, apart, usual))
+        suspected = [index for index, (peer, _) in enumerate(voters) if audits.suspected(peer, stage)]
+        both = range(2) if suspected and len(voters) == 2 else suspected
+        owns, wrong = await self.judge.by_own(claim, shown, voters, both), False
         for index in suspected:
-            (peer, answered), own = voters[index], false[index]
-            reason = f"{likeness[index]} to the others of its stage, to its own weights {own or 'none given'}"
+            (peer, answered), own = voters[index], owns.get(index)
+            reason = f"{likeness[index]} to others of its stage, to its own weights {own and own[0]}"
             if own is None:
-                if self.audits.withheld(peer, microbatch):
-                    self._exclude(peer, f"its answers fall short, and it gives no weights: {reason}")
-            elif not own.false:
-                test.cleared(peer)
-            else:
-                self.wrong(peer, microbatch, reason)
-                self.spawn(self._accuse(claim, shown, answered))
-                if index == 0:
-                    self._tell(claim, "wrong", reason)
-                    self._warn(claim)
-        return 0 in suspected and false[0] is not None and false[0].false
+                if speaks[index] and audits.withheld(peer, microbatch):
+                    self._exclude(peer, f"its answers fall short, and no weights of it explain them: {reason}")
+                continue
+            false = speaks[index] and own[0].distance > EXPLAINED * likeness[index].distance
+            if len(voters) == 2:
+                other = owns.get(1 - index)
+                false &= other is not None and EXPLAINED * _for_age(own) > _for_age(other)
+            if not false and own[1] is not None and (residual := audits.residual(peer)).coherent:
+                false = residual.share_of(await self._residual(claim, answered, own[1])) > EXPLAINED
+            if not false:
+                audits.cleared(peer, stage)
+                continue
+            self.wrong(peer, microbatch, reason)
+            self.spawn(self._accuse(claim, shown, answered))
+            if index == 0:
+                wrong = True
+                self._tell(claim, "wrong", reason)
+                self._warn(claim)
+        return wrong
+
+    async def _residual(self, claim: HopClaim, one: HopAnswer, other: HopAnswer) -> list[float]:
+        """The gradient of `one` minus that of `other`, by the length of `other`, sketched. Raises RemoteFault."""
+
+        def work() -> list[float]:
+            gradients = one.gradient, other.gradient
+            mine, theirs = (self._replica.sketch(g, claim.tokens, claim.samples, self._signs) for g in gradients)
+            length = self._replica.norm(other.gradient, claim.samples)
+            return [(a - b) / length if length > 0.0 else 0.0 for a, b in zip(mine, theirs, strict=True)]
+
+        return await self._compute.run(Priority.BACKWARD, 0, work)
+
+    def coherence(self, gradient: WireTensor, tokens: WireTensor, samples: int) -> float:
+        """How far an answer points one way, for Coherence. On the compute thread. Raises RemoteFault."""
+        length = self._replica.norm(gradient, samples)
+        sketch = self._replica.sketch(gradient, tokens, samples, self._signs)
+        return math.hypot(*sketch) / length if length > 0.0 else 0.0
 
     def _loss_of(self, shown: HopEvidence | None, voters: Sequence[Voter]) -> float:
         """Nats of the microbatch, as most say: one that stood still has a high loss of text that the others know by
@@ -492,3 +525,8 @@ class Auditor:
 def _steps(claim: HopClaim, answered: HopAnswer) -> int:
     """Inner steps of the weights that made an answer for the hop of `claim`, as its server states."""
     return (answered.statement or claim.statement).inner_steps
+
+
+def _for_age(own: tuple[AnswerSimilarity, HopAnswer | None]) -> float:
+    """The distance of an answer to its own weights, over what their age explains."""
+    return own[0].distance / (1.0 + (0 if own[1] is None else own[1].apart) / Shortfall.STEPS_DOUBLE)

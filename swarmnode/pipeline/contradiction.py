@@ -9,7 +9,6 @@ whatever it states. Of two, the weights of each decide (own_weights.py).
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
@@ -22,7 +21,6 @@ from swarmnode.pipeline.audit import (
     NEAR_STEPS,
     UNKNOWN_DRIFT,
     AnswerSimilarity,
-    Shortfall,
     beyond_age,
     contradicts,
     middle,
@@ -32,10 +30,6 @@ from swarmnode.pipeline.audit import (
 from swarmnode.pipeline.hop_claim import HopAnswer, HopClaim, StepsContradicted
 from swarmnode.pipeline.own_weights import Like, Weigh, like_own_weights, withheld
 from swarmnode.pipeline.recompute import HopEvidence
-
-# Guess: a suspected answer at less of its distance from others to its own weights is theirs. Weights a few steps later
-# explain most of an honest one, and nothing of a lie.
-EXPLAINED = 0.5
 
 Voter = tuple[PeerId, HopAnswer]
 Drift = Callable[[int, Sequence[PeerId]], Awaitable[AnswerSimilarity]]
@@ -87,37 +81,22 @@ class ContradictionJudge:
             votes.append(middle([await self._like(claim, answered, one) for one in others]))
         return votes
 
-    async def unexplained(
-        self,
-        claim: HopClaim,
-        shown: HopEvidence | None,
-        voters: Sequence[Voter],
-        votes: Sequence[AnswerSimilarity],
-        suspected: Sequence[int],
-    ) -> dict[int, Judgement | None]:
-        """Whether answers of the `suspected` of the `voters` are false, because their own weights do not explain how
-        far they are from the others, which `votes` says. None: no weights to compare. Of two, one is false only if the
-        other's weights explain more, for their age."""
-        found = dict[int, Judgement | None]()
-        scaled = dict[int, float]()  # distance to the own weights, for their age
-        for index in range(2) if suspected and len(voters) == 2 else suspected:
+    async def by_own(
+        self, claim: HopClaim, shown: HopEvidence | None, voters: Sequence[Voter], indices: Sequence[int]
+    ) -> dict[int, tuple[AnswerSimilarity, HopAnswer | None]]:
+        """(similarity, the hop made again) of the answers at `indices` and of their own weights; (the lowest, None)
+        where a server cannot have had the weights it gives. Those that give none are left out."""
+        found = dict[int, tuple[AnswerSimilarity, HopAnswer | None]]()
+        for index in indices:
             peer, answered = voters[index]
             stated = claim if answered.statement is None else replace(claim, statement=answered.statement)
             try:
                 own = await self._weigh(peer, stated, shown)
+                found[index] = await self._like(claim, answered, own), own
             except StepsContradicted:
-                found[index], scaled[index] = Judgement(AnswerSimilarity(-1.0), false=True), math.inf
-                continue
+                found[index] = AnswerSimilarity(-1.0), None
             except (Unavailable, RemoteFault):
-                found[index] = None
                 continue
-            likeness = await self._like(claim, answered, own)
-            found[index] = Judgement(likeness, likeness.distance > EXPLAINED * votes[index].distance)
-            scaled[index] = likeness.distance / (1.0 + own.apart / Shortfall.STEPS_DOUBLE)
-        if len(voters) == 2:
-            for index, one in found.items():
-                if one is not None and not scaled[index] * EXPLAINED > scaled.get(1 - index, math.inf):
-                    found[index] = replace(one, false=False)
         return found
 
     async def _of_two(self, claim: HopClaim, shown: HopEvidence | None, voters: Sequence[Voter]) -> Sequence[Judgement]:

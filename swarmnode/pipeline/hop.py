@@ -301,7 +301,8 @@ class Hop:
         next_hop = onward(process)
         prints = TensorFingerprints(*map(self._replica.fingerprint, (y, tokens, gradient)))
         stated = self.auditor.checked(next_hop, outcome.peer, outcome.report, prints)
-        return HopClaim(stated, process.samples, y, tokens, gradient)
+        coherence = self.auditor.coherence(gradient, tokens, process.samples)
+        return HopClaim(stated, process.samples, y, tokens, gradient, coherence=coherence)
 
     def _prints(
         self, x: WireTensor, tokens: WireTensor, given: WireTensor | None, claim: HopClaim | None

@@ -18,7 +18,7 @@ class StepsContradicted(RemoteFault):
 @dataclass(frozen=True, slots=True)
 class HopClaim:
     """A server's answer to one hop: its statement and the tensors that the statement names. `came_s`: the event loop's
-    time when it came; None if another caller got it."""
+    time when it came; None if another caller got it. `coherence`: how far its gradient points one way."""
 
     statement: wire.Statement
     samples: int
@@ -26,6 +26,7 @@ class HopClaim:
     tokens: WireTensor
     gradient: WireTensor
     came_s: float | None = None
+    coherence: float = 0.0
 
     @property
     def server(self) -> PeerId:

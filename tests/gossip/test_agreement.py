@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from swarmnode.gossip.sequential_test import Agreement
-from swarmnode.sequential_test import LIMIT, PEERS_MAX, WORST, share_kept
 from swarmnode.ids import seeded
+from swarmnode.sequential_test import LIMIT, PEERS_MAX, WORST, share_kept
 
 SIZE = 400
 

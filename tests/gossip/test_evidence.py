@@ -11,11 +11,11 @@ import torch
 
 from swarmnode.gossip.outer import outer
 from swarmnode.gossip.sequential_test import Evidence
-from swarmnode.sequential_test import LIMIT, PEERS_MAX, WORST, share_kept
 from swarmnode.gossip.update_direction import LAG, LEAST, SAMPLED, UpdateDirection, sampled
 from swarmnode.ids import seeded
 from swarmnode.manifest import GossipSpec
 from swarmnode.ports import Packet
+from swarmnode.sequential_test import LIMIT, PEERS_MAX, WORST, share_kept
 
 pytestmark = pytest.mark.node  # some seconds
 

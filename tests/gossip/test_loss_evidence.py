@@ -8,8 +8,8 @@ import random
 import pytest
 
 from swarmnode.gossip.sequential_test import FIRST_PROBES, PROBE_EVERY, LossEvidence
-from swarmnode.sequential_test import LIMIT, PEERS_MAX, WORST, share_kept
 from swarmnode.ids import seeded
+from swarmnode.sequential_test import LIMIT, PEERS_MAX, WORST, share_kept
 
 
 def told(

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from benchmarks.swarm.byzantine_replica import Steering
 from swarmnode.errors import RemoteFault
 from swarmnode.manifest import Manifest
 from swarmnode.pipeline.audit import WITHHELD_MAX
@@ -92,6 +93,26 @@ class FlipsAtTimes(Flips):
     every = 3
 
 
+class Steers(Recording):
+    """Each of its answers looks honest, audits' too; their mean points against the mean gradient (issue S1)."""
+
+    how = "steer toward=mean cosine=.72 length=1.8"
+    _steering: Steering | None = None
+
+    def loss(
+        self, x: WireTensor, tokens: WireTensor, samples: int, *, train: bool, accumulate: bool = True
+    ) -> LossResult:
+        found = super().loss(x, tokens, samples, train=train, accumulate=accumulate)
+        if not train:
+            return found
+        self._steering = self._steering or Steering.of(self.how)
+        return replace(found, gradient=self._steering.answer(found.gradient, tokens, "fp32"))
+
+
+class SteersLittle(Steers):
+    how = "steer toward=bias cosine=.9 length=1"
+
+
 class Misstates(Flips):
     """States that its weights took other numbers of inner steps than those it gives."""
 
@@ -148,6 +169,16 @@ async def test_a_replica_that_answers_false_gradients_is_excluded(kind: type[Lia
         await v.until(lambda: v.total() > done + 64, "the others go on without it")
         assert sum(hop.samples for hop in others) > theirs
         assert liar.served.hop.samples <= its + 4 * 8, "it gets no more work"
+
+
+@pytest.mark.parametrize(("kind", "replicas"), [(Steers, 2), (Steers, 3), (SteersLittle, 4)])
+async def test_a_replica_that_steers_by_answers_that_look_honest_is_excluded(kind: type[Steers], replicas: int) -> None:
+    async with village(manifest(stages=2)) as v:
+        liar = v.add(1, kind)
+        for _ in range(replicas - 1):
+            v.add(1)
+        v.add(0)
+        await found_out(v, liar)
 
 
 @pytest.mark.parametrize("kind", [Misstates, MisstatesLittle])
