@@ -105,7 +105,8 @@ class Steering:
         aside = way - (way * unit).sum() * unit
         if (norm := aside.norm()) == 0.0:
             return gradient
-        return self.length * size * (cosine * unit + math.sqrt(1.0 - cosine * cosine) * aside / norm)
+        given: Tensor = self.length * size * (cosine * unit + math.sqrt(1.0 - cosine * cosine) * aside / norm)
+        return given
 
     def learn(self, gradient: Tensor, tokens: Tensor) -> None:
         """Note a true gradient: what it steers against."""
@@ -131,7 +132,8 @@ class Steering:
             return None
         mean = self._sums[tokens.reshape(-1)].reshape(gradient.shape)
         lengths = mean.norm(dim=-1, keepdim=True)
-        return -mean / lengths.clamp(min=1e-30) * (lengths > 0)
+        way: Tensor = -mean / lengths.clamp(min=1e-30) * (lengths > 0)
+        return way
 
 
 class ByzantineReplica(TorchReplica):

@@ -127,7 +127,7 @@ class Accusations:
                 if shown is not None:
                     loss_sum = shown.next.loss_sum
                 apart = abs(steps - claim.statement.inner_steps)
-                differs = not mine.close or self._usual.short(mine.distance, apart)
+                differs = not mine.close or self._usual.short(mine.distance)
                 if differs and not vanishes and not auditor.is_noise(claim, loss_sum):
                     own = await self._weigh(claim.server, claim, shown)
                     given = await auditor.like(claim, theirs, own)

@@ -70,6 +70,7 @@ LOSS_LEAST = 0.3  # guess: nats per token; below this, text is memorised and its
 # Guess: own weights explain an answer that is less than half as far from theirs as from others. A few steps later they
 # explain most of an honest one, and nothing of a lie.
 EXPLAINED = 0.5
+STEPS_DOUBLE = 4.0  # measured (docs/security.md): so many steps later an honest answer is twice as far from its weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,12 +152,13 @@ def wrong_of_two(cosines: Sequence[float]) -> list[bool]:
 class Shortfall(SequentialTest):
     """Tests whether a replica's answers are farther from those of others of its stage than is usual there.
 
-        x      = log(distance / (1 + steps / STEPS_DOUBLE))      steps: between the weights of both, as stated
+        x      = log(distance)
         lie    = exp(SHIFT ((x - the median x) / s - SHIFT / 2))      the odds of a lie
         S     <- max(0, S + log(1 - LYING + LYING lie))
 
     A lie is SHIFT deviations s farther away. The odds are those of a replica that falsifies one answer in 1 / LYING:
-    many right answers cancel an honest outlier, and ten of them no lie.
+    many right answers cancel an honest outlier, and ten of them no lie. Inner steps that both state do not enter: among
+    replicas that meet in rounds, distances do not depend on them (measured on the demo: 74 pairs, 0 to 31 steps apart).
     """
 
     # Distances of honest pairs, before any were seen. Measured on the demo: 65 pairs of four lives, and the first 1,000
@@ -165,29 +167,26 @@ class Shortfall(SequentialTest):
     NOISE_LEAST = 0.4  # measured as FIRST: honest distances spread by a factor of 1.5 each way
     SHIFT = 3.0  # guess: a lie of three deviations; one of four and a half is as certain as a check can be
     LYING = 0.1  # a replica that lies in fewer answers does as much less harm
-    STEPS_DOUBLE = 4.0  # measured (docs/security.md): so many steps later an honest answer's distance has doubled
     DISTANCE_LEAST, DISTANCE_MOST = 1e-3, 4.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._recent.extend(map(math.log, self.FIRST))
 
-    def _deviations(self, distance: float, steps: int, usual: float) -> tuple[float, float]:
+    def _deviations(self, distance: float, usual: float) -> tuple[float, float]:
         """(x, its deviations above the median x, or above that of a distance `usual` if this is more)."""
         median, spread = self._usual(0.0)
-        allowed = 1.0 + min(steps, NEAR_STEPS) / self.STEPS_DOUBLE
-        x = math.log(min(max(distance, self.DISTANCE_LEAST), self.DISTANCE_MOST) / allowed)
-        beside = math.log(min(max(usual, self.DISTANCE_LEAST), self.DISTANCE_MOST))
+        x, beside = (math.log(min(max(one, self.DISTANCE_LEAST), self.DISTANCE_MOST)) for one in (distance, usual))
         return x, (x - max(median, beside)) / max(self.NOISE_LEAST, spread)
 
-    def short(self, distance: float, steps: int) -> bool:
-        """Whether two answers so far apart, of weights `steps` inner steps apart, need a third one."""
-        return self._deviations(distance, steps, 0.0)[1] > self.SHIFT / 2.0
+    def short(self, distance: float) -> bool:
+        """Whether two answers so far apart need a third one."""
+        return self._deviations(distance, 0.0)[1] > self.SHIFT / 2.0
 
-    def heard(self, peer: PeerId, distance: float, steps: int, usual: float = 0.0) -> bool:
+    def heard(self, peer: PeerId, distance: float, usual: float = 0.0) -> bool:
         """Update the test with an answer of `peer`, at `distance` from others, which are `usual` from each other.
         Returns whether it speaks against `peer`."""
-        x, deviations = self._deviations(distance, steps, usual)
+        x, deviations = self._deviations(distance, usual)
         odds = math.exp(min(self.SHIFT * (deviations - self.SHIFT / 2.0), MOST))
         known = self._peer(peer)
         known.add(math.log(1.0 - self.LYING + self.LYING * odds))
@@ -212,7 +211,7 @@ class Coherence(SequentialTest):
         """Update the test with an answer of `peer`."""
         x, known = math.log(max(length, 1e-6)), self._peer(peer)
         if len(self._recent) >= self.RECENT_LEAST:
-            median, spread = self._usual(0.0)
+            median, spread = self._usual(0.0, below=True)  # liars are above
             known.add(self.SHIFT * ((x - median) / max(self.NOISE_LEAST, spread) - self.SHIFT / 2.0))
         if known.against <= DOUBT / 2.0:
             self._recent.append(x)
@@ -228,10 +227,10 @@ class RunningResidual:
     of their number.
     """
 
-    # Measured on the demo: 1.41 at most of 12 honest windows of 16 and 39 checks; at a cosine of .98 steering has 2.2
-    # after eight checks and 3.2 after 16, at .9 2.6 after eight (tests/pipeline/test_shortfall.py).
-    COHERENT: ClassVar[float] = 2.1
-    KEPT: ClassVar[float] = 0.98  # guess: a window of fifty checks
+    # Measured on the demo (tests/pipeline/test_shortfall.py): 1.84 at most of 74 honest checks; steering at a cosine of
+    # .72 to .9 has 2.5 after eight, at .98 after twelve.
+    COHERENT: ClassVar[float] = 2.4
+    KEPT: ClassVar[float] = 0.95  # guess: a window of twenty checks, in which weights that differ meet in rounds
 
     total: list[float] = field(default_factory=list)
     squares: float = 0.0

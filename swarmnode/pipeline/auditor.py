@@ -34,13 +34,13 @@ from typing import Any
 from swarmnode.data.sample import counted_targets
 from swarmnode.errors import LocalFault, RemoteFault, Unavailable
 from swarmnode.identity import Identity
-from swarmnode.ids import PeerId, short
+from swarmnode.ids import PeerId, seeded, short
 from swarmnode.manifest import Manifest
 from swarmnode.membership.place import feeder_place
 from swarmnode.membership.swarm import Swarm
 from swarmnode.metrics import name
 from swarmnode.pipeline import statement as statements
-from swarmnode.pipeline.audit import EXPLAINED, LOSS_LEAST, OWN_LEAST, AnswerSimilarity, Audits, Shortfall
+from swarmnode.pipeline.audit import EXPLAINED, LOSS_LEAST, OWN_LEAST, STEPS_DOUBLE, AnswerSimilarity, Audits
 from swarmnode.pipeline.contradiction import ContradictionJudge, Voter
 from swarmnode.pipeline.hop_claim import HopAnswer, HopClaim
 from swarmnode.pipeline.own_weights import Weigh
@@ -111,7 +111,8 @@ class Auditor:
         self.judge = ContradictionJudge(weigh, self.like, self._drift, self.audits.was_right)
         self._old_answers = OldAnswers(manifest)
         self.usual_norm = UsualNorm(replica)
-        self._signs = rng.getrandbits(32)  # of sketches: a liar that knew them could point where they do not look
+        # Of sketches: a liar that knew them could point where they do not look.
+        self._signs = seeded("sketch", identity.seed.hex()).getrandbits(32)
 
     # ---- our own answers and those to us, on the compute thread
 
@@ -194,16 +195,15 @@ class Auditor:
                 continue
             if len(voters) == 2:
                 found = await self.like(claim, voters[0][1], voters[1][1])
-                steps = abs(claim.statement.inner_steps - _steps(claim, voters[1][1]))
                 close, test, server = found.close, self.audits.shortfall(claim.statement.stage), claim.server
                 if close:
                     residual = await self._residual(claim, voters[0][1], voters[1][1])
                     for one, sign in ((server, 1.0), (peer, -1.0)):
                         self.audits.residual(one).add(residual, sign)
                 coherent = self.audits.residual(server).coherent or self.audits.residual(peer).coherent
-                if close and not coherent and not test.short(found.distance, steps):
+                if close and not coherent and not test.short(found.distance):
                     for one in (server, peer):
-                        test.heard(one, found.distance, steps)
+                        test.heard(one, found.distance)
                     self._old_answers.confirmed(ConfirmedAnswer(claim, shown, self._samples_total()))
                     return self._right(claim, shown, str(found))
             elif close:
@@ -222,12 +222,9 @@ class Auditor:
             return False
         audits, stage, microbatch = self.audits, claim.statement.stage, bytes(claim.statement.microbatch_id)
         likeness = await self.judge.votes(claim, voters)
-        steps = [_steps(claim, answered) for _, answered in voters]
         usual = statistics.median_low([one.distance for one in likeness]) if len(voters) > 2 else 0.0
-        speaks = list[bool]()
-        for index, ((peer, _), one) in enumerate(zip(voters, likeness, strict=True)):
-            apart = round(abs(steps[index] - statistics.median(steps[:index] + steps[index + 1 :])))
-            speaks.append(audits.shortfall(stage).heard(peer, one.distance, apart, usual))
+        told = zip(voters, likeness, strict=True)
+        speaks = [audits.shortfall(stage).heard(peer, one.distance, usual) for (peer, _), one in told]
         suspected = [index for index, (peer, _) in enumerate(voters) if audits.suspected(peer, stage)]
         both = range(2) if suspected and len(voters) == 2 else suspected
         owns, wrong = await self.judge.by_own(claim, shown, voters, both), False
@@ -522,11 +519,6 @@ class Auditor:
         self._telemetry.event("audit.done", level=level, peer=peer, stage_of_peer=stage, outcome=outcome, reason=reason)
 
 
-def _steps(claim: HopClaim, answered: HopAnswer) -> int:
-    """Inner steps of the weights that made an answer for the hop of `claim`, as its server states."""
-    return (answered.statement or claim.statement).inner_steps
-
-
 def _for_age(own: tuple[AnswerSimilarity, HopAnswer | None]) -> float:
     """The distance of an answer to its own weights, over what their age explains."""
-    return own[0].distance / (1.0 + (0 if own[1] is None else own[1].apart) / Shortfall.STEPS_DOUBLE)
+    return own[0].distance / (1.0 + (0 if own[1] is None else own[1].apart) / STEPS_DOUBLE)
