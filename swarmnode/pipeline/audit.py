@@ -295,6 +295,11 @@ class Audits:
         known = self._records.get(peer)
         return self.shortfall(stage).against(peer) > LIMIT or (known is not None and known.residual.coherent)
 
+    def put_off(self, peer: PeerId, stage: int) -> None:
+        """Halve what speaks against `peer`: it got no work for a while, and gets another chance."""
+        self.shortfall(stage).halve(peer)
+        self._of(peer).residual.total = [0.5 * one for one in self._of(peer).residual.total]
+
     def cleared(self, peer: PeerId, stage: int) -> None:
         """Its own weights explain the answers of `peer`: they are far from others'."""
         self.shortfall(stage).forget(peer)

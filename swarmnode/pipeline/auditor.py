@@ -60,6 +60,7 @@ WARN_TIMEOUT_S = 5.0  # guess: one small message
 AT_WORK_MAX = 4096  # guess: peers remembered that answered
 WARNINGS_KEPT = 256  # guess: remembered so that none counts twice
 TIMEOUT_S = 30.0  # guess: for one recomputation
+SUSPECTED_S = 60.0  # guess: until weights of a suspected replica were fetched and compared
 REPLY_SLACK_BYTES = 4096
 
 Exclude = Callable[[PeerId, str], None]
@@ -145,6 +146,17 @@ class Auditor:
         self.audits.coherence(claim.statement.stage).heard(claim.server, claim.coherence)
         came = replace(claim, came_s=asyncio.get_running_loop().time())
         self.perhaps(claim.server, lambda: self._check(came))
+
+    def refused(self, peer: PeerId, stage: int) -> RemoteFault | None:
+        """Why an answer of `peer`, of `stage`, is not used: it is suspected, nothing has cleared it yet, and another
+        replica can answer that is not. Else None. A replica that is refused waits SUSPECTED_S for the next chance."""
+        if not self.audits.suspected(peer, stage):
+            return None
+        others = (member.peer for member in self._swarm().serving(stage))
+        if not any(one in self._at_work and not self.audits.suspected(one, stage) for one in others if one != peer):
+            return None
+        self.audits.put_off(peer, stage)
+        return RemoteFault("its answers are farther from those of its stage than others' are")
 
     def perhaps(self, peer: PeerId, check: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Start `check` of an answer of `peer` if it is chosen."""

@@ -13,7 +13,7 @@ from swarmnode.manifest import Manifest
 from swarmnode.metrics import name
 from swarmnode.model.schedule import inner_batch
 from swarmnode.pipeline.accusation import Accusations
-from swarmnode.pipeline.auditor import Auditor
+from swarmnode.pipeline.auditor import SUSPECTED_S, Auditor
 from swarmnode.pipeline.backlog import Backlog, InFlight
 from swarmnode.pipeline.fed_input import FeederInput
 from swarmnode.pipeline.feed_signature import check_feed
@@ -256,6 +256,12 @@ class Hop:
             outcome = await self._next_hop.send(onward(process), y, tokens, deadline)
             gradient = outcome.gradient
             assert gradient is not None, "a training microbatch came back without a gradient"
+            next_stage = process.itinerary[process.position + 1]
+            assert outcome.peer is not None
+            refused = None if self.auditor is None else self.auditor.refused(outcome.peer, next_stage)
+            if refused is not None:
+                self._next_hop.blame(outcome.peer, next_stage, refused, least_s=SUSPECTED_S)
+                continue
 
             def work(
                 outcome: MicrobatchResult = outcome, gradient: WireTensor = gradient, replicas: int = self._replicas()
@@ -270,7 +276,7 @@ class Hop:
                 (outcome.gradient, step, claim), queued_s = await self._timed(Priority.BACKWARD, process.samples, work)
             except RemoteFault as fault:
                 assert outcome.peer is not None
-                self._next_hop.blame(outcome.peer, process.itinerary[process.position + 1], fault)
+                self._next_hop.blame(outcome.peer, next_stage, fault)
                 if held is not None:
                     held.revoke()
                 continue

@@ -197,9 +197,11 @@ class NextHop:
             for watch in list(self._watches.get(peer, ())):
                 watch.doubt()
 
-    def blame(self, peer: PeerId, stage: int, fault: RemoteFault, lost_s: float = 0.0) -> None:
-        """Ban `peer` after a fault, which cost `lost_s`: it gets no microbatch until it is heard of again."""
-        banned_s = self._routers[stage].ban(peer, asyncio.get_running_loop().time(), lost_s=lost_s)
+    def blame(self, peer: PeerId, stage: int, fault: RemoteFault, lost_s: float = 0.0, *, least_s: float = 0.0) -> None:
+        """Ban `peer` after a fault, which cost `lost_s`, for `least_s` or longer: it gets no microbatch until it is
+        heard of again."""
+        now = asyncio.get_running_loop().time()
+        banned_s = self._routers[stage].ban(peer, now, lost_s=lost_s, least_s=least_s)
         self._telemetry.count(name.PEER_FAULTS, kind="broken")
         self._telemetry.event(
             "peer.banned", level="warning", peer=peer, stage_of_peer=stage, seconds=banned_s, reason=str(fault)

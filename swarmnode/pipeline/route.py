@@ -317,13 +317,15 @@ class Router:
         if lost_s > (self.typical_s(self._samples) or QUICK_S):
             self._unknown.failed(peer, lost_s)
 
-    def ban(self, peer: PeerId, now: float, most_s: float = BAN_MAX_S, lost_s: float = 0.0) -> float:
+    def ban(
+        self, peer: PeerId, now: float, most_s: float = BAN_MAX_S, lost_s: float = 0.0, *, least_s: float = 0.0
+    ) -> float:
         """Ban a faulty `peer`, which cost `lost_s`, until it publishes a newer record and the ban time is over; return
-        the ban's seconds. The time doubles up to `most_s`."""
+        the ban's seconds. The time doubles up to `most_s`, and is `least_s` at least."""
         known = self._peers.get(peer)
         if known is None:
             return 0.0
-        seconds = min(most_s, BAN_FIRST_S * 2.0**known.faults_in_row)
+        seconds = min(most_s, max(least_s, BAN_FIRST_S * 2.0**known.faults_in_row))
         known.faults_in_row += 1
         self._unknown.failed(peer, lost_s)
         known.banned_sequence = self._members[peer].sequence
