@@ -72,7 +72,7 @@ class SequentialTest:
         self._peer(sender).against /= 2.0
 
     def forget(self, sender: str) -> None:
-        """What spoke against `sender` is explained."""
+        """Drop the sum of `sender`: it is explained."""
         self._peers.pop(sender, None)
 
     def _peer(self, sender: str) -> PeerSum:

@@ -219,7 +219,7 @@ class Coherence(SequentialTest):
 
 @dataclass(slots=True)
 class RunningResidual:
-    """What one replica's answers were more than others' to the same hop, in a small sketch, summed over its checks.
+    """The sum over a replica's checks of its answer minus another's to the same hop, in a small sketch.
 
         S <- KEPT S + r,  Q <- KEPT^2 Q + |r|^2,    r: (answer - other answer) / length of the other, sketched
 

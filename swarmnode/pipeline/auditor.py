@@ -478,7 +478,7 @@ class Auditor:
         return AnswerSimilarity(cosine, abs(one.loss_sum - other.loss_sum) / self._counted(claim), longer)
 
     async def _longer(self, one: WireTensor, other: WireTensor, samples: int) -> float:
-        """How many times longer the longer one is. On the compute thread. Raises RemoteFault."""
+        """The ratio of the longer tensor's length to the other's. On the compute thread. Raises RemoteFault."""
 
         def work() -> float:
             lengths = sorted(self._replica.norm(tensor, samples) for tensor in (one, other))
