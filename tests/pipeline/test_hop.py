@@ -391,7 +391,15 @@ def signing(people: list[Served], tasks: asyncio.TaskGroup) -> list[str]:
         )
         blame = person.next_hop.blame
 
-        def noted(peer: PeerId, stage: int, fault: RemoteFault, lost_s: float = 0.0, blame: Any = blame) -> None:
+        def noted(
+            peer: PeerId,
+            stage: int,
+            fault: RemoteFault,
+            lost_s: float = 0.0,
+            blame: Any = blame,
+            *,
+            least_s: float = 0.0,
+        ) -> None:
             found.append(str(fault))
             blame(peer, stage, fault, lost_s)
 
