@@ -249,7 +249,7 @@ class RunningResidual:
         return math.hypot(*self.total) > self.COHERENT * math.sqrt(self.squares) > 0.0
 
     def share_of(self, residual: Sequence[float]) -> float:
-        """How much of the mean residual lies in another `residual`: 1 if they are equal."""
+        """The share of the mean residual that lies in another `residual`: 1 if they are equal."""
         size = math.hypot(*self.total)
         along = math.fsum(one * other for one, other in zip(self.total, residual, strict=True)) / size
         return along / (size / self.checks)

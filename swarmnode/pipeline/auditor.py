@@ -148,8 +148,8 @@ class Auditor:
         self.perhaps(claim.server, lambda: self._check(came))
 
     def refused(self, peer: PeerId, stage: int) -> RemoteFault | None:
-        """The reason that an answer of `peer`, of `stage`, is not used: it is suspected, nothing has cleared it yet, and another
-        replica can answer that is not. Else None. A replica that is refused waits SUSPECTED_S for the next chance."""
+        """The reason not to use an answer of `peer`, of `stage`: it is suspected, not cleared yet, and another replica
+        can answer that is not. Else None. A replica that is refused waits SUSPECTED_S for the next chance."""
         if not self.audits.suspected(peer, stage):
             return None
         others = (member.peer for member in self._swarm().serving(stage))
@@ -276,7 +276,8 @@ class Auditor:
         return await self._compute.run(Priority.BACKWARD, 0, work)
 
     def coherence(self, gradient: WireTensor, tokens: WireTensor, samples: int) -> float:
-        """The length of an answer's sketch, over that of the answer, for Coherence. On the compute thread. Raises RemoteFault."""
+        """The length of an answer's sketch over the answer's, for Coherence. On the compute thread. Raises
+        RemoteFault."""
         length = self._replica.norm(gradient, samples)
         sketch = self._replica.sketch(gradient, tokens, samples, self._signs)
         return math.hypot(*sketch) / length if length > 0.0 else 0.0
