@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from swarmnode.manifest import InnerSpec, Manifest, boundary_width, by_forward_passes
-from swarmnode.manifest.kind_compat import trains_both_ends
 from swarmnode.manifest.gossip_compat import averages_gradients
+from swarmnode.manifest.kind_compat import trains_both_ends
 from swarmnode.model.architecture import Shapes
 from swarmnode.model.expert_share import FlatSegment
 from swarmnode.model.moments import PART, Moments, MomentSection, made
