@@ -102,7 +102,7 @@ class Dion2(Outer):
         self._inner, self._rate = inner, rate
 
     def _views(self, flat: Tensor, round_index: int) -> Iterator[tuple[Tensor, int]]:
-        """What S picks of `flat` [P]: (rows of a matrix, its longer side), or (elements of the others, 0)."""
+        """The rows that S picks of `flat` [P]: (rows of a matrix, its longer side), or (elements of the others, 0)."""
         first = round_index % self.of
         for matrix in self._matrices:
             view = matrix(flat)

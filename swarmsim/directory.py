@@ -20,7 +20,7 @@ from swarmnode.membership.record import check_record
 from swarmnode.membership.stage_view import view_after, view_of
 from swarmnode.ports import Clock
 from swarmnode.transport.contact import Contacts, whom_to_try
-from swarmnode.transport.directory import HOLDERS, HOLDERS_ASKED, NEAR_S, RPC_TIMEOUT_S
+from swarmnode.transport.record_book import HOLDERS, HOLDERS_ASKED, NEAR_S, RPC_TIMEOUT_S
 from swarmnode.wire import record_pb2
 from swarmsim.network import Network, NetworkPort
 

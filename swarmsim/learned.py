@@ -1,4 +1,4 @@
-"""What the weights of each replica have learned: the samples of all microbatches behind them, as bits of a number.
+"""The samples behind the weights of each replica, of all microbatches that it learned, as bits of a number.
 
 An exchange joins what two replicas learned, a state gives what its donor learned, and what a replica learned itself is
 lost where it loads a state. So a sample that is counted but in nobody's weights shows."""

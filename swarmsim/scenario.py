@@ -49,7 +49,7 @@ FAULT_NAMES = (
 )
 """Kinds of faults; swarmsim/fault.py has a coroutine for each."""
 
-FOLDERS = (Path("examples"), Path(__file__).resolve().parents[2] / "examples")
+FOLDERS = (Path("examples"), Path(__file__).resolve().parents[1] / "examples")
 
 
 @dataclass(frozen=True, slots=True)

@@ -111,19 +111,11 @@ def command(
         return
     if folder.is_dir() and any(folder.iterdir()) and not (folder / MANIFEST_FILE).exists():
         raise click.UsageError(f"{folder} holds other files: give a new folder for the run, its key is kept there")
-    if kind == "finetune" and data is None:
-        raise click.UsageError("--kind finetune needs --data OUT, documents of their own (swarmnode data make OUT)")
-    preset_made = manifest.PRESETS[preset]
-    if data is not None:
-        from swarmnode.local.data_link import on_data_set
-
-        preset_made = on_data_set(preset_made, data, locations)
-    elif locations:
-        raise click.UsageError("--location says where the files of --data can be had: give both")
     if samples is not None and tokens is not None:
         raise click.UsageError("--samples and --tokens both say how long the run is: give one")
     if fleet is not None and (nodes, card_gb, up_bps) != (None, None, None):
         raise click.UsageError("--fleet says what the machines are: leave out --nodes, --card and --up")
+    preset_made = _on_data(manifest.PRESETS[preset], data, locations, kind)
     if tokens is not None and context is not None:
         samples = max(1, round(tokens / context))
     wanted = (nodes, card_gb, up_bps, fleet, samples, tokens, stages)
@@ -144,12 +136,6 @@ def command(
         pretrained, made = None, manifest.Recipe(preset_made, {})
         if searched or context is not None:
             made = _new_model(preset_made, parameters, context, samples, tokens)
-        if parameters is not None and parameters > BYTES_MAX and made.manifest.model.vocabulary == 256:
-            click.echo(
-                f"{parameters:_} parameters that read bytes: a tokenizer makes a run shorter: swarmnode data make"
-                " OUT --tokenizer tokenizer.json, then --data OUT",
-                err=True,
-            )
     if searched:
         made = _searched(made, _fleet(fleet, nodes, card_gb, up_bps, made.manifest), stages, anyway=anyway)
     _check_text(made.manifest, data)
@@ -162,6 +148,19 @@ def command(
     _link(folder, data)
 
 
+def _on_data(start: Manifest, data: Path | None, locations: tuple[str, ...], kind: str | None) -> Manifest:
+    """`start` with the data set in folder `data`, if there is one."""
+    if data is None:
+        if kind == "finetune":
+            raise click.UsageError("--kind finetune needs --data OUT, documents of their own (swarmnode data make OUT)")
+        if locations:
+            raise click.UsageError("--location says where the files of --data can be had: give both")
+        return start
+    from swarmnode.local.data_link import on_data_set
+
+    return on_data_set(start, data, locations)
+
+
 def _new_model(
     start: Manifest, parameters: int | None, context: int | None, samples: int | None, tokens: float | None
 ) -> Recipe:
@@ -169,6 +168,12 @@ def _new_model(
     from swarmnode import manifest
     from swarmnode.manifest.recipe import context_of, parameters_of
 
+    if parameters is not None and parameters > BYTES_MAX and start.model.vocabulary == 256:
+        click.echo(
+            f"{parameters:_} parameters that read bytes: a tokenizer makes a run shorter: swarmnode data make"
+            " OUT --tokenizer tokenizer.json, then --data OUT",
+            err=True,
+        )
     count = parameters or parameters_of(start.model)
     context = context or context_of(count, start.model.context)
     if samples is None and (tokens is not None or parameters is not None):

@@ -281,13 +281,7 @@ async def _live(
         telemetry.readiness = lambda: (True, "bootstrap")
         await give_chunks(process, options.data_root or options.run_folder)
     else:
-        compute = ThreadCompute(telemetry)
-        stack.callback(compute.close)
-        text, base = data_ports(process, stack), base_ports(process, stack)
-        node = _node(process, await _saving(process), compute, text, base)
-        works = node.presence.run_progress.clock.observed.times.__contains__
-        process.transport.prefer(works)
-        process.directory.prefer(works, lambda: node.presence.doubtful)
+        node, compute = await _built(process, stack)
         usage = DailyTraffic(options.home, lambda: process.transport.throttle.moved_nbytes)
         api.regulator = make_regulator(process, node, compute, Sensors(usage, process.clock))
         stack.callback(usage.save)
@@ -349,6 +343,18 @@ async def _live(
     if process.forbidden:
         raise NotPermitted(f"run {process.run_id[:16]}: {process.forbidden[0]}")
     return drain_report
+
+
+async def _built(process: DaemonContext, stack: contextlib.AsyncExitStack) -> tuple[Node, ThreadCompute]:
+    """The node and its compute thread; lines and directory prefer the peers that it has seen at work."""
+    compute = ThreadCompute(process.telemetry)
+    stack.callback(compute.close)
+    text, base = data_ports(process, stack), base_ports(process, stack)
+    node = _node(process, await _saving(process), compute, text, base)
+    works = node.presence.run_progress.clock.observed.times.__contains__
+    process.transport.prefer(works)
+    process.directory.prefer(works, lambda: node.presence.doubtful)
+    return node, compute
 
 
 async def _saving(process: DaemonContext) -> CheckpointOptions:

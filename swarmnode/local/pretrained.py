@@ -127,8 +127,8 @@ def pretrained(
     made = recipe.manifest
     base = dataclasses.replace(made.base, index=index.digest.hex(), locations=locations)
     made = parse(template(dataclasses.replace(made, base=base)), f"{name}/{CONFIG}")
-    folder = files.folder if isinstance(files, FolderFiles) else None
-    return Pretrained(Recipe(made, recipe.origins), index, small, folder)
+    linked = files.folder if isinstance(files, FolderFiles) else None
+    return Pretrained(Recipe(made, recipe.origins), index, small, linked)
 
 
 def lay_out(run: Path, model: Pretrained) -> Path:

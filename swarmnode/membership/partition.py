@@ -68,7 +68,7 @@ class PartitionWatch:
     def look(
         self, now_s: float, total: int, entries: Mapping[str, int], present: Collection[PeerId]
     ) -> TrainedApart | None:
-        """What this part of the swarm trained in vain, if it is now known to have trained less than another part."""
+        """The work that this part of the swarm did in vain, if it now turns out to have trained less than another."""
         summed, own, first = sum(entries.values()), entries.get(self._me, 0), not self._marks
         self._see(now_s, frozenset(present), first)
         self._total = total

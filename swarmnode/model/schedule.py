@@ -67,4 +67,4 @@ def rate_of_rows(manifest: Manifest, round_index: int, rounds: int) -> float:
     inner, gossip = manifest.inner, manifest.gossip
     total = round_index * gossip.round_samples
     more = max(1.0, rounds * gossip.round_samples / inner_batch(inner, total))
-    return learning_rate(inner, total) * gossip.fragments**ROWS_EXPONENT * math.sqrt(more)
+    return learning_rate(inner, total) * float(gossip.fragments**ROWS_EXPONENT) * math.sqrt(more)

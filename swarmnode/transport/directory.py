@@ -38,17 +38,21 @@ from swarmnode.ports import Answer, Call, Telemetry
 from swarmnode.transport.address import dialable_of, first_that_accepts
 from swarmnode.transport.contact import Contacts, whom_to_try
 from swarmnode.transport.libp2p import Libp2pTransport
-from swarmnode.transport.record_book import NEWS_MAX, PLACE_MAX, RecordBook
+from swarmnode.transport.record_book import (
+    HOLDERS,
+    HOLDERS_ASKED,
+    NEAR_S,
+    NEWS_MAX,
+    PLACE_MAX,
+    RPC_TIMEOUT_S,
+    RecordBook,
+)
 from swarmnode.wire import call_pb2
 from swarmnode.wire import record_pb2 as wire
 
 TTL_MAX_S = 300.0  # DHT records cannot be deleted, so they must expire soon
 LOOKUP_TIMEOUT_S = 5.0  # guess: a lookup takes 4-18 ms, and one frozen node costs RPC_TIMEOUT_S
 ANNOUNCE_TIMEOUT_S = 5.0  # guess: 23 ms, and the same for a frozen node
-RPC_TIMEOUT_S = 2.0  # guess: below the announce periods for which records live
-HOLDERS = 5  # hivemind's number of replicas
-HOLDERS_ASKED = 2  # guess: one of them may be new here, or lie
-NEAR_S = 120.0  # guess: a search for holders moves 26 kB; a dead one ends it sooner
 MUTE_S = 30.0  # guess: who did not answer, or speaks an older version, is asked again
 JOIN_TIMEOUT_S = 30.0  # guess: covers a bootstrap started at the same time on a busy machine
 JOIN_DELAY_S = 0.3
@@ -187,7 +191,7 @@ class DhtDirectory:
         """Know records of peers for which `works` is true beside a flood of others; show few of these while strangers
         are `doubtful`."""
         me = self._transport.peer_id
-        self._book.works, self._book.doubtful = lambda peer: peer == me or works(peer), doubtful
+        self._book.prefer(lambda peer: peer == me or works(peer), doubtful)
 
     async def close(self) -> None:
         """Stop answering the DHT's requests."""
@@ -270,7 +274,7 @@ class DhtDirectory:
         return self._speaking(sorted(self._book.known(place, timed_storage.get_dht_time())))
 
     def _speaking(self, peers: Sequence[PeerId]) -> list[PeerId]:
-        """Those of `peers` that may answer a RecordsRequest, without this node."""
+        """The ones of `peers` that may answer a RecordsRequest, without this node."""
         now_s, mute = asyncio.get_running_loop().time(), self._mute
         return [peer for peer in peers if peer != self._transport.peer_id and mute.get(peer, 0.0) <= now_s]
 

@@ -20,6 +20,10 @@ from swarmnode.membership.record import CLOCK_SKEW_MAX_S, SIGNED_BYTES_MAX, chec
 from swarmnode.token_bucket import TokenBucket
 from swarmnode.wire import record_pb2 as wire
 
+RPC_TIMEOUT_S = 2.0  # guess: below the announce periods for which records live
+HOLDERS = 5  # hivemind's number of replicas
+HOLDERS_ASKED = 2  # guess: one of them may be new here, or lie
+NEAR_S = 120.0  # guess: a search for holders moves 26 kB; a dead one ends it sooner
 PLACE_MAX = 2048  # guess: records of one place, as long as no amount of machines of one run is larger
 STRANGERS_MAX = 64  # peer_table.CROWD_MAX: a choice among more does not balance better
 CHECKS_PER_S, CHECKS_BURST = 100.0, 4096.0  # derived: 1.4 % of a core, and the first picture of PLACE_MAX nodes
@@ -57,6 +61,10 @@ class RecordBook:
         """Whether a peer was seen at work here."""
         self.doubtful: Callable[[], bool] = lambda: False
         """Whether most strangers that were tried did nothing."""
+
+    def prefer(self, works: Callable[[PeerId], bool], doubtful: Callable[[], bool]) -> None:
+        """Set who works and when strangers are doubtful."""
+        self.works, self.doubtful = works, doubtful
 
     @property
     def places(self) -> int:
