@@ -67,7 +67,7 @@ def check_tokenizer(path: Path, called: str = "") -> None:
             raise DataError(f"{each}: not a regular file")
     templates = any(each.suffix == ".jinja" for each in beside) or "chat_template" in _config(path.parent)
     imports = ["tokenizers", *(["transformers.models.auto", "jinja2"] if templates else [])]
-    given = str(path), "yes" if templates else ""
+    given = str(path.absolute()), "yes" if templates else ""  # the child works elsewhere
     run_limited(f"{__name__}:try_tokenizer", *given, what=called or str(path), imports=imports)
 
 

@@ -52,7 +52,7 @@ EVENTS: Final[dict[str, EventKind]] = {
     "bootstrap.connected": _event("a bootstrap answered", "peer"),
     "bootstrap.unreachable": _event("a bootstrap did not answer; tried again later", "peer why"),
     "directory.failed": _event(
-        "our record could not be stored or others' could not be read; tried again later", "reason what stage key"
+        "our record could not be stored or others' could not be read; tried again later", "reason stage"
     ),
     "directory.merged": _event("a peer that the directory had lost answers: parts of the swarm merge", "peer here"),
     "node.reach": _event("whether others can reach this node, and how", "reach reason"),

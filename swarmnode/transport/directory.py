@@ -221,7 +221,7 @@ class DhtDirectory:
         if None in stored or not stored:
             self._nearest.pop(own.stage, None)
         if not any(stored):
-            self._event("directory.failed", "warning", what="announce", stage=own.stage)
+            self._event("directory.failed", "warning", reason="nobody stored our record", stage=own.stage)
         return any(stored)
 
     async def _store_at(self, peer: PeerId, own: wire.Record, record: wire.SignedRecord) -> bool | None:
@@ -248,7 +248,7 @@ class DhtDirectory:
             async with asyncio.timeout(LOOKUP_TIMEOUT_S):
                 await ask(place)
         except (TimeoutError, P2PDaemonError, OSError):
-            self._event("directory.failed", "warning", what="lookup", stage=place)
+            self._event("directory.failed", "warning", reason="nobody answers a look-up", stage=place)
         known = self._book.known(place, timed_storage.get_dht_time())
         return [known[peer].signed for peer in sorted(known)]
 

@@ -12,7 +12,7 @@ import torch
 from swarmnode.machine.replica import TorchReplica
 from swarmnode.manifest import DataSpec, Manifest
 from swarmnode.model.export import byte_tokenizer, write_model
-from swarmnode.model.split import HEAD, TABLE, parameter_shapes, split
+from swarmnode.model.split import parameter_shapes, split
 from swarmnode.node.base_fetcher import place, spans_of
 from tests.support.published_model import VOCABULARY, start_from
 from tests.support.tiny_model import FAMILIES, randomised
@@ -40,6 +40,6 @@ def test_each_stage_has_the_numbers_that_were_published(family: str, tmp_path: P
         replica.weights_placed()
         held |= replica.stage.named(replica.outer.phi)
         assert torch.equal(replica.outer.phi, replica.stage.theta) and replica.stage.bump_steps == 0
-    wanted = weights | ({HEAD: weights[TABLE]} if model.tied else {})
+    wanted = weights  # a tied model stays tied
     assert held.keys() == wanted.keys()
     assert all(torch.equal(held[name], value.float()) for name, value in wanted.items())

@@ -12,7 +12,6 @@ import pytest
 from swarmnode.errors import Busy, RemoteFault, Unavailable
 from swarmnode.ids import PeerId, RunId
 from swarmnode.membership.progress import to_message
-from swarmnode.model.section import PACKED_ITEMSIZE, SECTIONS
 from swarmnode.ports import Answer, Call, State
 from swarmnode.recovery.donor import DonorLimits, SnapshotDonor
 from swarmnode.recovery.donor_client import DownloadLimits
@@ -39,6 +38,7 @@ from tests.support.download import (
     same,
     state,
 )
+from tests.support.sections import PACKED_ITEMSIZE, SECTIONS
 
 SLOWLY = wire.SnapshotRequest(stage=1, nobody_waits=True)
 

@@ -11,7 +11,6 @@ import pytest
 from swarmnode.errors import RemoteFault
 from swarmnode.ids import PeerId, digest
 from swarmnode.membership.progress import to_message
-from swarmnode.model.section import PACKED_ITEMSIZE, SECTIONS
 from swarmnode.ports import Answer, Call, State
 from swarmnode.recovery.donor import SnapshotDonor
 from swarmnode.recovery.donor_client import DownloadLimits
@@ -20,6 +19,7 @@ from swarmnode.recovery.snapshot import Snapshot, StateSlice, check_chunk, chunk
 from swarmnode.transport.libp2p import Libp2pTransport
 from tests.support.download import Said
 from tests.support.libp2p_node import node
+from tests.support.sections import PACKED_ITEMSIZE, SECTIONS
 from tests.support.transport_contract import RUN, pong
 
 pytestmark = pytest.mark.node  # some seconds

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from swarmnode.ids import PeerId, RunId
 from swarmnode.manifest import LimitsSpec, RecoverySpec
 from swarmnode.membership.swarm import Member, Swarm
-from swarmnode.model.section import SECTIONS
 from swarmnode.recovery.neighbour_backup import renewal, to_keep
 from swarmnode.recovery.recovery_source import (
     BUILDER_S,
@@ -30,6 +29,7 @@ from swarmnode.recovery.recovery_source import (
 )
 from swarmnode.recovery.snapshot import SLOW, WHOLE, StateSlice
 from swarmnode.wire import record_pb2
+from tests.support.sections import SECTIONS
 
 RUN = RunId("ab" * 32)
 SPEC = RecoverySpec(snapshot_rounds=4, snapshot_rounds_max=16)

@@ -14,7 +14,7 @@ from swarmnode.ids import PeerId, RunId
 from swarmnode.machine.replica import TorchReplica
 from swarmnode.manifest import GossipSpec, InnerSpec, Manifest, ModelSpec, PipelineSpec
 from swarmnode.membership.progress import Progress
-from swarmnode.model.section import SECTIONS, snapshot_nbytes
+from swarmnode.model.section import snapshot_nbytes
 from swarmnode.ports import Neighbour, Packet, Replica, State, WireTensor
 from swarmnode.recovery.donor import SnapshotDonor
 from swarmnode.recovery.donor_client import DownloadLimits
@@ -23,6 +23,7 @@ from swarmnode.recovery.snapshot import WHOLE, Snapshot, StateSlice, newcomer_pa
 from swarmnode.transport.memory import MemoryNetwork, MemoryTransport
 from swarmnode.wire import call_pb2 as wire
 from tests.support.method_tables import CODECS_OF, OWN_ALPHA
+from tests.support.sections import SECTIONS
 
 RUN = RunId("12" * 32)
 SAMPLES = 2

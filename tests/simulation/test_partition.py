@@ -42,7 +42,8 @@ def live(seconds: float, count: int, share: float) -> tuple[Outcome, World]:
 def test_the_part_that_trained_less_takes_the_state_of_the_other(count: int, share: float) -> None:
     outcome, world = live(60.0, count, share)
     assert not outcome.failures, outcome.failures
-    assert 1 <= world.trace.by_event["progress.in_vain"] <= count / 2
+    # Of nearly equal parts, some of the other may give way, too; never all.
+    assert 1 <= world.trace.by_event["progress.in_vain"] < count
     assert world.trace.by_event["recovery.done"] >= 1
 
 

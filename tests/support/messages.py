@@ -103,7 +103,8 @@ def out_of_range(bound: Bound, field: FieldDescriptor) -> Mapping[str, Any]:
         return {"long": bytes(int(bound.most) + 1)}
     if field.type == FieldDescriptor.TYPE_DOUBLE:
         return {"nan": float("nan"), "inf": float("inf"), "above": bound.most * 1.001 + 1}
-    found = {"above": int(bound.most) + 1} if bound.most < (2**64 - 1 if _width(field) > 2**31 else 2**32 - 1) else {}
+    wide = _width(field) > 2**31 and field.type != FieldDescriptor.TYPE_FIXED32
+    found = {"above": int(bound.most) + 1} if bound.most < (2**64 - 1 if wide else 2**32 - 1) else {}
     return found | ({"step": 3} if bound.step else {})
 
 
