@@ -5,6 +5,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+WEIGHTS = ("fp32", "bf16", "int8")
+"""Codecs of any weights."""
+
+MODULAR = ("modular6", "modular4", "modular3")
+"""Codecs of weights that are near the receiver's own."""
+
 
 @dataclass(frozen=True, slots=True)
 class CodecRules:

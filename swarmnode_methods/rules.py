@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from swarmnode.gossip_rules import CodecRules, MethodRules
+from swarmnode.gossip_rules import MODULAR, WEIGHTS, CodecRules, MethodRules
 
 UNBIASED = ("e3m0", "ternary")
 SPARSE = ("topk", "topk512", "topk64")
 DELTA = (*UNBIASED, *SPARSE, "powersgd")
-WEIGHTS = ("fp32", "bf16", "int8")
 
 CODECS = (
     CodecRules("e3m0", "swarmnode_methods.low_bit:E3M0", of_delta=True),
@@ -22,7 +21,7 @@ METHODS = (
     MethodRules(
         "diloco",
         "swarmnode_methods.diloco:DiLoCo",
-        (*WEIGHTS, "modular6", "modular4", "modular3", *DELTA),
+        (*WEIGHTS, *MODULAR, *DELTA),
         alpha=0.9,  # DiLoCo, arXiv 2311.08105 (Nesterov)
         beta=0.7,  # DiLoCo, arXiv 2311.08105
         of_whole_weights=True,

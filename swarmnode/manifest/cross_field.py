@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from swarmnode.gossip_rules import WEIGHTS
 from swarmnode.manifest import gossip_compat, kind_compat
 from swarmnode.manifest.check import CrossFieldCheck
 from swarmnode.manifest.model_cross_field import MODEL_ACROSS
@@ -312,9 +313,7 @@ ACROSS: tuple[CrossFieldCheck, ...] = (
     CrossFieldCheck(
         ("gossip.codec", "training.experts_trained"),
         kind_compat.experts_codec_fits,
-        lambda m: (
-            f"{' or '.join(gossip_compat.WEIGHTS)} with training.experts_trained: others need weights like one's own"
-        ),
+        lambda m: f"{' or '.join(WEIGHTS)} with training.experts_trained: others need weights like one's own",
     ),
     CrossFieldCheck(
         ("gossip.acceptance", "training.experts_trained"),

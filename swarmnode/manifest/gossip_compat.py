@@ -7,12 +7,8 @@ import functools
 from dataclasses import dataclass
 
 from swarmnode import plugin
-from swarmnode.gossip_rules import CodecRules, MethodRules
+from swarmnode.gossip_rules import MODULAR, WEIGHTS, CodecRules, MethodRules
 from swarmnode.manifest.spec import OWN, GossipSpec, Manifest
-
-WEIGHTS = ("fp32", "bf16", "int8")
-MODULAR = ("modular6", "modular4", "modular3")
-"""Codecs of weights that are near the receiver's own."""
 
 FRAGMENTS_MAX = 255  # guess; each has the state of its own codec
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from swarmnode.manifest.gossip_compat import WEIGHTS
+from swarmnode.gossip_rules import WEIGHTS
 from swarmnode.manifest.spec import Manifest, ModelSpec
 
 ADAPTERS = "adapters"
