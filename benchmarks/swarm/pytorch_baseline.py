@@ -19,9 +19,8 @@ from swarmnode.data.corpus import open_corpus
 from swarmnode.manifest import read_signed
 from swarmnode.model.decoder import Decoder
 from swarmnode.model.device import autocasts
-from swarmnode.model.initial import initial
 from swarmnode.model.schedule import learning_rate
-from swarmnode.model.split import parameter_shapes, split
+from swarmnode.model.split import initial, parameter_shapes, split
 
 WARM_STEPS = 2
 

@@ -36,12 +36,12 @@ def command(
     owner's signature, and disconnects banned peers within a minute or two.
     """
     from swarmnode import owner
+    from swarmnode.atomic_file import write_whole
     from swarmnode.daemon.admission import ACCESS_FILE
     from swarmnode.ids import PeerId
     from swarmnode.manifest import read_signed, verify
     from swarmnode.manifest.folder import signed_of
     from swarmnode.membership.access import AccessList, open_access_list, sign_access_list, too_old
-    from swarmnode.whole_file import write_whole
     from swarmnode.wire.access_pb2 import SignedAccessList
 
     for name in revoke:

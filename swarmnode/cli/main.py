@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 import click
 
 from swarmnode import __version__, plugin
+from swarmnode.atomic_file import FULL
 from swarmnode.cli.option.config_file import bind, defaults_for
-from swarmnode.disk import FULL
 from swarmnode.errors import DiskFull, SwarmnodeError
 
 EXIT_INTERRUPTED = 130

@@ -17,10 +17,10 @@ import click
 from google.protobuf.message import DecodeError
 
 from swarmnode import owner as owner_key
+from swarmnode.atomic_file import check_writable
 from swarmnode.daemon.control_api import DaemonContext
 from swarmnode.daemon.options import ArchiveOptions
 from swarmnode.data.tokenizer_file import carried_files, tokenizer_file
-from swarmnode.disk import check_writable
 from swarmnode.errors import NotPermitted, RemoteFault, SwarmnodeError, Unavailable, UsageError
 from swarmnode.ids import PeerId
 from swarmnode.machine.archive_lock import hold

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import psutil
+
+from swarmnode import __version__
 from swarmnode.daemon.clock import SystemClock
 from swarmnode.daemon.options import NodeOptions
-from swarmnode.daemon.peer_exam import examine
-from swarmnode.daemon.status import describe
 from swarmnode.data.corpus import Corpus
-from swarmnode.errors import Unavailable, UsageError
-from swarmnode.ids import RunId
+from swarmnode.errors import RemoteFault, Unavailable, UsageError
+from swarmnode.ids import PeerId, RunId
 from swarmnode.machine.run_archive import Archive
 from swarmnode.machine.stage_fit import StageFit
 from swarmnode.manifest import Manifest
 from swarmnode.manifest.field import FIELDS
 from swarmnode.manifest.text import value_of
 from swarmnode.membership.admission import Admission
+from swarmnode.membership.place import feeder_place
+from swarmnode.metrics import name
 from swarmnode.metrics.exporter import PrometheusTelemetry
 from swarmnode.metrics.recent_events import RecentEvents
 from swarmnode.node.drain import DrainReport
@@ -26,10 +29,111 @@ from swarmnode.node.limits import show
 from swarmnode.node.node import Node
 from swarmnode.node.notice import Notice, NoticeKind, Notices
 from swarmnode.node.regulator import Regulator
+from swarmnode.ports import Call, Transport
 from swarmnode.transport.address import parse_bootstraps
+from swarmnode.transport.capacity import best
 from swarmnode.transport.directory import DhtDirectory
 from swarmnode.transport.libp2p import Libp2pTransport
+from swarmnode.transport.reachability import ask, verdict
+from swarmnode.wire import call_pb2 as wire
 from swarmnode.wire import control_pb2, record_pb2
+
+TIMEOUT_S = 12.0
+PINGS = 3  # the first may open a stream: the fastest counts
+HELPERS_MAX = 4
+MEASURED_MAX = 2  # guess: of those that answer, the nearest: our own limit shows with any
+MEASURE_S = 8.0
+
+
+def describe(
+    node: Node | None,
+    me: PeerId,
+    run_id: RunId,
+    manifest: Manifest,
+    telemetry: PrometheusTelemetry,
+    metrics_address: str,
+    started_s: float,
+) -> control_pb2.StatusReply:
+    """The complete reply of the control API; `node` None is a bootstrap, which serves no stage."""
+    now = asyncio.get_running_loop().time()
+    resident = psutil.Process().memory_info().rss
+    telemetry.gauge(name.RESIDENT_BYTES, float(resident))
+    reply = control_pb2.StatusReply(
+        run_id=run_id,
+        peer_id=me,
+        run_name=manifest.name,
+        version=__version__,
+        stages=manifest.pipeline.stages,
+        uptime_s=now - started_s,
+        metrics_address=metrics_address,
+        resident_nbytes=resident,
+        counters=telemetry.counters(),
+        trains_nothing=node is None,
+    )
+    if node is None:
+        return reply
+    place = node.presence.status.stage
+    reply.state = node.state if place is not None else record_pb2.NODE_STATE_UNSPECIFIED
+    reply.stage = feeder_place(manifest) if node.feeds_only else place or 0
+    reply.samples_total = node.samples_total()
+    reply.tokens_total = node.samples_total() * manifest.model.context
+    reply.addresses.extend(f"{address}/p2p/{node.me}" for address in node.presence.status.addresses)
+    served = node.stage_status()
+    reply.round = served.round_index
+    reply.inner_steps = served.inner_steps
+    reply.tokens_per_second = served.tokens_per_second
+    reply.loss_train = served.loss_train or 0.0
+    reply.loss_validation = served.loss_validation or 0.0
+    reply.loss_validation_samples = served.loss_validation_samples
+    reply.loss_validation_first = served.loss_validation_first or 0.0
+    for member in node.presence.peer_table.swarm().everyone():
+        if member.peer == node.me:
+            continue
+        router = node.presence.routers[member.stage] if member.stage < manifest.pipeline.stages else None
+        reply.peers.append(
+            control_pb2.PeerStatus(
+                peer_id=member.peer,
+                stage=member.stage,
+                state=member.state,
+                samples_per_second=member.samples_per_second,
+                queue=member.queue,
+                round=member.round_index,
+                latency_s=0.0 if router is None else router.expected_s(member.peer, 1) or 0.0,
+                banned=router is not None and router.banned(member.peer, now),
+            )
+        )
+    return reply
+
+
+async def examine(transport: Transport, peers: Sequence[tuple[PeerId, int]]) -> control_pb2.ExamineReply:
+    """Latency to each of `peers` (id, stage), and for those that answer, how they can reach us."""
+    async with asyncio.TaskGroup() as tasks:
+        exams = [tasks.create_task(_exam(transport, peer, stage)) for peer, stage in peers]
+    reply = control_pb2.ExamineReply(peers=[exam.result() for exam in exams])
+    near = sorted((exam for exam in reply.peers if not exam.fault), key=lambda exam: exam.latency_s)[:MEASURED_MAX]
+    for exam in near:  # one after the other: concurrent ones would share the bandwidth
+        capacity, _ = await best(transport, [PeerId(exam.peer_id)], MEASURE_S)
+        if capacity is not None:
+            exam.up_bps, exam.down_bps = capacity.up_bps, capacity.down_bps
+    helpers = [PeerId(exam.peer_id) for exam in reply.peers if not exam.fault]
+    reach, reply.reason = verdict(await ask(transport, helpers[:HELPERS_MAX]))
+    reply.reach = str(reach)
+    return reply
+
+
+async def _exam(transport: Transport, peer: PeerId, stage: int) -> control_pb2.PeerExam:
+    exam = control_pb2.PeerExam(peer_id=peer, stage=stage)
+    loop, best = asyncio.get_running_loop(), float("inf")
+    try:
+        for _ in range(PINGS):
+            begun = loop.time()
+            await transport.call(peer, Call(wire.Request(ping=wire.Ping())), timeout_s=TIMEOUT_S, reply_bytes_max=0)
+            best = min(best, loop.time() - begun)
+    except (RemoteFault, Unavailable) as error:
+        exam.fault = str(error)
+        return exam
+    exam.latency_s = best
+    return exam
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+from swarmnode.atomic_file import check_free, check_writable
 from swarmnode.daemon.options import NodeOptions
 from swarmnode.daemon.resources import checkpoints
 from swarmnode.data.base_folder import other_base
 from swarmnode.data.corpus import Corpus, open_corpus
-from swarmnode.disk import check_free, check_writable
 from swarmnode.errors import DataError
 from swarmnode.machine.bucket_store import is_url, open_store
 from swarmnode.machine.stage_fit import StageFit

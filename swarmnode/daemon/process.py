@@ -8,7 +8,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,18 +19,15 @@ import click
 from swarmnode import __version__
 from swarmnode.control.service import ControlServer
 from swarmnode.daemon import ready_file
-from swarmnode.daemon.admission import make_admission, pass_of_invite
+from swarmnode.daemon.admission import make_admission, pass_of_invite, read_access_list
 from swarmnode.daemon.archive import give_archive, run_archive
 from swarmnode.daemon.clock import SystemClock, watch_clock
 from swarmnode.daemon.control_api import ControlApi, DaemonContext
 from swarmnode.daemon.dashboard import open_page, tell_watchers
 from swarmnode.daemon.data_source import base_ports, data_ports, give_chunks, told_on_terminal
-from swarmnode.daemon.failure_log import failure_logged, first_error
 from swarmnode.daemon.limits import make_regulator, tell_pause
 from swarmnode.daemon.manifest_source import Bootstraps, fetch_manifest
 from swarmnode.daemon.options import RUN_ID, NodeOptions
-from swarmnode.daemon.otlp import push_metrics
-from swarmnode.daemon.permission import stay_permitted
 from swarmnode.daemon.preemption import acknowledge, watched
 from swarmnode.daemon.preflight import check_can_work
 from swarmnode.daemon.reachability import (
@@ -42,7 +39,6 @@ from swarmnode.daemon.reachability import (
     settle,
     stay_reachable,
 )
-from swarmnode.daemon.receipts import thanking
 from swarmnode.daemon.resources import checkpoints, usable_stages
 from swarmnode.daemon.service_manager import Supervisor
 from swarmnode.data.corpus import open_corpus
@@ -50,9 +46,11 @@ from swarmnode.errors import (
     EXIT_PREEMPTED,
     EXIT_PREEMPTED_INCOMPLETE,
     Forbidden,
+    LocalFault,
     ManifestError,
     NotPermitted,
     RemoteFault,
+    SwarmnodeError,
     Unavailable,
 )
 from swarmnode.gossip.compression import kernel
@@ -62,7 +60,6 @@ from swarmnode.machine.bucket_store import open_store
 from swarmnode.machine.checkpoint_source import check, find_resumptions
 from swarmnode.machine.compute import ThreadCompute
 from swarmnode.machine.folder_store import FolderStore
-from swarmnode.machine.host import host_of
 from swarmnode.machine.receipt_store import Receipts
 from swarmnode.machine.replica import TorchReplica
 from swarmnode.machine.samples import CorpusSamples
@@ -71,6 +68,7 @@ from swarmnode.manifest import read_signed, verify
 from swarmnode.membership.admission import Admission
 from swarmnode.membership.place import places
 from swarmnode.membership.record import STRETCH_MAX
+from swarmnode.metrics import otlp
 from swarmnode.metrics.exporter import PrometheusTelemetry
 from swarmnode.metrics.recent_events import RecentEvents
 from swarmnode.model.device import autocasts, check_device, resolve_device, use_device
@@ -83,7 +81,9 @@ from swarmnode.node.membership_handlers import MembershipHandlers
 from swarmnode.node.node import Node
 from swarmnode.node.node_ports import NodePorts
 from swarmnode.node.notice import Notice, NoticeKind, Notices, of_signal
-from swarmnode.ports import Compute, Priority, Replica
+from swarmnode.node.receipt_exchange import ReceiptExchange
+from swarmnode.pipeline.microbatch_size import Host
+from swarmnode.ports import Clock, Compute, Priority, Replica, Telemetry
 from swarmnode.recovery.resumption import CheckpointOptions
 from swarmnode.transport import hivemind_patches, key_file
 from swarmnode.transport.address import parse_bootstraps
@@ -96,6 +96,91 @@ from swarmnode.wire import record_pb2
 
 KEY_FILE = "node.key"
 EVENTS_FILE = "events.jsonl"
+
+
+def host_of(device: str, compute: ThreadCompute) -> Host:
+    """The host of this node. If processors do the arithmetic, as many nodes as processors compute at once, one thread
+    each; nodes that rest part of the time leave room for others."""
+    if not device.startswith("cpu"):
+        return Host()
+    processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return Host(lambda: processors / compute.load)
+
+
+async def stay_permitted(process: DaemonContext, node: Node | None, notices: Notices) -> None:
+    """Keep the owner's access list current; leave if it no longer admits us."""
+    bootstraps = [peer for peer, _ in parse_bootstraps(process.options.bootstrap)]
+    why = await access_list.keep_access_list(
+        process.admission,
+        process.transport,
+        lambda: (
+            bootstraps if node is None else [*bootstraps, *(m.peer for m in node.presence.peer_table.swarm().members())]
+        ),
+        seeded(process.run_id, "access_list", process.transport.peer_id),
+        process.telemetry,
+        (lambda: None) if node is None else node.presence.evict_unauthorized,
+        here=lambda: read_access_list(process.options),
+    )
+    process.forbidden.append(why)
+    notices.leave(why)
+
+
+@contextlib.contextmanager
+def failure_logged(telemetry: Telemetry) -> Iterator[None]:
+    """Log an error that ends the node, and pass it on."""
+    try:
+        yield
+    except Exception as error:
+        first = first_error(error) if isinstance(error, BaseExceptionGroup) else error
+        telemetry.event("node.failed", level="error", reason=f"{type(first).__name__}: {first}")
+        raise
+
+
+def first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The error in a group to show to the user: the first SwarmnodeError, else the first of any."""
+    leaves: list[BaseException] = []
+    stack: list[BaseException] = [group]
+    while stack:
+        error = stack.pop(0)
+        if isinstance(error, BaseExceptionGroup):
+            stack.extend(error.exceptions)
+        else:
+            leaves.append(error)
+    ours = [error for error in leaves if isinstance(error, SwarmnodeError)]
+    faults = [error for error in ours if isinstance(error, LocalFault)]
+    return (faults or ours or leaves)[0]
+
+
+def push_metrics(
+    telemetry: PrometheusTelemetry,
+    transport: Libp2pTransport,
+    run_id: RunId,
+    clock: Clock,
+    stack: contextlib.AsyncExitStack,
+) -> None:
+    """Push this process's metrics until `stack` ends, if OTEL_EXPORTER_OTLP_ENDPOINT is set."""
+
+    def failed() -> None:
+        reason = "the endpoint of OTEL_EXPORTER_OTLP_ENDPOINT accepts no metrics; tried again later"
+        telemetry.event("metrics.push_failed", level="warning", reason=reason)
+
+    if not otlp.wanted(os.environ):
+        return
+    try:
+        push = otlp.OtlpPusher(telemetry.registry, run_id, transport.peer_id, clock.unix_s, failed)
+    except ImportError:
+        telemetry.event("metrics.push_failed", level="warning", reason=otlp.MISSING)
+        return
+    transport.spawn(push.run(otlp.interval_s(os.environ)))
+    stack.push_async_callback(push.close)
+
+
+async def thanking(process: DaemonContext, node: Node, kept: Receipts, clock: Clock) -> None:
+    """Sign receipts for others' work and collect in `kept` those for this node's work, until cancelled."""
+    identity = key_file.load(process.options.home / "node.key")
+    thanks = ReceiptExchange(process.run_id, identity, node.transport.work, clock, process.telemetry, kept.keep)
+    thanks.serve(process.transport)
+    await thanks.collect(process.transport)
 
 
 async def run_node(options: NodeOptions) -> int:

@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from swarmnode.atomic_file import atomic_write
-from swarmnode.disk import write_fault
+from swarmnode.atomic_file import atomic_write, write_fault
 from swarmnode.errors import LocalFault
 from swarmnode.user_folders import default_home
 

@@ -15,10 +15,10 @@ from pathlib import Path
 
 from google.protobuf.message import DecodeError
 
+from swarmnode.atomic_file import full_text
 from swarmnode.dashboard.board import VALIDATIONS_KEPT, Board, Changes, Round
 from swarmnode.dashboard.timeline import TimelineEntry
 from swarmnode.dashboard.totals import Contribution
-from swarmnode.disk import full_text
 from swarmnode.errors import DiskFull, LocalFault
 from swarmnode.ids import PeerId
 from swarmnode.wire.call_pb2 import Receipt

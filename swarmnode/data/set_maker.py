@@ -23,6 +23,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
+from swarmnode.atomic_file import raise_if_full, write_whole
 from swarmnode.data.document_source import find_work
 from swarmnode.data.document_span import DOCUMENT_BYTES_MAX, BadRows, Reading
 from swarmnode.data.index import (
@@ -37,10 +38,8 @@ from swarmnode.data.index import (
 from swarmnode.data.sampler import mixed
 from swarmnode.data.token_parts import Encoding, Part, left_out, make_part, open_part, part_name
 from swarmnode.data.tokens import HuggingFaceTokenizer, Tokenizer, dtype_of
-from swarmnode.disk import raise_if_full
 from swarmnode.errors import DataError, UsageError
 from swarmnode.ids import digest
-from swarmnode.whole_file import write_whole
 
 WORK_FOLDER = ".parts"
 PLAN_FILE = "plan.json"

@@ -28,8 +28,8 @@ from typing import cast
 
 import numpy as np
 
+from swarmnode.atomic_file import raise_if_full
 from swarmnode.data.tokens import Tokens, dtype_of
-from swarmnode.disk import raise_if_full
 from swarmnode.errors import DataError
 
 MAGIC = b"SWARMTOK"

@@ -18,14 +18,13 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from swarmnode.atomic_file import raise_if_full, write_whole
 from swarmnode.data.chat_template import ChatTemplate
 from swarmnode.data.document_source import documents
 from swarmnode.data.document_span import BadRows, DocumentSpan, Placed, Reading
 from swarmnode.data.tokens import Tokenizer, Tokens, dtype_of
-from swarmnode.disk import raise_if_full
 from swarmnode.errors import DataError
 from swarmnode.ids import digest, digest64
-from swarmnode.whole_file import write_whole
 
 BATCH_DOCUMENTS = 512
 BATCH_BYTES = 8 << 20

@@ -14,8 +14,7 @@ from importlib import metadata
 from pathlib import Path
 
 from swarmnode import __version__
-from swarmnode.atomic_file import atomic_file
-from swarmnode.disk import write_fault
+from swarmnode.atomic_file import atomic_file, write_fault
 from swarmnode.errors import UsageError
 from swarmnode.local.redact import Redactor
 

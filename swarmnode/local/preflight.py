@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from swarmnode.atomic_file import check_free, check_writable
 from swarmnode.data.base_folder import FOLDER as BASE_FOLDER
 from swarmnode.data.base_folder import local_base
 from swarmnode.data.indexed import open_text
-from swarmnode.disk import check_free, check_writable
 from swarmnode.errors import DataError
 from swarmnode.local.run_folder import RUNS
 from swarmnode.machine.bucket_store import is_url

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from swarmnode import manifest as manifests
 from swarmnode import owner
-from swarmnode.disk import raise_if_full
+from swarmnode.atomic_file import raise_if_full
 from swarmnode.errors import NotPermitted, UsageError
 from swarmnode.ids import RunId
 from swarmnode.manifest import MANIFEST_FILE, PRESETS, SIGNED_FILE, Manifest

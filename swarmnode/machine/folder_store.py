@@ -12,8 +12,7 @@ import queue
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 
-from swarmnode.atomic_file import TEMPORARY, atomic_write
-from swarmnode.disk import write_fault
+from swarmnode.atomic_file import TEMPORARY, atomic_write, write_fault
 from swarmnode.errors import DataError, LocalFault
 
 PIECE_NBYTES = 8 << 20  # guess: written and hashed concurrently in pieces of this size

@@ -7,7 +7,7 @@ import hashlib
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -19,7 +19,6 @@ from swarmnode.gossip.outer.one_byte import OneByte
 from swarmnode.gossip.robust import GUARDED
 from swarmnode.large_buffer import large_buffer
 from swarmnode.machine.forward_trainer import ForwardTrainer
-from swarmnode.machine.outer_parts import slow_and_fast
 from swarmnode.manifest import Manifest, by_forward_passes, from_base
 from swarmnode.manifest.gossip_compat import averages_gradients
 from swarmnode.model.device import free_nbytes
@@ -50,6 +49,32 @@ from swarmnode.recovery import checkfree
 from swarmnode.recovery.state_check import apart
 
 T = TypeVar("T")
+
+
+def slow_and_fast(
+    stage: StageReplica,
+    outer: NoLoCo,
+    slow_step: Callable[[], OuterReport],
+    again_beside: Callable[[Callable[[], Any]], Parts[Any]],
+    *,
+    lone: bool,
+) -> Parts[OuterReport]:
+    """The parts of `slow_step`, which is `outer.apply_slow`, and of what follows on the device of `stage`.
+
+    `again_beside` does its argument beside the device, once more where memory ran out. `lone`: as in `apply`."""
+
+    def slow() -> OuterReport:
+        report = slow_step()
+        if lone or report.believed:
+            stage.hold(outer.phi)
+        return report
+
+    report: OuterReport = yield from again_beside(slow)
+    if lone or report.believed:
+        stage.stash.before_step(inner=False)
+        run_whole(again_beside(outer.follow))
+        run_whole(again_beside(lambda: stage.hold(outer.theta)))
+    return report
 
 
 class TorchReplica:

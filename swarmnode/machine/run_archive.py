@@ -22,8 +22,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from swarmnode.atomic_file import TEMPORARY
-from swarmnode.disk import check_free
+from swarmnode.atomic_file import TEMPORARY, check_free
 from swarmnode.errors import DataError, LocalFault, RemoteFault, SwarmnodeError, Unavailable
 from swarmnode.machine.archive_sources import ArchiveSources, RunCopy, TakenCopy
 from swarmnode.machine.folder_store import FolderStore

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
+from swarmnode.atomic_file import write_fault
 from swarmnode.concurrency import gather_or_cancel
-from swarmnode.disk import write_fault
 from swarmnode.ids import PeerId
 from swarmnode.ports import State
 from swarmnode.recovery.checkpoint import Checkpoint

@@ -7,11 +7,11 @@ import pathlib
 from collections.abc import Mapping
 
 from swarmnode import owner as owner_key
+from swarmnode.atomic_file import write_whole
 from swarmnode.errors import ManifestError, NotPermitted, UsageError
 from swarmnode.manifest.signed import read_signed, sign
 from swarmnode.manifest.spec import Manifest
 from swarmnode.manifest.text import MANIFEST_BYTES_MAX, difference, parse, template
-from swarmnode.whole_file import write_whole
 from swarmnode.wire import record_pb2
 
 MANIFEST_FILE = "manifest.toml"

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from swarmnode.disk import FULL, full_text
+from swarmnode.atomic_file import FULL, full_text
 from swarmnode.metrics.event import check_event
 from swarmnode.ports import Clock
 from swarmnode.untrusted_text import printable

@@ -24,8 +24,7 @@ from torch import Tensor
 from swarmnode.manifest import Manifest
 from swarmnode.manifest.kind_compat import ADAPTERS
 from swarmnode.model.architecture import Shapes
-from swarmnode.model.initial import initial
-from swarmnode.model.split import StageLayers, parameter_shapes
+from swarmnode.model.split import StageLayers, initial, parameter_shapes
 
 WEIGHT = ".weight"
 LORA_A, LORA_B, MAGNITUDE = ".lora_A", ".lora_B", ".magnitude"

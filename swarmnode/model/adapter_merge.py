@@ -22,8 +22,7 @@ from swarmnode.model.adapter import (
     scale,
 )
 from swarmnode.model.frozen import BaseWeights, FrozenWeight
-from swarmnode.model.initial import initial
-from swarmnode.model.split import parameter_shapes, split
+from swarmnode.model.split import initial, parameter_shapes, split
 
 ADAPTER_CONFIG, ADAPTER_FILE = "adapter_config.json", "adapter_model.safetensors"  # peft's names
 PEFT_PREFIX = "base_model.model."

@@ -13,9 +13,8 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from swarmnode.atomic_file import atomic_write
+from swarmnode.atomic_file import atomic_write, write_fault
 from swarmnode.data.tokens import json_object
-from swarmnode.disk import write_fault
 from swarmnode.errors import DataError
 from swarmnode.manifest import BYTES_END, MANIFEST_FILE, Manifest, template
 from swarmnode.model.adapter import has_adapters

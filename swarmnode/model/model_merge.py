@@ -19,7 +19,7 @@ import safetensors
 import safetensors.torch
 import torch
 
-from swarmnode.disk import write_fault
+from swarmnode.atomic_file import write_fault
 from swarmnode.errors import DataError, NotPermitted, UsageError
 
 SINGLE_FILE = "model.safetensors"

@@ -26,15 +26,13 @@ from swarmnode.model.decoder import Decoder
 from swarmnode.model.device import half_dtype
 from swarmnode.model.expert_share import expert_layout
 from swarmnode.model.frozen import FrozenParameters
-from swarmnode.model.gradient_clip import IncomingNorms
-from swarmnode.model.initial import initial
 from swarmnode.model.memory_estimate import GraphMemory, Passes
 from swarmnode.model.muon import FlatMuon
 from swarmnode.model.optimizer import AdamWPart, corrected_ema
 from swarmnode.model.out_of_memory import give_back, tried, twice
-from swarmnode.model.parted_optimizer import carried, optimizer_of, sections_of
+from swarmnode.model.parted_optimizer import IncomingNorms, carried, optimizer_of, sections_of
 from swarmnode.model.schedule import learning_rate
-from swarmnode.model.split import TABLE, StageLayers, stages_of
+from swarmnode.model.split import TABLE, StageLayers, initial, stages_of
 from swarmnode.model.stage_input import StageInput, check_samples, read_input, read_targets
 from swarmnode.model.subspace import Subspace
 from swarmnode.model.tensor import to_device

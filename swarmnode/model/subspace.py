@@ -26,9 +26,8 @@ from torch import Tensor
 from swarmnode.ids import seeded
 from swarmnode.manifest import Manifest
 from swarmnode.model.architecture import Shapes
-from swarmnode.model.initial import initial
 from swarmnode.model.moments import MomentSection
-from swarmnode.model.split import TABLE, is_writer
+from swarmnode.model.split import TABLE, initial, is_writer
 
 DIGEST_BYTES = 8
 # U is compared to 1.5e-5: coarse compared with rounding (1e-15), fine compared with its elements (1 / sqrt D)

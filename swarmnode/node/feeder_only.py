@@ -11,15 +11,14 @@ from swarmnode.errors import RemoteFault
 from swarmnode.ids import PeerId
 from swarmnode.membership.place import feeder_place
 from swarmnode.node.drain import Deadline, DrainReport, DrainStep, DrainTask, drain
-from swarmnode.node.drain_steps import MARGIN
+from swarmnode.node.drain_steps import MARGIN, HeldWork
 from swarmnode.node.feeder_loop import feeding, make_feeder
-from swarmnode.node.held_work import HeldWork
-from swarmnode.node.local_status import StageStatus
 from swarmnode.node.node_context import NodeContext
+from swarmnode.node.presence import StageStatus
 from swarmnode.pipeline.feeder import Feeder, Samples
 from swarmnode.pipeline.microbatch_size import SampleRates
 from swarmnode.pipeline.next_hop import NextHop
-from swarmnode.pipeline.remote_first_hop import RemoteFirstHop
+from swarmnode.pipeline.shared_first_hop import RemoteFirstHop
 from swarmnode.pipeline.text_service import TextService
 from swarmnode.ports import Handler
 from swarmnode.wire import record_pb2

@@ -24,20 +24,17 @@ from swarmnode.node.drain import DrainReport, goodbye
 from swarmnode.node.failure_detector import FailureDetector
 from swarmnode.node.feeder_only import FeederOnly, attend_feeding
 from swarmnode.node.gauges import measuring
-from swarmnode.node.local_status import StageStatus
 from swarmnode.node.node_context import NodeContext
 from swarmnode.node.node_ports import NodePorts
 from swarmnode.node.notice import Notice, Notices
-from swarmnode.node.pause import PauseControl
+from swarmnode.node.pause import PauseControl, StageSlot
 from swarmnode.node.piggyback import PiggybackTransport
-from swarmnode.node.presence import Presence
+from swarmnode.node.presence import Presence, StageStatus
 from swarmnode.node.role import NodeRole
-from swarmnode.node.run_text import RunText
+from swarmnode.node.run_text import RunText, choose
 from swarmnode.node.served_stage import METHODS, ServedStage
 from swarmnode.node.stage_change import StageTransfer
-from swarmnode.node.stage_choice import choose
 from swarmnode.node.stage_join import JoinedStage, attend_stage, join_stage
-from swarmnode.node.stage_slot import StageSlot
 from swarmnode.node.unban import unban
 from swarmnode.ports import Priority, Replica, State
 from swarmnode.recovery.checkpoint import Origin

@@ -7,7 +7,8 @@ import contextlib
 import itertools
 import math
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from swarmnode import __version__
 from swarmnode.bounds import FIELDS, QUEUE_MAX, SPEED_MAX
@@ -26,8 +27,6 @@ from swarmnode.membership.run_progress import RunProgress
 from swarmnode.membership.stage_view import StageView, view_of
 from swarmnode.membership.swarm import SERVING, Member, Swarm, shared
 from swarmnode.metrics import name
-from swarmnode.node.local_status import LocalStatus
-from swarmnode.node.stage_observer import StageObserver
 from swarmnode.pipeline.link_rate import allowed_samples_per_s
 from swarmnode.pipeline.microbatch_size import SampleRates
 from swarmnode.pipeline.route import routers
@@ -47,6 +46,80 @@ ADDRESSES_MAX = 8
 AHEAD_TOLERANCE_S = 0.001  # guess: of wall clocks; nodes foresee their pauses in whole seconds
 
 Read = list[list[record_pb2.SignedRecord]]
+
+
+@dataclass(frozen=True, slots=True)
+class LocalStatus:
+    """The facts about this node that do not depend on the stage it serves. Presence replaces the whole snapshot."""
+
+    state: record_pb2.NodeState = record_pb2.NODE_STATE_JOINING
+    stage: int | None = None  # None: not chosen yet
+    samples_per_second: float = 0.0  # expected at the stage, until the stage is served and measures its own
+    rates: SampleRates = field(
+        default_factory=lambda: SampleRates({1: 1.0})
+    )  # by microbatch size, probed at the first stage
+    addresses: tuple[str, ...] = ()
+    moving_to: int | None = None  # the stage this node is about to serve instead
+    saved_samples: int = 0  # samples of the run when the stage that this node joins was saved on its disk
+    saves_checkpoints: bool = False
+    unable: frozenset[int] = frozenset()  # stages that this machine cannot serve
+    data_digest: bytes = b""  # of the run's text, as this machine has it; empty: it has none
+    boundary_digest: bytes = b""  # of the frozen subspace made here, in a run that has one
+    allowance: record_pb2.Allowance | None = None  # limits that other nodes should expect
+
+
+@dataclass(frozen=True, slots=True)
+class StageStatus:
+    """The served stage at one moment. Losses are nats per token."""
+
+    samples_per_second: float = 0.0
+    queue: int = 0  # pieces of work that wait for the compute thread
+    round_index: int = 0  # the last round finished
+    round_stride: int = 1
+    kept_round: int | None = None  # of the snapshot of the next stage; None: none is kept
+    kept_steps: int = 0
+    inner_steps: int = 0
+    loss_train: float | None = None  # smoothed; None: not known yet
+    tokens_per_second: float = 0.0  # fed here; 0 where this node feeds nothing
+    loss_validation: float | None = None
+    loss_validation_samples: int = 0  # samples of the run when it was measured
+    loss_validation_first: float | None = None
+    blocks: record_pb2.Blocks | None = None  # finished blocks of data; None where this node feeds nothing
+
+
+NO_STAGE = StageStatus()
+
+
+class StageObserver(Protocol):
+    """The stage that a node serves, as its Presence tells it news and asks it for its status.
+
+    Before a stage is served, and between two of them, nothing is told and `status` is that of no stage.
+    """
+
+    def status(self) -> StageStatus:
+        """The stage at this moment."""
+        ...
+
+    def progressed(self) -> None:
+        """The run's sample count grew."""
+        ...
+
+    def hear_blocks(self, told: Mapping[PeerId, record_pb2.Blocks], frontier_max: int) -> Iterable[RemoteFault]:
+        """Take in the finished blocks announced by other feeders; returns those that cannot be believed, such as more
+        than `frontier_max` finished blocks."""
+        ...
+
+    def doubt(self, peers: Iterable[PeerId]) -> None:
+        """`peers` went silent: calls to them that are under way may never be answered."""
+        ...
+
+    def strangers_come(self) -> bool:
+        """Whether most replicas that were never met come when a round is tried with them."""
+        ...
+
+    def confirmed(self, peer: PeerId, /) -> int:
+        """Answers of `peer` in a row that were checked and right."""
+        ...
 
 
 class Presence:

@@ -11,17 +11,22 @@ import contextlib
 from collections import Counter
 
 from swarmnode.errors import DataError, NotPermitted, Unavailable
-from swarmnode.ids import PeerId, RunId
+from swarmnode.ids import PeerId, RunId, seeded
 from swarmnode.manifest import Manifest
 from swarmnode.manifest.location import base_url
-from swarmnode.membership.swarm import Member
+from swarmnode.membership.place import places
+from swarmnode.membership.swarm import Member, Swarm
 from swarmnode.node.chunk_samples import ChunkSamples
 from swarmnode.node.chunk_sources import ChunkSources
+from swarmnode.node.node_context import NodeContext
 from swarmnode.node.node_ports import NodePorts
 from swarmnode.node.presence import Presence
 from swarmnode.node.role import NodeRole
+from swarmnode.node.stage_change import costs, living_members
 from swarmnode.node.stage_join import StageText
+from swarmnode.pipeline.believed_rate import bounded
 from swarmnode.pipeline.feeder import Samples
+from swarmnode.pipeline.rebalance import RebalanceRules, choose_stage, reserved_stage
 from swarmnode.ports import Priority, Telemetry, Transport
 
 DIGEST_NBYTES = 8  # of the digest, in records
@@ -185,3 +190,47 @@ class RunText:
 
     def _members(self) -> list[Member]:
         return list(self._presence.peer_table.swarm().everyone())
+
+
+# The stage that a node serves first, and after one whose text it cannot have.
+#
+# A node announces its choice before it downloads anything, and looks again: nodes that join at the same time see each
+# other's reservations and take different stages (pipeline/rebalance.py).
+
+SETTLE_S = 0.5  # guess: until the reservation of a node that joins at the same time can be read
+LOOKS_MAX = 4  # guess: most see the same after one
+
+
+async def choose(context: NodeContext, text: RunText, asked: int | None) -> int:
+    """The stage `asked` for, or the one that needs a replica most, after a look at all members of the run."""
+    manifest, presence, pinger = context.manifest, context.presence, context.pinger
+    await presence.look(places(manifest))
+    stage, reason = asked, "asked for"
+    if stage is None:
+        await text.look()
+        rng, pipeline = seeded(manifest.seed, "stage", context.me), manifest.pipeline
+        shares, rules = costs(manifest), RebalanceRules(pipeline.rebalance_ratio, pipeline.min_keep)
+        living = await living_members(presence, pinger, context.ports.clock, context.telemetry)
+        empty = [at for at in range(pipeline.stages) if not living.serving(at)]
+        own = context.restorer.saved.best(empty, text.unable)
+        if own is not None:
+            stage, reason = own, "nobody serves it, and its trained state is saved here"
+            await presence.reserve(stage)
+        else:
+            gone = {m.peer for m in presence.peer_table.swarm().members()} - {m.peer for m in living.members()}
+            stage, reason = choose_stage(bounded(living, shares), shares, rules, rng, text.unable)
+            for _ in range(LOOKS_MAX):
+                before = stage
+                await presence.reserve(stage)
+                await asyncio.sleep(SETTLE_S)
+                await presence.look(places(manifest))
+                here = Swarm.of(
+                    (m for m in presence.peer_table.swarm().members() if m.peer not in gone), pipeline.stages
+                )
+                told = bounded(here, shares), context.me, shares, rules, manifest.seed, text.unable
+                stage, why = reserved_stage(*told)
+                if stage == before:
+                    break
+                reason = why
+    context.telemetry.event("stage.chosen", serves=stage, reason=reason)
+    return stage

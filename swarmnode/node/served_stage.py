@@ -9,28 +9,28 @@ from functools import partial
 
 from swarmnode.concurrency import background_tasks
 from swarmnode.errors import RemoteFault, Unavailable
+from swarmnode.gossip.exchange import Gossip
 from swarmnode.ids import PeerId, seeded
 from swarmnode.node.audit_setup import AuditSetup
 from swarmnode.node.checkpointer import Checkpointer
 from swarmnode.node.drain import Deadline, DrainReport, DrainTask, drain
-from swarmnode.node.drain_steps import StageDrain
+from swarmnode.node.drain_steps import HeldWork, StageDrain
 from swarmnode.node.feeder_loop import feeding, make_feeder
 from swarmnode.node.first_round import syncing
-from swarmnode.node.held_work import HeldWork
-from swarmnode.node.local_status import StageStatus
 from swarmnode.node.node_context import NodeContext
-from swarmnode.node.snapshot_source import GIVING
-from swarmnode.node.speed import Speed
+from swarmnode.node.presence import StageStatus
+from swarmnode.node.snapshot_source import GIVING, copy_replica, make_archive_donor
 from swarmnode.node.stage_change import StageRebalancer, StageTransfer
 from swarmnode.node.stage_join import JoinedStage
-from swarmnode.node.stage_parts import make_checkpointer, make_donor, make_gossip, make_hop
 from swarmnode.node.tied_ends import TiedEnds
 from swarmnode.pipeline.backlog import Backlog
 from swarmnode.pipeline.feeder import Feeder, Samples
+from swarmnode.pipeline.hop import Hop
 from swarmnode.pipeline.next_hop import NextHop
-from swarmnode.pipeline.remote_first_hop import RemoteFirstHop
-from swarmnode.pipeline.shared_first_hop import SharedFirstHop
-from swarmnode.ports import Answer, Call, Handler, Priority, Replica, State, WireTensor
+from swarmnode.pipeline.shared_first_hop import RemoteFirstHop, SharedFirstHop
+from swarmnode.ports import Answer, Call, Compute, Handler, Priority, Replica, State, Store, WireTensor
+from swarmnode.recovery.archive_donor import StageDonor
+from swarmnode.recovery.donor import SnapshotDonor
 from swarmnode.recovery.neighbour_backup import NeighbourBackup
 from swarmnode.recovery.recovery_source import RecoverySource, donors_of
 from swarmnode.recovery.restore import RestoredState
@@ -64,6 +64,129 @@ HOPELESS_S = (
     32.0  # guess: of work that takes so long little is finished in FINISH_S; callers ask another replica sooner
 )
 SERVING = (*GIVING, record_pb2.NODE_STATE_PAUSED)
+
+
+SPEED_SAMPLES = 32.0  # guess: a probe weighs as much as a few real microbatches
+
+
+class Speed:
+    """Samples a second of this node on its stage: the probed speed, blended into the device's measured speed."""
+
+    def __init__(self, hop: Hop, compute: Compute, probed: float) -> None:
+        self._hop = hop
+        self._compute = compute
+        self._worked_s = compute.worked_s
+        # The probed speed counts as much as SPEED_SAMPLES of real work.
+        self._samples = SPEED_SAMPLES
+        self._seconds = SPEED_SAMPLES / max(probed, 1e-9)
+        self._counted = hop.worked + hop.reworked
+
+    def __call__(self) -> float:
+        # Counted in work, not in completed microbatches: a node that has just come has done only the forwards of many,
+        # and would seem slower than it is by half (simulated: swarm48). A recomputed forward is work, too.
+        samples, worked_s = self._hop.worked + self._hop.reworked, self._compute.worked_s
+        self._samples += samples - self._counted
+        self._seconds += worked_s - self._worked_s
+        self._counted, self._worked_s = samples, worked_s
+        if self._samples > 8 * SPEED_SAMPLES:  # the past fades: halve its weight
+            self._samples, self._seconds = self._samples / 2, self._seconds / 2
+        return self._samples / self._seconds
+
+
+def make_hop(
+    context: NodeContext,
+    stage: int,
+    replica: Replica,
+    next_hop: NextHop,
+    backlog: Backlog,
+    audit: AuditSetup,
+    replicas: Callable[[], int],
+) -> Hop:
+    """The part that serves microbatches on `replica`, one of `replicas` of its stage."""
+    presence, observed = context.presence, context.presence.run_progress.clock.observed
+    return Hop(
+        context.manifest,
+        stage,
+        context.me,
+        replica,
+        context.ports.compute,
+        next_hop,
+        backlog,
+        presence.samples_total,
+        context.telemetry,
+        replicas=replicas,
+        recompute=audit.recompute,
+        auditor=audit.auditor,
+        input_auditor=audit.input_auditor,
+        accusations=audit.accusations,
+        worked=observed.worked,
+        asked=observed.asked,
+    )
+
+
+def make_gossip(context: NodeContext, joined: JoinedStage, samples_here: Callable[[], int]) -> Gossip:
+    """The part that runs the outer rounds of the replica; `samples_here` were trained here since it was joined."""
+    presence = context.presence
+    return Gossip(
+        context.manifest,
+        context.run_id,
+        joined.stage,
+        context.transport,
+        joined.replica,
+        context.ports.compute,
+        presence.peer_table.swarm,
+        presence.samples_total,
+        samples_here,
+        context.telemetry,
+        identity=context.ports.identity,
+        done=joined.restored.round,
+        newcomer=joined.restored.newcomer,
+        packet_taken=presence.run_progress.clock.observed.worked,
+    )
+
+
+def make_donor(context: NodeContext, joined: JoinedStage, gossip: Gossip, backup: NeighbourBackup) -> StageDonor:
+    """The part that gives state to others: of the replica, what this node received itself, and what `backup` keeps."""
+    stage, replica = joined.stage, joined.replica
+    joiners = SnapshotDonor(
+        context.run_id,
+        stage,
+        partial(copy_replica, context, stage, replica, gossip),
+        # Behind other work a busy replica would never hash, and it needs the joiner that waits.
+        partial(context.ports.compute.run, Priority.OUTER, 0),
+        context.telemetry,
+        limits=context.ports.donating,
+        kept=backup.kept,
+        received=joined.restored.snapshot,
+    )
+    archive = make_archive_donor(context, stage, replica, gossip)
+    return StageDonor(joiners, archive, context.caller_check.archives)
+
+
+def make_checkpointer(
+    context: NodeContext,
+    store: Store,
+    stage: int,
+    replica: Replica,
+    gossip: Gossip,
+    finished_blocks: Callable[[], record_pb2.Blocks],
+) -> Checkpointer:
+    """The part that saves `replica` of `stage` in `store` when a checkpoint is due."""
+    return Checkpointer(
+        context.manifest,
+        context.run_id,
+        context.me,
+        context.ports.saving,
+        store,
+        context.ports.compute,
+        context.presence.peer_table.swarm,
+        context.telemetry,
+        stage=stage,
+        replica=replica,
+        gossip=gossip,
+        progress=context.presence.progress,
+        finished_blocks=finished_blocks,
+    )
 
 
 class ServedStage:

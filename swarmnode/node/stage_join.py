@@ -8,18 +8,38 @@ from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 from functools import partial
 
+from swarmnode.errors import HardwareFault
 from swarmnode.manifest import Manifest
+from swarmnode.membership.swarm import SERVING
 from swarmnode.metrics import name
 from swarmnode.node.node_context import NodeContext
+from swarmnode.node.presence import Presence
 from swarmnode.node.probe import telling
 from swarmnode.node.stage_change import StageTransfer
-from swarmnode.node.subspace_check import check_subspace
 from swarmnode.pipeline.feeder import Samples
 from swarmnode.pipeline.itinerary import successors
-from swarmnode.ports import Priority, Replica
+from swarmnode.ports import Compute, Priority, Replica
 from swarmnode.recovery.restore import RestoredState
 from swarmnode.recovery.snapshot import Snapshot
 from swarmnode.wire import record_pb2
+
+
+async def check_subspace(replica: Replica, manifest: Manifest, presence: Presence, compute: Compute) -> None:
+    """Compute this machine's subspace and compare its digest with those in the records of nodes that train.
+
+    Raises HardwareFault when all of them have another: activations would be noise to them. One liar keeps nobody away.
+    """
+    if manifest.pipeline.boundary != "subspace":
+        return
+    mine = await compute.run(Priority.OUTER, 0, replica.boundary_digest)
+    presence.made_subspace(mine)
+    training = [m for m in presence.peer_table.swarm().members() if m.state == SERVING and m.peer != presence.me]
+    if training and all(member.boundary_digest != mine for member in training):
+        theirs = training[0].boundary_digest.hex() or "none"
+        raise HardwareFault(
+            f"this machine makes the subspace {mine.hex()} where the {len(training)} nodes that train"
+            f" have {theirs}: its PyTorch computes otherwise; install the version they use, then join again"
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,13 +17,13 @@ from swarmnode.pipeline.auditor import SUSPECTED_S, Auditor
 from swarmnode.pipeline.backlog import Backlog, InFlight
 from swarmnode.pipeline.fed_input import FeederInput
 from swarmnode.pipeline.feed_signature import check_feed
+from swarmnode.pipeline.feeder import RunningLoss
 from swarmnode.pipeline.hop_claim import HopClaim
 from swarmnode.pipeline.input_check import InputAuditor
 from swarmnode.pipeline.next_hop import MicrobatchResult, NextHop, onward
 from swarmnode.pipeline.recompute import HopEvidence, RecomputeService
 from swarmnode.pipeline.request_check import check_inputs, check_samples, check_tokens, check_way
 from swarmnode.pipeline.reservation import Reservations
-from swarmnode.pipeline.running_loss import RunningLoss
 from swarmnode.pipeline.staleness import (
     PUT_OFF,
     PendingForward,

@@ -7,8 +7,7 @@ import os
 import stat
 from pathlib import Path
 
-from swarmnode.atomic_file import atomic_write
-from swarmnode.disk import raise_if_full
+from swarmnode.atomic_file import atomic_write, raise_if_full
 from swarmnode.errors import LocalFault, NotPermitted
 from swarmnode.identity import PUBLIC_KEY_BYTES, SEED_BYTES, Identity
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from swarmnode.daemon.clock import SystemClock
-from swarmnode.daemon.failure_log import failure_logged
+from swarmnode.daemon.process import failure_logged
 from swarmnode.errors import LocalFault, RemoteFault
 from swarmnode.metrics.exporter import PrometheusTelemetry
 

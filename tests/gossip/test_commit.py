@@ -10,8 +10,7 @@ import pytest
 
 from swarmnode.ema import Ema, EmaStart
 from swarmnode.errors import PeerTimeout
-from swarmnode.gossip.exchange import Gossip
-from swarmnode.gossip.outer_step import OuterStepResult
+from swarmnode.gossip.exchange import Gossip, OuterStepResult
 from swarmnode.gossip.outgoing_packet import OutgoingPacket
 from swarmnode.gossip.robust import EQUAL
 from swarmnode.identity import Identity

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from swarmnode.errors import ManifestError
 from swarmnode.gossip.compression import codec
 from swarmnode.gossip.outer import Average, NoLoCo, outer
-from swarmnode.gossip.outer.weight_fragment import UNIT, fragments
+from swarmnode.gossip.outer.noloco import UNIT, fragments
 from swarmnode.gossip.pairing import groups
 from swarmnode.ids import PeerId, RunId
 from swarmnode.manifest import GossipSpec, Manifest, parse, template

@@ -25,9 +25,8 @@ from swarmnode.model.adapter import (
 from swarmnode.model.adapter_merge import whole_weights
 from swarmnode.model.decoder import Decoder
 from swarmnode.model.frozen import FrozenWeight
-from swarmnode.model.initial import initial
 from swarmnode.model.section import section_sizes
-from swarmnode.model.split import parameter_shapes, split
+from swarmnode.model.split import initial, parameter_shapes, split
 from swarmnode.model.stage import StageReplica, StageTape
 from swarmnode.model.tensor import encode
 from tests.support.tiny_model import TINY, manifest, stages_of, token_batch, train_on

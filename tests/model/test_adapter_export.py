@@ -18,8 +18,7 @@ from swarmnode.manifest import MANIFEST_FILE, Manifest, ModelSpec, TrainingSpec,
 from swarmnode.model.adapter import trained_count
 from swarmnode.model.adapter_merge import held, whole_weights
 from swarmnode.model.export import StageLabel, save_stage, stage_state_dict, write_model
-from swarmnode.model.initial import initial
-from swarmnode.model.split import parameter_shapes, split
+from swarmnode.model.split import initial, parameter_shapes, split
 from swarmnode.model.stage import StageReplica
 from swarmnode.model.text_generation import whole_model
 from tests.support.published_model import llama, start_from

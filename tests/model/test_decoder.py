@@ -10,8 +10,7 @@ from swarmnode.manifest.recipe import parameters_of
 from swarmnode.model.attention import causal_attention
 from swarmnode.model.decoder import Decoder, RMSNorm, SparseFeedForward
 from swarmnode.model.documents import Documents
-from swarmnode.model.initial import initial
-from swarmnode.model.split import layer_flops, parameter_shapes, split
+from swarmnode.model.split import initial, layer_flops, parameter_shapes, split
 from tests.support.tiny_model import FAMILIES, TINY, manifest, randomised, stages_of, token_batch, train_on
 
 TOKENS = DataSpec(tokenizer="tokenizer.json")
@@ -174,7 +173,7 @@ def test_initial_values_depend_on_seed_and_name_and_never_change():
 
 def test_initial_values_do_not_depend_on_the_chunk(monkeypatch):
     before = initial(TINY, 1, "lm_head.weight", (7, 9))
-    monkeypatch.setattr("swarmnode.model.initial.INIT_CHUNK_ELEMENTS", 10)
+    monkeypatch.setattr("swarmnode.model.stage.INIT_CHUNK_ELEMENTS", 10)
     assert torch.equal(initial(TINY, 1, "lm_head.weight", (7, 9)), before)
 
 

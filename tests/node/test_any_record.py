@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from swarmnode.ids import seeded
-from swarmnode.node.local_status import StageStatus
+from swarmnode.node.presence import StageStatus
 from swarmnode.wire import record_pb2
 from tests.support.messages import fill
 from tests.support.stranger import LIVES_S, Stranger

@@ -14,7 +14,7 @@ WRITERS = """
 import asyncio, sys
 from pathlib import Path
 import numpy as np
-from swarmnode.disk import check_free, check_writable
+from swarmnode.atomic_file import check_free, check_writable
 from swarmnode.errors import SwarmnodeError
 from swarmnode.data.set_maker import WORK_FOLDER
 place = Path(sys.argv[1])
@@ -39,7 +39,7 @@ def archive():
     SlowCopy("peer", offer, place / "copy")._write(0, bytes(1 << 20))
 
 def manifest():
-    from swarmnode.whole_file import write_whole
+    from swarmnode.atomic_file import write_whole
     write_whole(place / "manifest.signed", bytes(1 << 20))
 
 def data_set():
@@ -51,7 +51,7 @@ def data_set():
     make(place / "set", options, Encoding(ByteTokenizer(), ChatTemplate()), {}, lambda *told: None)
 
 def shard():
-    from swarmnode.whole_file import write_whole
+    from swarmnode.atomic_file import write_whole
     write_whole(place / "set" / "train-00000.bin", lambda file: file.write(bytes(1 << 20)))
 
 def before():

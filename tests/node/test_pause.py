@@ -8,9 +8,8 @@ import pytest
 
 from swarmnode.errors import Unavailable
 from swarmnode.node.limits import Limits, SensorReading, change
-from swarmnode.node.pause import PauseControl
+from swarmnode.node.pause import PauseControl, StageSlot
 from swarmnode.node.regulator import Regulator
-from swarmnode.node.stage_slot import StageSlot
 from swarmnode.wire import record_pb2
 from swarmsim.virtual_time import VirtualLoop
 from tests.support.village import Villager, manifest, village

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmnode.pipeline.hop_timeout import GRAY_FACTOR, LIMIT_MAX_S, TIMEOUT_FACTOR, RoundTrip, hop_timeout
+from swarmnode.pipeline.next_hop import GRAY_FACTOR, LIMIT_MAX_S, TIMEOUT_FACTOR, RoundTrip, hop_timeout
 
 SECONDS = st.floats(0.001, 1000.0)
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmnode.ids import PeerId
-from swarmnode.pipeline.slots import ACTIVE_S, WORKED_MIN, Slot, Slots
+from swarmnode.pipeline.backlog import ACTIVE_S, WORKED_MIN, Slot, Slots
 
 HONEST, OTHER = PeerId("honest"), PeerId("other")
 

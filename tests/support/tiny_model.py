@@ -12,9 +12,8 @@ from torch import Tensor
 
 from swarmnode.manifest import InnerSpec, Manifest, ModelSpec, PipelineSpec
 from swarmnode.model.decoder import Decoder
-from swarmnode.model.initial import initial
 from swarmnode.model.section import section_shapes
-from swarmnode.model.split import parameter_shapes, split
+from swarmnode.model.split import initial, parameter_shapes, split
 from swarmnode.model.stage import StageReplica
 from swarmnode.model.tensor import encode
 from swarmnode.ports import Tape, WireTensor
