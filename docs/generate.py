@@ -10,8 +10,7 @@ from swarmnode import errors
 from swarmnode.bounds import FIELDS as WIRE_FIELDS
 from swarmnode.bounds import Bound
 from swarmnode.cli import main as command_line
-from swarmnode.manifest.field import FIELDS, TABLES
-from swarmnode.manifest.spec import Manifest
+from swarmnode.manifest.spec import FIELDS, TABLES, Manifest
 from swarmnode.metrics import name
 from swarmnode.metrics.event import EVENTS
 
@@ -102,7 +101,7 @@ AGAIN = dict.fromkeys((2, 10, 20, 30, 31, 74, 77, 78), "no") | dict.fromkeys((21
 def manifest() -> str:
     """Every field of a manifest."""
     lines = [
-        MADE.format(source="swarmnode/manifest/field.py"),
+        MADE.format(source="swarmnode/manifest/spec.py"),
         "# Manifest\n",
         "One training job, in TOML. Every field is optional. `swarmnode init` writes one with all of this as comments;",
         "once signed it is frozen, and its hash is the run's id. All mistakes in one are told at once. While the run",

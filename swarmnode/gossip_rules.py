@@ -3,7 +3,11 @@ a manifest can be checked anywhere."""
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from dataclasses import dataclass
+
+from swarmnode import plugin
 
 WEIGHTS = ("fp32", "bf16", "int8")
 """Codecs of any weights."""
@@ -57,3 +61,50 @@ class MethodRules:
     """Whether a replica whose partner is missing may ask another for its packet; else all need equal slow weights."""
     averages_gradients: bool = False
     """Whether inner steps only gather gradients, and rounds make Muon's and AdamW's steps of their mean."""
+
+
+@functools.cache
+def codecs() -> dict[str, CodecRules]:
+    """All codecs by name: those of swarmnode, then those of installed packages."""
+    places = {"fp32": "dense:Fp32", "bf16": "dense:Bf16", "int8": "int8:Int8"}
+    places |= {name: f"modular:{name.capitalize()}" for name in MODULAR}
+    own = [
+        CodecRules(name, f"swarmnode.gossip.compression.{place}", relative=name in MODULAR)
+        for name, place in places.items()
+    ]
+    return {rules.name: rules for rules in (*own, *plugin.rows(plugin.CODECS, CodecRules))}
+
+
+@functools.cache
+def methods() -> dict[str, MethodRules]:
+    """All outer methods by name: those of swarmnode, then those of installed packages."""
+    both = (*WEIGHTS, *MODULAR)
+    average = MethodRules(
+        "average",
+        "swarmnode.gossip.outer.average:Average",
+        both,
+        in_groups=True,
+        in_fragments=True,
+        in_subspace=True,
+        of_whole_weights=True,
+        slow_on_host=True,
+        takes_fallback=True,
+    )
+    noloco = dataclasses.replace(
+        average,
+        name="noloco",
+        implementation="swarmnode.gossip.outer.noloco:NoLoCo",
+        alpha=0.5,  # the code published with NoLoCo
+        beta=0.7,  # the code published with NoLoCo
+        pull=True,
+    )
+    # Replicas never meet. The slow weights are kept all the same, so that snapshots have one format.
+    none = dataclasses.replace(
+        noloco, name="none", alpha=None, beta=None, pull=False, of_whole_weights=False, takes_fallback=False
+    )
+    return {rules.name: rules for rules in (noloco, average, none, *plugin.rows(plugin.METHODS, MethodRules))}
+
+
+def with_property(name: str) -> list[str]:
+    """Names of the methods with a property of MethodRules."""
+    return [rules.name for rules in methods().values() if getattr(rules, name)]

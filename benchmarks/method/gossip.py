@@ -29,7 +29,8 @@ from swarmnode.errors import UsageError
 from swarmnode.gossip.compression import kernel
 from swarmnode.gossip.outer import Outer, outer
 from swarmnode.gossip.round import quadratic
-from swarmnode.manifest import GossipSpec, gossip_compat
+from swarmnode.gossip_rules import with_property
+from swarmnode.manifest import GossipSpec
 from swarmnode.manifest.text import from_tree
 
 ALONE, PARALLEL = "alone", "parallel"
@@ -158,7 +159,7 @@ def spec(what: str) -> GossipSpec:
         "method": method,
         "codec": codec,
         "fragments": int(fragments or 1),
-        "group": 2 if method in gossip_compat.with_property("in_groups") else 0,
+        "group": 2 if method in with_property("in_groups") else 0,
     }
     return from_tree({"gossip": table}, what).gossip
 

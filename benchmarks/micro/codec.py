@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from swarmnode.gossip.compression import Codec, codec, kernel
-from swarmnode.manifest.gossip_compat import codecs
+from swarmnode.gossip_rules import codecs
 from swarmnode_methods.delta import DeltaCodec
 
 PARAMETERS = 1 << 24

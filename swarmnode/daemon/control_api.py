@@ -17,7 +17,7 @@ from swarmnode.ids import PeerId, RunId
 from swarmnode.machine.run_archive import Archive
 from swarmnode.machine.stage_fit import StageFit
 from swarmnode.manifest import Manifest
-from swarmnode.manifest.field import FIELDS
+from swarmnode.manifest.spec import FIELDS
 from swarmnode.manifest.text import value_of
 from swarmnode.membership.admission import Admission
 from swarmnode.membership.place import feeder_place

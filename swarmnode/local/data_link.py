@@ -11,7 +11,7 @@ from swarmnode.data.chunk_store import read_regular
 from swarmnode.data.index import INDEX_FILE, INDEX_NBYTES_MAX, TOKENIZER_FILE, Index, parse_index
 from swarmnode.errors import DataError, NotPermitted, UsageError
 from swarmnode.manifest import Manifest
-from swarmnode.manifest.field import BY_NAME
+from swarmnode.manifest.spec import BY_NAME
 
 FOLDER = "data"
 

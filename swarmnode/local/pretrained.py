@@ -25,8 +25,8 @@ from swarmnode.errors import DataError, NotPermitted, UsageError
 from swarmnode.ids import digest
 from swarmnode.local.data_link import index_of
 from swarmnode.manifest import Manifest, ModelSpec, Recipe, fit, parse, template
-from swarmnode.manifest.field import BY_NAME
-from swarmnode.manifest.kind_compat import ADAPTERS, ONE_BYTE, ties
+from swarmnode.manifest.kind_compat import ties
+from swarmnode.manifest.spec import ADAPTERS, BY_NAME, ONE_BYTE
 from swarmnode.model.huggingface import source_names, spec_of
 from swarmnode.model.split import parameter_shapes, split
 

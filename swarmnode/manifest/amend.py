@@ -6,9 +6,8 @@ import dataclasses
 from collections.abc import Mapping
 
 from swarmnode.errors import ManifestError
-from swarmnode.manifest.field import BY_NAME
 from swarmnode.manifest.signed import canonical, from_canonical
-from swarmnode.manifest.spec import Manifest
+from swarmnode.manifest.spec import BY_NAME, Manifest
 
 AMENDABLE = frozenset(
     {

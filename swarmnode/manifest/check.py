@@ -8,8 +8,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from swarmnode.manifest.spec import Manifest
-
 COUNT_MAX = 1 << 40
 BYTES_MAX = 1 << 40
 TEXT_MAX = 1024
@@ -196,27 +194,3 @@ def is_below(raw: Any) -> bool:
 
 def _is_plain(raw: Any) -> bool:
     return type(raw) is str and 0 < len(raw) <= TEXT_MAX and raw.isprintable()
-
-
-@dataclass(frozen=True, slots=True)
-class Field:
-    """A key: `table` is "" for the top level. `origin` signs the default (paper, measured or guess)."""
-
-    table: str
-    key: str
-    check: ValueCheck
-    meaning: str
-    origin: str
-
-    @property
-    def name(self) -> str:
-        return f"{self.table}.{self.key}" if self.table else self.key
-
-
-@dataclass(frozen=True, slots=True)
-class CrossFieldCheck:
-    """A condition between the fields `names`; the error names the first. `allowed` describes valid values."""
-
-    names: tuple[str, ...]
-    holds: Callable[[Manifest], bool]
-    allowed: Callable[[Manifest], str]

@@ -2,14 +2,34 @@
 
 from __future__ import annotations
 
-from swarmnode.gossip_rules import WEIGHTS
-from swarmnode.manifest import gossip_compat, kind_compat
-from swarmnode.manifest.check import CrossFieldCheck
-from swarmnode.manifest.model_cross_field import MODEL_ACROSS
-from swarmnode.manifest.spec import BYTES_END, Manifest
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from swarmnode.gossip_rules import WEIGHTS, with_property
+from swarmnode.manifest import gossip_compat
+from swarmnode.manifest.kind_compat import (
+    by_forward_passes,
+    experts_fit,
+    from_base,
+    rank_max,
+    targets_exist,
+    ties,
+    trains_experts_apart,
+)
+from swarmnode.manifest.spec import ADAPTERS, BYTES_END, FINETUNE, ONE_BYTE, PRETRAIN, Manifest, ModelSpec
 
 PATHLESS = ("demo", "index")  # data sources that read no file named by the manifest
 BOUNDARY_BLOCK = 64  # numbers of a token's vector that share a step; as in the codecs of gossip
+BLENDED = ("llama3", "yarn")  # rope_scaling by how often a frequency turns in the original context
+
+
+@dataclass(frozen=True, slots=True)
+class CrossFieldCheck:
+    """A condition between the fields `names`; the error names the first. `allowed` describes valid values."""
+
+    names: tuple[str, ...]
+    holds: Callable[[Manifest], bool]
+    allowed: Callable[[Manifest], str]
 
 
 def boundary_nbytes(kind: str, tokens: int, width: int) -> int:
@@ -33,6 +53,136 @@ def _boundary_nbytes(m: Manifest) -> int:
 def _own_alone(m: Manifest, what: str) -> str:
     return f'"own" with gossip.method = {m.gossip.method!r}, which has {what}'
 
+
+def _layers(name: str, goes_with: str, wanted: Callable[[ModelSpec], bool], otherwise: str) -> CrossFieldCheck:
+    """model.`name` has layers of the model, and only if `wanted`."""
+
+    def holds(m: Manifest) -> bool:
+        layers: tuple[int, ...] = getattr(m.model, name)
+        return not layers or (max(layers) < m.model.layers and wanted(m.model))
+
+    def allowed(m: Manifest) -> str:
+        return f"an empty list {otherwise}" if not wanted(m.model) else f"numbers below model.layers = {m.model.layers}"
+
+    return CrossFieldCheck((f"model.{name}", "model.layers", f"model.{goes_with}"), holds, allowed)
+
+
+def _of_experts(name: str, low: int, high: Callable[[ModelSpec], int], bound: str) -> CrossFieldCheck:
+    """model.`name` is from `low` to `high` with experts, else 0."""
+
+    def holds(m: Manifest) -> bool:
+        value = getattr(m.model, name)
+        return bool(low <= value <= high(m.model)) if m.model.experts else value == 0
+
+    def allowed(m: Manifest) -> str:
+        return f"{low} to {bound}{high(m.model):_}" if m.model.experts else "0 with model.experts = 0"
+
+    return CrossFieldCheck((f"model.{name}", "model.experts"), holds, allowed)
+
+
+def _in_subspace(model: ModelSpec) -> bool:
+    """Whether all that a layer adds to the stream is a writer's product, and the token table may stay frozen."""
+    plain = model.norm_placement == "pre" and not model.output_bias and not model.experts and not model.tied
+    return plain and model.architecture == "decoder"
+
+
+MODEL_ACROSS: tuple[CrossFieldCheck, ...] = (
+    CrossFieldCheck(
+        ("model.heads", "model.width", "model.head_width"),
+        lambda m: m.model.head_width > 0 or m.model.width % m.model.heads == 0,
+        lambda m: f"a divisor of model.width = {m.model.width}",
+    ),
+    CrossFieldCheck(
+        ("model.kv_heads", "model.heads"),
+        lambda m: m.model.heads % m.model.kv_heads == 0,
+        lambda m: f"a divisor of model.heads = {m.model.heads}",
+    ),
+    CrossFieldCheck(
+        ("model.width", "model.heads", "model.head_width"),
+        lambda m: (
+            m.model.head_width > 0 or m.model.width % m.model.heads != 0 or m.model.width // m.model.heads % 2 == 0
+        ),
+        lambda m: f"an even multiple of model.heads = {m.model.heads} (rotary embeddings turn pairs)",
+    ),
+    CrossFieldCheck(
+        ("model.head_width",),
+        lambda m: m.model.head_width % 2 == 0,
+        lambda m: "an even number (rotary embeddings turn pairs)",
+    ),
+    CrossFieldCheck(
+        ("model.rope_factor", "model.rope_scaling"),
+        lambda m: m.model.rope_scaling != "none" or m.model.rope_factor == 1.0,
+        lambda m: '1 with model.rope_scaling = "none"',
+    ),
+    CrossFieldCheck(
+        ("model.rope_original_context", "model.rope_scaling"),
+        lambda m: (m.model.rope_original_context > 0) == (m.model.rope_scaling in BLENDED),
+        lambda m: (
+            f'above 0 with model.rope_scaling = "{m.model.rope_scaling}"'
+            if m.model.rope_scaling in BLENDED
+            else f'0 with model.rope_scaling = "{m.model.rope_scaling}"'
+        ),
+    ),
+    CrossFieldCheck(
+        ("model.rope_high", "model.rope_low"),
+        lambda m: m.model.rope_high > m.model.rope_low,
+        lambda m: f"above model.rope_low = {m.model.rope_low:g}",
+    ),
+    CrossFieldCheck(
+        ("model.rope_theta", "model.rope_scaling"),
+        lambda m: m.model.rope_scaling != "yarn" or m.model.rope_theta > 1.0,
+        lambda m: 'above 1 with model.rope_scaling = "yarn"',
+    ),
+    CrossFieldCheck(
+        ("model.rope_attention_factor", "model.rope_scaling"),
+        lambda m: m.model.rope_attention_factor == 0.0 or m.model.rope_scaling == "yarn",
+        lambda m: f'0 with model.rope_scaling = "{m.model.rope_scaling}"',
+    ),
+    _layers("unrotated_layers", "layers", lambda model: True, ""),
+    _layers("sliding_layers", "sliding_window", lambda m: m.sliding_window > 0, "with model.sliding_window = 0"),
+    _layers("dense_layers", "experts", lambda m: m.experts > 0, "with model.experts = 0"),
+    CrossFieldCheck(
+        ("model.dense_layers", "model.experts"),
+        lambda m: m.model.experts == 0 or m.model.sparse_layers > 0,
+        lambda m: "not every layer; or model.experts = 0",
+    ),
+    _of_experts("experts_active", 1, lambda m: m.experts, "model.experts = "),
+    _of_experts("expert_ffn", 1, lambda m: 1 << 22, ""),
+    _of_experts("shared_expert_ffn", 0, lambda m: 1 << 22, ""),
+    CrossFieldCheck(
+        ("model.router_normalised", "model.experts"),
+        lambda m: m.model.experts > 0 or not m.model.router_normalised,
+        lambda m: "false with model.experts = 0",
+    ),
+    CrossFieldCheck(
+        ("model.router_balance", "model.experts"),
+        lambda m: m.model.experts > 0 or m.model.router_balance == 0.0,
+        lambda m: "0 with model.experts = 0",
+    ),
+    CrossFieldCheck(
+        ("model.tied", "pipeline.stages", "training.kind", "gossip.method", "training.experts_trained"),
+        lambda m: not m.model.tied or ties(m),
+        lambda m: (
+            f"false with pipeline.stages = {m.pipeline.stages}, unless gossip.method is average or noloco and"
+            f' training.experts_trained 0, or training.kind = "{ADAPTERS}"'
+        ),
+    ),
+    CrossFieldCheck(
+        (
+            "pipeline.boundary",
+            "model.norm_placement",
+            "model.output_bias",
+            "model.experts",
+            "model.tied",
+            "model.architecture",
+        ),
+        lambda m: m.pipeline.boundary != "subspace" or _in_subspace(m.model),
+        lambda m: (
+            'not "subspace" with model.norm_placement = "post", model.output_bias, model.experts, model.tied or another'
+            " architecture: their layers leave it"
+        ),
+    ),
+)
 
 ACROSS: tuple[CrossFieldCheck, ...] = (
     *MODEL_ACROSS,
@@ -62,7 +212,7 @@ ACROSS: tuple[CrossFieldCheck, ...] = (
     CrossFieldCheck(
         ("gossip.method", "pipeline.boundary"),
         gossip_compat.keeps_subspace,
-        lambda m: f'{" or ".join(gossip_compat.with_property("in_subspace"))} with pipeline.boundary = "subspace"',
+        lambda m: f'{" or ".join(with_property("in_subspace"))} with pipeline.boundary = "subspace"',
     ),
     CrossFieldCheck(
         ("data.paths", "data.source"),
@@ -199,7 +349,7 @@ ACROSS: tuple[CrossFieldCheck, ...] = (
         gossip_compat.takes_fragments,
         lambda m: (
             f"1 with gossip.method = {m.gossip.method!r}; fragments go with "
-            f"{' or '.join(gossip_compat.with_property('in_fragments'))}"
+            f"{' or '.join(with_property('in_fragments'))}"
         ),
     ),
     CrossFieldCheck(
@@ -227,97 +377,97 @@ ACROSS: tuple[CrossFieldCheck, ...] = (
             "model.kv_heads",
             "model.ffn",
         ),
-        kind_compat.rank_fits,
-        lambda m: f"at most {kind_compat.rank_max(m)}, the shortest side of a matrix in training.targets",
+        lambda m: m.training.kind != ADAPTERS or m.training.rank <= rank_max(m),
+        lambda m: f"at most {rank_max(m)}, the shortest side of a matrix in training.targets",
     ),
     CrossFieldCheck(
         ("training.targets", "training.kind", "model.experts", "model.shared_expert_ffn"),
-        kind_compat.targets_exist,
+        targets_exist,
         lambda m: "a list with one of q_proj, k_proj, v_proj, o_proj: matrices of experts have no adapters",
     ),
     CrossFieldCheck(
         ("training.kind", "pipeline.boundary"),
-        kind_compat.boundary_fits,
+        lambda m: m.training.kind == PRETRAIN or m.pipeline.boundary != "subspace",
         lambda m: '"pretrain" with pipeline.boundary = "subspace", which holds for a model trained within it',
     ),
     CrossFieldCheck(
         ("recovery.itinerary", "training.kind", "base.index"),
-        kind_compat.itinerary_fits,
+        lambda m: m.recovery.itinerary == "straight" or not from_base(m),
         lambda m: '"straight" in a run that begins with a trained model: its layers do not change places',
     ),
     CrossFieldCheck(
         ("inner.optimizer", "training.kind"),
-        kind_compat.optimizer_fits,
+        lambda m: m.training.kind not in (ADAPTERS, ONE_BYTE) or m.inner.optimizer == "adamw",
         lambda m: f'"adamw" with training.kind = "{m.training.kind}"',
     ),
     CrossFieldCheck(
         ("pipeline.stages", "training.kind"),
-        kind_compat.stages_fit,
+        lambda m: not by_forward_passes(m) or m.pipeline.stages == 1,
         lambda m: '1 with training.kind = "one_byte": each machine holds the whole model',
     ),
     CrossFieldCheck(
         ("inner.weight_decay", "training.kind"),
-        kind_compat.decay_fits,
+        lambda m: not by_forward_passes(m) or m.inner.weight_decay == 0.0,
         lambda m: '0.0 with training.kind = "one_byte": weights move by the shared bytes alone',
     ),
     CrossFieldCheck(
         ("inner.average_share", "training.kind"),
-        kind_compat.average_fits,
+        lambda m: not by_forward_passes(m) or m.inner.average_share == 0.0,
         lambda m: '0.0 with training.kind = "one_byte": it would be one more copy of the weights',
     ),
     CrossFieldCheck(
         ("gossip.method", "gossip.fragments", "training.kind"),
-        kind_compat.method_fits,
+        lambda m: not by_forward_passes(m) or (m.gossip.method == "average" and m.gossip.fragments == 1),
         lambda m: '"average" in one fragment with training.kind = "one_byte": the bytes are of all weights',
     ),
     CrossFieldCheck(
         ("gossip.group", "training.kind"),
-        kind_compat.group_fits,
+        lambda m: not by_forward_passes(m) or m.gossip.group == 0,
         lambda m: '0 with training.kind = "one_byte": everybody hears everybody\'s bytes',
     ),
     CrossFieldCheck(
         ("gossip.acceptance", "training.kind"),
-        kind_compat.acceptance_fits,
+        lambda m: not by_forward_passes(m) or m.gossip.acceptance == "all",
         lambda m: '"all" with training.kind = "one_byte": bytes are clipped by their form',
     ),
     CrossFieldCheck(
         ("data.documents", "training.kind"),
-        kind_compat.documents_fit,
+        lambda m: m.training.kind != FINETUNE or m.data.documents == "masked",
         lambda m: '"masked" with training.kind = "finetune": each conversation by itself',
     ),
     CrossFieldCheck(
         ("training.experts_trained", "model.experts"),
-        kind_compat.experts_fit,
+        experts_fit,
         lambda m: f"0, or a part of model.experts = {m.model.experts} without a rest",
     ),
     CrossFieldCheck(
         ("training.experts_trained", "training.kind"),
-        kind_compat.experts_kind_fits,
+        lambda m: not trains_experts_apart(m) or m.training.kind in (PRETRAIN, FINETUNE),
         lambda m: f'0 with training.kind = "{m.training.kind}", which does not train experts by gradients',
     ),
     CrossFieldCheck(
         ("training.experts_trained", "pipeline.boundary"),
-        kind_compat.experts_boundary_fits,
+        lambda m: not trains_experts_apart(m) or m.pipeline.boundary != "subspace",
         lambda m: '0 with pipeline.boundary = "subspace"',
     ),
     CrossFieldCheck(
         ("inner.optimizer", "training.experts_trained"),
-        kind_compat.experts_optimizer_fits,
+        lambda m: not trains_experts_apart(m) or m.inner.optimizer == "muon",
         lambda m: '"muon" with training.experts_trained',
     ),
     CrossFieldCheck(
         ("gossip.method", "gossip.fragments", "training.experts_trained"),
-        kind_compat.experts_method_fits,
+        lambda m: not trains_experts_apart(m) or (m.gossip.method == "average" and m.gossip.fragments == 1),
         lambda m: '"average" in one fragment with training.experts_trained',
     ),
     CrossFieldCheck(
         ("gossip.codec", "training.experts_trained"),
-        kind_compat.experts_codec_fits,
+        lambda m: not trains_experts_apart(m) or m.gossip.codec in WEIGHTS,
         lambda m: f"{' or '.join(WEIGHTS)} with training.experts_trained: others need weights like one's own",
     ),
     CrossFieldCheck(
         ("gossip.acceptance", "training.experts_trained"),
-        kind_compat.experts_acceptance_fits,
+        lambda m: not trains_experts_apart(m) or m.gossip.acceptance != "guarded",
         lambda m: '"clipped" or "all" with training.experts_trained: nobody can judge experts that only others train',
     ),
     CrossFieldCheck(

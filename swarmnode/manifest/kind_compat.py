@@ -2,17 +2,9 @@
 
 from __future__ import annotations
 
-from swarmnode.gossip_rules import WEIGHTS
-from swarmnode.manifest.spec import Manifest, ModelSpec
+from swarmnode.manifest.spec import ADAPTERS, ONE_BYTE, PRETRAIN, Manifest, ModelSpec
 
-ADAPTERS = "adapters"
-FINETUNE = "finetune"
-ONE_BYTE = "one_byte"
-PRETRAIN = "pretrain"
-KINDS = (PRETRAIN, FINETUNE, ADAPTERS, ONE_BYTE)
-METHODS = ("lora", "dora")
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
-BASE_FORMATS = ("bf16", "fp32", "int8", "nf4")
 
 
 def from_base(m: Manifest) -> bool:
@@ -30,10 +22,6 @@ def ties(m: Manifest) -> bool:
 def trains_both_ends(m: Manifest) -> bool:
     """Whether the first and the last stage both train the table of a tied model."""
     return m.model.tied and m.pipeline.stages > 1 and m.training.kind != ADAPTERS
-
-
-def rank_fits(m: Manifest) -> bool:
-    return m.training.kind != ADAPTERS or m.training.rank <= rank_max(m)
 
 
 def targets_exist(m: Manifest) -> bool:
@@ -58,49 +46,9 @@ def _shorter_side(model: ModelSpec, target: str) -> int:
     return min([model.width, *(size for size in inner if size)])
 
 
-def boundary_fits(m: Manifest) -> bool:
-    return m.training.kind == PRETRAIN or m.pipeline.boundary != "subspace"
-
-
-def itinerary_fits(m: Manifest) -> bool:
-    return m.recovery.itinerary == "straight" or not from_base(m)
-
-
-def optimizer_fits(m: Manifest) -> bool:
-    return m.training.kind not in (ADAPTERS, ONE_BYTE) or m.inner.optimizer == "adamw"
-
-
-def documents_fit(m: Manifest) -> bool:
-    return m.training.kind != FINETUNE or m.data.documents == "masked"
-
-
 def by_forward_passes(m: Manifest) -> bool:
     """Whether weights only move in rounds, by bytes that each machine measured with the whole model."""
     return m.training.kind == ONE_BYTE
-
-
-def stages_fit(m: Manifest) -> bool:
-    return not by_forward_passes(m) or m.pipeline.stages == 1
-
-
-def decay_fits(m: Manifest) -> bool:
-    return not by_forward_passes(m) or m.inner.weight_decay == 0.0
-
-
-def average_fits(m: Manifest) -> bool:
-    return not by_forward_passes(m) or m.inner.average_share == 0.0
-
-
-def method_fits(m: Manifest) -> bool:
-    return not by_forward_passes(m) or (m.gossip.method == "average" and m.gossip.fragments == 1)
-
-
-def group_fits(m: Manifest) -> bool:
-    return not by_forward_passes(m) or m.gossip.group == 0
-
-
-def acceptance_fits(m: Manifest) -> bool:
-    return not by_forward_passes(m) or m.gossip.acceptance == "all"
 
 
 def trains_experts_apart(m: Manifest) -> bool:
@@ -111,27 +59,3 @@ def trains_experts_apart(m: Manifest) -> bool:
 def experts_fit(m: Manifest) -> bool:
     trained, experts = m.training.experts_trained, m.model.experts
     return trained == 0 or (trained < experts and experts % trained == 0)
-
-
-def experts_kind_fits(m: Manifest) -> bool:
-    return not trains_experts_apart(m) or m.training.kind in (PRETRAIN, FINETUNE)
-
-
-def experts_boundary_fits(m: Manifest) -> bool:
-    return not trains_experts_apart(m) or m.pipeline.boundary != "subspace"
-
-
-def experts_optimizer_fits(m: Manifest) -> bool:
-    return not trains_experts_apart(m) or m.inner.optimizer == "muon"
-
-
-def experts_method_fits(m: Manifest) -> bool:
-    return not trains_experts_apart(m) or (m.gossip.method == "average" and m.gossip.fragments == 1)
-
-
-def experts_codec_fits(m: Manifest) -> bool:
-    return not trains_experts_apart(m) or m.gossip.codec in WEIGHTS
-
-
-def experts_acceptance_fits(m: Manifest) -> bool:
-    return not trains_experts_apart(m) or m.gossip.acceptance != "guarded"

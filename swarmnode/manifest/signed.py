@@ -13,8 +13,7 @@ from google.protobuf.message import DecodeError
 from swarmnode import owner as owner_key
 from swarmnode.errors import ManifestError, ManifestVersionError
 from swarmnode.ids import RunId, digest
-from swarmnode.manifest.field import FIELDS
-from swarmnode.manifest.spec import Manifest
+from swarmnode.manifest.spec import FIELDS, Manifest
 from swarmnode.manifest.text import MANIFEST_BYTES_MAX, from_tree, value_of
 from swarmnode.wire import record_pb2
 

@@ -14,8 +14,7 @@ from typing import Any, cast
 from swarmnode.errors import ManifestError
 from swarmnode.manifest.check import Value
 from swarmnode.manifest.cross_field import ACROSS
-from swarmnode.manifest.field import BY_NAME, FIELDS, TABLES, Field
-from swarmnode.manifest.spec import Manifest
+from swarmnode.manifest.spec import BY_NAME, FIELDS, TABLES, Field, Manifest
 from swarmnode.untrusted_text import printable
 
 MANIFEST_BYTES_MAX = 64 << 10

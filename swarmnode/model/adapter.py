@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from swarmnode.manifest import Manifest
-from swarmnode.manifest.kind_compat import ADAPTERS
+from swarmnode.manifest.spec import ADAPTERS
 from swarmnode.model.architecture import Shapes
 from swarmnode.model.split import StageLayers, initial, parameter_shapes
 

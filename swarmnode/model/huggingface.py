@@ -14,8 +14,8 @@ from typing import Any
 
 from swarmnode.errors import DataError
 from swarmnode.manifest import Manifest, ModelSpec, PipelineSpec
-from swarmnode.manifest.field import BY_NAME
-from swarmnode.manifest.model_cross_field import MODEL_ACROSS
+from swarmnode.manifest.cross_field import MODEL_ACROSS
+from swarmnode.manifest.spec import BY_NAME
 from swarmnode.model.split import HEAD, TABLE, parameter_shapes, split
 
 CONFIG = "config.json"

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from swarmnode.errors import ManifestError
 from swarmnode.manifest import Manifest, parse
 from swarmnode.manifest.check import is_below
-from swarmnode.manifest.field import BY_NAME, FIELDS
 from swarmnode.manifest.location import base_url
+from swarmnode.manifest.spec import BY_NAME, FIELDS
 from swarmnode.manifest.text import value_of
 
 WORD, NUMBERS, LABEL, KEY, FILE = "word", "numbers", "label", "key", "file"

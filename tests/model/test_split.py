@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from swarmnode.errors import ManifestError
 from swarmnode.manifest import Manifest, ModelSpec, PipelineSpec, parse
-from swarmnode.manifest.model_field import LAYERS_MAX
+from swarmnode.manifest.spec import LAYERS_MAX
 from swarmnode.model.split import (
     embedding_flops,
     head_flops,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from swarmnode.gossip.compression import Codec, codec
-from swarmnode.manifest.gossip_compat import codecs, methods, with_property
+from swarmnode.gossip_rules import codecs, methods, with_property
 
 METHODS = tuple(methods())
 CODECS: dict[str, type[Codec]] = {name: type(codec(name)) for name in codecs()}

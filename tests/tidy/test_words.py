@@ -40,7 +40,7 @@ def test_the_glossary_is_in_order_and_says_each_word_once() -> None:
 @functools.cache
 def known() -> frozenset[str]:
     """Identifiers of the package, its modules by path, and the fields of a manifest."""
-    from swarmnode.manifest.field import BY_NAME
+    from swarmnode.manifest.spec import BY_NAME
 
     found = set(BY_NAME)
     for path in MODULES:

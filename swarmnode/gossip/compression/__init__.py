@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from swarmnode.errors import ManifestError
 from swarmnode.gossip.compression.codec import Codec
-from swarmnode.manifest.gossip_compat import codecs
+from swarmnode.gossip_rules import codecs
 from swarmnode.plugin import implementation
 
 

@@ -10,8 +10,8 @@ from swarmnode.gossip.outer.average import Average
 from swarmnode.gossip.outer.method import Outer
 from swarmnode.gossip.outer.noloco import NoLoCo
 from swarmnode.gossip.robust import guard
+from swarmnode.gossip_rules import methods, with_property
 from swarmnode.manifest import GossipSpec, constants
-from swarmnode.manifest.gossip_compat import methods, with_property
 from swarmnode.plugin import implementation
 
 
