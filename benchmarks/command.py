@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from swarmnode.cli.bench import JSON, command, show
-from swarmnode.cli.option.duration import Duration
+from swarmnode.cli.option.param import DURATION
 
 if TYPE_CHECKING:
     from swarmnode.manifest import Manifest
@@ -355,7 +355,7 @@ def codec(extension: bool, as_json: bool) -> None:
 
 @command.command()
 @click.option("--nodes", type=click.IntRange(2, 5000), default=1000, show_default=True, help="Synthetic nodes.")
-@click.option("--look", "look_s", type=Duration(), default=0.0, help="Only serve the page this long: 10m.")
+@click.option("--look", "look_s", type=DURATION, default=0.0, help="Only serve the page this long: 10m.")
 @click.option("--port", type=click.IntRange(0, 65535), default=0, help="Of the page.")
 @JSON
 def dashboard(nodes: int, look_s: float, port: int, as_json: bool) -> None:

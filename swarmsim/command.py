@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from swarmnode.cli.option.duration import Duration
+from swarmnode.cli.option.param import DURATION
 from swarmnode.cli.output.console import paper
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ PROFILE_LINES = 24
 @click.option("--scenario", "name", default="calm", show_default=True, help="A TOML file, or a name from examples/.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Each seed is one life.")
 @click.option("--nodes", type=click.IntRange(1, NODES_MAX), help="Scale the fleet to so many machines.")
-@click.option("--for", "for_s", type=Duration(), help="Length of the storm in virtual time.  [default: the scenario's]")
+@click.option("--for", "for_s", type=DURATION, help="Length of the storm in virtual time.  [default: the scenario's]")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option("--report", type=click.Path(dir_okay=False, path_type=Path), help="Write an HTML page with plots.")
 @click.option(
@@ -42,7 +42,7 @@ PROFILE_LINES = 24
     help="Run one life per pipeline.rebalance_period_s given (0: no moves), and report the placement of nodes.",
 )
 @click.option("--profile", is_flag=True, help="Also report CPU time by module (slows the run down).")
-@click.option("--sweep", "sweep_s", type=Duration(), help="Run seed after seed from --seed on, for so much real time.")
+@click.option("--sweep", "sweep_s", type=DURATION, help="Run seed after seed from --seed on, for so much real time.")
 def command(
     name: str,
     seed: int,

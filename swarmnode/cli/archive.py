@@ -12,8 +12,7 @@ from typing import Any
 import click
 
 from swarmnode.cli.bootstrap import meet, meeting_point
-from swarmnode.cli.option.duration import Duration
-from swarmnode.cli.option.param import ARCHIVE_EVERY_S, ARCHIVE_KEEP, FOLDER, check_own_run, check_peer
+from swarmnode.cli.option.param import ARCHIVE_EVERY_S, ARCHIVE_KEEP, DURATION, FOLDER, check_own_run, check_peer
 from swarmnode.daemon.options import ArchiveOptions
 from swarmnode.errors import NotPermitted, UsageError
 from swarmnode.machine.archive_lock import keeper
@@ -29,7 +28,7 @@ def archive_options(command: Callable[..., int]) -> Callable[..., int]:
         click.option(
             "--archive-every",
             "every_s",
-            type=Duration(),
+            type=DURATION,
             default=ARCHIVE_EVERY_S,
             show_default="1h",
             help="How often the run is copied, after the copies of its first half hour.",

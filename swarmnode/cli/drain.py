@@ -7,8 +7,7 @@ from pathlib import Path
 
 import click
 
-from swarmnode.cli.option.duration import Duration
-from swarmnode.cli.option.param import FOLDER
+from swarmnode.cli.option.param import DURATION, FOLDER
 from swarmnode.errors import EXIT_PREEMPTED_INCOMPLETE
 from swarmnode.node.notice import GRACE_S
 from swarmnode.user_folders import default_home
@@ -16,7 +15,7 @@ from swarmnode.user_folders import default_home
 
 @click.command(short_help="tell the node on this machine that the machine will be taken away")
 @click.option("--home", type=FOLDER, help="The node's own folder.  [default: ~/.local/share/swarmnode/node]")
-@click.option("--notice", type=Duration(), default=GRACE_S, show_default="30s", help="Time until the machine is gone.")
+@click.option("--notice", type=DURATION, default=GRACE_S, show_default="30s", help="Time until the machine is gone.")
 @click.option("--reason", default="swarmnode drain", show_default=True, help="For the node's log.")
 @click.option("--json", "as_json", is_flag=True, help="Print how it left as one JSON object.")
 def command(home: Path | None, notice: float, reason: str, as_json: bool) -> int:

@@ -8,8 +8,7 @@ import time
 
 import click
 
-from swarmnode.cli.option.duration import Duration, parse_duration
-from swarmnode.cli.option.param import PORT
+from swarmnode.cli.option.param import DURATION, PORT, parse_duration
 
 HOST = "127.0.0.1"
 
@@ -38,7 +37,7 @@ class Saying(click.ParamType[tuple[float, str]]):
     "--say", "script", type=Saying(), multiple=True, metavar="AT:WHAT", help="Say WHAT after AT; may be repeated."
 )
 @click.option(
-    "--notice", type=Duration(), default=120.0, show_default="2m", help="From a preemption's announcement to its time."
+    "--notice", type=DURATION, default=120.0, show_default="2m", help="From a preemption's announcement to its time."
 )
 @click.option("--machine", default="node-0", show_default=True, help="This machine's name at Azure.")
 def command(host: str, port: int, script: tuple[tuple[float, str], ...], notice: float, machine: str) -> None:

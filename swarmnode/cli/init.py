@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from swarmnode.cli.option.amount import BITS, GB, Amount
+from swarmnode.cli.option.param import CARD, RATE
 
 if TYPE_CHECKING:
     from swarmnode.local.pretrained import Pretrained
@@ -32,10 +32,8 @@ CONVERTED = "model"  # the folder that a GGUF file becomes, in the run's
     "--parameters", type=click.IntRange(1, COUNT_MAX), help="Approximate size of the model.  [default: the preset's]"
 )
 @click.option("--nodes", type=click.IntRange(1, 1 << 20), help=f"Machines that will train.  [default: {NODES}]")
-@click.option(
-    "--card", "card_gb", type=Amount("GB", GB), help="Memory of each machine's card.  [default: by the model]"
-)
-@click.option("--up", "up_bps", type=Amount("Mbit", BITS), help="Each machine's line up.  [default: 1Gbit]")
+@click.option("--card", "card_gb", type=CARD, help="Memory of each machine's card.  [default: by the model]")
+@click.option("--up", "up_bps", type=RATE, help="Each machine's line up.  [default: 1Gbit]")
 @click.option(
     "--fleet", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="The machines, as for `plan`."
 )

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 import click
 from click.core import ParameterSource
 
-from swarmnode.cli.option.duration import Duration
-from swarmnode.cli.option.param import BOOTSTRAP, FOLDER, check_own_run, check_peer
+from swarmnode.cli.option.param import BOOTSTRAP, DURATION, FOLDER, check_own_run, check_peer
 from swarmnode.errors import NotPermitted, UsageError
 
 if TYPE_CHECKING:
@@ -30,7 +29,7 @@ EXPIRES_S = 30 * 86_400.0  # guess
 @click.argument("run", metavar="RUN | INVITE | -")
 @click.option("--bootstrap", "bootstraps", type=BOOTSTRAP, multiple=True, help="Address for joiners; may be repeated.")
 @click.option("--home", type=FOLDER, help="Home of the run's bootstrap on this machine, for its addresses.")
-@click.option("--expires", "expires_s", type=Duration(), default=EXPIRES_S, show_default="30d", help="Validity.")
+@click.option("--expires", "expires_s", type=DURATION, default=EXPIRES_S, show_default="30d", help="Validity.")
 @click.option(
     "--machines", type=click.IntRange(0, 1_000_000), default=0, help="Number of machines it admits.  [default: any]"
 )

@@ -9,9 +9,20 @@ from typing import TYPE_CHECKING
 import click
 
 from swarmnode.cli.option.config_file import origins
-from swarmnode.cli.option.duration import Duration
-from swarmnode.cli.option.limits import given_limits, limit_options
-from swarmnode.cli.option.param import BOOTSTRAP, DISK, FOLDER, HOST, LISTEN, PORT, RUN, STAGE, URL
+from swarmnode.cli.option.param import (
+    BOOTSTRAP,
+    DISK,
+    DURATION,
+    FOLDER,
+    HOST,
+    LISTEN,
+    PORT,
+    RUN,
+    STAGE,
+    URL,
+    given_limits,
+    limit_options,
+)
 from swarmnode.daemon.options import NodeOptions
 from swarmnode.node.notice import GRACE_S
 from swarmnode.node.role import NodeRole
@@ -89,7 +100,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--grace",
-    type=Duration(),
+    type=DURATION,
     default=GRACE_S,
     show_default="30s",
     envvar="SWARMNODE_GRACE",

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import click
 
-from swarmnode.cli.option.limits import given_limits, limit_options
-from swarmnode.cli.option.param import FOLDER
+from swarmnode.cli.option.param import FOLDER, given_limits, limit_options
 from swarmnode.user_folders import default_home
 
 

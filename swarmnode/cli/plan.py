@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from swarmnode.cli.option.duration import Duration
+from swarmnode.cli.option.param import DURATION
 from swarmnode.cli.output.console import paper
 from swarmnode.plugin import SIMULATOR, load
 
@@ -36,7 +36,7 @@ FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 @click.option(
     "--simulate",
     "simulate_s",
-    type=Duration(),
+    type=DURATION,
     metavar="TIME",
     help="Check it by simulating so much virtual time, without faults.",
 )

@@ -8,14 +8,13 @@ from pathlib import Path
 
 import click
 
-from swarmnode.cli.option.duration import Duration
-from swarmnode.cli.option.param import FOLDER
+from swarmnode.cli.option.param import DURATION, FOLDER
 from swarmnode.errors import UsageError
 from swarmnode.user_folders import default_home
 
 
 @click.command(short_help="status of the node on this machine, live")
-@click.option("--every", "every_s", type=Duration(), default=1.0, show_default="1s", help="Time between two updates.")
+@click.option("--every", "every_s", type=DURATION, default=1.0, show_default="1s", help="Time between two updates.")
 @click.option("--times", type=click.IntRange(1), help="Number of updates.  [default: until Ctrl-C]")
 @click.option("--home", type=FOLDER, help="The node's own folder.  [default: ~/.local/share/swarmnode/node]")
 def command(every_s: float, times: int | None, home: Path | None) -> None:

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from swarmnode.cli.option.duration import Duration
-from swarmnode.cli.option.param import DASHBOARD_PORT, FOLDER, STAGES_MAX
+from swarmnode.cli.option.param import DASHBOARD_PORT, DURATION, FOLDER, STAGES_MAX
 from swarmnode.errors import SwarmnodeError, UsageError
 from swarmnode.ids import RunId
 from swarmnode.user_folders import default_cache
@@ -34,13 +33,13 @@ COUNT = click.IntRange(min=1)
 @click.argument("run", metavar="[RUN]", required=False, type=click.Path(exists=True, path_type=Path))
 @click.option("--nodes", type=click.IntRange(1, NODES_MAX), default=6, show_default=True, help="Processes that train.")
 @click.option("--stages", type=click.IntRange(1, STAGES_MAX), help="Stages of the model.  [default: the manifest's]")
-@click.option("--for", "for_s", type=Duration(), help="Stop so long after all nodes are ready: 90s, 10m.")
+@click.option("--for", "for_s", type=DURATION, help="Stop so long after all nodes are ready: 90s, 10m.")
 @click.option("--rounds", type=COUNT, help="Stop when this round is reached.")
 @click.option("--samples", type=COUNT, help="Stop when the run has trained so many samples.")
 @click.option(
     "--kill",
     "kill_every_s",
-    type=Duration(),
+    type=DURATION,
     metavar="EVERY",
     help="kill -9 a random node at this interval; a new one joins in its place. The last replica of a stage is spared.",
 )

@@ -11,8 +11,6 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from swarmnode.wire import record_pb2
-
 DAY_S = 86_400
 COOL_C = 5.0  # guess: degrees below the limit before work goes on, so that it does not flutter
 FREE_SHARE = 0.05  # guess: the same for memory
@@ -97,19 +95,6 @@ def decide(limits: Limits, reading: SensorReading) -> LimitVerdict:
     if not pauses:
         return LimitVerdict(True, _closes(limits.hours, reading), "within its limits")
     return max(pauses, key=lambda verdict: math.inf if verdict.until_unix_s is None else verdict.until_unix_s)
-
-
-def allowance(limits: Limits, verdict: LimitVerdict, now_unix_s: float) -> record_pb2.Allowance | None:
-    """The limits and the next pause or resumption to announce to other nodes; None without any."""
-    until = verdict.until_unix_s
-    known = int(until) if until is not None and now_unix_s < until < now_unix_s + 400 * DAY_S else 0
-    told = record_pb2.Allowance(
-        up_bps=int(limits.max_up_bps or 0),
-        down_bps=int(limits.max_down_bps or 0),
-        pauses_unix_s=known if verdict.running else 0,
-        resumes_unix_s=0 if verdict.running else known,
-    )
-    return told if told.ByteSize() else None
 
 
 def _asked(limits: Limits, reading: SensorReading) -> LimitVerdict | None:
@@ -219,9 +204,9 @@ def parse_hours(text: str) -> tuple[Span, ...]:
 
 
 def parse_rate(text: str) -> float:
-    """Bits a second of `20Mbit`, `500kbit`, `2MB` (bytes a second) or a plain number of bits. Raises ValueError."""
+    """Bits a second of `20Mbit`, `500kbit` or `2MB` (bytes a second). Raises ValueError, also for a plain number."""
     found = _RATE.match(text.strip())
-    if found is None:
+    if found is None or not found.group(2) + found.group(3):
         raise ValueError("say 20Mbit, 500kbit or 2MB (a second)")
     rate = float(found.group(1)) * _THOUSANDS[found.group(2).lower()] * (8 if found.group(3) == "B" else 1)
     if not 64e3 <= rate <= 1e12:
@@ -300,28 +285,50 @@ def show_nbytes(nbytes: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class LimitKind:
-    """A limit of the command line: its field, its parser and its formatter."""
+    """A limit of the command line: its field, its parser and formatter, an example and its help."""
 
     field: str
     parse: Callable[[str], object]
     show: Callable[..., str]
+    example: str
     help: str
 
 
 LIMIT_KINDS: Mapping[str, LimitKind] = {
-    "hours": LimitKind("hours", parse_hours, show_hours, "Run only then, local time: 22-07."),
-    "max-up": LimitKind("max_up_bps", parse_rate, show_rate, "Send at most this fast: 20Mbit."),
-    "max-down": LimitKind("max_down_bps", parse_rate, show_rate, "Receive at most this fast: 100Mbit."),
+    "hours": LimitKind(
+        "hours", parse_hours, show_hours, "22-07", "Run only at these hours (local time); 0-6,12-14 for two spans."
+    ),
+    "max-up": LimitKind("max_up_bps", parse_rate, show_rate, "20Mbit", "Most to send per second."),
+    "max-down": LimitKind("max_down_bps", parse_rate, show_rate, "100Mbit", "Most to receive per second."),
     "quota": LimitKind(
-        "quota_nbytes", parse_quota, lambda n: f"{show_nbytes(n)}/day", "Bytes of a day, both ways: 50GB/day."
+        "quota_nbytes",
+        parse_quota,
+        lambda n: f"{show_nbytes(n)}/day",
+        "50GB/day",
+        "Most bytes per day, both directions together.",
     ),
-    "max-temp": LimitKind("max_temp_c", parse_temperature, lambda c: f"{c:g}C", "Pause above this: 80C."),
-    "max-memory": LimitKind("max_memory_nbytes", parse_nbytes, show_nbytes, "Hold at most this much memory: 6GB."),
+    "max-temp": LimitKind(
+        "max_temp_c",
+        parse_temperature,
+        lambda c: f"{c:g}C",
+        "80C",
+        "Pause while the GPU (or processor) is hotter than this.",
+    ),
+    "max-memory": LimitKind(
+        "max_memory_nbytes", parse_nbytes, show_nbytes, "6GB", "Pause while this process uses more memory."
+    ),
     "max-load": LimitKind(
-        "max_load", parse_load, lambda share: f"{share * 100:.6g}%", "Compute at most so much of the time: 50%."
+        "max_load",
+        parse_load,
+        lambda share: f"{share * 100:.6g}%",
+        "50%",
+        "Share of the time to compute at most, in pieces well under a second.",
     ),
-    "yield-to": LimitKind("yield_to", parse_names, ",".join, "Pause while one of these runs: steam,blender."),
+    "yield-to": LimitKind(
+        "yield_to", parse_names, ",".join, "steam,blender", "Pause while one of these programs runs."
+    ),
 }
+LIFTED = ("", "none")  # texts that lift a limit
 
 
 def change(limits: Limits, changed: Mapping[str, str]) -> Limits:
@@ -331,7 +338,7 @@ def change(limits: Limits, changed: Mapping[str, str]) -> Limits:
         kind = LIMIT_KINDS.get(name)
         if kind is None:
             raise ValueError(f"{name[:40]!r} is no limit; there are {', '.join(LIMIT_KINDS)}")
-        if text.strip().lower() in ("", "none"):
+        if text.strip().lower() in LIFTED:
             values[kind.field] = getattr(Limits(), kind.field)
             continue
         try:

@@ -8,10 +8,11 @@ import math
 from collections.abc import Awaitable, Callable, Mapping
 
 from swarmnode.errors import Unavailable
-from swarmnode.node.limits import NOT_ASKED, AskedPause, Limits, LimitVerdict, SensorReading, allowance, change, decide
+from swarmnode.node.limits import DAY_S, NOT_ASKED, AskedPause, Limits, LimitVerdict, SensorReading, change, decide
 from swarmnode.node.pause import PauseControl
 from swarmnode.node.presence import Presence
 from swarmnode.ports import Telemetry
+from swarmnode.wire import record_pb2
 
 PERIOD_S = 1.0  # between readings: half of limits.QUOTA_AHEAD_S
 
@@ -105,3 +106,16 @@ class Regulator:
         if self.verdict.running != before.running:
             self._telemetry.event("limits.verdict", running=self.verdict.running, reason=self.verdict.reason)
             self._now.set()
+
+
+def allowance(limits: Limits, verdict: LimitVerdict, now_unix_s: float) -> record_pb2.Allowance | None:
+    """The limits and the next pause or resumption to announce to other nodes; None without any."""
+    until = verdict.until_unix_s
+    known = int(until) if until is not None and now_unix_s < until < now_unix_s + 400 * DAY_S else 0
+    told = record_pb2.Allowance(
+        up_bps=int(limits.max_up_bps or 0),
+        down_bps=int(limits.max_down_bps or 0),
+        pauses_unix_s=known if verdict.running else 0,
+        resumes_unix_s=0 if verdict.running else known,
+    )
+    return told if told.ByteSize() else None

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 
 from swarmnode import __version__
 from swarmnode.cli.main import VERBS, main
-from swarmnode.cli.option.duration import parse_duration
-from swarmnode.cli.option.param import check_bootstrap, check_listen, check_run
+from swarmnode.cli.option.param import check_bootstrap, check_listen, check_run, parse_duration
 from swarmnode.errors import Unreachable
 
 ROOT = pathlib.Path(__file__).parents[2]

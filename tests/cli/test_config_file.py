@@ -64,15 +64,6 @@ def test_a_wrong_value_in_a_variable_names_the_option(
     assert "hours" in capsys.readouterr().err
 
 
-def test_the_limits_on_the_command_line_are_those_of_a_node() -> None:
-    from swarmnode.cli.option.limits import LIMITS
-    from swarmnode.node.limits import LIMIT_KINDS, Limits, change
-
-    assert [name for name, _, _ in LIMITS] == list(LIMIT_KINDS)
-    for name, example, _ in LIMITS:
-        assert change(Limits(), {name: example}) != Limits()
-
-
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_shells_complete(here: Path, capsys: pytest.CaptureFixture[str], shell: str) -> None:
     assert main(["completion", shell]) == 0

@@ -16,7 +16,6 @@ from swarmnode.node.limits import (
     AskedPause,
     Limits,
     SensorReading,
-    allowance,
     change,
     decide,
     parse_hours,
@@ -24,6 +23,7 @@ from swarmnode.node.limits import (
     parse_rate,
     show,
 )
+from swarmnode.node.regulator import allowance
 
 NOON = 1_700_000_000 // DAY_S * DAY_S + DAY_S // 2
 minutes = st.integers(0, 1439)
@@ -151,9 +151,11 @@ def test_words_read_back(name: str, text: str) -> None:
 
 
 def test_words_have_many_forms() -> None:
-    assert parse_rate("2MB/s") == parse_rate("16Mbps") == parse_rate("16000000") == 16e6
+    assert parse_rate("2MB/s") == parse_rate("16Mbps") == parse_rate("16 mbit") == 16e6
     assert parse_nbytes("1GiB") == 2**30
     assert parse_hours("9-24") == parse_hours("09:00-00")
+    for name, kind in LIMIT_KINDS.items():
+        assert change(Limits(), {name: kind.example}) != Limits()
 
 
 NO_WORDS = [
@@ -163,6 +165,8 @@ NO_WORDS = [
     ("hours", "22:60-1"),
     ("max-up", "fast"),
     ("max-up", "1bit"),
+    ("max-up", "20"),
+    ("max-up", "16000000"),
     ("max-up", "20Mbyte"),
     ("quota", "50"),
     ("quota", "-5GB"),

@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+import functools
 import ipaddress
 import re
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TypeVar
 
 import click
 
 from swarmnode.daemon.options import RUN_ID
 from swarmnode.errors import RemoteFault
+from swarmnode.node.limits import LIFTED, LIMIT_KINDS, parse_nbytes, parse_rate
+
+T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., object])
 
 PORT_MAX = 65535
 ARCHIVE_EVERY_S = 3600.0  # guess: an owner can afford to lose an hour of a swarm's work
 ARCHIVE_KEEP = 2  # guess: the newest two, besides the best
 DASHBOARD_PORT = 7070  # guess: free on most machines
 STAGES_MAX = 512  # as pipeline.stages
+UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+DURATION_MAX_S = 366 * 86400.0
+
+_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
+_PLAIN = re.compile(r"\d+(?:\.\d+)?\Z")
 PEER_ID = re.compile(r"[1-9A-HJ-NP-Za-km-z]{20,80}\Z")
 
 
@@ -112,42 +124,73 @@ def check_url(text: str) -> str:
     return text.rstrip("/")
 
 
-class Checked(click.ParamType[str]):
-    """A parameter that one of the checks above accepts."""
+def check_card(text: str) -> float:
+    """Gigabytes of `12GB`, `12GiB` or `12`: sellers of cards use the units alike. Raises ValueError."""
+    nbytes = parse_nbytes(f"{text}GB" if text.strip().isdecimal() else text)
+    return nbytes / (2**30 if "ib" in text.lower() else 1e9)
 
-    def __init__(self, name: str, check: object) -> None:
-        assert callable(check)
+
+def check_limit(name: str, text: str) -> str:
+    """`text`, if it is or lifts the limit `name`. Raises ValueError."""
+    if text.strip().lower() not in LIFTED:
+        LIMIT_KINDS[name].parse(text)
+    return text
+
+
+def parse_duration(text: str) -> float:
+    """The seconds of `text`. Raises ValueError unless it is a positive number (of seconds) or has units, large to
+    small."""
+    text = text.strip().lower()
+    if _PLAIN.match(text):
+        seconds = float(text)
+    else:
+        parts = _PART.findall(text)
+        sizes = [UNITS_S[unit] for _, unit in parts]
+        if not parts or "".join(number + unit for number, unit in parts) != text or sizes != sorted(set(sizes))[::-1]:
+            raise ValueError("not a duration: use 90s, 1m30s, 2h or 500ms")
+        seconds = sum(float(number) * UNITS_S[unit] for number, unit in parts)
+    if not 0 < seconds <= DURATION_MAX_S:
+        raise ValueError("a duration is more than 0 and at most a year")
+    return seconds
+
+
+class Parsed(click.ParamType[T]):
+    """A parameter that one of the functions above accepts."""
+
+    def __init__(self, name: str, parse: Callable[[str], T]) -> None:
         self.name = name
-        self._check = check
+        self._parse = parse
 
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> str:
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> T:
         try:
-            return str(self._check(str(value)))
+            return self._parse(str(value))
         except ValueError as error:
             self.fail(f"{str(value)[:100]!r}: {error}", param, ctx)
 
 
-class DiskSize(click.ParamType[int]):
-    """Bytes: 8GB, 512MiB."""
-
-    name = "size"
-
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        from swarmnode.node.limits import parse_nbytes
-
-        try:
-            return value if isinstance(value, int) else parse_nbytes(str(value))
-        except ValueError as error:
-            self.fail(f"{str(value)[:100]!r}: {error}", param, ctx)
-
-
-LISTEN = Checked("multiaddr", check_listen)
-BOOTSTRAP = Checked("multiaddr", check_bootstrap)
-RUN = Checked("run", check_run)
-HOST = Checked("ip", check_ip)
-OWN_RUN = Checked("run", check_own_run)
-URL = Checked("url", check_url)
+LISTEN = Parsed("multiaddr", check_listen)
+BOOTSTRAP = Parsed("multiaddr", check_bootstrap)
+RUN = Parsed("run", check_run)
+HOST = Parsed("ip", check_ip)
+OWN_RUN = Parsed("run", check_own_run)
+URL = Parsed("url", check_url)
 FOLDER = click.Path(file_okay=False, path_type=Path)
 PORT = click.IntRange(0, PORT_MAX)
-DISK = DiskSize()
+DISK = Parsed("size", parse_nbytes)
 STAGE = click.IntRange(0, STAGES_MAX - 1)
+DURATION = Parsed("duration", parse_duration)
+CARD = Parsed("GB", check_card)
+RATE = Parsed("Mbit", parse_rate)
+
+
+def limit_options(command: F) -> F:
+    """Add an option for each limit; values are passed as keywords, with underscores for dashes."""
+    for name, kind in reversed(list(LIMIT_KINDS.items())):
+        parsed = Parsed(kind.example, functools.partial(check_limit, name))
+        command = click.option(f"--{name}", type=parsed, metavar=kind.example, help=kind.help)(command)
+    return command
+
+
+def given_limits(values: Mapping[str, str | None]) -> dict[str, str]:
+    """Limits by name from those keywords."""
+    return {name.replace("_", "-"): text for name, text in values.items() if text is not None}
