@@ -16,11 +16,10 @@ from swarmnode.node.role import NodeRole
 from swarmnode.pipeline import statement as statements
 from swarmnode.pipeline.accusation import Accusations
 from swarmnode.pipeline.auditor import Auditor
-from swarmnode.pipeline.fed_input import FeederInput
 from swarmnode.pipeline.feeder import Samples
-from swarmnode.pipeline.hop_claim import HopAnswer, HopClaim, StepsContradicted
-from swarmnode.pipeline.input_check import InputAuditor
-from swarmnode.pipeline.recompute import HopEvidence, RecomputeService, Text, hop_again
+from swarmnode.pipeline.input_check import FeederInput, InputAuditor
+from swarmnode.pipeline.recompute import RecomputeService, Text, hop_again
+from swarmnode.pipeline.statement import HopAnswer, HopClaim, HopEvidence, StepsContradicted
 from swarmnode.ports import Priority, Replica, WireTensor
 from swarmnode.recovery.donor_client import DownloadLimits
 from swarmnode.recovery.download import download
@@ -78,7 +77,6 @@ class AuditSetup:
             ports.telemetry,
             presence.exclude,
             referee.weigh,
-            presence.samples_total,
             # From the private key: nobody else can tell which answers will be checked.
             seeded("audit", ports.identity.seed.hex(), presence.incarnation, stage),
         )

@@ -18,8 +18,8 @@ from swarmnode.node.presence import StageStatus
 from swarmnode.pipeline.feeder import Feeder, Samples
 from swarmnode.pipeline.microbatch_size import SampleRates
 from swarmnode.pipeline.next_hop import NextHop
+from swarmnode.pipeline.recompute import TextService
 from swarmnode.pipeline.shared_first_hop import RemoteFirstHop
-from swarmnode.pipeline.text_service import TextService
 from swarmnode.ports import Handler
 from swarmnode.wire import record_pb2
 

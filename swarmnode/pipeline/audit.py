@@ -1,17 +1,9 @@
-"""Choose the answers to audit, judge the votes, add up what they show of each replica, and decide on exclusions. Pure.
+"""Choose the answers to audit, add up what they show of each replica, and decide on exclusions. Pure.
 
-A caller has another replica recompute a small share of each replica's answers, without announcing which. The share
-starts high, falls for a replica that has been right for long, and rises after a wrong answer. LIES contradicted answers
-exclude a replica.
-
-Two honest replicas of a stage never have equal weights: each is some inner steps ahead or behind, and one may have
-trained on this very microbatch meanwhile. So an answer is not wrong by its absolute distance, but by a distance much
-larger than the one between the other answers (`wrong`), and than the one that age explains (`beyond_age`). Where age
-may explain it, its server's own weights decide, and it counts half: they may have met others since.
-
-A liar may keep each answer within those bounds and have their mean point elsewhere. So what single checks show is
-added up (`Shortfall`): answers that are each a little farther from others' than is usual in their stage suspect their
-server, and its own weights decide.
+A caller has another replica recompute a small share of each replica's answers, without announcing which. Two honest
+replicas of a stage never have equal weights, so an answer is not false because it differs. What decides is whether its
+server's own weights explain it, fetched when an answer is far from the others (`AnswerSimilarity.close`), or when what
+several of them show adds up (`Shortfall`, `RunningResidual`). LIES false answers exclude a replica.
 """
 
 from __future__ import annotations
@@ -25,48 +17,26 @@ from typing import ClassVar
 from swarmnode.ids import PeerId
 from swarmnode.sequential_test import DOUBT, LIMIT, MOST, SequentialTest
 
-FIRST_SHARE, FIRST_RIGHT = 0.25, 2  # guess: share of an unknown replica's answers, until so many were right
-# Factor on the manifest's share, until so many were right. Measured (`bench attack --pipeline --every 10`): with 2.0 a
-# replica that lied once in ten was found after 32 lies, which cost 0.04 nat of 5,000 samples.
-EARLY_FACTOR, EARLY_RIGHT = 5.0, 8
-LATE_FACTOR, LATE_RIGHT = 2.0 / 3.0, 200  # guess: factor on the manifest's share, from so many on
-DOUBTED_SHARE, DOUBTED_RIGHT = (
-    0.5,
-    32,
-)  # guess: who lies once in ten is caught again at 97 %: share after a wrong answer, until so many in a row were right
+FIRST_SHARE, FIRST_RIGHT = 0.25, 1  # guess: share of an unknown replica's answers, until so many were right
+DOUBTED_SHARE, DOUBTED_RIGHT = 0.5, 32  # derived: who lies once in ten is caught again at 97 % before so many are right
 LIES = 2  # guess: a single one may be a memory error, or come from weights that were being replaced
-SUSPECT = 3.0  # guess: odds of 20 that its answers fall short; from there on a replica is checked as after a false one
+SUSPECT = LIMIT / 2.0  # derived: an honest replica's sum is above it 1 % of the time, so doubt costs as little
 FORGIVEN_RIGHT = 100  # guess: so many right answers in a row cancel earlier wrong ones
-# guess: contradicted answers of one of two replicas that never gives its weights; an honest donor is busy at times
-WITHHELD_MAX = 6
+WITHHELD_MAX = 6  # guess: far answers of a replica that never gives its weights; an honest donor is busy at times
 UNSHOWN_MAX = 32  # guess: refused openings in a row; an honest replica keeps its last answers for a while
 PEERS_MAX = 4096  # guess: replicas remembered; the least recently checked are forgotten first
-BUDGET_FACTOR = 1.0  # guess: recomputed hops per answer to us, over the manifest's share, at most
-BUDGET_FIRST = 16.0  # guess: additional recomputed hops, to examine newcomers
-BUDGET_WRONG = 40.0  # guess: the same after a false answer, so that a replica that lies once in ten is found soon
-BUDGET_WARNED = 8.0  # guess: the same after a warning, which proves nothing
+BUDGET_FIRST = 8.0  # guess: recomputed hops beyond the manifest's share of answers, to examine newcomers
+BUDGET_DOUBT = 40.0  # guess: the same after a false answer or a warning: a replica that lies once in ten is found soon
 
 ALIKE = 0.5  # guess: cosine from which two answers count as equal
-COSINE_GAP = 0.4  # guess: an answer so much farther from the others than they are from each other is wrong
-# An answer farther than this from its own weights is wrong, if the other one is not, and so are activations as far from
-# those of two others. Measured on the demo and on `examples/moe-small` from the first step on, where weights move
-# fastest: an honest answer and what its server's weights make 32 steps later have a cosine of .22 or more, activations
-# 64 steps later of .25; noise has 0.
+OPPOSITE = -0.4  # measured: an honest answer to a later one falls to -.1, 64 steps apart on a text known by heart
+# An answer farther than this from its own weights is false. Measured on the demo and on `examples/moe-small` from the
+# first step on, where weights move fastest: an honest answer and what its server's weights make 32 steps later have a
+# cosine of .22 or more, activations 64 steps later of .25; noise has 0.
 OWN_LEAST = 0.15
-# Guess: an answer this close to the others may come from weights that are far from theirs, as of a replica that stood
-# still for a while: its own weights decide. Measured once in a storm: an honest answer at 0.434, the others at 0.993.
-PERHAPS_STALE = 0.25
-LOSS_GAP = 1.0  # guess: nats per token; training on the microbatch may lower its loss by 0.7 (measured: tests/node)
-# Measured in the same way, and on a tiny model that learns a text by heart in 40 steps: ...
-NEAR_STEPS = (
-    8  # ... so many steps later an honest answer has a cosine of .73 or more (activations .62), 16 later of .42
-)
-LOSS_STEPS = 2  # ... losses are .66 nats apart at most, 4 steps later 1.3, 8 later 2.1, 32 later 2.8
-AGED_LIES = 2  # guess: so many answers that may have been old are as bad as one that was not
-LOSS_FACTOR = 4.0  # guess: ... plus so many times the distance between the others
+NEAR_STEPS = 8  # measured in the same way: so many steps later an honest answer has a cosine of .73 or more
+LOSS_GAP, LOSS_STEPS = 1.0, 2  # nats per token; measured in the same way: .66 at most so many steps later
 LOSS_LEAST = 0.3  # guess: nats per token; below this, text is memorised and its gradients are noise
-
-
 # Guess: own weights explain an answer that is less than half as far from theirs as from others. A few steps later they
 # explain most of an honest one, and nothing of a lie.
 EXPLAINED = 0.5
@@ -92,10 +62,9 @@ class AnswerSimilarity:
         """Whether the answers agree well enough to need no vote."""
         return self.cosine >= ALIKE and self.loss_apart <= LOSS_GAP
 
-    @property
-    def perhaps_stale(self) -> bool:
-        """Whether an answer so far from the others may be honest, from older weights."""
-        return self.cosine >= PERHAPS_STALE and self.loss_apart <= LOSS_GAP
+    def contradicts(self, apart: int) -> bool:
+        """Whether two answers so alike cannot be of weights that lie `apart` inner steps from each other."""
+        return self.cosine < OWN_LEAST or (apart <= LOSS_STEPS and not self.loss_apart <= LOSS_GAP)
 
     def __str__(self) -> str:
         length = f", {self.longer:.2f} times as long" if self.longer >= 1.1 else ""
@@ -113,40 +82,50 @@ def middle(likeness: Sequence[AnswerSimilarity]) -> AnswerSimilarity:
     )
 
 
-def wrong(likeness: Sequence[AnswerSimilarity]) -> list[bool]:
-    """Which of at least three answers are false, given each one's similarity to the others. None if most disagree with
-    each other."""
-    cosine = statistics.median_high([one.cosine for one in likeness])
-    apart = statistics.median_low([one.loss_apart for one in likeness])
-    if cosine < ALIKE:
-        return [False] * len(likeness)
-    return [
-        one.cosine < cosine - COSINE_GAP or not one.loss_apart <= LOSS_GAP + LOSS_FACTOR * apart for one in likeness
-    ]
+@dataclass(frozen=True, slots=True)
+class Weighed:
+    """One of several answers to a hop, with what is known of it: its similarity to the others, whether its server is
+    suspected, whether this answer `speaks` against it, and whether its weights are many steps `behind`. `own`: its
+    similarity to the hop made again with its server's own weights, `apart` steps from those that answered (None: it
+    gives none); `residual_share`: of its running residual in what these weights leave unexplained."""
+
+    vote: AnswerSimilarity
+    suspected: bool = False
+    speaks: bool = False
+    behind: bool = False
+    own: AnswerSimilarity | None = None
+    apart: int = 0
+    residual_share: float = 0.0
+
+    @property
+    def own_distance(self) -> float:
+        """Its distance to its own weights, over what their age explains."""
+        assert self.own is not None
+        return self.own.distance / (1.0 + self.apart / STEPS_DOUBLE)
 
 
-UNKNOWN_DRIFT = AnswerSimilarity(0.0, math.inf)
-"""Similarity of old and new answers where none was measured. The cosine of an honest answer to a later one falls to
--.1, not to -.4 [measured: a tiny model that learns a text by heart, 64 steps apart; the demo: .2]."""
+def is_false(one: Weighed, other: Weighed | None = None) -> bool:
+    """Whether an answer is false: its server's own weights do not explain it. `other`: the only other answer, if there
+    are two; its own weights must explain that one."""
+    if one.own is None:  # no honest answer is the opposite of the others, of whatever weights
+        return other is None and one.vote.cosine < OPPOSITE
+    if one.own.contradicts(one.apart):
+        # Of two, losses alone decide nothing, nor does arithmetic of ours that is like neither of them.
+        return other is None or (other.own is not None and other.own.cosine >= ALIKE > one.vote.cosine)
+    if not one.suspected:
+        return False
+    if one.residual_share > EXPLAINED:
+        return True
+    # A replica that is behind may have met the others since, so that its own weights explain nothing.
+    better = other is None or (other.own is not None and EXPLAINED * one.own_distance > other.own_distance)
+    return one.speaks and not one.behind and better and one.own.distance > EXPLAINED * one.vote.distance
 
 
-def beyond_age(one: AnswerSimilarity, drift: AnswerSimilarity) -> bool:
-    """Whether an answer, as alike to the others as `one`, is farther from them than age explains. `drift`: how alike
-    old answers are to those that the others give to the same now."""
-    return one.cosine < drift.cosine - COSINE_GAP or not one.loss_apart <= LOSS_GAP + LOSS_FACTOR * drift.loss_apart
-
-
-def contradicts(own: AnswerSimilarity, apart: int) -> bool:
-    """Whether an answer is not that of its server's weights, as alike as `own` to what these give `apart` inner steps
-    before or after."""
-    least = ALIKE if apart <= NEAR_STEPS else OWN_LEAST
-    return own.cosine < least or (apart <= LOSS_STEPS and not own.loss_apart <= LOSS_GAP)
-
-
-def wrong_of_two(cosines: Sequence[float]) -> list[bool]:
-    """Which of two answers are false, given each one's cosine to a recomputation with its server's own weights (which
-    may have trained on the microbatch since)."""
-    return [one < OWN_LEAST and max(cosines) >= ALIKE for one in cosines]
+def hides(one: Weighed, other: Weighed | None = None) -> bool:
+    """Whether the server of an answer that is far from the others gives no weights to judge it by."""
+    if one.own is not None or not one.speaks or one.vote.cosine >= ALIKE:
+        return False
+    return other is None or (other.own is not None and other.own.cosine >= ALIKE)
 
 
 class Shortfall(SequentialTest):
@@ -183,7 +162,7 @@ class Shortfall(SequentialTest):
         """Whether two answers so far apart need a third one."""
         return self._deviations(distance, 0.0)[1] > self.SHIFT / 2.0
 
-    def heard(self, peer: PeerId, distance: float, usual: float = 0.0) -> bool:
+    def observe(self, peer: PeerId, distance: float, usual: float = 0.0) -> bool:
         """Update the test with an answer of `peer`, at `distance` from others, which are `usual` from each other.
         Returns whether it speaks against `peer`."""
         x, deviations = self._deviations(distance, usual)
@@ -207,7 +186,7 @@ class Coherence(SequentialTest):
     NOISE_LEAST = 0.2  # measured on the demo: honest answers spread by a factor of 1.4, less after the first hundred
     SHIFT = 3.0  # guess: as Shortfall's
 
-    def heard(self, peer: PeerId, length: float) -> None:
+    def observe(self, peer: PeerId, length: float) -> None:
         """Update the test with an answer of `peer`."""
         x, known = math.log(max(length, 1e-6)), self._peer(peer)
         if len(self._recent) >= self.RECENT_LEAST:
@@ -262,7 +241,6 @@ class _Record:
     doubted: bool = False
     unshown: int = 0
     wrong: set[bytes] = field(default_factory=set)  # microbatches, LIES at most
-    aged: set[bytes] = field(default_factory=set)  # microbatches, LIES * AGED_LIES at most
     withheld: set[bytes] = field(default_factory=set)  # microbatches, WITHHELD_MAX at most
     residual: RunningResidual = field(default_factory=RunningResidual)
 
@@ -308,7 +286,7 @@ class Audits:
     def chosen(self, peer: PeerId, draw: float) -> bool:
         """Whether to check an answer of `peer` that just arrived; `draw` is a random number in [0, 1)."""
         if self._budget < BUDGET_FIRST:
-            self._budget += BUDGET_FACTOR * self._share
+            self._budget += self._share
         return draw < self.share(peer) and self._budget >= 1.0
 
     def spent(self) -> None:
@@ -324,21 +302,12 @@ class Audits:
         against = max((one.against(peer) for one in tests), default=0.0)
         if known.doubted or against > SUSPECT:
             return max(self._share, DOUBTED_SHARE)
-        if known.right < FIRST_RIGHT:
-            return max(self._share, FIRST_SHARE)
-        if known.right < EARLY_RIGHT:
-            return min(1.0, EARLY_FACTOR * self._share)
-        return self._share * (LATE_FACTOR if known.right >= LATE_RIGHT else 1.0)
+        return max(self._share, FIRST_SHARE) if known.right < FIRST_RIGHT else self._share
 
     def in_row(self, peer: PeerId) -> int:
         """Right answers of `peer` in a row, since the last contradicted or withheld one."""
         known = self._records.get(peer)
         return known.right_in_row if known is not None else 0
-
-    def was_right(self, peer: PeerId) -> bool:
-        """Whether some answer of `peer` was confirmed."""
-        known = self._records.get(peer)
-        return known is not None and known.right > 0
 
     def right(self, peer: PeerId) -> None:
         """Record a confirmed answer of `peer`."""
@@ -352,21 +321,19 @@ class Audits:
             known.doubted = False
         if known.right_in_row >= FORGIVEN_RIGHT:
             known.wrong.clear()
-            known.aged.clear()
             known.withheld.clear()
 
-    def wrong(self, peer: PeerId, microbatch: bytes, *, aged: bool = False) -> bool:
-        """Record a contradicted answer of `peer`, `aged` if it may have been of older weights; return whether to
-        exclude it."""
-        known = self._doubt(peer)
-        self._budget = max(self._budget, BUDGET_WRONG)
-        (known.aged if aged else known.wrong).add(microbatch)
-        return len(known.wrong) + len(known.aged - known.wrong) // AGED_LIES >= LIES
+    def wrong(self, peer: PeerId, microbatch: bytes) -> bool:
+        """Record a false answer of `peer`; return whether to exclude it."""
+        self.doubt(peer)
+        wrong = self._of(peer).wrong
+        wrong.add(microbatch)
+        return len(wrong) >= LIES
 
     def doubt(self, peer: PeerId) -> None:
-        """Record an unproven report that `peer` lies: more of its answers will be checked."""
+        """Record a false answer of `peer`, or an unproven report that it lies: more of its answers will be checked."""
         self._doubt(peer)
-        self._budget = max(self._budget, BUDGET_WARNED)
+        self._budget = max(self._budget, BUDGET_DOUBT)
 
     def unshown(self, peer: PeerId) -> bool:
         """Record that `peer` refused to show its evidence; return whether to exclude it."""

@@ -6,11 +6,10 @@ The caller of a hop knows its request (x, tokens) and the answer (the gradient o
    statement names both, so it cannot make them up now; the next server's statement confirms that it received and gave
    them;
 2. has another replica of stage s run forward and backward of this hop alone (`recompute`), without accumulating;
-3. compares activations, gradient and, at the last stage, loss. If the two differ, the stage's other replicas recompute
-   the hop too, and an answer far from the others is wrong, unless age may explain it. Then, and if there are only two
-   replicas, the checker recomputes the hop with the weights that their servers give (contradiction.py);
-4. adds up how far each replica's answers are from others' (audit.Shortfall). Answers that are each a little farther
-   than usual suspect their server; those that its own weights do not explain are false.
+3. compares activations, gradient and, at the last stage, loss. If the two differ, further replicas recompute the hop.
+   An answer that is far from the others, or whose server's answers fall short of what is usual in its stage
+   (audit.Shortfall), is compared with what the weights that its server gives make of the hop. What they do not explain
+   is false.
 
 This tells a false answer from a true answer to a later stage's false gradient. After a right hop the next one is
 checked too at times, because a server may collude with the next server.
@@ -27,7 +26,7 @@ import math
 import random
 import statistics
 from collections import OrderedDict, deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -40,15 +39,20 @@ from swarmnode.membership.place import feeder_place
 from swarmnode.membership.swarm import Swarm
 from swarmnode.metrics import name
 from swarmnode.pipeline import statement as statements
-from swarmnode.pipeline.audit import EXPLAINED, LOSS_LEAST, OWN_LEAST, STEPS_DOUBLE, AnswerSimilarity, Audits
-from swarmnode.pipeline.contradiction import ContradictionJudge, Voter
-from swarmnode.pipeline.hop_claim import HopAnswer, HopClaim
-from swarmnode.pipeline.own_weights import Weigh
-from swarmnode.pipeline.recompute import HopEvidence, Recomputation, recomputed_statement
+from swarmnode.pipeline.audit import (
+    LOSS_LEAST,
+    NEAR_STEPS,
+    OPPOSITE,
+    AnswerSimilarity,
+    Audits,
+    Weighed,
+    hides,
+    is_false,
+    middle,
+)
+from swarmnode.pipeline.recompute import Recomputation, recomputed_statement
 from swarmnode.pipeline.request_check import check_activations
-from swarmnode.pipeline.statement import TensorFingerprints
-from swarmnode.pipeline.usual_norm import UsualNorm
-from swarmnode.pipeline.weight_drift import ConfirmedAnswer, OldAnswers
+from swarmnode.pipeline.statement import HopAnswer, HopClaim, HopEvidence, StepsContradicted, TensorFingerprints
 from swarmnode.ports import Answer, Call, Compute, Priority, Replica, Telemetry, Transport, WireTensor
 from swarmnode.wire import call_pb2 as wire
 
@@ -64,6 +68,9 @@ SUSPECTED_S = 60.0  # guess: until weights of a suspected replica were fetched a
 REPLY_SLACK_BYTES = 4096
 
 Exclude = Callable[[PeerId, str], None]
+Voter = tuple[PeerId, HopAnswer]
+Weigh = Callable[[PeerId, HopClaim, HopEvidence | None], Awaitable[HopAnswer]]
+"""Recomputes a hop here with a given peer's weights. Raises Unavailable, RemoteFault, StepsContradicted."""
 
 
 class Auditor:
@@ -83,12 +90,10 @@ class Auditor:
         telemetry: Telemetry,
         exclude: Exclude,
         weigh: Weigh,
-        samples_total: Callable[[], int],
         rng: random.Random,
     ) -> None:
-        """`weigh` recomputes a hop here with a given peer's weights; `samples_total`: those of the run so far.
-        `exclude` is called with a replica that was found to lie. `rng` must be secret: a liar that knew which answers
-        are checked would lie only in the others."""
+        """`weigh` recomputes a hop here with a given peer's weights. `exclude` is called with a replica that was found
+        to lie. `rng` must be secret: a liar that knew which answers are checked would lie only in the others."""
         self.manifest = manifest
         self.run_id = run_id
         self._stage = stage
@@ -101,7 +106,7 @@ class Auditor:
         self.tasks = tasks
         self._telemetry = telemetry
         self._exclude = exclude
-        self._samples_total = samples_total
+        self._weigh = weigh
         self._rng = rng
         self.boundary_digest = replica.boundary_digest()
         self.feeders = feeder_place(manifest)
@@ -109,9 +114,6 @@ class Auditor:
         self._at_work: OrderedDict[PeerId, None] = OrderedDict()  # whose answers came: they are asked first
         self._warned: deque[tuple[PeerId, PeerId]] = deque(maxlen=WARNINGS_KEPT)  # (caller, about)
         self.audits = Audits(manifest.pipeline.audit_share)
-        self.judge = ContradictionJudge(weigh, self.like, self._drift, self.audits.was_right)
-        self._old_answers = OldAnswers(manifest)
-        self.usual_norm = UsualNorm(replica)
         # Of sketches: a liar that knew them could point where they do not look.
         self._signs = seeded("sketch", identity.seed.hex()).getrandbits(32)
 
@@ -140,10 +142,10 @@ class Auditor:
 
     # ---- checks
 
-    def saw(self, claim: HopClaim) -> None:
+    def observe_answer(self, claim: HopClaim) -> None:
         """Consider a used answer for an audit."""
         self._works(claim.server)
-        self.audits.coherence(claim.statement.stage).heard(claim.server, claim.coherence)
+        self.audits.coherence(claim.statement.stage).observe(claim.server, claim.coherence)
         came = replace(claim, came_s=asyncio.get_running_loop().time())
         self.perhaps(claim.server, lambda: self._check(came))
 
@@ -158,7 +160,7 @@ class Auditor:
         self.audits.put_off(peer, stage)
         return RemoteFault("its answers are farther from those of its stage than others' are")
 
-    def perhaps(self, peer: PeerId, check: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    def perhaps(self, peer: PeerId, check: Callable[[], Coroutine[Any, Any, object]]) -> None:
         """Start `check` of an answer of `peer` if it is chosen."""
         chosen = self.audits.chosen(peer, self._rng.random())
         if not chosen or self._under_way >= AT_ONCE_MAX:
@@ -176,7 +178,7 @@ class Auditor:
             return False
         return True
 
-    async def _checking(self, check: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    async def _checking(self, check: Callable[[], Coroutine[Any, Any, object]]) -> None:
         try:
             await check()
         finally:
@@ -197,8 +199,8 @@ class Auditor:
         shown = None if last else await self._opened(claim)
         if not last and shown is None:
             return None
-        theirs = claim.answer(None if shown is None else shown.sent)
-        voters, failures = [(claim.server, theirs)], list[str]()
+        voters, failures = [(claim.server, claim.answer(None if shown is None else shown.sent))], list[str]()
+        close = False
         for peer in self.others(claim.statement.stage, claim.server, PeerId(claim.statement.client)):
             try:
                 voters.append((peer, await self._recomputed(peer, claim, shown)))
@@ -206,63 +208,107 @@ class Auditor:
                 failures.append(f"{short(peer)}: {error}")
                 continue
             if len(voters) == 2:
-                found = await self.like(claim, voters[0][1], voters[1][1])
-                close, test, server = found.close, self.audits.shortfall(claim.statement.stage), claim.server
-                if close:
-                    residual = await self._residual(claim, voters[0][1], voters[1][1])
-                    for one, sign in ((server, 1.0), (peer, -1.0)):
-                        self.audits.residual(one).add(residual, sign)
-                coherent = self.audits.residual(server).coherent or self.audits.residual(peer).coherent
-                if close and not coherent and not test.short(found.distance):
-                    for one in (server, peer):
-                        test.heard(one, found.distance)
-                    self._old_answers.confirmed(ConfirmedAnswer(claim, shown, self._samples_total()))
-                    return self._right(claim, shown, str(found))
-            elif close:
+                likeness, usual = await self._compared(claim, *voters)
+                close = likeness.close
+                if usual:
+                    return self._right(claim, shown, str(likeness))
+            elif close:  # a third one says which of the two is farther than usual
                 break
         if len(voters) < 2:
             self._tell(claim, "undone", "; ".join(failures) or "no other replica of the stage")
             return None
-        if await self._fell_short(claim, shown, voters):
-            return None
-        return self._right(claim, shown, str(found)) if close else await self._vote(claim, shown, voters)
+        return await self._judge(claim, shown, voters)
 
-    async def _fell_short(self, claim: HopClaim, shown: HopEvidence | None, voters: Sequence[Voter]) -> bool:
-        """Add how far each of the `voters` is from the others to what is known of it. An answer of a replica that is
-        suspected by now is false, unless its own weights explain it. Returns whether that of the claim's server is."""
-        if self.is_noise(claim, self._loss_of(shown, voters)):
-            return False
-        audits, stage, microbatch = self.audits, claim.statement.stage, bytes(claim.statement.microbatch_id)
-        likeness = await self.judge.votes(claim, voters)
-        usual = statistics.median_low([one.distance for one in likeness]) if len(voters) > 2 else 0.0
-        told = zip(voters, likeness, strict=True)
-        speaks = [audits.shortfall(stage).heard(peer, one.distance, usual) for (peer, _), one in told]
-        suspected = [index for index, (peer, _) in enumerate(voters) if audits.suspected(peer, stage)]
-        both = range(2) if suspected and len(voters) == 2 else suspected
-        owns, wrong = await self.judge.by_own(claim, shown, voters, both), False
-        for index in suspected:
-            (peer, answered), own = voters[index], owns.get(index)
-            reason = f"{likeness[index]} to others of its stage, to its own weights {own and own[0]}"
-            if own is None:
-                if speaks[index] and audits.withheld(peer, microbatch):
+    async def _compared(self, claim: HopClaim, one: Voter, other: Voter) -> tuple[AnswerSimilarity, bool]:
+        """(the similarity of two answers, whether it is usual in their stage). Their residual is added up, and a usual
+        distance is learned from."""
+        likeness, test = await self.like(claim, one[1], other[1]), self.audits.shortfall(claim.statement.stage)
+        if not likeness.close:
+            return likeness, False
+        residual = await self._residual(claim, one[1], other[1])
+        for (peer, _), sign in ((one, 1.0), (other, -1.0)):
+            self.audits.residual(peer).add(residual, sign)
+        coherent = any(self.audits.residual(peer).coherent for peer, _ in (one, other))
+        if coherent or test.short(likeness.distance):
+            return likeness, False
+        for peer, _ in (one, other):
+            test.observe(peer, likeness.distance)
+        return likeness, True
+
+    async def _judge(self, claim: HopClaim, shown: HopEvidence | None, voters: Sequence[Voter]) -> HopClaim | None:
+        """Decide which of the `voters`, who answered the hop of `claim`, its server first, gave a false answer: one
+        that is far from the others, or of a suspected replica, and that its server's own weights do not explain."""
+        loss_sum = self._loss_of(shown, voters)
+        if self.is_noise(claim, loss_sum):
+            self._tell(claim, "undecided", f"a loss of {loss_sum:.3g} nats: gradients are noise")
+            return None
+        cases = await self._cases(claim, voters)
+        # Most contradict each other: nobody can be told from them.
+        split = 2 * sum(not case.vote.close for case in cases) > len(cases) > 2
+        doubted = [i for i, case in enumerate(cases) if case.suspected or not (split or case.vote.close)]
+        # Of two each may be the one that lies: both are weighed.
+        two = len(cases) == 2 and bool(doubted)
+        for index in range(2) if two else doubted:
+            if two or cases[index].vote.cosine >= OPPOSITE:
+                cases[index] = await self._weighed(claim, shown, voters[index], cases[index])
+        outcome, reasons = "right" if cases[0].vote.close else "undecided", list[str]()
+        for index in doubted:
+            (peer, answered), case, other = voters[index], cases[index], cases[1 - index] if two else None
+            reason = f"{short(peer)}: {case.vote} to others of its stage, to its own weights {case.own}"
+            reasons.append(reason)
+            microbatch = bytes(claim.statement.microbatch_id)
+            if is_false(case, other):
+                self.wrong(peer, microbatch, reason)
+                self.spawn(self._accuse(claim, shown, answered))
+                outcome = outcome if index else "wrong"
+            elif hides(case, other):
+                if self.audits.withheld(peer, microbatch):
                     self._exclude(peer, f"its answers fall short, and no weights of it explain them: {reason}")
-                continue
-            false = speaks[index] and own[0].distance > EXPLAINED * likeness[index].distance
-            if len(voters) == 2:
-                other = owns.get(1 - index)
-                false &= other is not None and EXPLAINED * _for_age(own) > _for_age(other)
-            if not false and own[1] is not None and (residual := audits.residual(peer)).coherent:
-                false = residual.share_of(await self._residual(claim, answered, own[1])) > EXPLAINED
-            if not false:
-                audits.cleared(peer, stage)
-                continue
-            self.wrong(peer, microbatch, reason)
-            self.spawn(self._accuse(claim, shown, answered))
-            if index == 0:
-                wrong = True
-                self._tell(claim, "wrong", reason)
-                self._warn(claim)
-        return wrong
+            elif case.suspected and case.own is not None:
+                self.audits.cleared(peer, claim.statement.stage)
+        if outcome == "right":
+            return self._right(claim, shown, str(cases[0].vote))
+        self._tell(claim, outcome, "; ".join(reasons) or "most contradict each other")
+        if outcome == "wrong":
+            self._warn(claim)
+        return None
+
+    async def _cases(self, claim: HopClaim, voters: Sequence[Voter]) -> list[Weighed]:
+        """The answers of the `voters`, compared with each other. Their distances are added to what is known."""
+        stage, test = claim.statement.stage, self.audits.shortfall(claim.statement.stage)
+        votes = await self._votes(claim, voters)
+        usual = statistics.median_low([vote.distance for vote in votes]) if len(voters) > 2 else 0.0
+        steps = [(answered.statement or claim.statement).inner_steps for _, answered in voters]
+        cases = list[Weighed]()
+        for index, ((peer, _), vote) in enumerate(zip(voters, votes, strict=True)):
+            speaks = test.observe(peer, vote.distance, usual)
+            apart = abs(steps[index] - statistics.median(steps[:index] + steps[index + 1 :]))
+            cases.append(Weighed(vote, self.audits.suspected(peer, stage), speaks, apart > NEAR_STEPS))
+        return cases
+
+    async def _votes(self, claim: HopClaim, voters: Sequence[Voter]) -> list[AnswerSimilarity]:
+        """Similarity of each of the `voters` to the others."""
+        votes = []
+        for peer, answered in voters:
+            others = [one for other, one in voters if other != peer]
+            votes.append(middle([await self.like(claim, answered, one) for one in others]))
+        return votes
+
+    async def _weighed(self, claim: HopClaim, shown: HopEvidence | None, voter: Voter, case: Weighed) -> Weighed:
+        """`case` with what the own weights of `voter` make of the hop. It stays without them where they cannot be had;
+        where they cannot be those that answered, nothing is less alike."""
+        peer, answered = voter
+        stated = claim if answered.statement is None else replace(claim, statement=answered.statement)
+        try:
+            own = await self._weigh(peer, stated, shown)
+        except StepsContradicted:
+            return replace(case, own=AnswerSimilarity(-1.0))
+        except (Unavailable, RemoteFault):
+            return case
+        share, residual = 0.0, self.audits.residual(peer)
+        if case.suspected and residual.coherent:
+            share = residual.share_of(await self._residual(claim, answered, own))
+        return replace(case, own=await self.like(claim, answered, own), apart=own.apart, residual_share=share)
 
     async def _residual(self, claim: HopClaim, one: HopAnswer, other: HopAnswer) -> list[float]:
         """The gradient of `one` minus that of `other`, by the length of `other`, sketched. Raises RemoteFault."""
@@ -288,40 +334,11 @@ class Auditor:
         losses = [one.loss_sum for _, one in voters]
         return statistics.median_high(losses) if shown is None else shown.next.loss_sum
 
-    async def _vote(self, claim: HopClaim, shown: HopEvidence | None, voters: Sequence[Voter]) -> HopClaim | None:
-        """Decide which of the `voters` is wrong; the first two contradict each other."""
-        loss_sum = self._loss_of(shown, voters)
-        if self.is_noise(claim, loss_sum):
-            self._tell(claim, "undecided", f"a loss of {loss_sum:.3g} nats: gradients are noise")
-            return None
-        microbatch, found = bytes(claim.statement.microbatch_id), await self.judge.judge(claim, shown, voters)
-        told = zip(voters, found, strict=True)
-        reason = ", ".join(f"{short(peer)}: {one.likeness or 'no weights that fit'}" for (peer, _), one in told)
-        for (peer, answered), one in zip(voters, found, strict=True):
-            if one.hides and self.audits.withheld(peer, microbatch):
-                self._exclude(peer, "its answers contradict others', and no weights of it fit them")
-            if one.false:
-                self.wrong(peer, microbatch, reason, aged=one.aged)
-                self.spawn(self._accuse(claim, shown, answered))
-        if found[0].false:
-            self._tell(claim, "wrong", reason)
-            self._warn(claim)
-            return None
-        if any(one.false for one in found):
-            return self._right(claim, shown, reason)
-        self._tell(claim, "undecided", reason)
-        return None
-
-    async def _drift(self, stage: int, peers: Sequence[PeerId]) -> AnswerSimilarity:
-        """Least similarity of an old answer of `stage` to those that `peers` give now."""
-        return await self._old_answers.drift(stage, self._samples_total(), peers, self._recomputed, self.like)
-
-    def wrong(self, peer: PeerId, microbatch: bytes, reason: str, *, aged: bool = False) -> None:
-        """Record a false answer of `peer` for `microbatch`, `aged` if it may have been of older weights, and exclude
-        `peer` if it was one too many."""
+    def wrong(self, peer: PeerId, microbatch: bytes, reason: str) -> None:
+        """Record a false answer of `peer` for `microbatch`, and exclude `peer` if it was one too many."""
         self._telemetry.count(name.PEER_FAULTS, kind="wrong")
-        if self.audits.wrong(peer, microbatch, aged=aged):
-            self._exclude(peer, f"its answers are false; similarity to the others or own weights: {reason}")
+        if self.audits.wrong(peer, microbatch):
+            self._exclude(peer, f"its answers are false; {reason}")
 
     def is_noise(self, claim: HopClaim, loss_sum: float) -> bool:
         """Whether the text is memorised, so that its gradients are noise."""
@@ -496,19 +513,10 @@ class Auditor:
         self.audits.right(peer)
         self.tell(peer, stage, "right", reason)
 
-    def convicted(self, peer: PeerId, stage: int, microbatch: bytes, reason: str, *, aged: bool = False) -> None:
-        """Record that `peer`'s data for `microbatch` was found false; `aged` as of `wrong`."""
+    def convicted(self, peer: PeerId, stage: int, microbatch: bytes, reason: str) -> None:
+        """Record that `peer`'s data for `microbatch` was found false."""
         self.tell(peer, stage, "wrong", reason)
-        self.wrong(peer, microbatch, reason, aged=aged)
-
-    def outvoted(self, peer: PeerId, microbatch: bytes, cosine: float) -> None:
-        """Record that two replicas of the first stage agree on activations of `microbatch`, and that those of `peer`
-        have this `cosine` to them: false unless they may be of older weights."""
-        reason = f"cosine {cosine:.3f} to activations that two others agree on"
-        if cosine < OWN_LEAST:
-            self.convicted(peer, 0, microbatch, reason)
-        else:
-            self.tell(peer, 0, "undecided", reason)
+        self.wrong(peer, microbatch, reason)
 
     async def ask(self, peer: PeerId, call: Call, *, timeout_s: float, most: int) -> Answer:
         """Have `peer` recompute a hop, charged to our budget if it answers. Raises Unavailable, RemoteFault."""
@@ -530,8 +538,3 @@ class Auditor:
         self._telemetry.count(name.AUDITS, outcome=outcome)
         level = "debug" if outcome == "right" else "info" if outcome in ("undone", "undecided") else "warning"
         self._telemetry.event("audit.done", level=level, peer=peer, stage_of_peer=stage, outcome=outcome, reason=reason)
-
-
-def _for_age(own: tuple[AnswerSimilarity, HopAnswer | None]) -> float:
-    """The distance of an answer to its own weights, over what their age explains."""
-    return own[0].distance / (1.0 + (0 if own[1] is None else own[1].apart) / STEPS_DOUBLE)

@@ -15,13 +15,10 @@ from swarmnode.model.schedule import inner_batch
 from swarmnode.pipeline.accusation import Accusations
 from swarmnode.pipeline.auditor import SUSPECTED_S, Auditor
 from swarmnode.pipeline.backlog import Backlog, InFlight
-from swarmnode.pipeline.fed_input import FeederInput
-from swarmnode.pipeline.feed_signature import check_feed
 from swarmnode.pipeline.feeder import RunningLoss
-from swarmnode.pipeline.hop_claim import HopClaim
-from swarmnode.pipeline.input_check import InputAuditor
+from swarmnode.pipeline.input_check import FeederInput, InputAuditor
 from swarmnode.pipeline.next_hop import MicrobatchResult, NextHop, onward
-from swarmnode.pipeline.recompute import HopEvidence, RecomputeService
+from swarmnode.pipeline.recompute import RecomputeService
 from swarmnode.pipeline.request_check import check_inputs, check_samples, check_tokens, check_way
 from swarmnode.pipeline.reservation import Reservations
 from swarmnode.pipeline.staleness import (
@@ -33,7 +30,7 @@ from swarmnode.pipeline.staleness import (
     replica_batch,
     replica_share,
 )
-from swarmnode.pipeline.statement import TensorFingerprints
+from swarmnode.pipeline.statement import HopClaim, HopEvidence, TensorFingerprints, check_feed
 from swarmnode.ports import Answer, Call, Compute, Priority, Replica, StepReport, Tape, Telemetry, WireTensor
 from swarmnode.wire import call_pb2 as wire
 
@@ -138,7 +135,7 @@ class Hop:
                 report.inner_steps = self._replica.inner_steps
                 if self._input_auditor is not None and process.position == 1:
                     named = bytes(process.microbatch_id), process.first_sample, process.samples
-                    self._input_auditor.saw(FeederInput(PeerId(process.feeder), peer, *named, tokens, x))
+                    self._input_auditor.observe_input(FeederInput(PeerId(process.feeder), peer, *named, tokens, x))
             tensors = () if outcome.gradient is None else (outcome.gradient,)
             if process.purpose == wire.PURPOSE_TRAIN and process.position:
                 self._asked(peer)  # a feeder without a stage does no work of the run
@@ -294,7 +291,7 @@ class Hop:
                 if held is not None:
                     shown = HopEvidence(y, gradient, claim.statement)
                     self.recompute.keep(bytes(process.microbatch_id), process.position, shown)
-                self.auditor.saw(claim)
+                self.auditor.observe_answer(claim)
             return outcome
 
     def _claim(
@@ -325,8 +322,8 @@ class Hop:
 
     def _measure(self, given: WireTensor | None, samples: int) -> None:
         """Note the length of a gradient that is answered. On the compute thread."""
-        if self.auditor is not None and given is not None:
-            self.auditor.usual_norm.gave(given, samples)
+        if self._accusations is not None and given is not None:
+            self._accusations.usual_norm.record(given, samples)
 
     async def _finish(
         self, process: wire.Process, x: WireTensor, tokens: WireTensor, train: bool, held: InFlight | None

@@ -1,25 +1,52 @@
 """Check that feeders send the run's text, and activations that their stage makes of it.
 
-A replica that gets microbatches from a feeder has another feeder redo a few of them: it reads the same samples from its
-own copy of the text and runs them through its own first stage. Tokens must be equal and activations similar. If two
-feeders contradict each other, a third decides. If there are only two, our own copy of the text decides; for
-activations, a recomputation here with the weights of each.
+A replica that gets microbatches from a feeder compares the tokens of a few of them with those that other feeders read
+under the same numbers, and the activations with those that other replicas of the first stage make of these tokens. Who
+is alike once is right, and two others that agree with each other outvote one. Where voters are too few, our own copy of
+the text decides about tokens, and a recomputation here with the weights of each about activations.
 
-Of a microbatch that a feeder without a stage sent through a replica of the first stage, each answers for its own part
-(relayed_check.py).
+Of a microbatch that a feeder without a stage sent through a replica of the first stage, each answers for its own part:
+the feeder for the text, which it signed, the replica for the activations.
 """
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
 from swarmnode.errors import DataError, LocalFault, RemoteFault, Unavailable
 from swarmnode.ids import PeerId, short
-from swarmnode.pipeline.audit import ALIKE
+from swarmnode.pipeline.audit import ALIKE, OWN_LEAST
 from swarmnode.pipeline.auditor import REPLY_SLACK_BYTES, TIMEOUT_S, Auditor
-from swarmnode.pipeline.fed_input import FeederInput, Read, WeighFeeder, same_tokens
-from swarmnode.pipeline.relayed_check import RelayedInputAuditor, check_tokens_of, liars_by_weights
-from swarmnode.pipeline.request_check import check_activations
+from swarmnode.pipeline.request_check import TOKEN_DTYPES, check_activations
 from swarmnode.ports import Call, WireTensor
 from swarmnode.wire import call_pb2 as wire
+
+
+@dataclass(frozen=True, slots=True)
+class FeederInput:
+    """A feeder's input: samples `first` to `first + samples`, their tokens, and the activations that `server` made of
+    them at the first stage: the feeder itself, or the replica that took them on."""
+
+    feeder: PeerId
+    server: PeerId
+    microbatch: bytes
+    first: int
+    samples: int
+    tokens: WireTensor
+    x: WireTensor
+
+
+Read = Callable[[Sequence[int]], Awaitable[WireTensor]]
+"""Tokens [B, T+1] of samples, from our own copy of the text. Raises DataError, LocalFault, Unavailable."""
+
+WeighFeeder = Callable[[PeerId, FeederInput], Awaitable[WireTensor]]
+"""The activations of a feeder's input, computed here with a given feeder's weights. Raises Unavailable, RemoteFault."""
+
+
+def same_tokens(one: WireTensor, other: WireTensor) -> bool:
+    """Whether two token tensors are equal."""
+    return one.dtype == other.dtype and bytes(memoryview(one.data)) == bytes(memoryview(other.data))
 
 
 class InputAuditor:
@@ -29,84 +56,121 @@ class InputAuditor:
         self._auditor = auditor
         self._read = read
         self._weigh = weigh
-        self._relayed = RelayedInputAuditor(auditor, read, weigh)
 
-    def saw(self, fed: FeederInput) -> None:
+    def observe_input(self, fed: FeederInput) -> None:
         """Consider a trained microbatch from a feeder for a check."""
         if fed.server == fed.feeder:
-            self._auditor.perhaps(fed.feeder, lambda: self._check(fed))
+            self._auditor.perhaps(fed.feeder, lambda: self.check(fed))
         else:
-            self._auditor.perhaps(fed.feeder, lambda: self._relayed.check_text(fed))
-            self._auditor.perhaps(fed.server, lambda: self._relayed.check_activations(fed))
+            self._auditor.perhaps(fed.feeder, lambda: self._check_text(fed, self._auditor.feeders))
+            self._auditor.perhaps(fed.server, lambda: self.check_activations(fed))
 
-    async def _check(self, fed: FeederInput) -> None:
-        auditor, contradicted = self._auditor, list[tuple[PeerId, WireTensor, WireTensor]]()
-        failures: list[str] = []
-        for peer in auditor.others(0, fed.feeder):
+    async def check(self, fed: FeederInput) -> None:
+        """Check the text of a feeder with a stage, then what it made of it."""
+        if await self._check_text(fed, 0):
+            await self.check_activations(fed)
+
+    async def _check_text(self, fed: FeederInput, place: int) -> bool:
+        """Compare the tokens with those of other readers of the text until two agree; whether they are right. `place`:
+        that of the feeder."""
+        auditor, readings, failures = self._auditor, list[tuple[PeerId, WireTensor]](), list[str]()
+        for peer, at in auditor.other_feeders(fed.feeder):
             try:
-                tokens, y = await self._recomputed(peer, fed)
+                tokens = await self._text_of(peer, at, fed)
             except (Unavailable, RemoteFault) as error:
                 failures.append(f"{short(peer)}: {error}")
                 continue
-            if await self._agree(fed, (fed.tokens, fed.x), (tokens, y)):
-                auditor.confirmed(fed.feeder, 0, f"{short(peer)} feeds the same")
+            if same_tokens(tokens, fed.tokens):
+                # Of a feeder with a stage its activations are still to be checked.
+                if fed.server != fed.feeder:
+                    auditor.confirmed(fed.feeder, place, f"{short(peer)} reads the same")
+                return True
+            if any(same_tokens(tokens, before) for _, before in readings):
+                return self._other_text(fed, place)
+            readings.append((peer, tokens))
+        try:
+            own = await self._read(range(fed.first, fed.first + fed.samples))
+        except (Unavailable, RemoteFault, DataError, LocalFault) as error:
+            outcome = "undecided" if readings else "undone"
+            auditor.tell(fed.feeder, place, outcome, "; ".join([*failures, str(error)]))
+            return not readings
+        if not same_tokens(own, fed.tokens):
+            return self._other_text(fed, place)
+        if fed.server != fed.feeder:
+            auditor.confirmed(fed.feeder, place, "our copy of the text has the same")
+        return True
+
+    def _other_text(self, fed: FeederInput, place: int) -> bool:
+        self._auditor.convicted(fed.feeder, place, fed.microbatch, "its samples are not the run's text")
+        return False
+
+    async def _text_of(self, peer: PeerId, place: int, fed: FeederInput) -> WireTensor:
+        """Tokens of the same samples, read by `peer` at `place`. Raises Unavailable, RemoteFault."""
+        digest = self._auditor.boundary_digest if place == 0 else b""
+        asked = wire.Recompute(stage=place, samples=fed.samples, boundary_digest=digest, first_sample=fed.first)
+        most = fed.x.nbytes + fed.tokens.nbytes + REPLY_SLACK_BYTES
+        answer = await self._auditor.ask(peer, Call(wire.Request(recompute=asked)), timeout_s=TIMEOUT_S, most=most)
+        if len(answer.tensors) != (2 if place == 0 else 1):
+            raise RemoteFault(f"{len(answer.tensors)} tensors of samples that were read")
+        tokens = answer.tensors[0]
+        if tokens.shape != fed.tokens.shape or tokens.dtype not in TOKEN_DTYPES:
+            raise RemoteFault(f"tokens {tokens.dtype}{list(tokens.shape)}; {list(fed.tokens.shape)} are due")
+        return tokens
+
+    async def check_activations(self, fed: FeederInput) -> None:
+        """Compare the activations with those that other replicas of the first stage make of the tokens."""
+        auditor, contradicted, failures = self._auditor, list[tuple[PeerId, WireTensor]](), list[str]()
+        for peer in auditor.others(0, fed.server):
+            try:
+                y = await self._activations_of(peer, fed)
+            except (Unavailable, RemoteFault) as error:
+                failures.append(f"{short(peer)}: {error}")
+                continue
+            cosine = await auditor.cosine(fed.x, y, fed.samples)
+            if cosine >= ALIKE:
+                auditor.confirmed(fed.server, 0, f"{short(peer)} makes the same of it")
                 return
-            for _, *before in contradicted:
-                if await self._agree(fed, (before[0], before[1]), (tokens, y)):
-                    await self._outvoted(fed, tokens, y)
+            for _, before in contradicted:
+                if await auditor.cosine(before, y, fed.samples) >= ALIKE:
+                    self._outvoted(fed, cosine)
                     return
-            contradicted.append((peer, tokens, y))
+            contradicted.append((peer, y))
         if not contradicted:
-            auditor.tell(fed.feeder, 0, "undone", "; ".join(failures) or "no other feeder")
+            auditor.tell(fed.server, 0, "undone", "; ".join(failures) or "no other replica of the first stage")
             return
         await self._referee(fed, *contradicted[0])
 
-    async def _outvoted(self, fed: FeederInput, tokens: WireTensor, y: WireTensor) -> None:
-        """Record that two other feeders agree on `tokens` and `y`. Activations not wholly unlike may be of weights that
-        are some dozens of steps older."""
-        if not same_tokens(fed.tokens, tokens):
-            self._auditor.convicted(fed.feeder, 0, fed.microbatch, "two other feeders read other text")
-            return
-        cosine = await self._auditor.cosine(fed.x, y, fed.samples)
-        self._auditor.outvoted(fed.feeder, fed.microbatch, cosine)
-
-    async def _referee(self, fed: FeederInput, other: PeerId, tokens: WireTensor, y: WireTensor) -> None:
-        """Decide between two feeders that contradict each other when there is no third."""
-        try:
-            if not same_tokens(fed.tokens, tokens):
-                own = await self._read(range(fed.first, fed.first + fed.samples))
-                said_by = ((fed.feeder, fed.tokens), (other, tokens))
-                liars = [peer for peer, said in said_by if not same_tokens(own, said)]
-                reason = "its samples are not the run's text"
-            else:
-                by = ((fed.feeder, fed.x), (other, y))
-                liars, reason = await liars_by_weights(self._auditor, self._weigh, fed, by)
-        except (Unavailable, RemoteFault, DataError, LocalFault) as error:
-            self._auditor.tell(fed.feeder, 0, "undecided", str(error))
-            return
-        if len(liars) == 1:
-            self._auditor.convicted(liars[0], 0, fed.microbatch, reason)
+    def _outvoted(self, fed: FeederInput, cosine: float) -> None:
+        """Record that two others agree on activations that have this `cosine` to those of `fed`: false unless they may
+        be of weights that are some dozens of steps older."""
+        reason = f"cosine {cosine:.3f} to activations that two others agree on"
+        if cosine < OWN_LEAST:
+            self._auditor.convicted(fed.server, 0, fed.microbatch, reason)
         else:
-            self._auditor.tell(fed.feeder, 0, "undecided", reason)
+            self._auditor.tell(fed.server, 0, "undecided", reason)
 
-    async def _recomputed(self, peer: PeerId, fed: FeederInput) -> tuple[WireTensor, WireTensor]:
-        """(tokens, activations) of the same samples, by another feeder. Raises Unavailable, RemoteFault."""
-        asked = wire.Recompute(
-            stage=0,
-            samples=fed.samples,
-            boundary_digest=self._auditor.boundary_digest,
-            first_sample=fed.first,
-        )
-        most = fed.x.nbytes + fed.tokens.nbytes + REPLY_SLACK_BYTES
-        answer = await self._auditor.ask(peer, Call(wire.Request(recompute=asked)), timeout_s=TIMEOUT_S, most=most)
-        if len(answer.tensors) != 2:
-            raise RemoteFault(f"{len(answer.tensors)} tensors of refed samples; expected tokens and activations")
-        tokens, y = answer.tensors
-        check_tokens_of(fed, tokens)
-        check_activations(self._auditor.manifest, fed.samples, y, "activations")
-        return tokens, y
+    async def _referee(self, fed: FeederInput, other: PeerId, y: WireTensor) -> None:
+        """Decide between two replicas that contradict each other when there is no third, by the weights of each."""
+        auditor, cosines = self._auditor, list[float]()
+        try:
+            for peer, said in ((fed.server, fed.x), (other, y)):
+                cosines.append(await auditor.cosine(said, await self._weigh(peer, fed), fed.samples))
+        except (Unavailable, RemoteFault, LocalFault) as error:
+            auditor.tell(fed.server, 0, "undecided", str(error))
+            return
+        reason = f"cosine of activations and of those its own weights make: {cosines[0]:.3f}, {cosines[1]:.3f}"
+        liars = [peer for peer, one in zip((fed.server, other), cosines, strict=True) if one < OWN_LEAST]
+        if liars and max(cosines) >= ALIKE:
+            auditor.convicted(liars[0], 0, fed.microbatch, reason)
+        else:
+            auditor.tell(fed.server, 0, "undecided", reason)
 
-    async def _agree(
-        self, fed: FeederInput, one: tuple[WireTensor, WireTensor], other: tuple[WireTensor, WireTensor]
-    ) -> bool:
-        return same_tokens(one[0], other[0]) and await self._auditor.cosine(one[1], other[1], fed.samples) >= ALIKE
+    async def _activations_of(self, peer: PeerId, fed: FeederInput) -> WireTensor:
+        """Activations that `peer` makes of the same tokens. Raises Unavailable, RemoteFault."""
+        asked = wire.Recompute(stage=0, samples=fed.samples, boundary_digest=self._auditor.boundary_digest)
+        call = Call(wire.Request(recompute=asked), (fed.tokens,))
+        answer = await self._auditor.ask(peer, call, timeout_s=TIMEOUT_S, most=fed.x.nbytes + REPLY_SLACK_BYTES)
+        if len(answer.tensors) != 1:
+            raise RemoteFault(f"{len(answer.tensors)} tensors of refed tokens; expected activations")
+        check_activations(self._auditor.manifest, fed.samples, answer.tensors[0], "activations")
+        return answer.tensors[0]

@@ -6,7 +6,7 @@ Both are bounded: a recomputed hop costs arithmetic, a kept answer costs memory.
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -16,10 +16,10 @@ from swarmnode.errors import Busy, RemoteFault, Unavailable
 from swarmnode.ids import MICROBATCH_ID_BYTES, PeerId
 from swarmnode.manifest import Manifest
 from swarmnode.manifest.check import COUNT_MAX
+from swarmnode.membership.place import feeder_place
 from swarmnode.metrics import name
-from swarmnode.pipeline.caller_rate import CallerRate
 from swarmnode.pipeline.request_check import check_activations, check_inputs, check_samples, check_tokens
-from swarmnode.pipeline.statement import Fingerprint
+from swarmnode.pipeline.statement import Fingerprint, HopEvidence
 from swarmnode.ports import Answer, Call, Compute, Priority, Replica, Telemetry, WireTensor
 from swarmnode.wire import call_pb2 as wire
 
@@ -35,17 +35,28 @@ KEPT_SHARE = 0.25  # guess: share of the tape memory for kept answers; KEPT_LEAS
 KEPT_LEAST = 4
 
 
-@dataclass(frozen=True, slots=True)
-class HopEvidence:
-    """Evidence of an answer: the activations sent on, their gradient, and the next server's statement."""
+RATE_OVER_S = 60.0
 
-    sent: WireTensor
-    got: WireTensor
-    next: wire.Statement
 
-    @property
-    def nbytes(self) -> int:
-        return self.sent.nbytes + self.got.nbytes
+class CallerRate:
+    """At most `per_minute` requests of each caller. The last minute of `callers_max` callers is remembered; the caller
+    that asked longest ago is forgotten first."""
+
+    def __init__(self, per_minute: int, callers_max: int) -> None:
+        self._per_minute = per_minute
+        self._callers_max = callers_max
+        self._times: OrderedDict[PeerId, deque[float]] = OrderedDict()
+
+    def admit(self, peer: PeerId, now_s: float) -> bool:
+        """Whether a request of `peer` at loop time `now_s` is within its bound; then it counts."""
+        times = self._times.pop(peer, None) or deque(maxlen=self._per_minute)
+        self._times[peer] = times
+        if len(times) == self._per_minute and now_s - times[0] < RATE_OVER_S:
+            return False
+        times.append(now_s)
+        if len(self._times) > self._callers_max:
+            self._times.popitem(last=False)
+        return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,3 +223,29 @@ def hop_again(
     assert tape is not None
     given = replica.backward(tape, gradient, samples, accumulate=False)
     return 0.0, (y,) if given is None else (y, given)
+
+
+class TextService:
+    """Handler of method "recompute" at a node without a stage."""
+
+    def __init__(self, manifest: Manifest, text: Text) -> None:
+        """`text` returns the tokens [B, T+1] of training samples, None if they are not at hand."""
+        self._manifest = manifest
+        self._text = text
+        self._rate = CallerRate(PER_MINUTE_MAX, CALLERS_MAX)
+
+    async def serve(self, peer: PeerId, call: Call) -> Answer:
+        """The tokens of the samples named. Raises RemoteFault for a malformed request, Busy for one too many,
+        Unavailable where the text is not at hand."""
+        asked = call.header.recompute
+        if asked.stage != feeder_place(self._manifest):
+            raise RemoteFault(f"hop of stage {asked.stage} sent to a feeder without a stage")
+        check_samples(self._manifest, asked.samples, b"", b"")
+        if call.tensors or asked.first_sample >= COUNT_MAX:
+            raise RemoteFault(f"{len(call.tensors)} tensors for samples from {asked.first_sample}; expected none")
+        if not self._rate.admit(peer, asyncio.get_running_loop().time()):
+            raise Busy(f"{PER_MINUTE_MAX} texts were read for you within a minute", retry_after_s=10.0)
+        tokens = await self._text(range(asked.first_sample, asked.first_sample + asked.samples))
+        if tokens is None:
+            raise Unavailable("this feeder has not that text at hand")
+        return Answer(wire.Reply(recompute=wire.Recomputed()), (tokens,))

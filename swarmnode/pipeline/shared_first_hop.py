@@ -15,11 +15,11 @@ from swarmnode.errors import MicrobatchLost, Unavailable
 from swarmnode.identity import Identity
 from swarmnode.ids import PeerId
 from swarmnode.membership.swarm import Swarm
-from swarmnode.pipeline.feed_signature import sign_feed
 from swarmnode.pipeline.feeder import FirstHop
 from swarmnode.pipeline.hop import WorkSeen
 from swarmnode.pipeline.next_hop import MicrobatchResult, NextHop
 from swarmnode.pipeline.route import Router
+from swarmnode.pipeline.statement import sign_feed
 from swarmnode.ports import WireTensor
 from swarmnode.wire import call_pb2 as wire
 

@@ -3,21 +3,27 @@
 A statement is made for each caller, also where several get one kept answer (hop.py). It names the tensors of one hop by
 fingerprint: the request, what was sent on, what came back, and the answer. With the tensors, any peer can recompute the
 hop and compare (auditor.py). A false answer and its statement can be shown to others as evidence.
+
+A feeder without a stage signs the tokens of a microbatch that a replica of the first stage takes on for it. The next
+stage learns from it that these are the feeder's tokens and not the replica's. So each answers for its own part: the
+feeder for the text, the replica for the activations (input_check.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import hashlib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from swarmnode.errors import RemoteFault
 from swarmnode.identity import SIGNATURE_BYTES, Identity, unsigned, verify
-from swarmnode.ids import PeerId, short
+from swarmnode.ids import PeerId, RunId, short
 from swarmnode.ports import WireTensor
 from swarmnode.wire import call_pb2 as wire
 
 FINGERPRINT_BYTES = 32
 _DOMAIN = b"swarmnode/statement/v1\0"
+_FEED_DOMAIN = b"swarmnode/feed/v1\0"
 
 Fingerprint = Callable[[WireTensor], bytes]
 
@@ -77,3 +83,93 @@ def check(statement: wire.Statement) -> None:
         server, unsigned(_DOMAIN, statement), statement.signature
     ):
         raise RemoteFault(f"statement of {short(server)} is forged: its signature does not verify")
+
+
+class StepsContradicted(RemoteFault):
+    """A peer gives weights that cannot be those it stated it had: it took too many or too few inner steps since."""
+
+
+@dataclass(frozen=True, slots=True)
+class HopClaim:
+    """A server's answer to one hop: its statement and the tensors that the statement names. `came_s`: the event loop's
+    time when it came; None if another caller got it. `coherence`: how far its gradient points one way."""
+
+    statement: wire.Statement
+    samples: int
+    x: WireTensor
+    tokens: WireTensor
+    gradient: WireTensor
+    came_s: float | None = None
+    coherence: float = 0.0
+
+    @property
+    def server(self) -> PeerId:
+        return PeerId(self.statement.server)
+
+    @property
+    def nbytes(self) -> int:
+        return self.x.nbytes + self.tokens.nbytes + self.gradient.nbytes
+
+    def answer(self, sent: WireTensor | None) -> HopAnswer:
+        """The claimed result; `sent` are the activations shown as sent on, None at the last stage. Only there the
+        stated loss is the server's own."""
+        return HopAnswer(self.gradient, sent, self.statement.loss_sum if sent is None else 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class HopAnswer:
+    """Result of one hop: the gradient of x and the activations sent on; at the last stage the loss instead of
+    activations. `apart`: inner steps between the weights of a recomputation and those it stands for."""
+
+    gradient: WireTensor
+    sent: WireTensor | None
+    loss_sum: float
+    statement: wire.Statement | None = None  # of a recomputed hop
+    apart: int = 0
+
+    @classmethod
+    def of(cls, tensors: Sequence[WireTensor], loss_sum: float, statement: wire.Statement | None = None) -> HopAnswer:
+        """The result of a recomputed hop after the first stage. `tensors`: the activations sent on, but at the last
+        stage, and the gradient of x."""
+        return cls(tensors[-1], tensors[0] if len(tensors) == 2 else None, loss_sum, statement)
+
+
+@dataclass(frozen=True, slots=True)
+class HopEvidence:
+    """Evidence of an answer: the activations sent on, their gradient, and the next server's statement."""
+
+    sent: WireTensor
+    got: WireTensor
+    next: wire.Statement
+
+    @property
+    def nbytes(self) -> int:
+        return self.sent.nbytes + self.got.nbytes
+
+
+def sign_feed(process: wire.Process, tokens: WireTensor, run_id: RunId, identity: Identity) -> None:
+    """Sign `process`, a microbatch of `tokens`, as `process.feeder`."""
+    assert process.feeder == identity.peer_id, f"microbatch of another feeder: {process.feeder}"
+    process.feed_signature = identity.sign(_signed_feed(process, tokens, run_id))
+
+
+def check_feed(process: wire.Process, tokens: WireTensor, run_id: RunId) -> None:
+    """Raises RemoteFault unless `process.feeder` signed that it feeds `tokens` in this microbatch."""
+    feeder = PeerId(process.feeder)
+    if len(process.feed_signature) != SIGNATURE_BYTES or not verify(
+        feeder, _signed_feed(process, tokens, run_id), process.feed_signature
+    ):
+        raise RemoteFault(f"tokens that feeder {short(feeder)} has not signed")
+
+
+def _signed_feed(process: wire.Process, tokens: WireTensor, run_id: RunId) -> bytes:
+    named = wire.Process(
+        microbatch_id=process.microbatch_id,
+        feeder=process.feeder,
+        samples=process.samples,
+        purpose=process.purpose,
+        first_sample=process.first_sample,
+    )
+    content = hashlib.sha256(f"{run_id} {tokens.dtype} {tokens.shape}".encode())
+    content.update(tokens.data)
+    return _FEED_DOMAIN + content.digest() + named.SerializeToString(deterministic=True)

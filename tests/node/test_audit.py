@@ -12,7 +12,7 @@ from benchmarks.swarm.byzantine_replica import Steering
 from swarmnode.errors import RemoteFault
 from swarmnode.manifest import Manifest
 from swarmnode.pipeline.audit import WITHHELD_MAX
-from swarmnode.pipeline.hop_claim import HopAnswer, HopClaim
+from swarmnode.pipeline.statement import HopAnswer, HopClaim
 from swarmnode.ports import Call, LossResult, Tape, WireTensor
 from swarmnode.wire import call_pb2 as wire
 from tests.support.village import Recording, Village, Villager, told, village
@@ -218,7 +218,7 @@ async def test_an_honest_answer_cannot_be_made_to_look_false(stages: int) -> Non
         auditor = feeder.served.hop.auditor
         assert auditor is not None
         claims = list[HopClaim]()
-        auditor.saw = claims.append  # type: ignore[assignment, method-assign]
+        auditor.observe_answer = claims.append  # type: ignore[assignment, method-assign]
         await v.until(lambda: len(claims) >= 4, "some answers")
         told = lambda: sum(event == "audit.done" for p in served for event, _ in p.quiet.events)  # noqa: E731
         for claim in claims[-2:]:
@@ -277,7 +277,7 @@ async def test_an_honest_answer_of_far_weights_is_not_called_false() -> None:
         auditor = feeder.served.hop.auditor
         assert auditor is not None
         claims = list[HopClaim]()
-        auditor.saw = claims.append  # type: ignore[assignment, method-assign]
+        auditor.observe_answer = claims.append  # type: ignore[assignment, method-assign]
 
         def undecided() -> list[str]:
             return [str(each["reason"]) for each in told(feeder, "audit.done") if each["outcome"] == "undecided"]
@@ -288,7 +288,7 @@ async def test_an_honest_answer_of_far_weights_is_not_called_false() -> None:
             claim = replace(claims[-1], came_s=asyncio.get_running_loop().time())
             mates = [p.node.me for p in v.people[:3] if p.node.me != claim.server]
             other = HopAnswer(turned(claim.gradient, 1), None, claim.statement.loss_sum)
-            await auditor._vote(claim, None, [(claim.server, claim.answer(None)), *((mate, other) for mate in mates)])
+            await auditor._judge(claim, None, [(claim.server, claim.answer(None)), *((mate, other) for mate in mates)])
             if any("cosine 1.000" in reason or "cosine 0.9" in reason for reason in undecided()):
                 break
         else:
@@ -306,7 +306,7 @@ async def test_an_honest_answer_is_not_called_false_because_the_check_comes_late
         auditor = feeder.served.hop.auditor
         assert auditor is not None
         claims = list[HopClaim]()
-        auditor.saw = claims.append  # type: ignore[assignment, method-assign]
+        auditor.observe_answer = claims.append  # type: ignore[assignment, method-assign]
         await v.until(lambda: len(claims) >= 4 and v.total() >= 288, "they learn")
         outcomes = list[str]()
         for early in claims[:4]:
@@ -314,7 +314,7 @@ async def test_an_honest_answer_is_not_called_false_because_the_check_comes_late
             mates = [p.node.me for p in v.people[:3] if p.node.me != claim.server]
             voters = [(claim.server, claim.answer(None))]
             voters += [(mate, await auditor._recomputed(mate, claim, None)) for mate in mates]
-            await auditor._vote(claim, None, voters)
+            await auditor._judge(claim, None, voters)
             outcomes.append(str(told(feeder, "audit.done")[-1]["outcome"]))
         assert set(outcomes) == {"undecided"}
         assert not any(excluded(person) for person in v.people)

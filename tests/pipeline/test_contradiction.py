@@ -9,18 +9,16 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
-from swarmnode.errors import Unavailable
 from swarmnode.ids import PeerId
 from swarmnode.machine.replica import TorchReplica
-from swarmnode.pipeline.audit import UNKNOWN_DRIFT, AnswerSimilarity, middle, wrong
-from swarmnode.pipeline.contradiction import ContradictionJudge, Judgement
-from swarmnode.pipeline.hop_claim import HopAnswer, HopClaim
-from swarmnode.pipeline.recompute import HopEvidence, hop_again
+from swarmnode.pipeline.audit import AnswerSimilarity, Weighed, hides, is_false, middle
+from swarmnode.pipeline.recompute import hop_again
+from swarmnode.pipeline.statement import HopAnswer, HopClaim
 from swarmnode.ports import Packet, WireTensor
 from swarmnode.wire import call_pb2 as wire
 from tests.support.village import Numbers, manifest
 
-ACCUSED, FIRST, SECOND = (PeerId(letter * 52) for letter in "abc")
+ACCUSED = PeerId("a" * 52)
 RUN = manifest(stages=2, method="average", codec="fp32", group=4)
 ROUND = 4  # microbatches of each replica
 LAGS = (16, 48)
@@ -86,41 +84,24 @@ def like(life: Life, one: HopAnswer, other: HopAnswer) -> AnswerSimilarity:
     return AnswerSimilarity(cosine, abs(one.loss_sum - other.loss_sum) / tokens)
 
 
-async def judged(
-    life: Life,
-    answer: HopAnswer,
-    own: HopAnswer | None,
-    drift: AnswerSimilarity = UNKNOWN_DRIFT,
-    voters: int = 3,
-    known: bool = True,
-) -> Judgement:
-    """The judgement of `answer`, whose server gives weights that make `own` of the hop (None: it gives none), and was
-    right before if it is `known`."""
+def judged(
+    life: Life, answer: HopAnswer, own: HopAnswer | None, voters: int = 3, *, suspected: bool = False
+) -> tuple[bool, bool]:
+    """(whether `answer` is false, whether its server hides): it gives weights that make `own` of the hop (None: none),
+    and its statement has the steps of `answer`."""
 
-    async def alike(_: HopClaim, one: HopAnswer, other: HopAnswer) -> AnswerSimilarity:
-        return like(life, one, other)
+    def weighed(mine: HopAnswer, weights: HopAnswer | None, against: Sequence[HopAnswer], doubt: bool) -> Weighed:
+        steps = [0 if one is None or one.statement is None else one.statement.inner_steps for one in (mine, weights)]
+        vote = middle([like(life, mine, one) for one in against])
+        own = None if weights is None else like(life, mine, weights)
+        return Weighed(vote, doubt, True, abs(steps[0] - life.steps) > 8, own, abs(steps[1] - steps[0]))
 
-    async def weigh(peer: PeerId, claim: HopClaim, _: HopEvidence | None) -> HopAnswer:
-        made = own if peer == ACCUSED else life.now[1]
-        if made is None:
-            raise Unavailable("no weights")
-        assert made.statement is not None
-        return replace(made, apart=abs(made.statement.inner_steps - claim.statement.inner_steps))
-
-    async def drifted(_: int, others: Sequence[PeerId]) -> AnswerSimilarity:
-        assert ACCUSED not in others
-        return drift
-
-    others = [(FIRST, life.now[1]), (SECOND, life.now[2])][: voters - 1]
-    judge = ContradictionJudge(weigh, alike, drifted, lambda peer: known or peer != ACCUSED)
-    found = await judge.judge(life.claim, None, [(ACCUSED, answer), *others])
-    assert not any(one.false or one.hides for one in found[1:])
-    return found[0]
-
-
-def by_votes_alone(life: Life, answer: HopAnswer) -> bool:
-    voters = [answer, *life.now[1:]]
-    return wrong([middle([like(life, one, other) for other in voters if other is not one]) for one in voters])[0]
+    honest = life.now[1:voters]
+    case = weighed(answer, own, honest, suspected)
+    assert not any(like(life, one, other).cosine < 0.5 for one in honest for other in honest)
+    other = weighed(honest[0], honest[0], [answer], doubt=False) if voters == 2 else None
+    assert other is None or not is_false(other, case)
+    return is_false(case, other), hides(case, other)
 
 
 def twisted(answer: HopAnswer, factor: float, noise: float = 0.0) -> HopAnswer:
@@ -131,56 +112,28 @@ def twisted(answer: HopAnswer, factor: float, noise: float = 0.0) -> HopAnswer:
 
 
 @pytest.mark.parametrize(("steps", "lag"), [(18, 16), (22, 16), (50, 48)])
-async def test_an_honest_answer_of_old_weights_is_not_false(steps: int, lag: int) -> None:
+@pytest.mark.parametrize("suspected", [False, True])
+def test_an_honest_answer_of_old_weights_is_not_false(steps: int, lag: int, suspected: bool) -> None:
     """Two others that are up to date agree with each other, and have learned one or two nats more."""
     here = life(steps)
     old = here.before[lag]
-    assert like(here, here.now[1], here.now[2]).close and by_votes_alone(here, old)
-    stood_still = await judged(here, old, old)
-    assert not stood_still.false and not stood_still.hides
-    none = await judged(here, old, None)
-    assert not none.false and (none.hides or like(here, old, here.now[1]).cosine >= 0.5)
-    met_since = await judged(here, old, here.now[0])
-    assert not met_since.false or met_since.aged, "it counts half"
+    assert like(here, here.now[1], here.now[2]).close and not like(here, old, here.now[1]).close
+    assert judged(here, old, old, suspected=suspected) == (False, False), "it stood still"
+    assert not judged(here, old, None, suspected=suspected)[0]
+    met = replace(here.now[0], statement=wire.Statement(inner_steps=here.steps - lag + 3))
+    assert lag > 16 or not judged(here, old, met, suspected=suspected)[0], "it met the others in a round since"
 
 
 @pytest.mark.parametrize("voters", [2, 3])
 @pytest.mark.parametrize(("factor", "noise"), [(-1.0, 0.0), (-1e4, 0.0), (0.0, 1.0), (0.0, 0.0)])
-async def test_a_lie_of_new_weights_counts_whole(factor: float, noise: float, voters: int) -> None:
+@pytest.mark.parametrize("stated", [0, 16])
+def test_a_lie_is_false_whatever_age_its_server_states(factor: float, noise: float, voters: int, stated: int) -> None:
     here = life(22)
-    found = await judged(here, twisted(here.now[0], factor, noise), here.now[0], voters=voters)
-    assert found.false and not found.aged
+    lie = replace(twisted(here.now[0], factor, noise), statement=wire.Statement(inner_steps=here.steps - stated))
+    assert judged(here, lie, here.now[0], voters)[0]
+    assert judged(here, lie, None, voters) != (False, False), "weights that it does not give count"
 
 
-@pytest.mark.parametrize("voters", [2, 3])
-async def test_stating_old_weights_helps_a_liar_little(voters: int) -> None:
+def test_of_two_a_loss_alone_decides_nothing() -> None:
     here = life(22)
-
-    def stating_old(answer: HopAnswer) -> HopAnswer:
-        return replace(answer, statement=wire.Statement(inner_steps=here.steps - 16))
-
-    flipped, noise = (stating_old(twisted(here.now[0], *how)) for how in ((-1.0, 0.0), (0.0, 1.0)))
-    found = await judged(here, flipped, here.now[0], voters=voters)
-    assert found.false and not found.aged, "no honest answer is the opposite"
-    found = await judged(here, noise, here.now[0], voters=voters)
-    assert found.false and found.aged
-    settled = AnswerSimilarity(0.9, 0.1)
-    found = await judged(here, noise, here.now[0], settled, voters=voters)
-    assert found.false and not found.aged, "where weights moved little, age explains nothing"
-    assert (await judged(here, noise, None, voters=voters)).hides, "weights that it does not give count"
-
-
-async def test_a_newcomer_may_state_more_steps_than_its_weights_have() -> None:
-    """It begins with the weights after the last round, and the steps of who gave them."""
-    here = life(22)
-    old = replace(here.before[16], statement=here.now[0].statement)
-    assert by_votes_alone(here, old)
-    assert not (await judged(here, old, old, known=False)).false
-    found = await judged(here, twisted(here.now[0], -1.0), here.now[0], known=False)
-    assert found.false and not found.aged, "no honest answer is the opposite"
-
-
-async def test_of_two_a_loss_alone_decides_nothing() -> None:
-    here = life(22)
-    found = await judged(here, here.before[16], None, voters=2)
-    assert not found.false and not found.hides
+    assert judged(here, here.before[16], None, voters=2) == (False, False)

@@ -386,7 +386,6 @@ def signing(people: list[Served], tasks: asyncio.TaskGroup) -> list[str]:
             Quiet(),
             lambda peer, reason: found.append(reason),
             lambda *given: None,  # type: ignore[arg-type, return-value]
-            lambda: 0,
             random.Random(1),
         )
         blame = person.next_hop.blame

@@ -13,9 +13,7 @@ from swarmnode.ids import PeerId
 from swarmnode.machine.replica import TorchReplica
 from swarmnode.pipeline.audit import ALIKE
 from swarmnode.pipeline.auditor import Auditor
-from swarmnode.pipeline.fed_input import FeederInput
-from swarmnode.pipeline.input_check import InputAuditor
-from swarmnode.pipeline.relayed_check import RelayedInputAuditor
+from swarmnode.pipeline.input_check import FeederInput, InputAuditor
 from swarmnode.ports import Answer, Call, WireTensor
 from swarmnode.wire import call_pb2 as wire
 from tests.support.village import Numbers, manifest
@@ -29,7 +27,6 @@ STEPS = 48
 class Asking:
     """As much of an Auditor as checks of feeders use. All that are asked read `tokens` and make `y` of them."""
 
-    outvoted = Auditor.outvoted
     manifest = RUN
     boundary_digest = b""
     feeders = 2
@@ -41,6 +38,9 @@ class Asking:
 
     def others(self, stage: int, *but: PeerId) -> Sequence[PeerId]:
         return [OTHER, THIRD]
+
+    def other_feeders(self, *but: PeerId) -> Sequence[tuple[PeerId, int]]:
+        return [(OTHER, 0), (THIRD, 0)]
 
     async def ask(self, peer: PeerId, call: Call, *, timeout_s: float, most: int) -> Answer:
         tensors = self._made[1:] if call.tensors else self._made
@@ -86,8 +86,8 @@ async def test_old_activations_are_no_lie_and_noise_is(relayed: bool) -> None:
         asking = Asking(first, asked, new)
         fed = FeederInput(FEEDER, OTHER if relayed else FEEDER, b"m" * 16, 5000, each, tokens, x)
         parts = cast(Auditor, asking), unused, unused
-        check = RelayedInputAuditor(*parts).check_activations if relayed else InputAuditor(*parts)._check
-        await check(fed)
+        check = InputAuditor(*parts)
+        await (check.check_activations(fed) if relayed else check.check(fed))
         return asking.outcomes
 
     assert await outcomes(new) == ["right"]

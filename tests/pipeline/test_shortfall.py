@@ -50,7 +50,7 @@ def test_honest_checks_suspect_nobody() -> None:
     test, sums = Shortfall(), dict[str, RunningResidual]()
     for one in recorded()["honest"]:
         for peer, sign in ((one["server"], 1.0), (one["second"], -1.0)):
-            test.heard(PeerId(peer), one["distance"])
+            test.observe(PeerId(peer), one["distance"])
             sums.setdefault(peer, RunningResidual()).add(one["residual"], sign)
             assert test.against(PeerId(peer)) < LIMIT / 3 and not sums[peer].coherent
     assert sum(test.short(one["distance"]) for one in recorded()["honest"]) <= len(recorded()["honest"]) // 8
@@ -61,10 +61,10 @@ def test_answers_that_are_farther_than_usual_suspect_a_liar_and_right_ones_do_no
     for every in (1, 4):
         test, tried = Shortfall(), 0
         for number, (one, other) in enumerate(zip(recorded()["honest"], recorded()[lie], strict=True)):
-            test.heard(HONEST, one["distance"])
+            test.observe(HONEST, one["distance"])
             if number >= 16 and test.against(LIAR) <= LIMIT:
                 tried += 1
-                test.heard(LIAR, one["distance"] if tried % every else other["distance"])
+                test.observe(LIAR, one["distance"] if tried % every else other["distance"])
         assert test.against(LIAR) > LIMIT > 3 * test.against(HONEST), (lie, every)
         assert tried <= 3 * every
 
@@ -87,14 +87,14 @@ def test_answers_that_point_one_way_are_checked_without_any_check(lie: str) -> N
     test = Coherence()
     for one, other in zip(recorded()["honest"], recorded()[lie], strict=True):
         for peer in ("a", "b", "c"):
-            test.heard(PeerId(peer), one["length"])
-        test.heard(LIAR, other["length"])
+            test.observe(PeerId(peer), one["length"])
+        test.observe(LIAR, other["length"])
     assert test.against(LIAR) > LIMIT and max(test.against(PeerId(peer)) for peer in "abc") == 0.0
 
 
 def test_a_vote_whose_others_are_far_from_each_other_speaks_against_nobody() -> None:
     test = Shortfall()
-    assert not test.heard(HONEST, 0.2, usual=0.18) and test.heard(LIAR, 0.4, usual=0.05)
+    assert not test.observe(HONEST, 0.2, usual=0.18) and test.observe(LIAR, 0.4, usual=0.05)
 
 
 def test_a_suspected_replica_is_checked_more_until_its_own_weights_clear_it() -> None:
@@ -102,9 +102,9 @@ def test_a_suspected_replica_is_checked_more_until_its_own_weights_clear_it() ->
     for _ in range(20):
         audits.right(LIAR)
     before, test = audits.share(LIAR), audits.shortfall(1)
-    test.heard(LIAR, 0.46)
+    test.observe(LIAR, 0.46)
     assert before < audits.share(LIAR) == DOUBTED_SHARE and not audits.suspected(LIAR, 1), "no single check decides"
-    test.heard(LIAR, 0.46)
+    test.observe(LIAR, 0.46)
     assert audits.suspected(LIAR, 1) and not audits.suspected(OTHER, 1)
     audits.cleared(LIAR, 1)
     assert not audits.suspected(LIAR, 1) and audits.share(LIAR) == before

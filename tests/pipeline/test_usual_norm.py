@@ -8,9 +8,9 @@ import torch
 
 from swarmnode.machine.replica import TorchReplica
 from swarmnode.model.tensor import decode, encode
+from swarmnode.pipeline.accusation import NORMS_LEAST, UsualNorm
 from swarmnode.pipeline.audit import OWN_LEAST
 from swarmnode.pipeline.recompute import hop_again
-from swarmnode.pipeline.usual_norm import LEAST, UsualNorm
 from swarmnode.ports import WireTensor
 from tests.support.tiny_model import TINY, ascend, manifest, token_batch, token_wire, train_on
 
@@ -55,9 +55,9 @@ def test_an_input_whose_gradient_vanishes_is_told_from_ordinary_ones() -> None:
         step(seed)
     usual = UsualNorm(accused)
     assert usual.vanishes(signed, 4), "nothing is known yet"
-    for seed in range(LEAST):
+    for seed in range(NORMS_LEAST):
         batch = token_batch(WIDE, seed=600 + seed)
-        usual.gave(hop_again(accused, ascend(stages, batch)[0], token_wire(batch), 4, None)[1][0], 4)
+        usual.record(hop_again(accused, ascend(stages, batch)[0], token_wire(batch), 4, None)[1][0], 4)
     again = hop_again(accused, made, tokens, 4, None)[1][0]
     assert accused.cosine(signed, again, 4) < OWN_LEAST, "an honest answer looks false four steps later"
     assert usual.vanishes(again, 4)
