@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 from aiohttp import web
 
+from benchmarks.memory_network import MemoryNetwork, MemoryTransport
 from benchmarks.swarm.dashboard import SilentTelemetry
 from swarmnode.data.blocks import BlockLedger
 from swarmnode.data.chat_template import ChatTemplate
@@ -39,7 +40,6 @@ from swarmnode.manifest import DataSpec, Manifest, ModelSpec
 from swarmnode.node.chunk_samples import ChunkSamples
 from swarmnode.node.chunk_sources import ChunkSources
 from swarmnode.node.data_set import DataSet
-from swarmnode.transport.memory import MemoryNetwork, MemoryTransport
 from swarmnode.transport.throttle import RateThrottle
 from swarmnode.transport.web import AddressRules, HttpRangeReader
 

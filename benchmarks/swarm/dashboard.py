@@ -20,13 +20,13 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from benchmarks.memory_network import MemoryTransport
 from benchmarks.swarm.fake_fleet import FakeFleet
 from swarmnode.dashboard.server import load_assets
 from swarmnode.dashboard.start import Dashboard, PageAddress, dashboard
 from swarmnode.identity import Identity
 from swarmnode.ids import RunId
 from swarmnode.manifest import GossipSpec, LimitsSpec, Manifest, ModelSpec, PipelineSpec, sign
-from swarmnode.transport.memory import MemoryTransport
 
 RUN = RunId("ab" * 32)
 STEP_S = 2.0  # between two updates of the simulated nodes

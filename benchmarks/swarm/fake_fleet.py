@@ -7,6 +7,7 @@ import math
 import time
 from dataclasses import dataclass, field
 
+from benchmarks.memory_network import MemoryDirectory, MemoryNetwork, MemoryTransport
 from swarmnode import __version__
 from swarmnode.identity import Identity
 from swarmnode.ids import RunId, seeded
@@ -18,7 +19,6 @@ from swarmnode.metrics import name
 from swarmnode.metrics.name import series
 from swarmnode.metrics.recent_events import RecentEvents
 from swarmnode.node.report import Reporter
-from swarmnode.transport.memory import MemoryDirectory, MemoryNetwork, MemoryTransport
 from swarmnode.wire import control_pb2, record_pb2, report_pb2
 
 BEGINNING_UNIX_S = 1.75e9

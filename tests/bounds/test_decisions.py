@@ -18,6 +18,7 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from benchmarks.memory_network import MemoryNetwork, MemoryTransport
 from swarmnode import bounds
 from swarmnode.dashboard import alarm, view
 from swarmnode.dashboard.board import Board
@@ -56,7 +57,6 @@ from swarmnode.recovery.recovery_source import (
     silent,
 )
 from swarmnode.recovery.snapshot import StateSlice, check_offer
-from swarmnode.transport.memory import MemoryNetwork, MemoryTransport
 from swarmnode.wire import call_pb2, record_pb2, report_pb2
 from tests.support.fake_telemetry import Quiet
 from tests.support.messages import messages

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from benchmarks.memory_network import MemoryNetwork, MemoryTransport
 from swarmnode.ema import Ema, EmaStart
 from swarmnode.errors import PeerTimeout
 from swarmnode.gossip.exchange import Gossip, OuterStepResult
@@ -19,7 +20,6 @@ from swarmnode.manifest import PRESETS
 from swarmnode.membership.swarm import Swarm
 from swarmnode.metrics import name
 from swarmnode.ports import Answer, Call, OuterReport, Packet, Verdict, WireTensor
-from swarmnode.transport.memory import MemoryNetwork, MemoryTransport
 from swarmnode.wire import call_pb2 as wire
 from swarmsim import virtual_time
 from tests.support.fake_telemetry import Quiet

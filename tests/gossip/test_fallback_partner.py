@@ -10,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.memory_network import MemoryNetwork, MemoryTransport
 from swarmnode.errors import Refused, RemoteFault, Unavailable
 from swarmnode.gossip import fallback_partner
 from swarmnode.gossip.acceptance import Acceptance
@@ -22,7 +23,6 @@ from swarmnode.ids import PeerId, RunId
 from swarmnode.machine.compute import ThreadCompute
 from swarmnode.manifest import GossipSpec
 from swarmnode.ports import Packet, WireTensor
-from swarmnode.transport.memory import MemoryNetwork, MemoryTransport
 from swarmnode_methods.desloc import DesLoc
 from tests.support.fake_telemetry import Quiet
 from tests.support.method_tables import FALLBACK as STANDING_IN

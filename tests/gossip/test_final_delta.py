@@ -7,13 +7,13 @@ from collections.abc import Sequence
 
 import pytest
 
+from benchmarks.memory_network import MemoryNetwork, MemoryTransport
 from swarmnode.errors import RemoteFault, Unavailable
 from swarmnode.gossip.acceptance import Acceptance
 from swarmnode.gossip.final_delta import AGAIN_ROUNDS, FinalDeltas, send_final_delta
 from swarmnode.identity import Identity
 from swarmnode.ids import PeerId, RunId
 from swarmnode.ports import Call, Packet, Verdict, WireTensor
-from swarmnode.transport.memory import MemoryNetwork, MemoryTransport
 from swarmnode.wire import call_pb2 as wire
 from tests.support.fake_telemetry import Quiet
 from tests.support.village import manifest

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from benchmarks.memory_network import MemoryNetwork, MemoryTransport
 from swarmnode.ids import PeerId, RunId
 from swarmnode.membership.pinger import PINGED_MAX, Pinger
 from swarmnode.membership.swarm import Member, Swarm
 from swarmnode.ports import Answer, Call, Handler
-from swarmnode.transport.memory import MemoryNetwork, MemoryTransport
 from swarmnode.wire import call_pb2 as wire
 from swarmnode.wire import record_pb2
 

@@ -8,6 +8,7 @@ import pathlib
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.memory_network import MemoryNetwork, MemoryTransport
 from swarmnode.gossip.acceptance import Acceptance, receipt, sent_to
 from swarmnode.identity import Identity
 from swarmnode.ids import RunId
@@ -23,7 +24,6 @@ from swarmnode.metrics.exporter import (
     PrometheusTelemetry,
 )
 from swarmnode.ports import Call, Packet, Verdict, WireTensor
-from swarmnode.transport.memory import MemoryNetwork, MemoryTransport
 from swarmnode.wire import call_pb2 as wire
 
 RUN = RunId("ab" * 32)

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from transformers import LlamaForCausalLM
 
+from benchmarks.memory_network import MemoryTransport
 from swarmnode.data.base_index import BaseIndex
 from swarmnode.data.chunk_store import ChunkCache
 from swarmnode.errors import DataError, Unavailable
@@ -24,7 +25,6 @@ from swarmnode.manifest import Manifest, ModelSpec
 from swarmnode.model.split import parameter_shapes, stages_of
 from swarmnode.node.base_set import BasePorts, BaseSet
 from swarmnode.node.chunk_server import ChunkServer, ServeLimits
-from swarmnode.transport.memory import MemoryTransport
 from swarmnode.transport.web import AddressRules, HttpRangeReader
 from tests.support.fake_telemetry import Quiet
 from tests.support.published_model import llama, start_from

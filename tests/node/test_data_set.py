@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.memory_network import MemoryTransport
 from swarmnode.data.chunk_store import ChunkCache
 from swarmnode.data.index import Index
 from swarmnode.errors import DataError, Unavailable
@@ -17,7 +18,6 @@ from swarmnode.ids import PeerId
 from swarmnode.manifest import DataSpec, Manifest
 from swarmnode.node.chunk_server import ChunkServer, ServeLimits
 from swarmnode.node.data_set import DataPorts, DataSet
-from swarmnode.transport.memory import MemoryTransport
 from tests.support.data_sets import data_set
 from tests.support.fake_telemetry import Quiet
 from tests.support.village import RUN, Numbers, Village, Villager, manifest, village

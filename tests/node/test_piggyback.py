@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from benchmarks.memory_network import MemoryNetwork, MemoryTransport
 from swarmnode.errors import Unavailable
 from swarmnode.identity import Identity
 from swarmnode.ids import PeerId, RunId
 from swarmnode.membership.progress import Progress, to_samples
 from swarmnode.node.piggyback import PiggybackTransport
 from swarmnode.ports import Admit, Answer, Call, Handler
-from swarmnode.transport.memory import MemoryNetwork, MemoryTransport
 from swarmnode.wire import call_pb2 as wire
 from swarmnode.wire import record_pb2
 

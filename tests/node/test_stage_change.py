@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.memory_network import MemoryDirectory, MemoryTransport
 from swarmnode.identity import Identity
 from swarmnode.ids import PeerId
 from swarmnode.manifest import Manifest
@@ -19,7 +20,6 @@ from swarmnode.node.membership_handlers import MembershipHandlers
 from swarmnode.node.notice import NoticeKind
 from swarmnode.node.stage_change import StageRebalancer
 from swarmnode.pipeline.rebalance import StageMove
-from swarmnode.transport.memory import MemoryDirectory, MemoryTransport
 from swarmnode.wire import record_pb2
 from tests.support.records import record
 from tests.support.village import RUN, LoopClock, Village, manifest, told, village

@@ -8,6 +8,7 @@ from functools import partial
 import numpy as np
 import pytest
 
+from benchmarks.memory_network import MemoryDirectory, MemoryTransport
 from swarmnode.errors import RemoteFault, Unavailable
 from swarmnode.gossip.acceptance import receipt, sent_to
 from swarmnode.identity import Identity
@@ -16,7 +17,6 @@ from swarmnode.manifest import Manifest
 from swarmnode.node.membership_handlers import MembershipHandlers
 from swarmnode.node.receipt_exchange import ReceiptExchange
 from swarmnode.ports import Answer, Call, Packet, Verdict, WireTensor
-from swarmnode.transport.memory import MemoryDirectory, MemoryTransport
 from swarmnode.wire import call_pb2 as wire
 from swarmnode.wire import record_pb2
 from tests.support.records import record

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.memory_network import MemoryNetwork
 from swarmnode.errors import Broken, MicrobatchLost, RemoteFault
 from swarmnode.identity import Identity
 from swarmnode.ids import PeerId
@@ -22,7 +23,6 @@ from swarmnode.pipeline.auditor import Auditor
 from swarmnode.pipeline.next_hop import FINISH_SHARE
 from swarmnode.pipeline.route import Router
 from swarmnode.ports import Answer, Call, Priority
-from swarmnode.transport.memory import MemoryNetwork
 from swarmnode.wire import call_pb2 as wire
 from tests.support.fake_telemetry import Quiet
 from tests.support.hop_chain import STAGES, Served, chain, occupied

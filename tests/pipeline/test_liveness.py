@@ -6,13 +6,13 @@ import asyncio
 
 import pytest
 
+from benchmarks.memory_network import MemoryNetwork, MemoryTransport
 from swarmnode.errors import MicrobatchLost, PeerTimeout
 from swarmnode.identity import Identity
 from swarmnode.ids import PeerId, RunId
 from swarmnode.membership.liveness import LivenessWatch, patiently
 from swarmnode.node.membership_handlers import MembershipHandlers
 from swarmnode.ports import Answer, Call
-from swarmnode.transport.memory import MemoryNetwork, MemoryTransport
 from swarmnode.wire import record_pb2
 
 RUN = RunId("ab" * 32)

@@ -7,12 +7,12 @@ import random
 
 import pytest
 
+from benchmarks.memory_network import MemoryNetwork, MemoryTransport
 from swarmnode.ids import PeerId
 from swarmnode.pipeline import reservation
 from swarmnode.pipeline.reservation import HOLD_MAX_S, READY_AHEAD, ReservationClient, Reservations
 from swarmnode.pipeline.route import Router
 from swarmnode.ports import Answer, Call
-from swarmnode.transport.memory import MemoryNetwork, MemoryTransport
 from swarmnode.wire import call_pb2 as wire
 from tests.support.fake_telemetry import Quiet
 from tests.support.records import member

@@ -18,7 +18,8 @@ from swarmnode.recovery.donor_places import REMEMBERED_MAX
 from swarmnode.recovery.download import download
 from swarmnode.recovery.snapshot import Snapshot, StateSlice
 from swarmnode.wire import call_pb2 as wire
-from tests.support.download import ME, RUN, SIZES, A, B, C, Giver, Link, Next, Said, World, live
+from swarmsim.virtual_time import run
+from tests.support.download import ME, RUN, SIZES, A, B, C, Giver, Link, Next, Said, World
 
 D = PeerId("peerD")
 ONE_PLACE = DonorLimits(downloads_max=1, puller_idle_s=25.0, refused_max_s=0.0, turn_share=0.04)
@@ -141,7 +142,7 @@ def test_keys_that_never_change_keep_nobody_out(manner: str, attackers: int) -> 
         alone_s = CHUNKS * chunk_s / DownloadLimits().parallel
         assert took_s < limits.refused_max_s + (1 + attackers / limits.downloads_max) * (alone_s + TURN_S)
 
-    live(main())
+    run(main())
 
 
 def test_more_slow_joiners_than_places_all_finish() -> None:
@@ -164,7 +165,7 @@ def test_more_slow_joiners_than_places_all_finish() -> None:
         assert world.asked[A, "chunk"] < 1.1 * CHUNKS * len(joiners)
         giver.donor.close()
 
-    live(main())
+    run(main())
 
 
 async def take(donor: SnapshotDonor, peer: PeerId, chunks: int) -> bytes:
@@ -200,7 +201,7 @@ def test_a_place_is_kept_for_a_turn_and_longer_while_nobody_waits() -> None:
         await donor.offer(B, ask())
         donor.close()
 
-    live(main())
+    run(main())
 
 
 def test_those_without_a_turn_come_first_then_those_that_wait_longest() -> None:
@@ -224,7 +225,7 @@ def test_those_without_a_turn_come_first_then_those_that_wait_longest() -> None:
         assert came[:3] == [ME, D, B]
         donor.close()
 
-    live(main())
+    run(main())
 
 
 def test_a_bounded_number_of_refused_peers_is_remembered() -> None:
@@ -237,7 +238,7 @@ def test_a_bounded_number_of_refused_peers_is_remembered() -> None:
         assert len(donor._places._refused) == REMEMBERED_MAX
         donor.close()
 
-    live(main())
+    run(main())
 
 
 def test_turns_fit_what_clients_need() -> None:
@@ -268,4 +269,4 @@ def test_two_old_snapshots_keep_nobody_from_a_later_round() -> None:
         await asyncio.wait(tasks)
         giver.donor.close()
 
-    live(main())
+    run(main())

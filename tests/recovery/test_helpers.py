@@ -15,6 +15,7 @@ from swarmnode.recovery.donor import SnapshotDonor
 from swarmnode.recovery.donor_client import DownloadLimits
 from swarmnode.recovery.download import download
 from swarmnode.recovery.snapshot import SLOW, WHOLE, Snapshot, StateSlice
+from swarmsim.virtual_time import run
 from tests.support.download import (
     CHUNK,
     CHUNKS,
@@ -30,7 +31,6 @@ from tests.support.download import (
     Next,
     Said,
     World,
-    live,
     same,
     state,
 )
@@ -85,7 +85,7 @@ def test_who_holds_the_same_bytes_helps() -> None:
         giver.donor.close()
         helper.close()
 
-    live(main())
+    run(main())
 
 
 def test_a_helper_that_dies_or_lies_costs_nothing_but_its_part() -> None:
@@ -112,7 +112,7 @@ def test_a_helper_that_dies_or_lies_costs_nothing_but_its_part() -> None:
         for donor in (giver.donor, *helpers):
             donor.close()
 
-    live(main())
+    run(main())
 
 
 def test_a_helper_that_fails_last_leaves_its_chunk_to_the_donor() -> None:
@@ -131,7 +131,7 @@ def test_a_helper_that_fails_last_leaves_its_chunk_to_the_donor() -> None:
         giver.donor.close()
         helper.close()
 
-    live(main())
+    run(main())
 
 
 def test_a_part_of_a_state_travels_alone() -> None:
@@ -149,7 +149,7 @@ def test_a_part_of_a_state_travels_alone() -> None:
         with pytest.raises(RemoteFault):
             StateSlice(("phi",), PARAMETERS - 5, 10).sizes(SIZES)
 
-    live(main())
+    run(main())
 
 
 def test_what_is_kept_for_another_stage_is_given() -> None:
@@ -165,7 +165,7 @@ def test_what_is_kept_for_another_stage_is_given() -> None:
             await fetch(world, [A], stage=3)
         donor.close()
 
-    live(main())
+    run(main())
 
 
 def test_a_polite_download_rests() -> None:
@@ -181,7 +181,7 @@ def test_a_polite_download_rests() -> None:
         assert 1.8 * taken[0] < taken[1] < 2.2 * taken[0], "half of the time the donor's line is free"
         giver.donor.close()
 
-    live(main())
+    run(main())
 
 
 def test_a_dead_donor_is_not_waited_for() -> None:
@@ -203,4 +203,4 @@ def test_a_dead_donor_is_not_waited_for() -> None:
         assert loop.time() - begun < 10.0
         giver.donor.close()
 
-    live(main())
+    run(main())

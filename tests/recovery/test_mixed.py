@@ -17,6 +17,7 @@ from swarmnode.recovery.donor_client import DownloadLimits
 from swarmnode.recovery.download import download
 from swarmnode.recovery.neighbour_backup import GENTLE
 from swarmnode.recovery.snapshot import Snapshot, check_chunk, mixed
+from swarmsim.virtual_time import run
 from tests.support.download import (
     CHUNK,
     CHUNKS,
@@ -33,7 +34,6 @@ from tests.support.download import (
     World,
     altered,
     flip,
-    live,
     same,
     state,
 )
@@ -113,7 +113,7 @@ def test_what_a_donor_gave_in_minutes_outlives_it() -> None:
         assert said.counts.get("swarmnode_peer_faults_total state") is None
         close(*givers)
 
-    live(main())
+    run(main())
 
 
 def test_what_takes_long_comes_from_several_side_by_side() -> None:
@@ -133,7 +133,7 @@ def test_what_takes_long_comes_from_several_side_by_side() -> None:
             close(*givers)
         assert taken[0] > 160.0 and taken[1] < 130.0, "60 s alone, then twice as fast"
 
-    live(main())
+    run(main())
 
 
 def test_what_is_soon_there_comes_from_one() -> None:
@@ -148,7 +148,7 @@ def test_what_is_soon_there_comes_from_one() -> None:
         assert same(found.state, state(105)) and not said.all("state.beside")
         close(*givers)
 
-    live(main())
+    run(main())
 
 
 def test_a_frozen_donor_keeps_what_it_gave_and_no_more() -> None:
@@ -163,7 +163,7 @@ def test_a_frozen_donor_keeps_what_it_gave_and_no_more() -> None:
         assert not any(fields["lied"] for fields in said.all("state.failed"))
         close(*givers)
 
-    live(main())
+    run(main())
 
 
 def test_nothing_stays_of_one_that_lied_beside() -> None:
@@ -184,7 +184,7 @@ def test_nothing_stays_of_one_that_lied_beside() -> None:
         assert said.counts["swarmnode_peer_faults_total state"] == 1
         close(*givers)
 
-    live(main())
+    run(main())
 
 
 def test_who_fails_is_not_asked_beside_again_and_again() -> None:
@@ -201,7 +201,7 @@ def test_who_fails_is_not_asked_beside_again_and_again() -> None:
         assert world.asked[B, "snapshot"] <= DownloadLimits().failures_max
         close(*givers)
 
-    live(main())
+    run(main())
 
 
 def test_a_mixed_state_that_is_not_believed_is_nobodys_lie() -> None:
@@ -223,7 +223,7 @@ def test_a_mixed_state_that_is_not_believed_is_nobodys_lie() -> None:
         assert said.counts.get("swarmnode_peer_faults_total state") is None
         close(*givers)
 
-    live(main())
+    run(main())
 
 
 def test_what_nobody_waits_for_is_of_one() -> None:
@@ -235,7 +235,7 @@ def test_what_nobody_waits_for_is_of_one() -> None:
         assert same(found.state, state(105)) and (B, "snapshot") not in world.asked
         close(*givers)
 
-    live(main())
+    run(main())
 
 
 def test_cancelled_beside_others_nothing_is_left() -> None:
@@ -249,7 +249,7 @@ def test_cancelled_beside_others_nothing_is_left() -> None:
         assert said.all("state.beside") and world.under_way == 0
         close(*givers)
 
-    live(main())  # no task is left
+    run(main())  # no task is left
 
 
 def test_a_state_of_one_offer_is_that_offer() -> None:

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from benchmarks.memory_network import MemoryNetwork, MemoryTransport
 from swarmnode.errors import RemoteFault
 from swarmnode.ids import PeerId, RunId
 from swarmnode.machine.replica import TorchReplica
@@ -20,7 +21,6 @@ from swarmnode.recovery.donor import SnapshotDonor
 from swarmnode.recovery.donor_client import DownloadLimits
 from swarmnode.recovery.download import download
 from swarmnode.recovery.snapshot import WHOLE, Snapshot, StateSlice, newcomer_part
-from swarmnode.transport.memory import MemoryNetwork, MemoryTransport
 from swarmnode.wire import call_pb2 as wire
 from tests.support.method_tables import CODECS_OF, OWN_ALPHA
 from tests.support.sections import SECTIONS

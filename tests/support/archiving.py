@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from benchmarks.memory_network import MemoryDirectory, MemoryTransport
 from swarmnode import owner as owner_key
 from swarmnode.identity import Identity
 from swarmnode.ids import PeerId
@@ -18,7 +19,6 @@ from swarmnode.membership.warrant import sign_warrant
 from swarmnode.model.export import sharded_model_files
 from swarmnode.ports import State, Store
 from swarmnode.recovery.checkpoint import Origin
-from swarmnode.transport.memory import MemoryDirectory, MemoryTransport
 from swarmnode.wire import access_pb2
 from tests.support.fake_telemetry import Quiet
 from tests.support.village import RUN, LoopClock, Recording, Village, Villager, manifest

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
-from typing import TypeVar
 
 from swarmnode.errors import PeerTimeout, RemoteFault
 from swarmnode.ids import PeerId, RunId, digest
@@ -17,8 +16,6 @@ from swarmnode.recovery.donor import DonorLimits, SnapshotDonor
 from swarmnode.recovery.snapshot import Snapshot, StateSlice
 from swarmnode.wire import call_pb2 as wire
 from tests.support.sections import PACKED_ITEMSIZE, SECTIONS
-
-T = TypeVar("T")
 
 RUN = RunId("ef" * 32)
 
@@ -33,30 +30,6 @@ CHUNK = 64
 CHUNKS = 32
 
 Next = Callable[[], Awaitable[Answer]]
-
-
-class VirtualLoop(asyncio.SelectorEventLoop):
-    """Time jumps to the next timer as soon as nothing else is left to do."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.now_s = 0.0
-
-    def time(self) -> float:
-        return self.now_s
-
-    def _run_once(self) -> None:
-        due_s = [timer.when() for timer in self._scheduled if not timer.cancelled()]  # type: ignore[attr-defined]
-        if not self._ready and due_s:  # type: ignore[attr-defined]
-            self.now_s = max(self.now_s, min(due_s))
-        super()._run_once()  # type: ignore[misc]
-
-
-def live(main: Coroutine[object, object, T]) -> T:
-    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-        found = runner.run(main)
-        assert not asyncio.all_tasks(runner.get_loop())
-        return found
 
 
 class Said:

@@ -9,6 +9,7 @@ import threading
 from collections.abc import AsyncIterator
 from typing import Any
 
+from benchmarks.memory_network import MemoryNetwork, MemoryTransport
 from swarmnode.identity import Identity
 from swarmnode.ids import PeerId, microbatch_id
 from swarmnode.machine.compute import ThreadCompute
@@ -21,7 +22,6 @@ from swarmnode.pipeline.hop import Hop
 from swarmnode.pipeline.next_hop import MicrobatchResult, NextHop
 from swarmnode.pipeline.route import Router
 from swarmnode.ports import Answer, Call, Priority
-from swarmnode.transport.memory import MemoryNetwork, MemoryTransport
 from swarmnode.wire import call_pb2 as wire
 from swarmnode.wire import record_pb2
 from tests.support.fake_telemetry import Quiet

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
+from benchmarks.memory_network import MemoryTransport
 from swarmnode.identity import Identity
 from swarmnode.ids import PeerId
 from swarmnode.node.membership_handlers import MembershipHandlers
 from swarmnode.ports import Call
-from swarmnode.transport.memory import MemoryTransport
 from swarmnode.wire import call_pb2, record_pb2
 from tests.support.village import RUN, LoopClock, Village
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from benchmarks.memory_network import MemoryDirectory, MemoryNetwork, MemoryTransport
 from swarmnode.identity import Identity
 from swarmnode.ids import PeerId, RunId
 from swarmnode.machine.compute import ThreadCompute
@@ -32,7 +33,6 @@ from swarmnode.pipeline.feeder import Samples
 from swarmnode.ports import Replica, Tape, WireTensor
 from swarmnode.recovery.archive_donor import ArchiveBudget
 from swarmnode.recovery.resumption import CheckpointOptions
-from swarmnode.transport.memory import MemoryDirectory, MemoryNetwork, MemoryTransport
 from swarmnode.wire import record_pb2
 from tests.support.fake_telemetry import Quiet
 

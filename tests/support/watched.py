@@ -14,6 +14,7 @@ from typing import Any
 import jsonschema
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from benchmarks.memory_network import MemoryTransport
 from benchmarks.swarm.fake_fleet import BEGINNING_UNIX_S, FakeFleet, FakeNode
 from swarmnode.dashboard.board import Board
 from swarmnode.dashboard.start import Dashboard, PageAddress, dashboard
@@ -21,7 +22,6 @@ from swarmnode.identity import Identity
 from swarmnode.ids import PeerId, RunId
 from swarmnode.manifest import PRESETS, Manifest, sign
 from swarmnode.membership.record import check_record
-from swarmnode.transport.memory import MemoryTransport
 from swarmnode.wire import control_pb2, record_pb2, report_pb2
 from tests.support.fake_telemetry import Quiet
 

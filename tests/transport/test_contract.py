@@ -11,10 +11,10 @@ from typing import Any, ClassVar
 import pytest
 import uvloop
 
+from benchmarks.memory_network import MemoryDirectory, MemoryNetwork, MemoryTransport
 from swarmnode.identity import Identity
 from swarmnode.transport.directory import DhtDirectory
 from swarmnode.transport.libp2p import Libp2pTransport
-from swarmnode.transport.memory import MemoryDirectory, MemoryNetwork, MemoryTransport
 from tests.support.libp2p_node import WallClock, node
 from tests.support.transport_contract import RUN, Directories, DirectoryContract, Pair, TransportContract
 

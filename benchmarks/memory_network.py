@@ -1,7 +1,7 @@
 """Transport and Directory inside one process: real headers, copies and cancellation, but no sockets and no p2pd.
 
-For tests of node code. It shares framing checks and error mapping with the real transport, and passes the same contract
-suite (tests/support/transport_contract.py). A link hook can delay, fail or cut messages.
+For tests and benchmarks of node code. It shares framing checks and error mapping with the real transport, and passes
+the same contract suite (tests/support/transport_contract.py). A link hook can delay, fail or cut messages.
 """
 
 from __future__ import annotations
