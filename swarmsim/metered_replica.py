@@ -24,7 +24,7 @@ from swarmnode.ports import (
     Tape,
     WireTensor,
 )
-from swarmnode.recovery.snapshot import CHUNK_NBYTES, Snapshot
+from swarmnode.transfer.snapshot import CHUNK_NBYTES, Snapshot
 from swarmnode.wire.record_pb2 import Progress
 from swarmsim.machine import Meter
 from swarmsim.network import FINE

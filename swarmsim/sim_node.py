@@ -20,8 +20,8 @@ from swarmnode.pipeline.microbatch_size import Host
 from swarmnode.plan.fleet import MachineKind
 from swarmnode.plan.stage_memory import fit_of
 from swarmnode.ports import Replica
-from swarmnode.recovery.donor import DonorLimits
 from swarmnode.recovery.resumption import CheckpointOptions
+from swarmnode.transfer.donor import DonorLimits
 from swarmnode.wire import record_pb2
 from swarmsim.directory import SimDht, SimDirectory
 from swarmsim.law import Laws

@@ -32,7 +32,7 @@ from swarmnode.recovery import checkpoint as form
 from swarmnode.recovery import checkpoint_io
 from swarmnode.recovery.checkpoint_io import ReplicaHoldings, Shapes
 from swarmnode.recovery.resumption import CheckpointOptions
-from swarmnode.recovery.snapshot import Snapshot
+from swarmnode.transfer.snapshot import Snapshot
 from swarmnode.wire import record_pb2
 
 PIECE_NBYTES = 8 << 20

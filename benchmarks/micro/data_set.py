@@ -38,8 +38,7 @@ from swarmnode.identity import Identity
 from swarmnode.ids import RunId, digest64
 from swarmnode.manifest import DataSpec, Manifest, ModelSpec
 from swarmnode.node.chunk_samples import ChunkSamples
-from swarmnode.node.chunk_sources import ChunkSources
-from swarmnode.node.data_set import DataSet
+from swarmnode.transfer.chunk_set import ChunkSources, data_set_of
 from swarmnode.transport.throttle import RateThrottle
 from swarmnode.transport.web import AddressRules, HttpRangeReader
 
@@ -127,7 +126,7 @@ async def _feeder(index: Index, place: Path, seconds: float) -> dict[str, Any]:
     me = Identity.of_seed(b"m" * 32).peer_id
     async with _shaped_server(place / "set") as url:
         transport = MemoryTransport(MemoryNetwork(), me, RUN)
-        data = DataSet(manifest, ChunkCache(place / "cache"), None, telemetry)
+        data = data_set_of(manifest, ChunkCache(place / "cache"), None, telemetry)
         data.fetch_from(ChunkSources(RUN, [url], reader, transport, telemetry, tuple, tuple))
         begun = loop.time()
         await data.open()

@@ -23,7 +23,7 @@ NBYTES_MAX = 2**50  # a terabit a second for two hours
 TENSOR_NBYTES_MAX = 2**40  # manifest: limits.frame_bytes_max
 PARAMETERS_MAX = 2**48  # guess: a model a hundred times the largest today
 STRIDE_MAX = 1024  # gossip/round.py; above that, round_samples is set wrongly by orders of magnitude
-CHUNKS_MAX = 1 << 14  # recovery/snapshot.py
+CHUNKS_MAX = 1 << 14  # transfer/snapshot.py
 PEER_MAX = 64  # a base58 Ed25519 peer id has 52 characters
 ADDRESS_MAX = 256  # /dns4/<a long name>/tcp/<port>
 TIMEOUT_MS_MAX = 3_600_000  # header.py
@@ -272,18 +272,18 @@ CALL: Mapping[str, Bound] = {
     "Snapshot.stage": STAGE,
     "Snapshot.round": ROUND,
     "Snapshot.nbytes": NBYTES,
-    "Snapshot.chunk_nbytes": number(1 << 24, "bytes", "recovery/snapshot.py"),
+    "Snapshot.chunk_nbytes": number(1 << 24, "bytes", "transfer/snapshot.py"),
     "Snapshot.hashes": opaque(32, "SHA-256", many=CHUNKS_MAX),
     "Snapshot.elements": number(PARAMETERS_MAX, "elements", "guess: a model a hundred times the largest today", many=8),
     "Snapshot.sections": SECTIONS,
     "Snapshot.inner_steps": STEPS,
     "Snapshot.progress": part(),
     "Snapshot.gradient_norm": number(3.5e38, "", "the largest float32"),
-    "Snapshot.bump_steps": number(1 << 20, "inner steps", "recovery/snapshot.py"),
+    "Snapshot.bump_steps": number(1 << 20, "inner steps", "transfer/snapshot.py"),
     "ChunkRequest.snapshot_id": DIGEST,
-    "ChunkRequest.index": number(CHUNKS_MAX - 1, "", "recovery/snapshot.py"),
+    "ChunkRequest.index": number(CHUNKS_MAX - 1, "", "transfer/snapshot.py"),
     "ChunkRequest.stage": STAGE,
-    "Chunk.index": number(CHUNKS_MAX - 1, "", "recovery/snapshot.py"),
+    "Chunk.index": number(CHUNKS_MAX - 1, "", "transfer/snapshot.py"),
     "AccessListRequest.sequence": number(2**64 - 1, "", "the owner's word"),
     "AccessListRequest.amendments": number(64, "", "as Amendment.serial"),
     "ReachRequest.addresses": name(ADDRESS_MAX, "a multiaddr", many=4),
@@ -317,7 +317,7 @@ CALL: Mapping[str, Bound] = {
     "DataChunkRequest.sha256": DIGEST,
     "DataChunkRequest.index": DIGEST,
     "DataChunkRequest.offset": number(1 << 25, "bytes", "data/index.py: the longest index"),
-    "DataChunkRequest.nbytes": number(1 << 19, "bytes", "node/chunk_server.py: a piece"),
+    "DataChunkRequest.nbytes": number(1 << 19, "bytes", "transfer/chunk_server.py: a piece"),
     "DataChunk.nbytes": number(1 << 25, "bytes", "data/index.py: the longest index"),
     "DataChunk.held": opaque(1 << 17, "data/index.py: a million chunks"),
     "FinalDelta.round": ROUND,

@@ -37,9 +37,9 @@ from swarmnode.node.notice import Notices
 from swarmnode.ports import Answer, Call, Clock
 from swarmnode.recovery.checkpoint import ROOT, Origin, checkpoint_of
 from swarmnode.recovery.checkpoint_io import load_stage
-from swarmnode.recovery.donor import SnapshotDonor
 from swarmnode.recovery.scores import Scores
-from swarmnode.recovery.snapshot import Snapshot, StateSlice
+from swarmnode.transfer.donor import SnapshotDonor
+from swarmnode.transfer.snapshot import Snapshot, StateSlice
 from swarmnode.wire import access_pb2, record_pb2
 
 WARRANT_BYTES_MAX = 1024

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 
 import click
 
+from swarmnode.data.base_index import BaseIndex
 from swarmnode.data.chunk_store import ChunkCache, other_set
+from swarmnode.data.index import Index
 from swarmnode.errors import Unavailable
 from swarmnode.metrics.events import Echo
-from swarmnode.node.base_set import BasePorts, BaseSet
-from swarmnode.node.chunk_server import BlobSource, ChunkServer, ServeLimits
-from swarmnode.node.chunk_sources import WebReader
-from swarmnode.node.data_set import DataPorts, DataSet
+from swarmnode.transfer.chunk_server import BlobSource, ChunkServer, ServeLimits
+from swarmnode.transfer.chunk_set import SetPorts, WebReader, base_set_of, data_set_of
 from swarmnode.transport.address import parse_bootstraps
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def told_on_terminal(then: Echo) -> Echo:
     return echo
 
 
-def data_ports(process: DaemonContext, stack: contextlib.AsyncExitStack) -> DataPorts | None:
+def data_ports(process: DaemonContext, stack: contextlib.AsyncExitStack) -> SetPorts[Index] | None:
     """Data ports of a node that may feed; None if the run's text is not a data set. Opens nothing yet."""
     options, manifest = process.options, process.manifest
     points = [peer for peer, _ in parse_bootstraps(options.bootstrap)]
@@ -58,16 +58,17 @@ def data_ports(process: DaemonContext, stack: contextlib.AsyncExitStack) -> Data
         return None
     _tell_of_other_set(process, "its chunks are fetched")
     web = _web(process, stack) if manifest.data.locations else None
-    return DataPorts(_data_set(process, options.data_root), web, lambda: points)
+    return SetPorts(data_set_of(manifest, _cache(process), options.data_root, process.telemetry), web, lambda: points)
 
 
-def base_ports(process: DaemonContext, stack: contextlib.AsyncExitStack) -> BasePorts | None:
+def base_ports(process: DaemonContext, stack: contextlib.AsyncExitStack) -> SetPorts[BaseIndex] | None:
     """Ports of the base model of a node that trains; None if the run starts from random weights. Opens nothing yet."""
     manifest, points = process.manifest, [peer for peer, _ in parse_bootstraps(process.options.bootstrap)]
     if not manifest.base.index:
         return None
     web = _web(process, stack) if manifest.base.locations else None
-    return BasePorts(_base_set(process), web, lambda: points)
+    base = base_set_of(manifest, _cache(process), process.options.base_folder, process.telemetry)
+    return SetPorts(base, web, lambda: points)
 
 
 def _web(process: DaemonContext, stack: contextlib.AsyncExitStack) -> WebReader:
@@ -85,12 +86,12 @@ async def give_chunks(process: DaemonContext, folder: Path | None) -> None:
     given = list[BlobSource]()
     if process.manifest.data.source == "index":
         _tell_of_other_set(process, "members get no chunks of it from here")
-        data = _data_set(process, folder)
+        data = data_set_of(process.manifest, _cache(process), folder, process.telemetry)
         with contextlib.suppress(Unavailable):
             await data.open()
             given.append(data)
     if process.manifest.base.index:
-        base = _base_set(process)
+        base = base_set_of(process.manifest, _cache(process), process.options.base_folder, process.telemetry)
         with contextlib.suppress(Unavailable):
             await base.open()
             given.append(base)
@@ -104,14 +105,6 @@ def _tell_of_other_set(process: DaemonContext, then: str) -> None:
     folder = process.options.data_root
     if folder is not None and (reason := other_set(folder, bytes.fromhex(process.manifest.data.index))) is not None:
         click.echo(f"--data-root: {reason}: {then}", err=True)
-
-
-def _data_set(process: DaemonContext, folder: Path | None) -> DataSet:
-    return DataSet(process.manifest, _cache(process), folder, process.telemetry)
-
-
-def _base_set(process: DaemonContext) -> BaseSet:
-    return BaseSet(process.manifest, _cache(process), process.options.base_folder, process.telemetry)
 
 
 def _cache(process: DaemonContext) -> ChunkCache:

@@ -41,7 +41,9 @@ from swarmnode.daemon.reachability import (
 )
 from swarmnode.daemon.resources import checkpoints, usable_stages
 from swarmnode.daemon.service_manager import Supervisor
+from swarmnode.data.base_index import BaseIndex
 from swarmnode.data.corpus import open_corpus
+from swarmnode.data.index import Index
 from swarmnode.errors import (
     EXIT_PREEMPTED,
     EXIT_PREEMPTED_INCOMPLETE,
@@ -74,8 +76,6 @@ from swarmnode.metrics.recent_events import RecentEvents
 from swarmnode.model.device import autocasts, check_device, resolve_device, use_device
 from swarmnode.model.export import StageLabel, save_stage, stage_state_dict
 from swarmnode.node import access_list, probe
-from swarmnode.node.base_set import BasePorts
-from swarmnode.node.data_set import DataPorts
 from swarmnode.node.drain import DrainReport
 from swarmnode.node.membership_handlers import MembershipHandlers
 from swarmnode.node.node import Node
@@ -85,6 +85,7 @@ from swarmnode.node.receipt_exchange import ReceiptExchange
 from swarmnode.pipeline.microbatch_size import Host
 from swarmnode.ports import Clock, Compute, Priority, Replica, Telemetry
 from swarmnode.recovery.resumption import CheckpointOptions
+from swarmnode.transfer.chunk_set import SetPorts
 from swarmnode.transport import hivemind_patches, key_file
 from swarmnode.transport.address import parse_bootstraps
 from swarmnode.transport.capacity import CapacityResponder
@@ -460,8 +461,8 @@ def _node(
     process: DaemonContext,
     saving: CheckpointOptions,
     compute: ThreadCompute,
-    text: DataPorts | None,
-    base: BasePorts | None,
+    text: SetPorts[Index] | None,
+    base: SetPorts[BaseIndex] | None,
 ) -> Node:
     """The node on its real ports."""
     options, manifest, telemetry = process.options, process.manifest, process.telemetry

@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import mmap
+import os
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -13,10 +16,10 @@ from statistics import median_low
 
 import numpy as np
 
+from swarmnode.atomic_file import write_fault
 from swarmnode.concurrency import gather_or_cancel
 from swarmnode.errors import RemoteFault, Unavailable
 from swarmnode.ids import PeerId, RunId, seeded, short
-from swarmnode.machine.slow_copy import SlowCopy, distance, distance_to
 from swarmnode.manifest import Manifest
 from swarmnode.membership.place import places
 from swarmnode.membership.record import STRETCH_MAX, check_member, check_time
@@ -24,12 +27,122 @@ from swarmnode.membership.swarm import SERVING, Member, Swarm
 from swarmnode.metrics import name
 from swarmnode.model.section import section_sizes
 from swarmnode.model.split import stages_of
-from swarmnode.ports import Clock, Directory, Telemetry, Transport
+from swarmnode.ports import Clock, Directory, State, Telemetry, Transport
 from swarmnode.recovery.archive import COPIES_MAX, CopyVerdict, choose_copy, sampled, together_within
-from swarmnode.recovery.donor_client import DonorBusy, DonorClient, DonorFailed, DonorLied, DownloadLimits
-from swarmnode.recovery.snapshot import SLOW
+from swarmnode.recovery.checkpoint import Checkpoint
 from swarmnode.recovery.state_check import ROUNDS_APART_MAX
+from swarmnode.recovery.tensorfile import ITEMSIZE
+from swarmnode.transfer.download import DonorBusy, DonorClient, DonorFailed, DonorLied, DownloadLimits
+from swarmnode.transfer.snapshot import SLOW, chunk_span
 from swarmnode.wire import access_pb2, record_pb2
+from swarmnode.wire import call_pb2 as wire
+
+CHUNKS_AT_ONCE = 2  # guess: from one donor; an archive is in no hurry and asks many donors concurrently
+RETRIES = 4  # guess: per chunk
+
+
+@dataclass(slots=True)
+class SlowCopy:
+    """Chunks of the snapshot `offer` made by `peer`, each verified against its hash, at their places in a file."""
+
+    peer: PeerId
+    offer: wire.Snapshot
+    path: Path
+    have: set[int] = field(default_factory=set)
+
+    @property
+    def whole(self) -> bool:
+        return len(self.have) == len(self.offer.hashes)
+
+    async def pull(self, donor: DonorClient, indices: Iterable[int], moved: Callable[[int], None]) -> None:
+        """Pull those of the chunks `indices` that are missing. Raises DiskFull, and DonorLied and DonorFailed as
+        DonorClient.chunk."""
+        missing = deque(index for index in indices if index not in self.have)
+
+        async def work() -> None:
+            while missing:
+                index = missing.popleft()
+                data = await donor.chunk(self.peer, self.offer, index, RETRIES)
+                self._write(index, data)
+                moved(len(data))
+
+        await gather_or_cancel([work] * min(CHUNKS_AT_ONCE, len(missing)))
+
+    def _write(self, index: int, data: memoryview | bytes | bytearray) -> None:
+        start, _ = chunk_span(self.offer, index)
+        try:
+            descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT, 0o600)
+            try:
+                rest = memoryview(data)
+                while rest.nbytes:
+                    count = os.pwrite(descriptor, rest, start)
+                    rest, start = rest[count:], start + count
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            raise write_fault(self.path, error, self.offer.nbytes) from error
+        self.have.add(index)
+
+    def chunk(self, index: int) -> np.ndarray:
+        """Elements of chunk `index`, float32."""
+        start, end = chunk_span(self.offer, index)
+        with open(self.path, "rb") as file:
+            return np.frombuffer(os.pread(file.fileno(), end - start, start), "<f4")
+
+    def state(self) -> State:
+        """The whole state, memory-mapped without reading: only section "phi"."""
+        with open(self.path, "rb") as file:
+            whole = memoryview(mmap.mmap(file.fileno(), self.offer.nbytes, access=mmap.ACCESS_READ))
+        return State(
+            {"phi": whole}, self.offer.inner_steps, self.offer.gradient_norm, self.offer.bump_steps, packed=True
+        )
+
+    def drop(self) -> None:
+        """Delete the file."""
+        self.path.unlink(missing_ok=True)
+
+
+def distance(one: SlowCopy, other: SlowCopy) -> float:
+    """The distance of two copies, over the chunks that both have, relative to the longer one (as
+    recovery/second.apart); inf if not finite. Blocks: reads both files."""
+    if one.offer.chunk_nbytes != other.offer.chunk_nbytes:
+        return math.inf
+    return _apart((one.chunk(index), other.chunk(index)) for index in sorted(one.have & other.have))
+
+
+def distance_to(copy: SlowCopy, before: Callable[[int, int], np.ndarray]) -> float:
+    """Like `distance`, to the previously taken copy, whose elements [first, last) `before` returns."""
+    spans = ((index, chunk_span(copy.offer, index)) for index in sorted(copy.have))
+    return _apart((copy.chunk(index), before(start // ITEMSIZE, end // ITEMSIZE)) for index, (start, end) in spans)
+
+
+def saved_elements(folder: Path, checkpoint: Checkpoint, stage: int, first: int, last: int) -> np.ndarray:
+    """Elements [first, last) of the slow weights of `stage` in a checkpoint whose files are in `folder`. Raises OSError
+    if they cannot be read."""
+    begin, found = 0, list[np.ndarray]()
+    for file in (file for file in checkpoint.parts[stage].files if file.section == "phi"):
+        count = sum(map(math.prod, file.tensors.values()))
+        low, high = max(first, begin), min(last, begin + count)
+        if low < high:
+            data = file.nbytes - ITEMSIZE * count  # offset of the elements, after the header
+            where = data + ITEMSIZE * (low - begin)
+            found.append(np.fromfile(folder / file.name, "<f4", high - low, offset=where))
+        begin += count
+    return np.concatenate(found) if found else np.empty(0, np.float32)
+
+
+def _apart(pairs: Iterable[tuple[np.ndarray, np.ndarray]]) -> float:
+    ones = others = apart = 0.0
+    with np.errstate(invalid="ignore", over="ignore"):
+        for one, other in pairs:
+            if len(one) != len(other):
+                return math.inf
+            a, b = one.astype(np.float64), other.astype(np.float64)
+            ones, others, apart = ones + float(a @ a), others + float(b @ b), apart + float((a - b) @ (a - b))
+    if not math.isfinite(ones + others + apart):
+        return math.inf
+    return math.sqrt(apart / max(ones, others)) if max(ones, others) > 0.0 else 0.0
+
 
 ASKED_MAX = 8  # guess: replicas of a stage that are asked for a copy until there are COPIES_MAX
 ALONE_TRIES = 3  # guess: then a single copy is accepted although others give none: silence must not stop the archive
@@ -266,4 +379,13 @@ def _check_round(rounds: Iterable[int]) -> None:
         raise Unavailable("the run has not finished its first round: there is nothing to copy yet")
 
 
-__all__ = ["ArchiveSources", "PreviousWeights", "RunCopy", "TakenCopy"]
+__all__ = [
+    "ArchiveSources",
+    "PreviousWeights",
+    "RunCopy",
+    "SlowCopy",
+    "TakenCopy",
+    "distance",
+    "distance_to",
+    "saved_elements",
+]

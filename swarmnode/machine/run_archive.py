@@ -24,9 +24,8 @@ from pathlib import Path
 
 from swarmnode.atomic_file import TEMPORARY, check_free
 from swarmnode.errors import DataError, LocalFault, RemoteFault, SwarmnodeError, Unavailable
-from swarmnode.machine.archive_sources import ArchiveSources, RunCopy, TakenCopy
+from swarmnode.machine.archive_sources import ArchiveSources, RunCopy, TakenCopy, saved_elements
 from swarmnode.machine.folder_store import FolderStore
-from swarmnode.machine.slow_copy import saved_elements
 from swarmnode.manifest import Manifest
 from swarmnode.metrics import name
 from swarmnode.model.section import PACKED_ITEMSIZE, section_shapes
@@ -50,7 +49,7 @@ from swarmnode.recovery.archive import (
 from swarmnode.recovery.checkpoint import Checkpoint, Origin
 from swarmnode.recovery.checkpoint_io import ReplicaHoldings
 from swarmnode.recovery.scores import NO_SCORES, Scores
-from swarmnode.recovery.snapshot import CHUNK_NBYTES
+from swarmnode.transfer.snapshot import CHUNK_NBYTES
 
 RETRY_S = 15.0  # guess: longer than donors rest after a snapshot that was not pulled (ArchiveBudget.rest_s)
 RETRY_MAX_S = 600.0

@@ -2,7 +2,7 @@
 
 The owner's key signs the run, the machine's public key and a date. A warrant is of no use to another machine: the
 transport proves the caller's key. It gives access to what every member of the run can copy anyway, and to less of it
-(recovery/archive_donor.py), so one that is lost costs each node a bounded share of its line until it expires or the
+(transfer/donor.py), so one that is lost costs each node a bounded share of its line until it expires or the
 owner bans the machine.
 """
 

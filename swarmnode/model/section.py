@@ -39,7 +39,7 @@ Sizes = Mapping[str, int]
 
 def outer_sections(sizes: Sizes) -> tuple[str, ...]:
     """The sections that rounds move, of a state of `sizes`: all that a newcomer takes from another replica in most runs
-    (recovery/snapshot.py). Its fast weights begin equal to the slow ones, and its moments are its own."""
+    (transfer/snapshot.py). Its fast weights begin equal to the slow ones, and its moments are its own."""
     return tuple(name for name in ("phi", "momentum", "table") if name in sizes)
 
 

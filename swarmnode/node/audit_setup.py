@@ -21,8 +21,7 @@ from swarmnode.pipeline.input_check import FeederInput, InputAuditor
 from swarmnode.pipeline.recompute import RecomputeService, Text, hop_again
 from swarmnode.pipeline.statement import HopAnswer, HopClaim, HopEvidence, StepsContradicted
 from swarmnode.ports import Priority, Replica, WireTensor
-from swarmnode.recovery.donor_client import DownloadLimits
-from swarmnode.recovery.download import download
+from swarmnode.transfer.download import DownloadLimits, download
 from swarmnode.wire import call_pb2 as wire
 
 T = TypeVar("T")

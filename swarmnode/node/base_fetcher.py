@@ -19,11 +19,11 @@ from swarmnode.manifest.location import base_url
 from swarmnode.metrics import name
 from swarmnode.model.architecture import Shapes
 from swarmnode.model.split import parameter_shapes, stages_of
-from swarmnode.node.chunk_server import ChunkServer, ServeLimits
-from swarmnode.node.chunk_sources import ChunkSources
 from swarmnode.node.node_ports import NodePorts
 from swarmnode.node.presence import Presence
 from swarmnode.ports import Priority, Replica, Transport
+from swarmnode.transfer.chunk_server import ChunkServer, ServeLimits
+from swarmnode.transfer.chunk_set import ChunkSources
 
 AT_ONCE = 3  # guess: chunks fetched concurrently, 12 MiB in memory
 WAIT_S = 120.0  # guess: for a chunk; after it the node looks again for replicas that have a state

@@ -5,21 +5,22 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
 
+from swarmnode.data.index import Index
 from swarmnode.data.indexed import IndexedCorpus
 from swarmnode.manifest import Manifest
-from swarmnode.node.data_set import DataSet
 from swarmnode.pipeline.feeder import Samples
 from swarmnode.ports import WireTensor
 from swarmnode.token_bucket import TokenBucket
+from swarmnode.transfer.chunk_set import ChunkSet
 
 AGAIN_EVERY_S = 60.0  # guess: a chunk fetched only to check another feeder costs 0.6 Mbit/s at this pace
 AGAIN_S = 20.0  # guess: as long as an auditor waits for it
 
 
 class ChunkSamples(Samples):
-    """pipeline.feeder.Samples over a DataSet that is open."""
+    """pipeline.feeder.Samples over a data set that is open."""
 
-    def __init__(self, data: DataSet, manifest: Manifest) -> None:
+    def __init__(self, data: ChunkSet[Index], manifest: Manifest) -> None:
         """Raises DataError when the data set does not fit the manifest."""
         self._data = data
         assert data.store is not None

@@ -17,7 +17,7 @@ from swarmnode.node.notice import NoticeKind
 from swarmnode.pipeline.backlog import Backlog
 from swarmnode.pipeline.feeder import Feeder
 from swarmnode.ports import Call, Replica, Telemetry, Transport
-from swarmnode.recovery.archive_donor import StageDonor
+from swarmnode.transfer.donor import StageDonor
 from swarmnode.wire import call_pb2 as wire
 
 MARGIN = 2.0  # guess: held work, or an exchange, may take twice as long as usually

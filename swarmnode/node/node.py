@@ -40,7 +40,7 @@ from swarmnode.ports import Priority, Replica, State
 from swarmnode.recovery.checkpoint import Origin
 from swarmnode.recovery.restore import StateRestorer
 from swarmnode.recovery.saved_stage import SavedStages
-from swarmnode.recovery.snapshot import Snapshot
+from swarmnode.transfer.snapshot import Snapshot
 from swarmnode.wire import record_pb2
 
 T = TypeVar("T")

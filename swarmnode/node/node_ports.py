@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
+from swarmnode.data.base_index import BaseIndex
+from swarmnode.data.index import Index
 from swarmnode.identity import Identity
 from swarmnode.manifest import Manifest
 from swarmnode.membership.admission import Admission
-from swarmnode.node.base_set import BasePorts
-from swarmnode.node.data_set import DataPorts
 from swarmnode.node.probe import Probing
 from swarmnode.node.role import NodeRole
 from swarmnode.pipeline.feeder import Samples
 from swarmnode.pipeline.microbatch_size import Host
 from swarmnode.ports import Clock, Compute, Directory, Replica, Telemetry, Transport
-from swarmnode.recovery.archive_donor import ArchiveBudget
-from swarmnode.recovery.donor import DonorLimits
 from swarmnode.recovery.resumption import CheckpointOptions
+from swarmnode.transfer.chunk_set import SetPorts
+from swarmnode.transfer.donor import ArchiveBudget, DonorLimits
 from swarmnode.wire import call_pb2 as wire
 
 
@@ -46,5 +46,5 @@ class NodePorts:
     unable: frozenset[int] = frozenset()  # stages that this machine cannot serve (stage_fit.py); never all of them
     role: NodeRole = NodeRole.ANY
     no_files: bool = False  # the run's text is in files, and this machine's user opened none to it
-    data: DataPorts | None = None  # in a run whose data source is an index; `samples` is then not called
-    base: BasePorts | None = None  # in a run that starts from a pretrained model
+    data: SetPorts[Index] | None = None  # in a run whose data source is an index; `samples` is then not called
+    base: SetPorts[BaseIndex] | None = None  # in a run that starts from a pretrained model

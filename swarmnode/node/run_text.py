@@ -17,7 +17,6 @@ from swarmnode.manifest.location import base_url
 from swarmnode.membership.place import places
 from swarmnode.membership.swarm import Member, Swarm
 from swarmnode.node.chunk_samples import ChunkSamples
-from swarmnode.node.chunk_sources import ChunkSources
 from swarmnode.node.node_context import NodeContext
 from swarmnode.node.node_ports import NodePorts
 from swarmnode.node.presence import Presence
@@ -28,6 +27,7 @@ from swarmnode.pipeline.believed_rate import bounded
 from swarmnode.pipeline.feeder import Samples
 from swarmnode.pipeline.rebalance import RebalanceRules, choose_stage, reserved_stage
 from swarmnode.ports import Priority, Telemetry, Transport
+from swarmnode.transfer.chunk_set import ChunkSources
 
 DIGEST_NBYTES = 8  # of the digest, in records
 LOOK_S = 20.0  # guess: the index of 100 GB of text at 1 Mbit/s; a node without it then chooses another stage

@@ -29,11 +29,10 @@ from swarmnode.pipeline.hop import Hop
 from swarmnode.pipeline.next_hop import NextHop
 from swarmnode.pipeline.shared_first_hop import RemoteFirstHop, SharedFirstHop
 from swarmnode.ports import Answer, Call, Compute, Handler, Priority, Replica, State, Store, WireTensor
-from swarmnode.recovery.archive_donor import StageDonor
-from swarmnode.recovery.donor import SnapshotDonor
 from swarmnode.recovery.neighbour_backup import NeighbourBackup
 from swarmnode.recovery.recovery_source import RecoverySource, donors_of
 from swarmnode.recovery.restore import RestoredState
+from swarmnode.transfer.donor import SnapshotDonor, StageDonor
 from swarmnode.wire import record_pb2
 
 METHODS: Mapping[str, bool] = {

@@ -10,8 +10,8 @@ from swarmnode.gossip.exchange import Gossip
 from swarmnode.node.node_context import NodeContext
 from swarmnode.parted_work import Parts
 from swarmnode.ports import Priority, Replica, State
-from swarmnode.recovery.archive_donor import ArchiveDonor
-from swarmnode.recovery.snapshot import WHOLE, Snapshot, StateSlice
+from swarmnode.transfer.donor import ArchiveDonor
+from swarmnode.transfer.snapshot import WHOLE, Snapshot, StateSlice
 from swarmnode.wire import record_pb2
 
 GIVING = (record_pb2.NODE_STATE_TRAINING, record_pb2.NODE_STATE_DRAINING)

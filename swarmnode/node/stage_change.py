@@ -40,11 +40,10 @@ from swarmnode.pipeline.rebalance import (
     worth_it,
 )
 from swarmnode.ports import Clock, Telemetry, Transport
-from swarmnode.recovery.donor_client import DownloadLimits
-from swarmnode.recovery.download import Compare, download
 from swarmnode.recovery.recovery_source import donors_of
-from swarmnode.recovery.snapshot import WHOLE, Snapshot, newcomer_part
 from swarmnode.recovery.state_check import Apart, StateCheck, apart
+from swarmnode.transfer.download import Compare, DownloadLimits, download
+from swarmnode.transfer.snapshot import WHOLE, Snapshot, newcomer_part
 from swarmnode.wire import record_pb2
 
 WAIT_SHARE = 0.1  # guess: of the period, the longest random wait against simultaneous movers

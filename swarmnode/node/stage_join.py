@@ -20,7 +20,7 @@ from swarmnode.pipeline.feeder import Samples
 from swarmnode.pipeline.itinerary import successors
 from swarmnode.ports import Compute, Priority, Replica
 from swarmnode.recovery.restore import RestoredState
-from swarmnode.recovery.snapshot import Snapshot
+from swarmnode.transfer.snapshot import Snapshot
 from swarmnode.wire import record_pb2
 
 

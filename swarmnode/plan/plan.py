@@ -28,7 +28,7 @@ from swarmnode.plan.fleet import MachineKind
 from swarmnode.plan.geography import RELAY_RATE, Nat, rtt_s
 from swarmnode.plan.learning_efficiency import efficiency
 from swarmnode.plan.stage_memory import ADVICE, fit_of, shortages
-from swarmnode.recovery.snapshot import newcomer_part
+from swarmnode.transfer.snapshot import newcomer_part
 
 PIECE_TOKENS = 40
 """Fixed cost of a piece of work, in tokens. Measured: the demo's stages on one CPU thread take 1.5 to 2.7 ms, plus 5.2

@@ -16,11 +16,10 @@ from swarmnode.membership.stage_view import rank
 from swarmnode.membership.swarm import Swarm
 from swarmnode.model.section import Sizes, snapshot_nbytes
 from swarmnode.ports import Answer, Call, Replica, State, Telemetry, Transport
-from swarmnode.recovery.donor_client import DownloadLimits
-from swarmnode.recovery.download import download
 from swarmnode.recovery.recovery_source import keeps
-from swarmnode.recovery.snapshot import SLOW, WHOLE, Snapshot, StateSlice
 from swarmnode.recovery.state_check import ROUNDS_APART_MAX, StateCheck, drawn_now, slices_of
+from swarmnode.transfer.download import DownloadLimits, download
+from swarmnode.transfer.snapshot import SLOW, WHOLE, Snapshot, StateSlice
 from swarmnode.wire import call_pb2, record_pb2
 
 GIVING = (record_pb2.NODE_STATE_TRAINING, record_pb2.NODE_STATE_DRAINING)

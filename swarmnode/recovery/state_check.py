@@ -26,8 +26,8 @@ from swarmnode.errors import RemoteFault
 from swarmnode.ids import PeerId, RunId, seeded, short
 from swarmnode.model.section import PACKED_ITEMSIZE, Sizes
 from swarmnode.ports import State, Telemetry, Transport
-from swarmnode.recovery.donor_client import DonorBusy, DonorClient, DonorFailed, DonorLied, DownloadLimits
-from swarmnode.recovery.snapshot import SLOW, StateSlice
+from swarmnode.transfer.download import DonorBusy, DonorClient, DonorFailed, DonorLied, DownloadLimits
+from swarmnode.transfer.snapshot import SLOW, StateSlice
 from swarmnode.wire import call_pb2 as wire
 
 SLICES = 4  # guess: of different tensors, mostly

@@ -56,7 +56,7 @@ from swarmnode.recovery.recovery_source import (
     quiet,
     silent,
 )
-from swarmnode.recovery.snapshot import StateSlice, check_offer
+from swarmnode.transfer.snapshot import StateSlice, check_offer
 from swarmnode.wire import call_pb2, record_pb2, report_pb2
 from tests.support.fake_telemetry import Quiet
 from tests.support.messages import messages

@@ -13,7 +13,7 @@ from swarmnode.manifest import Manifest, TrainingSpec
 from swarmnode.model.adapter import trained_count
 from swarmnode.model.section import section_sizes, snapshot_nbytes
 from swarmnode.model.split import split
-from swarmnode.recovery.snapshot import newcomer_part
+from swarmnode.transfer.snapshot import newcomer_part
 from tests.node.test_base import held_out_loss, meeting_point, received, run_of, said, slice_nbytes, volunteer
 from tests.support.published_model import llama, start_from
 from tests.support.village import lose, losses, manifest, told, village, with_recovery

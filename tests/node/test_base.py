@@ -23,8 +23,8 @@ from swarmnode.identity import Identity
 from swarmnode.local.pretrained import lay_out
 from swarmnode.manifest import Manifest, ModelSpec
 from swarmnode.model.split import parameter_shapes, stages_of
-from swarmnode.node.base_set import BasePorts, BaseSet
-from swarmnode.node.chunk_server import ChunkServer, ServeLimits
+from swarmnode.transfer.chunk_server import ChunkServer, ServeLimits
+from swarmnode.transfer.chunk_set import SetPorts, base_set_of
 from swarmnode.transport.web import AddressRules, HttpRangeReader
 from tests.support.fake_telemetry import Quiet
 from tests.support.published_model import llama, start_from
@@ -42,7 +42,7 @@ def run_of(model: ModelSpec, index: BaseIndex, stages: int) -> Manifest:
 def meeting_point(v: Village, folder: Path, cache: Path) -> MemoryTransport:
     """A member that trains nothing and gives the chunks of the model in `folder`."""
     transport, quiet = MemoryTransport(v.network, POINT, RUN), Quiet()
-    base = BaseSet(v.run, ChunkCache(cache), folder, quiet)
+    base = base_set_of(v.run, ChunkCache(cache), folder, quiet)
     asyncio.get_running_loop().create_task(base.open())
     ChunkServer([base], transport, quiet, ServeLimits(yields=False)).serve()
     return transport
@@ -50,9 +50,9 @@ def meeting_point(v: Village, folder: Path, cache: Path) -> MemoryTransport:
 
 def volunteer(
     v: Village, cache: Path, folder: Path | None = None, *, knows: bool = True, web: HttpRangeReader | None = None
-) -> Callable[[Quiet], BasePorts]:
-    def made(quiet: Quiet) -> BasePorts:
-        return BasePorts(BaseSet(v.run, ChunkCache(cache), folder, quiet), web, lambda: [POINT] if knows else [])
+) -> Callable[[Quiet], SetPorts[BaseIndex]]:
+    def made(quiet: Quiet) -> SetPorts[BaseIndex]:
+        return SetPorts(base_set_of(v.run, ChunkCache(cache), folder, quiet), web, lambda: [POINT] if knows else [])
 
     return made
 

@@ -16,8 +16,8 @@ from swarmnode.errors import DataError, Unavailable
 from swarmnode.identity import Identity
 from swarmnode.ids import PeerId
 from swarmnode.manifest import DataSpec, Manifest
-from swarmnode.node.chunk_server import ChunkServer, ServeLimits
-from swarmnode.node.data_set import DataPorts, DataSet
+from swarmnode.transfer.chunk_server import ChunkServer, ServeLimits
+from swarmnode.transfer.chunk_set import SetPorts, data_set_of
 from tests.support.data_sets import data_set
 from tests.support.fake_telemetry import Quiet
 from tests.support.village import RUN, Numbers, Village, Villager, manifest, village
@@ -44,15 +44,15 @@ def on(index: Index, stages: int = 2) -> Manifest:
 def meeting_point(v: Village, folder: Path, cache: Path) -> MemoryTransport:
     """A member that trains nothing and gives what is in `folder`."""
     transport, quiet = MemoryTransport(v.network, POINT, RUN), Quiet()
-    data = DataSet(v.run, ChunkCache(cache), folder, quiet)
+    data = data_set_of(v.run, ChunkCache(cache), folder, quiet)
     ChunkServer([data], transport, quiet, ServeLimits(yields=False)).serve()
     transport.data = data  # type: ignore[attr-defined]
     return transport
 
 
-def volunteer(v: Village, cache: Path, *, knows: bool = True) -> Callable[[Quiet], DataPorts]:
-    def made(quiet: Quiet) -> DataPorts:
-        return DataPorts(DataSet(v.run, ChunkCache(cache), None, quiet), None, lambda: [POINT] if knows else [])
+def volunteer(v: Village, cache: Path, *, knows: bool = True) -> Callable[[Quiet], SetPorts[Index]]:
+    def made(quiet: Quiet) -> SetPorts[Index]:
+        return SetPorts(data_set_of(v.run, ChunkCache(cache), None, quiet), None, lambda: [POINT] if knows else [])
 
     return made
 
@@ -151,7 +151,7 @@ async def test_a_member_that_gives_other_bytes_is_asked_no_more(tmp_path: Path) 
         await point.data.open()  # type: ignore[attr-defined]
         liar = MemoryTransport(v.network, Identity.of_seed(b"l" * 32).peer_id, RUN)
         other = data_set(tmp_path / "other", chunks=12, chunk_tokens=8 * 16 + 1, vocabulary=49)
-        lies = DataSet(v.run, ChunkCache(tmp_path / "cache-liar"), None, Quiet())
+        lies = data_set_of(v.run, ChunkCache(tmp_path / "cache-liar"), None, Quiet())
 
         async def blob(sha256: bytes) -> bytes:
             """Always something of the right length."""
@@ -161,9 +161,9 @@ async def test_a_member_that_gives_other_bytes_is_asked_no_more(tmp_path: Path) 
         lies.blob = blob  # type: ignore[method-assign, assignment]
         ChunkServer([lies], liar, Quiet(), ServeLimits(yields=False)).serve()
 
-        def made(quiet: Quiet) -> DataPorts:
-            data = DataSet(v.run, ChunkCache(tmp_path / "cache"), None, quiet)
-            return DataPorts(data, None, lambda: [liar.peer_id, POINT])
+        def made(quiet: Quiet) -> SetPorts[Index]:
+            data = data_set_of(v.run, ChunkCache(tmp_path / "cache"), None, quiet)
+            return SetPorts(data, None, lambda: [liar.peer_id, POINT])
 
         feeder = v.add(0, data=made)
         v.add(1, data=volunteer(v, tmp_path / "cache-1"))
@@ -208,7 +208,7 @@ async def test_asking_for_chunks_is_bounded(tmp_path: Path) -> None:
     index = data_set(tmp_path / "data", chunks=4)
 
     run = replace(manifest(), data=DataSpec(source="index", index=index.digest.hex()))
-    data = DataSet(run, ChunkCache(tmp_path / "cache"), tmp_path / "data", Quiet())
+    data = data_set_of(run, ChunkCache(tmp_path / "cache"), tmp_path / "data", Quiet())
     transport = MemoryTransport(Village(run).network, POINT, RUN)
     limits = ServeLimits(asker_burst=100_000, asker_rate=0.0, all_burst=10**9, yields=False)
     server = ChunkServer([data], transport, Quiet(), limits)
@@ -241,7 +241,7 @@ async def test_asking_for_chunks_is_bounded(tmp_path: Path) -> None:
             await server.answer(POINT, asked(sha256=sha256, nbytes=100_000))
     stranger = Identity.of_seed(b"s" * 32).peer_id
     assert (await server.answer(stranger, asked(sha256=sha256, nbytes=100))).tensors, "each has a bucket"
-    alone = DataSet(run, ChunkCache(tmp_path / "empty"), None, Quiet())
+    alone = data_set_of(run, ChunkCache(tmp_path / "empty"), None, Quiet())
     with pytest.raises(Unavailable, match="not on this machine"):
         await alone.open()
 

@@ -9,7 +9,7 @@ import pytest
 
 from swarmnode.ports import State
 from swarmnode.recovery.recovery_source import RecoverySource
-from swarmnode.recovery.snapshot import Snapshot
+from swarmnode.transfer.snapshot import Snapshot
 from swarmnode.wire import record_pb2
 from tests.support.village import Recording, manifest, village
 

@@ -14,7 +14,7 @@ from swarmnode.model.split import split
 from swarmnode.model.stage import BUMP_STEPS
 from swarmnode.ports import Neighbour
 from swarmnode.recovery.checkfree import METHODS, counterpart, ends, nearer
-from swarmnode.recovery.snapshot import SLOW, Snapshot, StateSlice
+from swarmnode.transfer.snapshot import SLOW, Snapshot, StateSlice
 from swarmnode.wire import record_pb2
 
 MODEL = ModelSpec(layers=6, width=16, heads=2, kv_heads=1, ffn=24, context=8, vocabulary=32)

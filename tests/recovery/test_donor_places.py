@@ -12,11 +12,9 @@ import pytest
 from swarmnode.errors import Busy, Unavailable
 from swarmnode.ids import PeerId
 from swarmnode.ports import Answer, Call, State
-from swarmnode.recovery.donor import DonorLimits, SnapshotDonor
-from swarmnode.recovery.donor_client import DownloadLimits
-from swarmnode.recovery.donor_places import REMEMBERED_MAX
-from swarmnode.recovery.download import download
-from swarmnode.recovery.snapshot import Snapshot, StateSlice
+from swarmnode.transfer.donor import REMEMBERED_MAX, DonorLimits, SnapshotDonor
+from swarmnode.transfer.download import DownloadLimits, download
+from swarmnode.transfer.snapshot import Snapshot, StateSlice
 from swarmnode.wire import call_pb2 as wire
 from swarmsim.virtual_time import run
 from tests.support.download import ME, RUN, SIZES, A, B, C, Giver, Link, Next, Said, World

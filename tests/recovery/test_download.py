@@ -13,11 +13,10 @@ from swarmnode.errors import Busy, RemoteFault, Unavailable
 from swarmnode.ids import PeerId, RunId
 from swarmnode.membership.progress import to_message
 from swarmnode.ports import Answer, Call, State
-from swarmnode.recovery.donor import DonorLimits, SnapshotDonor
-from swarmnode.recovery.donor_client import DownloadLimits
-from swarmnode.recovery.download import download
 from swarmnode.recovery.neighbour_backup import GENTLE
-from swarmnode.recovery.snapshot import CHUNK_NBYTES, CHUNKS_AT_ONCE, Snapshot, StateSlice
+from swarmnode.transfer.donor import DonorLimits, SnapshotDonor
+from swarmnode.transfer.download import DownloadLimits, download
+from swarmnode.transfer.snapshot import CHUNK_NBYTES, CHUNKS_AT_ONCE, Snapshot, StateSlice
 from swarmnode.wire import call_pb2 as wire
 from swarmsim.virtual_time import run
 from tests.support.download import (

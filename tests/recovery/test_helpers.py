@@ -11,10 +11,9 @@ from swarmnode.errors import RemoteFault, Unavailable
 from swarmnode.ids import PeerId
 from swarmnode.membership.progress import to_message
 from swarmnode.ports import Answer, WireTensor
-from swarmnode.recovery.donor import SnapshotDonor
-from swarmnode.recovery.donor_client import DownloadLimits
-from swarmnode.recovery.download import download
-from swarmnode.recovery.snapshot import SLOW, WHOLE, Snapshot, StateSlice
+from swarmnode.transfer.donor import SnapshotDonor
+from swarmnode.transfer.download import DownloadLimits, download
+from swarmnode.transfer.snapshot import SLOW, WHOLE, Snapshot, StateSlice
 from swarmsim.virtual_time import run
 from tests.support.download import (
     CHUNK,

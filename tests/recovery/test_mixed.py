@@ -13,10 +13,9 @@ from swarmnode.errors import RemoteFault, Unavailable
 from swarmnode.ids import PeerId
 from swarmnode.membership.progress import to_message
 from swarmnode.ports import Answer, State
-from swarmnode.recovery.donor_client import DownloadLimits
-from swarmnode.recovery.download import download
 from swarmnode.recovery.neighbour_backup import GENTLE
-from swarmnode.recovery.snapshot import Snapshot, check_chunk, mixed
+from swarmnode.transfer.download import DownloadLimits, download
+from swarmnode.transfer.snapshot import Snapshot, check_chunk, mixed
 from swarmsim.virtual_time import run
 from tests.support.download import (
     CHUNK,

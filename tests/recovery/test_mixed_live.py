@@ -12,10 +12,9 @@ from swarmnode.errors import RemoteFault
 from swarmnode.ids import PeerId, digest
 from swarmnode.membership.progress import to_message
 from swarmnode.ports import Answer, Call, State
-from swarmnode.recovery.donor import SnapshotDonor
-from swarmnode.recovery.donor_client import DownloadLimits
-from swarmnode.recovery.download import download
-from swarmnode.recovery.snapshot import Snapshot, StateSlice, check_chunk, chunk_span
+from swarmnode.transfer.donor import SnapshotDonor
+from swarmnode.transfer.download import DownloadLimits, download
+from swarmnode.transfer.snapshot import Snapshot, StateSlice, check_chunk, chunk_span
 from swarmnode.transport.libp2p import Libp2pTransport
 from tests.support.download import Said
 from tests.support.libp2p_node import node

@@ -27,7 +27,7 @@ from swarmnode.recovery.recovery_source import (
     quiet,
     silent,
 )
-from swarmnode.recovery.snapshot import SLOW, WHOLE, StateSlice
+from swarmnode.transfer.snapshot import SLOW, WHOLE, StateSlice
 from swarmnode.wire import record_pb2
 from tests.support.sections import SECTIONS
 

@@ -17,10 +17,9 @@ from swarmnode.manifest import GossipSpec, InnerSpec, Manifest, ModelSpec, Pipel
 from swarmnode.membership.progress import Progress
 from swarmnode.model.section import snapshot_nbytes
 from swarmnode.ports import Neighbour, Packet, Replica, State, WireTensor
-from swarmnode.recovery.donor import SnapshotDonor
-from swarmnode.recovery.donor_client import DownloadLimits
-from swarmnode.recovery.download import download
-from swarmnode.recovery.snapshot import WHOLE, Snapshot, StateSlice, newcomer_part
+from swarmnode.transfer.donor import SnapshotDonor
+from swarmnode.transfer.download import DownloadLimits, download
+from swarmnode.transfer.snapshot import WHOLE, Snapshot, StateSlice, newcomer_part
 from swarmnode.wire import call_pb2 as wire
 from tests.support.method_tables import CODECS_OF, OWN_ALPHA
 from tests.support.sections import SECTIONS

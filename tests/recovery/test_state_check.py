@@ -10,7 +10,6 @@ import pytest
 from swarmnode.errors import RemoteFault
 from swarmnode.ids import PeerId, RunId
 from swarmnode.ports import State
-from swarmnode.recovery.donor_client import DonorFailed
 from swarmnode.recovery.state_check import (
     ALIGN,
     APART_MAX,
@@ -23,6 +22,7 @@ from swarmnode.recovery.state_check import (
     drawn_now,
     slices_of,
 )
+from swarmnode.transfer.download import DonorFailed
 from swarmnode.wire import call_pb2
 from tests.support.fake_telemetry import Quiet
 

@@ -12,8 +12,8 @@ from swarmnode.membership.progress import to_message
 from swarmnode.metrics.event import check_event
 from swarmnode.metrics.name import MetricKind, check_metric
 from swarmnode.ports import Admit, Answer, Call, Handler, State
-from swarmnode.recovery.donor import DonorLimits, SnapshotDonor
-from swarmnode.recovery.snapshot import Snapshot, StateSlice
+from swarmnode.transfer.donor import DonorLimits, SnapshotDonor
+from swarmnode.transfer.snapshot import Snapshot, StateSlice
 from swarmnode.wire import call_pb2 as wire
 from tests.support.sections import PACKED_ITEMSIZE, SECTIONS
 

@@ -8,8 +8,8 @@ import numpy as np
 
 from swarmnode.manifest import Manifest
 from swarmnode.ports import State
-from swarmnode.recovery.donor import SnapshotDonor
-from swarmnode.recovery.snapshot import Snapshot, StateSlice
+from swarmnode.transfer.donor import SnapshotDonor
+from swarmnode.transfer.snapshot import Snapshot, StateSlice
 from swarmnode.wire import call_pb2, record_pb2
 from tests.support.stranger import Stranger
 from tests.support.village import RUN, Recording, Village

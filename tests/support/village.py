@@ -12,6 +12,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from benchmarks.memory_network import MemoryDirectory, MemoryNetwork, MemoryTransport
+from swarmnode.data.base_index import BaseIndex
+from swarmnode.data.index import Index
 from swarmnode.identity import Identity
 from swarmnode.ids import PeerId, RunId
 from swarmnode.machine.compute import ThreadCompute
@@ -19,8 +21,6 @@ from swarmnode.machine.replica import TorchReplica
 from swarmnode.manifest import GossipSpec, InnerSpec, LimitsSpec, Manifest, ModelSpec, PipelineSpec, RecoverySpec
 from swarmnode.membership.admission import Admission
 from swarmnode.node import probe
-from swarmnode.node.base_set import BasePorts
-from swarmnode.node.data_set import DataPorts
 from swarmnode.node.drain import DrainReport
 from swarmnode.node.membership_handlers import MembershipHandlers
 from swarmnode.node.node import Node
@@ -31,8 +31,9 @@ from swarmnode.node.role import NodeRole
 from swarmnode.node.served_stage import ServedStage
 from swarmnode.pipeline.feeder import Samples
 from swarmnode.ports import Replica, Tape, WireTensor
-from swarmnode.recovery.archive_donor import ArchiveBudget
 from swarmnode.recovery.resumption import CheckpointOptions
+from swarmnode.transfer.chunk_set import SetPorts
+from swarmnode.transfer.donor import ArchiveBudget
 from swarmnode.wire import record_pb2
 from tests.support.fake_telemetry import Quiet
 
@@ -153,8 +154,8 @@ class Village:
         kind: type[Recording] | None = None,
         unable: frozenset[int] = frozenset(),
         samples: Callable[[], Samples] | None = None,
-        data: Callable[[Quiet], DataPorts] | None = None,
-        base: Callable[[Quiet], BasePorts] | None = None,
+        data: Callable[[Quiet], SetPorts[Index]] | None = None,
+        base: Callable[[Quiet], SetPorts[BaseIndex]] | None = None,
         role: NodeRole = NodeRole.ANY,
         again: Villager | None = None,
     ) -> Villager:

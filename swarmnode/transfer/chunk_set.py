@@ -1,0 +1,430 @@
+"""A content-addressed set on a node (the run's data set, its base model): index and chunks, on this machine or fetched.
+
+Every chunk is verified against its hash, so any source will do. Web locations are asked first, because members need
+their bandwidth for training. Bootstraps, which have no work of their own, come next; then members that announced the
+chunk; then other members.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, Protocol, TypeVar
+from weakref import WeakValueDictionary
+
+from swarmnode.data.base_index import BASE_INDEX_FILE, BaseIndex, parse_base
+from swarmnode.data.chunk_store import ChunkCache, ChunkIndex, ChunkStore, find_index
+from swarmnode.data.index import INDEX_FILE, INDEX_NBYTES_MAX, Index, parse_index
+from swarmnode.errors import Busy, NotPermitted, RemoteFault, Unavailable
+from swarmnode.ids import PeerId, RunId, digest64, short
+from swarmnode.manifest import Manifest
+from swarmnode.metrics import name
+from swarmnode.ports import Call, Telemetry, Transport
+from swarmnode.transfer.chunk_server import PIECE_NBYTES
+from swarmnode.wire import call_pb2 as wire
+
+PIECE_TIMEOUT_S = 30.0  # guess: half a MiB at 140 kbit/s
+CHUNK_TIMEOUT_S = 90.0  # guess: 4 MiB at 400 kbit/s; a member that gives them more slowly is left for another
+BACKOFF_S, BACKOFF_MAX_S = 1.0, 60.0  # guess: after a failure, doubling
+PAUSE_S, PAUSE_MAX_S = 0.5, 8.0  # guess: when nobody gave anything, doubling
+HOLDS_S = 15.0  # guess: a member that did not hold a chunk is asked again after so long
+MEMBERS_ASKED_MAX = 8  # guess: for one chunk, in a row
+MEMBERS_MAX = 1024  # remembered
+
+
+class WebReader(Protocol):
+    """Reads files from the web (transport/web.py). Both raise Unavailable, NotPermitted."""
+
+    async def read(self, url: str, offset: int, nbytes: int) -> bytes: ...
+
+    async def read_whole(self, url: str, nbytes_max: int) -> bytes: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A chunk, or the index (`number` None): bytes [offset, offset + nbytes) of `file`, with this hash. The index has
+    any number of bytes up to `nbytes`. `set`: SHA-256 of the index. `published`: web locations hold it, too."""
+
+    sha256: bytes
+    file: str
+    offset: int
+    nbytes: int
+    number: int | None
+    set: bytes
+    published: bool = True
+
+    def matches(self, data: bytes) -> bool:
+        whole = len(data) <= self.nbytes if self.number is None else len(data) == self.nbytes
+        return whole and hashlib.sha256(data).digest() == self.sha256
+
+
+@dataclass(slots=True)
+class _Giver:
+    """The results so far of asking one web location or member."""
+
+    failures: int = 0
+    later_s: float = 0.0  # not to be asked before
+    held: bytes = b""  # which chunks it has, as it said
+    asked_s: float = float("-inf")
+
+    def holds(self, number: int | None) -> bool:
+        if number is None or number >> 3 >= len(self.held):
+            return False
+        return bool(self.held[number >> 3] >> (number & 7) & 1)
+
+
+Ask = Callable[[Wanted], Awaitable[bytes | None]]
+
+
+class ChunkSources:
+    """Asks one source after another until one gives the wanted chunk or index."""
+
+    def __init__(
+        self,
+        run_id: RunId,
+        locations: Sequence[str],
+        web: WebReader | None,
+        transport: Transport,
+        telemetry: Telemetry,
+        first: Callable[[], Sequence[PeerId]],
+        others: Callable[[], Iterable[PeerId]],
+        counter: str = name.DATA_BYTES,
+    ) -> None:
+        """`locations` are http(s) URLs of folders. `first` are members without work of their own, `others` those that
+        may hold chunks. `counter`: the metric of bytes received, by source."""
+        self._run_id = run_id
+        self._web = web
+        self._transport = transport
+        self._telemetry = telemetry
+        self._first = first
+        self._others = others
+        self._counter = counter
+        self._places = {url: _Giver() for url in locations} if web is not None else {}
+        self._members: OrderedDict[PeerId, _Giver] = OrderedDict()
+
+    async def obtain(self, wanted: Wanted, vain: Callable[[], None] = lambda: None) -> bytes:
+        """The verified bytes of `wanted`. Repeats until a source gives them; cancel it to stop. `vain` is called once,
+        after the first pass in which no known source gave them."""
+        pause_s = PAUSE_S
+        while True:
+            reason = "nobody is known who has it"
+            for who, giver, ask in self._order(wanted):
+                data, failure = await self._try(giver, ask, wanted)
+                if data is not None:
+                    return data
+                if failure is not None:
+                    reason = f"{who}: {failure}"
+                    self._telemetry.event("data.failed", level="warning", chunk=wanted.number, reason=reason)
+            if pause_s == PAUSE_S:
+                self._telemetry.event("data.waiting", level="warning", chunk=wanted.number, reason=reason)
+                vain()
+            await asyncio.sleep(pause_s)
+            pause_s = min(PAUSE_MAX_S, 2.0 * pause_s)
+
+    async def _try(self, giver: _Giver, ask: Ask, wanted: Wanted) -> tuple[bytes | None, str | None]:
+        """(the bytes, the failure). Both are None when a member does not hold the chunk or is busy."""
+        now = asyncio.get_running_loop().time()
+        try:
+            data = await ask(wanted)
+        except NotPermitted as refusal:
+            giver.later_s = float("inf")
+            return None, str(refusal)
+        except Busy as busy:
+            giver.later_s = now + max(PAUSE_S, busy.retry_after_s)
+            return None, None
+        except (Unavailable, RemoteFault) as failure:
+            giver.failures += 1
+            giver.later_s = now + min(BACKOFF_MAX_S, BACKOFF_S * 2.0 ** min(16, giver.failures - 1))
+            return None, str(failure)
+        if data is None:
+            return None, None
+        if not await asyncio.to_thread(wanted.matches, data):
+            self._telemetry.count(name.PEER_FAULTS, kind="data")
+            giver.later_s = float("inf")
+            return None, f"gave {len(data)} bytes that do not match the hash, and is asked no more"
+        giver.failures, giver.later_s = 0, 0.0
+        return data, None
+
+    def _order(self, wanted: Wanted) -> Iterable[tuple[str, _Giver, Ask]]:
+        """The sources to ask now, best first."""
+        now = asyncio.get_running_loop().time()
+        places = [(url, giver) for url, giver in self._places.items() if giver.later_s <= now and wanted.published]
+        for url, giver in sorted(places, key=lambda one: one[1].failures):
+            yield url, giver, self._of_place(url)
+        first = list(dict.fromkeys(self._first()))
+        for peer in first:
+            if (giver := self._member(peer)).later_s <= now:
+                yield short(peer), giver, self._of_member(peer, giver)
+        salt = digest64(wanted.sha256, self._transport.peer_id)
+        others = [(peer, self._member(peer)) for peer in self._others() if peer not in first]
+        able = [
+            (peer, giver)
+            for peer, giver in others
+            if giver.later_s <= now and (giver.holds(wanted.number) or giver.asked_s <= now - HOLDS_S)
+        ]
+        able.sort(key=lambda one: (not one[1].holds(wanted.number), one[1].failures, digest64(salt, one[0])))
+        for peer, giver in able[:MEMBERS_ASKED_MAX]:
+            yield short(peer), giver, self._of_member(peer, giver)
+
+    def _member(self, peer: PeerId) -> _Giver:
+        giver = self._members.get(peer)
+        if giver is None:
+            giver = self._members[peer] = _Giver()
+            if len(self._members) > MEMBERS_MAX:
+                self._members.popitem(last=False)
+        return giver
+
+    def _of_place(self, url: str) -> Ask:
+        async def ask(wanted: Wanted) -> bytes:
+            assert self._web is not None
+            at = f"{url}/{wanted.file}"
+            if wanted.number is None:
+                data = await self._web.read_whole(at, wanted.nbytes)
+            else:
+                data = await self._web.read(at, wanted.offset, wanted.nbytes)
+            self._telemetry.count(self._counter, len(data), source="web")
+            return data
+
+        return ask
+
+    def _of_member(self, peer: PeerId, giver: _Giver) -> Ask:
+        async def ask(wanted: Wanted) -> bytes | None:
+            try:
+                async with asyncio.timeout(CHUNK_TIMEOUT_S):
+                    return await pieces(wanted)
+            except TimeoutError:
+                raise Unavailable(f"took more than {CHUNK_TIMEOUT_S:.0f} s") from None
+
+        async def pieces(wanted: Wanted) -> bytes | None:
+            """The blob, fetched piece by piece; None when the member does not hold it."""
+            data = bytearray()
+            whole = wanted.nbytes
+            while len(data) < whole:
+                nbytes = min(PIECE_NBYTES, whole - len(data))
+                asked = wire.DataChunkRequest(sha256=wanted.sha256, offset=len(data), nbytes=nbytes, index=wanted.set)
+                answer = await self._transport.call(
+                    peer,
+                    Call(wire.Request(run_id=self._run_id, data_chunk=asked)),
+                    timeout_s=PIECE_TIMEOUT_S,
+                    reply_bytes_max=PIECE_NBYTES,
+                )
+                told = answer.header.data_chunk
+                giver.held, giver.asked_s = told.held, asyncio.get_running_loop().time()
+                if not told.nbytes:
+                    return None
+                if told.nbytes > wanted.nbytes or (wanted.number is not None and told.nbytes != wanted.nbytes):
+                    raise RemoteFault(f"offers {told.nbytes} bytes where {wanted.nbytes} are due")
+                whole = told.nbytes
+                piece = answer.tensors[0] if len(answer.tensors) == 1 else None
+                if piece is None or piece.dtype != "u8" or not 0 < piece.nbytes <= whole - len(data):
+                    raise RemoteFault("gives no piece of what it offers")
+                data += piece.data
+                self._telemetry.count(self._counter, piece.nbytes, source="peer")
+            return bytes(data)
+
+        return ask
+
+
+PREFETCH_CHUNKS = 3
+"""Chunks fetched ahead of those in work (guess: twelve MiB, an hour of text at 2,000 tokens a second)."""
+
+SetIndex = TypeVar("SetIndex", bound=ChunkIndex)
+Parsed = TypeVar("Parsed", covariant=True)
+
+
+class Parse(Protocol[Parsed]):
+    """Parses an index's bytes. Raises DataError unless they have the SHA-256 `expected` and are valid."""
+
+    def __call__(self, raw: bytes, expected: bytes, origin: str) -> Parsed: ...
+
+
+@dataclass(frozen=True, slots=True)
+class SetKind(Generic[SetIndex]):
+    """A kind of set: its manifest field, the file that holds its index and how that is parsed, and how its opening is
+    told, with the index's hash and a note. `published`: web locations hold the index, too. `bare_folder`: a folder
+    that holds no index is used."""
+
+    field: str
+    file: str
+    parse: Parse[SetIndex]
+    opened: Callable[[Telemetry, SetIndex, str, str], None]
+    published: bool = False
+    bare_folder: bool = False
+
+
+class ChunkSet(Generic[SetIndex]):
+    """An index and its chunks. `open` fetches the index and `ensure` a chunk; both wait until a source gives it. Also a
+    BlobSource (chunk_server.py)."""
+
+    def __init__(
+        self, kind: SetKind[SetIndex], digest: bytes, cache: ChunkCache, folder: Path | None, telemetry: Telemetry
+    ) -> None:
+        """`digest` is the index's SHA-256; `folder` is one that this machine's user named, with the set's files in it;
+        None: there is none."""
+        self.digest = digest
+        self._kind = kind
+        self._sources: ChunkSources | None = None  # None: only this machine is looked at
+        self.store: ChunkStore[SetIndex] | None = None
+        self._cache = cache
+        self._folder = folder
+        self._telemetry = telemetry
+        self._raw = b""
+        self._in_vain: set[int] = set()  # chunks that nobody gives now
+        self._news = asyncio.Event()  # that set grew
+        self._locks = WeakValueDictionary[bytes, asyncio.Lock]()  # of each blob: concurrent callers fetch it once
+
+    def fetch_from(self, sources: ChunkSources) -> None:
+        """Fetch what is not on this machine from `sources` from now on."""
+        self._sources = sources
+
+    @property
+    def is_open(self) -> bool:
+        return self.store is not None
+
+    @property
+    def index(self) -> SetIndex:
+        assert self.store is not None, "the set is not open"
+        return self.store.index
+
+    async def open(self) -> None:
+        """Load or fetch the index. Raises DataError when the index is invalid, Unavailable when it is not on this
+        machine and there is no source to ask."""
+        async with self._turn(self.digest):
+            if self.store is not None:
+                return
+            file = self._kind.file
+            found = await asyncio.to_thread(find_index, self._folder, self.digest, file)
+            raw = found[1] if found is not None else None
+            if raw is None:
+                raw = await asyncio.to_thread(self._cache.read, self.digest, INDEX_NBYTES_MAX)
+            if raw is None:
+                raw = await self._obtain(
+                    Wanted(self.digest, file, 0, INDEX_NBYTES_MAX, None, self.digest, self._kind.published)
+                )
+                self._kept(await asyncio.to_thread(self._cache.write, self.digest, raw))
+            index = self._kind.parse(raw, self.digest, self._kind.field)
+            folder = found[0] if found is not None else self._folder if self._kind.bare_folder else None
+            self.store, self._raw = await asyncio.to_thread(ChunkStore, index, self._cache, folder), raw
+        note = f"{index.count} chunks" if folder is None else f"{index.count} chunks, in {folder}"
+        self._kind.opened(self._telemetry, index, self.digest.hex(), note)
+
+    async def ensure(self, number: int) -> None:
+        """Load or fetch chunk `number` into memory, without a time limit. Raises Unavailable as `open` does."""
+        store = self.store
+        assert store is not None, "the set is not open"
+        if store.in_memory(number):
+            return
+        chunk = store.index.chunk(number)
+        async with self._turn(chunk.sha256):
+            if store.in_memory(number) or await asyncio.to_thread(store.read, number) is not None:
+                return
+            try:
+                data = await self._obtain(
+                    Wanted(chunk.sha256, chunk.shard, chunk.offset, chunk.nbytes, chunk.number, self.digest)
+                )
+            finally:
+                self._in_vain.discard(number)
+            self._kept(await asyncio.to_thread(store.put, number, data))
+
+    async def in_vain(self, numbers: Collection[int]) -> None:
+        """Return once every known source was asked for one of the chunks `numbers` and none gave it."""
+        while self._in_vain.isdisjoint(numbers):
+            self._news.clear()
+            await self._news.wait()
+
+    async def prefetch(self, wanted: Callable[[], Iterable[int]], changed: asyncio.Event) -> None:
+        """Keep the first PREFETCH_CHUNKS chunks that `wanted` names in memory, fetched one after the other. Starts over
+        at each `changed`; runs until cancelled. A chunk that no source gives now does not delay the others."""
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                changed.clear()
+                for number in self._ahead(wanted()):
+                    ends = {tasks.create_task(self.ensure(number)), tasks.create_task(self.in_vain({number}))}
+                    _, left = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+                    if number not in self._in_vain:
+                        for end in left:
+                            end.cancel()
+                await changed.wait()
+
+    def _ahead(self, wanted: Iterable[int]) -> list[int]:
+        """The first PREFETCH_CHUNKS chunks of `wanted`, without those that no source gives now."""
+        ahead = dict[int, None]()
+        for number in wanted:
+            if number not in self._in_vain:
+                ahead[number] = None
+            if len(ahead) >= PREFETCH_CHUNKS:
+                break
+        return list(ahead)
+
+    async def blob(self, sha256: bytes) -> bytes | None:
+        if self.store is None:
+            return None
+        if sha256 == self.digest:
+            return self._raw
+        number = self.store.number_of(sha256)
+        return None if number is None else await asyncio.to_thread(self.store.read, number)
+
+    def held_bits(self) -> bytes:
+        return b"" if self.store is None else self.store.held_bits()
+
+    async def _obtain(self, wanted: Wanted) -> bytes:
+        if self._sources is None:
+            what = "the index" if wanted.number is None else f"chunk {wanted.number}"
+            raise Unavailable(f"{what} of {self._kind.field} {self.digest.hex()[:16]} is not on this machine")
+
+        def vain() -> None:
+            if wanted.number is not None:
+                self._in_vain.add(wanted.number)
+                self._news.set()
+
+        return await self._sources.obtain(wanted, vain)
+
+    def _kept(self, reason: str | None) -> None:
+        if reason is not None:
+            self._telemetry.event("data.uncached", level="warning", reason=reason)
+
+    def _turn(self, sha256: bytes) -> asyncio.Lock:
+        if (lock := self._locks.get(sha256)) is None:
+            lock = self._locks[sha256] = asyncio.Lock()
+        return lock
+
+
+@dataclass(frozen=True, slots=True)
+class SetPorts(Generic[SetIndex]):
+    """A set as a node is given it. `web` None: chunks come from members alone. `meeting_points` are members without
+    work of their own, which may hold chunks."""
+
+    set: ChunkSet[SetIndex]
+    web: WebReader | None = None
+    meeting_points: Callable[[], Sequence[PeerId]] = tuple
+
+
+def _data_opened(telemetry: Telemetry, index: Index, digest: str, note: str) -> None:
+    train, validation = index.train.tokens, index.validation.tokens
+    telemetry.event("data.opened", digest=digest, tokens_train=train, tokens_validation=validation, note=note)
+
+
+def _base_opened(telemetry: Telemetry, index: BaseIndex, digest: str, note: str) -> None:
+    telemetry.event("base.opened", digest=digest, note=f"{len(index.tensors)} parameters in {note}")
+
+
+DATA_SET = SetKind("data.index", INDEX_FILE, parse_index, _data_opened, published=True)
+# The folder is used as the model was published, without an index: every chunk of it is verified.
+BASE_SET = SetKind("base.index", BASE_INDEX_FILE, parse_base, _base_opened, bare_folder=True)
+
+
+def data_set_of(manifest: Manifest, cache: ChunkCache, folder: Path | None, telemetry: Telemetry) -> ChunkSet[Index]:
+    """The run's text. `folder` is one that this machine's user named, with a data set of `data make` in it."""
+    return ChunkSet(DATA_SET, bytes.fromhex(manifest.data.index), cache, folder, telemetry)
+
+
+def base_set_of(
+    manifest: Manifest, cache: ChunkCache, folder: Path | None, telemetry: Telemetry
+) -> ChunkSet[BaseIndex]:
+    """The pretrained model that the run starts from. `folder` is one that this machine's user named, with the model's
+    files in it."""
+    return ChunkSet(BASE_SET, bytes.fromhex(manifest.base.index), cache, folder, telemetry)

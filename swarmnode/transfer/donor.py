@@ -1,0 +1,552 @@
+"""The giving side of a download: snapshots made on demand, at most two alive, forgotten when idle.
+
+A bounded number of peers downloads at once, and they take turns where more want to. A place belongs to a peer for a
+turn, and for longer while nobody waits for one. A turn lasts long enough for a slow but honest home to get the share of
+a state that makes an attempt worth another, so a download that lost its place goes on later with the chunks it has.
+When a turn is over, the place goes to the next that waits: first to those that had no turn here in the last hour, and
+among equals to those that wait longest.
+
+Only seconds count, because whatever else a peer shows costs it nothing: it may ask for one chunk for ever, or for all
+but the last at once, and read none. Beside `n` keys that never change, an honest joiner waits for the line (`share`),
+then for `n / downloads_max` turns at most, for one where they had theirs, and then has its part of the time. Endlessly
+new keys are as many newcomers, each of which gets a turn. The membership alone bounds them: where the run has an access
+list each costs a pass; in an open run they cost nothing, and a joiner depends on other donors.
+
+An archive copies slow weights alone (a third to a fifth of a state) and has a place of its own within a budget, so it
+takes none from joiners.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from swarmnode.errors import Busy, RemoteFault, Unavailable
+from swarmnode.ids import PeerId, RunId
+from swarmnode.metrics import name
+from swarmnode.ports import Answer, Call, Telemetry, Transport, WireTensor
+from swarmnode.transfer.snapshot import CHUNK_NBYTES, CHUNKS_AT_ONCE, SLOW, WHOLE, Snapshot, StateSlice
+from swarmnode.wire import call_pb2 as wire
+
+T = TypeVar("T")
+
+REMEMBERED_MAX = 1024  # guess: refused newcomers remembered, and peers that had a turn
+HAD_S = 3600.0  # guess: so long those that had a turn come after those that had none
+CLAIM = 3.0  # guess: multiples of the retry time it was told for which a refused peer is taken to wait
+
+
+@dataclass(frozen=True, slots=True)
+class DonorLimits:
+    """Bounds of the cost of giving. All are guesses."""
+
+    idle_s: float = 60.0  # without a request for so long, for each MiB of a chunk, a snapshot is forgotten
+    fresh_s: float = 10.0  # a newcomer gets a snapshot made for another one up to so old
+    downloads_max: int = 4  # peers that download at once
+    chunk_nbytes: int = CHUNK_NBYTES
+    puller_idle_s: float = 10.0  # a peer that has not asked for so long, for each MiB of a chunk, has given up
+    busy_retry_s: float = 2.0
+    line_nbytes: float = 1e7  # bytes a second that the uplink is taken to carry before it is measured
+    share_s: float = 30.0  # a newcomer that would share the uplink for longer is refused; it takes no place sooner
+    retry_max_s: float = 60.0  # at most until it asks again: another may have given up
+    refused_max_s: float = 600.0  # then it shares: a slow download must not keep others out for ever
+    turn_s: float = 60.0  # a place is kept for so long: after DownloadLimits.alone_s the client keeps its chunks
+    turn_share: float = 0.1  # and for so much of the state at `puller_idle_s` a chunk: twice DownloadLimits.fruitful
+
+
+@dataclass(slots=True)
+class Puller:
+    """A peer that downloads state here."""
+
+    since_s: float  # loop time at which its turn began
+    turn_s: float
+    until_s: float  # it loses its place then, unless it asks again; once it has none: when it lost it
+    hurries: bool = True  # it cannot work without the state
+    chunks: int = 0  # chunks it has asked for
+    of: int = 0  # chunks of the snapshot it downloads; 0: not made yet
+    nbytes: int = 0  # of that snapshot
+    begun_s: float = 0.0  # loop time of its first chunk request
+
+    def left_s(self, now_s: float, line_nbytes: float) -> float:
+        """Seconds until it has everything, at the rate so far."""
+        through = self.chunks - CHUNKS_AT_ONCE
+        if through > 0:
+            return (self.of - through) * (now_s - self.begun_s) / through
+        waits_s = now_s - self.begun_s if self.chunks else 0.0
+        return max(self.nbytes / line_nbytes, waits_s * self.of / CHUNKS_AT_ONCE)
+
+
+@dataclass(slots=True)
+class _Refused:
+    """A newcomer that was refused."""
+
+    since_s: float  # loop time of the first refusal
+    claims_s: float = float("-inf")  # until then it is taken to wait for a place
+
+
+class DonorPlaces:
+    """The places of one donor, by peer, and the peers that wait for one."""
+
+    def __init__(self, limits: DonorLimits) -> None:
+        self._limits = limits
+        self._pulling: dict[PeerId, Puller] = {}
+        self._refused: OrderedDict[PeerId, _Refused] = OrderedDict()
+        self._had: OrderedDict[PeerId, Puller] = OrderedDict()  # peers that had a turn, and the last one of each
+
+    def __contains__(self, peer: PeerId) -> bool:
+        return peer in self._pulling
+
+    def clear(self) -> None:
+        """Take all places back."""
+        self._pulling.clear()
+
+    def leave(self, peer: PeerId) -> None:
+        """End the turn of `peer`, if it has a place."""
+        puller = self._pulling.pop(peer, None)
+        if puller is not None:
+            puller.until_s = min(puller.until_s, _now_s())
+            if puller.chunks > CHUNKS_AT_ONCE or puller.until_s - puller.since_s >= self._limits.turn_s:
+                _remember(self._had, peer, puller)  # not those that only took a sample
+
+    def turn_s(self, part: Snapshot) -> float:
+        """Seconds of a turn of a peer that downloads `part`."""
+        chunks_s = part.chunks * self._limits.puller_idle_s * largeness(part)
+        return max(self._limits.turn_s, self._limits.turn_share * chunks_s)
+
+    def share(self, newcomer: PeerId) -> None:
+        """Raise Busy when `newcomer` would share this node's uplink for long.
+
+        When two large states are sent one after the other, the first arrives in half the time and the second no later;
+        the second joiner then also has two donors to choose from.
+        """
+        now_s = self._leave_idle()
+        others = [one for peer, one in self._pulling.items() if peer != newcomer and one.hurries]
+        left_s = max([one.left_s(now_s, self._limits.line_nbytes) for one in others], default=0.0)
+        if left_s > self._limits.share_s:
+            refused = self._refuse(newcomer, now_s)
+            if now_s - refused.since_s < self._limits.refused_max_s:
+                raise Busy("another pulls a large state here", min(left_s, self._limits.retry_max_s))
+
+    def admit(self, peer: PeerId, hurries: bool = True) -> None:
+        """Give `peer`, which asks for a snapshot, a place for a turn. Raises Busy.
+
+        One place is kept for peers that hurry, and only they take that of a peer whose turn is over.
+        """
+        now_s = self._leave_idle()
+        if peer in self._pulling:
+            return
+        free = self._limits.downloads_max - (not hurries) - len(self._pulling)
+        over = self._over(now_s) if hurries and self._waits_s(peer, now_s) >= self._limits.share_s else []
+        if free + len(over) <= self._ahead(peer, now_s):
+            if hurries:
+                self._refuse(peer, now_s).claims_s = now_s + CLAIM * self._limits.busy_retry_s
+            raise self._busy()
+        if free <= 0:
+            self.leave(over[0])
+        self._enter(peer, now_s, hurries)
+
+    def offered(self, peer: PeerId, part: Snapshot) -> None:
+        """Renew the place of `peer`, which gets the offer of `part`."""
+        self._refused.pop(peer, None)
+        self._renew(self._pulling[peer], part)
+
+    def asked(self, peer: PeerId, part: Snapshot) -> None:
+        """Count a chunk of `part`, which `peer` asks for. With the last one it leaves: others begin.
+
+        A peer without a place gets one that nobody waits for, or Busy is raised, or Unavailable when it lost its place
+        before it had everything: it then waits for a new offer, and does not take the loss for a failure of this donor.
+        """
+        now_s = self._leave_idle()
+        if peer not in self._pulling:
+            if self._limits.downloads_max - len(self._pulling) <= self._ahead(peer, now_s):
+                last = self._had.get(peer)
+                if last is not None and last.chunks < last.of:
+                    raise Unavailable("its place here was given to another", self._limits.busy_retry_s)
+                raise self._busy()
+            self._enter(peer, now_s)
+        puller = self._pulling[peer]
+        self._renew(puller, part)
+        if not puller.chunks:
+            puller.begun_s = now_s
+        puller.chunks += 1
+        if puller.chunks >= part.chunks:
+            self.leave(peer)
+
+    def _renew(self, puller: Puller, part: Snapshot) -> None:
+        """Renew the place of `puller`, which downloads `part`. Larger chunks are asked for more rarely."""
+        now_s, idle_s = _now_s(), self._limits.puller_idle_s * largeness(part)
+        if not puller.of:  # the state was copied and hashed until now
+            puller.since_s = now_s
+        puller.until_s = now_s + idle_s
+        puller.of, puller.nbytes = part.chunks, part.nbytes
+        puller.turn_s = self.turn_s(part)
+
+    def _enter(self, peer: PeerId, now_s: float, hurries: bool = True) -> None:
+        # The state is copied and hashed before the first chunk.
+        self._pulling[peer] = Puller(now_s, self._limits.turn_s, now_s + self._limits.idle_s, hurries)
+
+    def _busy(self) -> Busy:
+        return Busy(f"{len(self._pulling)} peers pull state here already", self._limits.busy_retry_s)
+
+    def _refuse(self, peer: PeerId, now_s: float) -> _Refused:
+        if peer not in self._refused:
+            _remember(self._refused, peer, _Refused(now_s))
+        return self._refused[peer]
+
+    def _waits_s(self, peer: PeerId, now_s: float) -> float:
+        return now_s - self._refused[peer].since_s if peer in self._refused else 0.0
+
+    def _had_turn(self, peer: PeerId, now_s: float) -> bool:
+        return peer in self._had and now_s - self._had[peer].until_s < HAD_S
+
+    def _ahead(self, peer: PeerId, now_s: float) -> int:
+        """Peers that wait for a place and come before `peer`."""
+
+        def rank(one: PeerId) -> tuple[bool, float]:
+            return self._had_turn(one, now_s), -self._waits_s(one, now_s)
+
+        waiting = [one for one, refused in self._refused.items() if refused.claims_s > now_s]
+        return sum(one not in self._pulling and rank(one) < rank(peer) for one in waiting)
+
+    def _over(self, now_s: float) -> list[PeerId]:
+        """Peers whose turn is over: first those that nobody waits for, then who had a turn before, then the longest."""
+        over = {peer: one for peer, one in self._pulling.items() if one.of and now_s - one.since_s >= one.turn_s}
+        return sorted(over, key=lambda p: (over[p].hurries, not self._had_turn(p, now_s), over[p].since_s))
+
+    def _leave_idle(self) -> float:
+        """Forget peers that have given up. Returns the loop time."""
+        now_s = _now_s()
+        for peer in [peer for peer, puller in self._pulling.items() if puller.until_s <= now_s]:
+            self.leave(peer)
+        return now_s
+
+
+def _remember(known: OrderedDict[PeerId, T], peer: PeerId, fact: T) -> None:
+    known[peer] = fact
+    known.move_to_end(peer)
+    if len(known) > REMEMBERED_MAX:
+        known.popitem(last=False)
+
+
+def _now_s() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def largeness(snapshot: Snapshot) -> float:
+    """The size of the chunks of `snapshot` in MiB, at least 1: the time between two requests grows with it."""
+    return max(1.0, snapshot.chunk_nbytes / CHUNK_NBYTES)
+
+
+SNAPSHOTS_MAX = 2
+PARTS_MAX = 8  # guess: parts kept of a snapshot: slow weights, embedding or head, all of it, slices
+
+
+@dataclass(slots=True)
+class _KeptSnapshot:
+    snapshot: Snapshot
+    made_s: float
+    asked_s: float
+    parts: dict[StateSlice, Snapshot] = field(default_factory=dict)  # all share its memory
+
+
+class SnapshotDonor:
+    """Serves "snapshot" and "chunk" for one stage. `close` forgets everything and stops the timer.
+
+    `take` copies the replica's state on the compute thread, with its round and progress, and hashes it where the whole
+    is wanted. `offload` runs all other hashing away from the event loop. `kept` returns the snapshot of another stage
+    that this node keeps (recovery/neighbour_backup.py), None without one; it is served as well.
+    """
+
+    def __init__(
+        self,
+        run_id: RunId,
+        stage: int,
+        take: Callable[[StateSlice], Awaitable[Snapshot]],
+        offload: Callable[[Callable[[], wire.Snapshot]], Awaitable[wire.Snapshot]],
+        telemetry: Telemetry,
+        limits: DonorLimits | None = None,
+        kept: Callable[[int], Snapshot | None] = lambda stage: None,
+        received: Snapshot | None = None,
+    ) -> None:
+        """`received` is the snapshot that this replica itself was restored from.
+
+        It is served as well to peers that still download it, so that its donor does not serve many joiners alone.
+        """
+        self._run_id = run_id
+        self._stage = stage
+        self._take = take
+        self._offload = offload
+        self._telemetry = telemetry
+        self._limits = limits or DonorLimits()
+        self._other = kept
+        self._others: dict[int, _KeptSnapshot] = {}
+        self._kept: list[_KeptSnapshot] = []  # oldest first
+        self._places = DonorPlaces(self._limits)
+        self._making = asyncio.Lock()
+        self._timer: asyncio.TimerHandle | None = None
+        if received is not None:
+            self._kept.append(_KeptSnapshot(received, float("-inf"), self._now_s(), {WHOLE: received}))
+            self._arm()
+
+    def serve(self, transport: Transport) -> None:
+        """Register both handlers with `transport`."""
+        transport.serve("snapshot", self.offer, tensor_bytes_max=0)
+        transport.serve("chunk", self.chunk, tensor_bytes_max=0)
+
+    def close(self) -> None:
+        self._kept.clear()
+        self._places.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    @property
+    def alive(self) -> int:
+        """Snapshots in memory."""
+        return len(self._kept)
+
+    async def offer(self, peer: PeerId, call: Call) -> Answer:
+        """Handler of "snapshot": the manifest of a snapshot of round `round_min` or later.
+
+        Raises RemoteFault for another run or stage, Busy when too many peers download or two snapshots are in use,
+        Unavailable when this replica has not come to that round.
+        """
+        asked = call.header.snapshot
+        self._check_run(call)
+        cut = StateSlice.of(asked)
+        kept = self._of_other(asked.stage, asked.round_min) if asked.stage != self._stage else None
+        hurries, newcomer = not asked.nobody_waits, peer not in self._places
+        if newcomer:
+            self._places.share(peer)
+        self._places.admit(peer, hurries)
+        try:
+            async with self._making:
+                if newcomer:
+                    self._places.share(peer)  # by now the sizes are known of downloads that began just before
+                kept = kept or self._usable(asked.round_min) or await self._make(asked.round_min, cut)
+                part = await self._part(kept, cut)
+        except BaseException:
+            self._places.leave(peer)
+            raise
+        kept.asked_s = self._now_s()
+        self._places.admit(peer, hurries)  # it may have lost its place while the state was copied
+        self._places.offered(peer, part)
+        self._telemetry.event("state.served", peer=peer, stage=asked.stage, round=part.round_index)
+        return Answer(wire.Reply(snapshot=part.manifest()))
+
+    async def _part(self, kept: _KeptSnapshot, cut: StateSlice) -> Snapshot:
+        """The part `cut` of the snapshot `kept`, hashed."""
+        part = kept.parts.get(cut)
+        if part is None:
+            part = kept.snapshot if cut == WHOLE else kept.snapshot.part(cut)
+            if not part.hashed:
+                await self._offload(part.manifest)
+            if len(kept.parts) >= PARTS_MAX:
+                kept.parts.clear()
+            kept.parts[cut] = part
+        return part
+
+    async def chunk(self, peer: PeerId, call: Call) -> Answer:
+        """Handler of "chunk": its bytes.
+
+        Raises RemoteFault for an index that does not exist, Busy, and Unavailable when the snapshot has been forgotten,
+        or the caller's place given to another: the caller then asks for a new one.
+        """
+        asked = call.header.chunk
+        self._check_run(call)
+        found = [
+            (kept, part)
+            for kept in (*self._kept, *self._others.values())
+            for part in kept.parts.values()
+            if part.id == asked.snapshot_id
+        ]
+        if not found and asked.stage != self._stage and (other := self._other(asked.stage)) is not None:
+            kept = self._of_other(asked.stage, 0)
+            if other.id == asked.snapshot_id:
+                found = [(kept, kept.parts.setdefault(WHOLE, other))]
+        if not found:
+            raise Unavailable(f"snapshot {asked.snapshot_id[:4].hex()} is not kept here any more")
+        kept, part = found[0]
+        if asked.index >= part.chunks:
+            raise RemoteFault(f"chunk {asked.index} asked of a snapshot of {part.chunks}")
+        self._places.asked(peer, part)
+        kept.asked_s = self._now_s()
+        data = part.chunk(asked.index)
+        self._telemetry.count(name.SNAPSHOT_BYTES, data.nbytes, direction="sent")
+        return Answer(wire.Reply(chunk=wire.Chunk(index=asked.index)), (WireTensor("u8", (data.nbytes,), data),))
+
+    def _of_other(self, stage: int, round_min: int) -> _KeptSnapshot:
+        """The snapshot of another stage. Raises RemoteFault when this node keeps none, Unavailable for one too old."""
+        snapshot = self._other(stage)
+        if snapshot is None:
+            raise RemoteFault(f"snapshot of stage {stage} asked of a replica of stage {self._stage}")
+        if snapshot.round_index < round_min:
+            raise Unavailable(f"round {snapshot.round_index} of stage {stage} is kept here; {round_min} was asked for")
+        kept = self._others.get(stage)
+        if kept is None or kept.snapshot is not snapshot:
+            kept = self._others[stage] = _KeptSnapshot(snapshot, self._now_s(), self._now_s())
+        return kept
+
+    def _check_run(self, call: Call) -> None:
+        if call.header.run_id != self._run_id:
+            raise RemoteFault(f"state of run {call.header.run_id[:8]!r} asked of a node of run {self._run_id[:8]!r}")
+
+    def _usable(self, round_min: int) -> _KeptSnapshot | None:
+        """The newest snapshot if it is late enough, and fresh or one of two in use; else None."""
+        if not self._kept or self._kept[-1].snapshot.round_index < round_min:
+            return None
+        newest = self._kept[-1]
+        if newest.made_s == float("-inf"):  # received, so older than this replica's training
+            return None
+        fresh = self._now_s() - newest.made_s <= self._limits.fresh_s
+        return newest if fresh or self._full() else None
+
+    def _full(self) -> bool:
+        """Whether every snapshot kept is still in use and there is no room for another. After a turn a snapshot makes
+        room for a newer one: its downloads go on with the chunks they have, and nobody is kept from a later round."""
+        now_s = self._now_s()
+        pulled = (
+            now_s - kept.asked_s < self._idle_s(kept) / 2 and now_s - kept.made_s < self._places.turn_s(kept.snapshot)
+            for kept in self._kept
+        )
+        return len(self._kept) >= SNAPSHOTS_MAX and all(pulled)
+
+    async def _make(self, round_min: int, cut: StateSlice) -> _KeptSnapshot:
+        """A new snapshot, of which `cut` is wanted. When there are two, it replaces the one idle longest."""
+        if self._full():
+            raise Busy(
+                f"{len(self._kept)} snapshots are being pulled, none of round {round_min}", self._limits.busy_retry_s
+            )
+        if len(self._kept) >= SNAPSHOTS_MAX:  # before the new one takes memory
+            now_s = self._now_s()
+            idle = [one for one in self._kept if now_s - one.asked_s >= self._idle_s(one) / 2]
+            self._kept.remove(min(idle or self._kept, key=lambda kept: kept.asked_s if idle else kept.made_s))
+        snapshot = await self._take(cut)
+        if snapshot.round_index < round_min:
+            raise Unavailable(
+                f"round {snapshot.round_index} here; {round_min} was asked for", self._limits.busy_retry_s
+            )
+        now_s = self._now_s()
+        kept = _KeptSnapshot(snapshot, made_s=now_s, asked_s=now_s)
+        self._kept.append(kept)
+        if self._timer is None:
+            self._arm()
+        return kept
+
+    def _arm(self) -> None:
+        """Set the timer to the moment at which the snapshot idle longest is forgotten."""
+        first_s = min(self._forgotten_s(kept) for kept in self._kept)
+        self._timer = asyncio.get_running_loop().call_at(first_s, self._expire)
+
+    def _expire(self) -> None:
+        now_s = self._now_s()
+        self._timer = None
+        self._kept = [kept for kept in self._kept if self._forgotten_s(kept) > now_s]
+        if self._kept:
+            self._arm()
+
+    def _forgotten_s(self, kept: _KeptSnapshot) -> float:
+        """The loop time at which `kept` is forgotten.
+
+        Timer and test share this sum. Rounded in two ways, the timer could fire at once for ever.
+        """
+        return kept.asked_s + self._idle_s(kept)
+
+    def _idle_s(self, kept: _KeptSnapshot) -> float:
+        """Seconds without a request after which `kept` is forgotten. Larger chunks are asked for more rarely."""
+        return self._limits.idle_s * largeness(kept.snapshot)
+
+    @staticmethod
+    def _now_s() -> float:
+        return asyncio.get_running_loop().time()
+
+
+BUSY_MAX_S = 3600.0  # guess: then it is worth asking again, whatever the budget says
+
+
+@dataclass(frozen=True, slots=True)
+class ArchiveBudget:
+    """Limits on the cost of archiving to a node, for all holders of the owner's warrant together. All are guesses."""
+
+    rest_s: float = 10.0  # between two snapshots, at least; of one that was not pulled other replicas were not ready
+    share: float = 0.5  # of the time that a copy is pulled, at most
+    made_share: float = 0.01  # of the time that copies are made and hashed, at most
+
+
+class ArchiveDonor:
+    """Serves "snapshot" and "chunk" to callers with the owner's warrant (node/caller_check.py checks it)."""
+
+    def __init__(
+        self,
+        run_id: RunId,
+        stage: int,
+        take: Callable[[], Awaitable[Snapshot]],
+        offload: Callable[[Callable[[], wire.Snapshot]], Awaitable[wire.Snapshot]],
+        telemetry: Telemetry,
+        budget: ArchiveBudget = ArchiveBudget(),
+    ) -> None:
+        """`take` copies the slow weights on the compute thread; `offload` hashes them away from it."""
+        self._stage = stage
+        self._budget = budget
+        # Archives get one of two places: a donor reserves one for peers that cannot work without the state.
+        limits = DonorLimits(downloads_max=2)
+        self._donor = SnapshotDonor(run_id, stage, lambda cut: take(), offload, telemetry, limits)
+        self._begun_s = self._made_s = 0.0
+        self._next_s = -math.inf
+
+    def close(self) -> None:
+        """Forget every copy."""
+        self._donor.close()
+
+    async def offer(self, peer: PeerId, call: Call) -> Answer:
+        """Handler of "snapshot". Raises RemoteFault for anything but the slow weights of this stage, Busy while the
+        budget is used up or another archive copies, Unavailable when this replica has no state to give."""
+        asked = call.header.snapshot
+        if asked.stage != self._stage or StateSlice.of(asked) != SLOW or not asked.nobody_waits:
+            raise RemoteFault(f"an archive may copy the slow weights of stage {self._stage} here, and nothing else")
+        now_s = asyncio.get_running_loop().time()
+        if now_s < self._next_s:
+            raise Busy("an archive has copied this replica a moment ago", min(self._next_s - now_s, BUSY_MAX_S))
+        self._begun_s, self._made_s, self._next_s = now_s, 0.0, math.inf  # until this one is made
+        self._donor.close()  # of two copies the older one goes before the new one takes memory
+        try:
+            return await self._donor.offer(peer, call)
+        finally:
+            self._made_s = asyncio.get_running_loop().time() - now_s
+            self._next_s = now_s + self._made_s + self._budget.rest_s
+
+    async def chunk(self, peer: PeerId, call: Call) -> Answer:
+        """Handler of "chunk"; raises as SnapshotDonor.chunk does."""
+        answer = await self._donor.chunk(peer, call)
+        took_s = asyncio.get_running_loop().time() - self._begun_s
+        rest_s = max(took_s / self._budget.share, self._made_s / self._budget.made_share)
+        self._next_s = max(self._next_s, self._begun_s + rest_s)
+        return answer
+
+
+@dataclass(frozen=True, slots=True)
+class StageDonor:
+    """Both donors of a stage as one: callers for which `archives` is true are served by `archive`."""
+
+    joiners: SnapshotDonor
+    archive: ArchiveDonor
+    archives: Callable[[PeerId], bool]
+
+    async def offer(self, peer: PeerId, call: Call) -> Answer:
+        """Handler of "snapshot"."""
+        return await (self.archive if self.archives(peer) else self.joiners).offer(peer, call)
+
+    async def chunk(self, peer: PeerId, call: Call) -> Answer:
+        """Handler of "chunk"."""
+        return await (self.archive if self.archives(peer) else self.joiners).chunk(peer, call)
+
+    def close(self) -> None:
+        """Forget every copy."""
+        self.archive.close()
+        self.joiners.close()
+
+
+__all__ = ["ArchiveBudget", "ArchiveDonor", "DonorLimits", "SnapshotDonor", "StageDonor"]
