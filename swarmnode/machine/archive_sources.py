@@ -18,7 +18,7 @@ import numpy as np
 
 from swarmnode.atomic_file import write_fault
 from swarmnode.concurrency import gather_or_cancel
-from swarmnode.errors import RemoteFault, Unavailable
+from swarmnode.errors import Busy, RemoteFault, Unavailable
 from swarmnode.ids import PeerId, RunId, seeded, short
 from swarmnode.manifest import Manifest
 from swarmnode.membership.place import places
@@ -32,7 +32,7 @@ from swarmnode.recovery.archive import COPIES_MAX, CopyVerdict, choose_copy, sam
 from swarmnode.recovery.checkpoint import Checkpoint
 from swarmnode.recovery.state_check import ROUNDS_APART_MAX
 from swarmnode.recovery.tensorfile import ITEMSIZE
-from swarmnode.transfer.download import DonorBusy, DonorClient, DonorFailed, DonorLied, DownloadLimits
+from swarmnode.transfer.download import DonorClient, DonorLied, DownloadLimits
 from swarmnode.transfer.snapshot import SLOW, chunk_span
 from swarmnode.wire import access_pb2, record_pb2
 from swarmnode.wire import call_pb2 as wire
@@ -55,7 +55,7 @@ class SlowCopy:
         return len(self.have) == len(self.offer.hashes)
 
     async def pull(self, donor: DonorClient, indices: Iterable[int], moved: Callable[[int], None]) -> None:
-        """Pull those of the chunks `indices` that are missing. Raises DiskFull, and DonorLied and DonorFailed as
+        """Pull those of the chunks `indices` that are missing. Raises DiskFull, and errors as
         DonorClient.chunk."""
         missing = deque(index for index in indices if index not in self.have)
 
@@ -147,7 +147,7 @@ def _apart(pairs: Iterable[tuple[np.ndarray, np.ndarray]]) -> float:
 ASKED_MAX = 8  # guess: replicas of a stage that are asked for a copy until there are COPIES_MAX
 ALONE_TRIES = 3  # guess: then a single copy is accepted although others give none: silence must not stop the archive
 BUSY_TRIES = 8  # guess: the same for busy ones, which were copied a minute ago
-LIMITS = DownloadLimits(waited_for=False)  # DonorBusy tells when to come again
+LIMITS = DownloadLimits(waited_for=False)  # Busy tells when to come again
 
 PreviousWeights = Callable[[int, int, int], np.ndarray]
 """Elements [first, last) of a stage's slow weights in the previous checkpoint: (stage, first, last)."""
@@ -261,10 +261,10 @@ class ArchiveSources:
                     with contextlib.suppress(Unavailable, RemoteFault):  # it may be connected already
                         await self.transport.connect(member.peer, member.addresses)
                     offer = await self._donor(stage).offer(member.peer)
-                except DonorBusy as busy:
+                except Busy as busy:
                     later_s.append(busy.retry_after_s)
                     reasons.append(f"{short(member.peer)}: {busy}")
-                except (DonorLied, DonorFailed) as failure:
+                except (RemoteFault, Unavailable) as failure:
                     self._refuse(member.peer, stage, failure)
                     reasons.append(f"{short(member.peer)}: {failure}")
                 else:
@@ -356,13 +356,11 @@ class ArchiveSources:
         """Log faults of `peer`, and raise them as Unavailable."""
         try:
             yield
-        except DonorBusy as busy:
-            raise Unavailable(f"stage {stage}: {short(peer)}: {busy}", busy.retry_after_s) from busy
-        except (DonorLied, DonorFailed) as failure:
+        except (RemoteFault, Unavailable) as failure:
             self._refuse(peer, stage, failure)
             raise Unavailable(f"stage {stage}: {short(peer)}: {failure}") from failure
 
-    def _refuse(self, peer: PeerId, stage: int, failure: DonorLied | DonorFailed) -> None:
+    def _refuse(self, peer: PeerId, stage: int, failure: RemoteFault | Unavailable) -> None:
         lied = isinstance(failure, DonorLied)
         if lied:
             self.liars.add(peer)

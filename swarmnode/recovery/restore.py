@@ -52,6 +52,7 @@ SETTLE_SHARE = 0.5  # guess: of the announce period, within which others that br
 # A joiner of a stage that others serve leaves a third of its donor's uplink to training at any time [guess].
 POLITE = DownloadLimits(rest=0.5)
 FIRST_ROUNDS = 4  # guess: rounds of the run in which a replica may not have done its first
+BACKUP_LIMITS = DownloadLimits(sources=1)  # backups of different keepers are of rounds far apart
 TRIES_MAX = 3  # guess: times that living replicas are asked for state before this process gives up
 
 # During these a node elsewhere may have brought the stage back first.
@@ -183,7 +184,7 @@ class _Restoration:
         self._disk_searched = False
         self._returning: bool | None = None  # as seen at the first look
         self._samples = 0  # of the run, as far as the state restored goes
-        self._fetcher = self._new_fetcher()
+        self._nbytes = 0  # that this attempt received
 
     async def run(self) -> RestoredState:
         """Try one source after the other until the state is loaded. Raises Unavailable, LocalFault."""
@@ -311,14 +312,14 @@ class _Restoration:
 
     async def _restore_from(self, source: RecoverySource, reason: str, view: RecoveryView) -> RestoredState:
         """Load the state from `source`. Raises Unavailable, RemoteFault, DataError when that fails."""
-        self._fetcher = self._new_fetcher()
+        self._nbytes = 0
         match source:
             case RecoverySource.REPLICA:
                 return await self._from_replicas(reason, view)
             case RecoverySource.RING:
                 keepers = [peer for _, peer in view.kept]
-                check = self._fetcher.check(view.stage, keepers=lambda: keepers)
-                _, progress = await self._fetcher.from_backups(view.stage, keepers, WHOLE, check, self._load)
+                check = self._check(view.stage, keepers=lambda: keepers)
+                _, progress = await self._from_backups(view.stage, keepers, WHOLE, check, self._load)
                 self._samples = progress.total
                 self._membership.run_progress.begin(view.samples_least)
                 self._restorer.merge(progress)
@@ -329,7 +330,7 @@ class _Restoration:
                 assert saved is not None
                 state = await self._read_checkpoint(view, saved)
                 self._samples = saved.checkpoint.samples
-                self._fetcher.read(sum(section.nbytes for section in state.sections.values()))
+                self._nbytes += sum(section.nbytes for section in state.sections.values())
                 await self._load(state)
             case RecoverySource.CHECKFREE:
                 await self._rebuild(view)
@@ -346,11 +347,11 @@ class _Restoration:
 
     async def _from_replicas(self, reason: str, view: RecoveryView) -> RestoredState:
         """Download from living replicas, checked by others of the stage."""
-        every, keepers = partial(self._fetcher.donors, frozenset(view.donors), view.stage), [p for _, p in view.kept]
+        every, keepers = partial(self._donors, frozenset(view.donors), view.stage), [p for _, p in view.kept]
         donors = every if self._only is None else lambda: view.donors
-        check = self._fetcher.check(view.stage, donors, lambda: keepers)
+        check = self._check(view.stage, donors, lambda: keepers)
         get = partial(
-            self._fetcher.download,
+            self._download,
             view.stage,
             donors,
             check=check,
@@ -378,7 +379,7 @@ class _Restoration:
         neighbours could bring it back.
         """
         archives, sizes = self._checkpoints.archives, self._replica.sizes_of(view.stage)
-        state, offer = await self._fetcher.download(view.stage, lambda: archives, cut=SLOW)
+        state, offer = await self._download(view.stage, lambda: archives, cut=SLOW)
         age = view.round_now - offer.round
         if age > self._manifest.recovery.snapshot_rounds_max and neighbours_suffice(view)[0]:
             raise Unavailable(f"the archive's copy of stage {view.stage} is {age} rounds old")
@@ -407,7 +408,7 @@ class _Restoration:
         if base is None or has_adapters(self._manifest):
             await self._restorer.compute.run(Priority.OUTER, 0, self._replica.restart)
         else:
-            self._fetcher.read(await base.load(self._replica, stage))
+            self._nbytes += await base.load(self._replica, stage)
 
     async def _rebuild(self, view: RecoveryView) -> None:
         """CheckFree: rebuild the stage from the neighbours' slow weights and the mirrored embedding or head."""
@@ -417,15 +418,15 @@ class _Restoration:
             method = "copy"
         for stage, serves in ((view.stage - 1, view.below), (view.stage + 1, view.above)):
             if serves and twin in (None, stage):
-                donors = partial(self._fetcher.donors, frozenset(), stage)
-                check = self._fetcher.check(stage, donors)
-                state, offer = await self._fetcher.download(stage, donors, cut=SLOW, check=check)
+                donors = partial(self._donors, frozenset(), stage)
+                check = self._check(stage, donors)
+                state, offer = await self._download(stage, donors, cut=SLOW, check=check)
                 neighbours.append(Neighbour(stage, state.sections["phi"], offer.gradient_norm))
         mirrored = None
         if view.ends:
             cut, ends = StateSlice(SLOW.sections, *self._replica.ends_of(view.stage)), view.ends
-            check = self._fetcher.check(view.stage, keepers=lambda: ends, within=cut)
-            mirrored = (await self._fetcher.from_backups(view.stage, ends, cut, check))[0].sections["phi"]
+            check = self._check(view.stage, keepers=lambda: ends, within=cut)
+            mirrored = (await self._from_backups(view.stage, ends, cut, check))[0].sections["phi"]
         rebuild = partial(self._replica.rebuild, method, neighbours, mirrored)
         await self._restorer.compute.run(Priority.OUTER, 0, rebuild)
 
@@ -442,17 +443,105 @@ class _Restoration:
         stages[self._stage] = tuple([member for member in stages[self._stage] if member.peer in seen])
         return Swarm.frozen(stages, without_stage=swarm.without_stage)
 
-    def _new_fetcher(self) -> StateFetcher:
-        restorer = self._restorer
-        return StateFetcher(
-            self._manifest,
-            restorer.run_id,
-            restorer.transport,
-            self._membership,
+    # ---- fetch
+
+    def _check(
+        self,
+        stage: int,
+        others: Callable[[], Sequence[PeerId]] = tuple,
+        keepers: Callable[[], Sequence[PeerId]] = tuple,
+        within: StateSlice = SLOW,
+    ) -> StateCheck | None:
+        """A check of a state of `stage` by replicas, `others`, and by `keepers` of snapshots. None where replicas never
+        meet: they differ without a fault."""
+        if self._manifest.gossip.method == "none":
+            return None
+        return StateCheck(
+            self._restorer.transport,
+            self._restorer.run_id,
+            stage,
+            self._replica.sizes_of(stage),
+            others,
+            self._rounds_max,
+            self._replica.apart,
             self._telemetry,
-            self._replica,
-            self._backup,
+            keepers=keepers,
+            within=within,
         )
+
+    async def _from_backups(
+        self,
+        stage: int,
+        keepers: Sequence[PeerId],
+        cut: StateSlice,
+        check: StateCheck | None = None,
+        accept: Accept | None = None,
+    ) -> tuple[State, record_pb2.Progress]:
+        """The part `cut` of the first snapshot to be had of those that `keepers`, latest first, keep of `stage`.
+
+        This node's own backup needs no download, and serves when the other keepers fail. Raises Unavailable.
+        """
+        own = self._backup if self._membership.me in keepers else None
+        if own is None or keepers[0] != self._membership.me:
+            try:
+                state, offer = await self._download(
+                    stage, lambda: keepers, cut=cut, check=check, accept=accept, limits=BACKUP_LIMITS
+                )
+                return state, offer.progress
+            except Unavailable:
+                if own is None:
+                    raise
+        assert own is not None
+        whole = own.sizes == self._replica.sizes_of(stage)
+        state = (own.part(cut) if whole else own).state
+        if accept is not None:
+            await accept(state)
+        return state, own.progress
+
+    async def _download(
+        self,
+        stage: int,
+        donors: Callable[[], Sequence[PeerId]],
+        *,
+        cut: StateSlice = WHOLE,
+        check: StateCheck | None = None,
+        accept: Accept | None = None,
+        limits: DownloadLimits | None = None,
+        round_min: int = 0,
+    ) -> tuple[State, wire.Snapshot]:
+        """The part `cut` of the state of `stage`, of round `round_min` or later, and the donor's offer
+        (transfer/download.py). Raises Unavailable."""
+        state, offer = await download(
+            self._restorer.transport,
+            donors,
+            stage,
+            self._restorer.run_id,
+            self._replica.sizes_of(stage),
+            limits or DownloadLimits(),
+            self._telemetry,
+            cut=cut,
+            round_min=round_min,
+            rounds_max=self._rounds_max,
+            compare=None if check is None else check.compare,
+            accept=accept,
+            helpers=lambda: self._helpers(stage),
+        )
+        self._nbytes += offer.nbytes
+        return state, offer
+
+    def _donors(self, seen: frozenset[PeerId], stage: int) -> Sequence[PeerId]:
+        """Donors of `stage` as they are known now. Those in `seen`, which answered a moment ago, come first."""
+        now = donors_of(self._membership.peer_table.swarm(), stage, self._membership.me)
+        return [peer for peer in now if peer in seen] + [peer for peer in now if peer not in seen]
+
+    def _rounds_max(self) -> float:
+        return self._membership.run_progress.rounds_max
+
+    def _helpers(self, stage: int) -> list[PeerId]:
+        """Peers that may hold the very bytes a donor offers: joiners that came a moment before, then the others."""
+        members = self._membership.peer_table.swarm().stages[stage]
+        syncing = [m.peer for m in members if m.state == record_pb2.NODE_STATE_SYNCING]
+        return syncing + [m.peer for m in members if m.state == record_pb2.NODE_STATE_TRAINING]
 
     # ---- say
 
@@ -474,137 +563,8 @@ class _Restoration:
             stage=self._stage,
             method=self._method(restored.source),
             seconds=round(seconds, 3),
-            nbytes=self._fetcher.nbytes,
+            nbytes=self._nbytes,
             round=self._samples // self._manifest.gossip.round_samples,
             behind=max(0, self._membership.progress.total - self._samples),
             reason=restored.reason,
         )
-
-
-BACKUP_LIMITS = DownloadLimits(sources=1)  # backups of different keepers are of rounds far apart
-
-
-class StateFetcher:
-    """Fetches for one attempt to restore `replica`. `nbytes` counts what was received."""
-
-    def __init__(
-        self,
-        manifest: Manifest,
-        run_id: RunId,
-        transport: Transport,
-        membership: MembershipView,
-        telemetry: Telemetry,
-        replica: Replica,
-        backup: Snapshot | None,
-    ) -> None:
-        """`backup` is the snapshot that this node itself kept of a stage, if any."""
-        self._manifest = manifest
-        self._run_id = run_id
-        self._transport = transport
-        self._membership = membership
-        self._telemetry = telemetry
-        self._replica = replica
-        self._backup = backup
-        self.nbytes = 0
-
-    def read(self, nbytes: int) -> None:
-        """Count `nbytes` that came from elsewhere than a peer's snapshot."""
-        self.nbytes += nbytes
-
-    def check(
-        self,
-        stage: int,
-        others: Callable[[], Sequence[PeerId]] = tuple,
-        keepers: Callable[[], Sequence[PeerId]] = tuple,
-        within: StateSlice = SLOW,
-    ) -> StateCheck | None:
-        """A check of a state of `stage` by replicas, `others`, and by `keepers` of snapshots. None where replicas never
-        meet: they differ without a fault."""
-        if self._manifest.gossip.method == "none":
-            return None
-        return StateCheck(
-            self._transport,
-            self._run_id,
-            stage,
-            self._replica.sizes_of(stage),
-            others,
-            self._rounds_max,
-            self._replica.apart,
-            self._telemetry,
-            keepers=keepers,
-            within=within,
-        )
-
-    async def from_backups(
-        self,
-        stage: int,
-        keepers: Sequence[PeerId],
-        cut: StateSlice,
-        check: StateCheck | None = None,
-        accept: Accept | None = None,
-    ) -> tuple[State, record_pb2.Progress]:
-        """The part `cut` of the first snapshot to be had of those that `keepers`, latest first, keep of `stage`.
-
-        This node's own backup needs no download, and serves when the other keepers fail. Raises Unavailable.
-        """
-        own = self._backup if self._membership.me in keepers else None
-        if own is None or keepers[0] != self._membership.me:
-            try:
-                state, offer = await self.download(
-                    stage, lambda: keepers, cut=cut, check=check, accept=accept, limits=BACKUP_LIMITS
-                )
-                return state, offer.progress
-            except Unavailable:
-                if own is None:
-                    raise
-        assert own is not None
-        whole = own.sizes == self._replica.sizes_of(stage)
-        state = (own.part(cut) if whole else own).state
-        if accept is not None:
-            await accept(state)
-        return state, own.progress
-
-    async def download(
-        self,
-        stage: int,
-        donors: Callable[[], Sequence[PeerId]],
-        *,
-        cut: StateSlice = WHOLE,
-        check: StateCheck | None = None,
-        accept: Accept | None = None,
-        limits: DownloadLimits | None = None,
-        round_min: int = 0,
-    ) -> tuple[State, wire.Snapshot]:
-        """The part `cut` of the state of `stage`, of round `round_min` or later, and the donor's offer
-        (transfer/download.py). Raises Unavailable."""
-        state, offer = await download(
-            self._transport,
-            donors,
-            stage,
-            self._run_id,
-            self._replica.sizes_of(stage),
-            limits or DownloadLimits(),
-            self._telemetry,
-            cut=cut,
-            round_min=round_min,
-            rounds_max=self._rounds_max,
-            compare=None if check is None else check.compare,
-            accept=accept,
-            helpers=lambda: self._helpers(stage),
-        )
-        self.nbytes += offer.nbytes
-        return state, offer
-
-    def donors(self, seen: frozenset[PeerId], stage: int) -> Sequence[PeerId]:
-        """Donors of `stage` as they are known now. Those in `seen`, which answered a moment ago, come first."""
-        now = donors_of(self._membership.peer_table.swarm(), stage, self._membership.me)
-        return [peer for peer in now if peer in seen] + [peer for peer in now if peer not in seen]
-
-    def _rounds_max(self) -> float:
-        return self._membership.run_progress.rounds_max
-
-    def _helpers(self, stage: int) -> list[PeerId]:
-        """Peers that may hold the very bytes a donor offers: joiners that came a moment before, then the others."""
-        members = self._membership.peer_table.swarm().stages[stage]
-        syncing = [m.peer for m in members if m.state == record_pb2.NODE_STATE_SYNCING]
-        return syncing + [m.peer for m in members if m.state == record_pb2.NODE_STATE_TRAINING]

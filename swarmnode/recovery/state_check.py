@@ -22,11 +22,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from swarmnode.errors import RemoteFault
+from swarmnode.errors import RemoteFault, Unavailable
 from swarmnode.ids import PeerId, RunId, seeded, short
 from swarmnode.model.section import PACKED_ITEMSIZE, Sizes
 from swarmnode.ports import State, Telemetry, Transport
-from swarmnode.transfer.download import DonorBusy, DonorClient, DonorFailed, DonorLied, DownloadLimits
+from swarmnode.transfer.download import DonorClient, DownloadLimits
 from swarmnode.transfer.snapshot import SLOW, StateSlice
 from swarmnode.wire import call_pb2 as wire
 
@@ -162,7 +162,7 @@ class StateCheck:
                 try:
                     async with asyncio.timeout_at(end_s):
                         word = await self._ask(peer, at)
-                except (DonorBusy, DonorFailed, DonorLied, TimeoutError):
+                except (RemoteFault, Unavailable, TimeoutError):
                     silent += 1
                     continue
                 if self._near(ours, word):
@@ -212,7 +212,7 @@ class StateCheck:
         self._telemetry.event("state.doubted", level="warning", stage=self._stage, peers=sorted(givers), reason=reason)
 
     async def _ask(self, peer: PeerId, at: Sequence[StateSlice]) -> StateSample:
-        """The slices of `peer`. Raises DonorBusy, DonorFailed, DonorLied."""
+        """The slices of `peer`. Raises RemoteFault, Unavailable."""
         parts, momenta, offer = list[bytes](), list[bytes](), wire.Snapshot()
         for cut in at:
             asking = DonorClient(

@@ -67,24 +67,8 @@ class DownloadLimits:
     nbytes_max: int = 1 << 36
 
 
-class DonorLied(Exception):
+class DonorLied(RemoteFault):
     """A donor sent what contradicts its own announcement, or what is expected of any."""
-
-
-class DonorBusy(Exception):
-    """A donor is busy with others and told when to ask again."""
-
-    def __init__(self, busy: Busy) -> None:
-        super().__init__(str(busy))
-        self.retry_after_s = busy.retry_after_s
-
-
-class DonorFailed(Exception):
-    """A donor could not go on, but may do so later. `soon`: an immediate retry is worthwhile."""
-
-    def __init__(self, message: str, *, soon: bool) -> None:
-        super().__init__(message)
-        self.soon = soon
 
 
 def pause_s(limits: DownloadLimits, attempt: int) -> float:
@@ -167,7 +151,7 @@ class DonorClient:
     async def offer(self, donor: PeerId, *, beside: bool = False) -> wire.Snapshot:
         """The donor's offer, checked. `beside`: the donor may put newcomers first that depend on it alone.
 
-        Raises DonorBusy, DonorFailed, DonorLied.
+        Raises DonorLied, and Busy, Unavailable or RemoteFault as the call does.
         """
         request = self.cut.request(self.stage, self.round_min, nobody_waits=beside or not self.limits.waited_for)
         if self.warrant is not None:
@@ -182,10 +166,8 @@ class DonorClient:
             answer = await patiently(self.transport, self.run_id, donor, call, self.limits.patience_s)
         except Busy as busy:
             if self.limits.busy_max_s:
-                raise DonorBusy(busy) from busy
-            raise DonorFailed(str(busy), soon=False) from busy
-        except (RemoteFault, Unavailable) as error:
-            raise DonorFailed(str(error), soon=False) from error
+                raise
+            raise Unavailable(str(busy)) from busy
         offer = answer.header.snapshot
         try:
             check_offer(
@@ -205,7 +187,7 @@ class DonorClient:
     async def chunk(
         self, donor: PeerId, offer: wire.Snapshot, index: int, retries: int
     ) -> memoryview | bytes | bytearray:
-        """Download and verify one chunk. Raises DonorFailed, DonorLied.
+        """Download and verify one chunk. Raises DonorLied, Unavailable, or RemoteFault where a retry at once may help.
 
         A slow donor has time while it answers pings. Busy and timed-out donors are asked again up to `retries` times. A
         donor that died or no longer has the snapshot is not asked again.
@@ -226,8 +208,8 @@ class DonorClient:
                 break
             except (RemoteFault, Unavailable) as error:
                 if not isinstance(error, (PeerTimeout, Busy)) or attempt > retries:
-                    soon = not isinstance(error, (PeerTimeout, Unavailable))
-                    raise DonorFailed(f"chunk {index} of {len(offer.hashes)}: {error}", soon=soon) from error
+                    fault = Unavailable if isinstance(error, (PeerTimeout, Unavailable)) else RemoteFault
+                    raise fault(f"chunk {index} of {len(offer.hashes)}: {error}") from error
                 asked_s = error.retry_after_s if isinstance(error, Busy) else 0.0
                 await asyncio.sleep(min(max(asked_s, pause_s(self.limits, attempt)), self.limits.pause_max_s))
         if answer.header.chunk.index != index or len(answer.tensors) != 1:
@@ -324,9 +306,9 @@ class _Download:
             if donor is not None:
                 try:
                     return await self._attempt(donor, pulls + 1)
-                except DonorBusy:
+                except Busy:
                     continue
-                except (DonorLied, DonorFailed) as failure:
+                except (RemoteFault, Unavailable) as failure:
                     lied = isinstance(failure, DonorLied)
             pulls += 1
             fruitless = 0 if self._fruitful(self.given.total() - before) and not lied else fruitless + 1
@@ -338,7 +320,7 @@ class _Download:
         return chunks >= self.limits.fruitful * len(self.offer.hashes) > 0
 
     async def _attempt(self, donor: PeerId, number: int) -> tuple[State, wire.Snapshot]:
-        """Get all missing chunks, from `donor` and donors beside it. Raises DonorLied, DonorBusy, DonorFailed."""
+        """Get all missing chunks, from `donor` and donors beside it. Raises RemoteFault, Unavailable."""
         loop = asyncio.get_running_loop()
         able, begun_s = len(self.donors.able), loop.time()
         self.telemetry.event("state.donor", peer=donor, stage=self.stage, attempt=number, of=able)
@@ -359,15 +341,15 @@ class _Download:
         with self.donors.using(donor):
             try:
                 yield
-            except DonorBusy as busy:
+            except Busy as busy:
                 self.reason = f"{short(donor)}: {busy}"
                 self.donors.busy(donor, max(self.limits.pause_s, busy.retry_after_s))
                 raise
-            except (DonorLied, DonorFailed) as failure:
+            except (RemoteFault, Unavailable) as failure:
                 self._failed(donor, failure, self.given[donor] - before)
                 raise
 
-    def _failed(self, donor: PeerId, failure: DonorLied | DonorFailed, chunks: int) -> None:
+    def _failed(self, donor: PeerId, failure: RemoteFault | Unavailable, chunks: int) -> None:
         """Book the failure of `donor` after `chunks` chunks."""
         self.reason = f"{short(donor)}: {failure}"
         self._tell(donor, failure)
@@ -377,11 +359,11 @@ class _Download:
             self._drop([index for index, offer in self.have.items() if offer is begun])
         else:
             self.donors.failed(donor, fruitful=self._fruitful(chunks))
-            if failure.soon and chunks:
+            if isinstance(failure, RemoteFault) and chunks:  # the connection broke
                 return
         self.begun.pop(donor, None)
 
-    def _tell(self, peer: PeerId, failure: DonorLied | DonorFailed) -> None:
+    def _tell(self, peer: PeerId, failure: RemoteFault | Unavailable) -> None:
         lied = isinstance(failure, DonorLied)
         if lied:
             self.telemetry.count(name.PEER_FAULTS, kind="state")
@@ -423,7 +405,7 @@ class _Download:
             helpers = []
 
     async def _accepted(self, donor: PeerId) -> tuple[State, wire.Snapshot]:
-        """The state, once `compare` and `accept` have passed it. Raises DonorLied, DonorFailed."""
+        """The state, once `compare` and `accept` have passed it. Raises DonorLied, Unavailable."""
         offer = mixed([self.have[index] for index in range(len(self.offer.hashes))])
         state = assemble(offer, self.data, verify=False)  # each chunk was verified as it came
         theirs = {id(given) for given in self.have.values()}
@@ -439,7 +421,7 @@ class _Download:
             if offer is self.offer:
                 raise DonorLied(str(fault)) from fault
             self.pure = True
-            raise DonorFailed(f"a state of several donors: {fault}", soon=False) from fault
+            raise Unavailable(f"a state of several donors: {fault}") from fault
         self.telemetry.event(
             "state.downloaded",
             peer=donor,
@@ -464,10 +446,10 @@ class _Download:
         """Get chunks of other donors' snapshots, one donor after the other, while the download takes long."""
         while self.missing and self._left_s(begun_s, before) > self.limits.alone_s:
             if (donor := self.donors.next(self.begun, by_lot=True)) is not None:
-                with contextlib.suppress(DonorBusy, DonorLied, DonorFailed), self._blaming(donor):
+                with contextlib.suppress(RemoteFault, Unavailable), self._blaming(donor):
                     offer = self.begun.get(donor) or await self.client.offer(donor, beside=True)
                     if offer.chunk_nbytes != self.offer.chunk_nbytes:
-                        raise DonorFailed(f"chunks of {offer.chunk_nbytes} bytes", soon=False)
+                        raise Unavailable(f"chunks of {offer.chunk_nbytes} bytes")
                     self.begun[donor] = offer
                     self.telemetry.event("state.beside", peer=donor, stage=self.stage, missing=len(self.missing))
                     await gather_or_cancel(
@@ -494,11 +476,10 @@ class _Download:
         """Do `_work` with a peer that may not have the snapshot. Chunks it does not give are left to the donor."""
         try:
             await self._work(helper, offer, retries=0)
-        except DonorFailed:
-            pass
-        except DonorLied as lie:
-            self.useless.add(helper)
-            self._tell(helper, lie)
+        except (RemoteFault, Unavailable) as failure:
+            if isinstance(failure, DonorLied):
+                self.useless.add(helper)
+                self._tell(helper, failure)
 
     async def _work(self, donor: PeerId, offer: wire.Snapshot, retries: int | None = None) -> None:
         """Get one missing chunk after the other from `donor` until none is left."""

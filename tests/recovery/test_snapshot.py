@@ -15,7 +15,7 @@ from swarmnode.ids import digest
 from swarmnode.membership.progress import to_message
 from swarmnode.model.section import Sizes, snapshot_nbytes
 from swarmnode.ports import State
-from swarmnode.recovery import snapshot as module
+from swarmnode.transfer import snapshot as module
 from swarmnode.transfer.snapshot import Snapshot, StateSlice, assemble, check_chunk, check_offer, chunk_span
 from swarmnode.wire import call_pb2 as wire
 from swarmnode.wire import record_pb2

@@ -7,7 +7,7 @@ import asyncio
 import numpy as np
 import pytest
 
-from swarmnode.errors import RemoteFault
+from swarmnode.errors import RemoteFault, Unavailable
 from swarmnode.ids import PeerId, RunId
 from swarmnode.ports import State
 from swarmnode.recovery.state_check import (
@@ -22,7 +22,6 @@ from swarmnode.recovery.state_check import (
     drawn_now,
     slices_of,
 )
-from swarmnode.transfer.download import DonorFailed
 from swarmnode.wire import call_pb2
 from tests.support.fake_telemetry import Quiet
 
@@ -46,7 +45,7 @@ class Asked(StateCheck):
     async def _ask(self, peer: PeerId, at: object) -> StateSample:
         self.asked.append(peer)
         if (phi := self.said[peer]) is None:
-            raise DonorFailed("away", soon=False)
+            raise Unavailable("away")
         round_index = 90 if peer.startswith("old") else 3
         slices, momentum = slices_of(phi.data.cast("B"), at), self.momentum.get(peer)  # type: ignore[arg-type]
         return StateSample(peer, slices, round_index, 300, momentum)
