@@ -50,13 +50,23 @@ class Health:
     stalled_s: float
     rounds: Sequence[tuple[int, int]]  # (paired, lone), oldest first
     trained: bool
+    living: int = 1  # nodes with a valid record, in any state
     texts: Sequence[tuple[str, str]] = ()  # (name of the node, digest of its copy of the run's text)
+
+
+STOPPED = Alarm(
+    "stopped",
+    "warning",
+    "Nobody is here: the run has stopped",
+    "It goes on when the machines that trained it join again: each has its state on its disk.",
+)
 
 
 def alarms(health: Health) -> list[Alarm]:
     """All current alarms, errors first."""
     found = [
-        *thin_stages(health.replicas, health.trained or health.stalled_s >= STALL_S),
+        *(thin_stages(health.replicas) if health.trained and health.living else ()),
+        *(STOPPED for _ in range(health.trained and not health.living)),
         *islands(health.groups),
         *stalled(health.stalled_s, health.replicas),
         *loss_spike(health.losses),
@@ -69,10 +79,8 @@ def alarms(health: Health) -> list[Alarm]:
     return sorted(found, key=lambda alarm: alarm.level != "error")
 
 
-def thin_stages(replicas: Sequence[int], begun: bool) -> list[Alarm]:
-    """Alarms for stages without a node and for stages with only one. None until the run has `begun`."""
-    if not begun:
-        return []
+def thin_stages(replicas: Sequence[int]) -> list[Alarm]:
+    """Alarms for stages without a node and for stages with only one."""
     empty = [stage for stage, count in enumerate(replicas) if count == 0]
     lonely = [stage for stage, count in enumerate(replicas) if 0 < count < STAGE_REPLICAS_MIN]
     found = []
@@ -82,7 +90,7 @@ def thin_stages(replicas: Sequence[int], begun: bool) -> list[Alarm]:
                 "stage_empty",
                 "error",
                 f"Nobody serves {_stages(empty)}",
-                "No microbatch gets through until a node takes it. Newcomers go there by themselves.",
+                f"No microbatch gets through without {_more_people(len(empty))}. Newcomers go there by themselves.",
             )
         )
     if lonely:
@@ -92,7 +100,7 @@ def thin_stages(replicas: Sequence[int], begun: bool) -> list[Alarm]:
                 "warning",
                 f"{_stages(lonely).capitalize()} hang{'s' if len(lonely) == 1 else ''} by one node"
                 + ("" if len(lonely) == 1 else " each"),
-                "If it dies, the stage has to be rebuilt. One more volunteer would settle this.",
+                f"If it dies, the stage has to be rebuilt. What helps: {_more_people(len(lonely))}.",
             )
         )
     return found
@@ -199,6 +207,12 @@ def _stages(stages: Sequence[int]) -> str:
 
 def _nodes(count: int) -> str:
     return "One node" if count == 1 else f"{count} nodes"
+
+
+def _more_people(count: int) -> str:
+    words = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+    each = "" if count == 1 else "s, one for each of these stages"
+    return f"{words[count] if count < len(words) else count} more volunteer{each}"
 
 
 def _names(names: Sequence[str]) -> str:

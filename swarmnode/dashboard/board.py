@@ -18,6 +18,7 @@ from swarmnode.dashboard.ledger import Ledger
 from swarmnode.dashboard.timeline import TEXT_CHARS_MAX, TimelineEntry, sentence
 from swarmnode.dashboard.totals import KEYS, Contribution, counts_of
 from swarmnode.errors import RemoteFault
+from swarmnode.identity import friendly_name
 from swarmnode.ids import PeerId, RunId, short
 from swarmnode.manifest import Manifest
 from swarmnode.metrics.event import LEVELS
@@ -143,6 +144,7 @@ class NodeView:
     answered_s: float = 0.0
     failures: int = 0
     rtt_s: float | None = None
+    busy: float | None = None  # share of the time between its last two reports in which it computed
     skew_s: float | None = None
     links: tuple[report_pb2.LinkReport, ...] = ()
     why: str = ""
@@ -159,7 +161,7 @@ class NodeView:
 
     @property
     def label(self) -> str:
-        return self.name or short(self.peer)
+        return self.name or friendly_name(self.peer)
 
 
 @dataclass(slots=True)
@@ -172,15 +174,17 @@ class Round:
     lone: int = 0
     refused: int = 0
     seconds: float = 0.0
+    single: int = 0  # steps of a stage's only replica, which has nobody to meet
 
     def to_json(self) -> dict[str, object]:
-        steps = self.paired + self.lone
+        steps = self.paired + self.lone + self.single
         return {
             "round": self.index,
             "t": round(self.unix_s, 3),
             "paired": self.paired,
             "lone": self.lone,
             "refused": self.refused,
+            "single": self.single,
             "mean_s": round(self.seconds / steps, 4) if steps else None,
         }
 
@@ -196,6 +200,7 @@ class Changes:
     validations: list[tuple[int, float, float]]
     contributions: list[tuple[PeerId, Contribution]]
     receipts: list[call_pb2.Receipt]
+    days: list[tuple[PeerId, int, int]] = field(default_factory=list)  # (who, day since 1970, samples signed that day)
 
 
 @dataclass(slots=True)
@@ -213,9 +218,10 @@ class Board:
     _validators: dict[int, PeerId] = field(default_factory=dict)  # who reported it, in this life of the coordinator
     samples: int = 0
     grew_s: float = 0.0  # when `samples` last grew, or could not for want of a replica, or first was looked at
+    trained_s: float = 0.0  # when `samples` last grew, also in an earlier life of the coordinator; 0: never
     entry_serial: int = 0
     cursors: dict[PeerId, tuple[int, int]] = field(default_factory=dict)  # (incarnation, last event read) of nodes gone
-    _began_s: float = 0.0
+    began_s: float = 0.0  # when the board was looked at first, in this life of the coordinator
     _rates: deque[tuple[float, int]] = field(default_factory=deque)
     parameters: tuple[int, ...] = ()
     ledger: Ledger = field(init=False)
@@ -268,12 +274,15 @@ class Board:
         if report.incarnation != node.incarnation:
             node.incarnation, node.cursor, node.receipts_after = report.incarnation, 0, 0
         node.name = clean(report.name)[:NAME_CHARS_MAX]
-        node.status, node.answered_s, node.failures, node.rtt_s = report.status, now_s, 0, rtt_s
+        before_s, node.answered_s = node.answered_s, now_s
+        node.status, node.failures, node.rtt_s = report.status, 0, rtt_s
         node.skew_s = report.unix_ms / 1000.0 - (now_s - rtt_s / 2)
         node.links = tuple(report.links)
         if node.gone_s is not None and node.gone_why != "left":
             node.gone_s, node.gone_why = None, ""
-        self._count(node, report, now_s)
+        worked_s = self._count(node, report, now_s)
+        if before_s and now_s > before_s:
+            node.busy = min(1.0, worked_s / (now_s - before_s))
         self._thanked(node, report, now_s)
         for event in report.events:
             if event.serial > node.cursor:
@@ -332,10 +341,12 @@ class Board:
         ]
         total = self._median_of(said)
         served = {node.stage for node in self.living() if node.serving and node.failures < SILENT_AFTER}
-        if total > self.samples or not self.grew_s or (self.samples and len(served) < self.manifest.pipeline.stages):
-            self.samples, self.grew_s = max(total, self.samples), now_s
-        self._began_s = self._began_s or now_s
-        if now_s - self._began_s < SETTLE_S:
+        if total > self.samples:
+            self.samples, self.trained_s, self.grew_s = total, now_s, now_s
+        elif not self.grew_s or not served.issuperset(range(self.manifest.pipeline.stages)):
+            self.grew_s = now_s
+        self.began_s = self.began_s or now_s
+        if now_s - self.began_s < SETTLE_S:
             self._rates.clear()  # samples trained before the coordinator started are not speed
         if not self._rates or now_s - self._rates[-1][0] >= 1.0:
             self._rates.append((now_s, self.samples))
@@ -398,6 +409,7 @@ class Board:
             validations=self._validations,
             contributions=[(peer, self.contributions[peer]) for peer in sorted(self._dirty_contributions)],
             receipts=self._receipts,
+            days=self.ledger.take_days(),
         )
         self._dirty, self._dirty_rounds, self._dirty_contributions = set(), set(), set()
         self._forgotten, self._entries, self._validations, self._receipts = [], [], [], []
@@ -408,17 +420,19 @@ class Board:
     def _fresh(self, node: NodeView, now_s: float) -> bool:
         return now_s - node.answered_s <= max(REPORT_FRESH_S, len(self.nodes) / 5.0)
 
-    def _count(self, node: NodeView, report: report_pb2.Report, now_s: float) -> None:
+    def _count(self, node: NodeView, report: report_pb2.Report, now_s: float) -> float:
+        """Add what the report counts to what `node` gave. Returns the seconds that it computed since its last one."""
         contribution = self.contributions.get(node.peer)
         if contribution is None:
             if len(self.contributions) >= NODES_MAX:
-                return
+                return 0.0
             contribution = self.contributions[node.peer] = Contribution(first_unix_s=now_s)
         contribution.name, contribution.last_unix_s = node.label, now_s
         parameters = self.parameters[node.stage] if node.stage < len(self.parameters) else 0
         grown = contribution.tell(report.incarnation, counts_of(report.status.counters), parameters)
         self.totals.update({key: value for key, value in grown.items() if value})
         self._dirty_contributions.add(node.peer)
+        return grown["worked_s"]
 
     def _thanked(self, node: NodeView, report: report_pb2.Report, now_s: float) -> None:
         node.receipts_after = report.receipts_serial
@@ -432,7 +446,7 @@ class Board:
         when = max(now_s - LATE_S, min(event.unix_ms / 1000.0 - (node.skew_s or 0.0), now_s))
         match event.event:
             case "exchange.paired" | "exchange.lone" | "exchange.refused":
-                self._exchanged(event.event.partition(".")[2], fields, when)
+                self._exchanged(node, event.event.partition(".")[2], fields, when)
             case "validation.done":
                 self._validated(node.peer, fields, when)
             case "stage.chosen" | "stage.moved":
@@ -453,7 +467,7 @@ class Board:
         """Replace node ids in `text`, whole or short, by node names."""
         return named(text, lambda end: next((n.label for peer, n in self.nodes.items() if peer.endswith(end)), None))
 
-    def _exchanged(self, outcome: str, fields: dict[str, str], when: float) -> None:
+    def _exchanged(self, node: NodeView, outcome: str, fields: dict[str, str], when: float) -> None:
         index, seconds = number(fields.get("round")), number(fields.get("seconds"))
         if index is None or not 0 <= index <= self.round_last() + ROUNDS_AHEAD_MAX:
             return
@@ -464,6 +478,8 @@ class Board:
             at = self.rounds[int(index)] = Round(int(index), when)
             if len(self.rounds) > ROUNDS_KEPT:
                 del self.rounds[min(self.rounds)]
+        if outcome == "lone" and sum(other.serving and other.stage == node.stage for other in self.nodes.values()) < 2:
+            outcome = "single"
         setattr(at, outcome, getattr(at, outcome) + 1)
         at.seconds += seconds if seconds is not None and 0 <= seconds < 1e6 else 0.0
         self._dirty_rounds.add(int(index))

@@ -23,6 +23,12 @@ class ModelDownloads:
         """All checkpoints without their files, newest first."""
         return {"status": self._archive.status, "entries": [self._row(entry) for entry in self._entries()]}
 
+    def told(self) -> Iterator[Json]:
+        """What was measured of each checkpoint: numbers, scores, and how it continues the prompts."""
+        for entry in self._entries():
+            row = {"label": entry.label, "round": entry.round, "samples": entry.samples, "t": round(entry.unix_s, 3)}
+            yield {**row, "loss": entry.loss, "measured": entry.measured, **entry.scores.to_json()}
+
     def full(self) -> Json:
         """Like `summary`, with name, bytes, SHA-256 and path of each file."""
         rows = [{**self._row(entry), "files": self._files(entry)} for entry in self._entries()]

@@ -60,6 +60,8 @@ class Heartbeat:
         point = self._point(now_s) if self._ticks % POINT_EVERY == 0 and (board.nodes or board.samples) else None
         changes = board.take_changes()
         self.history.write(changes, point)
+        if self.offer is not None and self._ticks % LINKS_EVERY == 0:
+            self.history.keep_models(self.offer.told())
         if self._pages:
             self._send("change", self._news(changes, point, now_s))
         self._ticks += 1

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import astuple, dataclass
 from pathlib import Path
 
@@ -27,6 +27,7 @@ POINTS_MAX = 4000
 """Points of the curves. Beyond this, every second point of the older half is dropped. Guess: 0.3 MB."""
 
 ENTRIES_MAX = 20_000
+MODELS_MAX = 200  # guess: steps of a slider; with 16 prompts of 48 tokens 0.6 MB
 VALIDATIONS_MAX = 20_000
 PRUNE_EVERY = 200
 
@@ -39,7 +40,10 @@ CREATE TABLE IF NOT EXISTS validation (samples INTEGER PRIMARY KEY, t REAL, loss
 CREATE TABLE IF NOT EXISTS entry (
     serial INTEGER PRIMARY KEY, t REAL, peer TEXT, name TEXT, stage INTEGER, kind TEXT, level TEXT, text TEXT);
 CREATE TABLE IF NOT EXISTS round (
-    number INTEGER PRIMARY KEY, t REAL, paired INTEGER, lone INTEGER, refused INTEGER, seconds REAL);
+    number INTEGER PRIMARY KEY, t REAL, paired INTEGER, lone INTEGER, refused INTEGER, seconds REAL,
+    single INTEGER DEFAULT 0);
+CREATE TABLE IF NOT EXISTS model (label TEXT PRIMARY KEY, told TEXT);
+CREATE TABLE IF NOT EXISTS day (peer TEXT, day INTEGER, samples INTEGER, PRIMARY KEY (peer, day)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS node (peer TEXT PRIMARY KEY, incarnation INTEGER, cursor INTEGER, addresses TEXT);
 CREATE TABLE IF NOT EXISTS contribution (peer TEXT PRIMARY KEY, name TEXT, first REAL, last REAL, lives TEXT);
 CREATE TABLE IF NOT EXISTS receipt (
@@ -80,6 +84,8 @@ class History:
         self._failed = False
         self._writes = 0
         self.points: list[HistoryPoint] = []
+        self.models: dict[str, dict[str, object]] = {}
+        """What was measured of each checkpoint of the archive, those deleted since, too, oldest first."""
 
     @classmethod
     def open(cls, path: Path, run_id: str, told: Callable[[str], None]) -> History:
@@ -89,6 +95,8 @@ class History:
             database.execute("PRAGMA journal_mode=WAL")
             database.execute("PRAGMA synchronous=NORMAL")
             database.executescript(_SCHEMA)
+            if "single" not in {column[1] for column in database.execute("PRAGMA table_info(round)")}:
+                database.execute("ALTER TABLE round ADD COLUMN single INTEGER DEFAULT 0")
             row = database.execute("SELECT value FROM meta WHERE key='run'").fetchone()
             if row is None:
                 database.execute("INSERT INTO meta VALUES ('run', ?)", (run_id,))
@@ -112,6 +120,7 @@ class History:
         self.points = [HistoryPoint(*row) for row in run("SELECT * FROM point ORDER BY t")]
         if self.points:
             board.samples = self.points[-1].samples
+            board.trained_s = next(point.unix_s for point in self.points if point.samples >= board.samples)
         for samples, t, loss in run("SELECT * FROM validation ORDER BY t DESC LIMIT ?", (VALIDATIONS_KEPT,)):
             board.validations[samples] = (t, loss)
         for row in reversed(
@@ -128,6 +137,8 @@ class History:
             board.contributions[PeerId(peer)] = kept
             for counts in kept.lives.values():
                 board.totals.update(counts)
+        self.models = {label: json.loads(told) for label, told in run("SELECT * FROM model ORDER BY label")}
+        board.ledger.days = {(PeerId(peer), day): samples for peer, day, samples in run("SELECT * FROM day")}
         for (raw,) in run("SELECT raw FROM receipt"):  # verified before they were written
             board.ledger.put(Receipt.FromString(raw))
 
@@ -156,7 +167,8 @@ class History:
         many("DELETE FROM point WHERE t=?", [(t,) for t in dropped])
         many("INSERT OR REPLACE INTO validation VALUES (?,?,?)", changes.validations)
         many("INSERT OR REPLACE INTO entry VALUES (?,?,?,?,?,?,?,?)", [astuple(entry) for entry in changes.entries])
-        many("INSERT OR REPLACE INTO round VALUES (?,?,?,?,?,?)", [astuple(at) for at in changes.rounds])
+        many("INSERT OR REPLACE INTO day VALUES (?,?,?)", changes.days)
+        many("INSERT OR REPLACE INTO round VALUES (?,?,?,?,?,?,?)", [astuple(at) for at in changes.rounds])
         many(
             "INSERT OR REPLACE INTO node VALUES (?,?,?,?)",
             [(node.peer, node.incarnation, node.cursor, json.dumps(node.addresses)) for node in changes.nodes],
@@ -179,6 +191,22 @@ class History:
             self._database.execute(
                 "DELETE FROM entry WHERE serial <= (SELECT MAX(serial) FROM entry) - ?", (ENTRIES_MAX,)
             )
+
+    def keep_models(self, told: Iterable[dict[str, object]]) -> None:
+        """Keep what is told of checkpoints, by their `label`; of more than MODELS_MAX the older half is thinned."""
+        new = {str(one["label"]): one for one in told if self.models.get(str(one["label"])) != one}
+        if not new:
+            return
+        self.models = dict(sorted({**self.models, **new}.items()))
+        for old in list(self.models)[1 : MODELS_MAX // 2 : 2] if len(self.models) > MODELS_MAX else ():
+            del self.models[old]
+        with contextlib.suppress(sqlite3.Error):  # a failing disk is reported by `write`
+            rows = [(label, json.dumps(self.models[label])) for label in new if label in self.models]
+            self._database.executemany("INSERT OR REPLACE INTO model VALUES (?,?)", rows)
+            gone = [
+                (label,) for (label,) in self._database.execute("SELECT label FROM model") if label not in self.models
+            ]
+            self._database.executemany("DELETE FROM model WHERE label=?", gone)
 
     def entries_before(self, serial: int, most: int) -> list[TimelineEntry]:
         """Older lines of the timeline, newest first."""

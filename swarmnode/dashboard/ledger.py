@@ -18,6 +18,8 @@ from swarmnode.wire import call_pb2 as wire
 
 KEPT_EACH = 1024  # guess: receipts that one node may show, one for each life of a client
 KEPT_STRANGE = 64  # guess: of these, from clients not yet known to take part
+DAY_S = 86_400
+DAYS_KEPT = 60  # guess: a streak of two months is long enough to be proud of
 KEPT_MAX = 100_000  # guess: 60 MB
 
 
@@ -47,6 +49,9 @@ class Ledger:
         self._kept: dict[PeerId, dict[tuple[PeerId, int], wire.Receipt]] = {}
         self._sums: dict[PeerId, dict[PeerId, ReceiptTotals]] = {}
         self._count = 0
+        self.days: dict[tuple[PeerId, int], int] = {}
+        """Samples that members signed for a node, by the day (since 1970, UTC) on which it showed them."""
+        self._dirty: set[tuple[PeerId, int]] = set()
 
     def take(self, server: PeerId, raw: bytes, members: Container[PeerId], now_s: float) -> wire.Receipt | None:
         """Take in a receipt that `server` shows. Returns it if it is new, else None. Raises RemoteFault unless it is
@@ -67,7 +72,20 @@ class Ledger:
             raise RemoteFault("too many receipts")
         check_receipt(receipt, self._run_id, server, now_s)
         self.put(receipt)
+        if receipt.client in members:
+            key = server, int(now_s // DAY_S)
+            self.days[key] = self.days.get(key, 0) + receipt.samples - (kept.samples if kept is not None else 0)
+            self._dirty.add(key)
         return receipt
+
+    def take_days(self) -> list[tuple[PeerId, int, int]]:
+        """(node, day, samples) of `days` that changed since the last call; those older than DAYS_KEPT are dropped."""
+        changed = [(*key, self.days[key]) for key in sorted(self._dirty)]
+        newest = max((day for _, day, _ in changed), default=0)
+        for key in [key for key in self.days if key[1] < newest - DAYS_KEPT] if changed else ():
+            del self.days[key]
+        self._dirty.clear()
+        return changed
 
     def put(self, receipt: wire.Receipt) -> None:
         """Store a verified receipt."""

@@ -240,6 +240,7 @@ class DashboardServer:
         get("/api/v1/contributors/{peer}/receipts", self._json(self._receipts))
         get("/api/v1/manifest", self._json(self._manifest))
         get("/api/v1/archive", self._json(self._archive))
+        get("/api/v1/models", self._json(lambda request: {"models": list(self._live.history.models.values())}))
         get("/archive/{label}/urls.txt", self._urls)
         get("/archive/{label}/{name}", self._download)
         get("/api/v1/stream", self._stream)
@@ -320,6 +321,7 @@ class DashboardServer:
     def _curves(self, request: web.Request) -> view.Json:
         most = _number(request, "points", 600, POINTS_MAX)
         return {
+            **{key: self._run[key] for key in ("run_id", "name", "context")},
             "points": view.series(self._live.history.points, most),
             "validations": view.validation_series(self._live.board),
         }

@@ -70,6 +70,8 @@ def sentence(event: str, level: str, fields: Mapping[str, str]) -> tuple[str, st
     """Returns (kind, text) of an event for the timeline, or None for an event that is not shown."""
     if event in SILENT or (event.startswith("exchange.") and level not in ("warning", "error")):
         return None
+    if event == "gate.changed" and not fields.get("reason", "").startswith("a flood"):
+        return None  # it only looked, or it is over
     found = _known(event, fields)
     if found is None:
         kind = _PREFIXES.get(event.partition(".")[0], "fault" if level in ("warning", "error") else "")
@@ -119,6 +121,8 @@ def _known(event: str, fields: Mapping[str, str]) -> tuple[str, str] | None:
             return "checkpoint", "completed a checkpoint"
         case "peer.banned":
             return "fault", f"sends {_who(fields)} no work for now{told.because}"
+        case "gate.changed":
+            return "fault", "keeps strangers away" + told.because
         case "exchange.refused":
             return "fault", told("refused an exchange in round {round}") + told.because
         case "exchange.onesided":

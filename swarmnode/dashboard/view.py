@@ -6,12 +6,14 @@ import itertools
 from collections.abc import Sequence
 
 from swarmnode.dashboard.alarm import Health, parties
-from swarmnode.dashboard.board import SILENT_AFTER, Board, NodeView
+from swarmnode.dashboard.board import NUMBER_MAX, SILENT_AFTER, Board, NodeView
 from swarmnode.dashboard.history import HistoryPoint
 from swarmnode.dashboard.totals import LATE, SENT
 from swarmnode.ids import PeerId
+from swarmnode.manifest import PRESETS, Manifest
 from swarmnode.wire import record_pb2, report_pb2
 
+LOOKING_S = 16.0  # guess: after the start, records of all nodes are read by then
 LINKS_SHOWN_MAX = 600  # guess: more than a screen can show clearly
 ROUNDS_SHOWN = 60
 ISLANDS_SHARE = 0.9  # guess: this share of the serving nodes must have reported links before islands are shown
@@ -46,6 +48,7 @@ def node_row(node: NodeView) -> Json:
         "skew_s": None if node.skew_s is None else round(node.skew_s, 2),
         "loss": None if status is None or not 0 < status.loss_train < 1e4 else round(status.loss_train, 4),
         "steps": 0 if status is None else status.inner_steps,
+        "busy": rounded(node.busy),
         "memory": 0 if status is None else status.resident_nbytes,
         "why": node.why,
     }
@@ -56,16 +59,18 @@ def summary(board: Board, now_s: float) -> Json:
     manifest = board.manifest
     living = board.living()
     rate, last = board.samples_per_s(), board.validation_last()
-    target = manifest.inner.decay_samples
+    target = target_of(manifest)
     first = min(board.validations, default=None)
     sent = {key.removeprefix("sent_"): round(board.totals[key]) for key in SENT}
     return {
         "t": round(now_s, 3),
+        "phase": phase(board, now_s),
+        "trained": round(board.trained_s, 1),
         "samples": board.samples,
         "samples_target": target,
         "tokens": board.samples * manifest.model.context,
         "tokens_per_s": round(rate * manifest.model.context, 1),
-        "time_left_s": round(max(0, target - board.samples) / rate, 1) if rate > 0 else None,
+        "time_left_s": round(max(0, target - board.samples) / rate, 1) if target and rate > 0 else None,
         "loss_train": rounded(board.loss_train(now_s)),
         "loss_validation": None if last is None else rounded(last[1]),
         "loss_validation_first": None if first is None else rounded(board.validations[first][1]),
@@ -75,12 +80,33 @@ def summary(board: Board, now_s: float) -> Json:
         "replicas": replicas(board),
         "paired": round(board.totals["paired"]),
         "lone": round(board.totals["lone"]),
+        "worked_s": round(board.totals["worked_s"]),
         "recoveries": round(board.totals["recoveries"]),
         "microbatches": {key: round(board.totals[key]) for key in ("done", "lost", "retried")},
         "staleness": [round(board.totals[key]) for key in LATE],
         "sent": sent,
         "gossip_dense": round(board.totals["dense"]),
     }
+
+
+def target_of(manifest: Manifest) -> int | None:
+    """The samples at which the learning rate is at its least; None where it stays, or nobody chose when."""
+    inner = manifest.inner
+    chosen = inner.decay_samples not in {preset.inner.decay_samples for preset in PRESETS.values()}
+    return inner.decay_samples if chosen and inner.decay != "constant" else None
+
+
+def phase(board: Board, now_s: float) -> str:
+    """What the run does: `looking` for it, `waiting` for its first sample, `training`, `broken` while a stage has
+    nobody, `stopped` while nobody is here at all, or `ended` if it had reached its target then."""
+    if not board.living():
+        if not board.began_s or now_s - board.began_s < LOOKING_S:
+            return "looking"
+        if board.samples:
+            return "ended" if board.samples >= (target_of(board.manifest) or NUMBER_MAX) else "stopped"
+    if not board.samples:
+        return "waiting"
+    return "training" if all(replicas(board)) else "broken"
 
 
 def run(board: Board, run_id: str, join: Sequence[str], version: str) -> Json:
@@ -96,6 +122,7 @@ def run(board: Board, run_id: str, join: Sequence[str], version: str) -> Json:
         "layers": manifest.model.layers,
         "width": manifest.model.width,
         "round_samples": manifest.gossip.round_samples,
+        "ends": target_of(manifest),
         "method": manifest.gossip.method,
         "codec": manifest.gossip.codec,
         "data": manifest.data.source,
@@ -200,12 +227,26 @@ def node_detail(board: Board, node: NodeView, now_s: float, *, private: bool) ->
         "gone_why": node.gone_why,
         "up_s": 0.0 if status is None else round(status.uptime_s, 1),
         "tokens_per_s": 0.0 if status is None else round(status.tokens_per_second, 1),
+        "standing": standing(board, node.peer),
         "counters": {} if status is None else {key: rounded(value) for key, value in sorted(status.counters.items())},
         "links": links_of(node, board),
         "entries": [entry.to_json() for entry in reversed(board.timeline) if entry.peer == node.peer][:100],
         "contribution": None
         if contribution is None
         else contribution.to_json(node.peer, board.ledger.total(node.peer, board.contributions)),
+    }
+
+
+def standing(board: Board, peer: PeerId) -> Json:
+    """The place of `peer` among those who gave, by samples that others signed for; and what they signed each day."""
+    totals = ((each, board.ledger.total(each, board.contributions)) for each in board.contributions)
+    signed = {each: total.samples for each, total in totals if total is not None}
+    own = signed.get(peer, 0)
+    return {
+        "rank": 1 + sum(samples > own for samples in signed.values()) if own else None,
+        "of": len(signed),
+        "share": rounded(own / sum(signed.values())) if own else 0.0,
+        "days": sorted([day, samples] for (server, day), samples in board.ledger.days.items() if server == peer),
     }
 
 
@@ -247,7 +288,8 @@ def health(board: Board, points: Sequence[HistoryPoint], now_s: float) -> Health
         losses=[point.train for point in points[-64:] if point.train is not None],
         stalled_s=now_s - board.grew_s if board.grew_s else 0.0,
         rounds=[(at.paired, at.lone) for at in rounds[-8:]],
-        trained=board.samples > 0,
+        trained=board.samples > 0 and phase(board, now_s) != "looking",
+        living=len(board.living()),
     )
 
 

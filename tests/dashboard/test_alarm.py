@@ -32,8 +32,9 @@ def test_a_healthy_run_is_quiet() -> None:
     assert kinds() == []
     assert kinds(replicas=[0, 0, 0], trained=False, groups=[]) == [], "a run that has not begun is no cause for alarm"
     assert kinds(replicas=[1, 0, 0], trained=False) == [], "nor one that assembles"
-    assert kinds(replicas=[1, 0, 1], trained=False, stalled_s=90.0)[0] == ("stage_empty", "error"), "for ever"
-    assert kinds(replicas=[0, 0, 0]) == [("stage_empty", "error")], "but one that everybody left"
+    assert kinds(replicas=[1, 0, 1], trained=False, stalled_s=90.0) == [], "however long it takes"
+    assert kinds(replicas=[0, 0, 0]) == [("stage_empty", "error")], "but one that lost its stages"
+    assert kinds(replicas=[0, 0, 0], living=0) == [("stopped", "warning")], "or that everybody left"
 
 
 def test_stages_by_how_many_serve_them() -> None:
@@ -41,6 +42,7 @@ def test_stages_by_how_many_serve_them() -> None:
     assert kinds(replicas=[2, 1, 0]) == [("stage_empty", "error"), ("stage_thin", "warning")]
     told = alarms(replace(WELL, replicas=[1, 1, 2]))[0]
     assert told.title == "Stages 0, 1 hang by one node each"
+    assert "two more volunteers," in told.reason, "as many as are needed"
     assert alarms(replace(WELL, replicas=[2, 1, 2]))[0].title == "Stage 1 hangs by one node"
 
 

@@ -72,7 +72,7 @@ def test_each_event_is_read_once(one: Fixture) -> None:
     board.reported(peer, report(8, "exchange.lone", round="4", seconds="0.1"), NOW, 0.0)
     board.reported(peer, report(9, "validation.done", loss="3.5", samples_total="512"), NOW, 0.0)
     assert board.rounds[4].to_json() == {
-        "round": 4, "t": NOW, "paired": 1, "lone": 1, "refused": 0, "mean_s": 0.3,
+        "round": 4, "t": NOW, "paired": 1, "lone": 0, "refused": 0, "single": 1, "mean_s": 0.3,
     }  # fmt: skip
     assert board.validation_last() == (512, 3.5)
     again = report(1, "exchange.paired", round="5", seconds="0.5")

@@ -1,16 +1,19 @@
 // Puts the parts together: what changed decides what is drawn; addresses decide which view is shown.
 
 import * as charts from "./charts.js";
+import * as lead from "./lead.js";
 import * as links from "./links.js";
+import * as model from "./model.js";
 import * as node from "./node.js";
 import * as panels from "./panels.js";
 import * as swarm from "./swarm.js";
+import * as waits from "./waits.js";
 import { connect, listen } from "./store.js";
 
 const PARTS = {
-  run: [panels.header, panels.footer],
+  run: [panels.header, panels.footer, lead.update],
   connection: [panels.header],
-  summary: [panels.header, panels.numbers, panels.newestModel],
+  summary: [panels.header, panels.numbers, lead.update, waits.update],
   nodes: [swarm.update],
   points: [charts.update],
   alarms: [panels.alarms],
@@ -18,7 +21,8 @@ const PARTS = {
   rounds: [panels.rounds],
   entries: [panels.timeline],
   contributors: [panels.people],
-  archive: [panels.archive],
+  archive: [model.archive],
+  models: [model.models],
 };
 
 listen((what) => {
@@ -73,14 +77,17 @@ document.getElementById("theme").addEventListener("click", () => {
 });
 dark.addEventListener("change", themed);
 
-document.querySelectorAll('input[name="axis"]').forEach((input) => input.addEventListener("change", () => charts.setAxis(input.value)));
-document.getElementById("copy").addEventListener("click", async (event) => {
-  try {
-    await navigator.clipboard.writeText(document.getElementById("join-line").textContent);
-    event.target.textContent = "copied";
-  } catch { event.target.textContent = "select it"; }
-  setTimeout(() => { event.target.textContent = "copy"; }, 2000);
+
+document.querySelectorAll('input[name="axis"]').forEach((input) => input.addEventListener("change", () => charts.set("axis", input.value)));
+const at = (id) => document.getElementById(id);
+at("log").addEventListener("change", (event) => charts.set("log", event.target.checked));
+at("smooth").addEventListener("input", (event) => charts.set("smooth", Number(event.target.value)));
+at("csv").addEventListener("click", charts.csv);
+at("compare").addEventListener("change", (event) => {
+  if (event.target.files.length) charts.compare(event.target.files[0]);
+  event.target.value = "";
 });
+at("alone").addEventListener("click", charts.alone);
 
 panels.kinds();
 route();

@@ -34,6 +34,14 @@ export function duration(seconds) {
   return `${Math.floor(s / 86400)} d ${Math.round((s % 86400) / 3600)} h`;
 }
 
+export function day(unix) {
+  return new Date(unix * 1000).toLocaleString("en-GB", { day: "numeric", month: "short", year: "numeric", hour: "2-digit", minute: "2-digit" });
+}
+
+export function percent(share) {
+  return share === null || share === undefined ? NONE : `${(100 * share).toFixed(share < 0.1 ? 1 : 0)} %`;
+}
+
 export function clock(unix) {
   return new Date(unix * 1000).toLocaleTimeString("en-GB");
 }

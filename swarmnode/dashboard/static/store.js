@@ -6,7 +6,7 @@ const ROUNDS_MAX = 60;
 
 export const state = {
   run: null, summary: null, nodes: new Map(), points: [], validations: [], alarms: [], links: [], rounds: [],
-  entries: [], contributors: [], archive: null, connected: false,
+  entries: [], contributors: [], archive: null, models: [], other: null, connected: false,
 };
 
 const listeners = [];
@@ -16,7 +16,15 @@ export function listen(listener) {
   listeners.push(listener);
 }
 
-function tell(what) {
+// What was measured of each checkpoint so far, and its texts: asked for when there is a new one.
+async function models() {
+  const answer = await fetch("/api/v1/models");
+  if (!answer.ok) return;
+  state.models = (await answer.json()).models;
+  tell(new Set(["models"]));
+}
+
+export function tell(what) {
   const begun = performance.now();
   for (const listener of listeners) listener(what);
   performance.measure("swarmnode-update", { start: begun, end: performance.now() });
@@ -25,6 +33,7 @@ function tell(what) {
 function takePicture(picture) {
   Object.assign(state, picture, { nodes: new Map(picture.nodes.map((row) => [row.peer, row])), connected: true });
   tell(new Set(["picture", "summary", "nodes", "points", "alarms", "links", "rounds", "entries", "contributors", "archive"]));
+  models();
 }
 
 function takeChange(change) {
@@ -66,6 +75,7 @@ function takeChange(change) {
   if (change.archive && JSON.stringify(change.archive) !== JSON.stringify(state.archive)) {
     state.archive = change.archive;
     what.add("archive");
+    models();
   }
   tell(what);
 }

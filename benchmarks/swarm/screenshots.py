@@ -1,0 +1,188 @@
+"""Screenshots of the page, four sizes by five moods, of made-up swarms.
+
+`python -m benchmarks.swarm.screenshots [FOLDER [png]] [MOOD ...]`; `png` takes whole pages, without it small JPEGs of
+what a screen shows. The moods: empty (two of three stages have nobody), three nodes, 300 nodes, stopped, and after a
+kill. Everything is real but the nodes' training, the history of the days before, and the archive.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import importlib
+import math
+import sys
+import tempfile
+from collections.abc import AsyncIterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+from benchmarks.swarm import fake_fleet
+from benchmarks.swarm.dashboard import CHROMIUM, FLAGS, RUN, manifest_for, watched
+from benchmarks.swarm.fake_fleet import FakeFleet, LoopClock
+from swarmnode.dashboard import view
+from swarmnode.dashboard.board import Changes, Round
+from swarmnode.dashboard.downloads import ModelDownloads
+from swarmnode.dashboard.history import History, HistoryPoint
+from swarmnode.dashboard.start import Dashboard, history_path
+from swarmnode.ids import PeerId, seeded
+from swarmnode.machine.run_archive import Archive
+from swarmnode.manifest import Manifest
+from swarmnode.membership.receipt import WorkDone, sign_receipt
+from swarmnode.recovery.archive import ArchiveEntry, StageProvenance
+from swarmnode.recovery.scores import Score, Scores
+
+SIZES = {"wide": (1920, 1200), "desktop": (1360, 900), "tablet": (820, 1180), "phone": (390, 844)}
+MOODS = {"empty": 3, "three": 3, "crowd": 300, "stopped": 3, "killed": 18}
+"""The nodes of each mood's swarm."""
+
+HOURS = 60
+SAMPLES_AN_HOUR = 60_000
+PROMPTS = ("Once upon a time", "The capital of France")
+WRITTEN = (
+    (" tthe e  aon he te s o ad th", " e tis an  o he  rt e sne"),
+    (" the was and the said he was the of", " is the and was of the in the"),
+    (" there was a man and he said to the house of", " is the town of the king, and it was"),
+    (", there was a girl who lived by the sea with her grandmother.", " is Paris, the largest town of the country."),
+)
+
+
+def now_s() -> float:
+    """The fleet's time."""
+    return LoopClock().unix_s()
+
+
+def loss_at(samples: float) -> float:
+    """Nats a token after so many samples: a curve like those of small models."""
+    return 1.6 + 4.2 * math.exp(-samples / 20_000) + 2.2 * math.pow(1 + samples / 9_000, -0.6)
+
+
+def write_past(home: Path, manifest: Manifest, hours: int) -> int:
+    """The history of `hours` before now, with a night in which the coordinator was away. Returns the samples."""
+    history, rng = History.open(history_path(home, RUN), RUN, print), seeded(0, "screenshots")
+    empty = Changes([], [], [], [], [], [], [])
+    steps = 12 * hours
+    rate = SAMPLES_AN_HOUR / 3600 * manifest.model.context
+    for step in range(steps + 1):
+        if 0.55 < step / steps < 0.68:
+            continue
+        samples = 1 + step * SAMPLES_AN_HOUR // 12
+        t = now_s() - 300 * (steps - step) - 30
+        train = loss_at(samples) + rng.gauss(0.0, 0.03)
+        told = [(samples, t, loss_at(samples) + 0.04)] if step % 8 == 0 else []
+        point = HistoryPoint(t, samples, rate * rng.uniform(0.9, 1.1), train, 9, 9, step, 4e8 * step, 1e7 * step)
+        rounds = [Round(step, t, 6, rng.randrange(2), 0, 3.0, 1)] if step % 4 == 0 else []
+        history.write(dataclasses.replace(empty, validations=told, rounds=rounds), point)
+    history.close()
+    return 1 + HOURS * SAMPLES_AN_HOUR
+
+
+def archive(manifest: Manifest, samples: int) -> Archive:
+    """An archive of four checkpoints, with scores and texts, without files on disk."""
+    entries = {}
+    for index, texts in enumerate(WRITTEN, 1):
+        at = samples * index**3 // len(WRITTEN) ** 3
+        scores = (Score("stories", "nats/token", loss_at(at) + 0.1), Score("poems", "nats/token", loss_at(at) + 0.4))
+        label = f"round-{at // 2048:09d}"
+        entries[label] = ArchiveEntry(
+            label,
+            at // 2048,
+            at,
+            now_s() - 3600 * HOURS * (1 - index / len(WRITTEN)) - 400,
+            loss_at(at) + 0.04,
+            "archive",
+            tuple(StageProvenance(stage, at // 2048, "", 2, (), "") for stage in range(manifest.pipeline.stages)),
+            (("model.safetensors", 41_000_000, "ab" * 32), ("config.json", 700, "cd" * 32)),
+            Scores((*scores, Score("word order", "acc", 0.5 + 0.1 * index)), tuple(zip(PROMPTS, texts, strict=True))),
+        )
+    kept = SimpleNamespace(status="ready", entries=entries, best=entries[max(entries)], folder_of=lambda entry: Path())
+    return cast(Archive, kept)
+
+
+def write_days(board: Dashboard, fleet: FakeFleet) -> None:
+    """What members signed for each node on the last days."""
+    ledger, rng = board.live.board.ledger, seeded(1, "screenshots")
+    today = int(now_s() // 86_400)
+    for node in fleet.nodes[:9]:
+        for day in range(today - 20, today + 1):
+            if rng.random() < 0.85:
+                ledger.days[PeerId(node.identity.peer_id), day] = rng.randrange(200, 4000)
+        friend = next(other for other in fleet.nodes if other.stage != node.stage)
+        done, who = WorkDone(9000, rng.randrange(20_000, 60_000)), node.identity.peer_id
+        ledger.put(sign_receipt(friend.identity, RUN, who, done, int(now_s()) - 9000, int(now_s())))
+
+
+@contextlib.asynccontextmanager
+async def page_of(mood: str) -> AsyncIterator[tuple[str, str]]:
+    """(address of the page in `mood`, path of a node's page) while the context is open."""
+    manifest = manifest_for(MOODS[mood])
+    with tempfile.TemporaryDirectory() as home:
+        past = 0 if mood == "empty" else write_past(Path(home), manifest, HOURS)
+        fleet = FakeFleet(manifest, RUN, MOODS[mood])
+        fleet.samples, fleet.round = past, past // manifest.gossip.round_samples
+        for node in fleet.nodes:
+            node.fed = past // MOODS[mood]
+            node.name += "@meadow" if node.stage == 0 else "@harbour" if node.stage == 1 else ""
+        if mood in ("empty", "stopped"):
+            fleet.nodes = fleet.nodes[:1]
+            fleet.train = lambda seconds: None  # type: ignore[method-assign]
+        if mood == "stopped":
+            fleet.network.nodes.pop(fleet.nodes[0].identity.peer_id)
+        async with watched(fleet, Path(home)) as board:
+            if past:
+                board.live.offer = ModelDownloads(archive(manifest, past), download=True)
+                if mood != "stopped":
+                    write_days(board, fleet)
+            await asyncio.sleep(20.0 if mood == "crowd" else 9.0)
+            if mood == "killed":
+                for dead in fleet.nodes[2::3]:
+                    fleet.network.nodes.pop(dead.identity.peer_id)
+                await asyncio.sleep(16.0)
+            yield board.url, f"node/{fleet.nodes[0].identity.peer_id}" if fleet.nodes else ""
+
+
+def shoot(url: str, node: str, mood: str, folder: Path, kind: str) -> list[str]:
+    """Take the pictures of a page; returns what its console said."""
+    said: list[str] = []
+    how = {"type": "png"} if kind == "png" else {"type": "jpeg", "quality": 70}
+    with importlib.import_module("playwright.sync_api").sync_playwright() as p:
+        browser: Any = p.chromium.launch(executable_path=CHROMIUM, args=list(FLAGS))
+        for size, (width, height) in SIZES.items():
+            scheme = "dark" if size == "wide" else "light"
+            viewport = {"width": width, "height": height}
+            page = browser.new_context(viewport=viewport, color_scheme=scheme, reduced_motion="reduce").new_page()
+            page.on("console", lambda message: said.append(message.text))
+            page.on("pageerror", lambda error: said.append(str(error)))
+            page.goto(url)
+            for _ in range(300):
+                if page.evaluate("performance.getEntriesByName('swarmnode-update').length") >= 4:
+                    break
+                page.wait_for_timeout(100)
+            page.wait_for_timeout(600)
+            whole = kind == "png" and size != "wide"
+            page.screenshot(path=folder / f"{mood}-{size}.{kind}", full_page=whole, **how)
+            if mood == "killed" and size in ("desktop", "phone"):
+                page.goto(url + node)
+                page.wait_for_selector("#view-node h1 .pill")
+                page.wait_for_timeout(600)
+                page.screenshot(path=folder / f"node-{size}.{kind}", **how)
+        browser.close()
+    return said
+
+
+async def main(folder: Path, kind: str, moods: list[str]) -> None:
+    await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True)
+    view.LOOKING_S = 4.0
+    for mood in moods:
+        async with page_of(mood) as (url, node):
+            said = await asyncio.to_thread(shoot, url, node, mood, folder, kind)
+        print(mood, *said)
+
+
+if __name__ == "__main__":
+    fake_fleet.LINKS_EACH = 4
+    words = [word for word in sys.argv[1:] if word not in MOODS]
+    moods = [mood for mood in MOODS if mood in sys.argv] or list(MOODS)
+    asyncio.run(main(Path(words[0] if words else "docs/screenshots"), "png" if "png" in words[1:] else "jpg", moods))
