@@ -26,6 +26,7 @@ from swarmnode.dashboard.server import load_assets
 from swarmnode.dashboard.start import Dashboard, PageAddress, dashboard
 from swarmnode.identity import Identity
 from swarmnode.ids import RunId
+from swarmnode.machine.run_archive import Archive
 from swarmnode.manifest import GossipSpec, LimitsSpec, Manifest, ModelSpec, PipelineSpec, sign
 
 RUN = RunId("ab" * 32)
@@ -78,7 +79,9 @@ def manifest_for(nodes: int) -> Manifest:
 
 
 @contextlib.asynccontextmanager
-async def watched(fake_fleet: FakeFleet, home: Path, port: int = 0) -> AsyncIterator[Dashboard]:
+async def watched(
+    fake_fleet: FakeFleet, home: Path, port: int = 0, archive: Archive | None = None
+) -> AsyncIterator[Dashboard]:
     """A dashboard of `fake_fleet`, which works while the context is open."""
     transport = MemoryTransport(fake_fleet.network, Identity.of_seed(b"w" * 32).peer_id, RUN)
     signed = sign(fake_fleet.manifest, Ed25519PrivateKey.from_private_bytes(b"o" * 32))
@@ -94,6 +97,7 @@ async def watched(fake_fleet: FakeFleet, home: Path, port: int = 0) -> AsyncIter
             directory=fake_fleet.directory,
             clock=fake_fleet.clock,
             telemetry=SilentTelemetry(),
+            archive_of=lambda reported: archive,
         ) as board,
         asyncio.TaskGroup() as tasks,
     ):

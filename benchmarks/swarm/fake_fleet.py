@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from benchmarks.memory_network import MemoryDirectory, MemoryNetwork, MemoryTransport
@@ -59,13 +60,25 @@ class FakeNode:
 class FakeFleet:
     """`nodes` people over the stages of `manifest`, on a network inside this process."""
 
-    def __init__(self, manifest: Manifest, run_id: RunId, nodes: int, *, seed: int = 0) -> None:
+    def __init__(
+        self,
+        manifest: Manifest,
+        run_id: RunId,
+        nodes: int,
+        *,
+        seed: int = 0,
+        samples: int = 0,
+        idle: bool = False,
+        teams: Sequence[str] = (),
+    ) -> None:
+        """`samples`: trained before. `idle`: nobody trains. `teams`: by stage, the team of its nodes."""
         self.manifest = manifest
         self.run_id = run_id
         self.network = MemoryNetwork()
         self.clock = LoopClock()
-        self.round = 0
-        self.samples = 0
+        self.round = samples // manifest.gossip.round_samples
+        self.samples = samples
+        self._idle, self._teams, self._before = idle, teams, samples // nodes
         self.cpu_s = 0.0  # spent here, to be subtracted from measurements in the same thread
         self._rng = seeded(seed, "crowd", nodes)
         self.directory = MemoryDirectory(self.network, run_id, self.clock)
@@ -86,7 +99,10 @@ class FakeFleet:
             RecentEvents(clock),
             clock,
             speed=self._rng.uniform(4.0, 40.0),
+            fed=self._before,
         )
+        if fake_node.stage < len(self._teams):
+            fake_node.name += f"@{self._teams[fake_node.stage]}"
         reporter = Reporter(
             lambda: self._facts(fake_node),
             fake_node.recent,
@@ -130,7 +146,7 @@ class FakeFleet:
         """Let all nodes work for `seconds`: counts grow, the loss falls, now and then a round ends."""
         begun = time.thread_time()
         for fake_node in self.nodes:
-            if fake_node.state != record_pb2.NODE_STATE_TRAINING:
+            if self._idle or fake_node.state != record_pb2.NODE_STATE_TRAINING:
                 continue
             fake_node.steps += max(1, round(seconds * fake_node.speed / self.manifest.inner.inner_batch))
             if fake_node.stage == 0:

@@ -19,12 +19,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-from benchmarks.swarm import fake_fleet
 from benchmarks.swarm.dashboard import CHROMIUM, FLAGS, RUN, manifest_for, watched
 from benchmarks.swarm.fake_fleet import FakeFleet, LoopClock
-from swarmnode.dashboard import view
 from swarmnode.dashboard.board import Changes, Round
-from swarmnode.dashboard.downloads import ModelDownloads
 from swarmnode.dashboard.history import History, HistoryPoint
 from swarmnode.dashboard.start import Dashboard, history_path
 from swarmnode.ids import PeerId, seeded
@@ -102,7 +99,7 @@ def archive(manifest: Manifest, samples: int) -> Archive:
 
 
 def write_days(board: Dashboard, fleet: FakeFleet) -> None:
-    """What members signed for each node on the last days."""
+    """Members sign for each node, on most of the last days."""
     ledger, rng = board.live.board.ledger, seeded(1, "screenshots")
     today = int(now_s() // 86_400)
     for node in fleet.nodes[:9]:
@@ -120,22 +117,14 @@ async def page_of(mood: str) -> AsyncIterator[tuple[str, str]]:
     manifest = manifest_for(MOODS[mood])
     with tempfile.TemporaryDirectory() as home:
         past = 0 if mood == "empty" else write_past(Path(home), manifest, HOURS)
-        fleet = FakeFleet(manifest, RUN, MOODS[mood])
-        fleet.samples, fleet.round = past, past // manifest.gossip.round_samples
-        for node in fleet.nodes:
-            node.fed = past // MOODS[mood]
-            node.name += "@meadow" if node.stage == 0 else "@harbour" if node.stage == 1 else ""
-        if mood in ("empty", "stopped"):
-            fleet.nodes = fleet.nodes[:1]
-            fleet.train = lambda seconds: None  # type: ignore[method-assign]
-        if mood == "stopped":
-            fleet.network.nodes.pop(fleet.nodes[0].identity.peer_id)
-        async with watched(fleet, Path(home)) as board:
-            if past:
-                board.live.offer = ModelDownloads(archive(manifest, past), download=True)
-                if mood != "stopped":
-                    write_days(board, fleet)
-            await asyncio.sleep(20.0 if mood == "crowd" else 9.0)
+        idle = mood in ("empty", "stopped")
+        fleet = FakeFleet(manifest, RUN, MOODS[mood], samples=past, idle=idle, teams=("meadow", "harbour"))
+        for absent in fleet.nodes[mood == "empty" :] if idle else ():
+            fleet.network.nodes.pop(absent.identity.peer_id)
+        async with watched(fleet, Path(home), archive=archive(manifest, past) if past else None) as board:
+            if not idle:
+                write_days(board, fleet)
+            await asyncio.sleep(9.0 if mood in ("three", "killed") else 40.0 if mood == "crowd" else 18.0)
             if mood == "killed":
                 for dead in fleet.nodes[2::3]:
                     fleet.network.nodes.pop(dead.identity.peer_id)
@@ -174,7 +163,6 @@ def shoot(url: str, node: str, mood: str, folder: Path, kind: str) -> list[str]:
 
 async def main(folder: Path, kind: str, moods: list[str]) -> None:
     await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True)
-    view.LOOKING_S = 4.0
     for mood in moods:
         async with page_of(mood) as (url, node):
             said = await asyncio.to_thread(shoot, url, node, mood, folder, kind)
@@ -182,7 +170,6 @@ async def main(folder: Path, kind: str, moods: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    fake_fleet.LINKS_EACH = 4
     words = [word for word in sys.argv[1:] if word not in MOODS]
     moods = [mood for mood in MOODS if mood in sys.argv] or list(MOODS)
     asyncio.run(main(Path(words[0] if words else "docs/screenshots"), "png" if "png" in words[1:] else "jpg", moods))

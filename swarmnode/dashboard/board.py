@@ -240,6 +240,10 @@ class Board:
 
     # Input.
 
+    def resume(self, samples: int, trained_s: float) -> None:
+        """Go on from `samples`, which an earlier life of the coordinator saw trained at `trained_s`."""
+        self.samples, self.trained_s = samples, trained_s
+
     def heard(self, record: record_pb2.Record, now_s: float) -> None:
         """Take in a verified record, unless a newer one is known."""
         peer = PeerId(record.peer_id)

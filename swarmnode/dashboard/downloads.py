@@ -24,7 +24,7 @@ class ModelDownloads:
         return {"status": self._archive.status, "entries": [self._row(entry) for entry in self._entries()]}
 
     def told(self) -> Iterator[Json]:
-        """What was measured of each checkpoint: numbers, scores, and how it continues the prompts."""
+        """The numbers, scores and continuations of each checkpoint, newest first."""
         for entry in self._entries():
             row = {"label": entry.label, "round": entry.round, "samples": entry.samples, "t": round(entry.unix_s, 3)}
             yield {**row, "loss": entry.loss, "measured": entry.measured, **entry.scores.to_json()}

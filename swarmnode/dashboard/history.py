@@ -119,8 +119,8 @@ class History:
         run = self._database.execute
         self.points = [HistoryPoint(*row) for row in run("SELECT * FROM point ORDER BY t")]
         if self.points:
-            board.samples = self.points[-1].samples
-            board.trained_s = next(point.unix_s for point in self.points if point.samples >= board.samples)
+            samples = self.points[-1].samples
+            board.resume(samples, next(point.unix_s for point in self.points if point.samples >= samples))
         for samples, t, loss in run("SELECT * FROM validation ORDER BY t DESC LIMIT ?", (VALIDATIONS_KEPT,)):
             board.validations[samples] = (t, loss)
         for row in reversed(
@@ -138,7 +138,7 @@ class History:
             for counts in kept.lives.values():
                 board.totals.update(counts)
         self.models = {label: json.loads(told) for label, told in run("SELECT * FROM model ORDER BY label")}
-        board.ledger.days = {(PeerId(peer), day): samples for peer, day, samples in run("SELECT * FROM day")}
+        board.ledger.days.update({(PeerId(peer), day): samples for peer, day, samples in run("SELECT * FROM day")})
         for (raw,) in run("SELECT raw FROM receipt"):  # verified before they were written
             board.ledger.put(Receipt.FromString(raw))
 

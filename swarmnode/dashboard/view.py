@@ -97,7 +97,7 @@ def target_of(manifest: Manifest) -> int | None:
 
 
 def phase(board: Board, now_s: float) -> str:
-    """What the run does: `looking` for it, `waiting` for its first sample, `training`, `broken` while a stage has
+    """One word for the run: `looking` for it, `waiting` for its first sample, `training`, `broken` while a stage has
     nobody, `stopped` while nobody is here at all, or `ended` if it had reached its target then."""
     if not board.living():
         if not board.began_s or now_s - board.began_s < LOOKING_S:
