@@ -64,6 +64,7 @@ RECORD: Mapping[str, Bound] = {
     "Progress.feeders": name(PEER_MAX, "a base58 peer id has 52 characters", many=4096),
     "Progress.samples": number(SAMPLES_MAX, "samples", "exact as a float64", many=4096),
     "Progress.total": SAMPLES,
+    "Progress.owed": SAMPLES,
     "Blocks.finished_below": number(SAMPLES_MAX, "blocks", "a block has a sample at least"),
     "Blocks.finished": number(SAMPLES_MAX + 2048, "blocks", "a block has a sample at least", many=1024),
     "Record.run_id": RUN,

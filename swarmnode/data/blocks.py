@@ -142,19 +142,13 @@ class BlockLedger:
                 yield block
 
     def finish(self, block: int) -> None:
-        """Mark a taken `block` as finished: the gradient of each of its samples came back. One that was finished here
-        before may be finished again."""
-        if block not in self._under_way:
-            return
+        """Mark a taken `block` as finished: the gradient of each of its samples came back."""
+        assert block in self._under_way, f"block {block} was not taken"
         self._under_way.remove(block)
         if block < self._frontier or block in self._others:
             self._count(block)
         self._own.add(block)
         self._advance()
-
-    def duplicate(self, block: int) -> bool:
-        """Whether another feeder finished `block` too, as far as this feeder knows."""
-        return block in self._others or block in self._counted
 
     def abandon(self, block: int) -> None:
         """Give up a taken `block` that was not finished. Its owner may take it again."""

@@ -4,7 +4,7 @@ The run's counter has an entry for each feeder and only grows (progress.py). Whi
 other part's feeders stand still; once it heals, they jump. What jumps is what the others trained; what all the other
 entries grew by since then is what this part did. The part that did less takes the other one's state, and what it did is
 in no weights any more. It stays counted, as no node can take back what others may have merged: each of its feeders
-trains as many samples again that it does not count. So the count is what the weights have learned, and nodes of earlier
+trains as many samples again that it does not count, or its heir does. So the count is what the weights have learned, and nodes of earlier
 versions need not know of it.
 
 Pure: times and entries are arguments.
@@ -98,10 +98,18 @@ class PartitionWatch:
         _, since_s, _ = self._jumped[max(others, key=lambda feeder: (sizes[feeder], feeder))]
         _, summed_then, own_then = next((m for m in reversed(self._marks) if m[0] <= since_s), self._marks[0])
         here = max(0, summed - summed_then - there)
-        if here >= there:
+        if not self._gives_way(here, there, others):
             return None
         self._jumped.clear()
         return TrainedApart(here, there, own - own_then)
+
+    def _gives_way(self, here: int, there: int, others: Collection[str]) -> bool:
+        """Whether this part trained less. Each part knows its own work sooner than the other's, so that parts that
+        differ by `least` or less go by the name of their first feeder, in which both see the same."""
+        ours = (feeder for feeder in self._entries.keys() & {*self._present, self._me} if feeder not in others)
+        if abs(here - there) > self._least:
+            return here < there
+        return min(ours, default="") > min(others)
 
     def _see(self, now_s: float, present: frozenset[PeerId], first: bool) -> None:
         if not first:

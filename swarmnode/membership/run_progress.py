@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Collection, Mapping
 
 from swarmnode.errors import RemoteFault
-from swarmnode.ids import PeerId
+from swarmnode.ids import PeerId, digest64
 from swarmnode.manifest import Manifest
 from swarmnode.membership.clock import RunClock, Supposed
 from swarmnode.membership.partition import PartitionWatch, TrainedApart
@@ -20,6 +20,9 @@ AHEAD_PERIODS = 2.0  # announce periods; there is a look in each
 NOBODY = -1.0  # as `Progress.top`: nobody is believed yet
 BOASTERS_MAX = 64  # guess: peers named in one event
 APART_ROUNDS = 16  # guess: rounds that parts of a swarm train apart only where they were cut off from each other
+
+Feeding = tuple[PeerId, float]
+"""A feeder, and since when it is a member: a process that begins again knows no debts of its former life."""
 
 
 class RunProgress:
@@ -54,7 +57,8 @@ class RunProgress:
         self._watch = PartitionWatch(me, APART_ROUNDS * self._round_samples, manifest.limits.record_ttl_s)
         self.in_vain: TrainedApart | None = None
         """What this part of the swarm trained before it last met one of more progress."""
-        self.owed = 0  # samples that this node's feeder counted and is to train again
+        self.owed = 0  # samples that this node is to train again without counting them
+        self._debts: dict[Feeding, int] = {}  # what feeders owed last of what was trained here in vain
         progress.believe_up_to(NOBODY)
 
     @property
@@ -113,6 +117,7 @@ class RunProgress:
         unheard, self._unheard = self._unheard, {}
         self.hear(unheard)
         self.compare_parts()
+        self._inherit()
         if self._progress.total > total:
             self._progressed()
 
@@ -149,6 +154,23 @@ class RunProgress:
                 again=found.own,
                 reason=found.reason,
             )
+
+    def _inherit(self) -> None:
+        """Owe what a feeder owed that stopped feeding, if this node is its heir among those that owed with it. No more
+        than was trained in vain here is believed."""
+        if self.in_vain is None:
+            return
+        here = {(m.peer, m.joined_unix_s): m.owed for m in self._peer_table.swarm().everyone() if m.feeds}
+        self._debts |= {feeding: owed for feeding, owed in here.items() if owed or feeding in self._debts}
+        for gone in sorted(self._debts.keys() - here.keys()):
+            owed = min(self._debts.pop(gone), self.in_vain.here)
+            heirs = sorted(peer for peer, _ in self._debts.keys() & here.keys())
+            if not owed or not heirs:
+                continue
+            if heirs[digest64("heir", *gone) % len(heirs)] == self._me:
+                self.owed += owed
+            elif gone[0] == self._me:
+                self.owed = 0
 
     def hear(self, told: Mapping[PeerId, int]) -> None:
         """Records of feeders tell how many samples each fed."""

@@ -44,6 +44,7 @@ class Member:
     fed: bool = False  # its record carries samples or blocks
     feeds: bool = False  # it starts microbatches
     total: int = 0  # samples of the whole run, as it believes
+    owed: int = 0  # samples that it counted and is to train again
     unable: frozenset[int] = frozenset()  # stages that its machine cannot serve
     stretch: int = 1  # announce periods of the run between two of its records
 
@@ -87,6 +88,7 @@ class Member:
             fed=bool(record.progress.samples) or record.HasField("blocks"),
             feeds=record.HasField("blocks"),
             total=record.progress.total,
+            owed=record.progress.owed,
             unable=frozenset(record.unable),
             stretch=max(1, record.stretch),
         )

@@ -65,7 +65,6 @@ class FeederOnly:
         self._text = TextService(manifest, samples.again)
         self.feeder: Feeder | None = None
         self.held_work = HeldWork(None)
-        self._in_vain = context.presence.run_progress.in_vain
 
     @classmethod
     @asynccontextmanager
@@ -168,12 +167,8 @@ class FeederOnly:
         )
 
     def progressed(self) -> None:
-        """The run's sample count grew: a validation may be due, or work that was done in vain is to be done again."""
-        run_progress = self._context.presence.run_progress
-        run_progress.compare_parts()
-        if self.feeder is not None and (vain := run_progress.in_vain) is not None and vain is not self._in_vain:
-            self._in_vain = vain
-            self.feeder.redo(vain.own)
+        """The run's sample count grew: a validation may be due, or another part of the swarm is back."""
+        self._context.presence.run_progress.compare_parts()
         self._rounds.progressed()
 
     def hear_blocks(self, told: Mapping[PeerId, record_pb2.Blocks], frontier_max: int) -> Iterable[RemoteFault]:

@@ -329,6 +329,7 @@ class Presence:
             data_digest=us.data_digest,
             stretch=self._stretch if self._stretch > 1 else 0,
         )
+        record.progress.owed = self.run_progress.owed
         if stage.kept_round is not None:
             record.kept_round, record.kept_steps = stage.kept_round, stage.kept_steps
         if us.allowance is not None:

@@ -222,7 +222,7 @@ class ServedStage:
             )
         self.tied_ends = TiedEnds(context, self.stage, self.replica, self.gossip)
         self._behind = asyncio.Event()  # set while this replica waits for a state further than its own
-        self._in_vain = context.presence.run_progress.in_vain  # what was known to be trained in vain, and is made up
+        self._in_vain = context.presence.run_progress.in_vain  # what was known to be trained in vain
         self._from: frozenset[PeerId] = frozenset()  # then: who has the state, of all that serve the stage
         self.gossip.behind = self._fell_behind
         self._handlers = self._make_handlers()
@@ -452,8 +452,6 @@ class ServedStage:
         vain, ahead = run_progress.in_vain, max(mates.values(), default=0)
         if vain is not None and vain is not self._in_vain and (others := mates.keys() & run_progress.back):
             self._in_vain, self._from, reason = vain, frozenset(others), f"{vain.reason}: it takes their state"
-            if self.feeder is not None:
-                self.feeder.redo(vain.own)
         elif due <= done + bound or ahead <= done + bound or run_progress.merging:
             return False
         else:

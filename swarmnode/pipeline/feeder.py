@@ -28,7 +28,6 @@ from swarmnode.wire import record_pb2
 
 RATE_SPAN_S = 10.0  # guess: window of the tokens per second average
 LOST_PAUSE_S = 0.2  # guess: pause after a loss before anything new starts
-FINISHED_MAX = 4096  # guess: blocks finished here that may have to be trained again
 LOSSES_KEPT = 64  # guess: enough to compare the loss before and after a stage was lost
 VALIDATORS = 2  # guess: feeders that measure the held-out loss after a round
 VALIDATING_MAX = 2  # guess: held-out microbatches in flight
@@ -243,8 +242,6 @@ class Feeder:
         self._serial = 0
         self._duplicates = 0
         self._again: deque[SampleSpan] = deque()  # pieces that found no route, to be sent again
-        self._finished: deque[int] = deque(maxlen=FINISHED_MAX)  # blocks, in order
-        self._redo: deque[int] = deque()  # of these, those to be trained again
         self._block, self._cut = 0, range(0)  # the block in work, and its samples not yet in a piece
         self._left: dict[int, int] = {}  # block -> samples not yet done
         self._under_way = 0
@@ -365,14 +362,6 @@ class Feeder:
         """Blocks known to be finished by any feeder."""
         return self._ledger.finished()
 
-    def redo(self, samples: int) -> None:
-        """Train again the blocks of the last `samples` finished here, whose gradients are in no weights any more,
-        except those that other feeders finished too."""
-        count = -(-samples // self._manifest.data.block_samples)
-        last = [self._finished.pop() for _ in range(min(count, len(self._finished)))]
-        self._redo.extend(block for block in reversed(last) if not self._ledger.duplicate(block))
-        self._changed.set()
-
     def _count_duplicates(self) -> None:
         """Report blocks that two feeders finished because their views differed. They are not undone."""
         new = self._ledger.duplicates - self._duplicates
@@ -430,7 +419,7 @@ class Feeder:
         if waiting := self._again or self._text.come:
             return waiting.popleft()
         if not self._cut:
-            self._block, reason = self._draw()
+            self._block, reason = self._ledger.take(self._swarm().feeders())
             self._telemetry.event("data.block", level="debug", block=self._block, state="taken", reason=reason)
             self._drew.set()
             size = self._manifest.data.block_samples
@@ -438,11 +427,6 @@ class Feeder:
         most = self._sizing.choose(self._swarm(), self._samples_total()).samples
         indices, self._cut = self._cut[:most], self._cut[most:]
         return SampleSpan(self._block, tuple(indices))
-
-    def _draw(self) -> tuple[int, str]:
-        if not self._redo:
-            return self._ledger.take(self._swarm().feeders())
-        return self._redo.popleft(), "trained in vain"
 
     async def _run_microbatch(self, piece: SampleSpan) -> None:
         loop = asyncio.get_running_loop()
@@ -483,7 +467,6 @@ class Feeder:
         if self._left[piece.block] == 0:
             del self._left[piece.block]
             self._ledger.finish(piece.block)
-            self._finished.append(piece.block)
             self._telemetry.event("data.block", level="debug", block=piece.block, state="done")
             self._count_duplicates()
 

@@ -26,14 +26,16 @@ NODE_STATE_LEFT: NodeState
 NODE_STATE_PAUSED: NodeState
 
 class Progress(_message.Message):
-    __slots__ = ("feeders", "samples", "total")
+    __slots__ = ("feeders", "samples", "total", "owed")
     FEEDERS_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
     TOTAL_FIELD_NUMBER: _ClassVar[int]
+    OWED_FIELD_NUMBER: _ClassVar[int]
     feeders: _containers.RepeatedScalarFieldContainer[str]
     samples: _containers.RepeatedScalarFieldContainer[int]
     total: int
-    def __init__(self, feeders: _Optional[_Iterable[str]] = ..., samples: _Optional[_Iterable[int]] = ..., total: _Optional[int] = ...) -> None: ...
+    owed: int
+    def __init__(self, feeders: _Optional[_Iterable[str]] = ..., samples: _Optional[_Iterable[int]] = ..., total: _Optional[int] = ..., owed: _Optional[int] = ...) -> None: ...
 
 class Blocks(_message.Message):
     __slots__ = ("finished_below", "finished")

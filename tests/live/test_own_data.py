@@ -209,8 +209,9 @@ def moment(event: dict[str, Any]) -> datetime:
 
 
 def check_draws(homes: list[Path], dead: Path) -> None:
-    """By the event logs every block was finished once and taken once, but for what the dead feeder left unfinished, for
-    counted duplicates, and for what it finished in its last announce period: nobody heard of that."""
+    """By the event logs every block was finished once and taken once, but for what a feeder that died or left did not
+    finish, for counted duplicates, and for what the dead one finished in its last announce period: nobody heard of
+    that."""
     taken, done, counted, lost, unheard = Counter[int](), Counter[int](), 0, set[int](), set[int]()
     for home in homes:
         events = [json.loads(line) for path in sorted(home.glob("*.jsonl")) for line in path.read_text().splitlines()]
@@ -221,8 +222,8 @@ def check_draws(homes: list[Path], dead: Path) -> None:
             counted += event["fields"]["blocks"] if event["event"] == "data.duplicate" else 0
         taken.update(mine["taken"])
         done.update(mine["done"])
+        lost |= mine["taken"].keys() - mine["done"].keys()
         if home == dead:
-            lost = mine["taken"].keys() - mine["done"].keys()
             last = max(map(moment, events))
             unheard = {
                 event["fields"]["block"]
