@@ -74,7 +74,7 @@ def meet(
 
     run, home = where.pop("run"), where.pop("home") or default_home(kind)
 
-    def tell(ready: Ready) -> None:
+    async def tell(ready: Ready) -> None:
         if kind == "archive":
             click.echo(f"archive of run {ready.run_id[:16]}: peer {ready.peer_id}", err=True)
             return

@@ -29,7 +29,6 @@ from swarmnode.node.role import NodeRole
 from swarmnode.user_folders import default_cache, default_home
 
 if TYPE_CHECKING:
-    from swarmnode.daemon.ready_file import Ready
     from swarmnode.membership.invite import Invite
 
 
@@ -167,14 +166,14 @@ def command(
 
     SIGTERM and Ctrl-C leave in order: the node finishes what it holds, passes on its progress, and saves its stage in
     the home. A second signal exits at once. A cloud's preemption notice has the same effect, within its time; exit code
-    30 then means that nothing was lost, 31 that something was. Metrics and control socket are named on stderr.
+    30 then means that nothing was lost, 31 that something was. A terminal shows this machine at work; without one, or
+    with NO_COLOR, stderr gets a line where something changes.
 
     URL is a folder (a shared one, for a run on several machines) or s3://BUCKET/PREFIX, with keys and endpoint from the
     environment. Only a stage without a serving replica is read from the checkpoint; otherwise state comes from peers.
     No manifest opens files or buckets here by itself: a run on files is fed by machines with --data-root.
     """
     from swarmnode.cli.option.invite import find_invite
-    from swarmnode.daemon.launch import launch
 
     invite = find_invite(words, invite_file)
     options = NodeOptions(
@@ -208,7 +207,18 @@ def command(
         limits=given_limits(limits),
         settings=origins(click.get_current_context()),
     )
-    return _join_all(() if invite_file else words, options, invite) if device == "all" else launch(options, _tell)
+    return _join_all(() if invite_file else words, options, invite) if device == "all" else _join(options)
+
+
+def _join(options: NodeOptions) -> int:
+    """Join with one device, and thank for what it gave."""
+    from swarmnode.cli.output.join_screen import JoinScreen
+    from swarmnode.daemon.launch import launch
+
+    screen = JoinScreen(options.home)
+    code = launch(options, screen.run)
+    screen.thank()
+    return code
 
 
 def _join_all(words: tuple[str, ...], options: NodeOptions, invite: Invite | None) -> int:
@@ -234,12 +244,6 @@ def _role_of(role: str, stage: int | None) -> NodeRole:
     if role == NodeRole.FEEDER and stage is not None:
         raise click.UsageError("--stage and --role feeder: a feeder serves no stage; omit one of the two")
     return NodeRole(role)
-
-
-def _tell(ready: Ready) -> None:
-    click.echo(f"peer {ready.peer_id}", err=True)
-    click.echo(f"metrics http://{ready.metrics_address}/metrics", err=True)
-    click.echo(f"control {ready.control}", err=True)
 
 
 def _bootstraps(words: tuple[str, ...]) -> tuple[str, ...]:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import signal
+
+if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # before the imports below, as swarmnode.cli.run does
+
 import contextlib
+import difflib
 import errno
 import importlib
 import os
-import signal
 import sys
 from collections.abc import Mapping, Sequence
 
@@ -14,7 +19,7 @@ import click
 
 from swarmnode import __version__, plugin
 from swarmnode.atomic_file import FULL
-from swarmnode.cli.option.config_file import bind, defaults_for
+from swarmnode.cli.option.config_file import bind, check_top, defaults_for
 from swarmnode.errors import DiskFull, SwarmnodeError
 
 EXIT_INTERRUPTED = 130
@@ -70,19 +75,36 @@ class Verbs(click.Group):
         return list(dict.fromkeys((*VERBS, *plugin.names(plugin.VERBS))))
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        found = plugin.load(plugin.VERBS, cmd_name) if cmd_name in ELSEWHERE or cmd_name not in VERBS else None
-        if found is None and cmd_name in VERBS and cmd_name != "simulate":
-            found = importlib.import_module(f"swarmnode.cli.{cmd_name.replace('-', '_')}").command
-        if not isinstance(found, click.Command):
+        found = _load(cmd_name)
+        if found is None:
             return None
+        check_top(self.list_commands(ctx), _load)
         bind(found)
         ctx.default_map = {**(ctx.default_map or {}), cmd_name: defaults_for(cmd_name, found)}
         return found
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            close = difflib.get_close_matches(args[0], self.list_commands(ctx), n=1)
+            if not close or args[0].startswith("-"):
+                raise
+            raise click.UsageError(f"no such verb: {args[0][:40]}; did you mean {close[0]}?", error.ctx) from None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Verbs"):
             others = [(name, "of an installed package") for name in self.list_commands(ctx) if name not in VERBS]
             formatter.write_dl([*VERBS.items(), *others])
+
+
+def _load(verb: str) -> click.Command | None:
+    found = plugin.load(plugin.VERBS, verb) if verb in ELSEWHERE or verb not in VERBS else None
+    if found is None and verb in VERBS and verb != "simulate":
+        found = importlib.import_module(f"swarmnode.cli.{verb.replace('-', '_')}").command
+    return found if isinstance(found, click.Command) else None
 
 
 @click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -96,6 +118,16 @@ def cli() -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; return the exit code (errors.py lists them)."""
+    quick = signal.getsignal(signal.SIGINT) is signal.SIG_DFL
+    if not quick:
+        return _main(arguments)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    code = _main(arguments)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # no word of Python's own end either
+    return code
+
+
+def _main(arguments: Sequence[str] | None) -> int:
     try:
         result = cli.main(args=arguments, prog_name="swarmnode", standalone_mode=False)
         sys.stdout.flush()

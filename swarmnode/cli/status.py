@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 import json
+import urllib.request
 from pathlib import Path
 
 import click
 
 from swarmnode.cli.option.param import FOLDER
 from swarmnode.cli.output.console import paper
+from swarmnode.errors import Unavailable
 from swarmnode.user_folders import default_home
+
+METRICS_TIMEOUT_S = 5.0
 
 
 @click.command(short_help="status of the node on this machine")
 @click.option("--home", type=FOLDER, help="The node's own folder.  [default: ~/.local/share/swarmnode/node]")
 @click.option("--json", "as_json", is_flag=True, help="Print the whole status as one JSON object.")
-def command(home: Path | None, as_json: bool) -> None:
+@click.option("--metrics", is_flag=True, help="Print its metrics, in Prometheus's text format.")
+def command(home: Path | None, as_json: bool, metrics: bool) -> None:
     """Query the node in --home through its control socket, and print its status.
 
     Exit code 69 if no node runs there.
     """
     from swarmnode.control import client
 
+    if as_json and metrics:
+        raise click.UsageError("--json and --metrics are two forms of the status: give one")
     reply = client.status(home or default_home("node"))
     if as_json:
         from google.protobuf.json_format import MessageToDict
@@ -29,6 +36,16 @@ def command(home: Path | None, as_json: bool) -> None:
         found = MessageToDict(reply, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
         click.echo(json.dumps(found, sort_keys=True))
         return
-    from swarmnode.local.swarm_view import status_tables
+    if metrics:
+        address = f"http://{reply.metrics_address}/metrics"
+        try:
+            with urllib.request.urlopen(address, timeout=METRICS_TIMEOUT_S) as page:
+                click.echo(page.read().decode(), nl=False)
+        except (OSError, ValueError) as error:
+            raise Unavailable(f"{address} does not answer ({error}): try again") from None
+        return
+    from swarmnode.local.swarm_view import NodeWatch, picture
 
-    paper().print(*status_tables(reply), sep="\n")
+    watch = NodeWatch()
+    watch.add(0.0, reply)
+    paper().print(picture(watch))

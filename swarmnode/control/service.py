@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import math
 import os
 from collections.abc import Callable, Mapping
@@ -26,8 +25,6 @@ STOP_GRACE_S = 0.5
 REASON_CHARACTERS_MAX = 200
 PAUSE_MAX_S = 366 * 86400.0
 EXAMINED_MAX = 16  # guess: peers asked in one examination, which takes a few seconds
-
-LOCK_NAME = "control.lock"
 
 T = TypeVar("T")
 
@@ -67,12 +64,13 @@ class Api(Protocol):
 class ControlServer:
     """Serves the Control service for the daemon of `home`."""
 
-    def __init__(self, home: Path, api: Api) -> None:
+    def __init__(self, home: Path, api: Api, lock: int | None = None) -> None:
+        """`lock` is that of `take_home`, if the home is held already."""
         self._home = home
         self._servicer = _Servicer(api)
         self._server: grpc.aio.Server | None = None
         self._path: Path | None = None
-        self._lock: int | None = None
+        self._lock = lock
 
     def hold(self) -> None:
         """Lock `home` until `stop` or the end of the process. A daemon does this before it touches a file there.
@@ -81,7 +79,7 @@ class ControlServer:
         """
         if self._lock is None:
             self._home.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._lock = _take(self._home)
+            self._lock = socket_path.take_home(self._home)
 
     async def start(self) -> Path:
         """Listen, after `hold`; return the socket's path (permissions 0600).
@@ -177,21 +175,3 @@ async def _told(answer: Callable[[], T], context: Context) -> T:
     except Unavailable as error:
         await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
     raise AssertionError("abort raises")
-
-
-def _take(home: Path) -> int:
-    """Hold the lock of `home` until the descriptor is closed or the process dies."""
-    path = home / LOCK_NAME
-    try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise LocalFault(f"cannot write in {home}: {error.strerror}; give another --home") from None
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        holder = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip()
-        os.close(descriptor)
-        raise UsageError(f"another swarmnode (pid {holder or '?'}) uses {home}: give another --home") from None
-    os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
-    return descriptor

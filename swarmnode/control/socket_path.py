@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import stat
@@ -9,13 +10,14 @@ import tempfile
 from pathlib import Path
 
 from swarmnode.atomic_file import atomic_write
-from swarmnode.errors import LocalFault, NoDaemon, NotPermitted
+from swarmnode.errors import LocalFault, NoDaemon, NotPermitted, UsageError
 
 SOCKET_PATH_BYTES_MAX = 103
 """Longest path of a unix socket: sun_path holds 108 bytes on Linux and 104 on macOS, including the final zero."""
 
 SOCKET_NAME = "control.sock"
 POINTER_NAME = "control.path"
+LOCK_NAME = "control.lock"
 
 
 def choose(home: Path) -> Path:
@@ -93,3 +95,24 @@ def _make_private(folder: Path) -> None:
         raise LocalFault(f"cannot make the socket folder {folder}: {error.strerror}") from None
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
         raise NotPermitted(f"{folder} is not private to this user (0700): remove it, or use a shorter --home")
+
+
+def take_home(home: Path) -> int:
+    """Hold the lock of `home` until the descriptor, which is returned, is closed or the process dies.
+
+    Raises UsageError if another daemon holds it, LocalFault if it cannot be written.
+    """
+    path = home / LOCK_NAME
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise LocalFault(f"cannot write in {home}: {error.strerror}; give another --home") from None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        holder = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip()
+        os.close(descriptor)
+        raise UsageError(f"another swarmnode (pid {holder or '?'}) uses {home}: give another --home") from None
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+    return descriptor

@@ -79,6 +79,7 @@ def describe(
     reply.tokens_total = node.samples_total() * manifest.model.context
     reply.addresses.extend(f"{address}/p2p/{node.me}" for address in node.presence.status.addresses)
     served = node.stage_status()
+    reply.tokens_given = tokens_given(reply.counters, manifest)
     reply.round = served.round_index
     reply.inner_steps = served.inner_steps
     reply.tokens_per_second = served.tokens_per_second
@@ -103,6 +104,13 @@ def describe(
             )
         )
     return reply
+
+
+def tokens_given(counters: Mapping[str, float], manifest: Manifest) -> int:
+    """Tokens that this node trained a part of: those it fed, or those of the gradients of its stage, if more."""
+    fed = counters.get(name.TOKENS, 0.0)
+    gradients = sum(value for key, value in counters.items() if key.startswith(name.GRADIENTS))
+    return round(max(fed, gradients * manifest.inner.microbatch * manifest.model.context))
 
 
 async def examine(transport: Transport, peers: Sequence[tuple[PeerId, int]]) -> control_pb2.ExamineReply:
@@ -169,10 +177,15 @@ class ControlApi:
         self.regulator: Regulator | None = None
         self._archive: Archive | None = None
         self.finishing = asyncio.Event()
+        self._page = ""  # the run's page, as a meeting point of the invite says
 
     def open(self, process: DaemonContext, node: Node | None) -> None:
         """Answer requests from now on; `node` None is a bootstrap."""
         self._process, self._node = process, node
+
+    def show_page(self, url: str) -> None:
+        """Name the run's page in the status."""
+        self._page = url
 
     def offer(self, archive: Archive | None) -> None:
         """Let `archive` copy the run when somebody asks."""
@@ -196,7 +209,7 @@ class ControlApi:
             process.metrics_address,
             self._started_s,
         )
-        reply.home = str(self._options.home)
+        reply.home, reply.page = str(self._options.home), self._page
         if (amendments := process.admission.amendments) is not None:
             reply.amendments.extend(amendments.lines())
         reply.clock = process.clock.fault

@@ -5,32 +5,34 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from swarmnode.daemon.archive import archive_of
-from swarmnode.daemon.control_api import DaemonContext
+from swarmnode.daemon.control_api import ControlApi, DaemonContext
+from swarmnode.ids import PeerId
 from swarmnode.machine.receipt_store import Receipts
 from swarmnode.machine.run_archive import Archive
 from swarmnode.membership.invite import Invite, encode
 from swarmnode.node.report import REPORT_LINKS_MAX, Reporter
-from swarmnode.ports import Clock
+from swarmnode.ports import Answer, Call, Clock
+from swarmnode.transport.address import is_circuit, parse_bootstraps
 from swarmnode.transport.links import measure
-from swarmnode.wire import control_pb2, report_pb2
+from swarmnode.wire import report_pb2
 
 if TYPE_CHECKING:
     from swarmnode.dashboard.start import Dashboard
 
 
-def tell_watchers(
-    process: DaemonContext, status: Callable[[], control_pb2.StatusReply], kept: Receipts, clock: Clock
-) -> None:
-    """Answer coordinators' requests for this node's report, and keep its links measured for them."""
+def tell_watchers(process: DaemonContext, api: ControlApi, kept: Receipts, clock: Clock) -> None:
+    """Answer coordinators' requests for this node's report, and keep its links measured for them. `api` learns the
+    run's page from those that this node was told to meet."""
     transport = process.transport
     loop = asyncio.get_running_loop()
+    met = dict(parse_bootstraps(process.options.bootstrap))
 
     def facts() -> report_pb2.Report:
-        told = status()
+        told = api.status()
         told.ClearField("peers")
         told.ClearField("addresses")
         told.ClearField("metrics_address")
@@ -46,7 +48,14 @@ def tell_watchers(
 
     receipts = functools.partial(kept.after, process.run_id)
     reporter = Reporter(facts, process.recent, int(clock.unix_s() * 1000), receipts)
-    transport.serve("report", reporter.answer, tensor_bytes_max=0)
+
+    async def answer(peer: PeerId, call: Call) -> Answer:
+        if (port := call.header.report.page_port) and peer in met:
+            host = next((one.split("/")[2] for one in met[peer] if not is_circuit(one)), "")
+            api.show_page(f"http://{f'[{host}]' if ':' in host else host}:{port}/" if host else "")
+        return await reporter.answer(peer, call)
+
+    transport.serve("report", answer, tensor_bytes_max=0)
     transport.spawn(measure(transport, transport.daemon.connections, transport.links))
 
 

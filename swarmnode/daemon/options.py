@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from swarmnode.membership.invite import Invite
 
 DATA_CACHE_NBYTES = 8 * 10**9  # guess: two thousand chunks, hours of a fast feeder
+HOME_ADVICE = "free space there, or choose another --home"
+LOGS_NBYTES = (
+    64 << 20
+)  # guess: events.jsonl twice (metrics/events.py), what the process says, and what is kept in memory
 RUN_ID = re.compile(r"[0-9a-f]{64}\Z")
 
 

@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 
 from swarmnode.atomic_file import check_free, check_writable
-from swarmnode.daemon.options import NodeOptions
+from swarmnode.daemon.options import HOME_ADVICE, LOGS_NBYTES, NodeOptions
 from swarmnode.daemon.resources import checkpoints
 from swarmnode.data.base_folder import other_base
 from swarmnode.data.corpus import Corpus, open_corpus
@@ -19,11 +19,7 @@ from swarmnode.model.section import ITEMSIZE, section_sizes, state_nbytes
 from swarmnode.model.split import stages_of
 from swarmnode.node.role import NodeRole
 
-HOME_ADVICE = "free space there, or choose another --home"
 SAVE_ADVICE = "free space there, or save elsewhere (--checkpoints)"
-LOGS_NBYTES = (
-    64 << 20
-)  # guess: events.jsonl twice (metrics/events.py), what the process says, and what is kept in memory
 
 
 async def check_can_work(options: NodeOptions, manifest: Manifest, found: StageFit) -> Corpus | None:

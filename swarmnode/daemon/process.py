@@ -40,7 +40,7 @@ from swarmnode.daemon.reachability import (
     stay_reachable,
 )
 from swarmnode.daemon.resources import checkpoints, usable_stages
-from swarmnode.daemon.service_manager import Supervisor
+from swarmnode.daemon.service_manager import Supervisor, doing
 from swarmnode.data.base_index import BaseIndex
 from swarmnode.data.corpus import open_corpus
 from swarmnode.data.index import Index
@@ -184,8 +184,8 @@ async def thanking(process: DaemonContext, node: Node, kept: Receipts, clock: Cl
     await thanks.collect(process.transport)
 
 
-async def run_node(options: NodeOptions) -> int:
-    """Be the node that `options` describe until told to leave. Returns the exit code.
+async def run_node(options: NodeOptions, lock: int) -> int:
+    """Be the node that `options` describe until told to leave. Returns the exit code. `lock` is that of its home.
 
     SIGTERM and SIGINT leave in order; a second one exits at once. Raises a SwarmnodeError if it cannot continue.
     """
@@ -206,8 +206,7 @@ async def run_node(options: NodeOptions) -> int:
     check_device(options.device)
     use_device(options.device)
     api = ControlApi(options, notices)
-    control = ControlServer(options.home, api)
-    control.hold()  # before any file in the home is touched: another daemon may use it
+    control = ControlServer(options.home, api, lock)
     try:
         async with contextlib.AsyncExitStack() as stack:
             stack.push_async_callback(control.stop)
@@ -257,11 +256,7 @@ async def _start(options: NodeOptions, stack: contextlib.AsyncExitStack) -> Daem
     identity = key_file.load_or_create(options.home / KEY_FILE)
     options = replace(options, name=options.name or friendly_name(identity.peer_id))
     bootstraps = parse_bootstraps(options.bootstrap)
-    signed: record_pb2.SignedManifest | None = None
-    run_id = RunId(options.run)
-    if not RUN_ID.match(options.run):
-        signed, _ = read_signed(Path(options.run))
-        _, run_id = verify(signed, None)
+    signed, run_id = _named(options.run)
     clock = SystemClock()
     hivemind_patches.keep_time(clock.unix_s)
     recent = RecentEvents(clock)
@@ -271,7 +266,8 @@ async def _start(options: NodeOptions, stack: contextlib.AsyncExitStack) -> Daem
     network_mode = first_network_mode(options.listen, reachability)
     given = {"network_mode": network_mode, "telemetry": telemetry, "named": bootstraps, "lan": options.lan}
     path = options.home / KEY_FILE
-    transport = await Libp2pTransport.create(path, identity, run_id, [options.listen], **given)  # type: ignore[arg-type]
+    with doing("opening the network"):
+        transport = await Libp2pTransport.create(path, identity, run_id, [options.listen], **given)  # type: ignore[arg-type]
     stack.push_async_callback(transport.close)
     push_metrics(telemetry, transport, run_id, clock, stack)
     contacts = Contacts.load(options.home / CONTACTS_FILE, clock.unix_s())
@@ -281,23 +277,27 @@ async def _start(options: NodeOptions, stack: contextlib.AsyncExitStack) -> Daem
     if options.lan:
         await listen_around(transport, run_id, contacts, known)
     if signed is None:
-        signed = await fetch_manifest(transport, known, run_id)
+        with doing(f"asking {len(known)} meeting point{'s' * (len(known) != 1)} for the run"):
+            signed = await fetch_manifest(transport, known, run_id)
     manifest, _ = verify(signed, run_id)
     if options.invite is not None and signed.owner != options.invite.owner:
         raise ManifestError("the invite names another owner than the run's manifest: ask the organiser for a new one")
     telemetry.event("manifest.verified", name=manifest.name)
-    if manifest.gossip.codec not in ("fp32", "bf16"):
-        # takes a second, once per machine; without a compiler torch does it, slower
-        await asyncio.to_thread(kernel.build)
-    fit = None if options.bootstrap_only else usable_stages(options, manifest)
-    corpus = None if fit is None else await check_can_work(options, manifest, fit)
+    with doing("checking compiler, disk and data"):
+        if manifest.gossip.codec not in ("fp32", "bf16"):
+            # takes a second, once per machine; without a compiler torch does it, slower
+            await asyncio.to_thread(kernel.build)
+        fit = None if options.bootstrap_only else usable_stages(options, manifest)
+        corpus = None if fit is None else await check_can_work(options, manifest, fit)
     admission = make_admission(signed, manifest, run_id, options, identity, clock)
     transport.let_in(admission)
-    await _hear_access(admission, transport, bootstraps, run_id)
+    with doing("asking whether this machine may take part"):
+        await _hear_access(admission, transport, bootstraps, run_id)
     MembershipHandlers(signed, admission, lambda: contacts.samples.get(run_id, 0)).serve(transport)
     ReachHelper(transport.observed).serve(transport)
     CapacityResponder().serve(transport)
-    reach = await settle(transport, known, network_mode, reachability, telemetry)
+    with doing("trying whether others reach this machine"):
+        reach = await settle(transport, known, network_mode, reachability, telemetry)
     if network_mode.kind == "open" and reachability == "auto":
         transport.spawn(stay_reachable(transport, known, network_mode, reach, telemetry))
     join = partial(
@@ -310,7 +310,8 @@ async def _start(options: NodeOptions, stack: contextlib.AsyncExitStack) -> Daem
         contacts=contacts,
         admission=admission,
     )
-    directory = await join(_first_asked(options, contacts, bootstraps))
+    with doing("looking for the other machines"):
+        directory = await join(_first_asked(options, contacts, bootstraps))
     stack.push_async_callback(directory.close)
     return DaemonContext(
         options,
@@ -327,6 +328,14 @@ async def _start(options: NodeOptions, stack: contextlib.AsyncExitStack) -> Daem
         fit,
         corpus,
     )
+
+
+def _named(run: str) -> tuple[record_pb2.SignedManifest | None, RunId]:
+    """The signed manifest in file `run`, if that is no run id, and the run's id."""
+    if RUN_ID.match(run):
+        return None, RunId(run)
+    signed, _ = read_signed(Path(run))
+    return signed, verify(signed, None)[1]
 
 
 def _first_asked(options: NodeOptions, contacts: Contacts, bootstraps: Bootstraps) -> Bootstraps:
@@ -389,7 +398,7 @@ async def _live(
         give_archive(process, archive)
     kept = Receipts(options.home)
     if node is not None:
-        tell_watchers(process, api.status, kept, process.clock)
+        tell_watchers(process, api, kept, process.clock)
     ready_file.write(
         options.home,
         ready_file.Ready(

@@ -11,6 +11,7 @@ from swarmnode.errors import NotPermitted, Unavailable
 from swarmnode.transport import key_file
 
 if TYPE_CHECKING:
+    from swarmnode.daemon.ready_file import Ready
     from swarmnode.membership.invite import Invite
 
 KEY_FILE = "node.key"
@@ -42,8 +43,12 @@ def pull_checkpoint(invite: Invite, home: Path, warrant: Path | None, folder: Pa
         out=None,
         archive=ArchiveOptions(folder=folder, every_s=0.0, keep=1, warrant=warrant, once=True, tells=False),
     )
-    code = launch(options, lambda ready: None)
+    code = launch(options, _quiet)
     made = sorted(path.parent for path in folder.rglob("checkpoint.json"))
     if code or not made:
         raise Unavailable(f"the swarm gave no checkpoint (exit code {code})")
     return made[-1]
+
+
+async def _quiet(ready: Ready) -> None:
+    pass

@@ -52,6 +52,12 @@ def running(homes: Sequence[Path]) -> dict[Path, Ready]:
     return {home: ready for home in homes if (ready := read(home)) is not None}
 
 
+def page_here(run_id: str) -> str:
+    """The URL of the page that a coordinator on this machine shows; "" if none does. Raises LocalFault as `read`."""
+    pages = [ready.dashboard for ready in running(meeting_homes()).values() if ready.run_id == run_id]
+    return next(filter(None, pages), "")
+
+
 def clear(home: Path) -> None:
     """Remove the file: done first at a daemon's start and last at its end."""
     (home / FILE_NAME).unlink(missing_ok=True)

@@ -1,14 +1,40 @@
-"""Notifications to a service manager: ready, status, watchdog, stopping (the protocol of sd_notify(3))."""
+"""Notifications to whoever started this process: a service manager (ready, status, watchdog, stopping: the protocol of
+sd_notify(3)), and a person who waits."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
-from collections.abc import Callable, Mapping
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+
+import click
 
 BEAT_S = 15.0  # guess: period of the status line if no watchdog asks for more
 DATAGRAM_BYTES_MAX = 4096
+SILENCE_S = 3.0  # guess: people take longer silences for a hang
+
+_said_s = time.monotonic()
+
+
+@contextlib.contextmanager
+def doing(what: str) -> Iterator[None]:
+    """Say on stderr what this process does, if it lasts until nothing has been said for SILENCE_S."""
+
+    def say() -> None:
+        global _said_s
+        _said_s = time.monotonic()
+        click.echo(f"{what} ...", err=True)
+
+    timer = threading.Timer(max(0.0, _said_s + SILENCE_S - time.monotonic()), say)
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 class Supervisor:

@@ -73,6 +73,7 @@ class Collector:
         self._clock = clock
         self._asked: dict[PeerId, float] = {}
         self._asking: set[PeerId] = set()
+        self.page_port = 0  # of the page, where everybody may open it
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
@@ -123,7 +124,10 @@ class Collector:
         """Call `node` for a report and pass it, or the failure, to the board. `Busy` is ignored."""
         loop = asyncio.get_running_loop()
         asked = report_pb2.ReportRequest(
-            incarnation=node.incarnation, events_after=node.cursor, receipts_after=node.receipts_after
+            incarnation=node.incarnation,
+            events_after=node.cursor,
+            receipts_after=node.receipts_after,
+            page_port=self.page_port,
         )
         question = wire.Request(report=asked)
         begun = loop.time()
@@ -208,6 +212,8 @@ async def dashboard(
         server = DashboardServer(live, facts, signed, public=place.public)
         url = await server.start(place.host, place.port)
         collector = Collector(board, run_id, transport, directory, clock)
+        if place.public:
+            collector.page_port = int(url.rstrip("/").rpartition(":")[2])
         try:
             async with asyncio.TaskGroup() as tasks:
                 working = [tasks.create_task(collector.run()), tasks.create_task(live.run())]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TextIO
 
@@ -12,6 +13,7 @@ from rich.live import Live
 from rich.table import Column, Table
 from rich.text import Text
 
+from swarmnode.daemon.ready_file import page_here
 from swarmnode.ids import PeerId, short
 from swarmnode.local.session import Screen, SessionView
 from swarmnode.local.summary import NodeFacts, Summary, Totals
@@ -19,9 +21,24 @@ from swarmnode.machine.sensors import local_time
 from swarmnode.metrics import name
 from swarmnode.pipeline.staleness import shares_text
 from swarmnode.wire.control_pb2 import StatusReply
-from swarmnode.wire.record_pb2 import NodeState
+from swarmnode.wire.record_pb2 import (
+    NODE_STATE_DRAINING,
+    NODE_STATE_JOINING,
+    NODE_STATE_LEFT,
+    NODE_STATE_PAUSED,
+    NODE_STATE_SYNCING,
+    NODE_STATE_TRAINING,
+    NodeState,
+)
 
 LOOKS_MAX = 120
+STATE_WORDS = {
+    NODE_STATE_JOINING: "fetching its weights",
+    NODE_STATE_SYNCING: "falling in with the others",
+    NODE_STATE_PAUSED: "paused",
+    NODE_STATE_DRAINING: "leaving: it finishes what it holds",
+    NODE_STATE_LEFT: "has left",
+}
 _BARS = "▁▂▃▄▅▆▇█"
 
 
@@ -40,11 +57,16 @@ class NodeWatch:
 
     def rate(self, counter: str, seconds: float = 5.0) -> float:
         """Growth per second, over the last `seconds`, of all series of `counter` with this prefix."""
+        return self._growth(lambda status: _sum(status, counter), seconds)
+
+    def growth(self, field: str) -> float:
+        """Growth per second of a field of the status, over the last minute."""
+        return self._growth(lambda status: float(getattr(status, field)), 60.0)
+
+    def _growth(self, value: Callable[[StatusReply], float], seconds: float) -> float:
         last_s, last = self.looks[-1]
         first_s, first = next(look for look in self.looks if look[0] >= last_s - seconds)
-        if last_s <= first_s:
-            return 0.0
-        return (_sum(last, counter) - _sum(first, counter)) / (last_s - first_s)
+        return (value(last) - value(first)) / (last_s - first_s) if last_s > first_s else 0.0
 
 
 def _sum(status: StatusReply, counter: str) -> float:
@@ -62,30 +84,13 @@ def spark(values: list[float]) -> str:
 
 
 def picture(watch: NodeWatch) -> Group:
-    """The complete display."""
+    """All that `top` and `status` show: the panel, and the peers."""
     status = watch.now
-    facts = Table.grid(padding=(0, 2))
-    up, down = watch.rate(f'{name.LINK_BYTES}|direction="sent"'), watch.rate(f'{name.LINK_BYTES}|direction="received"')
-    losses = [look.loss_train for _, look in watch.looks if look.loss_train]
-    busy = watch.rate(name.COMPUTE_SECONDS)
-    limits = status.limits
-    rows = [
-        ("state", f"{state_name(status.state)}, stage {of_stages(status)}, round {status.round}"),
-        ("compute", f"{100 * min(1.0, busy):.0f} % of the device, {status.inner_steps:,} inner steps"),
-        ("fed here", f"{status.tokens_per_second:,.0f} tokens/s"),
-        ("run", f"{status.samples_total:,} samples, {status.tokens_total:,} tokens"),
-        ("loss", f"{loss_text(status.loss_train or None)} {spark(losses)}"),
-        ("traffic", f"up {nbytes_text(up)}/s, down {nbytes_text(down)}/s"),
-        ("memory", nbytes_text(status.resident_nbytes)),
-        ("limits", ", ".join(f"{key} {text}" for key, text in sorted(limits.limits.items())) or "none"),
-    ]
-    if not limits.running and limits.reason:
-        rows.insert(1, ("paused", limits.reason))
-    if "quota" in limits.limits:
-        rows.append(("today", f"{nbytes_text(limits.quota_used_nbytes)} of {limits.limits['quota']}"))
-    for key, value in rows:
-        facts.add_row(Text(key, style="bold"), Text(value, style="yellow" if key == "paused" else ""))
-    peers = Table("stage", "peer", "state", "samples/s", "queue", "a sample in", box=None, header_style="bold")
+    if status.trains_nothing:
+        return Group(panel(watch))
+    peers = Table("stage", "peer", "state", box=None, padding=(0, 2, 0, 0), header_style="bold")
+    for heading in ("samples/s", "queue", "a sample in"):
+        peers.add_column(heading, justify="right")
     for peer in sorted(status.peers, key=lambda peer: (peer.stage, peer.peer_id)):
         peers.add_row(
             stage_text(peer.stage, status.stages),
@@ -93,10 +98,105 @@ def picture(watch: NodeWatch) -> Group:
             "banned" if peer.banned else state_name(peer.state),
             f"{peer.samples_per_second:,.1f}",
             str(peer.queue),
-            f"{1000 * peer.latency_s:,.0f} ms" if peer.latency_s else "",
+            f"{1000 * peer.latency_s:,.0f} ms" if peer.latency_s else "",  # not asked yet
         )
-    title = Text(f"swarmnode {status.version}  {status.run_name} {status.run_id[:16]}", style="bold")
-    return Group(title, Text(), facts, Text(), peers)
+    return Group(panel(watch), Text(), peers) if status.peers else Group(panel(watch))
+
+
+def panel(watch: NodeWatch, hint: str = "") -> Table:
+    """A node in a few lines, whole at 60 columns: its place among the stages, who is missing, what it does and gave."""
+    status = watch.now
+    grid = Table.grid(Column(style="bold", no_wrap=True), Column(overflow="fold"), padding=(0, 2, 0, 0))
+    grid.add_row("run", f"{status.run_name} {status.run_id[:16]}")
+    grid.add_row("peer", f"{short(PeerId(status.peer_id))}, swarmnode {status.version}")
+    for key, value in [*_facts(watch), ("", hint)]:
+        if value:
+            grid.add_row(key, value, style="yellow" if key in ("paused", "clock") else "")
+    return grid
+
+
+def _facts(watch: NodeWatch) -> list[tuple[str, str | Text]]:
+    status = watch.now
+    memory, metrics = nbytes_text(status.resident_nbytes), f"http://{status.metrics_address}/metrics"
+    if status.trains_nothing:
+        role = "a meeting point of the run: it trains nothing"
+        more = [("clock", status.clock), ("up", span_text(status.uptime_s)), ("memory", memory), ("metrics", metrics)]
+        return [("role", role), *more]
+    losses = [look.loss_train for _, look in watch.looks if look.loss_train]
+    up, down = watch.rate(f'{name.LINK_BYTES}|direction="sent"'), watch.rate(f'{name.LINK_BYTES}|direction="received"')
+    speed = f"{watch.growth('tokens_total'):,.0f} tokens/s of the run, {watch.growth('tokens_given'):,.0f} with us"
+    busy = f"; {100 * min(1.0, watch.rate(name.COMPUTE_SECONDS)):.0f} % of the device"
+    measured = len(watch.looks) > 1 and not empty_stages(status)
+    limits = status.limits
+    quota = f" ({nbytes_text(limits.quota_used_nbytes)} used)" if "quota" in limits.limits else ""
+    return [
+        ("stages", stage_strip(status)),
+        ("", headline(status)),
+        ("paused", "" if limits.running or not limits.reason else paused_text(status)),
+        ("clock", status.clock),
+        ("speed", speed + busy if measured else ""),
+        ("given", f"{status.tokens_given:,} tokens in {span_text(status.uptime_s)}"),
+        ("run so far", f"round {status.round}, {status.tokens_total:,} tokens"),
+        ("loss", f"{loss_text(status.loss_train or None)} {spark(losses)}" if losses else ""),
+        ("validation", loss_text(status.loss_validation or None, "")),
+        ("traffic", f"up {nbytes_text(up)}/s, down {nbytes_text(down)}/s" if measured else ""),
+        ("memory", memory),
+        ("limits", ", ".join(f"{key} {text}" for key, text in sorted(limits.limits.items())) + quota),
+        ("amended", "\n".join(status.amendments)),
+        ("page", page_here(status.run_id) or status.page),
+    ]
+
+
+def stage_strip(status: StatusReply) -> Text:
+    """The pipeline, a sign for each stage: ■ served, □ empty, in brackets and lit the one that is ours."""
+    empty, strip = set(empty_stages(status)), Text()
+    for stage in range(status.stages):
+        mine = stage == status.stage and status.state
+        sign = "□" if stage in empty else "■"
+        strip.append(f"[{sign}]" if mine else f" {sign} ", style="bold green" if mine else "red" * (stage in empty))
+    return strip
+
+
+def empty_stages(status: StatusReply) -> list[int]:
+    """The stages that no node serves now, as this one sees the swarm."""
+    at_work = {peer.stage for peer in status.peers if peer.state == NODE_STATE_TRAINING and not peer.banned}
+    if status.state == NODE_STATE_TRAINING:
+        at_work.add(status.stage)
+    return [stage for stage in range(status.stages) if stage not in at_work]
+
+
+def headline(status: StatusReply) -> str:
+    """The node's place, and whom the run waits for: "stage 2 of 3; waiting for two more machines"."""
+    if not status.state:
+        return "looking for the stage that needs this machine most"
+    missing = [stage for stage in empty_stages(status) if stage != status.stage]
+    state = "" if status.state == NODE_STATE_TRAINING else f", {STATE_WORDS.get(status.state, '')}"
+    words = f"stage {of_stages(status)}{state}"
+    if missing:
+        return f"{words}; waiting for {more_machines(len(missing))}"
+    return f"{words}; every stage has a machine" if not state else words
+
+
+def more_machines(count: int) -> str:
+    """`count` in words as far as people write it so: "two more machines"."""
+    words = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
+    return f"{words[count] if count < len(words) else count} more machine{'s' * (count != 1)}"
+
+
+def thanks(status: StatusReply) -> str:
+    """A sentence for whoever gave this machine, with what it gave."""
+    hours = span_text(status.uptime_s)
+    if status.tokens_given:
+        return f"thank you: {status.tokens_given:,} tokens of {status.run_name} trained here in {hours}"
+    return f"thank you for {hours}: no text of {status.run_name} came to this machine this time"
+
+
+def span_text(seconds: float) -> str:
+    """A duration as people say it: 40 s, 12 min, 3 h 05 min."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 60 else f"{minutes // 60:,} h {minutes % 60:02} min"
 
 
 LINE_PERIOD_S = 5.0
@@ -155,23 +255,28 @@ class LiveScreen:
 
     def _draw(self) -> None:
         notes = Text("\n".join(self._notes), style="dim")
-        table = [render(self._picture)] if self._picture is not None else []
+        table = [render(self._picture, self._live.console.width)] if self._picture is not None else []
         self._live.update(Group(*table, notes), refresh=True)
 
 
-def render(picture: SessionView) -> Table:
-    """The whole swarm as one table: nodes by stage, dead ones below living ones."""
-    table = Table(title=line(picture), title_justify="left", title_style="bold", expand=False)
-    if picture.page:
-        table.caption, table.caption_justify = f"dashboard {picture.page}", "left"
-    for heading in ("stage", "node", "peer", "state"):
-        table.add_column(heading)
-    for heading in ("tokens/s", "steps", "round", "train", "validation", "memory"):
-        table.add_column(heading, justify="right")
+COLUMNS = (  # heading, from which width of the terminal on
+    *(("stage", 0), ("node", 0), ("peer", 100), ("state", 0), ("tokens/s", 0), ("steps", 100), ("round", 0)),
+    *(("train", 0), ("validation", 72), ("memory", 84)),
+)
+
+
+def render(picture: SessionView, width: int = 160) -> Group:
+    """The whole swarm as one table that fits `width`: nodes by stage, dead ones below living ones."""
+    kept = [number for number, (_, least) in enumerate(COLUMNS) if width >= least]
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    for number in kept:
+        table.add_column(COLUMNS[number][0], justify="right" if number > 3 else "left")
     order = sorted(picture.nodes, key=lambda n: (bool(n.reason), n.stage if n.stage is not None else 1 << 30, n.name))
     for node in order:
-        table.add_row(*cells(node), style="dim" if node.reason else ("" if node.training else "yellow"))
-    return table
+        row = cells(node)
+        table.add_row(*(row[i] for i in kept), style="dim" if node.reason else ("" if node.training else "yellow"))
+    page = [Text(f"dashboard {picture.page}")] if picture.page else []
+    return Group(Text(line(picture).strip(), style="bold"), table, *page)
 
 
 def stage_text(stage: int, stages: int) -> str:
@@ -273,62 +378,7 @@ def nbytes_text(nbytes: float) -> str:
     return f"{nbytes:.1f} TB"
 
 
-def limits_text(status: StatusReply) -> str:
-    """The limits that are set, and the reason if paused."""
-    limits = ", ".join(f"{name} {text}" for name, text in sorted(status.limits.limits.items())) or "none"
-    paused = status.limits.reason if status.limits.reason and not status.limits.running else ""
-    if paused and status.limits.until_s:
-        paused += f"; until {local_time(status.limits.until_s)}"
-    return f"paused: {paused}\n{limits}" if paused else limits
-
-
-def status_tables(status: StatusReply) -> list[Table]:
-    """A node's status, its non-zero counters, and the peers it knows if it works with any."""
-    facts = Table(title=f"{status.run_name} {status.run_id[:16]}", title_justify="left", show_header=False)
-    for key, value in _status_rows(status):
-        facts.add_row(key, value)
-    for line in status.amendments:
-        facts.add_row("amended", line)
-    counters = Table(Column("counter", overflow="fold"), "value", title="counters", title_justify="left")
-    for key, number in sorted(status.counters.items()):
-        if number:
-            counters.add_row(key, f"{number:,.6g}" if number % 1 else f"{number:,.0f}")
-    peers = Table(
-        "peer", "stage", "state", "samples/s", "queue", "round", "answers in", title="peers", title_justify="left"
-    )
-    for peer in sorted(status.peers, key=lambda peer: (peer.stage, peer.peer_id)):
-        state = "banned" if peer.banned else state_name(peer.state)
-        speed = f"{peer.samples_per_second:.1f}"
-        latency = f"{peer.latency_s * 1000:,.0f} ms a sample" if peer.latency_s else "-"  # not asked yet
-        who = short(PeerId(peer.peer_id))
-        peers.add_row(
-            who, stage_text(peer.stage, status.stages), state, speed, str(peer.queue), str(peer.round), latency
-        )
-    return [facts, counters] if status.trains_nothing else [facts, counters, peers]
-
-
-def _status_rows(status: StatusReply) -> list[tuple[str, str]]:
-    who = [("peer", status.peer_id), ("version", status.version)]
-    clock = [("clock", status.clock)] if status.clock else []
-    up = ("up", f"{status.uptime_s:,.0f} s")
-    memory = ("memory", nbytes_text(status.resident_nbytes))
-    metrics = ("metrics", f"http://{status.metrics_address}/metrics")
-    if status.trains_nothing:
-        return [*who, ("role", "a meeting point of the run: it trains nothing"), *clock, up, memory, metrics]
-    return [
-        *who,
-        ("stage", of_stages(status)),
-        ("state", state_name(status.state)),
-        *clock,
-        up,
-        ("samples of the run", f"{status.samples_total:,}"),
-        ("round", str(status.round)),
-        ("inner steps", f"{status.inner_steps:,}"),
-        ("tokens/s fed here", f"{status.tokens_per_second:,.0f}"),
-        ("loss, train", loss_text(status.loss_train or None)),
-        ("loss, validation", loss_text(status.loss_validation or None)),
-        memory,
-        ("limits", limits_text(status)),
-        metrics,
-        ("addresses", "\n".join(status.addresses)),
-    ]
+def paused_text(status: StatusReply) -> str:
+    """Why it is paused, and until when."""
+    until = f"; until {local_time(status.limits.until_s)}" if status.limits.until_s else ""
+    return f"{status.limits.reason}{until}"

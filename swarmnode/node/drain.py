@@ -102,7 +102,7 @@ class DrainReport:
         """The outcome in words, to follow the reason why the node left."""
         parts = [f"{self.finished} of {self.held} microbatches finished"] if self.held else []
         parts += [f"{self.sent} of {self.unsent} samples learnt passed on"] if self.unsent else []
-        parts += [f"the stage is with {short(PeerId(self.successor))}"] if self.successor else []
+        parts += [f"the stage was handed to {short(PeerId(self.successor))}"] if self.successor else []
         return "".join(f"; {part}" for part in [*parts, *(f"cut {cut}" for cut in self.cut)])
 
     def begin(self, left_s: float, telemetry: Telemetry) -> None:

@@ -11,7 +11,7 @@ import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from swarmnode.errors import LocalFault, RemoteFault, UsageError
+from swarmnode.errors import RemoteFault, UsageError
 from swarmnode.identity import public_key_of
 from swarmnode.ids import PeerId
 
@@ -224,14 +224,15 @@ async def first_that_accepts(addresses: Sequence[str]) -> str | None:
     return None
 
 
-def check_listenable(endpoint: Endpoint) -> None:
-    """Raises LocalFault if the port is taken, UsageError if the address is not one of this machine.
+def check_listenable(endpoint: Endpoint, option: str = "--listen") -> None:
+    """Raises UsageError, which names `option`, if the port is taken or the address is not one of this machine.
 
     p2pd listens with SO_REUSEPORT: two daemons on one port both start and each gets half of the calls (measured). So
     the port is first probed without it.
     """
+    wrong = f"{option}: cannot listen on {endpoint}"
     if endpoint.family not in ("ip4", "ip6"):
-        raise UsageError(f"cannot listen on {endpoint}: give an IP address of this machine, or 0.0.0.0")
+        raise UsageError(f"{wrong}: give an IP address of this machine, or 0.0.0.0")
     family = socket.AF_INET if endpoint.family == "ip4" else socket.AF_INET6
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -239,12 +240,8 @@ def check_listenable(endpoint: Endpoint) -> None:
             probe.bind((endpoint.host, endpoint.port))
             probe.listen(1)
         except PermissionError:
-            raise UsageError(f"cannot listen on {endpoint}: ports below 1024 need privileges; choose another") from None
+            raise UsageError(f"{wrong}: ports below 1024 need privileges; choose another") from None
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
-                raise LocalFault(
-                    f"cannot listen on {endpoint}: the port is in use; stop the program that uses it or choose another"
-                ) from None
-            raise UsageError(
-                f"cannot listen on {endpoint}: {error.strerror or error}; give an address of this machine"
-            ) from None
+                raise UsageError(f"{wrong}: the port is in use; give another, or 0 for any free one") from None
+            raise UsageError(f"{wrong}: {error.strerror or error}; give an address of this machine") from None

@@ -103,7 +103,7 @@ class Libp2pTransport:
         replaces the addresses announced to others. `network_mode` sets p2pd's reachability. `named`: the bootstraps,
         which may have host names and lie in the local network; `lan`: so may others.
 
-        Raises UsageError (a bad address), LocalFault (a port in use, no p2pd).
+        Raises UsageError (a bad address, a port in use), LocalFault (no p2pd).
         """
         for text in (*listen, *announce):
             parse_endpoint(text)

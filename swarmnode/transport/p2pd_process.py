@@ -72,7 +72,7 @@ class P2pdProcess:
     dials: int | None = None  # connections that p2pd opens wait there for a verdict; None: they do not wait
 
     async def start(self) -> None:
-        """Start p2pd and register every handler. Raises UsageError (bad address), LocalFault (port in use, no p2pd)."""
+        """Start p2pd and register every handler. Raises UsageError (bad address, port in use), LocalFault (no p2pd)."""
         hivemind_patches.apply()
         logging.getLogger("hivemind").setLevel(logging.ERROR)
         for endpoint in map(parse_endpoint, self.listen):

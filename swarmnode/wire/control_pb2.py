@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from swarmnode.wire import record_pb2 as swarmnode_dot_v1_dot_record__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1aswarmnode/v1/control.proto\x12\x0cswarmnode.v1\x1a\x19swarmnode/v1/record.proto\"\x0f\n\rStatusRequest\"D\n\x0cLeaveRequest\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x12\n\ncheckpoint\x18\x02 \x01(\t\x12\x10\n\x08stopping\x18\x03 \x01(\x08\"\x0c\n\nLeaveReply\"0\n\x0c\x44rainRequest\x12\x10\n\x08notice_s\x18\x01 \x01(\x01\x12\x0e\n\x06reason\x18\x02 \x01(\t\"{\n\nDrainReply\x12\x0c\n\x04held\x18\x01 \x01(\r\x12\x10\n\x08\x66inished\x18\x02 \x01(\r\x12\x0e\n\x06unsent\x18\x03 \x01(\x04\x12\x0c\n\x04sent\x18\x04 \x01(\x04\x12\x11\n\tsuccessor\x18\x05 \x01(\t\x12\x0b\n\x03\x63ut\x18\x06 \x03(\t\x12\x0f\n\x07seconds\x18\x07 \x01(\x01\"\xb1\x01\n\nPeerStatus\x12\x0f\n\x07peer_id\x18\x01 \x01(\t\x12\r\n\x05stage\x18\x02 \x01(\r\x12&\n\x05state\x18\x03 \x01(\x0e\x32\x17.swarmnode.v1.NodeState\x12\x1a\n\x12samples_per_second\x18\x04 \x01(\x01\x12\r\n\x05queue\x18\x05 \x01(\r\x12\r\n\x05round\x18\x06 \x01(\x04\x12\x11\n\tlatency_s\x18\x07 \x01(\x01\x12\x0e\n\x06\x62\x61nned\x18\x08 \x01(\x08\"\xe8\x05\n\x0bStatusReply\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x10\n\x08run_name\x18\x02 \x01(\t\x12\x0f\n\x07peer_id\x18\x03 \x01(\t\x12\x0f\n\x07version\x18\x04 \x01(\t\x12\r\n\x05stage\x18\x05 \x01(\r\x12\x0e\n\x06stages\x18\x06 \x01(\r\x12&\n\x05state\x18\x07 \x01(\x0e\x32\x17.swarmnode.v1.NodeState\x12\x10\n\x08uptime_s\x18\x08 \x01(\x01\x12\x15\n\rsamples_total\x18\t \x01(\x04\x12\x14\n\x0ctokens_total\x18\n \x01(\x04\x12\r\n\x05round\x18\x0b \x01(\x04\x12\x19\n\x11tokens_per_second\x18\x0c \x01(\x01\x12\x12\n\nloss_train\x18\r \x01(\x01\x12\x17\n\x0floss_validation\x18\x0e \x01(\x01\x12\x1d\n\x15loss_validation_first\x18\x0f \x01(\x01\x12\x13\n\x0binner_steps\x18\x10 \x01(\x04\x12\x39\n\x08\x63ounters\x18\x11 \x03(\x0b\x32\'.swarmnode.v1.StatusReply.CountersEntry\x12\'\n\x05peers\x18\x12 \x03(\x0b\x32\x18.swarmnode.v1.PeerStatus\x12\x11\n\taddresses\x18\x13 \x03(\t\x12\x17\n\x0fmetrics_address\x18\x14 \x01(\t\x12\x17\n\x0fresident_nbytes\x18\x15 \x01(\x04\x12\x1f\n\x17loss_validation_samples\x18\x16 \x01(\x01\x12)\n\x06limits\x18( \x01(\x0b\x32\x19.swarmnode.v1.LimitsReply\x12\x0c\n\x04home\x18) \x01(\t\x12\x16\n\x0etrains_nothing\x18* \x01(\x08\x12\x12\n\namendments\x18+ \x03(\t\x12\x15\n\rleast_version\x18= \x01(\t\x12\r\n\x05\x63lock\x18< \x01(\t\x1a/\n\rCountersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"-\n\x0cPauseRequest\x12\r\n\x05\x66or_s\x18\x01 \x01(\x01\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\x0f\n\rResumeRequest\"\x1f\n\rFinishRequest\x12\x0e\n\x06reason\x18\x01 \x01(\t\"x\n\x0cLimitRequest\x12\x38\n\x07\x63hanged\x18\x01 \x03(\x0b\x32\'.swarmnode.v1.LimitRequest.ChangedEntry\x1a.\n\x0c\x43hangedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xf9\x01\n\x0bLimitsReply\x12\x35\n\x06limits\x18\x01 \x03(\x0b\x32%.swarmnode.v1.LimitsReply.LimitsEntry\x12\x0f\n\x07running\x18\x02 \x01(\x08\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x0f\n\x07until_s\x18\x04 \x01(\x01\x12\x19\n\x11quota_used_nbytes\x18\x05 \x01(\x04\x12\x0e\n\x06up_bps\x18\x06 \x01(\x04\x12\x10\n\x08\x64own_bps\x18\x07 \x01(\x04\x12\x15\n\rtemperature_c\x18\x08 \x01(\x01\x1a-\n\x0bLimitsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x0f\n\rConfigRequest\"6\n\x07Setting\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t\x12\x0e\n\x06origin\x18\x03 \x01(\t\"6\n\x0b\x43onfigReply\x12\'\n\x08settings\x18\x01 \x03(\x0b\x32\x15.swarmnode.v1.Setting\"\x1e\n\x0b\x43opyRequest\x12\x0f\n\x07older_s\x18\x01 \x01(\x01\"L\n\tCopyReply\x12\x0f\n\x07\x63urrent\x18\x01 \x01(\x08\x12\x0e\n\x06status\x18\x02 \x01(\t\x12\x0e\n\x06\x66older\x18\x03 \x01(\t\x12\x0e\n\x06newest\x18\x04 \x01(\t\"#\n\x0e\x45xamineRequest\x12\x11\n\tpeers_max\x18\x01 \x01(\r\"n\n\x08PeerExam\x12\x0f\n\x07peer_id\x18\x01 \x01(\t\x12\r\n\x05stage\x18\x02 \x01(\r\x12\x11\n\tlatency_s\x18\x03 \x01(\x01\x12\x10\n\x08\x64own_bps\x18\x04 \x01(\x01\x12\r\n\x05\x66\x61ult\x18\x05 \x01(\t\x12\x0e\n\x06up_bps\x18\x06 \x01(\x01\"T\n\x0c\x45xamineReply\x12%\n\x05peers\x18\x01 \x03(\x0b\x32\x16.swarmnode.v1.PeerExam\x12\r\n\x05reach\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t2\x8f\x05\n\x07\x43ontrol\x12@\n\x06Status\x12\x1b.swarmnode.v1.StatusRequest\x1a\x19.swarmnode.v1.StatusReply\x12=\n\x05Leave\x12\x1a.swarmnode.v1.LeaveRequest\x1a\x18.swarmnode.v1.LeaveReply\x12=\n\x05\x44rain\x12\x1a.swarmnode.v1.DrainRequest\x1a\x18.swarmnode.v1.DrainReply\x12>\n\x05Pause\x12\x1a.swarmnode.v1.PauseRequest\x1a\x19.swarmnode.v1.LimitsReply\x12@\n\x06Resume\x12\x1b.swarmnode.v1.ResumeRequest\x1a\x19.swarmnode.v1.LimitsReply\x12?\n\x06\x46inish\x12\x1b.swarmnode.v1.FinishRequest\x1a\x18.swarmnode.v1.LeaveReply\x12>\n\x05Limit\x12\x1a.swarmnode.v1.LimitRequest\x1a\x19.swarmnode.v1.LimitsReply\x12@\n\x06\x43onfig\x12\x1b.swarmnode.v1.ConfigRequest\x1a\x19.swarmnode.v1.ConfigReply\x12\x43\n\x07\x45xamine\x12\x1c.swarmnode.v1.ExamineRequest\x1a\x1a.swarmnode.v1.ExamineReply\x12:\n\x04\x43opy\x12\x19.swarmnode.v1.CopyRequest\x1a\x17.swarmnode.v1.CopyReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1aswarmnode/v1/control.proto\x12\x0cswarmnode.v1\x1a\x19swarmnode/v1/record.proto\"\x0f\n\rStatusRequest\"D\n\x0cLeaveRequest\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x12\n\ncheckpoint\x18\x02 \x01(\t\x12\x10\n\x08stopping\x18\x03 \x01(\x08\"\x0c\n\nLeaveReply\"0\n\x0c\x44rainRequest\x12\x10\n\x08notice_s\x18\x01 \x01(\x01\x12\x0e\n\x06reason\x18\x02 \x01(\t\"{\n\nDrainReply\x12\x0c\n\x04held\x18\x01 \x01(\r\x12\x10\n\x08\x66inished\x18\x02 \x01(\r\x12\x0e\n\x06unsent\x18\x03 \x01(\x04\x12\x0c\n\x04sent\x18\x04 \x01(\x04\x12\x11\n\tsuccessor\x18\x05 \x01(\t\x12\x0b\n\x03\x63ut\x18\x06 \x03(\t\x12\x0f\n\x07seconds\x18\x07 \x01(\x01\"\xb1\x01\n\nPeerStatus\x12\x0f\n\x07peer_id\x18\x01 \x01(\t\x12\r\n\x05stage\x18\x02 \x01(\r\x12&\n\x05state\x18\x03 \x01(\x0e\x32\x17.swarmnode.v1.NodeState\x12\x1a\n\x12samples_per_second\x18\x04 \x01(\x01\x12\r\n\x05queue\x18\x05 \x01(\r\x12\r\n\x05round\x18\x06 \x01(\x04\x12\x11\n\tlatency_s\x18\x07 \x01(\x01\x12\x0e\n\x06\x62\x61nned\x18\x08 \x01(\x08\"\x8c\x06\n\x0bStatusReply\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x10\n\x08run_name\x18\x02 \x01(\t\x12\x0f\n\x07peer_id\x18\x03 \x01(\t\x12\x0f\n\x07version\x18\x04 \x01(\t\x12\r\n\x05stage\x18\x05 \x01(\r\x12\x0e\n\x06stages\x18\x06 \x01(\r\x12&\n\x05state\x18\x07 \x01(\x0e\x32\x17.swarmnode.v1.NodeState\x12\x10\n\x08uptime_s\x18\x08 \x01(\x01\x12\x15\n\rsamples_total\x18\t \x01(\x04\x12\x14\n\x0ctokens_total\x18\n \x01(\x04\x12\r\n\x05round\x18\x0b \x01(\x04\x12\x19\n\x11tokens_per_second\x18\x0c \x01(\x01\x12\x12\n\nloss_train\x18\r \x01(\x01\x12\x17\n\x0floss_validation\x18\x0e \x01(\x01\x12\x1d\n\x15loss_validation_first\x18\x0f \x01(\x01\x12\x13\n\x0binner_steps\x18\x10 \x01(\x04\x12\x39\n\x08\x63ounters\x18\x11 \x03(\x0b\x32\'.swarmnode.v1.StatusReply.CountersEntry\x12\'\n\x05peers\x18\x12 \x03(\x0b\x32\x18.swarmnode.v1.PeerStatus\x12\x11\n\taddresses\x18\x13 \x03(\t\x12\x17\n\x0fmetrics_address\x18\x14 \x01(\t\x12\x17\n\x0fresident_nbytes\x18\x15 \x01(\x04\x12\x1f\n\x17loss_validation_samples\x18\x16 \x01(\x01\x12)\n\x06limits\x18( \x01(\x0b\x32\x19.swarmnode.v1.LimitsReply\x12\x0c\n\x04home\x18) \x01(\t\x12\x16\n\x0etrains_nothing\x18* \x01(\x08\x12\x12\n\namendments\x18+ \x03(\t\x12\x15\n\rleast_version\x18= \x01(\t\x12\x14\n\x0ctokens_given\x18> \x01(\x04\x12\x0c\n\x04page\x18? \x01(\t\x12\r\n\x05\x63lock\x18< \x01(\t\x1a/\n\rCountersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"-\n\x0cPauseRequest\x12\r\n\x05\x66or_s\x18\x01 \x01(\x01\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\x0f\n\rResumeRequest\"\x1f\n\rFinishRequest\x12\x0e\n\x06reason\x18\x01 \x01(\t\"x\n\x0cLimitRequest\x12\x38\n\x07\x63hanged\x18\x01 \x03(\x0b\x32\'.swarmnode.v1.LimitRequest.ChangedEntry\x1a.\n\x0c\x43hangedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xf9\x01\n\x0bLimitsReply\x12\x35\n\x06limits\x18\x01 \x03(\x0b\x32%.swarmnode.v1.LimitsReply.LimitsEntry\x12\x0f\n\x07running\x18\x02 \x01(\x08\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x0f\n\x07until_s\x18\x04 \x01(\x01\x12\x19\n\x11quota_used_nbytes\x18\x05 \x01(\x04\x12\x0e\n\x06up_bps\x18\x06 \x01(\x04\x12\x10\n\x08\x64own_bps\x18\x07 \x01(\x04\x12\x15\n\rtemperature_c\x18\x08 \x01(\x01\x1a-\n\x0bLimitsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x0f\n\rConfigRequest\"6\n\x07Setting\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t\x12\x0e\n\x06origin\x18\x03 \x01(\t\"6\n\x0b\x43onfigReply\x12\'\n\x08settings\x18\x01 \x03(\x0b\x32\x15.swarmnode.v1.Setting\"\x1e\n\x0b\x43opyRequest\x12\x0f\n\x07older_s\x18\x01 \x01(\x01\"L\n\tCopyReply\x12\x0f\n\x07\x63urrent\x18\x01 \x01(\x08\x12\x0e\n\x06status\x18\x02 \x01(\t\x12\x0e\n\x06\x66older\x18\x03 \x01(\t\x12\x0e\n\x06newest\x18\x04 \x01(\t\"#\n\x0e\x45xamineRequest\x12\x11\n\tpeers_max\x18\x01 \x01(\r\"n\n\x08PeerExam\x12\x0f\n\x07peer_id\x18\x01 \x01(\t\x12\r\n\x05stage\x18\x02 \x01(\r\x12\x11\n\tlatency_s\x18\x03 \x01(\x01\x12\x10\n\x08\x64own_bps\x18\x04 \x01(\x01\x12\r\n\x05\x66\x61ult\x18\x05 \x01(\t\x12\x0e\n\x06up_bps\x18\x06 \x01(\x01\"T\n\x0c\x45xamineReply\x12%\n\x05peers\x18\x01 \x03(\x0b\x32\x16.swarmnode.v1.PeerExam\x12\r\n\x05reach\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t2\x8f\x05\n\x07\x43ontrol\x12@\n\x06Status\x12\x1b.swarmnode.v1.StatusRequest\x1a\x19.swarmnode.v1.StatusReply\x12=\n\x05Leave\x12\x1a.swarmnode.v1.LeaveRequest\x1a\x18.swarmnode.v1.LeaveReply\x12=\n\x05\x44rain\x12\x1a.swarmnode.v1.DrainRequest\x1a\x18.swarmnode.v1.DrainReply\x12>\n\x05Pause\x12\x1a.swarmnode.v1.PauseRequest\x1a\x19.swarmnode.v1.LimitsReply\x12@\n\x06Resume\x12\x1b.swarmnode.v1.ResumeRequest\x1a\x19.swarmnode.v1.LimitsReply\x12?\n\x06\x46inish\x12\x1b.swarmnode.v1.FinishRequest\x1a\x18.swarmnode.v1.LeaveReply\x12>\n\x05Limit\x12\x1a.swarmnode.v1.LimitRequest\x1a\x19.swarmnode.v1.LimitsReply\x12@\n\x06\x43onfig\x12\x1b.swarmnode.v1.ConfigRequest\x1a\x19.swarmnode.v1.ConfigReply\x12\x43\n\x07\x45xamine\x12\x1c.swarmnode.v1.ExamineRequest\x1a\x1a.swarmnode.v1.ExamineReply\x12:\n\x04\x43opy\x12\x19.swarmnode.v1.CopyRequest\x1a\x17.swarmnode.v1.CopyReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -51,39 +51,39 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PEERSTATUS']._serialized_start=348
   _globals['_PEERSTATUS']._serialized_end=525
   _globals['_STATUSREPLY']._serialized_start=528
-  _globals['_STATUSREPLY']._serialized_end=1272
-  _globals['_STATUSREPLY_COUNTERSENTRY']._serialized_start=1225
-  _globals['_STATUSREPLY_COUNTERSENTRY']._serialized_end=1272
-  _globals['_PAUSEREQUEST']._serialized_start=1274
-  _globals['_PAUSEREQUEST']._serialized_end=1319
-  _globals['_RESUMEREQUEST']._serialized_start=1321
-  _globals['_RESUMEREQUEST']._serialized_end=1336
-  _globals['_FINISHREQUEST']._serialized_start=1338
-  _globals['_FINISHREQUEST']._serialized_end=1369
-  _globals['_LIMITREQUEST']._serialized_start=1371
-  _globals['_LIMITREQUEST']._serialized_end=1491
-  _globals['_LIMITREQUEST_CHANGEDENTRY']._serialized_start=1445
-  _globals['_LIMITREQUEST_CHANGEDENTRY']._serialized_end=1491
-  _globals['_LIMITSREPLY']._serialized_start=1494
-  _globals['_LIMITSREPLY']._serialized_end=1743
-  _globals['_LIMITSREPLY_LIMITSENTRY']._serialized_start=1698
-  _globals['_LIMITSREPLY_LIMITSENTRY']._serialized_end=1743
-  _globals['_CONFIGREQUEST']._serialized_start=1745
-  _globals['_CONFIGREQUEST']._serialized_end=1760
-  _globals['_SETTING']._serialized_start=1762
-  _globals['_SETTING']._serialized_end=1816
-  _globals['_CONFIGREPLY']._serialized_start=1818
-  _globals['_CONFIGREPLY']._serialized_end=1872
-  _globals['_COPYREQUEST']._serialized_start=1874
-  _globals['_COPYREQUEST']._serialized_end=1904
-  _globals['_COPYREPLY']._serialized_start=1906
-  _globals['_COPYREPLY']._serialized_end=1982
-  _globals['_EXAMINEREQUEST']._serialized_start=1984
-  _globals['_EXAMINEREQUEST']._serialized_end=2019
-  _globals['_PEEREXAM']._serialized_start=2021
-  _globals['_PEEREXAM']._serialized_end=2131
-  _globals['_EXAMINEREPLY']._serialized_start=2133
-  _globals['_EXAMINEREPLY']._serialized_end=2217
-  _globals['_CONTROL']._serialized_start=2220
-  _globals['_CONTROL']._serialized_end=2875
+  _globals['_STATUSREPLY']._serialized_end=1308
+  _globals['_STATUSREPLY_COUNTERSENTRY']._serialized_start=1261
+  _globals['_STATUSREPLY_COUNTERSENTRY']._serialized_end=1308
+  _globals['_PAUSEREQUEST']._serialized_start=1310
+  _globals['_PAUSEREQUEST']._serialized_end=1355
+  _globals['_RESUMEREQUEST']._serialized_start=1357
+  _globals['_RESUMEREQUEST']._serialized_end=1372
+  _globals['_FINISHREQUEST']._serialized_start=1374
+  _globals['_FINISHREQUEST']._serialized_end=1405
+  _globals['_LIMITREQUEST']._serialized_start=1407
+  _globals['_LIMITREQUEST']._serialized_end=1527
+  _globals['_LIMITREQUEST_CHANGEDENTRY']._serialized_start=1481
+  _globals['_LIMITREQUEST_CHANGEDENTRY']._serialized_end=1527
+  _globals['_LIMITSREPLY']._serialized_start=1530
+  _globals['_LIMITSREPLY']._serialized_end=1779
+  _globals['_LIMITSREPLY_LIMITSENTRY']._serialized_start=1734
+  _globals['_LIMITSREPLY_LIMITSENTRY']._serialized_end=1779
+  _globals['_CONFIGREQUEST']._serialized_start=1781
+  _globals['_CONFIGREQUEST']._serialized_end=1796
+  _globals['_SETTING']._serialized_start=1798
+  _globals['_SETTING']._serialized_end=1852
+  _globals['_CONFIGREPLY']._serialized_start=1854
+  _globals['_CONFIGREPLY']._serialized_end=1908
+  _globals['_COPYREQUEST']._serialized_start=1910
+  _globals['_COPYREQUEST']._serialized_end=1940
+  _globals['_COPYREPLY']._serialized_start=1942
+  _globals['_COPYREPLY']._serialized_end=2018
+  _globals['_EXAMINEREQUEST']._serialized_start=2020
+  _globals['_EXAMINEREQUEST']._serialized_end=2055
+  _globals['_PEEREXAM']._serialized_start=2057
+  _globals['_PEEREXAM']._serialized_end=2167
+  _globals['_EXAMINEREPLY']._serialized_start=2169
+  _globals['_EXAMINEREPLY']._serialized_end=2253
+  _globals['_CONTROL']._serialized_start=2256
+  _globals['_CONTROL']._serialized_end=2911
 # @@protoc_insertion_point(module_scope)

@@ -72,7 +72,7 @@ class PeerStatus(_message.Message):
     def __init__(self, peer_id: _Optional[str] = ..., stage: _Optional[int] = ..., state: _Optional[_Union[_record_pb2.NodeState, str]] = ..., samples_per_second: _Optional[float] = ..., queue: _Optional[int] = ..., round: _Optional[int] = ..., latency_s: _Optional[float] = ..., banned: _Optional[bool] = ...) -> None: ...
 
 class StatusReply(_message.Message):
-    __slots__ = ("run_id", "run_name", "peer_id", "version", "stage", "stages", "state", "uptime_s", "samples_total", "tokens_total", "round", "tokens_per_second", "loss_train", "loss_validation", "loss_validation_first", "inner_steps", "counters", "peers", "addresses", "metrics_address", "resident_nbytes", "loss_validation_samples", "limits", "home", "trains_nothing", "amendments", "least_version", "clock")
+    __slots__ = ("run_id", "run_name", "peer_id", "version", "stage", "stages", "state", "uptime_s", "samples_total", "tokens_total", "round", "tokens_per_second", "loss_train", "loss_validation", "loss_validation_first", "inner_steps", "counters", "peers", "addresses", "metrics_address", "resident_nbytes", "loss_validation_samples", "limits", "home", "trains_nothing", "amendments", "least_version", "tokens_given", "page", "clock")
     class CountersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -107,6 +107,8 @@ class StatusReply(_message.Message):
     TRAINS_NOTHING_FIELD_NUMBER: _ClassVar[int]
     AMENDMENTS_FIELD_NUMBER: _ClassVar[int]
     LEAST_VERSION_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_GIVEN_FIELD_NUMBER: _ClassVar[int]
+    PAGE_FIELD_NUMBER: _ClassVar[int]
     CLOCK_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     run_name: str
@@ -135,8 +137,10 @@ class StatusReply(_message.Message):
     trains_nothing: bool
     amendments: _containers.RepeatedScalarFieldContainer[str]
     least_version: str
+    tokens_given: int
+    page: str
     clock: str
-    def __init__(self, run_id: _Optional[str] = ..., run_name: _Optional[str] = ..., peer_id: _Optional[str] = ..., version: _Optional[str] = ..., stage: _Optional[int] = ..., stages: _Optional[int] = ..., state: _Optional[_Union[_record_pb2.NodeState, str]] = ..., uptime_s: _Optional[float] = ..., samples_total: _Optional[int] = ..., tokens_total: _Optional[int] = ..., round: _Optional[int] = ..., tokens_per_second: _Optional[float] = ..., loss_train: _Optional[float] = ..., loss_validation: _Optional[float] = ..., loss_validation_first: _Optional[float] = ..., inner_steps: _Optional[int] = ..., counters: _Optional[_Mapping[str, float]] = ..., peers: _Optional[_Iterable[_Union[PeerStatus, _Mapping]]] = ..., addresses: _Optional[_Iterable[str]] = ..., metrics_address: _Optional[str] = ..., resident_nbytes: _Optional[int] = ..., loss_validation_samples: _Optional[float] = ..., limits: _Optional[_Union[LimitsReply, _Mapping]] = ..., home: _Optional[str] = ..., trains_nothing: _Optional[bool] = ..., amendments: _Optional[_Iterable[str]] = ..., least_version: _Optional[str] = ..., clock: _Optional[str] = ...) -> None: ...
+    def __init__(self, run_id: _Optional[str] = ..., run_name: _Optional[str] = ..., peer_id: _Optional[str] = ..., version: _Optional[str] = ..., stage: _Optional[int] = ..., stages: _Optional[int] = ..., state: _Optional[_Union[_record_pb2.NodeState, str]] = ..., uptime_s: _Optional[float] = ..., samples_total: _Optional[int] = ..., tokens_total: _Optional[int] = ..., round: _Optional[int] = ..., tokens_per_second: _Optional[float] = ..., loss_train: _Optional[float] = ..., loss_validation: _Optional[float] = ..., loss_validation_first: _Optional[float] = ..., inner_steps: _Optional[int] = ..., counters: _Optional[_Mapping[str, float]] = ..., peers: _Optional[_Iterable[_Union[PeerStatus, _Mapping]]] = ..., addresses: _Optional[_Iterable[str]] = ..., metrics_address: _Optional[str] = ..., resident_nbytes: _Optional[int] = ..., loss_validation_samples: _Optional[float] = ..., limits: _Optional[_Union[LimitsReply, _Mapping]] = ..., home: _Optional[str] = ..., trains_nothing: _Optional[bool] = ..., amendments: _Optional[_Iterable[str]] = ..., least_version: _Optional[str] = ..., tokens_given: _Optional[int] = ..., page: _Optional[str] = ..., clock: _Optional[str] = ...) -> None: ...
 
 class PauseRequest(_message.Message):
     __slots__ = ("for_s", "reason")

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from swarmnode.wire import control_pb2 as swarmnode_dot_v1_dot_control__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19swarmnode/v1/report.proto\x12\x0cswarmnode.v1\x1a\x1aswarmnode/v1/control.proto\"R\n\rReportRequest\x12\x13\n\x0bincarnation\x18\x01 \x01(\x04\x12\x14\n\x0c\x65vents_after\x18\x02 \x01(\x04\x12\x16\n\x0ereceipts_after\x18\x03 \x01(\x04\"\x84\x01\n\nLinkReport\x12\x0f\n\x07peer_id\x18\x01 \x01(\t\x12\x13\n\x0bsent_nbytes\x18\x02 \x01(\x04\x12\x17\n\x0freceived_nbytes\x18\x03 \x01(\x04\x12\x11\n\tlatency_s\x18\x04 \x01(\x01\x12$\n\x04kind\x18\x05 \x01(\x0e\x32\x16.swarmnode.v1.LinkKind\"\xc1\x01\n\x0b\x45ventReport\x12\x0e\n\x06serial\x18\x01 \x01(\x04\x12\x0f\n\x07unix_ms\x18\x02 \x01(\x04\x12\r\n\x05\x65vent\x18\x03 \x01(\t\x12\r\n\x05level\x18\x04 \x01(\t\x12\r\n\x05stage\x18\x05 \x01(\x05\x12\x35\n\x06\x66ields\x18\x06 \x03(\x0b\x32%.swarmnode.v1.EventReport.FieldsEntry\x1a-\n\x0b\x46ieldsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xe6\x01\n\x06Report\x12\x13\n\x0bincarnation\x18\x01 \x01(\x04\x12\x0f\n\x07unix_ms\x18\x02 \x01(\x04\x12\x0c\n\x04name\x18\x03 \x01(\t\x12)\n\x06status\x18\x04 \x01(\x0b\x32\x19.swarmnode.v1.StatusReply\x12\'\n\x05links\x18\x05 \x03(\x0b\x32\x18.swarmnode.v1.LinkReport\x12)\n\x06\x65vents\x18\x06 \x03(\x0b\x32\x19.swarmnode.v1.EventReport\x12\x10\n\x08receipts\x18\x07 \x03(\x0c\x12\x17\n\x0freceipts_serial\x18\x08 \x01(\x04*R\n\x08LinkKind\x12\x19\n\x15LINK_KIND_UNSPECIFIED\x10\x00\x12\x14\n\x10LINK_KIND_DIRECT\x10\x01\x12\x15\n\x11LINK_KIND_RELAYED\x10\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19swarmnode/v1/report.proto\x12\x0cswarmnode.v1\x1a\x1aswarmnode/v1/control.proto\"e\n\rReportRequest\x12\x13\n\x0bincarnation\x18\x01 \x01(\x04\x12\x14\n\x0c\x65vents_after\x18\x02 \x01(\x04\x12\x16\n\x0ereceipts_after\x18\x03 \x01(\x04\x12\x11\n\tpage_port\x18\x04 \x01(\r\"\x84\x01\n\nLinkReport\x12\x0f\n\x07peer_id\x18\x01 \x01(\t\x12\x13\n\x0bsent_nbytes\x18\x02 \x01(\x04\x12\x17\n\x0freceived_nbytes\x18\x03 \x01(\x04\x12\x11\n\tlatency_s\x18\x04 \x01(\x01\x12$\n\x04kind\x18\x05 \x01(\x0e\x32\x16.swarmnode.v1.LinkKind\"\xc1\x01\n\x0b\x45ventReport\x12\x0e\n\x06serial\x18\x01 \x01(\x04\x12\x0f\n\x07unix_ms\x18\x02 \x01(\x04\x12\r\n\x05\x65vent\x18\x03 \x01(\t\x12\r\n\x05level\x18\x04 \x01(\t\x12\r\n\x05stage\x18\x05 \x01(\x05\x12\x35\n\x06\x66ields\x18\x06 \x03(\x0b\x32%.swarmnode.v1.EventReport.FieldsEntry\x1a-\n\x0b\x46ieldsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xe6\x01\n\x06Report\x12\x13\n\x0bincarnation\x18\x01 \x01(\x04\x12\x0f\n\x07unix_ms\x18\x02 \x01(\x04\x12\x0c\n\x04name\x18\x03 \x01(\t\x12)\n\x06status\x18\x04 \x01(\x0b\x32\x19.swarmnode.v1.StatusReply\x12\'\n\x05links\x18\x05 \x03(\x0b\x32\x18.swarmnode.v1.LinkReport\x12)\n\x06\x65vents\x18\x06 \x03(\x0b\x32\x19.swarmnode.v1.EventReport\x12\x10\n\x08receipts\x18\x07 \x03(\x0c\x12\x17\n\x0freceipts_serial\x18\x08 \x01(\x04*R\n\x08LinkKind\x12\x19\n\x15LINK_KIND_UNSPECIFIED\x10\x00\x12\x14\n\x10LINK_KIND_DIRECT\x10\x01\x12\x15\n\x11LINK_KIND_RELAYED\x10\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,16 +34,16 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_EVENTREPORT_FIELDSENTRY']._loaded_options = None
   _globals['_EVENTREPORT_FIELDSENTRY']._serialized_options = b'8\001'
-  _globals['_LINKKIND']._serialized_start=719
-  _globals['_LINKKIND']._serialized_end=801
+  _globals['_LINKKIND']._serialized_start=738
+  _globals['_LINKKIND']._serialized_end=820
   _globals['_REPORTREQUEST']._serialized_start=71
-  _globals['_REPORTREQUEST']._serialized_end=153
-  _globals['_LINKREPORT']._serialized_start=156
-  _globals['_LINKREPORT']._serialized_end=288
-  _globals['_EVENTREPORT']._serialized_start=291
-  _globals['_EVENTREPORT']._serialized_end=484
-  _globals['_EVENTREPORT_FIELDSENTRY']._serialized_start=439
-  _globals['_EVENTREPORT_FIELDSENTRY']._serialized_end=484
-  _globals['_REPORT']._serialized_start=487
-  _globals['_REPORT']._serialized_end=717
+  _globals['_REPORTREQUEST']._serialized_end=172
+  _globals['_LINKREPORT']._serialized_start=175
+  _globals['_LINKREPORT']._serialized_end=307
+  _globals['_EVENTREPORT']._serialized_start=310
+  _globals['_EVENTREPORT']._serialized_end=503
+  _globals['_EVENTREPORT_FIELDSENTRY']._serialized_start=458
+  _globals['_EVENTREPORT_FIELDSENTRY']._serialized_end=503
+  _globals['_REPORT']._serialized_start=506
+  _globals['_REPORT']._serialized_end=736
 # @@protoc_insertion_point(module_scope)

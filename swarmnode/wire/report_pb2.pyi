@@ -18,14 +18,16 @@ LINK_KIND_DIRECT: LinkKind
 LINK_KIND_RELAYED: LinkKind
 
 class ReportRequest(_message.Message):
-    __slots__ = ("incarnation", "events_after", "receipts_after")
+    __slots__ = ("incarnation", "events_after", "receipts_after", "page_port")
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     EVENTS_AFTER_FIELD_NUMBER: _ClassVar[int]
     RECEIPTS_AFTER_FIELD_NUMBER: _ClassVar[int]
+    PAGE_PORT_FIELD_NUMBER: _ClassVar[int]
     incarnation: int
     events_after: int
     receipts_after: int
-    def __init__(self, incarnation: _Optional[int] = ..., events_after: _Optional[int] = ..., receipts_after: _Optional[int] = ...) -> None: ...
+    page_port: int
+    def __init__(self, incarnation: _Optional[int] = ..., events_after: _Optional[int] = ..., receipts_after: _Optional[int] = ..., page_port: _Optional[int] = ...) -> None: ...
 
 class LinkReport(_message.Message):
     __slots__ = ("peer_id", "sent_nbytes", "received_nbytes", "latency_s", "kind")

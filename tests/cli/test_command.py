@@ -206,8 +206,16 @@ async def test_status_of_a_real_socket_as_table_and_json(
 
     from swarmnode.control.service import ControlServer
     from swarmnode.wire.control_pb2 import StatusReply
+    from swarmnode.wire.record_pb2 import NODE_STATE_TRAINING
 
-    reply = StatusReply(run_id="ab" * 32, run_name="tiny", stage=1, stages=3, counters={"swarmnode_samples_total": 5})
+    reply = StatusReply(
+        run_id="ab" * 32,
+        run_name="tiny",
+        state=NODE_STATE_TRAINING,
+        stage=1,
+        stages=3,
+        counters={"swarmnode_samples_total": 5},
+    )
 
     async def ask(*flags: str) -> str:
         process = await asyncio.create_subprocess_exec(

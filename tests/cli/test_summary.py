@@ -14,17 +14,20 @@ from swarmnode.local.session import Conditions, SessionView
 from swarmnode.local.summary import NodeFacts, Summary, TokenRate, Totals, count, parse_series, totals
 from swarmnode.local.swarm_view import (
     LiveScreen,
+    NodeWatch,
     PlainScreen,
     conclusion,
+    headline,
     line,
     nbytes_text,
+    picture,
     render,
     screen_for,
-    status_tables,
+    thanks,
 )
 from swarmnode.metrics import name
 from swarmnode.wire.control_pb2 import PeerStatus, StatusReply
-from swarmnode.wire.record_pb2 import NODE_STATE_TRAINING
+from swarmnode.wire.record_pb2 import NODE_STATE_JOINING, NODE_STATE_TRAINING
 
 DONE = name.series(name.MICROBATCHES, outcome="done")
 LOST = name.series(name.MICROBATCHES, outcome="lost")
@@ -185,8 +188,8 @@ def test_people_can_read_it() -> None:
 
 
 def test_the_view_shows_every_node_by_stage() -> None:
-    picture = SessionView(60.0, 45.25, 1234.5, tuple(NODES), totals(NODES))
-    assert line(picture).split("  ")[1:] == [
+    seen = SessionView(60.0, 45.25, 1234.5, tuple(NODES), totals(NODES))
+    assert line(seen).split("  ")[1:] == [
         "45.2 s",
         "nodes 2/3",
         "samples 1,000",
@@ -196,9 +199,9 @@ def test_the_view_shows_every_node_by_stage() -> None:
         "sent 20 B",
     ]
     console = Console(width=140, record=True, file=io.StringIO())
-    console.print(render(picture))
+    console.print(render(seen))
     rows = [text.split() for text in console.export_text().splitlines() if "node-" in text]
-    assert [row[3] for row in rows] == ["node-00", "node-01", "node-03", "node-02"]
+    assert [row[1] for row in rows] == ["node-00", "node-01", "node-03", "node-02"]
     assert "400.0" in rows[0]
 
 
@@ -228,17 +231,47 @@ def test_a_terminal_gets_a_live_table_and_its_cursor_back(monkeypatch: pytest.Mo
     assert isinstance(screen_for(Console(file=io.StringIO(), force_terminal=True), io.StringIO()), PlainScreen)
 
 
-def test_the_status_of_a_node_as_tables() -> None:
-    console = Console(width=140, record=True, file=io.StringIO())
-    status = StatusReply(stage=1, stages=3, counters={DONE: 3.0}, peers=[PeerStatus(peer_id="x" * 20, banned=True)])
-    console.print(*status_tables(status))
-    text = console.export_text()
-    assert "1 of 3" in text and DONE in text and "banned" in text
+def shown(status: StatusReply, width: int = 60) -> str:
+    watch = NodeWatch()
+    watch.add(0.0, status)
+    console = Console(width=width, file=io.StringIO(), force_terminal=False)
+    console.print(picture(watch))
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_a_volunteer_sees_the_pipeline_who_is_missing_and_what_was_given() -> None:
+    peers = [
+        PeerStatus(peer_id="x" * 20, stage=0, state=NODE_STATE_TRAINING),
+        PeerStatus(peer_id="y" * 20, stage=3, state=NODE_STATE_TRAINING, banned=True),
+    ]
+    status = StatusReply(
+        stage=1,
+        stages=5,
+        state=NODE_STATE_TRAINING,
+        peers=peers,
+        uptime_s=3900,
+        tokens_given=1_234_567,
+        run_name="poem",
+    )
+    text = shown(status)
+    assert " ■ [■] □  □  □ " in text and "banned" in text and max(map(len, text.splitlines())) <= 60
+    assert headline(status) == "stage 1 of 5; waiting for three more machines"
+    assert thanks(status) == "thank you: 1,234,567 tokens of poem trained here in 1 h 05 min"
+    status.state = NODE_STATE_JOINING
+    assert headline(status).startswith("stage 1 of 5, fetching its weights; waiting for three")
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_the_table_of_a_swarm_is_whole_in_every_terminal(width: int) -> None:
+    console = Console(width=width, file=io.StringIO())
+    console.print(render(SessionView(60.0, 45.25, 1234.5, tuple(NODES), totals(NODES)), width))
+    assert isinstance(console.file, io.StringIO)
+    rows = [text.split() for text in console.file.getvalue().splitlines() if "node-" in text]
+    assert len(rows) == len(NODES) and "…" not in console.file.getvalue()
+    assert "2.000" in rows[0], "its loss is not cut off"
 
 
 def test_a_bootstrap_shows_no_stage_that_it_does_not_serve() -> None:
-    console = Console(width=140, record=True, file=io.StringIO())
-    status = StatusReply(stages=3, peer_id="x" * 20, trains_nothing=True)
-    console.print(*status_tables(status))
-    text = console.export_text()
-    assert "trains nothing" in text and "x" * 20 in text and "stage  " not in text.split("counters")[0]
+    text = shown(StatusReply(stages=3, peer_id="x" * 20, trains_nothing=True))
+    assert "trains nothing" in text and "stages" not in text

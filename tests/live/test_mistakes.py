@@ -99,7 +99,7 @@ async def test_mistakes_are_answered_in_one_line(tmp_path: Path) -> None:
         "wrong run id": (21, "is the run id right"),
         "forged manifest": (78, "signature"),
         "metrics port taken": (2, "--metrics-port"),
-        "listen port taken": (70, "in use"),
+        "listen port taken": (2, "in use"),
         "corrupt shard": (78, "not a token shard"),
         "files of a stranger": (77, "--data-root"),
         "more than there is": (20, "bytes) are free"),

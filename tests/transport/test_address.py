@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmnode.errors import LocalFault, UsageError
+from swarmnode.errors import UsageError
 from swarmnode.identity import Identity
 from swarmnode.transport.address import check_listenable, dialable_of, parse_bootstrap, parse_bootstraps, parse_endpoint
 
@@ -92,7 +92,7 @@ def test_a_port_that_is_taken_cannot_be_listened_on() -> None:
         taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        with pytest.raises(LocalFault, match="the port is in use"):
+        with pytest.raises(UsageError, match="the port is in use"):
             check_listenable(parse_endpoint(f"/ip4/127.0.0.1/tcp/{taken.getsockname()[1]}"))
 
 

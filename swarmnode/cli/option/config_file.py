@@ -16,7 +16,7 @@ import difflib
 import functools
 import os
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +69,24 @@ def bind(command: click.Command) -> None:
             option.envvar = variable_of(option)
 
 
+def check_top(verbs: Collection[str], load: Callable[[str], click.Command | None]) -> None:
+    """Raises ConfigError for a table that is no verb, and for a key at the top that no verb has as an option."""
+    path, known = config_path(), set[str]()
+    for key, value in _read(path).items():
+        if isinstance(value, Mapping):
+            if key not in verbs:
+                raise ConfigError(f"{path}: [{key[:40]}]: no such verb{_meant(key, verbs)}")
+            continue
+        known = known or {_key(option) for verb in verbs if (found := load(verb)) for option in _options(found)}
+        if key not in known and key not in verbs:  # `defaults_for` says that a verb is written as a table
+            raise ConfigError(f"{path}: {key[:40]}: no verb has such an option{_meant(key, known)}")
+
+
+def _meant(word: str, known: Collection[str]) -> str:
+    close = difflib.get_close_matches(word, sorted(known), n=1)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
 def defaults_for(verb: str, command: click.Command) -> dict[str, Any]:
     """The config file's values for `command`, by parameter. Raises ConfigError for a key that its table cannot have."""
     path = config_path()
@@ -79,9 +97,8 @@ def defaults_for(verb: str, command: click.Command) -> dict[str, Any]:
         raise ConfigError(f"{path}: {verb} is a verb: write its settings in a table [{verb}]")
     for key in table:
         if key not in options:
-            close = difflib.get_close_matches(key, options, n=1)
-            hint = f"did you mean {close[0]}?" if close else f"it has {', '.join(sorted(options)) or 'no options'}"
-            raise ConfigError(f"{path}: [{verb}] {key[:40]}: unknown option of `swarmnode {verb}`; {hint}")
+            hint = _meant(key, options) or f"; it has {', '.join(sorted(options)) or 'no options'}"
+            raise ConfigError(f"{path}: [{verb}] {key[:40]}: unknown option of `swarmnode {verb}`{hint}")
     common = {key: value for key, value in found.items() if key in options and not isinstance(value, Mapping)}
     return {str(options[key].name): value for key, value in {**common, **table}.items()}
 
