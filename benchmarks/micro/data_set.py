@@ -28,8 +28,8 @@ from swarmnode.data.blocks import BlockLedger
 from swarmnode.data.chat_template import ChatTemplate
 from swarmnode.data.chunk_store import ChunkCache
 from swarmnode.data.demo_corpus import documents as demo_documents
+from swarmnode.data.document_row import Reading
 from swarmnode.data.document_source import find_work
-from swarmnode.data.document_span import Reading
 from swarmnode.data.index import CHUNK_NBYTES, INDEX_FILE, Index, ShardEntry, Split, parse_index
 from swarmnode.data.set_maker import HELD_OUT_CHUNK_TOKENS
 from swarmnode.data.token_parts import BATCH_DOCUMENTS, Encoding, make_part

@@ -70,7 +70,9 @@ def command() -> None:
     help="Share of the tokens that count which is held out, whole documents chosen by hash.",
 )
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of the order of documents.")
-@click.option("--split", "hub_split", default="train", show_default=True, help="Which split of a hub data set.")
+@click.option(
+    "--split", default="train", show_default=True, help="Which split of a hub data set, or of a saved DatasetDict."
+)
 @click.option(
     "--document-max",
     type=click.IntRange(1 << 10, 64 << 20),
@@ -95,7 +97,7 @@ def make(
     skip_bad: int,
     validation: float,
     seed: int,
-    hub_split: str,
+    split: str,
     document_max: int,
     chunk_tokens: int | None,
 ) -> None:
@@ -104,7 +106,7 @@ def make(
     Prints the SHA-256 of OUT/index.json. Then: swarmnode init RUN --data OUT
     """
     from swarmnode.data.chat_template import tokenizer_and_template
-    from swarmnode.data.document_span import Reading
+    from swarmnode.data.document_row import Reading
     from swarmnode.data.root import DataRoot
     from swarmnode.data.set_maker import MakeOptions
     from swarmnode.data.set_maker import make as made_of
@@ -121,9 +123,14 @@ def make(
         check_tokenizer(path)
     opened = open_tokenizer("bytes" if path is None else path.name, DataRoot(path.parent if path else None))
     opened, raw, template = tokenizer_and_template(path, opened)
-    reading = Reading(field, messages, document_max, hub_split, encoding)
+    reading = Reading(field, messages, document_max, split, encoding)
     options = MakeOptions(sources, weights, reading, validation, seed, chunk_tokens, skip_bad)
-    beside = {} if path is None or raw is None else files_beside(path, raw, template, opened)
+
+    def beside(rendered: bool) -> dict[str, bytes]:
+        if path is None or raw is None:
+            return {}
+        return files_beside(path, raw, template, opened, rendered=rendered)
+
     with _Progress() as report:
         index, bad = made_of(out, options, Encoding(opened, template, special_tokens), beside, report)
     train, held_out = index.train, index.validation
@@ -138,6 +145,8 @@ def make(
         f" {held_out.documents:,} held out, in {index.count:,} chunks; vocabulary {index.vocabulary:,}",
         err=True,
     )
+    if index.loss_mask and path is not None and template.own is None:
+        click.echo(f"no chat template lies in {path.parent}: conversations are written as ChatML", err=True)
     if held_out.tokens < FEW_TOKENS:
         click.echo("few tokens are held out: validation will be noisy; a larger --validation holds out more", err=True)
     click.echo(index.digest.hex())

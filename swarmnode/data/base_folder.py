@@ -20,6 +20,7 @@ SMALL_FILES = (
     "special_tokens_map.json",
     "generation_config.json",
     "chat_template.jinja",
+    "chat_template.json",
 )
 """Files of a model besides its weights that exports of the run carry on."""
 SMALL_NBYTES_MAX = 64 << 20

@@ -18,10 +18,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from swarmnode.data.tokens import HuggingFaceTokenizer, Tokenizer, Tokens, huggingface_tokenizer, panics_are_faults
+from swarmnode.data.tokens import (
+    HuggingFaceTokenizer,
+    Tokenizer,
+    Tokens,
+    config_in,
+    huggingface_tokenizer,
+    named_eos,
+    panics_are_faults,
+)
 from swarmnode.errors import DataError
 
 CONFIG_FILE = "tokenizer_config.json"
+PROCESSOR_TEMPLATE = "chat_template.json"
 ANSWERS = "assistant"
 CHATML = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
@@ -29,7 +38,8 @@ CHATML = (
 )
 MARK = "\ue0f7\ue0f3\ue0f9"  # private use: no template writes it, and no conversation should
 THOUGHTS = ("reasoning_content", "reasoning", "thinking")
-_GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
+_GENERATION = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
+_COMMENT = re.compile(r"\{#.*?#\}", re.DOTALL)
 
 Message = Mapping[str, Any]
 """`role`, and what the template reads beside it: mostly `content`, also `tool_calls` or `reasoning_content`."""
@@ -61,9 +71,13 @@ class ChatTemplate:
     def encode(self, conversation: Conversation, tokenizer: Tokenizer) -> tuple[str, Tokens, npt.NDArray[np.uint8]]:
         """(text, ids [n], mask [n]: 1 where a token counts as a target). Raises DataError when the template rejects
         the conversation."""
-        if self._hub is not None and _GENERATION.search(self._chosen(conversation)):
-            return self._marked(conversation, tokenizer)
         text = self._render(conversation)
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise DataError("conversation with half a character (a lone surrogate)") from None
+        if self._hub is not None and _GENERATION.search(_COMMENT.sub("", self._chosen(conversation))):
+            return text, *self._marked(conversation, tokenizer)
         ids, mask = tokenizer.encode_spans(text, self.answers(conversation, text))
         return text, ids, mask
 
@@ -107,16 +121,16 @@ class ChatTemplate:
         return [*found, *(token for token in special if token not in found)]
 
     @property
-    def named(self) -> list[dict[str, str]] | None:
-        """The tokenizer's named templates; None where it has one or none."""
+    def own(self) -> str | list[dict[str, str]] | None:
+        """The tokenizer's template, or its named ones as tokenizer_config.json holds them; None without one."""
         own = None if self._hub is None else self._hub.chat_template
-        return [{"name": name, "template": one} for name, one in own.items()] if isinstance(own, dict) else None
+        return [{"name": name, "template": one} for name, one in own.items()] if isinstance(own, dict) else own
 
     def _chosen(self, conversation: Conversation) -> str:
         """The template that transformers takes for `conversation`."""
         return str(self._given or self._hub.get_chat_template(None, tools=conversation.tools))
 
-    def _marked(self, conversation: Conversation, tokenizer: Tokenizer) -> tuple[str, Tokens, npt.NDArray[np.uint8]]:
+    def _marked(self, conversation: Conversation, tokenizer: Tokenizer) -> tuple[Tokens, npt.NDArray[np.uint8]]:
         """Ids and mask as transformers makes them of a template that marks what is generated."""
         made = self._call(
             conversation,
@@ -126,7 +140,7 @@ class ChatTemplate:
             return_assistant_tokens_mask=True,
         )
         ids = np.array(made["input_ids"], tokenizer.dtype)
-        return self._render(conversation), ids, np.array(made["assistant_masks"], np.uint8)
+        return ids, np.array(made["assistant_masks"], np.uint8)
 
     def _located(self, conversation: Conversation, number: int, whole: str, asked: str | None, least: int) -> Span:
         """The answer `number` in `whole`, by comparison with the same conversation in which that answer is MARK."""
@@ -210,7 +224,7 @@ def tokenizer_and_template(path: Path | None, tokenizer: Tokenizer) -> tuple[Tok
     theirs = hub.backend_tokenizer.to_str()
     if isinstance(tokenizer, HuggingFaceTokenizer) and not tokenizer.same_as(theirs):
         raw = theirs.encode()
-        tokenizer = huggingface_tokenizer(raw, str(path), hub.eos_token)
+        tokenizer = huggingface_tokenizer(raw, str(path), hub.eos_token or named_eos(path.parent))
     return tokenizer, raw, ChatTemplate(hub=hub)
 
 
@@ -228,11 +242,14 @@ def hub_tokenizer(path: Path) -> Any:
         if path.name != "tokenizer.json":
             return fast(tokenizer_file=str(path))
         with panics_are_faults():
-            return auto.from_pretrained(path.parent, local_files_only=True, trust_remote_code=False, use_fast=True)
+            hub = auto.from_pretrained(path.parent, local_files_only=True, trust_remote_code=False, use_fast=True)
     except Exception as error:  # noqa: BLE001  it raises what reading JSON, Rust and Python raise
         raise DataError(
             f"{path.parent}: transformers cannot read this tokenizer: {str(error).strip().splitlines()[0][:200]}"
         ) from None
+    if hub.chat_template is None:  # where processors of several kinds of input have it
+        hub.chat_template = config_in(path.parent, PROCESSOR_TEMPLATE).get("chat_template")
+    return hub
 
 
 @functools.cache

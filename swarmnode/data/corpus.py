@@ -173,7 +173,7 @@ def _rank_holding_out(needed: int, seen: list[tuple[float, int]]) -> float | Non
     return None
 
 
-def _encoded(source: Iterator[bytes], tokenizer: Tokenizer) -> Iterator[tuple[bytes, Tokens]]:
+def _encoded(source: Iterator[str], tokenizer: Tokenizer) -> Iterator[tuple[str, Tokens]]:
     """Yields each piece with its tokens, followed by the separator if the tokenizer has one."""
     while group := list(itertools.islice(source, GROUP)):
         for piece, tokens in zip(group, tokenizer.encode_all(group), strict=True):

@@ -2,24 +2,120 @@
 
 from __future__ import annotations
 
+import bz2
 import codecs
 import contextlib
 import csv
+import gzip
 import importlib
 import io
+import itertools
 import json
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+import lzma
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any, BinaryIO, cast
 
-from swarmnode.data.chat_template import conversation
-from swarmnode.data.document_span import MESSAGES, TEXT, BadRows, DocumentSpan, Placed, Reading, shown
+from swarmnode.data.chat_template import Conversation, conversation
 from swarmnode.errors import DataError
 
+DOCUMENT_BYTES_MAX = 1 << 20
+"""Longer documents are cut at a line's end (guess: 250,000 tokens, more than a context)."""
 LINE_BYTES_MAX = 64 << 20
 JSON_BYTES_MAX = 2 << 30
 """An array of JSON is read whole; a longer one should be lines (guess)."""
 HEADER_BYTES_MAX = 64 << 10
+NAMED_MAX = 20
+TEXT, MESSAGES = "text", "messages"
+
+Document = str | Conversation
+"""A text, or a conversation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A document, and the file and line or row it comes from."""
+
+    document: Document
+    where: str
+
+
+@dataclass(slots=True)
+class BadRows:
+    """The files and rows that are left out: at most `limit`. Empty rows are only counted."""
+
+    limit: int = 0
+    count: int = 0
+    empty: int = 0
+    lines: list[str] = field(default_factory=list)
+    """The first NAMED_MAX of them, with the reason."""
+
+    def add(self, where: str, why: str) -> None:
+        """Leave out what is at `where`. Raises DataError when that is one too many."""
+        self.count += 1
+        if len(self.lines) < NAMED_MAX:
+            self.lines.append(f"{where}: {why}")
+        if self.count > self.limit:
+            more = f"; with this one {self.count} are bad, and --skip-bad allows {self.limit}" if self.limit else ""
+            raise DataError(f"{where}: {why}{more}")
+
+    def merge(self, other: BadRows) -> None:
+        """Count those of `other`, too. Raises DataError as `add`."""
+        self.count += other.count
+        self.empty += other.empty
+        self.lines += other.lines[: NAMED_MAX - len(self.lines)]
+        if self.count > self.limit:
+            raise DataError(f"{other.lines[0]}; {self.count} files or rows are bad, and --skip-bad allows {self.limit}")
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """Options for turning records into documents. `field` names the key of the text, `messages` that of the
+    conversation; None: the usual one. Documents are cut to at most `cut_nbytes` bytes. `encoding` is that of files
+    that are not UTF-8 and have no mark of their own. `split` is that of a set which has several."""
+
+    field: str | None = None
+    messages: str | None = None
+    cut_nbytes: int = DOCUMENT_BYTES_MAX
+    split: str = "train"
+    encoding: str = ""
+
+    @property
+    def keys(self) -> tuple[str, str]:
+        """The keys of text and conversation that may be read; "" for one that may not."""
+        if self.field is None and self.messages is None:
+            return TEXT, MESSAGES
+        return self.field or "", self.messages or ""
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentSpan:
+    """A piece of work: some documents of one source. `first` and `last` bound bytes for text and jsonl (documents that
+    begin in [first, last)), row groups for Parquet, and a shard out of `of` for a hub data set. Kind `files` is several
+    whole text files. `version` changes with the input."""
+
+    source: int
+    kind: str
+    name: str
+    files: tuple[str, ...]
+    first: int = 0
+    last: int = -1
+    nbytes: int = 0
+    version: str = ""
+    of: int = 1
+    compression: str = ""
+    encoding: str = ""
+
+    @property
+    def remote(self) -> bool:
+        """Whether it lies behind a network."""
+        return self.kind == "hub" or "://" in self.files[0]
+
+
+def shown(name: str | os.PathLike[str]) -> str:
+    """`name` of a file as text, also where it is no UTF-8."""
+    return os.fsencode(name).decode(errors="backslashreplace")
 
 
 def read_jsonl(work: DocumentSpan, reading: Reading, bad: BadRows) -> Iterator[Placed]:
@@ -40,7 +136,7 @@ def read_jsonl(work: DocumentSpan, reading: Reading, bad: BadRows) -> Iterator[P
 
 def _lines(work: DocumentSpan) -> Iterator[tuple[int, bytes]]:
     """Lines in UTF-8 that begin in [first, last) of the file, numbered from its first one."""
-    with opened(work, work.files[0]) as raw:
+    with opened(work) as raw:
         stream = raw
         if work.encoding not in ("", "utf-8-sig"):
             text = io.TextIOWrapper(raw, encoding=work.encoding)
@@ -55,9 +151,9 @@ def _lines(work: DocumentSpan) -> Iterator[tuple[int, bytes]]:
 
 
 def read_json(work: DocumentSpan, reading: Reading, bad: BadRows) -> Iterator[Placed]:
-    """A list of objects, each a row."""
+    """A list of objects, each a row; an object, which is one row; or an object with a list for each column."""
     name = shown(work.files[0])
-    with opened(work, work.files[0]) as stream:
+    with opened(work) as stream:
         raw = stream.read(JSON_BYTES_MAX + 1)
     if len(raw) > JSON_BYTES_MAX:
         raise DataError(f"{name}: longer than {JSON_BYTES_MAX} bytes; write one object a line (.jsonl)")
@@ -66,10 +162,11 @@ def read_json(work: DocumentSpan, reading: Reading, bad: BadRows) -> Iterator[Pl
     except (ValueError, RecursionError) as error:
         bad.add(name, f"not JSON ({str(error)[:80]})")
         return
-    if not isinstance(tree, list):
-        bad.add(name, "one JSON value; rows are a list of objects, or one object a line")
-        return
-    for number, value in enumerate(tree):
+    rows: Iterable[Any] = tree if isinstance(tree, list) else [tree]
+    if isinstance(tree, dict) and isinstance(tree.get(reading.keys[0]), list):
+        columns = {key: column for key, column in tree.items() if isinstance(column, list)}
+        rows = (dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True))
+    for number, value in enumerate(rows):
         yield from row_document(value, reading, f"{name} item {number}", bad)
 
 
@@ -77,57 +174,46 @@ def read_csv(work: DocumentSpan, reading: Reading, bad: BadRows) -> Iterator[Pla
     """A table whose first line names the columns."""
     name = shown(work.files[0])
     csv.field_size_limit(LINE_BYTES_MAX)
-    with opened(work, work.files[0]) as raw:
+    with opened(work) as raw:
         text = io.TextIOWrapper(raw, encoding=work.encoding or "utf-8-sig", newline="")
-        try:
-            first = text.readline(HEADER_BYTES_MAX)
-            delimiter = max("\t,;|" if ".tsv" in name.lower() else ",;\t|", key=first.count)
-            columns = next(csv.reader([first], delimiter=delimiter), [])
-            _check_columns(columns, reading, name)
-            rows = csv.reader(text, delimiter=delimiter, strict=True)
-            for row in rows:
-                where = f"{name}:{rows.line_num + 1}"
-                if not row:
-                    continue
-                if len(row) != len(columns):
-                    bad.add(where, f"{len(row)} columns where the first line names {len(columns)}")
-                    continue
-                yield from row_document(dict(zip(columns, row, strict=True)), reading, where, bad, columnar=True)
-        except (csv.Error, UnicodeError) as error:
-            raise DataError(f"{name}: no table of text in {text.encoding}: {error}; see --encoding") from None
+        first = text.readline(HEADER_BYTES_MAX)
+        delimiter = max("\t,;|" if ".tsv" in name.lower() else ",;\t|", key=first.count)
+        rows = csv.reader(itertools.chain([first], text), delimiter=delimiter, strict=True)
+        columns = next(rows, [])
+        if not _wanted_columns(columns, reading, name, bad):
+            return
+        for row in rows:
+            where = f"{name}:{rows.line_num}"
+            if not row:
+                continue
+            if len(row) != len(columns):
+                bad.add(where, f"{len(row)} columns where the first line names {len(columns)}")
+                continue
+            yield from row_document(dict(zip(columns, row, strict=True)), reading, where, bad, columnar=True)
 
 
 def read_parquet(work: DocumentSpan, reading: Reading, bad: BadRows) -> Iterator[Placed]:
-    parquet = library("pyarrow.parquet", work.name)
-    if "://" in work.files[0]:
-        import fsspec
-
-        table, groups = parquet.ParquetFile(fsspec.open(work.files[0], "rb").open()), None
-    else:
-        table, groups = arrow_file(parquet.ParquetFile, work.files[0]), range(work.first, work.last)
-    columns = _check_columns(table.schema_arrow.names, reading, shown(work.files[0]))
-    before = sum(table.metadata.row_group(at).num_rows for at in range(work.first)) if groups is not None else 0
-    yield from _batches(table.iter_batches(1024, row_groups=groups, columns=columns), reading, work, bad, before)
+    with opened(work) as file:
+        table = library("pyarrow.parquet", work.name).ParquetFile(file)
+        groups = range(work.first, work.last if work.last >= 0 else table.num_row_groups)
+        columns = _wanted_columns(table.schema_arrow.names, reading, shown(work.files[0]), bad)
+        before = sum(table.metadata.row_group(at).num_rows for at in range(work.first))
+        if columns:
+            batches = table.iter_batches(1024, row_groups=groups, columns=columns)
+            yield from _batches(batches, reading, work, bad, before)
 
 
 def read_arrow(work: DocumentSpan, reading: Reading, bad: BadRows) -> Iterator[Placed]:
     """A file or a stream of Arrow's IPC format."""
-    arrow = library("pyarrow", work.name)
-    library("pyarrow.ipc", work.name)
-    with arrow.memory_map(work.files[0]) as raw:
+    ipc = library("pyarrow.ipc", work.name)
+    with opened(work) as raw:
         is_file = raw.read(6) == b"ARROW1"
         raw.seek(0)
-        opened = arrow_file(arrow.ipc.open_file if is_file else arrow.ipc.open_stream, raw)
-        columns = _check_columns(opened.schema.names, reading, shown(work.files[0]))
-        batches = (opened.get_batch(at) for at in range(opened.num_record_batches)) if is_file else iter(opened)
-        yield from _batches((batch.select(columns) for batch in batches), reading, work, bad)
-
-
-def arrow_file(opened: Callable[[Any], Any], file: Any) -> Any:
-    try:
-        return opened(file)
-    except (ValueError, OSError) as error:  # pyarrow's errors are kinds of these
-        raise DataError(f"{shown(str(file))}: damaged or of another kind: {str(error)[:150]}") from None
+        table = ipc.open_file(raw) if is_file else ipc.open_stream(raw)
+        columns = _wanted_columns(table.schema.names, reading, shown(work.files[0]), bad)
+        batches = (table.get_batch(at) for at in range(table.num_record_batches)) if is_file else iter(table)
+        if columns:
+            yield from _batches((batch.select(columns) for batch in batches), reading, work, bad)
 
 
 def _batches(batches: Any, reading: Reading, work: DocumentSpan, bad: BadRows, before: int = 0) -> Iterator[Placed]:
@@ -138,12 +224,13 @@ def _batches(batches: Any, reading: Reading, work: DocumentSpan, bad: BadRows, b
             yield from row_document(row, reading, f"{shown(work.files[0])} row {number}", bad, columnar=True)
 
 
-def _check_columns(names: Sequence[str], reading: Reading, where: str) -> list[str]:
-    """The columns to read. Raises DataError where the wanted ones are not among `names`, or it is not clear which."""
+def _wanted_columns(names: Sequence[str], reading: Reading, where: str, bad: BadRows) -> list[str]:
+    """The columns to read; none where the table is left out as `bad`. Raises DataError where it is not clear which."""
     wanted = [one for one in reading.keys if one and one in names]
     if not wanted:
         asked = " or ".join(f'"{one}"' for one in reading.keys if one)
-        raise DataError(f"{where}: no column {asked}; there are {', '.join(names)[:200]}; see --field and --messages")
+        bad.add(where, f"no column {asked}; there are {', '.join(names)[:200]}; see --field and --messages")
+        return []
     if len(wanted) == 2 and reading.field is None and reading.messages is None:
         raise DataError(f"{where}: {_BOTH}")
     return [*wanted, *(["tools"] if "tools" in names else [])]
@@ -172,17 +259,17 @@ def row_document(value: Any, reading: Reading, where: str, bad: BadRows, *, colu
             tools = _filled(tools)
         if (said := conversation(talk, tools)) is not None:
             yield Placed(said, where)
-            return
-        bad.add(where, f'"{messages}" is no list of objects with "role" and "content", one of them "assistant"')
-        return
-    if isinstance(told, str):
-        try:
-            yield Placed(told.encode(), where)
-        except UnicodeEncodeError:
-            bad.add(where, "text with half a character (a lone surrogate)")
-        return
-    asked = " and no ".join(f'"{one}"' for one in (text, messages) if one)
-    bad.add(where, f"no text under {asked} ({', '.join(map(str, list(value)[:8]))[:100]}); see --field and --messages")
+        else:
+            bad.add(where, f'"{messages}" is no list of objects with "role" and "content", one of them "assistant"')
+    elif isinstance(told, str):
+        yield Placed(told, where)
+    else:
+        asked, keys = (
+            " and no ".join(f'"{one}"' for one in (text, messages) if one),
+            ", ".join(map(str, list(value)[:8])),
+        )
+        how = "--field or --messages names the key (in a manifest, data.field)"
+        bad.add(where, f"no text under {asked} ({keys[:100]}); {how}")
 
 
 def _filled(value: Any) -> Any:
@@ -194,28 +281,33 @@ def _filled(value: Any) -> Any:
     return value
 
 
-def opened(work: DocumentSpan, path: str) -> BinaryIO:
-    """Opens a local file, or one at a URL that the organiser named, and decompresses it."""
-    if "://" in path:
-        return decompressed(path, "infer")
-    return decompressed(path, work.compression) if work.compression else Path(path).open("rb")
-
-
-def decompressed(path: str, compression: str) -> BinaryIO:
+def opened(work: DocumentSpan) -> BinaryIO:
+    """Opens the file of `work`, decompressed: a local one, or one at a URL that the organiser named."""
+    if not work.remote:
+        return decompressed(work.files[0], work.compression)
     import fsspec
 
     try:
-        return cast(BinaryIO, fsspec.open(path, "rb", compression=compression).open())
+        return cast(BinaryIO, fsspec.open(work.files[0], "rb", compression="infer").open())
     except (ImportError, ValueError) as error:
-        needs = ": pip install zstandard" if compression == "zstd" else ""
-        raise DataError(f"{shown(path)}: cannot be opened: {str(error)[:150]}{needs}") from None
+        raise DataError(f"{work.files[0]}: cannot be opened: {str(error)[:150]}") from None
+
+
+def decompressed(path: str, compression: str) -> BinaryIO:
+    """The local file `path`, whose name is not looked at."""
+    if (module := {"gzip": gzip, "bz2": bz2, "xz": lzma}.get(compression)) is not None:
+        return cast(BinaryIO, module.open(path, "rb"))
+    file = open(path, "rb")  # noqa: SIM115  the caller closes it
+    if not compression:
+        return file
+    return cast(BinaryIO, io.BufferedReader(library("pyarrow", path).CompressedInputStream(file, compression)))
 
 
 def library(module: str, wanted_for: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError:
+        package = module.partition(".")[0]
         raise DataError(
-            f"{wanted_for}: needs the library {module.partition('.')[0]}, which is not installed: pip install"
-            f" {module.partition('.')[0]}"
+            f"{shown(wanted_for)}: needs the library {package}, which is not installed: pip install {package}"
         ) from None

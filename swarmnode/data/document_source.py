@@ -9,9 +9,9 @@ All of this runs on the organiser's machine and reads only inputs that the organ
 from __future__ import annotations
 
 import codecs
-import contextlib
 import json
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,18 +19,20 @@ from typing import Any
 
 from swarmnode.data.document_row import (
     LINE_BYTES_MAX,
-    arrow_file,
+    BadRows,
+    DocumentSpan,
+    Placed,
+    Reading,
     decompressed,
     library,
-    opened,
     read_arrow,
     read_csv,
     read_json,
     read_jsonl,
     read_parquet,
     row_document,
+    shown,
 )
-from swarmnode.data.document_span import BadRows, DocumentSpan, Placed, Reading, shown
 from swarmnode.data.source import PRIVATE_KEYS, READ_BYTES, SourceFile, cut_lines
 from swarmnode.errors import DataError
 
@@ -44,8 +46,16 @@ MAGIC = {
     b"ARROW1": "arrow",
     b"\xff\xff\xff\xff": "arrow",  # a stream, as the library datasets writes it
 }
-COMPRESSIONS = {b"\x1f\x8b": "gzip", b"BZh": "bz2", b"\xfd7zXZ\0": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
-SUFFIXES = {"gzip": (".gz",), "bz2": (".bz2",), "xz": (".xz",), "zstd": (".zst", ".zstd")}
+COMPRESSIONS = {
+    b"\x1f\x8b": "gzip",
+    b"BZh": "bz2",
+    b"\xfd7zXZ\0": "xz",
+    b"\x28\xb5\x2f\xfd": "zstd",
+    b"\x04\x22\x4d\x18": "lz4",
+}
+SUFFIXES = (".gz", ".bz2", ".xz", ".zst", ".zstd", ".lz4")
+NO_TEXT = re.compile("%PDF-|Obj\x01|.*\0", re.DOTALL)
+"""PDF, Avro, and whatever has a zero byte."""
 MARKS = (
     (codecs.BOM_UTF8, "utf-8-sig"),
     (codecs.BOM_UTF32_LE, "utf-32"),  # before UTF-16, whose mark it begins with
@@ -56,6 +66,8 @@ MARKS = (
 URL_KINDS = {
     ".jsonl": "jsonl",
     ".ndjson": "jsonl",
+    ".jsonlines": "jsonl",
+    ".jl": "jsonl",
     ".json": "json",
     ".csv": "csv",
     ".tsv": "csv",
@@ -97,32 +109,41 @@ def find_work(given: Sequence[str], reading: Reading, bad: BadRows | None = None
 
 def documents(work: DocumentSpan, reading: Reading, bad: BadRows | None = None) -> Iterator[Placed]:
     """The documents of `work`, in order, none empty. Raises DataError with the file and line or row at fault, once
-    there are more than `bad` allows."""
+    there are more than `bad` allows, and when what lies behind a network cannot be read."""
     bad = BadRows() if bad is None else bad
     try:
         for placed in _READERS[work.kind](work, reading, bad):
-            if not isinstance(placed.document, bytes):
+            if not isinstance(placed.document, str):
                 yield placed
                 continue
             try:
-                placed.document.decode()
-            except UnicodeDecodeError as error:
-                bad.add(placed.where, f"not UTF-8 at byte {error.start}; convert it, or name its --encoding")
+                raw = placed.document.encode()
+            except UnicodeEncodeError:
+                bad.add(placed.where, "text with half a character (a lone surrogate)")
                 continue
             if not placed.document.strip():
-                bad.add_empty()
-            for part in cut_lines([placed.document], reading.cut_nbytes):
-                if part.strip():
-                    yield Placed(part, placed.where)
-    except OSError as error:
-        raise DataError(f"{shown(error.filename or work.name)}: cannot be read: {error.strerror or error}") from error
-    except EOFError as error:
-        raise DataError(f"{shown(work.files[0])}: damaged: {error}") from None
+                bad.empty += 1
+            elif len(raw) <= reading.cut_nbytes:
+                yield placed
+            else:
+                parts = (part.decode() for part in cut_lines([raw], reading.cut_nbytes))
+                yield from (Placed(part, placed.where) for part in parts if part.strip())
+    except (DataError, MemoryError):
+        raise
+    except Exception as error:  # noqa: BLE001  each library has errors of its own for a file that is damaged
+        why = f"cannot be read: {_reason(error)}"
+        if work.remote:
+            raise DataError(f"{work.name}: {why}") from None
+        bad.add(shown(work.files[0]), why)
+
+
+def _reason(error: Exception) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or f"{type(error).__name__}: {str(error)[:150]}"
 
 
 def _path_work(source: int, path: Path, reading: Reading, bad: BadRows) -> list[DocumentSpan]:
     if path.is_dir():
-        files = [SourceFile(str(found.relative_to(path)), found) for found in _walk(path)]
+        files = [SourceFile(str(found.relative_to(path)), found) for found in _walk(path, reading.split)]
     elif path.is_file():
         files = [SourceFile(path.name, path)]
     else:
@@ -132,83 +153,89 @@ def _path_work(source: int, path: Path, reading: Reading, bad: BadRows) -> list[
                         "out of the folder with the text")  # fmt: skip
     works, small = list[DocumentSpan](), list[SourceFile]()
     for file in sorted(files, key=lambda one: os.fsencode(one.name)):
+        where, found = (str(file.path),), list[DocumentSpan]()
         try:
-            nbytes, form = file.path.stat().st_size, _form_of(file.path, reading)
-        except OSError as error:
-            raise DataError(f"{shown(file.path)}: cannot be read: {error.strerror or error}") from None
-        if form is None:
-            bad.add(shown(file.path), "neither text nor rows of a kind that is read")
-        elif form == FileForm("text") and nbytes <= WORK_BYTES:
-            small.append(file)
-        elif form.kind == "parquet":
-            works += _parquet_work(source, file)
-        elif form in (FileForm("text"), FileForm("jsonl")):
-            for first in range(0, nbytes, WORK_BYTES):
-                last = min(nbytes, first + WORK_BYTES)
-                where = (str(file.path),)
-                works.append(
-                    DocumentSpan(source, form.kind, file.name, where, first, last, last - first, _version(file.path))
-                )
-        else:
-            kind, where = "files" if form.kind == "text" else form.kind, (str(file.path),)
-            version = _version(file.path)
-            works.append(
-                DocumentSpan(source, kind, file.name, where, 0, -1, nbytes, version, 1, form.compression, form.encoding)
-            )
+            if not file.path.is_file():
+                bad.add(shown(file.path), "no regular file, or a link to nowhere")
+                continue
+            nbytes, form, version = file.path.stat().st_size, _form_of(file.path, reading), _version(file.path)
+            if form is None:
+                bad.add(shown(file.path), "neither text nor rows of a kind that is read")
+            elif form == FileForm("text") and nbytes <= WORK_BYTES:
+                small.append(file)
+            elif form == FileForm("parquet"):
+                found = _parquet_work(source, file)
+            elif form in (FileForm("text"), FileForm("jsonl")):
+                for first in range(0, nbytes, WORK_BYTES):
+                    last = min(nbytes, first + WORK_BYTES)
+                    found.append(DocumentSpan(source, form.kind, file.name, where, first, last, last - first, version))
+            else:
+                kind, more = "files" if form.kind == "text" else form.kind, (form.compression, form.encoding)
+                found = [DocumentSpan(source, kind, file.name, where, 0, -1, nbytes, version, 1, *more)]
+        except (DataError, MemoryError):
+            raise
+        except Exception as error:  # noqa: BLE001  as `documents`
+            bad.add(shown(file.path), f"cannot be read: {_reason(error)}")
+        works += found
     return works + _together(source, small)
 
 
 def _form_of(path: Path, reading: Reading) -> FileForm | None:
-    """The form of the file at `path`; None when it is nothing that is read. Raises OSError."""
+    """The form of the file at `path`; None when it is nothing that is read. Raises what reading it raises."""
     with path.open("rb") as file:
         head = file.read(HEAD_BYTES)
-    name, compression = (
-        path.name.lower(),
-        next((kind for raw, kind in COMPRESSIONS.items() if head.startswith(raw)), ""),
-    )
+    compression = next((kind for magic, kind in COMPRESSIONS.items() if head.startswith(magic)), "")
     if compression:
         with decompressed(str(path), compression) as stream:
             head = stream.read(HEAD_BYTES)
-        for suffix in SUFFIXES[compression]:
-            name = name.removesuffix(suffix)
+    name = _uncompressed(path.name)
     for magic, kind in MAGIC.items():
         if head.startswith(magic):
-            return None if compression else FileForm(kind)
+            return FileForm(kind, compression)
     encoding = next((codec for mark, codec in MARKS if head.startswith(mark)), "")
-    if not encoding and b"\0" in head:
-        return None
-    if not encoding and reading.encoding and not _is_utf8(head):
+    if not encoding and reading.encoding and not _is_utf8(path, compression):
         encoding = reading.encoding
-    if name.endswith((".jsonl", ".ndjson")):
-        kind = "jsonl"
-    elif name.endswith((".csv", ".tsv")):
-        kind = "csv"
-    elif name.endswith(".json") or "." not in name:
-        kind = _json_kind(head.decode(encoding or "utf-8", "replace"), named=name.endswith(".json"))
-    else:
-        kind = "text"
-    return FileForm(kind, compression, encoding)
+    text = codecs.getincrementaldecoder(encoding or "utf-8")("replace").decode(head)
+    if NO_TEXT.match(text):
+        return None
+    kind = URL_KINDS.get(os.path.splitext(name)[1], "text")
+    return FileForm(_json_kind(text, reading, kind) if kind in ("text", "json") else kind, compression, encoding)
 
 
-def _is_utf8(head: bytes) -> bool:
-    try:
-        codecs.getincrementaldecoder("utf-8")().decode(head)
-    except UnicodeDecodeError:
-        return False
+def _uncompressed(name: str) -> str:
+    """`name` in small letters, without the ending that says how it is compressed."""
+    stem, end = os.path.splitext(name.lower())
+    return stem if end in SUFFIXES else name.lower()
+
+
+def _is_utf8(path: Path, compression: str) -> bool:
+    """Whether all of the file is."""
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    with decompressed(str(path), compression) as stream:
+        try:
+            while part := stream.read(READ_BYTES):
+                if "\0" in decoder.decode(part):
+                    return False  # as UTF-16 without a mark has it
+            decoder.decode(b"", final=True)
+        except UnicodeDecodeError:
+            return False
     return True
 
 
-def _json_kind(head: str, *, named: bool) -> str:
-    """`jsonl` if the text begins with a line that is an object, `json` if it is `named` so or begins as a list of
-    objects, else `text`."""
+def _json_kind(head: str, reading: Reading, kind: str) -> str:
+    """What a file that begins with `head` is, if its name says `kind`, "text" or "json": "jsonl" if its first line is
+    an object and more follow, "json" for a list of objects. An object of a file that is not named so has one of the
+    keys that are read."""
     begin = head.lstrip()
-    first = begin.partition("\n")[0].strip()
-    if begin.startswith("{"):
-        with contextlib.suppress(ValueError, RecursionError):
-            json.loads(first)
-            return "jsonl"
-    listed = begin.startswith("[") and begin[1:].lstrip().startswith("{")
-    return "json" if named or listed else "text"
+    listed = begin.startswith("[")
+    try:
+        first, end = json.JSONDecoder().raw_decode(begin[1:].lstrip() if listed else begin)
+    except (ValueError, RecursionError):
+        return kind
+    if not isinstance(first, dict) or (kind == "text" and not any(key in first for key in reading.keys)):
+        return kind
+    rest = begin[end:].lstrip(" \t\r")
+    return "jsonl" if not listed and "\n" not in begin[:end] and rest.startswith("\n") and rest.strip() else "json"
 
 
 def _together(source: int, files: Sequence[SourceFile]) -> list[DocumentSpan]:
@@ -230,15 +257,19 @@ def _together(source: int, files: Sequence[SourceFile]) -> list[DocumentSpan]:
 def _read_files(work: DocumentSpan, reading: Reading, bad: BadRows) -> Iterator[Placed]:
     """Each file is a document."""
     for path in work.files:
-        with opened(work, path) as stream:
-            raw = stream.read()
-        if work.encoding:
-            try:
-                raw = raw.decode(work.encoding).encode()
-            except (UnicodeError, LookupError) as error:
-                bad.add(shown(path), f"not {work.encoding}: {error}")
-                continue
-        yield Placed(raw, shown(path))
+        try:
+            with decompressed(path, work.compression) as stream:
+                text = stream.read().decode(work.encoding or "utf-8")
+        except UnicodeDecodeError as error:
+            bad.add(shown(path), _undecoded(error))
+        except Exception as error:  # noqa: BLE001  as `documents`
+            bad.add(shown(path), f"cannot be read: {_reason(error)}")
+        else:
+            yield Placed(text, shown(path))
+
+
+def _undecoded(error: UnicodeDecodeError) -> str:
+    return f"not {error.encoding.upper()} at byte {error.start}; convert it, or name its --encoding"
 
 
 def _read_range(work: DocumentSpan, reading: Reading, bad: BadRows) -> Iterator[Placed]:
@@ -249,32 +280,32 @@ def _read_range(work: DocumentSpan, reading: Reading, bad: BadRows) -> Iterator[
             stream.readline(LINE_BYTES_MAX)
         while stream.tell() < work.last and (part := stream.read(min(READ_BYTES, work.last - stream.tell()))):
             whole = part if part.endswith(b"\n") else part + stream.readline(LINE_BYTES_MAX)
-            yield Placed(whole, f"{shown(work.files[0])} before byte {stream.tell()}")
+            where = f"{shown(work.files[0])} before byte {stream.tell()}"
+            try:
+                yield Placed(whole.decode(), where)
+            except UnicodeDecodeError as error:
+                bad.add(where, _undecoded(error))
 
 
 # ---- where it lies
 
 
 def _url_work(source: int, url: str) -> DocumentSpan:
-    name = url.partition("?")[0].lower()
-    for suffixes in SUFFIXES.values():
-        for suffix in suffixes:
-            name = name.removesuffix(suffix)
-    kind = next((kind for suffix, kind in URL_KINDS.items() if name.endswith(suffix)), None)
+    kind = URL_KINDS.get(os.path.splitext(_uncompressed(url.partition("?")[0]))[1])
     if kind is None:
         raise DataError(f"{url}: of URLs, {', '.join(URL_KINDS)} files are read, also compressed")
-    return DocumentSpan(source, kind, url, (url,), 0, -1, 0, url)
+    return DocumentSpan(source, kind, url, (url,), version=url)
 
 
 def _parquet_work(source: int, file: SourceFile) -> list[DocumentSpan]:
-    parquet = library("pyarrow.parquet", file.name)
-    table = arrow_file(parquet.ParquetFile, file.path)
-    works, first, nbytes = list[DocumentSpan](), 0, 0
-    for group in range(table.num_row_groups):
-        nbytes += table.metadata.row_group(group).total_byte_size
-        if nbytes >= WORK_BYTES or group + 1 == table.num_row_groups:
-            where, version = (str(file.path),), _version(file.path)
-            works.append(DocumentSpan(source, "parquet", file.name, where, first, group + 1, nbytes, version))
+    metadata = library("pyarrow.parquet", file.name).read_metadata(file.path.open("rb"))
+    works, first, nbytes, where = list[DocumentSpan](), 0, 0, (str(file.path),)
+    for group in range(metadata.num_row_groups):
+        nbytes += metadata.row_group(group).total_byte_size
+        if nbytes >= WORK_BYTES or group + 1 == metadata.num_row_groups:
+            works.append(
+                DocumentSpan(source, "parquet", file.name, where, first, group + 1, nbytes, _version(file.path))
+            )
             first, nbytes = group + 1, 0
     return works
 
@@ -291,7 +322,7 @@ def _hub(name: str, reading: Reading) -> Any:
     path, _, revision = rest.partition("@")
     try:
         return datasets.load_dataset(
-            path, config or None, split=reading.hub_split, revision=revision or None, streaming=True
+            path, config or None, split=reading.split, revision=revision or None, streaming=True
         )
     except Exception as error:  # noqa: BLE001  datasets raises errors of many libraries
         raise DataError(f"{name}: {type(error).__name__}: {str(error)[:200]}") from None
@@ -316,9 +347,9 @@ _READERS: dict[str, Callable[[DocumentSpan, Reading, BadRows], Iterator[Placed]]
 }
 
 
-def _walk(root: Path) -> Iterator[Path]:
-    """All files below `root` that are not hidden. Links are followed, each folder once. Raises DataError for a folder
-    that cannot be read."""
+def _walk(root: Path, split: str) -> Iterator[Path]:
+    """All files below `root` that are not hidden, of a saved DatasetDict those of `split`. Links are followed, each
+    folder once. Raises DataError for a folder that cannot be read."""
 
     def refuse(error: OSError) -> None:
         raise DataError(f"{shown(error.filename)}: cannot be read: {error.strerror}") from None
@@ -331,9 +362,13 @@ def _walk(root: Path) -> Iterator[Path]:
             continue
         seen.add((status.st_dev, status.st_ino))
         folders[:] = sorted((folder for folder in folders if not folder.startswith(".")), key=os.fsencode)
+        if "dataset_dict.json" in files:  # what datasets saves of several splits
+            if split not in folders:
+                raise DataError(f"{shown(here)}: no split {split}, but {', '.join(folders)}; say --split")
+            folders[:] = [split]
         arrow = any(name.endswith(".arrow") for name in files) or "dataset_dict.json" in files
         for name in files:
-            if not name.startswith(".") and not (arrow and name in BESIDE_ARROW) and (Path(here) / name).is_file():
+            if not name.startswith(".") and not (arrow and name in BESIDE_ARROW):
                 yield Path(here) / name
 
 

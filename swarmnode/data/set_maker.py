@@ -24,8 +24,8 @@ import numpy as np
 import numpy.typing as npt
 
 from swarmnode.atomic_file import raise_if_full, write_whole
+from swarmnode.data.document_row import DOCUMENT_BYTES_MAX, BadRows, Reading
 from swarmnode.data.document_source import find_work
-from swarmnode.data.document_span import DOCUMENT_BYTES_MAX, BadRows, Reading
 from swarmnode.data.index import (
     CHUNK_NBYTES,
     INDEX_FILE,
@@ -96,10 +96,11 @@ class _Ending:
 
 
 def make(
-    out: Path, options: MakeOptions, encoding: Encoding, beside: Mapping[str, bytes], report: Report
+    out: Path, options: MakeOptions, encoding: Encoding, beside: Callable[[bool], Mapping[str, bytes]], report: Report
 ) -> tuple[Index, BadRows]:
     """Write the data set of `options` to the folder `out`; returns its index, and what was left out. Resumes where an
-    earlier call with the same options was killed. `beside`: the tokenizer's files by name, which lie beside the shards.
+    earlier call with the same options was killed. `beside`: the tokenizer's files by name, which lie beside the shards,
+    of a set with or without a loss mask.
 
     Raises UsageError when `out` holds something else, DataError with file, line and what to do, DiskFull
     when the disk is, NotPermitted when a file cannot be written otherwise.
@@ -128,7 +129,7 @@ def make(
         parts = [open_part(folder, name, encoding) for name in names]
         weights = [options.weights[work.source] if options.weights else 1.0 for work in works]
         index = _write(out, parts, weights, options, encoding, report)
-    for name, kept in beside.items():
+    for name, kept in beside(index.loss_mask).items():
         write_whole(out / name, kept)
     raw = index.canonical()
     write_whole(out / INDEX_FILE, raw)

@@ -5,14 +5,13 @@ The order of documents depends on names and contents only. Documents are cut int
 
 from __future__ import annotations
 
-import json
 import os
 import pathlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import BinaryIO
 
 from swarmnode.data import demo_corpus
+from swarmnode.data.document_row import BadRows, DocumentSpan, Reading, read_jsonl
 from swarmnode.data.root import DataRoot
 from swarmnode.errors import DataError
 from swarmnode.ids import digest, digest64
@@ -28,7 +27,6 @@ out (guess)."""
 
 READ_BYTES = 1 << 20
 
-LINE_BYTES_MAX = 64 << 20
 PROBE_BYTES = 8 << 10
 
 
@@ -76,65 +74,47 @@ def cache_key(spec: DataSpec, files: list[SourceFile], tokenizer: bytes) -> str:
     return digest(*parts).hex()[:32]
 
 
-def pieces(spec: DataSpec, files: list[SourceFile]) -> Iterator[bytes]:
-    """The text of `files` in UTF-8, piece by piece. Raises DataError with the file and line at fault."""
+def pieces(spec: DataSpec, files: list[SourceFile]) -> Iterator[str]:
+    """The text of `files`, piece by piece. Raises DataError with the file and line at fault: no letter is replaced in
+    silence."""
     if spec.source == "demo":
         for _, text in demo_corpus.documents():
-            yield from cut_lines([text], PIECE_BYTES_MAX)
+            yield from (piece.decode() for piece in cut_lines([text], PIECE_BYTES_MAX))
         return
     try:
         total_nbytes = sum(file.path.stat().st_size for file in files)
         piece_nbytes = min(PIECE_BYTES_MAX, max(PIECE_BYTES_MIN, total_nbytes // PIECES_MIN))
         for file in files:
-            with file.path.open("rb") as stream:
-                chunks = _json_texts(spec, file, stream) if spec.source == "jsonl" else [_chunks(stream)]
-                for document in chunks:
-                    for piece in cut_lines(document, piece_nbytes):
-                        yield _checked(piece, file)
+            for document in _json_texts(spec, file) if spec.source == "jsonl" else [_chunks(file)]:
+                for piece in cut_lines(document, piece_nbytes):
+                    yield piece.decode()
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{file.path}: not UTF-8: {error.object[error.start : error.start + 16]!r}; convert it: iconv -f latin1 -t"
+            " utf-8"
+        ) from None
     except OSError as error:
         raise DataError(f"{error.filename}: cannot be read: {error.strerror}") from error
 
 
-def _checked(piece: bytes, file: SourceFile) -> bytes:
-    """`piece`, which is UTF-8. Raises DataError: no letter is replaced in silence."""
-    try:
-        piece.decode()
-    except UnicodeDecodeError as error:
-        raise DataError(
-            f"{file.path}: not UTF-8: {piece[error.start : error.start + 16]!r}; convert it: iconv -f latin1 -t utf-8"
-        ) from None
-    return piece
-
-
-def rank(piece: bytes) -> float:
+def rank(piece: str) -> float:
     """The hash of `piece` as a number in [0, 1). The lowest are held out, so nodes hold out the same pieces."""
-    return (digest64("piece", piece) >> 11) / (1 << 53)
+    return (digest64("piece", piece.encode()) >> 11) / (1 << 53)
 
 
-def _chunks(stream: BinaryIO) -> Iterator[bytes]:
-    while chunk := stream.read(READ_BYTES):
-        yield chunk
+def _chunks(file: SourceFile) -> Iterator[bytes]:
+    with file.path.open("rb") as stream:
+        while chunk := stream.read(READ_BYTES):
+            yield chunk
 
 
-def _json_texts(spec: DataSpec, file: SourceFile, stream: BinaryIO) -> Iterator[list[bytes]]:
-    number = 0
-    while line := stream.readline(LINE_BYTES_MAX + 1):
-        number += 1
-        if len(line) > LINE_BYTES_MAX:
-            raise DataError(f"{file.path}:{number}: line longer than {LINE_BYTES_MAX} bytes; split it")
-        if not line.strip():
-            continue
+def _json_texts(spec: DataSpec, file: SourceFile) -> Iterator[list[bytes]]:
+    work = DocumentSpan(0, "jsonl", file.name, (str(file.path),))
+    for placed in read_jsonl(work, Reading(spec.field), BadRows()):
         try:
-            value = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise DataError(f"{file.path}:{number}: not JSON ({str(error)[:80]}); correct or remove the line") from None
-        text = value.get(spec.field) if isinstance(value, dict) else None
-        if not isinstance(text, str):
-            raise DataError(f'{file.path}:{number}: no text under the key "{spec.field}"; data.field names the key')
-        try:
-            yield [text.encode()]
+            yield [str(placed.document).encode()]
         except UnicodeEncodeError:
-            raise DataError(f"{file.path}:{number}: half a character (a lone surrogate); correct the line") from None
+            raise DataError(f"{placed.where}: half a character (a lone surrogate); correct the line") from None
 
 
 def cut_lines(chunks: Iterable[bytes], piece_nbytes: int) -> Iterator[bytes]:

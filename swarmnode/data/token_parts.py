@@ -20,8 +20,8 @@ import numpy.typing as npt
 
 from swarmnode.atomic_file import raise_if_full, write_whole
 from swarmnode.data.chat_template import ChatTemplate
+from swarmnode.data.document_row import BadRows, DocumentSpan, Placed, Reading
 from swarmnode.data.document_source import documents
-from swarmnode.data.document_span import BadRows, DocumentSpan, Placed, Reading
 from swarmnode.data.tokens import Tokenizer, Tokens, dtype_of
 from swarmnode.errors import DataError
 from swarmnode.ids import digest, digest64
@@ -61,7 +61,7 @@ class Part:
 def part_name(work: DocumentSpan, reading: Reading, encoding: Encoding) -> str:
     """The part's file name: a hash of everything that its content depends on. The source's weight is not part of it."""
     what: tuple[str | int, ...] = (work.kind, *work.files, work.first, work.last, work.of, work.version)
-    how: tuple[str | int, ...] = (*reading.keys, reading.cut_nbytes, reading.hub_split, reading.encoding)
+    how: tuple[str | int, ...] = (*reading.keys, reading.cut_nbytes, reading.split, reading.encoding)
     who = (encoding.tokenizer.digest, encoding.template.source, encoding.special)
     return digest("part", 2, *map(os.fsencode, map(str, (*what, *how))), *map(str, who)).hex()[:32]
 
@@ -146,7 +146,7 @@ def _batches(source: Iterator[Placed]) -> Iterator[list[Placed]]:
     batch, nbytes = list[Placed](), 0
     for placed in source:
         batch.append(placed)
-        nbytes += len(placed.document) if isinstance(placed.document, bytes) else 4096
+        nbytes += len(placed.document) if isinstance(placed.document, str) else 4096
         if len(batch) >= BATCH_DOCUMENTS or nbytes >= BATCH_BYTES:
             yield batch
             batch, nbytes = [], 0
@@ -155,16 +155,16 @@ def _batches(source: Iterator[Placed]) -> Iterator[list[Placed]]:
 
 
 def _encode(batch: Sequence[Placed], encoding: Encoding, bad: BadRows) -> Iterator[Encoded]:
-    tokenizer, texts = encoding.tokenizer, [one.document for one in batch if isinstance(one.document, bytes)]
+    tokenizer, texts = encoding.tokenizer, [one.document for one in batch if isinstance(one.document, str)]
     plain = iter(tokenizer.encode_all(texts, special=encoding.special))
     for placed in batch:
         document = placed.document
-        if isinstance(document, bytes):
-            yield digest64("document", document), next(plain), None
+        if isinstance(document, str):
+            yield digest64("document", document.encode()), next(plain), None
             continue
         try:
             text, tokens, mask = encoding.template.encode(document, tokenizer)
         except DataError as error:
             bad.add(placed.where, str(error))
             continue
-        yield digest64("document", text.encode(errors="replace")), tokens, None if mask.all() else mask
+        yield digest64("document", text.encode()), tokens, None if mask.all() else mask

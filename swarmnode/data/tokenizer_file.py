@@ -9,20 +9,35 @@ import string
 from pathlib import Path
 
 from swarmnode.data.base_folder import SMALL_NBYTES_MAX, small_files, written_anew
-from swarmnode.data.chat_template import CONFIG_FILE, ChatTemplate, template_beside
+from swarmnode.data.chat_template import CONFIG_FILE, PROCESSOR_TEMPLATE, ChatTemplate, template_beside
 from swarmnode.data.chat_template import conversation as conversation_of
 from swarmnode.data.chunk_store import find_index, read_regular
 from swarmnode.data.index import TOKENIZER_FILE
 from swarmnode.data.root import DataRoot, model_root
-from swarmnode.data.tokens import ByteTokenizer, Tokenizer, huggingface_tokenizer, json_object, open_tokenizer
+from swarmnode.data.tokens import (
+    ByteTokenizer,
+    Tokenizer,
+    config_in,
+    huggingface_tokenizer,
+    json_object,
+    model_ends,
+    open_tokenizer,
+)
 from swarmnode.errors import DataError
 from swarmnode.limited_child import run_limited
 from swarmnode.manifest import DataSpec
 
 GENERATION = "generation_config.json"
-READ_BY_TRANSFORMERS = ("*.json", "*.jinja", "*.txt", "*.model", "chat_templates/*")
+READ_BY_TRANSFORMERS = ("*.json", "*.jinja", "*.txt", "*.model", "additional_chat_templates/*")
 TRIAL_CHARACTERS = 2000  # of one kind in a row: expressions that try every way to divide them never end
-BESIDE_TOKENIZER = (CONFIG_FILE, "special_tokens_map.json", "added_tokens.json", "chat_template.jinja", GENERATION)
+BESIDE_TOKENIZER = (
+    CONFIG_FILE,
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    PROCESSOR_TEMPLATE,
+    GENERATION,
+)
 
 
 def tokenizer_file(folder: Path | None, data: DataSpec) -> Path | None:
@@ -65,7 +80,9 @@ def check_tokenizer(path: Path, called: str = "") -> None:
             continue
         if not real.exists() or not stat.S_ISREG(real.stat().st_mode):
             raise DataError(f"{each}: not a regular file")
-    templates = any(each.suffix == ".jinja" for each in beside) or "chat_template" in _config(path.parent)
+    templates = any(each.suffix == ".jinja" or each.name == PROCESSOR_TEMPLATE for each in beside) or (
+        "chat_template" in config_in(path.parent, CONFIG_FILE)
+    )
     imports = ["tokenizers", *(["transformers.models.auto", "jinja2"] if templates else [])]
     given = str(path.absolute()), "yes" if templates else ""  # the child works elsewhere
     run_limited(f"{__name__}:try_tokenizer", *given, what=called or str(path), imports=imports)
@@ -82,7 +99,7 @@ def try_tokenizer(path: str, templates: str) -> None:
     for kind in kinds:
         for text in (kind * (TRIAL_CHARACTERS // len(kind)), kind * 40 + "!"):
             ids, _ = tokenizer.encode_spans(text + "\0", [(0, 1)])
-            tokenizer.encode_all([text.encode()])
+            tokenizer.encode_all([text])
         tokenizer.decode(ids)
     if templates:
         asked = [{"role": "user", "content": "What is 7 * 6?\n\n"}, {"role": "assistant", "content": "It is **42**."}]
@@ -102,23 +119,19 @@ def try_tokenizer(path: str, templates: str) -> None:
             raise refusal
 
 
-def _config(folder: Path) -> dict[str, object]:
-    return json_object(read_regular(folder / CONFIG_FILE, SMALL_NBYTES_MAX) or b"")
-
-
-def files_beside(path: Path, raw: bytes, template: ChatTemplate, tokenizer: Tokenizer) -> dict[str, bytes]:
+def files_beside(
+    path: Path, raw: bytes, template: ChatTemplate, tokenizer: Tokenizer, *, rendered: bool
+) -> dict[str, bytes]:
     """The files of the tokenizer at `path`, by name: `raw` as its tokenizer.json, and what transformers reads beside
-    it: special tokens, chat templates, and the tokens that end what a model generates."""
+    it: special tokens, the tokens that end what a model generates, and its chat templates; ChatML where it has none and
+    conversations were `rendered`."""
     files = {TOKENIZER_FILE: raw} | _beside(path.parent)
-    ends = template.ends(tokenizer)
     settings = json_object(files.get(GENERATION, b"")) or {"do_sample": True}
-    theirs = settings.get("eos_token_id")
-    known = theirs if isinstance(theirs, list) else [theirs] if isinstance(theirs, int) else []
-    if merged := list(dict.fromkeys([*known, *ends])):
-        settings["eos_token_id"] = merged if len(merged) > 1 else merged[0]
+    if ends := list(dict.fromkeys([*model_ends(path.parent), *template.ends(tokenizer)])):
+        settings["eos_token_id"] = ends if len(ends) > 1 else ends[0]
     files[GENERATION] = (json.dumps(settings, indent=2) + "\n").encode()
-    if named := template.named:
-        config = json_object(files.get(CONFIG_FILE, b"")) | {"chat_template": named}
+    if shows := template.own or (template.source if rendered else None):
+        config = json_object(files.get(CONFIG_FILE, b"")) | {"chat_template": shows}
         files[CONFIG_FILE] = (json.dumps(config, indent=2, ensure_ascii=False) + "\n").encode()
         files.pop("chat_template.jinja", None)
     return files
@@ -136,13 +149,10 @@ def carried_files(base: Path | None, index: str, tokenizer: Path | None) -> dict
 
 
 def stops_of(tokenizer: Tokenizer, path: Path | None) -> frozenset[int]:
-    """The tokens that end what a model generates: its tokenizer's end of text, and those that generation_config.json
+    """The tokens that end what a model generates: its tokenizer's end of text, and those that the model's configuration
     beside the tokenizer's file `path` names."""
     stops = set[int]() if tokenizer.separator is None else {tokenizer.separator}
-    if path is not None:
-        named = json_object(_beside(path.parent).get(GENERATION, b"")).get("eos_token_id")
-        stops.update(one for one in (named if isinstance(named, list) else [named]) if isinstance(one, int))
-    return frozenset(stops)
+    return frozenset(stops if path is None else stops.union(model_ends(path.parent)))
 
 
 def _beside(folder: Path) -> dict[str, bytes]:

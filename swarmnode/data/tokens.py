@@ -48,9 +48,8 @@ class Tokenizer(Protocol):
         """Token ids of a prompt, [n], in which the written form of a special token is that token."""
         ...
 
-    def encode_all(self, texts: Sequence[bytes], *, special: bool = False) -> list[Tokens]:
-        """Token ids of several texts, in which the written form of a special token is text, unless `special`. Raises
-        DataError for bytes that are not UTF-8."""
+    def encode_all(self, texts: Sequence[str], *, special: bool = False) -> list[Tokens]:
+        """Token ids of several texts, in which the written form of a special token is text, unless `special`."""
         ...
 
     def encode_spans(self, text: str, spans: Sequence[tuple[int, int]]) -> tuple[Tokens, npt.NDArray[np.uint8]]:
@@ -77,8 +76,8 @@ class ByteTokenizer:
         raw = text.encode(errors="replace") if isinstance(text, str) else text
         return np.frombuffer(raw, dtype=np.uint8).astype(self.dtype)
 
-    def encode_all(self, texts: Sequence[bytes], *, special: bool = False) -> list[Tokens]:
-        return [self.encode(text.replace(b"\0", b" ")) for text in texts]
+    def encode_all(self, texts: Sequence[str], *, special: bool = False) -> list[Tokens]:
+        return [self.encode(text.replace("\0", " ")) for text in texts]
 
     def encode_spans(self, text: str, spans: Sequence[tuple[int, int]]) -> tuple[Tokens, npt.NDArray[np.uint8]]:
         ids = self.encode(text.replace("\0", " "))
@@ -95,16 +94,19 @@ class ByteTokenizer:
 class HuggingFaceTokenizer:
     """A tokenizer.json, without the special tokens that its template would add."""
 
-    def __init__(self, inner: tokenizers.Tokenizer, file_digest: bytes, eos: str | None = None) -> None:
-        """`eos`: the token that ends a text, as the configuration names it; None: one of SEPARATOR_NAMES."""
+    def __init__(self, inner: tokenizers.Tokenizer, file_digest: bytes, eos: str | int | None = None) -> None:
+        """`eos`: the token that ends a text, or its id, as the configuration names it; None: one of SEPARATOR_NAMES."""
         self._inner = inner
         self._plain: tokenizers.Tokenizer | None = None
         self.digest = file_digest
         # Ids may have gaps, so the largest id determines the vocabulary.
         ids = inner.get_vocab(with_added_tokens=True)
         self.vocabulary = max(ids.values(), default=-1) + 1
-        names = SEPARATOR_NAMES if eos is None else (eos,)
-        self.separator = next((ids[name] for name in names if name in ids), None)
+        if isinstance(eos, int):
+            self.separator = eos if eos in ids.values() else None
+        else:
+            names = SEPARATOR_NAMES if eos is None else (eos,)
+            self.separator = next((ids[name] for name in names if name in ids), None)
         self.dtype = dtype_of(self.vocabulary)
         self.special = sorted(token for token, one in inner.get_added_tokens_decoder().items() if one.special)
         """The ids of special tokens, ascending."""
@@ -114,16 +116,12 @@ class HuggingFaceTokenizer:
         return _essence(self._inner.to_str()) == _essence(text)
 
     def encode(self, text: str | bytes) -> Tokens:
-        return self.encode_all([text.encode(errors="replace") if isinstance(text, str) else text], special=True)[0]
+        return self.encode_all([text if isinstance(text, str) else text.decode(errors="replace")], special=True)[0]
 
-    def encode_all(self, texts: Sequence[bytes], *, special: bool = False) -> list[Tokens]:
-        try:
-            decoded = [text.decode() for text in texts]
-        except UnicodeDecodeError as error:
-            raise DataError(f"text that is not UTF-8: {error.object[:40]!r}; convert it first") from None
+    def encode_all(self, texts: Sequence[str], *, special: bool = False) -> list[Tokens]:
         with panics_are_faults():
             inner = self._inner if special else self._literal
-            made = inner.encode_batch_fast(decoded, add_special_tokens=False)  # without offsets, which are not used
+            made = inner.encode_batch_fast(texts, add_special_tokens=False)  # without offsets, which are not used
         return [np.array(one.ids, dtype=self.dtype) for one in made]
 
     @property
@@ -193,22 +191,36 @@ def json_object(raw: bytes) -> dict[str, Any]:
     return tree if isinstance(tree, dict) else {}
 
 
-def named_eos(folder: Path) -> str | None:
-    """The token that ends a text, as the configuration beside a tokenizer.json in `folder` names it; None without
-    one."""
+def named_eos(folder: Path) -> str | int | None:
+    """The token that ends a text, as the configuration beside a tokenizer.json in `folder` names it, or its id, as that
+    of the model does; None without one."""
     for name in ("tokenizer_config.json", "special_tokens_map.json"):
-        try:
-            with (folder / name).open("rb") as file:
-                token = json_object(file.read(CONFIG_BYTES_MAX)).get("eos_token")
-        except OSError:
-            continue
+        token = config_in(folder, name).get("eos_token")
         token = token.get("content") if isinstance(token, dict) else token
         if isinstance(token, str):
             return token
-    return None
+    return next(iter(model_ends(folder)), None)
 
 
-def huggingface_tokenizer(raw: bytes, path: str, eos: str | None = None) -> HuggingFaceTokenizer:
+def model_ends(folder: Path) -> list[int]:
+    """The ids that end what the model in `folder` generates, as transformers takes them from its configuration."""
+    for name in ("generation_config.json", "config.json"):
+        named = config_in(folder, name).get("eos_token_id")
+        if ids := [one for one in (named if isinstance(named, list) else [named]) if type(one) is int]:
+            return ids
+    return []
+
+
+def config_in(folder: Path, name: str) -> dict[str, Any]:
+    """The JSON object in the file `name` of `folder`; an empty one where there is none."""
+    try:
+        with (folder / name).open("rb") as file:
+            return json_object(file.read(CONFIG_BYTES_MAX))
+    except OSError:
+        return {}
+
+
+def huggingface_tokenizer(raw: bytes, path: str, eos: str | int | None = None) -> HuggingFaceTokenizer:
     """The tokenizer in `raw`, the bytes of a tokenizer.json, whose texts end with `eos` (None: a usual name). Raises
     DataError that names `path`."""
     if len(raw) > TOKENIZER_BYTES_MAX:

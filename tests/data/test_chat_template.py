@@ -310,7 +310,7 @@ def test_classes_of_transformers_read_a_tokenizer_their_own_way(tmp_path: Path) 
     assert kept is not None and kept != raw, "the data set keeps what transformers reads"
     out = tmp_path / "set"
     out.mkdir()
-    for name, data in files_beside(path, kept, template, tokenizer).items():
+    for name, data in files_beside(path, kept, template, tokenizer, rendered=True).items():
         (out / name).write_bytes(data)
     again, more, _ = tokenizer_and_template(out / "tokenizer.json", open_tokenizer("tokenizer.json", DataRoot(out)))
     assert again.digest == tokenizer.digest and more == kept, "and reads it again alike"
@@ -321,22 +321,48 @@ def test_ends_go_along(tmp_path: Path) -> None:
     (tmp_path / "model" / "generation_config.json").write_text('{"eos_token_id": 3, "top_p": 0.9}')
     tokenizer, raw, template = tokenizer_and_template(path, open_tokenizer(path.name, DataRoot(path.parent)))
     assert raw is not None
-    files = files_beside(path, raw, template, tokenizer)
+    files = files_beside(path, raw, template, tokenizer, rendered=False)
     assert json.loads(files["generation_config.json"]) == {"eos_token_id": [3, 2, 6], "top_p": 0.9}
     (tmp_path / "model" / "generation_config.json").write_bytes(files["generation_config.json"])
     assert stops_of(tokenizer, path) == {2, 3, 6}
     assert template_beside(path).ends(tokenizer) == [2, 6], "the end of text, and of an answer"
 
 
+def test_ends_are_the_models_own(tmp_path: Path) -> None:
+    """Where the tokenizer's configuration names none, that of the model does, by one id or several."""
+    for name, ids, first in (("generation_config.json", [6, 2], 6), ("config.json", 5, 5)):
+        path = save(tmp_path / name, "byte-level", eos_token=None)
+        (tmp_path / name / name).write_text(json.dumps({"model_type": "llama", "eos_token_id": ids}))
+        tokenizer, _ = opened(path)
+        assert (tokenizer.separator, stops_of(tokenizer, path)) == (first, set(ids if isinstance(ids, list) else [ids]))
+
+
+def test_a_processors_template_is_the_models(tmp_path: Path) -> None:
+    path = save(tmp_path / "model", "byte-level")
+    (tmp_path / "model" / "chat_template.json").write_text(json.dumps({"chat_template": unmarked(FAMILIES["zephyr"])}))
+    tokenizer, raw, template = tokenizer_and_template(path, open_tokenizer(path.name, DataRoot(path.parent)))
+    assert raw is not None
+    for name, data in files_beside(path, raw, template, tokenizer, rendered=True).items():
+        (tmp_path / name).write_bytes(data)
+    assert theirs(tmp_path).chat_template == unmarked(FAMILIES["zephyr"]), "an export has it where all find it"
+
+
+def test_without_a_template_a_set_of_conversations_shows_chatml(tmp_path: Path) -> None:
+    path = save(tmp_path, "byte-level")
+    tokenizer, raw, template = tokenizer_and_template(path, open_tokenizer(path.name, DataRoot(path.parent)))
+    assert raw is not None
+    for rendered in (False, True):
+        config = json.loads(files_beside(path, raw, template, tokenizer, rendered=rendered)["tokenizer_config.json"])
+        assert ("chat_template" in config) is rendered
+
+
 def test_written_special_tokens_are_text(tmp_path: Path) -> None:
     path = save(tmp_path, "byte-level")
     tokenizer = open_tokenizer(path.name, DataRoot(tmp_path))
-    (plain,) = tokenizer.encode_all([b"a </s> b"])
-    (special,) = tokenizer.encode_all([b"a </s> b"], special=True)
+    (plain,) = tokenizer.encode_all(["a </s> b"])
+    (special,) = tokenizer.encode_all(["a </s> b"], special=True)
     assert 2 not in plain.tolist() and 2 in special.tolist()
     assert tokenizer.decode(plain) == tokenizer.decode(special) == "a </s> b"
-    with pytest.raises(DataError, match="not UTF-8"):
-        tokenizer.encode_all(["schön".encode("latin-1")])
 
 
 @pytest.mark.parametrize(

@@ -89,7 +89,7 @@ def test_damaged_cache_is_made_again(folder: pathlib.Path) -> None:
 
 def test_jsonl_equals_its_texts(folder: pathlib.Path) -> None:
     spec = manifest_of("jsonl", "docs.jsonl").data
-    assert b"".join(pieces(spec, source_files(spec, DataRoot(folder)))).decode() == "".join(LINES)
+    assert "".join(pieces(spec, source_files(spec, DataRoot(folder)))) == "".join(LINES)
     assert open_corpus(manifest_of("jsonl", "docs.jsonl"), folder, folder / "cache").tokens_validation > 17
 
 
@@ -97,9 +97,9 @@ def test_jsonl_equals_its_texts(folder: pathlib.Path) -> None:
     ("line", "says"),
     [
         ("{", r"bad\.jsonl:2: not JSON"),
-        ("[1]", r'bad\.jsonl:2: no text under the key "text"'),
-        ('{"text": 3}', r'bad\.jsonl:2: no text under the key "text"'),
-        ('{"tekst": "a"}', r'bad\.jsonl:2: no text under the key "text"; data\.field'),
+        ("[1]", r"bad\.jsonl:2: no text: not an object but list"),
+        ('{"text": 3}', r'bad\.jsonl:2: no text under "text"'),
+        ('{"tekst": "a"}', r'bad\.jsonl:2: no text under "text" \(tekst\); .*data\.field'),
     ],
 )
 def test_bad_json_lines_are_named(tmp_path: pathlib.Path, line: str, says: str) -> None:
@@ -136,7 +136,7 @@ def test_lines_without_end_are_cut_between_characters(tmp_path: pathlib.Path) ->
     (tmp_path / "long.txt").write_text(text)
     spec = manifest_of("text", "long.txt").data
     found = list(pieces(spec, source_files(spec, DataRoot(tmp_path))))
-    assert "".join(piece.decode() for piece in found) == text
+    assert "".join(found) == text
     assert max(map(len, found)) <= 64 << 10
 
 

@@ -20,6 +20,7 @@ from typing import Any
 import datasets
 import numpy as np
 import pyarrow as arrow
+import pyarrow.ipc
 import pyarrow.parquet as parquet
 import pytest
 from click.testing import CliRunner
@@ -32,8 +33,8 @@ from tokenizers.pre_tokenizers import Whitespace
 from swarmnode.cli.data import command
 from swarmnode.data import document_source
 from swarmnode.data.chat_template import ChatTemplate, Conversation
+from swarmnode.data.document_row import BadRows, Reading
 from swarmnode.data.document_source import documents, find_work
-from swarmnode.data.document_span import BadRows, Reading
 from swarmnode.data.index import Index, parse_index
 from swarmnode.data.set_maker import MakeOptions, make
 from swarmnode.data.token_parts import Encoding
@@ -47,13 +48,14 @@ BYTES = Encoding(ByteTokenizer(), ChatTemplate())
 
 def made(out: Path, *sources: Path | str, encoding: Encoding = BYTES, **options: object) -> Index:
     given = MakeOptions(tuple(map(str, sources)), **{"chunk_tokens": 257, **options})  # type: ignore[arg-type]
-    return make(out, given, encoding, {}, lambda *told: None)[0]
+    return make(out, given, encoding, lambda rendered: {}, lambda *told: None)[0]
 
 
 def read(source: Path | str, reading: Reading = Reading(), bad: BadRows | None = None) -> list[bytes | Conversation]:
     """The documents of a source."""
     works = find_work([str(source)], reading, bad)
-    return [one.document for work in works for one in documents(work, reading, bad)]
+    given = [one.document for work in works for one in documents(work, reading, bad)]
+    return [one.encode() if isinstance(one, str) else one for one in given]
 
 
 def texts(out: Path, index: Index, split: str) -> list[bytes]:
@@ -246,6 +248,12 @@ FORMS = {
     "utf16.jsonl": lambda text: json.dumps({"text": text}, ensure_ascii=False).encode("utf-16"),
     "list.json": lambda text: json.dumps([{"text": text, "n": 1}], indent=1).encode(),
     "lines.json": lambda text: json.dumps({"text": text}).encode() + b"\n",
+    "page.txt.zst": lambda text: arrow.compress(text.encode(), codec="zstd", asbytes=True),
+    "a[1]::b.txt.lz4": lambda text: arrow.compress(text.encode(), codec="lz4", asbytes=True),
+    "lines.txt": lambda text: (json.dumps({"text": text}) + "\n" + json.dumps({"text": " "})).encode(),
+    "list.txt": lambda text: json.dumps([{"text": text}]).encode(),
+    "columns.json": lambda text: json.dumps({"id": [1], "text": [text]}).encode(),
+    "one.json": lambda text: json.dumps({"id": 1, "text": text}, indent=1).encode(),
     "noname": lambda text: json.dumps([{"text": text}]).encode(),
     "table.csv": lambda text: table(text, ",").encode("utf-8-sig"),
     "table.TSV": lambda text: table(text, "\t").encode(),
@@ -322,6 +330,47 @@ def test_nothing_is_left_out_in_silence(tmp_path: Path) -> None:
     (folder / "picture.png").unlink()
     (folder / "rows.jsonl").unlink()
     assert "Straße\n".encode() in read(folder, Reading(encoding="latin-1"))
+
+
+def test_damaged_files_are_left_out_by_name(tmp_path: Path) -> None:
+    """Each library has errors of its own for them."""
+    poems(tmp_path / "in", 2)
+    table = arrow.table({"text": [f"row {n}" for n in range(99)]})
+    parquet.write_table(table, tmp_path / "a.parquet")
+    with arrow.ipc.new_stream(str(tmp_path / "a.arrow"), table.schema) as stream:
+        stream.write_table(table)
+    whole = {name: (tmp_path / name).read_bytes() for name in ("a.parquet", "a.arrow")}
+    packed = os.urandom(5000).hex().encode()
+    whole |= {"a.txt.gz": gzip.compress(packed), "a.txt.xz": lzma.compress(packed), "a.txt.bz2": bz2.compress(packed)}
+    whole |= {"a.txt.zst": arrow.compress(packed, codec="zstd", asbytes=True)}
+    for name, raw in whole.items():
+        (tmp_path / "in" / name).write_bytes(raw[:-40])
+    (tmp_path / "in" / "nowhere.txt").symlink_to("gone.txt")
+    bad = BadRows(99)
+    assert len(read(tmp_path / "in", bad=bad)) >= 2
+    named = {line.split(": ")[0].rpartition("/")[2] for line in bad.lines}
+    assert named == {*whole, "nowhere.txt"}
+    with pytest.raises(DataError, match="--skip-bad allows 6"):
+        made(tmp_path / "out", tmp_path / "in", skip_bad=6)
+
+
+def test_names_are_bytes_for_all_libraries(tmp_path: Path) -> None:
+    table = arrow.table({"text": ["a row"]})
+    parquet.write_table(table, tmp_path / "p")
+    with arrow.ipc.new_file(str(tmp_path / "f"), table.schema) as file:
+        file.write_table(table)
+    for name in ("p", "f"):
+        os.rename(tmp_path / name, os.fsencode(tmp_path / name) + b"\xff")
+    assert read(tmp_path) == [b"a row"] * 2
+
+
+def test_of_a_saved_dict_one_split_is_read(tmp_path: Path) -> None:
+    splits = {name: datasets.Dataset.from_list([{"text": name}]) for name in ("train", "test")}
+    datasets.DatasetDict(splits).save_to_disk(tmp_path / "saved")
+    assert read(tmp_path / "saved") == [b"train"]
+    assert read(tmp_path / "saved", Reading(split="test")) == [b"test"]
+    with pytest.raises(DataError, match="no split other, but test, train|no split other, but train, test"):
+        read(tmp_path / "saved", Reading(split="other"))
 
 
 def test_folders_that_are_links_are_read_once(tmp_path: Path) -> None:
