@@ -242,14 +242,15 @@ def hub_tokenizer(path: Path) -> Any:
         if path.name != "tokenizer.json":
             return fast(tokenizer_file=str(path))
         with panics_are_faults():
-            hub = auto.from_pretrained(path.parent, local_files_only=True, trust_remote_code=False, use_fast=True)
+            load = functools.partial(auto.from_pretrained, path.parent, local_files_only=True, trust_remote_code=False)
+            hub = load()
+            elsewhere = config_in(path.parent, PROCESSOR_TEMPLATE).get("chat_template")
+            # Processors of several kinds of input have it there.
+            return load(chat_template=elsewhere) if hub.chat_template is None and elsewhere else hub
     except Exception as error:  # noqa: BLE001  it raises what reading JSON, Rust and Python raise
         raise DataError(
             f"{path.parent}: transformers cannot read this tokenizer: {str(error).strip().splitlines()[0][:200]}"
         ) from None
-    if hub.chat_template is None:  # where processors of several kinds of input have it
-        hub.chat_template = config_in(path.parent, PROCESSOR_TEMPLATE).get("chat_template")
-    return hub
 
 
 @functools.cache

@@ -122,7 +122,7 @@ def documents(work: DocumentSpan, reading: Reading, bad: BadRows | None = None) 
                 bad.add(placed.where, "text with half a character (a lone surrogate)")
                 continue
             if not placed.document.strip():
-                bad.empty += 1
+                bad.add_empty()
             elif len(raw) <= reading.cut_nbytes:
                 yield placed
             else:
@@ -223,7 +223,7 @@ def _is_utf8(path: Path, compression: str) -> bool:
 
 
 def _json_kind(head: str, reading: Reading, kind: str) -> str:
-    """What a file that begins with `head` is, if its name says `kind`, "text" or "json": "jsonl" if its first line is
+    """The kind of a file that begins with `head` and whose name says "text" or "json": "jsonl" if its first line is
     an object and more follow, "json" for a list of objects. An object of a file that is not named so has one of the
     keys that are read."""
     begin = head.lstrip()

@@ -35,7 +35,9 @@ def test_answers_alone_are_learnt_each_conversation_by_itself(tmp_path: Path) ->
     ]
     (tmp_path / "chats.jsonl").write_text("".join(json.dumps({"messages": chat}) + "\n" for chat in chats))
     options = MakeOptions((str(tmp_path / "chats.jsonl"),), chunk_tokens=385, validation=0.2)
-    index, _ = make(tmp_path / "set", options, Encoding(ByteTokenizer(), ChatTemplate()), {}, lambda *told: None)
+    index, _ = make(
+        tmp_path / "set", options, Encoding(ByteTokenizer(), ChatTemplate()), lambda rendered: {}, lambda *told: None
+    )
     data = DataSpec(source="index", index=index.digest.hex(), end_token=0, documents="masked", block_samples=4)
     run = replace(manifest(MODEL), data=data)
     corpus = open_indexed(run, tmp_path / "set", tmp_path / "cache")
