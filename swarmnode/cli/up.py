@@ -136,7 +136,16 @@ def command(
         checkpoint = resumed.resumption.checkpoint
         screen.note(f"resumes from {checkpoint.label}: {checkpoint.samples} samples, {checkpoint.nbytes / 1e6:.1f} MB")
     conditions = Conditions(for_s, rounds, samples)
-    summary = run_session(Session(plan, conditions, screen, run=prepared.run_id, kill_every_s=kill_every_s))
+    summary = run_session(
+        Session(
+            plan,
+            conditions,
+            screen,
+            run=prepared.run_id,
+            kill_every_s=kill_every_s,
+            manifest=prepared.manifest,
+        )
+    )
     if summary is None:
         return EXIT_INTERRUPTED
     summary, code = _export(summary, prepared.folder, out)

@@ -52,6 +52,7 @@ class Health:
     trained: bool
     living: int = 1  # nodes with a valid record, in any state
     texts: Sequence[tuple[str, str]] = ()  # (name of the node, digest of its copy of the run's text)
+    slowness: tuple[str, str] | None = None  # title and reason (pipeline/microbatch_size.py)
 
 
 STOPPED = Alarm(
@@ -75,6 +76,7 @@ def alarms(health: Health) -> list[Alarm]:
         *silent_nodes(health.silent, sum(health.replicas)),
         *version_mix(health.versions),
         *text_mix(health.texts),
+        *(() if health.slowness is None else (Alarm("slow", "warning", *health.slowness),)),
     ]
     return sorted(found, key=lambda alarm: alarm.level != "error")
 

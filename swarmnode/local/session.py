@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import signal
 from collections.abc import Iterator
@@ -12,8 +13,11 @@ from typing import Protocol
 
 from swarmnode.local.child import Child
 from swarmnode.local.fleet import Fleet, FleetPlan, elapsed
-from swarmnode.local.summary import NodeFacts, Summary, TokenRate, Totals, totals
+from swarmnode.local.summary import NodeFacts, Summary, TokenRate, Totals, speeds, totals
+from swarmnode.manifest import Manifest
+from swarmnode.pipeline.microbatch_size import slowness
 
+SETTLED_S = 60.0  # guess: from when all nodes are ready; speeds are measured by then
 PERIOD_S = 1.0
 """Seconds between two queries of the nodes."""
 
@@ -67,7 +71,14 @@ class Session:
     """Runs `plan` until `conditions` are met, a signal arrives, or no node is left. For one use."""
 
     def __init__(
-        self, plan: FleetPlan, conditions: Conditions, screen: Screen, *, run: str, kill_every_s: float | None = None
+        self,
+        plan: FleetPlan,
+        conditions: Conditions,
+        screen: Screen,
+        *,
+        run: str,
+        kill_every_s: float | None = None,
+        manifest: Manifest | None = None,
     ) -> None:
         self.stopping = asyncio.Event()
         self.fleet = Fleet(plan, screen.note)
@@ -76,6 +87,8 @@ class Session:
         self._screen = screen
         self._run = run
         self._kill_every_s = kill_every_s
+        self._manifest = manifest  # None: whether the swarm is slow is not said
+        self._slow = ""  # what was said of it
         self._rate = TokenRate()
         self._began_s = 0.0
         self._stopped = ""
@@ -117,6 +130,8 @@ class Session:
             now_s = loop.time()
             picture = self._picture(now_s, now_s - ready_at_s)
             self._screen.show(picture)
+            if now_s - ready_at_s >= SETTLED_S:
+                self._warn(picture)
             why = self._conditions.met(now_s - ready_at_s, picture.totals)
             if why is not None:
                 self.stop(why)
@@ -128,6 +143,18 @@ class Session:
                 assert self._kill_every_s is not None
                 kill_at_s = now_s + self._kill_every_s
             await elapsed(self.stopping, PERIOD_S)
+
+    def _warn(self, picture: SessionView) -> None:
+        """Say once what makes the swarm slow (pipeline/microbatch_size.py)."""
+        if self._manifest is None:
+            return
+        context, at_once = self._manifest.model.context, math.inf if self._plan.devices else float(os.cpu_count() or 1)
+        slow = slowness(
+            self._manifest, speeds(picture.nodes), picture.tokens_per_s / context, picture.totals.samples, at_once
+        )
+        if slow is not None and not self._slow:
+            self._slow = f"{slow[0]}: {slow[1]}"
+            self._screen.note(self._slow)
 
     async def _gone(self, child: Child) -> None:
         self._screen.note(f"{child.name} is gone: {child.reason}")

@@ -67,6 +67,17 @@ def count(nodes: Sequence[NodeFacts], metric: str, **labels: str) -> int:
     return round(total)
 
 
+def speeds(nodes: Sequence[NodeFacts]) -> list[tuple[int, float]]:
+    """Stage and announced samples per second of each node that trains, by what the others heard."""
+    heard = {peer.peer_id: peer for node in nodes if node.status is not None for peer in node.status.peers}
+    training = [node.status for node in nodes if node.training and node.status is not None]
+    return [
+        (status.stage, heard[status.peer_id].samples_per_second)
+        for status in training
+        if status.peer_id in heard and status.stage < status.stages
+    ]
+
+
 def totals(nodes: Sequence[NodeFacts]) -> Totals:
     """The totals of `nodes`, in the order of their start."""
     said = [node.status for node in nodes if node.status is not None]

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import bisect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from swarmnode.ema import Ema, EmaStart
@@ -25,6 +25,7 @@ from swarmnode.ids import PeerId
 from swarmnode.manifest import Manifest
 from swarmnode.membership.swarm import Swarm
 from swarmnode.model.schedule import inner_batch
+from swarmnode.model.split import stages_of
 from swarmnode.pipeline.staleness import replica_share, window_limit
 from swarmnode.pipeline.window import QUEUED_HIGH
 
@@ -32,6 +33,10 @@ BETTER = 1.05  # guess: another size must promise this much more, or noise would
 REVIEW = 16  # guess: completed microbatches until the link time is reviewed
 SMOOTHING = 0.1  # guess: of the link time, over about ten microbatches
 LOOPBACK = ("/ip4/127.", "/ip6/::1/")
+IN_FLIGHT = 4.0
+"""Samples in flight for each machine that keep .85 of them at work: 24 equal machines at home, inner batch 128, .85 of
+the time [simulated; n in flight keep n / (n + 1) busy in a closed network, window.py]."""
+IDLE_SHARE = 0.5  # guess: of the machines at work at a time, below which their owners should know why
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +117,43 @@ def throughput(in_flight: int, machines: float, visits: int, service_s: float, l
         if rate * (stay_s - work_s) > QUEUED_HIGH * machines:
             break
     return rate
+
+
+def slowness(
+    manifest: Manifest,
+    speeds: Sequence[tuple[int, float]],
+    samples_per_s: float,
+    samples_total: int,
+    at_once: float = math.inf,
+) -> tuple[str, str] | None:
+    """(what is wrong, the reason and what to change) if a swarm at `samples_per_s` is slower than its best machine
+    would be alone, or if most of its machines wait; else None.
+
+    `speeds`: each machine's stage and its measured samples per second there; `at_once`: how many can compute at a time,
+    where they share processors. Machines are compared as if each had memory for the whole model.
+    """
+    parts = stages_of(manifest)
+    whole = sum(part.cost for part in parts)
+    alone = [rate * parts[stage].cost / whole for stage, rate in speeds if rate > 0.0]
+    sizes = [sum(stage == part.stage for stage, _ in speeds) for part in parts]
+    if len(alone) < 2 or not all(sizes) or samples_per_s <= 0.0:
+        return None
+    count, most = len(alone), min(float(len(alone)), at_once)
+    working, context = min(most, count * samples_per_s / sum(alone)), manifest.model.context
+    in_flight, _ = window_limit(manifest, sizes, 1, samples_total, 1)
+    needed = math.ceil(IN_FLIGHT * most)
+    if len(parts) > 1 and in_flight < needed:
+        reason = f"at most {in_flight} samples are in flight; inner.inner_batch_max = {needed} would keep more at work"
+    else:
+        reason = "they wait for lines or rounds; `swarmnode plan --search` finds settings that suit them"
+    if samples_per_s < max(alone):
+        rate, one = samples_per_s * context, max(alone) * context
+        title = f"The swarm does {rate:,.0f} tokens/s; one of its machines alone would do {one:,.0f}"
+    elif working < IDLE_SHARE * most:
+        title = f"{max(1, round(working))} of {count} machines work at a time"
+    else:
+        return None
+    return title, reason
 
 
 class MicrobatchSizer:

@@ -22,7 +22,7 @@ from swarmnode.model.expert_share import gradient_count
 from swarmnode.model.memory_budget import CARD, CPU, MemoryNeed, memory_need
 from swarmnode.model.section import section_sizes, snapshot_nbytes
 from swarmnode.model.split import StageLayers, stages_of
-from swarmnode.pipeline.microbatch_size import sizes_of, throughput
+from swarmnode.pipeline.microbatch_size import IN_FLIGHT, sizes_of, throughput
 from swarmnode.pipeline.staleness import window_limit
 from swarmnode.plan.fleet import MachineKind
 from swarmnode.plan.geography import RELAY_RATE, Nat, rtt_s
@@ -35,7 +35,6 @@ PIECE_TOKENS = 40
 ms for each sample of 128 tokens, forward and backward."""
 
 SATURATED = 1.01  # guess: twice as many in flight would be less than so many times as fast
-IN_FLIGHT = 4.0
 SHARE_ALONE = 0.95  # simulated: of its FLOP/s, a machine that holds the whole model and waits for nobody
 EXCHANGE_SHARE = 0.5  # of a round's time, at most, goes to its exchange (gossip/round.py)
 

@@ -46,6 +46,10 @@ def test_stages_by_how_many_serve_them() -> None:
     assert alarms(replace(WELL, replicas=[2, 1, 2]))[0].title == "Stage 1 hangs by one node"
 
 
+def test_a_slow_swarm_is_told_as_found() -> None:
+    assert kinds(slowness=("2 of 6 machines work at a time", "samples in flight")) == [("slow", "warning")]
+
+
 def test_islands_need_two_groups_of_two() -> None:
     assert kinds(groups=[["a", "b"], ["c"]]) == []
     found = alarms(replace(WELL, groups=[["a", "b", "e"], ["c", "d"]]))

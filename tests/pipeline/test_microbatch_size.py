@@ -19,6 +19,7 @@ from swarmnode.pipeline.microbatch_size import (
     SampleRates,
     loopback,
     sizes_of,
+    slowness,
     throughput,
 )
 from swarmnode.pipeline.staleness import window_limit
@@ -142,3 +143,15 @@ def test_rates_in_between_follow_the_time_a_microbatch_takes() -> None:
     assert rates.share(2) == pytest.approx((2 / 4) / (4 / 6))
     assert rates.share(4) == rates.share(8) == 1.0
     assert rates.share(1) == pytest.approx(0.5)
+
+
+def test_a_swarm_with_few_samples_in_flight_says_what_would_keep_its_machines_at_work() -> None:
+    six = [(index % 3, 30.0) for index in range(6)]  # together 60 samples a second, one alone 10 or so
+    assert slowness(run(), six, 50.0, 0) is None
+    found = slowness(run(), six, 20.0, 0)
+    assert found is not None and found[0] == "2 of 6 machines work at a time"
+    assert "at most 8 samples are in flight; inner.inner_batch_max = 24" in found[1]
+    assert slowness(run(), six, 20.0, 0, at_once=2.0) is None, "they share two processors"
+    alone = slowness(run(batch=64), six, 5.0, 0)
+    assert alone is not None and "one of its machines alone would do" in alone[0] and "plan --search" in alone[1]
+    assert slowness(run(), six[:2], 1.0, 0) is None, "a stage is empty"
