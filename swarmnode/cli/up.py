@@ -126,7 +126,7 @@ def command(
         dashboard_port=free_port() if dashboard else None,
         checkpoints=where,
         data_root=prepared.data_root.resolve() if prepared.data_root is not None else None,
-        round_samples=prepared.manifest.gossip.round_samples,
+        settings=prepared.manifest,
         resume=resumed.where if resumed else "",
         devices=several_devices(),
     )
@@ -136,16 +136,7 @@ def command(
         checkpoint = resumed.resumption.checkpoint
         screen.note(f"resumes from {checkpoint.label}: {checkpoint.samples} samples, {checkpoint.nbytes / 1e6:.1f} MB")
     conditions = Conditions(for_s, rounds, samples)
-    summary = run_session(
-        Session(
-            plan,
-            conditions,
-            screen,
-            run=prepared.run_id,
-            kill_every_s=kill_every_s,
-            manifest=prepared.manifest,
-        )
-    )
+    summary = run_session(Session(plan, conditions, screen, run=prepared.run_id, kill_every_s=kill_every_s))
     if summary is None:
         return EXIT_INTERRUPTED
     summary, code = _export(summary, prepared.folder, out)

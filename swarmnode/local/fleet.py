@@ -15,6 +15,7 @@ from swarmnode.errors import LocalFault
 from swarmnode.ids import seeded
 from swarmnode.local.child import STDERR_NAME, Child, NodePlan, node_command, tail
 from swarmnode.local.summary import NodeFacts
+from swarmnode.manifest import Manifest
 from swarmnode.recovery import checkpoint
 
 START_TIMEOUT_S = 120.0
@@ -47,7 +48,7 @@ class FleetPlan:
     command: Command = node_command
     checkpoints: str = ""
     data_root: Path | None = None  # folder of the manifest's paths; None: no file is opened
-    round_samples: int = 1  # of the manifest; names the final checkpoint
+    settings: Manifest | None = None  # the manifest's: name the final checkpoint, and tell what is slow
     resume: str = ""
     start_timeout_s: float = START_TIMEOUT_S
     leave_timeout_s: float = LEAVE_TIMEOUT_S
@@ -168,9 +169,9 @@ class Fleet:
         """
         said = [child.status for child in self.nodes if child.status is not None]
         trained = max((status.samples_total for status in said), default=0)
-        if not self._plan.checkpoints or trained == 0:
+        if not self._plan.checkpoints or trained == 0 or self._plan.settings is None:
             return ""
-        return checkpoint.label(math.ceil(trained / self._plan.round_samples), final=True)
+        return checkpoint.label(math.ceil(trained / self._plan.settings.gossip.round_samples), final=True)
 
     def kill(self) -> None:
         """Send SIGKILL to all processes."""

@@ -14,7 +14,6 @@ from typing import Protocol
 from swarmnode.local.child import Child
 from swarmnode.local.fleet import Fleet, FleetPlan, elapsed
 from swarmnode.local.summary import NodeFacts, Summary, TokenRate, Totals, speeds, totals
-from swarmnode.manifest import Manifest
 from swarmnode.pipeline.microbatch_size import slowness
 
 SETTLED_S = 60.0  # guess: from when all nodes are ready; speeds are measured by then
@@ -71,14 +70,7 @@ class Session:
     """Runs `plan` until `conditions` are met, a signal arrives, or no node is left. For one use."""
 
     def __init__(
-        self,
-        plan: FleetPlan,
-        conditions: Conditions,
-        screen: Screen,
-        *,
-        run: str,
-        kill_every_s: float | None = None,
-        manifest: Manifest | None = None,
+        self, plan: FleetPlan, conditions: Conditions, screen: Screen, *, run: str, kill_every_s: float | None = None
     ) -> None:
         self.stopping = asyncio.Event()
         self.fleet = Fleet(plan, screen.note)
@@ -87,7 +79,6 @@ class Session:
         self._screen = screen
         self._run = run
         self._kill_every_s = kill_every_s
-        self._manifest = manifest  # None: whether the swarm is slow is not said
         self._slow = ""  # what was said of it
         self._rate = TokenRate()
         self._began_s = 0.0
@@ -146,13 +137,14 @@ class Session:
 
     def _warn(self, picture: SessionView) -> None:
         """Say once what makes the swarm slow (pipeline/microbatch_size.py)."""
-        if self._manifest is None:
+        if (made := self._plan.settings) is None or self._slow:
             return
-        context, at_once = self._manifest.model.context, math.inf if self._plan.devices else float(os.cpu_count() or 1)
-        slow = slowness(
-            self._manifest, speeds(picture.nodes), picture.tokens_per_s / context, picture.totals.samples, at_once
+        rate, at_once = (
+            picture.tokens_per_s / made.model.context,
+            math.inf if self._plan.devices else os.cpu_count() or 1,
         )
-        if slow is not None and not self._slow:
+        slow = slowness(made, speeds(picture.nodes), rate, picture.totals.samples, at_once)
+        if slow is not None:
             self._slow = f"{slow[0]}: {slow[1]}"
             self._screen.note(self._slow)
 
