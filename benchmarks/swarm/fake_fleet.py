@@ -20,7 +20,7 @@ from swarmnode.metrics import name
 from swarmnode.metrics.name import series
 from swarmnode.metrics.recent_events import RecentEvents
 from swarmnode.node.report import Reporter
-from swarmnode.wire import control_pb2, record_pb2, report_pb2
+from swarmnode.wire import record_pb2, report_pb2
 
 BEGINNING_UNIX_S = 1.75e9
 LINKS_EACH = 6
@@ -197,7 +197,7 @@ class FakeFleet:
 
     def _facts(self, fake_node: FakeNode) -> report_pb2.Report:
         begun = time.thread_time()
-        status = control_pb2.StatusReply(
+        status = report_pb2.StatusReply(
             run_id=self.run_id,
             run_name=self.manifest.name,
             peer_id=fake_node.identity.peer_id,

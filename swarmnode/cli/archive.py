@@ -111,7 +111,7 @@ def _asked(home: Path) -> Path:
     from swarmnode.local.running_archive import copy_now
 
     reply = asyncio.run(copy_now(home, lambda text: click.echo(text, err=True), ONCE_S))
-    return Path(reply.folder) / reply.newest
+    return Path(reply["folder"], reply["newest"])
 
 
 def _here(run: str) -> tuple[str, ...]:

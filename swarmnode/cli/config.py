@@ -33,11 +33,9 @@ def show(origin: bool, as_json: bool, home: Path | None) -> None:
     """Print the settings of the node that runs in --home, including the run's manifest; without a node, those that
     `swarmnode join` would use here and now."""
     from swarmnode.control import client
-    from swarmnode.wire.control_pb2 import ConfigRequest
 
     try:
-        reply = client.ask(home or default_home("node"), "Config", ConfigRequest())
-        rows = [(setting.name, setting.value, setting.origin) for setting in reply.settings]
+        rows = client.ask(home or default_home("node"), "config")["settings"]
     except NoDaemon:
         rows = list(_of_join())
         click.echo("no node runs there: these are the settings of `swarmnode join`", err=True)

@@ -204,22 +204,21 @@ def _of_daemon(home: Path) -> list[HealthCheck]:
     from swarmnode.control import client
     from swarmnode.errors import NoDaemon
     from swarmnode.machine.checkup import HealthCheck, rate_text
-    from swarmnode.wire.control_pb2 import ExamineRequest
 
     try:
-        reply = client.ask(home, "Examine", ExamineRequest(peers_max=8), timeout_s=40.0)
+        reply = client.ask(home, "examine", timeout_s=40.0)
     except NoDaemon:
         return []
-    answering = [exam for exam in reply.peers if not exam.fault]
-    slowest = max((exam.latency_s for exam in answering), default=0.0)
-    says = f"{len(answering)} of {len(reply.peers)} answer, the slowest in {1000 * slowest:.0f} ms"
-    checks = [HealthCheck("peers", bool(answering) if reply.peers else None, says, "is the network up?", 21)]
-    if up := max((exam.up_bps for exam in answering), default=0.0):
-        down = max(exam.down_bps for exam in answering)
+    answering = [exam for exam in reply["peers"] if not exam["fault"]]
+    slowest = max((exam["latency_s"] for exam in answering), default=0.0)
+    says = f"{len(answering)} of {len(reply['peers'])} answer, the slowest in {1000 * slowest:.0f} ms"
+    checks = [HealthCheck("peers", bool(answering) if reply["peers"] else None, says, "is the network up?", 21)]
+    if up := max((exam["up_bps"] for exam in answering), default=0.0):
+        down = max(exam["down_bps"] for exam in answering)
         checks.append(
             HealthCheck("bandwidth", True, f"{rate_text(up)} up, {rate_text(down)} down to its peers, while it works")
         )
     fix = "let TCP in (router, firewall) and give --listen a fixed port; without, it works through relays, slower"
-    good = {"public": True, "local": True, "relayed": None, "private": None}.get(reply.reach)
-    checks.append(HealthCheck("reach", good, f"{reply.reach}: {reply.reason}", "" if good else fix))
+    good = {"public": True, "local": True, "relayed": None, "private": None}.get(reply["reach"])
+    checks.append(HealthCheck("reach", good, f"{reply['reach']}: {reply['reason']}", "" if good else fix))
     return checks

@@ -30,16 +30,13 @@ def command(home: Path | None, notice: float, reason: str, as_json: bool) -> int
 
     reply = client.drain(home or default_home("node"), notice, reason)
     if as_json:
-        from google.protobuf.json_format import MessageToDict
-
-        found = MessageToDict(reply, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
-        click.echo(json.dumps(found, sort_keys=True))
+        click.echo(json.dumps(reply, sort_keys=True))
     else:
-        click.echo(f"left in {reply.seconds:.1f} s", err=True)
-        click.echo(f"{reply.finished} of {reply.held} microbatches finished", err=True)
-        click.echo(f"{reply.sent} of {reply.unsent} samples learnt since the last round passed on", err=True)
-        if reply.successor:
-            click.echo(f"the stage's state is kept by {reply.successor}", err=True)
-        for cut in reply.cut:
+        click.echo(f"left in {reply['seconds']:.1f} s", err=True)
+        click.echo(f"{reply['finished']} of {reply['held']} microbatches finished", err=True)
+        click.echo(f"{reply['sent']} of {reply['unsent']} samples learnt since the last round passed on", err=True)
+        if reply["successor"]:
+            click.echo(f"the stage's state is kept by {reply['successor']}", err=True)
+        for cut in reply["cut"]:
             click.echo(f"cut: {cut}", err=True)
-    return EXIT_PREEMPTED_INCOMPLETE if reply.cut else 0
+    return EXIT_PREEMPTED_INCOMPLETE if reply["cut"] else 0

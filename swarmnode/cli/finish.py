@@ -19,7 +19,6 @@ def command(home: Path | None) -> None:
     To leave faster: `swarmnode leave`.
     """
     from swarmnode.control import client
-    from swarmnode.wire.control_pb2 import FinishRequest
 
-    client.ask(home or default_home("node"), "Finish", FinishRequest(reason="swarmnode finish"))
+    client.ask(home or default_home("node"), "finish", reason="swarmnode finish")
     click.echo("finishing: the node takes no new work and leaves when all is done", err=True)

@@ -16,5 +16,5 @@ def command(home: Path | None) -> None:
     """Finish held work within seconds, save, announce the leave, stop. Returns when leaving has begun."""
     from swarmnode.control import client
 
-    client.leave(home or default_home("node"), "swarmnode leave")
+    client.ask(home or default_home("node"), "leave", reason="swarmnode leave")
     click.echo("leaving", err=True)

@@ -21,14 +21,10 @@ def command(home: Path | None, as_json: bool, **limits: str | None) -> None:
     To keep them, give them to `join` or put them into the config file. Without options nothing changes.
     """
     from swarmnode.cli.output.limits import ask_limits
-    from swarmnode.wire.control_pb2 import LimitRequest
 
-    reply = ask_limits(home or default_home("node"), "Limit", LimitRequest(changed=given_limits(limits)))
+    reply = ask_limits(home or default_home("node"), "limit", changed=given_limits(limits))
     if as_json:
-        from google.protobuf.json_format import MessageToDict
-
-        found = MessageToDict(reply, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
-        click.echo(json.dumps(found, sort_keys=True))
+        click.echo(json.dumps(reply, sort_keys=True))
         return
-    for name, text in sorted(reply.limits.items()):
+    for name, text in sorted(reply["limits"].items()):
         click.echo(f"{name} {text}")

@@ -18,6 +18,5 @@ def command(home: Path | None) -> None:
     Exit code 69 if no node runs in --home.
     """
     from swarmnode.cli.output.limits import ask_limits
-    from swarmnode.wire.control_pb2 import PauseRequest
 
-    ask_limits(home or default_home("node"), "Pause", PauseRequest(reason="asked to pause"))
+    ask_limits(home or default_home("node"), "pause", reason="asked to pause")

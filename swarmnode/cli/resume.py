@@ -15,6 +15,5 @@ from swarmnode.user_folders import default_home
 def command(home: Path | None) -> None:
     """End `pause` and `snooze`. Limits still apply: outside its hours a node stays paused."""
     from swarmnode.cli.output.limits import ask_limits
-    from swarmnode.wire.control_pb2 import ResumeRequest
 
-    ask_limits(home or default_home("node"), "Resume", ResumeRequest())
+    ask_limits(home or default_home("node"), "resume")

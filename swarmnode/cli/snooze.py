@@ -16,6 +16,5 @@ from swarmnode.user_folders import default_home
 def command(duration: float, home: Path | None) -> None:
     """Pause for DURATION (90s, 30m, 2h), then resume automatically. Peers are told when to expect it back."""
     from swarmnode.cli.output.limits import ask_limits
-    from swarmnode.wire.control_pb2 import PauseRequest
 
-    ask_limits(home or default_home("node"), "Pause", PauseRequest(for_s=duration, reason="snoozed"))
+    ask_limits(home or default_home("node"), "pause", for_s=duration, reason="snoozed")

@@ -1,121 +1,79 @@
-"""Client of a daemon on this machine: query its status, or make it leave."""
+"""Client of a daemon on this machine: JSON over HTTP on its unix socket."""
 
 from __future__ import annotations
 
+import http.client
+import json
+import socket
 from pathlib import Path
 from typing import Any
 
-import grpc
-import grpc.aio
-from google.protobuf.message import Message
+from google.protobuf import json_format
 
 from swarmnode.control import socket_path
-from swarmnode.errors import LocalFault, SwarmnodeError, Unavailable, UsageError
-from swarmnode.wire import control_pb2, control_pb2_grpc
+from swarmnode.errors import LocalFault, Unavailable, UsageError
+from swarmnode.wire.report_pb2 import StatusReply
 
 TIMEOUT_S = 5.0
 """Timeout of one call. A daemon answers within its loop's lag, a few milliseconds; a swapping machine takes longer."""
 
-OPTIONS = [
-    ("grpc.enable_http_proxy", 0),
-    ("grpc.max_receive_message_length", 16 << 20),
-    ("grpc.default_authority", "localhost"),
-]
+
+class _UnixConnection(http.client.HTTPConnection):
+    def __init__(self, path: Path, timeout_s: float) -> None:
+        super().__init__("localhost", timeout=timeout_s)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(str(self._path))
 
 
-def status(home: Path, *, timeout_s: float = TIMEOUT_S) -> control_pb2.StatusReply:
-    """The status of the daemon of `home`.
+def ask(home: Path, verb: str, *, timeout_s: float = TIMEOUT_S, **arguments: Any) -> dict[str, Any]:
+    """The JSON answer of the daemon of `home` to a verb of control.service.VERBS.
 
-    Raises NoDaemon if none answers, NotPermitted if it belongs to another user, Unavailable after `timeout_s`.
+    Raises NoDaemon if none answers, NotPermitted if it belongs to another user, UsageError if it rejects the arguments,
+    Unavailable if it cannot serve the verb now or not within `timeout_s`.
     """
-    with grpc.insecure_channel(f"unix:{socket_path.find(home)}", options=OPTIONS) as channel:
-        stub = control_pb2_grpc.ControlStub(channel)
+    connection = _UnixConnection(socket_path.find(home), timeout_s)
+    try:
         try:
-            reply: control_pb2.StatusReply = stub.Status(control_pb2.StatusRequest(), timeout=timeout_s)
-        except grpc.RpcError as error:
-            raise _explain(error, home, timeout_s) from None
-    return reply
-
-
-def leave(home: Path, reason: str, *, timeout_s: float = TIMEOUT_S) -> None:
-    """Ask the daemon of `home` to leave in order; return when leaving has begun. Raises as `status`."""
-    with grpc.insecure_channel(f"unix:{socket_path.find(home)}", options=OPTIONS) as channel:
-        stub = control_pb2_grpc.ControlStub(channel)
-        try:
-            stub.Leave(control_pb2.LeaveRequest(reason=reason), timeout=timeout_s)
-        except grpc.RpcError as error:
-            raise _explain(error, home, timeout_s) from None
-
-
-def drain(home: Path, notice_s: float, reason: str) -> control_pb2.DrainReply:
-    """Tell the daemon of `home` that its machine will be taken away in `notice_s`; return the result of its drain.
-    Raises as `status`, and Unavailable if it has not left by then."""
-    with grpc.insecure_channel(f"unix:{socket_path.find(home)}", options=OPTIONS) as channel:
-        stub = control_pb2_grpc.ControlStub(channel)
-        request = control_pb2.DrainRequest(notice_s=notice_s, reason=reason)
-        try:
-            reply: control_pb2.DrainReply = stub.Drain(request, timeout=notice_s + TIMEOUT_S)
-        except grpc.RpcError as error:
-            raise _explain(error, home, notice_s + TIMEOUT_S) from None
-    return reply
-
-
-def ask(home: Path, method: str, request: Message, *, timeout_s: float = TIMEOUT_S) -> Any:
-    """The reply of the daemon of `home` to `method` of the Control service.
-
-    Raises as `status`, UsageError if the daemon rejects the request, Unavailable if it cannot serve it now.
-    """
-    with grpc.insecure_channel(f"unix:{socket_path.find(home)}", options=OPTIONS) as channel:
-        stub = control_pb2_grpc.ControlStub(channel)
-        try:
-            return getattr(stub, method)(request, timeout=timeout_s)
-        except grpc.RpcError as error:
-            raise _explain(error, home, timeout_s) from None
-
-
-class ControlClient:
-    """Asynchronous client with `status` and `leave`, over one connection that stays open until `close`."""
-
-    def __init__(self, home: Path) -> None:
-        """Raises NoDaemon and NotPermitted as `status`."""
-        self._home = home
-        self._channel = grpc.aio.insecure_channel(f"unix:{socket_path.find(home)}", options=OPTIONS)
-        self._stub = control_pb2_grpc.ControlStub(self._channel)
-
-    async def status(self, *, timeout_s: float = TIMEOUT_S) -> control_pb2.StatusReply:
-        try:
-            reply: control_pb2.StatusReply = await self._stub.Status(control_pb2.StatusRequest(), timeout=timeout_s)
-        except grpc.RpcError as error:
-            raise _explain(error, self._home, timeout_s) from None
-        return reply
-
-    async def leave(
-        self, reason: str, checkpoint: str = "", *, stopping: bool = False, timeout_s: float = TIMEOUT_S
-    ) -> None:
-        """See `leave`. `checkpoint`: label under which it saves its stage first; `stopping`: the whole run is being
-        stopped."""
-        request = control_pb2.LeaveRequest(reason=reason, checkpoint=checkpoint, stopping=stopping)
-        try:
-            await self._stub.Leave(request, timeout=timeout_s)
-        except grpc.RpcError as error:
-            raise _explain(error, self._home, timeout_s) from None
-
-    async def close(self) -> None:
-        await self._channel.close(None)
-
-
-def _explain(error: grpc.RpcError, home: Path, timeout_s: float) -> SwarmnodeError:
-    assert isinstance(error, grpc.Call | grpc.aio.AioRpcError)
-    match error.code():
-        case grpc.StatusCode.UNAVAILABLE | grpc.StatusCode.CANCELLED:
-            return socket_path.no_daemon(home)
-        case grpc.StatusCode.DEADLINE_EXCEEDED:
-            return Unavailable(f"the daemon at {home} did not answer within {timeout_s:g} s: frozen, or too busy")
-        case grpc.StatusCode.INVALID_ARGUMENT:
-            return UsageError(error.details() or "the daemon does not accept that")
-        case grpc.StatusCode.FAILED_PRECONDITION:
-            return Unavailable(error.details() or "not now")
-        case grpc.StatusCode.UNIMPLEMENTED:
-            return LocalFault(f"the daemon at {home} has another version: restart it")
+            connection.connect()
+        except OSError:
+            raise socket_path.no_daemon(home) from None
+        connection.request("POST", f"/v1/{verb}", json.dumps(arguments), {"Content-Type": "application/json"})
+        response = connection.getresponse()
+        body = response.read()
+        reply = json.loads(body) if response.status in (200, 400, 503) else {}
+    except TimeoutError:
+        raise Unavailable(f"the daemon at {home} did not answer within {timeout_s:g} s: frozen, or too busy") from None
+    except (OSError, http.client.HTTPException, ValueError):  # daemons before 0.2 speak gRPC, and hang up on us
+        raise _other_version(home) from None
+    finally:
+        connection.close()
+    match response.status:
+        case 200:
+            return dict(reply)
+        case 400:
+            raise UsageError(reply["error"])
+        case 404:
+            raise _other_version(home)
+        case 503:
+            raise Unavailable(reply["error"])
         case _:
-            return LocalFault(f"the daemon at {home} failed: {error.details()}; see its log")
+            raise LocalFault(f"the daemon at {home} failed: see its log")
+
+
+def status(home: Path, *, timeout_s: float = TIMEOUT_S) -> StatusReply:
+    """The status of the daemon of `home`. Raises as `ask`."""
+    return json_format.ParseDict(ask(home, "status", timeout_s=timeout_s), StatusReply(), ignore_unknown_fields=True)
+
+
+def drain(home: Path, notice_s: float, reason: str) -> dict[str, Any]:
+    """Tell the daemon of `home` that its machine will be taken away in `notice_s`; return how it left, as the fields of
+    node.drain.DrainReport. Raises as `ask`, and Unavailable if it has not left by then."""
+    return ask(home, "drain", timeout_s=notice_s + TIMEOUT_S, notice_s=notice_s, reason=reason)
+
+
+def _other_version(home: Path) -> LocalFault:
+    return LocalFault(f"the daemon at {home} ended just now, or has another version: restart it")

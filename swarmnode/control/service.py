@@ -1,74 +1,85 @@
-"""The daemon's local API: gRPC on a unix socket that only its owner can open."""
+"""The daemon's local API: JSON over HTTP on a unix socket that only its owner can open.
+
+curl --unix-socket HOME/control.sock -d '{"for_s": 60}' http://localhost/v1/pause
+"""
 
 from __future__ import annotations
 
-import math
+import inspect
+import json
 import os
-from collections.abc import Callable, Mapping
+import socket
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Any
 
-import grpc
-import grpc.aio
+from aiohttp import web
+from google.protobuf import json_format
+from google.protobuf.message import Message
 
 from swarmnode.control import socket_path
 from swarmnode.errors import LocalFault, Unavailable, UsageError
-from swarmnode.wire import control_pb2, control_pb2_grpc
 
-REQUEST_BYTES_MAX = 64 << 10
-CALLS_MAX = 32
-"""Bounds of the server, guess: requests are tiny and answered at once."""
+REQUEST_BYTES_MAX = 64 << 10  # guess: requests are tiny
 
 STOP_GRACE_S = 0.5
 """Time for calls in flight to finish, often the one that asked the daemon to leave. Guess."""
 
 REASON_CHARACTERS_MAX = 200
-PAUSE_MAX_S = 366 * 86400.0
-EXAMINED_MAX = 16  # guess: peers asked in one examination, which takes a few seconds
+SECONDS_MAX = 366 * 86400.0
 
-T = TypeVar("T")
+VERBS: Mapping[str, Mapping[str, object]] = {
+    "status": {},
+    "leave": {"reason": "", "checkpoint": "", "stopping": False},
+    "drain": {"notice_s": 0.0, "reason": ""},
+    "pause": {"for_s": 0.0, "reason": ""},
+    "resume": {},
+    "finish": {"reason": ""},
+    "limit": {"changed": {}},
+    "config": {},
+    "examine": {},
+    "copy": {"older_s": 0.0},
+}
+"""Verbs with the defaults of their arguments; each is a method of daemon.control_api.ControlApi, which has their
+meaning. Numbers are seconds, from 0 to a year."""
 
 
-class Context(Protocol):
-    """The part of grpc.aio's context used here."""
+def arguments_of(verb: str, raw: bytes) -> dict[str, Any]:
+    """The arguments of a call, each of its default's type; texts are cut, and keys that are unknown here left out.
+    Raises UsageError."""
+    try:
+        given = json.loads(raw or b"{}")
+    except (ValueError, RecursionError):
+        raise UsageError("not JSON") from None
+    if not isinstance(given, dict):
+        raise UsageError("not a JSON object")
+    return {name: _checked(name, given.get(name, default), default) for name, default in VERBS[verb].items()}
 
-    async def abort(self, code: grpc.StatusCode, details: str) -> None: ...
 
-
-class Api(Protocol):
-    """Interface of the daemon. Runs on the event loop and does not wait: `leave` only starts leaving."""
-
-    def status(self) -> control_pb2.StatusReply: ...
-
-    def leave(self, reason: str, checkpoint: str, stopping: bool) -> None: ...
-
-    async def drain(self, notice_s: float, reason: str) -> control_pb2.DrainReply:
-        """Waits until this node has left; the only call besides `examine` that waits."""
-        ...
-
-    def pause(self, for_s: float, reason: str) -> control_pb2.LimitsReply: ...
-
-    def resume(self) -> control_pb2.LimitsReply: ...
-
-    def finish(self, reason: str) -> None: ...
-
-    def change(self, changed: Mapping[str, str]) -> control_pb2.LimitsReply: ...
-
-    def config(self) -> control_pb2.ConfigReply: ...
-
-    async def examine(self, peers_max: int) -> control_pb2.ExamineReply: ...
-
-    def copy(self, older_s: float) -> control_pb2.CopyReply: ...
+def _checked(name: str, value: object, default: object) -> object:
+    match default, value:
+        case bool(), bool():
+            return value
+        case float(), int() | float() if not isinstance(value, bool) and 0 <= value <= SECONDS_MAX:
+            return float(value)
+        case float(), _:
+            raise UsageError(f"{name}: at most a year, in seconds")
+        case str(), str():
+            return value[:REASON_CHARACTERS_MAX]
+        case dict(), dict() if all(isinstance(text, str) for text in value.values()):
+            return value
+        case _:
+            raise UsageError(f"{name}: not a {type(default).__name__}")
 
 
 class ControlServer:
-    """Serves the Control service for the daemon of `home`."""
+    """Serves VERBS, methods of `api`, for the daemon of `home`."""
 
-    def __init__(self, home: Path, api: Api, lock: int | None = None) -> None:
+    def __init__(self, home: Path, api: object, lock: int | None = None) -> None:
         """`lock` is that of `take_home`, if the home is held already."""
         self._home = home
-        self._servicer = _Servicer(api)
-        self._server: grpc.aio.Server | None = None
+        self._api = api
+        self._runner: web.AppRunner | None = None
         self._path: Path | None = None
         self._lock = lock
 
@@ -90,34 +101,46 @@ class ControlServer:
         try:
             path = socket_path.choose(self._home)
             path.unlink(missing_ok=True)  # left by a killed daemon: we hold the lock, so nobody listens there
-            server = grpc.aio.server(
-                options=[("grpc.max_receive_message_length", REQUEST_BYTES_MAX)], maximum_concurrent_rpcs=CALLS_MAX
-            )
-            control_pb2_grpc.add_ControlServicer_to_server(self._servicer, server)
-            before = os.umask(0o177)
-            try:
-                server.add_insecure_port(f"unix:{path}")
-            except RuntimeError as error:
-                raise LocalFault(f"cannot listen on {path}: {error}") from None
-            finally:
-                os.umask(before)
-            await server.start()
+            listening = _bind(path)
+            app = web.Application(client_max_size=REQUEST_BYTES_MAX)
+            app.router.add_post("/v1/{verb}", self._answer)
+            self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=STOP_GRACE_S)
+            await self._runner.setup()
+            await web.SockSite(self._runner, listening).start()
             socket_path.publish(self._home, path)
         except BaseException:
             self._release()
             raise
-        self._server, self._path = server, path
+        self._path = path
         return path
 
     async def stop(self) -> None:
         """Finish calls in flight and remove the socket. Does nothing if not started."""
-        if self._server is not None:
-            await self._server.stop(STOP_GRACE_S)
-            self._server = None
+        if self._runner is not None:
+            await self._runner.cleanup()
+            self._runner = None
         if self._path is not None:
             socket_path.forget(self._home, self._path)
             self._path = None
         self._release()
+
+    async def _answer(self, request: web.Request) -> web.Response:
+        verb = request.match_info["verb"]
+        if verb not in VERBS:
+            return _error(404, f"unknown verb {verb[:40]!r}")
+        try:
+            answer = getattr(self._api, verb)(**arguments_of(verb, await request.read()))
+            if inspect.isawaitable(answer):
+                answer = await answer
+        except UsageError as error:
+            return _error(400, str(error))
+        except Unavailable as error:
+            return _error(503, str(error))
+        if isinstance(answer, Message):
+            answer = json_format.MessageToDict(
+                answer, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
+            )
+        return web.json_response(answer or {})
 
     def _release(self) -> None:
         if self._lock is not None:
@@ -125,53 +148,19 @@ class ControlServer:
             self._lock = None
 
 
-class _Servicer(control_pb2_grpc.ControlServicer):
-    def __init__(self, api: Api) -> None:
-        self._api = api
-
-    async def Status(self, request: control_pb2.StatusRequest, context: object) -> control_pb2.StatusReply:
-        return self._api.status()
-
-    async def Leave(self, request: control_pb2.LeaveRequest, context: object) -> control_pb2.LeaveReply:
-        reason, checkpoint = request.reason[:REASON_CHARACTERS_MAX], request.checkpoint[:REASON_CHARACTERS_MAX]
-        self._api.leave(reason, checkpoint, request.stopping)
-        return control_pb2.LeaveReply()
-
-    async def Drain(self, request: control_pb2.DrainRequest, context: object) -> control_pb2.DrainReply:
-        return await self._api.drain(max(0.0, request.notice_s), request.reason[:REASON_CHARACTERS_MAX])
-
-    async def Pause(self, request: control_pb2.PauseRequest, context: Context) -> control_pb2.LimitsReply:
-        if not (math.isfinite(request.for_s) and 0 <= request.for_s <= PAUSE_MAX_S):
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "a pause lasts at most a year; 0: until resume")
-        reason = request.reason[:REASON_CHARACTERS_MAX]
-        return await _told(lambda: self._api.pause(request.for_s, reason), context)
-
-    async def Resume(self, request: control_pb2.ResumeRequest, context: Context) -> control_pb2.LimitsReply:
-        return await _told(self._api.resume, context)
-
-    async def Finish(self, request: control_pb2.FinishRequest, context: Context) -> control_pb2.LeaveReply:
-        await _told(lambda: self._api.finish(request.reason[:REASON_CHARACTERS_MAX]), context)
-        return control_pb2.LeaveReply()
-
-    async def Limit(self, request: control_pb2.LimitRequest, context: Context) -> control_pb2.LimitsReply:
-        return await _told(lambda: self._api.change(dict(request.changed)), context)
-
-    async def Config(self, request: control_pb2.ConfigRequest, context: Context) -> control_pb2.ConfigReply:
-        return await _told(self._api.config, context)
-
-    async def Examine(self, request: control_pb2.ExamineRequest, context: Context) -> control_pb2.ExamineReply:
-        return await self._api.examine(min(request.peers_max or EXAMINED_MAX, EXAMINED_MAX))
-
-    async def Copy(self, request: control_pb2.CopyRequest, context: Context) -> control_pb2.CopyReply:
-        return await _told(lambda: self._api.copy(max(0.0, request.older_s)), context)
+def _error(status: int, message: str) -> web.Response:
+    return web.json_response({"error": message}, status=status)
 
 
-async def _told(answer: Callable[[], T], context: Context) -> T:
-    """The value of `answer`; our own errors become the status from which the client restores them."""
+def _bind(path: Path) -> socket.socket:
+    """A socket at `path` that only this user can open. Raises LocalFault."""
+    listening = socket.socket(socket.AF_UNIX)
+    before = os.umask(0o177)
     try:
-        return answer()
-    except UsageError as error:
-        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-    except Unavailable as error:
-        await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
-    raise AssertionError("abort raises")
+        listening.bind(str(path))
+    except OSError as error:
+        listening.close()
+        raise LocalFault(f"cannot listen on {path}: {error.strerror}") from None
+    finally:
+        os.umask(before)
+    return listening

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+import dataclasses
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import psutil
@@ -36,74 +38,38 @@ from swarmnode.transport.directory import DhtDirectory
 from swarmnode.transport.libp2p import Libp2pTransport
 from swarmnode.transport.reachability import ask, verdict
 from swarmnode.wire import call_pb2 as wire
-from swarmnode.wire import control_pb2, record_pb2
+from swarmnode.wire import record_pb2, report_pb2
 
 TIMEOUT_S = 12.0
 PINGS = 3  # the first may open a stream: the fastest counts
 HELPERS_MAX = 4
 MEASURED_MAX = 2  # guess: of those that answer, the nearest: our own limit shows with any
 MEASURE_S = 8.0
+EXAMINED_MAX = 8  # guess: peers asked in one examination, which takes a few seconds
 
 
-def describe(
-    node: Node | None,
-    me: PeerId,
-    run_id: RunId,
-    manifest: Manifest,
-    telemetry: PrometheusTelemetry,
-    metrics_address: str,
-    started_s: float,
-) -> control_pb2.StatusReply:
-    """The complete reply of the control API; `node` None is a bootstrap, which serves no stage."""
-    now = asyncio.get_running_loop().time()
-    resident = psutil.Process().memory_info().rss
-    telemetry.gauge(name.RESIDENT_BYTES, float(resident))
-    reply = control_pb2.StatusReply(
-        run_id=run_id,
-        peer_id=me,
-        run_name=manifest.name,
-        version=__version__,
-        stages=manifest.pipeline.stages,
-        uptime_s=now - started_s,
-        metrics_address=metrics_address,
-        resident_nbytes=resident,
-        counters=telemetry.counters(),
-        trains_nothing=node is None,
-    )
-    if node is None:
-        return reply
-    place = node.presence.status.stage
-    reply.state = node.state if place is not None else record_pb2.NODE_STATE_UNSPECIFIED
-    reply.stage = feeder_place(manifest) if node.feeds_only else place or 0
-    reply.samples_total = node.samples_total()
-    reply.tokens_total = node.samples_total() * manifest.model.context
-    reply.addresses.extend(f"{address}/p2p/{node.me}" for address in node.presence.status.addresses)
-    served = node.stage_status()
-    reply.tokens_given = tokens_given(reply.counters, manifest)
-    reply.round = served.round_index
-    reply.inner_steps = served.inner_steps
-    reply.tokens_per_second = served.tokens_per_second
-    reply.loss_train = served.loss_train or 0.0
-    reply.loss_validation = served.loss_validation or 0.0
-    reply.loss_validation_samples = served.loss_validation_samples
-    reply.loss_validation_first = served.loss_validation_first or 0.0
-    for member in node.presence.peer_table.swarm().everyone():
-        if member.peer == node.me:
-            continue
-        router = node.presence.routers[member.stage] if member.stage < manifest.pipeline.stages else None
-        reply.peers.append(
-            control_pb2.PeerStatus(
-                peer_id=member.peer,
-                stage=member.stage,
-                state=member.state,
-                samples_per_second=member.samples_per_second,
-                queue=member.queue,
-                round=member.round_index,
-                latency_s=0.0 if router is None else router.expected_s(member.peer, 1) or 0.0,
-                banned=router is not None and router.banned(member.peer, now),
-            )
-        )
-    return reply
+@dataclass(slots=True)
+class PeerExam:
+    """The connection to a peer: `fault` is "" if it answered; a rate of 0 was not measured."""
+
+    peer_id: PeerId
+    stage: int
+    latency_s: float = 0.0
+    up_bps: float = 0.0
+    down_bps: float = 0.0
+    fault: str = ""
+
+
+async def _exam(transport: Transport, peer: PeerId, stage: int) -> PeerExam:
+    exam, loop = PeerExam(peer, stage, math.inf), asyncio.get_running_loop()
+    try:
+        for _ in range(PINGS):
+            begun = loop.time()
+            await transport.call(peer, Call(wire.Request(ping=wire.Ping())), timeout_s=TIMEOUT_S, reply_bytes_max=0)
+            exam.latency_s = min(exam.latency_s, loop.time() - begun)
+    except (RemoteFault, Unavailable) as error:
+        exam.fault, exam.latency_s = str(error), 0.0
+    return exam
 
 
 def tokens_given(counters: Mapping[str, float], manifest: Manifest) -> int:
@@ -111,37 +77,6 @@ def tokens_given(counters: Mapping[str, float], manifest: Manifest) -> int:
     fed = counters.get(name.TOKENS, 0.0)
     gradients = sum(value for key, value in counters.items() if key.startswith(name.GRADIENTS))
     return round(max(fed, gradients * manifest.inner.microbatch * manifest.model.context))
-
-
-async def examine(transport: Transport, peers: Sequence[tuple[PeerId, int]]) -> control_pb2.ExamineReply:
-    """Latency to each of `peers` (id, stage), and for those that answer, how they can reach us."""
-    async with asyncio.TaskGroup() as tasks:
-        exams = [tasks.create_task(_exam(transport, peer, stage)) for peer, stage in peers]
-    reply = control_pb2.ExamineReply(peers=[exam.result() for exam in exams])
-    near = sorted((exam for exam in reply.peers if not exam.fault), key=lambda exam: exam.latency_s)[:MEASURED_MAX]
-    for exam in near:  # one after the other: concurrent ones would share the bandwidth
-        capacity, _ = await best(transport, [PeerId(exam.peer_id)], MEASURE_S)
-        if capacity is not None:
-            exam.up_bps, exam.down_bps = capacity.up_bps, capacity.down_bps
-    helpers = [PeerId(exam.peer_id) for exam in reply.peers if not exam.fault]
-    reach, reply.reason = verdict(await ask(transport, helpers[:HELPERS_MAX]))
-    reply.reach = str(reach)
-    return reply
-
-
-async def _exam(transport: Transport, peer: PeerId, stage: int) -> control_pb2.PeerExam:
-    exam = control_pb2.PeerExam(peer_id=peer, stage=stage)
-    loop, best = asyncio.get_running_loop(), float("inf")
-    try:
-        for _ in range(PINGS):
-            begun = loop.time()
-            await transport.call(peer, Call(wire.Request(ping=wire.Ping())), timeout_s=TIMEOUT_S, reply_bytes_max=0)
-            best = min(best, loop.time() - begun)
-    except (RemoteFault, Unavailable) as error:
-        exam.fault = str(error)
-        return exam
-    exam.latency_s = best
-    return exam
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +100,7 @@ class DaemonContext:
 
 
 class ControlApi:
-    """control.service.Api of one daemon. Before `open` every request fails with Unavailable."""
+    """The methods of control.service.VERBS for one daemon. Before `open` every request fails with Unavailable."""
 
     def __init__(self, options: NodeOptions, notices: Notices) -> None:
         self._options = options
@@ -197,17 +132,22 @@ class ControlApi:
             raise Unavailable("this daemon is still starting")
         return self._process
 
-    def status(self) -> control_pb2.StatusReply:
+    def status(self) -> report_pb2.StatusReply:
         """The daemon's complete status."""
         process = self.process
-        reply = describe(
-            self._node,
-            process.transport.peer_id,
-            process.run_id,
-            process.manifest,
-            process.telemetry,
-            process.metrics_address,
-            self._started_s,
+        resident = psutil.Process().memory_info().rss
+        process.telemetry.gauge(name.RESIDENT_BYTES, float(resident))
+        reply = report_pb2.StatusReply(
+            run_id=process.run_id,
+            peer_id=process.transport.peer_id,
+            run_name=process.manifest.name,
+            version=__version__,
+            stages=process.manifest.pipeline.stages,
+            uptime_s=asyncio.get_running_loop().time() - self._started_s,
+            metrics_address=process.metrics_address,
+            resident_nbytes=resident,
+            counters=process.telemetry.counters(),
+            trains_nothing=self._node is None,
         )
         reply.home, reply.page = str(self._options.home), self._page
         if (amendments := process.admission.amendments) is not None:
@@ -216,6 +156,39 @@ class ControlApi:
         reply.least_version = process.admission.rules.access_list.least_version
         if self.regulator is not None:
             reply.limits.CopyFrom(self.limits())
+        if (node := self._node) is None:
+            return reply
+        place = node.presence.status.stage
+        reply.state = node.state if place is not None else record_pb2.NODE_STATE_UNSPECIFIED
+        reply.stage = feeder_place(process.manifest) if node.feeds_only else place or 0
+        reply.samples_total = node.samples_total()
+        reply.tokens_total = node.samples_total() * process.manifest.model.context
+        reply.addresses.extend(f"{address}/p2p/{node.me}" for address in node.presence.status.addresses)
+        served = node.stage_status()
+        reply.tokens_given = tokens_given(reply.counters, process.manifest)
+        reply.round = served.round_index
+        reply.inner_steps = served.inner_steps
+        reply.tokens_per_second = served.tokens_per_second
+        reply.loss_train = served.loss_train or 0.0
+        reply.loss_validation = served.loss_validation or 0.0
+        reply.loss_validation_samples = served.loss_validation_samples
+        reply.loss_validation_first = served.loss_validation_first or 0.0
+        for member in node.presence.peer_table.swarm().everyone():
+            if member.peer == node.me:
+                continue
+            router = node.presence.routers[member.stage] if member.stage < process.manifest.pipeline.stages else None
+            reply.peers.append(
+                report_pb2.PeerStatus(
+                    peer_id=member.peer,
+                    stage=member.stage,
+                    state=member.state,
+                    samples_per_second=member.samples_per_second,
+                    queue=member.queue,
+                    round=member.round_index,
+                    latency_s=0.0 if router is None else router.expected_s(member.peer, 1) or 0.0,
+                    banned=router is not None and router.banned(member.peer, asyncio.get_running_loop().time()),
+                )
+            )
         return reply
 
     def leave(self, reason: str, checkpoint: str, stopping: bool) -> None:
@@ -226,39 +199,31 @@ class ControlApi:
         self.process.telemetry.event("control.leave", reason=reason)
         self._notices.leave(reason, NoticeKind.STOP if stopping else NoticeKind.LEAVE)
 
-    async def drain(self, notice_s: float, reason: str) -> control_pb2.DrainReply:
-        """Leave as if the machine were taken away in `notice_s`; return when this node has left."""
+    async def drain(self, notice_s: float, reason: str) -> dict[str, object]:
+        """Leave as if the machine were taken away in `notice_s`; return when this node has left, with its report."""
         self.process.telemetry.event("control.leave", reason=reason, notice_s=notice_s)
-        self._notices.give(Notice("control", NoticeKind.PREEMPT, notice_s, reason or "swarmnode drain"))
-        drain_report = await asyncio.shield(self.left)
-        if drain_report is None:  # a bootstrap, or a node that had not begun
-            return control_pb2.DrainReply()
-        return control_pb2.DrainReply(
-            held=drain_report.held,
-            finished=drain_report.finished,
-            unsent=drain_report.unsent,
-            sent=drain_report.sent,
-            successor=drain_report.successor,
-            cut=drain_report.cut,
-            seconds=drain_report.seconds,
-        )
+        notice = Notice("control", NoticeKind.PREEMPT, notice_s, reason or "swarmnode drain")
+        self._notices.give(notice)
+        report = await asyncio.shield(self.left)
+        numbers = dataclasses.asdict(report or DrainReport(notice))  # None: a bootstrap, or a node that had not begun
+        return {name: value for name, value in numbers.items() if name != "notice"}
 
     def _regulated(self) -> Regulator:
         if self.regulator is None:
             raise UsageError("a bootstrap has no limits: it neither trains nor moves tensors")
         return self.regulator
 
-    def pause(self, for_s: float, reason: str) -> control_pb2.LimitsReply:
+    def pause(self, for_s: float, reason: str) -> report_pb2.LimitsReply:
         """Pause, for a time or until told to resume."""
         self._regulated().pause(for_s, reason)
         return self.limits()
 
-    def resume(self) -> control_pb2.LimitsReply:
+    def resume(self) -> report_pb2.LimitsReply:
         """End a pause."""
         self._regulated().resume()
         return self.limits()
 
-    def change(self, changed: Mapping[str, str]) -> control_pb2.LimitsReply:
+    def limit(self, changed: Mapping[str, str]) -> report_pb2.LimitsReply:
         """Change limits. Raises UsageError."""
         try:
             if changed:
@@ -267,11 +232,11 @@ class ControlApi:
             raise UsageError(str(error)) from None
         return self.limits()
 
-    def limits(self) -> control_pb2.LimitsReply:
+    def limits(self) -> report_pb2.LimitsReply:
         """The limits and their current effect."""
         regulator = self._regulated()
         verdict, reading = regulator.verdict, regulator.reading
-        reply = control_pb2.LimitsReply(limits=show(regulator.limits), running=verdict.running, reason=verdict.reason)
+        reply = report_pb2.LimitsReply(limits=show(regulator.limits), running=verdict.running, reason=verdict.reason)
         if reading is not None:
             reply.quota_used_nbytes = reading.used_nbytes
             reply.temperature_c = reading.temperature_c or 0.0
@@ -293,33 +258,40 @@ class ControlApi:
             await self._node.pause_control.finish("told to finish")
         self._notices.leave("told to finish")
 
-    def config(self) -> control_pb2.ConfigReply:
-        """The settings this daemon was started with, and the run's manifest."""
-        process = self.process
-        settings = [control_pb2.Setting(name=n, value=v, origin=o) for n, v, o in self._options.settings]
-        settings += [
-            control_pb2.Setting(name=field.name, value=str(value_of(process.manifest, field.name)), origin="manifest")
-            for field in FIELDS
-        ]
-        return control_pb2.ConfigReply(settings=settings)
+    def config(self) -> dict[str, object]:
+        """The settings this daemon was started with, and the run's manifest: rows of name, value, origin."""
+        fields = [(field.name, str(value_of(self.process.manifest, field.name)), "manifest") for field in FIELDS]
+        return {"settings": [*self._options.settings, *fields]}
 
-    def copy(self, older_s: float) -> control_pb2.CopyReply:
-        """Have the archive copy the run, unless its newest checkpoint is current. Raises UsageError without one."""
+    def copy(self, older_s: float) -> dict[str, object]:
+        """Have the archive copy the run, unless its newest checkpoint is of `older_s` ago or later (`current`). Raises
+        UsageError without one."""
         if (archive := self._archive) is None:
             raise (
                 Unavailable("this daemon is still starting") if self._process is None else UsageError("no archive here")
             )
         current, newest = archive.ask(older_s), archive.newest
-        return control_pb2.CopyReply(
-            current=current,
-            status=archive.status,
-            folder=str(archive.folder.absolute()),
-            newest="" if newest is None else newest.label,
-        )
+        return {
+            "current": current,
+            "status": archive.status,
+            "folder": str(archive.folder.absolute()),
+            "newest": "" if newest is None else newest.label,
+        }
 
-    async def examine(self, peers_max: int) -> control_pb2.ExamineReply:
-        """Measure the connection to peers, and ask whether they can reach us."""
+    async def examine(self) -> dict[str, object]:
+        """Measure the connection to peers, and ask whether they can reach us (public, local, relayed, private)."""
+        transport = self.process.transport
         members = [] if self._node is None else list(self._node.presence.peer_table.swarm().everyone())
-        known = [(member.peer, member.stage) for member in members if member.peer != self.process.transport.peer_id]
-        known += [(peer, 0) for peer, _ in parse_bootstraps(self._options.bootstrap)]
-        return await examine(self.process.transport, list(dict(known).items())[:peers_max])
+        known = {member.peer: member.stage for member in members if member.peer != transport.peer_id}
+        known |= {peer: 0 for peer, _ in parse_bootstraps(self._options.bootstrap)}
+        async with asyncio.TaskGroup() as tasks:
+            peers = list(known.items())[:EXAMINED_MAX]
+            running = [tasks.create_task(_exam(transport, peer, stage)) for peer, stage in peers]
+        exams = [task.result() for task in running]
+        near = sorted((exam for exam in exams if not exam.fault), key=lambda exam: exam.latency_s)
+        for exam in near[:MEASURED_MAX]:  # one after the other: concurrent ones would share the bandwidth
+            capacity, _ = await best(transport, [exam.peer_id], MEASURE_S)
+            if capacity is not None:
+                exam.up_bps, exam.down_bps = capacity.up_bps, capacity.down_bps
+        reach, reason = verdict(await ask(transport, [exam.peer_id for exam in exams if not exam.fault][:HELPERS_MAX]))
+        return {"peers": [dataclasses.asdict(exam) for exam in exams], "reach": str(reach), "reason": reason}

@@ -25,7 +25,7 @@ from swarmnode.metrics.event import LEVELS
 from swarmnode.model.split import stages_of
 from swarmnode.untrusted_text import printable
 from swarmnode.wire import call_pb2, record_pb2, report_pb2
-from swarmnode.wire.control_pb2 import StatusReply
+from swarmnode.wire.report_pb2 import StatusReply
 
 LINKS_MAX = 64
 EVENTS_MAX = 256

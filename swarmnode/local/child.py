@@ -12,7 +12,6 @@ from pathlib import Path
 
 import swarmnode
 from swarmnode.control import client
-from swarmnode.control.client import ControlClient
 from swarmnode.daemon import ready_file
 from swarmnode.daemon.ready_file import Ready
 from swarmnode.errors import (
@@ -28,8 +27,8 @@ from swarmnode.errors import (
     VersionMismatch,
 )
 from swarmnode.local.spawn import NODE, SPAWNER, ChildProcess
-from swarmnode.wire.control_pb2 import DrainReply, LimitRequest, StatusReply
 from swarmnode.wire.record_pb2 import NODE_STATE_TRAINING
+from swarmnode.wire.report_pb2 import StatusReply
 
 STATUS_TIMEOUT_S = 2.0
 """Guess. A node that answers later is shown with its previous status."""
@@ -108,7 +107,6 @@ class Child:
         self.reason = ""
         self.told: str | None = None
         self._process = process
-        self._client: ControlClient | None = None
 
     @classmethod
     async def start(cls, plan: NodePlan, command: Sequence[str], *, fork: bool = True) -> Child:
@@ -155,9 +153,7 @@ class Child:
             if self.ready is None:
                 self.ready = ready_file.read(self.plan.home)
             if self.ready is not None and self.alive:
-                if self._client is None:
-                    self._client = ControlClient(self.plan.home)
-                self.status = await self._client.status(timeout_s=STATUS_TIMEOUT_S)
+                self.status = await asyncio.to_thread(client.status, self.plan.home, timeout_s=STATUS_TIMEOUT_S)
         except SwarmnodeError:
             pass  # not yet, no longer, or frozen: `alive` and the age of `status` show it
 
@@ -168,21 +164,14 @@ class Child:
         if not self.alive:
             return
         try:
-            if self._client is None:
-                self._client = ControlClient(self.plan.home)
-            await self._client.leave(reason, checkpoint, stopping=True, timeout_s=LEAVE_TIMEOUT_S)
+            values = {"reason": reason, "checkpoint": checkpoint, "stopping": True}
+            await asyncio.to_thread(client.ask, self.plan.home, "leave", timeout_s=LEAVE_TIMEOUT_S, **values)
         except SwarmnodeError:
             self.signal(signal.SIGTERM)
 
-    async def drain(self, notice_s: float, reason: str) -> DrainReply:
-        """Tell it that its machine will be taken away in `notice_s`; return the result of its drain. Raises Unavailable
-        if it has not left by then."""
-        return await asyncio.to_thread(client.drain, self.plan.home, notice_s, reason)
-
     async def limit(self, limit: str, value: str) -> None:
         """Change one of its limits, as `swarmnode limit`. Raises Unavailable if it does not answer."""
-        request = LimitRequest(changed={limit: value})
-        await asyncio.to_thread(client.ask, self.plan.home, "Limit", request)
+        await asyncio.to_thread(client.ask, self.plan.home, "limit", changed={limit: value})
 
     def signal(self, number: signal.Signals, told: str | None = None) -> None:
         """Send signal `number` to the process, if it still runs; `told` becomes the reason of its end."""
@@ -215,13 +204,10 @@ class Child:
         said = tail(self.plan.home / STDERR_NAME).removeprefix("swarmnode: ")
         return found(f"{self.name}: {said or self.reason}; see {self.plan.home}")
 
-    async def bury(self) -> None:
-        """Clean up after its end: kill leftover children, set `reason`, close the connection."""
+    def bury(self) -> None:
+        """Clean up after its end: kill leftover children, set `reason`."""
         code = self._process.returncode
         assert code is not None, f"{self.name} still runs"
-        if self._client is not None:
-            client, self._client = self._client, None
-            await client.close()
         if not self.reason:
             self._kill_group()
             self.reason = self.told or explain(code, tail(self.plan.home / STDERR_NAME))

@@ -121,7 +121,7 @@ class Fleet:
             for child in self.everybody:
                 if child.alive:
                     group.create_task(child.poll())
-        return await self._bury()
+        return self._bury()
 
     def kill_one(self) -> Child | None:
         """`kill -9` a node chosen by `choose_victim`; None if no node may be killed now."""
@@ -184,7 +184,7 @@ class Fleet:
         async with asyncio.timeout(REAP_TIMEOUT_S):
             for child in self.everybody:
                 await child.wait(REAP_TIMEOUT_S)
-        await self._bury()
+        self._bury()
 
     async def _spawn(self, name: str, stage: int | None, *, bootstrap: bool = False, resume: str = "") -> Child:
         plan = NodePlan(
@@ -232,12 +232,12 @@ class Fleet:
                 return False
         return True
 
-    async def _bury(self) -> list[Child]:
+    def _bury(self) -> list[Child]:
         found: list[Child] = []
         for child in self.everybody:
             if not child.alive and child.name not in self._buried:
                 self._buried.add(child.name)
-                await child.bury()
+                child.bury()
                 found.append(child)
         return found
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from swarmnode.errors import NoDaemon, SwarmnodeError, Unavailable, UsageError
 from swarmnode.machine.archive_lock import keeper
 from swarmnode.recovery.archive import FRESH_S
-from swarmnode.wire import control_pb2
 
 WAIT_S = 180.0  # guess: donors rest for seconds to minutes between two copies, and measuring takes some
 POLL_S = 0.5
@@ -23,7 +23,7 @@ def fresh_copy(source: Path, note: Note, wait_s: float = WAIT_S) -> Path | None:
     now, or after `wait_s`: `note` is told why."""
     for home in _keepers(source):
         try:
-            return Path(asyncio.run(copy_now(home, note, wait_s)).folder)
+            return Path(asyncio.run(copy_now(home, note, wait_s))["folder"])
         except (NoDaemon, UsageError):
             continue
         except SwarmnodeError as error:
@@ -31,7 +31,7 @@ def fresh_copy(source: Path, note: Note, wait_s: float = WAIT_S) -> Path | None:
     return None
 
 
-async def copy_now(home: Path, note: Note, wait_s: float) -> control_pb2.CopyReply:
+async def copy_now(home: Path, note: Note, wait_s: float) -> dict[str, Any]:
     """The reply of the archive of `home` when its newest checkpoint is current. Raises Unavailable after `wait_s`,
     UsageError if `home` keeps no archive, and as control.client.ask."""
     from swarmnode.control.client import ask
@@ -40,17 +40,16 @@ async def copy_now(home: Path, note: Note, wait_s: float) -> control_pb2.CopyRep
     begun_s = loop.time()
     while True:
         waited_s = loop.time() - begun_s
-        asked = control_pb2.CopyRequest(older_s=FRESH_S + waited_s)
-        reply: control_pb2.CopyReply = await asyncio.to_thread(ask, home, "Copy", asked)
-        if reply.current:
+        reply = await asyncio.to_thread(ask, home, "copy", older_s=FRESH_S + waited_s)
+        if reply["current"]:
             return reply
         if not said:
             note(f"the archive of {home} is asked for a copy of now")
-        elif reply.status != said:
-            note(reply.status)
-        said = reply.status
+        elif reply["status"] != said:
+            note(reply["status"])
+        said = reply["status"]
         if waited_s > wait_s:
-            raise Unavailable(f"the archive has none after {waited_s:.0f} s ({reply.status})")
+            raise Unavailable(f"the archive has none after {waited_s:.0f} s ({said})")
         await asyncio.sleep(POLL_S)
 
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from swarmnode.metrics import name
-from swarmnode.wire.control_pb2 import StatusReply
 from swarmnode.wire.record_pb2 import NODE_STATE_TRAINING
+from swarmnode.wire.report_pb2 import StatusReply
 
 OUTCOMES = ("done", "lost", "retried", "duplicate")
 KINDS = ("pipeline", "gossip", "state", "control")

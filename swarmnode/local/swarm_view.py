@@ -20,7 +20,6 @@ from swarmnode.local.summary import NodeFacts, Summary, Totals
 from swarmnode.machine.sensors import local_time
 from swarmnode.metrics import name
 from swarmnode.pipeline.staleness import shares_text
-from swarmnode.wire.control_pb2 import StatusReply
 from swarmnode.wire.record_pb2 import (
     NODE_STATE_DRAINING,
     NODE_STATE_JOINING,
@@ -30,6 +29,7 @@ from swarmnode.wire.record_pb2 import (
     NODE_STATE_TRAINING,
     NodeState,
 )
+from swarmnode.wire.report_pb2 import StatusReply
 
 LOOKS_MAX = 120
 STATE_WORDS = {

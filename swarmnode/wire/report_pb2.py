@@ -22,10 +22,10 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
-from swarmnode.wire import control_pb2 as swarmnode_dot_v1_dot_control__pb2
+from swarmnode.wire import record_pb2 as swarmnode_dot_v1_dot_record__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19swarmnode/v1/report.proto\x12\x0cswarmnode.v1\x1a\x1aswarmnode/v1/control.proto\"e\n\rReportRequest\x12\x13\n\x0bincarnation\x18\x01 \x01(\x04\x12\x14\n\x0c\x65vents_after\x18\x02 \x01(\x04\x12\x16\n\x0ereceipts_after\x18\x03 \x01(\x04\x12\x11\n\tpage_port\x18\x04 \x01(\r\"\x84\x01\n\nLinkReport\x12\x0f\n\x07peer_id\x18\x01 \x01(\t\x12\x13\n\x0bsent_nbytes\x18\x02 \x01(\x04\x12\x17\n\x0freceived_nbytes\x18\x03 \x01(\x04\x12\x11\n\tlatency_s\x18\x04 \x01(\x01\x12$\n\x04kind\x18\x05 \x01(\x0e\x32\x16.swarmnode.v1.LinkKind\"\xc1\x01\n\x0b\x45ventReport\x12\x0e\n\x06serial\x18\x01 \x01(\x04\x12\x0f\n\x07unix_ms\x18\x02 \x01(\x04\x12\r\n\x05\x65vent\x18\x03 \x01(\t\x12\r\n\x05level\x18\x04 \x01(\t\x12\r\n\x05stage\x18\x05 \x01(\x05\x12\x35\n\x06\x66ields\x18\x06 \x03(\x0b\x32%.swarmnode.v1.EventReport.FieldsEntry\x1a-\n\x0b\x46ieldsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xe6\x01\n\x06Report\x12\x13\n\x0bincarnation\x18\x01 \x01(\x04\x12\x0f\n\x07unix_ms\x18\x02 \x01(\x04\x12\x0c\n\x04name\x18\x03 \x01(\t\x12)\n\x06status\x18\x04 \x01(\x0b\x32\x19.swarmnode.v1.StatusReply\x12\'\n\x05links\x18\x05 \x03(\x0b\x32\x18.swarmnode.v1.LinkReport\x12)\n\x06\x65vents\x18\x06 \x03(\x0b\x32\x19.swarmnode.v1.EventReport\x12\x10\n\x08receipts\x18\x07 \x03(\x0c\x12\x17\n\x0freceipts_serial\x18\x08 \x01(\x04*R\n\x08LinkKind\x12\x19\n\x15LINK_KIND_UNSPECIFIED\x10\x00\x12\x14\n\x10LINK_KIND_DIRECT\x10\x01\x12\x15\n\x11LINK_KIND_RELAYED\x10\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19swarmnode/v1/report.proto\x12\x0cswarmnode.v1\x1a\x19swarmnode/v1/record.proto\"e\n\rReportRequest\x12\x13\n\x0bincarnation\x18\x01 \x01(\x04\x12\x14\n\x0c\x65vents_after\x18\x02 \x01(\x04\x12\x16\n\x0ereceipts_after\x18\x03 \x01(\x04\x12\x11\n\tpage_port\x18\x04 \x01(\r\"\x84\x01\n\nLinkReport\x12\x0f\n\x07peer_id\x18\x01 \x01(\t\x12\x13\n\x0bsent_nbytes\x18\x02 \x01(\x04\x12\x17\n\x0freceived_nbytes\x18\x03 \x01(\x04\x12\x11\n\tlatency_s\x18\x04 \x01(\x01\x12$\n\x04kind\x18\x05 \x01(\x0e\x32\x16.swarmnode.v1.LinkKind\"\xc1\x01\n\x0b\x45ventReport\x12\x0e\n\x06serial\x18\x01 \x01(\x04\x12\x0f\n\x07unix_ms\x18\x02 \x01(\x04\x12\r\n\x05\x65vent\x18\x03 \x01(\t\x12\r\n\x05level\x18\x04 \x01(\t\x12\r\n\x05stage\x18\x05 \x01(\x05\x12\x35\n\x06\x66ields\x18\x06 \x03(\x0b\x32%.swarmnode.v1.EventReport.FieldsEntry\x1a-\n\x0b\x46ieldsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xe6\x01\n\x06Report\x12\x13\n\x0bincarnation\x18\x01 \x01(\x04\x12\x0f\n\x07unix_ms\x18\x02 \x01(\x04\x12\x0c\n\x04name\x18\x03 \x01(\t\x12)\n\x06status\x18\x04 \x01(\x0b\x32\x19.swarmnode.v1.StatusReply\x12\'\n\x05links\x18\x05 \x03(\x0b\x32\x18.swarmnode.v1.LinkReport\x12)\n\x06\x65vents\x18\x06 \x03(\x0b\x32\x19.swarmnode.v1.EventReport\x12\x10\n\x08receipts\x18\x07 \x03(\x0c\x12\x17\n\x0freceipts_serial\x18\x08 \x01(\x04\"\xb1\x01\n\nPeerStatus\x12\x0f\n\x07peer_id\x18\x01 \x01(\t\x12\r\n\x05stage\x18\x02 \x01(\r\x12&\n\x05state\x18\x03 \x01(\x0e\x32\x17.swarmnode.v1.NodeState\x12\x1a\n\x12samples_per_second\x18\x04 \x01(\x01\x12\r\n\x05queue\x18\x05 \x01(\r\x12\r\n\x05round\x18\x06 \x01(\x04\x12\x11\n\tlatency_s\x18\x07 \x01(\x01\x12\x0e\n\x06\x62\x61nned\x18\x08 \x01(\x08\"\x8c\x06\n\x0bStatusReply\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x10\n\x08run_name\x18\x02 \x01(\t\x12\x0f\n\x07peer_id\x18\x03 \x01(\t\x12\x0f\n\x07version\x18\x04 \x01(\t\x12\r\n\x05stage\x18\x05 \x01(\r\x12\x0e\n\x06stages\x18\x06 \x01(\r\x12&\n\x05state\x18\x07 \x01(\x0e\x32\x17.swarmnode.v1.NodeState\x12\x10\n\x08uptime_s\x18\x08 \x01(\x01\x12\x15\n\rsamples_total\x18\t \x01(\x04\x12\x14\n\x0ctokens_total\x18\n \x01(\x04\x12\r\n\x05round\x18\x0b \x01(\x04\x12\x19\n\x11tokens_per_second\x18\x0c \x01(\x01\x12\x12\n\nloss_train\x18\r \x01(\x01\x12\x17\n\x0floss_validation\x18\x0e \x01(\x01\x12\x1d\n\x15loss_validation_first\x18\x0f \x01(\x01\x12\x13\n\x0binner_steps\x18\x10 \x01(\x04\x12\x39\n\x08\x63ounters\x18\x11 \x03(\x0b\x32\'.swarmnode.v1.StatusReply.CountersEntry\x12\'\n\x05peers\x18\x12 \x03(\x0b\x32\x18.swarmnode.v1.PeerStatus\x12\x11\n\taddresses\x18\x13 \x03(\t\x12\x17\n\x0fmetrics_address\x18\x14 \x01(\t\x12\x17\n\x0fresident_nbytes\x18\x15 \x01(\x04\x12\x1f\n\x17loss_validation_samples\x18\x16 \x01(\x01\x12)\n\x06limits\x18( \x01(\x0b\x32\x19.swarmnode.v1.LimitsReply\x12\x0c\n\x04home\x18) \x01(\t\x12\x16\n\x0etrains_nothing\x18* \x01(\x08\x12\x12\n\namendments\x18+ \x03(\t\x12\x15\n\rleast_version\x18= \x01(\t\x12\x14\n\x0ctokens_given\x18> \x01(\x04\x12\x0c\n\x04page\x18? \x01(\t\x12\r\n\x05\x63lock\x18< \x01(\t\x1a/\n\rCountersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\xf9\x01\n\x0bLimitsReply\x12\x35\n\x06limits\x18\x01 \x03(\x0b\x32%.swarmnode.v1.LimitsReply.LimitsEntry\x12\x0f\n\x07running\x18\x02 \x01(\x08\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x0f\n\x07until_s\x18\x04 \x01(\x01\x12\x19\n\x11quota_used_nbytes\x18\x05 \x01(\x04\x12\x0e\n\x06up_bps\x18\x06 \x01(\x04\x12\x10\n\x08\x64own_bps\x18\x07 \x01(\x04\x12\x15\n\rtemperature_c\x18\x08 \x01(\x01\x1a-\n\x0bLimitsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01*R\n\x08LinkKind\x12\x19\n\x15LINK_KIND_UNSPECIFIED\x10\x00\x12\x14\n\x10LINK_KIND_DIRECT\x10\x01\x12\x15\n\x11LINK_KIND_RELAYED\x10\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,16 +34,30 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_EVENTREPORT_FIELDSENTRY']._loaded_options = None
   _globals['_EVENTREPORT_FIELDSENTRY']._serialized_options = b'8\001'
-  _globals['_LINKKIND']._serialized_start=738
-  _globals['_LINKKIND']._serialized_end=820
-  _globals['_REPORTREQUEST']._serialized_start=71
-  _globals['_REPORTREQUEST']._serialized_end=172
-  _globals['_LINKREPORT']._serialized_start=175
-  _globals['_LINKREPORT']._serialized_end=307
-  _globals['_EVENTREPORT']._serialized_start=310
-  _globals['_EVENTREPORT']._serialized_end=503
-  _globals['_EVENTREPORT_FIELDSENTRY']._serialized_start=458
-  _globals['_EVENTREPORT_FIELDSENTRY']._serialized_end=503
-  _globals['_REPORT']._serialized_start=506
-  _globals['_REPORT']._serialized_end=736
+  _globals['_STATUSREPLY_COUNTERSENTRY']._loaded_options = None
+  _globals['_STATUSREPLY_COUNTERSENTRY']._serialized_options = b'8\001'
+  _globals['_LIMITSREPLY_LIMITSENTRY']._loaded_options = None
+  _globals['_LIMITSREPLY_LIMITSENTRY']._serialized_options = b'8\001'
+  _globals['_LINKKIND']._serialized_start=1952
+  _globals['_LINKKIND']._serialized_end=2034
+  _globals['_REPORTREQUEST']._serialized_start=70
+  _globals['_REPORTREQUEST']._serialized_end=171
+  _globals['_LINKREPORT']._serialized_start=174
+  _globals['_LINKREPORT']._serialized_end=306
+  _globals['_EVENTREPORT']._serialized_start=309
+  _globals['_EVENTREPORT']._serialized_end=502
+  _globals['_EVENTREPORT_FIELDSENTRY']._serialized_start=457
+  _globals['_EVENTREPORT_FIELDSENTRY']._serialized_end=502
+  _globals['_REPORT']._serialized_start=505
+  _globals['_REPORT']._serialized_end=735
+  _globals['_PEERSTATUS']._serialized_start=738
+  _globals['_PEERSTATUS']._serialized_end=915
+  _globals['_STATUSREPLY']._serialized_start=918
+  _globals['_STATUSREPLY']._serialized_end=1698
+  _globals['_STATUSREPLY_COUNTERSENTRY']._serialized_start=1651
+  _globals['_STATUSREPLY_COUNTERSENTRY']._serialized_end=1698
+  _globals['_LIMITSREPLY']._serialized_start=1701
+  _globals['_LIMITSREPLY']._serialized_end=1950
+  _globals['_LIMITSREPLY_LIMITSENTRY']._serialized_start=1905
+  _globals['_LIMITSREPLY_LIMITSENTRY']._serialized_end=1950
 # @@protoc_insertion_point(module_scope)

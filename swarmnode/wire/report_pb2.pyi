@@ -1,4 +1,4 @@
-from swarmnode.wire import control_pb2 as _control_pb2
+from swarmnode.wire import record_pb2 as _record_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
@@ -79,9 +79,127 @@ class Report(_message.Message):
     incarnation: int
     unix_ms: int
     name: str
-    status: _control_pb2.StatusReply
+    status: StatusReply
     links: _containers.RepeatedCompositeFieldContainer[LinkReport]
     events: _containers.RepeatedCompositeFieldContainer[EventReport]
     receipts: _containers.RepeatedScalarFieldContainer[bytes]
     receipts_serial: int
-    def __init__(self, incarnation: _Optional[int] = ..., unix_ms: _Optional[int] = ..., name: _Optional[str] = ..., status: _Optional[_Union[_control_pb2.StatusReply, _Mapping]] = ..., links: _Optional[_Iterable[_Union[LinkReport, _Mapping]]] = ..., events: _Optional[_Iterable[_Union[EventReport, _Mapping]]] = ..., receipts: _Optional[_Iterable[bytes]] = ..., receipts_serial: _Optional[int] = ...) -> None: ...
+    def __init__(self, incarnation: _Optional[int] = ..., unix_ms: _Optional[int] = ..., name: _Optional[str] = ..., status: _Optional[_Union[StatusReply, _Mapping]] = ..., links: _Optional[_Iterable[_Union[LinkReport, _Mapping]]] = ..., events: _Optional[_Iterable[_Union[EventReport, _Mapping]]] = ..., receipts: _Optional[_Iterable[bytes]] = ..., receipts_serial: _Optional[int] = ...) -> None: ...
+
+class PeerStatus(_message.Message):
+    __slots__ = ("peer_id", "stage", "state", "samples_per_second", "queue", "round", "latency_s", "banned")
+    PEER_ID_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    LATENCY_S_FIELD_NUMBER: _ClassVar[int]
+    BANNED_FIELD_NUMBER: _ClassVar[int]
+    peer_id: str
+    stage: int
+    state: _record_pb2.NodeState
+    samples_per_second: float
+    queue: int
+    round: int
+    latency_s: float
+    banned: bool
+    def __init__(self, peer_id: _Optional[str] = ..., stage: _Optional[int] = ..., state: _Optional[_Union[_record_pb2.NodeState, str]] = ..., samples_per_second: _Optional[float] = ..., queue: _Optional[int] = ..., round: _Optional[int] = ..., latency_s: _Optional[float] = ..., banned: _Optional[bool] = ...) -> None: ...
+
+class StatusReply(_message.Message):
+    __slots__ = ("run_id", "run_name", "peer_id", "version", "stage", "stages", "state", "uptime_s", "samples_total", "tokens_total", "round", "tokens_per_second", "loss_train", "loss_validation", "loss_validation_first", "inner_steps", "counters", "peers", "addresses", "metrics_address", "resident_nbytes", "loss_validation_samples", "limits", "home", "trains_nothing", "amendments", "least_version", "tokens_given", "page", "clock")
+    class CountersEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    RUN_NAME_FIELD_NUMBER: _ClassVar[int]
+    PEER_ID_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    STAGES_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    UPTIME_S_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    LOSS_TRAIN_FIELD_NUMBER: _ClassVar[int]
+    LOSS_VALIDATION_FIELD_NUMBER: _ClassVar[int]
+    LOSS_VALIDATION_FIRST_FIELD_NUMBER: _ClassVar[int]
+    INNER_STEPS_FIELD_NUMBER: _ClassVar[int]
+    COUNTERS_FIELD_NUMBER: _ClassVar[int]
+    PEERS_FIELD_NUMBER: _ClassVar[int]
+    ADDRESSES_FIELD_NUMBER: _ClassVar[int]
+    METRICS_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    RESIDENT_NBYTES_FIELD_NUMBER: _ClassVar[int]
+    LOSS_VALIDATION_SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    LIMITS_FIELD_NUMBER: _ClassVar[int]
+    HOME_FIELD_NUMBER: _ClassVar[int]
+    TRAINS_NOTHING_FIELD_NUMBER: _ClassVar[int]
+    AMENDMENTS_FIELD_NUMBER: _ClassVar[int]
+    LEAST_VERSION_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_GIVEN_FIELD_NUMBER: _ClassVar[int]
+    PAGE_FIELD_NUMBER: _ClassVar[int]
+    CLOCK_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    run_name: str
+    peer_id: str
+    version: str
+    stage: int
+    stages: int
+    state: _record_pb2.NodeState
+    uptime_s: float
+    samples_total: int
+    tokens_total: int
+    round: int
+    tokens_per_second: float
+    loss_train: float
+    loss_validation: float
+    loss_validation_first: float
+    inner_steps: int
+    counters: _containers.ScalarMap[str, float]
+    peers: _containers.RepeatedCompositeFieldContainer[PeerStatus]
+    addresses: _containers.RepeatedScalarFieldContainer[str]
+    metrics_address: str
+    resident_nbytes: int
+    loss_validation_samples: float
+    limits: LimitsReply
+    home: str
+    trains_nothing: bool
+    amendments: _containers.RepeatedScalarFieldContainer[str]
+    least_version: str
+    tokens_given: int
+    page: str
+    clock: str
+    def __init__(self, run_id: _Optional[str] = ..., run_name: _Optional[str] = ..., peer_id: _Optional[str] = ..., version: _Optional[str] = ..., stage: _Optional[int] = ..., stages: _Optional[int] = ..., state: _Optional[_Union[_record_pb2.NodeState, str]] = ..., uptime_s: _Optional[float] = ..., samples_total: _Optional[int] = ..., tokens_total: _Optional[int] = ..., round: _Optional[int] = ..., tokens_per_second: _Optional[float] = ..., loss_train: _Optional[float] = ..., loss_validation: _Optional[float] = ..., loss_validation_first: _Optional[float] = ..., inner_steps: _Optional[int] = ..., counters: _Optional[_Mapping[str, float]] = ..., peers: _Optional[_Iterable[_Union[PeerStatus, _Mapping]]] = ..., addresses: _Optional[_Iterable[str]] = ..., metrics_address: _Optional[str] = ..., resident_nbytes: _Optional[int] = ..., loss_validation_samples: _Optional[float] = ..., limits: _Optional[_Union[LimitsReply, _Mapping]] = ..., home: _Optional[str] = ..., trains_nothing: _Optional[bool] = ..., amendments: _Optional[_Iterable[str]] = ..., least_version: _Optional[str] = ..., tokens_given: _Optional[int] = ..., page: _Optional[str] = ..., clock: _Optional[str] = ...) -> None: ...
+
+class LimitsReply(_message.Message):
+    __slots__ = ("limits", "running", "reason", "until_s", "quota_used_nbytes", "up_bps", "down_bps", "temperature_c")
+    class LimitsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    LIMITS_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    UNTIL_S_FIELD_NUMBER: _ClassVar[int]
+    QUOTA_USED_NBYTES_FIELD_NUMBER: _ClassVar[int]
+    UP_BPS_FIELD_NUMBER: _ClassVar[int]
+    DOWN_BPS_FIELD_NUMBER: _ClassVar[int]
+    TEMPERATURE_C_FIELD_NUMBER: _ClassVar[int]
+    limits: _containers.ScalarMap[str, str]
+    running: bool
+    reason: str
+    until_s: float
+    quota_used_nbytes: int
+    up_bps: int
+    down_bps: int
+    temperature_c: float
+    def __init__(self, limits: _Optional[_Mapping[str, str]] = ..., running: _Optional[bool] = ..., reason: _Optional[str] = ..., until_s: _Optional[float] = ..., quota_used_nbytes: _Optional[int] = ..., up_bps: _Optional[int] = ..., down_bps: _Optional[int] = ..., temperature_c: _Optional[float] = ...) -> None: ...

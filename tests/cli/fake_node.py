@@ -21,8 +21,8 @@ from swarmnode.control.service import ControlServer
 from swarmnode.daemon import ready_file
 from swarmnode.daemon.ready_file import Ready
 from swarmnode.metrics import name
-from swarmnode.wire.control_pb2 import StatusReply
 from swarmnode.wire.record_pb2 import NODE_STATE_LEFT, NODE_STATE_TRAINING
+from swarmnode.wire.report_pb2 import StatusReply
 
 
 def option(flag: str, default: str = "") -> str:
@@ -79,7 +79,7 @@ class FakeNode:
             },
         )
 
-    def leave(self, reason: str, checkpoint: str = "") -> None:
+    def leave(self, reason: str, checkpoint: str = "", stopping: bool = False) -> None:
         if self.mode != "deaf" and not self.stop.is_set():
             (self.home / "asked").write_text(str(time.monotonic_ns()))
             self.stop.set()

@@ -205,8 +205,8 @@ async def test_status_of_a_real_socket_as_table_and_json(
     import asyncio
 
     from swarmnode.control.service import ControlServer
-    from swarmnode.wire.control_pb2 import StatusReply
     from swarmnode.wire.record_pb2 import NODE_STATE_TRAINING
+    from swarmnode.wire.report_pb2 import StatusReply
 
     reply = StatusReply(
         run_id="ab" * 32,

@@ -27,8 +27,8 @@ from swarmnode.local.session import Conditions, Session
 from swarmnode.local.summary import NodeFacts
 from swarmnode.local.swarm_view import PlainScreen
 from swarmnode.model import device
-from swarmnode.wire.control_pb2 import StatusReply
 from swarmnode.wire.record_pb2 import NODE_STATE_JOINING, NODE_STATE_TRAINING
+from swarmnode.wire.report_pb2 import StatusReply
 
 HERE = pathlib.Path(__file__).parent
 WAIT_S = 150.0
@@ -272,7 +272,7 @@ async def test_nobody_left_ends_the_session_with_a_failure(tmp_path: pathlib.Pat
 async def test_a_command_that_cannot_be_run_says_so(tmp_path: pathlib.Path) -> None:
     child = await Child.start(plan(tmp_path), ["/no/such/program"])
     await child.wait(WAIT_S)
-    await child.bury()
+    child.bury()
     assert child.reason == "exit 127: swarmnode: cannot run /no/such/program: No such file or directory"
 
 

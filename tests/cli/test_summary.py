@@ -26,8 +26,8 @@ from swarmnode.local.swarm_view import (
     thanks,
 )
 from swarmnode.metrics import name
-from swarmnode.wire.control_pb2 import PeerStatus, StatusReply
 from swarmnode.wire.record_pb2 import NODE_STATE_JOINING, NODE_STATE_TRAINING
+from swarmnode.wire.report_pb2 import PeerStatus, StatusReply
 
 DONE = name.series(name.MICROBATCHES, outcome="done")
 LOST = name.series(name.MICROBATCHES, outcome="lost")

@@ -11,15 +11,17 @@ import stat
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import pytest
 import uvloop
 
 from swarmnode.control import client, socket_path
-from swarmnode.control.service import ControlServer
+from swarmnode.control.service import REASON_CHARACTERS_MAX, ControlServer
 from swarmnode.errors import LocalFault, NoDaemon, NotPermitted, Unavailable, UsageError
-from swarmnode.wire.control_pb2 import DrainReply, StatusReply
+from swarmnode.wire.report_pb2 import StatusReply
 
 LOOPS: list[Callable[[], asyncio.AbstractEventLoop]] = [asyncio.new_event_loop, uvloop.new_event_loop]
 
@@ -33,14 +35,20 @@ class Daemon:
         return self.reply
 
     def server(self, home: pathlib.Path) -> ControlServer:
-        return ControlServer(home, self)  # type: ignore[arg-type]
+        return ControlServer(home, self)
 
     def leave(self, reason: str, checkpoint: str, stopping: bool) -> None:
         self.reasons.append(reason)
 
-    async def drain(self, notice_s: float, reason: str) -> DrainReply:
+    async def drain(self, notice_s: float, reason: str) -> dict[str, object]:
         self.reasons.append(f"{reason} in {notice_s:g} s")
-        return DrainReply(held=2, finished=1, cut=["finish: 1 of 2 microbatches"])
+        return {"held": 2, "finished": 1, "cut": ["finish: 1 of 2 microbatches"]}
+
+    def pause(self, for_s: float, reason: str) -> None:
+        raise Unavailable("not while it starts")
+
+    def limit(self, changed: dict[str, str]) -> dict[str, object]:
+        return {"limits": changed}
 
 
 @contextlib.asynccontextmanager
@@ -55,19 +63,13 @@ async def serving(home: pathlib.Path) -> AsyncIterator[tuple[Daemon, pathlib.Pat
 
 
 @pytest.mark.parametrize("new_loop", LOOPS, ids=["asyncio", "uvloop"])
-def test_status_and_leave_by_both_clients(
-    tmp_path: pathlib.Path, new_loop: Callable[[], asyncio.AbstractEventLoop]
-) -> None:
+def test_status_and_leave(tmp_path: pathlib.Path, new_loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
     async def scenario() -> None:
         async with serving(tmp_path) as (daemon, path):
             assert stat.S_IMODE(path.stat().st_mode) == 0o600
-            here = client.ControlClient(tmp_path)
-            assert (await here.status()) == daemon.reply
-            await here.leave("from the loop")
-            await here.close()
             assert (await asyncio.to_thread(client.status, tmp_path)) == daemon.reply
-            await asyncio.to_thread(client.leave, tmp_path, "from a thread")
-            assert daemon.reasons == ["from the loop", "from a thread"]
+            await asyncio.to_thread(client.ask, tmp_path, "leave", reason="enough" * 100)
+            assert daemon.reasons == [("enough" * 100)[:REASON_CHARACTERS_MAX]]
         assert not path.exists()
 
     with asyncio.Runner(loop_factory=new_loop) as runner:
@@ -80,7 +82,7 @@ def test_no_daemon_is_one_clear_line_and_exit_69(tmp_path: pathlib.Path) -> None
     assert caught.value.exit_code == 69
     with socket.socket(socket.AF_UNIX) as killed:  # what `kill -9` leaves: a socket file and nobody behind it
         killed.bind(str(tmp_path / socket_path.SOCKET_NAME))
-    for ask in (lambda: client.status(tmp_path), lambda: client.leave(tmp_path, "go")):
+    for ask in (lambda: client.status(tmp_path), lambda: client.ask(tmp_path, "leave", reason="go")):
         with pytest.raises(NoDaemon, match="start one"):
             ask()
 
@@ -194,5 +196,45 @@ async def test_another_user_is_refused() -> None:
 async def test_drain_waits_for_how_it_left(tmp_path: pathlib.Path) -> None:
     async with serving(tmp_path) as (daemon, _):
         reply = await asyncio.to_thread(client.drain, tmp_path, 12.0, "rehearsal")
-        assert (reply.held, reply.finished, list(reply.cut)) == (2, 1, ["finish: 1 of 2 microbatches"])
+        assert reply == {"held": 2, "finished": 1, "cut": ["finish: 1 of 2 microbatches"]}
         assert daemon.reasons == ["rehearsal in 12 s"]
+
+
+@pytest.mark.parametrize(
+    ("verb", "values", "error", "says"),
+    [
+        ("pause", {"for_s": 1e12}, UsageError, "for_s: at most a year"),
+        ("pause", {"for_s": "long"}, UsageError, "for_s"),
+        ("pause", {"for_s": 60.0, "of_a_newer_version": 1}, Unavailable, "not while it starts"),
+        ("limit", {"changed": {"quota": 5}}, UsageError, "changed: not a dict"),
+        ("dance", {}, LocalFault, "or has another version: restart it"),
+    ],
+)
+async def test_errors_reach_the_caller(
+    tmp_path: pathlib.Path, verb: str, values: dict[str, Any], error: type[Exception], says: str
+) -> None:
+    async with serving(tmp_path):
+        with pytest.raises(error, match=says):
+            await asyncio.to_thread(client.ask, tmp_path, verb, **values)
+        assert await asyncio.to_thread(client.ask, tmp_path, "limit", changed={"quota": "1GB"}) == {
+            "limits": {"quota": "1GB"}
+        }
+
+
+def test_a_daemon_that_speaks_grpc_has_another_version(tmp_path: pathlib.Path) -> None:
+    """Daemons before 0.2 answer with the preface of HTTP/2."""
+
+    def answer(listening: socket.socket) -> None:
+        connection, _ = listening.accept()
+        connection.sendall(bytes.fromhex("000000040000000000"))
+        connection.recv(1 << 16)
+        connection.close()
+
+    with socket.socket(socket.AF_UNIX) as old:
+        old.bind(str(tmp_path / socket_path.SOCKET_NAME))
+        old.listen()
+        server = threading.Thread(target=answer, args=(old,))
+        server.start()
+        with pytest.raises(LocalFault, match="or has another version: restart it"):
+            client.status(tmp_path)
+        server.join()

@@ -24,7 +24,7 @@ from swarmnode.ids import PeerId
 from swarmnode.metrics import name
 from swarmnode.metrics.event import EVENTS
 from swarmnode.metrics.name import series
-from swarmnode.wire import control_pb2, record_pb2, report_pb2
+from swarmnode.wire import record_pb2, report_pb2
 from tests.support.watched import NOW, RUN, TINY, Fixture, fits, record, report
 
 
@@ -278,7 +278,7 @@ def test_curves_are_thinned_as_they_age(tmp_path: Path) -> None:
 
 TEXT = st.text(max_size=20)
 STATUSES = st.builds(
-    control_pb2.StatusReply,
+    report_pb2.StatusReply,
     samples_total=st.integers(0, 2**64 - 1),
     uptime_s=st.floats(),
     tokens_per_second=st.floats(),

@@ -9,6 +9,7 @@ signed is a target twice: as it comes, and "inside", where a stranger with a key
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +20,7 @@ from google.protobuf.message import DecodeError
 
 from swarmnode import owner
 from swarmnode.bounds import FIELDS
-from swarmnode.errors import Forbidden, RemoteFault, SwarmnodeError
+from swarmnode.errors import Forbidden, RemoteFault, SwarmnodeError, UsageError
 from swarmnode.identity import Identity
 from swarmnode.ids import RunId
 from swarmnode.manifest import PRESETS, Manifest, parse, parse_signed, sign, template
@@ -43,7 +44,7 @@ from swarmnode.node.limits import Limits, change
 from swarmnode.ports import WireTensor
 from swarmnode.transport import frame
 from swarmnode.transport.frame import PREAMBLE, FrameFlag, FrameKind
-from swarmnode.wire import access_pb2, call_pb2, control_pb2, record_pb2
+from swarmnode.wire import access_pb2, call_pb2, record_pb2
 from tests.fuzz.watching import receipts, reports, take_receipt, take_report
 from tests.support.method_tables import CODECS
 
@@ -308,50 +309,27 @@ class Noon:
         return 1.9e9
 
 
-class _Api:
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        return {  # type: ignore[return-value]
-            "pause": lambda for_s, reason: control_pb2.LimitsReply(),
-            "change": lambda changed: change(Limits(), changed) and control_pb2.LimitsReply(),
-            "leave": lambda *words: None,
-        }[name]
-
-
-class _Abort(SwarmnodeError):
-    pass
-
-
-class _Context:
-    async def abort(self, code: object, details: str) -> None:
-        raise _Abort(details)
-
-
-CONTROL = (
-    ("Pause", control_pb2.PauseRequest(for_s=60, reason="x")),
-    ("Limit", control_pb2.LimitRequest(changed={"max-up": "20Mbit", "hours": "22-07"})),
-    ("Leave", control_pb2.LeaveRequest(reason="go")),
-)
+CONTROL: Mapping[str, dict[str, object]] = {
+    "pause": {"for_s": 60, "reason": "x"},
+    "limit": {"changed": {"max-up": "20Mbit", "hours": "22-07"}},
+    "leave": {"reason": "go", "stopping": True},
+}
 
 
 @quietly
 def take_control(raw: bytes) -> None:
-    """The first byte chooses the method. ValueError is what Desk turns into a UsageError."""
-    from swarmnode.control.service import _Servicer
+    """The first byte chooses the verb. ValueError is what the daemon turns into a UsageError."""
+    from swarmnode.control.service import arguments_of
 
     if not raw:
         raise RemoteFault("no bytes")
-    method, like = CONTROL[raw[0] % len(CONTROL)]
-    request = type(like).FromString(raw[1:])
-    servicer = _Servicer(_Api())  # type: ignore[arg-type]
-    coroutine = getattr(servicer, method)(request, _Context())
-    try:
-        coroutine.send(None)
-    except StopIteration:
-        pass
-    except ValueError as error:
-        raise _Abort(f"refused: {error}") from None
-    finally:
-        coroutine.close()
+    verb = list(CONTROL)[raw[0] % len(CONTROL)]
+    values = arguments_of(verb, raw[1:])
+    if verb == "limit":
+        try:
+            change(Limits(), values["changed"])
+        except ValueError as error:
+            raise UsageError(str(error)) from None
 
 
 @functools.cache
@@ -359,7 +337,7 @@ def targets() -> Mapping[str, Target]:
     """All of them; seeds are made on the first call."""
     access_list = sign_access_list(OWNER, RUN, ACCESS_LIST)
     signed = sign(Manifest(), OWNER).SerializeToString(deterministic=True)
-    control = tuple(bytes([number]) + like.SerializeToString() for number, (_, like) in enumerate(CONTROL))
+    control = tuple(bytes([number]) + json.dumps(values).encode() for number, values in enumerate(CONTROL.values()))
     return {
         "frame": Target(frames(), take_frame),
         "record": Target(records(), take_record),

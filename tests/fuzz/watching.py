@@ -17,7 +17,7 @@ from swarmnode.manifest import PRESETS
 from swarmnode.membership.receipt import WorkDone, sign_receipt
 from swarmnode.metrics import name
 from swarmnode.metrics.name import series
-from swarmnode.wire import control_pb2, record_pb2, report_pb2
+from swarmnode.wire import record_pb2, report_pb2
 
 RUN = RunId("ab" * 32)
 NOW = 1.75e9
@@ -34,7 +34,7 @@ def receipts() -> tuple[bytes, ...]:
 
 
 def reports() -> tuple[bytes, ...]:
-    status = control_pb2.StatusReply(
+    status = report_pb2.StatusReply(
         stage=0, loss_train=2.5, samples_total=4096, inner_steps=12, resident_nbytes=1 << 28, uptime_s=3.5
     )
     status.counters[name.SAMPLES] = 77.0

@@ -73,7 +73,7 @@ class Owners:
             if not await child.wait(60.0):
                 child.kill()
             await child.wait(10.0)
-            await child.bury()
+            child.bury()
 
 
 async def page(child: Child, path: str) -> Any:
@@ -131,7 +131,7 @@ async def test_the_owner_takes_the_model_out_of_a_run_of_volunteers(tmp_path: Pa
         await backup.wait(10.0)
         (tmp_path / "again").mkdir()
         owners.children.remove(backup)
-        await backup.bury()
+        backup.bury()
         backup = await owners.start("again-coordinator", *kept, *pushed)
         entry, picture = await archived(
             owners,

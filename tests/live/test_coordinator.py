@@ -65,7 +65,7 @@ async def test_training_never_needs_its_coordinator(tmp_path: Path) -> None:
         assert old is not None
         old.signal(signal.SIGKILL)
         await here.until(lambda: not old.alive, "the coordinator is gone")
-        await old.bury()
+        old.bury()
         trained = here.samples()
         await here.until(lambda: here.samples() >= trained + 256, "training goes on without it")
 
@@ -86,5 +86,5 @@ async def test_training_never_needs_its_coordinator(tmp_path: Path) -> None:
             await stream.content.readline()
             again.signal(signal.SIGTERM)
             await here.until(lambda: not again.alive, "it ends though a page is open")
-        await again.bury()
+        again.bury()
         assert again.reason == "left"

@@ -125,7 +125,7 @@ async def test_a_run_by_invitation(tmp_path: Path) -> None:
         assert f"revoked {name}" in await output_of("access", str(folder), "--revoke", name)
         for child in children[1:]:
             assert await child.wait(BOUND_S), "whose invite was taken back leaves"
-            await child.bury()
+            child.bury()
             assert "exit 77" in child.reason and "taken back" in child.reason, child.reason
     finally:
         await end([child for child in children if child.alive])

@@ -171,7 +171,7 @@ class Organiser:
         self.children.remove(child)
         child.signal(signal.SIGKILL)
         await child.wait(30)
-        await child.bury()
+        child.bury()
 
 
 async def archived(organiser: Organiser, coordinator: Child) -> tuple[dict[str, Any], float]:

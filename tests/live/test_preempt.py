@@ -82,7 +82,7 @@ async def test_a_node_that_stands_still_is_gone_round_and_another_drains(tmp_pat
         )
         drained = swarm.training(0)[0]
         reply = await asyncio.to_thread(client.drain, drained.plan.home, 60.0, "the test wants it")
-        assert not reply.cut and reply.finished == reply.held and reply.sent == reply.unsent, reply
+        assert not reply["cut"] and reply["finished"] == reply["held"] and reply["sent"] == reply["unsent"], reply
         await swarm.until(lambda: drained.reason != "", "the node told has left")
         assert drained.reason == "preempted", drained.reason
         await swarm.progress(64, "after one was drained")

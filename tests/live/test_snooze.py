@@ -45,7 +45,7 @@ async def test_a_snooze_outlives_the_process(tmp_path: Path) -> None:
         children.remove(first)
         first.kill()
         assert await first.wait(BOUND_S)
-        await first.bury()
+        first.bury()
 
         second = await Child.start(plan, resting(plan))
         children.append(second)
@@ -78,7 +78,7 @@ async def test_a_snooze_outlives_the_process(tmp_path: Path) -> None:
         assert (code, error.count("\n")) == (77, 1) and line in error, error
         # Who was there before leaves, with the same line.
         assert await second.wait(BOUND_S), "a member that is too old leaves"
-        await second.bury()
+        second.bury()
         assert second.reason.startswith("exit 77") and line in second.reason, second.reason
     finally:
         await end([child for child in children if child.alive])

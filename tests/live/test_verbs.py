@@ -83,7 +83,7 @@ async def test_a_volunteer_rules_over_a_running_node(tmp_path: Path) -> None:
             assert got == code and error.count("\n") == 1, error
         await output_of("finish", *at)
         assert await ours.wait(BOUND_S), "it leaves when all is done"
-        await ours.bury()
+        ours.bury()
         assert ours.reason == "left"
         assert list(home.glob("stage-*.safetensors"))
         assert (await said("status", *at))[0] == 69

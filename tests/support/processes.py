@@ -73,7 +73,7 @@ async def end(children: list[Child]) -> None:
         if not await child.wait(BOUND_S):
             child.kill()
             await child.wait(BOUND_S)
-        await child.bury()
+        child.bury()
 
 
 def worked(child: Child) -> bool:

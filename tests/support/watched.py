@@ -22,7 +22,7 @@ from swarmnode.identity import Identity
 from swarmnode.ids import PeerId, RunId
 from swarmnode.manifest import PRESETS, Manifest, sign
 from swarmnode.membership.record import check_record
-from swarmnode.wire import control_pb2, record_pb2, report_pb2
+from swarmnode.wire import record_pb2, report_pb2
 from tests.support.fake_telemetry import Quiet
 
 RUN = RunId("ab" * 32)
@@ -94,7 +94,7 @@ def record(fake_fleet: FakeFleet, fake_node: FakeNode, **changed: object) -> rec
 
 
 def report(serial: int = 0, event: str = "", level: str = "info", **fields: str) -> report_pb2.Report:
-    made = report_pb2.Report(incarnation=1, unix_ms=int(NOW * 1000), name="ada", status=control_pb2.StatusReply())
+    made = report_pb2.Report(incarnation=1, unix_ms=int(NOW * 1000), name="ada", status=report_pb2.StatusReply())
     if event:
         made.events.append(
             report_pb2.EventReport(serial=serial, unix_ms=int(NOW * 1000), event=event, level=level, fields=fields)

@@ -19,12 +19,17 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 # Third-party package -> the modules (and what is in them) that may import it.
 HOMES = {
     "hivemind": ("swarmnode.transport", "swarmnode.bench", "benchmarks"),
-    "grpc": ("swarmnode.control", "swarmnode.wire"),
     "prometheus_client": ("swarmnode.metrics.exporter", "swarmnode.metrics.otlp"),
     "opentelemetry": ("swarmnode.metrics.otlp",),
     "tokenizers": ("swarmnode.data.tokens", "swarmnode.data.chat_template", "benchmarks.micro.data_set"),
     "safetensors": ("swarmnode.model.export", "swarmnode.model.model_merge"),
-    "aiohttp": ("swarmnode.cloud", "swarmnode.dashboard", "swarmnode.transport.web", "benchmarks.micro.data_set"),
+    "aiohttp": (
+        "swarmnode.cloud",
+        "swarmnode.control",
+        "swarmnode.dashboard",
+        "swarmnode.transport.web",
+        "benchmarks.micro.data_set",
+    ),
     "transformers": ("swarmnode.data.chat_template", "swarmnode.model.gguf_file"),
     "rich": ("swarmnode.cli", "swarmnode.local", "swarmsim.command"),
     "click": ("swarmnode.cli", "swarmnode.daemon", "swarmsim.command", "benchmarks.command"),
@@ -58,7 +63,7 @@ PROTECTED = {
 }
 
 # Network and processes, which no simulated node may reach.
-REAL_WORLD = ("hivemind", "grpc", "aiohttp", "swarmnode.transport.libp2p", "swarmnode.transport.directory")
+REAL_WORLD = ("hivemind", "aiohttp", "swarmnode.transport.libp2p", "swarmnode.transport.directory")
 
 OURS = ("swarmnode", "swarmsim", "swarmnode_methods", "benchmarks")
 NAMES_THAT_SAY_NOTHING = {"utils", "util", "helpers", "common", "base", "manager", "misc"}
@@ -104,7 +109,7 @@ def test_what_is_put_together_only_at_the_top(module: str) -> None:
 
 
 def test_simulated_nodes_know_nothing_of_the_real_world() -> None:
-    """What a simulation may import never reaches hivemind, grpc or sockets of ours, not even through others."""
+    """What a simulation may import never reaches hivemind or sockets of ours, not even through others."""
     simulated = sorted(m for m in graph().modules if within(m, ("swarmnode.node", "swarmsim")))
     assert {"swarmnode.node.node", "swarmsim.life"} <= set(simulated)
     for real in REAL_WORLD:

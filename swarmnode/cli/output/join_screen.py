@@ -14,9 +14,8 @@ import click
 from swarmnode.errors import SwarmnodeError
 
 if TYPE_CHECKING:
-    from swarmnode.control.client import ControlClient
     from swarmnode.daemon.ready_file import Ready
-    from swarmnode.wire.control_pb2 import StatusReply
+    from swarmnode.wire.report_pb2 import StatusReply
 
 PERIOD_S = 1.0
 LINE_PERIOD_S = 600.0  # without a change; a log of a week then has a thousand lines
@@ -32,19 +31,13 @@ class JoinScreen:
 
     async def run(self, ready: Ready) -> None:
         """Show the node until cancelled."""
-        from swarmnode.control.client import ControlClient
-
-        client = ControlClient(self._home)
-        try:
-            if sys.stderr.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb":
-                await self._live(client)
-            else:
-                click.echo(f"peer {ready.peer_id}", err=True)
-                click.echo(f"metrics http://{ready.metrics_address}/metrics", err=True)
-                click.echo(f"control {ready.control}", err=True)
-                await self._lines(client)
-        finally:
-            await client.close()
+        if sys.stderr.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb":
+            await self._live()
+        else:
+            click.echo(f"peer {ready.peer_id}", err=True)
+            click.echo(f"metrics http://{ready.metrics_address}/metrics", err=True)
+            click.echo(f"control {ready.control}", err=True)
+            await self._lines()
 
     def thank(self) -> None:
         """Thank whoever started the node for what it gave."""
@@ -53,14 +46,16 @@ class JoinScreen:
 
             click.echo(thanks(self._last), err=True)
 
-    async def _status(self, client: ControlClient) -> StatusReply | None:
+    async def _status(self) -> StatusReply | None:
+        from swarmnode.control import client
+
         try:
-            self._last = await client.status()
+            self._last = await asyncio.to_thread(client.status, self._home)
         except SwarmnodeError:  # it ends, or is busy: the next one may come
             return None
         return self._last
 
-    async def _live(self, client: ControlClient) -> None:
+    async def _live(self) -> None:
         from rich.console import Console
         from rich.file_proxy import FileProxy
         from rich.live import Live
@@ -74,17 +69,17 @@ class JoinScreen:
         live = Live(console=console, auto_refresh=False, redirect_stderr=False)
         with live, contextlib.redirect_stderr(Above(console, sys.stderr)):
             while True:
-                if (status := await self._status(client)) is not None:
+                if (status := await self._status()) is not None:
                     watch.add(loop.time(), status)
                     live.update(panel(watch, HINT), refresh=True)
                 await asyncio.sleep(PERIOD_S)
 
-    async def _lines(self, client: ControlClient) -> None:
+    async def _lines(self) -> None:
         from swarmnode.local.swarm_view import headline, paused_text, thanks
 
         said, at, loop = "", 0.0, asyncio.get_running_loop()
         while True:
-            if (status := await self._status(client)) is not None:
+            if (status := await self._status()) is not None:
                 text = paused_text(status) if status.limits.reason and not status.limits.running else headline(status)
                 if text != said or loop.time() > at + LINE_PERIOD_S:
                     again = f"; {thanks(status)}" if text == said else ""

@@ -3,29 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import click
 
-if TYPE_CHECKING:
-    from google.protobuf.message import Message
 
-    from swarmnode.wire.control_pb2 import LimitsReply
-
-
-def ask_limits(home: Path, method: str, request: Message) -> LimitsReply:
-    """The daemon's reply; prints its verdict on stderr."""
+def ask_limits(home: Path, verb: str, **arguments: Any) -> dict[str, Any]:
+    """The daemon's reply; prints its verdict on stderr: `paused: snoozed; until 14:05`."""
     from swarmnode.control import client
-
-    reply: LimitsReply = client.ask(home, method, request)
-    click.echo(verdict_text(reply), err=True)
-    return reply
-
-
-def verdict_text(reply: LimitsReply) -> str:
-    """The verdict as text: `paused: snoozed; until 14:05`."""
     from swarmnode.machine.sensors import local_time
 
-    word = "runs" if reply.running else "paused"
-    until = f"; until {local_time(reply.until_s)}" if reply.until_s else ""
-    return f"{word}: {reply.reason}{until}"
+    reply = client.ask(home, verb, **arguments)
+    until = f"; until {local_time(reply['until_s'])}" if reply["until_s"] else ""
+    click.echo(f"{'runs' if reply['running'] else 'paused'}: {reply['reason']}{until}", err=True)
+    return reply
