@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import re
 import sys
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from swarmnode.membership.invite import Invite
 
 _LOCAL = re.compile(r"/(ip4/127\.|ip6/::1/|ip4/0\.)")
+_WHEEL = re.compile(r"(https?|file)://\S+\.whl#sha256=[0-9a-f]{64}\Z")
 EXPIRES_S = 30 * 86_400.0  # guess
 
 
@@ -34,8 +36,25 @@ EXPIRES_S = 30 * 86_400.0  # guess
     "--machines", type=click.IntRange(0, 1_000_000), default=0, help="Number of machines it admits.  [default: any]"
 )
 @click.option("--machine", metavar="PEER_ID", help="Only for this machine (`swarmnode identity` there prints its id).")
+@click.option(
+    "--out",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write it to this file, which only you can read (0600), and show it as a QR code on a terminal.",
+)
+@click.option(
+    "--wheel",
+    metavar="URL#sha256=HEX",
+    help="With --out: where joiners get swarmnode; the file then begins with the line that installs it.",
+)
 def command(
-    run: str, bootstraps: tuple[str, ...], home: Path | None, expires_s: float, machines: int, machine: str | None
+    run: str,
+    bootstraps: tuple[str, ...],
+    home: Path | None,
+    expires_s: float,
+    machines: int,
+    machine: str | None,
+    out: Path | None,
+    wheel: str | None,
 ) -> None:
     """Print an invite to RUN, a folder of `swarmnode init` or a signed manifest. It is all that `swarmnode join` needs.
 
@@ -46,6 +65,8 @@ def command(
     """
     from swarmnode.membership.invite import decode, encode, looks_like_invite
 
+    if wheel is not None and (out is None or not _WHEEL.match(wheel)):
+        raise click.UsageError("--wheel needs --out FILE, and a URL of a .whl file that ends in #sha256=64 hex digits")
     peer = None if machine is None else check_peer(machine)
     source = click.get_current_context().get_parameter_source("expires_s")
     limited = machines or peer is not None or source == ParameterSource.COMMANDLINE
@@ -64,8 +85,27 @@ def command(
         invite = _for_machine(invite, peer)
     if all(_LOCAL.match(address) for address in invite.bootstraps):
         _say("all addresses in it are local to this machine: others cannot use it; give --bootstrap")
-    click.echo(encode(invite))
+    if out is None:
+        click.echo(encode(invite))
+    else:
+        _write(out, encode(invite), wheel)
     _explain(invite)
+
+
+def _write(out: Path, line: str, wheel: str | None) -> None:
+    from swarmnode.atomic_file import atomic_write, write_fault
+
+    install = f"# install: uv tool install 'swarmnode-trainer @ {wheel}'   (or pipx install)\n" if wheel else ""
+    try:
+        atomic_write(out, f"{install}{line}\n".encode(), mode=0o600)
+    except OSError as error:
+        raise write_fault(out, error) from None
+    if sys.stderr.isatty():
+        with contextlib.suppress(ImportError):  # a checkout that was set up before segno was needed
+            import segno
+
+            segno.make(line, error="l").terminal(sys.stderr, border=2, compact=True)
+    _say(f"{out}: send it, and say: swarmnode join --invite-file {out.name}")
 
 
 def _own_run(text: str) -> str:

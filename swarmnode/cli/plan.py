@@ -25,7 +25,7 @@ FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
 @click.command(short_help="estimate stages, speed, days and traffic of a fleet")
-@click.argument("manifest", metavar="MANIFEST", type=FILE)
+@click.argument("manifest", metavar="RUN | MANIFEST", type=click.Path(exists=True, path_type=Path))
 @click.argument("fleet", metavar="FLEET", type=FILE)
 @click.option(
     "--tokens",
@@ -66,9 +66,9 @@ def command(
     ranks: tuple[int, ...],
     as_json: bool,
 ) -> None:
-    """Estimate MANIFEST (TOML, or a scenario of `simulate`) on the machines of FLEET (CSV: count, flops, up_mbps,
-    down_mbps, region, life_h, ...): the split into stages, replicas, tokens per second, days, egress and memory per
-    node, and the odds that no stage dies out in a day.
+    """Estimate RUN (a run's folder, its manifest, or a scenario of `simulate`) on the machines of FLEET (CSV: count,
+    flops, up_mbps, down_mbps, region, life_h, ...): the split into stages, replicas, tokens per second, days, egress
+    and memory per node, and the odds that no stage dies out in a day.
 
     The estimate is by formula; --simulate runs the nodes' own code in virtual time and prints its result beside it.
     --search tries other settings by the same formula, and says which lines of the manifest to change.
@@ -103,10 +103,16 @@ def command(
 
 
 def _read(path: Path) -> Manifest:
-    """The manifest in `path`, or that of the scenario there."""
-    from swarmnode.manifest import parse
+    """The manifest in `path` (a file, signed or not, or a run's folder), or that of the scenario there."""
+    from swarmnode.manifest import MANIFEST_FILE, SIGNED_FILE, parse, read_signed
     from swarmnode.manifest.text import from_tree
 
+    if path.is_dir():
+        path = next((path / file for file in (MANIFEST_FILE, SIGNED_FILE) if (path / file).is_file()), path)
+    if path.is_dir():
+        raise click.UsageError(f"{path} holds neither {MANIFEST_FILE} nor {SIGNED_FILE}: `swarmnode init {path}`")
+    if path.name == SIGNED_FILE:
+        return read_signed(path)[1]
     text = path.read_text(encoding="utf-8")
     try:
         inner = tomllib.loads(text).get("manifest")

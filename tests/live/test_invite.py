@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import stat
 import json
 import time
 from dataclasses import replace
@@ -86,10 +87,13 @@ async def test_a_run_by_invitation(tmp_path: Path) -> None:
     try:
         await until(children, lambda: bootstrap.ready is not None, "the bootstrap is up")
         assert bootstrap.ready is not None
-        line = (await output_of("invite", str(folder), "--home", boot)).strip()
         secret_file = tmp_path / "invite"
-        secret_file.write_text(line)
-        secret_file.chmod(0o600)
+        wheel = f"https://example.org/w.whl#sha256={'ab' * 32}"
+        assert not await output_of("invite", str(folder), "--home", boot, "--out", str(secret_file), "--wheel", wheel)
+        install, line = secret_file.read_text().splitlines()
+        assert install.startswith("# install: ") and wheel in install
+        assert stat.S_IMODE(secret_file.stat().st_mode) == 0o600
+        secret_file.chmod(0o644)  # as a mail program saves it
 
         for number in range(2):  # one by a file, one on the command line, which hides it
             home = tmp_path / f"n{number}"
@@ -98,6 +102,7 @@ async def test_a_run_by_invitation(tmp_path: Path) -> None:
             command = [*NODE, "join", *by, "--stage", str(number), "--max-load", LOAD]
             children.append(await Child.start(plan, [*command, "--home", str(home), *HERE]))
         await until(children, lambda: all(map(worked, children[1:])), "two nodes with an invite train")
+        assert stat.S_IMODE(secret_file.stat().st_mode) == 0o600, "joining by a file makes it private"
         for child in children:
             for process in [psutil.Process(child.pid), *psutil.Process(child.pid).children(recursive=True)]:
                 assert line not in " ".join(process.cmdline()), "no command line shows the secret"
@@ -111,10 +116,7 @@ async def test_a_run_by_invitation(tmp_path: Path) -> None:
         cases = {
             "no invite": ["join", here, "--run", bootstrap.ready.run_id],
             "another machine's invite": ["join", bound],
-            "a file that others can read": ["join", "--invite-file", str(tmp_path / "open")],
         }
-        (tmp_path / "open").write_text(line)
-        (tmp_path / "open").chmod(0o644)
         found = await asyncio.gather(
             *(said(*case, "--home", str(tmp_path / f"c{at}"), *HERE) for at, case in enumerate(cases.values()))
         )

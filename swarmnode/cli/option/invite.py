@@ -7,13 +7,14 @@ one from SWARMNODE_INVITE. Stdin (`join -`) and a file never show it.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from swarmnode.errors import NotPermitted, UsageError
+from swarmnode.errors import UsageError
 from swarmnode.membership.invite import INVITE_CHARACTERS_MAX, Invite, decode, looks_like_invite
 
 VARIABLE = "SWARMNODE_INVITE"
@@ -23,8 +24,8 @@ _BY_PIPE = "fd:"
 
 def find_invite(words: Sequence[str], file: Path | None) -> Invite | None:
     """The invite in `words` (the arguments of `join` or `export`), on stdin ("-"), in `file`, or in SWARMNODE_INVITE;
-    None without any. Raises UsageError and VersionMismatch for a damaged one, NotPermitted for a file that others can
-    read."""
+    None without any. A file that others can read is made private. Raises UsageError and VersionMismatch for a damaged
+    one."""
     if file is not None:
         return decode(_read_file(file))
     if list(words) == ["-"]:
@@ -79,7 +80,10 @@ def _read_file(path: Path) -> str:
             raw = file.read(2 * INVITE_CHARACTERS_MAX)
     except OSError as error:
         raise UsageError(f"--invite-file {path}: {error.strerror}") from None
-    invite = raw.decode("ascii", "replace")
+    lines = raw.decode("ascii", "replace").splitlines()
+    invite = "\n".join(line for line in lines if not line.startswith("#"))  # how to install
     if mode & 0o077 and decode(invite).is_secret:
-        raise NotPermitted(f"{path} holds a secret and can be read by others (mode {mode:04o}): chmod 600 {path}")
+        with contextlib.suppress(OSError):
+            path.chmod(0o600)
+        sys.stderr.write(f"{path} holds a secret and others could read it (mode {mode:04o}): it is private now\n")
     return invite
