@@ -99,9 +99,11 @@ docs: setup
 	@$(BIN)/python deploy/grafana/board.py
 	@$(BIN)/python deploy/cloud-init/generate.py
 
-wheel: setup
-	@PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip wheel -q --disable-pip-version-check --no-deps -w dist .
-	@ls dist/*.whl
+# Needs pip alone: nothing is installed.
+wheel:
+	@PIP_CONSTRAINT=constraints.txt $(PYTHON) -m pip wheel -q --disable-pip-version-check --no-deps -w dist .
+	@! grep -q 'Source = "https://example.org' pyproject.toml || echo "pyproject.toml: Source is a placeholder: links of the README lead nowhere"
+	@sha256sum dist/*.whl
 
 lock: setup
 	@$(BIN)/python deploy/lock.py

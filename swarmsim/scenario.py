@@ -49,7 +49,8 @@ FAULT_NAMES = (
 )
 """Kinds of faults; swarmsim/fault.py has a coroutine for each."""
 
-FOLDERS = (Path("examples"), Path(__file__).resolve().parents[1] / "examples")
+_HERE = Path(__file__).resolve()
+FOLDERS = (Path("examples"), _HERE.parents[1] / "examples", _HERE.parent / "examples")  # the last: of a wheel
 
 
 @dataclass(frozen=True, slots=True)

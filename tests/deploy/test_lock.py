@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 import tomllib
+import venv
 import zipfile
 from importlib import metadata
 from pathlib import Path
@@ -28,6 +29,7 @@ ELSEWHERE = (
     "colorama",
     "greenlet",
 )  # of another system than the one constraints.txt is of
+LINK = re.compile(r"\]\((?!https?:|#)")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 TEXTS = [
     path
@@ -144,9 +146,12 @@ def test_the_wheel_is_ours(tmp_path: Path) -> None:
     with zipfile.ZipFile(wheel) as found:
         names = found.namelist()
         scripts = next(found.read(name).decode() for name in names if name.endswith("entry_points.txt"))
+        about = next(found.read(name).decode() for name in names if name.endswith("/METADATA"))
     tops = {name.split("/")[0] for name in names}
     assert {top for top in tops if not top.endswith(".dist-info")} == {"swarmnode", "swarmnode_methods", "swarmsim"}
-    assert "swarmnode = swarmnode.cli.main:main" in scripts
+    assert "swarmnode = swarmnode.cli:run" in scripts
+    assert not LINK.findall(about), "a link of the README that leads nowhere from a wheel"
+    assert PROJECT["project"]["urls"]["Source"] in about
     made = {
         path.relative_to(ROOT).as_posix()
         for package in ("swarmnode", "swarmnode_methods", "swarmsim")
@@ -155,6 +160,21 @@ def test_the_wheel_is_ours(tmp_path: Path) -> None:
     }
     assert made <= set(names)
     assert not [name for name in names if name.endswith((".so", ".key", ".signed"))]
+    _works_alone(wheel, tmp_path / "fresh")
+
+
+def _works_alone(wheel: Path, fresh: Path) -> None:
+    """The wheel in an environment of its own, outside the repository, beside what is installed here but us."""
+    venv.create(fresh, symlinks=True)
+    python = fresh / "bin" / "python"
+    install = [sys.executable, "-m", "pip", "--python", python, "install", "-q", "--no-deps", "--no-index", wheel]
+    subprocess.run(install, check=True, timeout=150)
+    (site,) = fresh.glob("lib/python*/site-packages")
+    (site / "others.pth").write_text("\n".join(path for path in sys.path if path.endswith("site-packages")))
+    own = {"cwd": fresh, "capture_output": True, "text": True, "timeout": 300, "check": False}
+    for words in (["init", "run"], ["plan", "run", site / "swarmsim/examples/home.csv"], ["simulate", "--for", "5s"]):
+        done = subprocess.run([fresh / "bin" / "swarmnode", *words], **own)
+        assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.skipif(sys.platform != "linux" or platform.machine() != "x86_64", reason="another p2pd")
