@@ -167,13 +167,14 @@ def _works_alone(wheel: Path, fresh: Path) -> None:
     """The wheel in an environment of its own, outside the repository, beside what is installed here but us."""
     venv.create(fresh, symlinks=True)
     python = fresh / "bin" / "python"
-    install = [sys.executable, "-m", "pip", "--python", python, "install", "-q", "--no-deps", "--no-index", wheel]
-    subprocess.run(install, check=True, timeout=150)
+    install = [sys.executable, "-m", "pip", "--python", str(python), "install", "-q", "--no-deps", "--no-index"]
+    subprocess.run([*install, str(wheel)], check=True, timeout=150)
     (site,) = fresh.glob("lib/python*/site-packages")
     (site / "others.pth").write_text("\n".join(path for path in sys.path if path.endswith("site-packages")))
-    own = {"cwd": fresh, "capture_output": True, "text": True, "timeout": 300, "check": False}
-    for words in (["init", "run"], ["plan", "run", site / "swarmsim/examples/home.csv"], ["simulate", "--for", "5s"]):
-        done = subprocess.run([fresh / "bin" / "swarmnode", *words], **own)
+    fleet = str(site / "swarmsim" / "examples" / "home.csv")
+    for words in (["init", "run"], ["plan", "run", fleet], ["simulate", "--for", "5s"]):
+        command = [str(fresh / "bin" / "swarmnode"), *words]
+        done = subprocess.run(command, cwd=fresh, capture_output=True, text=True, timeout=300, check=False)
         assert done.returncode == 0, done.stderr
 
 
