@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from collections.abc import Hashable
 from dataclasses import dataclass
 
 
@@ -46,3 +48,27 @@ class TokenBucket:
             return False
         self.tokens -= tokens
         return True
+
+
+class TokenBuckets:
+    """A bucket for each key, such as a peer. Beyond `kept_max`, the one used longest ago is forgotten."""
+
+    def __init__(self, kept_max: int) -> None:
+        self._kept_max = kept_max
+        self._of: OrderedDict[Hashable, TokenBucket] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._of)
+
+    def get(self, key: Hashable) -> TokenBucket | None:
+        """The bucket of `key`, if there is one."""
+        return self._of.get(key)
+
+    def of(self, key: Hashable, rate: float, burst: float, now_s: float) -> TokenBucket:
+        """The bucket of `key`, full if it is new."""
+        if (bucket := self._of.get(key)) is None:
+            bucket = self._of[key] = TokenBucket.full(rate, burst, now_s)
+        self._of.move_to_end(key)
+        if len(self._of) > self._kept_max:
+            self._of.popitem(last=False)
+        return bucket

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from swarmsim.sim_node import SimNode
     from swarmsim.world import World
 
-UNBAN_S = 2 * 15.0  # two rounds of pings at their rarest (node/unban.py)
+UNBAN_S = 2 * 15.0  # two rounds of pings at their rarest (node/failure_detector.py)
 LOOK_S = 1.0
 
 

@@ -446,7 +446,7 @@ async def _built(process: DaemonContext, stack: contextlib.AsyncExitStack) -> tu
     stack.callback(compute.close)
     text, base = data_ports(process, stack), base_ports(process, stack)
     node = _node(process, await _saving(process), compute, text, base)
-    works = node.presence.run_progress.clock.observed.times.__contains__
+    works = node.presence.run_progress.clock.history.times.__contains__
     process.transport.prefer(works)
     process.directory.prefer(works, lambda: node.presence.doubtful)
     return node, compute

@@ -38,11 +38,11 @@ from swarmnode.ids import PeerId, RunId, digest64, short
 from swarmnode.manifest import Manifest
 from swarmnode.manifest.gossip_compat import sends_pseudo_gradients
 from swarmnode.membership.swarm import GOSSIPING, Member, Swarm
+from swarmnode.membership.trust import Trials
 from swarmnode.metrics import name
 from swarmnode.ports import Compute, OuterReport, Packet, Priority, Replica, Telemetry, Transport, WireTensor
 from swarmnode.wire import call_pb2 as wire
 
-MOSTLY = 0.5  # guess: strangers are partners like others while so many of about the last ten came
 TRIES = 4  # guess: before them nobody is kept out; one newcomer with a bad line is no flood
 OPEN_EVERY = 4  # guess: a newcomer waits for four rounds beside a flood of keys, and the others lose a fourth of theirs
 
@@ -162,7 +162,7 @@ class Strangers:
         self._run_id = run_id
         self._stage = stage
         self._met = met
-        self._came = Ema(start=EmaStart.MEAN)
+        self._came = Trials(TRIES)
 
     def among(self, members: Iterable[PeerId]) -> list[PeerId]:
         """The `members` that were never met."""
@@ -170,12 +170,12 @@ class Strangers:
 
     def tried(self, came: bool) -> None:
         """Note whether a packet of a partner that was never met before `came`."""
-        self._came.add(float(came))
+        self._came.add(came)
 
     @property
     def come(self) -> bool:
         """Whether most of those that were tried lately came."""
-        return self._came.count < TRIES or self._came.value >= MOSTLY
+        return not self._came.mostly_vain
 
     def kept_out(self, members: Sequence[PeerId], me: PeerId) -> set[PeerId]:
         """The `members` that only open rounds take: nobody while strangers come, or while none but strangers is

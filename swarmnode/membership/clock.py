@@ -23,9 +23,9 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from swarmnode.ids import PeerId
-from swarmnode.membership.observed_machines import ObservedMachines, machines
 from swarmnode.membership.progress_bound import FACTOR, OUTLIER, ProgressBound
 from swarmnode.membership.swarm import JOINING, SERVING, Member, Swarm
+from swarmnode.membership.trust import PeerHistory, machines
 from swarmnode.wire import record_pb2
 
 LEFT = record_pb2.NODE_STATE_LEFT
@@ -85,7 +85,7 @@ class RunClock:
     seconds."""
 
     def __init__(self, slack: int, ahead_s: float) -> None:
-        self.observed = ObservedMachines()
+        self.history = PeerHistory()
         self.answered = frozenset[PeerId]()  # peers that answered when this node joined
         self._slack = slack
         self._ahead_s = ahead_s
@@ -112,7 +112,7 @@ class RunClock:
     ) -> ClockVerdict:
         """The belief in others until the next look, at `total` samples. `member` returns any peer's newest record, this
         node's included. The cost grows with the machines seen, not with the swarm."""
-        times, at_work = self.observed.times, self.observed.at_work
+        times, at_work = self.history.times, self.history.at_work
         seen = [m for peer in times if peer != me and (m := member(peer)) is not None and m.stage < stages]
         seen = [m for m in seen if m.state not in (JOINING, LEFT)]
         known = [m for m in seen if m.peer in at_work]
@@ -148,7 +148,7 @@ class RunClock:
     def _rate(self, seen: Collection[Member], stages: int, own: Member | None) -> float:
         """Possible samples a second; 0 if no speed is known, which leaves the rate unchanged."""
         mine = [own] if own is not None and own.samples_per_second > 0.0 else []
-        times = self.observed.times
+        times = self.history.times
         told = [m for m in seen if m.samples_per_second > 0.0]
         again = [m for m in told if times.get(m.peer, 1) > 1]
         known = again if len(again) >= CONFIRMED else told  # keys that came once do not set the pace of others

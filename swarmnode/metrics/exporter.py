@@ -28,7 +28,7 @@ from swarmnode.metrics import name
 from swarmnode.metrics.events import LOG_BYTES_MAX, Echo, EventLog
 from swarmnode.metrics.name import MetricKind
 from swarmnode.ports import Clock
-from swarmnode.token_bucket import TokenBucket
+from swarmnode.token_bucket import TokenBuckets
 from swarmnode.wire.record_pb2 import NodeState
 
 PROVOKED: Final = frozenset(
@@ -90,7 +90,7 @@ class EventLimiter:
     """The buckets of one log. Pure: time is an argument, in seconds that may also jump back."""
 
     def __init__(self) -> None:
-        self._buckets: OrderedDict[tuple[str, str], TokenBucket] = OrderedDict()
+        self._buckets = TokenBuckets(KEPT_MAX)
         self._held: OrderedDict[tuple[str, str], _Held] = OrderedDict()  # oldest first
 
     def admit(self, event: str, fields: Mapping[str, object], now_s: float) -> bool:
@@ -102,7 +102,7 @@ class EventLimiter:
         if peer:
             wanted.append((("", peer), PEER_PER_S, PEER_BURST))
         wanted.append(((event, peer), KIND_PER_S, KIND_BURST))
-        buckets = [self._bucket(key, rate, burst, now_s) for key, rate, burst in wanted]
+        buckets = [self._buckets.of(key, rate, burst, now_s) for key, rate, burst in wanted]
         if min(bucket.fill(now_s) for bucket in buckets) >= 1.0:
             for bucket in buckets:
                 bucket.take(now_s)
@@ -125,15 +125,6 @@ class EventLimiter:
             del self._held[event, peer]
             told.append(HeldBack(event, peer, held.count, max(0.0, seconds)))
         return told
-
-    def _bucket(self, key: tuple[str, str], rate: float, burst: float, now_s: float) -> TokenBucket:
-        bucket = self._buckets.get(key)
-        if bucket is None:
-            bucket = self._buckets[key] = TokenBucket.full(rate, burst, now_s)
-            if len(self._buckets) > KEPT_MAX:
-                self._buckets.popitem(last=False)
-        self._buckets.move_to_end(key)
-        return bucket
 
 
 REQUEST_BYTES_MAX = 8192

@@ -77,7 +77,7 @@ class FeederOnly:
         """Wait until every stage has a replica, then feed. Returns when cancelled, and the feeding goes on."""
         context, presence = self._context, self._context.presence
         await self._meet_run()
-        hop = RemoteFirstHop(self._next_hop, context.ports.identity, presence.run_progress.clock.observed.worked)
+        hop = RemoteFirstHop(self._next_hop, context.ports.identity, presence.run_progress.clock.history.record_work)
         size = context.manifest.inner.microbatch
         presence.suppose_rates(SampleRates({1: SINGLE_SHARE, size: 1.0} if size > 1 else {1: 1.0}))
         self.feeder = feeder = make_feeder(

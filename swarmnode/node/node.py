@@ -21,7 +21,7 @@ from swarmnode.node.base_fetcher import BaseFetcher, serve_chunks
 from swarmnode.node.caller_check import CallerCheck
 from swarmnode.node.checkpointer import announce_checkpoints
 from swarmnode.node.drain import DrainReport, goodbye
-from swarmnode.node.failure_detector import FailureDetector
+from swarmnode.node.failure_detector import FailureDetector, unban
 from swarmnode.node.feeder_only import FeederOnly, attend_feeding
 from swarmnode.node.gauges import measuring
 from swarmnode.node.node_context import NodeContext
@@ -35,7 +35,6 @@ from swarmnode.node.run_text import RunText, choose
 from swarmnode.node.served_stage import METHODS, ServedStage
 from swarmnode.node.stage_change import StageTransfer
 from swarmnode.node.stage_join import JoinedStage, attend_stage, join_stage
-from swarmnode.node.unban import unban
 from swarmnode.ports import Priority, Replica, State
 from swarmnode.recovery.checkpoint import Origin
 from swarmnode.recovery.restore import StateRestorer
@@ -78,7 +77,7 @@ class Node:
             presence.peer_table.excluded,
         )
         self._text = RunText(manifest, run_id, ports, self.transport, presence, ports.telemetry)
-        serve_chunks(ports, self.transport, presence.run_progress.clock.observed.times.__contains__)
+        serve_chunks(ports, self.transport, presence.run_progress.clock.history.times.__contains__)
         self.pinger = pinger = Pinger(self.transport, run_id)
         self.restorer = restorer = StateRestorer(
             manifest,

@@ -18,7 +18,6 @@ from swarmnode.ids import PeerId, RunId, seeded
 from swarmnode.manifest import Manifest
 from swarmnode.membership.access import too_old
 from swarmnode.membership.admission import Admission
-from swarmnode.membership.believed_swarm import BelievedSwarm
 from swarmnode.membership.peer_table import PeerTable
 from swarmnode.membership.place import feeder_place, feeds_at, places
 from swarmnode.membership.progress import Progress
@@ -26,6 +25,7 @@ from swarmnode.membership.record import STRETCH_MAX, check_member, check_record,
 from swarmnode.membership.run_progress import RunProgress
 from swarmnode.membership.stage_view import StageView, view_of
 from swarmnode.membership.swarm import SERVING, Member, Swarm, shared
+from swarmnode.membership.trust import BelievedSwarm
 from swarmnode.metrics import name
 from swarmnode.pipeline.link_rate import allowed_samples_per_s
 from swarmnode.pipeline.microbatch_size import SampleRates
@@ -156,7 +156,7 @@ class Presence:
         self.run_progress = RunProgress(
             manifest, self.me, self.peer_table, self.progress, clock, telemetry, self._refused, stage.progressed
         )
-        seen = self.run_progress.clock.observed.times
+        seen = self.run_progress.clock.history.times
         self.peer_table.prefer(seen)
         self._believed = BelievedSwarm(self.me, seen, self._strangers_work, stages=manifest.pipeline.stages)
         self.blocks_heard: dict[PeerId, record_pb2.Blocks] = {}
@@ -188,7 +188,7 @@ class Presence:
         return stage in self._sends_to and self.routers[stage].idle(now, least_s)
 
     def believed(self) -> Swarm:
-        """The swarm as this node counts it (believed_swarm.py)."""
+        """The swarm as this node counts it (membership/trust.py)."""
         return self._believed.of(self.peer_table.swarm(), self._status.stage, self._sends_to)
 
     def _strangers_work(self) -> Iterator[bool]:
@@ -455,7 +455,7 @@ class Presence:
             return
         self.peer_table.excluded.add(peer)
         self.peer_table.forget(peer)
-        self.run_progress.clock.observed.forget(peer)
+        self.run_progress.clock.history.forget(peer)
         self.blocks_heard.pop(peer, None)
         self._telemetry.event("peer.excluded", level="warning", peer=peer, reason=reason)
         self._view_changed()

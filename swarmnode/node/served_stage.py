@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
@@ -11,22 +12,23 @@ from swarmnode.concurrency import background_tasks
 from swarmnode.errors import RemoteFault, Unavailable
 from swarmnode.gossip.exchange import Gossip
 from swarmnode.ids import PeerId, seeded
+from swarmnode.membership.swarm import Swarm
 from swarmnode.node.audit_setup import AuditSetup
 from swarmnode.node.checkpointer import Checkpointer
 from swarmnode.node.drain import Deadline, DrainReport, DrainTask, drain
 from swarmnode.node.drain_steps import HeldWork, StageDrain
 from swarmnode.node.feeder_loop import feeding, make_feeder
-from swarmnode.node.first_round import syncing
 from swarmnode.node.node_context import NodeContext
 from swarmnode.node.presence import StageStatus
 from swarmnode.node.snapshot_source import GIVING, copy_replica, make_archive_donor
-from swarmnode.node.stage_change import StageRebalancer, StageTransfer
+from swarmnode.node.stage_change import StageRebalancer, StageTransfer, costs
 from swarmnode.node.stage_join import JoinedStage
 from swarmnode.node.tied_ends import TiedEnds
 from swarmnode.pipeline.backlog import Backlog
 from swarmnode.pipeline.feeder import Feeder, Samples
 from swarmnode.pipeline.hop import Hop
 from swarmnode.pipeline.next_hop import NextHop
+from swarmnode.pipeline.rebalance import load
 from swarmnode.pipeline.shared_first_hop import RemoteFirstHop, SharedFirstHop
 from swarmnode.ports import Answer, Call, Compute, Handler, Priority, Replica, State, Store, WireTensor
 from swarmnode.recovery.neighbour_backup import NeighbourBackup
@@ -34,6 +36,28 @@ from swarmnode.recovery.recovery_source import RecoverySource, donors_of
 from swarmnode.recovery.restore import RestoredState
 from swarmnode.transfer.donor import SnapshotDonor, StageDonor
 from swarmnode.wire import record_pb2
+
+SYNC_WAIT_MAX_S = 60.0  # guess: rounds may take hours; a machine with a verified state should not idle for so long
+
+
+def ready_to_serve(
+    swarm: Swarm, stage: int, me: PeerId, *, received: bool, waited_s: float, round_in_s: float = 0.0
+) -> tuple[bool, str]:
+    """(ready, the reason): a newcomer with its state may take microbatches after a round at weight 0. It does not wait
+    when no other replica serves the stage, nor when the next round, due in `round_in_s` at the earliest, is far off."""
+    if received:
+        return True, "received a round"
+    if not donors_of(swarm, stage, me):
+        return True, f"nobody else serves stage {stage}"
+    if round_in_s > SYNC_WAIT_MAX_S:
+        return True, f"no round comes within {round_in_s:.0f} s"
+    if waited_s >= SYNC_WAIT_MAX_S:
+        return True, f"no round came within {SYNC_WAIT_MAX_S:g} s"
+    return False, "waiting for the first round"
+
+
+WAIT_MIN_S = 1e-3  # the rest of a wait may be less than a step of the clock
+
 
 METHODS: Mapping[str, bool] = {
     "process": True,
@@ -102,7 +126,7 @@ def make_hop(
     replicas: Callable[[], int],
 ) -> Hop:
     """The part that serves microbatches on `replica`, one of `replicas` of its stage."""
-    presence, observed = context.presence, context.presence.run_progress.clock.observed
+    presence, observed = context.presence, context.presence.run_progress.clock.history
     return Hop(
         context.manifest,
         stage,
@@ -118,8 +142,8 @@ def make_hop(
         auditor=audit.auditor,
         input_auditor=audit.input_auditor,
         accusations=audit.accusations,
-        worked=observed.worked,
-        asked=observed.asked,
+        worked=observed.record_work,
+        asked=observed.record_request,
     )
 
 
@@ -140,7 +164,7 @@ def make_gossip(context: NodeContext, joined: JoinedStage, samples_here: Callabl
         identity=context.ports.identity,
         done=joined.restored.round,
         newcomer=joined.restored.newcomer,
-        packet_taken=presence.run_progress.clock.observed.worked,
+        packet_taken=presence.run_progress.clock.history.record_work,
     )
 
 
@@ -271,7 +295,7 @@ class ServedStage:
     def _feed(self, samples: Samples) -> None:
         context, presence = self._context, self._context.presence
         incarnation = presence.incarnation + self._served_before
-        worked = presence.run_progress.clock.observed.worked
+        worked = presence.run_progress.clock.history.record_work
         others = RemoteFirstHop(self._next_hop, context.ports.identity, worked)
         swarm = presence.peer_table.swarm
         hop = SharedFirstHop(context.me, self.hop, others, presence.routers[0], swarm, self._speed)
@@ -479,9 +503,9 @@ class ServedStage:
 
     async def _sync(self) -> None:
         """Receive a first round. A newcomer that misses it takes the state once more, with that round in it."""
-        context, gossip = self._context, self.gossip
+        gossip = self.gossip
         for again in range(SYNCS_AGAIN + 1):
-            await syncing(gossip, context.presence, self.stage, context.manifest, context.telemetry)
+            await self._first_round()
             if not gossip.missed or again == SYNCS_AGAIN:
                 return
             gossip.hold(True)
@@ -489,6 +513,32 @@ class ServedStage:
             with suppress(Unavailable):
                 await self._restore_again(gossip.done)
             gossip.hold(False)
+
+    async def _first_round(self) -> None:
+        """Receive one round at weight 0 before serving, unless the next round is too far away. Looks again at least
+        every announce period, until it has waited for long enough."""
+        gossip, presence, manifest = self.gossip, self._context.presence, self._context.manifest
+        shares, period_s = costs(manifest), manifest.limits.announce_period_s
+        begun = asyncio.get_running_loop().time()
+        presence.set_state(record_pb2.NODE_STATE_SYNCING, "state loaded")
+        while True:
+            done, waited_s, received = gossip.done, asyncio.get_running_loop().time() - begun, not gossip.newcomer
+            swarm = presence.peer_table.swarm()
+            # The run is at most as fast as its slowest stage says it could be.
+            fastest = min(load(swarm, shares).capacity)
+            round_in_s = gossip.left / fastest if fastest > 0.0 else 0.0
+            if self.stage == 0 and not swarm.feeders():
+                round_in_s = math.inf  # all wait for this node to feed
+            ready, reason = ready_to_serve(
+                swarm, self.stage, presence.me, received=received, waited_s=waited_s, round_in_s=round_in_s
+            )
+            if ready:
+                gossip.end_newcomer()
+                self._context.telemetry.event("node.state", state="synced", reason=reason)
+                return
+            with suppress(TimeoutError):
+                async with asyncio.timeout(min(period_s, max(WAIT_MIN_S, SYNC_WAIT_MAX_S - waited_s))):
+                    await gossip.beyond(done)
 
     # ---- calls, news, status
 

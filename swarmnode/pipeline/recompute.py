@@ -6,7 +6,7 @@ Both are bounded: a recomputed hop costs arithmetic, a kept answer costs memory.
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -21,6 +21,7 @@ from swarmnode.metrics import name
 from swarmnode.pipeline.request_check import check_activations, check_inputs, check_samples, check_tokens
 from swarmnode.pipeline.statement import Fingerprint, HopEvidence
 from swarmnode.ports import Answer, Call, Compute, Priority, Replica, Telemetry, WireTensor
+from swarmnode.token_bucket import TokenBuckets
 from swarmnode.wire import call_pb2 as wire
 
 T = TypeVar("T")
@@ -33,30 +34,6 @@ CALLERS_MAX = 1024  # guess: callers whose last minute is remembered
 KEPT_MAX = 32  # guess: answers kept to be shown; auditors ask within a second
 KEPT_SHARE = 0.25  # guess: share of the tape memory for kept answers; KEPT_LEAST are kept however large
 KEPT_LEAST = 4
-
-
-RATE_OVER_S = 60.0
-
-
-class CallerRate:
-    """At most `per_minute` requests of each caller. The last minute of `callers_max` callers is remembered; the caller
-    that asked longest ago is forgotten first."""
-
-    def __init__(self, per_minute: int, callers_max: int) -> None:
-        self._per_minute = per_minute
-        self._callers_max = callers_max
-        self._times: OrderedDict[PeerId, deque[float]] = OrderedDict()
-
-    def admit(self, peer: PeerId, now_s: float) -> bool:
-        """Whether a request of `peer` at loop time `now_s` is within its bound; then it counts."""
-        times = self._times.pop(peer, None) or deque(maxlen=self._per_minute)
-        self._times[peer] = times
-        if len(times) == self._per_minute and now_s - times[0] < RATE_OVER_S:
-            return False
-        times.append(now_s)
-        if len(self._times) > self._callers_max:
-            self._times.popitem(last=False)
-        return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +94,7 @@ class RecomputeService:
         self._shown: OrderedDict[tuple[bytes, int], HopEvidence] = OrderedDict()
         self._nbytes = 0
         self._under_way = set[PeerId]()
-        self._rate = CallerRate(PER_MINUTE_MAX, CALLERS_MAX)
+        self._rate = TokenBuckets(CALLERS_MAX)
 
     def keep(self, microbatch: bytes, position: int, shown: HopEvidence) -> None:
         """Keep the evidence of the answer for `microbatch` for a while."""
@@ -202,7 +179,8 @@ class RecomputeService:
     def _admit(self, peer: PeerId) -> None:
         if peer in self._under_way or len(self._under_way) >= AT_ONCE_MAX:
             raise Busy("this replica is recomputing enough hops already", retry_after_s=1.0)
-        if not self._rate.admit(peer, asyncio.get_running_loop().time()):
+        now_s = asyncio.get_running_loop().time()
+        if not self._rate.of(peer, PER_MINUTE_MAX / 60.0, PER_MINUTE_MAX, now_s).take(now_s):
             raise Busy(f"{PER_MINUTE_MAX} hops were recomputed for you within a minute", retry_after_s=10.0)
         self._under_way.add(peer)
 
@@ -232,7 +210,7 @@ class TextService:
         """`text` returns the tokens [B, T+1] of training samples, None if they are not at hand."""
         self._manifest = manifest
         self._text = text
-        self._rate = CallerRate(PER_MINUTE_MAX, CALLERS_MAX)
+        self._rate = TokenBuckets(CALLERS_MAX)
 
     async def serve(self, peer: PeerId, call: Call) -> Answer:
         """The tokens of the samples named. Raises RemoteFault for a malformed request, Busy for one too many,
@@ -243,7 +221,8 @@ class TextService:
         check_samples(self._manifest, asked.samples, b"", b"")
         if call.tensors or asked.first_sample >= COUNT_MAX:
             raise RemoteFault(f"{len(call.tensors)} tensors for samples from {asked.first_sample}; expected none")
-        if not self._rate.admit(peer, asyncio.get_running_loop().time()):
+        now_s = asyncio.get_running_loop().time()
+        if not self._rate.of(peer, PER_MINUTE_MAX / 60.0, PER_MINUTE_MAX, now_s).take(now_s):
             raise Busy(f"{PER_MINUTE_MAX} texts were read for you within a minute", retry_after_s=10.0)
         tokens = await self._text(range(asked.first_sample, asked.first_sample + asked.samples))
         if tokens is None:

@@ -20,8 +20,8 @@ from swarmnode.ema import Ema
 from swarmnode.ids import PeerId, seeded
 from swarmnode.manifest import Manifest
 from swarmnode.membership.swarm import Member
+from swarmnode.membership.trust import UnknownPeers
 from swarmnode.pipeline.believed_rate import ANNOUNCED_MAX, FASTER_MAX, faster, lowest, median_speed, possible_s, usual
-from swarmnode.pipeline.unknown_peers import UnknownPeers
 
 EPSILON = 0.1  # guess
 UNKNOWN_SECONDS_PER_SAMPLE = 1e-3  # guess: only until the first answer of any peer

@@ -142,7 +142,7 @@ class NeighbourBackup:
         if giver is None:
             raise RemoteFault(f"handover by {short(peer)}, who does not serve stage {self.stage}")
         # A last stage keeps the first one, and knows its replicas by their records only.
-        if self.stage and peer not in self._membership.run_progress.clock.observed.at_work:
+        if self.stage and peer not in self._membership.run_progress.clock.history.at_work:
             raise RemoteFault(f"handover by {short(peer)}, who was never seen at work")
         offer = await self._fetch(WHOLE, [peer], URGENT, "its last replica leaves")
         return Answer(call_pb2.Reply(handed=call_pb2.Handed(round=offer.round)))

@@ -130,7 +130,7 @@ class StateRestorer:
             else:
                 self.merge(fetched.progress)
                 return RestoredState(RecoverySource.REPLICA, "fetched before", fetched.round_index, self.meets)
-        seen = self.membership.run_progress.clock.observed.times
+        seen = self.membership.run_progress.clock.history.times
         return await _Restoration(self, replica, stage, backup, round_min, seen if seen_only else only or None).run()
 
     async def freeze(self, replica: Replica, stage: int) -> None:
@@ -218,7 +218,7 @@ class _Restoration:
                     if tries == TRIES_MAX and stands and self._only is None:
                         tries, self._only = (
                             0,
-                            self._membership.run_progress.clock.observed.times,
+                            self._membership.run_progress.clock.history.times,
                         )  # nothing was trained since: they are keys that do nothing
                     total = view.samples_total
                 else:

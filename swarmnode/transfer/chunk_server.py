@@ -20,7 +20,7 @@ from swarmnode.errors import Busy, RemoteFault
 from swarmnode.ids import PeerId
 from swarmnode.metrics import name
 from swarmnode.ports import Answer, Call, Telemetry, Transport, WireTensor
-from swarmnode.token_bucket import TokenBucket
+from swarmnode.token_bucket import TokenBucket, TokenBuckets
 from swarmnode.wire import call_pb2 as wire
 
 PIECE_NBYTES = 512 << 10  # guess: half a second of a home's uplink at 8 Mbit/s
@@ -86,7 +86,7 @@ class ChunkServer:
         self._strangers: list[TokenBucket] = []  # their share of each
         self._taken: OrderedDict[tuple[PeerId, bytes], int] = OrderedDict()  # bytes of the day
         self._day = 0.0
-        self._askers: OrderedDict[PeerId, TokenBucket] = OrderedDict()
+        self._askers = TokenBuckets(ASKERS_MAX)
         self._under_way = 0
         self._kept: OrderedDict[bytes, bytes] = OrderedDict()
 
@@ -166,10 +166,6 @@ class ChunkServer:
             share = STRANGERS_SHARE
             self._strangers = [TokenBucket.full(share * rate, share * burst, now) for rate, burst in budgets]
         shared = self._all if self._works(peer) else [*self._strangers, *self._all]
-        asker = self._askers.get(peer)
-        if asker is None:
-            asker = self._askers[peer] = TokenBucket(limits.asker_rate, limits.asker_burst, limits.asker_burst, now)
-            if len(self._askers) > ASKERS_MAX:
-                self._askers.popitem(last=False)
+        asker = self._askers.of(peer, limits.asker_rate, limits.asker_burst, now)
         if not all(bucket.take(now, nbytes) for bucket in (asker, *shared)):
             raise Busy("as many bytes of chunks as may be were given", limits.retry_s)

@@ -8,14 +8,13 @@ encryption, and the node's own --max-up and --max-down.
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from swarmnode.errors import Busy, RemoteFault, Unavailable
 from swarmnode.ids import PeerId, seeded
 from swarmnode.ports import Answer, Call, Transport, WireTensor
-from swarmnode.token_bucket import TokenBucket
+from swarmnode.token_bucket import TokenBucket, TokenBuckets
 from swarmnode.wire import call_pb2 as wire
 
 SIZES = (0, 64 << 10, 256 << 10, 1 << 20)  # guess: from a connection of 1 Mbit/s (0.5 s for the second) to 1 Gbit/s
@@ -65,7 +64,7 @@ class CapacityResponder:
     """Answers "measure": takes a tensor, and returns as many bytes as asked for."""
 
     _noise: bytes = field(default_factory=noise)
-    _askers: OrderedDict[PeerId, TokenBucket] = field(default_factory=OrderedDict)
+    _askers: TokenBuckets = field(default_factory=lambda: TokenBuckets(ASKERS_MAX))
     _all: TokenBucket | None = None
     _answering: int = 0
 
@@ -93,13 +92,7 @@ class CapacityResponder:
 
     def _allowed(self, peer: PeerId, cost: int, now_s: float) -> bool:
         everybody = self._all = self._all or TokenBucket(ALL_BYTES_PER_S, ALL_BURST_BYTES, ALL_BURST_BYTES, now_s)
-        asker = self._askers.get(peer)
-        if asker is None:
-            asker = self._askers[peer] = TokenBucket(
-                REFILL_BYTES_PER_S, MEASURE_BURST_BYTES, MEASURE_BURST_BYTES, now_s
-            )
-            if len(self._askers) > ASKERS_MAX:
-                self._askers.popitem(last=False)
+        asker = self._askers.of(peer, REFILL_BYTES_PER_S, MEASURE_BURST_BYTES, now_s)
         return asker.take(now_s, cost) and everybody.take(now_s, cost)
 
 

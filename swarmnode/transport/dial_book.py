@@ -10,7 +10,7 @@ import ipaddress
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
-from swarmnode.token_bucket import TokenBucket
+from swarmnode.token_bucket import TokenBuckets
 from swarmnode.transport.address import Endpoint, is_circuit, is_metadata, is_public, parse_endpoint, plain
 
 PERIOD_S = 60.0
@@ -48,7 +48,7 @@ class DialBook:
         self._named: set[Key] = set()
         self._met: OrderedDict[Key, None] = OrderedDict()
         self._dialled: OrderedDict[Key, float] = OrderedDict()
-        self._buckets: OrderedDict[str, TokenBucket] = OrderedDict()
+        self._buckets = TokenBuckets(KEPT_MAX)
         self._router = ""
         self._news = False
         for endpoint in map(parse_endpoint, listen):
@@ -123,8 +123,4 @@ class DialBook:
         return [*able[:DIRECT_MAX], *(one for one in addresses if is_circuit(one))]
 
     def _take(self, key: str, each_minute: float, now_s: float) -> bool:
-        bucket = self._buckets.pop(key, None) or TokenBucket.full(each_minute / PERIOD_S, each_minute, now_s)
-        self._buckets[key] = bucket
-        if len(self._buckets) > KEPT_MAX:
-            self._buckets.popitem(last=False)
-        return bucket.take(now_s)
+        return self._buckets.of(key, each_minute / PERIOD_S, each_minute, now_s).take(now_s)

@@ -11,7 +11,6 @@ as it can sign with. A node that comes close to a key gets its records from thei
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -20,7 +19,7 @@ from hivemind.utils import MSGPackSerializer
 
 from swarmnode.errors import Busy
 from swarmnode.ids import PeerId
-from swarmnode.token_bucket import TokenBucket
+from swarmnode.token_bucket import TokenBucket, TokenBuckets
 
 KEYS_PER_S, KEYS_BURST = 50.0, 512.0  # guess: of one peer, which looks up a few places in an announce period
 ALL_PER_S, ALL_BURST = 500.0, 16384.0  # guess: of all peers: a thousand nodes announce and look up 200 times a second
@@ -33,17 +32,13 @@ class DhtLimit:
     """The buckets of one node."""
 
     def __init__(self) -> None:
-        self._of: OrderedDict[object, TokenBucket] = OrderedDict()
+        self._peers = TokenBuckets(PEERS_MAX)
         self._all = TokenBucket(ALL_PER_S, ALL_BURST, ALL_BURST, 0.0)
 
     def take(self, peer: object, keys: int, now_s: float) -> bool:
         """Whether `peer` may make one more call that names `keys` keys."""
-        bucket = self._of.pop(peer, None) or TokenBucket(KEYS_PER_S, KEYS_BURST, KEYS_BURST, now_s)
-        self._of[peer] = bucket
-        if len(self._of) > PEERS_MAX:
-            self._of.popitem(last=False)
         cost = float(max(1, keys))
-        return bucket.take(now_s, cost) and self._all.take(now_s, cost)
+        return self._peers.of(peer, KEYS_PER_S, KEYS_BURST, now_s).take(now_s, cost) and self._all.take(now_s, cost)
 
     def limited(self, handler: RpcHandler) -> RpcHandler:
         """`handler`, within the limit. Beyond it the caller gets Busy, and nothing is verified or stored. Of what a
@@ -67,7 +62,6 @@ class DhtLimit:
         return serve
 
 
-PEERS_MAX = 4096  # guess: 200 bytes each
 STREAMS_PER_S, STREAMS_BURST = 50.0, 256.0  # guess: of one admitted peer; twice pool.IN_USE_MAX at once fits
 CALLS_PER_S, CALLS_BURST = 1000.0, 4000.0  # guess: the tiny preset makes 100 calls a second to a peer
 # Of one admitted peer that was not seen at work here yet, and of all of those together. A call costs about 1 ms, p2pd
@@ -90,7 +84,7 @@ class StrangerRateLimiter:
     """The buckets of one server."""
 
     def __init__(self) -> None:
-        self._buckets: OrderedDict[tuple[str, PeerId], TokenBucket] = OrderedDict()
+        self._buckets = TokenBuckets(PEERS_MAX)
         self._strangers = TokenBucket(STRANGERS_PER_S, STRANGERS_BURST, STRANGERS_BURST, 0.0)
         self._idle = TokenBucket(ALL_IDLE_CALLS_PER_S, ALL_IDLE_CALLS_BURST, ALL_IDLE_CALLS_BURST, 0.0)
         self._idle_streams = TokenBucket(ALL_IDLE_STREAMS_PER_S, ALL_IDLE_STREAMS_BURST, ALL_IDLE_STREAMS_BURST, 0.0)
@@ -116,7 +110,7 @@ class StrangerRateLimiter:
 
     def broke(self, peer: PeerId, now_s: float) -> None:
         """Note that a request of `peer` broke the protocol."""
-        self._bucket("broken", peer, now_s, BROKEN_PER_S, BROKEN_BURST).take(now_s)
+        self._buckets.of(("broken", peer), BROKEN_PER_S, BROKEN_BURST, now_s).take(now_s)
 
     def stranger(self, peer: PeerId, now_s: float) -> bool:
         """Whether to answer a stranger this time."""
@@ -131,15 +125,7 @@ class StrangerRateLimiter:
         return any(bucket is not None and bucket.overrun(DROPPED_MAX) for bucket in buckets)
 
     def _take(self, kind: str, peer: PeerId, now_s: float, rate: float, burst: float) -> bool:
-        return self._count(self._bucket(kind, peer, now_s, rate, burst).take(now_s))
-
-    def _bucket(self, kind: str, peer: PeerId, now_s: float, rate: float, burst: float) -> TokenBucket:
-        bucket = self._buckets.get((kind, peer))
-        if bucket is None:
-            bucket = self._buckets[kind, peer] = TokenBucket(rate, burst, burst, now_s)
-            if len(self._buckets) > PEERS_MAX:
-                self._buckets.popitem(last=False)
-        return bucket
+        return self._count(self._buckets.of((kind, peer), rate, burst, now_s).take(now_s))
 
     def _count(self, taken: bool) -> bool:
         self.dropped += not taken

@@ -37,7 +37,7 @@ from swarmnode.membership.peer_table import PeerTable
 from swarmnode.membership.progress import Progress
 from swarmnode.membership.swarm import Member, Swarm
 from swarmnode.model.schedule import inner_batch, learning_rate
-from swarmnode.node.lifecycle import ready_to_serve
+from swarmnode.node.served_stage import ready_to_serve
 from swarmnode.node.stage_change import costs
 from swarmnode.pipeline.link_rate import allowed_samples_per_s
 from swarmnode.pipeline.rebalance import RebalanceRules, choose_stage, load, on_the_way, plan_move, staying, still_good
@@ -157,7 +157,7 @@ def test_decisions_about_members(records: list[record_pb2.Record], total: int) -
         clock, own = RunClock(256, 4.0), replace(members[0], stage=members[0].stage % STAGES)
         clock.suppose(swarm, [m.peer for m in members])
         for member in members:
-            clock.observed.worked(member.peer)
+            clock.history.record_work(member.peer)
         known = {m.peer: m for m in members}
         for step in range(3):
             found = clock.look(NOW + step, total, {**known, ME: own}.get, STAGES, ME)

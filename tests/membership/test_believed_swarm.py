@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from swarmnode.ids import PeerId
-from swarmnode.membership.believed_swarm import BelievedSwarm
 from swarmnode.membership.swarm import Member, Swarm
+from swarmnode.membership.trust import BelievedSwarm
 from tests.support.records import member
 
 ME = PeerId("me")

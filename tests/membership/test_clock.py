@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from swarmnode.ids import PeerId
 from swarmnode.membership.clock import CONFIRMED, ClockVerdict, RunClock, Sighting, Supposed, capacity, lower_third
-from swarmnode.membership.observed_machines import KEPT_MAX, ObservedMachines, machines
 from swarmnode.membership.progress_bound import FACTOR, OUTLIER
 from swarmnode.membership.swarm import Member, Swarm
+from swarmnode.membership.trust import KEPT_MAX, PeerHistory, machines
 from swarmnode.wire import record_pb2
 
 ME = PeerId("me")
@@ -39,7 +39,7 @@ def keys(count: int, total: int = LIE) -> list[Member]:
 def seen(clock: RunClock, *peers: str, times: int = 9) -> RunClock:
     for peer in peers:
         for _ in range(times):
-            clock.observed.worked(PeerId(peer))
+            clock.history.record_work(PeerId(peer))
     return clock
 
 
@@ -115,7 +115,7 @@ def test_a_slow_node_of_the_last_stage_keeps_up_with_fast_ones(mates: int, fast:
         before = [member(name, total, 0, fast / 2) for name in feeding]
         assert look(clock, 1e9 + at, total, swarm(own, *others, *before)).top >= total + 2 * rate, at
         seen(clock, others[at // 2 % mates].peer, times=at % 20 == 0)
-        clock.observed.asked(PeerId(feeding[at // 2 % len(feeding)]))
+        clock.history.record_request(PeerId(feeding[at // 2 % len(feeding)]))
 
 
 @pytest.mark.parametrize("asks", [1, 50])
@@ -128,7 +128,7 @@ def test_keys_that_ask_for_work_have_no_vote_and_count_as_ordinary_machines(asks
     seen(clock, *[m.peer for m in mates])
     for liar in asking:
         for _ in range(asks):
-            clock.observed.asked(liar.peer)
+            clock.history.record_request(liar.peer)
     total = 0
     for at in range(0, 600, 2):
         there = [member(m.peer, LIE, m.stage, m.samples_per_second) for m in asking]
@@ -173,19 +173,19 @@ def test_keys_that_do_no_work_add_no_machine_and_those_that_come_again_few() -> 
 def test_the_number_of_machines_is_estimated_from_a_part_of_them(size: int) -> None:
     from swarmnode.ids import seeded
 
-    rng, observed = seeded("observed", size), ObservedMachines()
+    rng, observed = seeded("observed", size), PeerHistory()
     for _ in range(3 * size):
-        observed.worked(PeerId(f"peer{rng.randrange(size)}"))
+        observed.record_work(PeerId(f"peer{rng.randrange(size)}"))
     assert 0.7 * size <= machines(observed.times.values()) <= 1.6 * size
 
 
 def test_memory_of_machines_is_bounded_and_who_lied_is_forgotten() -> None:
-    observed = ObservedMachines()
+    observed = PeerHistory()
     for number in range(KEPT_MAX + 5):
-        observed.worked(PeerId(f"peer{number}"))
+        observed.record_work(PeerId(f"peer{number}"))
     observed.forget(PeerId(f"peer{KEPT_MAX}"))
     assert len(observed.times) == KEPT_MAX - 1 and PeerId("peer0") not in observed.times
-    observed.asked(PeerId("caller"))
+    observed.record_request(PeerId("caller"))
     assert observed.at_work == {*observed.times} - {PeerId("caller")} and PeerId("caller") in observed.times
 
 

@@ -21,7 +21,7 @@ def test_it_remembers_a_bounded_number_of_peers() -> None:
     limit = DhtLimit()
     for number in range(2 * PEERS_MAX):
         limit.take(number, 0, 1e6 * number)
-    assert len(limit._of) == PEERS_MAX
+    assert len(limit._peers) == PEERS_MAX
 
 
 class Context:
