@@ -81,7 +81,7 @@ def methods() -> dict[str, MethodRules]:
     both = (*WEIGHTS, *MODULAR)
     average = MethodRules(
         "average",
-        "swarmnode.gossip.outer.average:Average",
+        "swarmnode.gossip.outer.noloco:Average",
         both,
         in_groups=True,
         in_fragments=True,

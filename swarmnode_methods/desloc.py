@@ -22,8 +22,8 @@ import torch
 
 from swarmnode.errors import ManifestError, RemoteFault
 from swarmnode.gossip.compression import Codec
-from swarmnode.gossip.outer.average import Average
 from swarmnode.gossip.outer.method import Outer, believed, one_by_one
+from swarmnode.gossip.outer.noloco import Average
 from swarmnode.manifest import OuterConstants
 from swarmnode.ports import OuterReport, Packet, StreamingMessage, WireTensor
 

@@ -295,7 +295,7 @@ class World:
 
     def _loaded(self, now: float, label: str, event: str, fields: dict[str, object]) -> None:
         if str(fields["label"]).endswith(f"-stage-{fields['stage']}"):
-            return  # a stage that the node saved in its own home (recovery/saved_stage.py)
+            return  # a stage that the node saved in its own home (recovery/resumption.py)
         self.laws.checks += 1
         given = self.resumption.checkpoint.samples if self.resumption is not None else None
         if fields["samples_total"] != given:

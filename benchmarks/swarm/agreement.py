@@ -29,7 +29,7 @@ from swarmnode.ids import PeerId, RunId
 from swarmnode.local.fleet import Fleet
 from swarmnode.local.summary import NodeFacts, count
 from swarmnode.manifest import PRESETS, Manifest
-from swarmnode.membership.pinger import ping
+from swarmnode.membership.liveness import ping
 from swarmnode.metrics import name
 from swarmnode.model.split import stages_of
 from swarmnode.plan.fleet import MachineKind

@@ -1,7 +1,7 @@
 """Every field of every message from another machine, with its allowed range.
 
 The ranges are what is physically possible: for links, devices, manifests and dates. Checks (`swarmnode.bounds.check`),
-docs/wire.md and the fuzzers (tests/support/messages.py) are made from this table. membership/progress_bound.py bounds
+docs/wire.md and the fuzzers (tests/support/messages.py) are made from this table. membership/clock.py bounds
 values that depend on the run's progress.
 """
 

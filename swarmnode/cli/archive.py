@@ -135,7 +135,7 @@ def _warrant_for(run: Path, peer: str) -> str:
     from swarmnode.ids import PeerId
     from swarmnode.manifest import read_signed, verify
     from swarmnode.manifest.folder import signed_of
-    from swarmnode.membership.warrant import sign_warrant
+    from swarmnode.membership.access import sign_warrant
 
     path = signed_of(Path(check_own_run(str(run))))
     signed, _ = read_signed(path)

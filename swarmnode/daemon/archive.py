@@ -30,7 +30,7 @@ from swarmnode.machine.folder_store import FolderStore
 from swarmnode.machine.free_memory import free_memory
 from swarmnode.machine.run_archive import RETRY_S, Archive, ArchivePlan, Evaluate, Measured, ModelFiles
 from swarmnode.manifest import EvaluationSpec
-from swarmnode.membership.warrant import check_warrant, sign_warrant
+from swarmnode.membership.access import check_warrant, sign_warrant
 from swarmnode.model.section import section_shapes
 from swarmnode.model.split import stages_of
 from swarmnode.node.notice import Notices

@@ -1,6 +1,6 @@
 """Bounds on the run's clock, its count of samples: how far others' claims are believed.
 
-Two bounds limit what others claim: what the machines that this node saw can have trained since (progress_bound.py),
+Two bounds limit what others claim: what the machines that this node saw can have trained since (`ProgressBound`),
 and, for a node that was away, what most of those machines claim whose work it checked. Keys alone have no vote, because
 a record costs nothing. A majority's claim is believed up to what as many machines can have trained since this node last
 agreed with them. So a node that slept or was cut off for days catches up, and no number of liars advances a clock
@@ -19,14 +19,57 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from swarmnode.ids import PeerId
-from swarmnode.membership.progress_bound import FACTOR, OUTLIER, ProgressBound
 from swarmnode.membership.swarm import JOINING, SERVING, Member, Swarm
 from swarmnode.membership.trust import PeerHistory, machines
 from swarmnode.wire import record_pb2
+
+FACTOR = 4.0  # guess: machines do up to so many times what they announce: speeds are measured late, or on busy machines
+OUTLIER = 4.0  # guess: no machine counts as more than so many times the median
+WINDOW_S = 1800.0  # guess: covers the work of two parts of a swarm that were separated for hours
+MARKS = 30  # in a window
+
+
+class ProgressBound:
+    """Told at each look at the directory what is believed and possible; returns how far others are believed.
+
+    The counter only grows, and two nodes merge theirs by maximum (progress.py). So one false claim would stay for ever,
+    and rounds, learning rates and the end of the run depend on it (simulated: liars; a claim of 10^12 was believed by
+    all 24 nodes a minute later). So no claim is accepted above the count known a while ago, plus what the feeding
+    machines can have done since. Below it a liar can speed up the clock to FACTOR times what machines do at most.
+    """
+
+    def __init__(self, slack: int, ahead_s: float) -> None:
+        """`slack` samples are never doubted; the next look comes within `ahead_s` seconds."""
+        self._slack = slack
+        self._ahead_s = ahead_s
+        # (Unix time, samples believed, samples possible) at that time
+        self._marks: deque[tuple[float, int, float]] = deque()
+        self._rate = 0.0
+        self._at, self._possible = 0.0, 0.0  # Unix time of the last look; samples possible since the first one
+
+    def look(self, now_unix_s: float, total: int, rate: float) -> float:
+        """Most samples that others are believed to have until the next look, at `total` samples and `rate` possible
+        samples a second (0: unknown, as before)."""
+        self._rate = rate or self._rate
+        if self._marks:
+            self._possible += self._rate * max(0.0, now_unix_s - self._at)
+        self._at = now_unix_s
+        if not self._marks or now_unix_s >= self._marks[-1][0] + WINDOW_S / MARKS:
+            self._marks.append((now_unix_s, total, self._possible))
+        while len(self._marks) > 1 and self._marks[1][0] <= now_unix_s - WINDOW_S:
+            self._marks.popleft()
+        _, known, before = self._marks[0]
+        return known + self._possible - before + self._rate * self._ahead_s + self._slack
+
+    def lift(self) -> None:
+        """Restart the bound from what is believed at the next look."""
+        self._marks.clear()
+
 
 LEFT = record_pb2.NODE_STATE_LEFT
 CONFIRMED = 3  # guess: machines seen at work before a node relies on them alone; fewer if there are no more

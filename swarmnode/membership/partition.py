@@ -20,9 +20,7 @@ from swarmnode.ids import PeerId
 
 PERIOD_S = 5.0  # guess: between two looks; what is trained meanwhile is what two parts may err by about each other
 WINDOW_S = 60.0  # guess: entries of the other part arrive within it, with a few feeders' in each call
-MARKS_MAX = (
-    1024  # guess: looks remembered, an hour and a half; others are believed for half an hour (progress_bound.py)
-)
+MARKS_MAX = 1024  # guess: looks remembered, an hour and a half; others are believed for half an hour (clock.py)
 
 
 @dataclass(frozen=True, slots=True)

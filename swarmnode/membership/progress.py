@@ -96,7 +96,7 @@ class Progress:
         return self._top
 
     def believe_up_to(self, top: float) -> None:
-        """Believe other nodes up to `top` samples (membership/progress_bound.py); inf: whatever they tell."""
+        """Believe other nodes up to `top` samples (membership/clock.py); inf: whatever they tell."""
         self._top = top
 
     def add(self, own: PeerId, samples: int) -> int:

@@ -21,8 +21,7 @@ from swarmnode.recovery import checkpoint as form
 from swarmnode.recovery import checkpoint_io
 from swarmnode.recovery.checkpoint import Origin
 from swarmnode.recovery.checkpoint_io import ReplicaHoldings
-from swarmnode.recovery.resumption import CheckpointOptions
-from swarmnode.recovery.saved_stage import SavedStages
+from swarmnode.recovery.resumption import CheckpointOptions, SavedStages
 from swarmnode.wire import record_pb2
 
 PATIENCE_S = 20.0  # guess: until the next replica saves what the one before it has not

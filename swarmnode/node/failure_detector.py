@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from swarmnode.ids import PeerId
 from swarmnode.manifest import Manifest
-from swarmnode.membership.pinger import Pinger, ping_fault
+from swarmnode.membership.liveness import Pinger, ping_fault
 from swarmnode.node.presence import Presence
 from swarmnode.pipeline.feeder import Feeder
 from swarmnode.pipeline.route import BAN_MAX_S, Router

@@ -15,7 +15,7 @@ from typing import Any, Never, TypeVar
 from swarmnode.concurrency import background_tasks, forever
 from swarmnode.ids import RunId
 from swarmnode.manifest import Manifest
-from swarmnode.membership.pinger import Pinger
+from swarmnode.membership.liveness import Pinger
 from swarmnode.membership.place import places
 from swarmnode.node.base_fetcher import BaseFetcher, serve_chunks
 from swarmnode.node.caller_check import CallerCheck
@@ -38,7 +38,7 @@ from swarmnode.node.stage_join import JoinedStage, attend_stage, join_stage
 from swarmnode.ports import Priority, Replica, State
 from swarmnode.recovery.checkpoint import Origin
 from swarmnode.recovery.restore import StateRestorer
-from swarmnode.recovery.saved_stage import SavedStages
+from swarmnode.recovery.resumption import SavedStages
 from swarmnode.transfer.snapshot import Snapshot
 from swarmnode.wire import record_pb2
 

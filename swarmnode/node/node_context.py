@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from swarmnode.ids import PeerId, RunId
 from swarmnode.manifest import Manifest
-from swarmnode.membership.pinger import Pinger
+from swarmnode.membership.liveness import Pinger
 from swarmnode.node.caller_check import CallerCheck
 from swarmnode.node.failure_detector import FailureDetector
 from swarmnode.node.node_ports import NodePorts

@@ -14,7 +14,7 @@ from swarmnode.errors import Unavailable
 from swarmnode.gossip.exchange import Gossip
 from swarmnode.ids import PeerId, RunId
 from swarmnode.manifest import Manifest
-from swarmnode.membership.pinger import PINGED_MAX, Pinger
+from swarmnode.membership.liveness import PINGED_MAX, Pinger
 from swarmnode.membership.place import places
 from swarmnode.membership.swarm import COMING, SERVING, Swarm
 from swarmnode.metrics import name

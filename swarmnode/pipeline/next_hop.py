@@ -14,8 +14,7 @@ from swarmnode.ema import Ema
 from swarmnode.errors import Broken, Busy, MicrobatchLost, PeerTimeout, Refused, RemoteFault, StartAnew, Unavailable
 from swarmnode.ids import PeerId, RunId, short
 from swarmnode.manifest import Manifest
-from swarmnode.membership.liveness import LivenessWatch
-from swarmnode.membership.pinger import ping_fault
+from swarmnode.membership.liveness import LivenessWatch, ping_fault
 from swarmnode.metrics import name
 from swarmnode.pipeline.reservation import ASKED_MAX, ReservationClient
 from swarmnode.pipeline.route import Router

@@ -16,8 +16,8 @@ from typing import Protocol
 from swarmnode.errors import DataError, LocalFault, RemoteFault, Unavailable
 from swarmnode.ids import PeerId, RunId
 from swarmnode.manifest import Manifest, from_base
+from swarmnode.membership.liveness import Pinger
 from swarmnode.membership.membership_view import MembershipView
-from swarmnode.membership.pinger import Pinger
 from swarmnode.membership.progress import Progress
 from swarmnode.membership.swarm import Swarm
 from swarmnode.metrics import name
@@ -37,8 +37,7 @@ from swarmnode.recovery.recovery_source import (
     neighbours_suffice,
     silent,
 )
-from swarmnode.recovery.resumption import CheckpointOptions, Resumption, newest_of
-from swarmnode.recovery.saved_stage import SavedStages
+from swarmnode.recovery.resumption import CheckpointOptions, Resumption, SavedStages, newest_of
 from swarmnode.recovery.state_check import StateCheck
 from swarmnode.transfer.download import Accept, DownloadLimits, download
 from swarmnode.transfer.snapshot import SLOW, WHOLE, Snapshot, StateSlice, newcomer_part

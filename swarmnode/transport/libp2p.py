@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import OrderedDict
-from collections.abc import Callable, Coroutine, Sequence
+import fcntl
+import os
+import shutil
+import tempfile
+from collections import Counter, OrderedDict, deque
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from pathlib import Path
 
 from hivemind.proto import p2pd_pb2
@@ -26,13 +30,84 @@ from swarmnode.transport.frame import FrameFlag, FrameKind
 from swarmnode.transport.links import LinkBook
 from swarmnode.transport.p2pd import NetworkMode
 from swarmnode.transport.p2pd_process import CONTROL_BYTES_MAX, DIAL_TIMEOUT_S, P2pdProcess, peer_of, read_delimited
-from swarmnode.transport.pool import IDLE_S, StreamPool
 from swarmnode.transport.serve import HEADER_TIMEOUT_S, StreamServer
-from swarmnode.transport.socketdir import SocketDir
 from swarmnode.transport.stream import P2pdStream
 from swarmnode.transport.throttle import RateThrottle
 from swarmnode.uplink_scheduler import UplinkScheduler
 from swarmnode.wire import access_pb2 as access
+
+PREFIX = "swarmnode-p2p-"
+_PATH_BYTES_MAX = 100  # of 108 that a unix socket's address holds on Linux, 104 on macOS
+_SOCKET_NAME_CHARACTERS = 24  # "p2pclient-" and eleven more, as hivemind names them
+
+
+class SocketDir:
+    """A folder `/tmp/swarmnode-p2p-<pid>-<random>` (mode 0700), locked while this process lives."""
+
+    def __init__(self, parent: Path | None = None) -> None:
+        """Remove the folders of dead nodes and make a new one. Raises LocalFault if that fails."""
+        parent = Path(tempfile.gettempdir()) if parent is None else parent
+        if len(os.fsencode(parent)) + len(PREFIX) + 20 + _SOCKET_NAME_CHARACTERS > _PATH_BYTES_MAX:
+            parent = Path("/tmp")  # a unix socket's path is short, TMPDIR may not be
+        sweep(parent)
+        try:
+            self.path = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=parent))
+            self._lock = os.open(self.path / "lock", os.O_CREAT | os.O_RDWR, 0o600)
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise LocalFault(f"no folder for sockets can be made in {parent}: {error.strerror}") from error
+
+    def remove(self) -> None:
+        """Remove the folder and the sockets in it."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+
+def sweep(parent: Path) -> list[Path]:
+    """Remove our user's socket folders whose process is dead; return them.
+
+    A process is dead if nobody has its pid *and* nobody holds its lock: pids repeat in containers that share a /tmp,
+    and a new folder has no lock for a moment.
+    """
+    swept = []
+    for path in sorted(parent.glob(f"{PREFIX}*")):
+        pid = path.name.removeprefix(PREFIX).partition("-")[0]
+        try:
+            ours = pid.isdigit() and path.stat().st_uid == os.geteuid()
+            if not ours or _alive(int(pid)) or not _unlocked(path):
+                continue
+        except OSError:
+            continue  # another process is removing it
+        shutil.rmtree(path, ignore_errors=True)
+        swept.append(path)
+    return swept
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
+
+
+def _unlocked(path: Path) -> bool:
+    try:
+        lock = os.open(path / "lock", os.O_RDWR)
+    except FileNotFoundError:
+        return True
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(lock)
+    return True
+
 
 ADDRESSES_MAX = 6  # with the circuits as many as a record holds
 CIRCUITS_MAX = 2  # each takes 90 characters of a record of 1 KiB
@@ -434,3 +509,99 @@ class Libp2pTransport:
     def _event(self, event: str, level: str, **fields: object) -> None:
         if self._telemetry is not None:
             self._telemetry.event(event, level=level, **fields)
+
+
+IDLE_S = 30.0  # guess: a few announce periods
+IDLE_PER_PEER_MAX = 8  # guess: overlapping calls to one peer in a steady pipeline
+IDLE_MAX = 256  # guess: 256 sockets and 4 MiB of look-ahead
+IN_USE_MAX = 64  # guess: calls in flight to one peer; four times the feeder's window
+
+
+class StreamPool:
+    """Warm streams by peer; a stream carries one call at a time. `opener` opens a new one, which costs two round trips,
+    so a used one is kept for the next call."""
+
+    def __init__(self, opener: Callable[[PeerId], Awaitable[P2pdStream]]) -> None:
+        self._opener = opener
+        self._idle: dict[PeerId, deque[tuple[float, P2pdStream]]] = {}
+        self._in_use: Counter[PeerId] = Counter()
+        self._idle_count = 0
+
+    async def take(self, peer: PeerId) -> P2pdStream:
+        """A stream to `peer`: the most recently used open one, else a new one. Return it by `give`, `drop` or `end`.
+
+        Raises Busy if IN_USE_MAX calls to `peer` are in flight, and the errors of `opener`.
+        """
+        if self._in_use[peer] >= IN_USE_MAX:
+            raise Busy(f"{IN_USE_MAX} calls to {short(peer)} are in flight already", 0.1)
+        self._in_use[peer] += 1
+        try:
+            return self._warm(peer) or await self._opener(peer)
+        except BaseException:
+            self._release(peer)
+            raise
+
+    def _warm(self, peer: PeerId) -> P2pdStream | None:
+        """The most recently used stream that is still open, or None. Nothing has been written yet, so a stale one costs
+        nothing."""
+        idle = self._idle.get(peer)
+        while idle:
+            _, stream = idle.pop()
+            self._idle_count -= 1
+            if not stream.lost and not stream.buffered:
+                return stream
+            stream.abort()
+        self._idle.pop(peer, None)
+        return None
+
+    def give(self, peer: PeerId, stream: P2pdStream) -> None:
+        """Keep `stream`, whose call is complete, for the next one."""
+        self._release(peer)
+        idle = self._idle.setdefault(peer, deque())
+        if stream.lost or len(idle) >= IDLE_PER_PEER_MAX or self._idle_count >= IDLE_MAX:
+            stream.close()
+            return
+        idle.append((asyncio.get_running_loop().time(), stream))
+        self._idle_count += 1
+
+    def drop(self, peer: PeerId, stream: P2pdStream, *, suspect: bool) -> None:
+        """Abort `stream`, whose state is unknown. `suspect`: distrust the other streams to `peer`, too."""
+        self._release(peer)
+        stream.abort()
+        if suspect:
+            self.forget(peer)
+
+    def end(self, peer: PeerId, stream: P2pdStream) -> None:
+        """Close `stream` in order: the call is complete, and the peer reads no further one."""
+        self._release(peer)
+        stream.close()
+
+    def forget(self, peer: PeerId) -> None:
+        """Close the idle streams to `peer`."""
+        for _, stream in self._idle.pop(peer, ()):
+            self._idle_count -= 1
+            stream.abort()
+
+    def sweep(self) -> None:
+        """Close streams idle for IDLE_S, and drop those closed by peers."""
+        oldest = asyncio.get_running_loop().time() - IDLE_S
+        for peer, idle in list(self._idle.items()):
+            kept = deque(entry for entry in idle if entry[0] > oldest and not entry[1].lost)
+            for entry in idle:
+                if entry not in kept:
+                    entry[1].close()
+            self._idle_count -= len(idle) - len(kept)
+            if kept:
+                self._idle[peer] = kept
+            else:
+                del self._idle[peer]
+
+    def close(self) -> None:
+        """Close every idle stream."""
+        for peer in list(self._idle):
+            self.forget(peer)
+
+    def _release(self, peer: PeerId) -> None:
+        self._in_use[peer] -= 1
+        if not self._in_use[peer]:
+            del self._in_use[peer]

@@ -7,8 +7,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmnode.ids import PeerId
-from swarmnode.membership.clock import CONFIRMED, ClockVerdict, RunClock, Sighting, Supposed, capacity, lower_third
-from swarmnode.membership.progress_bound import FACTOR, OUTLIER
+from swarmnode.membership.clock import (
+    CONFIRMED,
+    FACTOR,
+    OUTLIER,
+    ClockVerdict,
+    RunClock,
+    Sighting,
+    Supposed,
+    capacity,
+    lower_third,
+)
 from swarmnode.membership.swarm import Member, Swarm
 from swarmnode.membership.trust import KEPT_MAX, PeerHistory, machines
 from swarmnode.wire import record_pb2

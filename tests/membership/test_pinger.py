@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.memory_network import MemoryNetwork, MemoryTransport
 from swarmnode.ids import PeerId, RunId
-from swarmnode.membership.pinger import PINGED_MAX, Pinger
+from swarmnode.membership.liveness import PINGED_MAX, Pinger
 from swarmnode.membership.swarm import Member, Swarm
 from swarmnode.ports import Answer, Call, Handler
 from swarmnode.wire import call_pb2 as wire

@@ -10,8 +10,8 @@ from swarmnode.bounds import SAMPLES_MAX
 from swarmnode.errors import RemoteFault
 from swarmnode.identity import Identity
 from swarmnode.ids import PeerId, RunId
+from swarmnode.membership.clock import WINDOW_S, ProgressBound
 from swarmnode.membership.progress import Progress, ProgressOverclaim
-from swarmnode.membership.progress_bound import WINDOW_S, ProgressBound
 from swarmnode.membership.record import _DOMAIN, check_record
 from swarmnode.wire import record_pb2
 

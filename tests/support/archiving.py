@@ -15,7 +15,7 @@ from swarmnode.identity import Identity
 from swarmnode.ids import PeerId
 from swarmnode.machine.archive_sources import ArchiveSources
 from swarmnode.machine.run_archive import Archive, ArchivePlan, Evaluate, Measured
-from swarmnode.membership.warrant import sign_warrant
+from swarmnode.membership.access import sign_warrant
 from swarmnode.model.export import sharded_model_files
 from swarmnode.ports import State, Store
 from swarmnode.recovery.checkpoint import Origin

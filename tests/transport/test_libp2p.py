@@ -19,8 +19,7 @@ from swarmnode.ports import Answer, Call
 from swarmnode.transport import frame
 from swarmnode.transport.frame import FrameFlag, FrameKind
 from swarmnode.transport.key_file import create
-from swarmnode.transport.libp2p import Libp2pTransport
-from swarmnode.transport.socketdir import SocketDir
+from swarmnode.transport.libp2p import Libp2pTransport, SocketDir
 from swarmnode.transport.stream import P2pdStream
 from swarmnode.wire import call_pb2 as wire
 from tests.support.libp2p_node import node, until
@@ -391,7 +390,7 @@ async def test_a_warm_stream_is_used_again_and_closed_when_idle(monkeypatch: pyt
                 await other.call(here.peer_id, process(tensor(MIB)), timeout_s=60, reply_bytes_max=0)
         assert here._incoming == 1
         assert [len(idle) for idle in other._pool._idle.values()] == [1]
-        monkeypatch.setattr("swarmnode.transport.pool.IDLE_S", 0.0)
+        monkeypatch.setattr("swarmnode.transport.libp2p.IDLE_S", 0.0)
         other._pool.sweep()
         assert not other._pool._idle
         await until(lambda: here._incoming == 0)
@@ -399,7 +398,7 @@ async def test_a_warm_stream_is_used_again_and_closed_when_idle(monkeypatch: pyt
 
 @pytest.mark.loop("uvloop")
 async def test_too_many_calls_to_one_peer_are_busy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("swarmnode.transport.pool.IN_USE_MAX", 1)
+    monkeypatch.setattr("swarmnode.transport.libp2p.IN_USE_MAX", 1)
     async with node() as (here, _), node() as (other, _):
         await other.connect(here.peer_id, await here.addresses())
         first = asyncio.get_running_loop().create_task(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from swarmnode.transport.socketdir import PREFIX, SocketDir, sweep
+from swarmnode.transport.libp2p import PREFIX, SocketDir, sweep
 
 
 @pytest.fixture

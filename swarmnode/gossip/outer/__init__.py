@@ -6,9 +6,8 @@ import torch
 
 from swarmnode.errors import ManifestError
 from swarmnode.gossip.compression import codec
-from swarmnode.gossip.outer.average import Average
 from swarmnode.gossip.outer.method import Outer
-from swarmnode.gossip.outer.noloco import NoLoCo
+from swarmnode.gossip.outer.noloco import Average, NoLoCo
 from swarmnode.gossip.robust import guard
 from swarmnode.gossip_rules import methods, with_property
 from swarmnode.manifest import GossipSpec, constants

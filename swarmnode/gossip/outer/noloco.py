@@ -489,3 +489,18 @@ class NoLoCo(Outer):
             if keep < 1.0:
                 torch.lerp(ours, theirs, keep, out=theirs)
             mean.add_(theirs, alpha=share)
+
+
+class Average(NoLoCo):
+    """theta <- mean(theta): randomized pairwise gossip [Boyd et al., IEEE Trans. Inf. Theory 52(6), 2006]. It equals
+    NoLoCo with alpha = 0 and beta = gamma = 1."""
+
+    name: ClassVar[str] = "average"
+    group_size: ClassVar[int | None] = 2
+
+    @classmethod
+    def make(cls, theta: torch.Tensor, codec: Codec, step: OuterConstants, fragments: int) -> Outer:
+        return cls(theta, codec, fragments)
+
+    def __init__(self, theta: torch.Tensor, codec: Codec, of: int = 1) -> None:
+        super().__init__(theta, codec, 0.0, 1.0, 1.0, of)
