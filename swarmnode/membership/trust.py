@@ -1,4 +1,4 @@
-"""What this node has seen of each peer itself, and how far peers that it never saw at work are believed.
+"""A node's own observations of its peers, and a bound on how far peers that it never saw at work are believed.
 
 Keys cost nothing, so records alone prove no machine. A machine was seen at work if it answered a microbatch with a
 gradient that passed every check, or gave a packet that was believed. A machine that only sent a microbatch which was
@@ -27,7 +27,7 @@ SHARE, SHARE_LEAST = 0.25, 1.0 / 64.0  # guess: of choices, times the share that
 
 @dataclass(slots=True)
 class Trials:
-    """How those fared that were tried: `least` tries tell."""
+    """Outcomes of tries with strangers: `least` of them tell."""
 
     least: int = FLOOD
     _worked: Ema = field(default_factory=lambda: Ema(start=EmaStart.MEAN))
