@@ -28,8 +28,7 @@ from swarmnode.ids import PeerId, seeded
 from swarmnode.machine.run_archive import Archive
 from swarmnode.manifest import Manifest
 from swarmnode.membership.receipt import WorkDone, sign_receipt
-from swarmnode.recovery.archive import ArchiveEntry, StageProvenance
-from swarmnode.recovery.scores import Score, Scores
+from swarmnode.recovery.archive import ArchiveEntry, Score, Scores, StageProvenance
 
 SIZES = {"wide": (1920, 1200), "desktop": (1360, 900), "tablet": (820, 1180), "phone": (390, 844)}
 MOODS = {"empty": 3, "three": 3, "crowd": 300, "stopped": 3, "killed": 18}

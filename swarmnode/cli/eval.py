@@ -46,7 +46,7 @@ def command(
     """
     from swarmnode.local.evaluation import evaluate
     from swarmnode.local.model_source import WeightChoice, facts, gather
-    from swarmnode.recovery.scores import Scores
+    from swarmnode.recovery.archive import Scores
 
     with bar("reading") as moved:
         weights = WeightChoice(last, checkpoints)

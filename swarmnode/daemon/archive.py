@@ -35,9 +35,9 @@ from swarmnode.model.section import section_shapes
 from swarmnode.model.split import stages_of
 from swarmnode.node.notice import Notices
 from swarmnode.ports import Answer, Call, Clock
+from swarmnode.recovery.archive import Scores
 from swarmnode.recovery.checkpoint import ROOT, Origin, checkpoint_of
 from swarmnode.recovery.checkpoint_io import load_stage
-from swarmnode.recovery.scores import Scores
 from swarmnode.transfer.donor import SnapshotDonor
 from swarmnode.transfer.snapshot import Snapshot, StateSlice
 from swarmnode.wire import access_pb2, record_pb2

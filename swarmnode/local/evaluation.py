@@ -14,7 +14,7 @@ from swarmnode.errors import DataError, Unavailable
 from swarmnode.local.model_scores import BATCH_TOKENS, scores_of
 from swarmnode.manifest import EvaluationSpec, Manifest
 from swarmnode.model.base_weights import base_weights
-from swarmnode.recovery.scores import Scores
+from swarmnode.recovery.archive import Scores
 
 if TYPE_CHECKING:
     from swarmnode.model.decoder import Decoder

@@ -19,7 +19,7 @@ from swarmnode.data.sample import SampleBatch
 from swarmnode.data.tokens import Tokenizer, Tokens
 from swarmnode.errors import DataError, SwarmnodeError
 from swarmnode.manifest import Manifest
-from swarmnode.recovery.scores import Score, Scores
+from swarmnode.recovery.archive import Score, Scores
 
 if TYPE_CHECKING:
     from swarmnode.model.decoder import Decoder

@@ -37,7 +37,9 @@ from swarmnode.recovery.archive import (
     ABOUT,
     COPIES,
     EARLY_S,
+    NO_SCORES,
     ArchiveEntry,
+    Scores,
     StageProvenance,
     labels_to_keep,
     needed_nbytes,
@@ -48,7 +50,6 @@ from swarmnode.recovery.archive import (
 )
 from swarmnode.recovery.checkpoint import Checkpoint, Origin
 from swarmnode.recovery.checkpoint_io import ReplicaHoldings
-from swarmnode.recovery.scores import NO_SCORES, Scores
 from swarmnode.transfer.snapshot import CHUNK_NBYTES
 
 RETRY_S = 15.0  # guess: longer than donors rest after a snapshot that was not pulled (ArchiveBudget.rest_s)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Protocol
 
 from swarmnode.errors import RemoteFault
 from swarmnode.ids import PeerId, digest64
@@ -195,3 +196,27 @@ class RunProgress:
         """`peer` tells of more samples than are believed."""
         if self.begun and len(self._overclaimers) < BOASTERS_MAX:
             self._overclaimers[peer] = None
+
+
+class MembershipView(Protocol):
+    """A node's knowledge of the swarm and of the run's progress. `look` refreshes it."""
+
+    @property
+    def me(self) -> PeerId: ...
+
+    @property
+    def peer_table(self) -> PeerTable: ...
+
+    @property
+    def progress(self) -> Progress: ...
+
+    @property
+    def run_progress(self) -> RunProgress: ...
+
+    async def look(self, stages: Iterable[int]) -> None:
+        """Read the directory's records of `stages` once."""
+        ...
+
+    async def claimed(self) -> int:
+        """Samples of the run that the directory's meeting points remember."""
+        ...

@@ -20,7 +20,7 @@ from swarmnode.node.drain_steps import HeldWork, StageDrain
 from swarmnode.node.feeder_loop import feeding, make_feeder
 from swarmnode.node.node_context import NodeContext
 from swarmnode.node.presence import StageStatus
-from swarmnode.node.snapshot_source import GIVING, copy_replica, make_archive_donor
+from swarmnode.node.snapshot_source import GIVING, copy_replica, make_stage_donor
 from swarmnode.node.stage_change import StageRebalancer, StageTransfer, costs
 from swarmnode.node.stage_join import JoinedStage
 from swarmnode.node.tied_ends import TiedEnds
@@ -182,8 +182,7 @@ def make_donor(context: NodeContext, joined: JoinedStage, gossip: Gossip, backup
         kept=backup.kept,
         received=joined.restored.snapshot,
     )
-    archive = make_archive_donor(context, stage, replica, gossip)
-    return StageDonor(joiners, archive, context.caller_check.archives)
+    return make_stage_donor(context, stage, replica, gossip, joiners)
 
 
 def make_checkpointer(

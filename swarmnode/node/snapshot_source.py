@@ -10,7 +10,7 @@ from swarmnode.gossip.exchange import Gossip
 from swarmnode.node.node_context import NodeContext
 from swarmnode.parted_work import Parts
 from swarmnode.ports import Priority, Replica, State
-from swarmnode.transfer.donor import ArchiveDonor
+from swarmnode.transfer.donor import SnapshotDonor, StageDonor
 from swarmnode.transfer.snapshot import WHOLE, Snapshot, StateSlice
 from swarmnode.wire import record_pb2
 
@@ -52,8 +52,11 @@ async def copy_replica(context: NodeContext, stage: int, replica: Replica, gossi
             return made[0]
 
 
-def make_archive_donor(context: NodeContext, stage: int, replica: Replica, gossip: Gossip) -> ArchiveDonor:
-    """The part that gives copies of the slow weights to archives; hashed beside the compute thread where possible."""
+def make_stage_donor(
+    context: NodeContext, stage: int, replica: Replica, gossip: Gossip, joiners: SnapshotDonor
+) -> StageDonor:
+    """The part that gives state to `joiners` and copies of the slow weights to archives; these are hashed beside the
+    compute thread where possible."""
     ports = context.ports
 
     async def take() -> Snapshot:
@@ -66,7 +69,8 @@ def make_archive_donor(context: NodeContext, stage: int, replica: Replica, gossi
                 return Snapshot.of(state, stage, done, progress, ports.donating.chunk_nbytes)
 
     hashing = ports.hashing or partial(ports.compute.run, Priority.OUTER, 0)
-    return ArchiveDonor(context.run_id, stage, take, hashing, context.telemetry, ports.archiving)
+    archives = context.caller_check.archives
+    return StageDonor(context.run_id, stage, joiners, archives, take, hashing, context.telemetry, ports.archiving)
 
 
 def check_gives(context: NodeContext) -> None:

@@ -17,8 +17,47 @@ from statistics import median
 
 from swarmnode.errors import DataError
 from swarmnode.ids import PeerId, short
-from swarmnode.recovery.scores import NO_SCORES, Scores
 from swarmnode.recovery.state_check import APART_MAX
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """A number of a model: `value` in the unit `metric` ("nats/token", or the task's own)."""
+
+    name: str
+    metric: str
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """All that was measured. `continuations` are (prompt, text); `failed` says in one line each what was not."""
+
+    scores: tuple[Score, ...] = ()
+    continuations: tuple[tuple[str, str], ...] = ()
+    failed: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, object]:
+        return {
+            "scores": [{"name": one.name, "metric": one.metric, "value": one.value} for one in self.scores],
+            "continuations": [{"prompt": prompt, "text": text} for prompt, text in self.continuations],
+            "failed": list(self.failed),
+        }
+
+    @staticmethod
+    def of_json(tree: object) -> Scores:
+        """Parse `to_json`. Raises KeyError, TypeError or ValueError for anything else."""
+        if not isinstance(tree, dict):
+            raise TypeError("not an object")
+        return Scores(
+            tuple(Score(str(row["name"]), str(row["metric"]), float(row["value"])) for row in tree["scores"]),
+            tuple((str(row["prompt"]), str(row["text"])) for row in tree["continuations"]),
+            tuple(str(line) for line in tree["failed"]),
+        )
+
+
+NO_SCORES = Scores()
+
 
 COPIES_MAX = 3  # guess: replicas of a stage that are compared: with three, one liar is outvoted
 EARLY_S = (120.0, 300.0, 900.0, 1800.0)  # guess: of training; an owner looks at a new run often
@@ -205,21 +244,21 @@ def read_entry(data: bytes, where: str) -> ArchiveEntry:
 
 __all__ = [
     "ABOUT",
+    "ArchiveEntry",
     "COPIES",
     "COPIES_MAX",
+    "CopyVerdict",
     "EARLY_S",
     "FRESH_S",
-    "WHOLE_CHUNKS",
-    "ArchiveEntry",
     "StageProvenance",
-    "CopyVerdict",
-    "read_entry",
-    "read_provenance",
+    "WHOLE_CHUNKS",
     "choose_copy",
     "labels_to_keep",
     "needed_nbytes",
     "next_copy_s",
     "provenance_to_text",
+    "read_entry",
+    "read_provenance",
     "sampled",
     "together_within",
 ]

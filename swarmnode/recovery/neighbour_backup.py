@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 from swarmnode.errors import RemoteFault, Unavailable
 from swarmnode.ids import PeerId, RunId, digest64, short
 from swarmnode.manifest import Manifest, RecoverySpec
-from swarmnode.membership.membership_view import MembershipView
+from swarmnode.membership.run_progress import MembershipView
 from swarmnode.membership.stage_view import rank
 from swarmnode.membership.swarm import Swarm
 from swarmnode.model.section import Sizes, snapshot_nbytes

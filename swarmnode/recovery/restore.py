@@ -17,8 +17,8 @@ from swarmnode.errors import DataError, LocalFault, RemoteFault, Unavailable
 from swarmnode.ids import PeerId, RunId
 from swarmnode.manifest import Manifest, from_base
 from swarmnode.membership.liveness import Pinger
-from swarmnode.membership.membership_view import MembershipView
 from swarmnode.membership.progress import Progress
+from swarmnode.membership.run_progress import MembershipView
 from swarmnode.membership.swarm import Swarm
 from swarmnode.metrics import name
 from swarmnode.model.adapter import has_adapters

@@ -476,34 +476,43 @@ class ArchiveBudget:
     made_share: float = 0.01  # of the time that copies are made and hashed, at most
 
 
-class ArchiveDonor:
-    """Serves "snapshot" and "chunk" to callers with the owner's warrant (node/caller_check.py checks it)."""
+class StageDonor:
+    """Serves "snapshot" and "chunk" for a stage: to archives, callers with the owner's warrant (node/caller_check.py
+    checks it), slow weights within a budget, and to all others what `joiners` gives."""
 
     def __init__(
         self,
         run_id: RunId,
         stage: int,
+        joiners: SnapshotDonor,
+        archives: Callable[[PeerId], bool],
         take: Callable[[], Awaitable[Snapshot]],
         offload: Callable[[Callable[[], wire.Snapshot]], Awaitable[wire.Snapshot]],
         telemetry: Telemetry,
         budget: ArchiveBudget = ArchiveBudget(),
     ) -> None:
-        """`take` copies the slow weights on the compute thread; `offload` hashes them away from it."""
+        """`archives`: whether a caller is one. `take` copies the slow weights on the compute thread; `offload` hashes
+        them away from it."""
         self._stage = stage
+        self._joiners = joiners
+        self._archives = archives
         self._budget = budget
         # Archives get one of two places: a donor reserves one for peers that cannot work without the state.
         limits = DonorLimits(downloads_max=2)
-        self._donor = SnapshotDonor(run_id, stage, lambda cut: take(), offload, telemetry, limits)
+        self._archive = SnapshotDonor(run_id, stage, lambda cut: take(), offload, telemetry, limits)
         self._begun_s = self._made_s = 0.0
         self._next_s = -math.inf
 
     def close(self) -> None:
         """Forget every copy."""
-        self._donor.close()
+        self._archive.close()
+        self._joiners.close()
 
     async def offer(self, peer: PeerId, call: Call) -> Answer:
-        """Handler of "snapshot". Raises RemoteFault for anything but the slow weights of this stage, Busy while the
-        budget is used up or another archive copies, Unavailable when this replica has no state to give."""
+        """Handler of "snapshot". For archives, raises RemoteFault for anything but the slow weights of this stage, Busy
+        while the budget is used up or another archive copies, Unavailable when this replica has no state to give."""
+        if not self._archives(peer):
+            return await self._joiners.offer(peer, call)
         asked = call.header.snapshot
         if asked.stage != self._stage or StateSlice.of(asked) != SLOW or not asked.nobody_waits:
             raise RemoteFault(f"an archive may copy the slow weights of stage {self._stage} here, and nothing else")
@@ -511,42 +520,22 @@ class ArchiveDonor:
         if now_s < self._next_s:
             raise Busy("an archive has copied this replica a moment ago", min(self._next_s - now_s, BUSY_MAX_S))
         self._begun_s, self._made_s, self._next_s = now_s, 0.0, math.inf  # until this one is made
-        self._donor.close()  # of two copies the older one goes before the new one takes memory
+        self._archive.close()  # of two copies the older one goes before the new one takes memory
         try:
-            return await self._donor.offer(peer, call)
+            return await self._archive.offer(peer, call)
         finally:
             self._made_s = asyncio.get_running_loop().time() - now_s
             self._next_s = now_s + self._made_s + self._budget.rest_s
 
     async def chunk(self, peer: PeerId, call: Call) -> Answer:
         """Handler of "chunk"; raises as SnapshotDonor.chunk does."""
-        answer = await self._donor.chunk(peer, call)
+        if not self._archives(peer):
+            return await self._joiners.chunk(peer, call)
+        answer = await self._archive.chunk(peer, call)
         took_s = asyncio.get_running_loop().time() - self._begun_s
         rest_s = max(took_s / self._budget.share, self._made_s / self._budget.made_share)
         self._next_s = max(self._next_s, self._begun_s + rest_s)
         return answer
 
 
-@dataclass(frozen=True, slots=True)
-class StageDonor:
-    """Both donors of a stage as one: callers for which `archives` is true are served by `archive`."""
-
-    joiners: SnapshotDonor
-    archive: ArchiveDonor
-    archives: Callable[[PeerId], bool]
-
-    async def offer(self, peer: PeerId, call: Call) -> Answer:
-        """Handler of "snapshot"."""
-        return await (self.archive if self.archives(peer) else self.joiners).offer(peer, call)
-
-    async def chunk(self, peer: PeerId, call: Call) -> Answer:
-        """Handler of "chunk"."""
-        return await (self.archive if self.archives(peer) else self.joiners).chunk(peer, call)
-
-    def close(self) -> None:
-        """Forget every copy."""
-        self.archive.close()
-        self.joiners.close()
-
-
-__all__ = ["ArchiveBudget", "ArchiveDonor", "DonorLimits", "SnapshotDonor", "StageDonor"]
+__all__ = ["ArchiveBudget", "StageDonor", "DonorLimits", "SnapshotDonor"]

@@ -21,7 +21,7 @@ from swarmnode.manifest import DataSpec, EvaluationSpec, Manifest, PipelineSpec
 from swarmnode.manifest.text import parse
 from swarmnode.model.export import write_model
 from swarmnode.model.stage import StageReplica
-from swarmnode.recovery.scores import Score, Scores
+from swarmnode.recovery.archive import Score, Scores
 from tests.support.tiny_model import TINY
 
 PROMPTS = ("the quick", "a dog")

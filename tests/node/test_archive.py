@@ -119,8 +119,7 @@ async def test_strangers_get_nothing_and_the_owner_gets_slow_weights_within_a_bu
             with pytest.raises(RemoteFault, match="slow weights of stage 1"):
                 await ask(cut, stage)
         await ask(SLOW)
-        budget = donor.served.donor.archive
-        object.__setattr__(budget, "_next_s", asyncio.get_running_loop().time() + 30.0)
+        donor.served.donor._next_s = asyncio.get_running_loop().time() + 30.0
         with pytest.raises(Busy, match="a moment ago") as busy:
             await ask(SLOW)
         assert 0.0 < busy.value.retry_after_s <= 30.0
