@@ -1,5 +1,5 @@
 """A sequential test for each peer (Page's CUSUM, Biometrika 41, 1954). Its statistics: of answers pipeline/audit.py, of
-packets gossip/sequential_test.py.
+packets gossip/robust.py.
 
 The test sums, for each peer and from packet to packet, the log-likelihood ratio of a lie over an honest packet. The sum
 never falls below 0:
@@ -17,9 +17,6 @@ import math
 import statistics
 from collections import deque
 from dataclasses import dataclass, field
-from typing import ClassVar
-
-from swarmnode.ema import Ema, EmaStart
 
 LIMIT = math.log(1e4)  # guess: a peer is no longer believed at these odds
 DOUBT = math.log(1e3)  # the tail of S is exp(-S) at most for an honest peer: one packet in a thousand is doubted
@@ -30,7 +27,6 @@ WORST = 1.5  # guess: the most of S, in LIMITs, so that a peer that stops lying 
 QUANTILE, DEVIATIONS = 0.8, 0.842  # this quantile of a normal distribution lies so many deviations above its mean
 PEERS_MAX = 4096  # guess: peers remembered at once; the one heard of longest ago is forgotten first
 RECENT = 64  # guess: the noise is estimated from so many packets
-PEER_EMA = 0.1  # guess: for a peer's lead: an average over ten packets
 
 
 def share_kept(against: float) -> float:
@@ -40,11 +36,10 @@ def share_kept(against: float) -> float:
 
 @dataclass(slots=True)
 class PeerSum:
-    """The state of a test for one peer: the sum S, the packets tried, and its usual lead over us."""
+    """The state of a test for one peer: the sum S, and the packets tried."""
 
     against: float = 0.0
     tried: int = 0
-    lead: Ema = field(default_factory=lambda: Ema(PEER_EMA, EmaStart.MEAN))
 
     def add(self, ratio: float) -> None:
         """One more packet, of log-likelihood ratio `ratio`. No single packet decides."""
@@ -56,12 +51,11 @@ class PeerSum:
 class SequentialTest:
     """One replica's sums of its peers, and the statistic of packets lately believed."""
 
-    recent: ClassVar[int] = RECENT
     _peers: dict[str, PeerSum] = field(default_factory=dict, init=False)
     _recent: deque[float] = field(init=False)
 
     def __post_init__(self) -> None:
-        self._recent = deque(maxlen=self.recent)
+        self._recent = deque(maxlen=RECENT)
 
     def against(self, sender: str) -> float:
         """Return the sum S of `sender`; 0.0 for an unknown one."""

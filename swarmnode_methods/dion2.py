@@ -93,7 +93,7 @@ class Dion2(Outer):
         self._inner = InnerSpec()
         self._rate: Rate = lambda round_index, rounds: 0.0
         self._last: int | None = None  # the round of the last step of these weights, if that was here
-        self._parts = [PickedRows(self.theta[:1], codec) for _ in range(of)]  # by r mod F: their past courses differ
+        self._parts = [PickedRows(self.theta[:1], codec) for _ in range(of)]  # by r mod F
 
     def attend_gradients(
         self, matrices: Sequence[MatrixOf], others: Sequence[AdamWPart], inner: InnerSpec, rate: Rate

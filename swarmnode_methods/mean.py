@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -169,7 +169,6 @@ class DeltaMean(Outer):
             step_squared += torch.dot(before, before, out=self._square).item()
             self._follow(theta, boundary, phi)
         self.round = None
-        self._moved(first, self.phi[first:last])
         self._inherit(first, last, taken)
         self.stepping = False
         return OuterReport(len(given), math.sqrt(delta_squared), math.sqrt(step_squared), verdicts, probed, apart)
@@ -222,9 +221,8 @@ class DeltaMean(Outer):
     @torch.no_grad()
     def measure(self, packet: Packet, *, judged_by_own: bool = True) -> PacketMeasures:
         assert self.round is not None
-        own = gap = dot = weights = own_along = gap_along = 0.0
+        own = gap = weights = 0.0
         first, last = self._span(self.round)
-        course = self._course(first, last - first)
         for start in range(first, last, self._block):
             end = min(start + self._block, last)
             wanted, theirs, phi = self._mean[: end - start], self._theirs[: end - start], self.phi[start:end]
@@ -232,18 +230,9 @@ class DeltaMean(Outer):
             self.codec.read(packet.tensors[:1], start - first, theirs)
             own += torch.dot(wanted, wanted).item()
             weights += torch.dot(phi, phi).item()
-            theirs_along = course.along(theirs, start - first)
             theirs.sub_(wanted)
             gap += torch.dot(theirs, theirs).item()
-            dot += torch.dot(wanted, theirs).item()
-            self.codec.read(self._own, start - first, wanted)  # coded like theirs
-            said = course.along(wanted, start - first)
-            own_along += said
-            gap_along += theirs_along - said
-        if not judged_by_own:
-            return PacketMeasures(0.0, math.sqrt(gap), math.sqrt(weights))
-        found = PacketMeasures(math.sqrt(own), math.sqrt(gap), math.sqrt(weights), gap_dot=dot)
-        return replace(found, own_along=own_along, gap_along=gap_along) if course.known else found
+        return PacketMeasures(math.sqrt(own) if judged_by_own else 0.0, math.sqrt(gap), math.sqrt(weights))
 
     def _tried(self, packet: Packet, keep: float) -> tuple[torch.Tensor, torch.Tensor]:
         assert self.round is not None

@@ -15,7 +15,6 @@ import numpy as np
 from swarmnode.data.sample import counted_targets
 from swarmnode.errors import RemoteFault
 from swarmnode.gossip.robust import PacketMeasures, guard
-from swarmnode.gossip.update_direction import UpdateDirection, sampled
 from swarmnode.manifest import Manifest, boundary_nbytes, boundary_width, constants, from_base
 from swarmnode.model.adapter import adapter_graph
 from swarmnode.model.expert_share import gradient_count
@@ -120,7 +119,6 @@ class FakeReplica:
         # Of the marked round: giver, round made in, whether it was a fallback.
         self._refused: list[tuple[int, int, bool]] = []
         self._guard = guard(manifest.gossip.acceptance)
-        self._courses: dict[int, UpdateDirection] = {}  # by fragment
         self._version = 0
         self.accumulated = self.recomputed = self.clipped = self.out_of_memory = self.held_nbytes = 0
         self.inner_steps = 0
@@ -179,8 +177,6 @@ class FakeReplica:
         self.theta = self.phi = weights
         self.momentum = (0.0,) * DIMENSIONS
         self.inner_steps, self.accumulated, self._marked = 0, 0, None
-        for course in self._courses.values():
-            course.restart()
         self._version += 1
 
     def _activations(self, samples: int, mark: int) -> WireTensor:
@@ -293,8 +289,6 @@ class FakeReplica:
         self.theta = values.get("theta", self.phi)
         self.inner_steps, self.gradient_norm = state.inner_steps, state.gradient_norm
         self.accumulated, self._marked = 0, None
-        for course in self._courses.values():
-            course.restart()
         self._version += 1
 
     def message(self, round_index: int) -> Sequence[WireTensor]:
@@ -356,8 +350,6 @@ class FakeReplica:
                 phi[k] += momentum[k]
                 theta[k] = phi[k] + theta[k] - boundary[k]
         self.theta, self.phi, self.momentum = tuple(theta), tuple(phi), tuple(momentum)
-        if due and self._guard is not None and self._guard.direction:
-            self._course(round_index).moved(np.array([phi[k] for k in due]))
         return OuterReport(len(taken) + (own_weight > 0.0 or not taken), 0.0, 0.0, verdicts)
 
     apply_in_parts = apply
@@ -388,25 +380,7 @@ class FakeReplica:
         theirs, ours, phi = ([flat[k] for k in about] for flat in (row[2 : 2 + DIMENSIONS], boundary, self.phi))
         own = math.dist(ours, phi) if own_weight > 0.0 else 0.0
         weights_norm = math.hypot(WEIGHTS_NORM, *phi)
-        along = self._along(round_index, row, boundary) if own > 0.0 else []
-        measures = PacketMeasures(own, math.dist(theirs, ours), weights_norm, *along)
-        return self._guard.judge(measures, packet.sender, round_index), row
-
-    def _course(self, round_index: int) -> UpdateDirection:
-        """The past direction of the slow weights in the round's fragment."""
-        fragment = round_index % self._manifest.gossip.fragments
-        if fragment not in self._courses:
-            self._courses[fragment] = UpdateDirection(sampled(len(self._dimensions(round_index))))
-        return self._courses[fragment]
-
-    def _along(self, round_index: int, row: Vector, boundary: Vector) -> list[float]:
-        """Components of our own update and of the packet's distance from it along the direction of the round's
-        fragment; empty before it is known."""
-        course, due = self._course(round_index), self._dimensions(round_index)
-        if not due or not course.known:
-            return []
-        theirs, ours, phi = (np.array([flat[k] for k in due]) for flat in (row[2:], boundary, self.phi))
-        return [course.along(ours - phi, 0), course.along(theirs - ours, 0)]
+        return self._guard.judge(PacketMeasures(own, math.dist(theirs, ours), weights_norm)), row
 
     def _drawn_back(self, row: Vector, boundary: Vector, keep: float) -> Vector:
         """The packet, with only `keep` of its distance from our own weights."""

@@ -23,11 +23,10 @@ from benchmarks.method.gossip import in_processes, measured_before, spec
 from benchmarks.method.replica_batch import ReplicaBatch, ToySpec, losses, read_text
 from swarmnode.errors import UsageError
 from swarmnode.gossip import compression
+from swarmnode.gossip.acceptance import PROVEN, Reputation
 from swarmnode.gossip.compression import kernel
 from swarmnode.gossip.outer import Outer, outer
-from swarmnode.gossip.refusals import PROVEN, RefusalTally, Reputation
 from swarmnode.gossip.robust import ALL, CLIPPED, GUARDED
-from swarmnode.ids import PeerId
 from swarmnode.ports import OuterReport, Packet, Verdict, WireTensor
 from swarmnode_methods.fragment import fragment
 from swarmnode_methods.mean import DeltaMean
@@ -140,7 +139,6 @@ ATTACKS: dict[str, Attack] = {
     "mimic": mimic,
     "slow drip": slow_drip,
     "nan": not_finite,
-    "slander": sign_flip,  # and claims to refuse all others
     "malformed": honest,  # then bytes are changed
     "label flip": honest,  # of weights trained on inverted text
 }
@@ -182,8 +180,6 @@ class AttackedBatch(ReplicaBatch):
         self.past: dict[int, list[Tensor]] = {}
         self.refused_lies = self.lies = self.refused_honest = self.honest_packets = 0
         self.reputation = [Reputation() for _ in range(size.replicas)]
-        self.refusal_tally = RefusalTally()  # refusals known to all
-        self.met = [set[PeerId]() for _ in range(size.replicas)]  # peers whose refusals each replica counts
         self.left_out_honest = 0
         self._liar_of: dict[int, bool] = {}
 
@@ -216,9 +212,9 @@ class AttackedBatch(ReplicaBatch):
             return everybody
         now_s = round_index * ROUND_S
         reputation, names = self.reputation[replica], self.names
-        out = self.refusal_tally.left_out({*names}, now_s, names[replica], self.met[replica])
-        self.left_out_honest += any(names[i] in out for i in everybody if i not in self.liars)
-        return [i for i in everybody if i == replica or (names[i] not in out and reputation.meets(names[i], now_s)[0])]
+        found = [i for i in everybody if i == replica or reputation.meets(names[i], now_s)[0]]
+        self.left_out_honest += not {*everybody} - {*self.liars} <= {*found}
+        return found
 
     def _lie(self, round_index: int, liar: int, message: list[WireTensor]) -> list[WireTensor]:
         assert self.attack is not None
@@ -242,9 +238,6 @@ class AttackedBatch(ReplicaBatch):
         coder.at(round_index)
         said = coder.encode(flat - mine.phi, seed=mine.seed("lie"))
         return [*said, fragment(flat, round_index)] if mine.healing else said
-
-    def against(self, peer: PeerId) -> int:
-        return self.refusal_tally.against(peer)
 
     def _to_ask(self, me: int, round_index: int, circle: Collection[int]) -> list[int]:
         """No stand-ins for liars: they do not learn from the honest."""
@@ -280,17 +273,11 @@ class AttackedBatch(ReplicaBatch):
             self.honest_packets += not lie
             self.refused_lies += lie and keep == 0.0
             self.refused_honest += not lie and keep == 0.0
-            me, other, now_s = self.names[replica], self.names[sender], round_index * ROUND_S
-            self.refusal_tally.heard(other, me, round_index, keep > 0.0, now_s, verdict.step)
-            if self.attack == "slander":
-                for liar in self.liars:
-                    self.refusal_tally.heard(me, self.names[liar], round_index, False, now_s, "misshapen")
+            other, now_s = self.names[sender], round_index * ROUND_S
             if verdict.step in PROVEN:
                 self.reputation[replica].refused(other, now_s)
             elif keep > 0.0:
                 self.reputation[replica].taken(other, now_s)
-            if keep > 0.0:
-                self.met[replica].add(other)
 
 
 @dataclass(frozen=True, slots=True)

@@ -283,7 +283,7 @@ class ReplicaBatch:
         if len(circle) < 2 or not _of_weights(self.outers[me]):
             return []
         candidates = {self.names[i] for i in self.view(me, round_index) if i not in circle}
-        order, _ = fallback_order(self.run_id, 0, round_index, self.names[me], candidates, self.against)
+        order, _ = fallback_order(self.run_id, 0, round_index, self.names[me], candidates)
         return [self.names.index(name) for name in order]
 
     def _ask(
@@ -300,11 +300,6 @@ class ReplicaBatch:
             if self.step(me, round_index, [packet], [other], lone=False).believed:
                 return
         self.step(me, round_index, [], [])
-
-    def against(self, peer: PeerId) -> int:
-        """Number of other replicas whose latest verdict refused the packet of `peer`; overridden in subclasses with
-        refusals."""
-        return 0
 
     def _late(self, round_index: int, giver: int, taker: int) -> bool:
         return digest64("late", self.seed, round_index, giver, taker) < self.size.lost * 2**64

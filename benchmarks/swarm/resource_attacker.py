@@ -30,7 +30,7 @@ import psutil
 import uvloop
 
 from swarmnode.errors import RemoteFault, Unavailable
-from swarmnode.gossip.acceptance import receipt, sent_to
+from swarmnode.gossip.acceptance import bare, receipt
 from swarmnode.header import HEADER_BYTES_MAX, VERSION, seal_request
 from swarmnode.identity import Identity
 from swarmnode.ids import PeerId, RunId, seeded
@@ -170,7 +170,7 @@ class ResourceAttacker:
             return
         packet = Packet(1.0, 8, ())
         given = receipt(self._identity, self._run_id, stage, number, peer, packet, Verdict(0.0, "norm", reason))
-        await self._call(peer, wire.Request(record=joining, packet_receipt=sent_to(peer, given)))
+        await self._call(peer, wire.Request(record=joining, packet_receipt=bare(given)))
 
     # ---- how they travel
 

@@ -1,13 +1,16 @@
-"""Acts on the verdict on a partner's packet: a count, a line in the log, trust, and a signed receipt.
+"""Acts on the verdict on a partner's packet: a count, a line in the log, trust, and a signed receipt to its sender.
 
-The receipt goes to the packet's sender. A refusal, or the first acceptance after one, also goes to other replicas of
-the stage: a sender whose packets broke the rules here is left out sooner if they did so elsewhere (refusals.py).
+A volunteer can show receipts as evidence of what its work was worth to others, and see why a packet was refused. They
+prove what receivers said, not that it was just: colluding peers can praise each other. So what a receipt says of a
+third peer's packet counts for nothing.
 
-Receipts for packets: the receiver signs whether it believed a packet, and sends the receipt to the packet's
-sender.
+Trust falls with packets that break the rules of their codec, which honest replicas never send however far behind they
+are, and comes back with time. A peer below LEAST is left out of our pairs until it is above again: a lone step in the
+rounds in which we would have met it. All other refusals are judgements, may be wrong, and cost that one packet.
 
-Volunteers can show receipts as evidence of what their work was worth to others, and see why a packet was refused.
-Receipts prove what receivers said, not that it was just: colluding peers can praise each other.
+    trust <- FALL trust                                        a packet malformed, out of range or not finite
+    1 - trust <- RISE (1 - trust)                              a packet taken
+    1 - trust <- (1 - trust) 2^(-t / HALF_LIFE_S)              t seconds later
 """
 
 from __future__ import annotations
@@ -16,12 +19,12 @@ import asyncio
 import base64
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from swarmnode.errors import RemoteFault, Unavailable
-from swarmnode.gossip.refusals import PROVEN, RefusalTally, Reputation
 from swarmnode.gossip.robust import EQUAL
 from swarmnode.identity import SIGNATURE_BYTES, Identity, unsigned, verify
-from swarmnode.ids import PeerId, RunId, digest64
+from swarmnode.ids import PeerId, RunId, short
 from swarmnode.metrics import name
 from swarmnode.ports import Answer, Call, OuterReport, Packet, Telemetry, Transport, Verdict
 from swarmnode.untrusted_text import printable
@@ -53,21 +56,21 @@ def receipt(
     return found
 
 
-def sent_to(hearer: PeerId, found: wire.PacketReceipt) -> wire.PacketReceipt:
-    """`found` as it travels to `hearer` from its receiver: without what both know. They sign and keep the whole."""
-    bare = wire.PacketReceipt()
-    bare.CopyFrom(found)
-    for field in ("run_id", "receiver", *(("giver",) if found.giver == hearer else ())):
-        bare.ClearField(field)
-    return bare
+def bare(found: wire.PacketReceipt) -> wire.PacketReceipt:
+    """`found` as it travels to the packet's sender: without what both know. They sign and keep the whole."""
+    sent = wire.PacketReceipt()
+    sent.CopyFrom(found)
+    for known in ("run_id", "receiver", "giver"):
+        sent.ClearField(known)
+    return sent
 
 
-def whole(found: wire.PacketReceipt, run_id: RunId, hearer: PeerId, receiver: PeerId) -> wire.PacketReceipt:
-    """The inverse, at `hearer`, of what `receiver` sent; nothing is checked. Raises RemoteFault for what is there and
+def whole(found: wire.PacketReceipt, run_id: RunId, giver: PeerId, receiver: PeerId) -> wire.PacketReceipt:
+    """The inverse, at `giver`, of what `receiver` sent; nothing is checked. Raises RemoteFault for what is there and
     should not be."""
-    if found.run_id or found.receiver or found.giver == hearer:
+    if found.run_id or found.receiver or found.giver:
         raise RemoteFault("receipt that says what goes without saying")
-    found.run_id, found.receiver, found.giver = run_id, receiver, found.giver or hearer
+    found.run_id, found.receiver, found.giver = run_id, receiver, giver
     return found
 
 
@@ -84,10 +87,53 @@ def check_receipt(found: wire.PacketReceipt, run_id: RunId, giver: PeerId, recei
         raise RemoteFault(f"receipt of {receiver} is forged: its signature does not verify")
 
 
+FALL = 0.7  # guess
+RISE = 0.5  # guess: two packets taken make up for most of what was held against a peer
+LEAST = 0.15  # guess: six in a row; a machine that hiccups for a few rounds stays
+HALF_LIFE_S = 600.0  # guess: of what a peer is still short of full trust
+PEERS_MAX = 4096  # guess: remembered at once; those trusted most are forgotten first
+PROVEN = ("misshapen",)  # verdicts' steps (robust.py) that no honest packet gets, whatever its receiver's state
 RECEIPT_TIMEOUT_S = 5.0  # guess: one small message; an unreachable replica gets no receipt
-HEARERS_MAX = 32  # guess: replicas told of a refusal at once; in larger stages others hear of others
 MET_MAX = 4096  # guess: replicas remembered whose packet was taken; those met longest ago are forgotten first
 NEWCOMER = "newcomer"
+
+
+@dataclass(slots=True)
+class Reputation:
+    """One replica's view of its partners, by the event loop's seconds."""
+
+    _trust: dict[PeerId, tuple[float, float]] = field(default_factory=dict)  # trust, as of when
+
+    def __bool__(self) -> bool:
+        """Whether anything is held against anybody."""
+        return bool(self._trust)
+
+    def trust(self, peer: PeerId, now_s: float) -> float:
+        """1: nothing is held against `peer`; towards 0 with each packet refused."""
+        value, since_s = self._trust.get(peer, (1.0, now_s))
+        return float(1.0 - (1.0 - value) * 2.0 ** ((since_s - now_s) / HALF_LIFE_S))
+
+    def refused(self, peer: PeerId, now_s: float) -> float:
+        """A packet of `peer` broke the rules; returns what trust is left."""
+        left = FALL * self.trust(peer, now_s)
+        self._trust[peer] = (left, now_s)
+        if len(self._trust) > PEERS_MAX:
+            del self._trust[max(self._trust, key=lambda known: (self.trust(known, now_s), known))]
+        return left
+
+    def taken(self, peer: PeerId, now_s: float) -> None:
+        """A packet of `peer` was believed."""
+        if peer in self._trust:
+            self._trust[peer] = (1.0 - RISE * (1.0 - self.trust(peer, now_s)), now_s)
+
+    def excluded(self, now_s: float) -> set[PeerId]:
+        """Peers not to be met."""
+        return {peer for peer in self._trust if not self.meets(peer, now_s)[0]}
+
+    def meets(self, peer: PeerId, now_s: float) -> tuple[bool, str]:
+        """(whether to meet `peer`, the reason)."""
+        trust = self.trust(peer, now_s)
+        return trust >= LEAST, f"trust in {short(peer)} is {trust:.2f}, {LEAST:g} is least"
 
 
 class Acceptance:
@@ -112,22 +158,20 @@ class Acceptance:
         self._telemetry = telemetry
         self._mates = mates
         self.reputation = Reputation()
-        self.refusal_tally = RefusalTally()
         self._packet_taken = packet_taken
         self._out: dict[PeerId, str] = {}  # left out and why, as of the last look
-        # packets taken here of each, in a round that both met in: their word is heard
+        # packets taken here of each, in a round that both met in
         self._met: OrderedDict[PeerId, int] = OrderedDict()
 
     def left_out(self, members: Collection[PeerId] | None = None) -> set[PeerId]:
-        """The `members` of the stage (None: all known) that are not to be met: their packets broke the rules too often
-        at us, or once and at most of the others."""
-        if not self.refusal_tally and not self.reputation:
+        """The `members` of the stage (None: all known) that are not to be met: their packets broke the rules too
+        often."""
+        if not self.reputation:
             self._out = {}
             return set()
         now_s = asyncio.get_running_loop().time()
         members = self._mates() if members is None else members
         out = {peer: self.reputation.meets(peer, now_s)[1] for peer in self.reputation.excluded(now_s) & {*members}}
-        out |= self.refusal_tally.left_out({*members}, now_s, self._transport.peer_id, self._met)
         for peer, reason in out.items():
             if peer not in self._out:
                 self._telemetry.count(name.PEER_FAULTS, kind="distrusted")
@@ -138,10 +182,6 @@ class Acceptance:
     def met(self, peer: PeerId) -> int:
         """Packets of `peer` taken here in rounds."""
         return self._met.get(peer, 0)
-
-    def against(self, peer: PeerId) -> int:
-        """Return how many of the replicas heard refused the last packet of `peer` that they judged."""
-        return self.refusal_tally.against(peer)
 
     def left(self, leavers: Sequence[Packet], verdicts: Sequence[Verdict], round_index: int) -> None:
         """Count, log and remember the verdicts on the packets of replicas that left."""
@@ -159,8 +199,7 @@ class Acceptance:
         for (other, packet), verdict in zip(came.items(), report.verdicts, strict=False):  # what leavers gave follows
             self._weigh(round_index, other, verdict)
             given = receipt(self._identity, self._run_id, self._stage, round_index, other, packet, verdict)
-            for hearer in (other, *self._hearers(round_index, other, verdict)):
-                tasks.create_task(self._tell(hearer, given))
+            tasks.create_task(self._tell(other, given))
             if verdict.keep > 0.0 or verdict.step == NEWCOMER:
                 met.append(other)
         return met
@@ -196,46 +235,22 @@ class Acceptance:
             trust=round(trust, 3),
         )
 
-    def _hearers(self, round_index: int, other: PeerId, verdict: Verdict) -> list[PeerId]:
-        """Return the other replicas to tell of the verdict on `other`'s packet: those to which it is news."""
-        if verdict.step == NEWCOMER:
-            return []
-        me, accepted = self._transport.peer_id, verdict.keep > 0.0
-        news = not accepted or self.refusal_tally.refused_by(other, me)
-        self.refusal_tally.heard(other, me, round_index, accepted, asyncio.get_running_loop().time(), verdict.step)
-        if not news:
-            return []
-        mates = [peer for peer in self._mates() if peer not in (me, other)]
-        return sorted(mates, key=lambda peer: digest64("hearer", me, round_index, peer))[:HEARERS_MAX]
-
     async def _tell(self, peer: PeerId, given: wire.PacketReceipt) -> None:
-        call = Call(wire.Request(run_id=self._run_id, packet_receipt=sent_to(peer, given)))
+        call = Call(wire.Request(run_id=self._run_id, packet_receipt=bare(given)))
         try:
             await self._transport.call(peer, call, timeout_s=RECEIPT_TIMEOUT_S, reply_bytes_max=0)
         except (RemoteFault, Unavailable):
             return
         self._telemetry.event("receipt.given", level="debug", round=given.round, peer=peer, step=given.step)
 
-    def _overheard(self, peer: PeerId, given: wire.PacketReceipt) -> None:
-        """A replica's word on a third one's packet. Only replicas of this stage have a voice that gave us a packet we
-        took: any key can say that it is one, and sign what it likes."""
-        giver = PeerId(given.giver)
-        check_receipt(given, self._run_id, giver, peer)
-        if given.stage == self._stage and peer in self._met and {giver, peer} <= set(self._mates()):
-            now_s = asyncio.get_running_loop().time()
-            self.refusal_tally.heard(giver, peer, given.round, given.accepted, now_s, given.step)
-            self._telemetry.event(
-                "receipt.heard", round=given.round, peer=peer, giver=giver, accepted=given.accepted, step=given.step
-            )
-
     async def serve_receipt(self, peer: PeerId, call: Call) -> Answer:
-        """Handler of method "packet_receipt": what a partner made of our packet, kept in the log with its signature, or
-        a replica of another one's packet."""
-        given = whole(call.header.packet_receipt, self._run_id, self._transport.peer_id, peer)
-        if given.giver != self._transport.peer_id:
-            self._overheard(peer, given)
+        """Handler of method "packet_receipt": what a partner made of our packet, kept in the log with its signature. A
+        word on a third peer's packet, as older nodes send it, is dropped."""
+        given, me = call.header.packet_receipt, self._transport.peer_id
+        if given.giver and given.giver != me:
             return Answer(wire.Reply(packet_receipt=wire.PacketReceiptTaken()))
-        check_receipt(given, self._run_id, self._transport.peer_id, peer)
+        given = whole(given, self._run_id, me, peer)
+        check_receipt(given, self._run_id, me, peer)
         self._telemetry.event(
             "receipt.got",
             round=given.round,

@@ -502,11 +502,11 @@ class Gossip:
         self, round_index: int, members: Sequence[PeerId], others: Sequence[PeerId]
     ) -> Callable[[], Sequence[PeerId]] | None:
         """The `members` of a round to ask for a packet if none of `others`, our partners, sends one; None: nobody."""
-        me, against = self._transport.peer_id, self.acceptance.against
+        me = self._transport.peer_id
         if not others or not allows_fallback(self._manifest.gossip) or len({*members, me}) <= 1 + len(others):
             return None
         able = {*members} - {me, *others}
-        return lambda: fallback_order(self._run_id, self._stage, round_index, me, able, against)[0]
+        return lambda: fallback_order(self._run_id, self._stage, round_index, me, able)[0]
 
     async def _meet(self, others: Sequence[PeerId], ours: OutgoingPacket) -> tuple[dict[PeerId, Packet], str]:
         """(the packets of those of `others` that are to be averaged; why the last other one failed)."""

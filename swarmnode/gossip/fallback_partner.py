@@ -40,13 +40,11 @@ def fallback_order(
     round_index: int,
     me: PeerId,
     candidates: Collection[PeerId],
-    against: Callable[[PeerId], int],
 ) -> tuple[list[PeerId], str]:
-    """Return (the replicas that `me` asks, in order; the reason). Replicas refused by the fewest others lately
-    (`against`) come first. Ties are in random order, so that two askers of one round seldom ask the same replica."""
+    """Return (the replicas that `me` asks, in order; the reason). The order is random, so that two askers of one round
+    seldom ask the same replica."""
     others = sorted({*candidates} - {me})
     seeded("fallback", run_id, stage, round_index, me).shuffle(others)
-    others.sort(key=against)
     return others[:ASKED_MAX], f"of {len(others)} others" if others else "nobody else is here"
 
 

@@ -507,9 +507,8 @@ class GossipSpec:
         "clipped",
         one_of("all", "clipped", "guarded"),
         "Acceptance of a partner's packet: all: every well-formed one; clipped: up to the usual distance; guarded:"
-        " also less of a peer whose packets keep undoing the stage's progress (swarmnode/gossip/robust.py).",
-        "measured: `swarmnode bench attack`; clipped costs .04 to .07 nat under a sign flip by a quarter, guarded .03"
-        " to .06",
+        " also less of a peer whose packets cost loss on our own text (swarmnode/gossip/robust.py).",
+        "measured: `swarmnode bench attack`; clipped costs .05 nat under a sign flip by a quarter, guarded .03",
     )
     group: int = key(
         4,

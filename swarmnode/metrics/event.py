@@ -227,12 +227,7 @@ EVENTS: Final[dict[str, EventKind]] = {
         "averaging with a partner was evaluated on our own text: the change of loss in nats", "round change refused"
     ),
     "exchange.clipped": _event("only a part of a partner's packet was taken", "round peer keep reason"),
-    "peer.left_out": _event(
-        "this peer's packets broke the rules, here or at most replicas: it is no longer met", "peer reason"
-    ),
-    "receipt.heard": _event(
-        "a replica's signed receipt of its verdict on another one's packet arrived", "round peer giver accepted step"
-    ),
+    "peer.left_out": _event("this peer's packets broke the rules: it is not met for a while", "peer reason"),
     "receipt.given": _event("we signed our verdict on a partner's packet", "round peer step"),
     "receipt.got": _event(
         "a partner signed its verdict on our packet", "round peer accepted step reason samples receipt"

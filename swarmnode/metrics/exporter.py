@@ -52,7 +52,6 @@ PROVOKED: Final = frozenset(
         "receipt.failed",
         "receipt.given",
         "receipt.got",
-        "receipt.heard",
         "record.refused",
         "recovery.kept",
         "state.failed",

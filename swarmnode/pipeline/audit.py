@@ -26,7 +26,6 @@ WITHHELD_MAX = 6  # guess: far answers of a replica that never gives its weights
 UNSHOWN_MAX = 32  # guess: refused openings in a row; an honest replica keeps its last answers for a while
 PEERS_MAX = 4096  # guess: replicas remembered; the least recently checked are forgotten first
 BUDGET_FIRST = 8.0  # guess: recomputed hops beyond the manifest's share of answers, to examine newcomers
-BUDGET_DOUBT = 40.0  # guess: the same after a false answer or a warning: a replica that lies once in ten is found soon
 
 ALIKE = 0.5  # guess: cosine from which two answers count as equal
 OPPOSITE = -0.4  # measured: an honest answer to a later one falls to -.1, 64 steps apart on a text known by heart
@@ -287,20 +286,22 @@ class Audits:
         """Whether to check an answer of `peer` that just arrived; `draw` is a random number in [0, 1)."""
         if self._budget < BUDGET_FIRST:
             self._budget += self._share
-        return draw < self.share(peer) and self._budget >= 1.0
+        return draw < self.share(peer) and (self._budget >= 1.0 or self._doubted(peer))
 
     def spent(self) -> None:
-        """Charge one recomputed hop to the budget."""
-        self._budget -= 1.0
+        """Charge one recomputed hop to the budget. Checks of doubted replicas are made without."""
+        self._budget = max(0.0, self._budget - 1.0)
+
+    def _doubted(self, peer: PeerId) -> bool:
+        known, tests = self._records.get(peer), (*self._shortfalls.values(), *self._coherences.values())
+        return (known is not None and known.doubted) or any(one.against(peer) > SUSPECT for one in tests)
 
     def share(self, peer: PeerId) -> float:
         """The share of `peer`'s answers to check now."""
         if self._share == 0.0:
             return 0.0
         known = self._records.get(peer) or _Record()
-        tests = (*self._shortfalls.values(), *self._coherences.values())
-        against = max((one.against(peer) for one in tests), default=0.0)
-        if known.doubted or against > SUSPECT:
+        if self._doubted(peer):
             return max(self._share, DOUBTED_SHARE)
         return max(self._share, FIRST_SHARE) if known.right < FIRST_RIGHT else self._share
 
@@ -323,31 +324,27 @@ class Audits:
             known.wrong.clear()
             known.withheld.clear()
 
-    def wrong(self, peer: PeerId, microbatch: bytes) -> bool:
-        """Record a false answer of `peer`; return whether to exclude it."""
-        self.doubt(peer)
-        wrong = self._of(peer).wrong
+    def wrong(self, peer: PeerId, microbatch: bytes, *, suspected: bool = False) -> bool:
+        """Record a false answer of `peer`; return whether to exclude it. One is enough of a `suspected` one: several
+        answers have spoken against it already."""
+        wrong = self.doubt(peer).wrong
         wrong.add(microbatch)
-        return len(wrong) >= LIES
-
-    def doubt(self, peer: PeerId) -> None:
-        """Record a false answer of `peer`, or an unproven report that it lies: more of its answers will be checked."""
-        self._doubt(peer)
-        self._budget = max(self._budget, BUDGET_DOUBT)
+        return suspected or len(wrong) >= LIES
 
     def unshown(self, peer: PeerId) -> bool:
         """Record that `peer` refused to show its evidence; return whether to exclude it."""
-        known = self._doubt(peer) if self._of(peer).unshown else self._of(peer)
+        known = self.doubt(peer) if self._of(peer).unshown else self._of(peer)
         known.unshown += 1
         return known.unshown >= UNSHOWN_MAX
 
     def withheld(self, peer: PeerId, microbatch: bytes) -> bool:
         """Record that `peer` gave no weights to judge a contradicted answer by; return whether to exclude it."""
-        known = self._doubt(peer)
+        known = self.doubt(peer)
         known.withheld.add(microbatch)
         return len(known.withheld) >= WITHHELD_MAX
 
-    def _doubt(self, peer: PeerId) -> _Record:
+    def doubt(self, peer: PeerId) -> _Record:
+        """Check more answers of `peer`: one was false, or others report that it lies."""
         known = self._of(peer)
         known.right_in_row, known.doubted = 0, True
         return known

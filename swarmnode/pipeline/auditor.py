@@ -258,7 +258,7 @@ class Auditor:
             reasons.append(reason)
             microbatch = bytes(claim.statement.microbatch_id)
             if is_false(case, other):
-                self.wrong(peer, microbatch, reason)
+                self.wrong(peer, microbatch, reason, suspected=case.suspected)
                 self.spawn(self._accuse(claim, shown, answered))
                 outcome = outcome if index else "wrong"
             elif hides(case, other):
@@ -334,10 +334,10 @@ class Auditor:
         losses = [one.loss_sum for _, one in voters]
         return statistics.median_high(losses) if shown is None else shown.next.loss_sum
 
-    def wrong(self, peer: PeerId, microbatch: bytes, reason: str) -> None:
+    def wrong(self, peer: PeerId, microbatch: bytes, reason: str, *, suspected: bool = False) -> None:
         """Record a false answer of `peer` for `microbatch`, and exclude `peer` if it was one too many."""
         self._telemetry.count(name.PEER_FAULTS, kind="wrong")
-        if self.audits.wrong(peer, microbatch):
+        if self.audits.wrong(peer, microbatch, suspected=suspected):
             self._exclude(peer, f"its answers are false; {reason}")
 
     def is_noise(self, claim: HopClaim, loss_sum: float) -> bool:

@@ -153,14 +153,6 @@ def test_what_breaks_rules_is_refused_at_once(name: str, coding: str) -> None:
     assert found["lies refused"] >= 0.9 and found["nats"] < math.log(256)
 
 
-@pytest.mark.parametrize("coding", ["average/modular4", "sparseloco/e3m0"])
-def test_who_turns_back_is_refused_after_some_rounds(coding: str) -> None:
-    size = replace(TINY, rounds=100, inner_steps=2, learning_rate=1e-3)
-    found = attack.measure(attack.AttackRun(size, "sign flip", coding, "guarded"))
-    assert found["lies refused"] >= 0.2 and found["nats"] < math.log(256), found
-    assert found["honest refused"] <= 0.01 and found["honest left out"] == 0.0, found
-
-
 @pytest.mark.parametrize("name", sorted(ATTACKS))
 def test_no_attack_keeps_honest_replicas_from_learning_or_makes_them_refuse_each_other(name: str) -> None:
     found = attack.measure(attack.AttackRun(BRIEF, name, "noloco/modular4", "guarded"))

@@ -27,7 +27,6 @@ from swarmnode.errors import RemoteFault
 from swarmnode.gossip.acceptance import Acceptance
 from swarmnode.gossip.final_delta import FinalDeltas
 from swarmnode.gossip.pairing import partners
-from swarmnode.gossip.refusals import RefusalTally
 from swarmnode.gossip.round import RoundPace, Rounds
 from swarmnode.identity import Identity
 from swarmnode.ids import PeerId, RunId, seeded
@@ -245,21 +244,15 @@ def test_limits_and_snapshots(
             check_offer(offer, stage=offer.stage, sizes={"phi": 10_000}, nbytes_max=1 << 36)
 
 
-@given(messages(call_pb2.FinalDelta), messages(call_pb2.PacketReceipt), st.integers(0, 2**53))
+@given(messages(call_pb2.FinalDelta), st.integers(0, 2**53))
 @SETTINGS
-def test_what_leavers_and_receivers_say(said: call_pb2.FinalDelta, given: call_pb2.PacketReceipt, due: int) -> None:
+def test_what_leavers_say(said: call_pb2.FinalDelta, due: int) -> None:
     with within_bounds():
         identity, quiet = Identity.of_seed(b"1" * 32), Quiet()
         transport = MemoryTransport(MemoryNetwork(), identity.peer_id, RUN, telemetry=quiet)
         acceptance = Acceptance(RUN, 1, identity, transport, quiet, tuple)
         final_deltas = FinalDeltas(MANIFEST, 1, lambda: due, quiet, acceptance)
         final_deltas.take(said.round, said.samples)
-        refusal_tally = RefusalTally()
-        for number in range(8):
-            refusal_tally.heard(
-                PeerId(given.giver), PeerId(f"peer{number}"), given.round, given.accepted, NOW, given.step
-            )
-        refusal_tally.left_out({PeerId(given.giver)}, NOW + 1.0, ME, {PeerId(f"peer{number}") for number in range(8)})
 
 
 @given(fleets(), messages(report_pb2.Report))

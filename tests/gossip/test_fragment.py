@@ -220,9 +220,9 @@ def test_what_a_leaver_gave_travels_on_with_the_successors_next_packet() -> None
 
 @pytest.mark.parametrize(("method", "coding"), METHODS)
 def test_lies_are_refused_or_made_small(method: str, coding: str) -> None:
-    for factor, steps in ((-1.0, {"direction"}), (100.0, {"clipped"}), (1.0, {"accepted", "clipped"})):
+    for factor, steps in ((100.0, {"clipped"}), (1.0, {"accepted", "clipped"})):
         group, liar = members(method, coding, 3, acceptance="guarded"), members(method, coding, 1)[0]
-        rounds, way = 160 if method == "streaming" else 40, normal(-1, 1e-2)  # a course for each of its fragments
+        rounds, way = 40, normal(-1, 1e-2)
         for r in range(1, rounds + 1):
             liar.reset(group[0].phi, group[0].momentum)
             liar.theta.copy_(liar.phi)
@@ -236,8 +236,7 @@ def test_lies_are_refused_or_made_small(method: str, coding: str) -> None:
             for i, one in enumerate(group):
                 others = [Packet(1.0, 0, m, sender=str(j)) for j, m in enumerate(messages) if j != i]
                 report = one.apply(r, 1.0, [*others, Packet(1.0, 0, lie, sender="liar")])
-                # A course of one fragment has seen a quarter of the rounds: direction may not be proven yet.
-                if r > rounds / 2 and not (method == "streaming" and factor < 0.0):
+                if r > rounds / 2:
                     assert report.verdicts[-1].step in steps, (factor, r, report.verdicts[-1])
                 assert all(v.keep > 0.0 for v in report.verdicts[:-1]), report.verdicts
                 # Momentum of 0.9 and residuals add up what all learned in the same direction; believed, a lie of factor

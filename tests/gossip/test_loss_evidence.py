@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from swarmnode.gossip.sequential_test import FIRST_PROBES, PROBE_EVERY, LossEvidence
+from swarmnode.gossip.robust import FIRST_PROBES, PROBE_EVERY, LossEvidence
 from swarmnode.ids import seeded
 from swarmnode.sequential_test import LIMIT, PEERS_MAX, WORST, share_kept
 
@@ -19,7 +19,7 @@ def told(
     kept: dict[str, list[float]] = {name: [] for name in costs}
     for _ in range(rounds):
         for name, cost in costs.items():
-            evidence.heard(name, cost + chance.gauss(0.0, noise))
+            evidence.observe(name, cost + chance.gauss(0.0, noise))
             kept[name].append(share_kept(evidence.against(name)))
     return kept
 
@@ -56,15 +56,15 @@ def test_new_and_doubted_peers_are_always_tried_and_others_now_and_then() -> Non
     evidence = LossEvidence()
     for _ in range(FIRST_PROBES):
         assert evidence.due("one", 1)
-        evidence.heard("one", 0.0)
+        evidence.observe("one", 0.0)
     assert [draw for draw in range(2 * PROBE_EVERY) if evidence.due("one", draw)] == [0, PROBE_EVERY]
-    evidence.heard("one", 1.0)
+    evidence.observe("one", 1.0)
     assert evidence.due("one", 1)
 
 
 def test_it_remembers_a_bounded_number_of_peers() -> None:
     evidence = LossEvidence()
-    evidence.heard("first", 1.0)
+    evidence.observe("first", 1.0)
     for number in range(PEERS_MAX):
-        evidence.heard(f"p{number}", 0.0)
+        evidence.observe(f"p{number}", 0.0)
     assert evidence.against("first") == 0.0 and math.isfinite(share_kept(evidence.against("p1")))

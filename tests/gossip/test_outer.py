@@ -323,7 +323,7 @@ def test_messages_own_their_memory(count: int) -> None:
 def test_from_the_manifest() -> None:
     theta = torch.zeros(3)
     found = outer(GossipSpec(method="noloco"), theta)
-    assert isinstance(found, NoLoCo) and found.codec.name == "modular4" and found.guard == PacketGuard(direction=False)
+    assert isinstance(found, NoLoCo) and found.codec.name == "modular4" and found.guard == PacketGuard()
     assert outer(GossipSpec(codec="bf16"), theta).message_nbytes == 6
     found = outer(GossipSpec(method="diloco", codec="fp32"), theta)
     assert isinstance(found, DiLoCo) and (found.alpha, found.beta) == (0.9, 0.7)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmnode.gossip.refusals import FALL, HALF_LIFE_S, LEAST, PEERS_MAX, RISE, Reputation
+from swarmnode.gossip.acceptance import FALL, HALF_LIFE_S, LEAST, PEERS_MAX, RISE, Reputation
 from swarmnode.ids import PeerId
 
 A, B = PeerId("a"), PeerId("b")

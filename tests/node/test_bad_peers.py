@@ -194,9 +194,9 @@ def test_packets_of_the_wrong_shape_change_nothing() -> None:
     assert replica.digest() != before
 
 
-async def test_who_most_refused_is_left_out_by_all() -> None:
-    """Four replicas of the last stage, one of which sends what nobody can take: told of refusals, all leave it
-    out, and until then another one's packet stands in for the liar's."""
+async def test_a_replica_whose_packets_break_the_rules_is_left_out_by_all() -> None:
+    """Four replicas of the last stage, one of which sends what nobody can take: all leave it out in time, and until
+    then another one's packet stands in for the liar's."""
 
     async with village(manifest(codec="fp32")) as v:
         for stage in (0, 1, 2, 2, 2):
@@ -209,7 +209,6 @@ async def test_who_most_refused_is_left_out_by_all() -> None:
         await v.until(
             lambda: all(liar.node.me in out(person) for person in honest), "all honest leave the liar out", 120
         )
-        assert all("packets that break the rules" in out(person)[liar.node.me] for person in honest)
         rounds = {
             (person.node.me, fields["round"]): fields
             for person in honest
@@ -225,6 +224,4 @@ async def test_who_most_refused_is_left_out_by_all() -> None:
         helped = [rounds[met] for met in refused if met in rounds and rounds[met]["peer"] is not None]
         assert helped and all(fields.get("fallback") for fields in helped), rounds
         assert liar.node.me not in {fields["peer"] for fields in helped}
-        heard = [f for event, f in honest[0].quiet.events if event == "receipt.heard" and f["giver"] == liar.node.me]
-        assert heard, "others told of their refusals"
         await v.leave()

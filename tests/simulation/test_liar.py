@@ -51,25 +51,6 @@ def test_a_liar_moves_nobody_far(mode: str) -> None:
     assert moved < 5 * learned
 
 
-def test_fake_replicas_know_by_direction_who_turns_back_and_take_the_honest_whole() -> None:
-    for lies in (True, False):
-        honest, other = two("guarded")
-        kept = []
-        for round_index in range(1, 81):
-            for one in (honest, other):
-                for _ in range(8):
-                    one.step(0)
-            said = other.theta
-            other.theta = tuple(2 * b - a for a, b in zip(said, other.phi, strict=True)) if lies else said
-            messages = [one.message(round_index) for one in (honest, other)]
-            other.theta = said
-            other.message(round_index)
-            report = honest.apply(round_index, 1.0, [Packet(1.0, 1, messages[1], sender="other")])
-            other.apply(round_index, 1.0, [Packet(1.0, 1, messages[0], sender="honest")])
-            kept.append(report.verdicts[0].keep)
-        assert all(keep == 0.0 for keep in kept[40:]) if lies else kept == [1.0] * 80
-
-
 def test_without_a_guard_it_does() -> None:
     moved, _ = meet("all", "huge")
     assert moved > 1e20

@@ -18,7 +18,7 @@ def outer(
     gossip: GossipSpec, theta: torch.Tensor, sender: str = "", *, healing: bool = True, secret: str = ""
 ) -> Outer:
     """The manifest's outer optimizer over `theta` [P] for the replica `sender` (a peer id, which seeds the rounding).
-    `secret` draws what others are judged by; a liar that knew it would be honest there alone.
+    `secret` draws which packets are tried; a liar that knew it would be honest there alone.
 
     `healing`: send a fragment of the slow weights with pseudo-gradients, for groups in which not all members get every
     packet. Raises ManifestError for an unknown method or codec, or parameters that do not go together.

@@ -117,7 +117,7 @@ class ExpertAverage(Outer):
     def measure(self, packet: Packet, *, judged_by_own: bool = True) -> PacketMeasures:
         """Over the elements that both train: experts of others are nobody else's to judge."""
         both = self._layout.count if _block_of(packet) == self.block else self._layout.shared_count
-        own = gap = dot = weights = 0.0
+        own = gap = weights = 0.0
         for start, end in self._spans:
             if (count := min(end, both) - start) <= 0:
                 break
@@ -128,11 +128,8 @@ class ExpertAverage(Outer):
             theirs.sub_(self._ours[start : start + count])
             own += float(torch.dot(delta, delta))
             gap += float(torch.dot(theirs, theirs))
-            dot += float(torch.dot(delta, theirs))
             weights += float(torch.dot(slow, slow))
-        if not judged_by_own:
-            return PacketMeasures(0.0, math.sqrt(gap), math.sqrt(weights))
-        return PacketMeasures(math.sqrt(own), math.sqrt(gap), math.sqrt(weights), gap_dot=dot)
+        return PacketMeasures(math.sqrt(own) if judged_by_own else 0.0, math.sqrt(gap), math.sqrt(weights))
 
     @torch.no_grad()
     def apply(

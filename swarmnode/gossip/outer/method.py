@@ -11,9 +11,7 @@ import torch
 
 from swarmnode.errors import RemoteFault
 from swarmnode.gossip.compression import Codec
-from swarmnode.gossip.robust import PacketGuard, PacketMeasures
-from swarmnode.gossip.sequential_test import PROBE_EVERY
-from swarmnode.gossip.update_direction import UpdateDirection, sampled
+from swarmnode.gossip.robust import PROBE_EVERY, PacketGuard, PacketMeasures
 from swarmnode.ids import digest64
 from swarmnode.manifest import InnerSpec, OuterConstants
 from swarmnode.model.optimizer import AdamWPart
@@ -87,9 +85,8 @@ class Outer(ABC):
         self.stepping = False  # while a round writes what can be neither undone nor written again
         self.guard: PacketGuard | None = None  # judges packets; None: all that pass the codec's checks are accepted
         self.probe: Probe | None = None  # called for a partner's packet every few rounds
-        self._courses: dict[int, UpdateDirection] = {}  # by part of the weights, if the guard judges directions
         self.sender = ""  # the replica's peer id: replicas with different ids round differently
-        self.secret = ""  # what only this replica knows: which coordinates and rounds it judges others by
+        self.secret = ""  # what only this replica knows: in which rounds it tries others' packets
 
     def name_replica(self, sender: str, secret: str) -> None:
         """Set whose slow weights these are."""
@@ -163,20 +160,7 @@ class Outer(ABC):
             return Verdict(0.0, "newcomer", "a newcomer gives nothing")
         if self.guard is None:
             return Verdict(1.0, "accepted", "whatever is well-formed")
-        assert self.round is not None
-        return self.guard.judge(self.measure(packet, judged_by_own=own_weight > 0.0), packet.sender, self.round)
-
-    def _course(self, number: int, count: int) -> UpdateDirection:
-        """The past direction of part `number` of the slow weights, of `count` elements."""
-        if number not in self._courses:
-            at = sampled(count, self.secret or self.sender, number)
-            self._courses[number] = UpdateDirection(at, torch.from_numpy(at).to(self.phi.device))
-        return self._courses[number]
-
-    def _moved(self, number: int, phi: torch.Tensor) -> None:
-        """Record that an outer step moved part `number` to `phi`."""
-        if self.guard is not None and self.guard.direction:
-            self._course(number, len(phi)).moved(phi)
+        return self.guard.judge(self.measure(packet, judged_by_own=own_weight > 0.0))
 
     def _probe_one(self, own_weight: float, packets: Sequence[Packet], verdicts: list[Verdict]) -> float | None:
         """Measure how averaging with one of the believed packets changes our loss: one of a new or doubted peer if
@@ -205,8 +189,6 @@ class Outer(ABC):
             assert momentum.shape == self.momentum.shape, f"momentum of {momentum.numel()} elements"
             self.momentum.copy_(momentum)
         self.round = None
-        for course in self._courses.values():
-            course.restart()
 
 
 def believed(packets: Sequence[Packet], verdicts: Sequence[Verdict]) -> list[tuple[Packet, float]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -352,8 +352,6 @@ class NoLoCo(Outer):
             givers = given.get(part.fragment.number, [])
             if givers or part is self._marked:
                 squares = [a + b for a, b in zip(squares, self._step_part(part, own_weight, givers), strict=True)]
-        assert self._marked is not None
-        self._moved(self._marked.fragment.number, self._marked.phi)
         self._all = []
         self.round = None
         self.stepping = bool(self._steps)
@@ -405,9 +403,7 @@ class NoLoCo(Outer):
             theirs.add_(phi)
 
     def measure(self, packet: Packet, *, judged_by_own: bool = True) -> PacketMeasures:
-        own = gap = dot = weights = own_along = gap_along = 0.0
-        assert self._marked is not None
-        course = self._course(self._marked.fragment.number, self._marked.count)
+        own = gap = weights = 0.0
         for part, tensors in self._said(packet):
             for start, end in self._blocks(part.fragment):
                 phi, boundary = part.phi[start:end], part.boundary[start:end]
@@ -420,15 +416,8 @@ class NoLoCo(Outer):
                 own += torch.dot(delta, delta).item()
                 theirs.sub_(boundary)
                 gap += torch.dot(theirs, theirs).item()
-                dot += torch.dot(delta, theirs).item()
                 weights += torch.dot(phi, phi).item()
-                if part is self._marked:
-                    own_along += course.along(delta, start)
-                    gap_along += course.along(theirs, start)
-        if not judged_by_own:
-            return PacketMeasures(0.0, math.sqrt(gap), math.sqrt(weights))
-        found = PacketMeasures(math.sqrt(own), math.sqrt(gap), math.sqrt(weights), gap_dot=dot)
-        return replace(found, own_along=own_along, gap_along=gap_along) if course.known else found
+        return PacketMeasures(math.sqrt(own) if judged_by_own else 0.0, math.sqrt(gap), math.sqrt(weights))
 
     def _step(self, part: FragmentView, start: int, own_share: float, shares: Sequence[Share]) -> tuple[float, float]:
         """The outer step of one block of a fragment's elements; returns the squared norms of D and of m."""
