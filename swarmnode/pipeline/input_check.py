@@ -88,12 +88,15 @@ class InputAuditor:
             if any(same_tokens(tokens, before) for _, before in readings):
                 return self._other_text(fed, place)
             readings.append((peer, tokens))
+        if not readings and fed.server == fed.feeder:  # our own copy alone decides where a feeder has no stage
+            auditor.tell(fed.feeder, place, "undone", "; ".join(failures) or "no other feeder")
+            return False
         try:
             own = await self._read(range(fed.first, fed.first + fed.samples))
         except (Unavailable, RemoteFault, DataError, LocalFault) as error:
             outcome = "undecided" if readings else "undone"
             auditor.tell(fed.feeder, place, outcome, "; ".join([*failures, str(error)]))
-            return not readings
+            return False
         if not same_tokens(own, fed.tokens):
             return self._other_text(fed, place)
         if fed.server != fed.feeder:
