@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.memory_network import MemoryNetwork, MemoryTransport
-from swarmnode.gossip.acceptance import Acceptance, receipt, sent_to
+from swarmnode.gossip.acceptance import Acceptance, bare, receipt
 from swarmnode.identity import Identity
 from swarmnode.ids import RunId
 from swarmnode.metrics.event import EVENTS
@@ -55,7 +55,7 @@ async def test_receipts_without_end_do_not_push_the_history_out(tmp_path: pathli
         acceptance = Acceptance(RUN, 1, me, transport, exporter, lambda: mates)
         packet = Packet(1.0, 8, [WireTensor("u8", (4,), bytes(4))])
         signed = receipt(sender, RUN, 1, 7, me.peer_id, packet, Verdict(0.0, "misshapen", "x" * 160))
-        call = Call(wire.Request(run_id=RUN, packet_receipt=sent_to(me.peer_id, signed)))
+        call = Call(wire.Request(run_id=RUN, packet_receipt=bare(signed)))
         for _ in range(400):
             again = Call(wire.Request())
             again.header.CopyFrom(call.header)
