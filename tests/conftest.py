@@ -52,6 +52,7 @@ NIGHTLY_FILES = {
         for name in ("all_return_archive", "archive", "groups", "lan", "resumed_id", "verbs")
     ),
     "tests/model/test_expert_share.py",
+    "tests/model/test_template_families.py",
     "tests/node/test_one_byte.py",
 }
 RESEARCH = {rules.name for rules in (*METHODS, *CODECS)}

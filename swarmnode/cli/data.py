@@ -155,14 +155,17 @@ def make(
 @command.command()
 @click.argument("out", metavar="OUT", type=FOLDER)
 def check(out: Path) -> None:
-    """Read all of the data set in OUT, and compare every chunk with its hash. Exit code 78 when one is wrong."""
+    """Read all of the data set in OUT, and compare every chunk with its hash, and the ends of documents with their
+    number. Exit code 78 when one is wrong."""
     import hashlib
+
+    import numpy as np
 
     from swarmnode.data.chunk_store import read_regular
     from swarmnode.errors import DataError
     from swarmnode.local.data_link import index_of
 
-    index = index_of(out)
+    index, ends = index_of(out), [0, 0]
     for number in range(index.count):
         chunk = index.chunk(number)
         data = read_regular(out / chunk.shard, chunk.nbytes, chunk.offset)
@@ -171,6 +174,13 @@ def check(out: Path) -> None:
                 f"{out / chunk.shard}: {chunk.nbytes} bytes from {chunk.offset} on are not those of the index; make the"
                 " data set again, or copy this file anew"
             )
+        ids = np.frombuffer(data, index.dtype, chunk.tokens)
+        ends[number >= index.train.count] += int(np.count_nonzero(ids == index.end_token))
+    if ends != [index.train.documents, index.validation.documents]:
+        raise DataError(
+            f"{out}: token {index.end_token} ends {sum(ends):,} documents, and the index counts"
+            f" {index.train.documents + index.validation.documents:,}; make the data set again"
+        )
     click.echo(f"{index.count:,} chunks are as the index says", err=True)
     click.echo(index.digest.hex())
 

@@ -1,7 +1,7 @@
 """Makes a data set (index.py) from text: shuffled by document, with a part held out. Resumable after a kill.
 
 Each document ends with a token that no document contains, so that this token alone tells where documents end: the
-tokenizer's end of text where that is so, else another special token that no text has, else one more id.
+tokenizer's end of text where that is so, else another token that no text has, else one more id.
 
 `data make` runs two passes. The first tokenises pieces of work one by one and keeps each (token_parts.py). The second
 writes the documents of all pieces to shards, in an order by hash. The files of the first pass are removed once the
@@ -194,13 +194,16 @@ def _write(
 
 
 def _end_token(parts: Sequence[Part], tokenizer: Tokenizer) -> int:
-    """The token that ends documents: the tokenizer's end of text, or another special one, that no document contains; or
-    one more id."""
+    """The token that ends documents and is in none of them: the tokenizer's end of text, another special one or, of a
+    tokenizer with an end of text, whose model may have no room for one more, the last one that is free; else a new one.
+    """
     seen = np.zeros(tokenizer.vocabulary, bool)
     for part in parts:
         for first in range(0, part.tokens.size, SCAN_TOKENS):
             seen[part.tokens[first : first + SCAN_TOKENS]] = True
     able = [tokenizer.separator, *(tokenizer.special if isinstance(tokenizer, HuggingFaceTokenizer) else ())]
+    if tokenizer.separator is not None:
+        able += np.flatnonzero(~seen)[::-1].tolist()
     return next((one for one in able if one is not None and not seen[one]), tokenizer.vocabulary)
 
 

@@ -440,10 +440,11 @@ def test_documents_end_with_a_token_that_none_of_them_has(tmp_path: Path) -> Non
     found = split_documents(tmp_path / "talk", index, "train") + split_documents(tmp_path / "talk", index, "validation")
     assert len(found) == 20 == index.train.documents + index.validation.documents
     assert all(mask[-1] == 0 and ids.count(3) == 4 for ids, mask in found), "what only ends documents is not learned"
-    inner.add_tokens(["<pad>x"])
-    every = ChatTemplate("{% for m in messages %}{{ m.content }} </s> <pad> {% endfor %}")
-    index = made(tmp_path / "more", tmp_path / "a.jsonl", encoding=Encoding(tokenizer, every), chunk_tokens=33)
-    assert (index.end_token, index.vocabulary) == (5, 6), "else one more id"
+    for more, expected in (("", (0, 5)), (" zzz", (5, 6))):
+        every = ChatTemplate("{% for m in messages %}{{ m.content }} </s> <pad> {% endfor %}" + more)
+        out = tmp_path / f"every{more}"
+        index = made(out, tmp_path / "a.jsonl", encoding=Encoding(tokenizer, every), chunk_tokens=33)
+        assert (index.end_token, index.vocabulary) == expected, "else another one that is free, or one more id"
 
 
 def test_missing_sources_and_libraries_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

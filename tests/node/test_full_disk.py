@@ -48,7 +48,7 @@ def data_set():
     from swarmnode.data.token_parts import Encoding
     from swarmnode.data.tokens import ByteTokenizer
     options = MakeOptions((sys.argv[2],), chunk_tokens=257)
-    make(place / "set", options, Encoding(ByteTokenizer(), ChatTemplate()), {}, lambda *told: None)
+    make(place / "set", options, Encoding(ByteTokenizer(), ChatTemplate()), lambda rendered: {}, lambda *told: None)
 
 def shard():
     from swarmnode.atomic_file import write_whole
