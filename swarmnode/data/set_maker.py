@@ -253,9 +253,10 @@ def _held_out_below(place: npt.NDArray[np.float64], counted: npt.NDArray[np.int6
     if place.size < 2:
         return wanted
     order = np.argsort(place, kind="stable")
-    total = np.cumsum(counted[order])
+    total, ascending = np.cumsum(counted[order]), place[order]
     at = min(int(np.searchsorted(total, wanted * int(total[-1]))) + 1, place.size - 1)
-    return float(place[order[at]])
+    copies = int(np.searchsorted(ascending, ascending[0], side="right"))  # of one text are all held out, or none
+    return float(ascending[min(max(at, copies), place.size - 1)])
 
 
 def _shards(

@@ -384,6 +384,14 @@ def test_folders_that_are_links_are_read_once(tmp_path: Path) -> None:
     assert made(tmp_path / "out", tmp_path / "near", chunk_tokens=33).train.documents == 3
 
 
+@pytest.mark.parametrize("first", range(8))
+def test_copies_of_one_text_are_held_out_together_or_not_at_all(tmp_path: Path, first: int) -> None:
+    rows = [f"text {first}"] * 9 + [f"text {first + n} of others" for n in range(1, 3)]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": row}) + "\n" for row in rows))
+    index = made(tmp_path / "out", tmp_path / "a.jsonl", validation=0.2, chunk_tokens=10_000)
+    assert index.train.documents > 0 < index.validation.documents
+
+
 @pytest.mark.parametrize("share", [0.01, 0.1, 0.3])
 @pytest.mark.parametrize("count", [3, 40, 400])
 def test_the_held_out_share_is_one_of_tokens_that_count(tmp_path: Path, share: float, count: int) -> None:
