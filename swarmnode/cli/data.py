@@ -147,6 +147,9 @@ def make(
     )
     if index.loss_mask and path is not None and template.own is None:
         click.echo(f"no chat template lies in {path.parent}: conversations are written as ChatML", err=True)
+    share = held_out.tokens / (train.tokens + held_out.tokens)
+    if share > 2 * validation and not weights:
+        click.echo(f"{share:.0%} of the tokens are held out: too few documents, or many alike", err=True)
     if held_out.tokens < FEW_TOKENS:
         click.echo("few tokens are held out: validation will be noisy; a larger --validation holds out more", err=True)
     click.echo(index.digest.hex())
