@@ -67,6 +67,7 @@ CONVERTED = "model"  # the folder that a GGUF file becomes, in the run's
 @click.option(
     "--new-run", is_flag=True, help="In a folder that has a run: put its signed manifest aside; manifest.toml is kept."
 )
+@click.option("--full", is_flag=True, help="Write every field, with its meaning, allowed values and origin.")
 @click.option("--untie", is_flag=True, help="With --from: train a tied model with a head of its own.")
 def command(
     folder: Path,
@@ -87,14 +88,16 @@ def command(
     base_locations: tuple[str, ...],
     context: int | None,
     new_run: bool,
+    full: bool,
     untie: bool,
 ) -> None:
-    """Write DIR/manifest.toml, commented and ready to edit, and DIR/owner.key, which signs it.
+    """Write DIR/manifest.toml, ready to edit in the order of four questions (what, on what, how long, who may), and
+    DIR/owner.key, which signs it.
 
     With any word on the model, the machines or the length, the model is made to size, and its settings are those with
     which the machines come to its loss first: as few stages as memory allows, rounds as long as lines want them. The
-    comments name the sources. Prints what the run will do, and both paths. Nothing is overwritten. Next: swarmnode up
-    DIR
+    comments name the sources. Prints what the run will do, both paths, and the next step. Nothing is overwritten. The
+    run is named by its folder. `swarmnode manifest` explains and changes fields.
 
     With --from the run goes on from a model's weights. Its files are read once, for their hashes; DIR/base leads to
     them. Machines that join fetch their own stage's part alone, from members or from the model's location.
@@ -137,13 +140,23 @@ def command(
     if searched:
         made = _searched(made, _fleet(fleet, nodes, card_gb, up_bps, made.manifest), stages, anyway=anyway)
     _check_text(made.manifest, data)
-    for path in manifest.init(folder, made.manifest, made.origins):
+    named = made.manifest if pretrained is not None else _named(made.manifest, folder)
+    for path in manifest.init(folder, named, made.origins, full=full):
         click.echo(path)
     if pretrained is not None:
         from swarmnode.local.pretrained import lay_out
 
         click.echo(lay_out(folder, pretrained))
     _link(folder, data)
+    click.echo(f"next: swarmnode up {folder}; with other machines: swarmnode coordinator {folder}", err=True)
+
+
+def _named(made: Manifest, folder: Path) -> Manifest:
+    """`made`, named by its folder unless that makes no name."""
+    from swarmnode.manifest.spec import BY_NAME
+
+    name = folder.resolve().name
+    return made if BY_NAME["name"].check.accept(name) is None else dataclasses.replace(made, name=name)
 
 
 def _on_data(start: Manifest, data: Path | None, locations: tuple[str, ...], kind: str | None) -> Manifest:

@@ -26,6 +26,7 @@ EXIT_INTERRUPTED = 130
 
 VERBS: Mapping[str, str] = {
     "init": "make a new run: a manifest to edit and its owner's key",
+    "manifest": "read, compare and change a run's manifest",
     "data": "make a data set of text, which a run then names by content",
     "up": "start a whole swarm on this machine and train",
     "join": "join a run with this machine",

@@ -11,7 +11,7 @@ from swarmnode.atomic_file import write_whole
 from swarmnode.errors import ManifestError, NotPermitted, UsageError
 from swarmnode.manifest.signed import read_signed, sign
 from swarmnode.manifest.spec import Manifest
-from swarmnode.manifest.text import MANIFEST_BYTES_MAX, difference, parse, template
+from swarmnode.manifest.text import MANIFEST_BYTES_MAX, SCHEMA_FILE, brief, difference, parse, schema, template
 from swarmnode.wire import record_pb2
 
 MANIFEST_FILE = "manifest.toml"
@@ -19,10 +19,14 @@ SIGNED_FILE = "manifest.signed"
 
 
 def init(
-    folder: pathlib.Path, manifest: Manifest | None = None, origins: Mapping[str, str] | None = None
+    folder: pathlib.Path,
+    manifest: Manifest | None = None,
+    origins: Mapping[str, str] | None = None,
+    *,
+    full: bool = True,
 ) -> tuple[pathlib.Path, pathlib.Path]:
-    """Create a run in `folder`: manifest.toml (commented; the values of `manifest` or the defaults, with the `origins`
-    of some values) and owner.key.
+    """Create a run in `folder`: manifest.toml (the values of `manifest` or the defaults, with the `origins` of some;
+    `full`: every field with its comment), its schema for editors, and owner.key.
 
     Returns both paths. Raises UsageError if either exists already, NotPermitted if they cannot be written.
     """
@@ -35,7 +39,11 @@ def init(
     except OSError as error:
         raise NotPermitted(f"{folder} cannot be made: {error.strerror}") from error
     owner_key.create_owner(key_path)
-    _write_new(manifest_path, template(manifest, origins).encode())
+    manifest = manifest or Manifest()
+    text = template(manifest, origins) if full else brief(manifest, origins or {})
+    _write_new(manifest_path, text.encode())
+    if not full:
+        (folder / SCHEMA_FILE).write_text(schema(), encoding="utf-8")
     return manifest_path, key_path
 
 

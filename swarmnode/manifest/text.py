@@ -6,12 +6,13 @@ import dataclasses
 import difflib
 import functools
 import json
+import re
 import textwrap
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from swarmnode.errors import ManifestError
+from swarmnode.errors import ManifestError, UsageError
 from swarmnode.manifest.check import Value
 from swarmnode.manifest.cross_field import ACROSS
 from swarmnode.manifest.spec import BY_NAME, FIELDS, TABLES, Field, Manifest
@@ -21,6 +22,8 @@ MANIFEST_BYTES_MAX = 64 << 10
 SHOWN_MAX = 60
 MISTAKES_MAX = 50
 COMMENT_COLUMNS = 110
+SCHEMA_FILE = "manifest.schema.json"
+_CHOICES = re.compile(r'"[^"]*"( or "[^"]*")*\Z')
 
 
 def parse(text: str, origin: str) -> Manifest:
@@ -109,6 +112,112 @@ def template(manifest: Manifest | None = None, origins: Mapping[str, str] | None
             f"{field.key} = {_toml(value_of(manifest, field.name))}",
         ]
     return "\n".join(lines) + "\n"
+
+
+QUESTIONS = (  # tables, and the fields that are shown even with their defaults
+    ("What is trained?", ("model", "training", "base"), ("model.layers", "model.width", "model.context")),
+    ("On what?", ("data",), ("data.source",)),
+    (
+        "How long, by how many, how fast?",
+        ("inner", "pipeline", "gossip"),
+        (
+            "inner.optimizer",
+            "inner.learning_rate",
+            "inner.muon_learning_rate",
+            "inner.decay_samples",
+            "pipeline.stages",
+        ),
+    ),
+    ("Who may take part?", ("access",), ("access.mode",)),
+)
+
+
+def brief(manifest: Manifest, origins: Mapping[str, str]) -> str:
+    """A manifest as TOML in the order of an organiser's four questions: the fields asked first, and all that differ
+    from their defaults, with the `origins` of these values.
+
+    `parse(brief(m, {}), ...)` equals `m`.
+    """
+    lines = [
+        f"#:schema ./{SCHEMA_FILE}",
+        "# A swarmnode manifest: one training job. `swarmnode manifest explain FIELD` tells of any field; those that",
+        "# are not here have their defaults (`swarmnode manifest show`). Once signed it is frozen.",
+        *_brief_table(manifest, origins, "", ("name",)),
+    ]
+    asked_for = [table for _, tables, _ in QUESTIONS for table in tables]
+    rest = tuple(table for table in TABLES if table not in asked_for)
+    for question, tables, always in (*QUESTIONS, ("And besides", rest, ())):
+        found = [line for table in tables for line in _brief_table(manifest, origins, table, always)]
+        lines += ["", f"# {question}", *found] if found else []
+    return "\n".join(lines) + "\n"
+
+
+def _brief_table(manifest: Manifest, origins: Mapping[str, str], table: str, always: Sequence[str]) -> list[str]:
+    default, lines = Manifest(), []
+    for field in FIELDS:
+        value = value_of(manifest, field.name)
+        if field.table != table or (field.name not in always and value == value_of(default, field.name)):
+            continue
+        if field.name in origins:
+            lines += textwrap.wrap(f"# Here: {origins[field.name]}.", COMMENT_COLUMNS, subsequent_indent="# ")
+        text = f"{field.key} = {_toml(value)}"
+        room = COMMENT_COLUMNS - max(28, len(text)) - 4
+        meaning = textwrap.shorten(field.meaning.partition(". ")[0].rstrip("."), max(20, room), placeholder=" ...")
+        lines.append(f"{text:<28}  # {meaning}")
+    return [f"[{table}]", *lines] if lines and table else lines
+
+
+def explained(name: str) -> str:
+    """Meaning, allowed values and default of a field, or of all fields of a table. Raises UsageError."""
+    found = [field for field in FIELDS if name in (field.name, field.table)]
+    found = found or [field for field in FIELDS if field.key == name]
+    if not name or not found:
+        raise UsageError(_unknown(name, "").replace(' = ""', ""))
+    return "\n\n".join("\n".join([field.name, *(line[2:] for line in _comment(field, ""))]) for field in found)
+
+
+def with_value(text: str, name: str, value: str) -> str:
+    """Manifest `text` with the field `name` set to `value` (TOML), all other lines as they are, unchecked."""
+    table, _, key = name.rpartition(".")
+    lines, here, end = text.splitlines(), "", 0 if not table else None
+    for number, line in enumerate(lines):
+        if header := re.match(r"\[([^\]]*)\]", line):
+            here = header[1].strip()
+        if here != table:
+            continue
+        if old := re.match(rf"{re.escape(key)}\s*=.*?(\s+#[^\"']*)?\Z", line):
+            lines[number] = f"{key} = {value}{old[1] or ''}"
+            return "\n".join(lines) + "\n"
+        if line.strip() and not line.startswith("#"):
+            end = number + 1
+    if end is None:
+        lines += ["", f"[{table}]"]
+        end = len(lines)
+    return "\n".join([*lines[:end], f"{key} = {value}", *lines[end:]]) + "\n"
+
+
+def schema() -> str:
+    """The JSON Schema of manifests: types, choices, defaults and meanings, for editors. `parse` checks more."""
+    tables: dict[str, dict[str, Any]] = {table: {} for table in ("", *TABLES)}
+    for field in FIELDS:
+        tables[field.table][field.key] = _schema_of(field)
+    whole = tables.pop("") | {
+        table: {"type": "object", "description": TABLES[table], "additionalProperties": False, "properties": fields}
+        for table, fields in tables.items()
+    }
+    head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "A manifest of swarmnode"}
+    return json.dumps(head | {"type": "object", "additionalProperties": False, "properties": whole}, indent=1) + "\n"
+
+
+def _schema_of(field: Field) -> dict[str, Any]:
+    default = value_of(Manifest(), field.name)
+    found: dict[str, Any] = {"description": f"{field.meaning} Allowed: {field.check.allowed}.", "default": default}
+    kinds = {bool: "boolean", int: "integer", float: "number", tuple: "array"}
+    if _CHOICES.match(field.check.allowed):
+        found["enum"] = json.loads(f"[{field.check.allowed.replace(' or ', ', ')}]")
+    elif type(default) in kinds:
+        found["type"] = kinds[type(default)]
+    return found
 
 
 @functools.cache
