@@ -14,6 +14,7 @@ import click
 from swarmnode.cli.option.param import FOLDER
 from swarmnode.errors import NoDaemon
 from swarmnode.metrics.event import LEVELS
+from swarmnode.metrics.events import digits
 from swarmnode.untrusted_text import printable
 from swarmnode.user_folders import default_home
 
@@ -98,5 +99,5 @@ def _show(text: str, as_json: bool) -> None:
 
 
 def _short(value: object) -> str:
-    text = value if isinstance(value, str) else json.dumps(value)
+    text = digits(value) if isinstance(value, float) else value if isinstance(value, str) else json.dumps(value)
     return text if len(text) <= 120 else text[:119] + "…"

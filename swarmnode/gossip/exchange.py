@@ -30,7 +30,7 @@ from swarmnode.gossip.exchange_machine import ExchangeMachine
 from swarmnode.gossip.fallback_partner import FallbackPartner, allows_fallback, fallback_order
 from swarmnode.gossip.final_delta import FinalDeltas, OwnFinalDelta
 from swarmnode.gossip.outgoing_packet import OutgoingPacket, RoundWeight, SentBytes, while_written
-from swarmnode.gossip.pairing import partners
+from swarmnode.gossip.pairing import ALONE, partners
 from swarmnode.gossip.robust import EQUAL
 from swarmnode.gossip.round import RoundPace, Rounds, Spent, usual
 from swarmnode.identity import Identity
@@ -528,6 +528,7 @@ class Gossip:
         self._telemetry.gauge(name.ROUND, float(round_index))
         self._telemetry.event(
             f"exchange.{outcome}",
+            level="debug" if took.reason.endswith(ALONE) else "info",  # no news: nobody is there to meet
             round=round_index,
             **took.fields(),
             seconds=round(within[0], 4),

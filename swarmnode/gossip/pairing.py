@@ -136,6 +136,9 @@ def _mix(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     return x ^ (x >> np.uint64(33))
 
 
+ALONE = "the odd one out of 1 members"  # the reason of `partners` for a stage's only replica, which meets nobody
+
+
 def partners(
     run_id: RunId, stage: int, round_index: int, members: Sequence[PeerId], me: PeerId, size: int | None = 2
 ) -> tuple[tuple[PeerId, ...], str]:

@@ -30,6 +30,11 @@ Echo = Callable[[str, str, Mapping[str, object]], None]
 """Called with (level, event, fields) for each line; `join` uses it to show events on a terminal."""
 
 
+def digits(value: float) -> str:
+    """`value` as people read it: six digits, more only of large numbers."""
+    return f"{value:.6g}" if abs(value) < 1e6 else str(round(value, 1))
+
+
 def plain(value: object) -> object:
     """`value` in a form that JSON can hold and a terminal can show: bytes as hex, NaN and Inf as text, long text cut,
     control characters replaced, other types as text."""

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from swarmnode.metrics.events import plain
+from swarmnode.metrics.events import digits, plain
 from swarmnode.ports import Clock
 
 RECENT_MAX = 256
@@ -58,4 +58,5 @@ class RecentEvents:
 
 
 def _text(value: object) -> str:
-    return str(plain(value)).encode(errors="replace").decode()[:FIELD_CHARS_MAX]
+    text = digits(value) if isinstance(value, float) else str(plain(value))
+    return text.encode(errors="replace").decode()[:FIELD_CHARS_MAX]

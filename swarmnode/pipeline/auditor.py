@@ -60,6 +60,7 @@ AT_ONCE_MAX = 2  # guess: concurrent checks; further answers are not checked mea
 DEEPER_SHARE = 0.5  # guess: share of right hops after which the next hop is checked too
 VOTES_MAX = 7  # guess: replicas whose answers are compared after a contradiction
 WARNED_MAX = 16  # guess: peers told of a false answer
+NOBODY_ELSE = "no other replica of the stage"  # why an answer of a stage's only replica is not checked
 WARN_TIMEOUT_S = 5.0  # guess: one small message
 AT_WORK_MAX = 4096  # guess: peers remembered that answered
 WARNINGS_KEPT = 256  # guess: remembered so that none counts twice
@@ -215,7 +216,7 @@ class Auditor:
             elif close:  # a third one says which of the two is farther than usual
                 break
         if len(voters) < 2:
-            self._tell(claim, "undone", "; ".join(failures) or "no other replica of the stage")
+            self._tell(claim, "undone", "; ".join(failures) or NOBODY_ELSE)
             return None
         return await self._judge(claim, shown, voters)
 
@@ -536,5 +537,6 @@ class Auditor:
     def tell(self, peer: PeerId, stage: int, outcome: str, reason: str) -> None:
         """Count a check and log it."""
         self._telemetry.count(name.AUDITS, outcome=outcome)
-        level = "debug" if outcome == "right" else "info" if outcome in ("undone", "undecided") else "warning"
+        quiet = outcome == "right" or reason == NOBODY_ELSE
+        level = "debug" if quiet else "info" if outcome in ("undone", "undecided") else "warning"
         self._telemetry.event("audit.done", level=level, peer=peer, stage_of_peer=stage, outcome=outcome, reason=reason)
