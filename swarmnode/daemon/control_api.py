@@ -151,7 +151,7 @@ class ControlApi:
         )
         reply.home, reply.page = str(self._options.home), self._page
         if (amendments := process.admission.amendments) is not None:
-            reply.amendments.extend(amendments.lines())
+            reply.amendments.extend(amendments.lines(None if reply.trains_nothing else reply.round))
         reply.clock = process.clock.fault
         reply.least_version = process.admission.rules.access_list.least_version
         if self.regulator is not None:

@@ -224,6 +224,7 @@ class Board:
     began_s: float = 0.0  # when the board was looked at first, in this life of the coordinator
     _rates: deque[tuple[float, int]] = field(default_factory=deque)
     parameters: tuple[int, ...] = ()
+    amendments: Callable[[int], list[str]] = lambda round_index: []  # the owner's, by the round that is done
     ledger: Ledger = field(init=False)
     _told: dict[tuple[PeerId, str], float] = field(default_factory=dict)
     _dirty: set[PeerId] = field(default_factory=set)

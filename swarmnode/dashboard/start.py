@@ -193,15 +193,17 @@ async def dashboard(
     clock: Clock,
     telemetry: Telemetry,
     archive_of: Callable[[Callable[[int], float | None]], Archive | None] = lambda reported: None,
+    amendments: Callable[[int], list[str]] = lambda round_index: [],
 ) -> AsyncIterator[Dashboard]:
     """Serve the page of a run as long as the context is open. `archive_of` gets a function from a sample count to the
-    nearest validation loss that the swarm reported. Raises UsageError (port), LocalFault (history), and whatever
-    `archive_of` raises."""
+    nearest validation loss that the swarm reported; `amendments` the round that is done. Raises UsageError (port),
+    LocalFault (history), and whatever `archive_of` raises."""
 
     def refused(reason: str) -> None:
         telemetry.event("dashboard.history_failed", level="warning", reason=reason)
 
     board = Board(manifest, run_id)
+    board.amendments = amendments
     history = History.open(history_path(home, run_id), run_id, refused)
     try:
         history.restore(board)

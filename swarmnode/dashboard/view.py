@@ -78,6 +78,7 @@ def summary(board: Board, now_s: float) -> Json:
         "loss_validation": None if last is None else rounded(last[1]),
         "loss_validation_first": None if first is None else rounded(board.validations[first][1]),
         "round": board.round_last(),
+        "amendments": board.amendments(board.samples // manifest.gossip.round_samples),
         "nodes": len(living),
         "serving": sum(node.serving and node.stage < manifest.pipeline.stages for node in living),
         "replicas": replicas(board),

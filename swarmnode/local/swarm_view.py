@@ -275,8 +275,9 @@ def render(picture: SessionView, width: int = 160) -> Group:
     for node in order:
         row = cells(node)
         table.add_row(*(row[i] for i in kept), style="dim" if node.reason else ("" if node.training else "yellow"))
-    page = [Text(f"dashboard {picture.page}")] if picture.page else []
-    return Group(Text(line(picture).strip(), style="bold"), table, *page)
+    told = max((list(node.status.amendments) for node in picture.nodes if node.status is not None), key=len, default=[])
+    page = [f"dashboard {picture.page}"] if picture.page else []
+    return Group(Text(line(picture).strip(), style="bold"), table, *map(Text, [*told, *page]))
 
 
 def stage_text(stage: int, stages: int) -> str:

@@ -138,9 +138,13 @@ class Amendments:
             says.append("owners " + ", ".join(owner.hex()[:16] for owner in amendment.owners))
         return f"amendment {amendment.serial} from round {amendment.from_round}: {'; '.join(says) or 'no change'}"
 
-    def lines(self) -> list[str]:
-        """All amendments for people, oldest first."""
-        return [self.text(amendment) for amendment in self.chain]
+    def lines(self, round_index: int | None = None) -> list[str]:
+        """All amendments for people, oldest first; with the round that is done: whether each is in force."""
+        marks = [
+            "" if round_index is None else (" (pending)", " (in force)")[a.from_round <= round_index]
+            for a in self.chain
+        ]
+        return [self.text(amendment) + mark for amendment, mark in zip(self.chain, marks, strict=True)]
 
     def _last(self) -> bytes:
         return digest("amendment", self.signed[-1].amendment) if self.signed else b""

@@ -6,6 +6,7 @@ import json
 import urllib.request
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from benchmarks.swarm.harness import resting
 from swarmnode import manifest as manifests
@@ -25,10 +26,10 @@ def rate(child: Child) -> float:
     return next((float(line.split()[-1]) for line in lines if line.startswith("swarmnode_learning_rate")), 0.0)
 
 
-def round_on_page(coordinator: Child) -> int:
+def on_page(coordinator: Child, key: str) -> Any:
     assert coordinator.ready is not None
     with urllib.request.urlopen(f"{coordinator.ready.dashboard.rstrip('/')}/api/v1/summary", timeout=30.0) as page:
-        return int(json.load(page)["round"])
+        return json.load(page)[key]
 
 
 def applied(child: Child) -> list[dict[str, object]]:
@@ -65,7 +66,7 @@ async def test_an_amendment_reaches_members_and_a_joiner_with_an_old_invite(tmp_
         assert code == 78 and "inner.clip_norm: 1.0 -> 0.5" in error and "swarmnode amend" in error, error
         path.write_text(before)
 
-        now = round_on_page(coordinator)
+        now = on_page(coordinator, "round")
         made = await output_of("amend", str(folder), f"inner.learning_rate={RATE}", "--from-round", str(now + 4))
         assert made.startswith("amendment 1 from round ") and f"inner.learning_rate 0.01 -> {RATE}" in made, made
         later = await output_of("amend", str(folder), "inner.clip_norm=0.5", "--home", str(boot))
@@ -75,6 +76,9 @@ async def test_an_amendment_reaches_members_and_a_joiner_with_an_old_invite(tmp_
         assert code == 2 and "give --from-round N" in error, error
         code, error = await said("amend", str(folder), "model.width=512", "--from-round", "9")
         assert code == 2 and "another shape" in error, error
+
+        ahead = await output_of("amend", str(folder), "inner.clip_norm=0.7", "--from-round", "1000000")
+        await until(children, lambda: f"{ahead.strip()} (pending)" in on_page(coordinator, "amendments"), "one pends")
 
         await until(children, lambda: all(applied(child) for child in children[1:]), "all nodes have taken it up")
         at = int(made.split(":")[0].split()[-1])
@@ -91,7 +95,9 @@ async def test_an_amendment_reaches_members_and_a_joiner_with_an_old_invite(tmp_
         await until(children, lambda: worked(joiner) and RATE <= rate(joiner) < 2 * RATE, "a joiner")
         assert joiner.status is not None and joiner.status.run_id == run_id
         shown = json.loads(await output_of("status", "--json", "--home", str(home)))
-        assert shown["amendments"] == [made.strip(), later.strip()], shown
+        in_force = [*(f"{line.strip()} (in force)" for line in (made, later)), f"{ahead.strip()} (pending)"]
+        assert shown["amendments"] == in_force, shown
+        await until(children, lambda: on_page(coordinator, "amendments") == in_force, "the page says so, too")
         for child in children:
             assert child.status is not None and child.status.run_id == run_id
     finally:

@@ -35,6 +35,7 @@ export function footer() {
 export function numbers() {
   const { summary } = state;
   if (!summary) return;
+  write(at("amendments"), summary.amendments.join(" · "));
   write(at("n-validation"), loss(summary.loss_validation));
   const first = summary.loss_validation_first;
   const perplexity = summary.loss_validation === null ? "" : `perplexity ${Math.exp(summary.loss_validation).toPrecision(3)}`;
