@@ -269,6 +269,7 @@ CALL: Mapping[str, Bound] = {
     "SnapshotRequest.count": number(PARAMETERS_MAX, "elements", "guess: a model a hundred times the largest today"),
     "SnapshotRequest.nobody_waits": flag(),
     "SnapshotRequest.warrant": part(),
+    "Snapshot.warrant": part(),
     "Snapshot.id": DIGEST,
     "Snapshot.stage": STAGE,
     "Snapshot.round": ROUND,

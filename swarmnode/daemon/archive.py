@@ -167,7 +167,9 @@ class ArchiveGiver:
             raise RemoteFault(f"stage {stage} asked of a run of {self._manifest.pipeline.stages}")
         async with self._loading:
             await self._load(stage)
-        return await self._donor.offer(peer, call)
+        answer = await self._donor.offer(peer, call)
+        answer.header.snapshot.warrant.CopyFrom(self._archive.warrant)
+        return answer
 
     async def chunk(self, peer: PeerId, call: Call) -> Answer:
         """Handler of "chunk"."""

@@ -51,6 +51,7 @@ from swarmnode.recovery.archive import (
 from swarmnode.recovery.checkpoint import Checkpoint, Origin
 from swarmnode.recovery.checkpoint_io import ReplicaHoldings
 from swarmnode.transfer.snapshot import CHUNK_NBYTES
+from swarmnode.wire import access_pb2
 
 RETRY_S = 15.0  # guess: longer than donors rest after a snapshot that was not pulled (ArchiveBudget.rest_s)
 RETRY_MAX_S = 600.0
@@ -113,6 +114,11 @@ class Archive:
         """A sentence for the user: what the archive does or waits for."""
         self._current_s = -math.inf  # by the loop's clock: the swarm had nothing newer than `newest` then
         self._asked = asyncio.Event()
+
+    @property
+    def warrant(self) -> access_pb2.Warrant:
+        """The owner's leave to archive the run."""
+        return self._sources.warrant
 
     @property
     def folder(self) -> Path:

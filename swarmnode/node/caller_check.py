@@ -99,11 +99,13 @@ class CallerCheck:
         """Whether `peer` has shown the owner's warrant, and it still holds."""
         return self._archivists.get(peer, 0) > self._clock.unix_s()
 
+    def warranted(self, peer: PeerId, warrant: access_pb2.Warrant) -> tuple[bool, str]:
+        """(whether `peer` may archive the run for its owner, why or why not)."""
+        owners, now_s = self._owners(), self._clock.unix_s()
+        return check_warrant(warrant, owners=owners, run_id=self._run_id, machine=peer, now_unix_s=now_s)
+
     def _take_warrant(self, peer: PeerId, warrant: access_pb2.Warrant) -> None:
-        now_s = self._clock.unix_s()
-        permit, reason = check_warrant(
-            warrant, owners=self._owners(), run_id=self._run_id, machine=peer, now_unix_s=now_s
-        )
+        permit, reason = self.warranted(peer, warrant)
         if not permit:
             raise Unavailable(f"{short(peer)} may not archive this run: {reason}")
         self._archivists[peer] = warrant.expires_unix_s

@@ -90,6 +90,7 @@ class Node:
             ports.telemetry,
             ports.saving,
             SavedStages(ports.saving.home, Origin.of(manifest, run_id, ports.saving.signed)),
+            self._caller_check.warranted,
             None if ports.base is None else BaseFetcher(manifest, run_id, ports, self.transport, presence),
         )
         failure_detector = FailureDetector(manifest, presence, pinger, ports.clock, ports.telemetry, slot.feeder)

@@ -39,10 +39,10 @@ from swarmnode.recovery.recovery_source import (
 )
 from swarmnode.recovery.resumption import CheckpointOptions, Resumption, SavedStages, newest_of
 from swarmnode.recovery.state_check import StateCheck
-from swarmnode.transfer.download import Accept, DownloadLimits, download
+from swarmnode.transfer.download import Accept, DonorClient, DownloadLimits, download
 from swarmnode.transfer.snapshot import SLOW, WHOLE, Snapshot, StateSlice, newcomer_part
+from swarmnode.wire import access_pb2, record_pb2
 from swarmnode.wire import call_pb2 as wire
-from swarmnode.wire import record_pb2
 
 LOOK_SHARE = 0.25  # guess: of the announce period, between two looks at a stage that has no replica
 SAMPLE = 8  # guess: of a larger stage so many are pinged first; if half of them live, the others are believed
@@ -98,6 +98,9 @@ class StateRestorer:
     telemetry: Telemetry
     checkpoints: CheckpointOptions
     saved: SavedStages
+    warranted: Callable[
+        [PeerId, access_pb2.Warrant], tuple[bool, str]
+    ]  # whether a peer archives for the owner, or why not
     base: BaseWeights | None = None  # of a run with base.index
 
     async def restore(
@@ -377,7 +380,7 @@ class _Restoration:
         Raises Unavailable when none has them, or only such as are older than a stage of this run may be while its
         neighbours could bring it back.
         """
-        archives, sizes = self._checkpoints.archives, self._replica.sizes_of(view.stage)
+        archives, sizes = await self._archives(view.stage), self._replica.sizes_of(view.stage)
         state, offer = await self._download(view.stage, lambda: archives, cut=SLOW)
         age = view.round_now - offer.round
         if age > self._manifest.recovery.snapshot_rounds_max and neighbours_suffice(view)[0]:
@@ -389,6 +392,22 @@ class _Restoration:
         }
         await self._load(replace(state, sections={**state.sections, **zeros}, inner_steps=0, bump_steps=0))
         self._samples = offer.progress.total
+
+    async def _archives(self, stage: int) -> list[PeerId]:
+        """The bootstraps that show the owner's warrant and have `stage` archived, the latest round first."""
+        here, sizes, offered = self._restorer, self._replica.sizes_of(stage), list[tuple[int, PeerId]]()
+        client = DonorClient(here.transport, stage, here.run_id, sizes, DownloadLimits(), 0, SLOW, self._rounds_max)
+        for peer in self._checkpoints.archives:
+            with contextlib.suppress(Unavailable, RemoteFault):  # most bootstraps keep no archive
+                offer = await client.offer(peer)
+                permit, reason = here.warranted(peer, offer.warrant)
+                if permit:
+                    offered.append((offer.round, peer))
+                else:
+                    self._telemetry.event(
+                        "archive.refused", level="warning", peer=peer, stage=stage, lied=False, reason=reason
+                    )
+        return [peer for _, peer in sorted(offered, reverse=True)]
 
     async def _read_checkpoint(self, view: RecoveryView, saved: Resumption) -> State:
         """The stage's state from `saved`.

@@ -443,7 +443,7 @@ class SnapshotRequest(_message.Message):
     def __init__(self, stage: _Optional[int] = ..., round_min: _Optional[int] = ..., sections: _Optional[_Iterable[str]] = ..., first: _Optional[int] = ..., count: _Optional[int] = ..., nobody_waits: _Optional[bool] = ..., warrant: _Optional[_Union[_access_pb2.Warrant, _Mapping]] = ...) -> None: ...
 
 class Snapshot(_message.Message):
-    __slots__ = ("id", "stage", "round", "nbytes", "chunk_nbytes", "hashes", "elements", "sections", "inner_steps", "progress", "gradient_norm", "bump_steps")
+    __slots__ = ("id", "stage", "round", "nbytes", "chunk_nbytes", "hashes", "elements", "sections", "inner_steps", "progress", "gradient_norm", "bump_steps", "warrant")
     ID_FIELD_NUMBER: _ClassVar[int]
     STAGE_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
@@ -456,6 +456,7 @@ class Snapshot(_message.Message):
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
     GRADIENT_NORM_FIELD_NUMBER: _ClassVar[int]
     BUMP_STEPS_FIELD_NUMBER: _ClassVar[int]
+    WARRANT_FIELD_NUMBER: _ClassVar[int]
     id: bytes
     stage: int
     round: int
@@ -468,7 +469,8 @@ class Snapshot(_message.Message):
     progress: _record_pb2.Progress
     gradient_norm: float
     bump_steps: int
-    def __init__(self, id: _Optional[bytes] = ..., stage: _Optional[int] = ..., round: _Optional[int] = ..., nbytes: _Optional[int] = ..., chunk_nbytes: _Optional[int] = ..., hashes: _Optional[_Iterable[bytes]] = ..., elements: _Optional[_Iterable[int]] = ..., sections: _Optional[_Iterable[str]] = ..., inner_steps: _Optional[int] = ..., progress: _Optional[_Union[_record_pb2.Progress, _Mapping]] = ..., gradient_norm: _Optional[float] = ..., bump_steps: _Optional[int] = ...) -> None: ...
+    warrant: _access_pb2.Warrant
+    def __init__(self, id: _Optional[bytes] = ..., stage: _Optional[int] = ..., round: _Optional[int] = ..., nbytes: _Optional[int] = ..., chunk_nbytes: _Optional[int] = ..., hashes: _Optional[_Iterable[bytes]] = ..., elements: _Optional[_Iterable[int]] = ..., sections: _Optional[_Iterable[str]] = ..., inner_steps: _Optional[int] = ..., progress: _Optional[_Union[_record_pb2.Progress, _Mapping]] = ..., gradient_norm: _Optional[float] = ..., bump_steps: _Optional[int] = ..., warrant: _Optional[_Union[_access_pb2.Warrant, _Mapping]] = ...) -> None: ...
 
 class ChunkRequest(_message.Message):
     __slots__ = ("snapshot_id", "index", "stage")

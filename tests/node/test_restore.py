@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from swarmnode.ports import State
+from benchmarks.memory_network import MemoryTransport
+from swarmnode.identity import Identity
+from swarmnode.ids import PeerId
+from swarmnode.membership.warrant import sign_warrant
+from swarmnode.owner import public_bytes
+from swarmnode.ports import Answer, Call, State
 from swarmnode.recovery.recovery_source import RecoverySource
+from swarmnode.recovery.restore import _Restoration
+from swarmnode.transfer.donor import SnapshotDonor
 from swarmnode.transfer.snapshot import Snapshot
 from swarmnode.wire import record_pb2
-from tests.support.village import Recording, manifest, village
+from tests.support.fake_telemetry import Quiet
+from tests.support.village import RUN, Recording, manifest, village
 
 
 async def test_a_state_fetched_before_is_used_unless_the_replica_refuses_it() -> None:
@@ -43,3 +53,34 @@ async def test_a_state_fetched_before_is_used_unless_the_replica_refuses_it() ->
         with pytest.raises(dataclasses.FrozenInstanceError):
             restored.round = 0  # type: ignore[misc]
         await v.leave()
+
+
+async def test_only_archives_with_the_owners_warrant_are_asked_for_a_stage_the_latest_first() -> None:
+    run, owner = manifest(), Ed25519PrivateKey.from_private_bytes(b"o" * 32)
+    async with village(run) as v:
+        v.owner = public_bytes(owner)
+        node = v.add(0).node
+        state = Recording(run, 1).snapshot(packed=True)
+
+        def archive(number: int, round_index: int, signer: Ed25519PrivateKey | None) -> PeerId:
+            """An archive of stage 1 as it was after a round, with a warrant of `signer`."""
+            peer = Identity.of_seed(bytes([number] * 32)).peer_id
+            transport = MemoryTransport(v.network, peer, RUN)
+            kept = Snapshot.of(state, 1, round_index, record_pb2.Progress(total=1))
+            donor = SnapshotDonor(RUN, run.pipeline.stages, None, asyncio.to_thread, Quiet(), kept=lambda stage: kept)  # type: ignore[arg-type]
+
+            async def offer(caller: PeerId, call: Call) -> Answer:
+                answer = await donor.offer(caller, call)
+                if signer is not None:
+                    answer.header.snapshot.warrant.CopyFrom(sign_warrant(signer, RUN, peer, 1 << 32))
+                return answer
+
+            transport.serve("snapshot", offer, tensor_bytes_max=0)
+            return peer
+
+        other = Ed25519PrivateKey.from_private_bytes(b"x" * 32)
+        older, newer = archive(201, 0, owner), archive(202, 1, owner)
+        archives = (archive(203, 1, None), older, archive(204, 1, other), newer)
+        saving = dataclasses.replace(node.restorer.checkpoints, archives=archives)
+        here = dataclasses.replace(node.restorer, checkpoints=saving)
+        assert await _Restoration(here, Recording(run, 1), 1, None, 0, None)._archives(1) == [newer, older]
