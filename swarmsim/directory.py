@@ -12,7 +12,7 @@ import bisect
 import math
 import random
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from swarmnode.ids import PeerId, RunId, digest64
@@ -176,14 +176,6 @@ class SimDht:
         before = self.islands.setdefault(label, self.meeting)
         if before != self.meeting:
             self.islands = {who: self.meeting if at == before else at for who, at in self.islands.items()}
-
-    def parts(self, labels: Collection[str]) -> list[list[str]]:
-        """The nodes of `labels` that have met the bootstrap, by island."""
-        parts: dict[int, list[str]] = {}
-        for label, island in self.islands.items():
-            if label in labels:
-                parts.setdefault(island, []).append(label)
-        return list(parts.values())
 
     def clear(self) -> None:
         """Drop all stored records."""

@@ -193,6 +193,17 @@ async def _cut(world: World, spec: FaultSpec, event: str, cut: NetworkCut) -> No
         await world.pass_s(spec.seconds)
     finally:
         world.network.reach.heal(cut)
+    await _whole_again(world)
+
+
+async def _whole_again(world: World) -> None:
+    """A minute later all are one swarm, unless the network is cut or the bootstrap gone then."""
+    await asyncio.sleep(WHOLE_S)
+    parts = world.islands()
+    if len(parts) > 1 and not (world.network.reach.cuts or world.dht.down or world.dht.away):
+        apart = ", ".join(f"{len(part)} machines" for part in parts)
+        labels = sorted(sorted(parts, key=len)[0])
+        world.laws.breaks("one swarm within a minute of healing", apart, *labels)
 
 
 async def skew(world: World, spec: FaultSpec, rng: random.Random) -> None:
@@ -340,12 +351,7 @@ async def meeting_point_gone(world: World, spec: FaultSpec, rng: random.Random) 
         world.join(kinds[int(rng.random() * len(kinds))])
     await asyncio.sleep(spec.seconds)
     world.dht.away = False
-    await asyncio.sleep(WHOLE_S)
-    parts = world.dht.parts({sim_node.label for sim_node in world.living()})
-    if len(parts) > 1:
-        apart = ", ".join(f"{len(part)} machines" for part in parts)
-        smallest = min(parts, key=len)
-        world.laws.breaks("one swarm within a minute of healing", apart, *sorted(smallest))
+    await _whole_again(world)
 
 
 FAULTS: Mapping[str, Strike] = {

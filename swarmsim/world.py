@@ -39,6 +39,7 @@ from swarmsim.virtual_time import OWNER, SerialTask, VirtualLoop
 RESTART_S = 30.0  # guess: a supervisor's pause after a process that gave up
 AFTER_END_S = 1.0
 LOST_ROUNDS = 4  # guess: a replica that moves or takes a state drops what it learned since its last round
+CUTS = {"partition", "one_way", "bridge"}  # what was learned is followed only in worlds with no other faults
 SCANNED = 1000  # guess: in larger worlds all tasks are checked only after some nodes' ends
 
 
@@ -54,7 +55,7 @@ class World:
         self.run_id = RunId(digest("simulation", seed).hex())
         self.trace = DecisionTrace(loop.time, keep=keep)
         self.laws = Laws(scenario.manifest.gossip.group)
-        if scenario.tensors == "fake" and {*scenario.faults} == {"partition"}:  # without it nobody looks
+        if scenario.tensors == "fake" and scenario.faults and scenario.faults.keys() <= CUTS:
             self.laws.learned = LearnedSamples()
         self.laws.notified = lambda: self.over.set()  # noqa: PLW0108  `over` does not exist yet
         self.bug: BaseException | None = None
@@ -170,6 +171,18 @@ class World:
 
     def living(self) -> list[SimNode]:
         return [sim_node for sim_node in self.nodes if sim_node.alive and not sim_node.leaving]
+
+    def islands(self) -> list[set[str]]:
+        """Machines that train, by label, parted where neither side has a record of the other."""
+        living = {p.identity.peer_id: p for p in self.living() if p.training}
+        parts = list[set[str]]()
+        for p in living.values():
+            assert p.node is not None
+            here = p.node.presence.peer_table.swarm().everyone()
+            known = {p.label, *(living[member.peer].label for member in here if member.peer in living)}
+            parts, joined = [part for part in parts if not part & known], [part for part in parts if part & known]
+            parts.append(known.union(*joined))
+        return parts
 
     def victim(self, rng: random.Random) -> SimNode | None:
         living = self.living()

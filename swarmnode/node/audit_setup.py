@@ -130,15 +130,14 @@ class HopReplayer:
             if own is not None:
                 data = own.set
                 self._samples = self._samples or (ChunkSamples(data, self._manifest) if data.is_open else None)
-                tokens = await self._samples.again(indices) if self._samples is not None else None
-                if tokens is None:
-                    raise Unavailable("this machine has no copy of that text")
-                return tokens
-            if self._ports.no_files or self._ports.role is NodeRole.REPLICA:
+            elif self._ports.no_files or self._ports.role is NodeRole.REPLICA:
                 raise Unavailable("this machine reads no text")
-            if self._samples is None:
+            elif self._samples is None:
                 self._samples = await compute.run(Priority.BACKGROUND, 0, self._ports.samples)
-            return await compute.run(Priority.BACKGROUND, 0, partial(self._samples.train, indices))
+            tokens = await self._samples.again(indices) if self._samples is not None else None
+            if tokens is None:
+                raise Unavailable("this machine has no copy of that text")
+            return tokens
 
     async def _with_weights(
         self,

@@ -6,7 +6,7 @@ from dataclasses import replace as less
 
 import pytest
 
-from swarmnode.ids import PeerId
+from swarmnode.ids import PeerId, seeded
 from swarmnode.manifest import Manifest
 from swarmnode.membership.partition import TrainedApart
 from swarmnode.membership.peer_table import PeerTable
@@ -22,9 +22,13 @@ from tests.support.fake_telemetry import Quiet
 from tests.support.records import member
 from tests.support.village import LoopClock
 
+LIVES = 12  # of `make nightly`; CI lives the first ones
+KINDS = ("partition", "one_way", "bridge", "meeting_point_gone")
 
-def live(seconds: float, count: int, share: float) -> tuple[Outcome, World]:
-    """A life in which `share` of `count` machines are cut off from the others for `seconds`."""
+
+def live(seconds: float, count: int, share: float, kind: str = "partition", seed: int = 3) -> tuple[Outcome, World]:
+    """A life in which `share` of `count` machines are cut off from the others for `seconds`, or all from the meeting
+    point, where then two join."""
     scenario, worlds = read_scenario(find("stage-extinction")), list[World]()
     manifest = scenario.manifest
     manifest = less(
@@ -38,12 +42,13 @@ def live(seconds: float, count: int, share: float) -> tuple[Outcome, World]:
         scenario,
         manifest=manifest,
         seconds=100.0 + seconds,
+        work_factor=scenario.work_factor * max(1.0, count / 6),  # as many rounds and events as of six
         join_s=10.0,
         fleet=tuple(less(kind, count=count) for kind in scenario.fleet),
-        faults={"partition": FaultSpec(at_s=(40.0,), seconds=seconds, share=share)},
+        faults={kind: FaultSpec(at_s=(40.0,), seconds=seconds, share=share, count=2)},
         bounds=less(scenario.bounds, window_s=20.0, throughput=0.2),
     )
-    outcome = simulate(scenario, 3, look=worlds.append)
+    outcome = simulate(scenario, seed, look=worlds.append)
     return outcome, worlds[0]
 
 
@@ -53,6 +58,16 @@ def test_the_part_that_trained_less_takes_the_state_of_the_other(count: int, sha
     assert not outcome.failures, outcome.failures
     assert world.trace.by_event["progress.in_vain"] == 2, "one part gives way, and not the other, too"
     assert world.trace.by_event["recovery.done"] >= 1
+
+
+@pytest.mark.parametrize("number", [pytest.param(n, marks=[pytest.mark.nightly] * (n > 1)) for n in range(LIVES)])
+def test_swarms_of_any_size_become_one_again_within_a_minute_and_count_nothing_twice(number: int) -> None:
+    """3 to 100 machines, 1 s to 10 min, every kind of cut, drawn evenly in the logarithm."""
+    rng = seeded("parts", number)
+    size, seconds, share, kind = rng.random(), 600.0 ** rng.random(), rng.uniform(0.1, 0.5), KINDS[number % len(KINDS)]
+    count = round(3 * (100 / 3) ** (size if number > 1 else 0.2 * size))
+    outcome, _ = live(seconds if number > 1 else min(30.0, seconds), count, share, kind, seed=number)
+    assert not outcome.failures, (kind, count, seconds, share, outcome.failures)
 
 
 def test_what_a_feeder_owed_that_stops_feeding_another_of_its_part_owes() -> None:
