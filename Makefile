@@ -116,7 +116,7 @@ soak: setup
 	@$(BIN)/swarmnode up --nodes 6 --stages 3 --for 30m --kill 30s --out runs/soak
 	@$(BIN)/swarmnode bench chaos --runs 50
 	@$(BIN)/python -m tests.fuzz 1000000
-	@SWARMNODE_SOAK=1 $(PYTEST) tests/live/test_own_data.py
+	@SWARMNODE_SOAK=1 $(PYTEST) -s tests/live/test_own_data.py tests/live/test_weekend.py --timeout 7200
 	@SWARMNODE_OUTAGES_S="35 95 600" $(PYTEST) tests/live/test_meeting_point.py --timeout 1800
 	@SWARMNODE_RESTARTS=50 $(PYTEST) tests/node/test_same_home.py --timeout 1800
 	@$(PYTEST) -m unit --hypothesis-profile soak --timeout 3600

@@ -49,7 +49,7 @@ NIGHTLY_FILES = {
     *(f"tests/gossip/test_{name}.py" for name in ("delta", "family", "fragment", "one_byte", "tile_bitpack")),
     *(
         f"tests/live/test_{name}.py"
-        for name in ("all_return_archive", "archive", "groups", "lan", "resumed_id", "verbs")
+        for name in ("all_return_archive", "archive", "groups", "lan", "resumed_id", "verbs", "weekend")
     ),
     "tests/model/test_expert_share.py",
     "tests/model/test_template_families.py",

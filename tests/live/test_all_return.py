@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import statistics
+import time
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -69,6 +70,9 @@ async def test_all_leave_and_come_back_and_nothing_is_lost(tmp_path: Path) -> No
         before = losses(swarm)
         begun = {home: len(told(home, "state.fresh")) for home in homes}
         await all_join(swarm)
+        joined_s = time.time()
+        await swarm.until(lambda: swarm.samples() > 0, "the first sample")
+        first_s = time.time() - joined_s
         await swarm.until(lambda: len(swarm.training()) == STAGES, "everybody trains again")
         await swarm.until(lambda: len(losses(swarm)) >= len(before) + LAST, "held-out losses")
         for home, stage in homes.items():
@@ -79,4 +83,9 @@ async def test_all_leave_and_come_back_and_nothing_is_lost(tmp_path: Path) -> No
         after = losses(swarm)[len(before) :]
         assert after[0][0] >= samples - 128, "the count of samples goes on"
         was, now = (statistics.median(loss for _, loss in each) for each in (before[-LAST:], after[:LAST]))
+        ready_s = max(told(home, "node.ready")[-1]["unix_s"] for home in homes) - joined_s
+        print(
+            f"validation {was:.3f} before, {now:.3f} after; seconds from the last start: {ready_s:.1f} until all serve,"
+        )
+        print(f"{first_s:.1f} until the first sample")
         assert now < was + 0.02

@@ -14,7 +14,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
@@ -50,9 +50,9 @@ class Run:
         self.start("meet", self.verb, "run", "--listen", f"/ip4/127.0.0.1/tcp/{self.port}", "--home", "meet", *more)
         await self.until(lambda: self.text("meet.out").count("/p2p/") > before, "the meeting point is up")
 
-    def join(self, name: str) -> None:
+    def join(self, name: str, *more: str) -> None:
         listen = ["--listen", "/ip4/127.0.0.1/tcp/0", "--max-load", "30%"]
-        self.start(name, "join", "--invite-file", "invite.txt", "--home", name, "--cache", "cache", *listen)
+        self.start(name, "join", "--invite-file", "invite.txt", "--home", name, "--cache", "cache", *listen, *more)
 
     def kill(self, name: str) -> None:
         process = self.processes.pop(name)
@@ -89,9 +89,12 @@ class Run:
             raise AssertionError(f"not within {BOUND_S:g} s: {what}; {errors}") from None
 
 
+R = TypeVar("R", bound=Run)
+
+
 @contextlib.contextmanager
-def run_of(folder: Path, verb: str) -> Iterator[Run]:
-    run = Run(folder, verb)
+def run_of(folder: Path, verb: str, kind: type[R] = Run) -> Iterator[R]:  # type: ignore[assignment]
+    run = kind(folder, verb)
     run.once("init", "run", "--preset", "tiny")
     path = folder / "run" / "manifest.toml"
     text = re.sub(r"(?m)^stages = .*", "stages = 2", path.read_text())

@@ -17,13 +17,21 @@ def live(seconds: float, **faults: FaultSpec) -> Outcome:
     return simulate(dataclasses.replace(scenario, seconds=seconds, faults=faults), 3)
 
 
-def test_all_leave_and_come_back_to_what_they_trained() -> None:
-    outcome = live(300.0, everyone_leaves=FaultSpec(at_s=(120.0,), seconds=30.0, back_s=30.0))
-    assert outcome.struck["everyone_leaves"] == 12
+def test_a_short_weekend() -> None:
+    outcome = live(
+        520.0,
+        everyone_leaves=FaultSpec(at_s=(100.0,), seconds=30.0, back_s=30.0),
+        meeting_point_gone=FaultSpec(at_s=(280.0,), seconds=30.0, count=2),
+        stage_lost=FaultSpec(at_s=(420.0,), stage=2, back_s=30.0),
+    )
+    assert outcome.struck["everyone_leaves"] == 12 and outcome.struck["stage_lost"] >= 1
     assert not outcome.failures, outcome.failures
 
 
-@pytest.mark.parametrize("seconds", [5.0, 30.0, 95.0, 600.0])
+NIGHTLY = pytest.mark.nightly
+
+
+@pytest.mark.parametrize("seconds", [5.0, *(pytest.param(each, marks=NIGHTLY) for each in (30.0, 95.0, 600.0))])
 def test_two_who_join_at_a_restarted_meeting_point_join_the_run(seconds: float) -> None:
     outcome = live(200.0 + seconds, meeting_point_gone=FaultSpec(at_s=(120.0,), seconds=seconds, count=2))
     assert not outcome.failures, outcome.failures
