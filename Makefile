@@ -117,8 +117,8 @@ soak: setup
 	@$(BIN)/swarmnode bench chaos --runs 50
 	@$(BIN)/python -m tests.fuzz 1000000
 	@SWARMNODE_SOAK=1 $(PYTEST) -s tests/live/test_own_data.py tests/live/test_weekend.py --timeout 7200
-	@SWARMNODE_OUTAGES_S="35 95 600" $(PYTEST) tests/live/test_meeting_point.py --timeout 1800
-	@SWARMNODE_RESTARTS=50 $(PYTEST) tests/node/test_same_home.py --timeout 1800
+	@SWARMNODE_OUTAGES_S="5 30 95 600" $(PYTEST) -s tests/live/test_meeting_point.py --timeout 1800
+	@SWARMNODE_RESTARTS=50 $(PYTEST) -s tests/node/test_same_home.py --timeout 1800
 	@$(PYTEST) -m unit --hypothesis-profile soak --timeout 3600
 	@$(BIN)/swarmnode simulate --scenario everything --seed $(SEED) --sweep 1h
 	@$(BIN)/swarmnode simulate --scenario weekend --seed $(SEED)

@@ -140,6 +140,12 @@ async def test_two_that_join_at_a_meeting_point_just_restarted_take_the_run_as_i
         for name in "cd":
             assert not run.events(name, "state.fresh"), f"{name} began the run anew"
         for name in feeders:
-            after = run.losses(name, since[name])  # one look at few held-out samples errs by some hundredths
+            after = run.losses(name, since[name])
+            if after:
+                middle, most = statistics.median(after), max(after)
+                print(
+                    f"away for {outage_s:g} s: held-out loss {before[name]:.3f}, then {middle:.3f}, at most {most:.3f}"
+                )
+            # One look at few held-out samples errs by some hundredths.
             assert not after or statistics.median(after) < before[name] + 0.05, (name, before[name], after)
             assert max(after, default=0.0) < before[name] + 0.2, "foreign weights cost .4 to .6"

@@ -35,7 +35,7 @@ def live(seconds: float, count: int, share: float, kind: str = "partition", seed
         manifest,
         pipeline=less(manifest.pipeline, stages=2),
         inner=less(manifest.inner, inner_batch=16),
-        gossip=less(manifest.gossip, round_samples=16, round_seconds_min=0.0),
+        gossip=less(manifest.gossip, round_samples=max(16, count), round_seconds_min=0.0),
         limits=less(manifest.limits, announce_period_s=2.0, record_ttl_s=15.0),
     )
     scenario = less(
