@@ -202,8 +202,7 @@ async def dashboard(
     def refused(reason: str) -> None:
         telemetry.event("dashboard.history_failed", level="warning", reason=reason)
 
-    board = Board(manifest, run_id)
-    board.amendments = amendments
+    board = Board(manifest, run_id, amendments=amendments)
     history = History.open(history_path(home, run_id), run_id, refused)
     try:
         history.restore(board)
