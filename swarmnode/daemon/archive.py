@@ -168,7 +168,7 @@ class ArchiveGiver:
         async with self._loading:
             await self._load(stage)
         answer = await self._donor.offer(peer, call)
-        answer.header.snapshot.warrant.CopyFrom(self._archive.warrant)
+        answer.header.snapshot.warrant.CopyFrom(self._archive.sources.warrant)
         return answer
 
     async def chunk(self, peer: PeerId, call: Call) -> Answer:

@@ -51,7 +51,6 @@ from swarmnode.recovery.archive import (
 from swarmnode.recovery.checkpoint import Checkpoint, Origin
 from swarmnode.recovery.checkpoint_io import ReplicaHoldings
 from swarmnode.transfer.snapshot import CHUNK_NBYTES
-from swarmnode.wire import access_pb2
 
 RETRY_S = 15.0  # guess: longer than donors rest after a snapshot that was not pulled (ArchiveBudget.rest_s)
 RETRY_MAX_S = 600.0
@@ -103,7 +102,7 @@ class Archive:
         self._manifest = manifest
         self._origin = origin
         self._plan = plan
-        self._sources = sources
+        self.sources = sources
         self._evaluate = evaluate
         self._model_files = model_files
         self._telemetry = telemetry
@@ -114,11 +113,6 @@ class Archive:
         """A sentence for the user: what the archive does or waits for."""
         self._current_s = -math.inf  # by the loop's clock: the swarm had nothing newer than `newest` then
         self._asked = asyncio.Event()
-
-    @property
-    def warrant(self) -> access_pb2.Warrant:
-        """The owner's leave to archive the run."""
-        return self._sources.warrant
 
     @property
     def folder(self) -> Path:
@@ -179,10 +173,10 @@ class Archive:
         then to the newest of them). Raises Unavailable if it does not train."""
         try:
             await self._tidy()
-            now_s, unix_s = asyncio.get_running_loop().time(), self._sources.clock.unix_s()
+            now_s, unix_s = asyncio.get_running_loop().time(), self.sources.clock.unix_s()
             ages_s = [max(0.0, unix_s - entry.unix_s) for entry in self.entries.values()]
             self._current_s = now_s - min(ages_s, default=math.inf)
-            await self._sources.trains()
+            await self.sources.trains()
         except (SwarmnodeError, OSError) as error:
             self.status = f"waits: {error}"
             raise
@@ -214,7 +208,7 @@ class Archive:
 
     async def _tidy(self) -> None:
         """Delete the leftovers of a killed archive, and complete its almost finished checkpoints."""
-        await asyncio.to_thread(shutil.rmtree, self._sources.scratch, ignore_errors=True)
+        await asyncio.to_thread(shutil.rmtree, self.sources.scratch, ignore_errors=True)
         for folder in await asyncio.to_thread(_incomplete, self.folder):
             await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
             self._telemetry.event("archive.pruned", labels=[folder.name], reason="it was not complete")
@@ -244,15 +238,15 @@ class Archive:
         return found
 
     async def _copy_run(self, before: ArchiveEntry | None) -> RunCopy | None:
-        sizes = [PACKED_ITEMSIZE["phi"] * of["phi"] for of in self._sources.sizes]
+        sizes = [PACKED_ITEMSIZE["phi"] * of["phi"] for of in self.sources.sizes]
         check_free(self._plan.folder, needed_nbytes(sizes, CHUNK_NBYTES) + RESERVE_NBYTES, "the next checkpoint")
-        self._sources.scratch.mkdir(parents=True, exist_ok=True)
+        self.sources.scratch.mkdir(parents=True, exist_ok=True)
         self.status = "copies the run"
         if before is None:
-            return await self._sources.copy_run()
+            return await self.sources.copy_run()
         data = await self._store.read(f"{self._place(before.label)}/{form.ROOT}")
         last = partial(saved_elements, self.folder_of(before), form.checkpoint_of(data or b"", before.label))
-        return await self._sources.copy_run(last, before.round)
+        return await self.sources.copy_run(last, before.round)
 
     async def _keep(self, copy_run: RunCopy) -> ArchiveEntry:
         """Write `copy_run` as a complete checkpoint."""
@@ -319,7 +313,7 @@ class Archive:
                 hashes[file] = hashlib.sha256(small or b"").hexdigest()
             if file != ABOUT:
                 files.append((file, nbytes, hashes[file]))
-        written_s = self._sources.clock.unix_s()
+        written_s = self.sources.clock.unix_s()
         entry = ArchiveEntry(
             label,
             checkpoint.round,

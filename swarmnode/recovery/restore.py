@@ -400,13 +400,8 @@ class _Restoration:
         for peer in self._checkpoints.archives:
             with contextlib.suppress(Unavailable, RemoteFault):  # most bootstraps keep no archive
                 offer = await client.offer(peer)
-                permit, reason = here.warranted(peer, offer.warrant)
-                if permit:
+                if here.warranted(peer, offer.warrant)[0]:
                     offered.append((offer.round, peer))
-                else:
-                    self._telemetry.event(
-                        "archive.refused", level="warning", peer=peer, stage=stage, lied=False, reason=reason
-                    )
         return [peer for _, peer in sorted(offered, reverse=True)]
 
     async def _read_checkpoint(self, view: RecoveryView, saved: Resumption) -> State:
