@@ -139,6 +139,8 @@ async def test_two_that_join_at_a_meeting_point_just_restarted_take_the_run_as_i
         await run.until(lambda: any(len(run.losses(name, since[name])) > 4 for name in feeders), "they train together")
         for name in "cd":
             assert not run.events(name, "state.fresh"), f"{name} began the run anew"
+        for name in (*old, *"cd"):
+            assert "is forged" not in run.text(f"{name}/events.jsonl"), "x came back with the same home and key"
         for name in feeders:
             after = run.losses(name, since[name])
             if after:
