@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from benchmarks.memory_network import MemoryTransport
 from swarmnode.identity import Identity
 from swarmnode.ids import PeerId
-from swarmnode.membership.warrant import sign_warrant
+from swarmnode.membership.access import sign_warrant
 from swarmnode.owner import public_bytes
 from swarmnode.ports import Answer, Call, State
 from swarmnode.recovery.recovery_source import RecoverySource
