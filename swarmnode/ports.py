@@ -286,8 +286,8 @@ class OuterReport:
         return any(verdict.keep > 0.0 for verdict in self.verdicts)
 
 
-class Replica(Protocol):
-    """A node's copy of a stage: plain arithmetic, called only on the compute thread, never awaited.
+class StageArithmetic(Protocol):
+    """The arithmetic of a replica: forwards, backwards, inner steps.
 
     Shapes: B samples of T = context tokens, width D. `tokens` is u16 or u32 [B, T+1] (inputs and targets overlap by
     T-1; what does not count as a target is marked in it, data/sample.py); activations between stages are [B, T, D] in
@@ -372,6 +372,10 @@ class Replica(Protocol):
         """An inner step on the mean gradient, clipped to c/sqrt(S), at the learning rate of `samples_total` for
         `batch`, of a replica that `averaged` replicas average with, itself among them."""
 
+
+class StageState(Protocol):
+    """The state of a replica: its copies for others, and its beginnings."""
+
     @property
     def undrawn(self) -> bool: ...  # whether its weights are neither drawn from the seed nor loaded yet
 
@@ -427,6 +431,10 @@ class Replica(Protocol):
     def restart(self) -> None:
         """Begin this stage again with what the run's seed says: its weights, or adapters that change nothing."""
 
+
+class StageRounds(Protocol):
+    """The rounds of a replica: what it sends its partners, and the outer step with what they sent."""
+
     def message(self, round_index: int) -> Sequence[WireTensor]:
         """Mark the boundary of `round_index` (theta is copied) and return the tensors that partners need."""
 
@@ -451,3 +459,7 @@ class Replica(Protocol):
         self, round_index: int, own_weight: float, packets: Sequence[Packet], *, lone: bool = True
     ) -> OuterReport | Parts[OuterReport]:
         """`apply`, or its parts: where slow weights lie in main memory, most of it goes beside the device."""
+
+
+class Replica(StageArithmetic, StageState, StageRounds, Protocol):
+    """A node's copy of a stage. It is called only on the compute thread and never awaited."""

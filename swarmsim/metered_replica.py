@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from swarmnode.manifest import Manifest
 from swarmnode.model.expert_share import gradient_count
@@ -64,53 +65,15 @@ class MeteredReplica:
         self._copied = float(STATE_TRAFFIC * state_nbytes(sizes))
         meter.state_nbytes = float(snapshot_nbytes(sizes))
 
-    @property
-    def parameters(self) -> int:
-        return self.inner.parameters
-
-    @property
-    def accumulated(self) -> int:
-        return self.inner.accumulated
-
-    @property
-    def spare_nbytes(self) -> int:
-        return self.inner.spare_nbytes
-
-    @property
-    def undrawn(self) -> bool:
-        return self.inner.undrawn
-
-    def draw_weights(self) -> None:
-        self.inner.draw_weights()
-
-    @property
-    def recomputed(self) -> int:
-        return self.inner.recomputed
-
-    @property
-    def out_of_memory(self) -> int:
-        return self.inner.out_of_memory
-
-    @property
-    def held_nbytes(self) -> int:
-        return self.inner.held_nbytes
-
-    @property
-    def clipped(self) -> int:
-        return self.inner.clipped
-
-    def boundary_digest(self) -> bytes:
-        return self.inner.boundary_digest()
+    def __getattr__(self, name: str) -> Any:
+        """A member that costs nothing: the inner replica's."""
+        return getattr(self.inner, name)
 
     def forward(
         self, x: WireTensor, *, keep: bool, graph: bool = True, tokens: WireTensor | None = None, late: bool = False
     ) -> tuple[WireTensor, Tape | None]:
         self._arithmetic(x.shape[0])
         return self.inner.forward(x, keep=keep, graph=graph, tokens=tokens, late=late)
-
-    @property
-    def inner_steps(self) -> int:
-        return self.inner.inner_steps
 
     def backward(self, tape: Tape, gradient: WireTensor, samples: int, *, accumulate: bool = True) -> WireTensor | None:
         before = self.inner.recomputed
@@ -132,15 +95,9 @@ class MeteredReplica:
         self._meter.add(nbytes=one.nbytes + other.nbytes)
         return self.inner.cosine(one, other, samples)
 
-    def norm(self, tensor: WireTensor, samples: int) -> float:
-        return self.inner.norm(tensor, samples)
-
     def sketch(self, gradient: WireTensor, tokens: WireTensor, samples: int, seed: int) -> Sequence[float]:
         self._meter.add(nbytes=gradient.nbytes)
         return self.inner.sketch(gradient, tokens, samples, seed)
-
-    def release(self, tape: Tape) -> None:
-        self.inner.release(tape)
 
     def step(self, samples_total: int, batch: float = math.inf, averaged: int = 1) -> StepReport:
         self._meter.add(nbytes=STEP_TRAFFIC * self._nbytes)
@@ -168,15 +125,6 @@ class MeteredReplica:
     def weights_placed(self) -> None:
         self._meter.add(nbytes=self._copied)
         self.inner.weights_placed()
-
-    def sizes_of(self, stage: int) -> Mapping[str, int]:
-        return self.inner.sizes_of(stage)
-
-    def apart(self, one: memoryview | bytes, other: memoryview | bytes) -> float:
-        return self.inner.apart(one, other)
-
-    def ends_of(self, stage: int) -> tuple[int, int]:
-        return self.inner.ends_of(stage)
 
     def rebuild(self, method: str, neighbours: Sequence[Neighbour], ends: memoryview | None) -> None:
         self._meter.add(nbytes=self._copied)

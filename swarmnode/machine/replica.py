@@ -166,17 +166,14 @@ class TorchReplica:
 
     @property
     def held_nbytes(self) -> int:
-        """See ports.Replica."""
         return self.stage.held_nbytes
 
     @property
     def clipped(self) -> int:
-        """See ports.Replica."""
         return self.stage.incoming.clips
 
     @property
     def spare_nbytes(self) -> int:
-        """See ports.Replica."""
         return free_nbytes(str(self.stage.device)) or 0
 
     @property
@@ -247,21 +244,17 @@ class TorchReplica:
         self.stage.relieve()
 
     def fingerprint(self, tensor: WireTensor) -> bytes:
-        """See ports.Replica."""
         found = hashlib.sha256(f"{tensor.dtype} {tensor.codec} {tensor.shape}".encode())
         found.update(tensor.data)
         return found.digest()
 
     def cosine(self, one: WireTensor, other: WireTensor, samples: int) -> float:
-        """See ports.Replica."""
         return cosine(self.stage.compared(one, samples), self.stage.compared(other, samples))
 
     def norm(self, tensor: WireTensor, samples: int) -> float:
-        """See ports.Replica."""
         return float(torch.linalg.vector_norm(self.stage.compared(tensor, samples).float())) / math.sqrt(samples)
 
     def sketch(self, gradient: WireTensor, tokens: WireTensor, samples: int, seed: int) -> Sequence[float]:
-        """See ports.Replica."""
         model = self.stage.manifest.model
         ids, _ = decode_tokens(tokens, model.context, model.vocabulary, "tokens of a gradient")
         return sketch(self.stage.compared(gradient, samples), ids[:, :-1], model.vocabulary, seed)
@@ -290,7 +283,6 @@ class TorchReplica:
         return list(self.draft(round_index).finish())
 
     def final_delta(self, round_index: int) -> Sequence[WireTensor]:
-        """See ports.Replica."""
         return self.outer.final_delta(round_index)
 
     def draft(self, round_index: int) -> StreamingMessage:
@@ -303,7 +295,6 @@ class TorchReplica:
     def apply(
         self, round_index: int, own_weight: float, packets: Sequence[Packet], *, lone: bool = True
     ) -> OuterReport:
-        """See ports.Replica."""
         if self._splits:
             parts = self.apply_in_parts(round_index, own_weight, packets, lone=lone)
             return parts if isinstance(parts, OuterReport) else run_whole(parts)
@@ -326,7 +317,6 @@ class TorchReplica:
     def apply_in_parts(
         self, round_index: int, own_weight: float, packets: Sequence[Packet], *, lone: bool = True
     ) -> OuterReport | Parts[OuterReport]:
-        """See ports.Replica."""
         if not isinstance(self.outer, NoLoCo) or not self._splits:
             return self.apply(round_index, own_weight, packets, lone=lone)
         slow = partial(self.outer.apply_slow, round_index, own_weight, packets, lone=lone)
@@ -349,7 +339,6 @@ class TorchReplica:
         return run_whole(self._copied(packed, only))
 
     def snapshot_in_parts(self, *, packed: bool = False, only: Sequence[str] = ()) -> State | Parts[State]:
-        """See ports.Replica."""
         if self.stage.device.type == "cpu":
             return self.snapshot(packed=packed, only=only)
         return self._copied(packed, only)
@@ -393,7 +382,6 @@ class TorchReplica:
 
     @torch.no_grad()
     def place_weights(self, name: str, first: int, values: WireTensor) -> None:
-        """See ports.Replica."""
         given = decode(values).view(-1)
         check_finite(given, f"weights of {name}")
         if self.stage.frozen is not None:
@@ -403,7 +391,6 @@ class TorchReplica:
 
     @torch.no_grad()
     def weights_placed(self) -> None:
-        """See ports.Replica."""
         if self.stage.frozen is not None:
             self.stage.frozen.placed()
             self.stage.touched()
@@ -412,11 +399,9 @@ class TorchReplica:
 
     @property
     def undrawn(self) -> bool:
-        """See ports.Replica."""
         return self.stage.undrawn
 
     def draw_weights(self) -> None:
-        """See ports.Replica."""
         self.stage.draw_weights()
         self.outer.reset(self.stage.theta)
         if self.tied is not None:
@@ -424,7 +409,6 @@ class TorchReplica:
         self._anew()
 
     def sizes_of(self, stage: int) -> dict[str, int]:
-        """See ports.Replica."""
         return section_sizes(self.stage.manifest, self._parts()[stage])
 
     def ends_of(self, stage: int) -> tuple[int, int]:
@@ -435,7 +419,6 @@ class TorchReplica:
         return checkfree.ends(self.stage.manifest.model, self._parts()[stage])
 
     def apart(self, one: memoryview | bytes, other: memoryview | bytes) -> float:
-        """See ports.Replica."""
         return apart(one, other)
 
     @torch.no_grad()
@@ -464,7 +447,6 @@ class TorchReplica:
 
     @torch.no_grad()
     def restart(self) -> None:
-        """See ports.Replica."""
         self.stage.initialize()
         self._begin_anew(raised=False)
 
@@ -485,13 +467,11 @@ class TorchReplica:
 
     @torch.no_grad()
     def table_part(self) -> WireTensor:
-        """See ports.Replica."""
         assert self.tied is not None
         return encode(self.tied.read(0, len(self.tied)).to(torch.float16))
 
     @torch.no_grad()
     def take_table(self, other: WireTensor) -> bool:
-        """See ports.Replica."""
         assert self.tied is not None
         if other.dtype != "f16" or tuple(other.shape) != (len(self.tied),):
             raise RemoteFault(f"a tied table of {other.shape} {other.dtype[:8]}; ours has {len(self.tied)} f16")
