@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from swarmnode.metrics import name
-from swarmnode.node.gauges import KIND_OF_METHOD
+from swarmnode.node.report import KIND_OF_METHOD
 from swarmnode.wire import record_pb2
 from swarmsim import capacity
 

@@ -19,7 +19,7 @@ from swarmnode.data.corpus import open_corpus
 from swarmnode.manifest import read_signed
 from swarmnode.model.decoder import Decoder
 from swarmnode.model.device import autocasts
-from swarmnode.model.schedule import learning_rate
+from swarmnode.model.optimizer import learning_rate
 from swarmnode.model.split import initial, parameter_shapes, split
 
 WARM_STEPS = 2

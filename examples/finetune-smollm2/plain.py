@@ -24,7 +24,7 @@ from swarmnode.data.corpus import Corpus, open_corpus
 from swarmnode.data.sample import IGNORED, SampleBatch
 from swarmnode.manifest import Manifest, read_signed
 from swarmnode.model.device import autocasts
-from swarmnode.model.schedule import learning_rate
+from swarmnode.model.optimizer import learning_rate
 from swarmnode.user_folders import default_cache
 
 MICROBATCH = 4  # guess: samples of a pass; a batch is the mean of several

@@ -108,7 +108,7 @@ def command(
 def _asked(home: Path) -> Path:
     """The folder of the newest checkpoint of the archive that the process of `home` keeps, made now."""
     from swarmnode.daemon.archive import ONCE_S
-    from swarmnode.local.running_archive import copy_now
+    from swarmnode.local.model_source import copy_now
 
     reply = asyncio.run(copy_now(home, lambda text: click.echo(text, err=True), ONCE_S))
     return Path(reply["folder"], reply["newest"])

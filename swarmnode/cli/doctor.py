@@ -187,7 +187,7 @@ def _tokens_per_s(manifest: Manifest, stage: int, device: str) -> float:
 
     from swarmnode.machine.replica import TorchReplica
     from swarmnode.model.device import autocasts, use_one_thread
-    from swarmnode.node.probe import forward
+    from swarmnode.node.membership_handlers import forward
 
     use_one_thread()
     replica = TorchReplica(manifest, stage, device, autocast=autocasts(device))

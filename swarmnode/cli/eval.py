@@ -52,7 +52,7 @@ def command(
         weights = WeightChoice(last, checkpoints)
         found, folder = gather(source, kind, lambda text: click.echo(text, err=True), moved, weights)
     if rounds:
-        from swarmnode.local.gossip_averaging import mixed
+        from swarmnode.local.evaluation import mixed
 
         found = mixed(found, rounds)
     lists_of = Path(source).expanduser() if everything else None

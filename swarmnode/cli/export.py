@@ -131,7 +131,7 @@ def export_model(
     from swarmnode.data.base_folder import FOLDER
     from swarmnode.data.tokenizer_file import carried_files, tokenizer_file
     from swarmnode.errors import UsageError
-    from swarmnode.local.gossip_averaging import mixed
+    from swarmnode.local.evaluation import mixed
     from swarmnode.local.model_source import WeightChoice, facts, gather
     from swarmnode.model.adapter import has_adapters
     from swarmnode.model.base_weights import base_weights

@@ -258,7 +258,7 @@ def _from_model(
     from swarmnode.cli.option.model_files import open_model
     from swarmnode.cli.output.progress import bar
     from swarmnode.local.pretrained import pretrained
-    from swarmnode.model.gguf_file import is_gguf, to_folder
+    from swarmnode.model.base_weights import is_gguf, to_folder
 
     if is_gguf(model):
         converted = folder / CONVERTED

@@ -24,8 +24,8 @@ from swarmnode.cli.option.param import (
     limit_options,
 )
 from swarmnode.daemon.options import NodeOptions
+from swarmnode.node.node_ports import NodeRole
 from swarmnode.node.notice import GRACE_S
-from swarmnode.node.role import NodeRole
 from swarmnode.user_folders import default_cache, default_home
 
 if TYPE_CHECKING:

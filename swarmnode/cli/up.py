@@ -176,7 +176,7 @@ def run_session(session: Session) -> Summary | None:
 
 def _last_checkpoint(where: str, run_id: RunId) -> str | None:
     """The path of the session's newest checkpoint; None if there is none."""
-    from swarmnode.machine.checkpoint_source import find_resumptions
+    from swarmnode.machine.checkup import find_resumptions
 
     try:
         newest = asyncio.run(find_resumptions(where, run_id))[0]

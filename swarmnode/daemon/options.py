@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from swarmnode.node.node_ports import NodeRole
 from swarmnode.node.notice import GRACE_S
-from swarmnode.node.role import NodeRole
 
 if TYPE_CHECKING:
     from swarmnode.membership.invite import Invite

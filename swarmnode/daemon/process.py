@@ -59,7 +59,7 @@ from swarmnode.gossip.compression import kernel
 from swarmnode.identity import friendly_name
 from swarmnode.ids import PeerId, RunId, seeded
 from swarmnode.machine.bucket_store import open_store
-from swarmnode.machine.checkpoint_source import check, find_resumptions
+from swarmnode.machine.checkup import check, find_resumptions
 from swarmnode.machine.compute import ThreadCompute
 from swarmnode.machine.folder_store import FolderStore
 from swarmnode.machine.receipt_store import Receipts
@@ -75,13 +75,13 @@ from swarmnode.metrics.exporter import PrometheusTelemetry
 from swarmnode.metrics.recent_events import RecentEvents
 from swarmnode.model.device import autocasts, check_device, resolve_device, use_device
 from swarmnode.model.export import StageLabel, save_stage, stage_state_dict
-from swarmnode.node import access_list, probe
+from swarmnode.node import access_list, membership_handlers
 from swarmnode.node.drain import DrainReport
 from swarmnode.node.membership_handlers import MembershipHandlers
 from swarmnode.node.node import Node
 from swarmnode.node.node_ports import NodePorts
 from swarmnode.node.notice import Notice, NoticeKind, Notices, of_signal
-from swarmnode.node.receipt_exchange import ReceiptExchange
+from swarmnode.node.report import ReceiptExchange
 from swarmnode.pipeline.microbatch_size import Host
 from swarmnode.ports import Clock, Compute, Priority, Replica, Telemetry
 from swarmnode.recovery.resumption import CheckpointOptions
@@ -495,7 +495,7 @@ def _node(
             draw=False,
         ),
         samples=partial(_samples, process),
-        probe=probe.forward,
+        probe=membership_handlers.forward,
         save=partial(_save, process, compute),
         saving=saving,
         admission=process.admission,

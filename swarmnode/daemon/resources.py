@@ -14,7 +14,7 @@ from swarmnode.manifest import Manifest
 from swarmnode.model.device import autocasts
 from swarmnode.model.memory_budget import mode_of
 from swarmnode.node.limits import Limits, change
-from swarmnode.node.role import NodeRole
+from swarmnode.node.node_ports import NodeRole
 
 
 def checkpoints(options: NodeOptions, manifest: Manifest, *, tell: bool = True) -> str:

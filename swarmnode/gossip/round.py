@@ -22,7 +22,7 @@ from statistics import median_low
 from swarmnode.bounds import STRIDE_MAX
 from swarmnode.ema import Ema, EmaStart
 from swarmnode.manifest import Manifest
-from swarmnode.model.schedule import learning_rate
+from swarmnode.model.optimizer import learning_rate
 
 NARROWING = (
     1.5  # guess: the stride falls only when half of it would do this much more than well, so that it does not flap

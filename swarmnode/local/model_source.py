@@ -6,21 +6,21 @@ import asyncio
 import base64
 import binascii
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from google.protobuf.message import DecodeError
 
 from swarmnode.daemon.clock import SystemClock
-from swarmnode.errors import DataError, SwarmnodeError, UsageError
-from swarmnode.local.running_archive import fresh_copy
-from swarmnode.machine import checkpoint_source
+from swarmnode.errors import DataError, NoDaemon, SwarmnodeError, Unavailable, UsageError
+from swarmnode.machine import checkup
+from swarmnode.machine.archive_lock import keeper
 from swarmnode.machine.bucket_store import is_url
 from swarmnode.manifest import MANIFEST_FILE, SIGNED_FILE, Manifest, read_manifest, read_signed, verify
 from swarmnode.recovery import checkpoint_io
-from swarmnode.recovery.archive import ABOUT, read_entry
+from swarmnode.recovery.archive import ABOUT, FRESH_S, read_entry
 from swarmnode.recovery.checkpoint import ROOT, held_as
 from swarmnode.recovery.resumption import Resumption
 from swarmnode.wire.record_pb2 import SignedManifest
@@ -28,9 +28,70 @@ from swarmnode.wire.record_pb2 import SignedManifest
 if TYPE_CHECKING:
     from swarmnode.model.gather import Gathered
 
+
 Note = Callable[[str], None]
 Moved = Callable[[int, int], None]
 """Called with (bytes read so far, total bytes)."""
+
+
+WAIT_S = 180.0  # guess: donors rest for seconds to minutes between two copies, and measuring takes some
+POLL_S = 0.5
+
+
+def fresh_copy(source: Path, note: Note, wait_s: float = WAIT_S) -> Path | None:
+    """The folder of the checkpoints of the run of `source` (the folder of the run, of its archive, or the home of the
+    process that keeps that), once the newest is as the swarm was FRESH_S ago or later. None where no archive is kept
+    now, or after `wait_s`: `note` is told why."""
+    for home in _keepers(source):
+        try:
+            return Path(asyncio.run(copy_now(home, note, wait_s))["folder"])
+        except (NoDaemon, UsageError):
+            continue
+        except SwarmnodeError as error:
+            note(f"no copy of now: {error}; the newest that is kept is taken")
+    return None
+
+
+async def copy_now(home: Path, note: Note, wait_s: float) -> dict[str, Any]:
+    """The reply of the archive of `home` when its newest checkpoint is current. Raises Unavailable after `wait_s`,
+    UsageError if `home` keeps no archive, and as control.client.ask."""
+    from swarmnode.control.client import ask
+
+    loop, said = asyncio.get_running_loop(), ""
+    begun_s = loop.time()
+    while True:
+        waited_s = loop.time() - begun_s
+        reply = await asyncio.to_thread(ask, home, "copy", older_s=FRESH_S + waited_s)
+        if reply["current"]:
+            return reply
+        if not said:
+            note(f"the archive of {home} is asked for a copy of now")
+        elif reply["status"] != said:
+            note(reply["status"])
+        said = reply["status"]
+        if waited_s > wait_s:
+            raise Unavailable(f"the archive has none after {waited_s:.0f} s ({said})")
+        await asyncio.sleep(POLL_S)
+
+
+def _keepers(source: Path) -> Iterator[Path]:
+    """Homes of the processes that may keep an archive of the run of `source`."""
+    from swarmnode.daemon import ready_file
+    from swarmnode.manifest import SIGNED_FILE, read_signed, verify
+
+    for folder in (source, source.parent, source / "archive"):
+        if (home := keeper(folder)) is not None:
+            yield home
+            return
+    if ready_file.read(source) is not None:
+        yield source
+    elif (source / SIGNED_FILE).is_file():
+        _, run_id = verify(read_signed(source / SIGNED_FILE)[0], None)
+        homes = ready_file.running(ready_file.meeting_homes())
+        yield from (home for home, ready in homes.items() if ready.run_id == run_id)
+
+
+__all__ = ["copy_now", "fresh_copy"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +274,7 @@ async def _made(resumption: Resumption) -> tuple[float | None, float | None]:
 async def _read(source: str, note: Note, moved: Moved, newest: int) -> list[tuple[Resumption, checkpoint_io.Tensors]]:
     """The `newest` checkpoints, or as many as exist, with intact parameters. Raises DataError if there is none."""
     failure: DataError | None = None
-    candidates = await checkpoint_source.find_resumptions(source, None, note)
+    candidates = await checkup.find_resumptions(source, None, note)
     sizes = [
         sum(f.nbytes for f in each.checkpoint.files if f.section == held_as(each.checkpoint, "theta"))
         for each in candidates[:newest]

@@ -10,7 +10,7 @@ from pathlib import Path
 from swarmnode.errors import UsageError
 from swarmnode.local.model_source import manifest_in
 from swarmnode.local.run_folder import RunFolder, prepare, prepare_given
-from swarmnode.machine import checkpoint_source
+from swarmnode.machine import checkup
 from swarmnode.machine.bucket_store import open_store
 from swarmnode.manifest import verify
 from swarmnode.recovery.resumption import Resumption
@@ -49,7 +49,7 @@ def resume(
         prepared = replace(prepare_given(signed, nodes, stages, stamp), data_root=data_root)
     else:
         prepared = prepare(run, nodes, stages, stamp, data_root)
-    checkpoint_source.check(resumption, prepared.manifest, prepared.run_id, other=True, where=where)
+    checkup.check(resumption, prepared.manifest, prepared.run_id, other=True, where=where)
     if prepared.run_id != origin.run_id:
         note(f"resumes from run {origin.run_id[:16]} ({origin.run_name}, {origin.stages} stages) as a new run")
     return ResumedRun(prepared, where, resumption)
@@ -61,4 +61,4 @@ def check_store(where: str) -> None:
 
 
 async def _choose(text: str, note: Callable[[str], None]) -> Resumption:
-    return await checkpoint_source.intact(await checkpoint_source.find_resumptions(text, None, note), note)
+    return await checkup.intact(await checkup.find_resumptions(text, None, note), note)

@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
@@ -18,15 +19,13 @@ from swarmnode.gossip.outer.expert_average import ExpertAverage
 from swarmnode.gossip.outer.one_byte import OneByte
 from swarmnode.gossip.robust import GUARDED
 from swarmnode.large_buffer import large_buffer
-from swarmnode.machine.forward_trainer import ForwardTrainer
 from swarmnode.manifest import Manifest, by_forward_passes, from_base
 from swarmnode.manifest.gossip_compat import averages_gradients
-from swarmnode.model.device import free_nbytes
+from swarmnode.model.device import free_nbytes, tried, twice
 from swarmnode.model.expert_share import first_block
 from swarmnode.model.memory_estimate import PASS_SHARE
-from swarmnode.model.out_of_memory import tried, twice
+from swarmnode.model.optimizer import rate_of_rows
 from swarmnode.model.running_mean import RunningMean
-from swarmnode.model.schedule import rate_of_rows
 from swarmnode.model.section import SECTIONS, section_sizes
 from swarmnode.model.split import TABLE, StageLayers, is_writer, stages_of
 from swarmnode.model.stage import BUMP_STEPS, StageReplica
@@ -49,6 +48,46 @@ from swarmnode.recovery import checkfree
 from swarmnode.recovery.state_check import apart
 
 T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class ForwardTrainer:
+    """Measures slopes for `shared` with the model `stage`. `waiting`: samples measured since the last inner step, which
+    moves no weight here: steps are taken in rounds."""
+
+    stage: StageReplica
+    shared: OneByte
+    waiting: int = 0
+    slope: float = 0.0  # the newest, in nats a token
+
+    def loss(self, x: WireTensor, tokens: WireTensor, samples: int, *, accumulate: bool) -> LossResult:
+        """The mean of the losses on both sides along one direction; with `accumulate` the slope becomes a step. Theta
+        is restored, also where a pass fails."""
+        found = []
+        for sign in (1.0, -1.0):
+            with self.shared.perturbed(sign):
+                found.append(self.stage.loss(x, tokens, samples, train=False))
+        plus, minus = found
+        if accumulate and plus.tokens:
+            self.slope = self.shared.projected(plus.loss_sum / plus.tokens, minus.loss_sum / minus.tokens)
+            self.shared.measure_step(self.slope)
+        self.waiting += samples if accumulate else 0
+        return LossResult((plus.loss_sum + minus.loss_sum) / 2.0, plus.tokens, None)
+
+    def step(self) -> StepReport:
+        """The end of the replica's share of a batch: reports, and changes nothing."""
+        samples, self.waiting = self.waiting, 0
+        rate = self.shared.rate(self.shared.done + 1)
+        return StepReport(self.stage.inner_steps, abs(self.slope), rate, samples)
+
+    def applied(self) -> None:
+        """Weights moved in a round: the number of inner steps is that of the round."""
+        self.stage.stepped_in_round(self.shared.done, abs(self.slope))
+
+    def loaded(self) -> None:
+        """Weights came from elsewhere."""
+        self.waiting = 0
+        self.shared.begin(self.stage.inner_steps)
 
 
 def slow_and_fast(

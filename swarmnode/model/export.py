@@ -18,9 +18,8 @@ from swarmnode.data.tokens import json_object
 from swarmnode.errors import DataError
 from swarmnode.manifest import BYTES_END, MANIFEST_FILE, Manifest, template
 from swarmnode.model.adapter import has_adapters
-from swarmnode.model.adapter_merge import ADAPTER_CONFIG, ADAPTER_FILE, peft_config, peft_tensors
 from swarmnode.model.architecture import DECODER
-from swarmnode.model.frozen import BaseWeights
+from swarmnode.model.frozen import ADAPTER_CONFIG, ADAPTER_FILE, BaseWeights, peft_config, peft_tensors
 from swarmnode.model.huggingface import config_of, source_names
 from swarmnode.model.stage import StageReplica
 

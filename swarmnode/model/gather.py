@@ -14,9 +14,8 @@ from torch import Tensor
 from swarmnode.errors import DataError
 from swarmnode.manifest import Manifest
 from swarmnode.model.adapter import trained_shapes
-from swarmnode.model.adapter_merge import whole_weights
 from swarmnode.model.export import load_stage, read_tensors
-from swarmnode.model.frozen import BaseWeights
+from swarmnode.model.frozen import BaseWeights, whole_weights
 from swarmnode.model.huggingface import source_names
 from swarmnode.model.running_mean import weight_of
 from swarmnode.model.split import parameter_shapes, split

@@ -23,15 +23,13 @@ from swarmnode.model.adapter import has_adapters, initial_adapter, trained_shape
 from swarmnode.model.backprop import Backprop
 from swarmnode.model.boundary import decode_boundary, encode_boundary
 from swarmnode.model.decoder import Decoder
-from swarmnode.model.device import half_dtype
+from swarmnode.model.device import give_back, half_dtype, tried, twice
 from swarmnode.model.expert_share import expert_layout
 from swarmnode.model.frozen import FrozenParameters
 from swarmnode.model.memory_estimate import GraphMemory, Passes
 from swarmnode.model.muon import FlatMuon
-from swarmnode.model.optimizer import AdamWPart, corrected_ema
-from swarmnode.model.out_of_memory import give_back, tried, twice
+from swarmnode.model.optimizer import AdamWPart, corrected_ema, learning_rate
 from swarmnode.model.parted_optimizer import IncomingNorms, carried, optimizer_of, sections_of
-from swarmnode.model.schedule import learning_rate
 from swarmnode.model.split import TABLE, StageLayers, initial, stages_of
 from swarmnode.model.stage_input import StageInput, check_samples, read_input, read_targets
 from swarmnode.model.subspace import Subspace

@@ -11,8 +11,7 @@ from typing import TypeVar
 from swarmnode.errors import Unavailable
 from swarmnode.ids import PeerId, seeded, short
 from swarmnode.node.chunk_samples import ChunkSamples
-from swarmnode.node.node_context import NodeContext
-from swarmnode.node.role import NodeRole
+from swarmnode.node.node_ports import NodeContext, NodeRole
 from swarmnode.pipeline import statement as statements
 from swarmnode.pipeline.accusation import Accusations
 from swarmnode.pipeline.auditor import Auditor

@@ -35,7 +35,7 @@ from swarmnode.membership.access import check_warrant
 from swarmnode.membership.place import feeder_place
 from swarmnode.membership.swarm import Member
 from swarmnode.node.presence import Presence
-from swarmnode.pipeline.itinerary import successors
+from swarmnode.pipeline.route import successors
 from swarmnode.ports import Admit, Clock
 from swarmnode.wire import access_pb2, record_pb2
 from swarmnode.wire import call_pb2 as wire

@@ -10,7 +10,7 @@ from typing import Protocol
 from swarmnode.data.blocks import BlockLedger
 from swarmnode.ids import PeerId
 from swarmnode.manifest import Manifest
-from swarmnode.node.node_context import NodeContext
+from swarmnode.node.node_ports import NodeContext
 from swarmnode.node.presence import Presence
 from swarmnode.pipeline.feeder import Feeder, FirstHop, Samples
 from swarmnode.pipeline.microbatch_size import MicrobatchSizer

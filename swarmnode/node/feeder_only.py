@@ -13,7 +13,7 @@ from swarmnode.membership.place import feeder_place
 from swarmnode.node.drain import Deadline, DrainReport, DrainStep, DrainTask, drain
 from swarmnode.node.drain_steps import MARGIN, HeldWork
 from swarmnode.node.feeder_loop import feeding, make_feeder
-from swarmnode.node.node_context import NodeContext
+from swarmnode.node.node_ports import NodeContext
 from swarmnode.node.presence import StageStatus
 from swarmnode.pipeline.feeder import Feeder, Samples
 from swarmnode.pipeline.microbatch_size import SampleRates

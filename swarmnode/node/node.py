@@ -23,18 +23,15 @@ from swarmnode.node.checkpointer import announce_checkpoints
 from swarmnode.node.drain import DrainReport, goodbye
 from swarmnode.node.failure_detector import FailureDetector, unban
 from swarmnode.node.feeder_only import FeederOnly, attend_feeding
-from swarmnode.node.gauges import measuring
-from swarmnode.node.node_context import NodeContext
-from swarmnode.node.node_ports import NodePorts
+from swarmnode.node.node_ports import NodeContext, NodePorts, NodeRole
 from swarmnode.node.notice import Notice, Notices
 from swarmnode.node.pause import PauseControl, StageSlot
 from swarmnode.node.piggyback import PiggybackTransport
 from swarmnode.node.presence import Presence, StageStatus
-from swarmnode.node.role import NodeRole
-from swarmnode.node.run_text import RunText, choose
+from swarmnode.node.report import measuring
+from swarmnode.node.run_text import JoinedStage, RunText, attend_stage, choose, join_stage
 from swarmnode.node.served_stage import METHODS, ServedStage
 from swarmnode.node.stage_change import StageTransfer
-from swarmnode.node.stage_join import JoinedStage, attend_stage, join_stage
 from swarmnode.ports import Priority, Replica, State
 from swarmnode.recovery.checkpoint import Origin
 from swarmnode.recovery.restore import StateRestorer

@@ -4,21 +4,39 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from swarmnode.data.base_index import BaseIndex
 from swarmnode.data.index import Index
 from swarmnode.identity import Identity
+from swarmnode.ids import PeerId, RunId
 from swarmnode.manifest import Manifest
 from swarmnode.membership.admission import Admission
-from swarmnode.node.probe import Probing
-from swarmnode.node.role import NodeRole
+from swarmnode.membership.liveness import Pinger
+from swarmnode.node.caller_check import CallerCheck
+from swarmnode.node.failure_detector import FailureDetector
+from swarmnode.node.membership_handlers import Probing
+from swarmnode.node.piggyback import PiggybackTransport
+from swarmnode.node.presence import Presence
 from swarmnode.pipeline.feeder import Samples
 from swarmnode.pipeline.microbatch_size import Host
 from swarmnode.ports import Clock, Compute, Directory, Replica, Telemetry, Transport
+from swarmnode.recovery.restore import StateRestorer
 from swarmnode.recovery.resumption import CheckpointOptions
 from swarmnode.transfer.chunk_set import SetPorts
 from swarmnode.transfer.donor import ArchiveBudget, DonorLimits
 from swarmnode.wire import call_pb2 as wire
+
+
+class NodeRole(StrEnum):
+    """The part of a node in a run; its user decides."""
+
+    ANY = "any"
+    """It serves a stage; at the first one it feeds as well, once it has the run's text."""
+    FEEDER = "feeder"
+    """It only feeds: it reads text, starts microbatches and reports losses, without a stage."""
+    REPLICA = "replica"
+    """It only serves stages, and neither reads nor fetches text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,3 +66,28 @@ class NodePorts:
     no_files: bool = False  # the run's text is in files, and this machine's user opened none to it
     data: SetPorts[Index] | None = None  # in a run whose data source is an index; `samples` is then not called
     base: SetPorts[BaseIndex] | None = None  # in a run that starts from a pretrained model
+
+
+@dataclass(frozen=True, slots=True)
+class NodeContext:
+    """The process-wide parts of a node: its run, its ports, and its view of the other nodes."""
+
+    manifest: Manifest
+    run_id: RunId
+    ports: NodePorts
+    presence: Presence
+    caller_check: CallerCheck
+    transport: PiggybackTransport
+    pinger: Pinger
+    restorer: StateRestorer
+    failure_detector: FailureDetector
+
+    @property
+    def me(self) -> PeerId:
+        """This node's peer id."""
+        return self.presence.me
+
+    @property
+    def telemetry(self) -> Telemetry:
+        """The telemetry port."""
+        return self.ports.telemetry

@@ -27,7 +27,7 @@ from swarmnode.membership.stage_view import StageView, view_of
 from swarmnode.membership.swarm import SERVING, Member, Swarm, shared
 from swarmnode.membership.trust import BelievedSwarm
 from swarmnode.metrics import name
-from swarmnode.pipeline.link_rate import allowed_samples_per_s
+from swarmnode.pipeline.believed_rate import allowed_samples_per_s
 from swarmnode.pipeline.microbatch_size import SampleRates
 from swarmnode.pipeline.route import routers
 from swarmnode.ports import Clock, Directory, Telemetry

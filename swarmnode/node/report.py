@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-from swarmnode.errors import Busy
-from swarmnode.ids import PeerId
+from swarmnode.errors import Busy, RemoteFault, Unavailable
+from swarmnode.identity import Identity
+from swarmnode.ids import PeerId, RunId
+from swarmnode.membership.receipt import Work, check_receipt, sign_receipt
+from swarmnode.metrics import name
 from swarmnode.metrics.recent_events import RecentEvent, RecentEvents
-from swarmnode.ports import Answer, Call
+from swarmnode.ports import Answer, Call, Clock, Telemetry, Transport
 from swarmnode.wire import call_pb2 as wire
 from swarmnode.wire import report_pb2
 
@@ -19,6 +22,125 @@ REPORT_RECEIPTS_MAX = 32  # 8 kB; as many as a node renews at a time (thanks.CLI
 FRESH_S = 0.5  # guess: facts are gathered at most this often; a busy node answers from what it said just before
 ANSWERS_PER_S = 50.0  # guess: a flood costs an answer of a few kB each 20 ms at most
 BURST = 20.0
+
+
+KIND_OF_METHOD: Mapping[str, str] = {
+    "process": "pipeline",
+    "reserve": "pipeline",
+    "opening": "pipeline",
+    "recompute": "pipeline",
+    "exchange": "gossip",
+    "commit": "gossip",
+    "fallback": "gossip",
+    "table": "gossip",
+    "packet_receipt": "gossip",
+    "data_chunk": "data",
+    "snapshot": "state",
+    "chunk": "state",
+}
+PERIOD_MIN_S = 1.0
+SHARE = 0.5  # guess: of the announce period, between two looks
+
+
+FIRST_S = 4.0  # guess: a volunteer who looks just after joining sees receipts
+PERIOD_S = 30.0  # guess: between two rounds of asking; a kill loses the receipts of so long
+TIMEOUT_S = 5.0
+CLIENTS_MAX = 32  # asked in one round; guess: the feeders and hops before us
+
+
+class ReceiptExchange:
+    """Handler of "receipt", and the asking. `keep` is given every receipt that verifies, the newest of its client."""
+
+    def __init__(
+        self,
+        run_id: RunId,
+        identity: Identity,
+        work: Work,
+        clock: Clock,
+        telemetry: Telemetry,
+        keep: Callable[[wire.Receipt], Awaitable[None]],
+    ) -> None:
+        self._run_id = run_id
+        self._identity = identity
+        self._work = work
+        self._clock = clock
+        self._telemetry = telemetry
+        self._keep = keep
+        self._began_unix_s = int(clock.unix_s())
+
+    def serve(self, transport: Transport) -> None:
+        """Register."""
+        transport.serve("receipt", self.sign, tensor_bytes_max=0)
+
+    async def sign(self, peer: PeerId, call: Call) -> Answer:
+        """A receipt for the work of `peer` for this process so far. Raises Unavailable when there is none."""
+        if (done := self._work.done.get(peer)) is None:
+            raise Unavailable("nothing was worked off for this node")
+        until = max(self._began_unix_s, int(self._clock.unix_s()))
+        return Answer(
+            wire.Reply(receipt=sign_receipt(self._identity, self._run_id, peer, done, self._began_unix_s, until))
+        )
+
+    async def collect(self, transport: Transport) -> None:
+        """Ask clients for receipts until cancelled: soon at first, then every PERIOD_S."""
+        period_s = FIRST_S
+        while True:
+            await asyncio.sleep(period_s)
+            await self.once(transport)
+            period_s = min(PERIOD_S, 2.0 * period_s)
+
+    async def once(self, transport: Transport) -> None:
+        """Ask each of the last CLIENTS_MAX clients once."""
+        for client in list(self._work.clients)[-CLIENTS_MAX:]:
+            request = Call(wire.Request(receipt=wire.ReceiptRequest()))
+            try:
+                answer = await transport.call(client, request, timeout_s=TIMEOUT_S, reply_bytes_max=0)
+                receipt = answer.header.receipt
+                check_receipt(receipt, self._run_id, transport.peer_id)
+                if receipt.client != client:
+                    raise RemoteFault("a receipt of somebody else")
+            except (RemoteFault, Unavailable) as error:
+                self._telemetry.event("receipt.failed", level="debug", peer=client, reason=str(error))
+                continue
+            if receipt.microbatches:
+                await self._keep(receipt)
+
+
+async def measuring(
+    transport: Transport,
+    counts: Callable[[], Sequence[tuple[int, int]]],
+    samples_total: Callable[[], int],
+    telemetry: Telemetry,
+    announce_period_s: float,
+) -> None:
+    """Keep the gauges current until cancelled. `counts`: of each stage members, and how many of them serve it."""
+    loop = asyncio.get_running_loop()
+    period_s = max(PERIOD_MIN_S, SHARE * announce_period_s)
+    before: dict[tuple[str, str], int] = {}
+    seen: Sequence[tuple[int, int]] = ()
+    while True:
+        asked = loop.time()
+        await asyncio.sleep(period_s)
+        telemetry.observe(name.LOOP_LAG_SECONDS, max(0.0, loop.time() - asked - period_s))
+        if (here := counts()) != seen:
+            _tell_swarm(here, telemetry)
+            seen = here
+        telemetry.gauge(name.RUN_SAMPLES, float(samples_total()))
+        now = dict(transport.bytes_by_method())
+        for (method, direction), nbytes in now.items():
+            grown = nbytes - before.get((method, direction), 0)
+            if grown:
+                kind = KIND_OF_METHOD.get(method, "control")
+                telemetry.count(name.LINK_BYTES, grown, kind=kind, direction=direction)
+        before = now
+
+
+def _tell_swarm(counts: Sequence[tuple[int, int]], telemetry: Telemetry) -> None:
+    serving = [count for _, count in counts]
+    telemetry.gauge(name.PEERS, float(sum(members for members, _ in counts)))
+    telemetry.gauge(name.STAGES, float(len(serving)))
+    telemetry.gauge(name.STAGES_EMPTY, float(serving.count(0)))
+    telemetry.gauge(name.REPLICAS_FEWEST, float(min(serving)))
 
 
 class Reporter:

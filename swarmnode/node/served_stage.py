@@ -18,11 +18,11 @@ from swarmnode.node.checkpointer import Checkpointer
 from swarmnode.node.drain import Deadline, DrainReport, DrainTask, drain
 from swarmnode.node.drain_steps import HeldWork, StageDrain
 from swarmnode.node.feeder_loop import feeding, make_feeder
-from swarmnode.node.node_context import NodeContext
+from swarmnode.node.node_ports import NodeContext
 from swarmnode.node.presence import StageStatus
+from swarmnode.node.run_text import JoinedStage
 from swarmnode.node.snapshot_source import GIVING, copy_replica, make_stage_donor
 from swarmnode.node.stage_change import StageRebalancer, StageTransfer, costs
-from swarmnode.node.stage_join import JoinedStage
 from swarmnode.node.tied_ends import TiedEnds
 from swarmnode.pipeline.backlog import Backlog
 from swarmnode.pipeline.feeder import Feeder, Samples

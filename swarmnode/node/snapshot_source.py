@@ -7,7 +7,7 @@ from functools import partial
 
 from swarmnode.errors import Unavailable
 from swarmnode.gossip.exchange import Gossip
-from swarmnode.node.node_context import NodeContext
+from swarmnode.node.node_ports import NodeContext
 from swarmnode.parted_work import Parts
 from swarmnode.ports import Priority, Replica, State
 from swarmnode.transfer.donor import SnapshotDonor, StageDonor

@@ -15,7 +15,7 @@ from swarmnode.gossip.exchange import Gossip
 from swarmnode.gossip.outgoing_packet import PACKETS_BYTES_PER_S, reply_bytes_max
 from swarmnode.ids import PeerId, seeded
 from swarmnode.manifest.kind_compat import trains_both_ends
-from swarmnode.node.node_context import NodeContext
+from swarmnode.node.node_ports import NodeContext
 from swarmnode.ports import Answer, Call, Priority, Replica, WireTensor
 from swarmnode.wire import call_pb2 as wire
 

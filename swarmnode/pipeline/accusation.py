@@ -25,8 +25,8 @@ from swarmnode.ids import PeerId, short
 from swarmnode.pipeline import statement as statements
 from swarmnode.pipeline.audit import EXPLAINED, NEAR_STEPS, Shortfall
 from swarmnode.pipeline.auditor import Auditor, Weigh
+from swarmnode.pipeline.backlog import check_activations, check_inputs, check_samples
 from swarmnode.pipeline.recompute import hop_again
-from swarmnode.pipeline.request_check import check_activations, check_inputs, check_samples
 from swarmnode.pipeline.statement import HopAnswer, HopClaim, HopEvidence
 from swarmnode.ports import Answer, Call, Compute, Priority, Replica, WireTensor
 from swarmnode.token_bucket import TokenBuckets

@@ -50,8 +50,8 @@ from swarmnode.pipeline.audit import (
     is_false,
     middle,
 )
+from swarmnode.pipeline.backlog import check_activations
 from swarmnode.pipeline.recompute import Recomputation, recomputed_statement
-from swarmnode.pipeline.request_check import check_activations
 from swarmnode.pipeline.statement import HopAnswer, HopClaim, HopEvidence, StepsContradicted, TensorFingerprints
 from swarmnode.ports import Answer, Call, Compute, Priority, Replica, Telemetry, Transport, WireTensor
 from swarmnode.wire import call_pb2 as wire

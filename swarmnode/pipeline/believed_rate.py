@@ -19,13 +19,15 @@ way, and a replica about to leave compares them with the work its stage is asked
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from swarmnode.manifest import Manifest
+from swarmnode.manifest import Manifest, boundary_nbytes, boundary_width
 from swarmnode.membership.swarm import Member, Swarm
 from swarmnode.model.split import stages_of
+from swarmnode.wire import record_pb2
 
 ANNOUNCED_MAX = 4.0  # guess: home machines differ by five to one, less from their median
 # Measured (tests/pipeline/test_credible.py): a liar's share among 3 and among 20 replicas; and the work that three
@@ -40,6 +42,42 @@ SEEN_SLACK = 0.01  # guess: of a replica's speed, for stages with next to no wor
 LOW = 0.1  # guess: quantile of a replica's answers that found little queued
 LOW_STEP = 0.05  # guess: the quantile moves by this share for an answer below it, and by a ninth of it for one above
 FASTEST_FLOP_PER_S = 5e15  # twice a B200's dense bfloat16, by its data sheet
+
+
+LABEL_NBYTES = 2  # of a token, for vocabularies up to 65,536
+
+
+def sample_nbytes(manifest: Manifest, stage: int) -> tuple[int, int]:
+    """Bytes that a replica of `stage` sends and receives per sample, for microbatches only.
+
+    Activations and tokens go to the next stage and the gradient comes back; the same happens between the previous stage
+    and this one. Rounds add a few per cent.
+    """
+    context = manifest.model.context
+    state = boundary_nbytes(manifest.pipeline.boundary, context, boundary_width(manifest))
+    labels = LABEL_NBYTES * (context + 1)
+    before, after = int(stage > 0), int(stage < manifest.pipeline.stages - 1)
+    return after * (state + labels) + before * state, before * (state + labels) + after * state
+
+
+def link_samples_per_s(manifest: Manifest, stage: int, up_bps: float, down_bps: float) -> float:
+    """Samples per second that a link of these bit rates carries for a replica of `stage`; inf with a single stage. 0
+    means no limit in that direction."""
+    rates = [
+        bps / (8.0 * nbytes)
+        for bps, nbytes in zip((up_bps, down_bps), sample_nbytes(manifest, stage), strict=True)
+        if bps and nbytes
+    ]
+    return min(rates, default=math.inf)
+
+
+def allowed_samples_per_s(
+    manifest: Manifest, stage: int, speed: float, allowance: record_pb2.Allowance | None
+) -> float:
+    """`speed` (samples per second) as limited by the link: the rate that others should expect and balance by."""
+    if allowance is None:
+        return speed
+    return min(speed, link_samples_per_s(manifest, stage, allowance.up_bps, allowance.down_bps))
 
 
 def possible_s(manifest: Manifest, stage: int) -> float:

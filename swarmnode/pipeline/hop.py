@@ -11,15 +11,14 @@ from swarmnode.errors import Busy, RemoteFault, StartAnew, Unavailable
 from swarmnode.ids import MicrobatchId, PeerId
 from swarmnode.manifest import Manifest
 from swarmnode.metrics import name
-from swarmnode.model.schedule import inner_batch
+from swarmnode.model.optimizer import inner_batch
 from swarmnode.pipeline.accusation import Accusations
 from swarmnode.pipeline.auditor import SUSPECTED_S, Auditor
-from swarmnode.pipeline.backlog import Backlog, InFlight
+from swarmnode.pipeline.backlog import Backlog, InFlight, check_inputs, check_samples, check_tokens, check_way
 from swarmnode.pipeline.feeder import RunningLoss
 from swarmnode.pipeline.input_check import FeederInput, InputAuditor
 from swarmnode.pipeline.next_hop import MicrobatchResult, NextHop, onward
 from swarmnode.pipeline.recompute import RecomputeService
-from swarmnode.pipeline.request_check import check_inputs, check_samples, check_tokens, check_way
 from swarmnode.pipeline.reservation import Reservations
 from swarmnode.pipeline.staleness import (
     PUT_OFF,

@@ -18,7 +18,7 @@ from swarmnode.errors import DataError, LocalFault, RemoteFault, Unavailable
 from swarmnode.ids import PeerId, short
 from swarmnode.pipeline.audit import ALIKE, OWN_LEAST
 from swarmnode.pipeline.auditor import REPLY_SLACK_BYTES, TIMEOUT_S, Auditor
-from swarmnode.pipeline.request_check import TOKEN_DTYPES, check_activations
+from swarmnode.pipeline.backlog import TOKEN_DTYPES, check_activations
 from swarmnode.ports import Call, WireTensor
 from swarmnode.wire import call_pb2 as wire
 

@@ -24,7 +24,7 @@ from swarmnode.ema import Ema, EmaStart
 from swarmnode.ids import PeerId
 from swarmnode.manifest import Manifest
 from swarmnode.membership.swarm import Swarm
-from swarmnode.model.schedule import inner_batch
+from swarmnode.model.optimizer import inner_batch
 from swarmnode.model.split import stages_of
 from swarmnode.pipeline.staleness import replica_share, window_limit
 from swarmnode.pipeline.window import QUEUED_HIGH

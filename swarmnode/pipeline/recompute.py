@@ -18,7 +18,7 @@ from swarmnode.manifest import Manifest
 from swarmnode.manifest.check import COUNT_MAX
 from swarmnode.membership.place import feeder_place
 from swarmnode.metrics import name
-from swarmnode.pipeline.request_check import check_activations, check_inputs, check_samples, check_tokens
+from swarmnode.pipeline.backlog import check_activations, check_inputs, check_samples, check_tokens
 from swarmnode.pipeline.statement import Fingerprint, HopEvidence
 from swarmnode.ports import Answer, Call, Compute, Priority, Replica, Telemetry, WireTensor
 from swarmnode.token_bucket import TokenBuckets

@@ -8,11 +8,12 @@ speed of a peer is bounded by its stage's (believed_rate.py).
 
 from __future__ import annotations
 
+import functools
 import heapq
 import math
 import random
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -21,6 +22,7 @@ from swarmnode.ids import PeerId, seeded
 from swarmnode.manifest import Manifest
 from swarmnode.membership.swarm import Member
 from swarmnode.membership.trust import UnknownPeers
+from swarmnode.model.weight_stash import swaps
 from swarmnode.pipeline.believed_rate import ANNOUNCED_MAX, FASTER_MAX, faster, lowest, median_speed, possible_s, usual
 
 EPSILON = 0.1  # guess
@@ -32,6 +34,43 @@ USUAL_SHARE = 8  # guess: recompute the usual time after answers of an eighth of
 FORMER_MAX = 1024  # guess
 QUICK_S = 1.0  # guess: of a refusal, where nobody has answered yet
 OTHERS_MIN = 4  # guess: answers of others meanwhile; if nobody answers, the peer is not at fault
+
+
+WAYS_KEPT = 64  # guess: a run has a few itineraries, and each call names one
+SKIPPED_SHARE_MAX = 1 / 3  # SkipPipe, arXiv 2502.19913: more costs more than waiting
+
+
+def itinerary(stages: int, serial: int, *, swapped: bool = False, lost: Sequence[int] = ()) -> tuple[int, ...]:
+    """The itinerary of the feeder's microbatch number `serial`. `lost` inner stages are left out, lowest first, up to
+    SKIPPED_SHARE_MAX of all; the first and last stage never are."""
+    way = list(range(stages))
+    if swapped and serial % 2:
+        for a, b in swaps(stages):
+            way[a], way[b] = way[b], way[a]
+    room = int(stages * SKIPPED_SHARE_MAX)
+    left_out = [stage for stage in sorted(lost) if 0 < stage < stages - 1][:room]
+    return tuple(stage for stage in way if stage not in left_out)
+
+
+def successors(stage: int, stages: int, *, swapped: bool, skips: bool) -> tuple[int, ...]:
+    """The stages that a microbatch may go to from `stage`, ascending: the ones whose replicas must be known well."""
+    ways = [itinerary(stages, serial, swapped=swapped) for serial in (0, 1)]
+    found = {way[way.index(stage) + 1] for way in ways if way[-1] != stage}
+    if skips:
+        found |= {way[i] for way in ways for i in [way.index(stage) + 2] if i < stages}
+    return tuple(sorted(found))
+
+
+@functools.lru_cache(maxsize=WAYS_KEPT)
+def fault(way: tuple[int, ...], stages: int) -> str | None:
+    """The error in an itinerary from outside, or None."""
+    if not way or way[0] != 0 or way[-1] != stages - 1:
+        return f"an itinerary that does not lead from stage 0 to stage {stages - 1}"
+    if len(set(way)) != len(way) or any(stage >= stages for stage in way):
+        return f"an itinerary that visits a stage twice or one that is not among {stages}"
+    if stages - len(way) > int(stages * SKIPPED_SHARE_MAX):
+        return f"an itinerary of {len(way)} of {stages} stages; a third may be left out"
+    return None
 
 
 @dataclass(slots=True)

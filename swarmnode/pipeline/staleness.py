@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from swarmnode.ema import Ema, EmaStart
 from swarmnode.manifest import Manifest
 from swarmnode.metrics.name import STALENESS
-from swarmnode.model.schedule import inner_batch
+from swarmnode.model.optimizer import inner_batch
 
 AVERAGED_MAX = 4  # guess: replicas for which the learning rate grows; more were not measured
 

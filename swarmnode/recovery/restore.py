@@ -23,7 +23,7 @@ from swarmnode.membership.swarm import Swarm
 from swarmnode.metrics import name
 from swarmnode.model.adapter import has_adapters
 from swarmnode.model.section import PACKED_ITEMSIZE, outer_sections, snapshot_nbytes
-from swarmnode.model.stage_swap import partner
+from swarmnode.model.weight_stash import partner
 from swarmnode.ports import Clock, Compute, Neighbour, Priority, Replica, State, Telemetry, Transport
 from swarmnode.recovery.neighbour_backup import to_keep
 from swarmnode.recovery.recovery_source import (

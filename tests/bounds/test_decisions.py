@@ -35,10 +35,10 @@ from swarmnode.membership.clock import RunClock
 from swarmnode.membership.peer_table import PeerTable
 from swarmnode.membership.progress import Progress
 from swarmnode.membership.swarm import Member, Swarm
-from swarmnode.model.schedule import inner_batch, learning_rate
+from swarmnode.model.optimizer import inner_batch, learning_rate
 from swarmnode.node.served_stage import ready_to_serve
 from swarmnode.node.stage_change import costs
-from swarmnode.pipeline.link_rate import allowed_samples_per_s
+from swarmnode.pipeline.believed_rate import allowed_samples_per_s
 from swarmnode.pipeline.rebalance import RebalanceRules, choose_stage, load, on_the_way, plan_move, staying, still_good
 from swarmnode.pipeline.route import Router
 from swarmnode.pipeline.staleness import window_limit

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 from swarmnode.cli.init import command
 from swarmnode.errors import DataError, NotPermitted
 from swarmnode.manifest import read_manifest
-from swarmnode.model.gguf_file import to_folder
+from swarmnode.model.base_weights import to_folder
 
 WIDTH, FFN, LAYERS, HEADS, KV_HEADS = 64, 96, 2, 4, 2
 KV_WIDTH = WIDTH // HEADS * KV_HEADS

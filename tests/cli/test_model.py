@@ -161,7 +161,7 @@ def test_export_averages_the_newest_checkpoints(session: Path, tmp_path: Path, s
 
 
 def test_gossip_alone_brings_the_replicas_to_their_mean(session: Path, tmp_path: Path, said) -> None:  # type: ignore[no-untyped-def]
-    from swarmnode.local.gossip_averaging import mixed
+    from swarmnode.local.evaluation import mixed
     from swarmnode.local.model_source import gather
     from swarmnode.model.gather import merged, spread
 

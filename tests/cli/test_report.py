@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from swarmnode.cli.main import main
 from swarmnode.local import log_timeline
-from swarmnode.local.redact import HIDDEN, Redactor
+from swarmnode.local.bundle import HIDDEN, Redactor
 from swarmnode.untrusted_text import readable
 
 PEERS = (

@@ -13,7 +13,7 @@ from swarmnode.identity import Identity
 from swarmnode.ids import RunId
 from swarmnode.machine.receipt_store import FILE_NAME, Receipts, read
 from swarmnode.membership.receipt import PEERS_MAX, Work, WorkDone, check_receipt, sign_receipt
-from swarmnode.node.receipt_exchange import ReceiptExchange
+from swarmnode.node.report import ReceiptExchange
 from swarmnode.wire import call_pb2 as wire
 from tests.support.village import RUN, LoopClock, manifest, village
 

@@ -22,9 +22,8 @@ from swarmnode.model.adapter import (
     trained_count,
     trained_shapes,
 )
-from swarmnode.model.adapter_merge import whole_weights
 from swarmnode.model.decoder import Decoder
-from swarmnode.model.frozen import FrozenWeight
+from swarmnode.model.frozen import FrozenWeight, whole_weights
 from swarmnode.model.section import section_sizes
 from swarmnode.model.split import initial, parameter_shapes, split
 from swarmnode.model.stage import StageReplica, StageTape

@@ -16,8 +16,8 @@ from swarmnode.errors import DataError, UsageError
 from swarmnode.local.pretrained import lay_out
 from swarmnode.manifest import MANIFEST_FILE, Manifest, ModelSpec, TrainingSpec, template
 from swarmnode.model.adapter import trained_count
-from swarmnode.model.adapter_merge import held, whole_weights
 from swarmnode.model.export import StageLabel, save_stage, stage_state_dict, write_model
+from swarmnode.model.frozen import held, whole_weights
 from swarmnode.model.split import initial, parameter_shapes, split
 from swarmnode.model.stage import StageReplica
 from swarmnode.model.text_generation import whole_model

@@ -12,7 +12,7 @@ from torch import Tensor
 from swarmnode.model import muon
 from swarmnode.model.decoder import Decoder
 from swarmnode.model.muon import COEFFICIENTS, GRAM_RATIO, STEPS, orthogonalize
-from swarmnode.model.schedule import learning_rate
+from swarmnode.model.optimizer import learning_rate
 from swarmnode.model.split import is_hidden_matrix, split
 from tests.support.tiny_model import manifest, seconds, stages_of, token_batch, train_on
 

@@ -16,8 +16,8 @@ from swarmnode.errors import Busy, LocalFault
 from swarmnode.machine.replica import TorchReplica
 from swarmnode.manifest import DataSpec
 from swarmnode.model import memory_estimate
+from swarmnode.model.device import is_out_of_memory, twice
 from swarmnode.model.memory_estimate import Passes
-from swarmnode.model.out_of_memory import is_out_of_memory, twice
 from swarmnode.model.tensor import decode, encode
 from swarmnode.ports import Packet, WireTensor
 from tests.support.tiny_model import TINY, manifest, token_batch, token_wire

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmnode.manifest import InnerSpec
-from swarmnode.model.schedule import inner_batch, learning_rate
+from swarmnode.model.optimizer import inner_batch, learning_rate
 
 COSINE = InnerSpec(learning_rate=1.0, warmup_samples=100, decay_samples=1100, learning_rate_min_ratio=0.1)
 

@@ -10,8 +10,7 @@ from torch import Tensor
 from swarmnode.errors import LocalFault, RemoteFault
 from swarmnode.manifest import DataSpec, InnerSpec, Manifest, ModelSpec, PipelineSpec
 from swarmnode.model.memory_estimate import COPIES_MAX
-from swarmnode.model.optimizer import corrected_ema
-from swarmnode.model.schedule import learning_rate
+from swarmnode.model.optimizer import corrected_ema, learning_rate
 from swarmnode.model.stage import StageReplica, StageTape
 from swarmnode.model.tensor import decode, encode
 from swarmnode.ports import WireTensor

@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from swarmnode.errors import Busy, RemoteFault, Unavailable
 from swarmnode.identity import Identity
-from swarmnode.machine.checkpoint_source import find_resumptions, intact
+from swarmnode.machine.checkup import find_resumptions, intact
 from swarmnode.machine.folder_store import FolderStore
 from swarmnode.machine.run_archive import Measured
 from swarmnode.model.section import section_shapes

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import cast
 
 from swarmnode.node.audit_setup import RATE_OVER_S, HopReplayer
-from swarmnode.node.node_context import NodeContext
+from swarmnode.node.node_ports import NodeContext
 from tests.support.village import manifest
 
 

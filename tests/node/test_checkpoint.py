@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from swarmnode.errors import LocalFault
-from swarmnode.machine.checkpoint_source import find_resumptions
+from swarmnode.machine.checkup import find_resumptions
 from swarmnode.machine.folder_store import FolderStore
 from swarmnode.manifest import CheckpointSpec, Manifest
 from swarmnode.recovery.resumption import CheckpointOptions, Resumption

@@ -9,7 +9,7 @@ import torch
 
 from swarmnode.machine.replica import TorchReplica
 from swarmnode.manifest import Manifest
-from swarmnode.node import probe
+from swarmnode.node import membership_handlers
 from swarmnode.ports import Neighbour, Packet
 from tests.support.fake_device import elsewhere
 from tests.support.village import Numbers, manifest
@@ -84,7 +84,7 @@ def test_a_stage_is_measured_and_rebuilt_elsewhere(method: str, monkeypatch: pyt
         beside = [TorchReplica(run, other, device) for other in (stage - 1, stage + 1) if 0 <= other < 3]
         given = [Neighbour(r.stage.part.stage, r.snapshot().sections["phi"], 1.0 + r.stage.part.stage) for r in beside]
         replica = TorchReplica(run, stage, device)
-        probe.forward(replica, run, stage, run.inner.microbatch)
+        membership_handlers.forward(replica, run, stage, run.inner.microbatch)
         replica.rebuild(method, given, None)
         return replica.digest()
 

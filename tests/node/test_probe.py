@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from swarmnode.node.probe import probing
+from swarmnode.node.membership_handlers import probing
 from swarmnode.ports import Priority
 from tests.support.fake_telemetry import Quiet
 from tests.support.tiny_model import manifest

@@ -15,7 +15,7 @@ from swarmnode.identity import Identity
 from swarmnode.ids import MicrobatchId, PeerId, microbatch_id
 from swarmnode.manifest import Manifest
 from swarmnode.node.membership_handlers import MembershipHandlers
-from swarmnode.node.receipt_exchange import ReceiptExchange
+from swarmnode.node.report import ReceiptExchange
 from swarmnode.ports import Answer, Call, Packet, Verdict, WireTensor
 from swarmnode.wire import call_pb2 as wire
 from swarmnode.wire import record_pb2

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmnode.model.stage_swap import partner, swaps
-from swarmnode.pipeline.itinerary import fault, itinerary, successors
+from swarmnode.model.weight_stash import partner, swaps
+from swarmnode.pipeline.route import fault, itinerary, successors
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from swarmnode.ids import PeerId
 from swarmnode.manifest import PRESETS, boundary_nbytes
 from swarmnode.membership.swarm import Member
-from swarmnode.pipeline.link_rate import allowed_samples_per_s, link_samples_per_s, sample_nbytes
+from swarmnode.pipeline.believed_rate import allowed_samples_per_s, link_samples_per_s, sample_nbytes
 from swarmnode.pipeline.route import Router
 from swarmnode.wire import record_pb2
 from tests.support.records import member

@@ -20,14 +20,12 @@ from swarmnode.machine.compute import ThreadCompute
 from swarmnode.machine.replica import TorchReplica
 from swarmnode.manifest import GossipSpec, InnerSpec, LimitsSpec, Manifest, ModelSpec, PipelineSpec, RecoverySpec
 from swarmnode.membership.admission import Admission
-from swarmnode.node import probe
+from swarmnode.node import membership_handlers
 from swarmnode.node.drain import DrainReport
-from swarmnode.node.membership_handlers import MembershipHandlers
+from swarmnode.node.membership_handlers import MembershipHandlers, Probing
 from swarmnode.node.node import Node
-from swarmnode.node.node_ports import NodePorts
+from swarmnode.node.node_ports import NodePorts, NodeRole
 from swarmnode.node.notice import NoticeKind, Notices
-from swarmnode.node.probe import Probing
-from swarmnode.node.role import NodeRole
 from swarmnode.node.served_stage import ServedStage
 from swarmnode.pipeline.feeder import Samples
 from swarmnode.ports import Replica, Tape, WireTensor
@@ -145,7 +143,7 @@ class Village:
         self.saving = CheckpointOptions()  # of those added from now on
         self.owner = b""  # the same: the key whose warrants they honour
         self.admission: Callable[[], Admission] | None = None  # the same: a new one for each
-        self.probe: Probing = probe.forward  # the same
+        self.probe: Probing = membership_handlers.forward  # the same
         self._stack = contextlib.AsyncExitStack()
 
     def add(

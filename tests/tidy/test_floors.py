@@ -30,7 +30,7 @@ HOMES = {
         "swarmnode.transport.web",
         "benchmarks.micro.data_set",
     ),
-    "transformers": ("swarmnode.data.chat_template", "swarmnode.model.gguf_file"),
+    "transformers": ("swarmnode.data.chat_template", "swarmnode.model.base_weights"),
     "rich": ("swarmnode.cli", "swarmnode.local", "swarmsim.command"),
     "click": ("swarmnode.cli", "swarmnode.daemon", "swarmsim.command", "benchmarks.command"),
     "torch": (

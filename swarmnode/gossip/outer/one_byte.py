@@ -44,7 +44,7 @@ from swarmnode.gossip.outer.method import Outer, believed, check_weight
 from swarmnode.gossip.robust import PacketMeasures
 from swarmnode.ids import digest64
 from swarmnode.manifest import Manifest
-from swarmnode.model.schedule import learning_rate
+from swarmnode.model.optimizer import learning_rate
 from swarmnode.ports import OuterReport, Packet, StreamingMessage, Verdict, WireTensor
 
 CHUNK = 1 << 18  # elements; part of the protocol: another size draws other signs
