@@ -95,7 +95,7 @@ R = TypeVar("R", bound=Run)
 @contextlib.contextmanager
 def run_of(folder: Path, verb: str, kind: type[R] = Run) -> Iterator[R]:  # type: ignore[assignment]
     run = kind(folder, verb)
-    run.once("init", "run", "--preset", "tiny")
+    run.once("init", "run", "--preset", "tiny", "--full")
     path = folder / "run" / "manifest.toml"
     text = re.sub(r"(?m)^stages = .*", "stages = 2", path.read_text())
     path.write_text(re.sub(r"(?m)^validation_every_samples = .*", "validation_every_samples = 256", text))

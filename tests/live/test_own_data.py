@@ -139,7 +139,7 @@ class Organiser:
         made = ["--from", str(self.books), "--tokenizer", str(self.tokenizer), "--chunk-tokens", "4097"]
         await output_of("data", "make", str(self.data), *made)
         places = ["--data", str(self.data), "--location", f"http://127.0.0.1:{port}/set"]
-        await output_of("init", str(self.run), "--preset", "tiny", *places)
+        await output_of("init", str(self.run), "--preset", "tiny", "--full", *places)
         written(self.run, places)
 
     def manifest(self) -> Manifest:
