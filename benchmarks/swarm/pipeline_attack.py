@@ -90,7 +90,7 @@ def run(
     for life in wanted:
         if any(life.row().items() <= row.items() for row in found):
             continue
-        row = life.row() | _live(life, clock, say)
+        row = life.row() | live(life, clock, say)
         say(json.dumps(row))
         found.append(row)
         if journal is not None:
@@ -140,8 +140,8 @@ def _manifest() -> Manifest:
     return dataclasses.replace(demo, pipeline=pipeline)
 
 
-def _live(life: PipelineLife, clock: Clock, say: Callable[[str], None]) -> dict[str, Any]:
-    """Run one swarm."""
+def live(life: PipelineLife, clock: Clock, say: Callable[[str], None]) -> dict[str, Any]:
+    """Run one swarm, and return its row: nats, samples trained, share of hops done again, and exclusions."""
 
     def tell(text: str) -> None:
         say(f"{life.lie or 'without liars'}, seed {life.seed}: {text}")
