@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sqlite3
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from swarmnode.dashboard.timeline import KINDS, sentence
 from swarmnode.dashboard.totals import LIVES_MAX, Contribution, counts_of
 from swarmnode.errors import LocalFault
 from swarmnode.ids import PeerId
+from swarmnode.membership.receipt import WorkDone, sign_receipt
 from swarmnode.metrics import name
 from swarmnode.metrics.event import EVENTS
 from swarmnode.metrics.name import series
@@ -158,17 +160,32 @@ async def test_a_run_whose_nodes_come_back_does_not_stand_still_at_once() -> Non
     def heard(state: record_pb2.NodeState, at_s: float) -> list[str]:
         for node in fleet.nodes:
             told = record(fleet, node, expires_unix_ms=int((at_s + 15) * 1000), state=state)
-            told.sequence += int(at_s - NOW)
+            told.sequence += int(at_s - NOW) + 300
             board.heard(told, at_s)
         board.settle(at_s)
-        return [alarm.kind for alarm in alarms(view.health(board, [], at_s)) if alarm.level == "error"]
+        return [alarm.kind for alarm in alarms(view.health(board, [], at_s))]
 
-    assert heard(record_pb2.NODE_STATE_TRAINING, NOW) == []
-    board.samples = 512
-    assert heard(record_pb2.NODE_STATE_LEFT, NOW + 5) == ["stage_empty"]
+    assert heard(record_pb2.NODE_STATE_JOINING, NOW - 200) == [] and view.phase(board, NOW - 200) == "waiting"
+    assert heard(record_pb2.NODE_STATE_JOINING, NOW - 1) == []
+    assert heard(record_pb2.NODE_STATE_TRAINING, NOW) == [], "it was never whole before"
+    board.resume(512, NOW - 9)
+    assert view.phase(board, NOW) == "training"
+    assert heard(record_pb2.NODE_STATE_LEFT, NOW + 5) == ["stopped"] and view.phase(board, NOW + 5) == "stopped"
     assert heard(record_pb2.NODE_STATE_JOINING, NOW + 100) == ["stage_empty"]
+    assert view.phase(board, NOW + 100) == "broken"
     assert heard(record_pb2.NODE_STATE_TRAINING, NOW + 102) == [], "they have served for two seconds"
     assert heard(record_pb2.NODE_STATE_TRAINING, NOW + 170) == ["stalled"]
+
+
+def test_only_a_target_that_somebody_chose_is_shown() -> None:
+    assert view.target_of(TINY) is None, "the preset's"
+    chosen = replace(TINY, inner=replace(TINY.inner, decay_samples=7000))
+    board = Board(chosen, RUN)
+    assert view.summary(board, NOW)["samples_target"] == 7000 and view.phase(board, NOW) == "looking"
+    board.resume(7000, NOW - 99)
+    board.settle(NOW)
+    assert view.phase(board, NOW + 60) == "ended"
+    assert view.target_of(replace(TINY, inner=replace(chosen.inner, decay="constant"))) is None
 
 
 def test_the_same_complaint_is_shown_once_a_minute(one: Fixture) -> None:
@@ -182,6 +199,12 @@ def test_every_event_has_a_sentence_or_is_meant_to_have_none(event: str) -> None
     for level in ("info", "warning", "error"):
         found = sentence(event, level, {})
         assert found is None or (found[0] in KINDS and found[1])
+
+
+def test_a_flood_is_told_only_where_there_is_one() -> None:
+    reasons = ("many connections: looking", "no flood of strangers", "a flood of 900 connections a second")
+    told = [sentence("gate.changed", "warning", {"reason": reason}) for reason in reasons]
+    assert told == [None, None, ("fault", "keeps strangers away: a flood of 900 connections a second")]
 
 
 def test_texts_name_nodes_and_hide_addresses() -> None:
@@ -210,16 +233,25 @@ def test_a_restart_brings_everything_back(one: Fixture, tmp_path: Path) -> None:
     board.reported(peer, report(9, "validation.done", loss="3.5", samples_total="512"), NOW, 0.0)
     board.samples = 512
     board.tell(NOW, None, "alarm", "warning", "something")
+    receipt = sign_receipt(one.fake_fleet.nodes[1].identity, RUN, peer, WorkDone(2, 8), int(NOW) - 9, int(NOW))
+    board.contributions[PeerId(receipt.client)] = Contribution()
+    board.ledger.take(peer, receipt.SerializeToString(), board.contributions, NOW)
+    model = {"label": "round-1", "samples": 512, "scores": [], "continuations": [{"prompt": "a", "text": "b"}]}
     history = History.open(tmp_path / "h", RUN, print)
+    history.keep_models([model])
     history.write(board.take_changes(), HistoryPoint(NOW, 512, 9.0, 4.0, 1, 1, 4, 10.0, 1.0))
     history.close()
+    with sqlite3.connect(tmp_path / "h") as database:
+        database.execute("ALTER TABLE round DROP COLUMN single")  # as an older coordinator left it
 
-    again, board = Board(TINY), one.board
+    again, board = Board(TINY, RUN), one.board
     history = History.open(tmp_path / "h", RUN, print)
     history.restore(again)
     assert again.samples == 512 and again.validations == board.validations and again.rounds == board.rounds
     assert list(again.timeline) == list(board.timeline) and again.entry_serial == board.entry_serial
     assert again.totals == board.totals and again.totals["steps"] == 40
+    assert again.trained_s == NOW and history.models == {"round-1": model}
+    assert view.standing(again, peer) == {"rank": None, "of": 0, "share": 0.0, "days": [[int(NOW // 86_400), 8]]}
     assert [point.samples for point in history.points] == [512]
     again.heard(_record(one), NOW + 1)
     again.reported(peer, told, NOW + 1, 0.0)
