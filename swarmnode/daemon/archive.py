@@ -29,7 +29,6 @@ from swarmnode.machine.bucket_store import open_store
 from swarmnode.machine.folder_store import FolderStore
 from swarmnode.machine.free_memory import free_memory
 from swarmnode.machine.run_archive import RETRY_S, Archive, ArchivePlan, Evaluate, Measured, ModelFiles
-from swarmnode.manifest import EvaluationSpec
 from swarmnode.membership.access import check_warrant, sign_warrant
 from swarmnode.model.section import section_shapes
 from swarmnode.model.split import stages_of
@@ -231,9 +230,8 @@ def _evaluation(process: DaemonContext, options: ArchiveOptions, reported: Repor
     manifest = process.manifest
     parts = stages_of(manifest)
     nbytes = 4 * sum(part.parameters for part in parts)
-    command = ["--json", "--from", "checkpoint", "--cache", str(process.options.cache)]
+    command = ["--json", "--all", "--from", "checkpoint", "--cache", str(process.options.cache)]
     command += ["--data", str(options.data)] if options.data is not None else []
-    command += ["--all"] if manifest.evaluation != EvaluationSpec() else []
 
     async def evaluate(folder: Path, samples: int) -> Measured:
         if MEMORY_TIMES * nbytes <= free_memory().nbytes:

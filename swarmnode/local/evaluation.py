@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from swarmnode.data.corpus import Corpus
 from swarmnode.data.indexed import IndexedCorpus, open_text
 from swarmnode.data.tokenizer_file import run_tokenizer
-from swarmnode.errors import DataError, Unavailable
+from swarmnode.errors import DataError, SwarmnodeError, Unavailable
 from swarmnode.ids import PeerId, RunId
 from swarmnode.local.model_scores import BATCH_TOKENS, scores_of
 from swarmnode.manifest import EvaluationSpec, Manifest
@@ -139,10 +139,13 @@ def evaluate(
 def _lists(net: Decoder, manifest: Manifest, folder: Path | None, source: Path) -> Scores:
     """Scores of [evaluation]. Its texts and the tokenizer lie below `folder`; lm-eval reads the model folder
     `source`."""
-    if manifest.evaluation == EvaluationSpec():
-        return Scores()
-    tokenizer, _ = run_tokenizer(folder, manifest.data)
-    return scores_of(net, manifest, tokenizer, folder, source)
+    try:
+        tokenizer, _ = run_tokenizer(folder, manifest.data)
+        return scores_of(net, manifest, tokenizer, folder, source)
+    except SwarmnodeError:
+        if manifest.evaluation == EvaluationSpec():
+            return Scores()  # nobody asked for any
+        raise
 
 
 def _loss(net: Decoder, manifest: Manifest, corpus: Corpus | IndexedCorpus, wanted: int) -> tuple[float, int]:

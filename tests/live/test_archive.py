@@ -18,6 +18,7 @@ import torch
 from swarmnode import manifest as manifests
 from swarmnode.data.corpus import open_corpus
 from swarmnode.local.child import Child, NodePlan, node_command
+from swarmnode.local.model_scores import PROMPTS
 from swarmnode.local.spawn import NODE
 from swarmnode.manifest import PRESETS, SIGNED_FILE, Manifest
 from tests.support.live_swarm import settled
@@ -144,6 +145,7 @@ async def test_the_owner_takes_the_model_out_of_a_run_of_volunteers(tmp_path: Pa
             ),
         )
         assert entry["liars"] == [] and max(entry["agree"]) == 1
+        assert [one["prompt"] for one in entry["continuations"]] == list(PROMPTS), "of a run that lists none"
         reported = [loss for at, _, loss in picture["validations"] if at > DECAYED + 512][-1]
 
         model = tmp_path / "model"
