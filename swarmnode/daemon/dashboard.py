@@ -30,6 +30,8 @@ def tell_watchers(process: DaemonContext, api: ControlApi, kept: Receipts, clock
     transport = process.transport
     loop = asyncio.get_running_loop()
     met = dict(parse_bootstraps(process.options.bootstrap))
+    if named := process.manifest.about.page:
+        api.show_page(f"{named.rstrip('/')}/")
 
     def facts() -> report_pb2.Report:
         told = api.status()
@@ -50,7 +52,7 @@ def tell_watchers(process: DaemonContext, api: ControlApi, kept: Receipts, clock
     reporter = Reporter(facts, process.recent, int(clock.unix_s() * 1000), receipts)
 
     async def answer(peer: PeerId, call: Call) -> Answer:
-        if (port := call.header.report.page_port) and peer in met:
+        if (port := call.header.report.page_port) and peer in met and not named:
             host = next((one.split("/")[2] for one in met[peer] if not is_circuit(one)), "")
             api.show_page(f"http://{f'[{host}]' if ':' in host else host}:{port}/" if host else "")
         return await reporter.answer(peer, call)

@@ -30,7 +30,7 @@ from aiohttp.abc import AbstractStreamWriter
 from swarmnode.dashboard import view
 from swarmnode.dashboard.heartbeat import Heartbeat
 from swarmnode.errors import UsageError
-from swarmnode.ids import PeerId
+from swarmnode.ids import PeerId, short
 from swarmnode.wire import record_pb2
 
 IN_ALL_MAX = 512  # guess: pages open at once
@@ -310,7 +310,8 @@ class DashboardServer:
         return [view.node_row(node) for node in self._live.board.nodes.values()]
 
     def _node(self, request: web.Request) -> view.Json:
-        node = self._live.board.nodes.get(PeerId(request.match_info["peer"]))
+        asked, nodes = PeerId(request.match_info["peer"]), self._live.board.nodes
+        node = nodes.get(asked) or next((nodes[peer] for peer in nodes if short(peer) == asked), None)
         if node is None:
             raise web.HTTPNotFound(text='{"error":"no such node is here now"}', content_type="application/json")
         return view.node_detail(self._live.board, node, self._live.now_s(), private=not self._public)

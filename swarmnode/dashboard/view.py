@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import os
 from collections.abc import Sequence
@@ -130,6 +131,7 @@ def run(board: Board, run_id: str, join: Sequence[str], version: str) -> Json:
         "method": manifest.gossip.method,
         "codec": manifest.gossip.codec,
         "data": manifest.data.source,
+        "about": dataclasses.asdict(manifest.about),
         "join": list(join),
         "version": version,
     }

@@ -129,6 +129,7 @@ def _facts(watch: NodeWatch) -> list[tuple[str, str | Text]]:
     measured = len(watch.looks) > 1 and not empty_stages(status)
     limits = status.limits
     quota = f" ({nbytes_text(limits.quota_used_nbytes)} used)" if "quota" in limits.limits else ""
+    page = page_here(status.run_id) or status.page
     return [
         ("stages", stage_strip(status)),
         ("", headline(status)),
@@ -143,7 +144,7 @@ def _facts(watch: NodeWatch) -> list[tuple[str, str | Text]]:
         ("memory", memory),
         ("limits", ", ".join(f"{key} {text}" for key, text in sorted(limits.limits.items())) + quota),
         ("amended", "\n".join(status.amendments)),
-        ("page", page_here(status.run_id) or status.page),
+        ("page", f"{page}node/{short(PeerId(status.peer_id))}" if page and not status.trains_nothing else page),
     ]
 
 

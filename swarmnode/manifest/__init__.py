@@ -20,6 +20,7 @@ from swarmnode.manifest.recipe import Recipe, fit, of_kind
 from swarmnode.manifest.signed import canonical, parse_signed, read_signed, run_id_of, sign, verify
 from swarmnode.manifest.spec import (
     BYTES_END,
+    AboutSpec,
     AccessSpec,
     BaseSpec,
     CheckpointSpec,
@@ -45,6 +46,7 @@ __all__ = [
     "SIGNED_FILE",
     "CheckpointSpec",
     "OuterConstants",
+    "AboutSpec",
     "AccessSpec",
     "BaseSpec",
     "DataSpec",

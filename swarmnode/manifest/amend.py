@@ -34,6 +34,7 @@ AMENDABLE = frozenset(
         *(f"checkpoint.{key}" for key in ("every_rounds", "keep")),
         *(f"limits.{key}" for key in ("microbatch_timeout_s", "exchange_timeout_s")),
         "access.mode",
+        *(f"about.{key}" for key in ("by", "why", "page")),
     }
 )
 """Fields that a node can take up between two rounds, with the weights that it has."""

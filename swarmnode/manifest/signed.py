@@ -25,12 +25,15 @@ SIGNED_BYTES_MAX = MANIFEST_BYTES_MAX + 1024 + 64 * 4200  # 64 amendments (membe
 
 
 def canonical(manifest: Manifest) -> bytes:
-    """The canonical bytes of `manifest`: JSON, keys sorted, no spaces, ASCII, every field present, floats in the
-    shortest form that reads back the same. Raises ManifestError for a value that is not allowed."""
+    """The canonical bytes of `manifest`: JSON, keys sorted, no spaces, ASCII, every field present but empty ones
+    of [about], floats in the shortest form that reads back the same. Raises ManifestError for a value that is not
+    allowed."""
     tree: dict[str, Any] = {"format": FORMAT}
     for field in FIELDS:
-        place = tree.setdefault(field.table, {}) if field.table else tree
         value = field.check.accept(value_of(manifest, field.name))
+        if field.table == "about" and value == "":
+            continue  # runs that were signed before there was such a table stay what they are
+        place = tree.setdefault(field.table, {}) if field.table else tree
         if value is None:
             raise ManifestError(f"{field.name} = {value_of(manifest, field.name)!r}: allowed is {field.check.allowed}")
         place[field.key] = value

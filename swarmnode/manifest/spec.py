@@ -736,6 +736,25 @@ class EvaluationSpec:
     )
 
 
+_LINE = matching(r"[ -~\u00a1-\u1fff\u3001-\ud7ff]{0,240}", "one line of at most 240 characters")
+
+
+@dataclass(frozen=True, slots=True)
+class AboutSpec:
+    """What people read before they join: the page shows it. Empty lines are left out of the signed manifest."""
+
+    by: str = key("", _LINE, "Who runs this, and where to ask.", "none")
+    why: str = key("", _LINE, "What the model is for.", "none")
+    data: str = key("", _LINE, "What it is trained on, in words.", "none")
+    licence: str = key("", _LINE, "The licence under which the model is given away.", "none")
+    page: str = key(
+        "",
+        matching(r"(https?://[A-Za-z0-9.:-]{1,100}(/[A-Za-z0-9._~-]{1,60}){0,8}/?)?", "empty, or a http(s) address"),
+        "Where the coordinator's page is; `join` shows each machine its own place there.",
+        "none",
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Manifest:
     """A training job. `Manifest()` is the demo."""
@@ -759,6 +778,7 @@ class Manifest:
     recovery: RecoverySpec = field(default_factory=RecoverySpec)
     access: AccessSpec = field(default_factory=AccessSpec)
     evaluation: EvaluationSpec = field(default_factory=EvaluationSpec)
+    about: AboutSpec = field(default_factory=AboutSpec)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,8 @@ Screenshots are left in build/screenshots ($SWARMNODE_ARTEFACTS moves them): loo
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -93,6 +95,35 @@ def test_everything_can_be_reached_by_keyboard(browser: Browser, served: Served)
         page.focus("#theme")
         page.keyboard.press("Enter")
         assert page.evaluate("getComputedStyle(document.body).backgroundColor") != before
+        assert page.said == []  # type: ignore[attr-defined]
+    finally:
+        page.context.close()
+
+
+def test_curves_by_tokens_smoothed_beside_another_run_and_as_files(
+    browser: Browser, served: Served, tmp_path: Path
+) -> None:
+    page = opened(browser, served)
+    try:
+        page.check('input[name="axis"][value="tokens"]', force=True)
+        page.check("#log")
+        page.fill("#smooth", "0.9")
+        with page.expect_download() as saved:
+            page.click("text=JSON")
+        saved.value.save_as(tmp_path / "other.json")
+        with page.expect_download() as saved:
+            page.click("#csv")
+        saved.value.save_as(tmp_path / "table.csv")
+        table = (tmp_path / "table.csv").read_text().splitlines()
+        assert table[0].startswith("unix_s,samples,tokens,") and len(table) > 12
+        told = json.loads((tmp_path / "other.json").read_text())
+        (tmp_path / "other.json").write_text(json.dumps({**told, "name": HOSTILE}))
+        page.set_input_files("#compare", tmp_path / "other.json")
+        until(page, "document.getElementById('other-name').textContent.includes('<img src=x')")
+        page.set_input_files("#compare", {"name": "x.json", "mimeType": "text/json", "buffer": b'{"points": [["a"]]}'})
+        until(page, "document.getElementById('other-name').textContent.includes('cannot be shown')")
+        page.click("#alone")
+        assert page.locator("#other").is_hidden() and page.locator("main img").count() == 0
         assert page.said == []  # type: ignore[attr-defined]
     finally:
         page.context.close()
