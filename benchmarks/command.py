@@ -355,15 +355,15 @@ def codec(extension: bool, as_json: bool) -> None:
 
 @command.command()
 @click.option("--nodes", type=click.IntRange(2, 5000), default=1000, show_default=True, help="Synthetic nodes.")
-@click.option("--look", "look_s", type=DURATION, default=0.0, help="Only serve the page this long: 10m.")
+@click.option("--look", "look_s", type=DURATION, default=None, help="Only serve the page this long: 10m.")
 @click.option("--port", type=click.IntRange(0, 65535), default=0, help="Of the page.")
 @JSON
-def dashboard(nodes: int, look_s: float, port: int, as_json: bool) -> None:
+def dashboard(nodes: int, look_s: float | None, port: int, as_json: bool) -> None:
     """Cost of the coordinator's page with a thousand nodes: share of a server's core, main-thread time of an update in
     Chromium (playwright), first paint, bytes of assets."""
     from benchmarks.swarm import dashboard as bench
 
-    show(bench.run(nodes, lambda line: click.echo(line, err=True), look_s, port), as_json)
+    show(bench.run(nodes, lambda line: click.echo(line, err=True), look_s or 0.0, port), as_json)
 
 
 @command.command()
