@@ -741,7 +741,7 @@ _LINE = matching(r"[ -~\u00a1-\u1fff\u3001-\ud7ff]{0,240}", "one line of at most
 
 @dataclass(frozen=True, slots=True)
 class AboutSpec:
-    """What people read before they join: the page shows it. Empty lines are left out of the signed manifest."""
+    """Facts that people read before they join; the page shows them. Empty ones are left out of the signed manifest."""
 
     by: str = key("", _LINE, "Who runs this, and where to ask.", "none")
     why: str = key("", _LINE, "What the model is for.", "none")
