@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import signal
-
-if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # before the imports below, as swarmnode.cli.run does
-
 import contextlib
 import difflib
 import errno
 import importlib
 import os
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 
