@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TextIO
 
+from rich.columns import Columns
 from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Column, Table
@@ -103,13 +104,13 @@ def picture(watch: NodeWatch) -> Group:
     return Group(panel(watch), Text(), peers) if status.peers else Group(panel(watch))
 
 
-def panel(watch: NodeWatch, hint: str = "") -> Table:
+def panel(watch: NodeWatch) -> Table:
     """A node in a few lines, whole at 60 columns: its place among the stages, who is missing, what it does and gave."""
     status = watch.now
     grid = Table.grid(Column(style="bold", no_wrap=True), Column(overflow="fold"), padding=(0, 2, 0, 0))
     grid.add_row("run", f"{status.run_name} {status.run_id[:16]}")
     grid.add_row("peer", f"{short(PeerId(status.peer_id))}, swarmnode {status.version}")
-    for key, value in [*_facts(watch), ("", hint)]:
+    for key, value in _facts(watch):
         if value:
             grid.add_row(key, value, style="yellow" if key in ("paused", "clock") else "")
     return grid
@@ -201,7 +202,6 @@ def span_text(seconds: float) -> str:
 
 
 LINE_PERIOD_S = 5.0
-NOTES_MAX = 6
 
 
 def screen_for(console: Console, stream: TextIO) -> Screen:
@@ -221,7 +221,7 @@ class PlainScreen:
     def show(self, picture: SessionView) -> None:
         if picture.wall_s >= self._next_s:
             self._next_s = picture.wall_s + LINE_PERIOD_S
-            self._write(line(picture))
+            self._write("  ".join(parts(picture)))
 
     def note(self, text: str) -> None:
         self._write(text)
@@ -235,29 +235,20 @@ class PlainScreen:
 
 
 class LiveScreen:
-    """A table by stage, redrawn for each picture, with the last notes below."""
+    """A table by stage, redrawn for each picture, with the notes above."""
 
     def __init__(self, console: Console) -> None:
-        self._notes: collections.deque[str] = collections.deque(maxlen=NOTES_MAX)
-        self._picture: SessionView | None = None
         self._live = Live(console=console, auto_refresh=False, vertical_overflow="crop")
         self._live.start()
 
     def show(self, picture: SessionView) -> None:
-        self._picture = picture
-        self._draw()
+        self._live.update(render(picture, self._live.console.width), refresh=True)
 
     def note(self, text: str) -> None:
-        self._notes.append(text)
-        self._draw()
+        self._live.console.print(Text(text, style="dim"))
 
     def close(self) -> None:
         self._live.stop()
-
-    def _draw(self) -> None:
-        notes = Text("\n".join(self._notes), style="dim")
-        table = [render(self._picture, self._live.console.width)] if self._picture is not None else []
-        self._live.update(Group(*table, notes), refresh=True)
 
 
 COLUMNS = (  # heading, from which width of the terminal on
@@ -278,7 +269,8 @@ def render(picture: SessionView, width: int = 160) -> Group:
         table.add_row(*(row[i] for i in kept), style="dim" if node.reason else ("" if node.training else "yellow"))
     told = max((list(node.status.amendments) for node in picture.nodes if node.status is not None), key=len, default=[])
     page = [f"dashboard {picture.page}"] if picture.page else []
-    return Group(Text(line(picture).strip(), style="bold"), table, *map(Text, [*told, *page]))
+    head = Columns([Text(part.strip(), style="bold") for part in parts(picture)], padding=(0, 2))
+    return Group(head, table, *map(Text, [*told, *page]), Text("Ctrl-C stops all nodes in order", style="dim"))
 
 
 def stage_text(stage: int, stages: int) -> str:
@@ -313,13 +305,13 @@ def cells(node: NodeFacts) -> list[str]:
     ]
 
 
-def line(picture: SessionView) -> str:
-    """The swarm in one line: time, nodes, samples, speed, losses, round, bytes sent."""
+def parts(picture: SessionView) -> list[str]:
+    """The swarm in a few words each: time, nodes, samples, speed, losses, round, bytes sent."""
     t = picture.totals
     alive = [node for node in picture.nodes if not node.reason]
     training = sum(node.training for node in alive)
     clock = picture.wall_s if picture.ready_s is None else picture.ready_s
-    parts = [
+    return [
         f"{clock:6.1f} s",
         f"nodes {training}/{len(alive)}",
         f"samples {t.samples:,}",
@@ -328,7 +320,6 @@ def line(picture: SessionView) -> str:
         f"round {t.round}",
         f"sent {nbytes_text(sum(t.bytes.values()))}",
     ]
-    return "  ".join(parts)
 
 
 def conclusion(summary: Summary) -> str:

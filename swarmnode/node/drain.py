@@ -11,6 +11,7 @@ from typing import Protocol
 
 from swarmnode.errors import SwarmnodeError
 from swarmnode.ids import PeerId, short
+from swarmnode.membership.swarm import Swarm
 from swarmnode.node.notice import Notice
 from swarmnode.node.presence import Presence
 from swarmnode.ports import Telemetry
@@ -89,6 +90,11 @@ class DrainReport:
     def all_sent(self, successor: str = "") -> None:
         """Note that another node has all samples that were unsent; `successor`: and the stage's state."""
         self.sent, self.successor = self.unsent, successor or self.successor
+
+    def check_successor(self, swarm: Swarm) -> None:
+        """Name no successor that leaves, too, by its record in `swarm`."""
+        staying = {member.peer for member in swarm.members() if member.state == record_pb2.NODE_STATE_TRAINING}
+        self.successor = self.successor if self.successor in staying else ""
 
     def end(self, seconds: float) -> None:
         """Note how long it took."""

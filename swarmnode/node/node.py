@@ -291,6 +291,7 @@ class Node:
         else:
             await work.drain(notices, report, self._final_checkpoint)
         await goodbye(notices, self.presence, self._telemetry)
+        report.check_successor(self.presence.peer_table.swarm())
         report.end(asyncio.get_running_loop().time() - begun)
         report.tell(self._telemetry)
         return report

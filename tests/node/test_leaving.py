@@ -131,3 +131,18 @@ async def test_when_the_whole_run_stops_nobody_hands_anything_over() -> None:
         await v.until(lambda: v.total() >= 128, "128 samples")
         await v.leave()
         assert not [p for p in v.people if events(p, "handover.done") or events(p, "drain.cut")]
+
+
+async def test_who_leave_together_name_none_of_each_other() -> None:
+    """Records of the others' leaving come after the state was given; the sentence is made after them."""
+    async with village(manifest()) as v:
+        for index in range(3):
+            v.add(index)
+        await v.until(lambda: training(v) and v.total() >= 128, "128 samples")
+        for person in v.people:
+            person.notices.give(taken(60.0))
+        await v.until(lambda: all(p.task is not None and p.task.done() for p in v.people), "all have left")
+        assert [p for p in v.people if events(p, "handover.done")], "a state was given before the records came"
+        for person in v.people:
+            assert person.task is not None
+            assert not person.task.result().successor and "handed" not in person.task.result().text()

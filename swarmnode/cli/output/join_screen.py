@@ -56,9 +56,10 @@ class JoinScreen:
         return self._last
 
     async def _live(self) -> None:
-        from rich.console import Console
+        from rich.console import Console, Group
         from rich.file_proxy import FileProxy
         from rich.live import Live
+        from rich.text import Text
 
         from swarmnode.local.swarm_view import NodeWatch, panel
 
@@ -66,12 +67,13 @@ class JoinScreen:
             encoding = "utf-8"  # without one click.echo takes the file behind it, and tears the panel
 
         console, watch, loop = Console(stderr=True), NodeWatch(), asyncio.get_running_loop()
+        hint = Text(HINT, style="dim")  # a line with room for the ^C that a terminal writes after it
         live = Live(console=console, auto_refresh=False, redirect_stderr=False)
         with live, contextlib.redirect_stderr(Above(console, sys.stderr)):
             while True:
                 if (status := await self._status()) is not None:
                     watch.add(loop.time(), status)
-                    live.update(panel(watch, HINT), refresh=True)
+                    live.update(Group(panel(watch), hint), refresh=True)
                 await asyncio.sleep(PERIOD_S)
 
     async def _lines(self) -> None:
