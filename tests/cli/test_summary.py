@@ -18,8 +18,8 @@ from swarmnode.local.swarm_view import (
     PlainScreen,
     conclusion,
     headline,
-    line,
     nbytes_text,
+    parts,
     picture,
     render,
     screen_for,
@@ -189,8 +189,8 @@ def test_people_can_read_it() -> None:
 
 def test_the_view_shows_every_node_by_stage() -> None:
     seen = SessionView(60.0, 45.25, 1234.5, tuple(NODES), totals(NODES))
-    assert line(seen).split("  ")[1:] == [
-        "45.2 s",
+    assert parts(seen) == [
+        "  45.2 s",
         "nodes 2/3",
         "samples 1,000",
         "tokens/s 1,234",
