@@ -24,7 +24,7 @@ from swarmnode.cli.option.param import (
     limit_options,
 )
 from swarmnode.daemon.options import NodeOptions
-from swarmnode.node.node_ports import NodeRole
+from swarmnode.node.limits import NodeRole
 from swarmnode.node.notice import GRACE_S
 from swarmnode.user_folders import default_cache, default_home
 

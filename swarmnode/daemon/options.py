@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from swarmnode.node.node_ports import NodeRole
+from swarmnode.node.limits import NodeRole
 from swarmnode.node.notice import GRACE_S
 
 if TYPE_CHECKING:

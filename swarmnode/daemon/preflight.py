@@ -17,7 +17,7 @@ from swarmnode.manifest import Manifest
 from swarmnode.model.adapter import trained_count
 from swarmnode.model.section import ITEMSIZE, section_sizes, state_nbytes
 from swarmnode.model.split import stages_of
-from swarmnode.node.node_ports import NodeRole
+from swarmnode.node.limits import NodeRole
 
 SAVE_ADVICE = "free space there, or save elsewhere (--checkpoints)"
 

@@ -13,8 +13,7 @@ from swarmnode.machine.stage_fit import StageFit, best_fit, states_of
 from swarmnode.manifest import Manifest
 from swarmnode.model.device import autocasts
 from swarmnode.model.memory_budget import mode_of
-from swarmnode.node.limits import Limits, change
-from swarmnode.node.node_ports import NodeRole
+from swarmnode.node.limits import Limits, NodeRole, change
 
 
 def checkpoints(options: NodeOptions, manifest: Manifest, *, tell: bool = True) -> str:

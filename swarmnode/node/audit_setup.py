@@ -11,7 +11,8 @@ from typing import TypeVar
 from swarmnode.errors import Unavailable
 from swarmnode.ids import PeerId, seeded, short
 from swarmnode.node.chunk_samples import ChunkSamples
-from swarmnode.node.node_ports import NodeContext, NodeRole
+from swarmnode.node.limits import NodeRole
+from swarmnode.node.node_ports import NodeContext
 from swarmnode.pipeline import statement as statements
 from swarmnode.pipeline.accusation import Accusations
 from swarmnode.pipeline.auditor import Auditor

@@ -1,4 +1,4 @@
-"""A volunteer's limits, and the decision whether the node may run now.
+"""A volunteer's part and limits, and the decision whether the node may run now.
 
 Pure: limits and a frozen reading in, a verdict and its reason out. Nothing here reads a clock, a sensor or a counter.
 """
@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 
 DAY_S = 86_400
 COOL_C = 5.0  # guess: degrees below the limit before work goes on, so that it does not flutter
@@ -27,6 +28,17 @@ _BYTES = {"b": 1, "kb": 1e3, "mb": 1e6, "gb": 1e9, "tb": 1e12, "kib": 2**10, "mi
 
 Span = tuple[int, int]
 """Seconds of the local day from and to; from > to goes past midnight."""
+
+
+class NodeRole(StrEnum):
+    """The part of a node in a run; its user decides."""
+
+    ANY = "any"
+    """It serves a stage; at the first one it feeds as well, once it has the run's text."""
+    FEEDER = "feeder"
+    """It only feeds: it reads text, starts microbatches and reports losses, without a stage."""
+    REPLICA = "replica"
+    """It only serves stages, and neither reads nor fetches text."""
 
 
 @dataclass(frozen=True, slots=True)

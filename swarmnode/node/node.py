@@ -23,7 +23,8 @@ from swarmnode.node.checkpointer import announce_checkpoints
 from swarmnode.node.drain import DrainReport, goodbye
 from swarmnode.node.failure_detector import FailureDetector, unban
 from swarmnode.node.feeder_only import FeederOnly, attend_feeding
-from swarmnode.node.node_ports import NodeContext, NodePorts, NodeRole
+from swarmnode.node.limits import NodeRole
+from swarmnode.node.node_ports import NodeContext, NodePorts
 from swarmnode.node.notice import Notice, Notices
 from swarmnode.node.pause import PauseControl, StageSlot
 from swarmnode.node.piggyback import PiggybackTransport

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from enum import StrEnum
 
 from swarmnode.data.base_index import BaseIndex
 from swarmnode.data.index import Index
@@ -15,6 +14,7 @@ from swarmnode.membership.admission import Admission
 from swarmnode.membership.liveness import Pinger
 from swarmnode.node.caller_check import CallerCheck
 from swarmnode.node.failure_detector import FailureDetector
+from swarmnode.node.limits import NodeRole
 from swarmnode.node.membership_handlers import Probing
 from swarmnode.node.piggyback import PiggybackTransport
 from swarmnode.node.presence import Presence
@@ -26,17 +26,6 @@ from swarmnode.recovery.resumption import CheckpointOptions
 from swarmnode.transfer.chunk_set import SetPorts
 from swarmnode.transfer.donor import ArchiveBudget, DonorLimits
 from swarmnode.wire import call_pb2 as wire
-
-
-class NodeRole(StrEnum):
-    """The part of a node in a run; its user decides."""
-
-    ANY = "any"
-    """It serves a stage; at the first one it feeds as well, once it has the run's text."""
-    FEEDER = "feeder"
-    """It only feeds: it reads text, starts microbatches and reports losses, without a stage."""
-    REPLICA = "replica"
-    """It only serves stages, and neither reads nor fetches text."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,8 +21,9 @@ from swarmnode.membership.place import places
 from swarmnode.membership.swarm import SERVING, Member, Swarm
 from swarmnode.metrics import name
 from swarmnode.node.chunk_samples import ChunkSamples
+from swarmnode.node.limits import NodeRole
 from swarmnode.node.membership_handlers import telling
-from swarmnode.node.node_ports import NodeContext, NodePorts, NodeRole
+from swarmnode.node.node_ports import NodeContext, NodePorts
 from swarmnode.node.presence import Presence
 from swarmnode.node.stage_change import StageTransfer, costs, living_members
 from swarmnode.pipeline.believed_rate import bounded

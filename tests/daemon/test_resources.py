@@ -17,7 +17,7 @@ from swarmnode.model.device import autocasts
 from swarmnode.model.memory_budget import CARD, memory_need, mode_of
 from swarmnode.model.memory_estimate import Passes
 from swarmnode.model.split import split, stages_of
-from swarmnode.node.node_ports import NodeRole
+from swarmnode.node.limits import NodeRole
 
 FILES = replace(PRESETS["tiny"], data=DataSpec(source="text", paths=("books",)))
 BUCKET = replace(PRESETS["tiny"], checkpoint=CheckpointSpec("s3://theirs/run"))

@@ -11,7 +11,7 @@ import pytest
 
 from swarmnode.errors import RemoteFault, Unavailable
 from swarmnode.manifest import Manifest
-from swarmnode.node.node_ports import NodeRole
+from swarmnode.node.limits import NodeRole
 from swarmnode.ports import Call, Tape, WireTensor
 from swarmnode.wire import call_pb2 as wire
 from swarmnode.wire import record_pb2

@@ -22,9 +22,10 @@ from swarmnode.manifest import GossipSpec, InnerSpec, LimitsSpec, Manifest, Mode
 from swarmnode.membership.admission import Admission
 from swarmnode.node import membership_handlers
 from swarmnode.node.drain import DrainReport
+from swarmnode.node.limits import NodeRole
 from swarmnode.node.membership_handlers import MembershipHandlers, Probing
 from swarmnode.node.node import Node
-from swarmnode.node.node_ports import NodePorts, NodeRole
+from swarmnode.node.node_ports import NodePorts
 from swarmnode.node.notice import NoticeKind, Notices
 from swarmnode.node.served_stage import ServedStage
 from swarmnode.pipeline.feeder import Samples
