@@ -6,7 +6,9 @@ import asyncio
 import contextlib
 import datetime
 import json
+import os
 import time
+import zoneinfo
 from collections.abc import Callable
 from pathlib import Path
 
@@ -76,7 +78,6 @@ class Sensors:
 
     async def __call__(self, limits: Limits) -> SensorReading:
         now = self._clock.unix_s()
-        time.tzset()  # a laptop travels, and Python keeps the zone that it started in
         offset_s = utc_offset_s(now)
         used, rate = self._usage.read(now, offset_s)
         if limits.yield_to and now > self._programs_s + PROCESSES_S:
@@ -93,15 +94,23 @@ class Sensors:
         )
 
 
+def local(unix_s: float) -> datetime.datetime:
+    """Local time at `unix_s`. A laptop travels: the zone's file is read anew, which C does not within a second."""
+    zone, path = None, os.environ.get("TZ", "/etc/localtime").removeprefix(":")
+    with contextlib.suppress(OSError, ValueError), open(path, "rb") as file:
+        zone = zoneinfo.ZoneInfo.from_file(file)
+    time.tzset()
+    return datetime.datetime.fromtimestamp(unix_s, datetime.UTC).astimezone(zone)
+
+
 def utc_offset_s(unix_s: float) -> int:
     """Seconds that local time is ahead of UTC at `unix_s`."""
-    return time.localtime(unix_s).tm_gmtoff
+    return int((local(unix_s).utcoffset() or datetime.timedelta()).total_seconds())
 
 
 def local_time(in_s: float) -> str:
     """The local time `in_s` seconds from now, with the day if it is not today."""
-    now = datetime.datetime.now()  # noqa: TID251  for people to read
-    then = now + datetime.timedelta(seconds=in_s)
+    now, then = local(time.time()), local(time.time() + in_s)  # noqa: TID251  for people to read
     return then.strftime("%H:%M") if then.date() == now.date() else then.strftime("%a %d %b %H:%M")
 
 
@@ -114,8 +123,7 @@ def programs() -> frozenset[str]:
 
 def temperature_c() -> float | None:
     """The hottest GPU's temperature, else of the processor's sensors; None if none can be read."""
-    gpus = [celsius for _, celsius in gpu_temperatures()]
-    if gpus:
+    if gpus := gpu_temperatures():
         return max(gpus)
     read = getattr(psutil, "sensors_temperatures", None)
     found = read() if read is not None else {}
@@ -123,8 +131,8 @@ def temperature_c() -> float | None:
     return max((sensor.current for sensors in chips for sensor in sensors if sensor.current > 0), default=None)
 
 
-def gpu_temperatures() -> list[tuple[str, float]]:
-    """(name, degrees) of every NVIDIA GPU; empty without a driver."""
+def gpu_temperatures() -> list[float]:
+    """Degrees of every NVIDIA GPU; empty without a driver."""
     import pynvml
 
     try:
@@ -133,13 +141,7 @@ def gpu_temperatures() -> list[tuple[str, float]]:
         return []
     try:
         handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
-        return [
-            (
-                str(pynvml.nvmlDeviceGetName(handle)),
-                float(pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU)),
-            )
-            for handle in handles
-        ]
+        return [float(pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU)) for handle in handles]
     except pynvml.NVMLError:
         return []
     finally:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import struct
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from swarmnode.daemon.clock import SystemClock
-from swarmnode.machine.sensors import DailyTraffic, Sensors
+from swarmnode.machine.sensors import DailyTraffic, Sensors, utc_offset_s
 from swarmnode.node.limits import Limits, change, decide
 
 
@@ -34,6 +36,19 @@ async def test_hours_follow_the_machines_zone_when_it_changes(tmp_path: Path, mo
     reading = await sense(limits)
     assert reading.utc_offset_s == 36_000
     assert decide(limits, reading).running, "it is 22:00 there"
+
+
+def test_a_zone_file_that_changes_within_a_second_is_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "localtime"
+    monkeypatch.setenv("TZ", f":{path}")
+    for offset_s in (0, 32_400):
+        path.write_bytes(
+            b"TZif".ljust(20, b"\0")
+            + struct.pack(">6l", 0, 0, 0, 0, 1, 4)
+            + struct.pack(">l6s", offset_s, b"\0\0XYZ\0")
+        )
+        os.utime(path, (1, 1))
+        assert utc_offset_s(1_700_000_000.0) == offset_s
 
 
 async def test_the_end_of_hours_is_known_where_summer_time_begins_meanwhile(
