@@ -440,7 +440,7 @@ async def test_addresses_that_cannot_be_listened_on(tmp_path: Path) -> None:
     identity = create(key)
     async with node() as (taken, _):
         (address,) = await taken.addresses()
-        with pytest.raises(LocalFault, match="the port is in use"):
+        with pytest.raises(UsageError, match="the port is in use"):
             await Libp2pTransport.create(key, identity, RUN, [address])
     for wrong in ("/ip4/203.0.113.7/tcp/4001", "localhost:4001", "/dns/localhost/tcp/1"):
         with pytest.raises(UsageError):
