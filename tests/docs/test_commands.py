@@ -17,6 +17,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.chaos.test_chaos import KILLS
+
 ROOT = Path(__file__).resolve().parents[2]
 BOUND_S = 170.0
 BLOCK = re.compile(r"<!-- run(?P<options>[^\n]*?) -->\n```sh\n(?P<text>.*?)```", re.DOTALL)
@@ -61,7 +63,7 @@ def id_of(page: Path) -> str:
         if blocks(page)
     ],
 )
-def test_what_a_page_says_to_type(page: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_commands_of_a_page_run(page: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     cache = tmp_path_factory.getbasetemp() / "cache"  # tokens are made once for all pages
     environ = os.environ | {"PATH": path, "HOME": str(tmp_path), "XDG_CACHE_HOME": str(cache)}
@@ -140,3 +142,23 @@ def test_verbs_and_flags_in_pages_exist() -> None:
 
 def test_the_readme_stays_one_screen() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= 110
+
+
+def test_figures_of_the_readme_stand_beside_a_command() -> None:
+    """Each paragraph or item with a number outside links and code names what prints it."""
+    prose = re.sub(r"```.*?```", "", (ROOT / "README.md").read_text(), flags=re.DOTALL)
+    for paragraph in re.split(r"\n\n|\n(?=\* )", prose):
+        plain = re.sub(r"`[^`]*`|\[[^\]]*\]\([^)]*\)", "", paragraph)
+        if re.search(r"(?<![\w.-])\.?\d", plain):
+            assert re.search(r"`(swarmnode|make) ", paragraph), paragraph
+
+
+def test_the_readme_claims_as_many_kills_as_a_test_asserts() -> None:
+    assert f"`make test` kills at least {KILLS} in one life" in " ".join((ROOT / "README.md").read_text().split())
+
+
+def test_measurements_are_not_older_than_the_code() -> None:
+    page = (ROOT / "docs" / "measurements" / "README.md").read_text()
+    months = re.findall(r"\b([A-Z][a-z]+) (20\d\d)\b", page)
+    assert months
+    assert min(time.strptime(" ".join(month), "%B %Y") for month in months) >= time.strptime("November 2026", "%B %Y")
