@@ -151,7 +151,8 @@ class ControlApi:
         )
         reply.home, reply.page = str(self._options.home), self._page
         if (amendments := process.admission.amendments) is not None:
-            reply.amendments.extend(amendments.lines(None if reply.trains_nothing else reply.round))
+            done = None if self._node is None else self._node.stage_status().round_index
+            reply.amendments.extend(amendments.lines(done or None))  # before its first round it knows of none in force
         reply.clock = process.clock.fault
         reply.least_version = process.admission.rules.access_list.least_version
         if self.regulator is not None:

@@ -140,11 +140,8 @@ class Amendments:
 
     def lines(self, round_index: int | None = None) -> list[str]:
         """All amendments for people, oldest first; with the round that is done: whether each is in force."""
-        marks = [
-            "" if round_index is None else (" (pending)", " (in force)")[a.from_round <= round_index]
-            for a in self.chain
-        ]
-        return [self.text(amendment) + mark for amendment, mark in zip(self.chain, marks, strict=True)]
+        marks = ("", "") if round_index is None else (" (pending)", " (in force)")
+        return [self.text(one) + marks[one.from_round <= (round_index or 0)] for one in self.chain]
 
     def _last(self) -> bytes:
         return digest("amendment", self.signed[-1].amendment) if self.signed else b""
