@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 from swarmnode.cli.option.param import DASHBOARD_PORT, DURATION, FOLDER, STAGES_MAX
+from swarmnode.cli.output.console import paper
 from swarmnode.errors import SwarmnodeError, UsageError
 from swarmnode.ids import RunId
 from swarmnode.user_folders import default_cache
@@ -141,7 +142,10 @@ def command(
         return EXIT_INTERRUPTED
     summary, code = _export(summary, prepared.folder, out)
     summary = dataclasses.replace(summary, checkpoint=_last_checkpoint(plan.checkpoints, prepared.run_id))
-    click.echo(json.dumps(summary.to_json()) if as_json else conclusion(summary))
+    if as_json:
+        click.echo(json.dumps(summary.to_json()))
+    else:
+        paper().print(conclusion(summary))
     return code
 
 

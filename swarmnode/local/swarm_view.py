@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TextIO
 
@@ -107,12 +107,19 @@ def picture(watch: NodeWatch) -> Group:
 def panel(watch: NodeWatch) -> Table:
     """A node in a few lines, whole at 60 columns: its place among the stages, who is missing, what it does and gave."""
     status = watch.now
+    run = f"{status.run_name} {status.run_id[:16]}"
+    return _grid(
+        [("run", run), ("peer", f"{short(PeerId(status.peer_id))}, swarmnode {status.version}"), *_facts(watch)]
+    )
+
+
+def _grid(facts: Iterable[tuple[str, str | Text]]) -> Table:
+    """A line for each fact that has a value."""
     grid = Table.grid(Column(style="bold", no_wrap=True), Column(overflow="fold"), padding=(0, 2, 0, 0))
-    grid.add_row("run", f"{status.run_name} {status.run_id[:16]}")
-    grid.add_row("peer", f"{short(PeerId(status.peer_id))}, swarmnode {status.version}")
-    for key, value in _facts(watch):
+    for key, value in facts:
         if value:
-            grid.add_row(key, value, style="yellow" if key in ("paused", "clock") else "")
+            text = Text(value) if isinstance(value, str) else value  # no markup: names and paths may hold brackets
+            grid.add_row(key, text, style="yellow" if key in ("paused", "clock") else "")
     return grid
 
 
@@ -266,7 +273,9 @@ def render(picture: SessionView, width: int = 160) -> Group:
     order = sorted(picture.nodes, key=lambda n: (bool(n.reason), n.stage if n.stage is not None else 1 << 30, n.name))
     for node in order:
         row = cells(node)
-        table.add_row(*(row[i] for i in kept), style="dim" if node.reason else ("" if node.training else "yellow"))
+        table.add_row(
+            *(Text(row[i]) for i in kept), style="dim" if node.reason else ("" if node.training else "yellow")
+        )
     told = max((list(node.status.amendments) for node in picture.nodes if node.status is not None), key=len, default=[])
     page = [f"dashboard {picture.page}"] if picture.page else []
     head = Columns([Text(part.strip(), style="bold") for part in parts(picture)], padding=(0, 2))
@@ -322,14 +331,14 @@ def parts(picture: SessionView) -> list[str]:
     ]
 
 
-def conclusion(summary: Summary) -> str:
-    """The summary as a few lines of text."""
+def conclusion(summary: Summary) -> Table:
+    """The summary in a few lines."""
     t: Totals = summary.totals
     mb, ex = t.microbatches, t.exchanges
     sent = ", ".join(f"{kind} {nbytes_text(nbytes)}" for kind, nbytes in t.bytes.items())
     ends = collections.Counter(summary.exit_reasons.values())
     first, last = loss_text(t.loss_validation_first), loss_text(t.loss_validation)
-    rows = [
+    rows: list[tuple[str, str | Text]] = [
         ("run", summary.run),
         ("stopped", f"{summary.stopped}, after {summary.wall_s:.1f} s"),
         ("trained", f"{t.samples:,} samples, {t.tokens:,} tokens, {summary.tokens_per_s:,.0f} tokens/s"),
@@ -346,7 +355,7 @@ def conclusion(summary: Summary) -> str:
         ("folder", summary.folder),
         ("model", summary.model or "none"),
     ]
-    return "\n".join(f"{key:>12}  {value}" for key, value in rows)
+    return _grid(rows)
 
 
 def state_name(state: int) -> str:

@@ -180,7 +180,9 @@ def test_the_json_has_what_the_issue_asks_for() -> None:
 
 
 def test_people_can_read_it() -> None:
-    text = conclusion(summary())
+    console = Console(width=100, record=True, file=io.StringIO())
+    console.print(conclusion(summary()))
+    text = console.export_text()
     assert "validation 5.500 at first, 2.250 at last, train 2.500" in text
     assert "2 × left, 1 × killed by --kill" in text
     assert nbytes_text(999) == "999 B"
