@@ -8,9 +8,8 @@ from pathlib import Path
 import click
 
 from swarmnode.cli.option.config_file import bind, config_path, defaults_for, origins
-from swarmnode.cli.option.param import FOLDER
+from swarmnode.cli.option.param import home_option
 from swarmnode.errors import NoDaemon
-from swarmnode.user_folders import default_home
 
 
 @click.group(short_help="settings and their origin")
@@ -28,14 +27,14 @@ def path() -> None:
 @command.command()
 @click.option("--origin", is_flag=True, help="Also print the origin of each value.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-@click.option("--home", type=FOLDER, help="The node's own folder.  [default: ~/.local/share/swarmnode/node]")
-def show(origin: bool, as_json: bool, home: Path | None) -> None:
+@home_option
+def show(origin: bool, as_json: bool, home: Path) -> None:
     """Print the settings of the node that runs in --home, including the run's manifest; without a node, those that
     `swarmnode join` would use here and now."""
     from swarmnode.control import client
 
     try:
-        rows = client.ask(home or default_home("node"), "config")["settings"]
+        rows = client.ask(home, "config")["settings"]
     except NoDaemon:
         rows = list(_of_join())
         click.echo("no node runs there: these are the settings of `swarmnode join`", err=True)

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from swarmnode.cli.option.param import FOLDER
-from swarmnode.user_folders import default_home
+from swarmnode.cli.option.param import home_option
 
 if TYPE_CHECKING:
     from swarmnode.ids import PeerId
@@ -36,11 +35,11 @@ MEASURE_S = 10.0
 @click.option(
     "--device", default="auto", show_default=True, metavar="auto|cpu|cuda|cuda:1|mps", help="Device to check."
 )
-@click.option("--home", type=FOLDER, help="The node's own folder.  [default: ~/.local/share/swarmnode/node]")
+@home_option
 @click.option(
     "--json", "as_json", is_flag=True, help="Print one JSON object: checks, stages, tokens_per_s, up_bps, verdict."
 )
-def command(words: tuple[str, ...], invite_file: Path | None, device: str, home: Path | None, as_json: bool) -> int:
+def command(words: tuple[str, ...], invite_file: Path | None, device: str, home: Path, as_json: bool) -> int:
     """Check this machine, and with an INVITE its access to the run; print its abilities, and the remedy for each
     failure.
 
@@ -53,18 +52,17 @@ def command(words: tuple[str, ...], invite_file: Path | None, device: str, home:
     from swarmnode.machine.checkup import exit_code, machine
     from swarmnode.model.device import resolve_device
 
-    place = home or default_home("node")
     invite = find_invite(words, invite_file)
     if words and invite is None:
         raise click.UsageError(f"{words[0][:60]!r} is not an invite: one line, as `swarmnode invite` prints it")
     device = resolve_device(device)
-    checks = list(machine(place, device))
+    checks = list(machine(home, device))
     found: dict[str, object] = {}
     verdict = "this machine can take part"
     if invite is not None:
-        checks += asyncio.run(_of_run(invite, place, device, found))
+        checks += asyncio.run(_of_run(invite, home, device, found))
         verdict = str(found.get("verdict", verdict))
-    checks += _of_daemon(place)
+    checks += _of_daemon(home)
     code = exit_code(checks)
     if code:
         verdict = "this machine cannot take part yet: " + "; ".join(c.name for c in checks if c.ok is False)

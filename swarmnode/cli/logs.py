@@ -11,12 +11,11 @@ from typing import Any
 
 import click
 
-from swarmnode.cli.option.param import FOLDER
+from swarmnode.cli.option.param import home_option
 from swarmnode.errors import NoDaemon
 from swarmnode.metrics.event import LEVELS
 from swarmnode.metrics.events import digits
 from swarmnode.untrusted_text import printable
-from swarmnode.user_folders import default_home
 
 POLL_S = 0.2
 TAIL_BYTES = 1 << 20
@@ -29,10 +28,10 @@ TAIL_BYTES = 1 << 20
 )
 @click.option("--level", type=click.Choice(LEVELS), default="info", show_default=True, help="This level and above.")
 @click.option("--json", "as_json", is_flag=True, help="Print the JSON lines unchanged.")
-@click.option("--home", type=FOLDER, help="The node's own folder.  [default: ~/.local/share/swarmnode/node]")
-def command(follow: bool, lines: int, level: str, as_json: bool, home: Path | None) -> None:
+@home_option
+def command(follow: bool, lines: int, level: str, as_json: bool, home: Path) -> None:
     """Print the events of the node in --home, running or stopped (its events.jsonl)."""
-    path = (home or default_home("node")) / "events.jsonl"
+    path = home / "events.jsonl"
     if not path.is_file():
         raise NoDaemon(f"no node has run in {path.parent}: give its folder with --home")
     worse = LEVELS[LEVELS.index(level) :]

@@ -63,10 +63,11 @@ VERBS: Mapping[str, str] = {
 }
 ELSEWHERE = ("simulate", "bench")
 """Verbs of VERBS that come by entry points (swarmnode/plugin.py); `bench` has a short form here."""
+TELL = ("drain", "pause", "resume", "snooze", "finish", "leave", "limit")  # of module `tell`, by name
 
 
 class Verbs(click.Group):
-    """Finds verb V in module swarmnode.cli.V as `command`, or by entry point: no verb loads another's imports."""
+    """Finds verb V in module swarmnode.cli.V as `command`, in `tell` or by entry point: none loads others' imports."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(dict.fromkeys((*VERBS, *plugin.names(plugin.VERBS))))
@@ -100,7 +101,8 @@ class Verbs(click.Group):
 def _load(verb: str) -> click.Command | None:
     found = plugin.load(plugin.VERBS, verb) if verb in ELSEWHERE or verb not in VERBS else None
     if found is None and verb in VERBS and verb != "simulate":
-        found = importlib.import_module(f"swarmnode.cli.{verb.replace('-', '_')}").command
+        module, name = ("tell", verb) if verb in TELL else (verb.replace("-", "_"), "command")
+        found = getattr(importlib.import_module(f"swarmnode.cli.{module}"), name)
     return found if isinstance(found, click.Command) else None
 
 

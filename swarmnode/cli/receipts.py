@@ -8,14 +8,13 @@ from pathlib import Path
 
 import click
 
-from swarmnode.cli.option.param import FOLDER
-from swarmnode.user_folders import default_home
+from swarmnode.cli.option.param import home_option
 
 
 @click.command(short_help="receipts for this node's work, signed by others")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per line, with signatures.")
-@click.option("--home", type=FOLDER, help="The node's own folder.  [default: ~/.local/share/swarmnode/node]")
-def command(as_json: bool, home: Path | None) -> None:
+@home_option
+def command(as_json: bool, home: Path) -> None:
     """Print the receipts of the node in --home, running or not, verified again: the client and the number of samples.
 
     A client signs what was done for it; anybody can check that with its peer id alone.
@@ -26,7 +25,7 @@ def command(as_json: bool, home: Path | None) -> None:
     from swarmnode.membership.receipt import check_receipt
 
     total = 0
-    for receipt in read(home or default_home("node")):
+    for receipt in read(home):
         try:
             check_receipt(receipt, RunId(receipt.run_id), PeerId(receipt.server))
         except RemoteFault as fault:

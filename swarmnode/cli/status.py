@@ -8,19 +8,18 @@ from pathlib import Path
 
 import click
 
-from swarmnode.cli.option.param import FOLDER
+from swarmnode.cli.option.param import home_option
 from swarmnode.cli.output.console import paper
 from swarmnode.errors import Unavailable
-from swarmnode.user_folders import default_home
 
 METRICS_TIMEOUT_S = 5.0
 
 
 @click.command(short_help="status of the node on this machine")
-@click.option("--home", type=FOLDER, help="The node's own folder.  [default: ~/.local/share/swarmnode/node]")
+@home_option
 @click.option("--json", "as_json", is_flag=True, help="Print the whole status as one JSON object.")
 @click.option("--metrics", is_flag=True, help="Print its metrics, in Prometheus's text format.")
-def command(home: Path | None, as_json: bool, metrics: bool) -> None:
+def command(home: Path, as_json: bool, metrics: bool) -> None:
     """Query the node in --home through its control socket, and print its status.
 
     Exit code 69 if no node runs there.
@@ -29,7 +28,7 @@ def command(home: Path | None, as_json: bool, metrics: bool) -> None:
 
     if as_json and metrics:
         raise click.UsageError("--json and --metrics are two forms of the status: give one")
-    reply = client.status(home or default_home("node"))
+    reply = client.status(home)
     if as_json:
         from google.protobuf.json_format import MessageToDict
 

@@ -8,16 +8,15 @@ from pathlib import Path
 
 import click
 
-from swarmnode.cli.option.param import DURATION, FOLDER
+from swarmnode.cli.option.param import DURATION, home_option
 from swarmnode.errors import UsageError
-from swarmnode.user_folders import default_home
 
 
 @click.command(short_help="status of the node on this machine, live")
 @click.option("--every", "every_s", type=DURATION, default=1.0, show_default="1s", help="Time between two updates.")
 @click.option("--times", type=click.IntRange(1), help="Number of updates.  [default: until Ctrl-C]")
-@click.option("--home", type=FOLDER, help="The node's own folder.  [default: ~/.local/share/swarmnode/node]")
-def command(every_s: float, times: int | None, home: Path | None) -> None:
+@home_option
+def command(every_s: float, times: int | None, home: Path) -> None:
     """Show stage, state, speed, losses, limits and peers of the node in --home, until Ctrl-C.
 
     Needs a terminal; `status --json` is for programs.
@@ -31,10 +30,10 @@ def command(every_s: float, times: int | None, home: Path | None) -> None:
     console = Console()
     if not console.is_terminal and times is None:
         raise UsageError("top needs a terminal: use `swarmnode status --json`, or --times 1")
-    place, watch, left = home or default_home("node"), NodeWatch(), times
+    watch, left = NodeWatch(), times
     with Live(console=console, auto_refresh=False, screen=times is None and sys.stdout.isatty()) as live:
         while left is None or left > 0:
-            watch.add(time.monotonic(), client.status(place))
+            watch.add(time.monotonic(), client.status(home))
             live.update(picture(watch), refresh=True)
             left = None if left is None else left - 1
             if left != 0:

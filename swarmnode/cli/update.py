@@ -7,15 +7,14 @@ from pathlib import Path
 import click
 
 from swarmnode import __version__
-from swarmnode.cli.option.param import FOLDER
+from swarmnode.cli.option.param import home_option
 from swarmnode.errors import NotPermitted
-from swarmnode.user_folders import default_home
 
 
 @click.command(short_help="whether the run still admits this version")
-@click.option("--home", type=FOLDER, help="The node's own folder.  [default: ~/.local/share/swarmnode/node]")
+@home_option
 @click.option("--check", is_flag=True, required=True, help="Only look: swarmnode never updates itself.")
-def command(home: Path | None, check: bool) -> None:
+def command(home: Path, check: bool) -> None:
     """Ask the node in --home for the oldest version that the run's owner admits, and compare the installed one.
 
     A node that the owner does not admit any more says so when it starts, with the line to run.
@@ -23,7 +22,7 @@ def command(home: Path | None, check: bool) -> None:
     from swarmnode.control import client
     from swarmnode.membership.access import too_old
 
-    reply = client.status(home or default_home("node"))
+    reply = client.status(home)
     for version in (reply.version, __version__):
         if reason := too_old(reply.least_version, version):
             raise NotPermitted(reason)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import pathlib
 import re
@@ -15,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from swarmnode.cli.main import VERBS
+from swarmnode.cli.main import VERBS, _load
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
@@ -226,7 +225,8 @@ def test_every_flag_used_in_deploy_exists() -> None:
     }
     for file, verb, words in used:
         assert verb in VERBS, f"{file}: swarmnode {verb}"
-        command = importlib.import_module(f"swarmnode.cli.{verb}").command
+        command = _load(verb)
+        assert command is not None
         known = {option for parameter in command.params for option in parameter.opts}
         unknown = {word.partition("=")[0] for word in words if word.startswith("--")} - known
         assert not unknown, f"{file}: swarmnode {verb} has no {unknown}"

@@ -14,6 +14,7 @@ import click
 from swarmnode.daemon.options import RUN_ID
 from swarmnode.errors import RemoteFault
 from swarmnode.node.limits import LIFTED, LIMIT_KINDS, parse_nbytes, parse_rate
+from swarmnode.user_folders import default_home
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., object])
@@ -175,6 +176,12 @@ HOST = Parsed("ip", check_ip)
 OWN_RUN = Parsed("run", check_own_run)
 URL = Parsed("url", check_url)
 FOLDER = click.Path(file_okay=False, path_type=Path)
+home_option = click.option(
+    "--home",
+    type=FOLDER,
+    callback=lambda ctx, param, value: value or default_home("node"),
+    help="The node's own folder.  [default: ~/.local/share/swarmnode/node]",
+)
 PORT = click.IntRange(0, PORT_MAX)
 DISK = Parsed("size", parse_nbytes)
 STAGE = click.IntRange(0, STAGES_MAX - 1)

@@ -1,0 +1,119 @@
+"""The verbs that tell the node on this machine something: pause, resume, snooze, limit, finish, leave, drain."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from swarmnode.cli.option.param import DURATION, given_limits, home_option, limit_options
+from swarmnode.errors import EXIT_PREEMPTED_INCOMPLETE
+from swarmnode.node.notice import GRACE_S
+
+
+def _ask_limits(home: Path, verb: str, **arguments: Any) -> dict[str, Any]:
+    """The daemon's reply; prints its verdict on stderr: `paused: snoozed; until 14:05`."""
+    from swarmnode.control import client
+    from swarmnode.machine.sensors import local_time
+
+    reply = client.ask(home, verb, **arguments)
+    until = f"; until {local_time(reply['until_s'])}" if reply["until_s"] else ""
+    click.echo(f"{'runs' if reply['running'] else 'paused'}: {reply['reason']}{until}", err=True)
+    return reply
+
+
+@click.command(short_help="pause the node until `resume`")
+@home_option
+def pause(home: Path) -> None:
+    """Finish held work and take no new work until `swarmnode resume`. The stage stays in memory; peers are told.
+
+    Exit code 69 if no node runs in --home.
+    """
+    _ask_limits(home, "pause", reason="asked to pause")
+
+
+@click.command(short_help="end a pause")
+@home_option
+def resume(home: Path) -> None:
+    """End `pause` and `snooze`. Limits still apply: outside its hours a node stays paused."""
+    _ask_limits(home, "resume")
+
+
+@click.command(short_help="pause the node for a time")
+@click.argument("duration", metavar="DURATION", type=DURATION)
+@home_option
+def snooze(duration: float, home: Path) -> None:
+    """Pause for DURATION (90s, 30m, 2h), then resume automatically. Peers are told when to expect it back."""
+    _ask_limits(home, "pause", for_s=duration, reason="snoozed")
+
+
+@click.command(short_help="show or change the limits of the running node")
+@limit_options
+@home_option
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def limit(home: Path, as_json: bool, **limits: str | None) -> None:
+    """Change limits of the node in --home ("none" removes one), at once and until it stops; print all of them.
+
+    To keep them, give them to `join` or put them into the config file. Without options nothing changes.
+    """
+    reply = _ask_limits(home, "limit", changed=given_limits(limits))
+    if as_json:
+        click.echo(json.dumps(reply, sort_keys=True))
+        return
+    for name, text in sorted(reply["limits"].items()):
+        click.echo(f"{name} {text}")
+
+
+@click.command(short_help="finish all held work, then leave")
+@home_option
+def finish(home: Path) -> None:
+    """Take no new work, finish all held work however long it takes, save, leave. Returns at once; `status` shows
+    progress.
+
+    To leave faster: `swarmnode leave`.
+    """
+    from swarmnode.control import client
+
+    client.ask(home, "finish", reason="swarmnode finish")
+    click.echo("finishing: the node takes no new work and leaves when all is done", err=True)
+
+
+@click.command(short_help="leave in order, within seconds")
+@home_option
+def leave(home: Path) -> None:
+    """Finish held work within seconds, save, announce the leave, stop. Returns when leaving has begun."""
+    from swarmnode.control import client
+
+    client.ask(home, "leave", reason="swarmnode leave")
+    click.echo("leaving", err=True)
+
+
+@click.command(short_help="tell the node on this machine that the machine will be taken away")
+@home_option
+@click.option("--notice", type=DURATION, default=GRACE_S, show_default="30s", help="Time until the machine is gone.")
+@click.option("--reason", default="swarmnode drain", show_default=True, help="For the node's log.")
+@click.option("--json", "as_json", is_flag=True, help="Print how it left as one JSON object.")
+def drain(home: Path, notice: float, reason: str, as_json: bool) -> int:
+    """Make the node in --home leave within --notice, and wait until it has: it finishes what it holds, passes its
+    progress to another replica, hands over the state of a stage's last replica, and saves its stage. Steps that do not
+    fit are cut from the end, and reported. For a preStop hook, a batch script's trap, or before you switch a machine
+    off.
+
+    Exit code 0 if nothing was lost, 31 if something was cut, 69 if no node runs there.
+    """
+    from swarmnode.control import client
+
+    reply = client.drain(home, notice, reason)
+    if as_json:
+        click.echo(json.dumps(reply, sort_keys=True))
+    else:
+        click.echo(f"left in {reply['seconds']:.1f} s", err=True)
+        click.echo(f"{reply['finished']} of {reply['held']} microbatches finished", err=True)
+        click.echo(f"{reply['sent']} of {reply['unsent']} samples learnt since the last round passed on", err=True)
+        if reply["successor"]:
+            click.echo(f"the stage's state is kept by {reply['successor']}", err=True)
+        for cut in reply["cut"]:
+            click.echo(f"cut: {cut}", err=True)
+    return EXIT_PREEMPTED_INCOMPLETE if reply["cut"] else 0
