@@ -106,7 +106,7 @@ def command(
     from swarmnode.local.run_folder import prepare
     from swarmnode.local.session import Conditions, Session
     from swarmnode.local.spawn import several_devices
-    from swarmnode.local.swarm_view import PlainScreen, conclusion, screen_for
+    from swarmnode.local.swarm_view import PlainScreen, screen_for
 
     stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
     screen = PlainScreen(sys.stderr) if as_json else screen_for(Console(), sys.stdout)
@@ -142,10 +142,7 @@ def command(
         return EXIT_INTERRUPTED
     summary, code = _export(summary, prepared.folder, out)
     summary = dataclasses.replace(summary, checkpoint=_last_checkpoint(plan.checkpoints, prepared.run_id))
-    if as_json:
-        click.echo(json.dumps(summary.to_json()))
-    else:
-        paper().print(conclusion(summary))
+    _print(summary, as_json)
     return code
 
 
@@ -187,6 +184,15 @@ def _last_checkpoint(where: str, run_id: RunId) -> str | None:
     except SwarmnodeError:
         return None
     return newest.where
+
+
+def _print(summary: Summary, as_json: bool) -> None:
+    from swarmnode.local.swarm_view import conclusion
+
+    if as_json:
+        click.echo(json.dumps(summary.to_json()))
+    else:
+        paper().print(conclusion(summary))
 
 
 def _export(summary: Summary, folder: Path, out: Path | None) -> tuple[Summary, int]:
