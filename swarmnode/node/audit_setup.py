@@ -15,6 +15,7 @@ from swarmnode.node.limits import NodeRole
 from swarmnode.node.node_ports import NodeContext
 from swarmnode.pipeline import statement as statements
 from swarmnode.pipeline.accusation import Accusations
+from swarmnode.pipeline.audit import SNAPSHOT_AGE_S
 from swarmnode.pipeline.auditor import Auditor
 from swarmnode.pipeline.feeder import Samples
 from swarmnode.pipeline.input_check import FeederInput, InputAuditor
@@ -34,7 +35,6 @@ BUSY_MAX_S = 120.0  # guess: waited for an accused that says it is busy; others 
 STEPS_FACTOR = 4.0  # guess: a replica is so much faster than all of them together were on average
 RATE_OVER_S = 10.0  # guess: the run's rate is believed when it was measured for so long; until then ...
 RATE_AT_FIRST = 1000.0  # ... guess: samples a second, at most; a tiny model on two cores trains some hundred
-SNAPSHOT_AGE_S = 30.0  # guess: donors make a new snapshot every ten seconds, later while they are busy
 
 
 @dataclass(frozen=True, slots=True)

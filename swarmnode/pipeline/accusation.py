@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import statistics
 from collections import deque
 from collections.abc import Sequence
@@ -23,7 +24,7 @@ from collections.abc import Sequence
 from swarmnode.errors import Busy, RemoteFault, Unavailable
 from swarmnode.ids import PeerId, short
 from swarmnode.pipeline import statement as statements
-from swarmnode.pipeline.audit import EXPLAINED, NEAR_STEPS, Shortfall
+from swarmnode.pipeline.audit import EXPLAINED, NEAR_STEPS, OPPOSITE, Shortfall
 from swarmnode.pipeline.auditor import Auditor, Weigh
 from swarmnode.pipeline.backlog import check_activations, check_inputs, check_samples
 from swarmnode.pipeline.recompute import hop_again
@@ -165,6 +166,7 @@ class Accusations:
             auditor.tell(claim.server, self._stage, "undone", str(error))
             return
         if false:
-            auditor.convicted(claim.server, self._stage, bytes(claim.statement.microbatch_id), reason)
+            came_s = math.inf if mine.cosine < OPPOSITE else None
+            auditor.convicted(claim.server, self._stage, bytes(claim.statement.microbatch_id), reason, came_s)
         else:
             auditor.tell(claim.server, self._stage, "undecided", reason or f"shown by {short(peer)}; like ours: {mine}")

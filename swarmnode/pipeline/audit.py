@@ -3,7 +3,8 @@
 A caller has another replica recompute a small share of each replica's answers, without announcing which. Two honest
 replicas of a stage never have equal weights, so an answer is not false because it differs. What decides is whether its
 server's own weights explain it, fetched when an answer is far from the others (`AnswerSimilarity.close`), or when what
-several of them show adds up (`Shortfall`, `RunningResidual`). LIES false answers exclude a replica.
+several of them show adds up (`Shortfall`, `RunningResidual`). LIES false answers exclude a replica; those that one
+change of its weights may explain count as one.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ DOUBTED_SHARE, DOUBTED_RIGHT = 0.5, 32  # derived: who lies once in ten is caugh
 LIES = 2  # guess: a single one may be a memory error, or come from weights that were being replaced
 SUSPECT = LIMIT / 2.0  # derived: an honest replica's sum is above it 1 % of the time, so doubt costs as little
 FORGIVEN_RIGHT = 100  # guess: so many right answers in a row cancel earlier wrong ones
+SNAPSHOT_AGE_S = 30.0  # guess: donors make a new snapshot every ten seconds, later while they are busy
 WITHHELD_MAX = 6  # guess: far answers of a replica that never gives its weights; an honest donor is busy at times
 UNSHOWN_MAX = 32  # guess: refused openings in a row; an honest replica keeps its last answers for a while
 PEERS_MAX = 4096  # guess: replicas remembered; the least recently checked are forgotten first
@@ -240,6 +242,7 @@ class _Record:
     doubted: bool = False
     unshown: int = 0
     wrong: set[bytes] = field(default_factory=set)  # microbatches, LIES at most
+    explained_s: float = -math.inf  # one change of weights may explain false answers that came until then
     withheld: set[bytes] = field(default_factory=set)  # microbatches, WITHHELD_MAX at most
     residual: RunningResidual = field(default_factory=RunningResidual)
 
@@ -324,12 +327,19 @@ class Audits:
             known.wrong.clear()
             known.withheld.clear()
 
-    def wrong(self, peer: PeerId, microbatch: bytes, *, suspected: bool = False) -> bool:
-        """Record a false answer of `peer`; return whether to exclude it. One is enough of a `suspected` one: several
-        answers have spoken against it already."""
-        wrong = self.doubt(peer).wrong
-        wrong.add(microbatch)
-        return suspected or len(wrong) >= LIES
+    def wrong(self, peer: PeerId, microbatch: bytes, came_s: float = math.inf, now_s: float = 0.0) -> bool:
+        """Record a false answer of `peer` that came at `came_s` and was judged at `now_s`; return whether to exclude
+        it.
+
+        A replica that fell behind and met others between its answer and the fetch of its weights has other weights than
+        those that answered. So an answer counts only if it came after the one before was judged, and after any copy
+        made until then; infinity where no weights explain it.
+        """
+        known = self.doubt(peer)
+        if came_s > known.explained_s:
+            known.wrong.add(microbatch)
+            known.explained_s = now_s + SNAPSHOT_AGE_S
+        return len(known.wrong) >= LIES
 
     def unshown(self, peer: PeerId) -> bool:
         """Record that `peer` refused to show its evidence; return whether to exclude it."""

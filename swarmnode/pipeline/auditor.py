@@ -252,16 +252,18 @@ class Auditor:
         for index in range(2) if two else doubted:
             if two or cases[index].vote.cosine >= OPPOSITE:
                 cases[index] = await self._weighed(claim, shown, voters[index], cases[index])
-        outcome, reasons = "right" if cases[0].vote.close else "undecided", list[str]()
+        outcome, reasons, doubt = "right" if cases[0].vote.close else "undecided", list[str](), False
         for index in doubted:
             (peer, answered), case, other = voters[index], cases[index], cases[1 - index] if two else None
             reason = f"{short(peer)}: {case.vote} to others of its stage, to its own weights {case.own}"
             reasons.append(reason)
             microbatch = bytes(claim.statement.microbatch_id)
             if is_false(case, other):
-                self.wrong(peer, microbatch, reason, suspected=case.suspected)
+                opposite = case.vote.cosine < OPPOSITE  # of whatever weights
+                proven = self.wrong(peer, microbatch, reason, math.inf if opposite else claim.came_s)
                 self.spawn(self._accuse(claim, shown, answered))
-                outcome = outcome if index else "wrong"
+                outcome = outcome if index else "wrong" if proven else "undecided"
+                doubt |= not index
             elif hides(case, other):
                 if self.audits.withheld(peer, microbatch):
                     self._exclude(peer, f"its answers fall short, and no weights of it explain them: {reason}")
@@ -270,7 +272,7 @@ class Auditor:
         if outcome == "right":
             return self._right(claim, shown, str(cases[0].vote))
         self._tell(claim, outcome, "; ".join(reasons) or "most contradict each other")
-        if outcome == "wrong":
+        if doubt:
             self._warn(claim)
         return None
 
@@ -335,11 +337,17 @@ class Auditor:
         losses = [one.loss_sum for _, one in voters]
         return statistics.median_high(losses) if shown is None else shown.next.loss_sum
 
-    def wrong(self, peer: PeerId, microbatch: bytes, reason: str, *, suspected: bool = False) -> None:
-        """Record a false answer of `peer` for `microbatch`, and exclude `peer` if it was one too many."""
-        self._telemetry.count(name.PEER_FAULTS, kind="wrong")
-        if self.audits.wrong(peer, microbatch, suspected=suspected):
+    def wrong(self, peer: PeerId, microbatch: bytes, reason: str, came_s: float | None = math.inf) -> bool:
+        """Record a false answer of `peer` for `microbatch` that came at `came_s` (None: now; infinity: no weights
+        explain it), and exclude `peer` if it was one too many. Returns whether its lie is proven."""
+        now_s = asyncio.get_running_loop().time()
+        out = self.audits.wrong(peer, microbatch, now_s if came_s is None else came_s, now_s)
+        if out:
             self._exclude(peer, f"its answers are false; {reason}")
+        proven = out or came_s == math.inf
+        if proven:
+            self._telemetry.count(name.PEER_FAULTS, kind="wrong")
+        return proven
 
     def is_noise(self, claim: HopClaim, loss_sum: float) -> bool:
         """Whether the text is memorised, so that its gradients are noise."""
@@ -514,10 +522,12 @@ class Auditor:
         self.audits.right(peer)
         self.tell(peer, stage, "right", reason)
 
-    def convicted(self, peer: PeerId, stage: int, microbatch: bytes, reason: str) -> None:
-        """Record that `peer`'s data for `microbatch` was found false."""
-        self.tell(peer, stage, "wrong", reason)
-        self.wrong(peer, microbatch, reason)
+    def convicted(
+        self, peer: PeerId, stage: int, microbatch: bytes, reason: str, came_s: float | None = math.inf
+    ) -> None:
+        """Record that `peer`'s data for `microbatch`, which came at `came_s`, was found false (as `wrong`)."""
+        proven = self.wrong(peer, microbatch, reason, came_s)
+        self.tell(peer, stage, "wrong" if proven else "undecided", reason)
 
     async def ask(self, peer: PeerId, call: Call, *, timeout_s: float, most: int) -> Answer:
         """Have `peer` recompute a hop, charged to our budget if it answers. Raises Unavailable, RemoteFault."""

@@ -25,6 +25,13 @@ def manifest(stages: int) -> Manifest:
     return replace(run, pipeline=replace(run.pipeline, audit_share=0.2))
 
 
+@pytest.fixture(autouse=True)
+def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tiny model knows its text by heart before false answers come a minute apart."""
+    monkeypatch.setattr("swarmnode.pipeline.audit.SNAPSHOT_AGE_S", 0.0)
+    monkeypatch.setattr("swarmnode.pipeline.hop.SUSPECTED_S", 1.0)
+
+
 class Liar(Recording):
     """A replica that answers something else than it computed, in one of `every` microbatches."""
 

@@ -21,6 +21,7 @@ from swarmnode.pipeline.audit import (
     FORGIVEN_RIGHT,
     LIES,
     LOSS_STEPS,
+    SNAPSHOT_AGE_S,
     UNSHOWN_MAX,
     AnswerSimilarity,
     Audits,
@@ -54,7 +55,14 @@ def test_two_lies_exclude_and_one_is_forgiven_in_time() -> None:
     for _ in range(FORGIVEN_RIGHT):
         audits.right(B)
     assert not audits.wrong(B, b"two")
-    assert audits.wrong(PeerId("c" * 52), b"one", suspected=True), "what several answers showed is no accident"
+
+
+def test_false_answers_that_one_change_of_weights_explains_count_as_one() -> None:
+    audits = Audits(SHARE)
+    assert not audits.wrong(A, b"one", came_s=10.0, now_s=20.0)
+    assert not audits.wrong(A, b"two", came_s=20.0, now_s=90.0), "it came before the weights that judged the first"
+    assert audits.wrong(A, b"three", came_s=20.0 + SNAPSHOT_AGE_S + 1.0, now_s=91.0)
+    assert not audits.wrong(B, b"one", came_s=10.0, now_s=20.0) and audits.wrong(B, b"two"), "of whatever weights"
 
 
 def test_who_never_shows_what_it_answers_by_is_excluded() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from swarmnode.ids import PeerId
 from swarmnode.machine.replica import TorchReplica
-from swarmnode.pipeline.audit import AnswerSimilarity, Weighed, hides, is_false, middle
+from swarmnode.pipeline.audit import SNAPSHOT_AGE_S, AnswerSimilarity, Audits, Weighed, hides, is_false, middle
 from swarmnode.pipeline.recompute import hop_again
 from swarmnode.pipeline.statement import HopAnswer, HopClaim
 from swarmnode.ports import Packet, WireTensor
@@ -122,6 +122,13 @@ def test_an_honest_answer_of_old_weights_is_not_false(steps: int, lag: int, susp
     assert not judged(here, old, None, suspected=suspected)[0]
     met = replace(here.now[0], statement=wire.Statement(inner_steps=here.steps - lag + 3))
     assert lag > 16 or not judged(here, old, met, suspected=suspected)[0], "it met the others in a round since"
+    audits, now_s = Audits(0.02), 100.0
+    for came_s in (70.0, 80.0, 90.0):  # all of before that round
+        now_s += 20.0
+        if judged(here, old, met, suspected=suspected)[0]:
+            assert not audits.wrong(ACCUSED, b"%f" % came_s, came_s, now_s), "one round explains all of them"
+    late_s = now_s + SNAPSHOT_AGE_S + 1.0
+    assert audits.wrong(ACCUSED, b"later", late_s, late_s) == (lag > 16), "no later one"
 
 
 @pytest.mark.parametrize("voters", [2, 3])
