@@ -94,8 +94,13 @@ async def test_an_amendment_reaches_members_and_a_joiner_with_an_old_invite(tmp_
         children.append(joiner)
         await until(children, lambda: worked(joiner) and RATE <= rate(joiner) < 2 * RATE, "a joiner")
         assert joiner.status is not None and joiner.status.run_id == run_id
-        shown = json.loads(await output_of("status", "--json", "--home", str(home)))
         in_force = [*(f"{line.strip()} (in force)" for line in (made, later)), f"{ahead.strip()} (pending)"]
+        await until(
+            children,
+            lambda: joiner.status is not None and list(joiner.status.amendments) == in_force,
+            "the joiner has done the round of the second",
+        )
+        shown = json.loads(await output_of("status", "--json", "--home", str(home)))
         assert shown["amendments"] == in_force, shown
         await until(children, lambda: on_page(coordinator, "amendments") == in_force, "the page says so, too")
         for child in children:
