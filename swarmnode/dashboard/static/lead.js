@@ -36,7 +36,7 @@ function words(run, summary, empty) {
     case "waiting":
       if (!empty.length) return ["Every stage has a machine", "The first samples are on their way.", ""];
       return [summary.nodes ? `${more} and training begins` : "Be the first",
-        `The model is cut into ${plural(run.stages, "stage")}; ${empty.length === run.stages ? "each" : empty.length === 1 ? `stage ${empty[0]}` : `stages ${empty.slice(0, 8).join(", ")}`} needs a machine. Which one a newcomer takes, it finds out by itself.`,
+        `The model is cut into ${plural(run.stages, "stage")}; ${empty.length === run.stages ? "each needs" : empty.length === 1 ? `stage ${empty[0]} needs` : `stages ${empty.slice(0, 8).join(", ")} need`} a machine. Which one a newcomer takes, it finds out by itself.`,
         run.join.length ? "" : "Ask whoever runs this for an invite."];
     case "broken":
       return [`${more} and training goes on`, `${empty.length === 1 ? `Stage ${empty[0]} has` : `Stages ${empty.slice(0, 8).join(", ")} have`} nobody now. Nothing is lost: newcomers take up what was learned there, from a backup, a checkpoint or the disk of whoever had it.`, ""];
