@@ -5,9 +5,9 @@ import ast
 from tests.support.package_source import MODULES, PRODUCT, ROOT, nodes, tree
 
 # Of `swarmnode/`, and of all packages together, without generated code; CONTRIBUTING.md says how to raise them.
-LINES_MAX = 67_050
-FILES_MAX = 466
-ALL_LINES_MAX = 81_250
+LINES_MAX = 65_500
+FILES_MAX = 370
+ALL_LINES_MAX = 80_000
 FUNCTION_LINES_MAX = 80
 
 
