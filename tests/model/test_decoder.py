@@ -173,7 +173,7 @@ def test_initial_values_depend_on_seed_and_name_and_never_change():
 
 def test_initial_values_do_not_depend_on_the_chunk(monkeypatch):
     before = initial(TINY, 1, "lm_head.weight", (7, 9))
-    monkeypatch.setattr("swarmnode.model.stage.INIT_CHUNK_ELEMENTS", 10)
+    monkeypatch.setattr("swarmnode.model.split.INIT_CHUNK_ELEMENTS", 10)
     assert torch.equal(initial(TINY, 1, "lm_head.weight", (7, 9)), before)
 
 

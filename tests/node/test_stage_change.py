@@ -366,7 +366,7 @@ async def test_keys_beside_the_last_replica_that_works_are_no_replacement(
     presence: Any = SimpleNamespace(
         progress=SimpleNamespace(total=total),
         peer_table=SimpleNamespace(swarm=lambda: swarm, serving=lambda: swarm.sizes),
-        run_progress=SimpleNamespace(clock=SimpleNamespace(observed=observed)),
+        run_progress=SimpleNamespace(clock=SimpleNamespace(history=observed)),
         me=members[1].peer,
     )
     nobody: Any = None
