@@ -154,7 +154,7 @@ def excluded(person: Villager) -> set[str]:
 
 async def found_out(v: Village, liar: Villager) -> None:
     """Wait until a feeder has excluded `liar`; nobody else may have been."""
-    await v.until(lambda: any(liar.node.me in excluded(person) for person in v.people), "the liar is found out")
+    await v.until(lambda: any(liar.node.me in excluded(person) for person in v.people), "the liar is found out", 400.0)
     assert not any(excluded(person) - {liar.node.me} for person in v.people), "nobody honest is"
 
 
