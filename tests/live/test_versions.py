@@ -50,7 +50,8 @@ async def test_nodes_of_two_versions_train_in_one_swarm_and_meet_in_rounds(tmp_p
     swarm = swarm_in(tmp_path, command=command)
     fleet = swarm.fleet
     async with swarm.running():
-        await swarm.until(lambda: all(map(trains, fleet.nodes)), "all train")
+        # The control socket of the earlier version speaks gRPC: its status is not read, its events are.
+        await swarm.until(lambda: all(trains(c) for c in fleet.nodes if c.name not in old), "all train")
         await swarm.progress(256, "together")
 
         def met() -> bool:
@@ -67,7 +68,7 @@ async def test_nodes_of_two_versions_train_in_one_swarm_and_meet_in_rounds(tmp_p
 
         await swarm.until(met, "both versions of each stage meet in rounds")
         assert {c.name in old: c.stage for c in fleet.nodes}.keys() == {True, False}
-        assert all(c.status is not None and c.status.inner_steps > 0 for c in fleet.nodes)
+        assert all(c.status is not None and c.status.inner_steps > 0 for c in fleet.nodes if c.name not in old)
         assert totals(fleet.facts()).samples >= 256
     said = [event for c in fleet.nodes for event in log(c.plan.home)]
     accused = [
