@@ -126,12 +126,6 @@ def choose_source(view: RecoveryView, spec: RecoverySpec) -> tuple[RecoverySourc
     if RecoverySource.CHECKFREE in view.failed:
         return RecoverySource.STOP, f"{lost}, {why}, and rebuilding it from its neighbours failed"
     able, needs = neighbours_suffice(view)
-    if view.ends == () and view.round_now <= spec.snapshot_rounds and not view.has_base:
-        # The first snapshots are made about now. So early, a new embedding or head loses little.
-        return (
-            RecoverySource.FRESH,
-            f"{lost}, {why}; {needs}, and the run is {view.round_now} rounds old: begun from the seed",
-        )
     if able:
         return RecoverySource.CHECKFREE, f"{lost}, {why}; {needs}"
     if view.waited_s < (LOST_WAIT_S if view.returning else NEIGHBOUR_WAIT_S):

@@ -87,7 +87,9 @@ def member(peer: str, stage: int = 1, state: record_pb2.NodeState = TRAINING, **
         ({"stage": 0, "ends": (), "below": False, "waited_s": 1.0}, RecoverySource.WAIT),
         ({"stage": 0, "ends": (), "below": False, "waited_s": 1e3}, RecoverySource.CHECKFREE),
         ({"stage": 0, "ends": (), "below": False, "above": False, "waited_s": 1e3}, RecoverySource.STOP),
-        ({"stage": 0, "ends": (), "below": False, "round_now": 4}, RecoverySource.FRESH),
+        # Also in the first rounds: who held the stage may be behind a cut, or come back.
+        ({"stage": 0, "ends": (), "below": False, "round_now": 4}, RecoverySource.WAIT),
+        ({"stage": 0, "ends": (), "below": False, "round_now": 4, "waited_s": 61.0}, RecoverySource.CHECKFREE),
         ({"stage": 3, "ends": (C,), "above": False}, RecoverySource.CHECKFREE),
         ({"failed": frozenset({RecoverySource.CHECKFREE})}, RecoverySource.STOP),
         ({"stage": 0, "stages": 1, "below": False, "above": False, "waited_s": 1e3}, RecoverySource.STOP),
