@@ -24,7 +24,7 @@ LIES = 2  # guess: a single one may be a memory error, or come from weights that
 SUSPECT = LIMIT / 2.0  # derived: an honest replica's sum is above it 1 % of the time, so doubt costs as little
 FORGIVEN_RIGHT = 100  # guess: so many right answers in a row cancel earlier wrong ones
 SNAPSHOT_AGE_S = 30.0  # guess: donors make a new snapshot every ten seconds, later while they are busy
-WITHHELD_MAX = 6  # guess: far answers of a replica that never gives its weights; an honest donor is busy at times
+WITHHELD_MAX = 6  # guess: far answers of a replica that never gives weights near them; an honest donor is busy at times
 UNSHOWN_MAX = 32  # guess: refused openings in a row; an honest replica keeps its last answers for a while
 PEERS_MAX = 4096  # guess: replicas remembered; the least recently checked are forgotten first
 BUDGET_FIRST = 8.0  # guess: recomputed hops beyond the manifest's share of answers, to examine newcomers
@@ -104,6 +104,11 @@ class Weighed:
         assert self.own is not None
         return self.own.distance / (1.0 + self.apart / STEPS_DOUBLE)
 
+    @property
+    def explained(self) -> bool:
+        """Whether its server's own weights are near its answer, as others' are not."""
+        return self.own is not None and self.own.distance <= EXPLAINED * self.vote.distance
+
 
 def is_false(one: Weighed, other: Weighed | None = None) -> bool:
     """Whether an answer is false: its server's own weights do not explain it. `other`: the only other answer, if there
@@ -119,12 +124,14 @@ def is_false(one: Weighed, other: Weighed | None = None) -> bool:
         return True
     # A replica that is behind may have met the others since, so that its own weights explain nothing.
     better = other is None or (other.own is not None and EXPLAINED * one.own_distance > other.own_distance)
-    return one.speaks and not one.behind and better and one.own.distance > EXPLAINED * one.vote.distance
+    return one.speaks and not one.behind and better and not one.explained
 
 
 def hides(one: Weighed, other: Weighed | None = None) -> bool:
-    """Whether the server of an answer that is far from the others gives no weights to judge it by."""
-    if one.own is not None or not one.speaks or one.vote.cosine >= ALIKE:
+    """Whether the server of an answer that is far from the others gives no weights to judge it by, or says that it was
+    behind, so that what it gives may have met the others since."""
+    unseen = one.vote.cosine < ALIKE if one.own is None else one.suspected and one.behind
+    if not one.speaks or one.explained or not unseen:
         return False
     return other is None or (other.own is not None and other.own.cosine >= ALIKE)
 
@@ -144,10 +151,13 @@ class Shortfall(SequentialTest):
     # Distances of honest pairs, before any were seen. Measured on the demo: 65 pairs of four lives, and the first 1,000
     # samples of another (tests/pipeline/test_shortfall.py has a few).
     FIRST = (0.02, 0.03, 0.04, 0.05, 0.05, 0.06, 0.07, 0.09)
-    NOISE_LEAST = 0.4  # measured as FIRST: honest distances spread by a factor of 1.5 each way
+    # Measured as FIRST: honest distances spread by a factor of 1.5 each way. Guess: of 2.2 at most, so that those of
+    # weights that hardly move in a warm-up do not make room for lies.
+    NOISE_LEAST, NOISE_MOST = 0.4, 0.8
+    HONEST = 2.0  # guess: deviations up to which a distance is learned from; 2 % of honest ones are above
     SHIFT = 3.0  # guess: a lie of three deviations; one of four and a half is as certain as a check can be
     LYING = 0.1  # a replica that lies in fewer answers does as much less harm
-    DISTANCE_LEAST, DISTANCE_MOST = 1e-3, 4.0
+    DISTANCE_LEAST, DISTANCE_MOST = 1e-2, 4.0  # guess: nearer is not more honest
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -157,7 +167,7 @@ class Shortfall(SequentialTest):
         """(x, its deviations above the median x, or above that of a distance `usual` if this is more)."""
         median, spread = self._usual(0.0)
         x, beside = (math.log(min(max(one, self.DISTANCE_LEAST), self.DISTANCE_MOST)) for one in (distance, usual))
-        return x, (x - max(median, beside)) / max(self.NOISE_LEAST, spread)
+        return x, (x - max(median, beside)) / min(max(self.NOISE_LEAST, spread), self.NOISE_MOST)
 
     def short(self, distance: float) -> bool:
         """Whether two answers so far apart need a third one."""
@@ -170,9 +180,13 @@ class Shortfall(SequentialTest):
         odds = math.exp(min(self.SHIFT * (deviations - self.SHIFT / 2.0), MOST))
         known = self._peer(peer)
         known.add(math.log(1.0 - self.LYING + self.LYING * odds))
-        if known.against <= DOUBT / 2.0:  # a lie says nothing about the honest
+        if known.against <= DOUBT / 2.0 and deviations <= self.HONEST:  # a lie says nothing about the honest
             self._recent.append(x)
         return odds > 1.0
+
+    def learn(self, distance: float) -> None:
+        """Note a `distance` that own weights explain, however unusual."""
+        self._recent.append(self._deviations(distance, 0.0)[0])
 
 
 class Coherence(SequentialTest):
@@ -280,9 +294,13 @@ class Audits:
         self.shortfall(stage).halve(peer)
         self._of(peer).residual.total = [0.5 * one for one in self._of(peer).residual.total]
 
-    def cleared(self, peer: PeerId, stage: int) -> None:
-        """Its own weights explain the answers of `peer`: they are far from others'."""
+    def cleared(self, peer: PeerId, stage: int, distance: float | None = None) -> None:
+        """Its own weights explain the answers of `peer`: they are far from others', at a `distance` that is honest
+        (None: another's may be the lie)."""
         self.shortfall(stage).forget(peer)
+        self._of(peer).withheld.clear()
+        if distance is not None:
+            self.shortfall(stage).learn(distance)
         self._of(peer).residual = RunningResidual()
 
     def chosen(self, peer: PeerId, draw: float) -> bool:

@@ -252,27 +252,28 @@ class Auditor:
         for index in range(2) if two else doubted:
             if two or cases[index].vote.cosine >= OPPOSITE:
                 cases[index] = await self._weighed(claim, shown, voters[index], cases[index])
-        outcome, reasons, doubt = "right" if cases[0].vote.close else "undecided", list[str](), False
-        for index in doubted:
-            (peer, answered), case, other = voters[index], cases[index], cases[1 - index] if two else None
+        rivals = {index: cases[1 - index] if two else None for index in doubted}
+        false = {index for index, other in rivals.items() if is_false(cases[index], other)}
+        outcome, reasons = "right" if cases[0].vote.close else "undecided", list[str]()
+        for index, other in rivals.items():
+            (peer, answered), case = voters[index], cases[index]
             reason = f"{short(peer)}: {case.vote} to others of its stage, to its own weights {case.own}"
             reasons.append(reason)
             microbatch = bytes(claim.statement.microbatch_id)
-            if is_false(case, other):
+            if index in false:
                 opposite = case.vote.cosine < OPPOSITE  # of whatever weights
                 proven = self.wrong(peer, microbatch, reason, math.inf if opposite else claim.came_s)
                 self.spawn(self._accuse(claim, shown, answered))
                 outcome = outcome if index else "wrong" if proven else "undecided"
-                doubt |= not index
             elif hides(case, other):
                 if self.audits.withheld(peer, microbatch):
                     self._exclude(peer, f"its answers fall short, and no weights of it explain them: {reason}")
-            elif case.suspected and case.own is not None:
-                self.audits.cleared(peer, claim.statement.stage)
+            elif case.suspected and case.explained:
+                self.audits.cleared(peer, claim.statement.stage, None if false else case.vote.distance)
         if outcome == "right":
             return self._right(claim, shown, str(cases[0].vote))
         self._tell(claim, outcome, "; ".join(reasons) or "most contradict each other")
-        if doubt:
+        if 0 in false:
             self._warn(claim)
         return None
 

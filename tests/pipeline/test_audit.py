@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -132,6 +133,15 @@ def test_answers_that_look_honest_are_false_only_of_a_suspected_replica() -> Non
 def test_a_far_answer_without_weights_counts_where_others_are_alike() -> None:
     assert hides(Weighed(NOISE, speaks=True)) and not hides(Weighed(HONEST, speaks=True))
     assert hides(Weighed(NOISE, speaks=True), FITS) and not hides(Weighed(NOISE, speaks=True), Weighed(NOISE))
+
+
+def test_a_suspected_replica_that_says_it_is_behind_is_excused_six_times() -> None:
+    """Its own word about its steps is not believed for ever."""
+    steered = AnswerSimilarity(0.72, longer=1.8)
+    one = Weighed(steered, suspected=True, speaks=True, behind=True, own=steered)
+    assert not is_false(one) and hides(one) and not one.explained
+    assert replace(one, own=AnswerSimilarity(0.99)).explained and not hides(replace(one, own=AnswerSimilarity(0.99)))
+    assert not hides(replace(one, suspected=False))
 
 
 def test_the_median_over_the_others_is_the_better_one() -> None:

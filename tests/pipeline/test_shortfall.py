@@ -92,6 +92,22 @@ def test_answers_that_point_one_way_are_checked_without_any_check(lie: str) -> N
     assert test.against(LIAR) > LIMIT and max(test.against(PeerId(peer)) for peer in "abc") == 0.0
 
 
+def test_weights_that_hardly_move_make_no_room_for_lies_and_what_own_weights_explain_is_learned() -> None:
+    """In a warm-up honest answers have no distance; later they have."""
+    test = Shortfall()
+    for _ in range(5):
+        test.observe(HONEST, 0.0)
+    for _ in range(3):
+        assert test.short(0.458) and test.observe(LIAR, 0.458)
+    assert test.against(LIAR) > LIMIT
+    for _ in range(60):
+        test.observe(HONEST, 0.0)
+    assert test.short(0.06)
+    for _ in range(40):
+        test.learn(0.06)
+    assert not test.short(0.06) and test.short(0.458)
+
+
 def test_a_vote_whose_others_are_far_from_each_other_speaks_against_nobody() -> None:
     test = Shortfall()
     assert not test.observe(HONEST, 0.2, usual=0.18) and test.observe(LIAR, 0.4, usual=0.05)
