@@ -59,8 +59,8 @@ class Compiled:
         cache belongs to somebody else."""
         try:
             path = self.path()
-            if (found := self.opened()) is not None:
-                os.close(found)
+            if (descriptor := self.opened()) is not None:
+                os.close(descriptor)
                 return True
             compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
             if compiler is None:
@@ -87,15 +87,17 @@ class Compiled:
             path = self.path()
             folder = _own_folder(path.parent)
             try:
-                found = os.open(path.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+                descriptor = os.open(
+                    path.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder
+                )
             finally:
                 os.close(folder)
         except (OSError, RuntimeError):
             return None
-        status = os.fstat(found)
+        status = os.fstat(descriptor)
         if stat.S_ISREG(status.st_mode) and _is_own(status):
-            return found
-        os.close(found)
+            return descriptor
+        os.close(descriptor)
         return None
 
 

@@ -32,8 +32,8 @@ def run_whole(parts: Parts[T]) -> T:
 def following(parts: Parts[Any], before: Outcome) -> Callable[[], Any]:
     """The next part beside the device, after the one whose outcome was `before`. Raises StopIteration with the value,
     and what the work raises."""
-    found, error = before
-    return parts.send(found) if error is None else parts.throw(error)
+    value, error = before
+    return parts.send(value) if error is None else parts.throw(error)
 
 
 def outcome(beside: Callable[[], Any]) -> Outcome:

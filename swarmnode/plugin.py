@@ -48,15 +48,15 @@ def load(group: str, name: str) -> object | None:
 
 def rows(group: str, kind: type[T]) -> list[T]:
     """All rows of the installed tables of `group`. Raises UsageError for a table of anything but `kind`."""
-    found: list[T] = []
+    rows_of_all: list[T] = []
     for name in names(group):
         table = load(group, name)
         if not isinstance(table, tuple) or not all(isinstance(row, kind) for row in table):
             raise UsageError(
                 f"entry point {name} of {group}: expected a tuple of {kind.__name__}; reinstall its package"
             )
-        found += table
-    return found
+        rows_of_all += table
+    return rows_of_all
 
 
 def implementation(path: str) -> object:

@@ -155,7 +155,7 @@ class SimDht:
             past.pictures[at] = kept
         return past.pictures[at]
 
-    def changed(self, stage: int) -> None:
+    def invalidate(self, stage: int) -> None:
         """Invalidate the cached look-up of `stage`."""
         self._found.pop(stage, None)
 
@@ -233,7 +233,7 @@ class SimDht:
         gone = [peer for peer in sorted(entries) if self.rng.random() < share]
         for peer in gone:
             del entries[peer]
-        self.changed(stage)
+        self.invalidate(stage)
         return len(gone)
 
 
@@ -263,7 +263,7 @@ class SimDirectory:
         if not dht.away and dht.islands.get(me, 0) == dht.meeting:
             self._contacts.hear(MEETING_POINT, (), now)
         elif whom_to_try(self._contacts.known, (), now):
-            self._contacts.tried(MEETING_POINT, not dht.away, now)
+            self._contacts.record_try(MEETING_POINT, not dht.away, now)
             if not dht.away:
                 dht.meet(me)
 
@@ -293,7 +293,7 @@ class SimDirectory:
             dht.charge(self._plug, holder, nbytes + STORE_NBYTES)
         late_s = dht.rng.expovariate(1.0 / faults.late_s) if faults.late_s else 0.0
         if late_s:
-            dht.changed(own.stage)
+            dht.invalidate(own.stage)
         else:
             dht.announced(own.stage, peer, expires, record)
         entry.versions = [*entry.versions[-1:], (loop_now + late_s, expires, record)]

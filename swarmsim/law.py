@@ -103,7 +103,7 @@ class Laws:
         self._stepped[replica] = round_index
         self._applied[replica, round_index] = list(packets)
         if self.learned is not None:
-            self.learned.met(replica, packets)
+            self.learned.record_meeting(replica, packets)
         for giver, made_in in packets:
             other = self._label(giver)
             if not self._took(replica, round_index, giver, made_in):

@@ -29,7 +29,7 @@ class LearnedSamples:
     def marked(self, replica: int, round_index: int) -> None:
         self._marked[replica, round_index] = self._learned.get(replica, 0)
 
-    def met(self, replica: int, packets: Sequence[tuple[int, int]]) -> None:
+    def record_meeting(self, replica: int, packets: Sequence[tuple[int, int]]) -> None:
         """`replica` averaged with `packets`: (giver, the round it was made in)."""
         for giver, made_in in packets:
             self._learned[replica] = self._learned.get(replica, 0) | self._marked.get((giver, made_in), 0)

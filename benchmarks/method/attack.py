@@ -275,7 +275,7 @@ class AttackedBatch(ReplicaBatch):
             self.refused_honest += not lie and keep == 0.0
             other, now_s = self.names[sender], round_index * ROUND_S
             if verdict.step in PROVEN:
-                self.reputation[replica].refused(other, now_s)
+                self.reputation[replica].record_broken_packet(other, now_s)
             elif keep > 0.0:
                 self.reputation[replica].taken(other, now_s)
 

@@ -233,8 +233,8 @@ def _codec(name: str, device: str, elements: int, times: int) -> dict[str, Any]:
 def equality(device: str, *, autocast: bool) -> dict[str, Any]:
     """The greatest relative difference of twelve microbatches' losses and six steps' gradient norms from the CPU's in
     float32, and whether it is as small as rounding explains."""
-    wanted, found = _losses("cpu", autocast=False), _losses(device, autocast=autocast)
-    apart = float(np.max(np.abs(found - wanted) / np.abs(wanted)))
+    wanted, device_losses = _losses("cpu", autocast=False), _losses(device, autocast=autocast)
+    apart = float(np.max(np.abs(device_losses - wanted) / np.abs(wanted)))
     return {
         "products": "16 bits" if autocast else "float32",
         "relative difference": apart,
@@ -246,7 +246,7 @@ def _losses(device: str, *, autocast: bool) -> np.ndarray:
     model = ModelSpec(layers=4, width=64, heads=4, kv_heads=2, ffn=128, context=32)
     run = Manifest(model=model, pipeline=PipelineSpec(stages=2), inner=InnerSpec(microbatch=4, inner_batch=8))
     first, last = (StageReplica(run, stage, device, autocast=autocast) for stage in range(2))
-    draw, found = np.random.default_rng(1), list[float]()
+    draw, losses = np.random.default_rng(1), list[float]()
     for number in range(12):
         ids = draw.integers(0, model.vocabulary, (4, model.context + 1), dtype=np.int64)
         tokens = encode(torch.from_numpy(ids).to(torch.uint16))
@@ -254,7 +254,7 @@ def _losses(device: str, *, autocast: bool) -> np.ndarray:
         result = last.loss(y, tokens, 4, train=True)
         assert tape is not None and result.gradient is not None
         first.backward(tape, result.gradient, 4)
-        found.append(result.loss_sum)
+        losses.append(result.loss_sum)
         if number % 2:
-            found += [stage.step(100 * number).gradient_norm for stage in (first, last)]
-    return np.array(found)
+            losses += [stage.step(100 * number).gradient_norm for stage in (first, last)]
+    return np.array(losses)

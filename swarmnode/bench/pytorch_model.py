@@ -55,8 +55,8 @@ class PlainLayer(nn.Module):
             mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
         x = x + self.o(mixed.transpose(1, 2).flatten(2))
         normed = self.feed_norm(x)
-        found: Tensor = x + self.down(F.silu(self.gate(normed)) * self.up(normed))
-        return found
+        output: Tensor = x + self.down(F.silu(self.gate(normed)) * self.up(normed))
+        return output
 
 
 class PlainLlama(nn.Module):
@@ -114,8 +114,8 @@ def newton_schulz(matrices: Tensor) -> Tensor:
     for _ in range(NEWTON_SCHULZ_STEPS):
         square = x @ x.mT
         x = a * x + (b * square + c * square @ square) @ x
-    found: Tensor = x
-    return found
+    estimate: Tensor = x
+    return estimate
 
 
 class PlainMuon(torch.optim.Optimizer):

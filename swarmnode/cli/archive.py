@@ -121,9 +121,9 @@ def _here(run: str) -> tuple[str, ...]:
     from swarmnode.manifest.folder import signed_of
 
     run_id = verify(read_signed(signed_of(Path(run)))[0], None)[1] if Path(run).exists() else run
-    for found in ready_file.running(ready_file.meeting_homes()).values():
-        if found.run_id == run_id:
-            return found.addresses
+    for ready in ready_file.running(ready_file.meeting_homes()).values():
+        if ready.run_id == run_id:
+            return ready.addresses
     raise UsageError(
         "no meeting point of this run has its home where this looks by itself: give --peer with the address it printed"
     )

@@ -52,12 +52,12 @@ def command(
     from swarmnode.model.text_generation import Sampling, generate
 
     with bar("reading") as moved:
-        found, folder = gather(source, kind, lambda text: click.echo(text, err=True), moved)
-    model = found.manifest.model
-    tokenizer, path = run_tokenizer(data or folder, found.manifest.data)
+        gathered, folder = gather(source, kind, lambda text: click.echo(text, err=True), moved)
+    model = gathered.manifest.model
+    tokenizer, path = run_tokenizer(data or folder, gathered.manifest.data)
     template = template_beside(path)
     stops = stops_of(tokenizer, path)
-    net = merged_model(found)
+    net = merged_model(gathered)
     first: list[Message] = [{"role": "system", "content": system}] if system else []
     said = list(first)
     if sys.stdin.isatty():
@@ -70,7 +70,7 @@ def command(
             said = list(first)
             continue
         said.append({"role": "user", "content": line})
-        text, end = template.asked(said)
+        text, end = template.render_prompt(said)
         ids = [int(token) for token in tokenizer.encode(text)]
         sampling = Sampling(temperature, 0, top_p, seed)
         made = generate(net, model, ids, tokens, sampling, stops)

@@ -57,18 +57,18 @@ def command(words: tuple[str, ...], invite_file: Path | None, device: str, home:
         raise click.UsageError(f"{words[0][:60]!r} is not an invite: one line, as `swarmnode invite` prints it")
     device = resolve_device(device)
     checks = list(machine(home, device))
-    found: dict[str, object] = {}
+    facts: dict[str, object] = {}
     verdict = "this machine can take part"
     if invite is not None:
-        checks += asyncio.run(_of_run(invite, home, device, found))
-        verdict = str(found.get("verdict", verdict))
+        checks += asyncio.run(_of_run(invite, home, device, facts))
+        verdict = str(facts.get("verdict", verdict))
     checks += _of_daemon(home)
     code = exit_code(checks)
     if code:
         verdict = "this machine cannot take part yet: " + "; ".join(c.name for c in checks if c.ok is False)
     if as_json:
         rows = [dataclasses.asdict(check) for check in checks]
-        click.echo(json.dumps({"checks": rows, **found, "verdict": verdict, "exit_code": code}))
+        click.echo(json.dumps({"checks": rows, **facts, "verdict": verdict, "exit_code": code}))
         return code
     for check in checks:
         mark = {True: "ok", False: "FAILS", None: "?"}[check.ok]

@@ -50,18 +50,18 @@ def command(
 
     with bar("reading") as moved:
         weights = WeightChoice(last, checkpoints)
-        found, folder = gather(source, kind, lambda text: click.echo(text, err=True), moved, weights)
+        model, folder = gather(source, kind, lambda text: click.echo(text, err=True), moved, weights)
     if rounds:
         from swarmnode.local.evaluation import mixed
 
-        found = mixed(found, rounds)
+        model = mixed(model, rounds)
     lists_of = Path(source).expanduser() if everything else None
-    report = evaluate(found, data or folder, cache or default_cache(), samples, lists_of)
+    report = evaluate(model, data or folder, cache or default_cache(), samples, lists_of)
     if as_json:
-        click.echo(json.dumps({**report.to_json(), **facts(found, time.time())}))
+        click.echo(json.dumps({**report.to_json(), **facts(model, time.time())}))
         return
     lists = report.lists or Scores()
-    click.echo(f"{found.kind} of run {found.run_id[:16]}: round {found.round}, {found.samples} samples")
+    click.echo(f"{model.kind} of run {model.run_id[:16]}: round {model.round}, {model.samples} samples")
     click.echo(f"held out: {report.tokens} tokens")
     click.echo(f"merged   {report.merged:.4f} nats/token")
     for names, loss in report.replicas:

@@ -103,8 +103,8 @@ def command(
             source = str(pull_checkpoint(invite, home or default_home("archive"), warrant, place, default_cache()))
             kind = "checkpoint"
         moved = stack.enter_context(bar("reading"))
-        found = export_model(source, out, kind, note, moved, rounds, last, checkpoints, data, adapter)
-    click.echo(json.dumps(found) if as_json else found["model"])
+        facts = export_model(source, out, kind, note, moved, rounds, last, checkpoints, data, adapter)
+    click.echo(json.dumps(facts) if as_json else facts["model"])
 
 
 def export_run(folder: Path, out: Path, note: Note = lambda text: None) -> Path:
@@ -138,28 +138,28 @@ def export_model(
     from swarmnode.model.export import write_adapter, write_model
     from swarmnode.model.gather import merged, model_of, spread
 
-    found, folder = gather(source, kind, note, moved, WeightChoice(last, checkpoints))
-    found = mixed(found, rounds) if rounds else found
+    model, folder = gather(source, kind, note, moved, WeightChoice(last, checkpoints))
+    model = mixed(model, rounds) if rounds else model
     about = {
-        "kind": found.kind,
-        "run_id": found.run_id,
-        "run_name": found.manifest.name,
-        "round": found.round,
-        "samples": found.samples,
-        "made_unix_s": found.made_unix_s,
-        "validation": found.validation,
-        "replicas": found.replicas,
+        "kind": model.kind,
+        "run_id": model.run_id,
+        "run_name": model.manifest.name,
+        "round": model.round,
+        "samples": model.samples,
+        "made_unix_s": model.made_unix_s,
+        "validation": model.validation,
+        "replicas": model.replicas,
         "gossip_rounds": rounds,
-        "spread": spread(found) if found.replicas > 1 else 0.0,
+        "spread": spread(model) if model.replicas > 1 else 0.0,
     }
-    tokenizer = tokenizer_file(data or folder, found.manifest.data)
+    tokenizer = tokenizer_file(data or folder, model.manifest.data)
     base_folder = None if folder is None else folder / FOLDER
-    carried = carried_files(base_folder, found.manifest.base.index, tokenizer)
-    base = base_weights(found)
+    carried = carried_files(base_folder, model.manifest.base.index, tokenizer)
+    base = base_weights(model)
     if adapter:
-        if found.whole or not has_adapters(found.manifest):
+        if model.whole or not has_adapters(model.manifest):
             raise UsageError(f"--adapter: {source} holds a whole model; give the folder of a run that trains adapters")
-        parameters = write_adapter(merged(found), found.manifest, out, tokenizer, about, carried, base)
+        parameters = write_adapter(merged(model), model.manifest, out, tokenizer, about, carried, base)
     else:
-        parameters = write_model(model_of(found, merged(found), base), found.manifest, out, tokenizer, about, carried)
-    return {"model": str(out), "parameters": parameters, **about, **facts(found, time.time())}
+        parameters = write_model(model_of(model, merged(model), base), model.manifest, out, tokenizer, about, carried)
+    return {"model": str(out), "parameters": parameters, **about, **facts(model, time.time())}

@@ -71,11 +71,11 @@ def command(
 
     given = prompt if prompt is not None else sys.stdin.read()
     with bar("reading") as moved:
-        found, folder = gather(source, kind, lambda text: click.echo(text, err=True), moved)
-    model = found.manifest.model
-    tokenizer, path = run_tokenizer(data or folder, found.manifest.data)
+        gathered, folder = gather(source, kind, lambda text: click.echo(text, err=True), moved)
+    model = gathered.manifest.model
+    tokenizer, path = run_tokenizer(data or folder, gathered.manifest.data)
     stops = stops_of(tokenizer, path)
-    net = merged_model(found)
+    net = merged_model(gathered)
     ids = [int(token) for token in tokenizer.encode(given)]
     sampling = Sampling(temperature, top_k, top_p, seed)
     begun, made = time.perf_counter(), []
@@ -95,7 +95,7 @@ def command(
     rate = len(made) / max(1e-9, time.perf_counter() - begun)
     if as_json:
         said = {"text": given + "".join(pieces), "tokens": len(made), "tokens_per_s": round(rate, 1)}
-        click.echo(json.dumps({**said, **facts(found, time.time())}))
+        click.echo(json.dumps({**said, **facts(gathered, time.time())}))
     else:
         click.echo()
 

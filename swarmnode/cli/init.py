@@ -217,14 +217,14 @@ def _searched(start: Recipe, fleet: tuple[MachineKind, ...], stages: int | None,
         card = f"{kind.memory_gb:.3g} GB card" if kind.host_gb else f"{kind.memory_gb:.3g} GB"
         lines = f"{kind.up * 8 / 1e6:.4g}/{kind.down * 8 / 1e6:.4g} Mbit/s up/down"
         click.echo(f"{kind.count} machines: {kind.flops:.2g} FLOP/s, {card}, {lines}")
-    found = fitted(start, fleet, stages=stages)
-    inner, model = found.recipe.manifest.inner, found.recipe.manifest.model
+    fit = fitted(start, fleet, stages=stages)
+    inner, model = fit.recipe.manifest.inner, fit.recipe.manifest.model
     tokens = float(inner.decay_samples * model.context)
-    for line in forecast(found.best.plan, found.recipe.manifest, tokens, found.alone):
+    for line in forecast(fit.best.plan, fit.recipe.manifest, tokens, fit.alone):
         click.echo(line)
     if not anyway:
-        check_faster(found)
-    return found.recipe
+        check_faster(fit)
+    return fit.recipe
 
 
 def _check_text(made: Manifest, data: Path | None) -> None:

@@ -110,12 +110,12 @@ def _write(out: Path, line: str, wheel: str | None) -> None:
 
 def _own_run(text: str) -> str:
     try:
-        found = check_own_run(text)
+        identity = check_own_run(text)
     except ValueError as error:
         raise click.UsageError(f"{text[:100]!r}: {error}") from None
-    if not Path(found).exists():
+    if not Path(identity).exists():
         raise click.UsageError(f"{text[:100]!r}: an invite is made from the run's folder or its signed manifest")
-    return found
+    return identity
 
 
 def _of_run(run: Path, bootstraps: tuple[str, ...], home: Path | None, expires_s: float, machines: int) -> Invite:
@@ -169,12 +169,12 @@ def _running(home: Path | None, run_id: RunId) -> Sequence[str]:
             f"no meeting point runs in {' or '.join(map(str, homes))}: start one (swarmnode coordinator RUN), give its "
             "folder (--home), or addresses for joiners (--bootstrap /ip4/ADDRESS/tcp/PORT/p2p/PEER_ID)"
         )
-    for found in running.values():
-        if found.run_id == run_id:
-            return [address for address in found.addresses if not _LOCAL.match(address)] or found.addresses
-    where, found = next(iter(running.items()))
+    for ready in running.values():
+        if ready.run_id == run_id:
+            return [address for address in ready.addresses if not _LOCAL.match(address)] or ready.addresses
+    where, ready = next(iter(running.items()))
     raise UsageError(
-        f"the meeting point in {where} is of run {found.run_id[:16]}, not of {run_id[:16]}: if manifest.toml was "
+        f"the meeting point in {where} is of run {ready.run_id[:16]}, not of {run_id[:16]}: if manifest.toml was "
         "changed since it started, that made another run; else give its folder (--home)"
     )
 

@@ -75,10 +75,10 @@ def _coming(path: Path) -> Iterator[str]:
 
 def _parse(text: str) -> dict[str, Any] | None:
     try:
-        found = json.loads(text)
+        fields = json.loads(text)
     except ValueError:
         return None
-    return found if isinstance(found, dict) else None
+    return fields if isinstance(fields, dict) else None
 
 
 def _show(text: str, as_json: bool) -> None:

@@ -73,13 +73,13 @@ class Verbs(click.Group):
         return list(dict.fromkeys((*VERBS, *plugin.names(plugin.VERBS))))
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        found = _load(cmd_name)
-        if found is None:
+        command = _load(cmd_name)
+        if command is None:
             return None
         check_top(self.list_commands(ctx), _load)
-        bind(found)
-        ctx.default_map = {**(ctx.default_map or {}), cmd_name: defaults_for(cmd_name, found)}
-        return found
+        bind(command)
+        ctx.default_map = {**(ctx.default_map or {}), cmd_name: defaults_for(cmd_name, command)}
+        return command
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -99,11 +99,11 @@ class Verbs(click.Group):
 
 
 def _load(verb: str) -> click.Command | None:
-    found = plugin.load(plugin.VERBS, verb) if verb in ELSEWHERE or verb not in VERBS else None
-    if found is None and verb in VERBS and verb != "simulate":
+    command = plugin.load(plugin.VERBS, verb) if verb in ELSEWHERE or verb not in VERBS else None
+    if command is None and verb in VERBS and verb != "simulate":
         module, name = ("tell", verb) if verb in TELL else (verb.replace("-", "_"), "command")
-        found = getattr(importlib.import_module(f"swarmnode.cli.{module}"), name)
-    return found if isinstance(found, click.Command) else None
+        command = getattr(importlib.import_module(f"swarmnode.cli.{module}"), name)
+    return command if isinstance(command, click.Command) else None
 
 
 @click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -167,8 +167,8 @@ def _leaf(error: BaseException) -> SwarmnodeError | None:
     if isinstance(error, SwarmnodeError):
         return error
     if isinstance(error, BaseExceptionGroup):
-        found = [_leaf(inner) for inner in error.exceptions]
-        return found[0] if all(found) else None
+        leaves = [_leaf(inner) for inner in error.exceptions]
+        return leaves[0] if all(leaves) else None
     return None
 
 

@@ -30,8 +30,8 @@ def show(run: Path, changed: bool) -> None:
     from swarmnode.manifest import Manifest, template
     from swarmnode.manifest.text import difference
 
-    found = _read(run)
-    click.echo("\n".join(difference(Manifest(), found)) if changed else template(found))
+    manifest = _read(run)
+    click.echo("\n".join(difference(Manifest(), manifest)) if changed else template(manifest))
 
 
 @command.command(short_help="what differs between two runs")
@@ -102,8 +102,8 @@ def _read(run: Path) -> Manifest:
     from swarmnode.manifest import MANIFEST_FILE, SIGNED_FILE, read_manifest, read_signed
 
     if run.is_dir():
-        found = next((run / name for name in (MANIFEST_FILE, SIGNED_FILE) if (run / name).is_file()), None)
-        if found is None:
+        path = next((run / name for name in (MANIFEST_FILE, SIGNED_FILE) if (run / name).is_file()), None)
+        if path is None:
             raise ManifestError(f"{run} holds neither {MANIFEST_FILE} nor {SIGNED_FILE}: `swarmnode init {run}`")
-        run = found
+        run = path
     return read_manifest(run) if run.suffix == ".toml" else read_signed(run)[1]

@@ -89,16 +89,16 @@ def command(
     if stages is not None:
         parsed = dataclasses.replace(parsed, pipeline=dataclasses.replace(parsed.pipeline, stages=stages))
     tokens = TOKENS if tokens is None else tokens
-    found = plan(parsed, kinds, tokens)
+    planned = plan(parsed, kinds, tokens)
     measured = _simulated(parsed, kinds, simulate_s) if simulate_s is not None else None
     if as_json:
-        click.echo(json.dumps(dataclasses.asdict(found) | {"simulated_tokens_per_s": measured}, default=list))
+        click.echo(json.dumps(dataclasses.asdict(planned) | {"simulated_tokens_per_s": measured}, default=list))
     else:
-        _table(found, tokens, measured, cards=any(kind.host_gb for kind in kinds))
-        for line in forecast(found, parsed, tokens, alone(parsed, kinds, tokens))[2:]:
+        _table(planned, tokens, measured, cards=any(kind.host_gb for kind in kinds))
+        for line in forecast(planned, parsed, tokens, alone(parsed, kinds, tokens))[2:]:
             click.echo(line)
         if parsed.base.index:
-            most = max(2 * stage.part.parameters for stage in found.stages) / 1e9
+            most = max(2 * stage.part.parameters for stage in planned.stages) / 1e9
             click.echo(f"it starts from a model: a node fetches its stage of that first, up to {most:.2g} GB")
 
 
@@ -136,13 +136,13 @@ def _search(
     from swarmnode.plan.plan_search import search
 
     tokens = TOKENS_A_PARAMETER * parameters_of(manifest.model) if tokens is None else tokens
-    found = search(manifest, kinds, tokens, by_money=None if by is None else by == "money", ranks=ranks)
-    best = found.best
+    result = search(manifest, kinds, tokens, by_money=None if by is None else by == "money", ranks=ranks)
+    best = result.best
     measured = _simulated(best.manifest, best.fleet, simulate_s) if simulate_s is not None else None
     if as_json:
-        click.echo(json.dumps(search_json(found, tokens) | {"simulated_tokens_per_s": measured}, default=list))
+        click.echo(json.dumps(search_json(result, tokens) | {"simulated_tokens_per_s": measured}, default=list))
     else:
-        print_search(found, tokens)
+        print_search(result, tokens)
         if measured is not None:
             click.echo(f"simulated: {measured:,.0f} tokens/s")
 

@@ -33,7 +33,7 @@ def command(as_json: bool, home: Path) -> None:
             continue
         total += receipt.samples
         if as_json:
-            found = {
+            totals = {
                 "run": receipt.run_id,
                 "server": receipt.server,
                 "client": receipt.client,
@@ -43,7 +43,7 @@ def command(as_json: bool, home: Path) -> None:
                 "until_unix_s": receipt.until_unix_s,
                 "signature": receipt.signature.hex(),
             }
-            click.echo(json.dumps(found))
+            click.echo(json.dumps(totals))
             continue
         until = datetime.datetime.fromtimestamp(receipt.until_unix_s).strftime("%Y-%m-%d %H:%M")
         click.echo(

@@ -28,8 +28,8 @@ def command(folders: tuple[Path, ...], out: Path, reveal: bool) -> None:
     from swarmnode.local import bundle
 
     hide = None if reveal else bundle.redactor()
-    found = bundle.homes(folders or (default_home("node"), default_home("bootstrap")))
-    inside = bundle.write(out, found, hide)
+    homes = bundle.homes(folders or (default_home("node"), default_home("bootstrap")))
+    inside = bundle.write(out, homes, hide)
     hidden = "" if hide is None else f", {hide.hidden} addresses, names and secrets hidden"
-    click.echo(f"{out}: {len(inside)} files of {len(found)} nodes{hidden}", err=True)
+    click.echo(f"{out}: {len(inside)} files of {len(homes)} nodes{hidden}", err=True)
     click.echo(str(out))

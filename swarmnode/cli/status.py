@@ -32,8 +32,8 @@ def command(home: Path, as_json: bool, metrics: bool) -> None:
     if as_json:
         from google.protobuf.json_format import MessageToDict
 
-        found = MessageToDict(reply, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
-        click.echo(json.dumps(found, sort_keys=True))
+        status = MessageToDict(reply, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
+        click.echo(json.dumps(status, sort_keys=True))
         return
     if metrics:
         address = f"http://{reply.metrics_address}/metrics"

@@ -20,13 +20,13 @@ CLOUDS = ("aws", "gcp", "azure")
 
 def read_dmi(folder: Path = DMI) -> dict[str, str]:
     """The firmware's description of the machine; empty if the system offers none."""
-    found = {}
+    dmi = {}
     for field in DMI_FIELDS:
         try:
-            found[field] = (folder / field).read_text(errors="replace").strip()
+            dmi[field] = (folder / field).read_text(errors="replace").strip()
         except OSError:
             continue
-    return found
+    return dmi
 
 
 def by_dmi(dmi: Mapping[str, str]) -> str | None:

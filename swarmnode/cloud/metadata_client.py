@@ -60,7 +60,7 @@ class HttpMetadata:
                 data = await answer.content.read(BODY_BYTES_MAX + 1)
                 while len(data) <= BODY_BYTES_MAX and (more := await answer.content.read(BODY_BYTES_MAX)):
                     data += more
-                found = {key.lower(): value for key, value in answer.headers.items()}
+                lower_headers = {key.lower(): value for key, value in answer.headers.items()}
                 status = answer.status
         except TimeoutError:
             raise Unavailable(f"{self.base}/{path} did not answer within {timeout_s:g} s") from None
@@ -69,7 +69,7 @@ class HttpMetadata:
         if len(data) > BODY_BYTES_MAX:
             raise RemoteFault(f"{self.base}/{path} sent more than {BODY_BYTES_MAX} bytes")
         try:
-            return Response(status, data.decode(), found)
+            return Response(status, data.decode(), lower_headers)
         except UnicodeDecodeError:
             raise RemoteFault(f"{self.base}/{path} did not send text") from None
 

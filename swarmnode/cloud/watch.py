@@ -70,12 +70,12 @@ class Aws:
 
     async def _look(self, give: Give) -> None:
         action = await self._get("latest/meta-data/spot/instance-action")
-        found = notice.aws_action(action.status, action.body, self._clock.unix_s())
-        if found is None:
+        event = notice.aws_action(action.status, action.body, self._clock.unix_s())
+        if event is None:
             advice = await self._get("latest/meta-data/events/recommendations/rebalance")
-            found = notice.aws_rebalance(advice.status, advice.body)
-        if found is not None:
-            give(found)
+            event = notice.aws_rebalance(advice.status, advice.body)
+        if event is not None:
+            give(event)
 
     async def _get(self, path: str) -> Response:
         for _ in range(2):
@@ -133,9 +133,9 @@ class Gcp:
             answer = await self._metadata.ask("GET", f"{GCP_INSTANCE}/{key}{wait}", GCP_HEADERS, timeout_s=timeout_s)
             if answer.headers.get("metadata-flavor") != "Google":
                 raise RemoteFault(f"instance/{key} is not answered by Google's metadata service")
-            found = read(answer.status, answer.body)
-            if found is not None and answer.headers.get("etag", "") != known:
-                give(found)
+            event = read(answer.status, answer.body)
+            if event is not None and answer.headers.get("etag", "") != known:
+                give(event)
             etag = answer.headers.get("etag", "")
             if not etag.isascii() or not etag.replace("-", "").replace("_", "").isalnum():
                 etag = ""
@@ -179,9 +179,9 @@ class Azure:
         timeout_s = AZURE_FIRST_S if self._first else TIMEOUT_S
         answer = await self._metadata.ask("GET", AZURE_EVENTS, AZURE_HEADERS, timeout_s=timeout_s)
         self._first = False
-        found, _ = notice.azure_events(answer.status, answer.body, self._machine, self._clock.unix_s())
-        if found is not None:
-            give(found)
+        event, _ = notice.azure_events(answer.status, answer.body, self._machine, self._clock.unix_s())
+        if event is not None:
+            give(event)
 
 
 async def asking(look: Callable[[], Awaitable[None]], period_s: float, telemetry: Telemetry, source: str) -> None:

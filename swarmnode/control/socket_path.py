@@ -64,14 +64,14 @@ def find(home: Path) -> Path:
     except OSError as error:
         raise NotPermitted(f"{home / POINTER_NAME}: {error.strerror}") from None
     try:
-        found = stat.S_ISSOCK(path.stat().st_mode)
+        is_socket = stat.S_ISSOCK(path.stat().st_mode)
     except PermissionError:
         raise NotPermitted(
             f"the control socket {path} belongs to another user: use the account that started it"
         ) from None
     except OSError:
-        found = False
-    if not found:
+        is_socket = False
+    if not is_socket:
         raise no_daemon(home)
     if not os.access(path, os.R_OK | os.W_OK):
         raise NotPermitted(f"the control socket {path} belongs to another user: use the account that started it")
@@ -90,10 +90,10 @@ def _fits(path: Path) -> bool:
 def _make_private(folder: Path) -> None:
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
-        found = folder.lstat()
+        status = folder.lstat()
     except OSError as error:
         raise LocalFault(f"cannot make the socket folder {folder}: {error.strerror}") from None
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
         raise NotPermitted(f"{folder} is not private to this user (0700): remove it, or use a shorter --home")
 
 

@@ -85,16 +85,16 @@ def read_access_list(options: NodeOptions) -> access_pb2.SignedAccessList | None
     run = Path(options.run)
     if not run.is_file():
         return None
-    found = access_pb2.SignedAccessList(amendments=read_signed(run)[0].amendments)
+    signed = access_pb2.SignedAccessList(amendments=read_signed(run)[0].amendments)
     path = run.parent / ACCESS_FILE
     if not path.is_file():
-        return found
+        return signed
     with path.open("rb") as file:
         raw = file.read(ACCESS_LIST_BYTES_MAX + 1)
     try:
         if len(raw) > ACCESS_LIST_BYTES_MAX:
             raise RemoteFault(f"{path} is longer than {ACCESS_LIST_BYTES_MAX} bytes")
-        found.MergeFromString(raw)
-        return found
+        signed.MergeFromString(raw)
+        return signed
     except (DecodeError, RemoteFault):
         raise ManifestError(f"{path} is not a access list: `swarmnode access` makes one") from None

@@ -56,10 +56,10 @@ def join_all(arguments: Sequence[str], words: Sequence[str], home: Path, name: s
     """Join with each accelerator, or with the CPU if there is none. Returns an exit code as `join_each`."""
     from swarmnode.model.device import devices
 
-    found = devices()
-    click.echo(f"one node each on {', '.join(found)}", err=True)
+    names = devices()
+    click.echo(f"one node each on {', '.join(names)}", err=True)
     node = [sys.executable, "-m", "swarmnode.cli.main", "join"]
-    commands = [[*node, *device_arguments(arguments, words, device, home, name)] for device in found]
+    commands = [[*node, *device_arguments(arguments, words, device, home, name)] for device in names]
     return join_each(commands, invite)
 
 

@@ -75,9 +75,9 @@ async def run_archive(archive: Archive | None, options: ArchiveOptions | None, n
         return
     if not options.once:
         await archive.run()
-    made = await archive_once(archive)
+    folder = await archive_once(archive)
     if options.tells:
-        click.echo(made)
+        click.echo(folder)
     notices.leave("the checkpoint is made")
 
 
@@ -211,14 +211,14 @@ async def archive_once(archive: Archive) -> Path:
     of the disk at once."""
     loop = asyncio.get_running_loop()
     until = loop.time() + ONCE_S
-    said = ""
+    last_error = ""
     while True:
         try:
             return archive.folder_of(await archive.once())
         except Unavailable as error:
-            if str(error) != said:
-                said = str(error)
-                click.echo(f"waits: {said}", err=True)
+            if str(error) != last_error:
+                last_error = str(error)
+                click.echo(f"waits: {last_error}", err=True)
             if loop.time() >= until:
                 raise
             await asyncio.sleep(max(RETRY_S, min(error.retry_after_s, 60.0)))
@@ -235,11 +235,11 @@ def _evaluation(process: DaemonContext, options: ArchiveOptions, reported: Repor
 
     async def evaluate(folder: Path, samples: int) -> Measured:
         if MEMORY_TIMES * nbytes <= free_memory().nbytes:
-            found, why = await _measure(["eval", str(folder), *command])
-            if found is not None:
+            scores, why = await _measure(["eval", str(folder), *command])
+            if scores is not None:
                 if why:
                     process.telemetry.event("archive.unmeasured", reason=why)
-                return found
+                return scores
         else:
             why = f"its {nbytes} bytes of weights do not fit into memory {MEMORY_TIMES:g} times"
         process.telemetry.event("archive.unmeasured", reason=why)
@@ -261,9 +261,9 @@ async def _measure(arguments: list[str]) -> tuple[Measured | None, str]:
         return None, f"cannot start `swarmnode eval`: {error.strerror}"
     try:
         async with asyncio.timeout(EVALUATION_S):
-            out, said = await child.communicate()
+            out, stderr = await child.communicate()
         if child.returncode != 0:
-            return None, said.decode(errors="replace").strip()[-200:]
+            return None, stderr.decode(errors="replace").strip()[-200:]
         tree = json.loads(out)
         lists = Scores.of_json(tree) if "scores" in tree else Scores()
         return Measured(float(tree["merged"]["loss"]), "archive", lists), "; ".join(lists.failed)

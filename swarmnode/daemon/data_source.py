@@ -83,21 +83,21 @@ def _web(process: DaemonContext, stack: contextlib.AsyncExitStack) -> WebReader:
 async def give_chunks(process: DaemonContext, folder: Path | None) -> None:
     """Serve the chunks in `folder`, in the folder of the base model and in this machine's cache to members, from a
     bootstrap or coordinator."""
-    given = list[BlobSource]()
+    sources = list[BlobSource]()
     if process.manifest.data.source == "index":
         _tell_of_other_set(process, "members get no chunks of it from here")
         data = data_set_of(process.manifest, _cache(process), folder, process.telemetry)
         with contextlib.suppress(Unavailable):
             await data.open()
-            given.append(data)
+            sources.append(data)
     if process.manifest.base.index:
         base = base_set_of(process.manifest, _cache(process), process.options.base_folder, process.telemetry)
         with contextlib.suppress(Unavailable):
             await base.open()
-            given.append(base)
-    if given:
+            sources.append(base)
+    if sources:
         limits, heard = replace(GIVING, day_nbytes=process.options.max_give_nbytes), process.directory.contacts.known
-        ChunkServer(given, process.transport, process.telemetry, limits, heard.__contains__).serve()
+        ChunkServer(sources, process.transport, process.telemetry, limits, heard.__contains__).serve()
 
 
 def _tell_of_other_set(process: DaemonContext, then: str) -> None:

@@ -45,14 +45,14 @@ async def fetch_manifest(
             while True:
                 refusal: NotPermitted | ManifestError | None = None
                 async with background_tasks() as tasks:  # discovery in the local network may add to the bootstraps
-                    asked = [tasks.create_task(_manifest_of(transport, *one, run_id)) for one in list(bootstraps)]
-                    for answer in asyncio.as_completed(asked):
-                        found = await answer
-                        if isinstance(found, record_pb2.SignedManifest):
-                            return found
-                        if isinstance(found, NotPermitted | ManifestError):
-                            refusal = found
-                        reason = str(found)
+                    requests = [tasks.create_task(_manifest_of(transport, *one, run_id)) for one in list(bootstraps)]
+                    for answer in asyncio.as_completed(requests):
+                        signed = await answer
+                        if isinstance(signed, record_pb2.SignedManifest):
+                            return signed
+                        if isinstance(signed, NotPermitted | ManifestError):
+                            refusal = signed
+                        reason = str(signed)
                 if refusal is not None:
                     raise refusal
                 await asyncio.sleep(MANIFEST_RETRY_S)
@@ -67,12 +67,12 @@ async def _manifest_of(
     transport: Libp2pTransport, peer: PeerId, addresses: Sequence[str], run_id: RunId
 ) -> record_pb2.SignedManifest | SwarmnodeError:
     """The run's manifest from `peer`, or why there is none."""
-    asked = Call(wire.Request(manifest=wire.ManifestRequest()))
+    request = Call(wire.Request(manifest=wire.ManifestRequest()))
     try:
         if await first_that_accepts(addresses) is None:
             return Unavailable(f"no process listens at {', '.join(addresses)}")
         await transport.connect(peer, addresses)
-        answer = await transport.call(peer, asked, timeout_s=MANIFEST_TIMEOUT_S, reply_bytes_max=0)
+        answer = await transport.call(peer, request, timeout_s=MANIFEST_TIMEOUT_S, reply_bytes_max=0)
         verify(answer.header.manifest, run_id)
     except Forbidden as error:
         return NotPermitted(f"run {run_id[:16]}: {error}")

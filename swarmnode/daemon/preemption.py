@@ -28,17 +28,17 @@ async def watched(
 
     reason = "asked for"
     if cloud == "auto" and url is None:
-        found = detect.by_dmi(detect.read_dmi())
-        if found is None:
+        watcher = detect.by_dmi(detect.read_dmi())
+        if watcher is None:
             return None
-        cloud, reason = found, "this machine's firmware says so"
+        cloud, reason = watcher, "this machine's firmware says so"
     metadata = HttpMetadata(url or ADDRESS)
     stack.push_async_callback(metadata.close)
     if cloud == "auto":
-        found = await detect.by_asking(metadata)
-        if found is None:
+        watcher = await detect.by_asking(metadata)
+        if watcher is None:
             raise Unavailable(f"--notice-url {url}: no metadata service of AWS, GCP or Azure answers there")
-        cloud, reason = found, "it answers"
+        cloud, reason = watcher, "it answers"
     telemetry.event("notice.watching", source=cloud, url=metadata.base, reason=reason)
     return detect.watcher_of(cloud, metadata, clock, telemetry)
 

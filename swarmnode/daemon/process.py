@@ -408,7 +408,7 @@ async def _live(
     stack.callback(ready_file.clear, options.home)
     telemetry.event("node.started", addresses=addresses, version=__version__, pid=os.getpid(), name=options.name)
     async with asyncio.TaskGroup() as tasks:
-        moved: Callable[[list[str]], None] = (lambda now: None) if node is None else node.presence.moved
+        moved: Callable[[list[str]], None] = (lambda now: None) if node is None else node.presence.on_new_addresses
         watcher = await watched(options.notice, options.notice_url, process.clock, telemetry, stack)
         watching = [tasks.create_task(watcher.run(give))] if watcher is not None else []
         others = [
@@ -513,8 +513,8 @@ def _node(
 
 def _samples(process: DaemonContext) -> CorpusSamples:
     options, manifest = process.options, process.manifest
-    found = process.corpus or open_corpus(manifest, options.data_root, options.cache)
-    return CorpusSamples(found, manifest)
+    corpus = process.corpus or open_corpus(manifest, options.data_root, options.cache)
+    return CorpusSamples(corpus, manifest)
 
 
 async def _save(

@@ -44,10 +44,10 @@ def pull_checkpoint(invite: Invite, home: Path, warrant: Path | None, folder: Pa
         archive=ArchiveOptions(folder=folder, every_s=0.0, keep=1, warrant=warrant, once=True, tells=False),
     )
     code = launch(options, _quiet)
-    made = sorted(path.parent for path in folder.rglob("checkpoint.json"))
-    if code or not made:
+    folders = sorted(path.parent for path in folder.rglob("checkpoint.json"))
+    if code or not folders:
         raise Unavailable(f"the swarm gave no checkpoint (exit code {code})")
-    return made[-1]
+    return folders[-1]
 
 
 async def _quiet(ready: Ready) -> None:

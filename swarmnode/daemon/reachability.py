@@ -90,9 +90,9 @@ async def stay_reachable(
             told = told or here
             if here != told or loop.time() >= asked_s + REACH_PERIOD_S:
                 asked_s = loop.time()
-                found, _, _ = await _ask(transport, bootstraps)
+                reachability, _, _ = await _ask(transport, bootstraps)
                 before = Reachability.PRIVATE if reach is Reachability.RELAYED else reach
-                if found not in (Reachability.UNKNOWN, before):
+                if reachability not in (Reachability.UNKNOWN, before):
                     await asyncio.sleep(AGAIN_S)  # helpers refuse a second request at once
                     reach = Reachability.PRIVATE
                     with contextlib.suppress(Unreachable):

@@ -81,6 +81,6 @@ def read(home: Path) -> Ready | None:
 async def wait(home: Path, pid: int) -> Ready:
     """Wait for the content that process `pid` writes in `home`; older files of other processes are ignored. No
     timeout."""
-    while (found := read(home)) is None or found.pid != pid:  # noqa: ASYNC110  a file has no event to wait for
+    while (ready := read(home)) is None or ready.pid != pid:  # noqa: ASYNC110  a file has no event to wait for
         await asyncio.sleep(POLL_S)
-    return found
+    return ready

@@ -45,24 +45,24 @@ def usable_stages(options: NodeOptions, manifest: Manifest) -> StageFit:
     """
     if options.stage is not None and options.stage >= manifest.pipeline.stages:
         raise UsageError(f"--stage {options.stage}: this run has stages 0 to {manifest.pipeline.stages - 1}")
-    found = _fit(options, manifest)
-    if found.no_files and options.role is NodeRole.FEEDER:
+    fit = _fit(options, manifest)
+    if fit.no_files and options.role is NodeRole.FEEDER:
         raise NotPermitted(f"{_files(manifest)}: give --data-root with their folder; a feeder reads them")
     if options.role is NodeRole.FEEDER:
-        return found
+        return fit
     wanted = set(range(manifest.pipeline.stages)) if options.stage is None else {options.stage}
     without_text = options.role is NodeRole.REPLICA
-    unfed = {0} if found.no_files and not without_text else set[int]()
-    if not wanted <= found.unable | unfed:
-        if found.unable or unfed:
-            click.echo(_says(found), err=True)
-        return found
-    if not wanted <= found.unable:
+    unfed = {0} if fit.no_files and not without_text else set[int]()
+    if not wanted <= fit.unable | unfed:
+        if fit.unable or unfed:
+            click.echo(_says(fit), err=True)
+        return fit
+    if not wanted <= fit.unable:
         raise NotPermitted(
             f"{_files(manifest)}: give --data-root with their folder, serve another stage, or the first one for text"
             " that others feed (--role replica)"
         )
-    stage, short = _least(found, wanted)
+    stage, short = _least(fit, wanted)
     raise HardwareFault(
         f"{'no stage of this run fits' if options.stage is None else f'stage {stage} does not fit'} into memory: stage"
         f" {stage} {short}"

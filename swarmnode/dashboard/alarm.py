@@ -65,7 +65,7 @@ STOPPED = Alarm(
 
 def alarms(health: Health) -> list[Alarm]:
     """All current alarms, errors first."""
-    found = [
+    alarms_now = [
         *(thin_stages(health.replicas) if health.trained and health.living else ()),
         *(STOPPED for _ in range(health.trained and not health.living)),
         *islands(health.groups),
@@ -78,16 +78,16 @@ def alarms(health: Health) -> list[Alarm]:
         *text_mix(health.texts),
         *(() if health.slowness is None else (Alarm("slow", "warning", *health.slowness),)),
     ]
-    return sorted(found, key=lambda alarm: alarm.level != "error")
+    return sorted(alarms_now, key=lambda alarm: alarm.level != "error")
 
 
 def thin_stages(replicas: Sequence[int]) -> list[Alarm]:
     """Alarms for stages without a node and for stages with only one."""
     empty = [stage for stage, count in enumerate(replicas) if count == 0]
     lonely = [stage for stage, count in enumerate(replicas) if 0 < count < STAGE_REPLICAS_MIN]
-    found = []
+    thin = []
     if empty:
-        found.append(
+        thin.append(
             Alarm(
                 "stage_empty",
                 "error",
@@ -96,7 +96,7 @@ def thin_stages(replicas: Sequence[int]) -> list[Alarm]:
             )
         )
     if lonely:
-        found.append(
+        thin.append(
             Alarm(
                 "stage_thin",
                 "warning",
@@ -105,7 +105,7 @@ def thin_stages(replicas: Sequence[int]) -> list[Alarm]:
                 f"If it dies, the stage has to be rebuilt. What helps: {_more_people(len(lonely))}.",
             )
         )
-    return found
+    return thin
 
 
 def islands(groups: Sequence[Sequence[str]]) -> list[Alarm]:

@@ -245,7 +245,7 @@ class Board:
         """Go on from `samples`, which an earlier life of the coordinator saw trained at `trained_s`."""
         self.samples, self.trained_s = samples, trained_s
 
-    def heard(self, record: record_pb2.Record, now_s: float) -> None:
+    def observe_record(self, record: record_pb2.Record, now_s: float) -> None:
         """Take in a verified record, unless a newer one is known."""
         peer = PeerId(record.peer_id)
         node = self.nodes.get(peer)
@@ -456,17 +456,17 @@ class Board:
                 self._validated(node.peer, fields, when)
             case "stage.chosen" | "stage.moved":
                 node.why = fields.get("reason", "")[:TEXT_CHARS_MAX]
-        found = sentence(event.event, event.level, fields)
-        if found is None:
+        text = sentence(event.event, event.level, fields)
+        if text is None:
             return
-        if found[0] == "fault":
+        if text[0] == "fault":
             key = (node.peer, event.event)
             if now_s - self._told.get(key, -SAME_FAULT_S) < SAME_FAULT_S:
                 return
             if len(self._told) > NODES_MAX:
                 self._told.clear()
             self._told[key] = now_s
-        self.tell(when, node, found[0], event.level, self._named(found[1]))
+        self.tell(when, node, text[0], event.level, self._named(text[1]))
 
     def _named(self, text: str) -> str:
         """Replace node ids in `text`, whole or short, by node names."""

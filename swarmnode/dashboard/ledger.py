@@ -101,14 +101,14 @@ class Ledger:
 
     def total(self, server: PeerId, members: Container[PeerId]) -> ReceiptTotals | None:
         """The sum of what `members` signed for `server`. None when it showed no receipt that counts."""
-        found = ReceiptTotals()
+        totals = ReceiptTotals()
         for client, thanks in self._sums.get(server, {}).items():
             if client in members:
-                found.samples += thanks.samples
-                found.microbatches += thanks.microbatches
-                found.peers += 1
-                found.last_unix_s = max(found.last_unix_s, thanks.last_unix_s)
-        return found if found.peers else None
+                totals.samples += thanks.samples
+                totals.microbatches += thanks.microbatches
+                totals.peers += 1
+                totals.last_unix_s = max(totals.last_unix_s, thanks.last_unix_s)
+        return totals if totals.peers else None
 
     def of(self, server: PeerId) -> Iterator[wire.Receipt]:
         """All receipts kept for `server`, so that others can verify them again."""

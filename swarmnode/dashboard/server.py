@@ -69,7 +69,7 @@ class ConnectionLimit:
         self._waiting[transport] = asyncio.get_running_loop().call_later(self.first_s, transport.abort)
         return True
 
-    def lost(self, address: str, transport: asyncio.BaseTransport) -> None:
+    def on_connection_lost(self, address: str, transport: asyncio.BaseTransport) -> None:
         """The end of a connection that was counted."""
         self.requested(transport)
         self.open[address] -= 1
@@ -96,7 +96,7 @@ class _Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._counted is not None:
-            self._limit.lost(*self._counted)
+            self._limit.on_connection_lost(*self._counted)
             self._inner.connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -157,14 +157,14 @@ class Asset(NamedTuple):
 
 def load_assets() -> dict[str, Asset]:
     """All files of static/, by name."""
-    found = {}
+    assets = {}
     for entry in (resources.files(__package__) / "static").iterdir():
         kind = TYPES.get("." + entry.name.rpartition(".")[2])
         if kind is not None and entry.is_file():
             body = entry.read_bytes()
             tag = hashlib.sha256(body).hexdigest()[:16]
-            found[entry.name] = Asset(body, gzip.compress(body, 6, mtime=0), kind, f'"{tag}"')
-    return found
+            assets[entry.name] = Asset(body, gzip.compress(body, 6, mtime=0), kind, f'"{tag}"')
+    return assets
 
 
 class DashboardServer:

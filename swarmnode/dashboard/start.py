@@ -89,13 +89,13 @@ class Collector:
     async def look(self) -> None:
         """Read the records of every stage, and of nodes that only feed, once."""
         manifest = self._board.manifest
-        found = await self._directory.lookups(places(manifest))
+        listed = await self._directory.lookups(places(manifest))
         now_s = self._clock.unix_s()
-        for signed in (signed for records in found for signed in records):
+        for signed in (signed for records in listed for signed in records):
             with contextlib.suppress(RemoteFault):  # it expired on the way
                 ttl_max_s = STRETCH_MAX * manifest.limits.record_ttl_s
                 record = open_record(signed, run_id=self._run_id, now_unix_s=now_s, ttl_max_s=ttl_max_s)
-                self._board.heard(record, now_s)
+                self._board.observe_record(record, now_s)
         self._board.expire(now_s)
 
     async def _in_turn(self, tasks: asyncio.TaskGroup) -> None:

@@ -72,13 +72,13 @@ def sentence(event: str, level: str, fields: Mapping[str, str]) -> tuple[str, st
         return None
     if event == "gate.changed" and not fields.get("reason", "").startswith("a flood"):
         return None  # it only looked, or it is over
-    found = _known(event, fields)
-    if found is None:
+    known = _known(event, fields)
+    if known is None:
         kind = _PREFIXES.get(event.partition(".")[0], "fault" if level in ("warning", "error") else "")
         if not kind:
             return None
-        found = kind, f"says: {EVENTS[event].meaning if event in EVENTS else event}{_because(fields)}"
-    kind, text = found
+        known = kind, f"says: {EVENTS[event].meaning if event in EVENTS else event}{_because(fields)}"
+    kind, text = known
     return kind, text[:TEXT_CHARS_MAX]
 
 

@@ -47,9 +47,9 @@ SENT = tuple(key for key in KEYS if key.startswith("sent_"))
 
 def counts_of(counters: Mapping[str, float]) -> dict[str, float]:
     """The counts of a status by the names in SERIES, and `worked_s`. Absurd values count as zero."""
-    found = {key: sum(_believable(counters.get(one, 0.0)) for one in summed) for key, summed in SERIES.items()}
+    counts = {key: sum(_believable(counters.get(one, 0.0)) for one in summed) for key, summed in SERIES.items()}
     worked = sum(_believable(value) for key, value in counters.items() if key.startswith(name.COMPUTE_SECONDS))
-    return {**found, "worked_s": worked}
+    return {**counts, "worked_s": worked}
 
 
 def _believable(value: float) -> float:

@@ -148,7 +148,7 @@ def replicas(board: Board) -> list[int]:
 
 def links(board: Board) -> list[Json]:
     """Links between living nodes, busiest first. Each appears once, as counted by the end with more bytes."""
-    found: dict[tuple[PeerId, PeerId], Json] = {}
+    rows: dict[tuple[PeerId, PeerId], Json] = {}
     for node in board.living():
         for link in node.links:
             other = PeerId(link.peer_id)
@@ -157,13 +157,13 @@ def links(board: Board) -> list[Json]:
             pair = (node.peer, other) if node.peer < other else (other, node.peer)
             forth, back = link.sent_nbytes, link.received_nbytes
             total = forth + back
-            kept = found.get(pair)
+            kept = rows.get(pair)
             if kept is not None and kept["nbytes"] >= total:  # type: ignore[operator]
                 if kept["latency_ms"] is None and link.latency_s > 0:
                     kept["latency_ms"] = round(1000 * link.latency_s, 2)
                 continue
             latency = round(1000 * link.latency_s, 2) if link.latency_s > 0 else (kept or {}).get("latency_ms")
-            found[pair] = {
+            rows[pair] = {
                 "a": pair[0],
                 "b": pair[1],
                 "nbytes": total,
@@ -171,7 +171,7 @@ def links(board: Board) -> list[Json]:
                 "latency_ms": latency,
                 "kind": LINK_KINDS.get(link.kind, "unknown"),
             }
-    return sorted(found.values(), key=lambda row: (-row["nbytes"], row["a"], row["b"]))[:LINKS_SHOWN_MAX]  # type: ignore[operator]
+    return sorted(rows.values(), key=lambda row: (-row["nbytes"], row["a"], row["b"]))[:LINKS_SHOWN_MAX]  # type: ignore[operator]
 
 
 def contributors(board: Board) -> list[Json]:

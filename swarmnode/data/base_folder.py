@@ -52,10 +52,10 @@ def small_files(folder: Path | None, index: str) -> dict[str, bytes]:
 def local_base(folder: Path | None, expected: bytes) -> BaseIndex | None:
     """The index with hash `expected` in `folder`, whose files are as long as it says; None when there is no such index
     there. Raises DataError when a file is missing or too short. Contents are compared when they are read."""
-    if folder is None or (found := find_index(folder, expected, BASE_INDEX_FILE)) is None:
+    if folder is None or (raw := find_index(folder, expected, BASE_INDEX_FILE)) is None:
         return None
-    index = parse_base(found[1], expected, str(folder / BASE_INDEX_FILE))
-    check_lengths(found[0], index)
+    index = parse_base(raw[1], expected, str(folder / BASE_INDEX_FILE))
+    check_lengths(raw[0], index)
     return index
 
 
@@ -79,8 +79,8 @@ def other_base(folder: Path, expected: bytes) -> str | None:
     if local_base(folder, expected) is not None:
         return None
     if (raw := read_regular(folder / BASE_INDEX_FILE, INDEX_NBYTES_MAX)) is not None:
-        found = parse_base(raw, None, str(folder / BASE_INDEX_FILE)).digest.hex()
-        return f"{folder} holds base model {found[:16]}..., the run starts from {expected.hex()[:16]}..."
+        digest = parse_base(raw, None, str(folder / BASE_INDEX_FILE)).digest.hex()
+        return f"{folder} holds base model {digest[:16]}..., the run starts from {expected.hex()[:16]}..."
     if not any(folder.glob("*.safetensors")):
         return f"{folder} holds no base model: neither {BASE_INDEX_FILE} nor *.safetensors"
     return None

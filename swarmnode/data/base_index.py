@@ -119,13 +119,13 @@ class BaseIndex:
     def spans(self, names: Iterable[str]) -> dict[int, list[WeightSpan]]:
         """The spans of the parameters `names` in each chunk, by chunk number in ascending order. Raises DataError for a
         parameter that the index does not have."""
-        found: dict[int, list[WeightSpan]] = {}
+        spans: dict[int, list[WeightSpan]] = {}
         for name in names:
             if (tensor := self.tensors.get(name)) is None:
                 raise DataError(f"the base model has no {name}")
             for number, span in self._spans(name, tensor):
-                found.setdefault(number, []).append(span)
-        return dict(sorted(found.items()))
+                spans.setdefault(number, []).append(span)
+        return dict(sorted(spans.items()))
 
     def _spans(self, name: str, tensor: BaseTensor) -> Iterator[tuple[int, WeightSpan]]:
         first, itemsize = 0, ITEMSIZES[tensor.dtype]
@@ -168,9 +168,9 @@ def parse_base(raw: bytes, expected: bytes | None = None, origin: str = BASE_IND
 
     `expected` is its SHA-256 (None accepts any). Raises DataError with a message that begins with `origin`.
     """
-    found = checked_digest(raw, expected, origin, "a base index")
+    digest = checked_digest(raw, expected, origin, "a base index")
     try:
-        index = _index_of(json.loads(raw.decode("ascii")), found)
+        index = _index_of(json.loads(raw.decode("ascii")), digest)
     except RecursionError:
         raise DataError(f"{origin}: nested too deeply; `swarmnode init --from` makes a base index") from None
     except (KeyError, TypeError, ValueError) as error:

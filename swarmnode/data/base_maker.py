@@ -85,18 +85,18 @@ def json_file(files: ModelFiles, name: str) -> dict[str, Any] | None:
 
 def stored_tensors(files: ModelFiles) -> dict[str, StoredTensor]:
     """Every tensor of the model by its published name, from the headers of its files. Raises DataError."""
-    index, found = json_file(files, SHARD_INDEX_FILE), dict[str, StoredTensor]()
+    index, tensors = json_file(files, SHARD_INDEX_FILE), dict[str, StoredTensor]()
     if index is None:
         return _header(files, SINGLE_FILE)
     where = index.get("weight_map")
     if not isinstance(where, dict) or len(where) > TENSORS_MAX:
         raise DataError(f"{SHARD_INDEX_FILE}: no weight_map")
     for name in sorted({str(name) for name in where.values()}):
-        found |= _header(files, name)
+        tensors |= _header(files, name)
     for tensor, name in where.items():
-        if tensor not in found or found[tensor].file != name:
+        if tensor not in tensors or tensors[tensor].file != name:
             raise DataError(f"{SHARD_INDEX_FILE} places {str(tensor)[:80]} in {str(name)[:80]}, which does not hold it")
-    return found
+    return tensors
 
 
 def _header(files: ModelFiles, name: str) -> dict[str, StoredTensor]:
@@ -170,12 +170,12 @@ def make_base(
 
 
 def _source(name: str, source: str, stored: Mapping[str, StoredTensor]) -> StoredTensor:
-    found = stored.get(source)
-    if found is None:
+    tensor = stored.get(source)
+    if tensor is None:
         raise DataError(f"the model's files hold no tensor {source}, which config.json asks for")
-    if found.dtype not in ITEMSIZES:
-        raise DataError(f"{found.file}: {source} has numbers of {found.dtype[:20]}; known are {', '.join(ITEMSIZES)}")
-    return found
+    if tensor.dtype not in ITEMSIZES:
+        raise DataError(f"{tensor.file}: {source} has numbers of {tensor.dtype[:20]}; known are {', '.join(ITEMSIZES)}")
+    return tensor
 
 
 def _check_shape(name: str, want: WantedTensor, sources: Sequence[StoredTensor]) -> None:
@@ -219,5 +219,5 @@ def _chunks_of(tensors: Mapping[str, BaseTensor], files: int) -> list[list[tuple
 
 def _group(name: str) -> str:
     """The part of the model that a stage holds as a whole with the parameter `name`: its layer, or `name` alone."""
-    found = _LAYER.match(name)
-    return name if found is None else found[1]
+    match = _LAYER.match(name)
+    return name if match is None else match[1]

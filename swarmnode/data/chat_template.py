@@ -100,7 +100,7 @@ class ChatTemplate:
                 end = span[1]
         return spans
 
-    def asked(self, messages: Sequence[Message]) -> tuple[str, str]:
+    def render_prompt(self, messages: Sequence[Message]) -> tuple[str, str]:
         """(the conversation with the prompt for the next answer, the text that ends an answer). Raises DataError when
         the template rejects the conversation."""
         text = self._render(messages, prompt=True)
@@ -110,15 +110,15 @@ class ChatTemplate:
     def ends(self, tokenizer: Tokenizer) -> list[int]:
         """The ids that end what the model generates: the tokenizer's end of text, and the special token that ends an
         answer of its own template."""
-        found = [] if tokenizer.separator is None else [tokenizer.separator]
+        tokens = [] if tokenizer.separator is None else [tokenizer.separator]
         if self._hub is None or self._given is not None:
-            return found
+            return tokens
         try:
-            _, end = self.asked([{"role": "user", "content": "?"}])
+            _, end = self.render_prompt([{"role": "user", "content": "?"}])
         except DataError:
-            return found
+            return tokens
         special = [token for token, one in self._hub.added_tokens_decoder.items() if one.special and one.content in end]
-        return [*found, *(token for token in special if token not in found)]
+        return [*tokens, *(token for token in special if token not in tokens)]
 
     @property
     def own(self) -> str | list[dict[str, str]] | None:

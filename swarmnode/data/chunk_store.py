@@ -81,18 +81,18 @@ class ChunkCache:
 
     def held(self) -> dict[str, Held]:
         """All blobs by name, least recently used first."""
-        found: dict[str, Held] = {}
+        sets: dict[str, Held] = {}
         with contextlib.suppress(OSError), os.scandir(self._folder) as entries:
             for entry in entries:
                 if _NAME.fullmatch(entry.name):
                     with contextlib.suppress(OSError):
                         status = entry.stat(follow_symlinks=False)
-                        found[entry.name] = Held(status.st_mtime_ns, status.st_size)
-        return dict(sorted(found.items(), key=lambda item: item[1].used_ns))
+                        sets[entry.name] = Held(status.st_mtime_ns, status.st_size)
+        return dict(sorted(sets.items(), key=lambda item: item[1].used_ns))
 
     def _make_room(self, nbytes: int) -> None:
         for left in self._folder.glob(".*.tmp"):
-            if (found := _PARTIAL.fullmatch(left.name)) and not _lives(int(found[1])):
+            if (match := _PARTIAL.fullmatch(left.name)) and not _lives(int(match[1])):
                 with contextlib.suppress(OSError):
                     left.unlink()
         held = self.held()
@@ -239,8 +239,8 @@ def other_set(folder: Path, expected: bytes) -> str | None:
     for place in (folder, folder / "data"):
         raw = read_regular(place / INDEX_FILE, INDEX_NBYTES_MAX)
         if raw is not None:
-            found = hashlib.sha256(raw).hexdigest()
-            return f"{place} holds data set {found[:16]}..., the run is on {expected.hex()[:16]}..."
+            digest = hashlib.sha256(raw).hexdigest()
+            return f"{place} holds data set {digest[:16]}..., the run is on {expected.hex()[:16]}..."
     return f"{folder} holds no data set; the run is on {expected.hex()[:16]}..."
 
 

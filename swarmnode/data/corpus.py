@@ -124,9 +124,9 @@ def _from_cache(
         except DataError as error:  # the cache is our own, so rebuild it
             note = f"{note}, cache made again: {error}"
     held_out_below = manifest.data.validation_fraction
-    found = _tokenise(manifest, files, tokenizer, paths, held_out_below)
-    if found is not None:
-        _tokenise(manifest, files, tokenizer, paths, found)
+    shards = _tokenise(manifest, files, tokenizer, paths, held_out_below)
+    if shards is not None:
+        _tokenise(manifest, files, tokenizer, paths, shards)
     return _open_pair(paths, tokenizer), note
 
 

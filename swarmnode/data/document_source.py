@@ -94,16 +94,16 @@ def find_work(given: Sequence[str], reading: Reading, bad: BadRows | None = None
     works: list[DocumentSpan] = []
     for source, name in enumerate(given):
         if name.startswith(HUB):
-            found = _hub_work(source, name, reading)
+            work = _hub_work(source, name, reading)
         elif "://" in name:
-            found = [_url_work(source, name)]
+            work = [_url_work(source, name)]
         else:
-            found = _path_work(source, Path(name), reading, bad)
-        if not found:
+            work = _path_work(source, Path(name), reading, bad)
+        if not work:
             raise DataError(
                 f"{name}: no text found: text, JSON lines, JSON arrays, CSV, Parquet and Arrow files are read"
             )
-        works += found
+        works += work
     return works
 
 
@@ -143,7 +143,7 @@ def _reason(error: Exception) -> str:
 
 def _path_work(source: int, path: Path, reading: Reading, bad: BadRows) -> list[DocumentSpan]:
     if path.is_dir():
-        files = [SourceFile(str(found.relative_to(path)), found) for found in _walk(path, reading.split)]
+        files = [SourceFile(str(spans.relative_to(path)), spans) for spans in _walk(path, reading.split)]
     elif path.is_file():
         files = [SourceFile(path.name, path)]
     else:
@@ -153,7 +153,7 @@ def _path_work(source: int, path: Path, reading: Reading, bad: BadRows) -> list[
                         "out of the folder with the text")  # fmt: skip
     works, small = list[DocumentSpan](), list[SourceFile]()
     for file in sorted(files, key=lambda one: os.fsencode(one.name)):
-        where, found = (str(file.path),), list[DocumentSpan]()
+        where, spans = (str(file.path),), list[DocumentSpan]()
         try:
             if not file.path.is_file():
                 bad.add(shown(file.path), "no regular file, or a link to nowhere")
@@ -164,19 +164,19 @@ def _path_work(source: int, path: Path, reading: Reading, bad: BadRows) -> list[
             elif form == FileForm("text") and nbytes <= WORK_BYTES:
                 small.append(file)
             elif form == FileForm("parquet"):
-                found = _parquet_work(source, file)
+                spans = _parquet_work(source, file)
             elif form in (FileForm("text"), FileForm("jsonl")):
                 for first in range(0, nbytes, WORK_BYTES):
                     last = min(nbytes, first + WORK_BYTES)
-                    found.append(DocumentSpan(source, form.kind, file.name, where, first, last, last - first, version))
+                    spans.append(DocumentSpan(source, form.kind, file.name, where, first, last, last - first, version))
             else:
                 kind, more = "files" if form.kind == "text" else form.kind, (form.compression, form.encoding)
-                found = [DocumentSpan(source, kind, file.name, where, 0, -1, nbytes, version, 1, *more)]
+                spans = [DocumentSpan(source, kind, file.name, where, 0, -1, nbytes, version, 1, *more)]
         except (DataError, MemoryError):
             raise
         except Exception as error:  # noqa: BLE001  as `documents`
             bad.add(shown(file.path), f"cannot be read: {_reason(error)}")
-        works += found
+        works += spans
     return works + _together(source, small)
 
 

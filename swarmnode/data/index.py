@@ -147,10 +147,10 @@ def checked_digest(raw: bytes, expected: bytes | None, origin: str, what: str) -
     `expected`."""
     if len(raw) > INDEX_NBYTES_MAX:
         raise DataError(f"{origin}: {len(raw)} bytes, at most {INDEX_NBYTES_MAX}; is this {what}?")
-    found = hashlib.sha256(raw).digest()
-    if expected is not None and found != expected:
-        raise DataError(f"{origin}: SHA-256 {found.hex()[:16]}..., the run's is {expected.hex()[:16]}...")
-    return found
+    digest = hashlib.sha256(raw).digest()
+    if expected is not None and digest != expected:
+        raise DataError(f"{origin}: SHA-256 {digest.hex()[:16]}..., the run's is {expected.hex()[:16]}...")
+    return digest
 
 
 def parse_index(raw: bytes, expected: bytes | None = None, origin: str = "index") -> Index:
@@ -158,13 +158,13 @@ def parse_index(raw: bytes, expected: bytes | None = None, origin: str = "index"
 
     `expected` is its SHA-256 (None accepts any). Raises DataError with a message that begins with `origin`.
     """
-    found = checked_digest(raw, expected, origin, "an index")
+    digest = checked_digest(raw, expected, origin, "an index")
     try:
         tree = json.loads(raw.decode("ascii"))
     except (ValueError, RecursionError):
         raise DataError(f"{origin}: not JSON; `swarmnode data make` makes an index") from None
     try:
-        index = _index_of(tree, found)
+        index = _index_of(tree, digest)
     except (KeyError, TypeError, ValueError) as error:
         raise DataError(f"{origin}: {error}; made by another version of swarmnode?") from None
     if index.canonical() != raw:

@@ -112,12 +112,12 @@ def open_indexed(manifest: Manifest, folder: Path | None, cache: Path) -> Indexe
     missing chunks.
     """
     expected, blobs = bytes.fromhex(manifest.data.index), ChunkCache(cache / "chunks")
-    found = find_index(folder, expected)
-    raw = found[1] if found is not None else blobs.read(expected, 32 << 20)
+    index_bytes = find_index(folder, expected)
+    raw = index_bytes[1] if index_bytes is not None else blobs.read(expected, 32 << 20)
     if raw is None:
         where = "no --data-root is given" if folder is None else f"neither {folder} nor its folder data holds it"
         raise DataError(f"the run's data set {manifest.data.index[:16]}... is not on this machine: {where}")
-    store = ChunkStore(parse_index(raw, expected), blobs, found[0] if found is not None else None)
+    store = ChunkStore(parse_index(raw, expected), blobs, index_bytes[0] if index_bytes is not None else None)
     return IndexedCorpus(manifest, store.index, store.read)
 
 

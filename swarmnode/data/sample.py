@@ -49,12 +49,12 @@ class SampleBatch:
     def targets(self, end_token: int | None = None) -> npt.NDArray[np.int64]:
         """The next tokens [B, T], IGNORED where the mask excludes them. With `end_token`, documents are separate: the
         first token of a document is IGNORED too, because nothing of that document precedes it."""
-        found = self.tokens[:, 1:].astype(np.int64)
+        targets = self.tokens[:, 1:].astype(np.int64)
         if self.loss_mask is not None:
-            found[~self.loss_mask[:, 1:]] = IGNORED
+            targets[~self.loss_mask[:, 1:]] = IGNORED
         if end_token is not None:
-            found[self.tokens[:, :-1] == end_token] = IGNORED
-        return found
+            targets[self.tokens[:, :-1] == end_token] = IGNORED
+        return targets
 
 
 def counted_targets(tokens: WireTensor, end_token: int | None = None) -> int:

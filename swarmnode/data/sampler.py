@@ -200,11 +200,11 @@ class Sampler:
         flat = np.asarray(indices, dtype=np.int64).reshape(-1)
         assert flat.size == 0 or int(flat.min()) >= 0
         epochs, places = np.divmod(flat, self._windows.count)
-        found = np.empty_like(flat)
+        shards = np.empty_like(flat)
         for epoch in np.unique(epochs):
             rows = epochs == epoch
-            found[rows] = self._permutation(int(epoch))(places[rows])
-        return epochs, found
+            shards[rows] = self._permutation(int(epoch))(places[rows])
+        return epochs, shards
 
     def batch(self, indices: npt.ArrayLike) -> SampleBatch:
         """The samples numbered `indices`, [B]."""

@@ -119,13 +119,13 @@ def make(
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise UsageError(f"{out}: another `data make` is at work there") from None
-        names, done, found, tokens = list[str](), 0, 0, 0
+        names, done, count, tokens = list[str](), 0, 0, 0
         for work in works:
             names.append(part_name(work, reading, encoding))
             more = make_part(folder, names[-1], work, reading, encoding, options.skip_bad)
             bad.merge(left_out(folder, names[-1]))
-            done, found, tokens = done + work.nbytes, found + more[0], tokens + more[1]
-            report("tokenise", done, total, found, tokens)
+            done, count, tokens = done + work.nbytes, count + more[0], tokens + more[1]
+            report("tokenise", done, total, count, tokens)
         parts = [open_part(folder, name, encoding) for name in names]
         weights = [options.weights[work.source] if options.weights else 1.0 for work in works]
         index = _write(out, parts, weights, options, encoding, report)

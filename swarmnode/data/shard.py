@@ -180,8 +180,8 @@ def open_shard(path: pathlib.Path, *, tokenizer: bytes, vocabulary: int, verify:
     )
     if verify or (verify is None and nbytes <= VERIFY_BYTES_MAX):
         # hashlib needs a buffer, which the ndarray view gives. An empty shard has nothing to map.
-        found = hashlib.sha256(np.asarray(tokens).data if count else b"").digest()
-        if found != payload_digest:
+        digest = hashlib.sha256(np.asarray(tokens).data if count else b"").digest()
+        if digest != payload_digest:
             raise DataError(f"{path}: damaged: its tokens do not match the hash in its header; make the shard again")
     forget_pages(tokens)
     return Shard(path, tokens, made_vocabulary, made_by, payload_digest)

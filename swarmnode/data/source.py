@@ -45,19 +45,19 @@ def source_files(spec: DataSpec, folder: DataRoot) -> list[SourceFile]:
         case "demo":
             return [SourceFile("demo corpus", demo_corpus.ARCHIVE)]
         case "text":
-            found = [file for file in _listed(spec, folder, "") if not _is_binary(file.path)]
+            files = [file for file in _listed(spec, folder, "") if not _is_binary(file.path)]
             where = f"{', '.join(spec.paths)}: no text file found; data.paths names files or folders"
         case "jsonl":
-            found = _listed(spec, folder, ".jsonl")
+            files = _listed(spec, folder, ".jsonl")
             where = f"{', '.join(spec.paths)}: no .jsonl file found; data.paths names files or folders"
         case "shards":
-            found = _listed(spec, folder, ".tokens")
+            files = _listed(spec, folder, ".tokens")
             where = f"{', '.join(spec.paths)}: no .tokens file found; data.paths names files or folders"
         case other:
             raise DataError(f"data.source = {other!r} is not known")
-    if not found:
+    if not files:
         raise DataError(where)
-    return found
+    return files
 
 
 def cache_key(spec: DataSpec, files: list[SourceFile], tokenizer: bytes) -> str:
@@ -137,23 +137,23 @@ def cut_lines(chunks: Iterable[bytes], piece_nbytes: int) -> Iterator[bytes]:
 
 
 def _listed(spec: DataSpec, folder: DataRoot, suffix: str) -> list[SourceFile]:
-    found: list[SourceFile] = []
+    files: list[SourceFile] = []
     for given in spec.paths:
         path = folder.find(given)
         if path.is_dir():
             inside = _walk(path, given, folder.inside)
-            found += [file for file in inside if file.name.endswith(suffix)]
+            files += [file for file in inside if file.name.endswith(suffix)]
         elif path.is_file():
-            found.append(SourceFile(given, path))
+            files.append(SourceFile(given, path))
         else:
             raise DataError(f"{path}: no such file or folder; data.paths in the manifest names it")
-    return found
+    return files
 
 
 def _walk(root: pathlib.Path, name: str, follow: Callable[[pathlib.Path], pathlib.Path]) -> list[SourceFile]:
     """All regular files below `root` that are neither hidden nor a node's or an owner's key, sorted by relative path.
     `follow` resolves links."""
-    found: list[SourceFile] = []
+    sources: list[SourceFile] = []
     for here, folders, files in os.walk(root):
         folders[:] = sorted(f for f in folders if not f.startswith("."))
         place = pathlib.Path(here)
@@ -161,8 +161,8 @@ def _walk(root: pathlib.Path, name: str, follow: Callable[[pathlib.Path], pathli
             path = place / file
             if not file.startswith(".") and file not in PRIVATE_KEYS and path.is_file():
                 real = follow(path) if path.is_symlink() else path
-                found.append(SourceFile(f"{name}/{path.relative_to(root).as_posix()}", real))
-    return sorted(found, key=lambda file: file.name)
+                sources.append(SourceFile(f"{name}/{path.relative_to(root).as_posix()}", real))
+    return sorted(sources, key=lambda file: file.name)
 
 
 def _is_binary(path: pathlib.Path) -> bool:

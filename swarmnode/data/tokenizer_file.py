@@ -54,8 +54,8 @@ def run_tokenizer(folder: Path | None, data: DataSpec) -> tuple[Tokenizer, Path 
     name = data.tokenizer
     if name == "bytes":
         return ByteTokenizer(), None
-    if data.index and (found := find_index(folder, bytes.fromhex(data.index))) is not None:
-        folder = found[0]
+    if data.index and (raw := find_index(folder, bytes.fromhex(data.index))) is not None:
+        folder = raw[0]
     root, kept = DataRoot(folder), "tokenizer.json"
     name = kept if not root.find(name).is_file() and root.find(kept).is_file() else name
     path = root.find(name)

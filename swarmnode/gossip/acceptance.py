@@ -39,7 +39,7 @@ def receipt(
     identity: Identity, run_id: RunId, stage: int, round_index: int, giver: PeerId, packet: Packet, verdict: Verdict
 ) -> wire.PacketReceipt:
     """The signed verdict of `identity` on a packet of `giver`."""
-    found = wire.PacketReceipt(
+    receipt = wire.PacketReceipt(
         run_id=run_id,
         stage=stage,
         round=round_index,
@@ -52,8 +52,8 @@ def receipt(
         samples=packet.samples,
         nbytes=sum(tensor.nbytes for tensor in packet.tensors),
     )
-    found.signature = identity.sign(unsigned(_DOMAIN, found))
-    return found
+    receipt.signature = identity.sign(unsigned(_DOMAIN, receipt))
+    return receipt
 
 
 def bare(found: wire.PacketReceipt) -> wire.PacketReceipt:
@@ -113,7 +113,7 @@ class Reputation:
         value, since_s = self._trust.get(peer, (1.0, now_s))
         return float(1.0 - (1.0 - value) * 2.0 ** ((since_s - now_s) / HALF_LIFE_S))
 
-    def refused(self, peer: PeerId, now_s: float) -> float:
+    def record_broken_packet(self, peer: PeerId, now_s: float) -> float:
         """A packet of `peer` broke the rules; returns what trust is left."""
         left = FALL * self.trust(peer, now_s)
         self._trust[peer] = (left, now_s)
@@ -179,11 +179,11 @@ class Acceptance:
         self._out = out
         return {*out}
 
-    def met(self, peer: PeerId) -> int:
+    def packets_taken(self, peer: PeerId) -> int:
         """Packets of `peer` taken here in rounds."""
         return self._met.get(peer, 0)
 
-    def left(self, leavers: Sequence[Packet], verdicts: Sequence[Verdict], round_index: int) -> None:
+    def record_final_deltas(self, leavers: Sequence[Packet], verdicts: Sequence[Verdict], round_index: int) -> None:
         """Count, log and remember the verdicts on the packets of replicas that left."""
         for packet, verdict in zip(leavers, verdicts, strict=True):
             self._telemetry.count(name.PACKETS, step=verdict.step)
@@ -198,8 +198,8 @@ class Acceptance:
         met = []
         for (other, packet), verdict in zip(came.items(), report.verdicts, strict=False):  # what leavers gave follows
             self._weigh(round_index, other, verdict)
-            given = receipt(self._identity, self._run_id, self._stage, round_index, other, packet, verdict)
-            tasks.create_task(self._tell(other, given))
+            receipt_given = receipt(self._identity, self._run_id, self._stage, round_index, other, packet, verdict)
+            tasks.create_task(self._tell(other, receipt_given))
             if verdict.keep > 0.0 or verdict.step == NEWCOMER:
                 met.append(other)
         return met
@@ -211,7 +211,7 @@ class Acceptance:
             if verdict.reason != EQUAL:  # sending ours back is no work
                 self._packet_taken(other)
             self.reputation.taken(other, asyncio.get_running_loop().time())
-            self._met[other] = self.met(other) + 1
+            self._met[other] = self.packets_taken(other) + 1
             self._met.move_to_end(other)
             if len(self._met) > MET_MAX:
                 self._met.popitem(last=False)
@@ -223,7 +223,9 @@ class Acceptance:
     def _doubt(self, round_index: int, other: PeerId, verdict: Verdict) -> None:
         """Hold a refused packet against `other`, if it broke the rules, and log it."""
         now_s = asyncio.get_running_loop().time()
-        trust = (self.reputation.refused if verdict.step in PROVEN else self.reputation.trust)(other, now_s)
+        trust = (self.reputation.record_broken_packet if verdict.step in PROVEN else self.reputation.trust)(
+            other, now_s
+        )
         self._telemetry.count(name.PEER_FAULTS, kind="packet")
         self._telemetry.event(
             "exchange.refused",

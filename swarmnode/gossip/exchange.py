@@ -60,7 +60,7 @@ class OuterStepResult:
     reason: str
     fallback: bool = False  # `met` gave its packet and got none in return
 
-    def gave(self, came: int) -> int:
+    def count_believed(self, came: int) -> int:
         """Replicas whose packets were believed, of those whose packets `came` or of the one that stood in. This
         replica's own packet, sent back, is none."""
         mine = self.report.verdicts[: 1 if self.fallback else came]
@@ -68,11 +68,11 @@ class OuterStepResult:
 
     def fields(self) -> dict[str, Any]:
         """The fields of the event that reports the round."""
-        found: dict[str, Any] = {"peer": self.met[0] if self.met else None, "reason": self.reason}
+        fields: dict[str, Any] = {"peer": self.met[0] if self.met else None, "reason": self.reason}
         if self.fallback:
-            found["fallback"] = True
+            fields["fallback"] = True
         report = self.report
-        return found | {"delta_norm": report.delta_norm, "step_norm": report.step_norm, "apart": report.apart}
+        return fields | {"delta_norm": report.delta_norm, "step_norm": report.step_norm, "apart": report.apart}
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ class OuterStep:
         if packets or to_ask is None:
             report, reason = await self._apply(ours, weight, packets, reason, lone=to_ask is None)
             met = self.acceptance.judged(tasks, ours.round_index, came, report)
-            self.acceptance.left(final_deltas, report.verdicts[len(came) :], ours.round_index)
+            self.acceptance.record_final_deltas(final_deltas, report.verdicts[len(came) :], ours.round_index)
             if report.believed or to_ask is None:
                 return OuterStepResult(met, report, reason)
         if not met:  # a newcomer has nothing to give, and is a partner nevertheless
@@ -168,7 +168,7 @@ class Strangers:
         """The `members` that were never met."""
         return [peer for peer in members if not self._met(peer)]
 
-    def tried(self, came: bool) -> None:
+    def record_try(self, came: bool) -> None:
         """Note whether a packet of a partner that was never met before `came`."""
         self._came.add(came)
 
@@ -248,7 +248,7 @@ class Gossip:
         self._gone: dict[PeerId, int] = {}  # partners that could not be reached, by the sequence of their last record
         self._met = Ema(MET_WEIGHT, EmaStart.FIRST)  # share of its partners that a round is done with
         self._met.add(1.0)
-        self._strangers = Strangers(run_id, stage, self.acceptance.met)
+        self._strangers = Strangers(run_id, stage, self.acceptance.packets_taken)
         self._absent = 0  # of the stage's replicas, as of the last round: left out, gone, or strangers that do not come
         self._samples_before = 0
         self._wake = asyncio.Event()
@@ -272,7 +272,7 @@ class Gossip:
         self.idle.set()
         self._final_delta = OwnFinalDelta(manifest, stage, replica, compute, samples_total)
 
-    def progressed(self) -> None:
+    def on_progress(self) -> None:
         """Begin a round if one is due: the run's sample count grew."""
         if self._rounds.newest(self._samples_total(), self.stride) > self.done:
             self._wake.set()
@@ -291,7 +291,7 @@ class Gossip:
         """Begin no round while `held`, because this node is paused; the round under way goes on."""
         self._held = held
         if not held:
-            self.progressed()
+            self.on_progress()
 
     def restored(self, done: int, *, newcomer: bool) -> None:
         """The replica was given the stage's state after round `done`; `newcomer` as in the constructor."""
@@ -487,12 +487,12 @@ class Gossip:
             others_here=others_here,
         )
         for peer in strangers:
-            self._strangers.tried(peer in came)
+            self._strangers.record_try(peer in came)
         if others and not kept_out.issuperset(others):
-            self._met.add(min(1.0, took.gave(len(came)) / len(others)))
+            self._met.add(min(1.0, took.count_believed(len(came)) / len(others)))
         self.missed = self._of_progress and self.newcomer and others_here and not took.met
         self._samples_before += samples
-        self._weight.met(round_index, self._samples_before)
+        self._weight.on_round_end(round_index, self._samples_before)
         self._finish(round_index)
         self._ended = (loop.time(), self._compute.worked_s)
         within = (self._ended[0] - begun, self._ended[1] - worked_s)

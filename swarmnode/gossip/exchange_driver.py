@@ -77,8 +77,8 @@ class ExchangeDriver:
                     for effect in tasks:
                         group.create_task(self._run(effect))
             exchanges = self._machine.exchanges
-            found = {one: exchanges[one].packet for one in partners}
-            return {one: packet for one, packet in found.items() if packet is not None}, self._reason
+            packets = {one: exchanges[one].packet for one in partners}
+            return {one: packet for one, packet in packets.items() if packet is not None}, self._reason
         finally:
             self._handle(RoundStopped())
             self._ours = None
@@ -110,12 +110,12 @@ class ExchangeDriver:
     async def _send_packet(self, peer: PeerId) -> ExchangeEvent:
         exchange, ours = self._machine.exchanges[peer], self._ours
         assert ours is not None
-        asked = wire.Exchange(round=ours.round_index, stage=self._stage, newcomer=ours.newcomer, samples=ours.samples)
+        request = wire.Exchange(round=ours.round_index, stage=self._stage, newcomer=ours.newcomer, samples=ours.samples)
         try:
             async with asyncio.timeout_at(exchange.deadline):
                 answer = await self._transport.call(
                     peer,
-                    Call(wire.Request(run_id=self._run_id, exchange=asked), ours.tensors),
+                    Call(wire.Request(run_id=self._run_id, exchange=request), ours.tensors),
                     timeout_s=exchange.patience_s,
                     reply_bytes_max=reply_bytes_max(ours.nbytes),
                 )
@@ -164,11 +164,11 @@ class ExchangeDriver:
     async def serve_exchange(self, peer: PeerId, call: Call) -> Answer:
         """Handler of method "exchange": our packet for the caller's. Waits until this replica has reached the round.
         Raises RemoteFault for another stage, and Unavailable where the two do not meet."""
-        asked = call.header.exchange
-        if asked.stage != self._stage:
-            raise RemoteFault(f"exchange for stage {asked.stage} sent to a replica of stage {self._stage}")
-        packet = Packet(weight_of(asked), asked.samples, call.tensors, sender=peer)
-        return await self._answer(ExchangeInput.PACKET, peer, asked.round, packet)
+        request = call.header.exchange
+        if request.stage != self._stage:
+            raise RemoteFault(f"exchange for stage {request.stage} sent to a replica of stage {self._stage}")
+        packet = Packet(weight_of(request), request.samples, call.tensors, sender=peer)
+        return await self._answer(ExchangeInput.PACKET, peer, request.round, packet)
 
     async def serve_commit(self, peer: PeerId, call: Call) -> Answer:
         """Handler of method "commit": the caller has our packet, so its own may be averaged here. Raises Unavailable
@@ -187,13 +187,13 @@ class ExchangeDriver:
         self._calls[number] = answer
         try:
             self._handle(ExchangeEvent(kind, peer, round_index, number, packet))
-            given = await answer
+            response = await answer
         finally:
             if self._calls.pop(number, None) is not None:
                 self._handle(CallerGone(number))
-        if isinstance(given, str):
-            raise Unavailable(given)
-        return given
+        if isinstance(response, str):
+            raise Unavailable(response)
+        return response
 
     # ---- effects
 
@@ -210,8 +210,8 @@ class ExchangeDriver:
             case ExchangeAction.ANSWER:
                 ours = self._ours
                 assert ours is not None
-                given = wire.Exchanged(round=ours.round_index, newcomer=ours.newcomer, samples=ours.samples)
-                self._reply(effect, Answer(wire.Reply(exchanged=given), ours.tensors))
+                reply = wire.Exchanged(round=ours.round_index, newcomer=ours.newcomer, samples=ours.samples)
+                self._reply(effect, Answer(wire.Reply(exchanged=reply), ours.tensors))
             case ExchangeAction.ACKNOWLEDGE:
                 self._reply(effect, Answer(wire.Reply(committed=wire.Committed())))
             case ExchangeAction.REFUSE:

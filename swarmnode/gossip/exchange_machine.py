@@ -272,13 +272,13 @@ class ExchangeMachine:
     def _step(self, exchange: Exchange, event: ExchangeEvent, now: float) -> Iterator[ExchangeEffect]:
         """Apply TRANSITIONS to one exchange."""
         peer, round_index = exchange.partner, exchange.round_index
-        found = TRANSITIONS.get((exchange.state, event.kind))
-        if found is None:
+        transition = TRANSITIONS.get((exchange.state, event.kind))
+        if transition is None:
             if event.call is not None:
                 called = event.kind is ExchangeInput.PACKET
                 yield _refusal(event, TAKEN if called else NOT_OPEN.format(round_index))
             return
-        exchange.state, actions = found
+        exchange.state, actions = transition
         if event.kind is ExchangeInput.PACKET:
             assert exchange.packet is None and event.packet is not None, "an exchange takes one packet"
             exchange.packet = event.packet

@@ -87,10 +87,10 @@ class FallbackPartner:
     async def ask(self, peer: PeerId, round_index: int, nbytes: int, timeout_s: float) -> Packet:
         """Return the packet of `peer`, expected to be about as large as ours of `nbytes`. Raises RemoteFault or
         Unavailable."""
-        asked = wire.FallbackRequest(round=round_index, stage=self._stage)
+        request = wire.FallbackRequest(round=round_index, stage=self._stage)
         answer = await self._transport.call(
             peer,
-            Call(wire.Request(run_id=self._run_id, fallback=asked)),
+            Call(wire.Request(run_id=self._run_id, fallback=request)),
             timeout_s=timeout_s,
             reply_bytes_max=reply_bytes_max(nbytes),
         )
@@ -99,21 +99,21 @@ class FallbackPartner:
     async def serve(self, peer: PeerId, call: Call) -> Answer:
         """Handler of method "fallback". Waits a bounded time for the end of our own exchanges. Raises RemoteFault
         for another stage, and Unavailable if there is no packet to give."""
-        asked = call.header.fallback
-        if asked.stage != self._stage:
-            raise RemoteFault(f"a packet of stage {asked.stage} asked of a replica of stage {self._stage}")
+        request = call.header.fallback
+        if request.stage != self._stage:
+            raise RemoteFault(f"a packet of stage {request.stage} asked of a replica of stage {self._stage}")
         if peer in self._left_out():  # an unknown replica may ask: perhaps its partner did not know it either
             raise Unavailable(f"{short(peer)} is left out here")
-        if asked.round > self._round_max():
-            raise Unavailable(f"round {asked.round} is beyond {self._round_max()}, the next one here")
+        if request.round > self._round_max():
+            raise Unavailable(f"round {request.round} is beyond {self._round_max()}, the next one here")
         try:
             async with asyncio.timeout(self._timeout_s), self._changed:
-                await self._changed.wait_for(lambda: self._round >= asked.round)
+                await self._changed.wait_for(lambda: self._round >= request.round)
         except TimeoutError:
-            raise Unavailable(f"still in round {asked.round}, or before it") from None
+            raise Unavailable(f"still in round {request.round}, or before it") from None
         kept = self._kept
-        if kept is None or kept.round_index != asked.round:
-            raise Unavailable(f"the packet of round {asked.round} is given away, or there is none")
+        if kept is None or kept.round_index != request.round:
+            raise Unavailable(f"the packet of round {request.round} is given away, or there is none")
         self._kept = None
         reply = wire.Exchanged(round=kept.round_index, samples=kept.samples)
         return Answer(wire.Reply(exchanged=reply), kept.tensors)

@@ -79,31 +79,31 @@ class FinalDeltas:
         """Handler of method "final_delta". Answers with our next round to a message for another one. A message that has
         counted is acknowledged again, since the answer was lost. Raises RemoteFault for another stage or codec,
         Unavailable for a peer that is not met or gave one already, and Busy when enough messages are kept."""
-        asked = call.header.final_delta
-        if asked.stage != self._stage:
-            raise RemoteFault(f"final delta for stage {asked.stage} sent to a replica of stage {self._stage}")
-        if asked.codec != self._manifest.gossip.codec:
-            raise RemoteFault(f"final delta in codec {asked.codec[:16]!r}; this run uses {self._manifest.gossip.codec}")
+        request = call.header.final_delta
+        if request.stage != self._stage:
+            raise RemoteFault(f"final delta for stage {request.stage} sent to a replica of stage {self._stage}")
+        if request.codec != (ours := self._manifest.gossip.codec):
+            raise RemoteFault(f"final delta in codec {request.codec[:16]!r}; this run uses {ours}")
         due = self._next_round()
-        if (peer, asked.round) in self._merged:
-            return Answer(wire.Reply(final_delta_taken=wire.FinalDeltaTaken(round=asked.round)))
-        if asked.round != due:
+        if (peer, request.round) in self._merged:
+            return Answer(wire.Reply(final_delta_taken=wire.FinalDeltaTaken(round=request.round)))
+        if request.round != due:
             return Answer(wire.Reply(final_delta_taken=wire.FinalDeltaTaken(round=due, again=True)))
         self._check_giver(peer, due)
         kept = [
             final_delta for final_delta in self._kept if final_delta.peer != peer and final_delta.round_index == due
         ]
-        unmet = sum(not self._acceptance.met(final_delta.peer) for final_delta in kept)
-        if len(kept) >= KEPT_MAX or (unmet >= UNMET_MAX and not self._acceptance.met(peer)):
+        unmet = sum(not self._acceptance.packets_taken(final_delta.peer) for final_delta in kept)
+        if len(kept) >= KEPT_MAX or (unmet >= UNMET_MAX and not self._acceptance.packets_taken(peer)):
             raise Busy(f"{KEPT_MAX} leavers gave theirs already, or {UNMET_MAX} that was never met here", RETRY_S)
-        self._kept = [*kept, _FinalDelta(peer, due, asked.samples, call.tensors)]
+        self._kept = [*kept, _FinalDelta(peer, due, request.samples, call.tensors)]
         return Answer(wire.Reply(final_delta_taken=wire.FinalDeltaTaken(round=due)))
 
     def _check_giver(self, peer: PeerId, due: int) -> None:
         if peer in self._acceptance.left_out():
             raise Unavailable(f"{short(peer)} is not met: its packets broke the rules")
         last, met = self._given.get(peer, (due, -1))
-        if last + AGAIN_ROUNDS > due and self._acceptance.met(peer) == met:
+        if last + AGAIN_ROUNDS > due and self._acceptance.packets_taken(peer) == met:
             raise Unavailable(f"{short(peer)} gave its final delta in round {last}")
 
     def take(self, round_index: int, samples: int) -> list[Packet]:
@@ -125,10 +125,10 @@ class FinalDeltas:
                 samples=final_delta.samples,
             )
             if good:
-                peer, met = final_delta.peer, self._acceptance.met(final_delta.peer)
+                peer, met = final_delta.peer, self._acceptance.packets_taken(final_delta.peer)
                 weight = min(SHARE_MAX if met else UNMET_SHARE_MAX, final_delta.samples / max(1, samples))
-                given = Packet(weight, final_delta.samples, final_delta.tensors, final_delta=True, sender=peer)
-                packets.append(given)
+                packet = Packet(weight, final_delta.samples, final_delta.tensors, final_delta=True, sender=peer)
+                packets.append(packet)
                 self._given[peer] = round_index, met
                 self._given.move_to_end(peer)
                 if len(self._given) > GIVERS_MAX:
@@ -194,14 +194,14 @@ async def send_final_delta(
                 except SwarmnodeError as error:
                     reason = f"{short(successor)}: {error}"
                     break
-                given = answer.header.final_delta_taken
-                if not given.again:
+                taken = answer.header.final_delta_taken
+                if not taken.again:
                     telemetry.count(name.FINAL_DELTAS)
                     telemetry.event("final_delta.given", peer=successor, round=message.round, samples=message.samples)
                     return successor
-                reason = f"{short(successor)}: its next round is {given.round}, not {message.round}"
+                reason = f"{short(successor)}: its next round is {taken.round}, not {message.round}"
                 try:
-                    message, tensors = await make(given.round)
+                    message, tensors = await make(taken.round)
                 except Unavailable:
                     behind = True  # at the next attempt it may be in a later round
                     break

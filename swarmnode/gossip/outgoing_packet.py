@@ -51,7 +51,7 @@ class RoundWeight:
         few = fragment in self._short and samples - self._short[fragment] < self._least()
         return 0.0 if unheard or few or self._trained.get(fragment) == samples else 1.0
 
-    def met(self, round_index: int, samples: int) -> None:
+    def on_round_end(self, round_index: int, samples: int) -> None:
         """The round is over; its packet held what `samples` trained here came to.
 
         A lone step ends a newcomer's wait too: where rounds are slow, a newcomer that waited for a pair stood by for
@@ -127,10 +127,10 @@ def reply_bytes_max(nbytes: int) -> int:
 
 def packet_of(answer: Answer, round_index: int, peer: PeerId, *, fallback: bool = False) -> Packet:
     """The packet in `answer`. Raises RemoteFault when it is of another round than was asked for."""
-    given = answer.header.exchanged
-    if given.round != round_index:
-        raise RemoteFault(f"answered round {given.round} instead of {round_index}")
-    return Packet(weight_of(given), given.samples, answer.tensors, sender=peer, fallback=fallback)
+    exchanged = answer.header.exchanged
+    if exchanged.round != round_index:
+        raise RemoteFault(f"answered round {exchanged.round} instead of {round_index}")
+    return Packet(weight_of(exchanged), exchanged.samples, answer.tensors, sender=peer, fallback=fallback)
 
 
 def weight_of(header: wire.Exchange | wire.Exchanged) -> float:

@@ -87,14 +87,14 @@ class Rounds:
         first, last = -(-manifest.inner.warmup_samples // size), -(-manifest.inner.decay_samples // size)
         spans, stride = [(0, 1)], 2
         while stride <= LENGTHENING_MAX:
-            found = bisect.bisect_left(
+            position = bisect.bisect_left(
                 range(first, last + 1), stride, key=lambda index: lengthening(manifest, index * size)
             )
-            if first + found > last:
+            if first + position > last:
                 break
-            if spans[-1][0] == first + found:
+            if spans[-1][0] == first + position:
                 spans.pop()
-            spans.append((first + found, stride))
+            spans.append((first + position, stride))
             stride *= 2
         return Rounds(size, tuple(spans))
 
@@ -111,18 +111,18 @@ class Rounds:
     def following(self, round_index: int, stride: int) -> int:
         """The first round after `round_index` that a replica of `stride` takes part in."""
         for first, end, step in self._spans(stride):
-            found = -(-max(first, round_index + 1) // step) * step
-            if end is None or found < end:
-                return found
+            following = -(-max(first, round_index + 1) // step) * step
+            if end is None or following < end:
+                return following
         raise AssertionError("the last span has no end")
 
     def before(self, round_index: int, stride: int) -> int:
         """The last round up to `round_index` that a replica of `stride` takes part in; 0: none."""
         for first, end, step in reversed(list(self._spans(stride))):
             last = round_index if end is None else min(round_index, end - 1)
-            found = last // step * step
-            if found >= first:
-                return found
+            before = last // step * step
+            if before >= first:
+                return before
         raise AssertionError("round 0 is in the first span")
 
     def newest(self, total_samples: int, stride: int) -> int:

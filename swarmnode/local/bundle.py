@@ -137,10 +137,10 @@ class Redactor:
 def homes(folders: Sequence[Path]) -> list[Path]:
     """The nodes' homes in `folders` or directly below. Raises UsageError if there is none."""
     globs = ("events.jsonl", "*/events.jsonl")
-    found = sorted({log.parent for folder in folders for glob in globs for log in folder.glob(glob)})
-    if not found:
+    folders_with_logs = sorted({log.parent for folder in folders for glob in globs for log in folder.glob(glob)})
+    if not folders_with_logs:
         raise UsageError(f"no log of a node in {', '.join(map(str, folders))}; give its --home")
-    return found
+    return folders_with_logs
 
 
 def redactor() -> Redactor:

@@ -90,11 +90,11 @@ def node_command(plan: NodePlan) -> list[str]:
 def environment() -> dict[str, str]:
     """The environment of a node process: one arithmetic thread each (two processes of two threads run slower than two
     of one, measured), and this package's path."""
-    found = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
     source = Path(swarmnode.__file__).resolve().parent.parent
     if source.name != "site-packages":
-        found["PYTHONPATH"] = os.pathsep.join(filter(None, [str(source), found.get("PYTHONPATH", "")]))
-    return found
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(source), environment.get("PYTHONPATH", "")]))
+    return environment
 
 
 class Child:
@@ -198,11 +198,11 @@ class Child:
     @property
     def fault(self) -> SwarmnodeError | None:
         """Why it ended, where another start would end alike (FATAL): with its own last line and its exit code."""
-        found = None if self.told is not None else FATAL.get(self._process.returncode or 0)
-        if found is None:
+        kind = None if self.told is not None else FATAL.get(self._process.returncode or 0)
+        if kind is None:
             return None
         said = tail(self.plan.home / STDERR_NAME).removeprefix("swarmnode: ")
-        return found(f"{self.name}: {said or self.reason}; see {self.plan.home}")
+        return kind(f"{self.name}: {said or self.reason}; see {self.plan.home}")
 
     def bury(self) -> None:
         """Clean up after its end: kill leftover children, set `reason`."""

@@ -233,13 +233,13 @@ class Fleet:
         return True
 
     def _bury(self) -> list[Child]:
-        found: list[Child] = []
+        dead: list[Child] = []
         for child in self.everybody:
             if not child.alive and child.name not in self._buried:
                 self._buried.add(child.name)
                 child.bury()
-                found.append(child)
-        return found
+                dead.append(child)
+        return dead
 
     async def _wait(self, children: Sequence[Child], timeout_s: float) -> None:
         loop = asyncio.get_running_loop()

@@ -56,9 +56,9 @@ def parse(path: str, texts: Iterable[str]) -> Log:
 
 def _line(text: str) -> LogLine | None:
     try:
-        found = json.loads(text)
-        at, node, level, event = (str(found[key]) for key in ("ts", "node", "level", "event"))
-        stage, fields = found.get("stage"), found.get("fields") or {}
+        parsed = json.loads(text)
+        at, node, level, event = (str(parsed[key]) for key in ("ts", "node", "level", "event"))
+        stage, fields = parsed.get("stage"), parsed.get("fields") or {}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
     if level not in LEVELS or not isinstance(fields, dict) or not (stage is None or isinstance(stage, int)):
@@ -73,8 +73,8 @@ def read(path: Path) -> list[Log]:
     """
     try:
         if path.is_dir():
-            found = sorted(path.rglob(LOG_NAMES[1]))
-            logs = [parse(str(home), _texts(home.with_name(name) for name in LOG_NAMES)) for home in found]
+            paths = sorted(path.rglob(LOG_NAMES[1]))
+            logs = [parse(str(home), _texts(home.with_name(name) for name in LOG_NAMES)) for home in paths]
         elif tarfile.is_tarfile(path):
             logs = _bundled(path)
         else:

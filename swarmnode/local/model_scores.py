@@ -40,18 +40,18 @@ def scores_of(
     """Everything that `manifest.evaluation` lists, measured on `net`. Texts lie below `data`; tasks read the model
     folder `exported`. What cannot be measured becomes a line in `failed`; the rest is measured all the same."""
     asked = manifest.evaluation
-    found, failed = list[Score](), list[str]()
+    scores, failed = list[Score](), list[str]()
     for name in asked.sets:
         try:
-            found.append(Score(name, "nats/token", text_loss(net, manifest, tokenizer, read_text(data, name))))
+            scores.append(Score(name, "nats/token", text_loss(net, manifest, tokenizer, read_text(data, name))))
         except (SwarmnodeError, OSError) as error:
             failed.append(f"{name}: {error}")
     if asked.tasks:
         try:
-            found += task_scores(exported, asked.tasks, manifest.model.context, data)
+            scores += task_scores(exported, asked.tasks, manifest.model.context, data)
         except (SwarmnodeError, OSError) as error:
             failed.append(f"{', '.join(asked.tasks)}: {error}")
-    return Scores(tuple(found), continued(net, manifest, tokenizer), tuple(failed))
+    return Scores(tuple(scores), continued(net, manifest, tokenizer), tuple(failed))
 
 
 def read_text(data: Path | None, name: str) -> bytes:
@@ -105,13 +105,13 @@ def continued(net: Decoder, manifest: Manifest, tokenizer: Tokenizer) -> tuple[t
     """Each prompt of the manifest, or of PROMPTS where it has none, with its most likely continuation."""
     from swarmnode.model.text_generation import Sampling, generate
 
-    asked, found = manifest.evaluation, []
+    asked, texts = manifest.evaluation, []
     stops = frozenset[int]() if tokenizer.separator is None else frozenset({tokenizer.separator})
     for prompt in asked.prompts or PROMPTS:
         ids = [int(token) for token in tokenizer.encode(prompt)]
         made = generate(net, manifest.model, ids, asked.prompt_tokens, Sampling(temperature=0.0), stops)
-        found.append((prompt, tokenizer.decode(list(made))))
-    return tuple(found)
+        texts.append((prompt, tokenizer.decode(list(made))))
+    return tuple(texts)
 
 
 def task_scores(exported: Path | None, tasks: Sequence[str], context: int, data: Path | None) -> list[Score]:
@@ -154,7 +154,7 @@ def parsed_tasks(data: bytes) -> list[Score]:
     """One score for each task in lm-eval's results. Raises DataError for another file."""
     try:
         results = json.loads(data)["results"]
-        found = []
+        scores = []
         for task, row in sorted(results.items()):
             values = {
                 key.partition(",")[0]: float(value)
@@ -164,7 +164,7 @@ def parsed_tasks(data: bytes) -> list[Score]:
             values.pop("sample_len", None)
             metric = next((name for name in KEEP if name in values), next(iter(sorted(values)), None))
             if metric is not None:
-                found.append(Score(str(task), metric, values[metric]))
-        return found
+                scores.append(Score(str(task), metric, values[metric]))
+        return scores
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(f"lm_eval's results cannot be read: {error}") from None

@@ -120,12 +120,12 @@ def gather(
     if kind == "auto" and not is_url(source):
         asked = fresh_copy(Path(source).expanduser(), note)
     if asked is None:
-        found, folder = _gather(source, kind, note, moved, weights)
+        gathered, folder = _gather(source, kind, note, moved, weights)
     else:
-        found = _of_checkpoint(str(asked), note, moved, weights.checkpoints)
+        gathered = _of_checkpoint(str(asked), note, moved, weights.checkpoints)
         folder = data_folder(Path(source).expanduser())
-    note(told(found, SystemClock().unix_s()))
-    return replace(found, run_folder=folder), folder
+    note(told(gathered, SystemClock().unix_s()))
+    return replace(gathered, run_folder=folder), folder
 
 
 def facts(found: Gathered, now_unix_s: float) -> dict[str, object]:
@@ -165,17 +165,17 @@ def _gather(source: str, kind: str, note: Note, moved: Moved, weights: WeightCho
 
     if kind == "auto" and (folder / "model.safetensors").is_file():
         about = models.read_about(folder)
-        found = models.of_export(folder, manifest_of(folder), about)
+        gathered = models.of_export(folder, manifest_of(folder), about)
         made_s, loss = about.get("made_unix_s"), about.get("validation")
-        return replace(found, made_unix_s=_number(made_s), validation=_number(loss)), folder
+        return replace(gathered, made_unix_s=_number(made_s), validation=_number(loss)), folder
     failure: SwarmnodeError | None = None
     if kind != "checkpoint":
         files = _stage_files(folder)
         if files:
             try:
-                found = models.of_stage_files(files, manifest_of(folder), last=weights.last)
+                gathered = models.of_stage_files(files, manifest_of(folder), last=weights.last)
                 made_s = max(file.stat().st_mtime for file in files)
-                return replace(found, made_unix_s=made_s), data_folder(folder)
+                return replace(gathered, made_unix_s=made_s), data_folder(folder)
             except DataError as error:
                 failure = error
                 note(f"{error}; looking for a checkpoint instead") if kind == "auto" else None
@@ -254,10 +254,10 @@ def _of_checkpoint(source: str, note: Note, moved: Moved, newest: int) -> Gather
         made_unix_s=made_s,
         validation=loss if len(read) == 1 else None,
     )
-    found = models.of_buffers([(peers, tensors) for _, tensors in read], empty, resumption.where)
+    gathered = models.of_buffers([(peers, tensors) for _, tensors in read], empty, resumption.where)
     if len(read) == 1:
-        return found
-    return replace(found, copies=(models.StageCopy(peers, models.merged(found), resumption.where),))
+        return gathered
+    return replace(gathered, copies=(models.StageCopy(peers, models.merged(gathered), resumption.where),))
 
 
 async def _made(resumption: Resumption) -> tuple[float | None, float | None]:

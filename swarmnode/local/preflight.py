@@ -25,9 +25,9 @@ def check_run(run: Path | None, stages: int | None, data_root: Path | None, cach
     folder that cannot be written, ManifestError for a manifest that is wrong. Whatever else is wrong with `run` is left
     for `prepare` to say.
     """
-    if (found := _manifest_of(run)) is None:
+    if (current := _manifest_of(run)) is None:
         return
-    manifest, folder = found
+    manifest, folder = current
     if stages is not None and 1 <= stages <= manifest.model.layers:
         manifest = replace(manifest, pipeline=replace(manifest.pipeline, stages=stages))
     root = data_root or folder

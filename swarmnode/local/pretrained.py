@@ -52,19 +52,19 @@ class FolderFiles:
         self._root = model_root(folder)
 
     def read(self, name: str, offset: int, nbytes: int) -> bytes:
-        found = read_regular(self._root.inside(self.folder / name), nbytes, offset)
-        if found is None:
+        data = read_regular(self._root.inside(self.folder / name), nbytes, offset)
+        if data is None:
             raise DataError(f"{self.folder / name}: no such file, or it cannot be read: is the model complete?")
-        return found
+        return data
 
     def read_whole(self, name: str, nbytes_max: int) -> bytes | None:
         path = self._root.inside(self.folder / name)
-        found = read_regular(path, nbytes_max + 1)
-        if found is None and path.exists():
+        data = read_regular(path, nbytes_max + 1)
+        if data is None and path.exists():
             raise DataError(f"{self.folder / name}: not a regular file that can be read")
-        if found is not None and len(found) > nbytes_max:
+        if data is not None and len(data) > nbytes_max:
             raise DataError(f"{self.folder / name}: longer than {nbytes_max} bytes")
-        return found
+        return data
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,10 +112,10 @@ def pretrained(
         for each, content in small.items():
             (Path(folder) / each).write_bytes(content)
         check_tokenizer(Path(folder) / TOKENIZER, f"{name}/{TOKENIZER}")
-    found = huggingface_tokenizer(small[TOKENIZER], f"{name}/{TOKENIZER}").vocabulary
-    if found > model.vocabulary:
+    size = huggingface_tokenizer(small[TOKENIZER], f"{name}/{TOKENIZER}").vocabulary
+    if size > model.vocabulary:
         raise DataError(
-            f"{name}/{TOKENIZER}: token ids up to {found - 1}, and the model knows {model.vocabulary}: this is another"
+            f"{name}/{TOKENIZER}: token ids up to {size - 1}, and the model knows {model.vocabulary}: this is another"
             " model's tokenizer"
         )
     if data is not None:
@@ -201,13 +201,13 @@ def _recipe(
     if not has_data:
         text = dataclasses.replace(text, tokenizer=f"{FOLDER}/{TOKENIZER}")
     begun = dataclasses.replace(start, name=_run_name(name), model=model, inner=inner, pipeline=pipeline, data=text)
-    found = fit(begun, samples=samples)
+    recipe = fit(begun, samples=samples)
     adapts = start.training.kind == ADAPTERS
     share = 1.0 if adapts else RATE_SHARE
     rates: dict[str, Any] = {
-        key: float(f"{share * getattr(found.manifest.inner, key):.1e}")
+        key: float(f"{share * getattr(recipe.manifest.inner, key):.1e}")
         for key in ("learning_rate", "muon_learning_rate")
-        if f"inner.{key}" in found.origins
+        if f"inner.{key}" in recipe.origins
     }
     signed = "a tenth of what a model of this size is pretrained at: between arXiv 2307.09288, 3.1, and 2403.08763, 6.1"
     if adapts:
@@ -217,9 +217,9 @@ def _recipe(
         signed = "MeZO, arXiv 2305.17333, appendix E, tries 1e-7 to 1e-5: the more weights, the less"
     warm = "; the rate re-warms from 0, arXiv 2403.08763, section 6.1"
     origins = {
-        **found.origins,
+        **recipe.origins,
         **{f"inner.{key}": signed for key in rates},
-        "inner.warmup_samples": found.origins["inner.warmup_samples"] + warm,
+        "inner.warmup_samples": recipe.origins["inner.warmup_samples"] + warm,
         **{f"model.{field.name}": "the base model's config.json" for field in dataclasses.fields(model)},
         "inner.optimizer": "that of the model's own pretraining, as a rule: arXiv 2502.16982, section 3.5.2",
         "model.tied": _why_tied(published, model),
@@ -228,7 +228,7 @@ def _recipe(
     }
     if microbatch != start.inner.microbatch:
         origins["inner.microbatch"] = f"fitted: at most {MICROBATCH_TOKENS} tokens (guess)"
-    made = dataclasses.replace(found.manifest, inner=dataclasses.replace(found.manifest.inner, **rates))
+    made = dataclasses.replace(recipe.manifest, inner=dataclasses.replace(recipe.manifest.inner, **rates))
     return Recipe(made, origins)
 
 

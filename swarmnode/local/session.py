@@ -33,7 +33,7 @@ class Conditions:
     rounds: int | None = None
     samples: int | None = None
 
-    def met(self, ready_s: float, seen: Totals) -> str | None:
+    def why_stop(self, ready_s: float, seen: Totals) -> str | None:
         """The reason to stop now, or None."""
         if self.for_s is not None and ready_s >= self.for_s:
             return f"{self.for_s:g} s are over"
@@ -123,7 +123,7 @@ class Session:
             self._screen.show(picture)
             if now_s - ready_at_s >= SETTLED_S:
                 self._warn(picture)
-            why = self._conditions.met(now_s - ready_at_s, picture.totals)
+            why = self._conditions.why_stop(now_s - ready_at_s, picture.totals)
             if why is not None:
                 self.stop(why)
             elif not self.fleet.alive:

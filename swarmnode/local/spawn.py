@@ -41,8 +41,8 @@ def several_devices() -> tuple[str, ...]:
         return ()
     from swarmnode.model.device import devices
 
-    found = devices()
-    return found if len(found) > 1 else ()
+    names = devices()
+    return names if len(names) > 1 else ()
 
 
 class ChildProcess(Protocol):
@@ -96,12 +96,12 @@ class Spawner:
             self._asking.close()
             self._asking = None
         if self._fork_server is not None:
-            found, self._fork_server = self._fork_server, None
+            server, self._fork_server = self._fork_server, None
             try:
-                found.wait(GOODBYE_S)
+                server.wait(GOODBYE_S)
             except subprocess.TimeoutExpired:  # still importing
-                found.kill()
-                found.wait()
+                server.kill()
+                server.wait()
 
     def _forkable(self, command: Sequence[str], environment: Mapping[str, str]) -> bool:
         """Whether it is a node of this Python on a machine without accelerators: an open device in a forked process is

@@ -61,8 +61,8 @@ def count(nodes: Sequence[NodeFacts], metric: str, **labels: str) -> int:
     total = 0.0
     for node in nodes:
         for key, value in node.status.counters.items() if node.status else ():
-            found, has = parse_series(key)
-            if found == metric and labels.items() <= has.items():
+            series, has = parse_series(key)
+            if series == metric and labels.items() <= has.items():
                 total += value
     return round(total)
 

@@ -119,16 +119,16 @@ def distance_to(copy: SlowCopy, before: Callable[[int, int], np.ndarray]) -> flo
 def saved_elements(folder: Path, checkpoint: Checkpoint, stage: int, first: int, last: int) -> np.ndarray:
     """Elements [first, last) of the slow weights of `stage` in a checkpoint whose files are in `folder`. Raises OSError
     if they cannot be read."""
-    begin, found = 0, list[np.ndarray]()
+    begin, parts = 0, list[np.ndarray]()
     for file in (file for file in checkpoint.parts[stage].files if file.section == "phi"):
         count = sum(map(math.prod, file.tensors.values()))
         low, high = max(first, begin), min(last, begin + count)
         if low < high:
             data = file.nbytes - ITEMSIZE * count  # offset of the elements, after the header
             where = data + ITEMSIZE * (low - begin)
-            found.append(np.fromfile(folder / file.name, "<f4", high - low, offset=where))
+            parts.append(np.fromfile(folder / file.name, "<f4", high - low, offset=where))
         begin += count
-    return np.concatenate(found) if found else np.empty(0, np.float32)
+    return np.concatenate(parts) if parts else np.empty(0, np.float32)
 
 
 def _apart(pairs: Iterable[tuple[np.ndarray, np.ndarray]]) -> float:
@@ -224,16 +224,16 @@ class ArchiveSources:
             return None
         works = [partial(self._stage, stage, offered[stage], middle[stage], stride, before) for stage in stages]
         taken = await gather_or_cancel(works)
-        told = sorted((copy.offer.progress for copies in offered for copy in copies), key=lambda one: one.total)
-        return RunCopy(tuple(taken), told[(len(told) - 1) // 2], blocks)
+        progresses = sorted((copy.offer.progress for copies in offered for copy in copies), key=lambda one: one.total)
+        return RunCopy(tuple(taken), progresses[(len(progresses) - 1) // 2], blocks)
 
     async def _look(self) -> tuple[Swarm, record_pb2.Blocks]:
         """All members with a record in the directory, and the blocks of data that most feeders report as finished.
         Raises Unavailable if nobody serves some stage."""
         stages, now_s = self.manifest.pipeline.stages, self.clock.unix_s()
-        found = await self.directory.lookups(places(self.manifest))
+        listed = await self.directory.lookups(places(self.manifest))
         members, blocks = list[Member](), list[record_pb2.Blocks]()
-        for signed in (signed for records in found for signed in records):
+        for signed in (signed for records in listed for signed in records):
             with contextlib.suppress(RemoteFault):  # skip a single bad record
                 record, member = check_member(signed, run_id=self.run_id)
                 check_time(record, now_s, STRETCH_MAX * self.manifest.limits.record_ttl_s)
@@ -274,8 +274,8 @@ class ArchiveSources:
         more = 0.0 if len(copies) > 1 or len(serving) == 1 else ALONE_TRIES / BUSY_TRIES if later_s else 1.0
         self.alone[stage] = self.alone.get(stage, 0.0) + more if more else 0.0
         if not copies or 0.0 < self.alone[stage] < ALONE_TRIES:
-            given = f"stage {stage}: {len(copies)} of {len(serving)} replicas gave a copy"
-            raise Unavailable("; ".join([given, *reasons[-1:]]), max(later_s, default=0.0))
+            note = f"stage {stage}: {len(copies)} of {len(serving)} replicas gave a copy"
+            raise Unavailable("; ".join([note, *reasons[-1:]]), max(later_s, default=0.0))
         return copies[:COPIES_MAX]
 
     async def _stage(

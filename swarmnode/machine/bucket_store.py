@@ -87,12 +87,14 @@ class BucketStore:
         def work(files: Any) -> dict[str, int]:
             folder = prefix.rpartition("/")[0]
             try:
-                found = files.find(f"{self._root}/{folder}".rstrip("/"), detail=True)
+                files_found = files.find(f"{self._root}/{folder}".rstrip("/"), detail=True)
             except FileNotFoundError:
                 return {}
             skip = len(self._root) + 1
             return {
-                path[skip:]: int(row["size"]) for path, row in sorted(found.items()) if path[skip:].startswith(prefix)
+                path[skip:]: int(row["size"])
+                for path, row in sorted(files_found.items())
+                if path[skip:].startswith(prefix)
             }
 
         return await asyncio.to_thread(self._do, "list", prefix, work)
@@ -116,9 +118,9 @@ class BucketStore:
                 self._files = fsspec.filesystem(self._scheme, use_listings_cache=False)
             return work(self._files)
         except _failures() as error:
-            said = " ".join(str(error).split())[:200] or type(error).__name__
+            reason = " ".join(str(error).split())[:200] or type(error).__name__
             raise LocalFault(
-                f"cannot {verb} {self}/{name}: {said}; see the bucket's name, its keys and its endpoint"
+                f"cannot {verb} {self}/{name}: {reason}; see the bucket's name, its keys and its endpoint"
             ) from error
 
     def __str__(self) -> str:
@@ -127,8 +129,8 @@ class BucketStore:
 
 def _failures() -> tuple[type[BaseException], ...]:
     """Exceptions of a bucket's client: OSError if fsspec translates, else its own."""
-    found: list[type[BaseException]] = [OSError]
+    kinds: list[type[BaseException]] = [OSError]
     with contextlib.suppress(ImportError):
         theirs = importlib.import_module("botocore.exceptions")
-        found += [theirs.BotoCoreError, theirs.ClientError]
-    return tuple(found)
+        kinds += [theirs.BotoCoreError, theirs.ClientError]
+    return tuple(kinds)

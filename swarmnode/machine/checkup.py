@@ -44,9 +44,9 @@ async def find_resumptions(text: str, run_id: RunId | None, note: Note = lambda 
             path /= FOLDER
         text = str(path.resolve())
     store = open_store(text)
-    found = await checkpoint_io.find(store)
-    good = checkpoint_io.usable(found, text, run_id)
-    for each in found[::-1]:
+    checkpoints = await checkpoint_io.find(store)
+    good = checkpoint_io.usable(checkpoints, text, run_id)
+    for each in checkpoints[::-1]:
         if each.fault is None:
             break
         note(f"{each.name} cannot be used: {each.fault}")
@@ -228,14 +228,14 @@ def link_tokens_per_s(manifest: Manifest, stage: int, up_bps: float, down_bps: f
 
 def memory_text(fits: StageFit) -> str:
     """The memory that replicas need on device and host, and what is free: `device 7 to 9.1 GB a stage, 23.2 free`."""
-    memory, said = fits.memory, []
+    memory, parts = fits.memory, []
     if memory.device is not None:
         needs = [need.device for need in fits.needed]
-        said.append(f"device {_range(needs)} a stage, {memory.device.nbytes / 1e9:.1f} free by {memory.device.bound}")
+        parts.append(f"device {_range(needs)} a stage, {memory.device.nbytes / 1e9:.1f} free by {memory.device.bound}")
     needs = [need.host for need in fits.needed]
     name = "host " if memory.device is not None else ""
-    said.append(f"{name}{_range(needs)} a stage, {memory.host.nbytes / 1e9:.1f} free by {memory.host.bound}")
-    return "; ".join(said)
+    parts.append(f"{name}{_range(needs)} a stage, {memory.host.nbytes / 1e9:.1f} free by {memory.host.bound}")
+    return "; ".join(parts)
 
 
 def _range(nbytes: Sequence[int]) -> str:

@@ -86,7 +86,7 @@ class FolderStore:
         return True
 
     def _names(self, prefix: str) -> dict[str, int]:
-        found: dict[str, int] = {}
+        sizes: dict[str, int] = {}
         folder = self._folder / prefix.rpartition("/")[0]
         try:
             for path in folder.rglob("*"):
@@ -94,12 +94,12 @@ class FolderStore:
                 if name.startswith(prefix) and not name.endswith(TEMPORARY):
                     with contextlib.suppress(FileNotFoundError):  # deleted meanwhile by another node
                         if path.is_file():
-                            found[name] = path.stat().st_size
+                            sizes[name] = path.stat().st_size
         except FileNotFoundError:
             pass
         except OSError as error:
             raise LocalFault(f"cannot list {folder}: {error.strerror or error}") from error
-        return dict(sorted(found.items()))
+        return dict(sorted(sizes.items()))
 
     def _delete(self, name: str) -> None:
         path = self._path(name)

@@ -71,14 +71,14 @@ def free_memory(max_memory_nbytes: int | None = None) -> FreeMemory:
     control groups' limits, and `max_memory_nbytes` (the volunteer's --max-memory, for the whole process) minus its
     current use."""
     process = psutil.Process().memory_info()
-    found = [FreeMemory(int(psutil.virtual_memory().available), "the memory available on this machine")]
+    limits = [FreeMemory(int(psutil.virtual_memory().available), "the memory available on this machine")]
     if max_memory_nbytes is not None:
-        found.append(FreeMemory(max(0, max_memory_nbytes - process.rss), "--max-memory"))
+        limits.append(FreeMemory(max(0, max_memory_nbytes - process.rss), "--max-memory"))
     allowed, _ = resource.getrlimit(resource.RLIMIT_AS)
     if allowed != resource.RLIM_INFINITY:
-        found.append(FreeMemory(max(0, allowed - process.vms), "ulimit -v"))
-    found += [FreeMemory(nbytes, f"the memory limit of {where}") for where, nbytes in of_groups(CGROUPS, own_group())]
-    return min(found, key=lambda one: one.nbytes)
+        limits.append(FreeMemory(max(0, allowed - process.vms), "ulimit -v"))
+    limits += [FreeMemory(nbytes, f"the memory limit of {where}") for where, nbytes in of_groups(CGROUPS, own_group())]
+    return min(limits, key=lambda one: one.nbytes)
 
 
 def own_group() -> str:

@@ -49,8 +49,8 @@ class Receipts:
                 break
             if key[0] == run_id:
                 newer.append(key)
-        told = newer[::-1][:most]
-        return (self._serials[told[-1]] if told else serial), [self._kept[key] for key in told]
+        rows = newer[::-1][:most]
+        return (self._serials[rows[-1]] if rows else serial), [self._kept[key] for key in rows]
 
 
 def read(home: Path) -> Iterator[wire.Receipt]:

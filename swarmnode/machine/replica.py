@@ -63,11 +63,11 @@ class ForwardTrainer:
     def loss(self, x: WireTensor, tokens: WireTensor, samples: int, *, accumulate: bool) -> LossResult:
         """The mean of the losses on both sides along one direction; with `accumulate` the slope becomes a step. Theta
         is restored, also where a pass fails."""
-        found = []
+        pieces = []
         for sign in (1.0, -1.0):
             with self.shared.perturbed(sign):
-                found.append(self.stage.loss(x, tokens, samples, train=False))
-        plus, minus = found
+                pieces.append(self.stage.loss(x, tokens, samples, train=False))
+        plus, minus = pieces
         if accumulate and plus.tokens:
             self.slope = self.shared.projected(plus.loss_sum / plus.tokens, minus.loss_sum / minus.tokens)
             self.shared.measure_step(self.slope)
@@ -283,9 +283,9 @@ class TorchReplica:
         self.stage.relieve()
 
     def fingerprint(self, tensor: WireTensor) -> bytes:
-        found = hashlib.sha256(f"{tensor.dtype} {tensor.codec} {tensor.shape}".encode())
-        found.update(tensor.data)
-        return found.digest()
+        digest = hashlib.sha256(f"{tensor.dtype} {tensor.codec} {tensor.shape}".encode())
+        digest.update(tensor.data)
+        return digest.digest()
 
     def cosine(self, one: WireTensor, other: WireTensor, samples: int) -> float:
         return cosine(self.stage.compared(one, samples), self.stage.compared(other, samples))
@@ -399,34 +399,34 @@ class TorchReplica:
     @torch.no_grad()
     def _load(self, state: State) -> None:
         parts = self._parts_of_state()
-        given = GivenState(state, self._sizes)
-        given.check()
+        sections = GivenState(state, self._sizes)
+        sections.check()
         if not 0 <= state.bump_steps <= BUMP_STEPS:
             raise RemoteFault(f"state with {state.bump_steps} steps at a higher rate; expected 0 to {BUMP_STEPS}")
         if state.inner_steps < 0 or not (math.isfinite(state.gradient_norm) and state.gradient_norm >= 0.0):
             raise RemoteFault(f"state after {state.inner_steps} inner steps with gradient norm {state.gradient_norm}")
-        self._check_stray(given)
+        self._check_stray(sections)
         for name in ("theta", "exp_avg", "exp_avg_sq"):
-            if name in given.sections:
-                given.copy_to(name, parts[name])
-        self.outer.reset(given.sections["phi"], given.sections.get("momentum"))
+            if name in sections.sections:
+                sections.copy_to(name, parts[name])
+        self.outer.reset(sections.sections["phi"], sections.sections.get("momentum"))
         if self.tied is not None:
-            given.copy_to("table", self.tied)
-        if given.outer_alone:
+            sections.copy_to("table", self.tied)
+        if sections.outer_alone:
             self.stage.theta.data.copy_(self.outer.phi)
         self.stage.hold(self.stage.theta, self.outer.phi)
-        said = state.inner_steps, state.gradient_norm, state.bump_steps
-        self.stage.loaded(*said, fresh=given.outer_alone)
+        counters = state.inner_steps, state.gradient_norm, state.bump_steps
+        self.stage.loaded(*counters, fresh=sections.outer_alone)
         self._anew()
 
     @torch.no_grad()
     def place_weights(self, name: str, first: int, values: WireTensor) -> None:
-        given = decode(values).view(-1)
-        check_finite(given, f"weights of {name}")
+        values_flat = decode(values).view(-1)
+        check_finite(values_flat, f"weights of {name}")
         if self.stage.frozen is not None:
-            self.stage.frozen.place(name, first, given)
+            self.stage.frozen.place(name, first, values_flat)
             return
-        self.stage.named(self.stage.theta)[name].view(-1)[first : first + given.numel()].copy_(given)
+        self.stage.named(self.stage.theta)[name].view(-1)[first : first + values_flat.numel()].copy_(values_flat)
 
     @torch.no_grad()
     def weights_placed(self) -> None:
@@ -463,14 +463,14 @@ class TorchReplica:
     @torch.no_grad()
     def rebuild(self, method: str, neighbours: Sequence[Neighbour], ends: memoryview | None) -> None:
         """Rebuild from neighbours (recovery/checkfree.py). Raises RemoteFault, with nothing changed."""
-        given: dict[int, Tensor] = {}
+        tensors: dict[int, Tensor] = {}
         for one in neighbours:
-            given[one.stage] = decode_flat(
+            tensors[one.stage] = decode_flat(
                 one.phi, self.sizes_of(one.stage)["phi"], f"slow weights of stage {one.stage}"
             )
         norms = {one.stage: one.gradient_norm for one in neighbours}
         manifest, stage = self.stage.manifest, self.stage.part.stage
-        flat = checkfree.rebuild(manifest.model, self._parts(), stage, method, given, norms)
+        flat = checkfree.rebuild(manifest.model, self._parts(), stage, method, tensors, norms)
         first, count = self.ends_of(stage)
         if count and ends is None and self.undrawn:
             self.draw_weights()

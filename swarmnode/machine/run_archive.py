@@ -212,14 +212,14 @@ class Archive:
         for folder in await asyncio.to_thread(_incomplete, self.folder):
             await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
             self._telemetry.event("archive.pruned", labels=[folder.name], reason="it was not complete")
-        found = dict[str, ArchiveEntry]()  # the page shows those of before meanwhile
+        entries = dict[str, ArchiveEntry]()  # the page shows those of before meanwhile
         for label in await self._labels(self._store):
             place = self._place(label)
             try:
-                found[label] = await self._entry(place) or await self._finish(label)
+                entries[label] = await self._entry(place) or await self._finish(label)
             except DataError as error:  # left to its owner: it is neither offered nor deleted
                 self._telemetry.event("archive.failed", level="error", label=label, reason=str(error))
-        self.entries = found
+        self.entries = entries
 
     async def _entry(self, place: str) -> ArchiveEntry | None:
         """The record of a complete checkpoint; None if it is missing or damaged."""
@@ -230,12 +230,12 @@ class Archive:
 
     async def _labels(self, store: Store) -> dict[str, dict[str, int]]:
         """Files of this run in `store`, with their bytes, by label."""
-        found: dict[str, dict[str, int]] = {}
+        labels: dict[str, dict[str, int]] = {}
         for path, nbytes in (await store.names(f"{self._place('')}")).items():
             parts = path.split("/")
             if len(parts) == 3:
-                found.setdefault(parts[1], {})[parts[2]] = nbytes
-        return found
+                labels.setdefault(parts[1], {})[parts[2]] = nbytes
+        return labels
 
     async def _copy_run(self, before: ArchiveEntry | None) -> RunCopy | None:
         sizes = [PACKED_ITEMSIZE["phi"] * of["phi"] for of in self.sources.sizes]

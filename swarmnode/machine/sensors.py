@@ -60,8 +60,8 @@ class DailyTraffic:
 
     def _load(self, day: int) -> int:
         try:
-            found = json.loads(self._path.read_text())
-            return int(found["nbytes"]) if found["day"] == day else 0
+            state = json.loads(self._path.read_text())
+            return int(state["nbytes"]) if state["day"] == day else 0
         except (OSError, ValueError, TypeError, KeyError):
             return 0
 
@@ -126,8 +126,8 @@ def temperature_c() -> float | None:
     if gpus := gpu_temperatures():
         return max(gpus)
     read = getattr(psutil, "sensors_temperatures", None)
-    found = read() if read is not None else {}
-    chips = [found[chip] for chip in ("coretemp", "k10temp", "zenpower", "cpu_thermal", "acpitz") if chip in found]
+    temps = read() if read is not None else {}
+    chips = [temps[chip] for chip in ("coretemp", "k10temp", "zenpower", "cpu_thermal", "acpitz") if chip in temps]
     return max((sensor.current for sensors in chips for sensor in sensors if sensor.current > 0), default=None)
 
 

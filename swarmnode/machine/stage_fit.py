@@ -53,8 +53,8 @@ def first_alike(model: ModelSpec, parts: Sequence[StageLayers]) -> list[int]:
         (tuple((model.is_sparse(i), model.window(i)) for i in part.layers), part.has_embedding, part.has_head)
         for part in parts
     ]
-    found: dict[object, int] = {}
-    return [found.setdefault((kinds[i], kinds[(i + 1) % len(kinds)]), i) for i in range(len(kinds))]
+    firsts: dict[object, int] = {}
+    return [firsts.setdefault((kinds[i], kinds[(i + 1) % len(kinds)]), i) for i in range(len(kinds))]
 
 
 def best_fit(

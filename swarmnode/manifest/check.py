@@ -177,8 +177,8 @@ def bucket() -> ValueCheck:
     def accept(raw: Any) -> Value | None:
         if type(raw) is not str or len(raw) > TEXT_MAX:
             return None
-        found = _BUCKET.fullmatch(raw)
-        if raw and (found is None or _IP4.fullmatch(found[1]) or ".." in raw):
+        match = _BUCKET.fullmatch(raw)
+        if raw and (match is None or _IP4.fullmatch(match[1]) or ".." in raw):
             return None
         return raw
 

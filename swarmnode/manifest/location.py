@@ -29,13 +29,13 @@ def base_url(text: str) -> str | None:
     valid location. Public buckets and the hub are asked over HTTPS without a key."""
     if len(text) > TEXT_MAX or ".." in text:
         return None
-    if found := _WEB.fullmatch(text):
-        scheme, host, port, path = found.groups()
+    if match := _WEB.fullmatch(text):
+        scheme, host, port, path = match.groups()
         if port is not None and not 1 <= int(port) <= 65535:
             return None
         return f"{scheme}://{host}{'' if port is None else f':{int(port)}'}{path}"
-    if found := _BUCKET.fullmatch(text):
-        scheme, bucket, path = found.groups()
+    if match := _BUCKET.fullmatch(text):
+        scheme, bucket, path = match.groups()
         if re.fullmatch(r"[0-9.]+", bucket):
             return None
         if scheme == "gs":
@@ -43,8 +43,8 @@ def base_url(text: str) -> str | None:
         # A certificate for *.s3.amazonaws.com does not cover names with dots.
         inside = "." in bucket
         return f"https://s3.amazonaws.com/{bucket}{path}" if inside else f"https://{bucket}.s3.amazonaws.com{path}"
-    if found := _HUB.fullmatch(text):
-        kind, name, revision, path = found.groups()
+    if match := _HUB.fullmatch(text):
+        kind, name, revision, path = match.groups()
         if kind is None and name.partition("/")[0] in _KINDS:
             return None
         return f"https://huggingface.co/{kind or ''}{name}/resolve/{revision or 'main'}{path}"

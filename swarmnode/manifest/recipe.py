@@ -80,13 +80,13 @@ def _shapes(start: ModelSpec, stages: int) -> Iterator[ModelSpec]:
 def model_of(parameters: int, start: ModelSpec, stages: int) -> ModelSpec:
     """The model nearest to `parameters` parameters, with the vocabulary and context of `start` and at least `stages`
     layers. Raises UsageError if none is within a quarter."""
-    found = min(_shapes(start, stages), key=lambda model: abs(math.log(parameters_of(model) / parameters)))
-    if not 0.75 <= parameters_of(found) / parameters <= 1.25:
+    best = min(_shapes(start, stages), key=lambda model: abs(math.log(parameters_of(model) / parameters)))
+    if not 0.75 <= parameters_of(best) / parameters <= 1.25:
         raise UsageError(
-            f"--parameters {parameters}: the nearest model with {found.vocabulary} token ids and at least {stages}"
-            f" layers has {parameters_of(found)}"
+            f"--parameters {parameters}: the nearest model with {best.vocabulary} token ids and at least {stages}"
+            f" layers has {parameters_of(best)}"
         )
-    return found
+    return best
 
 
 def warmup_samples(inner: InnerSpec, batch: int, run: int) -> int:

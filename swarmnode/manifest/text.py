@@ -147,8 +147,8 @@ def brief(manifest: Manifest, origins: Mapping[str, str]) -> str:
     asked_for = [table for _, tables, _ in QUESTIONS for table in tables]
     rest = tuple(table for table in TABLES if table not in asked_for)
     for question, tables, always in (*QUESTIONS, ("And besides", rest, ())):
-        found = [line for table in tables for line in _brief_table(manifest, origins, table, always)]
-        lines += ["", f"# {question}", *found] if found else []
+        text_lines = [line for table in tables for line in _brief_table(manifest, origins, table, always)]
+        lines += ["", f"# {question}", *text_lines] if text_lines else []
     return "\n".join(lines) + "\n"
 
 
@@ -169,11 +169,11 @@ def _brief_table(manifest: Manifest, origins: Mapping[str, str], table: str, alw
 
 def explained(name: str) -> str:
     """Meaning, allowed values and default of a field, or of all fields of a table. Raises UsageError."""
-    found = [field for field in FIELDS if name in (field.name, field.table)]
-    found = found or [field for field in FIELDS if field.key == name]
-    if not name or not found:
+    fields = [field for field in FIELDS if name in (field.name, field.table)]
+    fields = fields or [field for field in FIELDS if field.key == name]
+    if not name or not fields:
         raise UsageError(_unknown(name, "").replace(' = ""', ""))
-    return "\n\n".join("\n".join([field.name, *(line[2:] for line in _comment(field, ""))]) for field in found)
+    return "\n\n".join("\n".join([field.name, *(line[2:] for line in _comment(field, ""))]) for field in fields)
 
 
 def with_value(text: str, name: str, value: str) -> str:
@@ -211,13 +211,13 @@ def schema() -> str:
 
 def _schema_of(field: Field) -> dict[str, Any]:
     default = value_of(Manifest(), field.name)
-    found: dict[str, Any] = {"description": f"{field.meaning} Allowed: {field.check.allowed}.", "default": default}
+    schema: dict[str, Any] = {"description": f"{field.meaning} Allowed: {field.check.allowed}.", "default": default}
     kinds = {bool: "boolean", int: "integer", float: "number", tuple: "array"}
     if _CHOICES.match(field.check.allowed):
-        found["enum"] = json.loads(f"[{field.check.allowed.replace(' or ', ', ')}]")
+        schema["enum"] = json.loads(f"[{field.check.allowed.replace(' or ', ', ')}]")
     elif type(default) in kinds:
-        found["type"] = kinds[type(default)]
-    return found
+        schema["type"] = kinds[type(default)]
+    return schema
 
 
 @functools.cache

@@ -99,18 +99,18 @@ def open_access_list(signed: wire.SignedAccessList, run_id: RunId, *owners: byte
     if not any(signed_by(owner, _ACCESS_LIST + signed.list, signed.signature) for owner in owners):
         raise RemoteFault("access list that the run's owner did not sign")
     try:
-        found = wire.AccessList.FromString(signed.list)
+        access = wire.AccessList.FromString(signed.list)
     except DecodeError:
         raise RemoteFault("access list that does not parse") from None
-    if found.run_id != run_id:
-        raise RemoteFault(f"access list of run {found.run_id[:16]!r}, not of {run_id[:16]!r}")
-    bounds.check(found)
+    if access.run_id != run_id:
+        raise RemoteFault(f"access list of run {access.run_id[:16]!r}, not of {run_id[:16]!r}")
+    bounds.check(access)
     return AccessList(
-        found.sequence,
-        frozenset(map(PeerId, found.allowed)),
-        frozenset(map(PeerId, found.banned)),
-        frozenset(found.revoked),
-        found.least_version,
+        access.sequence,
+        frozenset(map(PeerId, access.allowed)),
+        frozenset(map(PeerId, access.banned)),
+        frozenset(access.revoked),
+        access.least_version,
     )
 
 
@@ -123,8 +123,8 @@ def too_old(least: str, version: str) -> str:
 
 def _numbers(version: str) -> tuple[int, ...]:
     """`0.10.1.dev3` as (0, 10, 1): what comes behind the numbers does not count."""
-    found = _VERSION.match(version)
-    return tuple(int(number[:9]) for number in found.group().split(".")) if found else ()
+    match = _VERSION.match(version)
+    return tuple(int(number[:9]) for number in match.group().split(".")) if match else ()
 
 
 def permitted(

@@ -93,12 +93,12 @@ class Admission:
 
     def news(self, sequence: int, amendments: int) -> wire.SignedAccessList:
         """The documents that a peer lacks that has the access list of `sequence` and so many `amendments`."""
-        found = wire.SignedAccessList()
+        news = wire.SignedAccessList()
         if self.signed is not None and self.rules.access_list.sequence > sequence:
-            found.CopyFrom(self.signed)
+            news.CopyFrom(self.signed)
         if self.amendments is not None:
-            found.amendments.extend(self.amendments.signed[amendments:])
-        return found
+            news.amendments.extend(self.amendments.signed[amendments:])
+        return news
 
     def _remember(self, peer: PeerId, shown: wire.Pass) -> None:
         kept = wire.Pass()
@@ -119,8 +119,8 @@ def parse_pass(raw: bytes) -> wire.Pass:
     if len(raw) > PASS_BYTES_MAX:
         raise RemoteFault(f"pass of {len(raw)} bytes; at most {PASS_BYTES_MAX}")
     try:
-        found = wire.Pass.FromString(raw)
+        parsed = wire.Pass.FromString(raw)
     except DecodeError:
         raise RemoteFault("pass that does not parse") from None
-    bounds.check(found)
-    return found
+    bounds.check(parsed)
+    return parsed

@@ -54,9 +54,9 @@ class Amendments:
     @classmethod
     def of(cls, signed: SignedManifest, manifest: Manifest, run_id: RunId) -> Amendments:
         """The amendments that came with `signed`, the verified `manifest`. Raises RemoteFault."""
-        made = cls(manifest, run_id, signed.owner)
-        made.learn(signed.amendments)
-        return made
+        amendments = cls(manifest, run_id, signed.owner)
+        amendments.learn(signed.amendments)
+        return amendments
 
     @property
     def newest(self) -> Manifest:
@@ -91,28 +91,30 @@ class Amendments:
         if not any(signed_by(owner, _DOMAIN + signed.amendment, signed.signature) for owner in self.owners):
             raise RemoteFault("amendment that no owner of this run signed")
         try:
-            told = wire.Amendment.FromString(signed.amendment)
+            amendment = wire.Amendment.FromString(signed.amendment)
         except DecodeError:
             raise RemoteFault("amendment that does not parse") from None
-        bounds.check(told)
+        bounds.check(amendment)
         number = len(self.chain) + 1
-        if told.run_id != self.run_id:
-            raise RemoteFault(f"amendment of run {told.run_id[:16]!r}, not of {self.run_id[:16]!r}")
-        if told.serial != number or told.previous != self._last():
-            raise RemoteFault(f"amendment {told.serial} is not the next one after the {number - 1} known here")
-        if self.chain and told.from_round < self.chain[-1].from_round:
-            raise RemoteFault(f"amendment {number} from round {told.from_round}, before that of the one before")
-        if any(len(owner) != PUBLIC_KEY_BYTES for owner in told.owners) or len(told.names) != len(told.values):
+        if amendment.run_id != self.run_id:
+            raise RemoteFault(f"amendment of run {amendment.run_id[:16]!r}, not of {self.run_id[:16]!r}")
+        if amendment.serial != number or amendment.previous != self._last():
+            raise RemoteFault(f"amendment {amendment.serial} is not the next one after the {number - 1} known here")
+        if self.chain and amendment.from_round < self.chain[-1].from_round:
+            raise RemoteFault(f"amendment {number} from round {amendment.from_round}, before that of the one before")
+        if len(amendment.names) != len(amendment.values) or any(
+            len(owner) != PUBLIC_KEY_BYTES for owner in amendment.owners
+        ):
             raise RemoteFault(f"amendment {number} is malformed")
         try:
-            values = {name: json.loads(value) for name, value in zip(told.names, told.values, strict=True)}
+            values = {name: json.loads(value) for name, value in zip(amendment.names, amendment.values, strict=True)}
             manifest = amended(self.newest, values)
         except (ValueError, RecursionError, ManifestError) as error:
             raise RemoteFault(f"amendment {number}: {error}") from None
-        self.chain.append(Amendment(number, told.from_round, values, tuple(told.owners)))
+        self.chain.append(Amendment(number, amendment.from_round, values, tuple(amendment.owners)))
         self.signed.append(signed)
         self._manifests.append(manifest)
-        self.owners = tuple(told.owners) or self.owners
+        self.owners = tuple(amendment.owners) or self.owners
         self.signers = tuple(dict.fromkeys((*self.signers, *self.owners)))
 
     def sign(

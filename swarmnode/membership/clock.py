@@ -113,14 +113,14 @@ def capacity(stages: Iterable[Iterable[Sighting]], median: float) -> float:
 
     Every sample passes through every stage, so the stage with the largest estimate counts.
     """
-    found = 0.0
+    capacity = 0.0
     for stage in stages:
         seen = [one for one in stage if one.speed > 0.0]
         most = [median * (OUTLIER if one.times > 1 else 1.0) for one in seen]
         total = math.fsum(min(one.speed, limit) for one, limit in zip(seen, most, strict=True))
         if seen:
-            found = max(found, total / len(seen) * machines(one.times for one in seen))
-    return FACTOR * found
+            capacity = max(capacity, total / len(seen) * machines(one.times for one in seen))
+    return FACTOR * capacity
 
 
 class RunClock:
@@ -169,9 +169,9 @@ class RunClock:
         top = self._progress_bound.look(now_unix_s, total, rate)
         if self._since is None:
             self._since = now_unix_s, total
-        told = [m.total for m in voices if m.state != JOINING]  # joiners know nothing yet
+        totals = [m.total for m in voices if m.state != JOINING]  # joiners know nothing yet
         first = not self._confirmed and len(known) >= CONFIRMED
-        most = statistics.median_low(told) if first else self._possible(now_unix_s, _majority(told, top))
+        most = statistics.median_low(totals) if first else self._possible(now_unix_s, _majority(totals, top))
         if first:  # this node may have started with too little
             self._confirmed, self._since = True, (now_unix_s, max(total, most))
         if most <= top:
@@ -179,7 +179,7 @@ class RunClock:
         self._progress_bound.lift()
         top = self._progress_bound.look(now_unix_s, most, rate)
         return ClockVerdict(
-            top, most, f"most of {len(told)} {'machines seen at work' if self._confirmed else 'that answered'}"
+            top, most, f"most of {len(totals)} {'machines seen at work' if self._confirmed else 'that answered'}"
         )
 
     def _possible(self, now_unix_s: float, said: int) -> int:
@@ -192,18 +192,18 @@ class RunClock:
         """Possible samples a second; 0 if no speed is known, which leaves the rate unchanged."""
         mine = [own] if own is not None and own.samples_per_second > 0.0 else []
         times = self.history.times
-        told = [m for m in seen if m.samples_per_second > 0.0]
-        again = [m for m in told if times.get(m.peer, 1) > 1]
-        known = again if len(again) >= CONFIRMED else told  # keys that came once do not set the pace of others
+        announced = [m for m in seen if m.samples_per_second > 0.0]
+        again = [m for m in announced if times.get(m.peer, 1) > 1]
+        known = again if len(again) >= CONFIRMED else announced  # keys that came once do not set the pace of others
         speeds = [m.samples_per_second for m in (*known, *mine)]
         if not speeds:
             return 0.0
-        found: list[list[Sighting]] = [[] for _ in range(stages)]
-        for member in told:
-            found[member.stage].append(Sighting(member.samples_per_second, times.get(member.peer, 1)))
+        sightings: list[list[Sighting]] = [[] for _ in range(stages)]
+        for member in announced:
+            sightings[member.stage].append(Sighting(member.samples_per_second, times.get(member.peer, 1)))
         for member in mine:
-            found[member.stage].append(Sighting(member.samples_per_second, CONFIRMED))
-        return capacity(found, statistics.median_low(speeds))
+            sightings[member.stage].append(Sighting(member.samples_per_second, CONFIRMED))
+        return capacity(sightings, statistics.median_low(speeds))
 
 
 def _majority(told: Sequence[int], top: float) -> int:

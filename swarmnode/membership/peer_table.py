@@ -69,23 +69,23 @@ class PeerTable:
         crowd = len(records) > self._crowd_max and stage not in self._own
         self._sized(stage, len(records) if crowd else 0, rng)
         here = self.member
-        found: list[wire.SignedRecord] = []
+        unsent: list[wire.SignedRecord] = []
         strangers: dict[PeerId, wire.SignedRecord] = {}
         for signed in records:
             known = shared(signed)
             if known is None:
-                found.append(signed)
+                unsent.append(signed)
                 continue
             member = known[2]
             before = here(member.peer)
             if before is None and crowd:
                 strangers[member.peer] = signed
             elif before is not member:
-                found.append(signed)
+                unsent.append(signed)
         if crowd:
-            rng.shuffle(found)
-            found += [strangers[peer] for peer in self._drawn(stage, strangers)]
-        return found
+            rng.shuffle(unsent)
+            unsent += [strangers[peer] for peer in self._drawn(stage, strangers)]
+        return unsent
 
     def _drawn(self, stage: int, strangers: Collection[PeerId]) -> list[PeerId]:
         """Which of the unknown `strangers` to keep for the crowded `stage`. Members that they replace are dropped."""
@@ -111,12 +111,12 @@ class PeerTable:
     def learn(self, record: wire.Record, member: Member | None = None) -> bool:
         """Keep `record` if it is newer; return whether anything changed. `member`: its content, if already parsed."""
         peer = PeerId(record.peer_id) if member is None else member.peer
-        known, told = self.member(peer), Member.of(record) if member is None else member
-        if known is not None and known.sequence >= told.sequence:
+        known, member_new = self.member(peer), Member.of(record) if member is None else member
+        if known is not None and known.sequence >= member_new.sequence:
             return False
-        if known is None and member is None and self._salt and self._crowded(told):
-            self._drawn(told.stage, [peer])  # makes room if its rank is better
-        return self._take(known, told)
+        if known is None and member is None and self._salt and self._crowded(member_new):
+            self._drawn(member_new.stage, [peer])  # makes room if its rank is better
+        return self._take(known, member_new)
 
     def renew(self, stage: int, view: StageView, me: PeerId, rng: random.Random) -> list[PeerId]:
         """Adopt all newer records in `view` of `stage`; return the peers whose samples or blocks should be examined.
@@ -125,7 +125,7 @@ class PeerTable:
         was_crowd = self._sizes[stage] > 0
         self._sized(stage, len(view.members) if crowd else 0, rng)
         before, present, here = self._seen[stage], self._present[stage], self._places
-        told, others, unseen = view.members, list[Member](), set[PeerId]()
+        members, others, unseen = view.members, list[Member](), set[PeerId]()
         if before is not None and not (view.stage == stage and crowd == was_crowd and view.follows(before)):
             before = None  # compare all members
         if before is not None:
@@ -135,20 +135,20 @@ class PeerTable:
             stays = present.keys() - newer if view.fed else newer
         if before is not None and not crowd:
             unseen.update(_since(before, view.came), self._lost[stage], self._absent)
-            unseen = {peer for peer in unseen if peer in told and peer not in present}
+            unseen = {peer for peer in unseen if peer in members and peer not in present}
         else:
-            unseen.update(told.keys() - present.keys())
+            unseen.update(members.keys() - present.keys())
         self._lost[stage].clear()
         unseen -= self.excluded
         kept = set[PeerId]()
         if unseen:
-            able = view.least(self._salt, self._crowd_max) if crowd else told
-            strangers = [told[peer] for peer in able if peer in unseen and peer not in here]
+            able = view.least(self._salt, self._crowd_max) if crowd else members
+            strangers = [members[peer] for peer in able if peer in unseen and peer not in here]
             if crowd and strangers:
                 drawn = set(self._drawn(stage, [new.peer for new in strangers]))
                 strangers = [new for new in strangers if new.peer in drawn]
             # They were marked dead, or came from another stage.
-            back = [told[peer] for peer in sorted(unseen & here.keys())]
+            back = [members[peer] for peer in sorted(unseen & here.keys())]
             others += [new for new in back if (known := self.member(new.peer)) and known.sequence < new.sequence]
             kept = self._settle(stage, view, strangers, me)
         kept |= {new.peer for new in others if new.peer != me and self._take(self.member(new.peer), new)}
@@ -156,17 +156,17 @@ class PeerTable:
             self._lost[stage] = unseen - present.keys()  # not kept, for lack of room
         if before is None:
             self._seen[stage] = view if view.stage == stage else None
-            self._apart[stage] = {peer for peer, known in present.items() if told.get(peer) is not known}
+            self._apart[stage] = {peer for peer, known in present.items() if members.get(peer) is not known}
         return [peer for peer in view.fed if peer in kept or (peer in present and peer not in stays)]
 
     def _compare(self, stage: int, view: StageView, me: PeerId) -> tuple[AbstractSet[PeerId], list[Member]]:
         """Renew the present members of `stage`, each by its newest record; return the former members, and those now
         elsewhere."""
-        present, told = self._present[stage], view.members.get
+        present, member_of = self._present[stage], view.members.get
         changed = [
             new
             for peer, known in present.items()
-            if (new := told(peer)) is not None and new is not known and new.sequence > known.sequence
+            if (new := member_of(peer)) is not None and new is not known and new.sequence > known.sequence
         ]
         newer = {new.peer: new for new in changed if new.stage == stage and new.state != wire.NODE_STATE_LEFT}
         others = [new for new in changed if new.peer not in newer] if len(newer) < len(changed) else []
@@ -180,15 +180,15 @@ class PeerTable:
     def _follow(self, stage: int, before: StageView, view: StageView, me: PeerId) -> AbstractSet[PeerId]:
         """`_compare` for a `view` that continues the one seen last: only changed members are compared. Returns the
         members not renewed."""
-        present, told = self._present[stage], view.members
-        missing = {peer for peer in _since(before, view.went) if peer in present and peer not in told}
+        present, members = self._present[stage], view.members
+        missing = {peer for peer in _since(before, view.went) if peer in present and peer not in members}
         kept = {me: present[me]} if me in present else {}
         for peer in sorted(missing | self._apart[stage]):
-            known, new = present[peer], told.get(peer)
+            known, new = present[peer], members.get(peer)
             if new is None or new.sequence <= known.sequence:
                 kept[peer] = known
-        names = [*present] if kept.keys() <= told.keys() else [peer for peer in present if peer in told]
-        present.update(zip(names, map(told.__getitem__, names), strict=True))
+        names = [*present] if kept.keys() <= members.keys() else [peer for peer in present if peer in members]
+        present.update(zip(names, map(members.__getitem__, names), strict=True))
         present.update(kept)
         special = {peer: member for peer, member in view.special.items() if peer in present and peer not in kept}
         special.update((peer, member) for peer, member in kept.items() if not member.plain)
@@ -297,7 +297,7 @@ class PeerTable:
             self._absent.pop(peer, None)
             del self._places[peer]
 
-    def changed(self) -> list[int]:
+    def take_changed(self) -> list[int]:
         """The stages that changed since the last call, in order."""
         changed = sorted(self._changed)
         self._changed.clear()
@@ -367,9 +367,9 @@ class PeerTable:
             return None
         if not special:
             return view.speed * len(self._present[stage]), 0
-        told = [member.samples_per_second for member in special.values() if _settled(member)]
+        rates = [member.samples_per_second for member in special.values() if _settled(member)]
         plain = len(self._present[stage]) - len(special)
-        return math.fsum([view.speed * plain, *told]), told.count(0.0)
+        return math.fsum([view.speed * plain, *rates]), rates.count(0.0)
 
     def _sized(self, stage: int, size: int, rng: random.Random) -> None:
         self._salt = self._salt or (rng.getrandbits(64) if size else 0)

@@ -47,12 +47,12 @@ def to_message(samples: Mapping[str, int], into: record_pb2.Progress | None = No
 def to_samples(message: record_pb2.Progress) -> dict[str, int]:
     """Samples by feeder. Raises RemoteFault unless there is one count per feeder and no feeder twice."""
     feeders, samples = message.feeders[:], message.samples[:]  # slices are lists, which are read at once
-    told = dict(zip(feeders, samples, strict=False))
-    if not len(feeders) == len(samples) == len(told):
+    by_feeder = dict(zip(feeders, samples, strict=False))
+    if not len(feeders) == len(samples) == len(by_feeder):
         raise RemoteFault(
-            f"progress of {len(feeders)} feeders, {len(told)} of them distinct, and {len(samples)} counts"
+            f"progress of {len(feeders)} feeders, {len(by_feeder)} of them distinct, and {len(samples)} counts"
         )
-    return told
+    return by_feeder
 
 
 class ProgressOverclaim(RemoteFault):
@@ -122,8 +122,8 @@ class Progress:
 
     def merge_wire(self, message: record_pb2.Progress) -> int:
         """Same as `merge` of `from_wire`, including the errors, but faster: most calls carry such a message."""
-        told, total = _checked(message, self._entries_max)
-        return self._merge(told, total, message.total)
+        theirs, total = _checked(message, self._entries_max)
+        return self._merge(theirs, total, message.total)
 
     def merge_entries(self, told: Mapping[PeerId, int]) -> int:
         """Same as `merge_wire` for many checked records at once, each with its own feeder's entry."""
@@ -165,14 +165,14 @@ class Progress:
         """
         # At most so many entries changed; if one changed twice, one too many is sent.
         newest = list(itertools.islice(reversed(self._samples.items()), min(NEWS_MAX, self.version - since)))
-        told = dict(reversed(newest))
+        newer = dict(reversed(newest))
         # If entries were left out, the floor would count for them, and they would count again later.
-        if self._base and self._base_version > since and len(told) < NEWS_MAX:
-            told[FLOOR] = self._sum()
-        if known is not None and told:
+        if self._base and self._base_version > since and len(newer) < NEWS_MAX:
+            newer[FLOOR] = self._sum()
+        if known is not None and newer:
             theirs = dict(zip(known.feeders, known.samples, strict=False))
-            told = {feeder: samples for feeder, samples in told.items() if samples > theirs.get(feeder, -1)}
-        message = to_message(told, into)
+            newer = {feeder: samples for feeder, samples in newer.items() if samples > theirs.get(feeder, -1)}
+        message = to_message(newer, into)
         if known is None or known.total < self._total:
             message.total = self._total
         return message
@@ -187,10 +187,10 @@ class Progress:
     @classmethod
     def from_wire(cls, message: record_pb2.Progress, *, entries_max: int = ENTRIES_MAX) -> Progress:
         """The counter of a peer. Raises RemoteFault for too many entries or an impossible feeder id or count."""
-        told, total = _checked(message, entries_max)
+        by_feeder, total = _checked(message, entries_max)
         progress = cls(entries_max=entries_max)
-        progress._samples = told
-        progress._listed, progress._heard = sum(told.values()), message.total
+        progress._samples = by_feeder
+        progress._listed, progress._heard = sum(by_feeder.values()), message.total
         progress._base = total - progress._sum()
         progress._settle()
         return progress
@@ -237,10 +237,10 @@ def _checked(message: record_pb2.Progress, entries_max: int) -> tuple[dict[str, 
     `Progress.from_wire`."""
     if (count := len(message.feeders)) > entries_max:
         raise RemoteFault(f"progress of {count} entries; at most {entries_max}")
-    told = to_samples(message)
-    if told and ((wrong := max(map(len, told))) > FEEDER_CHARACTERS_MAX or (wrong := min(map(len, told))) == 0):
+    counts = to_samples(message)
+    if counts and ((wrong := max(map(len, counts))) > FEEDER_CHARACTERS_MAX or (wrong := min(map(len, counts))) == 0):
         raise RemoteFault(f"progress names a feeder of {wrong} characters; 1 to {FEEDER_CHARACTERS_MAX}")
-    floor = told.pop(FLOOR, 0)
-    if (known := max(listed := sum(told.values()), floor, message.total)) > SAMPLES_MAX:
+    floor = counts.pop(FLOOR, 0)
+    if (known := max(listed := sum(counts.values()), floor, message.total)) > SAMPLES_MAX:
         raise RemoteFault(f"progress of {known} samples in all; at most {SAMPLES_MAX}")
-    return told, max(floor, listed)
+    return counts, max(floor, listed)

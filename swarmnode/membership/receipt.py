@@ -36,7 +36,7 @@ class Work:
         self.done: OrderedDict[PeerId, WorkDone] = OrderedDict()
         self.clients: OrderedDict[PeerId, None] = OrderedDict()
 
-    def received(self, peer: PeerId, samples: int) -> None:
+    def record_gradient(self, peer: PeerId, samples: int) -> None:
         """Record a microbatch whose gradient `peer` returned."""
         done = self.done.setdefault(peer, WorkDone())
         done.microbatches += 1
@@ -45,7 +45,7 @@ class Work:
         if len(self.done) > PEERS_MAX:
             self.done.popitem(last=False)
 
-    def served(self, peer: PeerId) -> None:
+    def record_service(self, peer: PeerId) -> None:
         """Record that we worked for `peer`."""
         self.clients[peer] = None
         self.clients.move_to_end(peer)

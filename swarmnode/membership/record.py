@@ -82,9 +82,9 @@ def _keep(raw: bytes, signature: bytes, record: wire.Record) -> Verified:
     """Cache `record`, which was signed here or verified, so that it need not be verified again."""
     if len(_verified) >= _verified_max:
         del _verified[next(iter(_verified))]
-    found = record, swarm.Member.of(record)
-    _verified[signature] = raw, found
-    return found
+    verified = record, swarm.Member.of(record)
+    _verified[signature] = raw, verified
+    return verified
 
 
 def _check(raw: bytes, signature: bytes, run_id: RunId) -> Verified:
@@ -122,8 +122,8 @@ def _fault(record: wire.Record) -> str | None:
         return "an address that is not a multiaddr"
     if record.state == wire.NODE_STATE_UNSPECIFIED:
         return "no state"
-    told = record.progress
-    if told.feeders[:] not in ([], [record.peer_id]) or len(told.samples) != len(told.feeders):
+    progress = record.progress
+    if progress.feeders[:] not in ([], [record.peer_id]) or len(progress.samples) != len(progress.feeders):
         return "progress of another feeder"
     return None
 

@@ -110,11 +110,11 @@ class RunProgress:
                 "progress.doubted", level="warning", peers=list(self._overclaimers), top=self._progress.top
             )
         self._overclaimers.clear()
-        found = self.clock.look(self._wall.unix_s(), total, self._peer_table.member, self._stages, self._me)
-        if found.raised is not None:
-            self.trust(Progress.from_wire(record_pb2.Progress(total=found.raised)))
-            self._telemetry.event("progress.raised", samples=found.raised, reason=found.reason)
-        self._progress.believe_up_to(found.top)
+        verdict = self.clock.look(self._wall.unix_s(), total, self._peer_table.member, self._stages, self._me)
+        if verdict.raised is not None:
+            self.trust(Progress.from_wire(record_pb2.Progress(total=verdict.raised)))
+            self._telemetry.event("progress.raised", samples=verdict.raised, reason=verdict.reason)
+        self._progress.believe_up_to(verdict.top)
         unheard, self._unheard = self._unheard, {}
         self.hear(unheard)
         self.compare_parts()
@@ -132,7 +132,7 @@ class RunProgress:
         """Peers that came within the last minute: those of another part of the swarm are among them."""
         return self._watch.back
 
-    def fed(self, samples: int) -> None:
+    def record_fed(self, samples: int) -> None:
         """Count `samples` that this node fed, except those that it counted before and trains again."""
         again = min(self.owed, samples)
         self.owed -= again
@@ -144,16 +144,16 @@ class RunProgress:
         if not self.begun or not self._watch.due(now, total):
             return
         present = [member.peer for member in self._peer_table.swarm().everyone()]
-        found = self._watch.look(now, total, self._progress.feeders, present)
-        if found is not None:
-            self.in_vain, self.owed = found, self.owed + found.own
+        split = self._watch.look(now, total, self._progress.feeders, present)
+        if split is not None:
+            self.in_vain, self.owed = split, self.owed + split.own
             self._telemetry.event(
                 "progress.in_vain",
                 level="warning",
-                here=found.here,
-                there=found.there,
-                again=found.own,
-                reason=found.reason,
+                here=split.here,
+                there=split.there,
+                again=split.own,
+                reason=split.reason,
             )
 
     def _inherit(self) -> None:

@@ -107,8 +107,8 @@ def view_after(
     if len(view.came) + len(view.went) > CHANGES_MAX:
         view.came, view.went, view.since = (), (), view.number - 1
     for peer in gone:
-        for told in (view.members, view.special, view.samples, view.blocks):
-            told.pop(peer, None)
+        for mapping in (view.members, view.special, view.samples, view.blocks):
+            mapping.pop(peer, None)
     if gone:
         view.went += tuple([(view.number, peer) for peer in gone])
         view.fed, view.renewed = tuple([peer for peer in view.fed if peer in view.members]), len(view.members)
@@ -147,8 +147,8 @@ def _keep(view: StageView, news: _Signed) -> StageView | None:
         first, view.renewed = min([member.expires_unix_s for member in members], default=math.inf), 0
         places = {None if member.state == wire.NODE_STATE_LEFT else member.stage for member in members}
         view.stage = places.pop() if len(places) == 1 else None
-        told = [member.samples_per_second for member in members if member.plain]
-        view.speed = math.fsum(told) / len(told) if told else None
+        rates = [member.samples_per_second for member in members if member.plain]
+        view.speed = math.fsum(rates) / len(rates) if rates else None
     view.expires_unix_s = first, last
     if fed:
         view.fed = tuple([peer for peer, member in view.members.items() if member.fed])

@@ -186,10 +186,10 @@ class Swarm:
 
     def speeds(self, stage: int) -> tuple[float, int]:
         """Total samples per second of the settled members, and the number without an announced speed."""
-        if (found := self._speeds[stage]) is None:
-            told = [member.samples_per_second for member in self.settled(stage)]
-            found = self._speeds[stage] = math.fsum(told), told.count(0.0)
-        return found
+        if (speeds := self._speeds[stage]) is None:
+            rates = [member.samples_per_second for member in self.settled(stage)]
+            speeds = self._speeds[stage] = math.fsum(rates), rates.count(0.0)
+        return speeds
 
     def know_speeds(self, stage: int, found: tuple[float, int] | None) -> None:
         """Set `speeds` to `found`, so that it need not be summed."""
@@ -200,8 +200,8 @@ class Swarm:
         unsettled = tuple([m for m in members if m.state != SERVING or m.moving_to is not None])
         if unsettled:
             serving = tuple([m for m in members if m.state == SERVING])
-        found = self._parts[stage] = serving, unsettled
-        return found
+        parts = self._parts[stage] = serving, unsettled
+        return parts
 
     def gossiping(self, stage: int) -> tuple[PeerId, ...]:
         """Replicas that take part in the stage's rounds."""

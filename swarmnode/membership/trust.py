@@ -132,8 +132,8 @@ class BelievedSwarm:
         known = [self._known(members) if stage in looks_at else () for stage, members in enumerate(swarm.stages)]
         most = max(map(len, known))
         stages = [
-            found or (members if stage in looks_at or not most else members[:most])
-            for stage, (found, members) in enumerate(zip(known, swarm.stages, strict=True))
+            known_members or (members if stage in looks_at or not most else members[:most])
+            for stage, (known_members, members) in enumerate(zip(known, swarm.stages, strict=True))
         ]
         return Swarm.frozen(
             stages, without_stage=self._known(swarm.without_stage) or swarm.without_stage[: most or None]
@@ -167,20 +167,20 @@ class UnknownPeers:
         """Note that `peer` is gone."""
         self.peers.pop(peer, None)
 
-    def answered(self, peer: PeerId) -> None:
+    def record_answer(self, peer: PeerId) -> None:
         """Note an answer of `peer`, which is known from now on."""
         self._vain = 0
         if peer in self.peers:
             del self.peers[peer]
             self._tries.add(True)
 
-    def failed(self, peer: PeerId, lost_s: float = 0.0) -> None:
+    def record_fault(self, peer: PeerId, lost_s: float = 0.0) -> None:
         """Note a fault of `peer`, which cost `lost_s`."""
         if peer in self.peers:
             self._tries.add(False)
             self._lost_s.add(lost_s)
 
-    def refused(self, now: float) -> None:
+    def record_stage_refusal(self, now: float) -> None:
         """Note at loop time `now` that a replica of the stage refused a request, for whatever reason."""
         self._vain_since_s = self._vain_since_s if self._vain else now
         self._vain += 1

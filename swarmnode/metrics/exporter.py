@@ -192,15 +192,15 @@ class PrometheusTelemetry:
     def count(self, metric: str, value: float = 1.0, **labels: str) -> None:
         """Add `value` (not negative) to a counter."""
         assert value >= 0, f"counter {metric} cannot go down by {-value}"
-        found = self._find(metric, MetricKind.COUNTER, labels)
-        assert isinstance(found, Counter)
-        found.inc(value)
+        series = self._find(metric, MetricKind.COUNTER, labels)
+        assert isinstance(series, Counter)
+        series.inc(value)
 
     def gauge(self, metric: str, value: float, **labels: str) -> None:
         """Set a gauge."""
-        found = self._find(metric, MetricKind.GAUGE, labels)
-        assert isinstance(found, Gauge)
-        found.set(value)
+        series = self._find(metric, MetricKind.GAUGE, labels)
+        assert isinstance(series, Gauge)
+        series.set(value)
         if metric == name.STAGE:
             self.log.stage = int(value) if value >= 0 else None
         elif metric == name.STATE:
@@ -208,21 +208,21 @@ class PrometheusTelemetry:
 
     def observe(self, metric: str, value: float, **labels: str) -> None:
         """Add one observation to a histogram."""
-        found = self._find(metric, MetricKind.HISTOGRAM, labels)
-        assert isinstance(found, Histogram)
-        found.observe(value)
+        series = self._find(metric, MetricKind.HISTOGRAM, labels)
+        assert isinstance(series, Histogram)
+        series.observe(value)
 
     def counters(self) -> dict[str, float]:
         """Every series except histogram buckets, keyed as by `name.series` (StatusReply.counters)."""
-        found: dict[str, float] = {}
+        counts: dict[str, float] = {}
         for row, metric in self._metrics.items():
             if row == name.INFO:
                 continue
             for family in metric.collect():
                 for sample in family.samples:
                     if not sample.name.endswith("_bucket"):
-                        found[name.series(sample.name, **sample.labels)] = sample.value
-        return found
+                        counts[name.series(sample.name, **sample.labels)] = sample.value
+        return counts
 
     async def serve(self, port: int, host: str = "127.0.0.1") -> str:
         """Serve GET /metrics, /healthz and /readyz on `host`:`port` (0: any free one) until `close`; return host:port.
@@ -252,13 +252,13 @@ class PrometheusTelemetry:
 
     def _find(self, metric: str, kind: MetricKind, labels: Mapping[str, str]) -> Series:
         key = (metric, tuple(sorted(labels.items())))
-        found = self._series.get(key)
-        if found is None:
+        series = self._series.get(key)
+        if series is None:
             name.check_metric(metric, kind, labels)
             whole = self._metrics[metric]
-            found = whole.labels(**labels) if labels else whole
-            self._series[key] = found
-        return found
+            series = whole.labels(**labels) if labels else whole
+            self._series[key] = series
+        return series
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if len(self._writers) >= CONNECTIONS_MAX:
@@ -322,7 +322,7 @@ def _make(row: name.Metric, registry: CollectorRegistry) -> Series:
 
 
 def _products(choices: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
-    found: list[tuple[str, ...]] = [()]
+    products: list[tuple[str, ...]] = [()]
     for values in choices:
-        found = [(*head, value) for head in found for value in values]
-    return found
+        products = [(*head, value) for head in products for value in values]
+    return products

@@ -53,10 +53,10 @@ def wanted(environment: Mapping[str, str]) -> bool:
 def interval_s(environment: Mapping[str, str]) -> float:
     """Seconds between two pushes; the standard's default if the variable is missing or not a number."""
     try:
-        found = float(environment.get("OTEL_METRIC_EXPORT_INTERVAL", "")) / 1000.0
+        seconds = float(environment.get("OTEL_METRIC_EXPORT_INTERVAL", "")) / 1000.0
     except ValueError:
         return INTERVAL_S
-    return max(INTERVAL_MIN_S, found) if math.isfinite(found) and found > 0 else INTERVAL_S
+    return max(INTERVAL_MIN_S, seconds) if math.isfinite(seconds) and seconds > 0 else INTERVAL_S
 
 
 class OtlpPusher:
@@ -130,8 +130,8 @@ def metrics_data(registry: CollectorRegistry, attributes: Mapping[str, str], beg
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
-    found = [metric for family in registry.collect() if (metric := _metric(family, began_ns, now_ns)) is not None]
-    scope = ScopeMetrics(InstrumentationScope("swarmnode", __version__), found, "")
+    rows = [metric for family in registry.collect() if (metric := _metric(family, began_ns, now_ns)) is not None]
+    scope = ScopeMetrics(InstrumentationScope("swarmnode", __version__), rows, "")
     return MetricsData([ResourceMetrics(Resource.create(dict(attributes)), [scope], "")])
 
 

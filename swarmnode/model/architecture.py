@@ -61,12 +61,14 @@ def architecture_of(model: ModelSpec) -> Architecture | None:
     if name == DECODER:
         return None
     if name not in _known:
-        found = list(entry_points(group=GROUP, name=name))
-        if len(found) != 1:
-            have = "no installed package has it" if not found else f"{len(found)} installed packages have it"
+        entries = list(entry_points(group=GROUP, name=name))
+        if len(entries) != 1:
+            have = "no installed package has it" if not entries else f"{len(entries)} installed packages have it"
             raise ManifestError(f"model.architecture = {name!r}: {have}; install the one that the run's owner names")
         try:
-            _known[name] = found[0].load()()
+            _known[name] = entries[0].load()()
         except Exception as error:
-            raise ManifestError(f"model.architecture = {name!r}: {found[0].value} cannot be loaded: {error}") from error
+            raise ManifestError(
+                f"model.architecture = {name!r}: {entries[0].value} cannot be loaded: {error}"
+            ) from error
     return _known[name]

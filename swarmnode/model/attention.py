@@ -32,14 +32,14 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor, window: int = 0) -> Tensor
     if not 0 < window < length:
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
     mask = _window_mask(window, q.dtype, q.device)
-    found = []
+    outputs = []
     for start in range(0, length, BLOCK):
         stop, oldest = min(start + BLOCK, length), start - window + 1
         queries, keys = slice(start, stop), slice(max(0, oldest), stop)
         seen = mask[: stop - start, keys.start - oldest : stop - oldest]
         here = (q[:, :, queries], k[:, :, keys], v[:, :, keys])
-        found.append(F.scaled_dot_product_attention(*here, attn_mask=seen, enable_gqa=grouped))
-    return torch.cat(found, 2)
+        outputs.append(F.scaled_dot_product_attention(*here, attn_mask=seen, enable_gqa=grouped))
+    return torch.cat(outputs, 2)
 
 
 @functools.lru_cache(maxsize=8)

@@ -185,7 +185,7 @@ class Backprop:
     ) -> tuple[Tensor, Tensor | None]:
         """The loss of what enters the head [B, T, D], and with `train` its gradient, of `share` · loss. With `progress`
         the head's own gradient is added, too."""
-        found = head_loss(
+        result = head_loss(
             hidden.detach().flatten(0, 1),
             self._module.head if self._autocast else self._module.head.to(hidden.dtype),
             targets.flatten(),
@@ -194,7 +194,7 @@ class Backprop:
             progress=progress if train else None,
             autocast=self._autocast,
         )
-        return found.loss_sum, None if found.gradient is None else found.gradient.view_as(hidden)
+        return result.loss_sum, None if result.gradient is None else result.gradient.view_as(hidden)
 
     def _spans(
         self, kept: StageInput, held: tuple[Tensor, Tensor] | None, *, accumulate: bool
@@ -230,13 +230,13 @@ class Backprop:
                 inputs = [*left, leaf] if leaf.requires_grad else left
             if output.requires_grad and inputs != []:
                 torch.autograd.backward(output, dy, inputs=inputs)
-            found = leaf.grad
+            gradient = leaf.grad
         else:
-            found = torch.autograd.grad(output, leaf, dy)[0] if leaf.requires_grad else None
-        if found is not None and self.scale != 1.0:
-            found = found / self.scale
+            gradient = torch.autograd.grad(output, leaf, dy)[0] if leaf.requires_grad else None
+        if gradient is not None and self.scale != 1.0:
+            gradient = gradient / self.scale
         if whole:
-            progress.gradient = found
-        elif found is not None and progress.gradient is not None:
-            progress.gradient[first:last].copy_(found)
+            progress.gradient = gradient
+        elif gradient is not None and progress.gradient is not None:
+            progress.gradient[first:last].copy_(gradient)
         progress.passed()

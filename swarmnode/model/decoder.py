@@ -249,9 +249,9 @@ class SparseFeedForward(nn.Module):
             share = share / share.sum(-1, keepdim=True)
         counts = torch.bincount(chosen.flatten(), minlength=scores.shape[1])
         order = chosen.flatten().argsort(stable=True)  # (N A): choices by expert
-        made = self.experts(tokens.index_select(0, order // self.active), counts)  # (N A, D)
-        made = made.index_select(0, order.argsort()).view(*chosen.shape, -1)  # (N, A, D)
-        y: Tensor = (made * share.unsqueeze(-1)).sum(1).view_as(x)
+        outputs = self.experts(tokens.index_select(0, order // self.active), counts)  # (N A, D)
+        outputs = outputs.index_select(0, order.argsort()).view(*chosen.shape, -1)  # (N, A, D)
+        y: Tensor = (outputs * share.unsqueeze(-1)).sum(1).view_as(x)
         if self.shared:
             y = y + self.shared_expert_gate(x).sigmoid() * self.shared_expert(x)
         if self.balance and torch.is_grad_enabled():

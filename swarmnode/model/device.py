@@ -87,8 +87,8 @@ def devices() -> tuple[str, ...]:
     """The accelerators of this machine, the one with the most free memory first; ("cpu",) if there is none. PyTorch
     counts ROCm's GPUs as CUDA's."""
     if torch.cuda.is_available():
-        found = [f"cuda:{index}" for index in range(torch.cuda.device_count())]
-        return tuple(sorted(found, key=lambda device: -_unused_nbytes(device)) if len(found) > 1 else found)
+        names = [f"cuda:{index}" for index in range(torch.cuda.device_count())]
+        return tuple(sorted(names, key=lambda device: -_unused_nbytes(device)) if len(names) > 1 else names)
     if torch.backends.mps.is_available():
         return ("mps",)
     if torch.xpu.is_available():
@@ -131,8 +131,8 @@ def built_cuda() -> str | None:
 def device_text(device: str) -> str:
     """Description of a present device: `PyTorch 2.5, NVIDIA H200, 139 GiB`."""
     if device.startswith("cuda"):
-        found = torch.cuda.get_device_properties(torch.device(device))
-        return f"PyTorch {torch.__version__}, {found.name}, {found.total_memory >> 30} GiB"
+        properties = torch.cuda.get_device_properties(torch.device(device))
+        return f"PyTorch {torch.__version__}, {properties.name}, {properties.total_memory >> 30} GiB"
     return f"PyTorch {torch.__version__}, {device}"
 
 

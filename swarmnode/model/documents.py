@@ -84,12 +84,12 @@ class Documents:
         heads = [q.shape[2], k.shape[2], v.shape[2]]
         gathered = torch.cat((q, k, v), 2).flatten(0, 1).index_select(0, self.rows)
         pieces = torch.split(gathered, [documents * most for documents, most in self.groups])
-        found = []
+        outputs = []
         for group, piece in zip(self.groups, pieces, strict=True):
             here = piece.view(*group, *piece.shape[1:]).transpose(1, 2)  # (n, H + 2K, L, h)
             each_q, each_k, each_v = torch.split(here, heads, 1)
-            found.append(causal_attention(each_q, each_k, each_v, window).transpose(1, 2).flatten(0, 1))
-        return torch.cat(found).index_select(0, self.back).view(q.shape)
+            outputs.append(causal_attention(each_q, each_k, each_v, window).transpose(1, 2).flatten(0, 1))
+        return torch.cat(outputs).index_select(0, self.back).view(q.shape)
 
 
 def _grouped(lengths: list[int], spare: int) -> tuple[tuple[int, int], ...]:

@@ -83,17 +83,17 @@ def expert_layout(manifest: Manifest, shapes: Shapes) -> ExpertLayout | None:
             shared.add(name, math.prod(shape), counts=True)
         else:
             shared.add(name, math.prod(shape), counts=False)
-    found = [_Places(shared.at) for _ in range(blocks)]
+    layouts = [_Places(shared.at) for _ in range(blocks)]
     for name, shape in shapes.items():
         expert = EXPERT.search(name)
-        for block, places in enumerate(found):
+        for block, places in enumerate(layouts):
             places.add(name, math.prod(shape), counts=expert is not None and int(expert[1]) // each == block)
     return ExpertLayout(
         tuple(shared.segments),
-        tuple(tuple(places.segments) for places in found),
-        tuple({**shared.names, **places.names} for places in found),
+        tuple(tuple(places.segments) for places in layouts),
+        tuple({**shared.names, **places.names} for places in layouts),
         shared.at,
-        found[0].at,
+        layouts[0].at,
     )
 
 

@@ -161,23 +161,23 @@ def _small_files(
     manifest: Manifest, tokenizer: Path | None, about: Mapping[str, object], carried: Mapping[str, bytes]
 ) -> dict[str, bytes]:
     """All files of a model folder except the weights."""
-    found = {
+    files = {
         "generation_config.json": _json_bytes({"do_sample": True}),
         **{name: raw for name, raw in carried.items() if name != "config.json"},
         MANIFEST_FILE: template(manifest).encode(),
         "swarmnode.json": _json_bytes(about),
     }
-    settings = json_object(found["generation_config.json"])
+    settings = json_object(files["generation_config.json"])
     if settings.get("eos_token_id") is None and (end := _end_of_text(manifest)) is not None:
-        found["generation_config.json"] = _json_bytes(settings | {"eos_token_id": end})
+        files["generation_config.json"] = _json_bytes(settings | {"eos_token_id": end})
         settings["eos_token_id"] = end
     kept = {key: settings[key] for key in ENDS if settings.get(key) is not None}
     with contextlib.suppress(DataError):  # transformers has no such model
-        found["config.json"] = _json_bytes(config_of(manifest.model) | kept | _kept_settings(carried))
+        files["config.json"] = _json_bytes(config_of(manifest.model) | kept | _kept_settings(carried))
     if (tokens := _tokenizer_json(manifest, tokenizer)) is not None:
         limits = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": manifest.model.context}
-        found = {"tokenizer_config.json": _json_bytes(limits), **found, "tokenizer.json": tokens}
-    return found
+        files = {"tokenizer_config.json": _json_bytes(limits), **files, "tokenizer.json": tokens}
+    return files
 
 
 def _kept_settings(carried: Mapping[str, bytes]) -> dict[str, object]:

@@ -78,9 +78,9 @@ class FrozenWeight(nn.Module):
     @staticmethod
     def of(weight: Tensor, kind: str) -> FrozenWeight:
         """The float32 `weight` on the CPU in the format `kind`."""
-        made = FrozenWeight(tuple(weight.shape), kind, weight.device, torch.float32)
-        made.place(0, weight.reshape(-1))
-        return made
+        frozen = FrozenWeight(tuple(weight.shape), kind, weight.device, torch.float32)
+        frozen.place(0, weight.reshape(-1))
+        return frozen
 
     @torch.no_grad()
     def place(self, first: int, values: Tensor) -> None:
@@ -306,11 +306,11 @@ def whole_weights(manifest: Manifest, trained: Mapping[str, Tensor], base: BaseW
         return dict(trained)
     read = base or partial(initial, manifest.model, manifest.seed)
     shapes = parameter_shapes(manifest.model, split(manifest.model, 1)[0])
-    found = {}
+    weights = {}
     for name, shape in shapes.items():
         weight = held(manifest, name, read(name, shape))
-        found[name] = changed(manifest, name, weight, trained) if is_target(manifest, name, shape) else weight
-    return found
+        weights[name] = changed(manifest, name, weight, trained) if is_target(manifest, name, shape) else weight
+    return weights
 
 
 def held(manifest: Manifest, name: str, weight: Tensor) -> Tensor:
@@ -322,10 +322,10 @@ def held(manifest: Manifest, name: str, weight: Tensor) -> Tensor:
 def changed(manifest: Manifest, name: str, weight: Tensor, adapters: Mapping[str, Tensor]) -> Tensor:
     """The target `weight` [out, in] with its adapter's change added."""
     stem = name.removesuffix(WEIGHT)
-    found = weight + scale(manifest) * (adapters[stem + LORA_B].float() @ adapters[stem + LORA_A].float())
+    summed = weight + scale(manifest) * (adapters[stem + LORA_B].float() @ adapters[stem + LORA_A].float())
     if stem + MAGNITUDE in adapters:
-        found = found * (lengths(weight, adapters[stem + MAGNITUDE]) / _norms(found)).unsqueeze(1)
-    return found
+        summed = summed * (lengths(weight, adapters[stem + MAGNITUDE]) / _norms(summed)).unsqueeze(1)
+    return summed
 
 
 def lengths(weight: Tensor, magnitude: Tensor) -> Tensor:
@@ -342,16 +342,16 @@ def peft_tensors(manifest: Manifest, trained: Mapping[str, Tensor], base: BaseWe
     """The adapters by the names that peft gives them."""
     read = base or partial(initial, manifest.model, manifest.seed)
     shapes = parameter_shapes(manifest.model, split(manifest.model, 1)[0])
-    found = {}
+    tensors = {}
     for name, tensor in trained.items():
         stem, _, kind = name.rpartition(".")
         match "." + kind:
             case ".magnitude":
                 weight = held(manifest, stem + WEIGHT, read(stem + WEIGHT, shapes[stem + WEIGHT]))
-                found[f"{PEFT_PREFIX}{stem}.lora_magnitude_vector"] = lengths(weight, tensor)
+                tensors[f"{PEFT_PREFIX}{stem}.lora_magnitude_vector"] = lengths(weight, tensor)
             case _:
-                found[f"{PEFT_PREFIX}{name}.weight"] = tensor
-    return {name: tensor.contiguous() for name, tensor in found.items()}
+                tensors[f"{PEFT_PREFIX}{name}.weight"] = tensor
+    return {name: tensor.contiguous() for name, tensor in tensors.items()}
 
 
 def peft_config(manifest: Manifest, base_model: str) -> bytes:

@@ -125,7 +125,7 @@ def model_of(gathered: Gathered, tensors: Mapping[str, Tensor], base: BaseWeight
 def chains(gathered: Gathered) -> list[tuple[str, dict[str, Tensor]]]:
     """(names of replicas, parameters) of whole models, as many as the stage with the most copies has: the i-th takes
     the i-th copy of each stage, cyclically if there are fewer."""
-    found = []
+    chains = []
     by_stage: dict[str, list[StageCopy]] = {}
     for copy in gathered.copies:
         by_stage.setdefault(_place(copy), []).append(copy)
@@ -133,8 +133,8 @@ def chains(gathered: Gathered) -> list[tuple[str, dict[str, Tensor]]]:
         chosen = [copies[index % len(copies)] for copies in by_stage.values()]
         tensors = {name: tensor for copy in chosen for name, tensor in copy.tensors.items()}
         names = " ".join(copy.peer[-8:] for copy in chosen)
-        found.append((names, {name: tensors[name] for name in _whole(gathered)}))
-    return found
+        chains.append((names, {name: tensors[name] for name in _whole(gathered)}))
+    return chains
 
 
 def flat(copy: StageCopy) -> Tensor:
@@ -203,9 +203,9 @@ def _checked(gathered: Gathered) -> Gathered:
 def read_about(folder: Path) -> dict[str, object]:
     """The description that `swarmnode export` wrote to `folder`; empty if there is none."""
     try:
-        found = json.loads((folder / "swarmnode.json").read_text())
+        about = json.loads((folder / "swarmnode.json").read_text())
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
         raise DataError(f"{folder}/swarmnode.json cannot be read: {error}") from None
-    return found if isinstance(found, dict) else {}
+    return about if isinstance(about, dict) else {}

@@ -198,19 +198,19 @@ def _rope(config: Config, family: Family, longest: int) -> dict[str, Any]:
     for key, usual in (("partial_rotary_factor", 1.0), ("truncate", True)):
         if rope.get(key, usual) not in (usual, None):
             raise DataError(f"{CONFIG}: {key} of the rotary positions = {_shown(rope[key])}; known is {usual}")
-    found = {"rope_theta": theta, "rope_scaling": kind, "rope_factor": _value(rope, "rope_factor", "factor")}
+    values = {"rope_theta": theta, "rope_scaling": kind, "rope_factor": _value(rope, "rope_factor", "factor")}
     if kind != "linear":
         yarn = kind == "yarn"
         low, high = ("beta_slow", "beta_fast") if yarn else ("low_freq_factor", "high_freq_factor")
-        found["rope_low"] = _value(rope, "rope_low", low, 1.0 if yarn else None)
-        found["rope_high"] = _value(rope, "rope_high", high, 32.0 if yarn else None)
-        given = {"original_max_position_embeddings": config.get("original_max_position_embeddings"), **rope}
-        found["rope_original_context"] = _value(
-            given, "rope_original_context", "original_max_position_embeddings", longest
+        values["rope_low"] = _value(rope, "rope_low", low, 1.0 if yarn else None)
+        values["rope_high"] = _value(rope, "rope_high", high, 32.0 if yarn else None)
+        defaults = {"original_max_position_embeddings": config.get("original_max_position_embeddings"), **rope}
+        values["rope_original_context"] = _value(
+            defaults, "rope_original_context", "original_max_position_embeddings", longest
         )
     if kind == "yarn":
-        found["rope_attention_factor"] = _attention_factor(rope, found["rope_factor"])
-    return found
+        values["rope_attention_factor"] = _attention_factor(rope, values["rope_factor"])
+    return values
 
 
 def _attention_factor(rope: Config, factor: float) -> float:
@@ -227,7 +227,7 @@ def _attention_factor(rope: Config, factor: float) -> float:
 def _windows(config: Config, family: Family, layers: int) -> dict[str, Any]:
     """Sliding windows, and layers without rotary positions."""
     kind, _, usual = family.layers.partition(":")
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     if kind == "smollm3":
         interval = config.get("no_rope_layer_interval", 4)
         marks = config.get("no_rope_layers")
@@ -235,22 +235,22 @@ def _windows(config: Config, family: Family, layers: int) -> dict[str, Any]:
             marks = [int((layer + 1) % interval != 0) for layer in range(layers)]
         if not isinstance(marks, list) or len(marks) < layers or not all(mark in (0, 1) for mark in marks):
             raise DataError(f"{CONFIG}: no_rope_layers = {_shown(marks)}: allowed is a list of 0 and 1, one a layer")
-        found["unrotated_layers"] = tuple(layer for layer in range(layers) if not marks[layer])
+        values["unrotated_layers"] = tuple(layer for layer in range(layers) if not marks[layer])
     if kind == "all":
         given = config.get("sliding_window", int(usual))
         return {"sliding_window": _value({"sliding_window": given or 0}, "sliding_window", "sliding_window")}
     if not kind or not config.get("use_sliding_window"):
-        return found
+        return values
     window = _value(config, "sliding_window", "sliding_window", 0)
     if kind == "used" or not window:
-        return {**found, "sliding_window": window}
+        return {**values, "sliding_window": window}
     types = config.get("layer_types")
     if types is None:  # as transformers fills it in
         first = _value({"max_window_layers": config.get("max_window_layers", 28)}, "sliding_window",
                        "max_window_layers")  # fmt: skip
         sliding: Callable[[int], bool] = lambda layer: layer >= first  # noqa: E731
         if kind == "smollm3":
-            sliding = lambda layer: layer in found["unrotated_layers"]  # noqa: E731
+            sliding = lambda layer: layer in values["unrotated_layers"]  # noqa: E731
         elif config["model_type"] == "qwen2_moe":
             sliding = lambda layer: layer % 2 == 0 and layer < first  # noqa: E731
         types = ["sliding_attention" if sliding(layer) else "full_attention" for layer in range(layers)]
@@ -258,7 +258,7 @@ def _windows(config: Config, family: Family, layers: int) -> dict[str, Any]:
     if not isinstance(types, list) or len(types) != layers or not all(each in known for each in types):
         raise DataError(f"{CONFIG}: layer_types = {_shown(types)}: allowed are sliding_attention and full_attention")
     where = tuple(layer for layer in range(layers) if types[layer] == "sliding_attention")
-    return {**found, "sliding_window": window, "sliding_layers": where} if where else found
+    return {**values, "sliding_window": window, "sliding_layers": where} if where else values
 
 
 def _dense_layers(config: Config, layers: int) -> tuple[int, ...]:
@@ -371,7 +371,7 @@ def source_names(spec: ModelSpec, *, tied: bool) -> dict[str, str]:
     head is the token table, so that an untied head begins as a copy of it."""
     renamed = bool(spec.experts) and family_of(spec) == "mixtral"
     shapes = parameter_shapes(spec, split(spec, 1)[0])
-    found = {name: their_name(spec, name) if renamed else name for name in shapes}
-    if tied and HEAD in found:
-        found[HEAD] = TABLE
-    return found
+    names = {name: their_name(spec, name) if renamed else name for name in shapes}
+    if tied and HEAD in names:
+        names[HEAD] = TABLE
+    return names

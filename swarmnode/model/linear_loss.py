@@ -65,10 +65,10 @@ def head_loss(
         return _chunked(x, weight, targets.to(x.device), rows, share, train, into, autocast)
     counted = counts.nonzero().flatten()
     wanted, counted = targets[counted].to(x.device), counted.to(x.device)
-    found = _chunked(x.detach()[counted], weight, wanted, rows, share, train, into, autocast)
-    if found.gradient is None:
-        return found
-    return HeadLoss(found.loss_sum, torch.zeros_like(x).index_copy_(0, counted, found.gradient))
+    result = _chunked(x.detach()[counted], weight, wanted, rows, share, train, into, autocast)
+    if result.gradient is None:
+        return result
+    return HeadLoss(result.loss_sum, torch.zeros_like(x).index_copy_(0, counted, result.gradient))
 
 
 def _at_once(
@@ -90,11 +90,11 @@ def _at_once(
     if not train:
         return HeadLoss(loss_sum, None)
     adds = progress is not None and progress.rows == 0 and weight.grad is not None  # a frozen head has none
-    found = torch.autograd.grad(loss_sum, (leaf, weight) if adds else (leaf,), torch.full_like(loss_sum, share))
+    gradients = torch.autograd.grad(loss_sum, (leaf, weight) if adds else (leaf,), torch.full_like(loss_sum, share))
     if progress is not None and weight.grad is not None and adds:
-        weight.grad.add_(found[1])
+        weight.grad.add_(gradients[1])
         progress.rows = x.shape[0]
-    return HeadLoss(loss_sum.detach(), found[0])
+    return HeadLoss(loss_sum.detach(), gradients[0])
 
 
 @torch.no_grad()

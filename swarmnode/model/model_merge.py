@@ -92,7 +92,7 @@ def merge_models(out: Path, models: Sequence[Path], weights: Sequence[float], no
 
 def _merge_file(path: Path, file: str, models: Sequence[ModelFolder], shares: Sequence[float]) -> int:
     """Write the tensors of one file of the first model."""
-    first, found = models[0], dict[str, torch.Tensor]()
+    first, merged = models[0], dict[str, torch.Tensor]()
     for name in [name for name, where in first.files.items() if where == file]:
         mean, dtype = torch.empty(0), torch.float32
         for index, (model, share) in enumerate(zip(models, shares, strict=True)):
@@ -107,9 +107,9 @@ def _merge_file(path: Path, file: str, models: Sequence[ModelFolder], shares: Se
                 what = f"{tensor.dtype} {list(tensor.shape)}"
                 raise DataError(f"{model.path}: {name} is {what}; {first.path} has {dtype} {list(mean.shape)}")
             mean.add_(tensor.float(), alpha=share)
-        found[name] = mean.to(dtype)
-    safetensors.torch.save_file(found, path, {"format": "pt"})
-    return sum(tensor.numel() for tensor in found.values())
+        merged[name] = mean.to(dtype)
+    safetensors.torch.save_file(merged, path, {"format": "pt"})
+    return sum(tensor.numel() for tensor in merged.values())
 
 
 def _check_alike(one: ModelFolder, other: ModelFolder) -> None:
@@ -139,11 +139,11 @@ def _json_of(path: Path) -> dict[str, object]:
             data = file.read(SMALL_NBYTES_MAX + 1)
         if len(data) > SMALL_NBYTES_MAX:
             raise DataError(f"{path}: more than {SMALL_NBYTES_MAX} bytes")
-        found = json.loads(data)
+        fields = json.loads(data)
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror or error})") from error
     except ValueError as error:
         raise DataError(f"{path}: not JSON ({error})") from error
-    if not isinstance(found, dict):
+    if not isinstance(fields, dict):
         raise DataError(f"{path}: not a JSON object")
-    return found
+    return fields

@@ -33,9 +33,9 @@ class Moments:
     @staticmethod
     def of(flat: Tensor) -> Moments:
         """The moments in `flat` [N], shared."""
-        found = Moments(0, flat)
-        found.flat = flat
-        return found
+        moments = Moments(0, flat)
+        moments.flat = flat
+        return moments
 
     def __len__(self) -> int:
         return self.flat.numel()
@@ -96,8 +96,8 @@ class QuantisedMoments(Moments):
 
     def read(self, first: int, last: int) -> Tensor:
         blocks = slice(first // BLOCK, -(-last // BLOCK))
-        found = self._values[self._codes[blocks.start * BLOCK : blocks.stop * BLOCK].int()].view(-1, BLOCK)
-        return found.mul_(self._scales[blocks].unsqueeze(1)).view(-1)[first - blocks.start * BLOCK :][: last - first]
+        values = self._values[self._codes[blocks.start * BLOCK : blocks.stop * BLOCK].int()].view(-1, BLOCK)
+        return values.mul_(self._scales[blocks].unsqueeze(1)).view(-1)[first - blocks.start * BLOCK :][: last - first]
 
     def write(self, first: int, values: Tensor) -> None:
         last = first + values.numel()
@@ -112,8 +112,8 @@ class QuantisedMoments(Moments):
         scales = rows.abs().amax(1)
         self._scales[blocks] = scales
         unit = rows / scales.clamp(min=torch.finfo(scales.dtype).tiny).unsqueeze(1)
-        found = torch.bucketize(unit, self._bounds, out_int32=True)
-        self._codes[blocks.start * BLOCK : blocks.stop * BLOCK] = found.to(torch.uint8).view(-1)
+        codes = torch.bucketize(unit, self._bounds, out_int32=True)
+        self._codes[blocks.start * BLOCK : blocks.stop * BLOCK] = codes.to(torch.uint8).view(-1)
 
     def zero_(self) -> None:
         self._codes.fill_(self._zero)
@@ -181,13 +181,13 @@ def codes(*, signed: bool) -> Tensor:
     A code has an exponent of base 10, and a fraction of the bits that it leaves [arXiv 2110.02861, section 1.3].
     """
     bits = 7 if signed else 8
-    found = [0.0, 1.0]
+    codes = [0.0, 1.0]
     for exponent in range(EXPONENTS):
         steps = 2 ** (exponent + bits - EXPONENTS)
         middles = [0.1 + 0.9 * (i + 0.5) / steps for i in range(steps)]
         positive = [10.0 ** (exponent - EXPONENTS + 1) * middle for middle in middles]
-        found += positive + ([-value for value in positive] if signed else [])
-    return torch.tensor(sorted(found)[:256])
+        codes += positive + ([-value for value in positive] if signed else [])
+    return torch.tensor(sorted(codes)[:256])
 
 
 def made(state: str, count: int, like: Tensor, *, signed: bool) -> Moments:

@@ -153,9 +153,9 @@ class PartedAdamW(FlatAdamW):
 
     def pieces(self) -> tuple[list[tuple[int, Moments]], list[tuple[int, Moments]]]:
         """(first element in the flat buffer, moments) of first and second moments, ascending."""
-        found = [(span.first, m, v) for span, m, v in self._spans] + [(at, m, v) for at, _, m, v in self._matrices]
-        found.sort(key=lambda piece: piece[0])
-        return [(at, m) for at, m, _ in found], [(at, v) for at, _, v in found]
+        spans = [(span.first, m, v) for span, m, v in self._spans] + [(at, m, v) for at, _, m, v in self._matrices]
+        spans.sort(key=lambda piece: piece[0])
+        return [(at, m) for at, m, _ in spans], [(at, v) for at, _, v in spans]
 
     @torch.no_grad()
     def step(self, steps_before: int, learning_rate: float) -> None:
@@ -298,10 +298,10 @@ def sections_of(
 def carried(moments: Mapping[str, MomentSection], shared: Sequence[FlatSegment]) -> list[tuple[str, int, Tensor]]:
     """Copies in main memory, as (section, first element, values), of the moments that a replica keeps when it trains
     other experts: first ones of the `shared` segments, all second ones."""
-    found = []
+    rows = []
     for name, section in moments.items():
         for first, last in section.spans():
             keeps = name != "exp_avg" or any(one.first <= first and last <= one.last for one in shared)
             if keeps and (values := section.read(first, last)) is not None:
-                found.append((name, first, values.to("cpu", copy=True)))
-    return found
+                rows.append((name, first, values.to("cpu", copy=True)))
+    return rows

@@ -71,15 +71,15 @@ def section_shapes(manifest: Manifest, part: StageLayers) -> dict[str, Shapes]:
         by = stepped(manifest, name, shape)
         if by in (StepRule.ADAMW, StepRule.SHARED):
             seconds[name] = shape[1:] if by is StepRule.SHARED else shape
-    found = {section: seconds if section == "exp_avg_sq" else every for section in SECTIONS}
+    shapes = {section: seconds if section == "exp_avg_sq" else every for section in SECTIONS}
     if constants(manifest.gossip).alpha == 0.0:
-        del found["momentum"]
-    found["table"] = tied_table(manifest, part)
-    if not found["table"]:
-        del found["table"]
+        del shapes["momentum"]
+    shapes["table"] = tied_table(manifest, part)
+    if not shapes["table"]:
+        del shapes["table"]
     if by_forward_passes(manifest):
-        del found["exp_avg"], found["exp_avg_sq"]
-    return found
+        del shapes["exp_avg"], shapes["exp_avg_sq"]
+    return shapes
 
 
 def tied_table(manifest: Manifest, part: StageLayers) -> Shapes:

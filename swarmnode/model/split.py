@@ -111,35 +111,39 @@ def layer_shapes(model: ModelSpec, layer: int) -> Shapes:
         return _checked(own.layer_shapes(model, layer), f"model.architecture = {model.architecture!r}, layer {layer}")
     width, head = model.width, model.head_dim
     heads, keys = model.heads * head, model.kv_heads * head
-    found: Shapes = {
+    shapes: Shapes = {
         "self_attn.q_proj.weight": (heads, width),
         "self_attn.k_proj.weight": (keys, width),
         "self_attn.v_proj.weight": (keys, width),
         "self_attn.o_proj.weight": (width, heads),
     }
     if model.is_sparse(layer):
-        found["mlp.gate.weight"] = (model.experts, width)
+        shapes["mlp.gate.weight"] = (model.experts, width)
         for expert in range(model.experts):
-            found |= _feed_forward(f"mlp.experts.{expert}.", width, model.expert_ffn)
+            shapes |= _feed_forward(f"mlp.experts.{expert}.", width, model.expert_ffn)
         if model.shared_expert_ffn:
-            found |= _feed_forward("mlp.shared_expert.", width, model.shared_expert_ffn)
-            found["mlp.shared_expert_gate.weight"] = (1, width)
+            shapes |= _feed_forward("mlp.shared_expert.", width, model.shared_expert_ffn)
+            shapes["mlp.shared_expert_gate.weight"] = (1, width)
     else:
-        found |= _feed_forward("mlp.", width, model.ffn)
+        shapes |= _feed_forward("mlp.", width, model.ffn)
     if model.qkv_bias:
-        found |= {"self_attn.q_proj.bias": (heads,), "self_attn.k_proj.bias": (keys,), "self_attn.v_proj.bias": (keys,)}
+        shapes |= {
+            "self_attn.q_proj.bias": (heads,),
+            "self_attn.k_proj.bias": (keys,),
+            "self_attn.v_proj.bias": (keys,),
+        }
     if model.output_bias:
-        found["self_attn.o_proj.bias"] = (width,)
+        shapes["self_attn.o_proj.bias"] = (width,)
     if model.qk_norm != "none":
         each = model.qk_norm == "head"
-        found["self_attn.q_norm.weight"] = (head if each else heads,)
-        found["self_attn.k_norm.weight"] = (head if each else keys,)
+        shapes["self_attn.q_norm.weight"] = (head if each else heads,)
+        shapes["self_attn.k_norm.weight"] = (head if each else keys,)
     if model.norm_placement == "pre":
-        found["input_layernorm.weight"] = (width,)
-    found["post_attention_layernorm.weight"] = (width,)
+        shapes["input_layernorm.weight"] = (width,)
+    shapes["post_attention_layernorm.weight"] = (width,)
     if model.norm_placement == "post":
-        found["post_feedforward_layernorm.weight"] = (width,)
-    return found
+        shapes["post_feedforward_layernorm.weight"] = (width,)
+    return shapes
 
 
 def _checked(shapes: Shapes, where: str) -> Shapes:
@@ -159,16 +163,16 @@ def parameter_shapes(model: ModelSpec, part: StageLayers) -> Shapes:
     """Names (Hugging Face's) and shapes of a stage's parameters in the order of its flat buffer: first the matrices,
     with weight decay, then norms and biases, without. Of a tied model the first and the
     last stage hold the token table."""
-    found: Shapes = {}
+    shapes: Shapes = {}
     if part.has_embedding:
-        found[TABLE] = (model.vocabulary, model.width)
+        shapes[TABLE] = (model.vocabulary, model.width)
     for layer in part.layers:
-        found |= {f"model.layers.{layer}.{name}": shape for name, shape in layer_shapes(model, layer).items()}
+        shapes |= {f"model.layers.{layer}.{name}": shape for name, shape in layer_shapes(model, layer).items()}
     if part.has_head:
-        found[TABLE if model.tied else HEAD] = (model.vocabulary, model.width)
-        found["model.norm.weight"] = (model.width,)
-    matrices = {name: shape for name, shape in found.items() if len(shape) > 1}
-    return matrices | found
+        shapes[TABLE if model.tied else HEAD] = (model.vocabulary, model.width)
+        shapes["model.norm.weight"] = (model.width,)
+    matrices = {name: shape for name, shape in shapes.items() if len(shape) > 1}
+    return matrices | shapes
 
 
 def is_writer(name: str) -> bool:

@@ -281,12 +281,12 @@ class StageReplica:
     @contextlib.contextmanager
     def instead(self, flat: Tensor) -> Iterator[None]:
         """Context in which theta [N] has the values of `flat` [N]; tapes find it restored."""
-        self.stash.moved()
+        self.stash.on_weights_written()
         try:
             with instead(self.theta, flat):
                 yield
         finally:
-            self.stash.moved()
+            self.stash.on_weights_written()
 
     def discard(self) -> None:
         """Drop the gradient accumulated so far: it belongs to other weights."""
@@ -396,15 +396,15 @@ class StageReplica:
             held = None if tape.output is None or tape.leaf is None else (tape.leaf, tape.output)
             self.recomputed += held is None
             self.release(tape)
-            self._sound(found := self.backprop.backward(tape.kept, there, held, accumulate=accumulate))
-            given = None if found is None else self._to_wire(found)
+            self._sound(input_gradient := self.backprop.backward(tape.kept, there, held, accumulate=accumulate))
+            wire_gradient = None if input_gradient is None else self._to_wire(input_gradient)
         tape.weights = None
         self.backprop.restart()
         if accumulate:
             self._keep_probe(tape.kept, dy)
             self._accumulated += samples
             self._weight += weight
-        return given
+        return wire_gradient
 
     def loss(
         self, x: WireTensor, tokens: WireTensor, samples: int, *, train: bool, accumulate: bool = True
@@ -428,13 +428,13 @@ class StageReplica:
             self.give_up()
             raise LocalFault(f"stage {self.part.stage}: the loss is {value} on a finite input: theta has diverged")
         self._sound(gradient)
-        given = None if gradient is None else self._to_wire(gradient)
+        wire_gradient = None if gradient is None else self._to_wire(gradient)
         self.backprop.restart()
         if train and accumulate:
             self._keep_probe(kept, targets)
             self._accumulated += samples
             self._weight += self._weight_of(kept)
-        return LossResult(value, kept.counted, given)
+        return LossResult(value, kept.counted, wire_gradient)
 
     def compared(self, tensor: WireTensor, samples: int) -> Tensor:
         """An activation or gradient of `samples` samples, in main memory. Raises RemoteFault for a malformed one."""

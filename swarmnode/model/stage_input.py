@@ -67,15 +67,15 @@ def read_input(
     if part.has_embedding:
         ids = _ids(manifest, x, f"input of {what}")
         return StageInput(ids, counted_targets(x, end), None, None if end is None else Documents.of(ids, end))
-    found = decode_boundary(x, boundary, (None, model.context, boundary_width(manifest)), f"input of {what}", device)
+    decoded = decode_boundary(x, boundary, (None, model.context, boundary_width(manifest)), f"input of {what}", device)
     in_subspace = manifest.pipeline.boundary == "subspace"
     if tokens is None:
         assert end is None and not in_subspace, "activations need their tokens beside them"
-        return StageInput(found, found.shape[0] * model.context)
+        return StageInput(decoded, decoded.shape[0] * model.context)
     ids = _ids(manifest, tokens, f"tokens of {what}")
-    check_samples(part, found.shape[0], ids)
+    check_samples(part, decoded.shape[0], ids)
     documents = None if end is None else Documents.of(ids, end)
-    return StageInput(found, counted_targets(tokens, end), ids if in_subspace else None, documents)
+    return StageInput(decoded, counted_targets(tokens, end), ids if in_subspace else None, documents)
 
 
 def read_targets(manifest: Manifest, tokens: WireTensor) -> Tensor:

@@ -38,8 +38,8 @@ def _spans(part: Part) -> Iterator[tuple[int, int]]:
 
 
 def _read(part: Part, first: int, last: int) -> Tensor:
-    found = part[first:last] if isinstance(part, Tensor) else part.read(first, last)
-    return torch.zeros(last - first) if found is None else found
+    values = part[first:last] if isinstance(part, Tensor) else part.read(first, last)
+    return torch.zeros(last - first) if values is None else values
 
 
 def section_parts(

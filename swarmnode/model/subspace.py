@@ -40,8 +40,8 @@ def basis(width: int, rank: int, seed: int) -> Tensor:
     assert 1 <= rank <= width, f"rank {rank} of width {width}"
     chance = seeded("subspace", seed, width, rank).randbytes(2 * width * rank)
     raw = torch.frombuffer(bytearray(chance), dtype=torch.int16)
-    found: Tensor = torch.linalg.qr(raw.view(width, rank).double() + 0.5)[0]
-    return found
+    basis: Tensor = torch.linalg.qr(raw.view(width, rank).double() + 0.5)[0]
+    return basis
 
 
 class Subspace:
@@ -64,10 +64,10 @@ class Subspace:
     def digest(self) -> bytes:
         """Digest that is equal if E is equal to the bit and U to DIGEST_GRID; hashing E takes a second per gigabyte."""
         grid = (self.basis.double() * DIGEST_GRID).round().to(torch.int32)
-        found = hashlib.sha256()
+        digest = hashlib.sha256()
         for one in (grid, self.table):
-            found.update(one.detach().cpu().contiguous().view(torch.uint8).numpy().data)
-        return found.digest()[:DIGEST_BYTES]
+            digest.update(one.detach().cpu().contiguous().view(torch.uint8).numpy().data)
+        return digest.digest()[:DIGEST_BYTES]
 
     def down(self, x: Tensor, tokens: Tensor) -> Tensor:
         """Z [B, T, k] of activations [B, T, D] over token ids [B, T]; differentiable."""
@@ -103,8 +103,8 @@ class Subspace:
         at = 0
         for name, shape in shapes.items():
             end = at + math.prod(shape)
-            if is_writer(name) and (found := firsts.read(at, end)) is not None:
-                firsts.write(at, self.project(found.view(shape)).flatten())
+            if is_writer(name) and (moments := firsts.read(at, end)) is not None:
+                firsts.write(at, self.project(moments.view(shape)).flatten())
             at = end
 
     @torch.no_grad()
@@ -118,8 +118,8 @@ class Subspace:
     def stray(self, named: Iterable[tuple[str, Tensor]]) -> str | None:
         """The name of the first weight that cannot be of this run, because of another table or a writer out of the
         span; else None."""
-        for name, given in named:
-            weight = given.to(self.table)
+        for name, tensor in named:
+            weight = tensor.to(self.table)
             base = self.table if name == TABLE else self.project(weight) if is_writer(name) else weight
             if float(torch.linalg.vector_norm(weight - base)) > STRAY_MAX * float(torch.linalg.vector_norm(weight)):
                 return name

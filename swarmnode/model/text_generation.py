@@ -35,10 +35,10 @@ class Sampling:
 def whole_model(model: ModelSpec, tensors: Mapping[str, Tensor]) -> Decoder:
     """The model in one piece with `tensors` by name as its parameters, shared."""
     with torch.device("meta"):
-        made = Decoder(model, split(model, 1)[0])
-    made.load_state_dict(tensors, assign=True)
-    made.cos, made.sin = rope_table(model)
-    return made.eval()
+        decoder = Decoder(model, split(model, 1)[0])
+    decoder.load_state_dict(tensors, assign=True)
+    decoder.cos, decoder.sin = rope_table(model)
+    return decoder.eval()
 
 
 @torch.no_grad()

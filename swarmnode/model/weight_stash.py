@@ -127,13 +127,13 @@ class WorkingCopy:
 
     ahead = today  # a copy in half precision cannot tell where a step leads
 
-    def moved(self) -> None:
+    def on_weights_written(self) -> None:
         """Call when theta has been or will be written, before the next forward."""
         self._stale = True
 
     def before_step(self, *, inner: bool = True) -> None:
         """Call before each step of theta."""
-        self.moved()
+        self.on_weights_written()
 
     def clear(self) -> None:
         """Drop all versions, because theta was loaded from elsewhere."""
@@ -261,10 +261,10 @@ class WeightStash:
             weights.copy = None
         self._newest, self._older = None, [weakref.ref(weights) for weights in held[-COPIES_MAX:]]
 
-    def moved(self) -> None:
+    def on_weights_written(self) -> None:
         """Do nothing: theta itself is read in each forward."""
 
-    refresh = moved
+    refresh = on_weights_written
 
     def clear(self) -> None:
         """Drop all copies, because theta was loaded from elsewhere."""

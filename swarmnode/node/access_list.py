@@ -39,12 +39,12 @@ async def keep_access_list(
     while True:
         known, rules, amendments = admission.rules.access_list.sequence, admission.rules, admission.amendments
         heard = 0 if amendments is None else len(amendments.chain)
-        asked = [peer for peer in peers() if peer != me]
+        others = [peer for peer in peers() if peer != me]
         try:
             if (own := here()) is not None:
                 admission.learn(own)
-            if asked:
-                await ask(admission, transport, rng.choice(asked))
+            if others:
+                await ask(admission, transport, rng.choice(others))
         except Forbidden as refusal:
             take_evidence(admission, refusal)
         except (RemoteFault, Unavailable) as error:

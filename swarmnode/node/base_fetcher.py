@@ -104,9 +104,9 @@ def spans_of(index: BaseIndex, shapes: Shapes) -> dict[int, list[WeightSpan]]:
     shape."""
     spans = index.spans(shapes)
     for parameter, shape in shapes.items():
-        if (found := index.tensors[parameter].shape) != shape:
+        if (stored := index.tensors[parameter].shape) != shape:
             raise DataError(
-                f"base.index: {parameter} is {list(found)}, in the manifest's model it is {list(shape)}: make the"
+                f"base.index: {parameter} is {list(stored)}, in the manifest's model it is {list(shape)}: make the"
                 " manifest with `swarmnode init --from`"
             )
     return spans

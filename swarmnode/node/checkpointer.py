@@ -83,7 +83,7 @@ class Checkpointer:
         self._time = asyncio.get_running_loop().time
         self._patience_s = PATIENCE_S + snapshot_nbytes(replica.sizes_of(stage)) / PATIENCE_RATE
 
-    def progressed(self) -> None:
+    def on_progress(self) -> None:
         """The run's sample count grew: look whether a checkpoint is due."""
         self._wake.set()
 
@@ -180,12 +180,12 @@ class Checkpointer:
         return (state, self._time() - begun) if isinstance(state, State) else timed(state, self._time)
 
     async def _complete(self, label: str) -> None:
-        made = await checkpoint_io.complete(self._store, self._origin, label)
-        if made is None:
+        saved = await checkpoint_io.complete(self._store, self._origin, label)
+        if saved is None:
             return
         self._telemetry.count(name.CHECKPOINTS, outcome="complete")
         self._telemetry.event(
-            "checkpoint.complete", label=label, round=made.round, samples_total=made.samples, nbytes=made.nbytes
+            "checkpoint.complete", label=label, round=saved.round, samples_total=saved.samples, nbytes=saved.nbytes
         )
         gone = await checkpoint_io.prune(self._store, self._run_id, self._manifest.checkpoint.keep)
         if gone:

@@ -113,8 +113,8 @@ def successors(swarm: Swarm, stage: int, me: PeerId) -> tuple[list[PeerId], str]
     if mates(swarm, stage, me):
         return [], "other replicas of the stage stay"
     before = (stage - 1) % len(swarm.stages)
-    found = sorted(swarm.serving(before), key=lambda member: (member.queue, member.peer))
-    able = [member.peer for member in found if member.peer != me]
+    members = sorted(swarm.serving(before), key=lambda member: (member.queue, member.peer))
+    able = [member.peer for member in members if member.peer != me]
     return able, f"this is the last replica of stage {stage}; {len(able)} nodes of stage {before} may keep its state"
 
 
@@ -206,7 +206,7 @@ class StageDrain:
             self._gossip.parting,
             self._telemetry,
             self._rng,
-            self._gossip.acceptance.met,
+            self._gossip.acceptance.packets_taken,
         )
         self._report.all_sent()
 

@@ -68,24 +68,24 @@ class FailureDetector:
             return
         if quiet_places := self._quiet(range(self._stages + 1)):
             await presence.look(quiet_places)  # records of stages that we have little to do with come late
-            asked = [peer for peers in self._quiet(quiet_places).values() for peer in peers]
-            answering = await self._pinger.answering(asked)
-            if dead := [peer for peer in asked if peer not in answering]:
+            targets = [peer for peers in self._quiet(quiet_places).values() for peer in peers]
+            answering = await self._pinger.answering(targets)
+            if dead := [peer for peer in targets if peer not in answering]:
                 presence.mark_dead(dead)
 
     def _quiet(self, places: Iterable[int]) -> dict[int, list[PeerId]]:
         """Members that went silent, by place (place.py); this node is not among them. No stage of which all have: that
         is `_look`'s."""
         swarm, now_unix_s, me = self._presence.peer_table.swarm(), self._clock.unix_s(), self._presence.me
-        found = {}
+        quiet_of = {}
         for place in places:
             serving = swarm.serving(place) if place < self._stages else swarm.without_stage
             peers = quiet(serving, now_unix_s, self._limits)
             if place < self._stages and len(peers) == len(serving):
                 continue
             if others := [peer for peer in peers if peer != me]:
-                found[place] = others
-        return found
+                quiet_of[place] = others
+        return quiet_of
 
     async def _look(self, stage: int) -> None:
         """Find out whether `stage` is lost, or back."""

@@ -47,7 +47,7 @@ class CountedRounds:
             self._grew.clear()
             await self._grew.wait()
 
-    def progressed(self) -> None:
+    def on_progress(self) -> None:
         """The run's sample count grew."""
         self._grew.set()
 
@@ -105,13 +105,13 @@ class FeederOnly:
 
     def _replica_speed(self) -> float:
         """Samples a second of an average replica, as they announce it."""
-        told = [m.samples_per_second for m in self._context.presence.peer_table.swarm().members()]
-        known = [speed for speed in told if speed > 0.0]
+        rates = [m.samples_per_second for m in self._context.presence.peer_table.swarm().members()]
+        known = [speed for speed in rates if speed > 0.0]
         return sum(known) / len(known) if known else 1.0
 
     def _fed(self, samples: int) -> None:
-        self._context.presence.run_progress.fed(samples)
-        self.progressed()
+        self._context.presence.run_progress.record_fed(samples)
+        self.on_progress()
 
     async def drain(self, deadline: Deadline, report: DrainReport, checkpoint: str) -> None:
         """Finish the microbatches in flight as far as `deadline` allows; `report` is filled in. There is no stage to
@@ -166,14 +166,14 @@ class FeederOnly:
             blocks=feeder.record(),
         )
 
-    def progressed(self) -> None:
+    def on_progress(self) -> None:
         """The run's sample count grew: a validation may be due, or another part of the swarm is back."""
         self._context.presence.run_progress.compare_parts()
-        self._rounds.progressed()
+        self._rounds.on_progress()
 
     def hear_blocks(self, told: Mapping[PeerId, record_pb2.Blocks], frontier_max: int) -> Iterable[RemoteFault]:
         """Take in the finished blocks announced by other feeders; returns those that cannot be believed."""
-        return () if self.feeder is None else self.feeder.heard(told, frontier_max)
+        return () if self.feeder is None else self.feeder.observe_blocks(told, frontier_max)
 
     def doubt(self, peers: Iterable[PeerId]) -> None:
         """Check whether calls to `peers`, which went silent, are still alive."""

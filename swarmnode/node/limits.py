@@ -202,10 +202,10 @@ def parse_hours(text: str) -> tuple[Span, ...]:
     """`22-07`, `22:30-07:15`, `0-6,12-14`. Raises ValueError."""
     spans = []
     for part in text.split(","):
-        found = _HOURS.match(part.strip())
-        if found is None:
+        match = _HOURS.match(part.strip())
+        if match is None:
             raise ValueError("say 22-07, 22:30-07:15 or 0-6,12-14 (local time)")
-        numbers = [int(number or 0) for number in found.groups()]
+        numbers = [int(number or 0) for number in match.groups()]
         begin, end = numbers[0] * 3600 + numbers[1] * 60, numbers[2] * 3600 + numbers[3] * 60
         if max(begin, end) > DAY_S or max(numbers[1], numbers[3]) > 59:
             raise ValueError(f"{part.strip()!r} is not of a day: hours are 0 to 24, minutes 0 to 59")
@@ -217,10 +217,10 @@ def parse_hours(text: str) -> tuple[Span, ...]:
 
 def parse_rate(text: str) -> float:
     """Bits a second of `20Mbit`, `500kbit` or `2MB` (bytes a second). Raises ValueError, also for a plain number."""
-    found = _RATE.match(text.strip())
-    if found is None or not found.group(2) + found.group(3):
+    match = _RATE.match(text.strip())
+    if match is None or not match.group(2) + match.group(3):
         raise ValueError("say 20Mbit, 500kbit or 2MB (a second)")
-    rate = float(found.group(1)) * _THOUSANDS[found.group(2).lower()] * (8 if found.group(3) == "B" else 1)
+    rate = float(match.group(1)) * _THOUSANDS[match.group(2).lower()] * (8 if match.group(3) == "B" else 1)
     if not 64e3 <= rate <= 1e12:
         raise ValueError("a rate is 64kbit to 1000Gbit: below that not even a record gets through")
     return rate
@@ -228,11 +228,11 @@ def parse_rate(text: str) -> float:
 
 def parse_nbytes(text: str) -> int:
     """Bytes of `50GB`, `512MiB`. Raises ValueError."""
-    found = _AMOUNT.match(text.strip())
-    unit = _BYTES.get(found.group(2).lower()) if found else None
-    if found is None or unit is None:
+    match = _AMOUNT.match(text.strip())
+    unit = _BYTES.get(match.group(2).lower()) if match else None
+    if match is None or unit is None:
         raise ValueError("say 50GB or 512MiB")
-    nbytes = float(found.group(1)) * unit
+    nbytes = float(match.group(1)) * unit
     if not 1e6 <= nbytes <= 1e15:
         raise ValueError("1MB to 1000TB are allowed")
     return int(nbytes)
@@ -248,10 +248,10 @@ def parse_quota(text: str) -> int:
 
 def parse_temperature(text: str) -> float:
     """Degrees Celsius of `80` or `80C`. Raises ValueError."""
-    found = _AMOUNT.match(text.strip().replace("°", ""))
-    if found is None or found.group(2).lower() not in ("", "c") or not 30 <= float(found.group(1)) <= 110:
+    match = _AMOUNT.match(text.strip().replace("°", ""))
+    if match is None or match.group(2).lower() not in ("", "c") or not 30 <= float(match.group(1)) <= 110:
         raise ValueError("say 80 or 80C; 30 to 110 are allowed")
-    return float(found.group(1))
+    return float(match.group(1))
 
 
 def parse_load(text: str) -> float:

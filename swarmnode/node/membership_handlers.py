@@ -77,7 +77,7 @@ async def telling(
 ) -> float:
     """The best of `probing`, told to others as soon as it is known: the state may still be on its way."""
     rates = await probing(replica, manifest, stage, probe, compute, telemetry)
-    presence.probed(rates)
+    presence.announce_speed(rates)
     return rates.best
 
 
@@ -136,5 +136,5 @@ class MembershipHandlers:
     async def access_list(self, peer: PeerId, call: Call) -> Answer:
         """The owner's access list and amendments, as far as the asker has not them already."""
         assert self._admission is not None
-        asked = call.header.access_list
-        return Answer(wire.Reply(access_list=self._admission.news(asked.sequence, asked.amendments)))
+        request = call.header.access_list
+        return Answer(wire.Reply(access_list=self._admission.news(request.sequence, request.amendments)))

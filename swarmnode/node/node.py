@@ -70,7 +70,7 @@ class Node:
             presence.progress,
             presence.record,
             self._caller_check.learn,
-            slot.progressed,
+            slot.on_progress,
             presence.run_progress.report_overclaim,
             presence.peer_table.excluded,
         )
@@ -166,7 +166,7 @@ class Node:
         """Choose a stage and serve it, then the next one, until cancelled."""
         presence, transport, telemetry = self.presence, self.transport, self._telemetry
         await self.pause_control.going.wait()
-        presence.moved(await transport.addresses())
+        presence.on_new_addresses(await transport.addresses())
         if self.feeds_only:
             await presence.look(places(self._manifest))
         else:

@@ -139,18 +139,18 @@ def aws_action(status: int, body: str, now_unix_s: float) -> Notice | None:
     for a malformed answer."""
     if status == 404:
         return None
-    said = _table(status, body, "spot/instance-action")
-    action = _text(said, "action", "spot/instance-action")
+    table = _table(status, body, "spot/instance-action")
+    action = _text(table, "action", "spot/instance-action")
     if action == "hibernate":  # begins with the notice itself
         return Notice("aws", NoticeKind.PREEMPT, STARTED_S, "spot instance hibernates now")
     if action not in ("terminate", "stop"):
         raise RemoteFault(f"spot/instance-action says {_cut(action)}; terminate, stop or hibernate belongs there")
-    left_s = _moment(_text(said, "time", "spot/instance-action")) - now_unix_s
+    left_s = _moment(_text(table, "time", "spot/instance-action")) - now_unix_s
     if left_s < 0.0:
         left_s = STARTED_S
     elif left_s > AWS_NOTICE_MAX_S:
         left_s = AWS_NOTICE_S
-    return Notice("aws", NoticeKind.PREEMPT, left_s, f"spot instance: {action} at {said['time']}")
+    return Notice("aws", NoticeKind.PREEMPT, left_s, f"spot instance: {action} at {table['time']}")
 
 
 def aws_rebalance(status: int, body: str) -> Notice | None:
@@ -158,8 +158,8 @@ def aws_rebalance(status: int, body: str) -> Notice | None:
     Raises RemoteFault for a malformed answer."""
     if status == 404:
         return None
-    said = _table(status, body, "recommendations/rebalance")
-    at = _text(said, "noticeTime", "recommendations/rebalance")
+    table = _table(status, body, "recommendations/rebalance")
+    at = _text(table, "noticeTime", "recommendations/rebalance")
     _moment(at)
     return Notice("aws", NoticeKind.ADVICE, AWS_NOTICE_S, f"spot instance at elevated risk since {at}")
 
@@ -206,9 +206,9 @@ def azure_events(status: int, body: str, machine: str, now_unix_s: float) -> tup
     if not isinstance(events, list) or not all(isinstance(event, dict) for event in events):
         raise RemoteFault("scheduledevents without a list of Events")
     ours = [event for event in events if _is_ours(event, machine)]
-    found = [notice for event in ours if (notice := _azure_event(event, now_unix_s)) is not None]
-    found.sort(key=lambda notice: (notice.kind is not NoticeKind.PREEMPT, notice.deadline_s, notice.id))
-    return (found[0] if found else None), len(events) - len(ours)
+    notices = [notice for event in ours if (notice := _azure_event(event, now_unix_s)) is not None]
+    notices.sort(key=lambda notice: (notice.kind is not NoticeKind.PREEMPT, notice.deadline_s, notice.id))
+    return (notices[0] if notices else None), len(events) - len(ours)
 
 
 def _is_ours(event: Mapping[str, Any], machine: str) -> bool:
@@ -271,12 +271,12 @@ def _plain(status: int, body: str, what: str) -> str:
 
 def _table(status: int, body: str, what: str) -> Mapping[str, Any]:
     try:
-        found = json.loads(_plain(status, body, what))
+        table = json.loads(_plain(status, body, what))
     except (ValueError, RecursionError):
         raise RemoteFault(f"{what} says {_cut(body)}; JSON belongs there") from None
-    if not isinstance(found, dict):
+    if not isinstance(table, dict):
         raise RemoteFault(f"{what} says {_cut(body)}; a JSON object belongs there")
-    return found
+    return table
 
 
 def _text(table: Mapping[str, Any], key: str, what: str) -> str:

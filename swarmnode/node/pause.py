@@ -71,9 +71,9 @@ class StageSlot:
             loss_validation_first=self._validated.loss_validation_first,
         )
 
-    def progressed(self) -> None:
+    def on_progress(self) -> None:
         if self.work is not None:
-            self.work.progressed()
+            self.work.on_progress()
 
     def hear_blocks(self, told: Mapping[PeerId, record_pb2.Blocks], frontier_max: int) -> Iterable[RemoteFault]:
         return () if self.work is None else self.work.hear_blocks(told, frontier_max)

@@ -100,7 +100,7 @@ class StageObserver(Protocol):
         """The stage at this moment."""
         ...
 
-    def progressed(self) -> None:
+    def on_progress(self) -> None:
         """The run's sample count grew."""
         ...
 
@@ -154,7 +154,7 @@ class Presence:
         self.banned = asyncio.Event()  # a router banned a peer; whoever waits clears it
         self.routers = routers(manifest, self.me, stage.confirmed, self.banned.set)
         self.run_progress = RunProgress(
-            manifest, self.me, self.peer_table, self.progress, clock, telemetry, self._refused, stage.progressed
+            manifest, self.me, self.peer_table, self.progress, clock, telemetry, self._refused, stage.on_progress
         )
         seen = self.run_progress.clock.history.times
         self.peer_table.prefer(seen)
@@ -217,19 +217,19 @@ class Presence:
         """Differs between two processes with the same key."""
         return self._joined_unix_ms
 
-    def moved(self, addresses: list[str]) -> None:
+    def on_new_addresses(self, addresses: list[str]) -> None:
         """Other nodes reach this one at `addresses` from now on."""
         self._status = replace(self._status, addresses=tuple(addresses))
 
     def going_to(self, stage: int | None) -> None:
         """Announce that this node is about to serve `stage` instead; None: that it stays."""
         self._status = replace(self._status, moving_to=stage)
-        self.changed()
+        self.announce_change()
 
-    def probed(self, rates: SampleRates) -> None:
+    def announce_speed(self, rates: SampleRates) -> None:
         """Announce how fast this machine is on its stage."""
         self._status = replace(self._status, rates=rates, samples_per_second=rates.best)
-        self.changed()
+        self.announce_change()
 
     def suppose_rates(self, rates: SampleRates) -> None:
         """Assume these rates by microbatch size of the run's devices, where this node probes none."""
@@ -270,7 +270,7 @@ class Presence:
     async def reserve(self, stage: int) -> None:
         """Announce that this node joins at `stage`, unless another one that chooses now does so before it."""
         self._status = replace(self._status, stage=stage, moving_to=stage, samples_per_second=0.0)
-        self.changed()
+        self.announce_change()
         await self.announce()
 
     def set_state(self, state: record_pb2.NodeState, reason: str) -> None:
@@ -278,9 +278,9 @@ class Presence:
         self._status = replace(self._status, state=state)
         self._telemetry.gauge(name.STATE, float(state))
         self._telemetry.event("node.state", state=record_pb2.NodeState.Name(state)[11:].lower(), reason=reason)
-        self.changed()
+        self.announce_change()
 
-    def changed(self) -> None:
+    def announce_change(self) -> None:
         """Sign this node's record anew and announce it at once, because something in it changed."""
         self._signed = None
         self.record()
@@ -381,8 +381,8 @@ class Presence:
         await self._adopt(list(stages), self._directory.lookups)
 
     async def _adopt(self, wanted: Sequence[int], read: Callable[[Sequence[int]], Awaitable[Read]]) -> None:
-        found = await read(wanted)
-        for stage, records in zip(wanted, found, strict=True):
+        values = await read(wanted)
+        for stage, records in zip(wanted, values, strict=True):
             if (view := view_of(records)) is not None and self._believes(view):
                 self._take_view(stage, view)
                 continue
@@ -411,8 +411,8 @@ class Presence:
     def _take_view(self, stage: int, view: StageView) -> None:
         """Apply `_take_in` to every new record in `view`."""
         fed = self.peer_table.renew(stage, view, self.me, self._chance)
-        told = {peer: view.samples[peer] for peer in fed if peer in view.samples}
-        self.run_progress.hear(told)
+        samples_of = {peer: view.samples[peer] for peer in fed if peer in view.samples}
+        self.run_progress.hear(samples_of)
         self._hear_blocks({peer: view.blocks[peer] for peer in fed if peer in view.blocks})
 
     def hear_checkpoint(self, name: PeerId, blocks: record_pb2.Blocks) -> None:
@@ -525,7 +525,7 @@ class Presence:
     def _view_changed(self) -> None:
         self._tell_time()
         self.peer_table.swarm()
-        for stage in self.peer_table.changed():
+        for stage in self.peer_table.take_changed():
             if stage in self._sends_to:
                 serving, special = self.peer_table.choices(stage)
                 serving.pop(self.me, None)

@@ -119,9 +119,9 @@ async def measuring(
     before: dict[tuple[str, str], int] = {}
     seen: Sequence[tuple[int, int]] = ()
     while True:
-        asked = loop.time()
+        begun_s = loop.time()
         await asyncio.sleep(period_s)
-        telemetry.observe(name.LOOP_LAG_SECONDS, max(0.0, loop.time() - asked - period_s))
+        telemetry.observe(name.LOOP_LAG_SECONDS, max(0.0, loop.time() - begun_s - period_s))
         if (here := counts()) != seen:
             _tell_swarm(here, telemetry)
             seen = here
@@ -176,13 +176,13 @@ class Reporter:
         self._allowed -= 1.0
         if self._gathered is None or now_s - self._gathered_at > FRESH_S:
             self._gathered, self._gathered_at = self._facts(), now_s
-        asked = call.header.report
+        request = call.header.report
         report = report_pb2.Report()
         report.CopyFrom(self._gathered)
         report.incarnation = self._incarnation
-        same = asked.incarnation == self._incarnation
-        after = asked.events_after if same else 0
-        report.receipts_serial, receipts = self._receipts(asked.receipts_after if same else 0, REPORT_RECEIPTS_MAX)
+        same = request.incarnation == self._incarnation
+        after = request.events_after if same else 0
+        report.receipts_serial, receipts = self._receipts(request.receipts_after if same else 0, REPORT_RECEIPTS_MAX)
         report.receipts.extend(receipts)
         report.events.extend(_to_wire(event, report) for event in self._recent.after(after, REPORT_EVENTS_MAX))
         return Answer(wire.Reply(report=report))

@@ -185,7 +185,7 @@ class RunText:
             return
         await self.later()
         self._presence.can_serve(0, True)
-        self._presence.changed()
+        self._presence.announce_change()
 
     async def later(self) -> Samples:
         """The text, once the data set's index is here; tried again and again."""

@@ -306,7 +306,7 @@ class ServedStage:
     async def _feed_later(self, text: Callable[[], Awaitable[Samples]]) -> None:
         """Feed once the run's text is here; other nodes feed until then."""
         self._feed(await text())
-        self._context.presence.changed()
+        self._context.presence.announce_change()
 
     async def _until_moved(self) -> StageTransfer:
         """Wait until this node should serve another stage, and has that stage's state."""
@@ -576,7 +576,7 @@ class ServedStage:
 
     async def _inherit(self, peer: PeerId, call: Call) -> Answer:
         answer = await self.backup.inherit(peer, call)
-        self._context.presence.changed()  # a node that brings the stage back must know at once who has its latest state
+        self._context.presence.announce_change()  # a node that brings the stage back must know at once who has it
         return answer
 
     def status(self) -> StageStatus:
@@ -600,17 +600,17 @@ class ServedStage:
             blocks=None if feeder is None else feeder.record(),
         )
 
-    def progressed(self) -> None:
+    def on_progress(self) -> None:
         """The run's sample count grew: a round or a checkpoint may be due."""
         if self.gossip.idle.is_set():  # else it is asked before the next round
             self._fell_behind(self._context.presence.progress.total // self._context.manifest.gossip.round_samples)
-        self.gossip.progressed()
+        self.gossip.on_progress()
         if self.checkpointer is not None:
-            self.checkpointer.progressed()
+            self.checkpointer.on_progress()
 
     def hear_blocks(self, told: Mapping[PeerId, record_pb2.Blocks], frontier_max: int) -> Iterable[RemoteFault]:
         """Take in the finished blocks announced by other feeders; returns those that cannot be believed."""
-        return () if self.feeder is None else self.feeder.heard(told, frontier_max)
+        return () if self.feeder is None else self.feeder.observe_blocks(told, frontier_max)
 
     def doubt(self, peers: Iterable[PeerId]) -> None:
         """Check whether calls to `peers`, which went silent, are still alive."""
@@ -625,8 +625,8 @@ class ServedStage:
         return 0 if self.audit.auditor is None else self.audit.auditor.audits.in_row(peer)
 
     def _fed(self, samples: int) -> None:
-        self._context.presence.run_progress.fed(samples)
-        self.progressed()
+        self._context.presence.run_progress.record_fed(samples)
+        self.on_progress()
 
     async def _training_text(self, indices: Sequence[int]) -> WireTensor | None:
         """Tokens of training samples. Raises Unavailable where this node feeds nothing."""

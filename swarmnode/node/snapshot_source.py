@@ -25,13 +25,13 @@ async def copy_replica(context: NodeContext, stage: int, replica: Replica, gossi
     run, size = partial(context.ports.compute.run, Priority.OUTER, 0), context.ports.donating.chunk_nbytes
     at_once = cut.first == 0 and cut.count is None
     while True:
-        done, progress, made = gossip.done, context.presence.progress.to_wire(), list[Snapshot]()
+        done, progress, snapshots = gossip.done, context.presence.progress.to_wire(), list[Snapshot]()
 
         def keep(state: State) -> None:
-            made.append(Snapshot.of(state, stage, done, progress, size))  # noqa: B023
+            snapshots.append(Snapshot.of(state, stage, done, progress, size))  # noqa: B023
 
         def hashed() -> None:
-            (made[0] if cut == WHOLE else made[0].part(cut)).manifest()  # noqa: B023
+            (snapshots[0] if cut == WHOLE else snapshots[0].part(cut)).manifest()  # noqa: B023
 
         def in_parts(parts: Parts[State]) -> Parts[None]:
             keep((yield from parts))
@@ -49,7 +49,7 @@ async def copy_replica(context: NodeContext, stage: int, replica: Replica, gossi
         # Queued with the copy: asked for later it would wait for the next microbatch (simulated: half a minute).
         await asyncio.gather(copied, *([run(hashed)] if at_once else []))
         if gossip.done == done:  # else an outer step came in between, and its round would be the wrong label
-            return made[0]
+            return snapshots[0]
 
 
 def make_stage_donor(

@@ -189,8 +189,8 @@ class StageRebalancer:
                 continue  # nobody came, went or changed since the last look
             shape = peer_table.shape
             if not begun:
-                now, told = (peer_table.serving(), self._going()), all_told(peer_table.swarm())
-                calm = calm + 1 if told and now == (before, going) else 0
+                now, complete = (peer_table.serving(), self._going()), all_told(peer_table.swarm())
+                calm = calm + 1 if complete and now == (before, going) else 0
                 before, going = now
                 if self._presence.progress.total > 0 or calm >= CALM_LOOKS:
                     return
@@ -212,8 +212,8 @@ class StageRebalancer:
         presence = self._presence
         if presence.status.state != record_pb2.NODE_STATE_TRAINING:
             return None, "not training"
-        if (found := self._idle.move()) is not None:
-            return found
+        if (planned := self._idle.move()) is not None:
+            return planned
         move, reason = plan_move(self._swarm(), self._costs, self._rules, presence.me)
         if move is None or move.peer != presence.me:
             return None, reason
@@ -240,8 +240,8 @@ class StageRebalancer:
         if gossip.method == "none" or presence.progress.total < UNMET_ROUNDS * gossip.round_samples or not move.before:
             return True, "nobody can have met"
         here, at_work = presence.peer_table.swarm().settled(move.source), presence.run_progress.clock.history.at_work
-        found = sum(member.peer in at_work for member in here)
-        return found > 0, f"{found} other replicas of stage {move.source} were seen at work"
+        workers = sum(member.peer in at_work for member in here)
+        return workers > 0, f"{workers} other replicas of stage {move.source} were seen at work"
 
     def _swarm(self) -> Swarm:
         """The swarm as known here, with speeds bounded to what can be believed."""
@@ -328,18 +328,18 @@ class StageRebalancer:
             self._stay(move, why)
             return None
         self._telemetry.count(name.RECOVERIES, method="replica")
-        return StageTransfer(move.target, f"{reason}; {why}", move.speed, Snapshot.received(offer, state))
+        return StageTransfer(move.target, f"{reason}; {why}", move.speed, Snapshot.of_offer(offer, state))
 
     async def _still_good(self, move: StageMove) -> tuple[bool, str]:
         """(whether `move` still helps now that the state is here, the reason). Waits a little for a partner."""
         loop, period_s = asyncio.get_running_loop(), self._manifest.limits.announce_period_s
         end = loop.time() + PARTNER_WAIT * period_s * bool(move.against)
-        while not (found := still_good(self._swarm(), self._costs, move, self._rules))[0]:
+        while not (verdict := still_good(self._swarm(), self._costs, move, self._rules))[0]:
             if loop.time() >= end:
                 break
             await asyncio.sleep(EMPTY_SHARE * period_s)
             await self._look()
-        return found
+        return verdict
 
     def _compare_with(self, stage: int, sizes: Sizes) -> Compare | None:
         """A check of a state of `stage` against other replicas; None where replicas never meet and so may differ."""
@@ -360,8 +360,10 @@ class StageRebalancer:
         await self._presence.announce()
         await self._presence.look([stage])
         mates = [member.peer for member in self._presence.peer_table.swarm().settled(stage) if member.peer != me]
-        found = await self._pinger.answering(mates[:MATES_MAX])
-        return bool(found), f"of the others of stage {stage} {len(mates)} mean to stay, and {len(found)} of them answer"
+        answering = await self._pinger.answering(mates[:MATES_MAX])
+        return bool(
+            answering
+        ), f"of the others of stage {stage} {len(mates)} mean to stay, and {len(answering)} of them answer"
 
     async def _after_a_round(self) -> None:
         """Wait for the end of a round expected within ROUND_WAIT_MAX_S, so that this node's update reaches the others.

@@ -81,10 +81,10 @@ class TiedEnds:
         Raises Unavailable where the ends share no table, or `peer` has it."""
         if not self.share:
             raise Unavailable("this stage has no table that both ends train")
-        gossip, asked = self._gossip, call.header.table.round
+        gossip, due = self._gossip, call.header.table.round
         try:
             async with asyncio.timeout(self._context.manifest.limits.exchange_timeout_s):
-                while gossip.done < asked - asked % gossip.stride:
+                while gossip.done < due - due % gossip.stride:
                     await gossip.beyond(gossip.done)
         except TimeoutError:
             pass  # what it has is better than nothing

@@ -99,8 +99,8 @@ class Accusations:
 
     def _claim(self, call: Call) -> tuple[HopClaim, HopEvidence | None]:
         """The claim and evidence in `call`, checked except for fingerprints. Raises RemoteFault."""
-        said, manifest = call.header.accusation, self._auditor.manifest
-        stated, samples = said.statement, said.samples
+        charge, manifest = call.header.accusation, self._auditor.manifest
+        stated, samples = charge.statement, charge.samples
         if (stated.run_id, stated.stage) != (self._auditor.run_id, self._stage):
             raise RemoteFault(f"accusation of a replica of stage {stated.stage}; this one is of stage {self._stage}")
         if stated.server == self._auditor.me:
@@ -108,17 +108,17 @@ class Accusations:
         last = self._stage == manifest.pipeline.stages - 1
         if self._stage == 0 or len(call.tensors) != (3 if last else 5) or last == bool(stated.sent):
             raise RemoteFault(f"accusation of a replica of stage {self._stage} with {len(call.tensors)} tensors")
-        check_samples(manifest, samples, said.boundary_digest, self._auditor.boundary_digest)
+        check_samples(manifest, samples, charge.boundary_digest, self._auditor.boundary_digest)
         x, tokens = check_inputs(manifest, samples, call.tensors[:2])
         for tensor, of in zip(call.tensors[2:], ("gradient", "activations", "gradient"), strict=False):
             check_activations(manifest, samples, tensor, of)
         statements.check(stated)
         if not last:
-            statements.check(said.next)
-            named = (said.next.run_id, said.next.microbatch_id, said.next.tokens, said.next.gradient)
+            statements.check(charge.next)
+            named = (charge.next.run_id, charge.next.microbatch_id, charge.next.tokens, charge.next.gradient)
             if named != (stated.run_id, stated.microbatch_id, stated.tokens, stated.got):
                 raise RemoteFault("accusation with the next server's statement on something else")
-        shown = None if last else HopEvidence(call.tensors[3], call.tensors[4], said.next)
+        shown = None if last else HopEvidence(call.tensors[3], call.tensors[4], charge.next)
         return HopClaim(stated, samples, x, tokens, call.tensors[2]), shown
 
     def _check_prints(self, claim: HopClaim, shown: HopEvidence | None) -> None:
@@ -157,16 +157,16 @@ class Accusations:
                 differs = not mine.close or self._usual.short(mine.distance)
                 if differs and not vanishes and not auditor.is_noise(claim, loss_sum):
                     own = await self._weigh(claim.server, claim, shown)
-                    given = await auditor.like(claim, theirs, own)
+                    verdict = await auditor.like(claim, theirs, own)
                     # Its accuser chose when to show it, so only nearby steps let half of the distance convict.
                     fresh = mine.close and apart <= NEAR_STEPS and own.apart <= NEAR_STEPS
-                    false = given.contradicts(own.apart) or (fresh and given.distance > EXPLAINED * mine.distance)
-                    reason = f"shown by {short(peer)}; like ours: {mine}; like its own weights: {given}"
+                    false = verdict.contradicts(own.apart) or (fresh and verdict.distance > EXPLAINED * mine.distance)
+                    reason = f"shown by {short(peer)}; like ours: {mine}; like its own weights: {verdict}"
         except (Unavailable, RemoteFault) as error:
             auditor.tell(claim.server, self._stage, "undone", str(error))
             return
         if false:
             came_s = math.inf if mine.cosine < OPPOSITE else None
-            auditor.convicted(claim.server, self._stage, bytes(claim.statement.microbatch_id), reason, came_s)
+            auditor.record_false(claim.server, self._stage, bytes(claim.statement.microbatch_id), reason, came_s)
         else:
             auditor.tell(claim.server, self._stage, "undecided", reason or f"shown by {short(peer)}; like ours: {mine}")

@@ -294,7 +294,7 @@ class Audits:
         self.shortfall(stage).halve(peer)
         self._of(peer).residual.total = [0.5 * one for one in self._of(peer).residual.total]
 
-    def cleared(self, peer: PeerId, stage: int, distance: float | None = None) -> None:
+    def clear(self, peer: PeerId, stage: int, distance: float | None = None) -> None:
         """Its own weights explain the answers of `peer`: they are far from others', at a `distance` that is honest
         (None: another's may be the lie)."""
         self.shortfall(stage).forget(peer)

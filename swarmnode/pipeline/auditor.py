@@ -133,13 +133,13 @@ class Auditor:
         there, `prints` our own fingerprints. Raises RemoteFault if it does not verify."""
         theirs = TensorFingerprints(prints.x, prints.tokens, prints.gradient, report.sent, report.got)
         me = self.me
-        found = statements.stated(self.run_id, process, server, me, theirs, report)
-        found.signature = report.signature
-        statements.check(found)
+        statement = statements.stated(self.run_id, process, server, me, theirs, report)
+        statement.signature = report.signature
+        statements.check(statement)
         last = process.position == len(process.itinerary) - 1
         if last != (not report.sent):
             raise RemoteFault(f"statement of {short(server)} that names {'activations' if last else 'no activations'}")
-        return found
+        return statement
 
     # ---- checks
 
@@ -150,7 +150,7 @@ class Auditor:
         came = replace(claim, came_s=asyncio.get_running_loop().time())
         self.perhaps(claim.server, lambda: self._check(came))
 
-    def refused(self, peer: PeerId, stage: int) -> RemoteFault | None:
+    def why_refuse(self, peer: PeerId, stage: int) -> RemoteFault | None:
         """The reason not to use an answer of `peer`, of `stage`: it is suspected, not cleared yet, and another replica
         can answer that is not. Else None. A replica that is refused waits SUSPECTED_S for the next chance."""
         if not self.audits.suspected(peer, stage):
@@ -186,10 +186,10 @@ class Auditor:
             self._under_way -= 1
 
     async def _check(self, claim: HopClaim) -> None:
-        found: HopClaim | None = claim
+        current: HopClaim | None = claim
         try:
-            while found is not None:
-                found = await self._check_hop(found)
+            while current is not None:
+                current = await self._check_hop(current)
         except (Unavailable, RemoteFault, LocalFault) as error:
             self._tell(claim, "undone", str(error))
 
@@ -269,7 +269,7 @@ class Auditor:
                 if self.audits.withheld(peer, microbatch):
                     self._exclude(peer, f"its answers fall short, and no weights of it explain them: {reason}")
             elif case.suspected and case.explained:
-                self.audits.cleared(peer, claim.statement.stage, None if false else case.vote.distance)
+                self.audits.clear(peer, claim.statement.stage, None if false else case.vote.distance)
         if outcome == "right":
             return self._right(claim, shown, str(cases[0].vote))
         self._tell(claim, outcome, "; ".join(reasons) or "most contradict each other")
@@ -358,13 +358,13 @@ class Auditor:
         """Show a false answer for the hop of `claim` to the other replicas of its stage, one after another
         (accusation.py)."""
         stated = answered.statement or claim.statement
-        said = wire.Accusation(statement=stated, samples=claim.samples, boundary_digest=self.boundary_digest)
+        accusation = wire.Accusation(statement=stated, samples=claim.samples, boundary_digest=self.boundary_digest)
         tensors: tuple[WireTensor, ...] = (claim.x, claim.tokens, answered.gradient)
         if shown is not None and answered.sent is not None:
             tensors += (answered.sent, shown.got)
-            said.next.CopyFrom(shown.next)
+            accusation.next.CopyFrom(shown.next)
         for peer in self.others(stated.stage, PeerId(stated.server)):
-            call = Call(wire.Request(run_id=self.run_id, accusation=said), tensors)
+            call = Call(wire.Request(run_id=self.run_id, accusation=accusation), tensors)
             with contextlib.suppress(Unavailable, RemoteFault):  # the next one may accept it
                 await self.transport.call(peer, call, timeout_s=TIMEOUT_S, reply_bytes_max=REPLY_SLACK_BYTES)
 
@@ -396,7 +396,7 @@ class Auditor:
 
     def _right(self, claim: HopClaim, shown: HopEvidence | None, reason: str) -> HopClaim | None:
         """Record a confirmed answer; return the next hop if it should be checked too."""
-        self.confirmed(claim.server, claim.statement.stage, reason)
+        self.record_right(claim.server, claim.statement.stage, reason)
         if shown is None or self._rng.random() >= DEEPER_SHARE:
             return None
         return HopClaim(shown.next, claim.samples, shown.sent, claim.tokens, shown.got, claim.came_s)
@@ -404,8 +404,8 @@ class Auditor:
     def others(self, stage: int, *but: PeerId) -> Sequence[PeerId]:
         """A few other replicas of `stage` that can recompute a hop, in random order."""
         here = [member.peer for member in self._swarm().serving(stage)]
-        found = [peer for peer in here if peer not in (*but, self.me)]
-        return self._drawn(found)
+        peers = [peer for peer in here if peer not in (*but, self.me)]
+        return self._drawn(peers)
 
     def _drawn(self, found: Sequence[PeerId]) -> list[PeerId]:
         """VOTES_MAX - 1 of `found` at most, in random order: first those seen at work, because a key that is none costs
@@ -424,8 +424,8 @@ class Auditor:
     def other_feeders(self, *but: PeerId) -> Sequence[tuple[PeerId, int]]:
         """(peer, place) of a few other nodes that feed, in random order."""
         swarm, first = self._swarm(), {member.peer for member in self._swarm().serving(0)}
-        found = [peer for peer in swarm.feeders() if peer not in (*but, self.me)]
-        drawn = self._drawn(found)
+        feeders = [peer for peer in swarm.feeders() if peer not in (*but, self.me)]
+        drawn = self._drawn(feeders)
         return [(peer, 0 if peer in first else self.feeders) for peer in drawn]
 
     async def _opened(self, claim: HopClaim) -> HopEvidence | None:
@@ -433,10 +433,10 @@ class Auditor:
         statement is excluded."""
         stated = claim.statement
         try:
-            asked = wire.Opening(microbatch_id=stated.microbatch_id, position=stated.position)
+            request = wire.Opening(microbatch_id=stated.microbatch_id, position=stated.position)
             answer = await self.transport.call(
                 claim.server,
-                Call(wire.Request(run_id=self.run_id, opening=asked)),
+                Call(wire.Request(run_id=self.run_id, opening=request)),
                 timeout_s=TIMEOUT_S,
                 reply_bytes_max=claim.x.nbytes + claim.gradient.nbytes + REPLY_SLACK_BYTES,
             )
@@ -468,18 +468,20 @@ class Auditor:
 
     async def _recomputed(self, peer: PeerId, claim: HopClaim, shown: HopEvidence | None) -> HopAnswer:
         """The hop of `claim`, recomputed by `peer`. Raises Unavailable, RemoteFault."""
-        asked = wire.Recompute(stage=claim.statement.stage, samples=claim.samples, boundary_digest=self.boundary_digest)
-        asked.microbatch_id, asked.position = claim.statement.microbatch_id, claim.statement.position
+        request = wire.Recompute(
+            stage=claim.statement.stage, samples=claim.samples, boundary_digest=self.boundary_digest
+        )
+        request.microbatch_id, request.position = claim.statement.microbatch_id, claim.statement.position
         tensors = (claim.x, claim.tokens) if shown is None else (claim.x, claim.tokens, shown.got)
         most = 2 * max(claim.x.nbytes, claim.gradient.nbytes) + REPLY_SLACK_BYTES
-        answer = await self.ask(peer, Call(wire.Request(recompute=asked), tensors), timeout_s=TIMEOUT_S, most=most)
+        answer = await self.ask(peer, Call(wire.Request(recompute=request), tensors), timeout_s=TIMEOUT_S, most=most)
         due = 1 if shown is None else 2
         if len(answer.tensors) != due:
             raise RemoteFault(f"{len(answer.tensors)} tensors of a recomputed hop; expected {due}")
         report, got = answer.header.recompute, None if shown is None else shown.got
         result = Recomputation(self.me, claim.x, claim.tokens, got, answer.tensors)
         stated = await self._compute.run(
-            Priority.BACKWARD, 0, lambda: self._check_recomputed(asked, result, peer, report)
+            Priority.BACKWARD, 0, lambda: self._check_recomputed(request, result, peer, report)
         )
         return HopAnswer.of(answer.tensors, report.loss_sum, stated)
 
@@ -518,12 +520,12 @@ class Auditor:
         """Tokens that its loss is of; at least 1, where it is zero."""
         return max(1, counted_targets(claim.tokens, self.manifest.data.document_end))
 
-    def confirmed(self, peer: PeerId, stage: int, reason: str) -> None:
+    def record_right(self, peer: PeerId, stage: int, reason: str) -> None:
         """Record that `peer`'s data was found right."""
         self.audits.right(peer)
         self.tell(peer, stage, "right", reason)
 
-    def convicted(
+    def record_false(
         self, peer: PeerId, stage: int, microbatch: bytes, reason: str, came_s: float | None = math.inf
     ) -> None:
         """Record that `peer`'s data for `microbatch`, which came at `came_s`, was found false (as `wrong`)."""

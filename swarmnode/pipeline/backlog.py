@@ -158,7 +158,7 @@ class Slots:
         if not self._taken_by[slot.position, slot.caller]:
             del self._taken_by[slot.position, slot.caller]
 
-    def worked(self, caller: PeerId, now_s: float) -> None:
+    def record_work(self, caller: PeerId, now_s: float) -> None:
         """Record a completed microbatch of `caller`."""
         self._worked[caller] = (self._worked.get(caller, (0, 0.0))[0] + 1, now_s)
         self._worked.move_to_end(caller)
@@ -336,7 +336,7 @@ class Backlog:
             self._seconds.add(loop.time() - begun)
             self._keep(key, held, answer)
             self.finished += 1
-            self.slots.worked(held.slot.caller, loop.time())
+            self.slots.record_work(held.slot.caller, loop.time())
             held.tell(answer)
         except SwarmnodeError as error:
             if held.committed:

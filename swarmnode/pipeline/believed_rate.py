@@ -95,9 +95,9 @@ def median_speed(told: Iterable[float]) -> float:
 def bounded(swarm: Swarm, costs: Sequence[float]) -> Swarm:
     """`swarm` with announced speeds capped at ANNOUNCED_MAX times the median of all, compared as work: samples per
     second times the stage's relative cost. Returns the same object if none is capped."""
-    told = [m.samples_per_second * costs[m.stage] for m in swarm.members() if m.samples_per_second > 0.0]
-    most = ANNOUNCED_MAX * median_speed(told)
-    if max(told, default=0.0) <= most:
+    rates = [m.samples_per_second * costs[m.stage] for m in swarm.members() if m.samples_per_second > 0.0]
+    most = ANNOUNCED_MAX * median_speed(rates)
+    if max(rates, default=0.0) <= most:
         return swarm
 
     def bound(member: Member) -> Member:

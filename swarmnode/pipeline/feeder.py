@@ -343,7 +343,7 @@ class Feeder:
             return 0.0
         return sum(tokens for _, tokens in self._recent) / max(1.0, min(RATE_SPAN_S, now - self._recent[0][0]))
 
-    def heard(self, told: Mapping[PeerId, record_pb2.Blocks], frontier_max: int) -> list[RemoteFault]:
+    def observe_blocks(self, told: Mapping[PeerId, record_pb2.Blocks], frontier_max: int) -> list[RemoteFault]:
         """Merge the blocks that other feeders' records call finished. Returns the implausible claims, among them more
         than `frontier_max` blocks."""
         faults = self._ledger.merge_all(told, frontier_max)
@@ -438,8 +438,8 @@ class Feeder:
             self._telemetry.count(name.MICROBATCHES, outcome="lost")
             self._telemetry.event("microbatch.lost", level="warning", reason=str(lost), block=piece.block)
             self._again.appendleft(piece)
-            self._round_trip.lost(begun, loop.time())
-            self.window.lost()
+            self._round_trip.record_loss(begun, loop.time())
+            self.window.record_loss()
             await asyncio.sleep(LOST_PAUSE_S)
         else:
             self._done(piece, outcome, loop.time() - begun)
@@ -450,9 +450,9 @@ class Feeder:
     def _done(self, piece: SampleSpan, outcome: MicrobatchResult, seconds: float) -> None:
         now, tokens = asyncio.get_running_loop().time(), outcome.tokens
         self.returned += 1
-        self._round_trip.completed(seconds)
-        self.window.completed(seconds, outcome.queued_s, self._machines())
-        self._sizing.completed(len(piece.indices), seconds, outcome.queued_s)
+        self._round_trip.record_trip(seconds)
+        self.window.record_trip(seconds, outcome.queued_s, self._machines())
+        self._sizing.record_trip(len(piece.indices), seconds, outcome.queued_s)
         self.loss.add(outcome.loss_sum, tokens)
         self.done += 1
         self.losses.append((outcome.loss_sum, tokens))

@@ -111,7 +111,7 @@ class Hop:
 
     async def serve(self, peer: PeerId, call: Call) -> Answer:
         """Handler of method "process". Raises RemoteFault for a malformed request, Busy, MicrobatchLost."""
-        self._reservations.came(peer)
+        self._reservations.on_arrival(peer)
         process, x, tokens = self._check(peer, call)
         deadline = asyncio.get_running_loop().time() + process.deadline_ms / 1000.0
         key = (MicrobatchId(process.microbatch_id), process.position)
@@ -254,7 +254,7 @@ class Hop:
             assert gradient is not None, "a training microbatch came back without a gradient"
             next_stage = process.itinerary[process.position + 1]
             assert outcome.peer is not None
-            refused = None if self.auditor is None else self.auditor.refused(outcome.peer, next_stage)
+            refused = None if self.auditor is None else self.auditor.why_refuse(outcome.peer, next_stage)
             if refused is not None:
                 self._next_hop.blame(outcome.peer, next_stage, refused, least_s=SUSPECTED_S)
                 continue
@@ -263,10 +263,10 @@ class Hop:
                 outcome: MicrobatchResult = outcome, gradient: WireTensor = gradient, replicas: int = self._replicas()
             ) -> tuple[WireTensor | None, StepReport | None, HopClaim | None]:
                 claim = self._claim(process, outcome, y, tokens, gradient)
-                given, step = self._backward(tape, pending, gradient, process.samples, held, loop, replicas)
-                outcome.prints = self._prints(x, tokens, given, claim)
-                self._measure(given, process.samples)
-                return given, step, claim
+                answer, step = self._backward(tape, pending, gradient, process.samples, held, loop, replicas)
+                outcome.prints = self._prints(x, tokens, answer, claim)
+                self._measure(answer, process.samples)
+                return answer, step, claim
 
             try:
                 (outcome.gradient, step, claim), queued_s = await self._timed(Priority.BACKWARD, process.samples, work)
@@ -335,10 +335,10 @@ class Hop:
                 held.commit()
             result = self._replica.loss(x, tokens, process.samples, train=train)
             step = self._step(loop.time(), replicas) if train else None
-            found = MicrobatchResult(result.gradient, result.loss_sum, result.tokens)
-            found.prints = self._prints(x, tokens, result.gradient, None)
+            answer_up = MicrobatchResult(result.gradient, result.loss_sum, result.tokens)
+            answer_up.prints = self._prints(x, tokens, result.gradient, None)
             self._measure(result.gradient, process.samples)
-            return found, step
+            return answer_up, step
 
         # Validation too: all other work of the last stage is backward, so at low priority it would never run on a busy
         # replica.
@@ -361,10 +361,10 @@ class Hop:
     async def _timed(self, priority: Priority, samples: int, work: Callable[[], T]) -> tuple[T, float]:
         """The value of `work`, and the seconds it queued for the compute thread."""
         loop = asyncio.get_running_loop()
-        asked = loop.time()
+        queued_at = loop.time()
 
         def timed() -> tuple[T, float]:
-            waited_s, before = loop.time() - asked, self._replica.out_of_memory
+            waited_s, before = loop.time() - queued_at, self._replica.out_of_memory
             try:
                 return work(), waited_s
             finally:
@@ -390,7 +390,7 @@ class Hop:
         age = pending.age(self._replica.inner_steps)
         fresh = age <= self._manifest.pipeline.staleness_max
         before, clipped = self._replica.recomputed, self._replica.clipped
-        given = self._replica.backward(tape, gradient, samples, accumulate=fresh)
+        gradient_up = self._replica.backward(tape, gradient, samples, accumulate=fresh)
         self._pending.closed(pending, loop.time())
         self._telemetry.count(name.GRADIENTS, staleness=label(age))
         if not fresh:
@@ -400,7 +400,7 @@ class Hop:
         if self._replica.recomputed > before:
             self._telemetry.count(name.RECOMPUTED_TAPES)
             self.reworked += FORWARD_SHARE * samples
-        return given, self._step(loop.time(), replicas)
+        return gradient_up, self._step(loop.time(), replicas)
 
     def _late(self, replicas: int) -> bool:
         """Whether the gradient of a forward made now will come after the next inner step: those before it complete a

@@ -83,7 +83,7 @@ class InputAuditor:
             if same_tokens(tokens, fed.tokens):
                 # Of a feeder with a stage its activations are still to be checked.
                 if fed.server != fed.feeder:
-                    auditor.confirmed(fed.feeder, place, f"{short(peer)} reads the same")
+                    auditor.record_right(fed.feeder, place, f"{short(peer)} reads the same")
                 return True
             if any(same_tokens(tokens, before) for _, before in readings):
                 return self._other_text(fed, place)
@@ -100,19 +100,19 @@ class InputAuditor:
         if not same_tokens(own, fed.tokens):
             return self._other_text(fed, place)
         if fed.server != fed.feeder:
-            auditor.confirmed(fed.feeder, place, "our copy of the text has the same")
+            auditor.record_right(fed.feeder, place, "our copy of the text has the same")
         return True
 
     def _other_text(self, fed: FeederInput, place: int) -> bool:
-        self._auditor.convicted(fed.feeder, place, fed.microbatch, "its samples are not the run's text")
+        self._auditor.record_false(fed.feeder, place, fed.microbatch, "its samples are not the run's text")
         return False
 
     async def _text_of(self, peer: PeerId, place: int, fed: FeederInput) -> WireTensor:
         """Tokens of the same samples, read by `peer` at `place`. Raises Unavailable, RemoteFault."""
         digest = self._auditor.boundary_digest if place == 0 else b""
-        asked = wire.Recompute(stage=place, samples=fed.samples, boundary_digest=digest, first_sample=fed.first)
+        request = wire.Recompute(stage=place, samples=fed.samples, boundary_digest=digest, first_sample=fed.first)
         most = fed.x.nbytes + fed.tokens.nbytes + REPLY_SLACK_BYTES
-        answer = await self._auditor.ask(peer, Call(wire.Request(recompute=asked)), timeout_s=TIMEOUT_S, most=most)
+        answer = await self._auditor.ask(peer, Call(wire.Request(recompute=request)), timeout_s=TIMEOUT_S, most=most)
         if len(answer.tensors) != (2 if place == 0 else 1):
             raise RemoteFault(f"{len(answer.tensors)} tensors of samples that were read")
         tokens = answer.tensors[0]
@@ -131,7 +131,7 @@ class InputAuditor:
                 continue
             cosine = await auditor.cosine(fed.x, y, fed.samples)
             if cosine >= ALIKE:
-                auditor.confirmed(fed.server, 0, f"{short(peer)} makes the same of it")
+                auditor.record_right(fed.server, 0, f"{short(peer)} makes the same of it")
                 return
             for _, before in contradicted:
                 if await auditor.cosine(before, y, fed.samples) >= ALIKE:
@@ -148,7 +148,7 @@ class InputAuditor:
         be of weights that are some dozens of steps older."""
         reason = f"cosine {cosine:.3f} to activations that two others agree on"
         if cosine < OWN_LEAST:
-            self._auditor.convicted(fed.server, 0, fed.microbatch, reason)
+            self._auditor.record_false(fed.server, 0, fed.microbatch, reason)
         else:
             self._auditor.tell(fed.server, 0, "undecided", reason)
 
@@ -156,22 +156,22 @@ class InputAuditor:
         """Decide between two replicas that contradict each other when there is no third, by the weights of each."""
         auditor, cosines = self._auditor, list[float]()
         try:
-            for peer, said in ((fed.server, fed.x), (other, y)):
-                cosines.append(await auditor.cosine(said, await self._weigh(peer, fed), fed.samples))
+            for peer, activations in ((fed.server, fed.x), (other, y)):
+                cosines.append(await auditor.cosine(activations, await self._weigh(peer, fed), fed.samples))
         except (Unavailable, RemoteFault, LocalFault) as error:
             auditor.tell(fed.server, 0, "undecided", str(error))
             return
         reason = f"cosine of activations and of those its own weights make: {cosines[0]:.3f}, {cosines[1]:.3f}"
         liars = [peer for peer, one in zip((fed.server, other), cosines, strict=True) if one < OWN_LEAST]
         if liars and max(cosines) >= ALIKE:
-            auditor.convicted(liars[0], 0, fed.microbatch, reason)
+            auditor.record_false(liars[0], 0, fed.microbatch, reason)
         else:
             auditor.tell(fed.server, 0, "undecided", reason)
 
     async def _activations_of(self, peer: PeerId, fed: FeederInput) -> WireTensor:
         """Activations that `peer` makes of the same tokens. Raises Unavailable, RemoteFault."""
-        asked = wire.Recompute(stage=0, samples=fed.samples, boundary_digest=self._auditor.boundary_digest)
-        call = Call(wire.Request(recompute=asked), (fed.tokens,))
+        request = wire.Recompute(stage=0, samples=fed.samples, boundary_digest=self._auditor.boundary_digest)
+        call = Call(wire.Request(recompute=request), (fed.tokens,))
         answer = await self._auditor.ask(peer, call, timeout_s=TIMEOUT_S, most=fed.x.nbytes + REPLY_SLACK_BYTES)
         if len(answer.tensors) != 1:
             raise RemoteFault(f"{len(answer.tensors)} tensors of refed tokens; expected activations")

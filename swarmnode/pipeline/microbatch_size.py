@@ -99,11 +99,11 @@ def sizes_of(manifest: Manifest, replicas: int, samples_total: int) -> list[int]
     allowed, with twice as many pieces each time, down to one sample."""
     share = replica_share(manifest, samples_total, replicas)
     pieces = -(-share // manifest.inner.microbatch)
-    found: list[int] = []
-    while not found or found[-1] > 1:
-        found.append(-(-share // pieces))
+    sizes: list[int] = []
+    while not sizes or sizes[-1] > 1:
+        sizes.append(-(-share // pieces))
         pieces *= 2
-    return found
+    return sizes
 
 
 def throughput(in_flight: int, machines: float, visits: int, service_s: float, line_s: float) -> float:
@@ -173,7 +173,7 @@ class MicrobatchSizer:
         self._seen: object = None
         self._choice: SizeChoice | None = None
 
-    def completed(self, samples: int, round_trip_s: float, queued_s: float) -> None:
+    def record_trip(self, samples: int, round_trip_s: float, queued_s: float) -> None:
         """Record a completed microbatch of `samples` samples, whose round trip included `queued_s` of queueing at
         machines."""
         self._back += 1

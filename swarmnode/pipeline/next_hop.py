@@ -74,7 +74,7 @@ class RoundTrip:
         """Smoothed seconds of a microbatch, there and back; 0 before the first."""
         return self._mean_s
 
-    def completed(self, seconds: float) -> None:
+    def record_trip(self, seconds: float) -> None:
         """Record a completed microbatch."""
         if not self._known:
             self._known, self._mean_s, self._deviation_s = True, seconds, seconds / 2.0
@@ -82,7 +82,7 @@ class RoundTrip:
             self._deviation_s += (abs(seconds - self._mean_s) - self._deviation_s) / 4.0
             self._mean_s += (seconds - self._mean_s) / 8.0
 
-    def lost(self, begun_s: float, now_s: float) -> None:
+    def record_loss(self, begun_s: float, now_s: float) -> None:
         """Record a microbatch, begun at `begun_s`, that missed its limit. Of those begun under one limit only the first
         counts."""
         if not self._known and begun_s >= self._grown_s:
@@ -174,14 +174,14 @@ class NextHop:
         reason = "deadline passed"
         while (left_s := deadline - loop.time()) > 0:
             peer, choice = await self._choose(stage, process.samples, tried, deadline)
-            asked = loop.time()
+            asked_at = loop.time()
             if peer is None:
                 reason = f"stage {stage}: {choice}" + (f"; last: {reason}" if tried else "")
                 if but is not None:
                     raise Unavailable(reason)
                 tried.clear()
-                await asyncio.sleep(min(left_s, max(WAIT_MIN_S, min(WAIT_MAX_S, router.ready_in_s(asked)))))
-                no_room_s += loop.time() - asked
+                await asyncio.sleep(min(left_s, max(WAIT_MIN_S, min(WAIT_MAX_S, router.ready_in_s(asked_at)))))
+                no_room_s += loop.time() - asked_at
                 continue
             try:
                 others = router.able(loop.time(), {*tried, peer})
@@ -190,10 +190,10 @@ class NextHop:
                 outcome.retries += retries
                 outcome.queued_s += no_room_s
                 outcome.onward_s = loop.time() - begun - outcome.sent_s
-                self.took(stage, loop.time() - begun)
+                self.record_latency(stage, loop.time() - begun)
                 return outcome
             except (Unavailable, RemoteFault) as error:
-                self._refused(peer, stage, error, loop.time() - asked)
+                self._refused(peer, stage, error, loop.time() - asked_at)
                 reason = str(error)
                 if but is not None and router.expected_s(peer, 1) is None:
                     raise Unavailable(reason) from error  # of replicas that never answered one is tried
@@ -219,14 +219,14 @@ class NextHop:
         ahead: dict[PeerId, float] = {}  # peer with queued work -> seconds until ours would be done
         while peer is not None and (charged or self._reserving.worth_it(router, peer, samples)):
             charged[peer] = seconds = router.seconds(peer, samples)
-            asked = loop.time()
+            asked_at = loop.time()
             try:
                 waits = await self._reserving.ask(peer, deadline - loop.time())
                 if waits is None:
                     break
                 ahead[peer] = (1 + waits) * seconds
             except (Unavailable, RemoteFault) as error:
-                self._refused(peer, stage, error, loop.time() - asked)
+                self._refused(peer, stage, error, loop.time() - asked_at)
             peer = None
             if len(charged) < ASKED_MAX:
                 peer, choice = router.choose(loop.time(), samples, {*tried, *charged})
@@ -242,9 +242,9 @@ class NextHop:
     def _refused(self, peer: PeerId, stage: int, error: Unavailable | RemoteFault, lost_s: float) -> None:
         """Handle the refusal or failure of `peer` to take a microbatch, known after `lost_s`."""
         router, now = self._routers[stage], asyncio.get_running_loop().time()
-        router.refused(now)
+        router.record_stage_refusal(now)
         if isinstance(error, Unavailable):
-            router.tried_in_vain(peer, lost_s)
+            router.record_refusal(peer, lost_s)
         if isinstance(error, Busy):
             router.delay(peer, now + max(WAIT_MIN_S, error.retry_after_s))
         elif isinstance(error, Unavailable):
@@ -263,7 +263,7 @@ class NextHop:
         else:
             self.blame(peer, stage, error, lost_s)
 
-    def took(self, stage: int, seconds: float) -> None:
+    def record_latency(self, stage: int, seconds: float) -> None:
         """Record the seconds from `stage` to the last stage and back."""
         self._usual.setdefault(stage, Ema()).add(seconds)
 
@@ -350,9 +350,9 @@ class NextHop:
         own_s = seconds - answer.waited_s - _within(report.onward_s, seconds - answer.waited_s)
         coming_in_s = _within(report.received_s, own_s)
         sent_s = answer.waited_s
-        self._reserving.came(sent_s + coming_in_s)
+        self._reserving.record_transit(sent_s + coming_in_s)
         if train:
-            sent_s += router.completed(peer, process.samples, own_s, coming_in_s)
+            sent_s += router.record_answer(peer, process.samples, own_s, coming_in_s)
         return MicrobatchResult(
             gradient,
             report.loss_sum,
@@ -369,10 +369,10 @@ class NextHop:
 
 def onward(process: wire.Process) -> wire.Process:
     """`process` as the next stage of its itinerary gets it."""
-    found = wire.Process()
-    found.CopyFrom(process)
-    found.position += 1
-    return found
+    request = wire.Process()
+    request.CopyFrom(process)
+    request.position += 1
+    return request
 
 
 def _within(said_s: float, most_s: float) -> float:

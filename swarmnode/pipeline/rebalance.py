@@ -86,14 +86,14 @@ class StageLoad:
 def load(swarm: Swarm, costs: Sequence[float], without: PeerId | None = None) -> StageLoad:
     """The load of all stages, excluding the node `without`. `costs`: relative costs per sample of the stages; a node is
     faster by their ratio after a move. In a crowded stage the known members stand for all."""
-    stages, told = len(swarm.stages), [swarm.speeds(stage) for stage in range(len(swarm.stages))]
+    stages, speeds = len(swarm.stages), [swarm.speeds(stage) for stage in range(len(swarm.stages))]
     known = [m.samples_per_second for stage in range(stages) for m in swarm.unsettled(stage) if m.samples_per_second]
-    count = sum(len(swarm.settled(stage)) - untold for stage, (_, untold) in enumerate(told)) + len(known)
-    mean = (sum(speed for speed, _ in told) + sum(known)) / count if count else 1.0
+    count = sum(len(swarm.settled(stage)) - untold for stage, (_, untold) in enumerate(speeds)) + len(known)
+    mean = (sum(speed for speed, _ in speeds) + sum(known)) / count if count else 1.0
     capacity, replicas, unsure = [0.0] * stages, [0.0] * stages, [0.0] * stages
     for stage, members in enumerate(swarm.stages):
         each, cost = swarm.sizes[stage] / len(members) if members else 1.0, costs[stage]
-        speed, untold = told[stage]
+        speed, untold = speeds[stage]
         settled, unsettled = swarm.settled(stage), swarm.unsettled(stage)
         if without is not None:
             left = [member for member in settled if member.peer != without]

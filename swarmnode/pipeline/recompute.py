@@ -107,37 +107,37 @@ class RecomputeService:
 
     async def serve_opening(self, peer: PeerId, call: Call) -> Answer:
         """Handler of method "opening". Raises Unavailable if the answer is not kept, RemoteFault for a malformed id."""
-        asked = call.header.opening
-        if len(asked.microbatch_id) != MICROBATCH_ID_BYTES:
-            raise RemoteFault(f"microbatch id of {len(asked.microbatch_id)} bytes; expected {MICROBATCH_ID_BYTES}")
-        shown = self._shown.get((bytes(asked.microbatch_id), asked.position))
+        request = call.header.opening
+        if len(request.microbatch_id) != MICROBATCH_ID_BYTES:
+            raise RemoteFault(f"microbatch id of {len(request.microbatch_id)} bytes; expected {MICROBATCH_ID_BYTES}")
+        shown = self._shown.get((bytes(request.microbatch_id), request.position))
         if shown is None:
             raise Unavailable("this answer is no longer kept here")
         return Answer(wire.Reply(opening=wire.Opened(next=shown.next)), (shown.sent, shown.got))
 
     async def serve_recompute(self, peer: PeerId, call: Call) -> Answer:
         """Handler of method "recompute". Raises RemoteFault for a malformed request, Busy for one too many."""
-        asked = call.header.recompute
-        if asked.stage != self._stage:
-            raise RemoteFault(f"hop of stage {asked.stage} sent to a replica of stage {self._stage}")
-        check_samples(self._manifest, asked.samples, asked.boundary_digest, self._boundary_digest)
+        request = call.header.recompute
+        if request.stage != self._stage:
+            raise RemoteFault(f"hop of stage {request.stage} sent to a replica of stage {self._stage}")
+        check_samples(self._manifest, request.samples, request.boundary_digest, self._boundary_digest)
         if self._stage == 0:
-            return await self._fed(peer, asked, call)
+            return await self._fed(peer, request, call)
         last = self._stage == self._manifest.pipeline.stages - 1
-        x, tokens = check_inputs(self._manifest, asked.samples, call.tensors[:2])
+        x, tokens = check_inputs(self._manifest, request.samples, call.tensors[:2])
         if len(call.tensors) != (2 if last else 3):
             raise RemoteFault(f"hop to recompute with {len(call.tensors)} tensors; expected {2 if last else 3}")
         if not last:
-            check_activations(self._manifest, asked.samples, call.tensors[2], "gradient")
+            check_activations(self._manifest, request.samples, call.tensors[2], "gradient")
         gradient = None if last else call.tensors[2]
-        work = partial(hop_again, self._replica, x, tokens, asked.samples, gradient)
-        loss_sum, tensors = await self._done(peer, asked.samples, work)
+        work = partial(hop_again, self._replica, x, tokens, request.samples, gradient)
+        loss_sum, tensors = await self._done(peer, request.samples, work)
         reply = wire.Recomputed(loss_sum=loss_sum)
         if self._sign is not None:
             sign, result = self._sign, Recomputation(peer, x, tokens, gradient, tensors)
             reply.inner_steps = self._replica.inner_steps
             reply.signature = await self._compute.run(
-                Priority.BACKWARD, 0, lambda: self._signed(asked, result, reply, sign)
+                Priority.BACKWARD, 0, lambda: self._signed(request, result, reply, sign)
             )
         return Answer(wire.Reply(recompute=reply), tensors)
 
@@ -170,11 +170,11 @@ class RecomputeService:
         """The value of `work` for `peer`, on the compute thread. Raises Busy for one too many."""
         self._admit(peer)
         try:
-            found = await self._compute.run(Priority.BACKWARD, samples, work)
+            outcome = await self._compute.run(Priority.BACKWARD, samples, work)
         finally:
             self._under_way.discard(peer)
         self._telemetry.count(name.REDONE)
-        return found
+        return outcome
 
     def _admit(self, peer: PeerId) -> None:
         if peer in self._under_way or len(self._under_way) >= AT_ONCE_MAX:
@@ -194,13 +194,13 @@ def hop_again(
     gradient of x unless x are tokens).
     """
     if gradient is None:
-        found = replica.loss(x, tokens, samples, train=True, accumulate=False)
-        assert found.gradient is not None
-        return found.loss_sum, (found.gradient,)
+        result = replica.loss(x, tokens, samples, train=True, accumulate=False)
+        assert result.gradient is not None
+        return result.loss_sum, (result.gradient,)
     y, tape = replica.forward(x, keep=True, tokens=tokens)
     assert tape is not None
-    given = replica.backward(tape, gradient, samples, accumulate=False)
-    return 0.0, (y,) if given is None else (y, given)
+    x_gradient = replica.backward(tape, gradient, samples, accumulate=False)
+    return 0.0, (y,) if x_gradient is None else (y, x_gradient)
 
 
 class TextService:
@@ -215,16 +215,16 @@ class TextService:
     async def serve(self, peer: PeerId, call: Call) -> Answer:
         """The tokens of the samples named. Raises RemoteFault for a malformed request, Busy for one too many,
         Unavailable where the text is not at hand."""
-        asked = call.header.recompute
-        if asked.stage != feeder_place(self._manifest):
-            raise RemoteFault(f"hop of stage {asked.stage} sent to a feeder without a stage")
-        check_samples(self._manifest, asked.samples, b"", b"")
-        if call.tensors or asked.first_sample >= COUNT_MAX:
-            raise RemoteFault(f"{len(call.tensors)} tensors for samples from {asked.first_sample}; expected none")
+        request = call.header.recompute
+        if request.stage != feeder_place(self._manifest):
+            raise RemoteFault(f"hop of stage {request.stage} sent to a feeder without a stage")
+        check_samples(self._manifest, request.samples, b"", b"")
+        if call.tensors or request.first_sample >= COUNT_MAX:
+            raise RemoteFault(f"{len(call.tensors)} tensors for samples from {request.first_sample}; expected none")
         now_s = asyncio.get_running_loop().time()
         if not self._rate.of(peer, PER_MINUTE_MAX / 60.0, PER_MINUTE_MAX, now_s).take(now_s):
             raise Busy(f"{PER_MINUTE_MAX} texts were read for you within a minute", retry_after_s=10.0)
-        tokens = await self._text(range(asked.first_sample, asked.first_sample + asked.samples))
+        tokens = await self._text(range(request.first_sample, request.first_sample + request.samples))
         if tokens is None:
             raise Unavailable("this feeder has not that text at hand")
         return Answer(wire.Reply(recompute=wire.Recomputed()), (tokens,))

@@ -51,7 +51,7 @@ class Reservations:
             self._until_s[peer] = now_s + min(HOLD_MAX_S, call.header.reserve.hold_ms / 1000.0)
         return Answer(wire.Reply(reserved=wire.Reserved(granted=granted, ahead=ahead)))
 
-    def came(self, peer: PeerId) -> None:
+    def on_arrival(self, peer: PeerId) -> None:
         """Drop the reservation of `peer`: its microbatch has arrived and counts as ordinary work."""
         self._until_s.pop(peer, None)
 
@@ -71,7 +71,7 @@ class ReservationClient:
         asking_s = self._asking.value if self._asking.known else ASKING_S
         return len(router) > 1 and router.seconds(peer, samples) >= max(WORTH_MIN_S, WORTH * asking_s)
 
-    def came(self, seconds: float) -> None:
+    def record_transit(self, seconds: float) -> None:
         """Record the seconds between sending a microbatch and its arrival."""
         self._coming.add(seconds)
 
@@ -90,6 +90,6 @@ class ReservationClient:
         except Refused:
             return None  # an older version that does not know the method
         self._asking.add(loop.time() - begun_s)
-        given = answer.header.reserved
-        self._telemetry.count(name.RESERVATIONS, outcome="granted" if given.granted else "full")
-        return None if given.granted else given.ahead
+        reserved = answer.header.reserved
+        self._telemetry.count(name.RESERVATIONS, outcome="granted" if reserved.granted else "full")
+        return None if reserved.granted else reserved.ahead

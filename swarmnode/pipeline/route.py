@@ -55,10 +55,10 @@ def itinerary(stages: int, serial: int, *, swapped: bool = False, lost: Sequence
 def successors(stage: int, stages: int, *, swapped: bool, skips: bool) -> tuple[int, ...]:
     """The stages that a microbatch may go to from `stage`, ascending: the ones whose replicas must be known well."""
     ways = [itinerary(stages, serial, swapped=swapped) for serial in (0, 1)]
-    found = {way[way.index(stage) + 1] for way in ways if way[-1] != stage}
+    following = {way[way.index(stage) + 1] for way in ways if way[-1] != stage}
     if skips:
-        found |= {way[i] for way in ways for i in [way.index(stage) + 2] if i < stages}
-    return tuple(sorted(found))
+        following |= {way[i] for way in ways for i in [way.index(stage) + 2] if i < stages}
+    return tuple(sorted(following))
 
 
 @functools.lru_cache(maxsize=WAYS_KEPT)
@@ -294,9 +294,9 @@ class Router:
         """Whether most of many replicas that never answered before did not answer when they were tried."""
         return self._unknown.flooded
 
-    def refused(self, now: float) -> None:
+    def record_stage_refusal(self, now: float) -> None:
         """Record that a replica of the stage refused a request, for whatever reason."""
-        self._unknown.refused(now)
+        self._unknown.record_stage_refusal(now)
 
     def idle(self, now: float, least_s: float) -> bool:
         """Whether no replica here ever answered, and those asked for `least_s` or longer all refused."""
@@ -306,7 +306,7 @@ class Router:
         """Whether a peer not in `exclude` could be chosen now."""
         return any(peer not in exclude and self._able(peer, now) for peer in self._peers)
 
-    def completed(self, peer: PeerId, samples: int, seconds: float, coming_in_s: float = 0.0) -> float:
+    def record_answer(self, peer: PeerId, samples: int, seconds: float, coming_in_s: float = 0.0) -> float:
         """Record an answer after `seconds` for `samples`, without later stages, of which the microbatch took
         `coming_in_s` to arrive.
 
@@ -325,12 +325,12 @@ class Router:
         self._all.add(one_s)
         self._answers += 1
         if known is not None:
-            self._unknown.answered(peer)
+            self._unknown.record_answer(peer)
             known.late = 0
             known.seconds_per_sample.add(one_s)
             known.low_s = lowest(known.low_s, one_s)
-            if (told := self._told(peer)) > 0.0:
-                self._stretch.add(one_s * told)
+            if (announced := self._told(peer)) > 0.0:
+                self._stretch.add(one_s * announced)
             known.faults_in_row = 0
         return ours_s
 
@@ -351,10 +351,10 @@ class Router:
         if known is not None:
             known.not_before = max(known.not_before, until)
 
-    def tried_in_vain(self, peer: PeerId, lost_s: float) -> None:
+    def record_refusal(self, peer: PeerId, lost_s: float) -> None:
         """Record that `peer` said no, which cost `lost_s`. Only a slow no counts: honest peers are busy, too."""
         if lost_s > (self.typical_s(self._samples) or QUICK_S):
-            self._unknown.failed(peer, lost_s)
+            self._unknown.record_fault(peer, lost_s)
 
     def ban(
         self, peer: PeerId, now: float, most_s: float = BAN_MAX_S, lost_s: float = 0.0, *, least_s: float = 0.0
@@ -366,7 +366,7 @@ class Router:
             return 0.0
         seconds = min(most_s, max(least_s, BAN_FIRST_S * 2.0**known.faults_in_row))
         known.faults_in_row += 1
-        self._unknown.failed(peer, lost_s)
+        self._unknown.record_fault(peer, lost_s)
         known.banned_sequence = self._members[peer].sequence
         known.banned_until = now + seconds
         self._banned[peer] = None
@@ -447,8 +447,8 @@ class Router:
         if known.seconds_per_sample.known:
             most = faster(self._faster_max, self._confirmed(peer))
             return max(known.seconds_per_sample.value, self._usual_s() / most)
-        if (told := self._told(peer)) > 0.0:
-            return (self._stretch.value if self._stretch.known else 1.0) / told
+        if (announced := self._told(peer)) > 0.0:
+            return (self._stretch.value if self._stretch.known else 1.0) / announced
         return self._all.value if self._all.known else UNKNOWN_SECONDS_PER_SAMPLE
 
     def _told(self, peer: PeerId) -> float:
@@ -459,11 +459,11 @@ class Router:
 
     def _usual_s(self) -> float:
         """Seconds a sample of the stage's replicas with little queued; recomputed every few answers."""
-        as_of, found = self._usual
+        as_of, usual_s = self._usual
         if as_of < 0 or self._answers - as_of > len(self._peers) // USUAL_SHARE:
-            found = usual(known.low_s for known in self._peers.values())
-            self._usual = self._answers, found
-        return found
+            usual_s = usual(known.low_s for known in self._peers.values())
+            self._usual = self._answers, usual_s
+        return usual_s
 
     def _push(self, peer: PeerId) -> None:
         known = self._peers[peer]

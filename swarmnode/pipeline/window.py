@@ -45,7 +45,7 @@ class Window:
         """Bound the size to `microbatches` from now on."""
         self._limit = microbatches
 
-    def completed(self, round_trip_s: float, queued_s: float, machines: float = 1.0) -> None:
+    def record_trip(self, round_trip_s: float, queued_s: float, machines: float = 1.0) -> None:
         """Record a microbatch that came back after `round_trip_s`, of which it queued `queued_s` for compute threads.
         `machines`: this feeder's part of the replicas of all stages."""
         share = min(1.0, queued_s / round_trip_s) if round_trip_s > 0.0 else 0.0
@@ -63,7 +63,7 @@ class Window:
             if over > 0.0:
                 self._size = max(1.0, self._size - max(1.0, over) / self._size)
 
-    def lost(self) -> None:
+    def record_loss(self) -> None:
         """Record a lost microbatch: halve the window, but once per window, as TCP does (RFC 6582, section 3), since a
         dying peer takes all it holds with it."""
         self._starting = False

@@ -87,7 +87,7 @@ def fitted(recipe: Recipe, fleet: Sequence[MachineKind], *, stages: int | None =
 
 def alone(manifest: Manifest, fleet: Sequence[MachineKind], tokens: float) -> float:
     """Tokens per second of the best machine of `fleet` that trains the whole model by itself; 0 if it fits on none."""
-    found = 0.0
+    seconds = 0.0
     for kind in fleet:
         for microbatch in MICROBATCHES_ALONE:
             one = with_values(
@@ -101,10 +101,10 @@ def alone(manifest: Manifest, fleet: Sequence[MachineKind], tokens: float) -> fl
                 average_share=0.0,
             )
             try:
-                found = max(found, plan(one, [dataclasses.replace(kind, count=1)], tokens).tokens_per_s)
+                seconds = max(seconds, plan(one, [dataclasses.replace(kind, count=1)], tokens).tokens_per_s)
             except UsageError:
                 continue
-    return found
+    return seconds
 
 
 def forecast(found: Plan, manifest: Manifest, tokens: float, one_alone: float) -> list[str]:

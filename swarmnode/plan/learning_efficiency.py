@@ -105,12 +105,12 @@ def efficiency(manifest: Manifest, replicas: int, tokens: float) -> float:
     inner, gossip, context = manifest.inner, manifest.gossip, manifest.model.context
     least = min(inner.replica_batch_min, inner.microbatch)
     batch = max(inner.inner_batch, inner.inner_batch_max, replicas * least) * context
-    found = of_batch(batch, tokens) * (LATE if manifest.pipeline.stages > 1 else 1.0)
+    share = of_batch(batch, tokens) * (LATE if manifest.pipeline.stages > 1 else 1.0)
     if replicas > 1 and gossip.method == "none":
-        return found / replicas
+        return share / replicas
     steps_of_round = gossip.fragments * gossip.round_samples * context / batch
-    found *= of_replicas(replicas, batch / replicas, tokens, steps_of_round)
-    return found * worth(boundary_nats(manifest) + CODEC_NATS.get(gossip.codec, 0.0) * (replicas > 1), tokens)
+    share *= of_replicas(replicas, batch / replicas, tokens, steps_of_round)
+    return share * worth(boundary_nats(manifest) + CODEC_NATS.get(gossip.codec, 0.0) * (replicas > 1), tokens)
 
 
 def boundary_nats(manifest: Manifest) -> float:

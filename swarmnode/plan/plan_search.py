@@ -137,16 +137,16 @@ def search(
         short = tightest(manifest, fleet)
         own, own_fault = None, short[1] if short else f"no machine is left for stage {bare}"
     _check_ranks(manifest, ranks)
-    found = [own] if own and stages in (None, manifest.pipeline.stages) else []
+    candidates = [own] if own and stages in (None, manifest.pipeline.stages) else []
     for used, left_out in _fleets(fleet, by_money=by_money):
-        _try_all(manifest, used, left_out, tokens, found, by_money=by_money, ranks=ranks, only=stages)
-    if not found:
+        _try_all(manifest, used, left_out, tokens, candidates, by_money=by_money, ranks=ranks, only=stages)
+    if not candidates:
         raise UsageError(_nothing(manifest, fleet, stages))
-    best = _chosen(found)
-    plain = [one for one in found if one.manifest.pipeline.boundary != "subspace"]
-    within = [one for one in found if one.manifest.pipeline.boundary == "subspace"]
+    best = _chosen(candidates)
+    plain = [one for one in candidates if one.manifest.pipeline.boundary != "subspace"]
+    within = [one for one in candidates if one.manifest.pipeline.boundary == "subspace"]
     within = within or _same_in_subspace(manifest, best, tokens, by_money=by_money)
-    rest = [one for one in _groups(found) if one.group != best.group]
+    rest = [one for one in _groups(candidates) if one.group != best.group]
 
     def patient(one: Candidate) -> Candidate:
         if one is own:
@@ -160,7 +160,7 @@ def search(
         patient(_chosen(plain)) if plain and best not in plain else None,
         patient(_chosen(within)) if within else None,
         by_money,
-        len({(one.manifest, one.left_out) for one in found}),
+        len({(one.manifest, one.left_out) for one in candidates}),
     )
 
 
@@ -199,13 +199,13 @@ def _candidate(
     *,
     by_money: bool,
 ) -> Candidate:
-    found = plan(manifest, fleet, tokens)
+    forecast = plan(manifest, fleet, tokens)
     frailty = 2
-    if found.replicas_min >= REPLICAS_MIN:
-        frailty = 0 if found.survival >= SURVIVAL_MIN else 1
-    score = found.efficiency * (found.tokens_per_money if by_money else found.tokens_per_s)
+    if forecast.replicas_min >= REPLICAS_MIN:
+        frailty = 0 if forecast.survival >= SURVIVAL_MIN else 1
+    score = forecast.efficiency * (forecast.tokens_per_money if by_money else forecast.tokens_per_s)
     changes = _changes(origin, manifest)
-    return Candidate(manifest, tuple(fleet), found, boundary_nats(manifest), score, frailty, changes, left_out)
+    return Candidate(manifest, tuple(fleet), forecast, boundary_nats(manifest), score, frailty, changes, left_out)
 
 
 def _changes(origin: Manifest, manifest: Manifest) -> tuple[tuple[str, str, str | float], ...]:
@@ -237,13 +237,13 @@ def _cuts(manifest: Manifest, fleet: Sequence[MachineKind]) -> list[tuple[float,
     others that cut the layers otherwise, and need less memory."""
     pipeline, gossip, inner = manifest.pipeline, manifest.gossip, manifest.inner
     own = pipeline.memory_weight, gossip.fragments, inner.average_share
-    found = {tuple(part.layers for part in stages_of(manifest)): pipeline.memory_weight}
+    cuts = {tuple(part.layers for part in stages_of(manifest)): pipeline.memory_weight}
     if not any(fit_of(with_values(manifest, microbatch=1), kind).unable for kind in fleet):
         return [own]
     for weight in MEMORY_WEIGHTS:
         cut = tuple(part.layers for part in stages_of(with_values(manifest, memory_weight=weight)))
-        found.setdefault(cut, weight)
-    return list(dict.fromkeys((weight, *rest) for rest in (own[1:], SPARING) for weight in found.values()))
+        cuts.setdefault(cut, weight)
+    return list(dict.fromkeys((weight, *rest) for rest in (own[1:], SPARING) for weight in cuts.values()))
 
 
 def _boundaries(manifest: Manifest, ranks: Sequence[int]) -> list[tuple[str, int]]:
@@ -313,15 +313,15 @@ def _kept_busy(manifest: Manifest, nodes: int, needed: float, tokens: float) -> 
 def with_patience(candidate: Candidate) -> Manifest:
     """Its manifest with timeouts for the bytes and samples that are under way, and as many inner steps between two
     snapshots or checkpoints as without longer rounds."""
-    manifest, found = candidate.manifest, candidate.plan
+    manifest, forecast = candidate.manifest, candidate.plan
     limits, inner, recovery = manifest.limits, manifest.inner, manifest.recovery
-    trip_s = max(inner.inner_batch, inner.inner_batch_max) / found.samples_per_s
+    trip_s = max(inner.inner_batch, inner.inner_batch_max) / forecast.samples_per_s
     slowest = min(kind.up for kind in candidate.fleet)
     sent = max(
         message_nbytes(manifest.gossip, gradient_count(manifest, stage.part), 0) * max(1, manifest.gossip.group - 1)
-        for stage in found.stages
+        for stage in forecast.stages
     )
-    patience_s = max(limits.microbatch_timeout_s, float(math.ceil(WAITS * trip_s))) if len(found.stages) > 1 else 0.0
+    patience_s = max(limits.microbatch_timeout_s, float(math.ceil(WAITS * trip_s))) if len(forecast.stages) > 1 else 0.0
     rounds = max(1.0, manifest.gossip.round_samples / inner.inner_batch / STEPS_OF_ROUND)
     made = with_values(
         manifest,
@@ -463,7 +463,7 @@ def _check_ranks(manifest: Manifest, ranks: Sequence[int]) -> None:
 
 def _same_in_subspace(manifest: Manifest, best: Candidate, tokens: float, *, by_money: bool) -> list[Candidate]:
     """The best candidate with the subspaces that would be tried, where the search had no reason to try them."""
-    found = []
+    candidates = []
     for boundary, rank in _boundaries(manifest, ()):
         made = with_values(best.manifest, boundary=boundary, boundary_rank=rank)
         if boundary == "subspace" and _allowed(made):
@@ -471,8 +471,8 @@ def _same_in_subspace(manifest: Manifest, best: Candidate, tokens: float, *, by_
                 one = _candidate(made, manifest, best.fleet, best.left_out, tokens, by_money=by_money)
             except UsageError:
                 continue
-            found += [one] if one.plan.tokens_per_s else []
-    return found
+            candidates += [one] if one.plan.tokens_per_s else []
+    return candidates
 
 
 def _nothing(manifest: Manifest, fleet: Sequence[MachineKind], only: int | None) -> str:

@@ -87,12 +87,12 @@ def tightest(manifest: Manifest, fleet: Sequence[MachineKind]) -> tuple[int, str
     """(bytes lacking, what to say) of the stage that lacks most on the machine that fits it best; None if each stage
     fits some machine."""
     fits = [fit_of(manifest, kind) for kind in fleet]
-    found: tuple[int, str] | None = None
+    tightest: tuple[int, str] | None = None
     for stage in range(manifest.pipeline.stages):
         if all(stage in fit.unable for fit in fits):
             short = [fit.memory.shortage(fit.needed[stage]) for fit in fits]
             least = min((one for one in short if one is not None), key=lambda one: one.needed - one.free.nbytes)
             lacking = least.needed - least.free.nbytes
-            if found is None or lacking > found[0]:
-                found = lacking, f"stage {stage} fits no machine of the fleet: it {least}"
-    return found
+            if tightest is None or lacking > tightest[0]:
+                tightest = lacking, f"stage {stage} fits no machine of the fleet: it {least}"
+    return tightest

@@ -192,7 +192,7 @@ def cuts(
 
     `shapes` are by section and parameter.
     """
-    found = []
+    spans = []
     for section, held in shapes.items():
         groups: list[dict[str, Shape]] = []
         room = 0
@@ -207,9 +207,9 @@ def cuts(
         for index, tensors in enumerate(groups):
             end = start + sum(tensorfile.nbytes_of(shape) for shape in tensors.values())
             name = f"{section}-{index:05d}.stage-{stage}.{short(peer)}.safetensors"
-            found.append(ShardSpan(name, section, start, end, tensors))
+            spans.append(ShardSpan(name, section, start, end, tensors))
             start = end
-    return found
+    return spans
 
 
 def held_as(checkpoint: Checkpoint, section: str) -> str:
@@ -224,7 +224,7 @@ def sources(checkpoint: Checkpoint, shapes: Mapping[str, Shape], section: str) -
 
     Raises DataError that names the first parameter that is missing or of another shape.
     """
-    found: dict[str, ShardFile] = {}
+    files: dict[str, ShardFile] = {}
     wanted = dict(shapes)
     section = held_as(checkpoint, section)
     for file in checkpoint.files:
@@ -237,11 +237,11 @@ def sources(checkpoint: Checkpoint, shapes: Mapping[str, Shape], section: str) -
                         " a checkpoint of another model"
                     )
                 del wanted[name]
-                found[file.name] = file
+                files[file.name] = file
     if wanted:
         name = next(iter(wanted))
         raise DataError(f"checkpoint {checkpoint.place}: {name} is not in it: it is a checkpoint of another model")
-    return [found[name] for name in sorted(found)]
+    return [files[name] for name in sorted(files)]
 
 
 def anew(checkpoint: Checkpoint, shapes: Mapping[str, Mapping[str, Shape]]) -> frozenset[str]:
@@ -250,16 +250,16 @@ def anew(checkpoint: Checkpoint, shapes: Mapping[str, Mapping[str, Shape]]) -> f
     Either the outer method of its run had no momentum, or its optimizer had other second moments; then both moments
     begin at zero. A tied table of one stage has no parts.
     """
-    found = set()
+    stages = set()
     for section in sorted({"momentum", "exp_avg_sq"} & shapes.keys()):
         held: dict[str, Shape] = {}
         for file in checkpoint.files:
             if file.section == section:
                 held |= file.tensors
         if any(held.get(name) != tuple(shape) for name, shape in shapes[section].items()):
-            found.add(section)
-    found |= {"exp_avg", "table"} & shapes.keys() - {file.section for file in checkpoint.files}
-    return frozenset(found | {"exp_avg"} if "exp_avg_sq" in found else found)
+            stages.add(section)
+    stages |= {"exp_avg", "table"} & shapes.keys() - {file.section for file in checkpoint.files}
+    return frozenset(stages | {"exp_avg"} if "exp_avg_sq" in stages else stages)
 
 
 def subspace_of(manifest: Manifest) -> str:
@@ -297,11 +297,11 @@ def check_fits(checkpoint: Checkpoint, manifest: Manifest, where: str) -> None:
 def missing(checkpoint: Checkpoint, sizes: Mapping[str, int]) -> str | None:
     """The first fault of the checkpoint's files as the store lists them, None without one. `sizes` are by full name."""
     for file in checkpoint.files:
-        found = sizes.get(f"{checkpoint.place}/{file.name}")
-        if found is None:
+        nbytes = sizes.get(f"{checkpoint.place}/{file.name}")
+        if nbytes is None:
             return f"{file.name} is missing"
-        if found != file.nbytes:
-            return f"{file.name} has {found} bytes, not {file.nbytes}"
+        if nbytes != file.nbytes:
+            return f"{file.name} has {nbytes} bytes, not {file.nbytes}"
     return None
 
 
@@ -353,8 +353,8 @@ def _tree(data: bytes, where: str) -> dict[str, Any]:
     except (ValueError, RecursionError):
         raise DataError(f"{where}: not JSON: it was cut off or changed; use another checkpoint") from None
     if not isinstance(tree, dict) or tree.get("format") != FORMAT:
-        found = tree.get("format") if isinstance(tree, dict) else None
-        raise DataError(f"{where}: format {str(found)[:20]}; this version of swarmnode reads {FORMAT}")
+        version = tree.get("format") if isinstance(tree, dict) else None
+        raise DataError(f"{where}: format {str(version)[:20]}; this version of swarmnode reads {FORMAT}")
     return tree
 
 

@@ -102,10 +102,10 @@ async def complete(store: Store, origin: Origin, label: str) -> Checkpoint | Non
 
     The node that saves the last part writes it. Two nodes that both come last write the same.
     """
-    made = await assembled(store, origin, label)
-    if made is not None:
-        await store.write(f"{made.place}/{form.ROOT}", [form.to_text(made)])
-    return made
+    checkpoint = await assembled(store, origin, label)
+    if checkpoint is not None:
+        await store.write(f"{checkpoint.place}/{form.ROOT}", [form.to_text(checkpoint)])
+    return checkpoint
 
 
 async def assembled(store: Store, origin: Origin, label: str) -> Checkpoint | None:
@@ -161,7 +161,7 @@ class StoredCheckpoint:
 async def find(store: Store) -> list[StoredCheckpoint]:
     """All checkpoints below `store`, of any run, the newest last. Damaged and foreign ones carry their fault."""
     sizes = await store.names()
-    found: list[StoredCheckpoint] = []
+    checkpoints: list[StoredCheckpoint] = []
     for name in sizes:
         if name == form.ROOT or name.endswith(f"/{form.ROOT}"):
             try:
@@ -170,15 +170,15 @@ async def find(store: Store) -> list[StoredCheckpoint]:
                     continue
                 checkpoint = form.checkpoint_of(data, name)
             except DataError as error:
-                found.append(StoredCheckpoint(name, None, str(error)))
+                checkpoints.append(StoredCheckpoint(name, None, str(error)))
                 continue
             base = name.removesuffix(form.ROOT)
             here = {
                 f"{checkpoint.place}/{key.removeprefix(base)}": n for key, n in sizes.items() if key.startswith(base)
             }
-            found.append(StoredCheckpoint(name, checkpoint, form.missing(checkpoint, here)))
+            checkpoints.append(StoredCheckpoint(name, checkpoint, form.missing(checkpoint, here)))
     # By label, not by path: at equal samples, round 8's final one is the newer, but "8-final/" sorts before "8/".
-    return sorted(found, key=lambda f: (f.checkpoint.samples if f.checkpoint else -1, f.name.split("/")))
+    return sorted(checkpoints, key=lambda f: (f.checkpoint.samples if f.checkpoint else -1, f.name.split("/")))
 
 
 def usable(found: list[StoredCheckpoint], where: str, run_id: RunId | None = None) -> list[tuple[str, Checkpoint]]:
@@ -207,7 +207,7 @@ async def load_tensors(
 ) -> Tensors:
     """Shape and bytes of every parameter in `section`, of all stages. Raises DataError, LocalFault as `load_stage`."""
     gate = asyncio.Semaphore(PARALLEL)
-    found: dict[str, tuple[Shape, memoryview]] = {}
+    tensors: dict[str, tuple[Shape, memoryview]] = {}
 
     async def read(file: ShardFile) -> None:
         async with gate:
@@ -215,12 +215,12 @@ async def load_tensors(
             data = await store.read(where, file.sha256)
             if data is None:
                 raise DataError(f"{where}: missing; use another checkpoint")
-            found.update(tensorfile.read(data, where)[0])
+            tensors.update(tensorfile.read(data, where)[0])
             moved(len(data))
 
     held = form.held_as(checkpoint, section)
     await gather_or_cancel([partial(read, file) for file in checkpoint.files if file.section == held])
-    return found
+    return tensors
 
 
 async def load_stage(

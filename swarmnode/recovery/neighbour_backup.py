@@ -132,9 +132,9 @@ class NeighbourBackup:
         Returns when the state is here. Raises Unavailable when states are not kept whole here, RemoteFault for a peer
         that does not serve that stage, or whose state is far from the one kept.
         """
-        asked = call.header.handover
-        if asked.stage != self.stage:
-            raise RemoteFault(f"handover of stage {asked.stage}; stage {self.stage} is kept here")
+        request = call.header.handover
+        if request.stage != self.stage:
+            raise RemoteFault(f"handover of stage {request.stage}; stage {self.stage} is kept here")
         if self._cut != WHOLE or self._alone:
             raise Unavailable(f"of stage {self.stage} is kept {self._reason}")
         swarm = self._swarm()
@@ -202,7 +202,7 @@ class NeighbourBackup:
         )
         kept = self.snapshot  # a handover may have come while this was on its way
         if kept is None or (offer.round, offer.inner_steps) >= (kept.round_index, kept.state.inner_steps):
-            self.snapshot = Snapshot.received(offer, state, cut.first)
+            self.snapshot = Snapshot.of_offer(offer, state, cut.first)
         self._telemetry.event(
             "recovery.kept",
             of_stage=self.stage,

@@ -148,7 +148,7 @@ def _begun(view: RecoveryView, why: str) -> tuple[RecoverySource, str]:
 def _snapshot(view: RecoveryView, rounds_max: int) -> tuple[RecoverySource | None, str]:
     """The place of the newest snapshot at most `rounds_max` rounds old, None without one, and why."""
     kept = max((round_index for round_index, _ in view.kept), default=None)
-    found = [
+    donors = [
         (round_index, source)
         for source, round_index in (
             (RecoverySource.RING, kept),
@@ -157,13 +157,13 @@ def _snapshot(view: RecoveryView, rounds_max: int) -> tuple[RecoverySource | Non
         )
         if round_index is not None and source not in view.failed
     ]
-    if not found:
+    if not donors:
         return None, "no snapshot of it is kept"
-    newest = max(round_index for round_index, _ in found)
+    newest = max(round_index for round_index, _ in donors)
     age = max(0, view.round_now - newest)
     if age > rounds_max:
         return None, f"the newest snapshot of it is {age} rounds old (at most {rounds_max})"
-    source = next(source for source in PLACES if (newest, source) in found)
+    source = next(source for source in PLACES if (newest, source) in donors)
     return source, f"a snapshot {age} rounds old is {PLACES[source]}"
 
 
@@ -260,12 +260,12 @@ class RecoveryClaims:
         All nodes that claim one after the other have CLAIMS_MAX times the time of one.
         """
         able = set(answering)
-        while (found := first_builder(stage, able, me)) is not None:
-            since_s = self._since_s.setdefault(found, now_s)
+        while (peer := first_builder(stage, able, me)) is not None:
+            since_s = self._since_s.setdefault(peer, now_s)
             all_s = now_s - min(self._since_s.values())
             if now_s - since_s <= self._allowed_s and all_s <= CLAIMS_MAX * self._allowed_s:
-                return found
-            able.discard(found)
+                return peer
+            able.discard(peer)
         return None
 
 
@@ -282,13 +282,13 @@ def overdue(stage: Collection[Member], now_unix_s: float, limits: LimitsSpec) ->
 
     Then it is time to ping them. Replicas that join or drain do not count.
     """
-    left_s, found = _left_s(limits, LOST_PERIODS), False
+    left_s, overdue = _left_s(limits, LOST_PERIODS), False
     for member in stage:
         if member.state == record_pb2.NODE_STATE_TRAINING:
             if member.expires_unix_s - now_unix_s > member.stretch * left_s:
                 return False
-            found = True
-    return found
+            overdue = True
+    return overdue
 
 
 def quiet(stage: tuple[Member, ...], now_unix_s: float, limits: LimitsSpec) -> list[PeerId]:

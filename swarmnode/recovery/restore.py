@@ -190,7 +190,7 @@ class _Restoration:
 
     async def run(self) -> RestoredState:
         """Try one source after the other until the state is loaded. Raises Unavailable, LocalFault."""
-        begun, tries, said, stage, total = self._time(), 0, "", self._stage, -1
+        begun, tries, last_reason, stage, total = self._time(), 0, "", self._stage, -1
         while True:
             view = await self._look(self._time() - begun)
             source, reason = choose_source(view, self._manifest.recovery)
@@ -198,9 +198,9 @@ class _Restoration:
                 self._telemetry.event("recovery.failed", level="error", reason=reason)
                 raise Unavailable(f"{reason}; join again when one is back")
             if source is RecoverySource.WAIT:
-                if reason != said:
+                if reason != last_reason:
                     self._telemetry.event("recovery.waiting", stage=stage, reason=reason)
-                said = reason
+                last_reason = reason
                 await asyncio.sleep(LOOK_SHARE * self._manifest.limits.announce_period_s)
                 continue
             begins = source is RecoverySource.FRESH or (source is RecoverySource.BASE and not view.samples_total)
@@ -366,12 +366,12 @@ class _Restoration:
         if cut != WHOLE and not offer.round and view.round_now <= FIRST_ROUNDS:
             state, offer = await get(cut=WHOLE)  # before its first round the fast weights hold all that was learned
         # The median tolerates one liar about the run's count among the donor, the confirming peer and the pinged peers.
-        told = [offer.progress.total, view.samples_least, *([] if check is None else check.totals[:1])]
-        total = median_low(told)
+        totals = [offer.progress.total, view.samples_least, *([] if check is None else check.totals[:1])]
+        total = median_low(totals)
         self._membership.run_progress.begin(total)
         self._restorer.merge(offer.progress)
         done = min(offer.round, total // self._manifest.gossip.round_samples)
-        snapshot = Snapshot.received(offer, state)
+        snapshot = Snapshot.of_offer(offer, state)
         return RestoredState(RecoverySource.REPLICA, reason, done, self._restorer.meets, snapshot)
 
     async def _from_archive(self, view: RecoveryView) -> None:

@@ -89,10 +89,10 @@ class CheckpointOptions:
 
 async def newest_of(store: Store, run_id: RunId) -> Resumption | None:
     """The newest whole checkpoint of `run_id` in `store`, None without one. Raises DataError, LocalFault."""
-    for found in reversed(await checkpoint_io.find(store)):
-        kept = found.checkpoint
-        if kept is not None and found.fault is None and kept.origin.run_id == run_id:
-            return Resumption(store, found.name.removesuffix(form.ROOT), kept)
+    for checkpoint in reversed(await checkpoint_io.find(store)):
+        kept = checkpoint.checkpoint
+        if kept is not None and checkpoint.fault is None and kept.origin.run_id == run_id:
+            return Resumption(store, checkpoint.name.removesuffix(form.ROOT), kept)
     return None
 
 
@@ -157,10 +157,10 @@ class SavedStages:
         never takes the place of what was trained before. Raises LocalFault; what was there stays."""
         if self._store is None:
             return
-        told = to_samples(progress)
-        if progress.total > Progress.from_wire(to_message(told)).total:  # samples whose feeders are not known here
-            told[FLOOR] = progress.total
-        holding = ReplicaHoldings(stage, round_index, peer, to_message(told), blocks)
+        samples = to_samples(progress)
+        if progress.total > Progress.from_wire(to_message(samples)).total:  # samples whose feeders are not known here
+            samples[FLOOR] = progress.total
+        holding = ReplicaHoldings(stage, round_index, peer, to_message(samples), blocks)
         place = form.place(self._origin.run_id, f"{form.label(round_index)}-stage-{stage}")
         await checkpoint_io.save_stage(self._store, place, state, shapes, holding)
         await self.look()

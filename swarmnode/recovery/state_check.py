@@ -152,13 +152,13 @@ class StateCheck:
         ours = self._sample(me, state, offer, at)
         end_s = asyncio.get_running_loop().time() + WORDS_S
         for attempt in range(TRIES):
-            told = {*givers, me, *old, *(word.peer for word in against)}
+            known = {*givers, me, *old, *(word.peer for word in against)}
             serving = self._others()
-            asked = [peer for peer in (*serving, *self._keepers()) if peer not in told][:ASKED_MAX]
-            if attempt and not asked:
+            peers = [peer for peer in (*serving, *self._keepers()) if peer not in known][:ASKED_MAX]
+            if attempt and not peers:
                 break
             await asyncio.sleep(PAUSE_S * attempt)  # peers that have not heard of this node yet give nothing
-            for peer in asked:
+            for peer in peers:
                 try:
                     async with asyncio.timeout_at(end_s):
                         word = await self._ask(peer, at)

@@ -59,8 +59,8 @@ def read(data: bytes, origin: str) -> tuple[dict[str, tuple[Shape, memoryview]],
         raise DataError(f"{origin}: its header is not a JSON object: is this a safetensors file?")
     metadata = table.pop("__metadata__", {})
     body = memoryview(data)[begin:]
-    found = {name: _tensor(name, row, body, origin) for name, row in table.items()}
-    return found, {str(key): str(value) for key, value in metadata.items()} if isinstance(metadata, dict) else {}
+    tensors = {name: _tensor(name, row, body, origin) for name, row in table.items()}
+    return tensors, {str(key): str(value) for key, value in metadata.items()} if isinstance(metadata, dict) else {}
 
 
 def check_head(head: bytes | bytearray, tensors: Mapping[str, Shape], origin: str) -> None:

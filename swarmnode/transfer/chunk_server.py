@@ -97,32 +97,32 @@ class ChunkServer:
     async def answer(self, peer: PeerId, call: Call) -> Answer:
         """Send one piece of a blob, and the bits of the chunks held here; without the piece when the blob is not here.
         Raises RemoteFault for an invalid request, Busy above the limits on serving."""
-        asked = call.header.data_chunk
-        if len(asked.sha256) != HASH_NBYTES or len(asked.index) != HASH_NBYTES:
+        request = call.header.data_chunk
+        if len(request.sha256) != HASH_NBYTES or len(request.index) != HASH_NBYTES:
             raise RemoteFault("a chunk is asked for without the SHA-256 of itself and its index")
-        if not 0 < asked.nbytes <= PIECE_NBYTES:
-            raise RemoteFault(f"{asked.nbytes} bytes asked of a chunk; at most {PIECE_NBYTES}")
-        if asked.offset >= max(INDEX_NBYTES_MAX, CHUNK_NBYTES_MAX):
-            raise RemoteFault(f"a piece from byte {asked.offset} on; no chunk is as long")
+        if not 0 < request.nbytes <= PIECE_NBYTES:
+            raise RemoteFault(f"{request.nbytes} bytes asked of a chunk; at most {PIECE_NBYTES}")
+        if request.offset >= max(INDEX_NBYTES_MAX, CHUNK_NBYTES_MAX):
+            raise RemoteFault(f"a piece from byte {request.offset} on; no chunk is as long")
         self._admit(peer)
-        if (blobs := self._blobs.get(bytes(asked.index))) is None:
+        if (blobs := self._blobs.get(bytes(request.index))) is None:
             return Answer(wire.Reply(data_chunk=wire.DataChunk()))
         self._under_way += 1
         try:
-            data = await self._blob(blobs, bytes(asked.sha256))
+            data = await self._blob(blobs, bytes(request.sha256))
         finally:
             self._under_way -= 1
-        told = wire.DataChunk(held=blobs.held_bits())
+        reply = wire.DataChunk(held=blobs.held_bits())
         if data is None:
-            return Answer(wire.Reply(data_chunk=told))
-        if asked.offset >= len(data):
-            raise RemoteFault(f"a piece from byte {asked.offset} on of a chunk of {len(data)} bytes")
-        told.nbytes = len(data)
-        piece = memoryview(data)[asked.offset : asked.offset + asked.nbytes]
-        self._count(peer, bytes(asked.sha256), len(piece), len(data))
+            return Answer(wire.Reply(data_chunk=reply))
+        if request.offset >= len(data):
+            raise RemoteFault(f"a piece from byte {request.offset} on of a chunk of {len(data)} bytes")
+        reply.nbytes = len(data)
+        piece = memoryview(data)[request.offset : request.offset + request.nbytes]
+        self._count(peer, bytes(request.sha256), len(piece), len(data))
         self._spend(peer, len(piece))
         self._telemetry.count(name.DATA_BYTES, len(piece), source="served")
-        return Answer(wire.Reply(data_chunk=told), (WireTensor("u8", (len(piece),), piece),))
+        return Answer(wire.Reply(data_chunk=reply), (WireTensor("u8", (len(piece),), piece),))
 
     async def _blob(self, blobs: BlobSource, sha256: bytes) -> bytes | None:
         if (known := self._kept.get(sha256)) is not None:

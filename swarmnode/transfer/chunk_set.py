@@ -205,20 +205,20 @@ class ChunkSources:
             whole = wanted.nbytes
             while len(data) < whole:
                 nbytes = min(PIECE_NBYTES, whole - len(data))
-                asked = wire.DataChunkRequest(sha256=wanted.sha256, offset=len(data), nbytes=nbytes, index=wanted.set)
+                request = wire.DataChunkRequest(sha256=wanted.sha256, offset=len(data), nbytes=nbytes, index=wanted.set)
                 answer = await self._transport.call(
                     peer,
-                    Call(wire.Request(run_id=self._run_id, data_chunk=asked)),
+                    Call(wire.Request(run_id=self._run_id, data_chunk=request)),
                     timeout_s=PIECE_TIMEOUT_S,
                     reply_bytes_max=PIECE_NBYTES,
                 )
-                told = answer.header.data_chunk
-                giver.held, giver.asked_s = told.held, asyncio.get_running_loop().time()
-                if not told.nbytes:
+                reply = answer.header.data_chunk
+                giver.held, giver.asked_s = reply.held, asyncio.get_running_loop().time()
+                if not reply.nbytes:
                     return None
-                if told.nbytes > wanted.nbytes or (wanted.number is not None and told.nbytes != wanted.nbytes):
-                    raise RemoteFault(f"offers {told.nbytes} bytes where {wanted.nbytes} are due")
-                whole = told.nbytes
+                if reply.nbytes > wanted.nbytes or (wanted.number is not None and reply.nbytes != wanted.nbytes):
+                    raise RemoteFault(f"offers {reply.nbytes} bytes where {wanted.nbytes} are due")
+                whole = reply.nbytes
                 piece = answer.tensors[0] if len(answer.tensors) == 1 else None
                 if piece is None or piece.dtype != "u8" or not 0 < piece.nbytes <= whole - len(data):
                     raise RemoteFault("gives no piece of what it offers")
@@ -297,8 +297,8 @@ class ChunkSet(Generic[SetIndex]):
             if self.store is not None:
                 return
             file = self._kind.file
-            found = await asyncio.to_thread(find_index, self._folder, self.digest, file)
-            raw = found[1] if found is not None else None
+            index_bytes = await asyncio.to_thread(find_index, self._folder, self.digest, file)
+            raw = index_bytes[1] if index_bytes is not None else None
             if raw is None:
                 raw = await asyncio.to_thread(self._cache.read, self.digest, INDEX_NBYTES_MAX)
             if raw is None:
@@ -307,7 +307,7 @@ class ChunkSet(Generic[SetIndex]):
                 )
                 self._kept(await asyncio.to_thread(self._cache.write, self.digest, raw))
             index = self._kind.parse(raw, self.digest, self._kind.field)
-            folder = found[0] if found is not None else self._folder if self._kind.bare_folder else None
+            folder = index_bytes[0] if index_bytes is not None else self._folder if self._kind.bare_folder else None
             self.store, self._raw = await asyncio.to_thread(ChunkStore, index, self._cache, folder), raw
         note = f"{index.count} chunks" if folder is None else f"{index.count} chunks, in {folder}"
         self._kind.opened(self._telemetry, index, self.digest.hex(), note)

@@ -153,7 +153,7 @@ class DonorPlaces:
         self._refused.pop(peer, None)
         self._renew(self._pulling[peer], part)
 
-    def asked(self, peer: PeerId, part: Snapshot) -> None:
+    def record_request(self, peer: PeerId, part: Snapshot) -> None:
         """Count a chunk of `part`, which `peer` asks for. With the last one it leaves: others begin.
 
         A peer without a place gets one that nobody waits for, or Busy is raised, or Unavailable when it lost its place
@@ -314,11 +314,11 @@ class SnapshotDonor:
         Raises RemoteFault for another run or stage, Busy when too many peers download or two snapshots are in use,
         Unavailable when this replica has not come to that round.
         """
-        asked = call.header.snapshot
+        request = call.header.snapshot
         self._check_run(call)
-        cut = StateSlice.of(asked)
-        kept = self._of_other(asked.stage, asked.round_min) if asked.stage != self._stage else None
-        hurries, newcomer = not asked.nobody_waits, peer not in self._places
+        cut = StateSlice.of(request)
+        kept = self._of_other(request.stage, request.round_min) if request.stage != self._stage else None
+        hurries, newcomer = not request.nobody_waits, peer not in self._places
         if newcomer:
             self._places.share(peer)
         self._places.admit(peer, hurries)
@@ -326,7 +326,7 @@ class SnapshotDonor:
             async with self._making:
                 if newcomer:
                     self._places.share(peer)  # by now the sizes are known of downloads that began just before
-                kept = kept or self._usable(asked.round_min) or await self._make(asked.round_min, cut)
+                kept = kept or self._usable(request.round_min) or await self._make(request.round_min, cut)
                 part = await self._part(kept, cut)
         except BaseException:
             self._places.leave(peer)
@@ -334,7 +334,7 @@ class SnapshotDonor:
         kept.asked_s = self._now_s()
         self._places.admit(peer, hurries)  # it may have lost its place while the state was copied
         self._places.offered(peer, part)
-        self._telemetry.event("state.served", peer=peer, stage=asked.stage, round=part.round_index)
+        self._telemetry.event("state.served", peer=peer, stage=request.stage, round=part.round_index)
         return Answer(wire.Reply(snapshot=part.manifest()))
 
     async def _part(self, kept: _KeptSnapshot, cut: StateSlice) -> Snapshot:
@@ -355,28 +355,28 @@ class SnapshotDonor:
         Raises RemoteFault for an index that does not exist, Busy, and Unavailable when the snapshot has been forgotten,
         or the caller's place given to another: the caller then asks for a new one.
         """
-        asked = call.header.chunk
+        request = call.header.chunk
         self._check_run(call)
-        found = [
+        snapshots = [
             (kept, part)
             for kept in (*self._kept, *self._others.values())
             for part in kept.parts.values()
-            if part.id == asked.snapshot_id
+            if part.id == request.snapshot_id
         ]
-        if not found and asked.stage != self._stage and (other := self._other(asked.stage)) is not None:
-            kept = self._of_other(asked.stage, 0)
-            if other.id == asked.snapshot_id:
-                found = [(kept, kept.parts.setdefault(WHOLE, other))]
-        if not found:
-            raise Unavailable(f"snapshot {asked.snapshot_id[:4].hex()} is not kept here any more")
-        kept, part = found[0]
-        if asked.index >= part.chunks:
-            raise RemoteFault(f"chunk {asked.index} asked of a snapshot of {part.chunks}")
-        self._places.asked(peer, part)
+        if not snapshots and request.stage != self._stage and (other := self._other(request.stage)) is not None:
+            kept = self._of_other(request.stage, 0)
+            if other.id == request.snapshot_id:
+                snapshots = [(kept, kept.parts.setdefault(WHOLE, other))]
+        if not snapshots:
+            raise Unavailable(f"snapshot {request.snapshot_id[:4].hex()} is not kept here any more")
+        kept, part = snapshots[0]
+        if request.index >= part.chunks:
+            raise RemoteFault(f"chunk {request.index} asked of a snapshot of {part.chunks}")
+        self._places.record_request(peer, part)
         kept.asked_s = self._now_s()
-        data = part.chunk(asked.index)
+        data = part.chunk(request.index)
         self._telemetry.count(name.SNAPSHOT_BYTES, data.nbytes, direction="sent")
-        return Answer(wire.Reply(chunk=wire.Chunk(index=asked.index)), (WireTensor("u8", (data.nbytes,), data),))
+        return Answer(wire.Reply(chunk=wire.Chunk(index=request.index)), (WireTensor("u8", (data.nbytes,), data),))
 
     def _of_other(self, stage: int, round_min: int) -> _KeptSnapshot:
         """The snapshot of another stage. Raises RemoteFault when this node keeps none, Unavailable for one too old."""
@@ -513,8 +513,8 @@ class StageDonor:
         while the budget is used up or another archive copies, Unavailable when this replica has no state to give."""
         if not self._archives(peer):
             return await self._joiners.offer(peer, call)
-        asked = call.header.snapshot
-        if asked.stage != self._stage or StateSlice.of(asked) != SLOW or not asked.nobody_waits:
+        request = call.header.snapshot
+        if request.stage != self._stage or StateSlice.of(request) != SLOW or not request.nobody_waits:
             raise RemoteFault(f"an archive may copy the slow weights of stage {self._stage} here, and nothing else")
         now_s = asyncio.get_running_loop().time()
         if now_s < self._next_s:

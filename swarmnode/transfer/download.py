@@ -122,7 +122,7 @@ class Donors:
         """`donor` is busy with others. That is no failure."""
         self._later[donor] = asyncio.get_running_loop().time() + retry_after_s
 
-    def failed(self, donor: PeerId, *, fruitful: bool) -> None:
+    def record_failure(self, donor: PeerId, *, fruitful: bool) -> None:
         """`donor` could not go on. A fruitful donor, which gave much before, loses no credit."""
         self._tried[donor] += 1
         self._failures[donor] += not fruitful
@@ -358,7 +358,7 @@ class _Download:
             self.donors.lied(donor)
             self._drop([index for index, offer in self.have.items() if offer is begun])
         else:
-            self.donors.failed(donor, fruitful=self._fruitful(chunks))
+            self.donors.record_failure(donor, fruitful=self._fruitful(chunks))
             if isinstance(failure, RemoteFault) and chunks:  # the connection broke
                 return
         self.begun.pop(donor, None)
@@ -408,8 +408,8 @@ class _Download:
         """The state, once `compare` and `accept` have passed it. Raises DonorLied, Unavailable."""
         offer = mixed([self.have[index] for index in range(len(self.offer.hashes))])
         state = assemble(offer, self.data, verify=False)  # each chunk was verified as it came
-        theirs = {id(given) for given in self.have.values()}
-        givers = {donor, *(peer for peer, given in self.begun.items() if id(given) in theirs)}
+        theirs = {id(offer_kept) for offer_kept in self.have.values()}
+        givers = {donor, *(peer for peer, offer_kept in self.begun.items() if id(offer_kept) in theirs)}
         try:
             if self.compare is not None:
                 await self.compare(state, offer, givers)

@@ -63,15 +63,15 @@ class StateSlice:
 
         Raises RemoteFault when the state has no such section or not so many elements in it.
         """
-        found = {}
+        sizes = {}
         for name in self.sections or whole:
             if name not in whole:
                 raise RemoteFault(f"section {name} asked of a state of {', '.join(whole)}")
             count = whole[name] - self.first if self.count is None else self.count
             if count < 1 or self.first + count > whole[name]:
                 raise RemoteFault(f"elements {self.first} to {self.first + count} asked of {whole[name]} of {name}")
-            found[name] = count
-        return found
+            sizes[name] = count
+        return sizes
 
 
 WHOLE = StateSlice()
@@ -141,7 +141,7 @@ class Snapshot:
         return snapshot
 
     @staticmethod
-    def received(offer: wire.Snapshot, state: State, first: int = 0) -> Snapshot:
+    def of_offer(offer: wire.Snapshot, state: State, first: int = 0) -> Snapshot:
         """A snapshot of the `state` that came of a checked `offer`, to be given on. Nothing is hashed again."""
         snapshot = Snapshot(state, offer.stage, offer.round, offer.progress, offer.chunk_nbytes, first)
         snapshot._manifest = offer
@@ -161,12 +161,12 @@ class Snapshot:
             itemsize = PACKED_ITEMSIZE[name]
             data = memoryview(self.state.sections[name]).cast("B")
             sections[name] = data[itemsize * here.first : itemsize * (here.first + count)]
-        said = self.state.inner_steps, self.state.gradient_norm
-        state = State(sections, *said, bump_steps=self.state.bump_steps, packed=True)
-        made = Snapshot.of(state, self.stage, self.round_index, self._progress, self.chunk_nbytes)
+        counters = self.state.inner_steps, self.state.gradient_norm
+        state = State(sections, *counters, bump_steps=self.state.bump_steps, packed=True)
+        part = Snapshot.of(state, self.stage, self.round_index, self._progress, self.chunk_nbytes)
         if whole:
-            self._whole_sections[cut.sections] = made
-        return made
+            self._whole_sections[cut.sections] = part
+        return part
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -253,7 +253,7 @@ def check_offer(offer: wire.Snapshot, *, stage: int, sizes: Sizes, nbytes_max: i
     if chunks > CHUNKS_MAX:
         raise RemoteFault(f"snapshot of {chunks} chunks; at most {CHUNKS_MAX}")
     _expect("number of hashes", len(offer.hashes), chunks)
-    if any(len(found) != HASH_BYTES for found in offer.hashes):
+    if any(len(digest) != HASH_BYTES for digest in offer.hashes):
         raise RemoteFault(f"snapshot with a hash that is not {HASH_BYTES} bytes long")
     if offer.id != snapshot_id(offer.hashes):
         raise RemoteFault("snapshot whose id is not the hash of its hashes")
@@ -278,9 +278,9 @@ def chunk_span(offer: wire.Snapshot, index: int) -> tuple[int, int]:
 def check_chunk(offer: wire.Snapshot, index: int, data: memoryview | bytes | bytearray) -> None:
     """Raise RemoteFault unless `data` is chunk `index` of the checked `offer`."""
     start, end = chunk_span(offer, index)
-    found = memoryview(data).nbytes
-    if found != end - start:
-        raise RemoteFault(f"chunk {index} of {found} bytes; {end - start} belong there")
+    nbytes = memoryview(data).nbytes
+    if nbytes != end - start:
+        raise RemoteFault(f"chunk {index} of {nbytes} bytes; {end - start} belong there")
     if hashlib.sha256(data).digest() != offer.hashes[index]:
         raise RemoteFault(f"chunk {index} of snapshot {offer.id[:4].hex()} does not have the hash announced")
 

@@ -136,11 +136,11 @@ def ip_of(address: str) -> str:
 
 def dialable_of(addresses: Sequence[str], *, names: bool = False) -> list[str]:
     """The valid ones among `addresses`, in the form of `dialable`."""
-    found = []
+    dialables = []
     for address in addresses:
         with contextlib.suppress(UsageError):
-            found.append(dialable(address, names=names))
-    return found
+            dialables.append(dialable(address, names=names))
+    return dialables
 
 
 def dialable(text: str, *, names: bool = False) -> str:
@@ -159,10 +159,10 @@ def dialable(text: str, *, names: bool = False) -> str:
 async def numeric(addresses: Sequence[str]) -> list[str]:
     """`addresses` with the IP addresses of their host names, looked up now; without those of metadata services. A relay
     keeps its name, which p2pd looks up."""
-    found = dict[str, None]()
+    numeric = dict[str, None]()
     for address in addresses:
         if is_circuit(address) or parse_endpoint(address).family in ("ip4", "ip6"):
-            found[address] = None
+            numeric[address] = None
             continue
         named = parse_endpoint(address)
         with contextlib.suppress(OSError, UnicodeError, UsageError):
@@ -172,8 +172,8 @@ async def numeric(addresses: Sequence[str]) -> list[str]:
             )
             for kind, *_, where in await looked:
                 version = "ip4" if kind == socket.AF_INET else "ip6"
-                found[str(parse_peer_endpoint(f"/{version}/{where[0]}/tcp/{named.port}"))] = None
-    return list(found)
+                numeric[str(parse_peer_endpoint(f"/{version}/{where[0]}/tcp/{named.port}"))] = None
+    return list(numeric)
 
 
 def parse_bootstrap(text: str) -> tuple[PeerId, str]:
@@ -182,28 +182,28 @@ def parse_bootstrap(text: str) -> tuple[PeerId, str]:
     if not separator:
         raise UsageError(f"bootstrap {text[:128]!r} names no peer; write it like {_EXAMPLE}/p2p/12D3KooW...")
     if is_circuit(address):
-        found = dialable(address)
+        parsed = dialable(address)
     else:
         endpoint = parse_peer_endpoint(address)
         if endpoint.port == 0:
             raise UsageError(f"bootstrap {text[:128]!r}: port 0 cannot be reached; give the port it listens on")
-        found = str(endpoint)
+        parsed = str(endpoint)
     try:
         public_key_of(PeerId(peer))
     except RemoteFault as fault:
         raise UsageError(f"bootstrap {text[:128]!r}: {fault}") from None
-    return PeerId(peer), found
+    return PeerId(peer), parsed
 
 
 def parse_bootstraps(texts: Sequence[str]) -> list[tuple[PeerId, list[str]]]:
     """Addresses grouped by peer, in the order first named. Raises UsageError."""
-    found: dict[PeerId, list[str]] = {}
+    peers: dict[PeerId, list[str]] = {}
     for text in texts:
         peer, address = parse_bootstrap(text)
-        addresses = found.setdefault(peer, [])
+        addresses = peers.setdefault(peer, [])
         if address not in addresses:
             addresses.append(address)
-    return list(found.items())
+    return list(peers.items())
 
 
 async def first_that_accepts(addresses: Sequence[str]) -> str | None:

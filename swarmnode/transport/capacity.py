@@ -98,12 +98,12 @@ class CapacityResponder:
 
 async def measure(transport: Transport, peer: PeerId) -> LinkCapacity:
     """Time a few calls to the connected `peer`: at most 1.3 MiB each way. Raises Unavailable, RemoteFault."""
-    made = noise()
+    payload = noise()
     up: list[TimedTransfer] = []
     down: list[TimedTransfer] = []
     for nbytes in SIZES:
         if not up or up[-1].seconds < ENOUGH_S:
-            up.append(await _once(transport, peer, made[:nbytes], 0))
+            up.append(await _once(transport, peer, payload[:nbytes], 0))
     for nbytes in SIZES:
         if not down or down[-1].seconds < ENOUGH_S:
             down.append(await _once(transport, peer, b"", nbytes))
@@ -116,22 +116,22 @@ async def best(transport: Transport, peers: Sequence[PeerId], limit_s: float) ->
 
     The peers share only our own access line, so the best result describes it. None with the reason if no peer answers.
     """
-    found: list[LinkCapacity] = []
+    capacities: list[LinkCapacity] = []
     reason = "no peer was available to measure with"
     try:
         async with asyncio.timeout(limit_s):
             for peer in peers:
                 try:
-                    found.append(await measure(transport, peer))
+                    capacities.append(await measure(transport, peer))
                 except (RemoteFault, Unavailable) as error:
                     reason = str(error)
     except TimeoutError:
         reason = f"no measurement finished in {limit_s:.0f} s"
-    if not found:
+    if not capacities:
         return None, reason
     return LinkCapacity(
-        max(one.up_bps for one in found), max(one.down_bps for one in found)
-    ), f"with {len(found)} of {len(peers)} peers"
+        max(one.up_bps for one in capacities), max(one.down_bps for one in capacities)
+    ), f"with {len(capacities)} of {len(peers)} peers"
 
 
 async def _once(transport: Transport, peer: PeerId, sent: bytes, asked_nbytes: int) -> TimedTransfer:

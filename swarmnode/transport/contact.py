@@ -118,26 +118,26 @@ class Contacts:
 
     def hint(self, peer: PeerId, addresses: Sequence[str]) -> None:
         """Add addresses of `peer` from another source: it is tried at once if it is not connected."""
-        found = self.known.get(peer)
-        if found is None or not set(addresses) <= set(found.addresses):
-            merged = dict.fromkeys((*addresses, *(found.addresses if found else ())))
-            seen_unix_s, given = (found.seen_unix_s, found.given) if found else (0.0, ())
-            self.known[peer] = Contact(tuple(merged)[:ADDRESSES_MAX], seen_unix_s, given=given)
+        contact = self.known.get(peer)
+        if contact is None or not set(addresses) <= set(contact.addresses):
+            merged = dict.fromkeys((*addresses, *(contact.addresses if contact else ())))
+            seen_unix_s, hints = (contact.seen_unix_s, contact.given) if contact else (0.0, ())
+            self.known[peer] = Contact(tuple(merged)[:ADDRESSES_MAX], seen_unix_s, given=hints)
 
     def hear(self, peer: PeerId, addresses: Iterable[str], now_unix_s: float) -> None:
         """Record that `peer` is alive at `addresses` (empty: the known ones), and at those that the user gave: a
         bootstrap behind a forwarded port announces others."""
-        found = self.known.get(peer)
-        given, known = (found.given, found.addresses) if found else ((), ())
-        kept = tuple(dict.fromkeys((*given, *(tuple(addresses) or known))))[:ADDRESSES_MAX]
+        contact = self.known.get(peer)
+        hints, known = (contact.given, contact.addresses) if contact else ((), ())
+        kept = tuple(dict.fromkeys((*hints, *(tuple(addresses) or known))))[:ADDRESSES_MAX]
         if kept:
-            self.news += found is None or found.addresses != kept
-            self.known[peer] = Contact(kept, now_unix_s, given=given)
+            self.news += contact is None or contact.addresses != kept
+            self.known[peer] = Contact(kept, now_unix_s, given=hints)
             self.known.move_to_end(peer)
         while len(self.known) > CONTACTS_MAX:
             self.known.pop(next((peer for peer, one in self.known.items() if not one.fixed), next(iter(self.known))))
 
-    def tried(self, peer: PeerId, met: bool, now_unix_s: float) -> None:
+    def record_try(self, peer: PeerId, met: bool, now_unix_s: float) -> None:
         """Record the result of a try."""
         if met:
             self.hear(peer, (), now_unix_s)

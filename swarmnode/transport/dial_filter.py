@@ -41,11 +41,11 @@ class DialRequest:
         with contextlib.suppress(OSError, ValueError):
             with open(f"/proc/{thread}/mem", "rb", buffering=0) as memory:
                 memory.seek(address)
-                found = memory.read(length)
-            family = int.from_bytes(found[:2], sys.byteorder)
+                data = memory.read(length)
+            family = int.from_bytes(data[:2], sys.byteorder)
             if family in (socket.AF_INET, socket.AF_INET6) and _is_stream(process, descriptor):
-                host = found[4:8] if family == socket.AF_INET else found[8:24]
-                self.host, self.port = socket.inet_ntop(family, host), int.from_bytes(found[2:4], "big")
+                host = data[4:8] if family == socket.AF_INET else data[8:24]
+                self.host, self.port = socket.inet_ntop(family, host), int.from_bytes(data[2:4], "big")
 
     def answer(self, permit: bool) -> bool:
         """Let it go on or fail; False if it was interrupted meanwhile, so that it comes again."""
@@ -66,8 +66,8 @@ def _is_stream(process: int, descriptor: int) -> bool:
         os.close(pidfd)
     if copied < 0:
         return True
-    with socket.socket(fileno=copied) as found:
-        return found.type == socket.SOCK_STREAM
+    with socket.socket(fileno=copied) as sock:
+        return sock.type == socket.SOCK_STREAM
 
 
 def default_router() -> str:

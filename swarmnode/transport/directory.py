@@ -230,8 +230,8 @@ class DhtDirectory:
         expires_s, protocol = own.expires_unix_ms / 1000.0, self._node.protocol
         if peer == self._transport.peer_id:
             return bool(protocol.storage.store(key, value, expires_s, subkey=own.peer_id))
-        told = await protocol.call_store(PeerID.from_base58(peer), [key], [value], expires_s, subkeys=[own.peer_id])
-        return bool(told[0]) if told else None
+        stored = await protocol.call_store(PeerID.from_base58(peer), [key], [value], expires_s, subkeys=[own.peer_id])
+        return bool(stored[0]) if stored else None
 
     async def lookup(self, stage: int) -> list[wire.SignedRecord]:
         """Verified, unexpired records of `stage`, sorted by peer: those found within LOOKUP_TIMEOUT_S, perhaps none."""
@@ -255,10 +255,10 @@ class DhtDirectory:
     async def _look(self, place: int) -> None:
         """Learn what HOLDERS_ASKED holders and a member know."""
         holders = self._speaking(await self._holders(place))
-        asked = self._chance.sample(holders, min(HOLDERS_ASKED, len(holders)))
-        members = [peer for peer in self._members(place) if peer not in asked]
-        asked += self._chance.sample(members, min(1, len(members)))
-        if not any(await asyncio.gather(*(self._learn(peer, place) for peer in asked))):
+        chosen = self._chance.sample(holders, min(HOLDERS_ASKED, len(holders)))
+        members = [peer for peer in self._members(place) if peer not in chosen]
+        chosen += self._chance.sample(members, min(1, len(members)))
+        if not any(await asyncio.gather(*(self._learn(peer, place) for peer in chosen))):
             self._nearest.pop(place, None)
             await self._node.get_many_by_id([key_of(self._run_id, place)], math.inf)  # the validator takes what comes
 
@@ -282,12 +282,12 @@ class DhtDirectory:
         """Take the records of `place` that `peer` has and this node lacks; whether it answered."""
         for _ in range(PLACE_MAX // NEWS_MAX):
             known = self._book.known(place, timed_storage.get_dht_time()).values()
-            asked = call_pb2.RecordsRequest(
+            request = call_pb2.RecordsRequest(
                 place=place,
                 peers=[one.mark for one in known],
                 expires_unix_ms=[one.expires_unix_ms for one in known],
             )
-            call = Call(call_pb2.Request(run_id=self._run_id, record=self._own, records=asked))
+            call = Call(call_pb2.Request(run_id=self._run_id, record=self._own, records=request))
             try:
                 answer = await self._transport.call(peer, call, timeout_s=RPC_TIMEOUT_S, reply_bytes_max=0)
             except (RemoteFault, Unavailable):
@@ -304,36 +304,36 @@ class DhtDirectory:
 
     async def _answer(self, peer: PeerId, call: Call) -> Answer:
         """Handler of method "records"."""
-        asked, now_s, told = call.header.records, timed_storage.get_dht_time(), call.header.record
-        if asked.place >= self._book.places or len(asked.peers) != len(asked.expires_unix_ms):
-            raise RemoteFault(f"records of place {asked.place}, of {len(asked.peers)} peers")
-        self._book.take(None, told, now_s, of=peer)
-        had = dict(zip(asked.peers, asked.expires_unix_ms, strict=True))
-        return Answer(call_pb2.Reply(records=call_pb2.Records(records=self._book.news(asked.place, had, now_s))))
+        request, now_s, record = call.header.records, timed_storage.get_dht_time(), call.header.record
+        if request.place >= self._book.places or len(request.peers) != len(request.expires_unix_ms):
+            raise RemoteFault(f"records of place {request.place}, of {len(request.peers)} peers")
+        self._book.take(None, record, now_s, of=peer)
+        had = dict(zip(request.peers, request.expires_unix_ms, strict=True))
+        return Answer(call_pb2.Reply(records=call_pb2.Records(records=self._book.news(request.place, had, now_s))))
 
     async def _holders(self, place: int) -> list[PeerId]:
         """The nodes nearest to the key of `place`, perhaps this one among them: searched anew every NEAR_S, and when
         our own neighbours change. No value is under the key beside it, which has the same nearest nodes."""
         key, now_s = DHTID(key_of(self._run_id, place) ^ 1), asyncio.get_running_loop().time()
         here = [uid for uid, _ in self._node.protocol.routing_table.get_nearest_neighbors(key, HOLDERS)]
-        until_s, before, found = self._nearest.get(place, (0.0, [], []))
+        until_s, before, holders = self._nearest.get(place, (0.0, [], []))
         if now_s >= until_s or before != here:
             near = await self._node.find_nearest_nodes([key], k_nearest=HOLDERS)
-            found = [PeerId(peer.to_base58()) for peer in near[key].values()]
-            self._nearest[place] = now_s + NEAR_S, here, found
-        return found
+            holders = [PeerId(peer.to_base58()) for peer in near[key].values()]
+            self._nearest[place] = now_s + NEAR_S, here, holders
+        return holders
 
     async def claimed(self) -> int:
         peers = dict.fromkeys(
             [*(peer for peer, _ in self._bootstrap), *(p for p, _ in self.contacts.latest(ASKED_MAX))]
         )
-        told = await asyncio.gather(*map(self._claimed_by, peers))
-        return max(self.contacts.samples.get(self._run_id, 0), *told, 0)
+        totals = await asyncio.gather(*map(self._claimed_by, peers))
+        return max(self.contacts.samples.get(self._run_id, 0), *totals, 0)
 
     async def _claimed_by(self, peer: PeerId) -> int:
-        asked = Call(call_pb2.Request(run_id=self._run_id, ping=call_pb2.Ping()))
+        ping = Call(call_pb2.Request(run_id=self._run_id, ping=call_pb2.Ping()))
         try:
-            answer = await self._transport.call(peer, asked, timeout_s=RPC_TIMEOUT_S, reply_bytes_max=0)
+            answer = await self._transport.call(peer, ping, timeout_s=RPC_TIMEOUT_S, reply_bytes_max=0)
         except (RemoteFault, Unavailable):
             return 0
         return answer.header.pong.samples
@@ -341,19 +341,19 @@ class DhtDirectory:
     async def clocks_ahead(self) -> list[float]:
         """Seconds that some neighbours' clocks are ahead of ours, of those that answer."""
         near = sorted(self._here())
-        asked = self._chance.sample(near, min(CLOCKS_MAX, len(near)))
-        answers = await asyncio.gather(*map(self._clock_ahead, asked))
+        chosen = self._chance.sample(near, min(CLOCKS_MAX, len(near)))
+        answers = await asyncio.gather(*map(self._clock_ahead, chosen))
         return [ahead_s for ahead_s in answers if ahead_s is not None]
 
     async def _clock_ahead(self, peer: PeerId) -> float | None:
         begun = timed_storage.get_dht_time()
         try:
             stub = self._node.protocol.get_stub(PeerID.from_base58(peer))
-            told = (await stub.rpc_ping(dht_pb2.PingRequest(), timeout=RPC_TIMEOUT_S)).dht_time
+            dht_time = (await stub.rpc_ping(dht_pb2.PingRequest(), timeout=RPC_TIMEOUT_S)).dht_time
         except Exception:  # noqa: BLE001  hivemind's stubs raise many kinds, and a silent peer has no say
             return None
-        ahead_s = told - (begun + timed_storage.get_dht_time()) / 2.0
-        return ahead_s if told and math.isfinite(ahead_s) else None
+        ahead_s = dht_time - (begun + timed_storage.get_dht_time()) / 2.0
+        return ahead_s if dht_time and math.isfinite(ahead_s) else None
 
     # Membership.
 
@@ -398,7 +398,7 @@ class DhtDirectory:
         lost = whom_to_try(self.contacts.known, here, now)
         met = await asyncio.gather(*(self._meet(peer, self.contacts.known[peer].addresses, reasons) for peer in lost))
         for peer, answered in zip(lost, met, strict=True):
-            self.contacts.tried(peer, answered, now)
+            self.contacts.record_try(peer, answered, now)
             if answered and here:
                 self._event("directory.merged", "info", peer=short(peer), here=len(here))
         return any(met)

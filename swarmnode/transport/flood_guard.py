@@ -120,12 +120,12 @@ def _looked(
 ) -> tuple[FloodGate, str]:
     scale = 1.0 / (1.0 - gate.share)
     strangers_per_s = gate.looked_sunk / gate.looked_s * scale
-    found = 0
+    opened = 0
     for address, count in counts.items():
         per_s = count * per_sample / sight.took_s * scale
         is_stranger = address not in gate.denied and address not in sight.friends
         if is_stranger and per_s > HITS_PER_S and count >= HITS_MIN:
-            gate, found = deny(gate, address, sight.now_s), found + 1
+            gate, opened = deny(gate, address, sight.now_s), opened + 1
             strangers_per_s -= per_s
     gate = replace(gate, looked_s=0.0, looked_sunk=0.0)
     if strangers_per_s > FLOOD_PER_S:
@@ -133,10 +133,10 @@ def _looked(
         is_new = gate.share == LOOK_SHARE
         gate = replace(gate, share=share, flood_until_s=sight.now_s + HOLD_S)
         return gate, f"a flood of {strangers_per_s:.0f} connections a second" if is_new else ""
-    if not found and sight.now_s < gate.flood_until_s:
+    if not opened and sight.now_s < gate.flood_until_s:
         return gate, ""
     elsewhere = max(0.0, opened_per_s - strangers_per_s * gate.share)
-    reason = f"{found} addresses denied" if found else "no flood of strangers (or it ended)"
+    reason = f"{opened} addresses denied" if opened else "no flood of strangers (or it ended)"
     return replace(gate, share=1.0, elsewhere_per_s=elsewhere), reason
 
 
@@ -177,13 +177,13 @@ def program(
 
 
 def _words(version: int, addresses: Iterable[str]) -> set[tuple[int, ...]]:
-    found = set()
+    words = set()
     for text in addresses:
         with contextlib.suppress(ValueError):
             address = ipaddress.ip_address(text)
             if address.version == version:
-                found.add(struct.unpack(f">{1 if version == 4 else 2}I", address.packed[: 4 if version == 4 else 8]))
-    return found
+                words.add(struct.unpack(f">{1 if version == 4 else 2}I", address.packed[: 4 if version == 4 else 8]))
+    return words
 
 
 def opened() -> int:

@@ -65,12 +65,12 @@ def preamble(kind: FrameKind, header_nbytes: int, flags: FrameFlag = FrameFlag.N
 
 def open_preamble(raw: bytes, kind: FrameKind, version: int = VERSION) -> tuple[int, FrameFlag]:
     """(bytes of the header, flags). Raises RemoteFault unless it is our frame of this `kind` and `version`."""
-    magic, told, found, flags, header_nbytes = PREAMBLE.unpack(raw)
+    magic, their_version, their_kind, flags, header_nbytes = PREAMBLE.unpack(raw)
     if magic != MAGIC:
         raise RemoteFault(f"garbage instead of a frame: starts with {magic!r}, not {MAGIC!r}")
-    check_version(told, version)
-    if found != kind:
-        raise RemoteFault(f"frame of kind {found} where a {kind.name.lower()} ({kind.value}) belongs")
+    check_version(their_version, version)
+    if their_kind != kind:
+        raise RemoteFault(f"frame of kind {their_kind} where a {kind.name.lower()} ({kind.value}) belongs")
     if flags > FrameFlag.LAST:
         raise RemoteFault(f"frame with unknown flags {flags:#x}")
     if header_nbytes > HEADER_BYTES_MAX:

@@ -57,10 +57,10 @@ class _Ear(asyncio.DatagramProtocol):
         self._heard: set[PeerId] = set()
 
     def datagram_received(self, data: bytes, addr: tuple[str, int]) -> None:
-        found = read_beacon(data, addr[0], self._run_id, self._me)
-        if found is not None and (found[0] in self._heard or len(self._heard) < HINTS_MAX):
-            self._heard.add(found[0])
-            self._hint(*found)
+        beacon = read_beacon(data, addr[0], self._run_id, self._me)
+        if beacon is not None and (beacon[0] in self._heard or len(self._heard) < HINTS_MAX):
+            self._heard.add(beacon[0])
+            self._hint(*beacon)
 
     def error_received(self, exc: Exception) -> None:
         pass  # no route or network: the next beacon may find one
@@ -86,19 +86,19 @@ async def announce(run_id: RunId, me: PeerId, addresses: Callable[[], Sequence[s
 
 def _socket() -> socket.socket:
     """A multicast socket; several nodes of one machine may listen. Raises OSError if multicast is not available."""
-    made = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     try:
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if hasattr(socket, "SO_REUSEPORT"):
-            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        made.bind(("", PORT))
-        made.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_TTL, 1)
-        made.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_LOOP, 1)
-        made.setsockopt(
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        sock.bind(("", PORT))
+        sock.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_TTL, 1)
+        sock.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_LOOP, 1)
+        sock.setsockopt(
             socket.IPPROTO_IP, socket.IP_ADD_MEMBERSHIP, struct.pack("4sl", socket.inet_aton(GROUP), socket.INADDR_ANY)
         )
-        made.setblocking(False)
+        sock.setblocking(False)
     except OSError:
-        made.close()
+        sock.close()
         raise
-    return made
+    return sock

@@ -377,7 +377,7 @@ class Libp2pTransport:
             sent, received = stream.bytes_out - bytes_out, stream.consumed - bytes_in
             self._traffic[method, "sent"] += sent
             self._traffic[method, "received"] += received
-            self.links.moved(peer, sent=sent, received=received, now_s=asyncio.get_running_loop().time())
+            self.links.record_bytes(peer, sent=sent, received=received, now_s=asyncio.get_running_loop().time())
         if in_step and not stream.buffered and FrameFlag.LAST not in flags:
             self._pool.give(peer, stream)
         else:
@@ -465,8 +465,8 @@ class Libp2pTransport:
         """The IP addresses of peers that may take part: observed on their streams, and announced by them."""
         admission = self._server.admission
         here = {peer for peer in (*self._observed, *self._known) if admission is None or admission.judge(peer)[0]}
-        told = (ip_of(address) for peer in here for address in self._known.get(peer, ()))
-        return frozenset({*told, *map(self.observed, here)} - {""})
+        hosts = (ip_of(address) for peer in here for address in self._known.get(peer, ()))
+        return frozenset({*hosts, *map(self.observed, here)} - {""})
 
     def _cut_off(self, peer: PeerId) -> None:
         """Disconnect a stranger that keeps opening streams, and deny its address."""

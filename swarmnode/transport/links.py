@@ -43,7 +43,7 @@ class LinkBook:
     def __init__(self) -> None:
         self._links: OrderedDict[PeerId, PeerLink] = OrderedDict()
 
-    def moved(self, peer: PeerId, *, sent: int, received: int, now_s: float) -> None:
+    def record_bytes(self, peer: PeerId, *, sent: int, received: int, now_s: float) -> None:
         """Count the bytes of one call."""
         link = self._links.get(peer)
         if link is None:

@@ -37,15 +37,15 @@ class NetworkMode:
 
     def options(self) -> dict[str, Any]:
         """p2pd's flags. Its own search for relays (relayDiscovery) waits up to 3 minutes, so it is off."""
-        found: dict[str, Any] = {"autonat": False, "natPortMap": False, "relay": False}
+        options: dict[str, Any] = {"autonat": False, "natPortMap": False, "relay": False}
         if self.kind == "local":
-            return found
-        found = {"autonat": True, "natPortMap": True, "relay": True, "relayDiscovery": False, "relayService": False}
+            return options
+        options = {"autonat": True, "natPortMap": True, "relay": True, "relayDiscovery": False, "relayService": False}
         if self.kind == "public":
-            found |= {"forceReachabilityPublic": True, "relayService": True, "relayMaxCircuits": 256}
+            options |= {"forceReachabilityPublic": True, "relayService": True, "relayMaxCircuits": 256}
         if self.kind == "private":
-            found |= {"forceReachabilityPrivate": True, "autoRelay": True, "trustedRelays": ",".join(self.relays)}
-        return found
+            options |= {"forceReachabilityPrivate": True, "autoRelay": True, "trustedRelays": ",".join(self.relays)}
+        return options
 
     def environ(self) -> dict[str, str]:
         """Environment variables for p2pd.

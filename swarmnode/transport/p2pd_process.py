@@ -195,12 +195,12 @@ class P2pdProcess:
             self._judge_no_more()
             return
         try:
-            asked = DialRequest(self.dials, self.pid)
+            dial = DialRequest(self.dials, self.pid)
         except OSError:  # it was interrupted
             return
-        permit = not asked.host or self.book.permit(asked.host, asked.port, asyncio.get_running_loop().time())[0]
-        if not asked.answer(permit) and permit and asked.host:
-            self.book.revoke(asked.host, asked.port)
+        permit = not dial.host or self.book.permit(dial.host, dial.port, asyncio.get_running_loop().time())[0]
+        if not dial.answer(permit) and permit and dial.host:
+            self.book.revoke(dial.host, dial.port)
 
     def _judge_no_more(self) -> None:
         """p2pd is to end, or has: connections that it still opens fail."""
@@ -294,16 +294,16 @@ class P2pdProcess:
     async def connections(self) -> dict[PeerId, bool]:
         """Peers connected now: True for those reached only through relays. Raises Unavailable."""
         await self._until_running()
-        found: dict[PeerId, bool] = {}
+        connections: dict[PeerId, bool] = {}
         try:
             async with asyncio.timeout(CONTROL_TIMEOUT_S):
                 for info in await self.p2p.list_peers():  # one entry per connection, with its remote address
                     peer = PeerId(info.peer_id.to_base58())
                     relayed = any("/p2p-circuit" in str(address) for address in info.addrs)
-                    found[peer] = found.get(peer, True) and relayed
+                    connections[peer] = connections.get(peer, True) and relayed
         except (P2PDaemonError, OSError) as error:  # TimeoutError is one
             raise Unavailable(f"our p2pd does not list its connections: {error}", 1.0) from None
-        return found
+        return connections
 
     async def answers(self) -> bool:
         """Whether p2pd accepts connections on its control socket now."""

@@ -116,8 +116,8 @@ class ReachHelper:
             family = f"ip{ipaddress.ip_address(host).version}"
             tries = [Endpoint(family, host, port) for port in ports_of(call.header.reach.addresses)]
             async with self._slots:
-                found = await asyncio.gather(*(greets(endpoint) for endpoint in tries))
-            reached = [str(endpoint) for endpoint, answered in zip(tries, found, strict=True) if answered]
+                greeted = await asyncio.gather(*(greets(endpoint) for endpoint in tries))
+            reached = [str(endpoint) for endpoint, answered in zip(tries, greeted, strict=True) if answered]
         return Answer(wire.Reply(reach=wire.Reached(reached=reached, observed=host)))
 
 
@@ -145,7 +145,7 @@ async def ask(transport: Transport, helpers: Iterable[PeerId]) -> list[ReachRepo
             answer = await transport.call(helper, request, timeout_s=ASK_TIMEOUT_S, reply_bytes_max=0)
         except (RemoteFault, Unavailable):
             return None
-        said = answer.header.reach
-        return ReachReport(said.observed, tuple(said.reached[:PORTS_MAX])) if said.observed else None
+        reports = answer.header.reach
+        return ReachReport(reports.observed, tuple(reports.reached[:PORTS_MAX])) if reports.observed else None
 
     return [seen for seen in await asyncio.gather(*(one(helper) for helper in helpers)) if seen is not None]

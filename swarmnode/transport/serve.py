@@ -210,7 +210,7 @@ class StreamServer:
             received, sent = stream.consumed - bytes_in, stream.bytes_out - bytes_out
             self._traffic[method, "received"] += received
             self._traffic[method, "sent"] += sent
-            self._links.moved(peer, sent=sent, received=received, now_s=asyncio.get_running_loop().time())
+            self._links.record_bytes(peer, sent=sent, received=received, now_s=asyncio.get_running_loop().time())
         return True
 
     async def _admit(

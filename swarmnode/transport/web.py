@@ -47,11 +47,11 @@ class AddressRules:
         """Allowed addresses of `host`. Raises Unavailable if it has none, and NotPermitted if all are
         refused."""
         try:
-            found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            infos = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
         except (OSError, UnicodeError) as error:
             raise Unavailable(f"{host}: no address: {error}") from None
         # An IPv6 address may name an interface behind a percent sign: fe80::1%eth0.
-        addresses = list(dict.fromkeys(str(sockaddr[0]).split("%")[0] for *_, sockaddr in found))[:ADDRESSES_MAX]
+        addresses = list(dict.fromkeys(str(sockaddr[0]).split("%")[0] for *_, sockaddr in infos))[:ADDRESSES_MAX]
         allowed = [one for one in addresses if self.allows(ipaddress.ip_address(one))]
         if not allowed:
             raise NotPermitted(
@@ -83,9 +83,9 @@ class HttpRangeReader:
                 raise Unavailable(
                     f"{url[:200]}: the server does not support ranges (status 200); host the data elsewhere"
                 )
-            told = answer.headers.get("Content-Range", "")
-            if not whole and not told.startswith(f"bytes {offset}-{last}/"):
-                raise Unavailable(f"{url[:200]}: expected bytes {offset}-{last}, got {told[:60]!r}")
+            content_range = answer.headers.get("Content-Range", "")
+            if not whole and not content_range.startswith(f"bytes {offset}-{last}/"):
+                raise Unavailable(f"{url[:200]}: expected bytes {offset}-{last}, got {content_range[:60]!r}")
             data = await self._body(answer, nbytes)
         if len(data) != nbytes:
             raise Unavailable(f"{url[:200]}: expected {nbytes} bytes, got {len(data)}")
@@ -133,8 +133,8 @@ class HttpRangeReader:
             parts = checked(url)
             if private:
                 assert parts.hostname is not None
-                found = await self._rules.resolve(parts.hostname, parts.port or 0)
-                private = not any(is_public(ipaddress.ip_address(one)) for one in found)
+                addresses = await self._rules.resolve(parts.hostname, parts.port or 0)
+                private = not any(is_public(ipaddress.ip_address(one)) for one in addresses)
             async with self._opened(private).get(
                 url,
                 headers={**headers, "Accept-Encoding": "identity", "User-Agent": "swarmnode"},
@@ -185,9 +185,9 @@ def _socket(rules: AddressRules, info: Any) -> socket.socket:
             f"{address} is not a public address: a run may not make this machine contact it"
             " (--allow-private-addresses permits it)"
         )
-    made = socket.socket(family, kind, protocol)
-    made.setblocking(False)
-    return made
+    sock = socket.socket(family, kind, protocol)
+    sock.setblocking(False)
+    return sock
 
 
 def checked(url: str) -> SplitResult:

@@ -216,7 +216,7 @@ def test_nobody_is_a_liar_where_nobody_lies() -> None:
     replica_batch = attack.AttackedBatch(TINY, 0, "noloco/fp32", TEXT, None, acceptance="guarded")
     one = LIARS[0]
     for _ in range(8):
-        replica_batch.reputation[one].refused(replica_batch.names[0], 1.0)
+        replica_batch.reputation[one].record_broken_packet(replica_batch.names[0], 1.0)
     assert 0 not in replica_batch.view(one, 1) and 1 in replica_batch.view(one, 1)
     fresh = attack.AttackedBatch(TINY, 0, "noloco/fp32", TEXT, None, acceptance="guarded")
     fresh.learn(1)

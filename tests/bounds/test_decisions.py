@@ -176,7 +176,7 @@ def test_routing(records: list[record_pb2.Record], seconds: list[float]) -> None
             if peer is None:
                 router.ready_in_s(float(at))
                 continue
-            router.completed(peer, 8, took, took / 2)
+            router.record_answer(peer, 8, took, took / 2)
             assert math.isfinite(router.seconds(peer, 8)) and math.isfinite(router.runtime(peer))
             if at % 5 == 4:
                 router.ban(peer, float(at))
@@ -262,7 +262,7 @@ def test_the_page(records: list[record_pb2.Record], report: report_pb2.Report) -
     with within_bounds():
         board = Board(MANIFEST, RUN)
         for record in records:
-            board.heard(record, NOW)
+            board.observe_record(record, NOW)
         board.reported(ME, report, NOW, 0.01)
         board.settle(NOW)
         board.expire(NOW)

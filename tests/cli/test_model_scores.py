@@ -137,7 +137,7 @@ def test_an_answer_ends_before_the_text_that_closes_it(tokens: list[int], end: l
 
 
 def test_a_template_says_how_to_ask_and_what_ends_an_answer() -> None:
-    text, end = ChatTemplate().asked([{"role": "user", "content": "hello"}])
+    text, end = ChatTemplate().render_prompt([{"role": "user", "content": "hello"}])
     assert text == "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n"
     assert end == "<|im_end|>"
 

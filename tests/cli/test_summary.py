@@ -141,7 +141,7 @@ def test_the_rate_agrees_with_a_dumb_twin(steps: list[tuple[float, int]]) -> Non
     ],
 )
 def test_when_to_stop(conditions: Conditions, ready_s: float, met: str | None) -> None:
-    assert conditions.met(ready_s, totals(NODES)) == met
+    assert conditions.why_stop(ready_s, totals(NODES)) == met
 
 
 def summary() -> Summary:

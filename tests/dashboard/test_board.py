@@ -54,7 +54,7 @@ def test_a_node_comes_is_silent_and_goes(one: Fixture) -> None:
 
 def test_who_says_goodbye_is_not_missed(one: Fixture) -> None:
     said = record_pb2.Record(peer_id=one.peer, sequence=10**9, state=record_pb2.NODE_STATE_LEFT, stage=0)
-    one.board.heard(said, NOW + 1)
+    one.board.observe_record(said, NOW + 1)
     one.board.expire(NOW + 60)
     assert view.state_of(one.board.nodes[one.peer]) == "left" and one.texts() == []
 
@@ -63,7 +63,7 @@ def test_an_older_record_changes_nothing(one: Fixture) -> None:
     board = one.board
     board.take_changes()
     stale = record_pb2.Record(peer_id=one.peer, sequence=0, state=record_pb2.NODE_STATE_LEFT)
-    board.heard(stale, NOW + 1)
+    board.observe_record(stale, NOW + 1)
     assert board.nodes[one.peer].living and not board.take_changes().nodes
 
 
@@ -116,7 +116,7 @@ def test_one_node_decides_neither_the_curve_nor_the_rounds(one: Fixture) -> None
     """A node that reports a validation and rounds of the far future, and a loss that is too good to be true."""
     board, everybody = one.board, [PeerId(f"node{number}") for number in range(5)]
     for peer in everybody:
-        board.heard(record_pb2.Record(
+        board.observe_record(record_pb2.Record(
             peer_id=peer, sequence=1, state=record_pb2.NODE_STATE_TRAINING, round=9, expires_unix_ms=10**15,
             progress=record_pb2.Progress(total=10_000),
         ), NOW)  # fmt: skip
@@ -146,7 +146,7 @@ async def test_a_boast_moves_the_count_of_samples_nowhere() -> None:
     for told, total in zip(await make(), (0, 512, 10**12, 500), strict=True):
         told.progress.total = total
         told.progress.samples[:] = [total]
-        board.heard(told, NOW)
+        board.observe_record(told, NOW)
     board.settle(NOW)
     assert board.samples == 512, "of the three that know a count"
 
@@ -161,7 +161,7 @@ async def test_a_run_whose_nodes_come_back_does_not_stand_still_at_once() -> Non
         for node in fleet.nodes:
             told = record(fleet, node, expires_unix_ms=int((at_s + 15) * 1000), state=state)
             told.sequence += int(at_s - NOW) + 300
-            board.heard(told, at_s)
+            board.observe_record(told, at_s)
         board.settle(at_s)
         return [alarm.kind for alarm in alarms(view.health(board, [], at_s))]
 
@@ -253,7 +253,7 @@ def test_a_restart_brings_everything_back(one: Fixture, tmp_path: Path) -> None:
     assert again.trained_s == NOW and history.models == {"round-1": model}
     assert view.standing(again, peer) == {"rank": None, "of": 0, "share": 0.0, "days": [[int(NOW // 86_400), 8]]}
     assert [point.samples for point in history.points] == [512]
-    again.heard(_record(one), NOW + 1)
+    again.observe_record(_record(one), NOW + 1)
     again.reported(peer, told, NOW + 1, 0.0)
     assert again.rounds[4].paired == 1 and again.totals["steps"] == 40, "what was read before is not counted again"
     history.close()

@@ -389,6 +389,6 @@ def test_conversations_are_told_from_other_rows() -> None:
 
 
 def test_the_answer_ends_where_chat_stops() -> None:
-    text, end = ChatTemplate().asked([{"role": "user", "content": "a"}])
+    text, end = ChatTemplate().render_prompt([{"role": "user", "content": "a"}])
     assert (text, end) == ("<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n", "<|im_end|>")
     assert not re.search("\ue0f7", text)

@@ -72,7 +72,7 @@ def _board() -> Board:
     for stage, who in enumerate((SERVER, CLIENT)):
         record = record_pb2.Record(peer_id=who.peer_id, sequence=1, stage=stage, state=record_pb2.NODE_STATE_TRAINING)
         record.expires_unix_ms = int(NOW + 60) * 1000
-        board.heard(record, NOW)
+        board.observe_record(record, NOW)
     return board
 
 

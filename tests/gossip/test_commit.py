@@ -128,7 +128,7 @@ def test_a_packet_counts_if_it_is_believed_and_not_ones_own(
     verdicts: list[Verdict], came: int, fallback: bool, gave: int
 ) -> None:
     report = OuterReport(1, 0.0, 0.0, verdicts)
-    assert OuterStepResult([], report, "", fallback).gave(came) == gave
+    assert OuterStepResult([], report, "", fallback).count_believed(came) == gave
 
 
 def met(late_s: float, there_s: float, back_s: float = 0.0) -> tuple[bool, bool, float]:

@@ -90,7 +90,7 @@ async def test_who_is_left_out_gives_none() -> None:
     final_deltas = FinalDeltas(manifest(), 1, lambda: 1, Quiet(), made)
     rubbish = Packet(1.0, 8, (), final_delta=True, sender=liar)
     for _ in range(6):
-        made.left([rubbish], [Verdict(0.0, "misshapen", "not finite")], 1)
+        made.record_final_deltas([rubbish], [Verdict(0.0, "misshapen", "not finite")], 1)
     made._mates = lambda: [liar]
     assert await ask(final_deltas, liar, 1) == "Unavailable"
 

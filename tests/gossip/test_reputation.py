@@ -18,7 +18,7 @@ def test_six_refusals_leave_a_peer_out_until_time_has_passed() -> None:
     reputation = Reputation()
     for _ in range(6):
         assert reputation.meets(A, 10.0)[0]
-        left = reputation.refused(A, 10.0)
+        left = reputation.record_broken_packet(A, 10.0)
     assert left == pytest.approx(FALL**6)
     met, reason = reputation.meets(A, 10.0)
     assert not met and reason == "trust in a is 0.12, 0.15 is least"
@@ -36,7 +36,7 @@ def test_never_outside_of_0_and_1(steps: list[tuple[float, bool]]) -> None:
         trust = 1 - (1 - trust) * 0.5 ** (seconds / HALF_LIFE_S)
         if refused:
             trust *= FALL
-            reputation.refused(A, now)
+            reputation.record_broken_packet(A, now)
         else:
             trust = 1 - RISE * (1 - trust)
             reputation.taken(A, now)
@@ -46,7 +46,7 @@ def test_never_outside_of_0_and_1(steps: list[tuple[float, bool]]) -> None:
 def test_memory_is_bounded_and_keeps_the_worst() -> None:
     reputation = Reputation()
     for _ in range(7):
-        reputation.refused(A, 0.0)
+        reputation.record_broken_packet(A, 0.0)
     for i in range(PEERS_MAX + 5):
-        reputation.refused(PeerId(f"p{i}"), 1.0)
+        reputation.record_broken_packet(PeerId(f"p{i}"), 1.0)
     assert len(reputation._trust) == PEERS_MAX and not reputation.meets(A, 1.0)[0]

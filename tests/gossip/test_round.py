@@ -191,11 +191,11 @@ def test_a_replica_that_trained_nothing_since_a_fragments_round_is_idle() -> Non
     samples = 0
     weight = RoundWeight(2, lambda: samples, newcomer=False)
     assert weight.of(2) == 1.0, "it may have come with a snapshot"
-    weight.met(2, 0)
+    weight.on_round_end(2, 0)
     assert weight.of(4) == 0.0 and weight.of(3) == 1.0
     samples = 8
     assert weight.of(4) == 1.0
-    weight.met(3, 8)
+    weight.on_round_end(3, 8)
     assert weight.of(5) == 0.0
     assert weight.of(4) == 1.0, "this fragment has not met since"
 
@@ -204,7 +204,7 @@ def test_a_newcomer_that_serves_without_a_round_counts_once_it_trained_half_of_o
     """It began from slow weights: with the same weight it halved what its partner learned."""
     samples = 8
     weight = RoundWeight(2, lambda: samples, newcomer=True, least=lambda: 16)
-    weight.met(4, 8)
+    weight.on_round_end(4, 8)
     weight.serve()
     assert not weight.newcomer
     samples = 20
@@ -212,7 +212,7 @@ def test_a_newcomer_that_serves_without_a_round_counts_once_it_trained_half_of_o
     samples = 24
     assert weight.of(5) == 1.0
     samples = 20
-    weight.met(5, 20)
+    weight.on_round_end(5, 20)
     samples = 24
     assert weight.of(7) == 1.0, "it has had one"
 
@@ -221,12 +221,12 @@ def test_a_newcomer_receives_a_round_of_each_fragment_first() -> None:
     samples = 8
     weight = RoundWeight(2, lambda: samples, newcomer=True)
     assert weight.of(4) == weight.of(5) == 0.0
-    weight.met(4, 4)
+    weight.on_round_end(4, 4)
     assert weight.newcomer and weight.of(6) == 1.0 and weight.of(5) == 0.0
     weight.restored(newcomer=True)
     assert weight.of(6) == 0.0, "another state: nothing of it was received yet"
-    weight.met(5, 4)
-    weight.met(6, 4)
+    weight.on_round_end(5, 4)
+    weight.on_round_end(6, 4)
     assert not weight.newcomer and weight.of(7) == weight.of(8) == 1.0
     weight.restored(newcomer=True)
     weight.restored(newcomer=False)

@@ -14,7 +14,7 @@ def test_strangers_meet_in_all_rounds_while_most_of_them_come() -> None:
     strangers = Strangers(RUN, 1, lambda peer: int(peer == MATE))
     assert strangers.come and not strangers.kept_out((ME, MATE, *KEYS), ME)
     for came in (False, True, True, False):
-        strangers.tried(came)
+        strangers.record_try(came)
     assert strangers.come and not strangers.kept_out((ME, MATE, *KEYS), ME)
 
 
@@ -30,7 +30,7 @@ def test_beside_a_flood_of_keys_those_who_have_met_meet() -> None:
         met += others == (MATE,)
         for other in others:
             if other != MATE:
-                strangers.tried(False)
+                strangers.record_try(False)
     assert abs(met / rounds - (1 - 1 / OPEN_EVERY)) < 0.05
 
 
@@ -38,7 +38,7 @@ def test_who_knows_none_but_strangers_keeps_nobody_out() -> None:
     strangers = Strangers(RUN, 1, lambda peer: 0)
     for _ in range(TRIES):
         assert strangers.come, "a few that do not come are no flood"
-        strangers.tried(False)
+        strangers.record_try(False)
     assert not strangers.come and not strangers.kept_out((ME, *KEYS), ME)
 
 

@@ -62,7 +62,7 @@ async def test_the_newest_of_a_client_is_kept(tmp_path: Path) -> None:
 def test_strangers_do_not_grow_the_books() -> None:
     work = Work()
     for number in range(3 * PEERS_MAX):
-        work.received(Identity.of_seed(number.to_bytes(32, "big")).peer_id, 4)
+        work.record_gradient(Identity.of_seed(number.to_bytes(32, "big")).peer_id, 4)
     assert len(work.done) == PEERS_MAX
 
 

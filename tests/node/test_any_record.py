@@ -108,6 +108,6 @@ async def test_what_a_node_says_itself_is_in_range() -> None:
         for person in v.people:
             absurd = StageStatus(samples_per_second=float("inf"), queue=10**9)
             person.served.status = lambda absurd=absurd: absurd  # type: ignore[method-assign, misc]
-            person.node.presence.changed()
+            person.node.presence.announce_change()
         await trains_on(v, 128, "with absurd measurements of its own")
         await v.leave()

@@ -44,7 +44,7 @@ def fleet(
     for _ in range(calls):
         now, _, done, begun = heapq.heappop(ends)
         if done:
-            router.completed(PeerId(done), 1, now - begun)
+            router.record_answer(PeerId(done), 1, now - begun)
         peer, _ = router.choose(now, 1)
         assert peer is not None
         shares[peer] += 1

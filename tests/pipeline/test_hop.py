@@ -223,7 +223,7 @@ async def test_nobody_else_is_asked_when_too_little_time_is_left_for_it() -> Non
                 raise Broken("the stream was reset")
 
         network.link = link
-        people[0].next_hop.took(1, 80.0)
+        people[0].next_hop.record_latency(1, 80.0)
         with pytest.raises(MicrobatchLost, match="no route to stage 1"):
             await people[0].feed(deadline_s=20.0)
         assert len(asked) == 1 and counted(people) == [0, 0, 0, 0]

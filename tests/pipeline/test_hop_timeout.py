@@ -43,26 +43,26 @@ def test_a_stranger_is_asked_by_what_others_need_and_left_by_the_deadline_alone(
 def test_a_microbatch_may_take_what_others_took_and_never_less_than_the_manifest_says() -> None:
     trip = RoundTrip(120.0)
     assert trip.limit_s == 120.0
-    trip.completed(10.0)
+    trip.record_trip(10.0)
     assert trip.limit_s == 120.0
     for _ in range(200):
-        trip.completed(1000.0)
+        trip.record_trip(1000.0)
     assert 1000.0 < trip.limit_s < 1100.0, "all alike"
     for seconds in [500.0, 1500.0] * 100:
-        trip.completed(seconds)
+        trip.record_trip(seconds)
     assert 2500.0 < trip.limit_s < 3500.0, "four deviations above the mean"
-    trip.lost(0.0, 10.0)
+    trip.record_loss(0.0, 10.0)
     assert trip.limit_s < 3500.0, "losses tell nothing where microbatches come back"
 
 
 def test_until_one_comes_back_the_time_doubles_with_each_loss() -> None:
     trip = RoundTrip(120.0)
-    trip.lost(begun_s=0.0, now_s=120.0)
+    trip.record_loss(begun_s=0.0, now_s=120.0)
     for begun_s in (1.0, 50.0, 119.0):
-        trip.lost(begun_s, begun_s + 120.0)
+        trip.record_loss(begun_s, begun_s + 120.0)
     assert trip.limit_s == 240.0, "one for all that were under way"
-    trip.lost(121.0, 361.0)
+    trip.record_loss(121.0, 361.0)
     assert trip.limit_s == 480.0
     for now_s in range(1000, 100_000, 1000):
-        trip.lost(now_s, now_s + 1.0)
+        trip.record_loss(now_s, now_s + 1.0)
     assert trip.limit_s == LIMIT_MAX_S

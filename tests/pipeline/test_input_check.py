@@ -49,10 +49,10 @@ class Asking:
     async def cosine(self, one: WireTensor, other: WireTensor, samples: int) -> float:
         return self._replica.cosine(one, other, samples)
 
-    def confirmed(self, *_: object) -> None:
+    def record_right(self, *_: object) -> None:
         self.outcomes.append("right")
 
-    def convicted(self, *_: object) -> None:
+    def record_false(self, *_: object) -> None:
         self.outcomes.append("wrong")
 
     def tell(self, peer: PeerId, stage: int, outcome: str, reason: str) -> None:

@@ -89,8 +89,8 @@ def test_lines_that_hold_all_there_may_be_in_flight_cut_nothing() -> None:
     """Where nearly all samples in flight are on the lines, machines idle however they are cut: small ones only cost."""
     near, far = (sizing(run(batch=24, slots=64), CPU) for _ in range(2))
     for _ in range(REVIEW):
-        near.completed(6, 0.2, 0.0)
-        far.completed(6, 5.0, 0.0)
+        near.record_trip(6, 0.2, 0.0)
+        far.record_trip(6, 5.0, 0.0)
     assert near.choose(swarm(2, 2, 2), 0).samples < far.choose(swarm(2, 2, 2), 0).samples == 6
 
 
@@ -110,7 +110,7 @@ def test_a_size_hardly_better_does_not_take_over() -> None:
     here = swarm(2, 2, 2)
     used = chooser.choose(here, 0).samples
     for _ in range(20 * REVIEW):
-        chooser.completed(used, 0.2, 0.1)
+        chooser.record_trip(used, 0.2, 0.1)
         assert chooser.choose(here, 0).samples == used
 
 

@@ -32,7 +32,7 @@ async def test_what_is_on_its_way_counts_until_it_is_there_or_did_not_come() -> 
     here = Reservations(lambda: waiting)
     granted = [asked(here, f"peer{n}").granted for n in range(READY_AHEAD + 3)]
     assert granted == [True] * (READY_AHEAD + 1) + [False] * 2
-    here.came(PeerId("peer0"))
+    here.on_arrival(PeerId("peer0"))
     waiting = 1
     assert not asked(here, "late").granted, "what came is work now"
     waiting = 0

@@ -23,7 +23,7 @@ def route(router: Router, seconds: dict[str, float], calls: int) -> Counter[str]
         peer, _ = router.choose(0.0, 1)
         assert peer is not None
         shares[peer] += 1
-        router.completed(peer, 1, seconds[peer])
+        router.record_answer(peer, 1, seconds[peer])
     return shares
 
 
@@ -62,7 +62,7 @@ def test_who_was_never_asked_is_expected_to_queue_as_the_others_do() -> None:
     fast = [member(f"fast{i}", samples_per_second=4.0) for i in range(5)]
     router.update(fast)
     for one in fast:
-        router.completed(one.peer, 1, 4 / 4.0)
+        router.record_answer(one.peer, 1, 4 / 4.0)
     router.update([*fast, *(member(f"slow{i}", samples_per_second=1.0) for i in range(20))])
     chosen = [router.choose(0.0, 1)[0] for _ in range(400)]
     assert sum(peer is not None and peer.startswith("fast") for peer in chosen) / 400 == pytest.approx(0.5, abs=0.05)
@@ -98,7 +98,7 @@ def test_heterogeneous_stages_reach_the_bottleneck() -> None:
                 assert peer is not None
                 begun = max(now, free[peer])
                 free[peer] = begun + 1.0 / stage[peer]
-                router.completed(peer, 1, free[peer] - now)
+                router.record_answer(peer, 1, free[peer] - now)
                 now = free[peer]
             heapq.heappush(under_way, (now, serial))
             done = max(done, now)
@@ -117,7 +117,7 @@ def test_a_banned_peer_comes_back_only_with_a_newer_record_and_after_the_ban() -
     assert router.banned(PeerId("a"), 10.5)
     assert not router.banned(PeerId("a"), 10.0 + BAN_FIRST_S)
     assert router.ban(PeerId("a"), now=20.0) == 2 * BAN_FIRST_S, "a second fault in a row bans twice as long"
-    router.completed(PeerId("a"), 1, 1.0)
+    router.record_answer(PeerId("a"), 1, 1.0)
     router.update([member("a", sequence=3), member("b")])
     assert router.ban(PeerId("a"), now=90.0) == BAN_FIRST_S, "an answer in between starts anew"
 
@@ -148,7 +148,7 @@ def test_choice_is_a_function_of_the_seed() -> None:
         for i in range(300):
             peer, _ = router.choose(float(i), 1)
             assert peer is not None
-            router.completed(peer, 1, 1.0 + (i % 3))
+            router.record_answer(peer, 1, 1.0 + (i % 3))
             chosen.append(peer)
         return chosen
 
@@ -227,9 +227,9 @@ def test_who_lets_deadlines_pass_while_others_answer_is_to_blame() -> None:
     assert not router.late(gray), "once may be chance"
     assert not router.late(gray), "nobody else answered either"
     for _ in range(4):
-        router.completed(other, 8, 1.0)
+        router.record_answer(other, 8, 1.0)
     assert router.late(gray)
-    router.completed(gray, 8, 1.0)
+    router.record_answer(gray, 8, 1.0)
     assert not router.late(gray), "it answered: begun anew"
 
 
@@ -237,7 +237,7 @@ def test_what_is_typical_is_what_all_needed() -> None:
     router = Router(random.Random(0))
     router.update([member("a"), member("b")])
     assert router.typical_s(4) == 0.0 and router.expected_s(PeerId("b"), 4) is None
-    router.completed(PeerId("a"), 2, 6.0)
+    router.record_answer(PeerId("a"), 2, 6.0)
     assert router.typical_s(4) == pytest.approx(12.0) and router.expected_s(PeerId("b"), 4) is None
 
 
@@ -246,12 +246,12 @@ def test_our_own_line_is_nobody_elses_slowness_and_a_peers_line_is_its_own() -> 
     router.update([member("a"), member("b"), member("c")])
     for _ in range(20):
         for peer, own_s in ((quick, 1.0), (slow, 4.0)):
-            ours_s = router.completed(peer, 2, 10.0 + own_s, 10.0)
+            ours_s = router.record_answer(peer, 2, 10.0 + own_s, 10.0)
             assert ours_s == pytest.approx(10.0), "what our line takes with any peer"
     assert router.expected_s(quick, 2) == pytest.approx(1.0) and router.expected_s(slow, 2) == pytest.approx(4.0)
-    assert router.completed(thin, 2, 31.0, 30.0) == pytest.approx(10.0), "it took 20 s longer to come in there"
+    assert router.record_answer(thin, 2, 31.0, 30.0) == pytest.approx(10.0), "it took 20 s longer to come in there"
     assert router.expected_s(thin, 2) == pytest.approx(21.0)
-    assert router.completed(quick, 2, 1.0, 30.0) <= 30.0 and router.expected_s(quick, 2) >= 0.0  # type: ignore[operator]
+    assert router.record_answer(quick, 2, 1.0, 30.0) <= 30.0 and router.expected_s(quick, 2) >= 0.0  # type: ignore[operator]
 
 
 def test_many_replicas_that_never_answer_get_few_microbatches() -> None:
@@ -268,7 +268,7 @@ def test_many_replicas_that_never_answer_get_few_microbatches() -> None:
         assert peer is not None
         shares[peer] += 1
         if peer in real:
-            router.completed(peer, 1, 0.1)
+            router.record_answer(peer, 1, 0.1)
         else:
             router.ban(peer, now)
     wasted = sum(count for peer, count in shares.items() if peer not in real)
@@ -294,7 +294,7 @@ def test_the_slower_strangers_refuse_the_more_seldom_they_are_tried() -> None:
         peer, _ = router.choose(now, 1)
         now += 1.0
         if peer == "a":
-            router.completed(PeerId("a"), 1, 1.0)
+            router.record_answer(PeerId("a"), 1, 1.0)
         elif peer is not None:
             router.ban(peer, now, lost_s=10.0)
             lost_s += 10.0
@@ -307,14 +307,14 @@ def test_a_quick_no_of_a_stranger_is_none_and_a_slow_one_is() -> None:
     router = Router(random.Random(3))
     router.update([member("a"), member("new")])
     assert router.unknown_share() == 1.0
-    router.tried_in_vain(PeerId("new"), 0.5)
+    router.record_refusal(PeerId("new"), 0.5)
     assert router.unknown_share() == 1.0, "nobody answered yet: a second is slow"
     route(router, {"a": 0.1, "new": 0.1}, 1)
     for peer in {"a", "new"} - {p for p, known in router._peers.items() if known.seconds_per_sample.known}:
-        router.tried_in_vain(PeerId(peer), 0.05)
+        router.record_refusal(PeerId(peer), 0.05)
         assert router.unknown_share() == 1.0
-        router.tried_in_vain(PeerId(peer), 5.0)
-        router.tried_in_vain(PeerId(peer), 5.0)
+        router.record_refusal(PeerId(peer), 5.0)
+        router.record_refusal(PeerId(peer), 5.0)
         assert router.unknown_share() < 1.0
 
 
@@ -336,10 +336,10 @@ def test_a_stage_where_all_refuse_for_long_is_idle_until_one_answers() -> None:
     router.update([member("a"), member("b")])
     for now in range(20):
         assert router.idle(now, 10.0) == (now >= 10), "eight refusals, over ten seconds"
-        router.refused(float(now))
-    router.completed(PeerId("b"), 1, 1.0)
+        router.record_stage_refusal(float(now))
+    router.record_answer(PeerId("b"), 1, 1.0)
     for now in range(20, 60):
-        router.refused(float(now))
+        router.record_stage_refusal(float(now))
     assert not router.idle(60.0, 10.0), "one of them works"
     router.forget(PeerId("b"))
     assert router.idle(60.0, 10.0), "it is gone"

@@ -122,7 +122,7 @@ def test_a_suspected_replica_is_checked_more_until_its_own_weights_clear_it() ->
     assert before < audits.share(LIAR) == DOUBTED_SHARE and not audits.suspected(LIAR, 1), "no single check decides"
     test.observe(LIAR, 0.46)
     assert audits.suspected(LIAR, 1) and not audits.suspected(OTHER, 1)
-    audits.cleared(LIAR, 1)
+    audits.clear(LIAR, 1)
     assert not audits.suspected(LIAR, 1) and audits.share(LIAR) == before
 
 

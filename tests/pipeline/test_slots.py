@@ -13,7 +13,7 @@ HONEST, OTHER = PeerId("honest"), PeerId("other")
 
 def worked(slots: Slots, caller: PeerId, now_s: float = 0.0) -> None:
     for _ in range(WORKED_MIN):
-        slots.worked(caller, now_s)
+        slots.record_work(caller, now_s)
 
 
 def fill(slots: Slots, caller: PeerId, now_s: float = 0.0) -> list[Slot]:
@@ -60,7 +60,7 @@ def test_places_never_exceed_their_number_and_all_come_back(steps: list[tuple[st
         if give and held:
             place = held.pop(step % len(held))
             slots.give(place)
-            slots.worked(place.caller, float(step))
+            slots.record_work(place.caller, float(step))
         elif slots.refusal(position, PeerId(caller), float(step)) is None:
             held.append(slots.take(position, PeerId(caller)))
         assert len(slots) == len(held)

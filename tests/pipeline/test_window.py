@@ -12,7 +12,7 @@ def pipeline(window: Window, knee: float, completions: int, service_s: float = 1
     sizes = []
     for _ in range(completions):
         round_trip_s = service_s * max(1.0, window.size / knee)
-        window.completed(round_trip_s, round_trip_s - service_s)
+        window.record_trip(round_trip_s, round_trip_s - service_s)
         sizes.append(window.size)
     return sizes
 
@@ -28,48 +28,48 @@ def test_slow_replicas_are_not_mistaken_for_queues() -> None:
     """Round trips of 1 s and 5 s without any waiting: nothing says that less should be under way."""
     window = Window(4.0, 64)
     for index in range(200):
-        window.completed(5.0 if index % 2 else 1.0, 0.0)
+        window.record_trip(5.0 if index % 2 else 1.0, 0.0)
     assert window.size == 64
 
 
 def test_more_machines_to_supply_mean_more_under_way() -> None:
     few, many = Window(4.0, 64), Window(4.0, 64)
     for _ in range(500):
-        few.completed(2.0, 1.0, 1.0)
-        many.completed(2.0, 1.0, 5.0)
+        few.record_trip(2.0, 1.0, 1.0)
+        many.record_trip(2.0, 1.0, 5.0)
     assert few.size < 8 < many.size
 
 
 def test_bounds_and_losses() -> None:
     window = Window(3.0, 4)
     for _ in range(100):
-        window.completed(1.0, 0.0)
+        window.record_trip(1.0, 0.0)
     assert window.size == 4
-    window.lost()
+    window.record_loss()
     assert window.size == 2
     for _ in range(10):
-        window.lost()
+        window.record_loss()
     assert window.size == 1
 
 
 def test_what_is_lost_at_once_halves_it_once() -> None:
     window = Window(40.0, 64)
     for _ in range(20):
-        window.lost()
+        window.record_loss()
     assert window.size == 20
     for _ in range(20):
-        window.completed(1.0, 1.0)
-    window.lost()
+        window.record_trip(1.0, 1.0)
+    window.record_loss()
     assert window.size < 11, "a round trip later it is another loss"
 
 
 def test_where_many_machines_are_short_of_work_it_grows_by_more_than_one_a_round_trip() -> None:
     window = Window(16.0, 64)
-    window.completed(1.0, 0.5, machines=8.0)  # one waits for each: the doubling is over
-    window.lost()
+    window.record_trip(1.0, 0.5, machines=8.0)  # one waits for each: the doubling is over
+    window.record_loss()
     assert window.size == 8
     for _ in range(24):  # about two round trips
-        window.completed(1.0, 0.5, machines=8.0)
+        window.record_trip(1.0, 0.5, machines=8.0)
     assert 13 <= window.size <= 16, "one more in each round trip would have made 10 of them"
 
 

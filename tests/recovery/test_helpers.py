@@ -56,7 +56,7 @@ async def fetch(
         cut=cut,
         helpers=lambda: helpers,
     )
-    return Snapshot.received(offer, found)
+    return Snapshot.of_offer(offer, found)
 
 
 def keeping(world: World, peer: PeerId, snapshot: Snapshot) -> SnapshotDonor:

@@ -86,7 +86,7 @@ async def pull(
     assert offer.nbytes == sum(map(len, pieces(found))) and said.all("state.downloaded")[-1]["nbytes"] == offer.nbytes
     for index, piece in enumerate(pieces(found)):
         check_chunk(offer, index, piece)  # whoever is given it on can verify it
-    return Snapshot.received(offer, found)
+    return Snapshot.of_offer(offer, found)
 
 
 def test_what_a_donor_gave_in_minutes_outlives_it() -> None:

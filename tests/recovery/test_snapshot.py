@@ -192,7 +192,7 @@ def test_a_part_of_a_part_counts_the_stages_elements() -> None:
     whole = snapshot(dict.fromkeys(SECTIONS, 100))
     head = StateSlice(("phi",), 40, 60)
     given = whole.part(head)
-    kept = Snapshot.received(given.manifest(), given.state, head.first)
+    kept = Snapshot.of_offer(given.manifest(), given.state, head.first)
     for first, count in ((40, 60), (50, 10), (99, 1)):
         cut = StateSlice(("phi",), first, count)
         assert kept.part(cut).state.sections["phi"] == whole.part(cut).state.sections["phi"]

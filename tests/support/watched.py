@@ -110,7 +110,9 @@ class Fixture:
             self.fake_fleet = FakeFleet(TINY, RUN, 2)
             self.fake_node = self.fake_fleet.nodes[0]
             self.board = Board(TINY, RUN)
-            self.board.heard(record(self.fake_fleet, self.fake_node, expires_unix_ms=int((NOW + 15) * 1000)), NOW)
+            self.board.observe_record(
+                record(self.fake_fleet, self.fake_node, expires_unix_ms=int((NOW + 15) * 1000)), NOW
+            )
 
         asyncio.run(make())
         self.peer = PeerId(self.fake_node.identity.peer_id)

@@ -124,7 +124,7 @@ def test_what_the_user_gave_is_tried_whatever_a_bootstrap_announces() -> None:
     contacts, given, announced = Contacts(), "/ip4/1.2.3.4/tcp/5", "/ip4/127.0.0.1/tcp/4001"
     contacts.tell(A, [given])
     contacts.hear(A, [announced], NOW)
-    contacts.tried(A, False, NOW)
+    contacts.record_try(A, False, NOW)
     contacts.hear(A, [], NOW)
     assert contacts.known[A].addresses == (given, announced)
     contacts.hint(A, ["/ip4/1.2.3.4/tcp/9"])

@@ -60,10 +60,10 @@ def round_ahead(home: Path, round_samples: int) -> int:
         if ready is None or not ready.dashboard:
             raise OSError("no coordinator runs there")
         with urllib.request.urlopen(f"{ready.dashboard.rstrip('/')}/api/v1/summary", timeout=PAGE_TIMEOUT_S) as page:
-            found = json.load(page)
-        per_s = found["tokens_per_s"] * found["samples"] / max(1, found["tokens"])
+            view = json.load(page)
+        per_s = view["tokens_per_s"] * view["samples"] / max(1, view["tokens"])
         ahead = max(AHEAD_ROUNDS, math.ceil(AHEAD_S * float(per_s) / round_samples))
-        return int(found["samples"]) // round_samples + ahead
+        return int(view["samples"]) // round_samples + ahead
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(
             f"--home {home}: the run's round is not known ({error}): give --from-round N, or the coordinator's home"

@@ -77,7 +77,7 @@ def check_top(verbs: Collection[str], load: Callable[[str], click.Command | None
             if key not in verbs:
                 raise ConfigError(f"{path}: [{key[:40]}]: no such verb{_meant(key, verbs)}")
             continue
-        known = known or {_key(option) for verb in verbs if (found := load(verb)) for option in _options(found)}
+        known = known or {_key(option) for verb in verbs if (command := load(verb)) for option in _options(command)}
         if key not in known and key not in verbs:  # `defaults_for` says that a verb is written as a table
             raise ConfigError(f"{path}: {key[:40]}: no verb has such an option{_meant(key, known)}")
 
@@ -90,16 +90,16 @@ def _meant(word: str, known: Collection[str]) -> str:
 def defaults_for(verb: str, command: click.Command) -> dict[str, Any]:
     """The config file's values for `command`, by parameter. Raises ConfigError for a key that its table cannot have."""
     path = config_path()
-    found = _read(path)
+    config = _read(path)
     options = {_key(option): option for option in _options(command)}
-    table = found.get(verb, {})
+    table = config.get(verb, {})
     if not isinstance(table, Mapping):
         raise ConfigError(f"{path}: {verb} is a verb: write its settings in a table [{verb}]")
     for key in table:
         if key not in options:
             hint = _meant(key, options) or f"; it has {', '.join(sorted(options)) or 'no options'}"
             raise ConfigError(f"{path}: [{verb}] {key[:40]}: unknown option of `swarmnode {verb}`{hint}")
-    common = {key: value for key, value in found.items() if key in options and not isinstance(value, Mapping)}
+    common = {key: value for key, value in config.items() if key in options and not isinstance(value, Mapping)}
     return {str(options[key].name): value for key, value in {**common, **table}.items()}
 
 

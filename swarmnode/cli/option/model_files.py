@@ -96,10 +96,10 @@ def open_model(model: str) -> Iterator[OpenedModel]:
 def _pinned(model: str, reader: HttpRangeReader, runner: asyncio.Runner) -> str:
     """`model` at the commit that its revision is now, so that the hub gives the same bytes later. Other places are left
     as they are."""
-    found = _HUB_MODEL.fullmatch(model)
-    if found is None or (found[2] is not None and _COMMIT.fullmatch(found[2])):
+    match = _HUB_MODEL.fullmatch(model)
+    if match is None or (match[2] is not None and _COMMIT.fullmatch(match[2])):
         return model
-    name, revision = found[1], found[2] or "main"
+    name, revision = match[1], match[2] or "main"
     try:
         raw = runner.run(reader.read_whole(f"{HUB}/api/models/{name}/revision/{revision}", INFO_NBYTES_MAX))
         commit = json.loads(raw)["sha"]

@@ -48,10 +48,10 @@ class Dense(Codec):
         if len(tensors) != 1:
             raise RemoteFault(f"{self.name} packet of {len(tensors)} tensors; it has 1")
         tensor = tensors[0]
-        found = (tensor.codec or "raw", tensor.dtype, tuple(tensor.shape), tensor.nbytes)
+        form = (tensor.codec or "raw", tensor.dtype, tuple(tensor.shape), tensor.nbytes)
         expected = ("raw", self.dtype_name, (parameters,), self.nbytes(parameters))
-        if found != expected:
-            raise RemoteFault(f"{self.name} packet of (codec, dtype, shape, bytes) {found}; expected {expected}")
+        if form != expected:
+            raise RemoteFault(f"{self.name} packet of (codec, dtype, shape, bytes) {form}; expected {expected}")
         for start in range(0, parameters, BLOCK):
             block = self._block[: min(BLOCK, parameters - start)]
             self.read(tensors, start, block)

@@ -129,9 +129,9 @@ class Modular(Codec):
         self._engines: dict[torch.device, ModularEngine] = {}
 
     def another(self) -> Self:
-        found = type(self)(self.kappa, adapt=self.adapt)
-        found._engines = self._engines
-        return found
+        codec = type(self)(self.kappa, adapt=self.adapt)
+        codec._engines = self._engines
+        return codec
 
     def _on(self, device: torch.device) -> ModularEngine:
         if device not in self._engines:
@@ -207,9 +207,9 @@ class Modular(Codec):
     def _escaping(self, parameters: int) -> Numbers:
         if self._suspects is None:
             return np.empty(0, np.int64)
-        found: Numbers = torch.nonzero(self._suspects).view(-1)[: self._escapes_most(parameters)].cpu().numpy()
+        positions: Numbers = torch.nonzero(self._suspects).view(-1)[: self._escapes_most(parameters)].cpu().numpy()
         self._suspects = None
-        return found
+        return positions
 
     def _encode_escapes(self, flat: torch.Tensor, escapes: Numbers, seed: int, out: Bytes) -> None:
         count = escapes.size
@@ -272,9 +272,9 @@ class Modular(Codec):
         low, high = np.searchsorted(numbers, (start // BLOCK_ELEMENTS, start // BLOCK_ELEMENTS + rows))
         if high > low:
             escaped = torch.from_numpy(numbers[low:high] - start // BLOCK_ELEMENTS).to(out.device)
-            found = torch.from_numpy(codes.reshape(-1, BLOCK_ELEMENTS)[low:high].astype(np.float32) - 128)
-            found *= read_steps(step_bytes[2 * low : 2 * high]).unsqueeze(1)
-            far[escaped] = put_blocks(out, escaped, found.to(out.device), reference)
+            residues = torch.from_numpy(codes.reshape(-1, BLOCK_ELEMENTS)[low:high].astype(np.float32) - 128)
+            residues *= read_steps(step_bytes[2 * low : 2 * high]).unsqueeze(1)
+            far[escaped] = put_blocks(out, escaped, residues.to(out.device), reference)
             wrapped[escaped] = 0
         if self._note(start, parameters, far, wrapped):
             keep_blocks(out, torch.nonzero(wrapped).view(-1), reference)

@@ -139,7 +139,7 @@ class PacketLayout(NamedTuple):
 
     def pieces(self, start: int, end: int) -> list[ChunkSpan]:
         """The positions of elements [start, end), by chunk."""
-        found, data = [], self.data
+        spans, data = [], self.data
         for first, last in chunks(start, end):
             base, chunk = first // TILE * TILE, first // CHUNK * CHUNK
             tile = self.tile_at(base)
@@ -148,7 +148,7 @@ class PacketLayout(NamedTuple):
             whole = min(CHUNK, blocks(self.parameters - chunk) * BLOCK_ELEMENTS)
             sums = tile + 2 * tile_rows
             at = sums + tile_rows + packed_nbytes(chunk - base, self.bits)
-            found.append(
+            spans.append(
                 ChunkSpan(
                     first,
                     last,
@@ -158,7 +158,7 @@ class PacketLayout(NamedTuple):
                     first - chunk,
                 )
             )
-        return found
+        return spans
 
 
 TileWriter = Callable[[int, int, torch.Tensor], None]
@@ -257,19 +257,19 @@ class KernelEngine:
     def note(
         self, far: torch.Tensor, wrapped: torch.Tensor, own: torch.Tensor, memory: torch.Tensor
     ) -> tuple[int, int]:
-        told = (ctypes.c_int64 * 2)()
-        given = (flat.data_ptr() for flat in (far, wrapped, own))
-        self._library.modular_note(*given, len(far), self.bits, memory.data_ptr(), told)
-        return told[0], told[1]
+        counts = (ctypes.c_int64 * 2)()
+        pointers = (flat.data_ptr() for flat in (far, wrapped, own))
+        self._library.modular_note(*pointers, len(far), self.bits, memory.data_ptr(), counts)
+        return counts[0], counts[1]
 
 
 def _wraps() -> bool:
     """Whether numpy truncates floats mod 2^16, as on all processors that were tried; the language leaves it open."""
-    found = np.empty(64, np.int16)
+    sums = np.empty(64, np.int16)
     for number in (70000, -70000):
         with np.errstate(invalid="ignore"):
-            np.copyto(found, np.full(64, number * 1.00001, np.float32), casting="unsafe")
-        if not (found == np.int32(number).astype(np.int16)).all():
+            np.copyto(sums, np.full(64, number * 1.00001, np.float32), casting="unsafe")
+        if not (sums == np.int32(number).astype(np.int16)).all():
             return False
     return True
 
@@ -420,8 +420,8 @@ class TorchEngine:
                 mine, part = (flat[piece.start - start : piece.end - start] for flat in (ours, out))
                 by_block = (flat[row : row + some] for flat in (inverse, minus_range, turns, sent, far))
                 self._decode_piece(piece, mine, part, *by_block)
-        found = turns.bitwise_left_shift_(self.bits).add_(sent.int().short()).numpy(force=True).view(np.uint16)
-        wrapped.copy_(torch.from_numpy((found >> self.bits).astype(np.uint8) != sums))
+        decoded = turns.bitwise_left_shift_(self.bits).add_(sent.int().short()).numpy(force=True).view(np.uint16)
+        wrapped.copy_(torch.from_numpy((decoded >> self.bits).astype(np.uint8) != sums))
         torch.mul(far, minus_range, out=far).neg_()
         torch.where(wrapped > 0, minus_range.neg_(), far, out=far)
 

@@ -81,10 +81,10 @@ def one_tensor(tensors: Sequence[WireTensor], name: str, parameters: int, least:
     if len(tensors) != 1:
         raise RemoteFault(f"{name} packet of {len(tensors)} tensors; it has 1")
     tensor = tensors[0]
-    found = (tensor.codec, tensor.dtype, tuple(tensor.shape))
+    form = (tensor.codec, tensor.dtype, tuple(tensor.shape))
     expected = (name, "f32", (parameters,))
-    if found != expected:
-        raise RemoteFault(f"{name} packet of (codec, dtype, shape) {found}; expected {expected}")
+    if form != expected:
+        raise RemoteFault(f"{name} packet of (codec, dtype, shape) {form}; expected {expected}")
     if not least <= tensor.nbytes <= most:
         raise RemoteFault(
             f"{name} packet of {tensor.nbytes} bytes for {parameters} parameters; expected {least}"
@@ -119,10 +119,10 @@ class Scratch:
             return flat
         while len(self._whole) <= keep:
             self._whole.append(torch.empty(CHUNK, device=self.device))
-        found = self._whole[keep][:count]
-        found[: flat.numel()].copy_(flat)
-        found[flat.numel() :].zero_()
-        return found
+        tile = self._whole[keep][:count]
+        tile[: flat.numel()].copy_(flat)
+        tile[flat.numel() :].zero_()
+        return tile
 
     def parts(self, flat: torch.Tensor, keep: int = 0) -> Part:
         """A function (begin, end of a chunk) -> those elements of `flat` as float32 [rows, 64], valid until its next

@@ -31,11 +31,11 @@ def outer(
         raise ManifestError(f"gossip.fragments = {gossip.fragments}: allowed is {allowed}")
     kind = implementation(rules.implementation)
     assert isinstance(kind, type) and issubclass(kind, Outer), rules
-    made = kind.make(theta, codec(gossip.codec), constants(gossip), gossip.fragments)
-    made.name_replica(sender, secret)
-    made.healing = healing
-    made.guard = guard(gossip.acceptance)
-    return made
+    method = kind.make(theta, codec(gossip.codec), constants(gossip), gossip.fragments)
+    method.name_replica(sender, secret)
+    method.healing = healing
+    method.guard = guard(gossip.acceptance)
+    return method
 
 
 __all__ = ["Average", "NoLoCo", "Outer", "outer"]

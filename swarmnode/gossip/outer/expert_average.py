@@ -99,8 +99,8 @@ class ExpertAverage(Outer):
             self._since = round_index - 1
         self._get(self.theta, self._trained, 0, self._ours)
         number = np.array([self.block], "<u2")
-        said = StreamingMessage([WireTensor(BLOCK_DTYPE, (1,), number.view(np.uint8).data)])
-        return one_by_one(said, self.codec.draft(self._ours, seed=self.seed("theta")))
+        message = StreamingMessage([WireTensor(BLOCK_DTYPE, (1,), number.view(np.uint8).data)])
+        return one_by_one(message, self.codec.draft(self._ours, seed=self.seed("theta")))
 
     def check(self, packet: Packet) -> None:
         check_weight(packet.weight)

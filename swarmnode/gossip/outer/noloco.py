@@ -71,10 +71,10 @@ class Fragment:
         and `end` are multiples of UNIT; `end` may also be `count`."""
         if self.whole:
             return flat[start:end]
-        found, (rows, full, tail) = room[: end - start], self._at(flat, start, end)
-        torch.index_select(full, 0, rows, out=found[: rows.numel() * UNIT].view(-1, UNIT))
-        found[rows.numel() * UNIT :].copy_(tail)
-        return found
+        out, (rows, full, tail) = room[: end - start], self._at(flat, start, end)
+        torch.index_select(full, 0, rows, out=out[: rows.numel() * UNIT].view(-1, UNIT))
+        out[rows.numel() * UNIT :].copy_(tail)
+        return out
 
     def put(self, flat: Tensor, start: int, end: int, values: Tensor) -> None:
         """Write the changed result of `get` back to `flat`."""
@@ -343,13 +343,13 @@ class NoLoCo(Outer):
         taken = believed(packets, verdicts)
         if not taken and not lone:
             return OuterReport(0, 0.0, 0.0, verdicts, probed)
-        given: dict[int, list[Share]] = {}
+        shares: dict[int, list[Share]] = {}
         for packet, keep in taken:
             for part, tensors in self._said(packet):
-                given.setdefault(part.fragment.number, []).append((packet.weight, keep, tensors))
+                shares.setdefault(part.fragment.number, []).append((packet.weight, keep, tensors))
         squares = [0.0, 0.0]
         for part in self._all:
-            givers = given.get(part.fragment.number, [])
+            givers = shares.get(part.fragment.number, [])
             if givers or part is self._marked:
                 squares = [a + b for a, b in zip(squares, self._step_part(part, own_weight, givers), strict=True)]
         self._all = []

@@ -106,24 +106,24 @@ def encode_steps(rounds: Sequence[SharedSteps]) -> bytes:
 def decode_steps(data: bytes | bytearray | memoryview) -> list[SharedSteps]:
     """The rounds in a packet. Raises RemoteFault unless it has ROUNDS_KEPT at most, one after the other, each of
     STEPS_MAX bytes at most, measured in SINCE_MAX rounds at most."""
-    found: list[SharedSteps] = []
+    steps: list[SharedSteps] = []
     at, view = 0, memoryview(data)
     while at < len(view):
-        if len(found) == ROUNDS_KEPT or len(view) - at < HEADER.size:
-            raise RemoteFault(f"one_byte packet with {len(view) - at} bytes after {len(found)} rounds")
+        if len(steps) == ROUNDS_KEPT or len(view) - at < HEADER.size:
+            raise RemoteFault(f"one_byte packet with {len(view) - at} bytes after {len(steps)} rounds")
         number, since, count = HEADER.unpack_from(view, at)
         at += HEADER.size
         if count > min(STEPS_MAX, len(view) - at):
             raise RemoteFault(f"one_byte packet with {count} steps in {len(view) - at} bytes; {STEPS_MAX} are allowed")
-        if not since < number <= min(NUMBER_MAX, since + SINCE_MAX) or (found and since < found[-1].round):
-            before = f"{since}, and round {found[-1].round}" if found else f"{since}"
+        if not since < number <= min(NUMBER_MAX, since + SINCE_MAX) or (steps and since < steps[-1].round):
+            before = f"{since}, and round {steps[-1].round}" if steps else f"{since}"
             raise RemoteFault(f"one_byte packet with round {number} measured since {before}")
-        said = struct.unpack_from(f"<{count}b", view, at)
-        if min(said, default=0) < -LEVELS:
-            raise RemoteFault(f"one_byte packet with the step {min(said)}; -{LEVELS} to {LEVELS} is allowed")
+        lengths = struct.unpack_from(f"<{count}b", view, at)
+        if min(lengths, default=0) < -LEVELS:
+            raise RemoteFault(f"one_byte packet with the step {min(lengths)}; -{LEVELS} to {LEVELS} is allowed")
         at += count
-        found.append(SharedSteps(number, since, said))
-    return found
+        steps.append(SharedSteps(number, since, lengths))
+    return steps
 
 
 class OneByte(Outer):
@@ -256,12 +256,12 @@ class OneByte(Outer):
             fresh += [(one.round, sender, one) for one in new]
             if new:
                 self._heard[sender] = new[-1].round
-        found = []
+        steps = []
         for _, sender, one in sorted(fresh, key=lambda entry: entry[:2]):
-            for number, said in enumerate(one.said):
-                if said:
-                    found.append((self.direction(sender, one.since, number), -self._length(one, said)))
-        return found
+            for number, length in enumerate(one.said):
+                if length:
+                    steps.append((self.direction(sender, one.since, number), -self._length(one, length)))
+        return steps
 
     def _length(self, one: SharedSteps, said: int) -> float:
         return self.rate(one.round) * self._inner.clip_norm / LEVELS * said

@@ -18,10 +18,10 @@ def message_nbytes(gossip: GossipSpec, parameters: int, seconds: int) -> float:
     """Bytes of tensors in one message of a stage of `parameters`, of which `seconds` have a second moment: the mean
     over the rounds of a settled run. Raises ManifestError for a method and codec that do not go together."""
     theta = torch.empty(parameters, device="meta")
-    found = outer(gossip, theta)
-    if found.averages_moments:
-        found.attend(torch.empty_like(theta), theta.new_empty(seconds))
-    return sum(found.nbytes_of(SETTLED + number) for number in range(ROUNDS)) / ROUNDS
+    method = outer(gossip, theta)
+    if method.averages_moments:
+        method.attend(torch.empty_like(theta), theta.new_empty(seconds))
+    return sum(method.nbytes_of(SETTLED + number) for number in range(ROUNDS)) / ROUNDS
 
 
 def messages(gossip: GossipSpec, replicas: int) -> int:
