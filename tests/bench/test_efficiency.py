@@ -14,7 +14,7 @@ def test_nats_are_linear_in_the_logarithm_of_the_cost():
     assert at(CURVE, 99.0) == at(CURVE, 10_001.0) == at([], 5.0) == math.inf
 
 
-def test_what_a_curve_needs_is_the_inverse_of_what_it_has():
+def test_samples_needed_invert_the_curve():
     for nats in (3.9, 3.0, 2.5, 2.1):
         cost = needed(CURVE, nats)
         assert cost.bound == "" and at(CURVE, cost.value) == pytest.approx(nats)
@@ -22,7 +22,7 @@ def test_what_a_curve_needs_is_the_inverse_of_what_it_has():
     assert needed(CURVE[:1], 4.0) == BoundedNumber(100.0)
 
 
-def test_what_lies_outside_a_curve_is_a_bound():
+def test_values_outside_a_curve_are_bounds():
     assert needed(CURVE, 4.5) == BoundedNumber(100.0, "<")
     assert needed(CURVE, 1.9) == BoundedNumber(10_000.0, ">")
     assert math.isnan(needed([], 3.0).value)

@@ -148,7 +148,7 @@ def test_bench_codec_measures_every_codec() -> None:
 
 @pytest.mark.parametrize("name", ["nan", "malformed"])
 @pytest.mark.parametrize("coding", ["noloco/fp32", "noloco/modular4", "partial_average/topk512", "sparseloco/e3m0"])
-def test_what_breaks_rules_is_refused_at_once(name: str, coding: str) -> None:
+def test_packets_against_the_rules_are_refused_at_once(name: str, coding: str) -> None:
     found = attack.measure(attack.AttackRun(TINY, name, coding, "guarded"))
     assert found["lies refused"] >= 0.9 and found["nats"] < math.log(256)
 
@@ -211,7 +211,7 @@ def test_parallel_replicas_stay_equal() -> None:
     assert torch.equal(replica_batch.theta[0], replica_batch.theta[7])
 
 
-def test_nobody_is_a_liar_where_nobody_lies() -> None:
+def test_honest_replicas_are_never_called_liars() -> None:
     """Replicas that lie in other runs choose whom to meet as all others do, and are judged and counted like them."""
     replica_batch = attack.AttackedBatch(TINY, 0, "noloco/fp32", TEXT, None, acceptance="guarded")
     one = LIARS[0]

@@ -21,7 +21,7 @@ def test_every_part_is_measured() -> None:
         gpu.run(device="abacus")
 
 
-def test_what_is_not_equal_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unequal_results_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     exact = gpu.equality("cpu", autocast=False)
     assert exact["relative difference"] == 0.0 and exact["equal"]
     assert 0.0 < gpu.equality("cpu", autocast=True)["relative difference"] < gpu.EQUAL[True]

@@ -88,7 +88,7 @@ def test_a_round_counts_at_one_stage(tmp_path: Path) -> None:
     assert told(tmp_path, given) == []
 
 
-def test_who_refused_its_partner_may_take_what_stood_in(tmp_path: Path) -> None:
+def test_a_replica_that_refused_its_partner_may_take_a_fallback(tmp_path: Path) -> None:
     """The partner steps with it all the same, and who stood in does not say so."""
     given = logs()
     given[B][2] = event("exchange.paired", round=4, peer="12D3KooWcccccccc", fallback=True)

@@ -246,7 +246,7 @@ def test_limits_and_snapshots(
 
 @given(messages(call_pb2.FinalDelta), st.integers(0, 2**53))
 @SETTINGS
-def test_what_leavers_say(said: call_pb2.FinalDelta, due: int) -> None:
+def test_final_deltas_of_any_form(said: call_pb2.FinalDelta, due: int) -> None:
     with within_bounds():
         identity, quiet = Identity.of_seed(b"1" * 32), Quiet()
         transport = MemoryTransport(MemoryNetwork(), identity.peer_id, RUN, telemetry=quiet)

@@ -68,7 +68,7 @@ def test_text_and_bytes_have_a_size_and_numbers_a_range_that_the_wire_does_not_a
 
 
 @pytest.mark.parametrize("name", sorted(FIELDS))
-def test_what_is_out_of_its_range_is_refused_or_not_shown(name: str) -> None:
+def test_values_out_of_range_are_refused_or_not_shown(name: str) -> None:
     _, descriptor, field = next(found for found in fields() if found[0] == name)
     bound = FIELDS[name]
     if field.message_type is not None and field.message_type.GetOptions().map_entry:
@@ -113,7 +113,7 @@ def made(descriptor: Descriptor, field: FieldDescriptor, value: Any) -> Any:
     return message_factory.GetMessageClass(descriptor)(**{field.name: value})
 
 
-def test_what_is_made_from_the_table_passes_the_check() -> None:
+def test_values_made_from_the_table_pass_the_check() -> None:
     rng = seeded("bounds", "whole")
     for descriptor in reachable().values():
         for _ in range(20):

@@ -65,7 +65,7 @@ def test_an_added_key_replaces_a_lost_one(run: Path, tmp_path: Path, capsys: Cap
 
 
 @pytest.mark.parametrize("key", ["ab", "nowhere.key", "g" * 64])
-def test_what_is_no_key_is_not_added(run: Path, key: str, capsys: Capture) -> None:
+def test_a_malformed_key_is_not_added(run: Path, key: str, capsys: Capture) -> None:
     before = (run / SIGNED_FILE).read_bytes()
     assert main(["owner", "add", str(run), key]) == 2 and "64 hex digits" in capsys.readouterr().err
     assert (run / SIGNED_FILE).read_bytes() == before
@@ -80,7 +80,7 @@ def test_what_is_no_key_is_not_added(run: Path, key: str, capsys: Capture) -> No
         ("pipeline.stages=4", "begin another run"),
     ],
 )
-def test_what_cannot_be_amended_leaves_the_run_as_it_is(run: Path, change: str, why: str, capsys: Capture) -> None:
+def test_a_refused_amendment_leaves_the_run_as_it_is(run: Path, change: str, why: str, capsys: Capture) -> None:
     before = (run / SIGNED_FILE).read_bytes()
     assert amend(run, change) == 2 and why in capsys.readouterr().err
     assert (run / SIGNED_FILE).read_bytes() == before

@@ -251,7 +251,7 @@ NO_DURATIONS = ["", "s", "-5", "5x", "1m1h", "1m 30s", "1m1m", "0", "nan", "inf"
 
 
 @pytest.mark.parametrize("text", NO_DURATIONS)
-def test_what_is_no_duration(text: str) -> None:
+def test_malformed_durations_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="duration"):
         parse_duration(text)
 
@@ -308,7 +308,7 @@ NO_PEERS = [
 
 
 @pytest.mark.parametrize("text", NO_PEERS)
-def test_what_is_no_address_of_a_peer(text: str) -> None:
+def test_malformed_peer_addresses_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"^use /ip4/|is not|only tcp"):
         check_bootstrap(text)
 

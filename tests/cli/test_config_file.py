@@ -84,7 +84,7 @@ def test_logs_of_a_node_that_is_gone(here: Path, capsys: pytest.CaptureFixture[s
     assert json.loads(capsys.readouterr().out)["event"] == "peer.gone"
 
 
-def test_what_a_peer_wrote_does_nothing_to_the_terminal(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_text_of_a_peer_does_nothing_to_the_terminal(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Also of a log that another version, or another machine, has written."""
     (here / "events.jsonl").write_text(
         json.dumps(

@@ -181,7 +181,7 @@ async def test_a_deaf_node_is_killed_and_said_so(tmp_path: pathlib.Path, monkeyp
     assert all(gone(child.pid) for child in session.fleet.everybody)
 
 
-async def test_what_a_node_started_ends_with_it(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_children_of_a_node_end_with_it(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE", "helper")
     session = Session(drive.fake_plan(tmp_path, 2), Conditions(rounds=1), screen(), run="ab" * 32)
     await session.run()
@@ -252,7 +252,7 @@ async def test_a_node_that_cannot_work_ends_the_session_with_its_message_and_cod
     assert summary.exit_reasons["node-00"] == "left"
 
 
-async def test_nobody_left_ends_the_session_with_a_failure(tmp_path: pathlib.Path) -> None:
+async def test_a_session_without_nodes_ends_with_a_failure(tmp_path: pathlib.Path) -> None:
     session = Session(drive.fake_plan(tmp_path, 2), Conditions(), screen(), run="ab" * 32)
 
     async def murder() -> None:

@@ -31,7 +31,7 @@ def test_a_run_on_a_data_set(tmp_path: Path) -> None:
     assert not made.data.names_files, "no machine needs files of its own"
 
 
-def test_what_is_no_data_set_or_no_place_for_one_is_said(tmp_path: Path) -> None:
+def test_a_bad_data_set_or_place_is_reported(tmp_path: Path) -> None:
     data_set(tmp_path / "set")
     with pytest.raises(DataError, match="data make"):
         run(str(tmp_path / "a"), "--data", str(tmp_path))

@@ -85,7 +85,7 @@ def test_a_run_begins_from_a_gguf_file(tmp_path: Path) -> None:
         assert torch.equal(theirs[f"{ours}.weight"].to(torch.bfloat16), expected)
 
 
-def test_what_is_no_gguf_model_is_refused_in_a_line(tmp_path: Path) -> None:
+def test_other_files_than_gguf_are_refused_in_a_line(tmp_path: Path) -> None:
     (tmp_path / "text.gguf").write_text("once upon a time")
     (tmp_path / "cut.gguf").write_bytes(b"GGUF\x03\x00")
     for name, why in (("text", "not a GGUF file"), ("cut", "does not read this model"), ("absent", "No such file")):

@@ -79,7 +79,7 @@ def test_a_replay_is_one_timeline(homes: Path, capsys: pytest.CaptureFixture[str
     assert len(capsys.readouterr().out.splitlines()) == 2
 
 
-def test_what_is_no_log_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_that_is_no_log_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "x").write_bytes(b"\x00\xff rubbish")
     assert main(["replay", str(tmp_path / "x")]) == 2
     assert "no events there" in capsys.readouterr().err
@@ -124,7 +124,7 @@ def test_no_address_gets_through(address: ipaddress.IPv4Address | ipaddress.IPv6
     assert text not in said and said.startswith(before)
 
 
-def test_what_is_hidden_and_what_is_not() -> None:
+def test_a_report_hides_secrets_and_keeps_the_rest() -> None:
     hide = Redactor([("/home/ada", "~"), ("ada", "user")]).text
     assert hide("s3://key:pass@minio/x") == f"s3://{HIDDEN}@minio/x"
     assert hide('{"api_key": "abc", "tokens": 12}') == f'{{"api_key": "{HIDDEN}", "tokens": 12}}'

@@ -91,9 +91,7 @@ async def test_all_end_with_the_fork_server_and_the_next_is_run_as_a_command(spa
     assert await after.wait() == 0 and not isinstance(after, ForkedProcess)
 
 
-async def test_what_is_no_node_or_needs_another_interpreter_is_run_as_a_command(
-    spawner: Spawner, tmp_path: Path
-) -> None:
+async def test_other_commands_than_nodes_are_run_as_processes(spawner: Spawner, tmp_path: Path) -> None:
     for command, more in (
         ([sys.executable, "-c", "print(7)"], {}),
         ([*NODE, "--version"], {"OMP_NUM_THREADS": "2"}),

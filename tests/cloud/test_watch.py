@@ -156,7 +156,7 @@ async def test_a_proxy_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
         await s.until(lambda: bool(s.heard))
 
 
-async def test_nobody_there_is_unavailable_and_no_cloud() -> None:
+async def test_no_answer_is_unavailable_and_no_cloud() -> None:
     metadata = HttpMetadata("http://127.0.0.1:9")
     with pytest.raises(Unavailable, match="127.0.0.1:9"):
         await metadata.ask("GET", "x", {}, timeout_s=5.0)

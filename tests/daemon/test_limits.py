@@ -13,7 +13,7 @@ from swarmnode.node.limits import NOT_ASKED, AskedPause, LimitVerdict
 
 
 @pytest.mark.parametrize("asked", [AskedPause(1.7e9, "snoozed"), AskedPause(math.inf, "asked to"), NOT_ASKED])
-def test_what_is_kept_is_read(tmp_path: Path, asked: AskedPause) -> None:
+def test_kept_limits_are_read_back(tmp_path: Path, asked: AskedPause) -> None:
     path = tmp_path / PAUSE_FILE
     write_pause(path, AskedPause(1.0, "before"))
     write_pause(path, asked)

@@ -69,7 +69,7 @@ def test_a_bucket_is_used_only_when_the_user_says_so(capsys: pytest.CaptureFixtu
 
 
 @pytest.mark.parametrize("stage", [None, 0, 1])
-def test_what_does_not_fit_is_refused_with_bytes(stage: int | None) -> None:
+def test_a_stage_too_large_is_refused_with_bytes(stage: int | None) -> None:
     needed = min(memory_need(GIANT, part).host for part in split(GIANT.model, 2))
     assert needed > 1e12
     with pytest.raises(HardwareFault, match=r"needs .* GB of memory \(\d+ bytes\), and .* \(\d+ bytes\) are free by"):

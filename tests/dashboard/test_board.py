@@ -52,7 +52,7 @@ def test_a_node_comes_is_silent_and_goes(one: Fixture) -> None:
     assert peer not in board.nodes and board.take_changes().forgotten == [peer]
 
 
-def test_who_says_goodbye_is_not_missed(one: Fixture) -> None:
+def test_a_node_that_said_goodbye_is_not_missing(one: Fixture) -> None:
     said = record_pb2.Record(peer_id=one.peer, sequence=10**9, state=record_pb2.NODE_STATE_LEFT, stage=0)
     one.board.observe_record(said, NOW + 1)
     one.board.expire(NOW + 60)

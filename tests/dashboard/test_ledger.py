@@ -49,7 +49,7 @@ def test_the_sum_is_the_most_each_life_of_each_member_signed(shown: list[tuple[i
     assert ledger.total(PEOPLE[3].peer_id, members) is None
 
 
-def test_what_is_not_a_receipt_of_this_run_for_this_node_by_its_client_thanks_nobody() -> None:
+def test_only_receipts_of_this_run_node_and_client_count() -> None:
     ledger = Ledger(RUN)
     own = sign_receipt(PEOPLE[0], RUN, SERVER, WorkDone(1, 1), 1, UNTIL).SerializeToString()
     other = sign_receipt(PEOPLE[1], RunId("ef" * 32), SERVER, WorkDone(1, 1), 1, UNTIL).SerializeToString()

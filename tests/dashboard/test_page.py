@@ -139,7 +139,7 @@ def test_names_are_text_whatever_strangers_put_there(browser: Browser, served: S
         page.context.close()
 
 
-def test_what_happens_is_seen_without_a_reload(browser: Browser, served: Served) -> None:
+def test_the_page_follows_events_without_a_reload(browser: Browser, served: Served) -> None:
     page = opened(browser, served)
     try:
         samples = page.inner_text("#n-left")

@@ -63,7 +63,7 @@ def test_processes_share_a_cache(tmp_path: Path) -> None:
     assert not list(tmp_path.glob(".*.tmp"))
 
 
-def test_what_a_killed_writer_left_is_removed(tmp_path: Path) -> None:
+def test_files_of_a_killed_writer_are_removed(tmp_path: Path) -> None:
     pid = os.fork()
     if pid == 0:
         os._exit(0)

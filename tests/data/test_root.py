@@ -84,7 +84,7 @@ def test_links_do_not_lead_out(user: Path) -> None:
     assert [file.path for file in found] == [books / "one.txt", books / "one.txt"]
 
 
-def test_what_is_no_file_is_not_opened(user: Path) -> None:
+def test_other_things_than_files_are_not_opened(user: Path) -> None:
     """A pipe would hold the reader for ever."""
     os.mkfifo(user / "text" / "books" / "pipe")
     assert [file.name for file in source_files(run_on("books").data, DataRoot(user / "text"))] == ["books/one.txt"]

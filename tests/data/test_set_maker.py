@@ -228,7 +228,7 @@ def test_a_tokenizer_without_an_end_gets_one_more_id(tmp_path: Path) -> None:
         ("a.txt", "one", "too little text"),
     ],
 )
-def test_what_cannot_be_read_is_said_with_its_place(tmp_path: Path, name: str, content: str, reason: str) -> None:
+def test_unreadable_input_is_reported_with_its_place(tmp_path: Path, name: str, content: str, reason: str) -> None:
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / name).write_text(content)
     with pytest.raises(DataError, match=reason):

@@ -98,7 +98,7 @@ with ShardWriter(pathlib.Path(sys.argv[1]), 256, bytes(32)) as writer:
 """
 
 
-def test_what_a_killed_writer_left_is_swept_and_a_living_one_is_not(tmp_path: pathlib.Path) -> None:
+def test_files_of_killed_writers_alone_are_swept(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "a.tokens"
     env = {"PYTHONPATH": ":".join(p for p in sys.path if p)}
     assert subprocess.run([sys.executable, "-c", KILLED, str(path)], env=env, timeout=150, check=False).returncode == -9

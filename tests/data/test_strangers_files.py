@@ -102,7 +102,7 @@ def tokenizer(**parts: object) -> str:
     return str(made.to_str())
 
 
-def test_what_hangs_or_allocates_ends_in_a_child(tmp_path: Path) -> None:
+def test_hostile_files_hang_or_allocate_in_a_child_only(tmp_path: Path) -> None:
     wrong = {
         "endless": (tokenizer(pre_tokenizer=ENDLESS), "breaks off|trial"),
         "bomb": (tokenizer(normalizer=normalizers.Sequence([normalizers.Replace("a", "aa")] * 40)), "trial takes more"),

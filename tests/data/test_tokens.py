@@ -49,7 +49,7 @@ def test_tokenizers_are_told_apart(tmp_path: pathlib.Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"not json", b"\xff\xfe", b'{"version": "1.0", "model": null}'])
-def test_what_is_no_tokenizer_is_refused(tmp_path: pathlib.Path, content: bytes) -> None:
+def test_a_malformed_tokenizer_is_refused(tmp_path: pathlib.Path, content: bytes) -> None:
     (tmp_path / "tokenizer.json").write_bytes(content)
     with pytest.raises(DataError, match=r"tokenizer\.json: not a Hugging Face tokenizer"):
         open_tokenizer("tokenizer.json", DataRoot(tmp_path))

@@ -93,7 +93,7 @@ def test_all_that_a_node_needs_is_there(name: str) -> None:
     assert not [package for package in locked("requirements-cpu.txt") if package.startswith(("nvidia-cu", "cuda-"))]
 
 
-def test_what_runs_here_is_what_is_pinned() -> None:
+def test_installed_versions_are_the_pinned_ones() -> None:
     """Not everything is installed everywhere; what is has the version that the hashes are of."""
     differ = {}
     for package, version in CONSTRAINTS.items():

@@ -146,7 +146,7 @@ def met(late_s: float, there_s: float, back_s: float = 0.0) -> tuple[bool, bool,
     return virtual_time.run(main())
 
 
-def test_who_has_the_other_s_packet_does_not_give_it_up_while_it_commits() -> None:
+def test_a_replica_with_its_partners_packet_keeps_it_while_it_commits() -> None:
     for late_s in (0.0, 9.0, 9.9):
         assert met(late_s, 0.5, 0.5) == (True, True, 0.0)
     assert met(TIMEOUT_S + 1.0, 0.5, 0.5) == (False, False, 0.0)

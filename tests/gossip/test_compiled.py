@@ -89,7 +89,7 @@ def test_links_are_not_followed(tmp_path: Path, cache: Path) -> None:
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give files away")
 @pytest.mark.parametrize("what_is_theirs", ["file", "folder"])
-def test_what_belongs_to_another_user_is_not_loaded(tmp_path: Path, cache: Path, what_is_theirs: str) -> None:
+def test_a_kernel_of_another_user_is_not_loaded(tmp_path: Path, cache: Path, what_is_theirs: str) -> None:
     what = compiled(tmp_path)
     assert what.build()
     os.chown(what.path() if what_is_theirs == "file" else what.path().parent, 12345, 12345)
@@ -97,7 +97,7 @@ def test_what_belongs_to_another_user_is_not_loaded(tmp_path: Path, cache: Path,
     assert what.build() == (what_is_theirs == "file")
 
 
-def test_what_was_looked_at_is_what_is_loaded(tmp_path: Path, cache: Path) -> None:
+def test_the_checked_file_is_the_loaded_one(tmp_path: Path, cache: Path) -> None:
     """Between the look and the load somebody puts another file in its place."""
     what = compiled(tmp_path)
     assert what.build()

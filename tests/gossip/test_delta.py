@@ -279,7 +279,7 @@ def test_a_lone_member_keeps_what_it_left_out() -> None:
     assert torch.equal(one.theta, one.phi)
 
 
-def test_what_does_not_go_together_is_refused() -> None:
+def test_settings_that_exclude_each_other_are_refused() -> None:
     with pytest.raises(ManifestError, match="topk64 sends pseudo-gradients"):
         outer(GossipSpec(codec="topk64"), torch.zeros(8))
     with pytest.raises(ManifestError, match="modular4 sends weights"):
@@ -296,9 +296,7 @@ def test_plain_averaging_is_the_mean() -> None:
 
 @pytest.mark.parametrize("name", ["topk64", "topk512", "topk", "powersgd", "e3m0"])
 @pytest.mark.parametrize("times", [1, 3])
-def test_what_is_sent_and_what_is_left_are_what_was_learned_however_often_a_message_is_made(
-    name: str, times: int
-) -> None:
+def test_sent_and_remaining_parts_add_up_to_the_learned_delta(name: str, times: int) -> None:
     """A leaver makes its last message anew for the successor's next round: the one before goes nowhere."""
     one = DeltaMean(heavy(9000, 1), codec(name))
     one.theta.add_(heavy(9000, 2))

@@ -92,7 +92,7 @@ def test_slow_weights_stay_equal_and_what_the_codec_loses_waits(codec: str) -> N
     assert any(not torch.equal(one.theta, theta) for one, theta in zip(found, before, strict=True))
 
 
-def test_who_is_alone_steps_and_who_heard_nobody_waits() -> None:
+def test_a_lone_replica_steps_and_an_unanswered_one_waits() -> None:
     (one,) = members(1, 1)
     gather(1, [one])
     phi = one.phi.clone()

@@ -45,7 +45,7 @@ def flats(coder: Codec) -> tuple[torch.Tensor, torch.Tensor]:
 
 @pytest.mark.parametrize("extension", [True, False])
 @pytest.mark.parametrize("name", CODECS)
-def test_what_is_below_the_watermark_never_changes(name: str, extension: bool) -> None:
+def test_bytes_below_the_watermark_never_change(name: str, extension: bool) -> None:
     with contextlib.nullcontext() if extension else kernel.unused():
         coder, twin = codec(name), codec(name)
     flat, phi = flats(coder)

@@ -33,7 +33,7 @@ def test_packets_and_what_is_decoded_are_the_same_elsewhere(name: str, monkeypat
         assert isinstance(out, Elsewhere) and torch.equal(out.inner, decoded)
 
 
-def test_what_a_device_refuses_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_the_device_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     with elsewhere(monkeypatch) as device:
         there, here = torch.ones(3).to(device), torch.ones(3)
         assert there.device == device and float((there + there).sum()) == 6.0

@@ -143,7 +143,7 @@ LIE = pytest.mark.parametrize("lie", ["misshapen", "none came"])
 
 
 @LIE
-def test_who_met_a_liar_averages_with_a_third(lie: str) -> None:
+def test_a_replica_that_met_a_liar_averages_with_a_third(lie: str) -> None:
     async def body(nodes: list[Node]) -> None:
         honest, liar, third, other = nodes
         await third.fallback.offer(third.ours)
@@ -181,7 +181,7 @@ def test_of_several_packets_the_misshapen_one_alone_is_refused() -> None:
     village(body)
 
 
-def test_nobody_gives_the_step_is_lone() -> None:
+def test_without_a_fallback_the_step_is_lone() -> None:
     """One has given its packet, one is of an old version and does not know the call, one gives a lie again."""
 
     async def body(nodes: list[Node]) -> None:
@@ -206,7 +206,7 @@ def test_nobody_gives_the_step_is_lone() -> None:
 
 
 @pytest.mark.loop("virtual")
-async def test_who_asks_waits_no_longer_than_the_round_allows() -> None:
+async def test_a_fallback_request_ends_with_the_round() -> None:
     """Of one whose own meeting goes on. The clock is virtual."""
 
     network = MemoryNetwork()

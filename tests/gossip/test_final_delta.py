@@ -85,7 +85,7 @@ async def test_keys_that_were_never_met_count_little() -> None:
     assert [(packet.sender, packet.weight) for packet in final_deltas.take(1, 80)] == [("key0", 0.25), (known, 0.5)]
 
 
-async def test_who_is_left_out_gives_none() -> None:
+async def test_an_excluded_replica_gives_no_final_delta() -> None:
     liar, made = PeerId("liar"), acceptance(PeerId("liar"))
     final_deltas = FinalDeltas(manifest(), 1, lambda: 1, Quiet(), made)
     rubbish = Packet(1.0, 8, (), final_delta=True, sender=liar)
@@ -163,7 +163,7 @@ async def test_a_replica_that_was_met_is_asked_first() -> None:
 
 
 @pytest.mark.node  # it waits for seconds
-async def test_nobody_takes_it() -> None:
+async def test_a_final_delta_that_no_replica_takes_is_reported() -> None:
     quiet = Quiet()
     us = MemoryTransport(MemoryNetwork(), Identity.of_seed(b"1" * 32).peer_id, RUN, telemetry=quiet)
     with pytest.raises(Unavailable, match="no other replica"):

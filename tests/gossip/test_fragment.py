@@ -84,7 +84,7 @@ def test_where_all_are_equal_nothing_changes_to_the_bit(method: str, coding: str
 
 
 @pytest.mark.parametrize(("method", "coding"), [METHODS[0], METHODS[2], METHODS[3]])
-def test_who_missed_rounds_comes_back(method: str, coding: str) -> None:
+def test_a_replica_that_missed_rounds_catches_up(method: str, coding: str) -> None:
     """Of five, one misses all packets of three rounds, one is put back to the state of three rounds before."""
     group = members(method, coding, 5)
     before = group[4].phi.clone(), group[4].momentum.clone()
@@ -203,7 +203,7 @@ def test_where_nobody_was_heard_nothing_is_lost(coding: str) -> None:
     assert not torch.equal(one.phi, phi), "alone in its stage it goes on by itself"
 
 
-def test_what_a_leaver_gave_travels_on_with_the_successors_next_packet() -> None:
+def test_a_final_delta_travels_on_with_the_successors_next_packet() -> None:
     group, leaver = members("sparseloco", "fp32", 2), members("sparseloco", "fp32", 1)[0]
     learn(1, [*group, leaver])
     learned = leaver.theta - leaver.phi

@@ -34,7 +34,7 @@ def test_honest_packets_are_taken_whole_whatever_the_noise(noise: float, peers: 
     assert sum(whole) / len(whole) > 0.995
 
 
-def test_who_takes_back_a_first_rounds_learning_is_doubted_at_once_and_refused_the_second_time() -> None:
+def test_a_packet_that_undoes_learning_is_doubted_then_refused() -> None:
     """Measured: flipped signs cost 0.1 to 1.4 nat in the first three rounds, honest packets 0.02 at most."""
     for seed in range(5):
         evidence = LossEvidence()

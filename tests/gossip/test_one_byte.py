@@ -203,7 +203,7 @@ def test_a_bad_packet_is_refused_and_changes_nothing(data: bytes) -> None:
     assert report.verdicts[0].step == "misshapen" and replica.digest() == before
 
 
-def test_what_is_sent_is_read_back_and_a_slope_is_clipped_to_a_byte() -> None:
+def test_steps_are_read_back_as_sent_and_slopes_clipped_to_a_byte() -> None:
     rounds = [SharedSteps(3, 1, (-LEVELS, 0, LEVELS)), SharedSteps(7, 3, ())]
     assert decode_steps(encode_steps(rounds)) == rounds
     (replica,) = replicas(run_of(), ["anna"])
@@ -241,7 +241,7 @@ def test_a_liar_says_no_more_than_the_whole_run_can_measure() -> None:
     assert moved < 2.0 * step * (8 * 2 * run_steps) ** 0.5, (moved, step)
 
 
-def test_who_measured_more_drops_the_rest() -> None:
+def test_measurements_beyond_the_most_are_dropped() -> None:
     run = run_of()
     anna, ben = (shared(replica) for replica in replicas(run))
     for _ in range(STEPS_MAX):

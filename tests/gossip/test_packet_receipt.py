@@ -30,7 +30,7 @@ def test_a_receipt_says_what_became_of_a_packet() -> None:
     assert made(reason="x" * 10_000).ByteSize() < RECEIPT_BYTES_MAX
 
 
-def test_what_both_know_is_signed_and_does_not_travel() -> None:
+def test_fields_known_to_both_are_signed_and_not_sent() -> None:
     sent = bare(made())
     assert len(sent.SerializeToString()) < 110
     assert whole(sent, RUN, GIVER.peer_id, RECEIVER.peer_id) == made()
@@ -54,7 +54,7 @@ def test_what_both_know_is_signed_and_does_not_travel() -> None:
         ({"reason": "x" * 2000}, "bytes"),
     ],
 )
-def test_what_was_changed_is_refused(change: dict[str, object], error: str) -> None:
+def test_a_changed_receipt_is_refused(change: dict[str, object], error: str) -> None:
     found = made()
     for key, value in change.items():
         setattr(found, key, value)

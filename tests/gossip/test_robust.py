@@ -67,7 +67,7 @@ def test_history_clips_after_a_few_and_follows_in_time() -> None:
     assert guard.decide(sudden).keep == 1.0
 
 
-def test_who_trained_nothing_this_round_judges_by_what_is_usual() -> None:
+def test_an_idle_replica_judges_by_the_usual_distance() -> None:
     guard = PacketGuard()
     guard.judge(GOOD)
     idle = replace(GOOD, own_norm=0.0, gap=CLIP * 2)

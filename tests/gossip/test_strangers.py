@@ -34,7 +34,7 @@ def test_beside_a_flood_of_keys_those_who_have_met_meet() -> None:
     assert abs(met / rounds - (1 - 1 / OPEN_EVERY)) < 0.05
 
 
-def test_who_knows_none_but_strangers_keeps_nobody_out() -> None:
+def test_a_replica_among_strangers_excludes_none() -> None:
     strangers = Strangers(RUN, 1, lambda peer: 0)
     for _ in range(TRIES):
         assert strangers.come, "a few that do not come are no flood"

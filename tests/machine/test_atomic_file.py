@@ -64,7 +64,7 @@ def test_links_are_replaced_and_not_followed(tmp_path: Path) -> None:
     assert target.read_bytes() == b"somebody else's" and path.read_bytes() == b"ours" and not path.is_symlink()
 
 
-def test_what_must_not_be_replaced_is_kept(tmp_path: Path) -> None:
+def test_a_file_that_must_not_be_replaced_is_kept(tmp_path: Path) -> None:
     atomic_write(tmp_path / "key", b"first", replace=False)
     with pytest.raises(FileExistsError):
         atomic_write(tmp_path / "key", b"second", replace=False)

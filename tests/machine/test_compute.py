@@ -36,7 +36,7 @@ async def test_a_share_of_the_time_is_rested() -> None:
         compute.close()
 
 
-async def test_who_waits_for_an_outer_step_does_not_wait_for_a_rest() -> None:
+async def test_an_outer_step_does_not_wait_for_a_rest() -> None:
     compute = ThreadCompute(Quiet())
     compute.load = PIECE_S / 600.0  # ten minutes of rest
     try:
@@ -108,7 +108,7 @@ async def test_an_error_beside_reaches_the_work_and_its_waiter() -> None:
         compute.close()
 
 
-async def test_what_has_begun_is_ended_whoever_waits_for_it() -> None:
+async def test_begun_work_ends_whether_or_not_it_is_awaited() -> None:
     """An outer step whose slow half is done must not lose its fast half."""
     compute, work = ThreadCompute(Quiet()), Aside()
     try:

@@ -196,7 +196,7 @@ def test_no_path_leads_elsewhere(text: str) -> None:
 
 
 @given(st.text())
-def test_what_is_below_stays_below(text: str) -> None:
+def test_paths_inside_a_folder_stay_inside(text: str) -> None:
     if is_below(text):
         assert not text.startswith(("/", "~")) and not {"..", ""} & set(text.split("/")) and "\0" not in text
 

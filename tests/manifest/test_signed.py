@@ -104,7 +104,7 @@ def test_another_runs_manifest_is_refused() -> None:
         (resign(canonical(Manifest()).replace(b'"stages":3', b'"stages":7')), "pipeline.stages = 7"),
     ],
 )
-def test_what_is_wrong_though_signed_is_refused(signed: record_pb2.SignedManifest, says: str) -> None:
+def test_a_malformed_manifest_is_refused_though_signed(signed: record_pb2.SignedManifest, says: str) -> None:
     with pytest.raises(ManifestError, match=says):
         verify(signed, None)
 
@@ -199,7 +199,7 @@ def test_owner_key_round_trip_and_refusals(tmp_path: pathlib.Path) -> None:
         ),
     ],
 )
-def test_what_is_no_owner_key_is_refused(tmp_path: pathlib.Path, raw: bytes, says: str) -> None:
+def test_a_malformed_owner_key_is_refused(tmp_path: pathlib.Path, raw: bytes, says: str) -> None:
     path = tmp_path / "owner.key"
     path.write_bytes(raw)
     os.chmod(path, 0o600)

@@ -81,7 +81,7 @@ def test_forged_foreign_and_disordered_amendments_are_refused_and_change_nothing
         ({"inner.nothing": 1}, "unknown field"),
     ],
 )
-def test_what_cannot_change_is_refused_with_the_reason(values: dict[str, object], why: str) -> None:
+def test_fixed_fields_cannot_be_amended(values: dict[str, object], why: str) -> None:
     with pytest.raises(RemoteFault, match=why):
         chain().sign(OWNER, 5, values)
 

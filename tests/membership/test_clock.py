@@ -149,7 +149,7 @@ def test_keys_that_ask_for_work_have_no_vote_and_count_as_ordinary_machines(asks
     assert total <= most * FACTOR * 8.0 * (600 + AHEAD_S) + SLACK
 
 
-def test_what_a_joiner_began_with_is_set_right_once_by_those_it_sees_at_work() -> None:
+def test_a_joiners_first_clock_is_corrected_once_by_working_peers() -> None:
     clock, own = RunClock(SLACK, AHEAD_S), member("me", 0)
     look(clock, 1e9, 7, swarm(own, *honest(10**9)))
     seen(clock, *[m.peer for m in honest(0)][: CONFIRMED - 1])

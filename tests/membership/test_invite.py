@@ -102,7 +102,7 @@ def test_no_text_breaks_it(text: str) -> None:
         f"/dns4/a b/tcp/1/p2p/{PEERS[0]}",
     ],
 )
-def test_what_cannot_be_put_into_one(address: str) -> None:
+def test_addresses_that_no_invitation_can_hold_are_refused(address: str) -> None:
     with pytest.raises(UsageError, match="cannot be put into an invite"):
         encode(Invite(RunId("ab" * 32), OWNER.public_key, (address,)))
 

@@ -44,7 +44,7 @@ def stage_of(*peers: str) -> Swarm:
     )
 
 
-async def test_who_answers_is_alive_and_beyond_a_bound_all_are_believed() -> None:
+async def test_answering_peers_are_alive_and_beyond_a_bound_all_are() -> None:
     here = Pinged(["a", "c"])
     assert await here.pinger.answering([PeerId(p) for p in "abc"]) == {"a", "c"}
     many = [PeerId(f"x{number}") for number in range(PINGED_MAX + 2)]

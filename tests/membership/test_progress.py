@@ -115,7 +115,7 @@ def test_own_entry_is_never_folded() -> None:
     assert ours.add(A, 1) == 28
 
 
-def test_what_is_remembered_is_bounded() -> None:
+def test_memory_of_progress_is_bounded() -> None:
     ours = Progress()
     for start in range(0, FOLDED_MAX + 3 * ENTRIES_MAX, 128):
         samples = {f"feeder{start + i}": 1 for i in range(128)}

@@ -28,7 +28,7 @@ def test_the_progress_bound_rises_as_samples_can_have_been_trained() -> None:
     )
 
 
-def test_who_saves_up_for_long_cannot_boast_of_more_than_a_window() -> None:
+def test_a_claim_after_silence_is_bounded_by_a_window() -> None:
     progress_bound = ProgressBound(SLACK, AHEAD_S)
     at, top = 0.0, 0.0
     while at < 4 * WINDOW_S:
@@ -65,7 +65,7 @@ def test_a_boast_teaches_nothing_and_what_is_possible_is_taken() -> None:
     assert ours.merge_wire(record_pb2.Progress(total=7)) == 1000
 
 
-def test_what_a_feeder_counts_itself_needs_nobodys_belief() -> None:
+def test_a_feeders_own_count_is_not_bounded() -> None:
     ours = Progress(PeerId("a"))
     ours.believe_up_to(10.0)
     assert ours.add(PeerId("a"), 50) == 50

@@ -111,7 +111,7 @@ def test_keys_that_say_they_keep_a_snapshot_are_bounded_too() -> None:
 
 @pytest.mark.node
 @pytest.mark.parametrize("how", ["views", "shared messages", "own messages"])
-def test_who_came_early_is_known_by_no_more_than_others(how: str) -> None:
+def test_early_and_late_peers_see_the_same_swarm(how: str) -> None:
     """A stage of 40 that fills up while 60 nodes look: each replica is known by about a fifth of them in the end."""
     found = [signed(number, 1, samples_per_second=1.0) for number in range(40)]
     remember(0 if how == "own messages" else 2048)
@@ -194,7 +194,7 @@ def test_a_lot_is_drawn_alike_of_one_and_of_many() -> None:
 
 @pytest.mark.node
 @pytest.mark.parametrize("own", [0, None])
-def test_who_follows_the_views_knows_what_who_compares_them_does(own: int | None) -> None:
+def test_following_views_equals_comparing_them(own: int | None) -> None:
     remember(4096)
     try:
         for seed in range(30):

@@ -103,7 +103,7 @@ def test_every_event_that_is_held_back_is_known() -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from(sorted(PROVOKED)), st.sampled_from("abc"), st.floats(-100.0, 100.0))))
-def test_what_is_written_and_what_is_told_of_is_everything(events: list[tuple[str, str, float]]) -> None:
+def test_written_and_suppressed_events_are_all_events(events: list[tuple[str, str, float]]) -> None:
     """Whatever the clock does, also where it jumps back."""
     flood, now_s, written, told = EventLimiter(), 0.0, 0, 0
     for event, peer, step in events:

@@ -37,7 +37,7 @@ def test_a_metric_follows_prometheus_practice(metric: name.Metric) -> None:
         (name.PEER_FAULTS, MetricKind.COUNTER, {"kind": "12D3KooWPeer"}),
     ],
 )
-def test_what_the_table_does_not_list_is_our_bug(metric: str, kind: MetricKind, labels: dict[str, str]) -> None:
+def test_an_unlisted_metric_is_a_programming_error(metric: str, kind: MetricKind, labels: dict[str, str]) -> None:
     with pytest.raises(AssertionError, match=metric):
         name.check_metric(metric, kind, labels)
 

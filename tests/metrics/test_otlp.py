@@ -104,7 +104,7 @@ def counted() -> PrometheusTelemetry:
     return telemetry
 
 
-async def test_what_arrives_is_what_is_scraped(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_exported_metrics_equal_scraped_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     async with collector() as (here, url):
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", url)
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "x-token=secret")

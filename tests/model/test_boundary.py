@@ -82,7 +82,7 @@ def test_layout_is_frozen() -> None:
         lambda w: replace(w, data=b"\x7f\x7f" * 6 + bytes(w.data)[12:]),
     ],
 )
-def test_what_is_wrong_is_refused(kind: str, spoil: object) -> None:
+def test_malformed_activations_are_refused(kind: str, spoil: object) -> None:
     wire = encode_boundary(normal((2, 3, 8)), kind)
     with pytest.raises(RemoteFault, match="input of a test"):
         decode_boundary(spoil(wire), kind, (None, 3, 8), "input of a test")  # type: ignore[operator]

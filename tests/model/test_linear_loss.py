@@ -67,7 +67,7 @@ def test_chunks_make_the_whole(
     assert not found.gradient[targets == IGNORED].any()
 
 
-def test_what_is_not_asked_for_is_not_done(chunked: int) -> None:
+def test_gradients_are_computed_only_where_requested(chunked: int) -> None:
     x, weight, targets = made(torch.float64, 5)
     loss, by_x, _ = plain(x, weight, targets)
     assert weight.grad is not None

@@ -47,7 +47,7 @@ def test_a_card_needs_no_more_of_what_it_does_not_hold() -> None:
     assert more == pytest.approx(4 * 128_256 * 4096, rel=0.01)
 
 
-def test_what_a_state_does_not_have_takes_no_memory() -> None:
+def test_absent_sections_take_no_memory() -> None:
     """Muon's matrices one moment instead of two, plain averaging no outer momentum: of a large stage 8 bytes less a
     parameter, and 2 for half a snapshot."""
     model = ModelSpec(layers=4, width=1024, heads=8, kv_heads=2, ffn=4096, vocabulary=256)

@@ -112,7 +112,7 @@ def test_a_model_in_several_files_is_merged_with_one_in_one(models: list[Path], 
         torch.testing.assert_close(mean[name], (tensor + two[name]) / 2)
 
 
-def test_what_does_not_fit_is_one_clear_line(models: list[Path], tmp_path: Path) -> None:
+def test_models_that_do_not_match_are_refused_in_a_line(models: list[Path], tmp_path: Path) -> None:
     out = tmp_path / "out"
     with pytest.raises(UsageError, match="a weight for each"):
         merge_models(out, models, [1.0])

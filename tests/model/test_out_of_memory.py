@@ -224,7 +224,7 @@ def second(pipeline: list[TorchReplica]) -> tuple[WireTensor, WireTensor]:
     return pipeline[0].forward(THIRD, keep=False, tokens=THIRD)[0], THIRD
 
 
-def test_what_is_no_lack_of_memory_is_raised() -> None:
+def test_other_errors_than_lack_of_memory_are_raised() -> None:
     assert is_out_of_memory(MemoryError()) and is_out_of_memory(torch.OutOfMemoryError("full"))
     assert is_out_of_memory(RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried ..."))
     assert not is_out_of_memory(RuntimeError("shape")) and not is_out_of_memory(KeyboardInterrupt())

@@ -432,7 +432,7 @@ SHAPE = (4, TINY.context, TINY.width)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 1e30])
-def test_what_is_not_finite_is_refused_and_changes_nothing(value):
+def test_nonfinite_input_is_refused_and_changes_nothing(value):
     chain = stages_of(manifest())
     with pytest.raises(RemoteFault, match="input of stage 1: not finite"):
         chain[1].forward(poisoned(SHAPE, value), keep=True)

@@ -98,7 +98,7 @@ async def test_records_of_any_numbers_that_are_in_range_stop_nobody() -> None:
         await v.leave()
 
 
-async def test_what_a_node_says_itself_is_in_range() -> None:
+async def test_a_nodes_own_record_is_in_range() -> None:
     """Else its own record would stop it."""
 
     async with village(manifest()) as v:

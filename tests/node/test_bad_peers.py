@@ -105,7 +105,7 @@ class OutOfMemory(Recording):
         return StreamingMessage(draft.tensors, write)
 
 
-async def test_who_cannot_finish_its_packet_fails_and_its_partner_goes_on() -> None:
+async def test_a_replica_that_fails_to_send_leaves_its_partner_running() -> None:
     async with village(manifest()) as v:
         for stage in (0, 1, 2):
             v.add(stage)

@@ -65,7 +65,7 @@ class Elsewhere(Recording):
         return b"another."
 
 
-async def test_who_makes_another_subspace_is_told_so_and_does_not_train() -> None:
+async def test_a_node_with_another_subspace_is_refused() -> None:
     async with village(manifest(stages=2, boundary="subspace", boundary_rank=RANK)) as v:
         for stage in range(2):
             v.add(stage)

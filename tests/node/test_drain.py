@@ -24,7 +24,7 @@ def twin(expected_s: list[float], left_s: float) -> int:
 
 
 @given(st.lists(SECONDS, max_size=5), SECONDS, st.booleans())
-def test_what_does_not_fit_is_cut_from_the_end(expected_s: list[float], left_s: float, partly: bool) -> None:
+def test_drain_steps_beyond_the_time_are_cut_from_the_end(expected_s: list[float], left_s: float, partly: bool) -> None:
     limits, reason = plan(expected_s, left_s, partly)
     if partly and expected_s:
         expected_s = [min(expected_s[0], left_s / 2), *expected_s[1:]]

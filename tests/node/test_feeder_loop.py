@@ -13,7 +13,7 @@ from swarmsim.virtual_time import run
 
 
 @pytest.mark.parametrize(("takes_s", "begins_s"), [(5.0, 5.0), (3000.0, BASELINE_S)])
-def test_nobody_waits_long_for_the_first_held_out_loss(takes_s: float, begins_s: float) -> None:
+def test_the_first_validation_comes_soon(takes_s: float, begins_s: float) -> None:
     """A large model takes most of an hour for it; the measurement goes on beside, and ends with the feeder."""
     told: dict[str, float] = {}
 

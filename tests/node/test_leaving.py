@@ -31,7 +31,7 @@ async def gone(v: Village, person: Villager, seconds: float) -> None:
 
 
 @pytest.mark.parametrize("ways", [{}, {"method": "average", "fragments": 3}])
-async def test_what_a_leaver_learnt_counts_in_a_round_of_who_stays(ways: dict[str, object]) -> None:
+async def test_a_leavers_learning_counts_in_the_next_round(ways: dict[str, object]) -> None:
     """All of it, also where a round is about a third of the weights."""
 
     async with village(manifest(round_samples=512, **ways)) as v:  # type: ignore[arg-type]

@@ -120,7 +120,7 @@ def test_the_longest_pause_is_told() -> None:
     assert decide(hot, SensorReading(NOON, 0, used_nbytes=10**9, temperature_c=90)).until_unix_s is None
 
 
-def test_what_others_should_expect_is_announced() -> None:
+def test_limits_that_matter_to_others_are_announced() -> None:
     limits = change(Limits(), {"hours": "22-07", "max-up": "20Mbit"})
     told = allowance(limits, decide(limits, SensorReading(NOON, 0)), NOON)
     assert told is not None and (told.up_bps, told.resumes_unix_s) == (20_000_000, NOON + 10 * 3600)
@@ -183,7 +183,7 @@ NO_WORDS = [
 
 
 @pytest.mark.parametrize(("name", "text"), NO_WORDS)
-def test_what_is_no_limit(name: str, text: str) -> None:
+def test_malformed_limits_are_refused(name: str, text: str) -> None:
     with pytest.raises(ValueError, match=name):
         change(Limits(), {name: text})
 

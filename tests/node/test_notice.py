@@ -121,7 +121,7 @@ def test_whatever_is_answered_is_a_notice_or_none_or_a_fault_in_one_line(body: s
             assert found is None or 0.0 <= found.deadline_s < 1e12
 
 
-def test_what_signals_mean_depends_on_where_we_are() -> None:
+def test_meaning_of_signals_depends_on_the_cloud() -> None:
     def of(number: int, **environment: str) -> tuple[str, NoticeKind, float]:
         found = notice.of_signal(number, environment, 25.0, NOW)
         return found.source, found.kind, found.deadline_s

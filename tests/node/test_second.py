@@ -123,7 +123,7 @@ async def test_honest_replicas_are_near_and_what_is_not_the_runs_is_far() -> Non
 
 
 @pytest.mark.parametrize("record", [False, True], ids=["a bare key", "a key with a record"])
-async def test_who_does_not_serve_a_stage_hands_nothing_over(record: bool) -> None:
+async def test_a_node_without_a_stage_hands_nothing_over(record: bool) -> None:
     run = with_recovery(manifest())
 
     async with village(run) as v:
@@ -142,7 +142,7 @@ async def test_who_does_not_serve_a_stage_hands_nothing_over(record: bool) -> No
         await v.leave()
 
 
-async def test_who_claims_to_bring_a_stage_back_for_ever_holds_nobody_up() -> None:
+async def test_an_endless_restore_claim_delays_no_other_node() -> None:
     run = with_recovery(manifest())
     run = replace(run, limits=replace(run.limits, announce_period_s=0.2))
 

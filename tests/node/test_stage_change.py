@@ -80,7 +80,7 @@ async def test_a_node_moves_to_the_weakest_stage_and_serves_there() -> None:
         assert {stage for p in v.people for stage, _, _ in p.saved} == {0, 1, 2}
 
 
-async def test_nobody_moves_when_stages_are_even_or_it_is_switched_off() -> None:
+async def test_no_move_when_stages_are_even_or_moves_are_off() -> None:
     off = moving_manifest(rebalance_period_s=0.0)
     async with village(off) as v:
         for stage in (0, 0, 0, 1, 2):
@@ -132,7 +132,7 @@ async def test_gradients_are_counted_once_across_a_move() -> None:
         assert fed - late <= counted[1] <= fed + cut, f"of {fed} fed {counted[1]} were counted: {why}"
 
 
-async def test_who_leaves_asks_whether_another_stays() -> None:
+async def test_a_leaving_replica_asks_whether_another_stays() -> None:
     """Both replicas of a stage want to go to an empty one: who hears that of the other stays, and so of a dead one."""
 
     async with village(moving_manifest(rebalance_period_s=0.0)) as v:
@@ -209,7 +209,7 @@ async def test_a_mover_waits_for_a_round_while_one_is_near(rate: int, waited_s: 
     training.cancel()
 
 
-async def test_nobody_goes_where_its_machine_cannot_serve() -> None:
+async def test_no_move_to_a_stage_that_does_not_fit() -> None:
     """A joiner without the run's files leaves the empty stage 0 to one that has them, and everybody knows why."""
 
     async with village(manifest(stages=2)) as v:
@@ -328,9 +328,7 @@ async def test_a_replica_leaves_a_stage_only_if_it_is_asked_for_as_little_as_is_
 
 @pytest.mark.parametrize(("doubtful", "before", "good"), [(False, 10.0, True), (True, 10.0, False), (True, 0.0, True)])
 @pytest.mark.loop("virtual")
-async def test_nobody_moves_by_numbers_while_most_strangers_do_nothing(
-    doubtful: bool, before: float, good: bool
-) -> None:
+async def test_no_move_while_most_strangers_are_idle(doubtful: bool, before: float, good: bool) -> None:
     """But where a stage stands empty."""
     nobody: Any = None
     presence: Any = SimpleNamespace(progress=SimpleNamespace(total=0), doubtful=doubtful)

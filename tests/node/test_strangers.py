@@ -114,7 +114,7 @@ CALLS: dict[str, Callable[[], wire.Request]] = {
 }
 
 
-async def test_what_belongs_to_a_stage_is_served_to_its_members_alone() -> None:
+async def test_stage_messages_are_served_to_members_alone() -> None:
     """Of each method: a bare key is refused, and so is a member of a stage whose business it is not, both before a
     handler sees the call."""
 

@@ -66,7 +66,7 @@ def test_false_answers_that_one_change_of_weights_explains_count_as_one() -> Non
     assert not audits.wrong(B, b"one", came_s=10.0, now_s=20.0) and audits.wrong(B, b"two"), "of whatever weights"
 
 
-def test_who_never_shows_what_it_answers_by_is_excluded() -> None:
+def test_a_replica_that_never_shows_its_weights_is_excluded() -> None:
     audits = Audits(SHARE)
     assert [audits.unshown(A) for _ in range(UNSHOWN_MAX)] == [False] * (UNSHOWN_MAX - 1) + [True]
     audits.unshown(B)

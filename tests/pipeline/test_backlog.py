@@ -209,7 +209,7 @@ class _Moved(Exception):
     pass
 
 
-async def test_who_waits_for_work_that_ends_with_the_stay_is_told() -> None:
+async def test_waiting_work_is_refused_when_the_stay_ends() -> None:
     """A node that moves leaves what it could not finish: the caller asks another replica at once."""
 
     async with asyncio.timeout(10):
@@ -222,7 +222,7 @@ async def test_who_waits_for_work_that_ends_with_the_stay_is_told() -> None:
             await caller
 
 
-async def test_who_asks_while_the_stay_ends_is_told_at_once() -> None:
+async def test_a_request_while_the_stay_ends_is_refused_at_once() -> None:
     """A node that crashes ends its tasks while its transport still serves: no work begins, and no place is taken."""
 
     async with asyncio.timeout(10):

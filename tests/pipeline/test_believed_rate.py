@@ -63,7 +63,7 @@ def stage(replicas: int, announced: float = 0.0) -> tuple[list[Member], dict[str
 
 @pytest.mark.parametrize("announced", [1.0, 1e9])
 @pytest.mark.parametrize(("replicas", "most"), [(3, 0.55), (20, 0.13)])
-def test_who_answers_at_once_gets_its_part_and_not_all(replicas: int, most: float, announced: float) -> None:
+def test_an_instant_replica_gets_its_share_and_not_all(replicas: int, most: float, announced: float) -> None:
     """It had 93 % of the work of three replicas, 90 % of that of twenty."""
     router = Router(random.Random(1))
     members, seconds = stage(replicas, announced)
@@ -96,7 +96,7 @@ def test_a_machine_far_faster_than_usual_is_not_believed_before_it_was_checked()
     assert shares == sorted(shares) and shares[-1] > 0.6, shares
 
 
-def test_what_cannot_be_done_so_fast_counts_as_usual() -> None:
+def test_an_impossible_speed_counts_as_the_usual_one() -> None:
     """The arithmetic takes half a second on any device: an answer sooner earns no more than a usual one."""
     router = Router(random.Random(5), epsilon=0.0, possible_s=0.5)
     members, seconds = stage(5)
@@ -140,7 +140,7 @@ def test_a_false_announcement_counts_as_a_few_machines_and_alone_as_no_more_than
     assert evened(alone, 1) is alone and evened(alone, 0) is alone
 
 
-def test_what_a_replica_is_asked_for_tells_whether_its_stage_is_as_strong_as_it_says() -> None:
+def test_demand_tells_whether_a_stage_is_as_fast_as_announced() -> None:
     """A stage that says it does 40 samples a second is asked for 10; a replica that is asked for half of its own speed
     does not believe it."""
     assert witnessed(0.25, 10.0, 40.0)[0] and witnessed(0.37, 10.0, 40.0)[0]

@@ -104,7 +104,7 @@ async def test_a_gradient_that_is_being_added_is_added_once_whoever_waits() -> N
         assert counted(people) == [4, 4, 4]
 
 
-async def test_who_lives_is_asked_again_when_only_the_connection_broke() -> None:
+async def test_a_living_peer_is_asked_again_after_a_broken_connection() -> None:
     """The answer is lost on its way, when its gradient has been added: the same replica gives it again, and no other
     adds its own."""
 
@@ -197,7 +197,7 @@ async def test_a_loss_that_cannot_be_is_the_fault_of_who_tells_it(loss: float, t
         await feed_until_banned(people[0], people[1].routers[2], people[2].transport.peer_id)
 
 
-async def test_who_died_is_not_asked_again() -> None:
+async def test_a_dead_peer_is_not_asked_again() -> None:
     async with chain(0, 1, 1, 2) as (network, people):
 
         def reset(nbytes: int) -> None:
@@ -209,7 +209,7 @@ async def test_who_died_is_not_asked_again() -> None:
         assert counted([*first, other]) == [0, 4]
 
 
-async def test_nobody_else_is_asked_when_too_little_time_is_left_for_it() -> None:
+async def test_no_retry_when_too_little_time_is_left() -> None:
     """The first replica dies; the way takes four times as long as there is time. What another did would be lost."""
 
     async with chain(0, 1, 1, 2) as (network, people):
@@ -263,7 +263,7 @@ async def test_where_all_are_busy_the_one_that_is_first_done_gets_it() -> None:
         assert counted(people[1:3]) == [0, 4]
 
 
-async def test_who_cannot_be_asked_is_banned_and_gets_nothing() -> None:
+async def test_an_unreachable_peer_is_banned_and_gets_no_work() -> None:
     async with chain(0, 1, 1, 2) as (network, people):
 
         def asks(nbytes: int) -> None:
@@ -276,7 +276,7 @@ async def test_who_cannot_be_asked_is_banned_and_gets_nothing() -> None:
         assert carried.retries == 0, "no time was lost by it"
 
 
-async def test_who_does_not_know_the_question_gets_the_microbatch() -> None:
+async def test_a_peer_without_reservations_gets_the_microbatch() -> None:
     """A replica of a version from before it refuses the question, as wrong."""
 
     async with chain(0, 1, 1, 2) as (_, people):
@@ -315,7 +315,7 @@ async def test_the_deadline_may_pass_before_a_microbatch_is_sent(monkeypatch: py
             await people[0].feed(deadline_s=0.2)
 
 
-async def test_who_drains_is_passed_over() -> None:
+async def test_a_draining_peer_gets_no_work() -> None:
     async with chain(0, 1, 1, 2) as (_, people):
         people[1].backlog.refuse("this node is leaving")
         for serial in range(3):

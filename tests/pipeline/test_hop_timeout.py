@@ -11,7 +11,7 @@ SECONDS = st.floats(0.001, 1000.0)
 
 
 @given(SECONDS, st.integers(1, 8), SECONDS, SECONDS, st.booleans())
-def test_nobody_waits_past_the_deadline_and_nobody_is_blamed_for_it(
+def test_a_call_ends_with_the_deadline_without_blame(
     expected_s: float, hops: int, minimum_s: float, left_s: float, others: bool
 ) -> None:
     found = hop_timeout(expected_s, hops, minimum_s, left_s, others)

@@ -25,7 +25,7 @@ NOON = 1.75e9
 
 
 @pytest.mark.parametrize("kind", ["bf16", "fp32", "int8", "fp8"])
-def test_what_leaves_one_stage_arrives_at_the_next(kind: str) -> None:
+def test_activations_arrive_at_the_next_stage_as_sent(kind: str) -> None:
     demo = PRESETS["demo"]
     four = dataclasses.replace(demo, pipeline=dataclasses.replace(demo.pipeline, stages=4, boundary=kind))
     sent, received = zip(*(sample_nbytes(four, stage) for stage in range(4)), strict=True)

@@ -83,7 +83,7 @@ async def test_after_so_long_the_work_is_given_up_although_its_peer_lives() -> N
         assert task is not None and not task.cancelling(), "its own cancellation is taken back"
 
 
-async def test_who_is_cancelled_while_it_pings_leaves_no_ping_behind() -> None:
+async def test_a_cancelled_check_leaves_no_ping_behind() -> None:
     ours, theirs = pair(answering=False)
     asked, answered = asyncio.Event(), asyncio.Event()
 

@@ -257,7 +257,7 @@ def test_joiners_spread_over_stages_that_are_alike() -> None:
     assert chosen == {0, 1, 2}
 
 
-def test_who_is_about_to_pause_does_not_count_for_a_joiner() -> None:
+def test_a_replica_about_to_pause_does_not_count_for_a_joiner() -> None:
     now = 1e9
     fleet = [member(i, i % 2, 5.0, pauses_unix_s=int(now + 60) if i % 2 == 0 else 0) for i in range(6)]
     chosen, reason = choose_stage(
@@ -299,7 +299,7 @@ def test_of_a_crowd_those_known_stand_for_all() -> None:
     assert plan_move(Swarm.of(crowd, 2), (1.0, 1.0), RebalanceRules(1.02, 2))[0] is not None
 
 
-def test_what_a_joiner_brings_is_not_given_away_before_it_has_measured_itself() -> None:
+def test_no_move_before_a_joiner_has_measured_itself() -> None:
     joining = record_pb2.NODE_STATE_JOINING
     fleet = [member(i, i % 2, 1.0) for i in range(8)]
     unknown = swarm_of([*fleet, member(8, 1, 0.0, state=joining)], 2)
@@ -310,7 +310,7 @@ def test_what_a_joiner_brings_is_not_given_away_before_it_has_measured_itself() 
     assert plan_move(known, [1.0, 1.0], RebalanceRules(1.02, 2))[0] is not None
 
 
-def test_nobody_leaves_a_stage_whose_relief_is_on_its_way() -> None:
+def test_no_replica_leaves_a_stage_while_its_relief_joins() -> None:
     fleet = [member(0, 0, 4.0, moving_to=2), member(1, 0, 4.0), member(2, 1, 1.0), member(3, 2, 0.5)]
     assert plan_move(swarm_of(fleet, 3), [1.0] * 3, RebalanceRules(1.1, 1))[0] is None
     arrived = [member(0, 2, 4.0), *fleet[1:]]
@@ -349,7 +349,7 @@ def test_a_look_is_due_when_somebody_sets_out_or_tells_its_speed() -> None:
     assert on_the_way(crowd) == () and not all_told(crowd), "one more or less matters little there"
 
 
-def test_what_a_machine_cannot_serve_it_is_not_sent_to() -> None:
+def test_no_machine_is_sent_to_a_stage_it_cannot_serve() -> None:
     rules, rng = RebalanceRules(1.1, 1), random.Random(0)
     fleet = [member(0, 1, 4.0), member(1, 1, 4.0), member(2, 2, 4.0), member(3, 2, 4.0)]
     for unable, allowed in ({}, {0}), ({0}, {1, 2}), ({0, 1}, {2}):

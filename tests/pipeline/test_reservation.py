@@ -27,7 +27,7 @@ def asked(reservations: Reservations, peer: str, hold_s: float = 10.0) -> wire.R
 
 
 @pytest.mark.loop("virtual")
-async def test_what_is_on_its_way_counts_until_it_is_there_or_did_not_come() -> None:
+async def test_a_reservation_counts_until_arrival_or_expiry() -> None:
     waiting = 0
     here = Reservations(lambda: waiting)
     granted = [asked(here, f"peer{n}").granted for n in range(READY_AHEAD + 3)]
@@ -44,7 +44,7 @@ async def test_what_is_on_its_way_counts_until_it_is_there_or_did_not_come() -> 
 
 
 @pytest.mark.loop("virtual")
-async def test_nobody_keeps_a_place_for_long() -> None:
+async def test_reservations_expire() -> None:
     here = Reservations(lambda: READY_AHEAD)
     assert asked(here, "peer", hold_s=1e6).granted
     await asyncio.sleep(HOLD_MAX_S - 1.0)
@@ -65,7 +65,7 @@ def router(*speeds: float) -> Router:
 
 
 @pytest.mark.loop("virtual")
-async def test_nobody_is_asked_where_it_would_take_long_against_the_work() -> None:
+async def test_no_question_that_takes_long_against_the_work() -> None:
     network = MemoryNetwork()
     us, them = (MemoryTransport(network, peer, RUN) for peer in (US, THEM))
     delay_s = 0.0
@@ -90,7 +90,7 @@ async def test_nobody_is_asked_where_it_would_take_long_against_the_work() -> No
 
 
 @pytest.mark.loop("virtual")
-async def test_who_does_not_answer_comes_after_all_others() -> None:
+async def test_a_silent_peer_comes_after_all_others() -> None:
     network, quiet = MemoryNetwork(), Quiet()
     us, them = (MemoryTransport(network, peer, RUN) for peer in (US, THEM))
 

@@ -55,7 +55,7 @@ def test_of_a_large_stage_the_fast_get_more_from_the_first_microbatch(told: str)
     assert fast / 2000 == pytest.approx(0.75, abs=0.03)
 
 
-def test_who_was_never_asked_is_expected_to_queue_as_the_others_do() -> None:
+def test_an_unknown_peer_is_expected_to_queue_like_others() -> None:
     """Machines announce the time of their work, answers take four times as long by the wait in queues. A slow machine
     that nobody asked yet gets a microbatch for four of a fast one that was asked, not as many."""
     router = Router(random.Random(3), epsilon=0.0)
@@ -220,7 +220,7 @@ def test_a_banned_peer_that_answers_a_ping_is_chosen_again() -> None:
     assert len(router) == 2
 
 
-def test_who_lets_deadlines_pass_while_others_answer_is_to_blame() -> None:
+def test_a_peer_that_alone_misses_deadlines_is_blamed() -> None:
     router = Router(random.Random(1))
     router.update([member(f"p{i}") for i in range(3)])
     gray, other = PeerId("p0"), PeerId("p1")
@@ -233,7 +233,7 @@ def test_who_lets_deadlines_pass_while_others_answer_is_to_blame() -> None:
     assert not router.late(gray), "it answered: begun anew"
 
 
-def test_what_is_typical_is_what_all_needed() -> None:
+def test_the_usual_time_is_that_of_all_peers() -> None:
     router = Router(random.Random(0))
     router.update([member("a"), member("b")])
     assert router.typical_s(4) == 0.0 and router.expected_s(PeerId("b"), 4) is None
@@ -318,7 +318,7 @@ def test_a_quick_no_of_a_stranger_is_none_and_a_slow_one_is() -> None:
         assert router.unknown_share() < 1.0
 
 
-def test_who_goes_to_another_stage_and_comes_back_is_banned_as_long_as_before() -> None:
+def test_a_ban_survives_a_move_and_return() -> None:
     router, now, banned = Router(random.Random(3)), 0.0, list[float]()
     for sequence in range(8):
         router.learn(member("flits", sequence))

@@ -91,7 +91,7 @@ def test_a_step_waits_for_gradients_that_it_would_make_too_old() -> None:
     assert not pending.put_off(7, 0.4)
 
 
-def test_nobody_waits_for_a_straggler() -> None:
+def test_steps_do_not_wait_for_a_straggler() -> None:
     pending = PendingGradients(staleness_max=0)
     pending.closed(pending.opened(0, 0.0), 1.0)  # one second is usual
     pending.opened(0, 10.0)

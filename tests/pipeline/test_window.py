@@ -52,7 +52,7 @@ def test_bounds_and_losses() -> None:
     assert window.size == 1
 
 
-def test_what_is_lost_at_once_halves_it_once() -> None:
+def test_losses_at_once_halve_the_window_once() -> None:
     window = Window(40.0, 64)
     for _ in range(20):
         window.record_loss()

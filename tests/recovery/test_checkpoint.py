@@ -184,7 +184,7 @@ async def test_the_files_are_safetensors_to_others(tmp_path: Path) -> None:
     assert not list(tmp_path.rglob("*.part"))
 
 
-async def test_what_lies_as_it_is_wanted_is_read_in_place(tmp_path: Path) -> None:
+async def test_aligned_tensors_are_read_in_place(tmp_path: Path) -> None:
     """Any fault of the file is named as when it is read in one piece."""
 
     store = FolderStore(tmp_path)

@@ -76,7 +76,7 @@ def test_a_download() -> None:
     run(main())
 
 
-async def test_what_came_hashed_is_not_hashed_behind_other_work() -> None:
+async def test_a_hashed_chunk_is_not_hashed_again() -> None:
     world = World()
     giver = Giver(world, A, 100)
     await fetch(world, [A])
@@ -142,7 +142,7 @@ def test_busy_and_slow_chunks_are_asked_for_again() -> None:
     run(main())
 
 
-def test_who_is_told_to_end_as_a_donor_fails_ends() -> None:
+def test_a_cancel_while_a_donor_fails_ends_the_download() -> None:
     """Before Python 3.13 a task group forgets it, and the next donor would be asked."""
 
     async def main() -> None:
@@ -600,7 +600,7 @@ def test_a_peer_on_a_slow_line_keeps_its_place_until_all_is_on_its_way() -> None
     run(main())
 
 
-def test_who_gets_nothing_keeps_no_place() -> None:
+def test_a_peer_without_chunks_keeps_no_place() -> None:
     async def main() -> None:
         giver = Giver(World(), A, 100, DonorLimits(downloads_max=1))
         with pytest.raises(Unavailable, match="9 was asked"):

@@ -68,7 +68,7 @@ def keeping(world: World, peer: PeerId, snapshot: Snapshot) -> SnapshotDonor:
     return donor
 
 
-def test_who_holds_the_same_bytes_helps() -> None:
+def test_a_holder_of_the_same_bytes_helps() -> None:
     async def main() -> None:
         world = World()
         giver = Giver(world, A, 100)
@@ -151,7 +151,7 @@ def test_a_part_of_a_state_travels_alone() -> None:
     run(main())
 
 
-def test_what_is_kept_for_another_stage_is_given() -> None:
+def test_a_backup_of_another_stage_is_given() -> None:
     async def main() -> None:
         world, said = World(), Said()
         kept = Snapshot.of(state(7), 2, 9, to_message({"feeder": 1}), CHUNK)

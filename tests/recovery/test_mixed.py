@@ -89,7 +89,7 @@ async def pull(
     return Snapshot.of_offer(offer, found)
 
 
-def test_what_a_donor_gave_in_minutes_outlives_it() -> None:
+def test_chunks_of_a_slow_donor_outlive_it() -> None:
     async def main() -> None:
         world, said = World(), Said()
         givers = [Giver(world, A, 100), Giver(world, B, 200)]
@@ -115,7 +115,7 @@ def test_what_a_donor_gave_in_minutes_outlives_it() -> None:
     run(main())
 
 
-def test_what_takes_long_comes_from_several_side_by_side() -> None:
+def test_a_long_download_uses_several_donors() -> None:
     async def main() -> None:
         taken = []
         for peers in ([A], [A, B, C]):
@@ -135,7 +135,7 @@ def test_what_takes_long_comes_from_several_side_by_side() -> None:
     run(main())
 
 
-def test_what_is_soon_there_comes_from_one() -> None:
+def test_a_short_download_uses_one_donor() -> None:
     async def main() -> None:
         world, said = World(), Said()
         givers = [Giver(world, A, 100), Giver(world, B, 200)]
@@ -186,7 +186,7 @@ def test_nothing_stays_of_one_that_lied_beside() -> None:
     run(main())
 
 
-def test_who_fails_is_not_asked_beside_again_and_again() -> None:
+def test_a_failing_helper_is_not_asked_repeatedly() -> None:
     async def main() -> None:
         world, said = World(), Said()
         givers = [Giver(world, A, 100), Giver(world, B, 200)]
@@ -225,7 +225,7 @@ def test_a_mixed_state_that_is_not_believed_is_nobodys_lie() -> None:
     run(main())
 
 
-def test_what_nobody_waits_for_is_of_one() -> None:
+def test_a_download_without_haste_uses_one_donor() -> None:
     async def main() -> None:
         world, said = World(), Said()
         givers = [Giver(world, A, 100), Giver(world, B, 200)]

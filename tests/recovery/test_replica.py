@@ -215,7 +215,7 @@ def test_an_outer_step_leaves_tapes_as_they_were() -> None:
     assert torch.equal(*gradients)
 
 
-def test_what_is_learned_during_an_exchange_is_kept() -> None:
+def test_steps_during_an_exchange_are_kept() -> None:
     replica, partner, idle = lived(1), lived(2), TorchReplica(MANIFEST, 0)
     idle.load(replica.snapshot())
     theirs = [Packet(1.0, 0, partner.message(2))]

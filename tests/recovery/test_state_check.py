@@ -148,7 +148,7 @@ def test_slices_of_a_part_are_within_it(first: int, count: int) -> None:
             assert given[0] == cut.first and len(given) == cut.count
 
 
-def test_who_cannot_say_is_asked_again_and_not_for_ever() -> None:
+def test_an_undecided_witness_is_asked_again_but_not_for_ever() -> None:
     words, asked, quiet = compared(TRUE, b=None)
     assert words == [] and asked == ["b"] * TRIES and [event for event, _ in quiet.events] == ["state.doubted"]
     assert compared(TRUE)[0] == [] and not compared(TRUE)[2].events, "nobody else is there"
@@ -170,7 +170,7 @@ def test_the_distance_is_one_of_lengths_and_infinite_where_a_number_is_none() ->
     assert apart(bytes(8), bytes(8)) == 0.0
 
 
-async def test_nobody_knows_the_slices_beforehand() -> None:
+async def test_slices_are_unpredictable() -> None:
     """A donor knows the joiner's name and chooses the state, so its id: the slices differ all the same."""
     first, second = (drawn_now(10**9, "me", "the state's id") for _ in range(2))
     assert first != second

@@ -37,7 +37,7 @@ async def test_the_first_failure_ends_the_others_and_is_raised_alone() -> None:
 
 
 @pytest.mark.parametrize("told_first", [True, False])
-async def test_who_is_told_to_end_as_a_part_fails_ends(told_first: bool) -> None:
+async def test_a_cancel_while_a_part_fails_ends_the_work(told_first: bool) -> None:
     async def fails() -> None:
         await asyncio.sleep(0)
         if told_first:

@@ -47,7 +47,7 @@ def test_one_partner_is_replaced_by_one() -> None:
 @pytest.mark.parametrize(
     ("giver", "made_in", "law"), [(1, 3, "no packet of another round is applied"), (5, 4, "a node meets others")]
 )
-def test_what_stands_in_is_another_ones_and_of_this_round(giver: int, made_in: int, law: str) -> None:
+def test_a_fallback_packet_is_of_another_and_of_this_round(giver: int, made_in: int, law: str) -> None:
     laws = met(Laws(), (1, 2))
     laws.fell_back(5, 4, giver, made_in)
     assert broken(laws) == [law]

@@ -70,7 +70,7 @@ def test_swarms_of_any_size_become_one_again_within_a_minute_and_count_nothing_t
     assert not outcome.failures, (kind, count, seconds, share, outcome.failures)
 
 
-def test_what_a_feeder_owed_that_stops_feeding_another_of_its_part_owes() -> None:
+def test_blocks_of_a_stopped_feeder_pass_to_its_part() -> None:
     table, quiet = PeerTable(2), Quiet()
     nodes = [
         RunProgress(Manifest(), PeerId(me), table, Progress(PeerId(me)), LoopClock(), quiet, print, print)

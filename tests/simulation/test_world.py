@@ -116,7 +116,7 @@ def test_real_tensors_learn_in_the_storm(text: str) -> None:
     assert outcome.loss_towards(most + 1) is None, "nothing is known beyond"
 
 
-def test_who_died_is_buried_before_the_record_runs_out() -> None:
+def test_a_dead_peer_is_dropped_before_its_record_expires() -> None:
     """One of four replicas goes without a word; after three announce periods the others ask, and forget it."""
     tree = {
         "seconds": 60,

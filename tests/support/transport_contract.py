@@ -147,7 +147,7 @@ class TransportContract:
             (ConnectionResetError("a secret"), RemoteFault, "ConnectionResetError"),
         ],
     )
-    async def test_what_a_handler_raises_is_what_the_caller_gets(
+    async def test_an_error_of_a_handler_reaches_the_caller(
         self, raised: Exception, expected: type[Exception], says: str
     ) -> None:
         async with self.pair() as pair:
@@ -334,7 +334,7 @@ class DirectoryContract:
         raise NotImplementedError
         yield
 
-    async def test_what_one_announces_the_other_finds(self) -> None:
+    async def test_an_announced_record_is_found(self) -> None:
         async with self.directories() as pair:
             signed = []
             for number, (directory, identity) in enumerate(zip((pair.here, pair.there), pair.identities, strict=True)):

@@ -98,7 +98,7 @@ def test_a_dependency_has_one_home(package: str) -> None:
 
 
 @pytest.mark.parametrize("module", sorted(PROTECTED))
-def test_what_is_put_together_only_at_the_top(module: str) -> None:
+def test_parts_are_assembled_only_at_the_top(module: str) -> None:
     strangers = [
         f"{importer} imports {imported}"
         for imported in sorted(m for m in graph().modules if within(m, (module,)))

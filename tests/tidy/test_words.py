@@ -58,7 +58,7 @@ def known() -> frozenset[str]:
 
 
 @pytest.mark.parametrize(("word", "column"), rows(), ids=[word for word, _ in rows()])
-def test_what_the_glossary_names_exists(word: str, column: str) -> None:
+def test_names_of_the_glossary_exist(word: str, column: str) -> None:
     verbs = re.findall(r"verb `([\w-]+)`", column)
     assert set(verbs) <= set(VERBS)
     names = set(re.findall(r"`([^`]+)`", column)) - set(verbs)

@@ -50,7 +50,7 @@ def test_any_text_is_an_address_or_one_line(text: str) -> None:
 
 
 @pytest.mark.parametrize("host", ["ip4/169.254.169.254", "ip6/fd00:ec2::254", "ip6/::ffff:169.254.169.254"])
-def test_nobody_is_called_at_a_clouds_metadata_service(host: str) -> None:
+def test_metadata_services_are_never_dialled(host: str) -> None:
     """A stranger's record or invite must not make a node call it."""
     good = "/ip4/192.168.1.7/tcp/4001"
     assert dialable_of([f"/{host}/tcp/80", good, f"/{host}/tcp/80/p2p/{PEER}"]) == [good]

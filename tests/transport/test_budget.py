@@ -51,7 +51,7 @@ def test_never_more_than_the_bounds_except_for_one_message_alone(steps: list[tup
     assert budget.used_bytes == 0
 
 
-def test_what_is_announced_holds_nothing_and_what_has_arrived_does() -> None:
+def test_only_arrived_bytes_hold_budget() -> None:
     budget = ByteBudget(TOTAL)
     silent = [budget.admit(A, SHARE) for _ in range(100)]
     assert budget.used_bytes == 0

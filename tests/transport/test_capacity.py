@@ -47,7 +47,7 @@ def asked(reply_nbytes: int, sent: int = 0) -> Call:
     )
 
 
-async def test_nobody_gets_more_than_the_bound_and_all_together_neither() -> None:
+async def test_measurements_are_bounded_each_and_together() -> None:
     counterpart = CapacityResponder()
     with pytest.raises(RemoteFault, match="at most"):
         await counterpart.answer(PEERS[0], asked(SIZES[-1] + 1))

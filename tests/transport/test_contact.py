@@ -119,7 +119,7 @@ def test_the_list_is_bounded_and_forgets_told_ones_last() -> None:
     assert len(contacts.known) == CONTACTS_MAX and A in contacts.known
 
 
-def test_what_the_user_gave_is_tried_whatever_a_bootstrap_announces() -> None:
+def test_the_users_addresses_are_always_tried() -> None:
     """Behind a forwarded port it announces addresses that nobody outside can dial."""
     contacts, given, announced = Contacts(), "/ip4/1.2.3.4/tcp/5", "/ip4/127.0.0.1/tcp/4001"
     contacts.tell(A, [given])

@@ -62,7 +62,7 @@ def test_two_addresses_of_a_peer_are_tried() -> None:
     assert book.choose(told) == ["/ip4/1.1.1.3/tcp/1", "/ip4/1.1.1.1/tcp/1"]
 
 
-def test_what_did_not_take_place_does_not_count() -> None:
+def test_a_dial_that_did_not_happen_does_not_count() -> None:
     book = DialBook()
     assert book.permit("1.1.1.1", 1, 0.0)[0]
     book.revoke("1.1.1.1", 1)

@@ -130,7 +130,7 @@ async def liar_and_victim() -> AsyncIterator[tuple[Any, Identity, DhtDirectory, 
 
 
 @pytest.mark.loop("uvloop")
-async def test_what_is_forged_stale_oversized_or_misplaced_is_not_stored() -> None:
+async def test_bad_records_are_not_stored() -> None:
     other = Identity.of_seed(bytes([5] * 32))
     async with liar_and_victim() as (node_of_liar, liar, victim, here):
         now = time.time()

@@ -100,7 +100,7 @@ async def test_only_those_with_a_pass_are_served() -> None:
 
 @pytest.mark.live
 @pytest.mark.loop("uvloop")
-async def test_who_knocks_too_often_is_not_even_answered() -> None:
+async def test_a_peer_above_its_rate_is_not_answered() -> None:
     async with asyncio.timeout(120), node() as (there, _), node() as (stranger, _):
         there.let_in(a_admission())
         there.serve("ping", pong, tensor_bytes_max=0)
@@ -124,7 +124,7 @@ def test_a_bucket_is_a_rate() -> None:
     assert taken == pytest.approx(10.0 * 10.0 + 5.0, abs=1)
 
 
-async def test_who_keeps_sending_noise_is_not_read_and_who_works_is() -> None:
+async def test_a_noisy_peer_is_not_read_and_a_working_one_is() -> None:
     limit, peer, now_s = StrangerRateLimiter(), PeerId("noisy"), 100.0
     for _ in range(int(BROKEN_BURST)):
         assert limit.stream(peer, now_s, works=False)

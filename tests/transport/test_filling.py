@@ -68,7 +68,7 @@ def test_the_watermark_only_rises_and_never_beyond_the_end() -> None:
     assert watermark.ready_nbytes == 5
 
 
-async def test_what_stops_a_draft_is_told_to_whoever_waits() -> None:
+async def test_an_error_of_a_draft_reaches_its_readers() -> None:
     written = Written(1000)
 
     def write() -> None:
@@ -107,7 +107,7 @@ def arrived(transport: Libp2pTransport, nbytes: int) -> Callable[[], bool]:
 @pytest.mark.live
 @pytest.mark.parametrize("bps", [None, 400e6])
 @pytest.mark.loop("uvloop")
-async def test_what_is_final_is_there_before_the_rest_is_written(bps: float | None) -> None:
+async def test_final_bytes_arrive_before_the_rest_is_written(bps: float | None) -> None:
     async with pair() as (here, there):
         here.throttle.up.bps = bps
         first, second = Written(), Written(70_000)

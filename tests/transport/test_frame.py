@@ -253,7 +253,7 @@ async def test_an_absurd_announcement_is_refused_before_anything_is_read(spec: w
 
 
 @pytest.mark.parametrize("sent", [0, 10_000, 49_999])
-async def test_who_sends_too_slowly_loses_its_stream_and_the_budget_has_its_bytes_back(
+async def test_a_slow_sender_loses_its_stream_and_returns_its_budget(
     sent: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(serve, "LEAST_SPAN_S", 0.05)

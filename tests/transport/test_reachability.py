@@ -76,7 +76,7 @@ async def test_a_helper_reaches_who_can_be_reached() -> None:
 
 
 @pytest.mark.loop("uvloop")
-async def test_what_accepts_and_is_no_libp2p_does_not_count() -> None:
+async def test_a_port_without_libp2p_is_not_reachable() -> None:
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"220 a mail server\r\n" + b"x" * 100_000)
         await reader.read()

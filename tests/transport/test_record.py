@@ -21,7 +21,7 @@ def opened(signed: wire.SignedRecord, now_unix_s: float = NOW, run_id: RunId = R
     return open_record(signed, run_id=run_id, now_unix_s=now_unix_s, ttl_max_s=60.0)
 
 
-def test_what_is_signed_opens() -> None:
+def test_a_signed_record_opens() -> None:
     record = record_of(ME, NOW)
     assert opened(sign_record(record, ME)) == record
 
@@ -53,7 +53,7 @@ def test_what_is_signed_opens() -> None:
         ({"peer_id": "nobody"}, "forged"),
     ],
 )
-def test_what_is_wrong_is_said(change: dict[str, object], says: str) -> None:
+def test_a_malformed_record_names_its_fault(change: dict[str, object], says: str) -> None:
     record = record_of(ME, NOW)
     for name, value in change.items():
         if isinstance(value, list):

@@ -101,7 +101,7 @@ def test_where_none_fills_the_line_so_many_go_that_they_do() -> None:
     assert 17.0 < flows < 26.0
 
 
-def test_nobody_waits_for_a_receiver_that_hangs() -> None:
+def test_a_hanging_receiver_delays_no_other() -> None:
     used, flows = use(Line(50 * MBIT), [0.0] * 6 + [math.inf] * 6)
     assert used > 0.9
     assert flows < 6 + 2.0
@@ -144,7 +144,7 @@ def test_the_order_is_that_of_coming_and_what_is_urgent_goes_first() -> None:
     in_virtual_time(main)
 
 
-def test_what_is_small_passes_by() -> None:
+def test_small_messages_take_no_turn() -> None:
     async def main() -> None:
         scheduler = UplinkScheduler()
         await scheduler.take(MESSAGE, 1.0)
@@ -157,7 +157,7 @@ def test_what_is_small_passes_by() -> None:
     in_virtual_time(main)
 
 
-def test_who_gives_up_loses_no_turn() -> None:
+def test_a_cancelled_sender_keeps_no_turn() -> None:
     """Cancelled while it waits, or in the very moment its turn comes."""
 
     async def main() -> None:

@@ -230,7 +230,7 @@ async def test_redirects_are_checked_like_first_requests(monkeypatch: pytest.Mon
         await read(f"{url}/a", 0, 5)
 
 
-def test_nobody_allows_a_metadata_service() -> None:
+def test_no_rules_allow_a_metadata_service() -> None:
     assert not AddressRules(private=True).allows(ipaddress.ip_address("169.254.169.254"))
     assert AddressRules(private=True).allows(ipaddress.ip_address("10.0.0.1"))
 
