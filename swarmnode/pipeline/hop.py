@@ -255,6 +255,7 @@ class Hop:
             next_stage = process.itinerary[process.position + 1]
             assert outcome.peer is not None
             refused = None if self.auditor is None else self.auditor.why_refuse(outcome.peer, next_stage)
+            # Before the gradient touches the tape: what was added to the weights' gradient cannot be taken out.
             if refused is not None:
                 self._next_hop.blame(outcome.peer, next_stage, refused, least_s=SUSPECTED_S)
                 continue
@@ -262,6 +263,7 @@ class Hop:
             def work(
                 outcome: MicrobatchResult = outcome, gradient: WireTensor = gradient, replicas: int = self._replicas()
             ) -> tuple[WireTensor | None, StepReport | None, HopClaim | None]:
+                # The signature first: an unsigned gradient is refused before it is used.
                 claim = self._claim(process, outcome, y, tokens, gradient)
                 answer, step = self._backward(tape, pending, gradient, process.samples, held, loop, replicas)
                 outcome.prints = self._prints(x, tokens, answer, claim)
@@ -273,6 +275,7 @@ class Hop:
             except RemoteFault as fault:
                 assert outcome.peer is not None
                 self._next_hop.blame(outcome.peer, next_stage, fault)
+                # Nothing was added, so the caller may withdraw again. The tape is whole: another peer is asked.
                 if held is not None:
                     held.revoke()
                 continue
@@ -280,6 +283,7 @@ class Hop:
                 if held is not None:
                     held.revoke()
                 raise
+            # From here on the microbatch is trained: only now does the peer count as one that works.
             outcome.queued_s += queued_s
             assert outcome.peer is not None
             self._worked(outcome.peer)
@@ -287,6 +291,7 @@ class Hop:
             self._trained(process.samples, step)
             if claim is not None:
                 assert self.auditor is not None
+                # Our own caller's audit may ask what this answer was made of.
                 if held is not None:
                     shown = HopEvidence(y, gradient, claim.statement)
                     self.recompute.keep(bytes(process.microbatch_id), process.position, shown)

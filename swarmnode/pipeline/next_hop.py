@@ -217,21 +217,24 @@ class NextHop:
         peer, choice = router.choose(loop.time(), samples, tried)
         charged: dict[PeerId, float] = {}  # peer asked -> seconds charged
         ahead: dict[PeerId, float] = {}  # peer with queued work -> seconds until ours would be done
+        # Once one replica was asked, the others are too, however short their work: an answer is compared with answers.
         while peer is not None and (charged or self._reserving.worth_it(router, peer, samples)):
+            # The router has charged the choice to the peer's queue; what is not sent there is given back below.
             charged[peer] = seconds = router.seconds(peer, samples)
             asked_at = loop.time()
             try:
                 waits = await self._reserving.ask(peer, deadline - loop.time())
                 if waits is None:
-                    break
+                    break  # idle, and the place is ours: no other can be sooner
                 ahead[peer] = (1 + waits) * seconds
             except (Unavailable, RemoteFault) as error:
                 self._refused(peer, stage, error, loop.time() - asked_at)
-            peer = None
+            peer = None  # else the last one asked would be taken, not the best
             if len(charged) < ASKED_MAX:
                 peer, choice = router.choose(loop.time(), samples, {*tried, *charged})
         if peer is None and ahead:
             peer, choice = min(ahead, key=ahead.__getitem__), f"the least of {len(ahead)}"
+        # Whoever is chosen now could not finish; the caller must hear of the deadline, not blame a peer.
         if charged and deadline <= loop.time():
             peer, choice = None, "the deadline passed while replicas were asked"
         for other, seconds in charged.items():

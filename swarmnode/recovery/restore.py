@@ -190,8 +190,11 @@ class _Restoration:
 
     async def run(self) -> RestoredState:
         """Try one source after the other until the state is loaded. Raises Unavailable, LocalFault."""
-        begun, tries, last_reason, stage, total = self._time(), 0, "", self._stage, -1
+        begun, stage = self._time(), self._stage
+        tries, total = 0, -1  # tries in vain, and the run's samples at the last of them
+        last_reason = ""
         while True:
+            # Each try looks anew: replicas come back meanwhile, and any of them is better than any other source.
             view = await self._look(self._time() - begun)
             source, reason = choose_source(view, self._manifest.recovery)
             if source is RecoverySource.STOP or tries >= TRIES_MAX:
@@ -203,6 +206,7 @@ class _Restoration:
                 last_reason = reason
                 await asyncio.sleep(LOOK_SHARE * self._manifest.limits.announce_period_s)
                 continue
+            # The first state of a run is no recovery, and a replica's copy is an ordinary join: neither is told as one.
             begins = source is RecoverySource.FRESH or (source is RecoverySource.BASE and not view.samples_total)
             if source is not RecoverySource.REPLICA and not begins:
                 self._telemetry.event("recovery.began", stage=stage, method=self._method(source), reason=reason)
@@ -212,20 +216,23 @@ class _Restoration:
                 self._telemetry.event(
                     "recovery.source_failed", level="warning", stage=stage, method=source, reason=str(error)
                 )
+                # The base model is the same for everybody: another try would read the same fault.
                 if source is RecoverySource.BASE and isinstance(error, DataError):
                     raise
+                # A replica is one of several and may answer the next time; before the first round there is nothing but
+                # the beginning to go to. Any other source failed for good and is left out of the next choice.
                 if source is RecoverySource.REPLICA or view.round_now == 0:
                     tries += 1
                     stands = source is RecoverySource.REPLICA and view.samples_total == total
                     if tries == TRIES_MAX and stands and self._only is None:
-                        tries, self._only = (
-                            0,
-                            self._membership.run_progress.clock.history.times,
-                        )  # nothing was trained since: they are keys that do nothing
+                        # Nothing was trained since: these replicas are keys that do nothing, so others count from now.
+                        tries = 0
+                        self._only = self._membership.run_progress.clock.history.times
                     total = view.samples_total
                 else:
                     self._failed.add(source)
                 continue
+            # Two nodes may have rebuilt the stage at once; the later one takes the other's state, so it is one stage.
             if source in CONTESTED and not begins and await self._overtaken():
                 continue
             self._say(restored, self._time() - begun, begins=begins)
