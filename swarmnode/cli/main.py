@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import errno
 import importlib
 import os
@@ -15,7 +14,7 @@ import click
 
 from swarmnode import __version__, plugin
 from swarmnode.atomic_file import FULL
-from swarmnode.cli.option.config_file import bind, check_top, defaults_for
+from swarmnode.cli.option.config_file import bind, check_top, defaults_for, did_you_mean
 from swarmnode.errors import DiskFull, SwarmnodeError
 
 EXIT_INTERRUPTED = 130
@@ -87,10 +86,10 @@ class Verbs(click.Group):
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
-            close = difflib.get_close_matches(args[0], self.list_commands(ctx), n=1)
-            if not close or args[0].startswith("-"):
+            hint = did_you_mean(args[0], self.list_commands(ctx))
+            if not hint or args[0].startswith("-"):
                 raise
-            raise click.UsageError(f"no such verb: {args[0][:40]}; did you mean {close[0]}?", error.ctx) from None
+            raise click.UsageError(f"no such verb: {args[0][:40]}{hint}", error.ctx) from None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Verbs"):

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from swarmnode.errors import ManifestError, UsageError
+from swarmnode.errors import UsageError
 
 if TYPE_CHECKING:
-    from swarmnode.manifest import Manifest
+    pass
 
 RUN = click.Path(exists=True, path_type=Path)
 
@@ -27,10 +27,10 @@ def command() -> None:
 @click.option("--changed", is_flag=True, help="Only what differs from the defaults, a line each.")
 def show(run: Path, changed: bool) -> None:
     """Print the manifest of RUN as TOML with every field and its comment."""
-    from swarmnode.manifest import Manifest, template
+    from swarmnode.manifest import Manifest, manifest_at, template
     from swarmnode.manifest.text import difference
 
-    manifest = _read(run)
+    manifest = manifest_at(run)
     click.echo("\n".join(difference(Manifest(), manifest)) if changed else template(manifest))
 
 
@@ -39,9 +39,10 @@ def show(run: Path, changed: bool) -> None:
 @click.argument("other", metavar="OTHER", type=RUN)
 def diff(run: Path, other: Path) -> int:
     """Print the fields in which RUN and OTHER differ, a line each. Exit code 1 if any does, as of diff."""
+    from swarmnode.manifest import manifest_at
     from swarmnode.manifest.text import difference
 
-    lines = difference(_read(run), _read(other))
+    lines = difference(manifest_at(run), manifest_at(other))
     for line in lines:
         click.echo(line)
     return 1 if lines else 0
@@ -64,11 +65,11 @@ def set_fields(run: Path, changes: tuple[str, ...]) -> None:
     """Change fields in RUN/manifest.toml, comments kept, and print the difference. Nothing is written unless the whole
     manifest is allowed. A run that has begun keeps its signed manifest: `swarmnode amend` changes that."""
     from swarmnode.atomic_file import write_whole
-    from swarmnode.manifest import MANIFEST_FILE, SIGNED_FILE, parse
+    from swarmnode.manifest import MANIFEST_FILE, SIGNED_FILE, manifest_at, parse
     from swarmnode.manifest.text import difference, with_value
 
     path = run / MANIFEST_FILE
-    before, text = _read(path), path.read_text(encoding="utf-8")
+    before, text = manifest_at(path), path.read_text(encoding="utf-8")
     if (run / SIGNED_FILE).exists():
         raise UsageError(f"{run} has begun: `swarmnode amend` changes it, `swarmnode init --new-run {run}` begins anew")
     for change in changes:
@@ -96,14 +97,3 @@ def _literal(value: str) -> str:
     except tomllib.TOMLDecodeError:
         return json.dumps(value, ensure_ascii=False)
     return value
-
-
-def _read(run: Path) -> Manifest:
-    from swarmnode.manifest import MANIFEST_FILE, SIGNED_FILE, read_manifest, read_signed
-
-    if run.is_dir():
-        path = next((run / name for name in (MANIFEST_FILE, SIGNED_FILE) if (run / name).is_file()), None)
-        if path is None:
-            raise ManifestError(f"{run} holds neither {MANIFEST_FILE} nor {SIGNED_FILE}: `swarmnode init {run}`")
-        run = path
-    return read_manifest(run) if run.suffix == ".toml" else read_signed(run)[1]

@@ -104,15 +104,11 @@ def command(
 
 def _read(path: Path) -> Manifest:
     """The manifest in `path` (a file, signed or not, or a run's folder), or that of the scenario there."""
-    from swarmnode.manifest import MANIFEST_FILE, SIGNED_FILE, parse, read_signed
+    from swarmnode.manifest import manifest_at, parse
     from swarmnode.manifest.text import from_tree
 
-    if path.is_dir():
-        path = next((path / file for file in (MANIFEST_FILE, SIGNED_FILE) if (path / file).is_file()), path)
-    if path.is_dir():
-        raise click.UsageError(f"{path} holds neither {MANIFEST_FILE} nor {SIGNED_FILE}: `swarmnode init {path}`")
-    if path.name == SIGNED_FILE:
-        return read_signed(path)[1]
+    if path.is_dir() or path.suffix != ".toml":
+        return manifest_at(path)
     text = path.read_text(encoding="utf-8")
     try:
         inner = tomllib.loads(text).get("manifest")

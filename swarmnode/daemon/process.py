@@ -82,7 +82,7 @@ from swarmnode.node.node import Node
 from swarmnode.node.node_ports import NodePorts
 from swarmnode.node.notice import Notice, NoticeKind, Notices, of_signal
 from swarmnode.node.report import ReceiptExchange
-from swarmnode.pipeline.microbatch_size import Host
+from swarmnode.pipeline.microbatch_size import Host, processors
 from swarmnode.ports import Clock, Compute, Priority, Replica, Telemetry
 from swarmnode.recovery.resumption import CheckpointOptions
 from swarmnode.transfer.chunk_set import SetPorts
@@ -104,8 +104,8 @@ def host_of(device: str, compute: ThreadCompute) -> Host:
     each; nodes that rest part of the time leave room for others."""
     if not device.startswith("cpu"):
         return Host()
-    processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return Host(lambda: processors / compute.load)
+    count = processors()
+    return Host(lambda: count / compute.load)
 
 
 async def stay_permitted(process: DaemonContext, node: Node | None, notices: Notices) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import os
 from collections.abc import Sequence
 
 from swarmnode.dashboard.alarm import Health, parties
@@ -13,14 +12,13 @@ from swarmnode.dashboard.history import HistoryPoint
 from swarmnode.dashboard.totals import LATE, SENT
 from swarmnode.ids import PeerId
 from swarmnode.manifest import PRESETS, Manifest
-from swarmnode.pipeline.microbatch_size import LOOPBACK, slowness
+from swarmnode.pipeline.microbatch_size import LOOPBACK, SETTLED_S, processors, slowness
 from swarmnode.wire import record_pb2, report_pb2
 
 LOOKING_S = 16.0  # guess: after the start, records of all nodes are read by then
 LINKS_SHOWN_MAX = 600  # guess: more than a screen can show clearly
 ROUNDS_SHOWN = 60
 ISLANDS_SHARE = 0.9  # guess: this share of the serving nodes must have reported links before islands are shown
-SETTLED_S = 60.0  # twice the time over which the run's speed is measured
 LINK_KINDS = {report_pb2.LINK_KIND_DIRECT: "direct", report_pb2.LINK_KIND_RELAYED: "relayed"}
 
 Json = dict[str, object]
@@ -306,7 +304,7 @@ def _slowness(board: Board, now_s: float) -> tuple[str, str] | None:
     if any(now_s - node.joined_s < SETTLED_S for node in serving):
         return None
     here = sum(bool(node.addresses) and all(a.startswith(LOOPBACK) for a in node.addresses) for node in serving)
-    at_once = len(serving) - here + min(here, os.cpu_count() or 1)
+    at_once = len(serving) - here + min(here, processors())
     speeds = [(node.stage, node.speed) for node in serving]
     return slowness(board.manifest, speeds, board.samples_per_s(), board.samples, at_once)
 

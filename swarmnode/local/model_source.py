@@ -18,7 +18,7 @@ from swarmnode.errors import DataError, NoDaemon, SwarmnodeError, Unavailable, U
 from swarmnode.machine import checkup
 from swarmnode.machine.archive_lock import keeper
 from swarmnode.machine.bucket_store import is_url
-from swarmnode.manifest import MANIFEST_FILE, SIGNED_FILE, Manifest, read_manifest, read_signed, verify
+from swarmnode.manifest import MANIFEST_FILE, SIGNED_FILE, manifest_at, read_signed, verify
 from swarmnode.recovery import checkpoint_io
 from swarmnode.recovery.archive import ABOUT, FRESH_S, read_entry
 from swarmnode.recovery.checkpoint import ROOT, held_as
@@ -77,7 +77,7 @@ async def copy_now(home: Path, note: Note, wait_s: float) -> dict[str, Any]:
 def _keepers(source: Path) -> Iterator[Path]:
     """Homes of the processes that may keep an archive of the run of `source`."""
     from swarmnode.daemon import ready_file
-    from swarmnode.manifest import SIGNED_FILE, read_signed, verify
+    from swarmnode.manifest import SIGNED_FILE, verify
 
     for folder in (source, source.parent, source / "archive"):
         if (home := keeper(folder)) is not None:
@@ -165,7 +165,7 @@ def _gather(source: str, kind: str, note: Note, moved: Moved, weights: WeightCho
 
     if kind == "auto" and (folder / "model.safetensors").is_file():
         about = models.read_about(folder)
-        gathered = models.of_export(folder, manifest_of(folder), about)
+        gathered = models.of_export(folder, manifest_at(folder, signed_first=True), about)
         made_s, loss = about.get("made_unix_s"), about.get("validation")
         return replace(gathered, made_unix_s=_number(made_s), validation=_number(loss)), folder
     failure: SwarmnodeError | None = None
@@ -173,7 +173,7 @@ def _gather(source: str, kind: str, note: Note, moved: Moved, weights: WeightCho
         files = _stage_files(folder)
         if files:
             try:
-                gathered = models.of_stage_files(files, manifest_of(folder), last=weights.last)
+                gathered = models.of_stage_files(files, manifest_at(folder, signed_first=True), last=weights.last)
                 made_s = max(file.stat().st_mtime for file in files)
                 return replace(gathered, made_unix_s=made_s), data_folder(folder)
             except DataError as error:
@@ -204,15 +204,6 @@ def _stage_files(folder: Path) -> list[Path]:
 
 def _number(value: object) -> float | None:
     return float(value) if isinstance(value, int | float) else None
-
-
-def manifest_of(folder: Path) -> Manifest:
-    """The manifest in a session's or an exported model's folder. Raises UsageError if there is none."""
-    if (folder / SIGNED_FILE).is_file():
-        return read_signed(folder / SIGNED_FILE)[1]
-    if (folder / MANIFEST_FILE).is_file():
-        return read_manifest(folder / MANIFEST_FILE)
-    raise UsageError(f"{folder} has neither {SIGNED_FILE} nor {MANIFEST_FILE}: is it the folder of a run?")
 
 
 def data_folder(folder: Path) -> Path:

@@ -12,7 +12,7 @@ from swarmnode.data.indexed import open_text
 from swarmnode.errors import DataError
 from swarmnode.local.run_folder import RUNS
 from swarmnode.machine.bucket_store import is_url
-from swarmnode.manifest import MANIFEST_FILE, PRESETS, SIGNED_FILE, Manifest, read_manifest, read_signed
+from swarmnode.manifest import PRESETS, Manifest, manifest_at
 from swarmnode.model.section import section_sizes, state_nbytes
 from swarmnode.model.split import stages_of
 
@@ -61,8 +61,6 @@ def _manifest_of(run: Path | None) -> tuple[Manifest, Path | None] | None:
     """The manifest of `run` and the folder that its paths lie below; None where there is neither."""
     if run is None:
         return PRESETS["demo"], None
-    if (run / MANIFEST_FILE).is_file():
-        return read_manifest(run / MANIFEST_FILE), run
-    if (run / SIGNED_FILE).is_file():
-        return read_signed(run / SIGNED_FILE)[1], run
-    return (read_signed(run)[1], None) if run.is_file() else None
+    if not run.exists():
+        return None
+    return manifest_at(run), run if run.is_dir() else None

@@ -14,9 +14,8 @@ from typing import Protocol
 from swarmnode.local.child import Child
 from swarmnode.local.fleet import Fleet, FleetPlan, elapsed
 from swarmnode.local.summary import NodeFacts, Summary, TokenRate, Totals, speeds, totals
-from swarmnode.pipeline.microbatch_size import slowness
+from swarmnode.pipeline.microbatch_size import SETTLED_S, processors, slowness
 
-SETTLED_S = 60.0  # guess: from when all nodes are ready; speeds are measured by then
 PERIOD_S = 1.0
 """Seconds between two queries of the nodes."""
 
@@ -141,7 +140,7 @@ class Session:
             return
         rate, at_once = (
             picture.tokens_per_s / made.model.context,
-            math.inf if self._plan.devices else os.cpu_count() or 1,
+            math.inf if self._plan.devices else processors(),
         )
         slow = slowness(made, speeds(picture.nodes), rate, picture.totals.samples, at_once)
         if slow is not None:

@@ -152,7 +152,7 @@ def _facts(watch: NodeWatch) -> list[tuple[str, str | Text]]:
         ("memory", memory),
         ("limits", ", ".join(f"{key} {text}" for key, text in sorted(limits.limits.items())) + quota),
         ("amended", "\n".join(status.amendments)),
-        ("page", f"{page}node/{short(PeerId(status.peer_id))}" if page and not status.trains_nothing else page),
+        ("page", f"{page}node/{short(PeerId(status.peer_id))}" if page else page),
     ]
 
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import bisect
 import math
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -36,6 +37,7 @@ LOOPBACK = ("/ip4/127.", "/ip6/::1/")
 IN_FLIGHT = 4.0
 """Samples in flight for each machine that keep .85 of them at work: 24 equal machines at home, inner batch 128, .85 of
 the time [simulated; n in flight keep n / (n + 1) busy in a closed network, window.py]."""
+SETTLED_S = 60.0  # derived: speeds are measured over half of it; guess: so long after the newest machine
 IDLE_SHARE = 0.5  # guess: of the machines at work at a time, below which their owners should know why
 
 
@@ -117,6 +119,11 @@ def throughput(in_flight: int, machines: float, visits: int, service_s: float, l
         if rate * (stay_s - work_s) > QUEUED_HIGH * machines:
             break
     return rate
+
+
+def processors() -> int:
+    """Processors that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def slowness(

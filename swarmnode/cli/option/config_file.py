@@ -16,7 +16,7 @@ import difflib
 import functools
 import os
 import tomllib
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -75,14 +75,15 @@ def check_top(verbs: Collection[str], load: Callable[[str], click.Command | None
     for key, value in _read(path).items():
         if isinstance(value, Mapping):
             if key not in verbs:
-                raise ConfigError(f"{path}: [{key[:40]}]: no such verb{_meant(key, verbs)}")
+                raise ConfigError(f"{path}: [{key[:40]}]: no such verb{did_you_mean(key, verbs)}")
             continue
         known = known or {_key(option) for verb in verbs if (command := load(verb)) for option in _options(command)}
         if key not in known and key not in verbs:  # `defaults_for` says that a verb is written as a table
-            raise ConfigError(f"{path}: {key[:40]}: no verb has such an option{_meant(key, known)}")
+            raise ConfigError(f"{path}: {key[:40]}: no verb has such an option{did_you_mean(key, known)}")
 
 
-def _meant(word: str, known: Collection[str]) -> str:
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """An addition to an error about an unknown `word`: "; did you mean X?" if one of `known` is close, else ""."""
     close = difflib.get_close_matches(word, sorted(known), n=1)
     return f"; did you mean {close[0]}?" if close else ""
 
@@ -97,7 +98,7 @@ def defaults_for(verb: str, command: click.Command) -> dict[str, Any]:
         raise ConfigError(f"{path}: {verb} is a verb: write its settings in a table [{verb}]")
     for key in table:
         if key not in options:
-            hint = _meant(key, options) or f"; it has {', '.join(sorted(options)) or 'no options'}"
+            hint = did_you_mean(key, options) or f"; it has {', '.join(sorted(options)) or 'no options'}"
             raise ConfigError(f"{path}: [{verb}] {key[:40]}: unknown option of `swarmnode {verb}`{hint}")
     common = {key: value for key, value in config.items() if key in options and not isinstance(value, Mapping)}
     return {str(options[key].name): value for key, value in {**common, **table}.items()}
