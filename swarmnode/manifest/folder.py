@@ -62,13 +62,14 @@ def read_manifest(path: pathlib.Path) -> Manifest:
 
 
 def manifest_at(path: pathlib.Path, *, signed_first: bool = False) -> Manifest:
-    """The manifest in `path`: a TOML file, a signed one, or a run's folder. Raises ManifestError."""
+    """The manifest in `path`: a TOML file, a signed one, or a run's folder. Raises ManifestError, and UsageError
+    if the folder has none."""
     if path.is_dir():
         names = (SIGNED_FILE, MANIFEST_FILE) if signed_first else (MANIFEST_FILE, SIGNED_FILE)
         file = next((path / name for name in names if (path / name).is_file()), None)
         if file is None:
-            raise ManifestError(
-                f"{path} holds neither {MANIFEST_FILE} nor {SIGNED_FILE}; `swarmnode init {path}` makes a run"
+            raise UsageError(
+                f"{path} has neither {MANIFEST_FILE} nor {SIGNED_FILE}: `swarmnode init {path}` makes a run"
             )
         path = file
     return read_manifest(path) if path.suffix == ".toml" else read_signed(path)[1]
