@@ -151,9 +151,9 @@ class Shortfall(SequentialTest):
     # Distances of honest pairs, before any were seen. Measured on the demo: 65 pairs of four lives, and the first 1,000
     # samples of another (tests/pipeline/test_shortfall.py has a few).
     FIRST = (0.02, 0.03, 0.04, 0.05, 0.05, 0.06, 0.07, 0.09)
-    # Measured as FIRST: honest distances spread by a factor of 1.5 each way. Guess: of 2.2 at most, so that those of
+    # Measured as FIRST: honest distances spread by a factor of 1.5 each way. Guess: of 1.8 at most, so that those of
     # weights that hardly move in a warm-up do not make room for lies.
-    NOISE_LEAST, NOISE_MOST = 0.4, 0.8
+    NOISE_LEAST, NOISE_MOST = 0.4, 0.6
     HONEST = 2.0  # guess: deviations up to which a distance is learned from; 2 % of honest ones are above
     SHIFT = 3.0  # guess: a lie of three deviations; one of four and a half is as certain as a check can be
     LYING = 0.1  # a replica that lies in fewer answers does as much less harm
