@@ -5,14 +5,10 @@ from __future__ import annotations
 import json
 import tomllib
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from swarmnode.errors import UsageError
-
-if TYPE_CHECKING:
-    pass
 
 RUN = click.Path(exists=True, path_type=Path)
 

@@ -39,7 +39,7 @@ def receipt(
     identity: Identity, run_id: RunId, stage: int, round_index: int, giver: PeerId, packet: Packet, verdict: Verdict
 ) -> wire.PacketReceipt:
     """The signed verdict of `identity` on a packet of `giver`."""
-    receipt = wire.PacketReceipt(
+    signed = wire.PacketReceipt(
         run_id=run_id,
         stage=stage,
         round=round_index,
@@ -52,8 +52,8 @@ def receipt(
         samples=packet.samples,
         nbytes=sum(tensor.nbytes for tensor in packet.tensors),
     )
-    receipt.signature = identity.sign(unsigned(_DOMAIN, receipt))
-    return receipt
+    signed.signature = identity.sign(unsigned(_DOMAIN, signed))
+    return signed
 
 
 def bare(found: wire.PacketReceipt) -> wire.PacketReceipt:

@@ -68,11 +68,11 @@ class OuterStepResult:
 
     def fields(self) -> dict[str, Any]:
         """The fields of the event that reports the round."""
-        fields: dict[str, Any] = {"peer": self.met[0] if self.met else None, "reason": self.reason}
+        facts: dict[str, Any] = {"peer": self.met[0] if self.met else None, "reason": self.reason}
         if self.fallback:
-            fields["fallback"] = True
+            facts["fallback"] = True
         report = self.report
-        return fields | {"delta_norm": report.delta_norm, "step_norm": report.step_norm, "apart": report.apart}
+        return facts | {"delta_norm": report.delta_norm, "step_norm": report.step_norm, "apart": report.apart}
 
 
 @dataclass(frozen=True, slots=True)

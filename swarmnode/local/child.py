@@ -90,11 +90,11 @@ def node_command(plan: NodePlan) -> list[str]:
 def environment() -> dict[str, str]:
     """The environment of a node process: one arithmetic thread each (two processes of two threads run slower than two
     of one, measured), and this package's path."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+    variables = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
     source = Path(swarmnode.__file__).resolve().parent.parent
     if source.name != "site-packages":
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(source), environment.get("PYTHONPATH", "")]))
-    return environment
+        variables["PYTHONPATH"] = os.pathsep.join(filter(None, [str(source), variables.get("PYTHONPATH", "")]))
+    return variables
 
 
 class Child:

@@ -138,10 +138,8 @@ class Session:
         """Say once what makes the swarm slow (pipeline/microbatch_size.py)."""
         if (made := self._plan.settings) is None or self._slow:
             return
-        rate, at_once = (
-            picture.tokens_per_s / made.model.context,
-            math.inf if self._plan.devices else processors(),
-        )
+        rate = picture.tokens_per_s / made.model.context
+        at_once = math.inf if self._plan.devices else processors()
         slow = slowness(made, speeds(picture.nodes), rate, picture.totals.samples, at_once)
         if slow is not None:
             self._slow = f"{slow[0]}: {slow[1]}"

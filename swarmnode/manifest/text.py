@@ -211,13 +211,13 @@ def schema() -> str:
 
 def _schema_of(field: Field) -> dict[str, Any]:
     default = value_of(Manifest(), field.name)
-    schema: dict[str, Any] = {"description": f"{field.meaning} Allowed: {field.check.allowed}.", "default": default}
+    described: dict[str, Any] = {"description": f"{field.meaning} Allowed: {field.check.allowed}.", "default": default}
     kinds = {bool: "boolean", int: "integer", float: "number", tuple: "array"}
     if _CHOICES.match(field.check.allowed):
-        schema["enum"] = json.loads(f"[{field.check.allowed.replace(' or ', ', ')}]")
+        described["enum"] = json.loads(f"[{field.check.allowed.replace(' or ', ', ')}]")
     elif type(default) in kinds:
-        schema["type"] = kinds[type(default)]
-    return schema
+        described["type"] = kinds[type(default)]
+    return described
 
 
 @functools.cache

@@ -93,12 +93,12 @@ class Admission:
 
     def news(self, sequence: int, amendments: int) -> wire.SignedAccessList:
         """The documents that a peer lacks that has the access list of `sequence` and so many `amendments`."""
-        news = wire.SignedAccessList()
+        signed = wire.SignedAccessList()
         if self.signed is not None and self.rules.access_list.sequence > sequence:
-            news.CopyFrom(self.signed)
+            signed.CopyFrom(self.signed)
         if self.amendments is not None:
-            news.amendments.extend(self.amendments.signed[amendments:])
-        return news
+            signed.amendments.extend(self.amendments.signed[amendments:])
+        return signed
 
     def _remember(self, peer: PeerId, shown: wire.Pass) -> None:
         kept = wire.Pass()

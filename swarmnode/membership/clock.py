@@ -113,14 +113,14 @@ def capacity(stages: Iterable[Iterable[Sighting]], median: float) -> float:
 
     Every sample passes through every stage, so the stage with the largest estimate counts.
     """
-    capacity = 0.0
+    largest = 0.0
     for stage in stages:
         seen = [one for one in stage if one.speed > 0.0]
         most = [median * (OUTLIER if one.times > 1 else 1.0) for one in seen]
         total = math.fsum(min(one.speed, limit) for one, limit in zip(seen, most, strict=True))
         if seen:
-            capacity = max(capacity, total / len(seen) * machines(one.times for one in seen))
-    return FACTOR * capacity
+            largest = max(largest, total / len(seen) * machines(one.times for one in seen))
+    return FACTOR * largest
 
 
 class RunClock:

@@ -181,13 +181,13 @@ def codes(*, signed: bool) -> Tensor:
     A code has an exponent of base 10, and a fraction of the bits that it leaves [arXiv 2110.02861, section 1.3].
     """
     bits = 7 if signed else 8
-    codes = [0.0, 1.0]
+    values = [0.0, 1.0]
     for exponent in range(EXPONENTS):
         steps = 2 ** (exponent + bits - EXPONENTS)
         middles = [0.1 + 0.9 * (i + 0.5) / steps for i in range(steps)]
         positive = [10.0 ** (exponent - EXPONENTS + 1) * middle for middle in middles]
-        codes += positive + ([-value for value in positive] if signed else [])
-    return torch.tensor(sorted(codes)[:256])
+        values += positive + ([-value for value in positive] if signed else [])
+    return torch.tensor(sorted(values)[:256])
 
 
 def made(state: str, count: int, like: Tensor, *, signed: bool) -> Moments:

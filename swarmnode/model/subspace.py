@@ -40,8 +40,8 @@ def basis(width: int, rank: int, seed: int) -> Tensor:
     assert 1 <= rank <= width, f"rank {rank} of width {width}"
     chance = seeded("subspace", seed, width, rank).randbytes(2 * width * rank)
     raw = torch.frombuffer(bytearray(chance), dtype=torch.int16)
-    basis: Tensor = torch.linalg.qr(raw.view(width, rank).double() + 0.5)[0]
-    return basis
+    columns: Tensor = torch.linalg.qr(raw.view(width, rank).double() + 0.5)[0]
+    return columns
 
 
 class Subspace:
@@ -64,10 +64,10 @@ class Subspace:
     def digest(self) -> bytes:
         """Digest that is equal if E is equal to the bit and U to DIGEST_GRID; hashing E takes a second per gigabyte."""
         grid = (self.basis.double() * DIGEST_GRID).round().to(torch.int32)
-        digest = hashlib.sha256()
+        hasher = hashlib.sha256()
         for one in (grid, self.table):
-            digest.update(one.detach().cpu().contiguous().view(torch.uint8).numpy().data)
-        return digest.digest()[:DIGEST_BYTES]
+            hasher.update(one.detach().cpu().contiguous().view(torch.uint8).numpy().data)
+        return hasher.digest()[:DIGEST_BYTES]
 
     def down(self, x: Tensor, tokens: Tensor) -> Tensor:
         """Z [B, T, k] of activations [B, T, D] over token ids [B, T]; differentiable."""

@@ -112,10 +112,10 @@ def allowance(limits: Limits, verdict: LimitVerdict, now_unix_s: float) -> recor
     """The limits and the next pause or resumption to announce to other nodes; None without any."""
     until = verdict.until_unix_s
     known = int(until) if until is not None and now_unix_s < until < now_unix_s + 400 * DAY_S else 0
-    allowance = record_pb2.Allowance(
+    granted = record_pb2.Allowance(
         up_bps=int(limits.max_up_bps or 0),
         down_bps=int(limits.max_down_bps or 0),
         pauses_unix_s=known if verdict.running else 0,
         resumes_unix_s=0 if verdict.running else known,
     )
-    return allowance if allowance.ByteSize() else None
+    return granted if granted.ByteSize() else None

@@ -163,10 +163,13 @@ class Shortfall(SequentialTest):
         super().__post_init__()
         self._recent.extend(map(math.log, self.FIRST))
 
+    def _log(self, distance: float) -> float:
+        return math.log(min(max(distance, self.DISTANCE_LEAST), self.DISTANCE_MOST))
+
     def _deviations(self, distance: float, usual: float) -> tuple[float, float]:
         """(x, its deviations above the median x, or above that of a distance `usual` if this is more)."""
         median, spread = self._usual(0.0)
-        x, beside = (math.log(min(max(one, self.DISTANCE_LEAST), self.DISTANCE_MOST)) for one in (distance, usual))
+        x, beside = self._log(distance), self._log(usual)
         return x, (x - max(median, beside)) / min(max(self.NOISE_LEAST, spread), self.NOISE_MOST)
 
     def short(self, distance: float) -> bool:
@@ -186,7 +189,7 @@ class Shortfall(SequentialTest):
 
     def learn(self, distance: float) -> None:
         """Note a `distance` that own weights explain, however unusual."""
-        self._recent.append(self._deviations(distance, 0.0)[0])
+        self._recent.append(self._log(distance))
 
 
 class Coherence(SequentialTest):

@@ -87,12 +87,12 @@ def tightest(manifest: Manifest, fleet: Sequence[MachineKind]) -> tuple[int, str
     """(bytes lacking, what to say) of the stage that lacks most on the machine that fits it best; None if each stage
     fits some machine."""
     fits = [fit_of(manifest, kind) for kind in fleet]
-    tightest: tuple[int, str] | None = None
+    worst: tuple[int, str] | None = None
     for stage in range(manifest.pipeline.stages):
         if all(stage in fit.unable for fit in fits):
             short = [fit.memory.shortage(fit.needed[stage]) for fit in fits]
             least = min((one for one in short if one is not None), key=lambda one: one.needed - one.free.nbytes)
             lacking = least.needed - least.free.nbytes
-            if tightest is None or lacking > tightest[0]:
-                tightest = lacking, f"stage {stage} fits no machine of the fleet: it {least}"
-    return tightest
+            if worst is None or lacking > worst[0]:
+                worst = lacking, f"stage {stage} fits no machine of the fleet: it {least}"
+    return worst

@@ -282,13 +282,13 @@ def overdue(stage: Collection[Member], now_unix_s: float, limits: LimitsSpec) ->
 
     Then it is time to ping them. Replicas that join or drain do not count.
     """
-    left_s, overdue = _left_s(limits, LOST_PERIODS), False
+    left_s, late = _left_s(limits, LOST_PERIODS), False
     for member in stage:
         if member.state == record_pb2.NODE_STATE_TRAINING:
             if member.expires_unix_s - now_unix_s > member.stretch * left_s:
                 return False
-            overdue = True
-    return overdue
+            late = True
+    return late
 
 
 def quiet(stage: tuple[Member, ...], now_unix_s: float, limits: LimitsSpec) -> list[PeerId]:

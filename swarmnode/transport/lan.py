@@ -57,10 +57,10 @@ class _Ear(asyncio.DatagramProtocol):
         self._heard: set[PeerId] = set()
 
     def datagram_received(self, data: bytes, addr: tuple[str, int]) -> None:
-        beacon = read_beacon(data, addr[0], self._run_id, self._me)
-        if beacon is not None and (beacon[0] in self._heard or len(self._heard) < HINTS_MAX):
-            self._heard.add(beacon[0])
-            self._hint(*beacon)
+        hint = read_beacon(data, addr[0], self._run_id, self._me)
+        if hint is not None and (hint[0] in self._heard or len(self._heard) < HINTS_MAX):
+            self._heard.add(hint[0])
+            self._hint(*hint)
 
     def error_received(self, exc: Exception) -> None:
         pass  # no route or network: the next beacon may find one
