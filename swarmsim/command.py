@@ -93,7 +93,7 @@ def command(
 
 
 def _scenario(name: str, nodes: int | None, for_s: float | None) -> Scenario:
-    from swarmnode.plan.fleet import scaled
+    from swarmnode.planner.fleet import scaled
     from swarmsim.scenario import find, read_scenario, shorter
 
     scenario = read_scenario(find(name))

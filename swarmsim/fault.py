@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from swarmnode.plan.geography import NetworkCut
+from swarmnode.planner.geography import NetworkCut
 from swarmnode.ports import WireTensor
 from swarmsim.preemption_record import PreemptionRecord
 from swarmsim.replica import MARK, ROW, ROW_BYTES, first, repeated

@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable
 
 from swarmnode.ids import seeded
-from swarmnode.plan.plan import balanced
-from swarmnode.plan.stage_memory import fit_of
+from swarmnode.planner.plan import balanced
+from swarmnode.planner.stage_memory import fit_of
 from swarmsim import event_queue, liveness_phase
 from swarmsim.directory import DirectoryFaults
 from swarmsim.fault import FAULTS

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from swarmnode.plan.geography import Nat
+from swarmnode.planner.geography import Nat
 from swarmsim.capacity import even, optimum
 from swarmsim.replica import DIMENSIONS, FakeReplica
 

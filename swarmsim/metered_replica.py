@@ -12,7 +12,7 @@ from swarmnode.manifest import Manifest
 from swarmnode.model.expert_share import gradient_count
 from swarmnode.model.section import outer_sections, section_sizes, snapshot_nbytes, state_nbytes
 from swarmnode.model.split import StageLayers
-from swarmnode.plan.plan import PIECE_TOKENS
+from swarmnode.planner.plan import PIECE_TOKENS
 from swarmnode.ports import (
     LossResult,
     Neighbour,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from swarmnode.ids import PeerId
-from swarmnode.plan.geography import RELAY_RATE, Address, Nat, ReachabilityMap, rtt_s
+from swarmnode.planner.geography import RELAY_RATE, Address, Nat, ReachabilityMap, rtt_s
 from swarmnode.uplink_scheduler import BULK_BYTES, UplinkScheduler
 from swarmsim.link import LinkFlow, SimLink
 

@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 from swarmnode.errors import UsageError
 from swarmnode.manifest import Manifest
 from swarmnode.manifest.text import from_tree
-from swarmnode.plan.fleet import MachineKind, parse_fleet, read_fleet
-from swarmnode.plan.stage_memory import check_fleet
+from swarmnode.planner.fleet import MachineKind, parse_fleet, read_fleet
+from swarmnode.planner.stage_memory import check_fleet
 from swarmsim.directory import DirectoryFaults
 from swarmsim.network import Weather
 

@@ -17,8 +17,8 @@ from swarmnode.node.node_ports import NodePorts
 from swarmnode.node.notice import GRACE_S, Notice, NoticeKind, Notices
 from swarmnode.pipeline.feeder import Samples
 from swarmnode.pipeline.microbatch_size import Host
-from swarmnode.plan.fleet import MachineKind
-from swarmnode.plan.stage_memory import fit_of
+from swarmnode.planner.fleet import MachineKind
+from swarmnode.planner.stage_memory import fit_of
 from swarmnode.ports import Replica
 from swarmnode.recovery.resumption import CheckpointOptions
 from swarmnode.transfer.donor import DonorLimits

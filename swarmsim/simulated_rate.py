@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 from swarmnode.errors import UsageError
 from swarmnode.manifest import Manifest
-from swarmnode.plan.fleet import MachineKind
-from swarmnode.plan.plan import plan
-from swarmnode.plan.stage_memory import able
+from swarmnode.planner.fleet import MachineKind
+from swarmnode.planner.plan import plan
+from swarmnode.planner.stage_memory import able
 from swarmsim.life import simulate
 from swarmsim.scenario import RecoveryBounds, Scenario
 

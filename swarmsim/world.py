@@ -17,9 +17,9 @@ from swarmnode.membership.record import remember
 from swarmnode.metrics import name
 from swarmnode.model.split import stages_of
 from swarmnode.pipeline.feeder import Samples
-from swarmnode.plan.fleet import MachineKind
-from swarmnode.plan.geography import Nat
-from swarmnode.plan.stage_memory import repeated
+from swarmnode.planner.fleet import MachineKind
+from swarmnode.planner.geography import Nat
+from swarmnode.planner.stage_memory import repeated
 from swarmnode.recovery import checkpoint_io
 from swarmnode.recovery.resumption import CheckpointOptions, Resumption
 from swarmsim.directory import SimDht

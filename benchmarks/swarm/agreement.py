@@ -32,8 +32,8 @@ from swarmnode.manifest import PRESETS, Manifest
 from swarmnode.membership.liveness import ping
 from swarmnode.metrics import name
 from swarmnode.model.split import stages_of
-from swarmnode.plan.fleet import MachineKind
-from swarmnode.plan.geography import Address
+from swarmnode.planner.fleet import MachineKind
+from swarmnode.planner.geography import Address
 from swarmnode.ports import Call, Transport, WireTensor
 from swarmnode.transport.capacity import TIMEOUT_S, noise
 from swarmnode.wire import call_pb2 as wire

@@ -15,9 +15,9 @@ from typing import Any
 
 from benchmarks.swarm.learning_page import STYLE, SWARM_COLOURS, Curve, drawing, table
 from swarmnode.manifest import PRESETS, Manifest, fit
-from swarmnode.plan.fitted import Fitted, fitted
-from swarmnode.plan.fleet import MachineKind
-from swarmnode.plan.geography import Address
+from swarmnode.planner.fitted import Fitted, fitted
+from swarmnode.planner.fleet import MachineKind
+from swarmnode.planner.geography import Address
 from swarmsim.life import simulate
 from swarmsim.scenario import RecoveryBounds, Scenario
 

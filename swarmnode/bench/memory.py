@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from swarmnode.manifest import GossipSpec, InnerSpec, Manifest, ModelSpec, PipelineSpec
 from swarmnode.model.memory_budget import MemoryNeed
 from swarmnode.model.split import stages_of
-from swarmnode.plan.fleet import MachineKind
-from swarmnode.plan.geography import Address
-from swarmnode.plan.stage_memory import fit_of
+from swarmnode.planner.fleet import MachineKind
+from swarmnode.planner.geography import Address
+from swarmnode.planner.stage_memory import fit_of
 
 VOCABULARY = 128_256
 CONTEXT = 2048

@@ -13,7 +13,7 @@ from swarmnode.cli.option.param import CARD, RATE
 if TYPE_CHECKING:
     from swarmnode.local.pretrained import Pretrained
     from swarmnode.manifest import Manifest, Recipe
-    from swarmnode.plan.fleet import MachineKind
+    from swarmnode.planner.fleet import MachineKind
 
 KINDS = ("pretrain", "finetune", "adapters", "one_byte")
 PRESETS = ("demo", "tiny", "small")
@@ -200,8 +200,8 @@ def _fleet(
     path: Path | None, nodes: int | None, card_gb: float | None, up_bps: float | None, made: Manifest
 ) -> tuple[MachineKind, ...]:
     from swarmnode.manifest.recipe import parameters_of
-    from swarmnode.plan.fitted import machines
-    from swarmnode.plan.fleet import read_fleet
+    from swarmnode.planner.fitted import machines
+    from swarmnode.planner.fleet import read_fleet
 
     if path is not None:
         return read_fleet(path)
@@ -211,7 +211,7 @@ def _fleet(
 def _searched(start: Recipe, fleet: tuple[MachineKind, ...], stages: int | None, *, anyway: bool) -> Recipe:
     """`start` with the best settings for `fleet`, and word of what the run will do. Raises UsageError for one that is
     slower than one of its machines alone, unless `anyway`."""
-    from swarmnode.plan.fitted import check_faster, fitted, forecast
+    from swarmnode.planner.fitted import check_faster, fitted, forecast
 
     for kind in fleet:
         card = f"{kind.memory_gb:.3g} GB card" if kind.host_gb else f"{kind.memory_gb:.3g} GB"

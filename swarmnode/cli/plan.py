@@ -16,8 +16,8 @@ from swarmnode.plugin import SIMULATOR, load
 
 if TYPE_CHECKING:
     from swarmnode.manifest import Manifest
-    from swarmnode.plan.fleet import MachineKind
-    from swarmnode.plan.plan import Plan
+    from swarmnode.planner.fleet import MachineKind
+    from swarmnode.planner.plan import Plan
 
 TOKENS = 1e9
 TOKENS_A_PARAMETER = 20.0  # arXiv 2203.15556, table 3
@@ -73,9 +73,9 @@ def command(
     The estimate is by formula; --simulate runs the nodes' own code in virtual time and prints its result beside it.
     --search tries other settings by the same formula, and says which lines of the manifest to change.
     """
-    from swarmnode.plan.fitted import alone, forecast
-    from swarmnode.plan.fleet import read_fleet
-    from swarmnode.plan.plan import plan
+    from swarmnode.planner.fitted import alone, forecast
+    from swarmnode.planner.fleet import read_fleet
+    from swarmnode.planner.plan import plan
 
     parsed = _read(manifest)
     kinds = read_fleet(fleet)
@@ -129,7 +129,7 @@ def _search(
 ) -> None:
     from swarmnode.cli.output.search_table import print_search, search_json
     from swarmnode.manifest.recipe import parameters_of
-    from swarmnode.plan.plan_search import search
+    from swarmnode.planner.plan_search import search
 
     tokens = TOKENS_A_PARAMETER * parameters_of(manifest.model) if tokens is None else tokens
     result = search(manifest, kinds, tokens, by_money=None if by is None else by == "money", ranks=ranks)
@@ -153,7 +153,7 @@ def _simulated(manifest: Manifest, kinds: tuple[MachineKind, ...], seconds: floa
 def _table(found: Plan, tokens: float, measured: float | None, *, cards: bool) -> None:
     from rich.table import Table
 
-    from swarmnode.plan.fitted import took
+    from swarmnode.planner.fitted import took
 
     console = paper()
     columns = ("stage", "layers", "weights", "nodes", "TFLOP/s", "up, Mb/s", "memory", "join", "kept a day")

@@ -14,9 +14,9 @@ from swarmnode.manifest import Manifest, ModelSpec, PipelineSpec
 from swarmnode.model.memory_budget import CARD, CPU, ComputeMode, memory_need, passes_in
 from swarmnode.model.memory_estimate import Passes, repeated_forwards
 from swarmnode.model.split import split
-from swarmnode.plan.fleet import MachineKind
-from swarmnode.plan.geography import Address
-from swarmnode.plan.stage_memory import fit_of, memory_of, repeated
+from swarmnode.planner.fleet import MachineKind
+from swarmnode.planner.geography import Address
+from swarmnode.planner.stage_memory import fit_of, memory_of, repeated
 
 RUN = llama3("8B", 16)
 INNER = 8

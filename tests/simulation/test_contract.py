@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from swarmnode.identity import Identity
-from swarmnode.plan.geography import Address
+from swarmnode.planner.geography import Address
 from swarmsim import virtual_time
 from swarmsim.directory import DirectoryFaults, SimDht, SimDirectory
 from swarmsim.network import Network, NetworkPort

@@ -10,7 +10,7 @@ import pytest
 
 from swarmnode.manifest import Manifest
 from swarmnode.manifest.recipe import law_batch
-from swarmnode.plan.learning_efficiency import FIT, MEASURED, efficiency, of_batch, of_replicas
+from swarmnode.planner.learning_efficiency import FIT, MEASURED, efficiency, of_batch, of_replicas
 
 TOKENS = 2.5e9
 

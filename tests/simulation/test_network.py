@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmnode.errors import UsageError
-from swarmnode.plan.fleet import parse_fleet, scaled
-from swarmnode.plan.geography import Address, Nat, NetworkCut, ReachabilityMap, rtt_s
+from swarmnode.planner.fleet import parse_fleet, scaled
+from swarmnode.planner.geography import Address, Nat, NetworkCut, ReachabilityMap, rtt_s
 from swarmsim import virtual_time
 from swarmsim.link import SimLink
 

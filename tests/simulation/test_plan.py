@@ -9,9 +9,9 @@ import pytest
 from swarmnode.gossip.outer.traffic import message_nbytes
 from swarmnode.manifest import GossipSpec, InnerSpec, Manifest, PipelineSpec, boundary_nbytes
 from swarmnode.model.section import section_sizes
-from swarmnode.plan.fleet import MachineKind
-from swarmnode.plan.geography import Address, Nat, rtt_s
-from swarmnode.plan.plan import PIECE_TOKENS, Plan, plan
+from swarmnode.planner.fleet import MachineKind
+from swarmnode.planner.geography import Address, Nat, rtt_s
+from swarmnode.planner.plan import PIECE_TOKENS, Plan, plan
 from tests.support.method_tables import CODECS_OF, IN_GROUPS
 
 REPLICAS = 4

@@ -14,12 +14,12 @@ from swarmnode.cli.main import main
 from swarmnode.errors import UsageError
 from swarmnode.manifest import DataSpec, InnerSpec, Manifest, ModelSpec, PipelineSpec, template
 from swarmnode.manifest.cross_field import ACROSS
-from swarmnode.plan.fleet import MachineKind
-from swarmnode.plan.geography import Address
-from swarmnode.plan.learning_efficiency import LAW_B, LAW_BETA, boundary_nats, worth
-from swarmnode.plan.plan import in_flight_needed, plan
-from swarmnode.plan.plan_search import ALIKE, limit_of, search, with_values
-from swarmnode.plan.stage_memory import fit_of
+from swarmnode.planner.fleet import MachineKind
+from swarmnode.planner.geography import Address
+from swarmnode.planner.learning_efficiency import LAW_B, LAW_BETA, boundary_nats, worth
+from swarmnode.planner.plan import in_flight_needed, plan
+from swarmnode.planner.plan_search import ALIKE, limit_of, search, with_values
+from swarmnode.planner.stage_memory import fit_of
 
 RUN = Manifest(
     model=ModelSpec(layers=4, width=1024, heads=8, kv_heads=4, ffn=2816, context=128),

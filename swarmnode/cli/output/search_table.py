@@ -14,7 +14,7 @@ from swarmnode.cli.output.console import paper
 
 if TYPE_CHECKING:
     from swarmnode.manifest import Manifest
-    from swarmnode.plan.plan_search import Candidate, Search
+    from swarmnode.planner.plan_search import Candidate, Search
 
 SMALL_MODEL = "measured on a small model (width 96, 300 steps, docs/methods.md)"
 
@@ -46,7 +46,7 @@ def print_search(found: Search, tokens: float) -> None:
 
 
 def _cells(name: str, row: Candidate, tokens: float, *, priced: bool) -> list[str]:
-    from swarmnode.plan.plan_search import idle_machines, limit_of
+    from swarmnode.planner.plan_search import idle_machines, limit_of
 
     cells = [
         name,
@@ -139,7 +139,7 @@ def search_json(found: Search, tokens: float) -> dict[str, Any]:
 
 
 def _object(row: Candidate, tokens: float) -> dict[str, Any]:
-    from swarmnode.plan.plan_search import idle_machines, limit_of
+    from swarmnode.planner.plan_search import idle_machines, limit_of
 
     pipeline = row.manifest.pipeline
     return {

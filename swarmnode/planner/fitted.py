@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from swarmnode.errors import UsageError
 from swarmnode.manifest import Manifest, Recipe
 from swarmnode.manifest.recipe import parameters_of, warmup_samples
-from swarmnode.plan.fleet import MachineKind
-from swarmnode.plan.geography import Address
-from swarmnode.plan.plan import Plan, plan
-from swarmnode.plan.plan_search import Candidate, search, with_values
+from swarmnode.planner.fleet import MachineKind
+from swarmnode.planner.geography import Address
+from swarmnode.planner.plan import Plan, plan
+from swarmnode.planner.plan_search import Candidate, search, with_values
 
 CARD_FLOPS = ((80, 2.5e14), (24, 4e13), (16, 2e13), (0, 1e13))
 """FLOP/s that training gets of a card, by its least GB: an H100 by measurement (docs/learning.md), the others as in

@@ -21,10 +21,10 @@ from swarmnode.manifest.cross_field import ACROSS
 from swarmnode.manifest.recipe import STEPS_OF_ROUND, law_batch, parameters_of
 from swarmnode.model.expert_share import gradient_count
 from swarmnode.model.split import stages_of
-from swarmnode.plan.fleet import MachineKind
-from swarmnode.plan.learning_efficiency import boundary_nats, critical_batch, efficiency
-from swarmnode.plan.plan import EXCHANGE_SHARE, Plan, in_flight_needed, plan, sample_bytes
-from swarmnode.plan.stage_memory import fit_of, tightest
+from swarmnode.planner.fleet import MachineKind
+from swarmnode.planner.learning_efficiency import boundary_nats, critical_batch, efficiency
+from swarmnode.planner.plan import EXCHANGE_SHARE, Plan, in_flight_needed, plan, sample_bytes
+from swarmnode.planner.stage_memory import fit_of, tightest
 
 ROWS = 5  # best splits and boundaries that are kept
 ALIKE = 0.01  # guess: of settings so close the one that changes least is better

@@ -24,10 +24,10 @@ from swarmnode.model.section import section_sizes, snapshot_nbytes
 from swarmnode.model.split import StageLayers, stages_of
 from swarmnode.pipeline.microbatch_size import IN_FLIGHT, sizes_of, throughput
 from swarmnode.pipeline.staleness import window_limit
-from swarmnode.plan.fleet import MachineKind
-from swarmnode.plan.geography import RELAY_RATE, Nat, rtt_s
-from swarmnode.plan.learning_efficiency import efficiency
-from swarmnode.plan.stage_memory import ADVICE, fit_of, shortages
+from swarmnode.planner.fleet import MachineKind
+from swarmnode.planner.geography import RELAY_RATE, Nat, rtt_s
+from swarmnode.planner.learning_efficiency import efficiency
+from swarmnode.planner.stage_memory import ADVICE, fit_of, shortages
 from swarmnode.transfer.snapshot import newcomer_part
 
 PIECE_TOKENS = 40

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from swarmnode.errors import UsageError
-from swarmnode.plan.geography import RTT_MS_PLACES, Address, Nat
+from swarmnode.planner.geography import RTT_MS_PLACES, Address, Nat
 
 COLUMNS = (
     "name",

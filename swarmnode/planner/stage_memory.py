@@ -12,7 +12,7 @@ from swarmnode.machine.stage_fit import StageFit, best_fit
 from swarmnode.manifest import LimitsSpec, Manifest
 from swarmnode.model.memory_budget import CARD, CPU
 from swarmnode.model.memory_estimate import TAPES
-from swarmnode.plan.fleet import MachineKind
+from swarmnode.planner.fleet import MachineKind
 
 CONTEXT_NBYTES = 700_000_000  # guess: CUDA's context and kernels on a card
 SYSTEM_NBYTES = 3_000_000_000  # guess: operating system, Python and PyTorch's libraries on the host of a card
