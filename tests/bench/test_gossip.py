@@ -1,7 +1,5 @@
 """The harness of bench gossip and bench attack at a size of seconds; and what the guard must refuse."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import replace

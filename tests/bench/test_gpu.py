@@ -1,7 +1,5 @@
 """The bench of a device, on the CPU and on little: it runs, and finds the CPU equal to itself."""
 
-from __future__ import annotations
-
 import pytest
 
 from benchmarks.swarm import one_device

@@ -1,7 +1,5 @@
 """The replica bench's inner optimizers against plain arithmetic, one replica and one matrix at a time."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """The laws that logs can tell: each is kept by a good pair of logs, and broken by one changed line."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """One life of a swarm of real processes in the storm: seventeen kinds of fault, processes killed, laws kept."""
 
-from __future__ import annotations
-
 import json
 import math
 

@@ -1,7 +1,5 @@
 """A replica lives on this machine's accelerator as it does on the CPU; without one, in bfloat16 on the CPU."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Generator, Iterator
 from dataclasses import replace

@@ -4,8 +4,6 @@ was accepted, the time and the memory they cost.
 A failure prints the line that repeats it.
 """
 
-from __future__ import annotations
-
 import resource
 import sys
 import time

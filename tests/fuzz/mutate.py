@@ -1,7 +1,5 @@
 """Inputs made from valid ones by small damage, and from nothing: seeded, so that a failure repeats."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator, Sequence
 

@@ -6,8 +6,6 @@ so: of a target that refuses nearly everything at its first check, a million inp
 signed is a target twice: as it comes, and "inside", where a stranger with a key of its own signs what it made up.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 from collections.abc import Callable, Mapping

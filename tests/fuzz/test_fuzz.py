@@ -1,7 +1,5 @@
 """Seconds' worth of fuzzing: damaged valid inputs, and what Hypothesis thinks of. `python -m tests.fuzz` does more."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st

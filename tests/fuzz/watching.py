@@ -1,7 +1,5 @@
 """What nodes tell a coordinator, as functions of bytes: whatever comes, the page's JSON can be made and stays small."""
 
-from __future__ import annotations
-
 import functools
 import json
 

@@ -1,7 +1,5 @@
 """Packing by chunks against a twin that goes code by code."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

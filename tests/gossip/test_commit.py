@@ -1,7 +1,5 @@
 """An exchange that is nearly too late: both average or neither does, and where that cannot be it is counted."""
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import replace
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Compiled code is loaded from what is this user's alone, and from nothing else."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Dense codecs: what travels is what was meant, and nothing else is believed."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Codecs of pseudo-gradients: layouts to the byte, residuals, contraction; and the groups that use them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Dion2 between replicas against its equations, by hand, and members that must stay equal."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Packets are sent while they are written: what is below the watermark is final, for every codec and every method."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import threading

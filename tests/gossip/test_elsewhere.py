@@ -1,7 +1,5 @@
 """Codecs on another device: nothing is mixed up, and packets are the very bytes that the CPU makes."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

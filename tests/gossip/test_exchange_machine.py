@@ -1,8 +1,6 @@
 """Exchange machines against each other over a network that loses, delays, doubles and reorders messages, while replicas
 die at any step. The laws of exchange_machine.py are checked after every event."""
 
-from __future__ import annotations
-
 import copy
 import math
 from dataclasses import dataclass, field
@@ -117,7 +115,7 @@ class Message:
     round_index: int
     action: ExchangeAction
     packet: Packet | None = None
-    reply_to: Message | None = None
+    reply_to: "Message | None" = None
     life: int = 0  # of the replica that sends the call
 
 

@@ -1,7 +1,5 @@
 """Who met nobody it believes asks another replica, and that one gives its packet once."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable
 

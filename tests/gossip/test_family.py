@@ -1,7 +1,5 @@
 """DiLoCo's kin against their equations, by hand, and members that must stay equal."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

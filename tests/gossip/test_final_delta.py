@@ -1,7 +1,5 @@
 """A leaver's last message finds a round to count in, whatever the strides of those who stay."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 

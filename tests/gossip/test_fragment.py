@@ -1,7 +1,5 @@
 """Slow weights that drifted apart come together again, and stay as they are where they did not; packets of D judged."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

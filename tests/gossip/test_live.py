@@ -1,7 +1,5 @@
 """Whole nodes that meet with each codec: real coroutines and replicas, transport in memory (support/village.py)."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

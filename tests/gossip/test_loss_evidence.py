@@ -1,7 +1,5 @@
 """Whom the loss speaks against, and how soon: on changes made by chance."""
 
-from __future__ import annotations
-
 import math
 import random
 

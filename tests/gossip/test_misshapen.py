@@ -1,7 +1,5 @@
 """A packet that no honest replica sends is refused alone, by every method; the others count as if it had not come."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -65,7 +63,7 @@ class Learner:
     def state(self) -> list[torch.Tensor]:
         return [flat.clone() for flat in (self.outer.theta, self.outer.phi, self.outer.momentum, *self.moments)]
 
-    def same_as(self, other: Learner) -> bool:
+    def same_as(self, other: "Learner") -> bool:
         alike = all(torch.equal(mine, theirs) for mine, theirs in zip(self.state(), other.state(), strict=True))
         return alike and self.outer.guard == other.outer.guard
 

@@ -1,7 +1,5 @@
 """Training by forward passes alone: replicas that exchanged bytes have the same bits."""
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The outer step: its invariants, from the equations themselves. See docs/methods.md."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

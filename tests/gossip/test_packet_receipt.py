@@ -1,7 +1,5 @@
 """Receipts say who believed what, and nobody else can have said it."""
 
-from __future__ import annotations
-
 import pytest
 
 from swarmnode.errors import RemoteFault

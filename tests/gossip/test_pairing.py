@@ -1,7 +1,5 @@
 """Pairing: the same answer at every member, against a twin that pairs by hand."""
 
-from __future__ import annotations
-
 from collections import Counter
 from itertools import combinations
 

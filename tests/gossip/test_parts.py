@@ -1,7 +1,5 @@
 """An outer step beside the device of the fast weights: what training changed there meanwhile is kept."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """int8 and modular codecs: bounds, twins that go element by element, wraps, and nothing believed."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import math

@@ -1,7 +1,5 @@
 """Trust falls at once and comes back with time."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

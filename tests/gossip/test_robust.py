@@ -1,7 +1,5 @@
 """What is believed: each step by numbers, then whole packets between real outer optimizers."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

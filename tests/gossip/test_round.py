@@ -1,7 +1,5 @@
 """Rounds by total samples, against a twin that counts one sample at a time; strides, against what they promise."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Replicas that were never met are partners like others while they come; a flood of keys gets one round in four."""
 
-from __future__ import annotations
-
 from swarmnode.gossip.exchange import OPEN_EVERY, TRIES, Strangers
 from swarmnode.gossip.pairing import partners
 from swarmnode.ids import PeerId, RunId

@@ -1,7 +1,5 @@
 """Packing against a twin that writes one bit at a time."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given

@@ -1,7 +1,5 @@
 """Bytes by formula against the bytes of messages that the methods make."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

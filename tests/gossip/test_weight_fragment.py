@@ -1,7 +1,5 @@
 """Fragments of the weights: a coordinate meets once in F rounds, as in a whole packet; nothing else moves."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

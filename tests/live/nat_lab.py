@@ -5,8 +5,6 @@ behind a NAT with an open port, as a cloud's address or a router's port forwardi
 Public-looking addresses: libp2p takes no relay at a private one. Prints one JSON object: what the nodes said.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Real processes: all nodes of a run leave, come back to their homes or without one, and go on from where they were."""
 
-from __future__ import annotations
-
 import json
 import signal
 import statistics

@@ -1,7 +1,5 @@
 """Real processes: a run comes back without one volunteer's home; its stage is taken from the coordinator's archive."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A run that its owner amends while it trains: real processes, the real command line."""
 
-from __future__ import annotations
-
 import json
 import urllib.request
 from dataclasses import replace

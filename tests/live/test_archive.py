@@ -1,7 +1,5 @@
 """The owner of a run of volunteers takes the model out: real processes, strangers' homes, no --checkpoints anywhere."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import json

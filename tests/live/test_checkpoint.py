@@ -1,7 +1,5 @@
 """A whole swarm of real processes stops, and goes on elsewhere: through a bucket, with other stages, after mistakes."""
 
-from __future__ import annotations
-
 import json
 import logging
 import math

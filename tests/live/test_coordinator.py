@@ -1,7 +1,5 @@
 """The coordinator with real processes: it shows a run, dies, is not missed, comes back and remembers."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import signal

@@ -1,7 +1,5 @@
 """A real swarm whose stages meet as a whole and send sparse packets of D: it trains, and its replicas stay together."""
 
-from __future__ import annotations
-
 import statistics
 from dataclasses import replace
 from pathlib import Path

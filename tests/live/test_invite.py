@@ -1,7 +1,5 @@
 """A run handed around as one line: a stranger joins with nothing else, and works."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import stat

@@ -1,7 +1,5 @@
 """A joiner whose bootstrap is gone finds the run in its own network."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """A replica that lies in a swarm of real processes is excluded by those that send to it, and nobody else is."""
 
-from __future__ import annotations
-
 import pytest
 
 from benchmarks.swarm.pipeline_attack import PipelineLife, live

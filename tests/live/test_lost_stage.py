@@ -1,7 +1,5 @@
 """Real processes: every replica of a stage is killed at once; a node of another stage goes there and brings it back."""
 
-from __future__ import annotations
-
 import math
 import signal
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Real processes: the meeting point is killed and comes back while machines join; a node restarts while it is away."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """Mistakes against a live bootstrap: one clear line, the right exit code, no traceback, and the swarm goes on."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The model of a running swarm is had at once: the coordinator copies it when a command asks."""
 
-from __future__ import annotations
-
 import json
 import re
 import signal

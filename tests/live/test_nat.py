@@ -1,7 +1,5 @@
 """Nodes behind NATs take part: through relays where nothing gets in, directly where a port is open."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

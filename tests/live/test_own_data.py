@@ -1,8 +1,6 @@
 """Real processes: a run on a folder of text that only its organiser has, trained by strangers. Volunteers fetch the
 text by content; the server it lies on dies, then the only feeder; the owner takes out a model with the swarm's loss."""
 
-from __future__ import annotations
-
 import asyncio
 import http.server
 import json

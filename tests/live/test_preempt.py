@@ -1,7 +1,5 @@
 """Real nodes on machines that clouds take away: each cloud's notice is heard, answered, and survived."""
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 import signal

@@ -1,7 +1,5 @@
 """A run that was stopped and resumes keeps its id where nothing but time has passed: `up --resume`, `join --resume`."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

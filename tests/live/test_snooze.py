@@ -1,7 +1,5 @@
 """What a volunteer and an owner said holds over a node's end: a snooze, and the least version. Real processes."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

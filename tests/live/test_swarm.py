@@ -1,7 +1,5 @@
 """A real swarm: real processes, real DHT, real streams, real text; killed, joined, told to go, nothing left behind."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 import os

@@ -1,7 +1,5 @@
 """A volunteer's verbs on a running daemon: real processes, the real command line, what peers see of it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Two versions of this program train in one swarm: real processes of an earlier commit and of this tree."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import tarfile

@@ -1,7 +1,5 @@
 """Slow links, and a network that falls in two halves and heals, with real packets."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -3,8 +3,6 @@ moves to another home, the owner amends twice, machines are added, the meeting p
 undisturbed one ends, its model is exported, and trains on in three stages. `make soak`: away for ten minutes, and three
 undisturbed runs."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

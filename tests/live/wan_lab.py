@@ -5,8 +5,6 @@ each trains on by itself. When the cut heals, the halves are one swarm again: re
 one JSON object: what was seen.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,7 +1,5 @@
 """When an archive copies the run, in virtual time: early and often, then every period, at once when asked."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import Sequence

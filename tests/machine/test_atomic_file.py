@@ -1,7 +1,5 @@
 """Files are replaced whole or stay as they were."""
 
-from __future__ import annotations
-
 import os
 import stat
 from collections.abc import Iterator

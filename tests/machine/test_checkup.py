@@ -1,7 +1,5 @@
 """What doctor tells: the pure parts, and the whole on a machine that has no run to join."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

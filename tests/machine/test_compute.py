@@ -1,7 +1,5 @@
 """The compute thread: one piece at a time, the most urgent first, and rests as its volunteer wants."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 import time

@@ -1,7 +1,5 @@
 """Buffers for states: large ones take no anonymous memory, and a full disk is an error and not a crash."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

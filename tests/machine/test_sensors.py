@@ -1,7 +1,5 @@
 """Local time as this machine's sensors give it, when the machine travels."""
 
-from __future__ import annotations
-
 import os
 import struct
 import time

@@ -1,7 +1,5 @@
 """The stages that fit a machine, by the one formula that replicas, `join`, `doctor`, `plan` and `simulate` use."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Adapters beside frozen weights: a pipeline of stages computes what plain PyTorch does with W + s B A in the whole."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """A run's adapters as others read them: merged into the base for transformers, or by themselves for peft."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Layers of one's own: an installed package brings them by an entry point, and a pipeline trains them."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Activations as they travel: bounds, bytes, and whatever a peer may send instead."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """From conversations in a file to the loss: a pipeline learns the answers alone, each conversation read by itself."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """In which precision a machine multiplies, and which device it takes."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F

@@ -1,7 +1,5 @@
 """Documents read apart equal documents alone, and losses are means over the tokens that count."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A replica that trains some experts alone: layout, steps, memory, and what averaging makes of it."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from dataclasses import replace

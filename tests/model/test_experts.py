@@ -1,7 +1,5 @@
 """A small model with experts learns in two stages, and uses its experts."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Each family of models: logits, gradients, names and config.json are those of transformers, in both directions."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

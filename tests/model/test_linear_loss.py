@@ -1,7 +1,5 @@
 """The loss of the head in chunks is the loss, and its gradients are the gradients."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,8 +1,6 @@
 """The formulas for memory: against the books of true stages on a pretend device, and term by term. What a tape holds is
 measured in test_stage."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

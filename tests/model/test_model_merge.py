@@ -1,7 +1,5 @@
 """The mean of several models: what transformers loads, and that it joins what branches learned apart."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

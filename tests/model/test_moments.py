@@ -1,7 +1,5 @@
 """Optimizer moments in 8 bits and in main memory: close to those in float32 on the device, and equal to them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Muon's steps against torch's own Muon, and what orthogonalisation leaves of a matrix."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Memory that runs out costs a microbatch: at every allocation of a microbatch, a step, a round and a load."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """The memory of passes on the pretend device: true stages of Llama 3 8B, four windows of 2,048 tokens."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

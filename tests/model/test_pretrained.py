@@ -1,7 +1,5 @@
 """Every family's published weights come into the stages of a run that starts from them, number by number."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Training through a few numbers a token is training: a pipeline that sends Z is one that sends nothing."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """A model fine-tuned on conversations answers with its own template after export, in `chat` and in transformers."""
 
-from __future__ import annotations
-
 import io
 import json
 import sys

@@ -1,7 +1,5 @@
 """Text from a model: the cache changes nothing, chance is the seed's, the shares are kept."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 

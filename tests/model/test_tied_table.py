@@ -1,7 +1,5 @@
 """A tied model's table at both ends: the parts, and training beside one plain process."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

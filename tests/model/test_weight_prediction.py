@@ -1,7 +1,5 @@
 """Forwards whose gradient comes after the next step: the weights they use, and that nothing else changes."""
 
-from __future__ import annotations
-
 from collections import deque
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """The working copy in half precision gives the gradients of autocast's own casts, at any distance of steps."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

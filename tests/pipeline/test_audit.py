@@ -1,7 +1,5 @@
 """Which answers are checked, who of several is wrong, and that statements cannot be forged."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """A replica counts no microbatch twice, and holds no more than its places."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable

@@ -1,7 +1,5 @@
 """Who answers at once, or announces what it likes, does not get the work of its stage; a faster machine gets more."""
 
-from __future__ import annotations
-
 import dataclasses
 import heapq
 import itertools

@@ -1,7 +1,5 @@
 """Honest answers of old weights, near a run's start where a dozen steps are a nat, are told from lies."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

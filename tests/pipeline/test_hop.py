@@ -1,7 +1,5 @@
 """Replicas in a chain of real hops: whose gradient counts when a caller gives up, or a connection breaks."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 import random

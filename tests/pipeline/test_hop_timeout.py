@@ -1,7 +1,5 @@
 """How long a hop waits: pure arithmetic."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -1,7 +1,5 @@
 """Activations of a feeder whose weights are some dozens of steps older, near a run's start, are no lie."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import cast

@@ -1,7 +1,5 @@
 """Which stages a microbatch visits."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

@@ -1,7 +1,5 @@
 """Announced limits: what a link leaves of a speed, and that nothing is sent to who will pause before it is done."""
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 import random

@@ -1,7 +1,5 @@
 """A slow peer is waited for, a dead one is not."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

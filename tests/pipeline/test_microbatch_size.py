@@ -1,7 +1,5 @@
 """How large microbatches are: predicted from what was measured, and the same samples are fed however they travel."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Who moves where: against a dumb twin that tries everything, and whole histories that must come to rest."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import math

@@ -1,7 +1,5 @@
 """Asking before sending: who has nothing to do says yes, to as many as it can take."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 

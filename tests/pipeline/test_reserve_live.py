@@ -1,7 +1,5 @@
 """Asking before sending over real streams, four p2pds: a replica with work for minutes gets no microbatch."""
 
-from __future__ import annotations
-
 import asyncio
 from contextlib import AsyncExitStack
 

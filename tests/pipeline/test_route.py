@@ -1,7 +1,5 @@
 """Routing: shares follow speed, broken peers are left out, newcomers are not flooded."""
 
-from __future__ import annotations
-
 import heapq
 import random
 from collections import Counter

@@ -3,8 +3,6 @@
 The distances and sketches are those of honest replicas and liars in a demo of four replicas of the last stage.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from functools import cache

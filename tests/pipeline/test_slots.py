@@ -1,7 +1,5 @@
 """Places at one replica: whoever works with it always finds one, whatever strangers and other callers take."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -1,7 +1,5 @@
 """How late gradients may be: what a feeder keeps under way, and when a replica puts off its step."""
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """An accuser chooses what it shows: an input made for the weights of the accused convicts nobody."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch

@@ -1,7 +1,5 @@
 """The feeder's window settles where every machine is at work and little waits."""
 
-from __future__ import annotations
-
 import pytest
 
 from swarmnode.pipeline.window import QUEUED_HIGH, Window

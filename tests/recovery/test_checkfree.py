@@ -1,7 +1,5 @@
 """A stage made of its neighbours: which layer stands for which, and what the three methods give."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Checkpoints without nodes: what is decided, what is written, what is refused."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Places of a donor: keys that cost nothing take turns with honest joiners, in virtual time."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 from collections.abc import AsyncIterator

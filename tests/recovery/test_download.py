@@ -1,7 +1,5 @@
 """Downloads between nodes that lie, die and dawdle, in virtual time: no test here waits for a clock."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 from collections.abc import Callable, Sequence

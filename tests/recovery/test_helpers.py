@@ -1,7 +1,5 @@
 """Downloads from several nodes that hold the same bytes, parts of a state, and politeness to donors."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 

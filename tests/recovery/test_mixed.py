@@ -1,7 +1,5 @@
 """States of several donors: what takes long comes side by side, outlives its donors, and is blamed on nobody."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable

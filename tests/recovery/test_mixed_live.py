@@ -1,7 +1,5 @@
 """A state of several donors over real streams: the first donor gives up on the way."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 from contextlib import AsyncExitStack

@@ -1,7 +1,5 @@
 """The ladder of ways to a stage's state, against its words; keepers and builders agreed on by everybody."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """A whole replica: what it is can be copied, sent, loaded, and goes on to the bit; rounds move it as they should."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Snapshots as bytes: cut, hashed, offered, checked, put together."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections.abc import Callable

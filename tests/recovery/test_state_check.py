@@ -1,7 +1,5 @@
 """Words of others on a state: near ones confirm it, two far ones that agree refuse it, one alone is only told."""
 
-from __future__ import annotations
-
 import asyncio
 
 import numpy as np

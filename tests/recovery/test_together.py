@@ -1,7 +1,5 @@
 """Work side by side: all of it, or its first failure, or the end that was asked for."""
 
-from __future__ import annotations
-
 import asyncio
 from functools import partial
 

@@ -4,8 +4,6 @@ anew and look at what changed besides:
     .venv/bin/python -m tests.simulation.golden
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import pathlib

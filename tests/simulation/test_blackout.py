@@ -1,7 +1,5 @@
 """Checkpoints in storms: everything dies at once, the disk lies and fills up, the run goes on where it was saved."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

@@ -1,7 +1,5 @@
 """The simulated transport and directory keep the contract of the real ones."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections.abc import AsyncIterator, Coroutine

@@ -1,7 +1,5 @@
 """A swarm whose documents are read apart lives like any other: the laws hold, and samples count as samples."""
 
-from __future__ import annotations
-
 import dataclasses
 
 from swarmsim.life import simulate

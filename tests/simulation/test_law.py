@@ -1,7 +1,5 @@
 """Laws of rounds: who gives a packet to whom, and how often."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 

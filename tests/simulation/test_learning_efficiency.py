@@ -1,7 +1,5 @@
 """Learning efficiency: the formula is the fit of the measured table, and says what the measurements say."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import astuple, replace
 

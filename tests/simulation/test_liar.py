@@ -1,7 +1,5 @@
 """Simulated replicas guard themselves as real ones do: what a liar sends moves nobody far."""
 
-from __future__ import annotations
-
 import math
 import random
 from dataclasses import replace

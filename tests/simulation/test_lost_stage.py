@@ -1,7 +1,5 @@
 """The daemon's own recovery in virtual time: whole stages die at once in the storm, and the run finds its way back."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections import Counter
 

@@ -1,7 +1,5 @@
 """Links, places, cuts and fleets."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

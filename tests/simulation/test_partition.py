@@ -1,7 +1,5 @@
 """A partition heals: the part that trained less takes the other's state, and all that counts is in some weights."""
 
-from __future__ import annotations
-
 from dataclasses import replace as less
 
 import pytest

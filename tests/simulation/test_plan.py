@@ -1,7 +1,5 @@
 """What a plan says of a stage's lines: bytes by the formulas of method and codec, and of microbatches under way."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

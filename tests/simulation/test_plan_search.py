@@ -1,7 +1,5 @@
 """`swarmnode plan --search`: the settings found are the best by the formula of `swarmnode plan`."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import json

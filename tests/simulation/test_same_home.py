@@ -1,7 +1,5 @@
 """Nodes are killed and restart with their keys, fifty times in virtual time: no honest node is called a forger."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from swarmsim.life import simulate

@@ -1,7 +1,5 @@
 """Virtual time: it jumps, it repeats, it admits nothing from outside. On every Python there is."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import os

@@ -1,7 +1,5 @@
 """All leave and come back, the meeting point dies: the run goes on where it was, as one swarm."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

@@ -1,7 +1,5 @@
 """Whole lives: they repeat everywhere, they hold the laws, and a broken law says how to see it again."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os
