@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-EXTRAS = ("s3", "otlp", "build")
+EXTRAS = ("s3", "build")
 HEAD = "# Made by deploy/lock.py of pyproject.toml and constraints.txt: `make lock`. Do not edit.\n"
 OURS = "nvidia-ml-py"  # reads a GPU's temperature
 

@@ -42,11 +42,6 @@ def metrics() -> str:
         "as long as the node's event loop turns; `/readyz` is 200 while the node trains (a bootstrap: while it runs), else 503.",
         "No label's values grow with the swarm: a peer is never a label. [Operations](operations.md) says what to watch;",
         "`deploy/prometheus/` has alert rules with tests, `deploy/grafana/` a board.\n",
-        "For collectors that do not scrape: `opentelemetry-sdk`, `opentelemetry-exporter-otlp-proto-http` (they are in",
-        "`requirements.txt`) and OpenTelemetry's standard variables. With",
-        "`OTEL_EXPORTER_OTLP_ENDPOINT=http://collector:4318` every node pushes the same metrics by OTLP over HTTP, each",
-        "`OTEL_METRIC_EXPORT_INTERVAL` ms (60000), under the same names without `_total`; `OTEL_EXPORTER_OTLP_HEADERS`, `_TIMEOUT`,",
-        "`_COMPRESSION`, `OTEL_RESOURCE_ATTRIBUTES` are heard. A collector that is away costs an event, `metrics.push_failed`.\n",
         "## Metrics\n",
         *table(
             ("metric", "type", "unit", "labels", "meaning"),

@@ -14,9 +14,9 @@ from typing import Any
 
 import psutil
 
+from benchmarks.fake_cloud import FakeMetadata
 from benchmarks.swarm.harness import FINE_S, SwarmHarness, fleet_in, resting, trains
 from benchmarks.swarm.laws import told
-from swarmnode.cloud.fake import FakeMetadata
 from swarmnode.errors import LocalFault
 from swarmnode.local.child import Child, NodePlan
 from swarmnode.local.fleet import Note

@@ -95,7 +95,7 @@ if TYPE_CHECKING:
     "--notice-url",
     type=URL,
     envvar="SWARMNODE_NOTICE_URL",
-    help="URL of its metadata service; `swarmnode fake-metadata` imitates one.",
+    help="URL of its metadata service.",
 )
 @click.option(
     "--grace",

@@ -36,7 +36,6 @@ VERBS: Mapping[str, str] = {
     "doctor": "check whether this machine can take part",
     "status": "status of the node on this machine",
     "drain": "tell the node on this machine that the machine will be taken away",
-    "fake-metadata": "imitate a cloud that preempts machines, for rehearsals",
     "top": "status of the node on this machine, live",
     "pause": "pause the node until `resume`",
     "resume": "end a pause",
@@ -50,14 +49,11 @@ VERBS: Mapping[str, str] = {
     "completion": "print a shell completion script",
     "archive": "copy the model out of a running swarm",
     "export": "make a Hugging Face model of a run's saved state",
-    "merge": "average models that began as one",
     "eval": "held-out loss of the merged model and of each replica",
     "generate": "text from an exported model, or from a checkpoint",
     "chat": "talk with an exported model",
     "simulate": "a whole swarm in virtual time, in a storm drawn from a seed",
     "plan": "estimate stages, speed, days and traffic of a fleet",
-    "report": "bundle the logs of this machine's nodes",
-    "replay": "merge several nodes' logs into one timeline",
     "bench": "benchmarks on this machine",
 }
 ELSEWHERE = ("simulate", "bench")
@@ -100,7 +96,7 @@ class Verbs(click.Group):
 def _load(verb: str) -> click.Command | None:
     command = plugin.load(plugin.VERBS, verb) if verb in ELSEWHERE or verb not in VERBS else None
     if command is None and verb in VERBS and verb != "simulate":
-        module, name = ("tell", verb) if verb in TELL else (verb.replace("-", "_"), "command")
+        module, name = ("tell", verb) if verb in TELL else (verb, "command")
         command = getattr(importlib.import_module(f"swarmnode.cli.{module}"), name)
     return command if isinstance(command, click.Command) else None
 

@@ -70,7 +70,6 @@ from swarmnode.manifest import read_signed, verify
 from swarmnode.membership.admission import Admission
 from swarmnode.membership.place import places
 from swarmnode.membership.record import STRETCH_MAX
-from swarmnode.metrics import otlp
 from swarmnode.metrics.exporter import PrometheusTelemetry
 from swarmnode.metrics.recent_events import RecentEvents
 from swarmnode.model.device import autocasts, check_device, resolve_device, use_device
@@ -150,30 +149,6 @@ def first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
     ours = [error for error in leaves if isinstance(error, SwarmnodeError)]
     faults = [error for error in ours if isinstance(error, LocalFault)]
     return (faults or ours or leaves)[0]
-
-
-def push_metrics(
-    telemetry: PrometheusTelemetry,
-    transport: Libp2pTransport,
-    run_id: RunId,
-    clock: Clock,
-    stack: contextlib.AsyncExitStack,
-) -> None:
-    """Push this process's metrics until `stack` ends, if OTEL_EXPORTER_OTLP_ENDPOINT is set."""
-
-    def failed() -> None:
-        reason = "the endpoint of OTEL_EXPORTER_OTLP_ENDPOINT accepts no metrics; tried again later"
-        telemetry.event("metrics.push_failed", level="warning", reason=reason)
-
-    if not otlp.wanted(os.environ):
-        return
-    try:
-        push = otlp.OtlpPusher(telemetry.registry, run_id, transport.peer_id, clock.unix_s, failed)
-    except ImportError:
-        telemetry.event("metrics.push_failed", level="warning", reason=otlp.MISSING)
-        return
-    transport.spawn(push.run(otlp.interval_s(os.environ)))
-    stack.push_async_callback(push.close)
 
 
 async def thanking(process: DaemonContext, node: Node, kept: Receipts, clock: Clock) -> None:
@@ -269,7 +244,6 @@ async def _start(options: NodeOptions, stack: contextlib.AsyncExitStack) -> Daem
     with doing("opening the network"):
         transport = await Libp2pTransport.create(path, identity, run_id, [options.listen], **given)  # type: ignore[arg-type]
     stack.push_async_callback(transport.close)
-    push_metrics(telemetry, transport, run_id, clock, stack)
     contacts = Contacts.load(options.home / CONTACTS_FILE, clock.unix_s())
     known = [*bootstraps, *((peer, list(one.addresses)) for peer, one in contacts.latest(CONTACTS_ASKED_MAX))]
     if options.invite is not None:

@@ -60,7 +60,6 @@ EVENTS: Final[dict[str, EventKind]] = {
     "node.resumed": _event("the node works again after a pause", "reason"),
     "limits.changed": _event("this node's limits were changed", "changed"),
     "limits.verdict": _event("whether this node's limits let it run", "running reason"),
-    "metrics.push_failed": _event("metrics could not be pushed by OTLP, and why; the next push tries again", "reason"),
     "receipt.failed": _event("a peer we worked for gave no receipt", "peer reason"),
     "clock.wrong": _event("this machine's clock was set, or differs from its peers'; the node counts on", "reason"),
     "clock.right": _event("this machine's clock is right again", ""),

@@ -18,7 +18,11 @@ from swarmnode.local.spawn import NODE, ForkedProcess, Spawner
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks on Linux only")
 
-PLAYS = [*NODE, "fake-metadata"]  # runs until it is told to end, and needs no swarm
+
+def follows(folder: Path) -> list[str]:
+    """A command that runs until it is told to end, and needs no swarm."""
+    (folder / "events.jsonl").write_text('{"ts": "2026-11-21T12:00:00.000Z", "level": "info", "event": "started", "fields": {}}\n')
+    return [*NODE, "logs", "--follow", "--home", str(folder)]
 
 
 @pytest.fixture
@@ -43,17 +47,17 @@ def fork_server_of(process: spawn.ChildProcess) -> psutil.Process:
 
 async def plays(folder: Path) -> None:
     async with asyncio.timeout(150.0):
-        while b"http://" not in (folder / "out").read_bytes() + (folder / "error").read_bytes():
+        while b"started" not in (folder / "out").read_bytes() + (folder / "error").read_bytes():
             await asyncio.sleep(0.05)
 
 
 async def test_a_forked_process_is_its_own(spawner: Spawner, tmp_path: Path) -> None:
-    process = await start(spawner, tmp_path, PLAYS)
+    process = await start(spawner, tmp_path, follows(tmp_path))
     await plays(tmp_path)
     assert isinstance(process, ForkedProcess) and process.returncode is None
     assert os.getsid(process.pid) == os.getpgid(process.pid) == process.pid, "a session of its own"
     assert fork_server_of(process).ppid() == os.getpid()
-    assert psutil.Process(process.pid).name() == "swarmnode fake-"
+    assert psutil.Process(process.pid).name() == "swarmnode logs"
     theirs = {(file.path, file.fd) for file in psutil.Process(process.pid).open_files()}
     assert {(str(tmp_path / "out"), 1), (str(tmp_path / "error"), 2)} <= theirs
     process.send_signal(signal.SIGTERM)
@@ -74,7 +78,7 @@ async def test_words_exit_codes_and_environment_arrive(spawner: Spawner, tmp_pat
 
 
 async def test_one_that_is_killed_says_so_and_others_go_on(spawner: Spawner, tmp_path: Path) -> None:
-    one, other = [await start(spawner, tmp_path, PLAYS) for _ in range(2)]
+    one, other = [await start(spawner, tmp_path, follows(tmp_path)) for _ in range(2)]
     one.send_signal(signal.SIGKILL)
     assert await one.wait() == -signal.SIGKILL and other.returncode is None
     other.send_signal(signal.SIGKILL)
@@ -82,7 +86,7 @@ async def test_one_that_is_killed_says_so_and_others_go_on(spawner: Spawner, tmp
 
 
 async def test_all_end_with_the_fork_server_and_the_next_is_run_as_a_command(spawner: Spawner, tmp_path: Path) -> None:
-    process = await start(spawner, tmp_path, PLAYS)
+    process = await start(spawner, tmp_path, follows(tmp_path))
     fork_server_of(process).kill()
     assert await process.wait() == -signal.SIGKILL
     _, left = await asyncio.to_thread(psutil.wait_procs, [psutil.Process(process.pid)] if alive(process) else [], 30)

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.fake_cloud import FakeMetadata
 from swarmnode.cloud import detect
-from swarmnode.cloud.fake import FakeMetadata
 from swarmnode.cloud.metadata_client import HttpMetadata
 from swarmnode.cloud.watch import Aws, Azure, Gcp, Watcher
 from swarmnode.errors import Unavailable

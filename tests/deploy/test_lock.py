@@ -86,7 +86,7 @@ def test_every_package_is_pinned_as_it_was_tested_and_hashed(name: str) -> None:
 def test_all_that_a_node_needs_is_there(name: str) -> None:
     project = PROJECT["project"]
     extras = project["optional-dependencies"]
-    wanted = [*project["dependencies"], *extras["s3"], *extras["otlp"], *extras["build"]]
+    wanted = [*project["dependencies"], *extras["s3"], *extras["build"]]
     names = {canonicalize_name(Requirement(text).name) for text in wanted}
     assert names - locked(name).keys() == ({"torch"} if "cpu" in name else set())
     assert set(PROJECT["build-system"]["requires"]) == set(extras["build"]), "what builds it is in the files"

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.fake_cloud import FakeMetadata
 from benchmarks.swarm.harness import resting, trains
 from benchmarks.swarm.laws import told
-from swarmnode.cloud.fake import FakeMetadata
 from swarmnode.control import client
 from swarmnode.local.child import Child, NodePlan
 from tests.support.live_swarm import swarm_in

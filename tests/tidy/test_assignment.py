@@ -15,7 +15,6 @@ ALLOWED: dict[str, set[str]] = {
     "swarmnode/cli/bench.py": {"table.columns[0].no_wrap", "column.overflow"},
     "swarmnode/dashboard/server.py": {"response.content_type"},
     "swarmnode/gossip/compression/kernel.py": {"function.argtypes", "function.restype"},
-    "swarmnode/local/bundle.py": {"row.mode", "row.size"},
     "swarmnode/model/frozen.py": {"ctx.weight", "ctx.dtype"},
     "swarmnode/model/stage.py": {"parameter.grad"},
     "swarmnode/model/weight_stash.py": {"leaf.grad", "leaf.grad_dtype"},
@@ -61,7 +60,6 @@ REMAINING = {
     "benchmarks/byzantine_node.py": 4,
     "swarmnode/cli/doctor.py": 1,
     "swarmnode/data/tokens.py": 1,  # how the tokenizers library is told to read special tokens as text
-    "swarmnode/cli/fake_metadata.py": 1,
     "swarmnode/daemon/limits.py": 3,
     "swarmnode/daemon/process.py": 3,
     "swarmnode/dashboard/board.py": 1,

@@ -19,10 +19,9 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 # Third-party package -> the modules (and what is in them) that may import it.
 HOMES = {
     "hivemind": ("swarmnode.transport", "swarmnode.bench", "benchmarks"),
-    "prometheus_client": ("swarmnode.metrics.exporter", "swarmnode.metrics.otlp"),
-    "opentelemetry": ("swarmnode.metrics.otlp",),
+    "prometheus_client": ("swarmnode.metrics.exporter",),
     "tokenizers": ("swarmnode.data.tokens", "swarmnode.data.chat_template", "benchmarks.micro.data_set"),
-    "safetensors": ("swarmnode.model.export", "swarmnode.model.model_merge"),
+    "safetensors": ("swarmnode.model.export",),
     "aiohttp": (
         "swarmnode.cloud",
         "swarmnode.control",
@@ -120,9 +119,7 @@ def test_simulated_nodes_know_nothing_of_the_real_world() -> None:
 
 def test_every_import_is_a_declared_dependency() -> None:
     extras = PROJECT["optional-dependencies"]
-    texts = (
-        PROJECT["dependencies"] + extras["otlp"] + extras["data"] + extras["gguf"]
-    )  # imported where they are wanted only
+    texts = PROJECT["dependencies"] + extras["data"] + extras["gguf"]  # the last are imported where they are wanted
     declared = {canonicalize_name(Requirement(text).name) for text in texts}
     distributions = packages_distributions()
     for package in sorted(m for m in graph().modules if not within(m, OURS)):

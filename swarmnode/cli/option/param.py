@@ -121,7 +121,7 @@ def _check_port(text: str) -> None:
 def check_url(text: str) -> str:
     """`text`, if it is the base URL of a metadata service: http://HOST[:PORT]. Raises ValueError."""
     if not re.match(r"https?://[^/\s?#]+/?\Z", text):
-        raise ValueError("use http://HOST:PORT, as printed by `swarmnode fake-metadata`")
+        raise ValueError("use http://HOST:PORT")
     return text.rstrip("/")
 
 
