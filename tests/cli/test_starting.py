@@ -21,7 +21,9 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks on Linux 
 
 def follows(folder: Path) -> list[str]:
     """A command that runs until it is told to end, and needs no swarm."""
-    (folder / "events.jsonl").write_text('{"ts": "2026-11-21T12:00:00.000Z", "level": "info", "event": "started", "fields": {}}\n')
+    (folder / "events.jsonl").write_text(
+        '{"ts": "2026-11-21T12:00:00.000Z", "level": "info", "event": "started", "fields": {}}\n'
+    )
     return [*NODE, "logs", "--follow", "--home", str(folder)]
 
 

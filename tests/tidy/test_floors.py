@@ -28,6 +28,7 @@ HOMES = {
         "swarmnode.dashboard",
         "swarmnode.transport.web",
         "benchmarks.micro.data_set",
+        "benchmarks.fake_cloud",
     ),
     "transformers": ("swarmnode.data.chat_template", "swarmnode.model.base_weights"),
     "rich": ("swarmnode.cli", "swarmnode.local", "swarmsim.command"),
