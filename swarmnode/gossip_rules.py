@@ -6,8 +6,10 @@ from __future__ import annotations
 import dataclasses
 import functools
 from dataclasses import dataclass
+from typing import Any
 
 from swarmnode import plugin
+from swarmnode.errors import ManifestError
 
 WEIGHTS = ("fp32", "bf16", "int8")
 """Codecs of any weights."""
@@ -61,6 +63,13 @@ class MethodRules:
     """Whether a replica whose partner is missing may ask another for its packet; else all need equal slow weights."""
     averages_gradients: bool = False
     """Whether inner steps only gather gradients, and rounds make Muon's and AdamW's steps of their mean."""
+    chosen_by: str = ""
+    """The setting that chooses it instead of gossip.method: then `implementation` is a function of a stage and its
+    replica's peer id."""
+
+
+BY_BYTES = "training.kind"  # one_byte
+OF_EXPERTS = "training.experts_trained"
 
 
 @functools.cache
@@ -102,7 +111,16 @@ def methods() -> dict[str, MethodRules]:
     none = dataclasses.replace(
         noloco, name="none", alpha=None, beta=None, pull=False, of_whole_weights=False, takes_fallback=False
     )
-    return {rules.name: rules for rules in (noloco, average, none, *plugin.rows(plugin.METHODS, MethodRules))}
+    added = [rules for rules in plugin.rows(plugin.METHODS, MethodRules) if not rules.chosen_by]
+    return {rules.name: rules for rules in (noloco, average, none, *added)}
+
+
+def implementation_of(setting: str) -> Any:
+    """What makes the outer side where `setting` chooses it. Raises ManifestError where its package is missing."""
+    for rules in plugin.rows(plugin.METHODS, MethodRules):
+        if rules.chosen_by == setting:
+            return plugin.implementation(rules.implementation)
+    raise ManifestError(f"{setting} needs the package swarmnode_methods: install swarmnode again")
 
 
 def with_property(name: str) -> list[str]:

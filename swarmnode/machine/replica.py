@@ -6,18 +6,16 @@ import contextlib
 import hashlib
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from swarmnode.errors import LocalFault, RemoteFault, UsageError
 from swarmnode.gossip.outer import NoLoCo, Outer, outer
-from swarmnode.gossip.outer.expert_average import ExpertAverage
-from swarmnode.gossip.outer.one_byte import OneByte
 from swarmnode.gossip.robust import GUARDED
+from swarmnode.gossip_rules import BY_BYTES, OF_EXPERTS, implementation_of
 from swarmnode.large_buffer import large_buffer
 from swarmnode.manifest import Manifest, by_forward_passes, from_base
 from swarmnode.manifest.gossip_compat import averages_gradients
@@ -50,44 +48,21 @@ from swarmnode.recovery.state_check import apart
 T = TypeVar("T")
 
 
-@dataclass(slots=True)
-class ForwardTrainer:
-    """Measures slopes for `shared` with the model `stage`. `waiting`: samples measured since the last inner step, which
-    moves no weight here: steps are taken in rounds."""
+class ForwardTrainer(Protocol):
+    """Trains a stage that is the whole model by forward passes alone (swarmnode_methods/one_byte.py)."""
 
-    stage: StageReplica
-    shared: OneByte
-    waiting: int = 0
-    slope: float = 0.0  # the newest, in nats a token
+    waiting: int
+    """Samples measured since the last inner step."""
 
-    def loss(self, x: WireTensor, tokens: WireTensor, samples: int, *, accumulate: bool) -> LossResult:
-        """The mean of the losses on both sides along one direction; with `accumulate` the slope becomes a step. Theta
-        is restored, also where a pass fails."""
-        pieces = []
-        for sign in (1.0, -1.0):
-            with self.shared.perturbed(sign):
-                pieces.append(self.stage.loss(x, tokens, samples, train=False))
-        plus, minus = pieces
-        if accumulate and plus.tokens:
-            self.slope = self.shared.projected(plus.loss_sum / plus.tokens, minus.loss_sum / minus.tokens)
-            self.shared.measure_step(self.slope)
-        self.waiting += samples if accumulate else 0
-        return LossResult((plus.loss_sum + minus.loss_sum) / 2.0, plus.tokens, None)
+    def loss(self, x: WireTensor, tokens: WireTensor, samples: int, *, accumulate: bool) -> LossResult: ...
 
-    def step(self) -> StepReport:
-        """The end of the replica's share of a batch: reports, and changes nothing."""
-        samples, self.waiting = self.waiting, 0
-        rate = self.shared.rate(self.shared.done + 1)
-        return StepReport(self.stage.inner_steps, abs(self.slope), rate, samples)
+    def step(self) -> StepReport: ...
 
     def applied(self) -> None:
-        """Weights moved in a round: the number of inner steps is that of the round."""
-        self.stage.stepped_in_round(self.shared.done, abs(self.slope))
+        """Weights moved in a round."""
 
     def loaded(self) -> None:
         """Weights came from elsewhere."""
-        self.waiting = 0
-        self.shared.begin(self.stage.inner_steps)
 
 
 def slow_and_fast(
@@ -147,16 +122,13 @@ class TorchReplica:
             draw=draw,
             block=first_block(manifest, sender),
         )
-        self.experts: ExpertAverage | None = None  # if this replica trains a part of them
         # Autograd does not notice outer steps (`data`): tapes find theta restored, see model/weight_stash.py.
         self.forward_trainer: ForwardTrainer | None = None
         self.outer: Outer
         if by_forward_passes(manifest):
-            shared = OneByte(manifest, self.stage.theta.data, sender)
-            self.outer, self.forward_trainer = shared, ForwardTrainer(self.stage, shared)
-        elif (layout := self.stage.layout) is not None:
-            self.experts = ExpertAverage(self.stage.theta.data, manifest.gossip, layout, sender, self.stage.block)
-            self.outer = self.experts
+            self.outer, self.forward_trainer = implementation_of(BY_BYTES)(self.stage, sender)
+        elif self.stage.layout is not None:
+            self.outer = implementation_of(OF_EXPERTS)(self.stage, sender)
         else:
             self.outer = outer(manifest.gossip, self.stage.theta.data, sender, secret=secret)
         share = manifest.inner.average_share
@@ -343,8 +315,8 @@ class TorchReplica:
             return report
         # Coding errors of packets lie partly outside the subspace. The step is linear: this projects each packet.
         self._again(lambda: self.stage.hold(self.outer.theta, self.outer.phi))
-        if self.experts is not None and self.experts.block != self.stage.block:
-            self.stage.train_experts(self.experts.block)
+        if self.outer.block not in (None, self.stage.block):
+            self.stage.train_experts(self.outer.block)
         if self.forward_trainer is not None:
             self.forward_trainer.applied()
         return report

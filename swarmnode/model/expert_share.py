@@ -3,8 +3,8 @@ synchronization [SPES, arXiv 2602.11543].
 
 The experts of every sparse layer are cut into blocks of training.experts_trained neighbours. A replica has gradients
 and moments for one block of experts and for all else ("shared"), and takes the experts of other blocks from replicas
-that train them (gossip/outer/expert_average.py). All replicas hold all weights. So states, checkpoints and exports are
-those of any run, and a token may go to any expert.
+that train them (swarmnode_methods/expert_average.py). All replicas hold all weights. So states, checkpoints and exports
+are those of any run, and a token may go to any expert.
 
     the stage [P]      ... shared ... experts of block 0 ... block 1 ... shared ...      as in any run
     a replica's [G]    all shared elements, then those of its block, both in the stage's order

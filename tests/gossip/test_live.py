@@ -7,12 +7,12 @@ import pytest
 
 from benchmarks.memory_network import MemoryTransport
 from swarmnode.errors import Unavailable
-from swarmnode.gossip.outer import expert_average
 from swarmnode.ids import PeerId
 from swarmnode.machine.replica import TorchReplica
 from swarmnode.manifest import TrainingSpec
 from swarmnode.ports import Answer, Call
 from swarmnode.wire import record_pb2
+from swarmnode_methods import expert_average
 from tests.support.village import Villager, losses, manifest, told, village
 
 pytestmark = pytest.mark.node

@@ -9,13 +9,19 @@ import pytest
 import torch
 
 from swarmnode.errors import RemoteFault
-from swarmnode.gossip.outer.one_byte import (
+from swarmnode.machine.replica import TorchReplica
+from swarmnode.manifest import Manifest
+from swarmnode.model.memory_budget import memory_need
+from swarmnode.model.split import split
+from swarmnode.ports import Packet, WireTensor
+from swarmnode_methods.one_byte import (
     CHUNK,
     HEADER,
     LEVELS,
     ROUNDS_KEPT,
     SINCE_MAX,
     STEPS_MAX,
+    ForwardTrainer,
     OneByte,
     SharedSteps,
     decode_steps,
@@ -23,11 +29,6 @@ from swarmnode.gossip.outer.one_byte import (
     signs,
     write_moved,
 )
-from swarmnode.machine.replica import TorchReplica
-from swarmnode.manifest import Manifest
-from swarmnode.model.memory_budget import memory_need
-from swarmnode.model.split import split
-from swarmnode.ports import Packet, WireTensor
 from tests.support.one_byte_run import by_bytes
 from tests.support.tiny_model import TINY, manifest
 from tests.support.village import Numbers
@@ -52,7 +53,7 @@ def measure(replica: TorchReplica, run: Manifest, first: int) -> float:
     """One microbatch of the samples from `first` on; the slope."""
     wire = Numbers(run).train(range(first, first + 4))
     replica.loss(wire, wire, 4, train=True)
-    assert replica.forward_trainer is not None
+    assert isinstance(replica.forward_trainer, ForwardTrainer)
     return replica.forward_trainer.slope
 
 

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from swarmnode.errors import ManifestError, RemoteFault
-from swarmnode.gossip.outer import expert_average, noloco
-from swarmnode.gossip.outer.expert_average import ExpertAverage
+from swarmnode.gossip.outer import noloco
 from swarmnode.ids import digest64
 from swarmnode.machine.replica import TorchReplica
 from swarmnode.manifest import GossipSpec, Manifest, TrainingSpec, parse, template
@@ -20,6 +19,8 @@ from swarmnode.model.split import stages_of
 from swarmnode.model.stage import StageReplica
 from swarmnode.model.weight_stash import WorkingCopy
 from swarmnode.ports import OuterReport, Packet, WireTensor
+from swarmnode_methods import expert_average
+from swarmnode_methods.expert_average import ExpertAverage
 from tests.support.tiny_model import TINY, manifest, token_batch, token_wire
 
 SPARSE = replace(TINY, layers=3, experts=6, experts_active=2, expert_ffn=16, shared_expert_ffn=8, dense_layers=(1,))
@@ -318,7 +319,7 @@ def test_a_replica_whose_experts_have_not_moved_is_no_easier_to_mislead(idle: bo
         meet([honest, liar], 1)
     held = honest.stage.theta.detach().clone()
     honest.message(2)
-    shared = honest.experts._layout.shared_count  # type: ignore[union-attr]
+    shared = honest.outer._layout.shared_count  # type: ignore[attr-defined]
     for name, view in by_name(liar, liar.stage.theta).items():
         view.data.copy_(by_name(honest, honest.stage.theta)[name] if block_of(name) != 1 else torch.tensor(1e6))
     packet = Packet(1.0, 8, liar.message(2), sender="liar")

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from swarmnode.gossip.outer.one_byte import HEADER, ROUNDS_KEPT, OneByte
 from swarmnode.identity import Identity
 from swarmnode.manifest import Manifest
 from swarmnode.ports import LossResult, OuterReport, Packet, WireTensor
+from swarmnode_methods.one_byte import HEADER, ROUNDS_KEPT, OneByte
 from tests.support.one_byte_run import by_bytes
 from tests.support.village import TINY, Recording, Village, Villager, losses, manifest, told, village
 

@@ -54,6 +54,9 @@ class Outer(ABC):
     averages_moments: ClassVar[bool] = False
     """Whether `attend` has an effect."""
 
+    block: int | None = None
+    """The experts that this replica trains, where each trains some alone; None: all weights."""
+
     healing = False
     """Whether each message carries a fragment of the slow weights, where it holds pseudo-gradients."""
 

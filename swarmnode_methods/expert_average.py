@@ -37,6 +37,7 @@ from swarmnode.gossip.robust import FIRST_CLIP, PacketMeasures, guard
 from swarmnode.ids import digest64
 from swarmnode.manifest import GossipSpec
 from swarmnode.model.expert_share import ExpertLayout, FlatSegment, overlaps
+from swarmnode.model.stage import StageReplica
 from swarmnode.ports import OuterReport, Packet, StreamingMessage, WireTensor
 
 PERIOD = 16  # guess: rounds in which a replica hears of most others of a stage of some dozen
@@ -67,6 +68,7 @@ class ExpertAverage(Outer):
     name: ClassVar[str] = "average"
     slow_on_host: ClassVar[bool] = True
     group_size: ClassVar[int | None] = 2
+    block: int
 
     def __init__(self, theta: torch.Tensor, gossip: GossipSpec, layout: ExpertLayout, sender: str, block: int) -> None:
         super().__init__(theta, codec(gossip.codec), 0.0)
@@ -281,4 +283,7 @@ def _block_of(packet: Packet) -> int:
     return int(np.frombuffer(packet.tensors[0].data, "<u2")[0])
 
 
-__all__ = ["PERIOD", "ExpertAverage"]
+def make(stage: StageReplica, sender: str) -> ExpertAverage:
+    """The outer side of the replica `sender` of `stage`."""
+    assert stage.layout is not None, "every replica trains all experts"
+    return ExpertAverage(stage.theta.data, stage.manifest.gossip, stage.layout, sender, stage.block)
