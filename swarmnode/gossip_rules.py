@@ -116,7 +116,7 @@ def methods() -> dict[str, MethodRules]:
 
 
 def implementation_of(setting: str) -> Any:
-    """What makes the outer side where `setting` chooses it. Raises ManifestError where its package is missing."""
+    """The maker of the outer side where `setting` chooses it. Raises ManifestError where its package is missing."""
     for rules in plugin.rows(plugin.METHODS, MethodRules):
         if rules.chosen_by == setting:
             return plugin.implementation(rules.implementation)

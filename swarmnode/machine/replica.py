@@ -48,8 +48,8 @@ from swarmnode.recovery.state_check import apart
 T = TypeVar("T")
 
 
-class ForwardTrainer(Protocol):
-    """Trains a stage that is the whole model by forward passes alone (swarmnode_methods/one_byte.py)."""
+class GradientFree(Protocol):
+    """The trainer of a stage that is the whole model, by forward passes alone (swarmnode_methods/one_byte.py)."""
 
     waiting: int
     """Samples measured since the last inner step."""
@@ -123,7 +123,7 @@ class TorchReplica:
             block=first_block(manifest, sender),
         )
         # Autograd does not notice outer steps (`data`): tapes find theta restored, see model/weight_stash.py.
-        self.forward_trainer: ForwardTrainer | None = None
+        self.forward_trainer: GradientFree | None = None
         self.outer: Outer
         if by_forward_passes(manifest):
             self.outer, self.forward_trainer = implementation_of(BY_BYTES)(self.stage, sender)
