@@ -186,6 +186,9 @@ def attack(
 @click.option(
     "--out", type=click.Path(path_type=Path), default=Path("runs/learning"), show_default=True, help="Results."
 )
+@click.option(
+    "--device", default="cpu", show_default=True, metavar="auto|cpu|cuda|cuda:1|mps|xpu", help="Of both sides."
+)
 @JSON
 def learning(
     run: Path | None,
@@ -198,6 +201,7 @@ def learning(
     journal: Path | None,
     fresh: bool,
     out: Path,
+    device: str,
     as_json: bool,
 ) -> None:
     """Learning efficiency of live swarms per sample and per second, against the best plain PyTorch with AdamW and with
@@ -206,6 +210,7 @@ def learning(
     from benchmarks.swarm import learning as bench
     from swarmnode.daemon.clock import SystemClock
     from swarmnode.manifest import PRESETS
+    from swarmnode.model.device import resolve_device
 
     numbers = () if plain_only else bench.replicas_of(replicas)
     manifest, base = (PRESETS[preset], None) if run is None else _read(run)
@@ -218,6 +223,7 @@ def learning(
         journal=journal,
         fresh=fresh,
         out=out,
+        device=resolve_device(device),
     )
     show(found if as_json else bench.shown(found), as_json)
     if not as_json:

@@ -27,7 +27,16 @@ import psutil
 
 from benchmarks.swarm.learning_page import page
 from benchmarks.swarm.learning_swarm import SwarmRun, live
-from benchmarks.swarm.plain_grid import FAST, GRID, GridConditions, Journal, PlainRun, machine, measure, plain_run
+from benchmarks.swarm.plain_grid import (
+    GRID,
+    GridConditions,
+    Journal,
+    PlainRun,
+    fast_settings,
+    machine,
+    measure,
+    plain_run,
+)
 from swarmnode import manifest as manifests
 from swarmnode.bench.pytorch_model import differs_from_llama
 from swarmnode.errors import UsageError
@@ -187,6 +196,7 @@ def run(
     journal: Path | None = None,
     fresh: bool = False,
     out: Path | None = None,
+    device: str = "cpu",
 ) -> dict[str, Any]:
     """{"swarms", "mean", "plain", "seconds", "curves", "machine", ...}: see the module. `replicas` may be empty.
 
@@ -204,14 +214,14 @@ def run(
     kept = Journal(cache / "bench-learning.jsonl" if journal is None else journal)
     with tempfile.TemporaryDirectory(prefix="swarmnode-bench-") as folder:
         signed = _signed(Path(folder), manifest)
-        ground = GridConditions(signed, cache, manifest, autocasts("cpu"), base)
+        ground = GridConditions(signed, cache, manifest, autocasts(device), device, base)
         plain = [run for seed in range(extent.seeds) for run in _plain(ground, extent, seed, kept, say, fresh)]
         timed = _all_cores(ground, plain, extent.plain_s, say) if replicas else None
     swarms = []
     for seed in range(extent.seeds):
         for each in replicas:
             of_seed = dataclasses.replace(manifest, seed=manifest.seed + seed)
-            swarms.append(live(of_seed, each, extent.samples, cache, clock, say, seed, base))
+            swarms.append(live(of_seed, each, extent.samples, cache, clock, say, seed, base, device))
     found: dict[str, Any] = _without_nan(report(manifest, plain, timed, swarms, extent.samples))
     found["machine used by others"] = others
     if out is not None:
@@ -233,7 +243,9 @@ def _plain(
     """Run every setting for the swarms' samples, and the best of each optimizer for longer."""
     further = round(extent.samples * extent.further)
     if not extent.thorough:
-        return measure(ground, [(setting, further, seed) for setting in FAST], journal, say, fresh=fresh)
+        return measure(
+            ground, [(setting, further, seed) for setting in fast_settings(ground.manifest)], journal, say, fresh=fresh
+        )
     found = measure(ground, [(setting, extent.samples, seed) for setting in GRID], journal, say, fresh=fresh)
     for optimizer in OPTIMIZERS:
         best = best_of(found, optimizer, extent.samples)

@@ -70,17 +70,19 @@ def live(
     say: Callable[[str], None],
     seed: int = 0,
     data: Path | None = None,
+    device: str = "cpu",
 ) -> SwarmRun:
-    """Train a fresh run of `manifest`, whose paths lie below `data`, with `replicas` of each stage until `samples`
-    samples are done and the loss was measured once more. Raises LocalFault when the swarm does not start, stands still,
-    or measures no loss."""
+    """Train a fresh run of `manifest`, whose paths lie below `data`, with `replicas` of each stage on `device` until
+    `samples` samples are done and the loss was measured once more. Raises LocalFault when the swarm does not start,
+    stands still, or measures no loss."""
     nodes = replicas * manifest.pipeline.stages
     often = min(manifest.pipeline.validation_every_samples, LOOK_SAMPLES)
     manifest = dataclasses.replace(
         manifest, pipeline=dataclasses.replace(manifest.pipeline, validation_every_samples=often)
     )
+    devices = () if device == "cpu" else (device,)
     with tempfile.TemporaryDirectory(prefix="swarmnode-bench-") as folder:
-        fleet = fleet_in(Path(folder), manifest, nodes, cache=cache, data_root=data)
+        fleet = fleet_in(Path(folder), manifest, nodes, cache=cache, data_root=data, devices=devices)
         say(f"swarm of {nodes} nodes: starting")
         readings = asyncio.run(trained(fleet, samples, clock, lambda text: say(f"swarm of {nodes} nodes: {text}")))
         looks = validations([child.plan.home for child in fleet.nodes], readings)
@@ -170,8 +172,8 @@ class FleetMeter:
 
 
 def validations(homes: Sequence[Path], readings: Sequence[CounterReading]) -> list[Validation]:
-    """Validations of all nodes. Samples are those trained when a measurement ended: that it began earlier is the
-    swarm's loss, not its gain."""
+    """Validations of all nodes. Samples are those trained halfway between a measurement's begin and its end: the
+    weights move meanwhile."""
     found = []
     first = readings[0]
     for home in homes:
@@ -181,7 +183,8 @@ def validations(homes: Sequence[Path], readings: Sequence[CounterReading]) -> li
                 continue
             now = reading_at(readings, datetime.datetime.fromisoformat(event["ts"]).timestamp())
             if now.samples > 0 and first.unix_s < now.unix_s:
-                found.append(Validation(now.samples, nats, now.core_s - first.core_s, now.unix_s - first.unix_s))
+                samples = (min(event["fields"]["samples_total"], now.samples) + now.samples) / 2
+                found.append(Validation(samples, nats, now.core_s - first.core_s, now.unix_s - first.unix_s))
     return sorted(found, key=lambda one: one.samples)
 
 

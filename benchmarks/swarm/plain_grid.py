@@ -17,10 +17,10 @@ import torch
 
 from benchmarks.swarm.laws import read_lines
 from benchmarks.swarm.pytorch_learning import VERSION, GridPoint, LossPoint, TrainingTask
-from swarmnode.data.corpus import open_corpus
+from swarmnode.data.indexed import open_text
 from swarmnode.errors import LocalFault
 from swarmnode.ids import digest
-from swarmnode.manifest import Manifest
+from swarmnode.manifest import PRESETS, Manifest
 
 BATCHES = (8, 4, 16, 32, 64)  # best first, so that an interrupted bench has them in its journal
 ADAMW_RATES = (1.5e-3, 1.05e-3, 2.1e-3, 3e-3, 0.75e-3)  # around the best of batches of 4 to 32 (demo, 7,500 samples)
@@ -32,7 +32,7 @@ FAST = (
     GridPoint("muon", 8, 3e-3, momentum=0.9),
     GridPoint("muon", 8, 3e-3, momentum=0.8),
 )
-"""The best settings for the demo's model, by whole runs on its text (measured). Other models need the grid."""
+"""The best settings for the demo's model, by whole runs on its text (measured)."""
 
 GRID = (
     *(GridPoint("adamw", batch, rate) for batch in BATCHES for rate in ADAMW_RATES),
@@ -43,6 +43,23 @@ GRID = (
         for rate in MUON_RATES
     ),
 )
+
+
+def fast_settings(manifest: Manifest) -> tuple[GridPoint, ...]:
+    """FAST for the demo's model; for another the batch and rates of `manifest`, and other rates beside them."""
+    if manifest.model == PRESETS["demo"].model:
+        return FAST
+    inner = manifest.inner
+    adamw = (GridPoint("adamw", inner.inner_batch, times * inner.learning_rate) for times in (0.5, 1.0))
+    return (
+        *adamw,
+        *(
+            GridPoint(
+                "muon", inner.inner_batch, times * inner.muon_learning_rate, inner.learning_rate, inner.muon_momentum
+            )
+            for times in (1.0, 2.0, 4.0)
+        ),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +81,7 @@ class GridConditions:
     cache: Path
     manifest: Manifest
     bf16: bool
+    device: str = "cpu"
     data: Path | None = None  # base folder of the manifest's paths
 
     def key(self, setting: GridPoint, seed: int, threads: int) -> str:
@@ -72,7 +90,7 @@ class GridConditions:
         what = {
             "version": VERSION,
             "model": dataclasses.asdict(manifest.model),
-            "tokens": open_corpus(manifest, self.data, self.cache).digest.hex(),
+            "tokens": open_text(manifest, self.data, self.cache).digest.hex(),
             "order": manifest.seed + seed,
             "held out": manifest.pipeline.validation_samples,
             "weight decay": manifest.inner.weight_decay,
@@ -80,6 +98,7 @@ class GridConditions:
             "threads": threads,
             "bf16": self.bf16,
         }
+        what |= {} if self.device == "cpu" else {"device": self.device}
         return digest(json.dumps(what, sort_keys=True)).hex()[:32]
 
 
@@ -150,7 +169,16 @@ def plain_run(
     """Train one plain process now. Raises LocalFault when it fails."""
     data = "" if ground.data is None else str(ground.data)
     task = TrainingTask(
-        str(ground.signed), str(ground.cache), setting, samples, seconds, threads, seed, ground.bf16, data
+        str(ground.signed),
+        str(ground.cache),
+        setting,
+        samples,
+        seconds,
+        threads,
+        seed,
+        ground.bf16,
+        ground.device,
+        data,
     )
     command = [sys.executable, "-m", "benchmarks.swarm.pytorch_learning", task.to_json()]
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}

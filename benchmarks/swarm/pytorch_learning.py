@@ -21,7 +21,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from swarmnode.bench.pytorch_model import PlainLlama, PlainMuon, initialise
-from swarmnode.data.corpus import Corpus, open_corpus
+from swarmnode.data.corpus import Corpus
+from swarmnode.data.indexed import IndexedCorpus, open_text
 from swarmnode.data.sample import IGNORED, SampleBatch
 from swarmnode.manifest import Manifest, read_signed
 
@@ -70,6 +71,7 @@ class TrainingTask:
     threads: int = 1
     seed: int = 0
     bf16: bool = False
+    device: str = "cpu"
     data: str = ""  # base folder of the manifest's paths
 
     def to_json(self) -> str:
@@ -102,11 +104,12 @@ def looks_from(samples: int) -> Iterator[int]:
         yield samples
 
 
-def train(task: TrainingTask, manifest: Manifest, corpus: Corpus) -> list[LossPoint]:
+def train(task: TrainingTask, manifest: Manifest, corpus: Corpus | IndexedCorpus) -> list[LossPoint]:
     """Train by `task` and return its evaluations; the last one is at its end."""
     model, setting = manifest.model, task.setting
     net = PlainLlama(model)
     initialise(net, model, manifest.seed)
+    net.to(task.device)
     optimizers = _optimizers(net, setting, manifest.inner.weight_decay, torch.bfloat16 if task.bf16 else torch.float32)
     mean = Mean(list(net.parameters()))
     clock = _Clock()
@@ -117,16 +120,16 @@ def train(task: TrainingTask, manifest: Manifest, corpus: Corpus) -> list[LossPo
         over = samples >= task.samples or (task.seconds is not None and clock.read()[1] >= task.seconds)
         if samples >= due or over:
             core_s, wall_s = clock.read()
-            nats = held_out(net, manifest, corpus, task.bf16)
+            nats = held_out(net, manifest, corpus, task)
             with mean.in_place():
-                mean_nats = held_out(net, manifest, corpus, task.bf16)
+                mean_nats = held_out(net, manifest, corpus, task)
             found.append(LossPoint(samples, nats, core_s, wall_s, mean_nats))
             clock.set(core_s, wall_s)
             due = next(looks)
         if over:
             return found
-        inputs, targets = _tensors(corpus.batch(range(samples, samples + setting.batch)))
-        with torch.autocast("cpu", torch.bfloat16, enabled=task.bf16):
+        inputs, targets = _tensors(corpus.batch(range(samples, samples + setting.batch)), task.device)
+        with _autocast(task):
             logits = net(inputs)
         loss = F.cross_entropy(logits.flatten(0, 1).float(), targets, ignore_index=IGNORED)
         loss.backward()  # type: ignore[no-untyped-call]
@@ -189,7 +192,7 @@ def _optimizers(
 
 
 @torch.no_grad()
-def held_out(net: PlainLlama, manifest: Manifest, corpus: Corpus, bf16: bool) -> float:
+def held_out(net: PlainLlama, manifest: Manifest, corpus: Corpus | IndexedCorpus, task: TrainingTask) -> float:
     """Nats per token on the held-out samples of the swarm's validations."""
     wanted = manifest.pipeline.validation_samples
     total, count = 0.0, 0
@@ -197,8 +200,8 @@ def held_out(net: PlainLlama, manifest: Manifest, corpus: Corpus, bf16: bool) ->
         batch = corpus.validation_batch(first, min(HELD_OUT_BATCH, wanted - first), wanted)
         if not len(batch):
             break
-        inputs, targets = _tensors(batch)
-        with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+        inputs, targets = _tensors(batch, task.device)
+        with _autocast(task):
             logits = net(inputs)
         flat = logits.flatten(0, 1).float()
         total += float(F.cross_entropy(flat, targets, reduction="sum", ignore_index=IGNORED))
@@ -206,10 +209,14 @@ def held_out(net: PlainLlama, manifest: Manifest, corpus: Corpus, bf16: bool) ->
     return total / max(1, count)
 
 
-def _tensors(batch: SampleBatch) -> tuple[Tensor, Tensor]:
-    """(token ids [B, T], targets [B · T]), int64"""
+def _autocast(task: TrainingTask) -> torch.autocast:
+    return torch.autocast(torch.device(task.device).type, torch.bfloat16, enabled=task.bf16)
+
+
+def _tensors(batch: SampleBatch, device: str) -> tuple[Tensor, Tensor]:
+    """(token ids [B, T], targets [B · T]) on `device`, int64"""
     inputs = torch.from_numpy(batch.tokens[:, :-1].astype("int64"))
-    return inputs, torch.from_numpy(batch.targets()).flatten()
+    return inputs.to(device), torch.from_numpy(batch.targets()).flatten().to(device)
 
 
 class _Clock:
@@ -231,7 +238,7 @@ def main(arguments: list[str]) -> int:
     torch.set_num_threads(task.threads)
     _, manifest = read_signed(Path(task.manifest))
     manifest = dataclasses.replace(manifest, seed=manifest.seed + task.seed)
-    corpus = open_corpus(manifest, Path(task.data) if task.data else None, Path(task.cache))
+    corpus = open_text(manifest, Path(task.data) if task.data else None, Path(task.cache))
     looks = train(task, manifest, corpus)
     sys.stdout.write(json.dumps({"looks": [dataclasses.asdict(look) for look in looks]}) + "\n")
     return 0

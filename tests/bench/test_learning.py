@@ -155,7 +155,8 @@ def test_held_out_loss_is_of_the_samples_that_the_swarm_validates_on(ground, man
     with torch.no_grad():
         expected = torch.nn.functional.cross_entropy(net(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
     assert len(tokens) == manifest.pipeline.validation_samples
-    assert pytorch_learning.held_out(net, manifest, corpus, False) == pytest.approx(float(expected), rel=1e-5)
+    task = TrainingTask(str(ground.signed), str(ground.cache), ADAMW, 0)
+    assert pytorch_learning.held_out(net, manifest, corpus, task) == pytest.approx(float(expected), rel=1e-5)
 
 
 def test_a_journal_keeps_what_was_measured(ground, tmp_path):
