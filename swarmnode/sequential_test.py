@@ -18,6 +18,8 @@ import statistics
 from collections import deque
 from dataclasses import dataclass, field
 
+from swarmnode.remembered import Remembered
+
 LIMIT = math.log(1e4)  # guess: a peer is no longer believed at these odds
 DOUBT = math.log(1e3)  # the tail of S is exp(-S) at most for an honest peer: one packet in a thousand is doubted
 # Guess: the share of a packet that is still taken after a single packet has raised S from 0 by the most allowed.
@@ -25,7 +27,6 @@ SINGLE = 0.1
 MOST = LIMIT - SINGLE * (LIMIT - DOUBT)  # by which one packet raises S
 WORST = 1.5  # guess: the most of S, in LIMITs, so that a peer that stops lying is believed again after a few packets
 QUANTILE, DEVIATIONS = 0.8, 0.842  # this quantile of a normal distribution lies so many deviations above its mean
-PEERS_MAX = 4096  # guess: peers remembered at once; the one heard of longest ago is forgotten first
 RECENT = 64  # guess: the noise is estimated from so many packets
 
 
@@ -51,7 +52,7 @@ class PeerSum:
 class SequentialTest:
     """One replica's sums of its peers, and the statistic of packets lately believed."""
 
-    _peers: dict[str, PeerSum] = field(default_factory=dict, init=False)
+    _peers: Remembered[str, PeerSum] = field(default_factory=Remembered, init=False)
     _recent: deque[float] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -70,11 +71,7 @@ class SequentialTest:
         self._peers.pop(sender, None)
 
     def _peer(self, sender: str) -> PeerSum:
-        """The state of `sender`, moved to the end of the peers, of which PEERS_MAX are remembered."""
-        known = self._peers.pop(sender, None) or PeerSum()
-        self._peers[sender] = known  # dicts keep the order of insertion
-        if len(self._peers) > PEERS_MAX:
-            del self._peers[next(iter(self._peers))]
+        known = self._peers[sender] = self._peers.get(sender) or PeerSum()
         return known
 
     def _usual(self, inflation: float, *, below: bool = False) -> tuple[float, float]:

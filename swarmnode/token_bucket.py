@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Hashable
 from dataclasses import dataclass
+
+from swarmnode.remembered import Remembered
 
 
 @dataclass(slots=True)
@@ -51,11 +52,10 @@ class TokenBucket:
 
 
 class TokenBuckets:
-    """A bucket for each key, such as a peer. Beyond `kept_max`, the one used longest ago is forgotten."""
+    """A bucket for each key, such as a peer; the one used longest ago is forgotten first."""
 
-    def __init__(self, kept_max: int) -> None:
-        self._kept_max = kept_max
-        self._of: OrderedDict[Hashable, TokenBucket] = OrderedDict()
+    def __init__(self) -> None:
+        self._of = Remembered[Hashable, TokenBucket]()
 
     def __len__(self) -> int:
         return len(self._of)
@@ -66,9 +66,5 @@ class TokenBuckets:
 
     def of(self, key: Hashable, rate: float, burst: float, now_s: float) -> TokenBucket:
         """The bucket of `key`, full if it is new."""
-        if (bucket := self._of.get(key)) is None:
-            bucket = self._of[key] = TokenBucket.full(rate, burst, now_s)
-        self._of.move_to_end(key)
-        if len(self._of) > self._kept_max:
-            self._of.popitem(last=False)
+        bucket = self._of[key] = self._of.get(key) or TokenBucket.full(rate, burst, now_s)
         return bucket

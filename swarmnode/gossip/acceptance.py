@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -27,6 +26,7 @@ from swarmnode.identity import SIGNATURE_BYTES, Identity, unsigned, verify
 from swarmnode.ids import PeerId, RunId, short
 from swarmnode.metrics import name
 from swarmnode.ports import Answer, Call, OuterReport, Packet, Telemetry, Transport, Verdict
+from swarmnode.remembered import REMEMBERED_MAX, Remembered
 from swarmnode.untrusted_text import printable
 from swarmnode.wire import call_pb2 as wire
 
@@ -91,10 +91,8 @@ FALL = 0.7  # guess
 RISE = 0.5  # guess: two packets taken make up for most of what was held against a peer
 LEAST = 0.15  # guess: six in a row; a machine that hiccups for a few rounds stays
 HALF_LIFE_S = 600.0  # guess: of what a peer is still short of full trust
-PEERS_MAX = 4096  # guess: remembered at once; those trusted most are forgotten first
 PROVEN = ("misshapen",)  # verdicts' steps (robust.py) that no honest packet gets, whatever its receiver's state
 RECEIPT_TIMEOUT_S = 5.0  # guess: one small message; an unreachable replica gets no receipt
-MET_MAX = 4096  # guess: replicas remembered whose packet was taken; those met longest ago are forgotten first
 NEWCOMER = "newcomer"
 
 
@@ -117,7 +115,7 @@ class Reputation:
         """A packet of `peer` broke the rules; returns what trust is left."""
         left = FALL * self.trust(peer, now_s)
         self._trust[peer] = (left, now_s)
-        if len(self._trust) > PEERS_MAX:
+        if len(self._trust) > REMEMBERED_MAX:  # those trusted most are forgotten first
             del self._trust[max(self._trust, key=lambda known: (self.trust(known, now_s), known))]
         return left
 
@@ -160,8 +158,7 @@ class Acceptance:
         self.reputation = Reputation()
         self._packet_taken = packet_taken
         self._out: dict[PeerId, str] = {}  # left out and why, as of the last look
-        # packets taken here of each, in a round that both met in
-        self._met: OrderedDict[PeerId, int] = OrderedDict()
+        self._met = Remembered[PeerId, int]()  # packets taken here of each, in a round that both met in
 
     def left_out(self, members: Collection[PeerId] | None = None) -> set[PeerId]:
         """The `members` of the stage (None: all known) that are not to be met: their packets broke the rules too
@@ -212,9 +209,6 @@ class Acceptance:
                 self._packet_taken(other)
             self.reputation.taken(other, asyncio.get_running_loop().time())
             self._met[other] = self.packets_taken(other) + 1
-            self._met.move_to_end(other)
-            if len(self._met) > MET_MAX:
-                self._met.popitem(last=False)
         elif step != NEWCOMER:
             self._doubt(round_index, other, verdict)
         if step in ("clipped", "direction", "loss") and verdict.keep > 0.0:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
@@ -25,6 +24,7 @@ from swarmnode.ids import PeerId, RunId, short
 from swarmnode.manifest import Manifest
 from swarmnode.metrics import name
 from swarmnode.ports import Answer, Call, Compute, Packet, Priority, Replica, Telemetry, Transport, WireTensor
+from swarmnode.remembered import Remembered
 from swarmnode.wire import call_pb2 as wire
 
 KEPT_MAX = 2  # guess: leavers from which a replica takes a message in a round; other leavers ask another replica
@@ -40,7 +40,6 @@ SHARE_MAX = 1.0  # a leaver counts at most as much as a replica that stays
 UNMET_MAX = 1  # guess: leavers of KEPT_MAX of whom no packet was ever taken here
 UNMET_SHARE_MAX = 0.25  # guess: the most that such a one counts
 AGAIN_ROUNDS = 64  # guess: until the next one of a key that was not met since; machines leave and come back
-GIVERS_MAX = 4096  # guess: keys remembered that have given one; the oldest are forgotten first
 
 Make = Callable[[int | None], Awaitable[tuple[wire.FinalDelta, Sequence[WireTensor]]]]
 """Makes the leaver's message for a round (None: the leaver's next one). Raises Unavailable for a round that is over for
@@ -67,7 +66,7 @@ class FinalDeltas:
         acceptance: Acceptance,
     ) -> None:
         self._acceptance = acceptance
-        self._given: OrderedDict[PeerId, tuple[int, int]] = OrderedDict()  # round of each key's last, packets then met
+        self._given = Remembered[PeerId, tuple[int, int]]()  # round of each key's last, packets then met
         self._manifest = manifest
         self._stage = stage
         self._next_round = next_round
@@ -130,9 +129,6 @@ class FinalDeltas:
                 packet = Packet(weight, final_delta.samples, final_delta.tensors, final_delta=True, sender=peer)
                 packets.append(packet)
                 self._given[peer] = round_index, met
-                self._given.move_to_end(peer)
-                if len(self._given) > GIVERS_MAX:
-                    self._given.popitem(last=False)
         return packets
 
 

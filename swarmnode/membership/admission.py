@@ -21,9 +21,8 @@ from swarmnode.membership.access import (
 )
 from swarmnode.membership.amendment import Amendments
 from swarmnode.ports import Clock
+from swarmnode.remembered import REMEMBERED_MAX
 from swarmnode.wire import access_pb2 as wire
-
-PASSES_MAX = 4096  # guess: peers whose pass is remembered, 200 bytes each; forgotten peers show theirs again
 
 
 class Admission:
@@ -106,7 +105,7 @@ class Admission:
         self._passes[peer] = kept
         self._passes.move_to_end(peer)
         self._machines.setdefault(grant_name(shown.grant), set()).add(peer)
-        if len(self._passes) > PASSES_MAX:
+        if len(self._passes) > REMEMBERED_MAX:  # forgotten peers show theirs again
             gone, old = self._passes.popitem(last=False)
             name = grant_name(old.grant)
             self._machines[name].discard(gone)

@@ -6,17 +6,16 @@ receipt of each client. Clients may exaggerate for their friends, so receipts gi
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from dataclasses import dataclass
 
 from swarmnode import bounds
 from swarmnode.errors import RemoteFault
 from swarmnode.identity import SIGNATURE_BYTES, Identity, verify
 from swarmnode.ids import PeerId, RunId, digest
+from swarmnode.remembered import Remembered
 from swarmnode.wire import call_pb2 as wire
 
 RECEIPT_BYTES_MAX = 1024  # serialised; real ones have about 260
-PEERS_MAX = 1024  # guess: peers whose work is counted at a time
 AHEAD_MAX_S = 86_400.0  # guess: tolerated error of a client's clock
 _DOMAIN = b"swarmnode/receipt/v1\0"
 
@@ -33,24 +32,18 @@ class Work:
     """Work that others did for this node, and the clients it worked for, since start."""
 
     def __init__(self) -> None:
-        self.done: OrderedDict[PeerId, WorkDone] = OrderedDict()
-        self.clients: OrderedDict[PeerId, None] = OrderedDict()
+        self.done = Remembered[PeerId, WorkDone]()
+        self.clients = Remembered[PeerId, None]()
 
     def record_gradient(self, peer: PeerId, samples: int) -> None:
         """Record a microbatch whose gradient `peer` returned."""
-        done = self.done.setdefault(peer, WorkDone())
+        done = self.done[peer] = self.done.get(peer, WorkDone())
         done.microbatches += 1
         done.samples += samples
-        self.done.move_to_end(peer)
-        if len(self.done) > PEERS_MAX:
-            self.done.popitem(last=False)
 
     def record_service(self, peer: PeerId) -> None:
         """Record that we worked for `peer`."""
         self.clients[peer] = None
-        self.clients.move_to_end(peer)
-        if len(self.clients) > PEERS_MAX:
-            self.clients.popitem(last=False)
 
 
 def sign_receipt(

@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from swarmnode.ema import Ema, EmaStart
 from swarmnode.ids import PeerId
 from swarmnode.membership.swarm import Member, Swarm
+from swarmnode.remembered import REMEMBERED_MAX
 
-KEPT_MAX = 512  # guess: a node in a stage of hundreds sees as many; the least recently seen are forgotten
 MOSTLY = 0.5  # guess: strangers are treated as others while so many of about the last ten tried did their work
 FLOOD = 8  # guess: of so many tries most were in vain; one newcomer with a bad line is no flood
 SHARE, SHARE_LEAST = 0.25, 1.0 / 64.0  # guess: of choices, times the share that answered; and at least
@@ -62,7 +62,7 @@ class PeerHistory:
     def record_request(self, peer: PeerId) -> None:
         """Record that `peer` sent a microbatch that was trained here."""
         self._times[peer] = self._times.pop(peer, 0) + 1
-        if len(self._times) > KEPT_MAX:
+        if len(self._times) > REMEMBERED_MAX:
             oldest, _ = self._times.popitem(last=False)
             self._worked.discard(oldest)
 

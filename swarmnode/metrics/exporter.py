@@ -89,7 +89,7 @@ class EventLimiter:
     """The buckets of one log. Pure: time is an argument, in seconds that may also jump back."""
 
     def __init__(self) -> None:
-        self._buckets = TokenBuckets(KEPT_MAX)
+        self._buckets = TokenBuckets()
         self._held: OrderedDict[tuple[str, str], _Held] = OrderedDict()  # oldest first
 
     def admit(self, event: str, fields: Mapping[str, object], now_s: float) -> bool:

@@ -25,7 +25,6 @@ uses up is bounded by the places of one caller (pipeline/slots.py) and its bytes
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Collection, Sequence
 
 from swarmnode.errors import RemoteFault, Unavailable
@@ -37,14 +36,13 @@ from swarmnode.membership.swarm import Member
 from swarmnode.node.presence import Presence
 from swarmnode.pipeline.route import successors
 from swarmnode.ports import Admit, Clock
+from swarmnode.remembered import Remembered
 from swarmnode.wire import access_pb2, record_pb2
 from swarmnode.wire import call_pb2 as wire
 
-HEARD_MAX = 1024  # guess: callers remembered that the book has no room for: replicas of crowded stages
 OWN_STAGE = frozenset({"exchange", "commit", "fallback", "packet_receipt", "final_delta", "suspicion"})
 CHECKS = frozenset({"opening", "recompute", "accusation"})
 MEMBERS = frozenset({"snapshot", "chunk"})
-ARCHIVISTS_MAX = 16  # guess: machines with the owner's warrant that are remembered
 
 
 class CallerCheck:
@@ -54,12 +52,12 @@ class CallerCheck:
         """`owner`: the key that signs warrants, where there is no admission; empty: nobody's."""
         self._run_id = run_id
         self._owner = owner
-        self._archivists: OrderedDict[PeerId, int] = OrderedDict()  # until when, in Unix seconds
+        self._archivists = Remembered[PeerId, int]()  # until when, in Unix seconds
         self._presence = presence
         self._clock = clock
         self._stages, self._feeders = manifest.pipeline.stages, feeder_place(manifest)
         self._before = [self._input_auditor(manifest, stage) for stage in range(self._stages)]
-        self._heard: OrderedDict[PeerId, Member] = OrderedDict()
+        self._heard = Remembered[PeerId, Member]()
 
     @staticmethod
     def _input_auditor(manifest: Manifest, stage: int) -> Collection[int]:
@@ -73,9 +71,6 @@ class CallerCheck:
         member = self._presence.learn(signed)
         if self._presence.peer_table.member(member.peer) is None:  # of a crowd the book keeps some
             self._heard[member.peer] = member
-            self._heard.move_to_end(member.peer)
-            if len(self._heard) > HEARD_MAX:
-                self._heard.popitem(last=False)
 
     def admit(self, method: str) -> Admit:
         """The check for calls of `method`. It raises Unavailable for callers that may not make them, RemoteFault for a
@@ -109,9 +104,6 @@ class CallerCheck:
         if not permit:
             raise Unavailable(f"{short(peer)} may not archive this run: {reason}")
         self._archivists[peer] = warrant.expires_unix_s
-        self._archivists.move_to_end(peer)
-        if len(self._archivists) > ARCHIVISTS_MAX:
-            self._archivists.popitem(last=False)
 
     def _owners(self) -> Sequence[bytes]:
         admission = self._presence.admission

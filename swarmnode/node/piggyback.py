@@ -15,12 +15,12 @@ from swarmnode.ids import PeerId
 from swarmnode.membership.progress import Progress, ProgressOverclaim
 from swarmnode.membership.receipt import Work
 from swarmnode.ports import Admit, Answer, Call, Handler, Transport
+from swarmnode.remembered import Remembered
 from swarmnode.wire import call_pb2 as wire
 from swarmnode.wire import record_pb2
 
 # Calls of these methods carry no news: other calls go the same way all the time. In rounds only "exchange" does.
 SILENT = frozenset({*METHODS, "reserve"}) - {"exchange"}
-SEEN_MAX = 4096  # guess: peers whose last seen record sequence is remembered
 Learn = Callable[[record_pb2.SignedRecord], object]
 
 
@@ -45,9 +45,9 @@ class PiggybackTransport:
         self._progressed = progressed
         self._overclaimed = overclaimed
         self._excluded = excluded
-        self._seen: dict[PeerId, int] = {}
+        self._seen = Remembered[PeerId, int]()
         self.work = Work()
-        self._told: dict[PeerId, int] = {}  # version of our progress that a peer was told
+        self._told = Remembered[PeerId, int]()  # version of our progress that a peer was told
 
     @property
     def peer_id(self) -> PeerId:
@@ -148,8 +148,6 @@ class PiggybackTransport:
         Sending every feeder's counter would outweigh most calls. News that is lost is repeated with the feeder's next
         sample or record.
         """
-        if len(self._told) >= SEEN_MAX:
-            self._told.clear()
         into.Clear()
         self._progress.news(self._told.get(peer, 0), into, heard)
         self._told[peer] = self._progress.version
@@ -162,8 +160,6 @@ class PiggybackTransport:
         sequence, signed = current
         if self._seen.get(peer, -1) >= sequence:
             return None
-        if len(self._seen) >= SEEN_MAX:
-            self._seen.clear()
         self._seen[peer] = sequence
         return signed
 

@@ -34,7 +34,6 @@ from swarmnode.token_bucket import TokenBuckets
 from swarmnode.wire import call_pb2 as wire
 
 PER_MINUTE_MAX = 4  # guess: accusations of one caller that are examined; two exclude a liar
-CALLERS_MAX = 256  # guess: callers whose last minute is remembered
 WAITING_MAX = 4  # guess: accusations of all callers whose tensors are held here
 MEASURED_EVERY = 8  # guess: of so many answers one is measured
 NORMS_MAX, NORMS_LEAST = 64, 4  # guess: measurements
@@ -75,7 +74,7 @@ class Accusations:
         self._compute = compute
         self._weigh = weigh
         self._one = asyncio.Lock()  # one at a time: each may need a whole replica's state
-        self._rate = TokenBuckets(CALLERS_MAX)
+        self._rate = TokenBuckets()
         self._waiting = 0
         self.usual_norm = UsualNorm(replica)
         self._usual = Shortfall()  # as before any pair was seen: nobody audits their own stage

@@ -16,6 +16,7 @@ from swarmnode.manifest import Manifest, boundary_width
 from swarmnode.metrics import name
 from swarmnode.pipeline.route import fault
 from swarmnode.ports import Answer, Telemetry, WireTensor
+from swarmnode.remembered import Remembered
 from swarmnode.wire import call_pb2 as wire
 
 CACHE_BYTES_MAX = 8 << 20  # guess: the last 32 answers at the demo size; a retry comes within seconds
@@ -44,7 +45,6 @@ Key = tuple[MicrobatchId, int]
 WORKED_MIN = 4  # guess: microbatches; honest callers reach it within seconds
 ACTIVE_S = 60.0  # guess: a caller counts as active so long after its last microbatch
 SHARE = 2.0  # guess: one caller's limit over an even share of the slots: callers come in bursts
-CALLERS_MAX = 1024  # guess: callers remembered; the least recently heard are forgotten first
 
 
 TOKEN_DTYPES = ("u16", "u32")
@@ -118,7 +118,7 @@ class Slots:
         self._taken: Counter[int] = Counter()
         self._taken_by: Counter[tuple[int, PeerId]] = Counter()
         self._fresh: Counter[int] = Counter()  # slots held by callers that have not worked with us
-        self._worked: OrderedDict[PeerId, tuple[int, float]] = OrderedDict()  # microbatches, loop time of the last
+        self._worked = Remembered[PeerId, tuple[int, float]]()  # microbatches, loop time of the last
 
     def __len__(self) -> int:
         return self._taken.total()
@@ -161,9 +161,6 @@ class Slots:
     def record_work(self, caller: PeerId, now_s: float) -> None:
         """Record a completed microbatch of `caller`."""
         self._worked[caller] = (self._worked.get(caller, (0, 0.0))[0] + 1, now_s)
-        self._worked.move_to_end(caller)
-        if len(self._worked) > CALLERS_MAX:
-            self._worked.popitem(last=False)
 
     def _others(self, caller: PeerId, now_s: float) -> int:
         """Number of other callers that have worked with us and did so recently."""

@@ -30,7 +30,6 @@ Text = Callable[[Sequence[int]], Awaitable[WireTensor | None]]
 
 AT_ONCE_MAX = 2  # guess: hops recomputed at once for all callers; one per caller
 PER_MINUTE_MAX = 60  # guess: per caller, which audits a few per cent of what it sends
-CALLERS_MAX = 1024  # guess: callers whose last minute is remembered
 KEPT_MAX = 32  # guess: answers kept to be shown; auditors ask within a second
 KEPT_SHARE = 0.25  # guess: share of the tape memory for kept answers; KEPT_LEAST are kept however large
 KEPT_LEAST = 4
@@ -94,7 +93,7 @@ class RecomputeService:
         self._shown: OrderedDict[tuple[bytes, int], HopEvidence] = OrderedDict()
         self._nbytes = 0
         self._under_way = set[PeerId]()
-        self._rate = TokenBuckets(CALLERS_MAX)
+        self._rate = TokenBuckets()
 
     def keep(self, microbatch: bytes, position: int, shown: HopEvidence) -> None:
         """Keep the evidence of the answer for `microbatch` for a while."""
@@ -210,7 +209,7 @@ class TextService:
         """`text` returns the tokens [B, T+1] of training samples, None if they are not at hand."""
         self._manifest = manifest
         self._text = text
-        self._rate = TokenBuckets(CALLERS_MAX)
+        self._rate = TokenBuckets()
 
     async def serve(self, peer: PeerId, call: Call) -> Answer:
         """The tokens of the samples named. Raises RemoteFault for a malformed request, Busy for one too many,

@@ -12,7 +12,6 @@ import functools
 import heapq
 import math
 import random
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -24,6 +23,7 @@ from swarmnode.membership.swarm import Member
 from swarmnode.membership.trust import UnknownPeers
 from swarmnode.model.weight_stash import swaps
 from swarmnode.pipeline.believed_rate import ANNOUNCED_MAX, FASTER_MAX, faster, lowest, median_speed, possible_s, usual
+from swarmnode.remembered import Remembered
 
 EPSILON = 0.1  # guess
 UNKNOWN_SECONDS_PER_SAMPLE = 1e-3  # guess: only until the first answer of any peer
@@ -31,7 +31,6 @@ BAN_FIRST_S = 1.0  # guess; doubles with each fault in a row, so that a peer tha
 BAN_MAX_S = 60.0  # guess
 LATE_MAX = 2  # guess: missed deadlines in a row while other peers answered
 USUAL_SHARE = 8  # guess: recompute the usual time after answers of an eighth of the replicas
-FORMER_MAX = 1024  # guess
 QUICK_S = 1.0  # guess: of a refusal, where nobody has answered yet
 OTHERS_MIN = 4  # guess: answers of others meanwhile; if nobody answers, the peer is not at fault
 
@@ -131,7 +130,7 @@ class Router:
         self._unknown = UnknownPeers()
         self._banned: dict[PeerId, None] = {}  # peers banned recently, oldest first
         # Peers that left the stage with faults in a row: who goes and comes again is banned as long as before.
-        self._former: OrderedDict[PeerId, _Peer] = OrderedDict()
+        self._former = Remembered[PeerId, _Peer]()
         self._on_ban = on_ban
 
     def set_unix_ahead(self, seconds: float) -> None:
@@ -180,8 +179,6 @@ class Router:
         if self._members.pop(peer, None) is not None:
             if self._peers[peer].faults_in_row:
                 self._former[peer] = self._peers[peer]
-                if len(self._former) > FORMER_MAX:
-                    self._former.popitem(last=False)
             self._median = None
             self._unknown.forget(peer)
             for known in (self._peers, self._untold, self._pausing):

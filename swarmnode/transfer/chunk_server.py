@@ -20,6 +20,7 @@ from swarmnode.errors import Busy, RemoteFault
 from swarmnode.ids import PeerId
 from swarmnode.metrics import name
 from swarmnode.ports import Answer, Call, Telemetry, Transport, WireTensor
+from swarmnode.remembered import REMEMBERED_MAX
 from swarmnode.token_bucket import TokenBucket, TokenBuckets
 from swarmnode.wire import call_pb2 as wire
 
@@ -27,10 +28,9 @@ PIECE_NBYTES = 512 << 10  # guess: half a second of a home's uplink at 8 Mbit/s
 METHOD = "data_chunk"
 AT_ONCE_MAX = 4  # guess: pieces under way
 KEPT_BLOBS = 2  # read from disk for askers, apart from what this node itself works with
-ASKERS_MAX = 1024
 AGAIN_S = 60.0  # guess: a refusal for the day, after which other chunks may be asked for
 TIMES_A_DAY = 2  # a transfer that broke off, or a lost cache
-TAKEN_MAX = 1 << 16  # guess: chunks and keys remembered, 200 bytes each
+TAKEN_MAX = 16 * REMEMBERED_MAX  # derived: sixteen chunks a peer, which is a burst of bytes (asker_burst)
 STRANGERS_SHARE = 0.05  # guess: of the line and of a day's bytes
 DAY_S = 86_400.0
 LOOKUP_NBYTES = 16 << 10  # guess: the budget charged for each request, even for a blob that is not here
@@ -86,7 +86,7 @@ class ChunkServer:
         self._strangers: list[TokenBucket] = []  # their share of each
         self._taken: OrderedDict[tuple[PeerId, bytes], int] = OrderedDict()  # bytes of the day
         self._day = 0.0
-        self._askers = TokenBuckets(ASKERS_MAX)
+        self._askers = TokenBuckets()
         self._under_way = 0
         self._kept: OrderedDict[bytes, bytes] = OrderedDict()
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +23,7 @@ from swarmnode.ids import PeerId, RunId, digest64, short
 from swarmnode.manifest import Manifest
 from swarmnode.metrics import name
 from swarmnode.ports import Call, Telemetry, Transport
+from swarmnode.remembered import Remembered
 from swarmnode.transfer.chunk_server import PIECE_NBYTES
 from swarmnode.wire import call_pb2 as wire
 
@@ -33,7 +33,6 @@ BACKOFF_S, BACKOFF_MAX_S = 1.0, 60.0  # guess: after a failure, doubling
 PAUSE_S, PAUSE_MAX_S = 0.5, 8.0  # guess: when nobody gave anything, doubling
 HOLDS_S = 15.0  # guess: a member that did not hold a chunk is asked again after so long
 MEMBERS_ASKED_MAX = 8  # guess: for one chunk, in a row
-MEMBERS_MAX = 1024  # remembered
 
 
 class WebReader(Protocol):
@@ -104,7 +103,7 @@ class ChunkSources:
         self._others = others
         self._counter = counter
         self._places = {url: _Giver() for url in locations} if web is not None else {}
-        self._members: OrderedDict[PeerId, _Giver] = OrderedDict()
+        self._members = Remembered[PeerId, _Giver]()
 
     async def obtain(self, wanted: Wanted, vain: Callable[[], None] = lambda: None) -> bytes:
         """The verified bytes of `wanted`. Repeats until a source gives them; cancel it to stop. `vain` is called once,
@@ -174,8 +173,6 @@ class ChunkSources:
         giver = self._members.get(peer)
         if giver is None:
             giver = self._members[peer] = _Giver()
-            if len(self._members) > MEMBERS_MAX:
-                self._members.popitem(last=False)
         return giver
 
     def _of_place(self, url: str) -> Ask:

@@ -20,21 +20,17 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 from swarmnode.errors import Busy, RemoteFault, Unavailable
 from swarmnode.ids import PeerId, RunId
 from swarmnode.metrics import name
 from swarmnode.ports import Answer, Call, Telemetry, Transport, WireTensor
+from swarmnode.remembered import Remembered
 from swarmnode.transfer.snapshot import CHUNK_NBYTES, CHUNKS_AT_ONCE, SLOW, WHOLE, Snapshot, StateSlice
 from swarmnode.wire import call_pb2 as wire
 
-T = TypeVar("T")
-
-REMEMBERED_MAX = 1024  # guess: refused newcomers remembered, and peers that had a turn
 HAD_S = 3600.0  # guess: so long those that had a turn come after those that had none
 CLAIM = 3.0  # guess: multiples of the retry time it was told for which a refused peer is taken to wait
 
@@ -93,8 +89,8 @@ class DonorPlaces:
     def __init__(self, limits: DonorLimits) -> None:
         self._limits = limits
         self._pulling: dict[PeerId, Puller] = {}
-        self._refused: OrderedDict[PeerId, _Refused] = OrderedDict()
-        self._had: OrderedDict[PeerId, Puller] = OrderedDict()  # peers that had a turn, and the last one of each
+        self._refused = Remembered[PeerId, _Refused]()
+        self._had = Remembered[PeerId, Puller]()  # peers that had a turn, and the last one of each
 
     def __contains__(self, peer: PeerId) -> bool:
         return peer in self._pulling
@@ -109,7 +105,7 @@ class DonorPlaces:
         if puller is not None:
             puller.until_s = min(puller.until_s, _now_s())
             if puller.chunks > CHUNKS_AT_ONCE or puller.until_s - puller.since_s >= self._limits.turn_s:
-                _remember(self._had, peer, puller)  # not those that only took a sample
+                self._had[peer] = puller  # not those that only took a sample
 
     def turn_s(self, part: Snapshot) -> float:
         """Seconds of a turn of a peer that downloads `part`."""
@@ -193,7 +189,7 @@ class DonorPlaces:
 
     def _refuse(self, peer: PeerId, now_s: float) -> _Refused:
         if peer not in self._refused:
-            _remember(self._refused, peer, _Refused(now_s))
+            self._refused[peer] = _Refused(now_s)
         return self._refused[peer]
 
     def _waits_s(self, peer: PeerId, now_s: float) -> float:
@@ -222,13 +218,6 @@ class DonorPlaces:
         for peer in [peer for peer, puller in self._pulling.items() if puller.until_s <= now_s]:
             self.leave(peer)
         return now_s
-
-
-def _remember(known: OrderedDict[PeerId, T], peer: PeerId, fact: T) -> None:
-    known[peer] = fact
-    known.move_to_end(peer)
-    if len(known) > REMEMBERED_MAX:
-        known.popitem(last=False)
 
 
 def _now_s() -> float:

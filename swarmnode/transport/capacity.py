@@ -24,7 +24,6 @@ MEASURE_BURST_BYTES = 8 << 20  # three complete measurements by one peer
 REFILL_BYTES_PER_S = (8 << 20) / 600.0  # and as much again every ten minutes
 ALL_BURST_BYTES, ALL_BYTES_PER_S = 32 << 20, 256 << 10  # guess: 2 Mbit/s in the long run, for all askers
 AT_ONCE_MAX = 2  # two concurrent measurements halve each other's result; further ones are refused
-ASKERS_MAX = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +63,7 @@ class CapacityResponder:
     """Answers "measure": takes a tensor, and returns as many bytes as asked for."""
 
     _noise: bytes = field(default_factory=noise)
-    _askers: TokenBuckets = field(default_factory=lambda: TokenBuckets(ASKERS_MAX))
+    _askers: TokenBuckets = field(default_factory=TokenBuckets)
     _all: TokenBucket | None = None
     _answering: int = 0
 

@@ -7,9 +7,9 @@ Pure: what was met goes in, a verdict and its reason come out.
 from __future__ import annotations
 
 import ipaddress
-from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
+from swarmnode.remembered import Remembered
 from swarmnode.token_bucket import TokenBuckets
 from swarmnode.transport.address import Endpoint, is_circuit, is_metadata, is_public, parse_endpoint, plain
 
@@ -17,7 +17,6 @@ PERIOD_S = 60.0
 MET_PORTS = 8.0  # guess: ports of a met address tried a minute; a house behind one router has fewer machines
 ROUTER_DIALS = 12.0  # guess: a minute; UPnP renews a port every 20 s by a few calls
 DIRECT_MAX = 2  # addresses of one peer
-KEPT_MAX = 4096  # of each kind: 200 bytes
 
 Key = tuple[str, int]
 """An IP address in its plain form, and a port; 0: any."""
@@ -46,9 +45,9 @@ class DialBook:
         network."""
         self._networks = {"public", *(["private"] if lan else [])}
         self._named: set[Key] = set()
-        self._met: OrderedDict[Key, None] = OrderedDict()
-        self._dialled: OrderedDict[Key, float] = OrderedDict()
-        self._buckets = TokenBuckets(KEPT_MAX)
+        self._met = Remembered[Key, None]()
+        self._dialled = Remembered[Key, float]()
+        self._buckets = TokenBuckets()
         self._router = ""
         self._news = False
         for endpoint in map(parse_endpoint, listen):
@@ -74,10 +73,7 @@ class DialBook:
     def meet(self, host: str, port: int) -> None:
         """A peer proved its key at this address."""
         for key in ((_plain(host), port), (_plain(host), 0)):
-            self._met.pop(key, None)
             self._met[key] = None
-        while len(self._met) > KEPT_MAX:
-            self._met.popitem(last=False)
 
     def is_met(self, host: str, port: int = 0) -> bool:
         key = _plain(host), port
@@ -101,10 +97,7 @@ class DialBook:
         if met and _network(host) != "loopback" and not self._take(host, MET_PORTS, now_s):
             return False, "many ports of one address"
         for key in keys:
-            self._dialled.pop(key, None)
             self._dialled[key] = now_s
-        while len(self._dialled) > KEPT_MAX:
-            self._dialled.popitem(last=False)
         self._news = True
         return True, "not dialled for a minute"
 

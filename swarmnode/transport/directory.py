@@ -16,7 +16,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Sequence
 from statistics import median_low
 from typing import Any
@@ -35,6 +34,7 @@ from swarmnode.ids import PeerId, RunId, seeded, short
 from swarmnode.membership.admission import Admission
 from swarmnode.membership.record import SIGNED_BYTES_MAX, check_record
 from swarmnode.ports import Answer, Call, Telemetry
+from swarmnode.remembered import Remembered
 from swarmnode.transport.address import dialable_of, first_that_accepts
 from swarmnode.transport.contact import Contacts, whom_to_try
 from swarmnode.transport.libp2p import Libp2pTransport
@@ -60,7 +60,6 @@ REJOIN_PERIOD_S = 3.0  # guess: between two looks for lost contacts
 MEET_TIMEOUT_S = 5.0  # guess: dead contacts may not hold up a start
 TOLD_EVERY = 20  # guess: failures with a bootstrap for one event
 ASKED_MAX = 8  # guess: contacts asked how far the run is
-TOTALS_MAX = 1024  # guess: replicas whose claims are compared
 CLOCKS_MAX = 5  # guess: neighbours whose clocks are compared with ours at a time
 
 
@@ -119,7 +118,7 @@ class DhtDirectory:
         self.prefer(lambda peer: False, lambda: False)
         self._own: wire.SignedRecord | None = None  # our last record
         self._nearest: dict[int, tuple[float, list[DHTID], list[PeerId]]] = {}  # place -> (until, neighbours, holders)
-        self._mute = OrderedDict[PeerId, float]()  # peers that do not answer RecordsRequest, until when
+        self._mute = Remembered[PeerId, float]()  # peers that do not answer RecordsRequest, until when
         self._telemetry = telemetry
         self._keeping: asyncio.Task[None] | None = None
         self._chance = seeded(run_id, "clocks", transport.peer_id)
@@ -146,7 +145,7 @@ class DhtDirectory:
         answers within `join_timeout_s`, LocalFault if this machine's clock is wrong.
         """
         contacts = Contacts() if contacts is None else contacts
-        totals = OrderedDict[PeerId, int]()
+        totals = Remembered[PeerId, int]()
 
         def taken(record: wire.Record) -> None:
             peer = PeerId(record.peer_id)
@@ -157,9 +156,6 @@ class DhtDirectory:
             contacts.hear(peer, usable, timed_storage.get_dht_time())
             if record.state == wire.NODE_STATE_TRAINING:
                 totals[peer] = record.progress.total
-                totals.move_to_end(peer)
-                if len(totals) > TOTALS_MAX:
-                    totals.popitem(last=False)
                 contacts.trained(run_id, median_low(totals.values()))
 
         book = RecordBook(run_id, stages, ttl_max_s, admission, taken)
@@ -292,9 +288,6 @@ class DhtDirectory:
                 answer = await self._transport.call(peer, call, timeout_s=RPC_TIMEOUT_S, reply_bytes_max=0)
             except (RemoteFault, Unavailable):
                 self._mute[peer] = asyncio.get_running_loop().time() + MUTE_S
-                self._mute.move_to_end(peer)
-                if len(self._mute) > PLACE_MAX:
-                    self._mute.popitem(last=False)
                 return False
             news = answer.header.records.records
             taken = self._book.take_all(place, news, timed_storage.get_dht_time())

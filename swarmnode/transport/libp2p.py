@@ -8,7 +8,7 @@ import fcntl
 import os
 import shutil
 import tempfile
-from collections import Counter, OrderedDict, deque
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from swarmnode.ids import PeerId, RunId, short
 from swarmnode.membership.admission import Admission
 from swarmnode.metrics import name
 from swarmnode.ports import Admit, Answer, Call, Handler, Telemetry
+from swarmnode.remembered import Remembered
 from swarmnode.transport import frame
 from swarmnode.transport.address import dialable, dialable_of, ip_of, is_circuit, numeric, parse_endpoint
 from swarmnode.transport.budget import ByteBudget
@@ -113,7 +114,6 @@ ADDRESSES_MAX = 6  # with the circuits as many as a record holds
 CIRCUITS_MAX = 2  # each takes 90 characters of a record of 1 KiB
 CONNECT_ATTEMPTS = 3  # guess; the caller of `connect` has its own timeout
 CONNECT_DELAY_S = 0.2
-KNOWN_PEERS_MAX = 1024  # guess: peers whose addresses are remembered; more than the replicas of a few stages
 STREAMS_MAX = 2048  # guess: concurrent incoming streams
 INCOMING_BYTES_MAX = 2 << 30  # guess: two of the largest tensors a manifest allows
 
@@ -144,8 +144,8 @@ class Libp2pTransport:
             run_id, self._budget, self._scheduler, self._traffic, telemetry, self.links, self.throttle
         )
         self._pool = StreamPool(self._open)
-        self._known: OrderedDict[PeerId, tuple[str, ...]] = OrderedDict()
-        self._observed: OrderedDict[PeerId, str] = OrderedDict()
+        self._known = Remembered[PeerId, tuple[str, ...]]()
+        self._observed = Remembered[PeerId, str]()
         self._named: frozenset[PeerId] = frozenset()  # peers that this machine's user named
         self._incoming = 0
         self._guard = FloodGuard(daemon, self._friends, self._guarded)
@@ -311,7 +311,7 @@ class Libp2pTransport:
     def remember(self, peer: PeerId, addresses: Sequence[str]) -> None:
         """Remember the addresses of `peer` in case p2pd loses them; dials nothing."""
         if peer != self._peer_id and addresses:
-            self._remember(peer, tuple(addresses))
+            self._known[peer] = tuple(addresses)
 
     def serve(self, method: str, handler: Handler, *, tensor_bytes_max: int, admit: Admit | None = None) -> None:
         """See ports.Transport. May be called before or after `start`."""
@@ -324,7 +324,7 @@ class Libp2pTransport:
             self._daemon.book.name(parse_endpoint(one) for one in usable if not is_circuit(one))
         if not usable:
             raise Unavailable(f"{short(peer)} announced no usable address")
-        self._remember(peer, tuple(usable))
+        self._known[peer] = tuple(usable)
         for attempt in range(CONNECT_ATTEMPTS):
             try:
                 await self._daemon.dial(peer, usable)
@@ -419,12 +419,6 @@ class Libp2pTransport:
         stream.version = self._protocols[protocol]
         return stream
 
-    def _remember(self, peer: PeerId, addresses: tuple[str, ...]) -> None:
-        self._known[peer] = addresses
-        self._known.move_to_end(peer)
-        if len(self._known) > KNOWN_PEERS_MAX:
-            self._known.popitem(last=False)
-
     # Incoming calls.
 
     def _accept(self, stream: P2pdStream) -> None:
@@ -457,9 +451,6 @@ class Libp2pTransport:
             self._observed[peer] = ""
         if host := self.observed(peer):
             self._daemon.book.meet(host, 0)
-        self._observed.move_to_end(peer)
-        if len(self._observed) > KNOWN_PEERS_MAX:
-            self._observed.popitem(last=False)
 
     def _friends(self) -> frozenset[str]:
         """The IP addresses of peers that may take part: observed on their streams, and announced by them."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -12,10 +11,10 @@ from swarmnode.ema import Ema, EmaStart
 from swarmnode.errors import RemoteFault, Unavailable
 from swarmnode.ids import PeerId
 from swarmnode.ports import Call, Transport
+from swarmnode.remembered import Remembered
 from swarmnode.wire import call_pb2 as wire
 from swarmnode.wire import report_pb2
 
-LINKS_MAX = 512  # guess: peers remembered; the least recently used is forgotten
 ACTIVE_S = 60.0  # guess: a link unused for longer is not shown
 LATENCY_SHARE = 0.3  # guess: weight of the newest round trip
 MEASURE_PERIOD_S = 3.0  # guess: ten links are measured twice a minute; a ping costs 0.3 ms
@@ -41,19 +40,14 @@ class LinkBook:
     """Links by peer, the most recently used last. Times are the event loop's."""
 
     def __init__(self) -> None:
-        self._links: OrderedDict[PeerId, PeerLink] = OrderedDict()
+        self._links = Remembered[PeerId, PeerLink]()
 
     def record_bytes(self, peer: PeerId, *, sent: int, received: int, now_s: float) -> None:
         """Count the bytes of one call."""
-        link = self._links.get(peer)
-        if link is None:
-            link = self._links[peer] = PeerLink()
-            if len(self._links) > LINKS_MAX:
-                self._links.popitem(last=False)
+        link = self._links[peer] = self._links.get(peer) or PeerLink()
         link.sent += sent
         link.received += received
         link.used_at = now_s
-        self._links.move_to_end(peer)
 
     def measured(self, peer: PeerId, seconds: float) -> None:
         """Add one measured round trip."""

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from swarmnode.errors import Busy, RemoteFault, Unavailable, UsageError
 from swarmnode.ids import PeerId
 from swarmnode.ports import Answer, Call, Transport
+from swarmnode.remembered import Remembered
 from swarmnode.transport.address import Endpoint, is_circuit, parse_endpoint
 from swarmnode.wire import call_pb2 as wire
 
@@ -26,7 +27,6 @@ PROBE_TIMEOUT_S = 4.0  # guess: TCP's first retransmission comes after 1 s, its 
 ASK_TIMEOUT_S = 10.0
 PROBES_MAX = 8  # guess: concurrent, for all askers
 AGAIN_S = 2.0  # guess: the same asker is refused sooner
-ASKERS_MAX = 1024
 _GREETING = b"/multistream/1.0.0"
 
 
@@ -92,7 +92,7 @@ class ReachHelper:
     """Answers "reach". `observed` returns the IP address of a peer's connection, "" if unknown or relayed."""
 
     observed: Callable[[PeerId], str]
-    _asked: dict[PeerId, float] = field(default_factory=dict)
+    _asked: Remembered[PeerId, float] = field(default_factory=Remembered)
     _slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(PROBES_MAX))
 
     def serve(self, transport: Transport) -> None:
@@ -107,8 +107,6 @@ class ReachHelper:
             raise RemoteFault(f"{len(call.header.reach.addresses)} addresses to try; at most {PORTS_MAX}")
         if now - self._asked.get(peer, -AGAIN_S) < AGAIN_S or self._slots.locked():
             raise Busy("this peer asked a moment ago, or too many peers ask", AGAIN_S)
-        if len(self._asked) >= ASKERS_MAX:
-            self._asked.clear()
         self._asked[peer] = now
         host = self.observed(peer)
         reached: list[str] = []

@@ -1,7 +1,7 @@
 """Rate limits of streams and calls: excess ones are dropped before any of their bytes are read.
 
 Pure counting. There is one bucket per peer and one for all strangers together, so neither one peer nor many fresh keys
-cost more than a bound. PEERS_MAX buckets bound the memory.
+cost more than a bound. The number of buckets bounds the memory.
 
 DhtLimit bounds the DHT's own calls, which p2pd hands to hivemind without our transport in between. A call costs as much
 as the keys it names. Nobody may store a record but the peer that it is of: else one connection could store as many keys
@@ -23,7 +23,6 @@ from swarmnode.token_bucket import TokenBucket, TokenBuckets
 
 KEYS_PER_S, KEYS_BURST = 50.0, 512.0  # guess: of one peer, which looks up a few places in an announce period
 ALL_PER_S, ALL_BURST = 500.0, 16384.0  # guess: of all peers: a thousand nodes announce and look up 200 times a second
-PEERS_MAX = 4096  # guess: buckets remembered, 200 bytes each
 
 RpcHandler = Callable[[Any, Any], Awaitable[Any]]
 
@@ -32,7 +31,7 @@ class DhtLimit:
     """The buckets of one node."""
 
     def __init__(self) -> None:
-        self._peers = TokenBuckets(PEERS_MAX)
+        self._peers = TokenBuckets()
         self._all = TokenBucket(ALL_PER_S, ALL_BURST, ALL_BURST, 0.0)
 
     def take(self, peer: object, keys: int, now_s: float) -> bool:
@@ -84,7 +83,7 @@ class StrangerRateLimiter:
     """The buckets of one server."""
 
     def __init__(self) -> None:
-        self._buckets = TokenBuckets(PEERS_MAX)
+        self._buckets = TokenBuckets()
         self._strangers = TokenBucket(STRANGERS_PER_S, STRANGERS_BURST, STRANGERS_BURST, 0.0)
         self._idle = TokenBucket(ALL_IDLE_CALLS_PER_S, ALL_IDLE_CALLS_BURST, ALL_IDLE_CALLS_BURST, 0.0)
         self._idle_streams = TokenBucket(ALL_IDLE_STREAMS_PER_S, ALL_IDLE_STREAMS_BURST, ALL_IDLE_STREAMS_BURST, 0.0)

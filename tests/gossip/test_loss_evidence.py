@@ -7,7 +7,8 @@ import pytest
 
 from swarmnode.gossip.robust import FIRST_PROBES, PROBE_EVERY, LossEvidence
 from swarmnode.ids import seeded
-from swarmnode.sequential_test import LIMIT, PEERS_MAX, WORST, share_kept
+from swarmnode.remembered import REMEMBERED_MAX
+from swarmnode.sequential_test import LIMIT, WORST, share_kept
 
 
 def told(
@@ -63,6 +64,6 @@ def test_new_and_doubted_peers_are_always_tried_and_others_now_and_then() -> Non
 def test_it_remembers_a_bounded_number_of_peers() -> None:
     evidence = LossEvidence()
     evidence.observe("first", 1.0)
-    for number in range(PEERS_MAX):
+    for number in range(REMEMBERED_MAX):
         evidence.observe(f"p{number}", 0.0)
     assert evidence.against("first") == 0.0 and math.isfinite(share_kept(evidence.against("p1")))

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmnode.gossip.acceptance import FALL, HALF_LIFE_S, LEAST, PEERS_MAX, RISE, Reputation
+from swarmnode.gossip.acceptance import FALL, HALF_LIFE_S, LEAST, RISE, Reputation
 from swarmnode.ids import PeerId
+from swarmnode.remembered import REMEMBERED_MAX
 
 A, B = PeerId("a"), PeerId("b")
 
@@ -45,6 +46,6 @@ def test_memory_is_bounded_and_keeps_the_worst() -> None:
     reputation = Reputation()
     for _ in range(7):
         reputation.record_broken_packet(A, 0.0)
-    for i in range(PEERS_MAX + 5):
+    for i in range(REMEMBERED_MAX + 5):
         reputation.record_broken_packet(PeerId(f"p{i}"), 1.0)
-    assert len(reputation._trust) == PEERS_MAX and not reputation.meets(A, 1.0)[0]
+    assert len(reputation._trust) == REMEMBERED_MAX and not reputation.meets(A, 1.0)[0]

@@ -141,7 +141,7 @@ def test_only_the_owner_writes_guest_lists() -> None:
 
 
 def test_ten_thousand_passes_are_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(admission_module, "PASSES_MAX", 50)
+    monkeypatch.setattr(admission_module, "REMEMBERED_MAX", 50)
     admission = Admission(AccessRules(RUN, KEY, False), Clock())
     for number in range(200):
         peer = Identity.of_seed(number.to_bytes(32, "big")).peer_id

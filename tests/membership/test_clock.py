@@ -19,7 +19,8 @@ from swarmnode.membership.clock import (
     lower_third,
 )
 from swarmnode.membership.swarm import Member, Swarm
-from swarmnode.membership.trust import KEPT_MAX, PeerHistory, machines
+from swarmnode.membership.trust import PeerHistory, machines
+from swarmnode.remembered import REMEMBERED_MAX
 from swarmnode.wire import record_pb2
 
 ME = PeerId("me")
@@ -190,10 +191,10 @@ def test_the_number_of_machines_is_estimated_from_a_part_of_them(size: int) -> N
 
 def test_memory_of_machines_is_bounded_and_who_lied_is_forgotten() -> None:
     observed = PeerHistory()
-    for number in range(KEPT_MAX + 5):
+    for number in range(REMEMBERED_MAX + 5):
         observed.record_work(PeerId(f"peer{number}"))
-    observed.forget(PeerId(f"peer{KEPT_MAX}"))
-    assert len(observed.times) == KEPT_MAX - 1 and PeerId("peer0") not in observed.times
+    observed.forget(PeerId(f"peer{REMEMBERED_MAX}"))
+    assert len(observed.times) == REMEMBERED_MAX - 1 and PeerId("peer0") not in observed.times
     observed.record_request(PeerId("caller"))
     assert observed.at_work == {*observed.times} - {PeerId("caller")} and PeerId("caller") in observed.times
 

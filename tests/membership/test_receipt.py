@@ -12,8 +12,9 @@ from swarmnode.errors import LocalFault, RemoteFault
 from swarmnode.identity import Identity
 from swarmnode.ids import RunId
 from swarmnode.machine.receipt_store import FILE_NAME, Receipts, read
-from swarmnode.membership.receipt import PEERS_MAX, Work, WorkDone, check_receipt, sign_receipt
+from swarmnode.membership.receipt import Work, WorkDone, check_receipt, sign_receipt
 from swarmnode.node.report import ReceiptExchange
+from swarmnode.remembered import REMEMBERED_MAX
 from swarmnode.wire import call_pb2 as wire
 from tests.support.village import RUN, LoopClock, manifest, village
 
@@ -61,9 +62,9 @@ async def test_the_newest_of_a_client_is_kept(tmp_path: Path) -> None:
 
 def test_strangers_do_not_grow_the_books() -> None:
     work = Work()
-    for number in range(3 * PEERS_MAX):
+    for number in range(REMEMBERED_MAX + 10):
         work.record_gradient(Identity.of_seed(number.to_bytes(32, "big")).peer_id, 4)
-    assert len(work.done) == PEERS_MAX
+    assert len(work.done) == REMEMBERED_MAX
 
 
 async def test_whole_nodes_thank_each_other() -> None:

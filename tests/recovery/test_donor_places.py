@@ -10,7 +10,8 @@ import pytest
 from swarmnode.errors import Busy, Unavailable
 from swarmnode.ids import PeerId
 from swarmnode.ports import Answer, Call, State
-from swarmnode.transfer.donor import REMEMBERED_MAX, DonorLimits, SnapshotDonor
+from swarmnode.remembered import REMEMBERED_MAX
+from swarmnode.transfer.donor import DonorLimits, SnapshotDonor
 from swarmnode.transfer.download import DownloadLimits, download
 from swarmnode.transfer.snapshot import Snapshot, StateSlice
 from swarmnode.wire import call_pb2 as wire

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from swarmnode.errors import Busy
-from swarmnode.transport.stranger_limit import ALL_BURST, ALL_PER_S, KEYS_BURST, KEYS_PER_S, PEERS_MAX, DhtLimit
+from swarmnode.remembered import REMEMBERED_MAX
+from swarmnode.transport.stranger_limit import ALL_BURST, ALL_PER_S, KEYS_BURST, KEYS_PER_S, DhtLimit
 
 
 def test_a_peer_and_all_peers_together_have_their_rates() -> None:
@@ -19,9 +20,9 @@ def test_a_peer_and_all_peers_together_have_their_rates() -> None:
 
 def test_it_remembers_a_bounded_number_of_peers() -> None:
     limit = DhtLimit()
-    for number in range(2 * PEERS_MAX):
+    for number in range(2 * REMEMBERED_MAX):
         limit.take(number, 0, 1e6 * number)
-    assert len(limit._peers) == PEERS_MAX
+    assert len(limit._peers) == REMEMBERED_MAX
 
 
 class Context:
