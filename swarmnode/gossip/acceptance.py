@@ -24,6 +24,7 @@ from swarmnode.errors import RemoteFault, Unavailable
 from swarmnode.gossip.robust import EQUAL
 from swarmnode.identity import SIGNATURE_BYTES, Identity, unsigned, verify
 from swarmnode.ids import PeerId, RunId, short
+from swarmnode.membership.liveness import SMALL_CALL_S
 from swarmnode.metrics import name
 from swarmnode.ports import Answer, Call, OuterReport, Packet, Telemetry, Transport, Verdict
 from swarmnode.remembered import REMEMBERED_MAX, Remembered
@@ -92,7 +93,6 @@ RISE = 0.5  # guess: two packets taken make up for most of what was held against
 LEAST = 0.15  # guess: six in a row; a machine that hiccups for a few rounds stays
 HALF_LIFE_S = 600.0  # guess: of what a peer is still short of full trust
 PROVEN = ("misshapen",)  # verdicts' steps (robust.py) that no honest packet gets, whatever its receiver's state
-RECEIPT_TIMEOUT_S = 5.0  # guess: one small message; an unreachable replica gets no receipt
 NEWCOMER = "newcomer"
 
 
@@ -234,7 +234,7 @@ class Acceptance:
     async def _tell(self, peer: PeerId, given: wire.PacketReceipt) -> None:
         call = Call(wire.Request(run_id=self._run_id, packet_receipt=bare(given)))
         try:
-            await self._transport.call(peer, call, timeout_s=RECEIPT_TIMEOUT_S, reply_bytes_max=0)
+            await self._transport.call(peer, call, timeout_s=SMALL_CALL_S, reply_bytes_max=0)
         except (RemoteFault, Unavailable):
             return
         self._telemetry.event("receipt.given", level="debug", round=given.round, peer=peer, step=given.step)

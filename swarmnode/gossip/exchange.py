@@ -191,9 +191,6 @@ class Strangers:
         return digest64("open", self._run_id, self._stage, round_index) % OPEN_EVERY == 0
 
 
-MET_WEIGHT = 0.1  # guess: of the newest round in the share of partners that are met
-
-
 class Gossip:
     """Runs the outer rounds of one replica. `run` is the only coroutine that changes the slow weights."""
 
@@ -246,7 +243,7 @@ class Gossip:
         self._ended = (asyncio.get_running_loop().time(), compute.worked_s)  # the last round: when, device seconds
         self._sent = SentBytes(transport)
         self._gone: dict[PeerId, int] = {}  # partners that could not be reached, by the sequence of their last record
-        self._met = Ema(MET_WEIGHT, EmaStart.FIRST)  # share of its partners that a round is done with
+        self._met = Ema(start=EmaStart.FIRST)  # share of its partners that a round is done with
         self._met.add(1.0)
         self._strangers = Strangers(run_id, stage, self.acceptance.packets_taken)
         self._absent = 0  # of the stage's replicas, as of the last round: left out, gone, or strangers that do not come

@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 
 from swarmnode.errors import RemoteFault, Unavailable
 from swarmnode.gossip.exchange_machine import (
-    COMMIT_TIMEOUT_S,
     CallerGone,
     ExchangeAction,
     ExchangeEffect,
@@ -22,12 +21,12 @@ from swarmnode.gossip.exchange_machine import (
 )
 from swarmnode.gossip.outgoing_packet import OutgoingPacket, packet_of, reply_bytes_max, weight_of
 from swarmnode.ids import PeerId, RunId
-from swarmnode.membership.liveness import patiently
+from swarmnode.membership.liveness import PING_TIMEOUT_S, SMALL_CALL_S, patiently
 from swarmnode.metrics import name
 from swarmnode.ports import Answer, Call, Packet, Telemetry, Transport
 from swarmnode.wire import call_pb2 as wire
 
-PARTNER_PATIENCE_S = 2.0  # guess: a partner that has not called by then is asked whether it lives
+PARTNER_PATIENCE_S = PING_TIMEOUT_S  # a partner that has not called by then is asked whether it lives
 NETWORK = frozenset({ExchangeAction.SEND_PACKET, ExchangeAction.AWAIT_PARTNER, ExchangeAction.SEND_COMMIT})
 
 
@@ -130,7 +129,7 @@ class ExchangeDriver:
         round_index = self._machine.exchanges[peer].round_index
         commit = wire.Request(run_id=self._run_id, commit=wire.Commit(round=round_index, apply=True))
         try:
-            await self._transport.call(peer, Call(commit), timeout_s=COMMIT_TIMEOUT_S, reply_bytes_max=0)
+            await self._transport.call(peer, Call(commit), timeout_s=SMALL_CALL_S, reply_bytes_max=0)
         except (RemoteFault, Unavailable) as error:
             return _failed(ExchangeInput.COMMIT_FAILED, peer, round_index, error)
         return ExchangeEvent(ExchangeInput.ACKNOWLEDGED, peer, round_index)

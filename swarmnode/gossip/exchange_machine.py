@@ -26,9 +26,8 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from swarmnode.ids import PeerId, short
+from swarmnode.membership.liveness import SMALL_CALL_S
 from swarmnode.ports import Packet
-
-COMMIT_TIMEOUT_S = 5.0  # guess: a commit is one small message
 
 
 class ExchangeState(Enum):
@@ -283,7 +282,7 @@ class ExchangeMachine:
             assert exchange.packet is None and event.packet is not None, "an exchange takes one packet"
             exchange.packet = event.packet
         if exchange.state is ExchangeState.COMMITTING:
-            exchange.deadline = now + COMMIT_TIMEOUT_S
+            exchange.deadline = now + SMALL_CALL_S
         if exchange.state.ended:
             exchange.deadline = math.inf
         if exchange.state is ExchangeState.FAILED:

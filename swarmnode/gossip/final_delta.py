@@ -22,6 +22,7 @@ from swarmnode.errors import Busy, Refused, RemoteFault, SwarmnodeError, Unavail
 from swarmnode.gossip.acceptance import Acceptance
 from swarmnode.ids import PeerId, RunId, short
 from swarmnode.manifest import Manifest
+from swarmnode.membership.liveness import SMALL_CALL_S
 from swarmnode.metrics import name
 from swarmnode.ports import Answer, Call, Compute, Packet, Priority, Replica, Telemetry, Transport, WireTensor
 from swarmnode.remembered import Remembered
@@ -34,8 +35,6 @@ ATTEMPTS_MAX = 8  # guess, with the pause: some seconds, which the notice may cu
 BEHIND_MAX = 60  # guess: the same while a successor is still in a round that is over here: half a minute
 PAUSE_S = 0.5
 TRIES_AT_ONE = 3  # guess: the first learns the round, the second is for it unless that round has just begun
-DOUBTS_MAX = 3  # guess: so often a successor whose answer was lost is asked again before another is asked
-DOUBT_TIMEOUT_S = 5.0  # guess: for each of these; the successor has the message if it arrived
 SHARE_MAX = 1.0  # a leaver counts at most as much as a replica that stays
 UNMET_MAX = 1  # guess: leavers of KEPT_MAX of whom no packet was ever taken here
 UNMET_SHARE_MAX = 0.25  # guess: the most that such a one counts
@@ -214,7 +213,7 @@ async def _ask(transport: Transport, successor: PeerId, call: Call) -> Answer:
         except Refused:
             raise
         except RemoteFault:
-            doubts, timeout_s = doubts + 1, DOUBT_TIMEOUT_S
-            if doubts > DOUBTS_MAX:
+            doubts, timeout_s = doubts + 1, SMALL_CALL_S
+            if doubts > TRIES_AT_ONE:
                 raise
         await asyncio.sleep(PAUSE_S)

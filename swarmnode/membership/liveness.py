@@ -14,7 +14,10 @@ from swarmnode.ports import Call, Transport
 from swarmnode.wire import call_pb2 as wire
 
 PING_TIMEOUT_S = 2.0  # guess: a busy machine answers a ping within a second; a frozen one never does
+SMALL_CALL_S = 5.0  # guess: for a call that carries little; a busy uplink delays it by a second or two
 PINGED_MAX = 64  # guess: peers pinged at once; in larger swarms one more or less does not matter
+LOOK_SHARE = 0.5  # guess: of the announce period, between two looks at what others announce
+SOON_SHARE = LOOK_SHARE / 2.0  # while a stage stands empty, for which all training waits
 
 
 async def ping(transport: Transport, run_id: str, peer: PeerId) -> None:

@@ -18,8 +18,8 @@ from swarmnode.wire import record_pb2
 
 SLACK_ROUNDS = 4  # guess: rounds' worth of samples that are believed whatever machines announce
 AHEAD_PERIODS = 2.0  # announce periods; there is a look in each
-NOBODY = -1.0  # as `Progress.top`: nobody is believed yet
 BOASTERS_MAX = 64  # guess: peers named in one event
+NOBODY = -1.0  # as `Progress.top`: nobody is believed yet
 APART_ROUNDS = 16  # guess: rounds that parts of a swarm train apart only where they were cut off from each other
 
 Feeding = tuple[PeerId, float]

@@ -17,7 +17,7 @@ from swarmnode.pipeline import statement as statements
 from swarmnode.pipeline.accusation import Accusations
 from swarmnode.pipeline.audit import SNAPSHOT_AGE_S
 from swarmnode.pipeline.auditor import Auditor
-from swarmnode.pipeline.feeder import Samples
+from swarmnode.pipeline.feeder import RATE_SPAN_S, Samples
 from swarmnode.pipeline.input_check import FeederInput, InputAuditor
 from swarmnode.pipeline.recompute import RecomputeService, Text, hop_again
 from swarmnode.pipeline.statement import HopAnswer, HopClaim, HopEvidence, StepsContradicted
@@ -33,7 +33,6 @@ T = TypeVar("T")
 STEPS_APART_MAX = 32
 BUSY_MAX_S = 120.0  # guess: waited for an accused that says it is busy; others wait behind it
 STEPS_FACTOR = 4.0  # guess: a replica is so much faster than all of them together were on average
-RATE_OVER_S = 10.0  # guess: the run's rate is believed when it was measured for so long; until then ...
 RATE_AT_FIRST = 1000.0  # ... guess: samples a second, at most; a tiny model on two cores trains some hundred
 
 
@@ -183,6 +182,6 @@ class HopReplayer:
         assert self._begun is not None
         (begun_s, samples), now_s = self._begun, asyncio.get_running_loop().time()
         rate = STEPS_FACTOR * (self._samples_total() - samples) / max(1.0, now_s - begun_s)
-        if now_s - begun_s < RATE_OVER_S:  # the first answers judged: nothing may have been trained in that time
+        if now_s - begun_s < RATE_SPAN_S:  # the first answers judged: nothing may have been trained in that time
             rate = max(rate, RATE_AT_FIRST)
         return rate * (now_s - came_s + SNAPSHOT_AGE_S) / self._manifest.inner.microbatch

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from swarmnode.errors import SwarmnodeError
 from swarmnode.ids import PeerId, short
+from swarmnode.membership.liveness import SMALL_CALL_S
 from swarmnode.membership.swarm import Swarm
 from swarmnode.node.notice import Notice
 from swarmnode.node.presence import Presence
@@ -19,7 +20,6 @@ from swarmnode.wire import record_pb2
 
 GOODBYE_S = 0.5  # guess: part of the time left, for the record that says this node is gone
 PARTLY = 0.5  # guess: share of the time left that finishing what is held gets at least
-GOODBYE_MAX_S = 5.0  # guess: a directory that stores nothing by then may learn of it by our record's end
 
 
 class DrainStep(enum.StrEnum):
@@ -182,7 +182,7 @@ async def goodbye(deadline: Deadline, presence: Presence, telemetry: Telemetry) 
     """Announce that this node is gone, as far as there is time."""
     presence.set_state(record_pb2.NODE_STATE_LEFT, "told to go")
     try:
-        async with deadline.limit(GOODBYE_MAX_S):
+        async with deadline.limit(SMALL_CALL_S):
             await presence.announce()
     except TimeoutError:
         telemetry.event("directory.failed", level="warning", reason="no time was left to say goodbye")

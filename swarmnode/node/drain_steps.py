@@ -16,13 +16,13 @@ from swarmnode.node.drain import DrainReport, DrainStep, DrainTask
 from swarmnode.node.notice import NoticeKind
 from swarmnode.pipeline.backlog import Backlog
 from swarmnode.pipeline.feeder import Feeder
+from swarmnode.pipeline.rebalance import DOWNLOAD_RATE
 from swarmnode.ports import Call, Replica, Telemetry, Transport
 from swarmnode.transfer.donor import StageDonor
 from swarmnode.wire import call_pb2 as wire
 
 MARGIN = 2.0  # guess: held work, or an exchange, may take twice as long as usually
 EXCHANGE_S = 1.0  # guess: at least, with its turn on a busy device; an exchange of a round itself may take 0.1 s
-UPLINK_BYTES_PER_S = 5e6  # guess: a volunteer's uplink
 TURN_MAX_S = 10.0  # guess: saving waits so long at most for a microbatch that the device is at
 SAVED_BYTES = 4  # of an element of the state, at most
 SAVE_BYTES_PER_S = 1e8  # guess: a cloud disk of the cheapest kind
@@ -165,7 +165,7 @@ class StageDrain:
             ),
         ]
         if not self._stopping and successors(self._swarm(), self._stage, self._me)[0]:
-            due_s = snapshot_nbytes(self._replica.sizes_of(self._stage)) / UPLINK_BYTES_PER_S
+            due_s = snapshot_nbytes(self._replica.sizes_of(self._stage)) / DOWNLOAD_RATE
             undone = f"the state of stage {self._stage}"
             steps.append(DrainTask(DrainStep.HANDOVER, due_s, self._hand_over, lambda: undone))
         save_s = min(self._work.seconds, TURN_MAX_S) if report.held else 0.0

@@ -10,15 +10,13 @@ from collections.abc import Callable, Iterable, Sequence
 
 from swarmnode.ids import PeerId
 from swarmnode.manifest import Manifest
-from swarmnode.membership.liveness import Pinger, ping_fault
+from swarmnode.membership.liveness import LOOK_SHARE, PINGED_MAX, Pinger, ping_fault
 from swarmnode.node.presence import Presence
 from swarmnode.pipeline.feeder import Feeder
 from swarmnode.pipeline.route import BAN_MAX_S, Router
 from swarmnode.ports import Clock, Telemetry, Transport
 from swarmnode.recovery.recovery_source import overdue, quiet
 
-LOOK_SHARE = 0.5  # guess: of the announce period, between two looks
-SMALL = 64  # guess: in larger swarms only whole stages are watched; one node more or less matters little there
 SETTLED = 16  # guess: microbatches of a stage that is back, over which the loss is taken
 
 
@@ -64,7 +62,7 @@ class FailureDetector:
     async def _call(self) -> None:
         """In a small swarm: ping replicas that went silent while others of their stage did not, and silent feeders."""
         presence = self._presence
-        if presence.peer_table.size > SMALL:
+        if presence.peer_table.size > PINGED_MAX:
             return
         if quiet_places := self._quiet(range(self._stages + 1)):
             await presence.look(quiet_places)  # records of stages that we have little to do with come late

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from swarmnode.concurrency import background_tasks, forever
 from swarmnode.errors import RemoteFault
 from swarmnode.ids import PeerId
+from swarmnode.membership.liveness import SOON_SHARE
 from swarmnode.membership.place import feeder_place
 from swarmnode.node.drain import Deadline, DrainReport, DrainStep, DrainTask, drain
 from swarmnode.node.drain_steps import MARGIN, HeldWork
@@ -23,7 +24,6 @@ from swarmnode.pipeline.shared_first_hop import RemoteFirstHop
 from swarmnode.ports import Handler
 from swarmnode.wire import record_pb2
 
-LOOK_SHARE = 0.25  # guess: of the announce period, between two looks at whether all stages have a replica
 PINGED = 4  # guess: replicas of each stage that are asked how far the run is
 SINGLE_SHARE = 0.5  # guess: of its best speed a replica has with one sample at a time; a feeder measures no device
 
@@ -98,7 +98,7 @@ class FeederOnly:
             if not waiting:
                 context.telemetry.event("feeder.waiting", stages=empty, reason="these stages have no replica")
             waiting = True
-            await asyncio.sleep(LOOK_SHARE * context.manifest.limits.announce_period_s)
+            await asyncio.sleep(SOON_SHARE * context.manifest.limits.announce_period_s)
             await presence.look(empty)
         answering = await context.pinger.answering_in(presence.peer_table.swarm(), stages, PINGED)
         presence.run_progress.begin(presence.run_progress.suppose(answering).least)

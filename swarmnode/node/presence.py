@@ -18,6 +18,7 @@ from swarmnode.ids import PeerId, RunId, seeded
 from swarmnode.manifest import Manifest
 from swarmnode.membership.access import too_old
 from swarmnode.membership.admission import Admission
+from swarmnode.membership.liveness import LOOK_SHARE, SOON_SHARE
 from swarmnode.membership.peer_table import PeerTable
 from swarmnode.membership.place import feeder_place, feeds_at, places
 from swarmnode.membership.progress import Progress
@@ -33,15 +34,12 @@ from swarmnode.pipeline.route import routers
 from swarmnode.ports import Clock, Directory, Telemetry
 from swarmnode.wire import record_pb2
 
-FRESH_SHARE = 1.0  # guess: our record is signed anew on request when older than this share of the announce period
 EXPIRY_STEP_S = 0.002  # records tell milliseconds, and of two that expire at the same one a directory keeps the first
 JUST_SHARE = 0.1  # guess: a node that changes its state has signed its record just before it publishes it
-EMPTY_SHARE = 0.25  # guess: of the announce period, between two looks while a stage that work goes to stands empty
 OTHERS_PERIODS = 3  # as recovery_source.LOST_PERIODS: rarer, and the failure detector would look up each by itself
 # Derived: records read, with the digests and the searches for holders, and as much given to others, are .1 Mbit/s; a
 # holder has twice that.
 READ_BYTES_PER_S = 5000.0
-RUMOUR_SHARE = 0.5  # guess: of the stretched period, between two looks: news take some of them from member to member
 ADDRESSES_MAX = 8
 AHEAD_TOLERANCE_S = 0.001  # guess: of wall clocks; nodes foresee their pauses in whole seconds
 
@@ -291,7 +289,7 @@ class Presence:
         now = asyncio.get_running_loop().time()
         if self._status.stage is None:
             return None
-        if self._signed is None or now - self._signed_at > FRESH_SHARE * self._period_s:
+        if self._signed is None or now - self._signed_at > self._period_s:
             self._sequence += 1
             record = self._describe(self._clock.unix_s())
             self._signed, self._signed_at = sign_record(record, self._identity), now
@@ -372,9 +370,9 @@ class Presence:
             at_once = -(-len(others) // OTHERS_PERIODS)
             swarm = self.peer_table.swarm()
             if all(swarm.serving(stage) for stage in self._sends_to):
-                await asyncio.sleep(self._period_s * (RUMOUR_SHARE if self._stretch > 1 else 1.0))
+                await asyncio.sleep(self._period_s * (LOOK_SHARE if self._stretch > 1 else 1.0))
             else:
-                await asyncio.sleep(EMPTY_SHARE * self._manifest.limits.announce_period_s)
+                await asyncio.sleep(SOON_SHARE * self._manifest.limits.announce_period_s)
 
     async def look(self, stages: Iterable[int]) -> None:
         """Read the records of `stages` from the directory once; forget peers whose records expired."""

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from swarmnode.errors import Busy, RemoteFault, Unavailable
 from swarmnode.identity import Identity
 from swarmnode.ids import PeerId, RunId
+from swarmnode.membership.liveness import LOOK_SHARE, SMALL_CALL_S
 from swarmnode.membership.receipt import Work, check_receipt, sign_receipt
 from swarmnode.metrics import name
 from swarmnode.metrics.recent_events import RecentEvent, RecentEvents
@@ -39,12 +40,10 @@ KIND_OF_METHOD: Mapping[str, str] = {
     "chunk": "state",
 }
 PERIOD_MIN_S = 1.0
-SHARE = 0.5  # guess: of the announce period, between two looks
 
 
 FIRST_S = 4.0  # guess: a volunteer who looks just after joining sees receipts
 PERIOD_S = 30.0  # guess: between two rounds of asking; a kill loses the receipts of so long
-TIMEOUT_S = 5.0
 CLIENTS_MAX = 32  # asked in one round; guess: the feeders and hops before us
 
 
@@ -94,7 +93,7 @@ class ReceiptExchange:
         for client in list(self._work.clients)[-CLIENTS_MAX:]:
             request = Call(wire.Request(receipt=wire.ReceiptRequest()))
             try:
-                answer = await transport.call(client, request, timeout_s=TIMEOUT_S, reply_bytes_max=0)
+                answer = await transport.call(client, request, timeout_s=SMALL_CALL_S, reply_bytes_max=0)
                 receipt = answer.header.receipt
                 check_receipt(receipt, self._run_id, transport.peer_id)
                 if receipt.client != client:
@@ -115,7 +114,7 @@ async def measuring(
 ) -> None:
     """Keep the gauges current until cancelled. `counts`: of each stage members, and how many of them serve it."""
     loop = asyncio.get_running_loop()
-    period_s = max(PERIOD_MIN_S, SHARE * announce_period_s)
+    period_s = max(PERIOD_MIN_S, LOOK_SHARE * announce_period_s)
     before: dict[tuple[str, str], int] = {}
     seen: Sequence[tuple[int, int]] = ()
     while True:

@@ -12,6 +12,7 @@ from swarmnode.concurrency import background_tasks
 from swarmnode.errors import RemoteFault, Unavailable
 from swarmnode.gossip.exchange import Gossip
 from swarmnode.ids import PeerId, seeded
+from swarmnode.membership.run_progress import APART_ROUNDS
 from swarmnode.membership.swarm import Swarm
 from swarmnode.node.audit_setup import AuditSetup
 from swarmnode.node.checkpointer import Checkpointer
@@ -22,7 +23,7 @@ from swarmnode.node.node_ports import NodeContext
 from swarmnode.node.presence import StageStatus
 from swarmnode.node.run_text import JoinedStage
 from swarmnode.node.snapshot_source import GIVING, copy_replica, make_stage_donor
-from swarmnode.node.stage_change import StageRebalancer, StageTransfer, costs
+from swarmnode.node.stage_change import ROUND_WAIT_MAX_S, StageRebalancer, StageTransfer, costs
 from swarmnode.node.tied_ends import TiedEnds
 from swarmnode.pipeline.backlog import Backlog
 from swarmnode.pipeline.feeder import Feeder, Samples
@@ -37,8 +38,6 @@ from swarmnode.recovery.restore import RestoredState
 from swarmnode.transfer.donor import SnapshotDonor, StageDonor
 from swarmnode.wire import record_pb2
 
-SYNC_WAIT_MAX_S = 60.0  # guess: rounds may take hours; a machine with a verified state should not idle for so long
-
 
 def ready_to_serve(
     swarm: Swarm, stage: int, me: PeerId, *, received: bool, waited_s: float, round_in_s: float = 0.0
@@ -49,10 +48,10 @@ def ready_to_serve(
         return True, "received a round"
     if not donors_of(swarm, stage, me):
         return True, f"nobody else serves stage {stage}"
-    if round_in_s > SYNC_WAIT_MAX_S:
+    if round_in_s > ROUND_WAIT_MAX_S:
         return True, f"no round comes within {round_in_s:.0f} s"
-    if waited_s >= SYNC_WAIT_MAX_S:
-        return True, f"no round came within {SYNC_WAIT_MAX_S:g} s"
+    if waited_s >= ROUND_WAIT_MAX_S:
+        return True, f"no round came within {ROUND_WAIT_MAX_S:g} s"
     return False, "waiting for the first round"
 
 
@@ -78,7 +77,6 @@ METHODS: Mapping[str, bool] = {
 }
 """The methods that a served stage answers, and whether their calls carry tensors."""
 
-BEHIND_ROUNDS = 16  # guess: rounds that a replica lags behind others only where it was cut off from them
 BEHIND_S = 15.0  # guess: where rounds are short, an exchange that times out costs many; longer than that no lag lasts
 SYNCS_AGAIN = 2  # guess: times that a newcomer which missed its first round takes the state again
 FINISH_S = 8.0  # guess: before a move, held work is finished within this
@@ -464,7 +462,7 @@ class ServedStage:
         One that lies about its round cannot bring this about: the count is believed in bounds (membership/clock.py).
         The state that is taken is checked by others, as a joiner's."""
         presence, done, size = self._context.presence, self.gossip.done, self._context.manifest.gossip.round_samples
-        bound = max(BEHIND_ROUNDS * self.gossip.stride, int(BEHIND_S * self.gossip.samples_per_second / size))
+        bound = max(APART_ROUNDS * self.gossip.stride, int(BEHIND_S * self.gossip.samples_per_second / size))
         if self._behind.is_set() or presence.status.state != record_pb2.NODE_STATE_TRAINING:
             return False  # while it catches up, it is held
         run_progress = presence.run_progress
@@ -536,7 +534,7 @@ class ServedStage:
                 self._context.telemetry.event("node.state", state="synced", reason=reason)
                 return
             with suppress(TimeoutError):
-                async with asyncio.timeout(min(period_s, max(WAIT_MIN_S, SYNC_WAIT_MAX_S - waited_s))):
+                async with asyncio.timeout(min(period_s, max(WAIT_MIN_S, ROUND_WAIT_MAX_S - waited_s))):
                     await gossip.beyond(done)
 
     # ---- calls, news, status

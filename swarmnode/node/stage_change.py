@@ -14,7 +14,7 @@ from swarmnode.errors import Unavailable
 from swarmnode.gossip.exchange import Gossip
 from swarmnode.ids import PeerId, RunId
 from swarmnode.manifest import Manifest
-from swarmnode.membership.liveness import PINGED_MAX, Pinger
+from swarmnode.membership.liveness import PINGED_MAX, SOON_SHARE, Pinger
 from swarmnode.membership.place import places
 from swarmnode.membership.swarm import COMING, SERVING, Swarm
 from swarmnode.metrics import name
@@ -40,14 +40,14 @@ from swarmnode.pipeline.rebalance import (
 )
 from swarmnode.ports import Clock, Telemetry, Transport
 from swarmnode.recovery.recovery_source import donors_of
+from swarmnode.recovery.restore import FIRST_ROUNDS, SAMPLE
 from swarmnode.recovery.state_check import Apart, StateCheck, apart
 from swarmnode.transfer.download import Compare, DownloadLimits, download
 from swarmnode.transfer.snapshot import WHOLE, Snapshot, newcomer_part
 from swarmnode.wire import record_pb2
 
 WAIT_SHARE = 0.1  # guess: of the period, the longest random wait against simultaneous movers
-ROUND_WAIT_MAX_S = 60.0  # guess, as served_stage.SYNC_WAIT_MAX_S
-EMPTY_SHARE = 0.25  # guess: of the announce period, between two looks for an empty stage, which stops all training
+ROUND_WAIT_MAX_S = 60.0  # guess: rounds may take hours; no machine should idle, nor a stage stand empty, for so long
 EMPTY_LOOKS = 2  # guess: looks in a row that a stage has nobody; the roll call has buried its dead before
 FIRST_LOOKS = 40  # guess: the same before the run has trained anything
 CALM_LOOKS = 6  # guess: looks in a row in which nobody came, before the run has trained anything: they came together
@@ -55,8 +55,6 @@ UNREST = 3  # guess: waits of an announce period after nodes came or went: newco
 PARTNER_WAIT = 2.0  # guess: announce periods until somebody has said that it comes in exchange
 SEEN_PERIODS = 2.0  # guess: announce periods, at least, over which a node looks at what its stage asks of it
 SEEN_MICROBATCHES = 4  # guess: for each replica of a stage; of fewer nothing is concluded
-MATES_MAX = 8  # guess: replicas of the own stage that are asked whether they stay; one will do
-UNMET_ROUNDS = 4  # guess: so many rounds into the run, a replica has met others
 THIN_LOOKS = 20  # guess: looks in a row that a stage has too few and another can spare one; joiners come first
 
 
@@ -151,7 +149,7 @@ class StageRebalancer:
             move, _ = self._plan()
             if move is None:
                 continue
-            share = 1.0 if self._presence.peer_table.swarm().coming(move.target) else EMPTY_SHARE
+            share = 1.0 if self._presence.peer_table.swarm().coming(move.target) else SOON_SHARE
             longest_s = min(WAIT_SHARE * self._period_s, share * self._manifest.limits.announce_period_s)
             await asyncio.sleep(longest_s * self._rng.random())
             await self._look()
@@ -182,7 +180,7 @@ class StageRebalancer:
         end = loop.time() + period_s * (0.9 + 0.2 * self._rng.random())
         patience = EMPTY_LOOKS if begun else FIRST_LOOKS
         while (left_s := end - loop.time()) > 0 and empty < patience and thin < THIN_LOOKS:
-            await asyncio.sleep(min(left_s, EMPTY_SHARE * self._manifest.limits.announce_period_s))
+            await asyncio.sleep(min(left_s, SOON_SHARE * self._manifest.limits.announce_period_s))
             if self._idle.move() is not None:
                 return
             if begun and peer_table.shape == shape and not empty and not thin:
@@ -237,7 +235,7 @@ class StageRebalancer:
         Not asked in the first rounds, where replicas never meet, and where a stage stands empty: then no round comes.
         """
         presence, gossip = self._presence, self._manifest.gossip
-        if gossip.method == "none" or presence.progress.total < UNMET_ROUNDS * gossip.round_samples or not move.before:
+        if gossip.method == "none" or presence.progress.total < FIRST_ROUNDS * gossip.round_samples or not move.before:
             return True, "nobody can have met"
         here, at_work = presence.peer_table.swarm().settled(move.source), presence.run_progress.clock.history.at_work
         workers = sum(member.peer in at_work for member in here)
@@ -337,7 +335,7 @@ class StageRebalancer:
         while not (verdict := still_good(self._swarm(), self._costs, move, self._rules))[0]:
             if loop.time() >= end:
                 break
-            await asyncio.sleep(EMPTY_SHARE * period_s)
+            await asyncio.sleep(SOON_SHARE * period_s)
             await self._look()
         return verdict
 
@@ -360,7 +358,7 @@ class StageRebalancer:
         await self._presence.announce()
         await self._presence.look([stage])
         mates = [member.peer for member in self._presence.peer_table.swarm().settled(stage) if member.peer != me]
-        answering = await self._pinger.answering(mates[:MATES_MAX])
+        answering = await self._pinger.answering(mates[:SAMPLE])
         return bool(
             answering
         ), f"of the others of stage {stage} {len(mates)} mean to stay, and {len(answering)} of them answer"

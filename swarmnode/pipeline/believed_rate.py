@@ -25,11 +25,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from swarmnode.manifest import Manifest, boundary_nbytes, boundary_width
+from swarmnode.membership.clock import OUTLIER
 from swarmnode.membership.swarm import Member, Swarm
 from swarmnode.model.split import stages_of
 from swarmnode.wire import record_pb2
 
-ANNOUNCED_MAX = 4.0  # guess: home machines differ by five to one, less from their median
+ANNOUNCED_MAX = OUTLIER  # of the median: home machines differ by five to one
 # Measured (tests/pipeline/test_credible.py): a liar's share among 3 and among 20 replicas; and the work that three
 # usual replicas and an unchecked one of five times their speed do, of what they can, with three microbatches in flight
 # for each. 2: 50 %, 10 % and 75 %; 3: 60, 14, 88; 4: 67, 18, 98; without a bound 93, 90, 100. Simulated, home-links and

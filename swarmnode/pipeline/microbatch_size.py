@@ -32,7 +32,6 @@ from swarmnode.pipeline.window import QUEUED_HIGH
 
 BETTER = 1.05  # guess: another size must promise this much more, or noise would change the size all the time
 REVIEW = 16  # guess: completed microbatches until the link time is reviewed
-SMOOTHING = 0.1  # guess: of the link time, over about ten microbatches
 LOOPBACK = ("/ip4/127.", "/ip6/::1/")
 IN_FLIGHT = 4.0
 """Samples in flight for each machine that keep .85 of them at work: 24 equal machines at home, inner batch 128, .85 of
@@ -175,7 +174,7 @@ class MicrobatchSizer:
         self._rates = rates
         self._speed = speed
         self._host = host
-        self._line_s = Ema(SMOOTHING, EmaStart.FIRST)
+        self._line_s = Ema(start=EmaStart.FIRST)
         self._back = 0
         self._seen: object = None
         self._choice: SizeChoice | None = None

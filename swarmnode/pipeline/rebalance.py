@@ -15,12 +15,13 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from swarmnode.ids import PeerId, seeded, short
+from swarmnode.membership.liveness import PINGED_MAX
 from swarmnode.membership.swarm import COMING, JOINING, SERVING, Member, Swarm
 
 Reason = str
 NEARLY = 0.95  # guess: a node this near to the best mover's gain may go in its place, and sooner
 NEARLY_SAFE = 0.75  # guess: the same if a stage has too few replicas, where the fit matters less
-SMALL = 64  # guess: in larger swarms a single moving node matters little
+SMALL = PINGED_MAX  # in larger swarms a single moving node matters little
 TOGETHER_S = 30.0  # guess: from the start of a node until others know its measured speed
 EQUAL = 1.0 + 1e-9  # speeds that differ only by rounding are equal
 LASTS_S = 1800.0  # guess: duration of a gain (at 16 %/h, one node in twelve has changed by then)

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from swarmnode.ema import Ema
 from swarmnode.errors import PeerTimeout, Refused
 from swarmnode.ids import PeerId
+from swarmnode.membership.liveness import SMALL_CALL_S
 from swarmnode.metrics import name
 from swarmnode.pipeline.route import Router
 from swarmnode.ports import Answer, Call, Telemetry, Transport
@@ -26,7 +27,6 @@ ASKED_MAX = 4
 WORTH = 20.0  # guess: ask only if a microbatch takes so many times as long as asking
 WORTH_MIN_S = 1.0  # guess: for shorter microbatches nobody is asked; routers learn enough from the answers
 ASKING_S = 0.2  # guess: until the first answer
-TIMEOUT_S = 5.0  # guess: a busy uplink delays a small message by a second or two
 UNHEARD_AHEAD = 1 << 20  # for a replica that did not answer in time: chosen only if all others did not either
 HOLD_SLACK_S = 1.0  # guess
 HOLD_FACTOR = 2.0  # guess: of the time from asking until the microbatch arrives
@@ -76,10 +76,10 @@ class ReservationClient:
         self._coming.add(seconds)
 
     async def ask(self, peer: PeerId, left_s: float) -> int | None:
-        """Pieces of work ahead of our microbatch at `peer`; None if a place was granted. Waits at most TIMEOUT_S and
+        """Pieces of work ahead of our microbatch at `peer`; None if a place was granted. Waits at most SMALL_CALL_S and
         `left_s`. Raises RemoteFault if `peer` cannot be reached, Unavailable if it serves no microbatches."""
         loop = asyncio.get_running_loop()
-        begun_s, timeout_s = loop.time(), max(0.0, min(TIMEOUT_S, left_s))
+        begun_s, timeout_s = loop.time(), max(0.0, min(SMALL_CALL_S, left_s))
         hold_s = min(HOLD_MAX_S, HOLD_SLACK_S + HOLD_FACTOR * self._coming.value)
         request = wire.Request(run_id=self._run_id, reserve=wire.Reserve(hold_ms=int(1000.0 * hold_s)))
         try:

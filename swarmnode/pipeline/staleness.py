@@ -20,7 +20,6 @@ from swarmnode.model.optimizer import inner_batch
 AVERAGED_MAX = 4  # guess: replicas for which the learning rate grows; more were not measured
 
 STRAGGLER = 4.0  # guess: a gradient this many times later than usual postpones no step
-SMOOTHING = 0.1  # guess: of the usual time, over about ten gradients
 PUT_OFF = 2.0  # guess: no step is postponed beyond this multiple of a replica's largest share
 
 
@@ -92,7 +91,7 @@ class PendingGradients:
     def __init__(self, staleness_max: int) -> None:
         self._staleness_max = staleness_max
         self._open: dict[PendingForward, None] = {}
-        self._usual_s = Ema(SMOOTHING, EmaStart.FIRST)
+        self._usual_s = Ema(start=EmaStart.FIRST)
 
     @property
     def samples(self) -> int:

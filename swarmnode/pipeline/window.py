@@ -18,7 +18,6 @@ from swarmnode.ema import Ema, EmaStart
 # randomness here. More queueing makes gradients later, and some too late.
 QUEUED_LOW = 1.0
 QUEUED_HIGH = 2.0
-SMOOTHING = 0.1  # guess: of the share of time spent in queues, over about ten microbatches
 
 
 class Window:
@@ -27,7 +26,7 @@ class Window:
     def __init__(self, start: float, maximum: int) -> None:
         self._maximum = float(maximum)
         self._size = min(max(1.0, start), self._maximum)
-        self._share = Ema(SMOOTHING, EmaStart.FIRST)  # of a round trip, spent in queues
+        self._share = Ema(start=EmaStart.FIRST)  # of a round trip, spent in queues
         self._starting = True  # double with each round trip until something queues
         self._since = maximum  # completions and losses since it was halved
         self._limit = maximum

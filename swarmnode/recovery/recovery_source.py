@@ -30,8 +30,8 @@ BUILDER_BYTES_PER_S = 1e6
 CLAIMS_MAX = 2  # guess: nodes waited for that claim to bring a stage back one after the other
 CLAIM_WAIT_S = 300.0  # guess: a node waits so long for a run that it heard of before it begins anew
 RETURN_WAIT_S = 60.0  # guess: where most of a run is gone, a node waits so long for those that hold its stage
-LOST_WAIT_S = 300.0  # guess: then what nobody brought back counts as lost, and its stage begins from the seed
-NEIGHBOUR_WAIT_S = 60.0  # guess: a node waits so long for neighbour stages that are being brought back themselves
+LOST_WAIT_S = CLAIM_WAIT_S  # then what nobody brought back counts as lost, and its stage begins from the seed
+NEIGHBOUR_WAIT_S = RETURN_WAIT_S  # a node waits so long for neighbour stages that are being brought back themselves
 
 
 class RecoverySource(enum.StrEnum):

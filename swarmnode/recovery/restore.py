@@ -16,7 +16,7 @@ from typing import Protocol
 from swarmnode.errors import DataError, LocalFault, RemoteFault, Unavailable
 from swarmnode.ids import PeerId, RunId
 from swarmnode.manifest import Manifest, from_base
-from swarmnode.membership.liveness import Pinger
+from swarmnode.membership.liveness import LOOK_SHARE, SOON_SHARE, Pinger
 from swarmnode.membership.progress import Progress
 from swarmnode.membership.run_progress import MembershipView
 from swarmnode.membership.swarm import Swarm
@@ -44,10 +44,8 @@ from swarmnode.transfer.snapshot import SLOW, WHOLE, Snapshot, StateSlice, newco
 from swarmnode.wire import access_pb2, record_pb2
 from swarmnode.wire import call_pb2 as wire
 
-LOOK_SHARE = 0.25  # guess: of the announce period, between two looks at a stage that has no replica
 SAMPLE = 8  # guess: of a larger stage so many are pinged first; if half of them live, the others are believed
 SAMPLE_UNBEGUN = 1  # guess: the same before the run has trained: no replica has a state to give
-SETTLE_SHARE = 0.5  # guess: of the announce period, within which others that bring the stage back hear of this node
 # A joiner of a stage that others serve leaves a third of its donor's uplink to training at any time [guess].
 POLITE = DownloadLimits(rest=0.5)
 FIRST_ROUNDS = 4  # guess: rounds of the run in which a replica may not have done its first
@@ -204,7 +202,7 @@ class _Restoration:
                 if reason != last_reason:
                     self._telemetry.event("recovery.waiting", stage=stage, reason=reason)
                 last_reason = reason
-                await asyncio.sleep(LOOK_SHARE * self._manifest.limits.announce_period_s)
+                await asyncio.sleep(SOON_SHARE * self._manifest.limits.announce_period_s)
                 continue
             # The first state of a run is no recovery, and a replica's copy is an ordinary join: neither is told as one.
             begins = source is RecoverySource.FRESH or (source is RecoverySource.BASE and not view.samples_total)
@@ -271,7 +269,7 @@ class _Restoration:
             donors=donors,
             unsure=silent(swarm.stages[stage], alive, self._restorer.clock.unix_s(), self._manifest.limits),
             builder=self._claims.builder(swarm.stages[stage], alive, me, self._time()),
-            settled=waited_s >= SETTLE_SHARE * self._manifest.limits.announce_period_s,
+            settled=waited_s >= LOOK_SHARE * self._manifest.limits.announce_period_s,
             kept=tuple(snapshots) if cut == WHOLE else (),
             ends=tuple(peer for _, peer in snapshots) if self._replica.ends_of(stage)[1] else None,
             below=stage > 0 and any(m.peer in alive for m in before),

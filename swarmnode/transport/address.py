@@ -36,7 +36,7 @@ METADATA = tuple(
 )
 _NAT64 = tuple(map(ipaddress.ip_network, ("64:ff9b::/96", "64:ff9b:1::/48", "::/96")))  # IPv4 in the last 32 bits
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
-PROBE_TIMEOUT_S = 5.0  # guess: libp2p's own limit for one address
+PROBE_TIMEOUT_S = 5.0  # libp2p's own limit for one address
 _EXAMPLE = "/ip4/203.0.113.7/tcp/4001"
 
 

@@ -32,11 +32,12 @@ from hivemind.utils import MSGPackSerializer, timed_storage
 from swarmnode.errors import LocalFault, RemoteFault, Unavailable, Unreachable
 from swarmnode.ids import PeerId, RunId, seeded, short
 from swarmnode.membership.admission import Admission
+from swarmnode.membership.liveness import SMALL_CALL_S
 from swarmnode.membership.record import SIGNED_BYTES_MAX, check_record
 from swarmnode.ports import Answer, Call, Telemetry
 from swarmnode.remembered import Remembered
 from swarmnode.transport.address import dialable_of, first_that_accepts
-from swarmnode.transport.contact import Contacts, whom_to_try
+from swarmnode.transport.contact import RETRY_MIN_S, Contacts, whom_to_try
 from swarmnode.transport.libp2p import Libp2pTransport
 from swarmnode.transport.record_book import (
     HOLDERS,
@@ -51,13 +52,9 @@ from swarmnode.wire import call_pb2
 from swarmnode.wire import record_pb2 as wire
 
 TTL_MAX_S = 300.0  # DHT records cannot be deleted, so they must expire soon
-LOOKUP_TIMEOUT_S = 5.0  # guess: a lookup takes 4-18 ms, and one frozen node costs RPC_TIMEOUT_S
-ANNOUNCE_TIMEOUT_S = 5.0  # guess: 23 ms, and the same for a frozen node
 MUTE_S = 30.0  # guess: who did not answer, or speaks an older version, is asked again
 JOIN_TIMEOUT_S = 30.0  # guess: covers a bootstrap started at the same time on a busy machine
 JOIN_DELAY_S = 0.3
-REJOIN_PERIOD_S = 3.0  # guess: between two looks for lost contacts
-MEET_TIMEOUT_S = 5.0  # guess: dead contacts may not hold up a start
 TOLD_EVERY = 20  # guess: failures with a bootstrap for one event
 ASKED_MAX = 8  # guess: contacts asked how far the run is
 CLOCKS_MAX = 5  # guess: neighbours whose clocks are compared with ours at a time
@@ -203,13 +200,13 @@ class DhtDirectory:
 
     async def announce(self, record: wire.SignedRecord) -> bool:
         """Publish our record until its expiry, which must be later than the previous one's. False if no peer stored it
-        within ANNOUNCE_TIMEOUT_S."""
+        within SMALL_CALL_S."""
         own = check_record(record, run_id=self._run_id)
         self._own, stored = record, list[bool | None]()
         if not self._book.take(own.stage, record, timed_storage.get_dht_time()):
             return False
         try:
-            async with asyncio.timeout(ANNOUNCE_TIMEOUT_S):
+            async with asyncio.timeout(SMALL_CALL_S):
                 holders = await self._holders(own.stage)
                 stored = await asyncio.gather(*(self._store_at(peer, own, record) for peer in holders))
         except (TimeoutError, P2PDaemonError, OSError):
@@ -230,7 +227,7 @@ class DhtDirectory:
         return bool(stored[0]) if stored else None
 
     async def lookup(self, stage: int) -> list[wire.SignedRecord]:
-        """Verified, unexpired records of `stage`, sorted by peer: those found within LOOKUP_TIMEOUT_S, perhaps none."""
+        """Verified, unexpired records of `stage`, sorted by peer: those found within SMALL_CALL_S, perhaps none."""
         return await self._read(stage, self._look)
 
     async def lookups(self, stages: Sequence[int]) -> list[list[wire.SignedRecord]]:
@@ -241,7 +238,7 @@ class DhtDirectory:
 
     async def _read(self, place: int, ask: Callable[[int], Coroutine[Any, Any, None]]) -> list[wire.SignedRecord]:
         try:
-            async with asyncio.timeout(LOOKUP_TIMEOUT_S):
+            async with asyncio.timeout(SMALL_CALL_S):
                 await ask(place)
         except (TimeoutError, P2PDaemonError, OSError):
             self._event("directory.failed", "warning", reason="nobody answers a look-up", stage=place)
@@ -353,7 +350,7 @@ class DhtDirectory:
     async def _join(self, timeout_s: float) -> None:
         if not self._bootstrap:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(LOOKUP_TIMEOUT_S):  # then `_keep_joined` goes on
+                async with asyncio.timeout(SMALL_CALL_S):  # then `_keep_joined` goes on
                     await self._ask_bootstraps({})
             return
         reasons: dict[PeerId, str] = {}
@@ -382,7 +379,7 @@ class DhtDirectory:
 
     async def _look_around(self) -> None:
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(LOOKUP_TIMEOUT_S):
+            async with asyncio.timeout(SMALL_CALL_S):
                 await self._node.find_nearest_nodes([self._node.node_id])
 
     async def _try_lost(self, reasons: dict[PeerId, str] | None = None) -> bool:
@@ -402,13 +399,13 @@ class DhtDirectory:
     async def _meet(self, peer: PeerId, addresses: Sequence[str], reasons: dict[PeerId, str]) -> bool:
         tries, fixed = self.contacts.known[peer].failures, self.contacts.known[peer].fixed
         try:
-            async with asyncio.timeout(None if fixed else MEET_TIMEOUT_S):
+            async with asyncio.timeout(None if fixed else SMALL_CALL_S):
                 if fixed and await first_that_accepts(addresses) is None:
                     raise Unavailable(f"no process listens at {', '.join(addresses)}")
                 await self._transport.connect(peer, addresses)
                 met = await self._node.protocol.call_ping(PeerID.from_base58(peer), validate=True, strict=True)
         except TimeoutError:
-            met, reasons[peer] = None, f"no answer within {MEET_TIMEOUT_S:.0f} s"
+            met, reasons[peer] = None, f"no answer within {SMALL_CALL_S:.0f} s"
         except (Unavailable, RemoteFault, P2PDaemonError) as error:
             met, reasons[peer] = None, str(error)
         except ValidationError as error:
@@ -432,7 +429,7 @@ class DhtDirectory:
                 await self._rejoin()
             elif await self._try_lost():
                 await self._look_around()
-            await asyncio.sleep(REJOIN_PERIOD_S)
+            await asyncio.sleep(RETRY_MIN_S)
 
     async def _rejoin(self) -> None:
         """Clear hivemind's list of unresponsive peers (our own p2pd was the cause), and ask the bootstraps."""

@@ -31,7 +31,8 @@ from swarmnode.transport.frame import FrameFlag, FrameKind
 from swarmnode.transport.links import LinkBook
 from swarmnode.transport.p2pd import NetworkMode
 from swarmnode.transport.p2pd_process import CONTROL_BYTES_MAX, DIAL_TIMEOUT_S, P2pdProcess, peer_of, read_delimited
-from swarmnode.transport.serve import HEADER_TIMEOUT_S, StreamServer
+from swarmnode.transport.serve import HEADER_TIMEOUT_S, STREAMS_PER_PEER_MAX, StreamServer
+from swarmnode.transport.serve import IDLE_S as SERVED_IDLE_S
 from swarmnode.transport.stream import P2pdStream
 from swarmnode.transport.throttle import RateThrottle
 from swarmnode.uplink_scheduler import UplinkScheduler
@@ -502,10 +503,10 @@ class Libp2pTransport:
             self._telemetry.event(event, level=level, **fields)
 
 
-IDLE_S = 30.0  # guess: a few announce periods
+IDLE_S = SERVED_IDLE_S / 6.0  # well before the server closes it
 IDLE_PER_PEER_MAX = 8  # guess: overlapping calls to one peer in a steady pipeline
 IDLE_MAX = 256  # guess: 256 sockets and 4 MiB of look-ahead
-IN_USE_MAX = 64  # guess: calls in flight to one peer; four times the feeder's window
+IN_USE_MAX = STREAMS_PER_PEER_MAX // 2  # calls in flight to one peer
 
 
 class StreamPool:

@@ -10,15 +10,14 @@ from dataclasses import dataclass, field
 from swarmnode.ema import Ema, EmaStart
 from swarmnode.errors import RemoteFault, Unavailable
 from swarmnode.ids import PeerId
+from swarmnode.membership.liveness import PING_TIMEOUT_S
 from swarmnode.ports import Call, Transport
 from swarmnode.remembered import Remembered
 from swarmnode.wire import call_pb2 as wire
 from swarmnode.wire import report_pb2
 
 ACTIVE_S = 60.0  # guess: a link unused for longer is not shown
-LATENCY_SHARE = 0.3  # guess: weight of the newest round trip
 MEASURE_PERIOD_S = 3.0  # guess: ten links are measured twice a minute; a ping costs 0.3 ms
-PING_TIMEOUT_S = 2.0
 
 Connections = Callable[[], Awaitable[Mapping[PeerId, bool]]]
 """Peers connected now: True for those reached only through relays. Raises Unavailable."""
@@ -32,7 +31,7 @@ class PeerLink:
     received: int = 0
     used_at: float = 0.0
     asked_at: float = float("-inf")
-    latency: Ema = field(default_factory=lambda: Ema(LATENCY_SHARE, EmaStart.FIRST))
+    latency: Ema = field(default_factory=lambda: Ema(start=EmaStart.FIRST))
     relayed: bool | None = None
 
 

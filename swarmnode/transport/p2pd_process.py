@@ -28,7 +28,7 @@ from swarmnode.identity import peer_id_bytes
 from swarmnode.ids import PeerId, short
 from swarmnode.transport import hivemind_patches
 from swarmnode.transport.address import Endpoint, check_listenable, ip_of, is_circuit, parse_bootstrap, parse_endpoint
-from swarmnode.transport.dial_book import DialBook
+from swarmnode.transport.dial_book import DIRECT_MAX, DialBook
 from swarmnode.transport.dial_filter import DialRequest, default_router
 from swarmnode.transport.p2pd import NetworkMode, launch
 from swarmnode.transport.stranger_limit import DhtLimit, RpcHandler
@@ -38,7 +38,7 @@ CONTROL_TIMEOUT_S = 5.0  # guess: p2pd answers on its own machine within a milli
 CONTROL_BYTES_MAX = 64 << 10  # guess: an error text, or a few hundred addresses
 ERROR_CHARACTERS_MAX = 256
 ASK_ATTEMPTS = 3
-DIAL_TIMEOUT_S = 10.0  # guess: libp2p gives one address 5 s
+DIAL_TIMEOUT_S = DIRECT_MAX * 5.0  # derived: libp2p gives one address 5 s
 PING_PERIOD_S = 10.0  # guess
 PINGS_MISSED_MAX = 3  # guess, of CONTROL_TIMEOUT_S each: a busy machine is not a frozen daemon
 RESTARTS_MAX = 5  # in RESTARTS_WINDOW_S; guess

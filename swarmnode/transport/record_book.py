@@ -16,11 +16,12 @@ from google.protobuf.message import DecodeError
 from swarmnode.errors import RemoteFault
 from swarmnode.ids import PeerId, RunId, digest64
 from swarmnode.membership.admission import Admission
+from swarmnode.membership.liveness import PING_TIMEOUT_S
 from swarmnode.membership.record import CLOCK_SKEW_MAX_S, SIGNED_BYTES_MAX, check_record, pass_of
 from swarmnode.token_bucket import TokenBucket
 from swarmnode.wire import record_pb2 as wire
 
-RPC_TIMEOUT_S = 2.0  # guess: below the announce periods for which records live
+RPC_TIMEOUT_S = PING_TIMEOUT_S  # the DHT's calls are as small
 HOLDERS = 5  # hivemind's number of replicas
 HOLDERS_ASKED = 2  # guess: one of them may be new here, or lie
 NEAR_S = 120.0  # guess: a search for holders moves 26 kB; a dead one ends it sooner

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from swarmnode.errors import Busy, Forbidden, LocalFault, RemoteFault, Unavailable
 from swarmnode.ids import PeerId, RunId, short
 from swarmnode.membership.admission import Admission
+from swarmnode.membership.liveness import PING_TIMEOUT_S, SMALL_CALL_S
 from swarmnode.ports import Admit, Answer, Call, Handler, Telemetry, WireTensor
 from swarmnode.transport import frame
 from swarmnode.transport.budget import ByteBudget, ByteLease
@@ -21,12 +22,11 @@ from swarmnode.transport.throttle import RateThrottle
 from swarmnode.uplink_scheduler import UplinkScheduler
 from swarmnode.wire import call_pb2 as wire
 
-IDLE_S = 180.0  # guess: well above pool.IDLE_S, so that the caller closes an unused stream
+IDLE_S = 180.0  # guess: some dozen announce periods; the caller closes an unused stream earlier
 HEADER_TIMEOUT_S = 20.0  # guess: 1 MiB at 0.5 Mbit/s
-GOODBYE_TIMEOUT_S = 5.0  # guess: time for a refused caller to end the stream
 STRANGER_TIMEOUT_S = 10.0  # guess: time for a peer to show its pass
-TURN_S = 1.0  # guess: half of what a ping waits for
-STREAMS_PER_PEER_MAX = 128  # guess: twice pool.IN_USE_MAX
+TURN_S = PING_TIMEOUT_S / 2.0  # so that a ping may be one of the calls that wait
+STREAMS_PER_PEER_MAX = 128  # guess: eight times the feeder's window, half of them warm
 # Concurrent calls of one peer. An honest peer makes one at a time and may repeat it; their tensors wait for our
 # boundary, or our uplink.
 AT_ONCE_MAX = {"exchange": 2, "final_delta": 2, "fallback": 2, "handover": 1, "table": 1}
@@ -281,6 +281,6 @@ class StreamServer:
     async def _refuse(self, stream: P2pdStream, refusal: Unavailable | RemoteFault) -> None:
         """Send the refusal, and leave after the caller has: libp2p drops data in transit when a side closes."""
         header = frame.seal_reply(frame.reply_of(refusal), ())
-        async with asyncio.timeout(GOODBYE_TIMEOUT_S):
+        async with asyncio.timeout(SMALL_CALL_S):
             await frame.send(stream, FrameKind.REPLY, header, flags=FrameFlag.LAST)
             await stream.discard()

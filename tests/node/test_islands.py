@@ -14,7 +14,7 @@ from tests.support.village import told, village
 async def test_a_replica_that_is_rounds_behind_takes_the_state_before_a_round(
     stage: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(served_stage, "BEHIND_ROUNDS", 2)
+    monkeypatch.setattr(served_stage, "APART_ROUNDS", 2)
     monkeypatch.setattr(served_stage, "BEHIND_S", 0.0)
     async with village(run_of(stages=2)) as v:
         for number in range(6):

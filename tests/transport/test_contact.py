@@ -137,7 +137,7 @@ def test_the_users_addresses_are_always_tried() -> None:
 @pytest.mark.loop("uvloop")
 async def test_two_islands_become_one_when_a_node_hears_of_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
     """Four nodes, two and two, with a bootstrap each; then one of them is told one address."""
-    monkeypatch.setattr(directory, "REJOIN_PERIOD_S", 0.2)
+    monkeypatch.setattr(directory, "RETRY_MIN_S", 0.2)
 
     async with AsyncExitStack() as living:
         nodes = [await living.enter_async_context(node()) for _ in range(4)]
