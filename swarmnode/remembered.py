@@ -1,4 +1,4 @@
-"""What a node remembers of its peers, in a bounded number of entries: keys cost nothing, memory does."""
+"""A bounded memory of peers: keys cost nothing, memory does."""
 
 from __future__ import annotations
 

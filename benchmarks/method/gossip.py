@@ -28,7 +28,6 @@ from benchmarks.swarm.learning_page import table as html_table
 from swarmnode.errors import UsageError
 from swarmnode.gossip.compression import kernel
 from swarmnode.gossip.outer import Outer, outer
-from swarmnode.gossip.round import quadratic
 from swarmnode.gossip_rules import with_property
 from swarmnode.manifest import GossipSpec
 from swarmnode.manifest.text import from_tree
@@ -162,6 +161,16 @@ def spec(what: str) -> GossipSpec:
         "group": 2 if method in with_property("in_groups") else 0,
     }
     return from_tree({"gossip": table}, what).gossip
+
+
+def quadratic(rate: float, growth: float, least: int, most: int = 1 << 20) -> int:
+    """Inner steps of a round at learning rate `rate`, floor((growth / rate)^2) within its bounds: as the rate falls,
+    replicas drift apart more slowly. `growth` is alpha in the paper, there 0.2 to 0.25 times the peak rate's square
+    root of H."""
+    assert rate >= 0.0 and growth > 0.0 and 1 <= least <= most
+    if rate * math.sqrt(most) <= growth:
+        return most
+    return min(max(least, math.floor((growth / rate) ** 2)), most)
 
 
 def _quadratic(replica_batch: ReplicaBatch) -> int:

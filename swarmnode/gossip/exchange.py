@@ -237,7 +237,7 @@ class Gossip:
         self._weight = RoundWeight(
             manifest.gossip.fragments, samples_here, newcomer=newcomer, least=lambda: self._half_a_round
         )
-        self._rounds = Rounds.of(manifest)
+        self._rounds = Rounds(manifest.gossip.round_samples)
         self.stride = 1  # this replica meets at multiples of it; announced in its record
         self._pace = RoundPace()
         self._ended = (asyncio.get_running_loop().time(), compute.worked_s)  # the last round: when, device seconds
@@ -425,7 +425,7 @@ class Gossip:
 
     def _off_stride(self, round_index: int) -> str:
         """Why this replica skips a round, "" where it does not."""
-        met = self._rounds.before(round_index, self.stride) == round_index
+        met = round_index % self.stride == 0
         return "" if met else f"round {round_index} is none of those met at here, every {self.stride}"
 
     def _lost(self, peer: PeerId) -> None:

@@ -5,30 +5,22 @@ ones: on a quick machine replicas met in none of 50 rounds (measured: the `tiny`
 rounds come too fast meets at every second only, or fourth, ... Such a *stride* is a power of two and announced in
 its record: a replica that meets more rarely still meets at rounds that the others have, and all know at which.
 
-With gossip.rounds = "qsr" the run itself has such a stride, which grows as the learning rate falls (QSR, arXiv
-2310.14423, eq. 2). It is a function of the round's number alone, so all replicas agree on it, and
-rounds are counted as before: ages of snapshots and checkpoints mean what they meant.
 """
 
 from __future__ import annotations
 
-import bisect
-import math
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from statistics import median_low
 
 from swarmnode.bounds import STRIDE_MAX
 from swarmnode.ema import Ema, EmaStart
-from swarmnode.manifest import Manifest
-from swarmnode.model.optimizer import learning_rate
 
 NARROWING = (
     1.5  # guess: the stride falls only when half of it would do this much more than well, so that it does not flap
 )
 
-LENGTHENING_MAX = 64  # guess: rounds of "qsr" become no longer, however far the learning rate falls
 SMOOTHING = 0.5  # guess: of the newest round's seconds and bytes in their averages
 # Guess: of so many rounds the median rate counts. Where a cut network heals, the other half's samples come all at once;
 # taken for a rate, they made replicas meet only every 256th round from then on (measured: tests/live/wan_lab.py).
@@ -40,26 +32,6 @@ Spent = tuple[float, float]
 """Seconds, and of these the seconds in which the device worked."""
 
 
-def quadratic(rate: float, growth: float, least: int, most: int = 1 << 20) -> int:
-    """Inner steps of a round at learning rate `rate`, floor((growth / rate)^2) within its bounds: as the rate falls,
-    replicas drift apart more slowly. `growth` is alpha in the paper, there 0.2 to 0.25 times the peak rate's square
-    root of H."""
-    assert rate >= 0.0 and growth > 0.0 and 1 <= least <= most
-    if rate * math.sqrt(most) <= growth:
-        return most
-    return min(max(least, math.floor((growth / rate) ** 2)), most)
-
-
-def lengthening(manifest: Manifest, total_samples: int) -> int:
-    """Rounds between two meetings after `total_samples`, with gossip.rounds = "qsr": the largest power
-    of two up to (peak / rate)^2, so that strides divide each other. While the rate warms up it counts as its peak."""
-    inner = manifest.inner
-    if total_samples < inner.warmup_samples:
-        return 1
-    rate = learning_rate(inner, total_samples)
-    return 1 << quadratic(rate, inner.learning_rate, 1, LENGTHENING_MAX).bit_length() - 1
-
-
 def usual(strides: Iterable[int]) -> int:
     """Return the low median of `strides`, powers of two, so that no single replica decides; 1 if there are none."""
     return median_low([*strides] or [1])
@@ -67,79 +39,28 @@ def usual(strides: Iterable[int]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Rounds:
-    """The run's rounds: `round_samples` samples each. `spans` are (first round, the run's own stride from there on),
-    both growing, from (0, 1) on: replicas meet only at multiples of that stride."""
+    """The run's rounds: `round_samples` samples each."""
 
     round_samples: int
-    spans: tuple[tuple[int, int], ...] = ((0, 1),)
 
     def __post_init__(self) -> None:
         assert self.round_samples > 0, f"round_samples {self.round_samples}; at least 1"
-        assert self.spans[0] == (0, 1) and list(self.spans) == sorted(self.spans), f"spans {self.spans}"
-
-    @staticmethod
-    def of(manifest: Manifest) -> Rounds:
-        """Return the rounds of a run of `manifest`."""
-        size = manifest.gossip.round_samples
-        if manifest.gossip.rounds == "even":
-            return Rounds(size)
-        # The stride never falls after warm-up, and grows no more once the rate is least: each step is found by halving.
-        first, last = -(-manifest.inner.warmup_samples // size), -(-manifest.inner.decay_samples // size)
-        spans, stride = [(0, 1)], 2
-        while stride <= LENGTHENING_MAX:
-            position = bisect.bisect_left(
-                range(first, last + 1), stride, key=lambda index: lengthening(manifest, index * size)
-            )
-            if first + position > last:
-                break
-            if spans[-1][0] == first + position:
-                spans.pop()
-            spans.append((first + position, stride))
-            stride *= 2
-        return Rounds(size, tuple(spans))
 
     def index(self, total_samples: int) -> int:
         """E = floor(total / round_samples): the rounds that `total_samples` completes."""
         return total_samples // self.round_samples
 
-    def _spans(self, stride: int) -> Iterator[tuple[int, int | None, int]]:
-        """(first round, first of the next span, step) of each span for a replica of `stride`."""
-        ends = [first for first, _ in self.spans[1:]]
-        for (first, own), end in zip(self.spans, [*ends, None], strict=True):
-            yield first, end, max(own, stride)
-
     def following(self, round_index: int, stride: int) -> int:
         """The first round after `round_index` that a replica of `stride` takes part in."""
-        for first, end, step in self._spans(stride):
-            following = -(-max(first, round_index + 1) // step) * step
-            if end is None or following < end:
-                return following
-        raise AssertionError("the last span has no end")
-
-    def before(self, round_index: int, stride: int) -> int:
-        """The last round up to `round_index` that a replica of `stride` takes part in; 0: none."""
-        for first, end, step in reversed(list(self._spans(stride))):
-            last = round_index if end is None else min(round_index, end - 1)
-            before = last // step * step
-            if before >= first:
-                return before
-        raise AssertionError("round 0 is in the first span")
+        return (round_index // stride + 1) * stride
 
     def newest(self, total_samples: int, stride: int) -> int:
         """The last round that `total_samples` completes and a replica of `stride` takes part in; 0: none."""
-        return self.before(self.index(total_samples), stride)
+        return self.index(total_samples) // stride * stride
 
     def left(self, total_samples: int, stride: int = 1) -> int:
         """Samples until the next round of `stride` ends, at least 1."""
         return self.following(self.index(total_samples), stride) * self.round_samples - total_samples
-
-    def _count(self, round_index: int, stride: int) -> int:
-        """Rounds 1 to `round_index` that a replica of `stride` takes part in."""
-        count = 0
-        for first, end, step in self._spans(stride):
-            last = round_index if end is None else min(round_index, end - 1)
-            count += max(0, last // step - max(0, first - 1) // step)
-        return count
 
     def due(self, total_samples: int, round_done: int, stride: int = 1) -> tuple[int | None, str]:
         """(the round whose boundary is now, or None; the reason).
@@ -152,7 +73,7 @@ class Rounds:
         if newest <= round_done:
             following = self.following(newest, stride)
             return None, f"{self.left(total_samples, stride)} samples until round {following}"
-        missed = self._count(newest, stride) - self._count(round_done, stride) - 1
+        missed = (newest - round_done - 1) // stride
         return newest, f"{total_samples} samples end round {newest}" + (f", {missed} skipped" if missed else "")
 
     def stride(self, samples_per_second: float, seconds_min: float, now: int) -> tuple[int, str]:

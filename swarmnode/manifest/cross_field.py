@@ -10,7 +10,6 @@ from swarmnode.manifest import gossip_compat
 from swarmnode.manifest.kind_compat import (
     by_forward_passes,
     experts_fit,
-    from_base,
     rank_max,
     targets_exist,
     ties,
@@ -312,11 +311,6 @@ ACROSS: tuple[CrossFieldCheck, ...] = (
         lambda m: f"at least inner.inner_batch_end = {m.inner.inner_batch_end}",
     ),
     CrossFieldCheck(
-        ("gossip.rounds", "inner.decay"),
-        lambda m: m.gossip.rounds != "qsr" or m.inner.decay != "constant",
-        lambda m: '"even" with inner.decay = "constant": rounds of "qsr" lengthen as the learning rate falls',
-    ),
-    CrossFieldCheck(
         ("gossip.gamma", "gossip.beta", "gossip.codec"),
         gossip_compat.sends_weights_alone,
         lambda m: (
@@ -389,11 +383,6 @@ ACROSS: tuple[CrossFieldCheck, ...] = (
         ("training.kind", "pipeline.boundary"),
         lambda m: m.training.kind == PRETRAIN or m.pipeline.boundary != "subspace",
         lambda m: '"pretrain" with pipeline.boundary = "subspace", which holds for a model trained within it',
-    ),
-    CrossFieldCheck(
-        ("recovery.itinerary", "training.kind", "base.index"),
-        lambda m: m.recovery.itinerary == "straight" or not from_base(m),
-        lambda m: '"straight" in a run that begins with a trained model: its layers do not change places',
     ),
     CrossFieldCheck(
         ("inner.optimizer", "training.kind"),

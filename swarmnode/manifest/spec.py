@@ -533,10 +533,9 @@ class GossipSpec:
     )
     rounds: str = key(
         "even",
-        one_of("even", "qsr"),
-        "The rounds at which replicas meet; even: all; qsr: at every second, fourth, ... (at most 64th) as the learning"
-        " rate falls, by the square of its peak over it (arXiv 2310.14423).",
-        "not measured on a run yet: the simpler one",
+        one_of("even"),
+        "The rounds at which replicas meet: all.",
+        "measured: docs/measurements/gossip.md; rounds that lengthen as the learning rate falls learned less",
     )
     round_seconds_min: float = key(0.2, real(0.0, 86_400.0), "Least seconds between rounds.", "guess")
     uplink_share: float = key(
@@ -641,9 +640,9 @@ class RecoverySpec:
     )
     itinerary: str = key(
         "straight",
-        one_of("straight", "swapped"),
-        "swapped: odd microbatches visit the first two and last two inner stages in reverse order (CheckFree+).",
-        "guess",
+        one_of("straight"),
+        "The order in which a microbatch visits the stages.",
+        "measured: docs/measurements/lost-stages.md; CheckFree+'s swaps cost more than they saved",
     )
     while_lost: str = key(
         "wait",

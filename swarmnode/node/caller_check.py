@@ -62,9 +62,8 @@ class CallerCheck:
     @staticmethod
     def _input_auditor(manifest: Manifest, stage: int) -> Collection[int]:
         """The stages that send microbatches to `stage`."""
-        stages, spec = manifest.pipeline.stages, manifest.recovery
-        ways = {"swapped": spec.itinerary == "swapped", "skips": spec.while_lost == "skip"}
-        return [other for other in range(stages) if stage in successors(other, stages, **ways)]
+        stages, skips = manifest.pipeline.stages, manifest.recovery.while_lost == "skip"
+        return [other for other in range(stages) if stage in successors(other, stages, skips=skips)]
 
     def learn(self, signed: record_pb2.SignedRecord) -> None:
         """Take in a record that came with a call. Raises RemoteFault when it is forged, expired or of another run."""

@@ -86,7 +86,7 @@ class JoinedStage:
 def sends_to(manifest: Manifest, stage: int) -> Collection[int]:
     """The stages to which a replica of `stage` sends microbatches, ascending."""
     stages, spec = manifest.pipeline.stages, manifest.recovery
-    return sorted(successors(stage, stages, swapped=spec.itinerary == "swapped", skips=spec.while_lost == "skip"))
+    return sorted(successors(stage, stages, skips=spec.while_lost == "skip"))
 
 
 def attend_stage(context: NodeContext, tasks: asyncio.TaskGroup, stage: int, transfer: StageTransfer | None) -> None:

@@ -493,7 +493,7 @@ class Feeder:
     def _itinerary(self) -> tuple[int, ...]:
         spec = self._manifest.recovery
         lost = self._lost() if spec.while_lost == "skip" else ()
-        return itinerary(self._manifest.pipeline.stages, self._serial, swapped=spec.itinerary == "swapped", lost=lost)
+        return itinerary(self._manifest.pipeline.stages, lost)
 
     async def _change(self) -> None:
         self._changed.clear()

@@ -21,7 +21,6 @@ from swarmnode.ids import PeerId, seeded
 from swarmnode.manifest import Manifest
 from swarmnode.membership.swarm import Member
 from swarmnode.membership.trust import UnknownPeers
-from swarmnode.model.weight_stash import swaps
 from swarmnode.pipeline.believed_rate import ANNOUNCED_MAX, FASTER_MAX, faster, lowest, median_speed, possible_s, usual
 from swarmnode.remembered import Remembered
 
@@ -39,25 +38,17 @@ WAYS_KEPT = 64  # guess: a run has a few itineraries, and each call names one
 SKIPPED_SHARE_MAX = 1 / 3  # SkipPipe, arXiv 2502.19913: more costs more than waiting
 
 
-def itinerary(stages: int, serial: int, *, swapped: bool = False, lost: Sequence[int] = ()) -> tuple[int, ...]:
-    """The itinerary of the feeder's microbatch number `serial`. `lost` inner stages are left out, lowest first, up to
-    SKIPPED_SHARE_MAX of all; the first and last stage never are."""
-    way = list(range(stages))
-    if swapped and serial % 2:
-        for a, b in swaps(stages):
-            way[a], way[b] = way[b], way[a]
+def itinerary(stages: int, lost: Sequence[int] = ()) -> tuple[int, ...]:
+    """The itinerary of a microbatch. `lost` inner stages are left out, lowest first, up to SKIPPED_SHARE_MAX of all; not
+    the first and last stage."""
     room = int(stages * SKIPPED_SHARE_MAX)
     left_out = [stage for stage in sorted(lost) if 0 < stage < stages - 1][:room]
-    return tuple(stage for stage in way if stage not in left_out)
+    return tuple(stage for stage in range(stages) if stage not in left_out)
 
 
-def successors(stage: int, stages: int, *, swapped: bool, skips: bool) -> tuple[int, ...]:
+def successors(stage: int, stages: int, *, skips: bool) -> tuple[int, ...]:
     """The stages that a microbatch may go to from `stage`, ascending: the ones whose replicas must be known well."""
-    ways = [itinerary(stages, serial, swapped=swapped) for serial in (0, 1)]
-    following = {way[way.index(stage) + 1] for way in ways if way[-1] != stage}
-    if skips:
-        following |= {way[i] for way in ways for i in [way.index(stage) + 2] if i < stages}
-    return tuple(sorted(following))
+    return tuple(range(stage + 1, min(stages, stage + 2 + skips)))
 
 
 @functools.lru_cache(maxsize=WAYS_KEPT)

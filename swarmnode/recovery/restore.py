@@ -23,7 +23,6 @@ from swarmnode.membership.swarm import Swarm
 from swarmnode.metrics import name
 from swarmnode.model.adapter import has_adapters
 from swarmnode.model.section import PACKED_ITEMSIZE, outer_sections, snapshot_nbytes
-from swarmnode.model.weight_stash import partner
 from swarmnode.ports import Clock, Compute, Neighbour, Priority, Replica, State, Telemetry, Transport
 from swarmnode.recovery.neighbour_backup import to_keep
 from swarmnode.recovery.recovery_source import (
@@ -431,11 +430,8 @@ class _Restoration:
     async def _rebuild(self, view: RecoveryView) -> None:
         """CheckFree: rebuild the stage from the neighbours' slow weights and the mirrored embedding or head."""
         neighbours, method = [], self._manifest.recovery.method
-        twin = partner(view.stage, view.stages) if self._manifest.recovery.itinerary == "swapped" else None
-        if twin is not None:  # CheckFree+: the twin has learned this stage's work on odd microbatches
-            method = "copy"
         for stage, serves in ((view.stage - 1, view.below), (view.stage + 1, view.above)):
-            if serves and twin in (None, stage):
+            if serves:
                 donors = partial(self._donors, frozenset(), stage)
                 check = self._check(stage, donors)
                 state, offer = await self._download(stage, donors, cut=SLOW, check=check)
@@ -565,10 +561,7 @@ class _Restoration:
 
     def _method(self, source: RecoverySource) -> str:
         """The name of `source` in events; CheckFree's by how weights are combined."""
-        if source is not RecoverySource.CHECKFREE:
-            return str(source)
-        spec = self._manifest.recovery
-        return f"{spec.method}, swapped" if spec.itinerary == "swapped" else spec.method
+        return self._manifest.recovery.method if source is RecoverySource.CHECKFREE else str(source)
 
     def _say(self, restored: RestoredState, seconds: float, *, begins: bool) -> None:
         """Tell what was restored; `begins`: nothing was lost, the stage starts here."""

@@ -30,7 +30,7 @@ from swarmnode.gossip.pairing import partners
 from swarmnode.gossip.round import RoundPace, Rounds
 from swarmnode.identity import Identity
 from swarmnode.ids import PeerId, RunId, seeded
-from swarmnode.manifest import GossipSpec, InnerSpec, Manifest, ModelSpec, PipelineSpec
+from swarmnode.manifest import Manifest, ModelSpec, PipelineSpec
 from swarmnode.membership.clock import RunClock
 from swarmnode.membership.peer_table import PeerTable
 from swarmnode.membership.progress import Progress
@@ -65,7 +65,6 @@ NOW = 1.75e9
 STAGES = 4
 TINY = ModelSpec(layers=4, width=32, heads=4, kv_heads=2, ffn=48, context=16, vocabulary=50)
 MANIFEST = Manifest(model=TINY, pipeline=PipelineSpec(stages=STAGES))
-QSR = replace(MANIFEST, gossip=GossipSpec(rounds="qsr"), inner=InnerSpec(decay_samples=10**9))
 LINES_MAX = 200_000  # of ours, for all decisions about a dozen members; typical: a tenth
 NBYTES_MAX = 4 << 20
 ME = PeerId("member00")
@@ -218,12 +217,11 @@ def test_blocks(told: list[record_pb2.Blocks], most: int) -> None:
 @SETTINGS
 def test_rounds(total: int, done: int, stride: int, rate: float) -> None:
     with within_bounds():
-        for run in (MANIFEST, QSR):
-            rounds = Rounds.of(run)
-            rounds.due(total, done, stride), rounds.left(total, stride), rounds.newest(total, stride)
-            found, _ = rounds.stride(rate, 1.0, stride)
-            assert 1 <= found <= bounds.STRIDE_MAX
-            assert math.isfinite(learning_rate(run.inner, total)) and inner_batch(run.inner, total) >= 1
+        rounds, inner = Rounds(MANIFEST.gossip.round_samples), MANIFEST.inner
+        rounds.due(total, done, stride), rounds.left(total, stride), rounds.newest(total, stride)
+        found, _ = rounds.stride(rate, 1.0, stride)
+        assert 1 <= found <= bounds.STRIDE_MAX
+        assert math.isfinite(learning_rate(inner, total)) and inner_batch(inner, total) >= 1
         pace = RoundPace()
         for at in range(4):
             pace.boundary(float(at), total * at, done)

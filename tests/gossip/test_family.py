@@ -5,10 +5,10 @@ import math
 import pytest
 import torch
 
+from benchmarks.method.gossip import quadratic
 from swarmnode.errors import ManifestError
 from swarmnode.gossip.compression import codec
 from swarmnode.gossip.outer import outer
-from swarmnode.gossip.round import quadratic
 from swarmnode.manifest import GossipSpec
 from swarmnode.manifest.gossip_compat import sends_pseudo_gradients
 from swarmnode.ports import OuterReport, Packet

@@ -1,7 +1,5 @@
 """Rounds by total samples, against a twin that counts one sample at a time; strides, against what they promise."""
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,14 +8,11 @@ from swarmnode.bounds import STRIDE_MAX
 from swarmnode.gossip.outgoing_packet import RoundWeight
 from swarmnode.gossip.round import (
     EXCHANGES_PER_ROUND,
-    LENGTHENING_MAX,
     LINE_FADE,
     NARROWING,
     RoundPace,
     Rounds,
-    lengthening,
 )
-from swarmnode.manifest import GossipSpec, InnerSpec, Manifest
 
 strides = st.integers(0, 5).map(lambda power: 2**power)
 
@@ -120,69 +115,6 @@ def test_packets_never_take_more_than_their_share(share: float, nbytes: int, lin
     pace.exchanged(nbytes / line + waiting, nbytes)
     seconds, _ = pace.needed_s(share)
     assert nbytes <= share * line * seconds * (1 + 1e-9)
-
-
-INNER = InnerSpec(
-    learning_rate=1.0, warmup_samples=100, decay="linear", decay_samples=1100, learning_rate_min_ratio=0.1
-)
-QSR = Manifest(inner=INNER, gossip=GossipSpec(round_samples=100, rounds="qsr"))
-
-
-def test_rounds_lengthen_as_the_rate_falls() -> None:
-    # The rate is .7 at 420 samples, half at 650, and less than 1/4, 1/8 of its peak from 930 and 1070 on.
-    rounds = Rounds.of(QSR)
-    assert rounds.spans == ((0, 1), (5, 2), (7, 4), (9, 8), (10, 16), (11, 64))
-    assert [rounds.following(index, 1) for index in (0, 3, 4, 6, 7, 8, 10, 11, 64)] == [1, 4, 6, 8, 8, 64, 64, 64, 128]
-    assert rounds.due(430, 3) == (4, "430 samples end round 4")
-    assert rounds.due(520, 4) == (None, "80 samples until round 6")
-    assert rounds.due(830, 3) == (8, "830 samples end round 8, 2 skipped")
-    assert Rounds.of(replace(QSR, gossip=GossipSpec(round_samples=100))) == Rounds(100)
-
-
-@st.composite
-def schedules(draw: st.DrawFn) -> Manifest:
-    warmup = draw(st.integers(0, 400))
-    after = draw(st.integers(1, 1500))
-    inner = InnerSpec(
-        learning_rate=draw(st.sampled_from([1e-3, 0.7])),
-        warmup_samples=warmup,
-        decay=draw(st.sampled_from(["cosine", "linear", "wsd"])),
-        decay_samples=warmup + after,
-        cooldown_samples=draw(st.integers(1, after)),
-        learning_rate_min_ratio=draw(st.sampled_from([0.0, 0.1, 0.5, 1.0])),
-    )
-    return Manifest(inner=inner, gossip=GossipSpec(round_samples=draw(st.integers(1, 60)), rounds="qsr"))
-
-
-@given(schedules(), st.integers(0, 2500), st.integers(0, 60), strides)
-def test_twin_of_rounds_that_lengthen(manifest: Manifest, total: int, done: int, stride: int) -> None:
-    rounds, size = Rounds.of(manifest), manifest.gossip.round_samples
-    horizon = total // size + 2 * LENGTHENING_MAX
-    run = [index for index in range(1, horizon) if index % lengthening(manifest, index * size) == 0]
-    mine = [index for index in run if index % stride == 0]
-    ended = [index for index in mine if index * size <= total]
-    answer, reason = rounds.due(total, done, stride)
-    newer = [index for index in ended if index > done]
-    assert rounds.index(total) == total // size, "rounds are counted as ever"
-    assert answer == (newer[-1] if newer else None)
-    assert (f", {len(newer) - 1} skipped" in reason) == (len(newer) > 1)
-    assert rounds.newest(total, stride) == (ended[-1] if ended else 0)
-    following = next(index for index in mine if index * size > total)
-    assert rounds.left(total, stride) == following * size - total
-    assert rounds.following(rounds.newest(total, stride), stride) == following
-
-
-@given(schedules())
-def test_the_run_never_meets_more_often_again(manifest: Manifest) -> None:
-    size = manifest.gossip.round_samples
-    strides = [lengthening(manifest, index * size) for index in range(manifest.inner.decay_samples // size + 3)]
-    assert strides == sorted(strides) and set(strides) <= {2**power for power in range(7)}
-
-
-@pytest.mark.parametrize("ratio", [0.0, 0.1])
-def test_a_rate_that_is_least_makes_rounds_longest(ratio: float) -> None:
-    inner = replace(INNER, learning_rate_min_ratio=ratio)
-    assert lengthening(replace(QSR, inner=inner), 1100) == LENGTHENING_MAX
 
 
 def test_a_replica_that_trained_nothing_since_a_fragments_round_is_idle() -> None:
