@@ -39,8 +39,8 @@ SKIPPED_SHARE_MAX = 1 / 3  # SkipPipe, arXiv 2502.19913: more costs more than wa
 
 
 def itinerary(stages: int, lost: Sequence[int] = ()) -> tuple[int, ...]:
-    """The itinerary of a microbatch. `lost` inner stages are left out, lowest first, up to SKIPPED_SHARE_MAX of all; not
-    the first and last stage."""
+    """The itinerary of a microbatch. `lost` inner stages are left out, lowest first, up to SKIPPED_SHARE_MAX of all;
+    the first and last stage stay."""
     room = int(stages * SKIPPED_SHARE_MAX)
     left_out = [stage for stage in sorted(lost) if 0 < stage < stages - 1][:room]
     return tuple(stage for stage in range(stages) if stage not in left_out)
