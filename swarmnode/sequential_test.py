@@ -62,10 +62,6 @@ class SequentialTest:
         """Return the sum S of `sender`; 0.0 for an unknown one."""
         return self._peers[sender].against if sender in self._peers else 0.0
 
-    def halve(self, sender: str) -> None:
-        """Halve what speaks against `sender`."""
-        self._peer(sender).against /= 2.0
-
     def forget(self, sender: str) -> None:
         """Drop the sum of `sender`: it is explained."""
         self._peers.pop(sender, None)

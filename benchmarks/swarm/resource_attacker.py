@@ -3,6 +3,7 @@ its own key, which announces itself as a replica and then wastes what others hav
 
     silent      streams that announce tensors of up to 1 GiB and send none of their bytes; each is opened again at once
     records     valid signed records of ever new keys that claim to train, on calls and in the DHT
+    keys        valid records of ever new keys, all stored under the keys of the DHT that the nodes read
     malformed   frames that do not parse, sizes that contradict each other, small packets that decode to gigabytes
     events      an eternal JOINING that answers pings, signs receipts and forges evidence, each of which would be logged
 
@@ -131,6 +132,13 @@ class ResourceAttacker:
             self.sent += 1
             await self._directory.announce(told)
 
+    async def keys(self, peer: PeerId, stage: int) -> None:
+        """A record of a key that was made for it, stored in the DHT at `peer`."""
+        told = self.record(Identity.generate(), stage, record_pb2.NODE_STATE_TRAINING)
+        assert self._directory is not None
+        self.sent += 1
+        await self._directory._store_at(peer, record_pb2.Record.FromString(told.record), told)
+
     async def malformed(self, peer: PeerId, stage: int) -> None:
         """One of the frames that a parser could fall over."""
         kind, noise = self._random.randrange(6), self._random.randbytes
@@ -208,7 +216,7 @@ class ResourceAttacker:
 
     async def attack(self, way: str) -> None:
         """Attack all targets until cancelled."""
-        if way == "records" and self._directory is None:
+        if way in ("records", "keys") and self._directory is None:
             known = [(PeerId(peer), addresses) for peer, _, addresses in self._order.targets]
             self._directory = await DhtDirectory.create(
                 self._transport, known, self._run_id, self._order.stages, ttl_max_s=TTL_S
@@ -253,7 +261,7 @@ class ResourceAttacker:
                 await asyncio.sleep(0.01)
 
 
-WAYS = ("silent", "records", "malformed", "events")
+WAYS = ("silent", "records", "keys", "malformed", "events")
 
 
 async def _pong(peer: PeerId, call: Call) -> Answer:

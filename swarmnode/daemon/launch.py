@@ -6,8 +6,11 @@ import asyncio
 import contextlib
 import os
 import signal
+import sys
 from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
 
+from swarmnode import landlock
 from swarmnode.atomic_file import check_free, check_writable
 from swarmnode.control.socket_path import take_home
 from swarmnode.daemon import ready_file
@@ -32,6 +35,7 @@ def launch(options: NodeOptions, tell: Callable[[Ready], Awaitable[None]]) -> in
     check_writable(options.home, HOME_ADVICE)
     check_free(options.home, LOGS_NBYTES, "what this node keeps", HOME_ADVICE)
     _check_ports(options)
+    _confine(options)
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported; more threads per node run slower
     with doing("loading PyTorch"), _nothing_to_end():
         import uvloop
@@ -48,6 +52,26 @@ def launch(options: NodeOptions, tell: Callable[[Ready], Awaitable[None]]) -> in
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(run())
+
+
+def _confine(options: NodeOptions) -> None:
+    """Keep this process and its p2pd out of its user's other files. Those of the system can be read as before; of all
+    homes only Python's own folders and what `options` name. An owner's archive, which keeps keys, is free."""
+    if options.archive is not None or not landlock.available():
+        return
+    names, texts = ("HOME", "TMPDIR", "XDG_RUNTIME_DIR", "XDG_CACHE_HOME"), (options.checkpoints, options.resume)
+    home, *places = (Path(os.environ.get(name, "/tmp")) for name in names)
+    saved, resumed = (Path(text) if text and "://" not in text else None for text in texts)
+    ours = [options.home, options.cache, *filter(None, (options.out, saved))]
+    for folder in ours:
+        folder.mkdir(parents=True, exist_ok=True)  # a folder that is absent could not be made later
+    write = [*ours, *places, *(home / name for name in (".cache", ".nv", ".triton", "/tmp", "/dev", "/proc"))]
+    python = map(Path, (str(Path(__file__).parents[2]), sys.prefix, sys.base_prefix, *sys.path))
+    read = [one for one in python if one not in (Path(), home, *home.parents)]
+    aws = home / ".aws" if options.use_bucket else None
+    read += filter(None, (options.data_root, options.base_folder, options.run_folder, resumed, aws))
+    read += [one for one in Path("/").iterdir() if str(one) not in ("/home", "/root", "/".join(home.parts[:2])[1:])]
+    landlock.confine(read, write)
 
 
 async def _tell(options: NodeOptions, tell: Callable[[Ready], Awaitable[None]]) -> None:

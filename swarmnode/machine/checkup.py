@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from swarmnode import landlock
 from swarmnode.errors import DataError, HardwareFault, NotPermitted, RemoteFault, Unreachable, UsageError
 from swarmnode.ids import RunId
 from swarmnode.machine.bucket_store import is_url, open_store
@@ -103,6 +104,7 @@ def machine(home: Path, device: str) -> Iterator[HealthCheck]:
     yield from _home(home)
     yield _p2pd()
     yield _clock()
+    yield HealthCheck("confined", landlock.available() or None, "a node opens no other files of its user: Linux 6.2")
 
 
 def _python() -> HealthCheck:

@@ -18,8 +18,7 @@ from typing import ClassVar
 from swarmnode.ids import PeerId
 from swarmnode.sequential_test import DOUBT, LIMIT, MOST, SequentialTest
 
-FIRST_SHARE, FIRST_RIGHT = 0.25, 1  # guess: share of an unknown replica's answers, until so many were right
-DOUBTED_SHARE, DOUBTED_RIGHT = 0.5, 32  # derived: who lies once in ten is caught again at 97 % before so many are right
+DOUBTED_RIGHT = 32  # derived: who lies once in ten is caught again at 97 % before so many are right
 LIES = 2  # guess: a single one may be a memory error, or come from weights that were being replaced
 SUSPECT = LIMIT / 2.0  # derived: an honest replica's sum is above it 1 % of the time, so doubt costs as little
 FORGIVEN_RIGHT = 100  # guess: so many right answers in a row cancel earlier wrong ones
@@ -288,19 +287,19 @@ class Audits:
         return self._of(peer).residual
 
     def suspected(self, peer: PeerId, stage: int) -> bool:
-        """Whether an answer of `peer` is to be compared with its own weights."""
+        """Whether checks speak against `peer`: its answers are compared with its own weights."""
         known = self._records.get(peer)
         return self.shortfall(stage).against(peer) > LIMIT or (known is not None and known.residual.coherent)
 
-    def put_off(self, peer: PeerId, stage: int) -> None:
-        """Halve what speaks against `peer`: it got no work for a while, and gets another chance."""
-        self.shortfall(stage).halve(peer)
-        self._of(peer).residual.total = [0.5 * one for one in self._of(peer).residual.total]
+    def unusable(self, peer: PeerId, stage: int) -> bool:
+        """Whether answers of `peer` wait until it is cleared: checks speak against it, or they all point one way."""
+        return self.suspected(peer, stage) or self.coherence(stage).against(peer) > LIMIT
 
     def clear(self, peer: PeerId, stage: int, distance: float | None = None) -> None:
         """Its own weights explain the answers of `peer`: they are far from others', at a `distance` that is honest
         (None: another's may be the lie)."""
         self.shortfall(stage).forget(peer)
+        self.coherence(stage).forget(peer)
         self._of(peer).withheld.clear()
         if distance is not None:
             self.shortfall(stage).learn(distance)
@@ -318,16 +317,14 @@ class Audits:
 
     def _doubted(self, peer: PeerId) -> bool:
         known, tests = self._records.get(peer), (*self._shortfalls.values(), *self._coherences.values())
-        return (known is not None and known.doubted) or any(one.against(peer) > SUSPECT for one in tests)
+        shown = known is not None and (known.doubted or known.residual.coherent)
+        return shown or any(one.against(peer) > SUSPECT for one in tests)
 
     def share(self, peer: PeerId) -> float:
-        """The share of `peer`'s answers to check now."""
-        if self._share == 0.0:
-            return 0.0
-        known = self._records.get(peer) or _Record()
-        if self._doubted(peer):
-            return max(self._share, DOUBTED_SHARE)
-        return max(self._share, FIRST_SHARE) if known.right < FIRST_RIGHT else self._share
+        """The share of `peer`'s answers to check now: all of a newcomer's until one was right, and of a doubted one."""
+        known = self._records.get(peer)
+        every = known is None or known.right == 0 or self._doubted(peer)
+        return 1.0 if every and self._share > 0.0 else self._share
 
     def in_row(self, peer: PeerId) -> int:
         """Right answers of `peer` in a row, since the last contradicted or withheld one."""

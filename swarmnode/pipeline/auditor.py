@@ -65,7 +65,8 @@ WARN_TIMEOUT_S = 5.0  # guess: one small message
 AT_WORK_MAX = 4096  # guess: peers remembered that answered
 WARNINGS_KEPT = 256  # guess: remembered so that none counts twice
 TIMEOUT_S = 30.0  # guess: for one recomputation
-SUSPECTED_S = 60.0  # guess: until weights of a suspected replica were fetched and compared
+SUSPECTED = RemoteFault("its answers are farther from those of its stage than others' are")
+EXAMINED_S = 5.0  # guess: between two answers of a suspected replica, which are not used
 REPLY_SLACK_BYTES = 4096
 
 Exclude = Callable[[PeerId, str], None]
@@ -144,22 +145,20 @@ class Auditor:
     # ---- checks
 
     def observe_answer(self, claim: HopClaim) -> None:
-        """Consider a used answer for an audit."""
+        """Consider an answer for an audit. If checks speak against its server, other callers hear of it."""
         self._works(claim.server)
+        if self.audits.suspected(claim.server, claim.statement.stage):
+            self._warn(claim)
         self.audits.coherence(claim.statement.stage).observe(claim.server, claim.coherence)
         came = replace(claim, came_s=asyncio.get_running_loop().time())
         self.perhaps(claim.server, lambda: self._check(came))
 
-    def why_refuse(self, peer: PeerId, stage: int) -> RemoteFault | None:
-        """The reason not to use an answer of `peer`, of `stage`: it is suspected, not cleared yet, and another replica
-        can answer that is not. Else None. A replica that is refused waits SUSPECTED_S for the next chance."""
-        if not self.audits.suspected(peer, stage):
-            return None
+    def withholds(self, peer: PeerId, stage: int) -> bool:
+        """Whether not to use an answer of `peer`, of `stage`: another replica can answer whose answers are usable."""
+        if not self.audits.unusable(peer, stage):
+            return False
         others = (member.peer for member in self._swarm().serving(stage))
-        if not any(one in self._at_work and not self.audits.suspected(one, stage) for one in others if one != peer):
-            return None
-        self.audits.put_off(peer, stage)
-        return RemoteFault("its answers are farther from those of its stage than others' are")
+        return any(one in self._at_work and not self.audits.unusable(one, stage) for one in others if one != peer)
 
     def perhaps(self, peer: PeerId, check: Callable[[], Coroutine[Any, Any, object]]) -> None:
         """Start `check` of an answer of `peer` if it is chosen."""
@@ -254,7 +253,7 @@ class Auditor:
                 cases[index] = await self._weighed(claim, shown, voters[index], cases[index])
         rivals = {index: cases[1 - index] if two else None for index in doubted}
         false = {index for index, other in rivals.items() if is_false(cases[index], other)}
-        outcome, reasons = "right" if cases[0].vote.close else "undecided", list[str]()
+        outcome, reasons = "right" if cases[0].vote.close and not cases[0].speaks else "undecided", list[str]()
         for index, other in rivals.items():
             (peer, answered), case = voters[index], cases[index]
             reason = f"{short(peer)}: {case.vote} to others of its stage, to its own weights {case.own}"

@@ -13,7 +13,7 @@ from swarmnode.manifest import Manifest
 from swarmnode.metrics import name
 from swarmnode.model.optimizer import inner_batch
 from swarmnode.pipeline.accusation import Accusations
-from swarmnode.pipeline.auditor import SUSPECTED_S, Auditor
+from swarmnode.pipeline.auditor import EXAMINED_S, SUSPECTED, Auditor
 from swarmnode.pipeline.backlog import Backlog, InFlight, check_inputs, check_samples, check_tokens, check_way
 from swarmnode.pipeline.feeder import RunningLoss
 from swarmnode.pipeline.input_check import FeederInput, InputAuditor
@@ -254,17 +254,19 @@ class Hop:
             assert gradient is not None, "a training microbatch came back without a gradient"
             next_stage = process.itinerary[process.position + 1]
             assert outcome.peer is not None
-            refused = None if self.auditor is None else self.auditor.why_refuse(outcome.peer, next_stage)
-            # Before the gradient touches the tape: what was added to the weights' gradient cannot be taken out.
-            if refused is not None:
-                self._next_hop.blame(outcome.peer, next_stage, refused, least_s=SUSPECTED_S)
-                continue
+            withheld = self.auditor is not None and self.auditor.withholds(outcome.peer, next_stage)
 
             def work(
-                outcome: MicrobatchResult = outcome, gradient: WireTensor = gradient, replicas: int = self._replicas()
+                outcome: MicrobatchResult = outcome,
+                gradient: WireTensor = gradient,
+                replicas: int = self._replicas(),
+                used: bool = not withheld,
             ) -> tuple[WireTensor | None, StepReport | None, HopClaim | None]:
                 # The signature first: an unsigned gradient is refused before it is used.
                 claim = self._claim(process, outcome, y, tokens, gradient)
+                # Before the gradient touches the tape: what was added to the weights' gradient cannot be taken out.
+                if not used:
+                    return None, None, claim
                 answer, step = self._backward(tape, pending, gradient, process.samples, held, loop, replicas)
                 outcome.prints = self._prints(x, tokens, answer, claim)
                 self._measure(answer, process.samples)
@@ -283,6 +285,11 @@ class Hop:
                 if held is not None:
                     held.revoke()
                 raise
+            if withheld:
+                assert self.auditor is not None and claim is not None and outcome.peer is not None
+                self.auditor.observe_answer(claim)
+                self._next_hop.blame(outcome.peer, next_stage, SUSPECTED, least_s=EXAMINED_S)
+                continue
             # From here on the microbatch is trained: only now does the peer count as one that works.
             outcome.queued_s += queued_s
             assert outcome.peer is not None

@@ -36,7 +36,7 @@ def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Villagers answer a hundred times as fast as machines do."""
     monkeypatch.setattr("swarmnode.pipeline.audit.SNAPSHOT_AGE_S", 0.0)
     monkeypatch.setattr("swarmnode.pipeline.recompute.PER_MINUTE_MAX", 1000)
-    monkeypatch.setattr("swarmnode.pipeline.hop.SUSPECTED_S", 1.0)
+    monkeypatch.setattr("swarmnode.pipeline.hop.EXAMINED_S", 0.1)
 
 
 class Liar(Recording):
@@ -181,14 +181,20 @@ async def test_a_replica_that_answers_false_gradients_is_excluded(kind: type[Lia
         assert liar.served.hop.samples <= its + 4 * 8, "it gets no more work"
 
 
-@pytest.mark.parametrize(("kind", "replicas"), [(Steers, 2), (Steers, 3)])
-async def test_a_replica_that_steers_by_answers_that_look_honest_is_excluded(kind: type[Steers], replicas: int) -> None:
+@pytest.mark.parametrize(("replicas", "feeders"), [(2, 1), (3, 2)])
+async def test_a_replica_that_steers_by_answers_that_look_honest_is_excluded(replicas: int, feeders: int) -> None:
+    """By every caller; who suspects it uses none of its answers meanwhile, and lets the others know."""
     async with village(slow(stages=2)) as v:
-        liar = v.add(1, kind)
+        liar = v.add(1, Steers)
         for _ in range(replicas - 1):
             v.add(1)
-        v.add(0)
-        await found_out(v, liar)
+        callers = [v.add(0) for _ in range(feeders)]
+        await v.until(lambda: any(told(one, "peer.banned") for one in callers), "a caller suspects it", 240.0)
+        await v.until(lambda: all(liar.node.me in excluded(one) for one in callers), "all exclude it", 240.0)
+        assert not any(excluded(person) - {liar.node.me} for person in v.people), "nobody honest is"
+        assert feeders == 1 or any(
+            one["about"] == liar.node.me for each in callers for one in told(each, "audit.suspicion")
+        )
 
 
 @pytest.mark.parametrize("kind", [Misstates, MisstatesLittle])

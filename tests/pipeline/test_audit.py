@@ -15,8 +15,6 @@ from swarmnode.pipeline import statement
 from swarmnode.pipeline.audit import (
     BUDGET_FIRST,
     DOUBTED_RIGHT,
-    DOUBTED_SHARE,
-    FIRST_SHARE,
     FORGIVEN_RIGHT,
     LIES,
     LOSS_STEPS,
@@ -37,13 +35,13 @@ SHARE = 0.03
 
 def test_the_share_falls_for_who_is_right_and_rises_for_who_is_not() -> None:
     audits = Audits(SHARE)
-    assert audits.share(A) == FIRST_SHARE
+    assert audits.share(A) == 1.0
     audits.right(A)
     assert audits.share(A) == SHARE
-    assert not audits.wrong(A, b"one") and audits.share(A) == DOUBTED_SHARE
+    assert not audits.wrong(A, b"one") and audits.share(A) == 1.0
     for _ in range(DOUBTED_RIGHT):
         audits.right(A)
-    assert audits.share(A) == SHARE and audits.share(B) == FIRST_SHARE
+    assert audits.share(A) == SHARE and audits.share(B) == 1.0
 
 
 def test_two_lies_exclude_and_one_is_forgiven_in_time() -> None:
@@ -68,7 +66,7 @@ def test_a_replica_that_never_shows_its_weights_is_excluded() -> None:
     audits = Audits(SHARE)
     assert [audits.unshown(A) for _ in range(UNSHOWN_MAX)] == [False] * (UNSHOWN_MAX - 1) + [True]
     audits.unshown(B)
-    assert audits.share(B) == FIRST_SHARE, "once is no reason for doubt"
+    assert audits.share(B) == 1.0, "once is no reason for doubt"
     audits.right(B)
     assert not any(audits.unshown(B) for _ in range(UNSHOWN_MAX - 1))
 

@@ -1,0 +1,52 @@
+"""A node opens none of its user's other files, and neither does what it starts."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from swarmnode import landlock
+
+CHILD = """
+import subprocess, sys
+from pathlib import Path
+from swarmnode.daemon.launch import _confine
+from swarmnode.daemon.options import NodeOptions
+home = Path(sys.argv[1])
+node = NodeOptions("0" * 64, (), None, "", home / "node", 0, home / ".cache" / "swarmnode", "", data_root=home / "data")
+_confine(node)
+(node.home / "mine").write_text("x")
+(node.home / "mine").rename(node.cache / "mine")
+assert (home / "data" / "text").read_text() == "text"
+def denied(command):
+    done = subprocess.run(["/bin/sh", "-c", command], capture_output=True, text=True)
+    assert "ermission denied" in done.stderr, command
+denied(f"cat {home}/.ssh/id")
+denied(f"echo x > {home}/data/text")
+denied(f"mkdir {home}/new")
+try:
+    (home / ".ssh" / "id").read_text()
+except PermissionError:
+    print("closed")
+"""
+
+
+@pytest.mark.skipif(not landlock.available(), reason="this kernel has no Landlock of Linux 6.2")
+def test_a_node_opens_what_its_options_name_and_nothing_else_of_its_user() -> None:
+    home = Path.home() / f".swarmnode-test-{os.getpid()}"  # below a home: the folder for temporary files is open
+    try:
+        for name, text in ((".ssh/id", "secret"), ("data/text", "text")):
+            (home / name).parent.mkdir(parents=True)
+            (home / name).write_text(text)
+        environment = {**os.environ, "HOME": str(home)}
+        done = subprocess.run(
+            [sys.executable, "-c", CHILD, str(home)], env=environment, capture_output=True, text=True, check=False
+        )
+        assert done.stdout == "closed\n", done.stderr
+    finally:
+        shutil.rmtree(home)
