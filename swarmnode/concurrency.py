@@ -1,13 +1,41 @@
-"""Concurrent work that fails as a whole and can be cancelled."""
+"""Concurrent work that fails as a whole and can be cancelled, and work beside a notebook's event loop."""
 
 from __future__ import annotations
 
 import asyncio
+import functools
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from typing import Never, TypeVar
+from typing import Never, ParamSpec, TypeVar
 
+P = ParamSpec("P")
 T = TypeVar("T")
+
+interrupted = threading.Event()
+"""Set by Ctrl-C while a function of `beside_loop` is waited for: it ends in order."""
+
+
+def beside_loop(function: Callable[P, T]) -> Callable[P, T]:
+    """`function`, which runs an event loop, called in a thread of its own where this one runs a loop already, as in a
+    notebook."""
+
+    @functools.wraps(function)
+    def call(*given: P.args, **named: P.kwargs) -> T:
+        if asyncio._get_running_loop() is None:
+            return function(*given, **named)
+        interrupted.clear()
+        pool = ThreadPoolExecutor(1)
+        work = pool.submit(function, *given, **named)
+        pool.shutdown(wait=False)
+        try:
+            return work.result()
+        except KeyboardInterrupt:
+            interrupted.set()
+            return work.result()
+
+    return call
 
 
 async def gather_or_cancel(works: Iterable[Callable[[], Awaitable[T]]]) -> list[T]:
@@ -69,4 +97,4 @@ async def forever() -> Never:
     raise AssertionError("nothing ends this wait")
 
 
-__all__ = ["background_tasks", "forever", "gather_or_cancel"]
+__all__ = ["background_tasks", "beside_loop", "forever", "gather_or_cancel", "interrupted"]

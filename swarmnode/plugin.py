@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import importlib
 from importlib.metadata import EntryPoint, entry_points
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from swarmnode.errors import UsageError
 
@@ -64,3 +64,11 @@ def implementation(path: str) -> object:
     module, _, name = path.partition(":")
     made: object = getattr(importlib.import_module(module), name)
     return made
+
+
+def library(name: str, wanted_by: str) -> Any:
+    """The library `name`, which is no dependency of ours. Raises UsageError with the command that installs it."""
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError:
+        raise UsageError(f"{wanted_by} needs the library {name}: pip install {name.replace('_', '-')}") from None

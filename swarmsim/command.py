@@ -62,7 +62,9 @@ def command(
     Laws are checked during the storm; after it, everything must recover within the scenario's bounds. Exit code 70 if a
     law is broken or something does not recover: the last lines then show how to replay it.
     """
-    scenario = _scenario(name, nodes, for_s)
+    from swarmsim.scenario import chosen
+
+    scenario = chosen(name, nodes, for_s)
     if sweep_s is not None:
         return _sweep(scenario, name, seed, sweep_s, _flags(nodes, for_s), as_json)
     if periods is not None:
@@ -71,7 +73,7 @@ def command(
 
     outcomes = [_profiled(scenario, seed) if profile else simulate(scenario, seed)]
     if against is not None or against_scenario is not None:
-        other = _scenario(against_scenario or name, nodes, for_s)
+        other = chosen(against_scenario or name, nodes, for_s)
         outcomes.append(simulate(other, seed if against is None else against))
     if without_faults:
         outcomes.append(simulate(dataclasses.replace(scenario, name=f"{scenario.name}, no faults", faults={}), seed))
@@ -90,21 +92,6 @@ def command(
     for outcome in outcomes:
         _tell(outcome, name, _flags(nodes, for_s))
     return EXIT_BROKEN if any(outcome.failures for outcome in outcomes) else 0
-
-
-def _scenario(name: str, nodes: int | None, for_s: float | None) -> Scenario:
-    from swarmnode.planner.fleet import scaled
-    from swarmsim.scenario import find, read_scenario, shorter
-
-    scenario = read_scenario(find(name))
-    if nodes is not None:
-        stages = scenario.manifest.pipeline.stages
-        if nodes < stages:
-            raise click.BadParameter(
-                f"{nodes} nodes for {stages} stages; each stage needs at least one", param_hint="--nodes"
-            )
-        scenario = dataclasses.replace(scenario, fleet=scaled(scenario.fleet, nodes))
-    return scenario if for_s is None else shorter(scenario, for_s)
 
 
 def _flags(nodes: int | None, for_s: float | None) -> str:
@@ -155,7 +142,7 @@ def _profiled(scenario: Scenario, seed: int) -> Outcome:
 def _losses(stormy: Outcome, calm: Outcome) -> None:
     """Print the held-out loss of two lives at equal samples, over the last tenth of those that both have reached."""
     reached = min(max((samples for _, _, samples in life.validations), default=0) for life in (stormy, calm))
-    ours, theirs = stormy.loss_towards(reached), calm.loss_towards(reached)
+    ours, theirs = (life.history().loss_towards(reached) for life in (stormy, calm))
     if ours is not None and theirs is not None:
         click.echo(
             f"held-out loss, mean from {0.9 * reached:,.0f} to {reached:,} samples: {ours:.4f} nats, without faults "

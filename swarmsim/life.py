@@ -141,6 +141,7 @@ class SimulatedLife:
         outcome.curve = self._curve
         outcome.validations = self.world.validations
         outcome.real = self.world.scenario.tensors == "torch"
+        outcome.context = self.world.scenario.manifest.model.context
         outcome.total = RunTotals.of(self.world)
         outcome.nodes_ever = len(self.world.nodes)
         outcome.last_events = self.world.trace.last_of([*outcome.involved[:4], "world"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import statistics
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from swarmnode.metrics import name
 from swarmnode.node.report import KIND_OF_METHOD
+from swarmnode.run_history import RunHistory
 from swarmnode.wire import record_pb2
 from swarmsim import capacity
 
@@ -141,6 +141,7 @@ class Outcome:
     curve: list[CurvePoint] = field(default_factory=list)
     validations: list[tuple[float, float, int]] = field(default_factory=list)
     real: bool = False  # real tensors: losses are meaningful
+    context: int = 0  # tokens of a sample
 
     @property
     def share(self) -> float:
@@ -152,20 +153,17 @@ class Outcome:
         """The same over all living machines, each where it was needed."""
         return _over(self.curve, self.storm.at_s, lambda sample: sample.ideal)
 
-    def loss_at(self, samples: int) -> float | None:
-        """Held-out loss after `samples` of the run, interpolated between measurements; None outside of them."""
-        points = sorted({(count, loss) for _, loss, count in self.validations})
-        for (before, high), (after, low) in itertools.pairwise(points):
-            if before <= samples <= after:
-                return high + (low - high) * (samples - before) / max(1, after - before)
-        return None
-
-    def loss_towards(self, samples: int) -> float | None:
-        """Mean of `loss_at` over the last tenth of the way to `samples`. A single measurement depends on the replicas
-        of its routes and may be off by a hundredth."""
-        points = [self.loss_at(round(samples * (1.0 - step / 100.0))) for step in range(11)]
-        known = [loss for loss in points if loss is not None]
-        return statistics.fmean(known) if len(known) == len(points) else None
+    def history(self) -> RunHistory:
+        """The curves, as those of a live run."""
+        context, points = self.context, []
+        for at, before in zip(self.curve, [None, *self.curve], strict=False):
+            rate = 0.0 if before is None else (at.samples - before.samples) / max(1e-9, at.at_s - before.at_s)
+            living, serving = sum(at.states.values()), at.states.get("training", 0)
+            sent, gossip = sum(at.bytes.values()), at.bytes.get("gossip", 0)
+            points.append((at.at_s, at.samples, rate * context, None, living, serving, None, sent, gossip))
+        return RunHistory(
+            self.scenario, points, [(n, t, loss) for t, loss, n in self.validations if self.real], context
+        )
 
     @property
     def share_placed(self) -> float:

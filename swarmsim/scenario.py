@@ -8,12 +8,13 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from swarmnode.errors import UsageError
 from swarmnode.manifest import Manifest
 from swarmnode.manifest.text import from_tree
-from swarmnode.planner.fleet import MachineKind, parse_fleet, read_fleet
+from swarmnode.planner.fleet import MachineKind, parse_fleet, read_fleet, scaled
 from swarmnode.planner.stage_memory import check_fleet
 from swarmsim.directory import DirectoryFaults
 from swarmsim.network import Weather
@@ -129,16 +130,35 @@ def find(name: str) -> Path:
     )
 
 
-def read_scenario(path: Path) -> Scenario:
-    """The scenario in `path`. Raises UsageError or ManifestError that names the file, the key and the expected
-    value."""
+def read_scenario(path: Path, changes: Mapping[str, object] = MappingProxyType({})) -> Scenario:
+    """The scenario in `path`, with `changes` of its manifest (`{"gossip.method": "diloco"}`). Raises UsageError or
+    ManifestError that names the file, the key and the expected value."""
     try:
         tree = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"{path}: not TOML: {error}") from None
+    for name, value in changes.items():
+        table, _, key = name.rpartition(".")
+        tree.setdefault("manifest", {}).setdefault(table, {})[key] = value
     return parse_scenario(tree, str(path), path.parent, path.stem)
+
+
+def chosen(
+    name: str,
+    nodes: int | None = None,
+    for_s: float | None = None,
+    changes: Mapping[str, object] = MappingProxyType({}),
+) -> Scenario:
+    """Scenario `name` (`find`) with `changes` of its manifest, its fleet scaled to `nodes`, its storm `for_s` long."""
+    scenario = read_scenario(find(name), changes)
+    if nodes is not None:
+        stages = scenario.manifest.pipeline.stages
+        if nodes < stages:
+            raise UsageError(f"--nodes: {nodes} nodes for {stages} stages; each stage needs at least one")
+        scenario = dataclasses.replace(scenario, fleet=scaled(scenario.fleet, nodes))
+    return scenario if for_s is None else shorter(scenario, for_s)
 
 
 def parse_scenario(tree: dict[str, Any], origin: str, folder: Path, name: str) -> Scenario:

@@ -23,14 +23,14 @@ from torch import Tensor
 
 from benchmarks.method.inner_optimizer import check_optimizer
 from benchmarks.method.replica_batch import ReplicaBatch, ToySpec, read_text
-from benchmarks.swarm.learning_page import STYLE, Curve, drawing
-from benchmarks.swarm.learning_page import table as html_table
 from swarmnode.errors import UsageError
 from swarmnode.gossip.compression import kernel
 from swarmnode.gossip.outer import Outer, outer
 from swarmnode.gossip_rules import with_property
 from swarmnode.manifest import GossipSpec
 from swarmnode.manifest.text import from_tree
+from swarmsim.drawing import STYLE, Curve, drawing
+from swarmsim.drawing import table as html_table
 
 ALONE, PARALLEL = "alone", "parallel"
 """Base lines: replicas that never meet, and synchronous data parallel."""

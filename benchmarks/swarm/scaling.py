@@ -13,11 +13,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.swarm.learning_page import STYLE, SWARM_COLOURS, Curve, drawing, table
 from swarmnode.manifest import PRESETS, Manifest, fit
 from swarmnode.planner.fitted import Fitted, fitted
 from swarmnode.planner.fleet import MachineKind
 from swarmnode.planner.geography import Address
+from swarmsim.drawing import COLOURS, STYLE, Curve, drawing, table
 from swarmsim.life import simulate
 from swarmsim.scenario import RecoveryBounds, Scenario
 
@@ -41,9 +41,7 @@ def run(
         for count in dict.fromkeys((1, *counts)):
             life = first if (count, line) == (1, lines[0]) else _life(begun, count, line, seed)
             rows.append(_row(life, target, alone_s))
-            curves.append(
-                Curve(f"{count} {line}", SWARM_COLOURS[len(curves) % len(SWARM_COLOURS)], life.points, place > 0)
-            )
+            curves.append(Curve(f"{count} {line}", COLOURS[len(curves) % len(COLOURS)], life.points, place > 0))
             say(", ".join(f"{key} {value}" for key, value in rows[-1].items()))
     out.mkdir(parents=True, exist_ok=True)
     (out / "scaling.html").write_text(

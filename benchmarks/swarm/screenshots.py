@@ -22,8 +22,8 @@ from typing import Any, cast
 from benchmarks.swarm.dashboard import CHROMIUM, FLAGS, RUN, manifest_for, watched
 from benchmarks.swarm.fake_fleet import FakeFleet, LoopClock
 from swarmnode.dashboard.board import Changes, Round
-from swarmnode.dashboard.history import History, HistoryPoint
-from swarmnode.dashboard.start import Dashboard, history_path
+from swarmnode.dashboard.history import History, HistoryPoint, history_path
+from swarmnode.dashboard.start import Dashboard
 from swarmnode.ids import PeerId, seeded
 from swarmnode.machine.run_archive import Archive
 from swarmnode.manifest import Manifest

@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import tempfile
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import click
@@ -15,7 +13,6 @@ from swarmnode.cli.option.param import FOLDER
 from swarmnode.cli.output.progress import bar
 from swarmnode.user_folders import default_cache, default_home
 
-Note = Callable[[str], None]
 KINDS = ("auto", "stages", "checkpoint")
 KIND = click.option("--from", "kind", type=click.Choice(KINDS), default="auto", show_default=True, help="What to take.")
 GOSSIP = click.option(
@@ -90,6 +87,7 @@ def command(
     gossip_rounds, spread (of replicas around their mean before they are averaged, as a share of the weights).
     """
     from swarmnode.cli.option.invite import find_invite
+    from swarmnode.local.evaluation import export_model
 
     def note(text: str) -> None:
         click.echo(text, err=True)
@@ -105,61 +103,3 @@ def command(
         moved = stack.enter_context(bar("reading"))
         facts = export_model(source, out, kind, note, moved, rounds, last, checkpoints, data, adapter)
     click.echo(json.dumps(facts) if as_json else facts["model"])
-
-
-def export_run(folder: Path, out: Path, note: Note = lambda text: None) -> Path:
-    """Export the saved state in a session's folder; return `out`."""
-    return Path(str(export_model(str(folder), out, "auto", note)["model"]))
-
-
-def export_model(
-    source: str,
-    out: Path,
-    kind: str,
-    note: Note,
-    moved: Callable[[int, int], None] = lambda done, of: None,
-    rounds: int = 0,
-    last: bool = False,
-    checkpoints: int = 1,
-    data: Path | None = None,
-    adapter: bool = False,
-) -> dict[str, object]:
-    """Merge `source` into a model in `out`, after `rounds` of gossip among its replicas; return the fields of --json.
-
-    Raises UsageError if there is nothing to merge, and the merge's own errors.
-    """
-    from swarmnode.data.base_folder import FOLDER
-    from swarmnode.data.tokenizer_file import carried_files, tokenizer_file
-    from swarmnode.errors import UsageError
-    from swarmnode.local.evaluation import mixed
-    from swarmnode.local.model_source import WeightChoice, facts, gather
-    from swarmnode.model.adapter import has_adapters
-    from swarmnode.model.base_weights import base_weights
-    from swarmnode.model.export import write_adapter, write_model
-    from swarmnode.model.gather import merged, model_of, spread
-
-    model, folder = gather(source, kind, note, moved, WeightChoice(last, checkpoints))
-    model = mixed(model, rounds) if rounds else model
-    about = {
-        "kind": model.kind,
-        "run_id": model.run_id,
-        "run_name": model.manifest.name,
-        "round": model.round,
-        "samples": model.samples,
-        "made_unix_s": model.made_unix_s,
-        "validation": model.validation,
-        "replicas": model.replicas,
-        "gossip_rounds": rounds,
-        "spread": spread(model) if model.replicas > 1 else 0.0,
-    }
-    tokenizer = tokenizer_file(data or folder, model.manifest.data)
-    base_folder = None if folder is None else folder / FOLDER
-    carried = carried_files(base_folder, model.manifest.base.index, tokenizer)
-    base = base_weights(model)
-    if adapter:
-        if model.whole or not has_adapters(model.manifest):
-            raise UsageError(f"--adapter: {source} holds a whole model; give the folder of a run that trains adapters")
-        parameters = write_adapter(merged(model), model.manifest, out, tokenizer, about, carried, base)
-    else:
-        parameters = write_model(model_of(model, merged(model), base), model.manifest, out, tokenizer, about, carried)
-    return {"model": str(out), "parameters": parameters, **about, **facts(model, time.time())}

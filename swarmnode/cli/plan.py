@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -73,11 +72,11 @@ def command(
     The estimate is by formula; --simulate runs the nodes' own code in virtual time and prints its result beside it.
     --search tries other settings by the same formula, and says which lines of the manifest to change.
     """
+    from swarmnode import api
     from swarmnode.planner.fitted import alone, forecast
     from swarmnode.planner.fleet import read_fleet
-    from swarmnode.planner.plan import plan
 
-    parsed = _read(manifest)
+    parsed = api.manifest_or_scenario(manifest)
     kinds = read_fleet(fleet)
     if searches:
         if stages is not None:
@@ -89,7 +88,7 @@ def command(
     if stages is not None:
         parsed = dataclasses.replace(parsed, pipeline=dataclasses.replace(parsed.pipeline, stages=stages))
     tokens = TOKENS if tokens is None else tokens
-    planned = plan(parsed, kinds, tokens)
+    planned = api.plan(parsed, kinds, tokens)
     measured = _simulated(parsed, kinds, simulate_s) if simulate_s is not None else None
     if as_json:
         click.echo(json.dumps(dataclasses.asdict(planned) | {"simulated_tokens_per_s": measured}, default=list))
@@ -100,21 +99,6 @@ def command(
         if parsed.base.index:
             most = max(2 * stage.part.parameters for stage in planned.stages) / 1e9
             click.echo(f"it starts from a model: a node fetches its stage of that first, up to {most:.2g} GB")
-
-
-def _read(path: Path) -> Manifest:
-    """The manifest in `path` (a file, signed or not, or a run's folder), or that of the scenario there."""
-    from swarmnode.manifest import manifest_at, parse
-    from swarmnode.manifest.text import from_tree
-
-    if path.is_dir() or path.suffix != ".toml":
-        return manifest_at(path)
-    text = path.read_text(encoding="utf-8")
-    try:
-        inner = tomllib.loads(text).get("manifest")
-    except tomllib.TOMLDecodeError:
-        inner = None  # `parse` says what is wrong
-    return from_tree(inner, f"{path}: manifest") if isinstance(inner, dict) else parse(text, str(path))
 
 
 def _search(

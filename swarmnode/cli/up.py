@@ -2,30 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
-import dataclasses
-import datetime
 import json
-import socket
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
-from swarmnode.cli.option.param import DASHBOARD_PORT, DURATION, FOLDER, STAGES_MAX
+from swarmnode.cli.option.param import DURATION, FOLDER, STAGES_MAX
 from swarmnode.cli.output.console import paper
-from swarmnode.errors import SwarmnodeError, UsageError
-from swarmnode.ids import RunId
-from swarmnode.user_folders import default_cache
 
-if TYPE_CHECKING:
-    from swarmnode.local.run_folder import RunFolder
-    from swarmnode.local.session import Session
-    from swarmnode.local.summary import Summary
-
-EXIT_INTERRUPTED = 130
-CHECKPOINTS = "checkpoints"
 NODES_MAX = 256
 COUNT = click.IntRange(min=1)
 
@@ -98,115 +83,30 @@ def command(
     """
     from rich.console import Console
 
-    from swarmnode.local.child import node_command
-    from swarmnode.local.fleet import FleetPlan
-    from swarmnode.local.preflight import check_run
-    from swarmnode.local.resumed_run import check_store
-    from swarmnode.local.resumed_run import resume as resume_from
-    from swarmnode.local.run_folder import prepare
-    from swarmnode.local.session import Conditions, Session
-    from swarmnode.local.spawn import several_devices
-    from swarmnode.local.swarm_view import PlainScreen, screen_for
+    from swarmnode import api
+    from swarmnode.local.swarm_view import PlainScreen, conclusion, screen_for
 
-    stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
-    screen = PlainScreen(sys.stderr) if as_json else screen_for(Console(), sys.stdout)
-    resumed = resume_from(resume, run, nodes, stages, stamp, screen.note, data_root) if resume else None
-    if not resumed:  # before anything is signed
-        check_run(run, stages, data_root, cache or default_cache(), checkpoints)
-    prepared = resumed.prepared if resumed else prepare(run, nodes, stages, stamp, data_root)
-    where = saved_in(checkpoints, use_bucket, prepared)
-    check_store(where)
-    plan = FleetPlan(
-        folder=prepared.folder,
-        manifest=prepared.signed,
+    summary = api.up(
+        run,
         nodes=nodes,
-        stages=prepared.manifest.pipeline.stages,
-        cache=cache or default_cache(),
-        seed=prepared.manifest.seed,
-        command=node_command,
-        dashboard_port=free_port() if dashboard else None,
-        checkpoints=where,
-        data_root=prepared.data_root.resolve() if prepared.data_root is not None else None,
-        settings=prepared.manifest,
-        resume=resumed.where if resumed else "",
-        devices=several_devices(),
+        stages=stages,
+        for_s=for_s,
+        rounds=rounds,
+        samples=samples,
+        kill_every_s=kill_every_s,
+        dashboard=dashboard,
+        resume=resume,
+        checkpoints=checkpoints,
+        use_bucket=use_bucket,
+        data_root=data_root,
+        out=out,
+        cache=cache,
+        screen=PlainScreen(sys.stderr) if as_json else screen_for(Console(), sys.stdout),
     )
-    screen.note(f"run {prepared.run_id}")
-    screen.note(f"folder {prepared.folder}: events.jsonl, stderr.log of every node")
-    if resumed:
-        checkpoint = resumed.resumption.checkpoint
-        screen.note(f"resumes from {checkpoint.label}: {checkpoint.samples} samples, {checkpoint.nbytes / 1e6:.1f} MB")
-    conditions = Conditions(for_s, rounds, samples)
-    summary = run_session(Session(plan, conditions, screen, run=prepared.run_id, kill_every_s=kill_every_s))
-    if summary is None:
-        return EXIT_INTERRUPTED
-    summary, code = _export(summary, prepared.folder, out)
-    summary = dataclasses.replace(summary, checkpoint=_last_checkpoint(plan.checkpoints, prepared.run_id))
-    _print(summary, as_json)
-    return code
-
-
-def saved_in(checkpoints: str, use_bucket: bool, prepared: RunFolder) -> str:
-    """The place where the session saves the run. Raises UsageError if --use-bucket is given but the manifest names no
-    bucket."""
-    if use_bucket and not prepared.manifest.checkpoint.url:
-        raise UsageError("--use-bucket: the manifest names no bucket (checkpoint.url); use --checkpoints URL")
-    if checkpoints or use_bucket:
-        return checkpoints or prepared.manifest.checkpoint.url
-    return str((prepared.folder / CHECKPOINTS).resolve())
-
-
-def free_port() -> int:
-    """DASHBOARD_PORT if it is free on this machine, else 0 (any)."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", DASHBOARD_PORT))
-        except OSError:
-            return 0
-    return DASHBOARD_PORT
-
-
-def run_session(session: Session) -> Summary | None:
-    """The summary of `session`; None if it was killed by a second signal."""
-    try:
-        return asyncio.run(session.run())
-    except asyncio.CancelledError:
-        return None
-
-
-def _last_checkpoint(where: str, run_id: RunId) -> str | None:
-    """The path of the session's newest checkpoint; None if there is none."""
-    from swarmnode.machine.checkup import find_resumptions
-
-    try:
-        newest = asyncio.run(find_resumptions(where, run_id))[0]
-    except SwarmnodeError:
-        return None
-    return newest.where
-
-
-def _print(summary: Summary, as_json: bool) -> None:
-    from swarmnode.local.swarm_view import conclusion
-
+    if summary.failure:
+        click.echo(f"swarmnode: {summary.failure}", err=True)
     if as_json:
         click.echo(json.dumps(summary.to_json()))
     else:
         paper().print(conclusion(summary))
-
-
-def _export(summary: Summary, folder: Path, out: Path | None) -> tuple[Summary, int]:
-    """`summary` with the path of the exported model or the reason why there is none, and the exit code."""
-    from swarmnode.cli.export import export_run
-
-    code = summary.exit_code
-    if code:
-        click.echo(f"swarmnode: {summary.failure}", err=True)
-    if summary.totals.samples == 0 and out is None:
-        return summary, code  # nothing was trained, so there is nothing to export
-    try:
-        return dataclasses.replace(summary, model=str(export_run(folder, out or folder / "model"))), code
-    except SwarmnodeError as error:
-        click.echo(f"swarmnode: no model was exported: {error}", err=True)
-        failure = summary.failure or f"no model was exported: {error}"
-        return dataclasses.replace(summary, failure=failure), code or error.exit_code
+    return summary.exit_code

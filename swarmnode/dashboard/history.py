@@ -227,3 +227,20 @@ class History:
         dropped = [point.unix_s for point in self.points[1:half:2]]
         self.points = self.points[0:half:2] + self.points[half:]
         return dropped
+
+
+def history_path(home: Path, run_id: str) -> Path:
+    """The file in a coordinator's home that holds the history of a run."""
+    return home / f"history-{run_id[:16]}.sqlite"
+
+
+def read_curves(path: Path) -> tuple[str, list[list[object]], list[tuple[int, float, float]]]:
+    """(run id, points as `HistoryPoint.to_json`, validations as (samples, Unix seconds, nats)) of the history at
+    `path`, which a coordinator may be writing. Raises LocalFault."""
+    try:
+        with contextlib.closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as database:
+            ((run_id,),) = database.execute("SELECT value FROM meta WHERE key='run'")
+            points = [HistoryPoint(*row).to_json() for row in database.execute("SELECT * FROM point ORDER BY t")]
+            return run_id, points, database.execute("SELECT samples, t, loss FROM validation ORDER BY t").fetchall()
+    except (sqlite3.Error, ValueError, TypeError) as error:
+        raise LocalFault(f"{path} cannot be read: {error}") from None

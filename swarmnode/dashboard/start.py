@@ -19,7 +19,7 @@ from swarmnode.dashboard import view
 from swarmnode.dashboard.board import Board, NodeView
 from swarmnode.dashboard.downloads import ModelDownloads
 from swarmnode.dashboard.heartbeat import Heartbeat
-from swarmnode.dashboard.history import History
+from swarmnode.dashboard.history import History, history_path
 from swarmnode.dashboard.server import DashboardServer
 from swarmnode.errors import Busy, RemoteFault, Unavailable
 from swarmnode.ids import PeerId, RunId
@@ -173,11 +173,6 @@ class Dashboard:
     live: Heartbeat
     collector: Collector
     archive: Archive | None = None
-
-
-def history_path(home: Path, run_id: RunId) -> Path:
-    """The file in a coordinator's home that holds the history of a run."""
-    return home / f"history-{run_id[:16]}.sqlite"
 
 
 @contextlib.asynccontextmanager

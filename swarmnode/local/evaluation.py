@@ -1,4 +1,4 @@
-"""Held-out loss of models assembled from a run's saved copies."""
+"""Models assembled from a run's saved copies: their held-out loss, and their export."""
 
 from __future__ import annotations
 
@@ -7,13 +7,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from swarmnode.daemon.clock import SystemClock
+from swarmnode.data.base_folder import FOLDER
 from swarmnode.data.corpus import Corpus
 from swarmnode.data.indexed import IndexedCorpus, open_text
-from swarmnode.data.tokenizer_file import run_tokenizer
-from swarmnode.errors import DataError, SwarmnodeError, Unavailable
+from swarmnode.data.tokenizer_file import carried_files, run_tokenizer, tokenizer_file
+from swarmnode.errors import DataError, SwarmnodeError, Unavailable, UsageError
 from swarmnode.ids import PeerId, RunId
 from swarmnode.local.model_scores import BATCH_TOKENS, scores_of
+from swarmnode.local.model_source import Moved, Note, WeightChoice, facts, gather
 from swarmnode.manifest import EvaluationSpec, Manifest
+from swarmnode.model.adapter import has_adapters
 from swarmnode.model.base_weights import base_weights
 from swarmnode.recovery.archive import Scores
 
@@ -165,3 +169,54 @@ def _loss(net: Decoder, manifest: Manifest, corpus: Corpus | IndexedCorpus, want
         total += loss
         count += tokens
     return total / max(1, count), count
+
+
+def export_run(folder: Path, out: Path, note: Note = lambda text: None) -> Path:
+    """Export the saved state in a session's folder; return `out`."""
+    return Path(str(export_model(str(folder), out, "auto", note)["model"]))
+
+
+def export_model(
+    source: str,
+    out: Path,
+    kind: str,
+    note: Note,
+    moved: Moved = lambda done, of: None,
+    rounds: int = 0,
+    last: bool = False,
+    checkpoints: int = 1,
+    data: Path | None = None,
+    adapter: bool = False,
+) -> dict[str, object]:
+    """Merge `source` into a model in `out`, after `rounds` of gossip among its replicas; return the fields of --json.
+
+    Raises UsageError if there is nothing to merge, and the merge's own errors.
+    """
+    from swarmnode.model.export import write_adapter, write_model
+    from swarmnode.model.gather import merged, model_of, spread
+
+    model, folder = gather(source, kind, note, moved, WeightChoice(last, checkpoints))
+    model = mixed(model, rounds) if rounds else model
+    about = {
+        "kind": model.kind,
+        "run_id": model.run_id,
+        "run_name": model.manifest.name,
+        "round": model.round,
+        "samples": model.samples,
+        "made_unix_s": model.made_unix_s,
+        "validation": model.validation,
+        "replicas": model.replicas,
+        "gossip_rounds": rounds,
+        "spread": spread(model) if model.replicas > 1 else 0.0,
+    }
+    tokenizer = tokenizer_file(data or folder, model.manifest.data)
+    base_folder = None if folder is None else folder / FOLDER
+    carried = carried_files(base_folder, model.manifest.base.index, tokenizer)
+    base = base_weights(model)
+    if adapter:
+        if model.whole or not has_adapters(model.manifest):
+            raise UsageError(f"--adapter: {source} holds a whole model; give the folder of a run that trains adapters")
+        parameters = write_adapter(merged(model), model.manifest, out, tokenizer, about, carried, base)
+    else:
+        parameters = write_model(model_of(model, merged(model), base), model.manifest, out, tokenizer, about, carried)
+    return {"model": str(out), "parameters": parameters, **about, **facts(model, SystemClock().unix_s())}

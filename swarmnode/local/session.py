@@ -7,10 +7,12 @@ import contextlib
 import math
 import os
 import signal
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
+from swarmnode.concurrency import interrupted
 from swarmnode.local.child import Child
 from swarmnode.local.fleet import Fleet, FleetPlan, elapsed
 from swarmnode.local.summary import NodeFacts, Summary, TokenRate, Totals, speeds, totals
@@ -122,7 +124,8 @@ class Session:
             self._screen.show(picture)
             if now_s - ready_at_s >= SETTLED_S:
                 self._warn(picture)
-            why = self._conditions.why_stop(now_s - ready_at_s, picture.totals)
+            why = "interrupted" if interrupted.is_set() else None
+            why = why or self._conditions.why_stop(now_s - ready_at_s, picture.totals)
             if why is not None:
                 self.stop(why)
             elif not self.fleet.alive:
@@ -181,7 +184,7 @@ class Session:
         loop = asyncio.get_running_loop()
         main = asyncio.current_task()
         assert main is not None
-        signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        signals: tuple[signal.Signals, ...] = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
         seen = 0
 
         def arrived(number: signal.Signals) -> None:
@@ -197,6 +200,8 @@ class Session:
                 self.fleet.kill()
                 os._exit(EXIT_INTERRUPTED)
 
+        if threading.current_thread() is not threading.main_thread():
+            signals = ()  # a notebook's own
         for number in signals:
             loop.add_signal_handler(number, arrived, number)
         try:

@@ -6,7 +6,7 @@ import json
 import sys
 from pathlib import Path
 
-from swarmnode.cli.up import run_session
+from swarmnode.api import run_session
 from swarmnode.local.child import NodePlan, node_command
 from swarmnode.local.fleet import FleetPlan
 from swarmnode.local.session import Conditions, Session
@@ -43,8 +43,9 @@ def main() -> int:
         run="ab" * 32,
         kill_every_s=kill_every_s or None,
     )
-    summary = run_session(session)
-    if summary is None:
+    try:
+        summary = run_session(session)
+    except KeyboardInterrupt:
         return 130
     print(json.dumps(summary.to_json()))
     return 0

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import pytest
 
+import swarmnode
 from swarmnode import manifest as manifests
 from swarmnode.cli.main import main
 from swarmnode.daemon import ready_file
@@ -107,6 +108,20 @@ def test_people_get_lines_and_a_summary(run: pathlib.Path, capsys: pytest.Captur
     assert "2 nodes are ready" in captured.out
     assert "trained  " in captured.out
     assert captured.err.startswith("swarmnode: no model was exported: no saved stage")
+
+
+@pytest.mark.usefixtures("_fell_back")
+async def test_python_runs_a_swarm_where_a_loop_runs_already(
+    run: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As in a notebook; nothing is printed but progress."""
+    summary = swarmnode.up(run, nodes=2, rounds=1, dashboard=False)
+    assert summary.totals.round >= 1 and summary.exit_reasons == {"node-00": "left", "node-01": "left"}
+    assert summary.failure is not None and "no saved stage" in summary.failure and summary.exit_code == 2
+    captured = capsys.readouterr()
+    assert captured.out == "" and "2 nodes are ready" in captured.err
+    with pytest.raises(UsageError, match="--nodes 1 cannot serve 2 stages"):
+        swarmnode.up(run, nodes=1)
 
 
 @pytest.mark.usefixtures("_fell_back")

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.swarm import dashboard as bench
+from swarmnode.api import free_port
 from swarmnode.cli.main import main
-from swarmnode.cli.up import free_port
 
 
 @pytest.mark.parametrize(

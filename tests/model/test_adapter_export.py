@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from swarmnode.cli.export import export_model
 from swarmnode.errors import DataError, UsageError
+from swarmnode.local.evaluation import export_model
 from swarmnode.local.pretrained import lay_out
 from swarmnode.manifest import MANIFEST_FILE, Manifest, ModelSpec, TrainingSpec, template
 from swarmnode.model.adapter import trained_count

@@ -110,8 +110,8 @@ def test_real_tensors_learn_in_the_storm(text: str) -> None:
     losses = [loss for _, loss, _ in outcome.validations]
     assert losses[-1] < losses[0] - 0.5, losses
     most = max(samples for _, _, samples in outcome.validations)
-    assert min(losses) <= outcome.loss_towards(most) <= losses[0], "a mean over the last tenth of the way"  # type: ignore[operator]
-    assert outcome.loss_towards(most + 1) is None, "nothing is known beyond"
+    assert min(losses) <= outcome.history().loss_towards(most) <= losses[0], "a mean over the last tenth of the way"  # type: ignore[operator]
+    assert outcome.history().loss_towards(most + 1) is None, "nothing is known beyond"
 
 
 def test_a_dead_peer_is_dropped_before_its_record_expires() -> None:

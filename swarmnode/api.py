@@ -1,0 +1,283 @@
+"""`import swarmnode`: a swarm on this machine, runs elsewhere, estimates. The command line's verbs call the same
+functions; `simulate` and `compare` are in swarmsim/api.py."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import datetime
+import json
+import socket
+import sys
+import tomllib
+import urllib.request
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from swarmnode.cli.option.param import DASHBOARD_PORT
+from swarmnode.concurrency import beside_loop
+from swarmnode.errors import RemoteFault, SwarmnodeError, Unavailable, UsageError
+from swarmnode.manifest import SIGNED_FILE, Manifest, manifest_at, parse, read_signed, verify
+from swarmnode.manifest.text import from_tree
+from swarmnode.run_history import COLUMNS, RunHistory
+from swarmnode.user_folders import default_cache, default_home
+
+if TYPE_CHECKING:
+    from swarmnode.ids import RunId
+    from swarmnode.local.run_folder import RunFolder
+    from swarmnode.local.session import Screen, Session
+    from swarmnode.local.summary import Summary
+    from swarmnode.planner.fleet import MachineKind
+    from swarmnode.planner.plan import Plan
+
+CHECKPOINTS = "checkpoints"
+PAGE_TIMEOUT_S = 10.0
+CURVES_BYTES_MAX = 16 << 20  # 4000 points and 20,000 validations are 2 MB
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A run to look at. `page` is the URL of its page, or the file of its coordinator's history."""
+
+    run_id: str
+    page: str
+
+    def history(self) -> RunHistory:
+        """Its curves as they are now. Raises Unavailable if the page does not answer, RemoteFault if it answers with
+        anything else."""
+        return _from_page(self.page)[1] if "://" in self.page else _from_file(Path(self.page))
+
+
+def connect(source: str | Path) -> Run:
+    """The run of `source`: the folder of a run, of a session of `up`, or of a coordinator's home; the URL of a run's
+    page; or an invite, whose meeting points must show their page to others (`coordinator --public`) at the usual port.
+
+    Nothing is joined: the run's coordinator tells. Raises UsageError if nothing is found there, Unavailable."""
+    from swarmnode.membership.invite import decode, looks_like_invite
+
+    text = str(source)
+    if text.startswith(("http://", "https://")):
+        return Run(_from_page(text)[0], text)
+    if Path(text).is_dir():
+        return _in_folder(Path(text))
+    if not looks_like_invite(text):
+        raise UsageError(f"{text[:100]!r} is no folder, no URL and no invite")
+    from swarmnode.daemon.ready_file import page_here
+
+    invite = decode(text)
+    hosts = dict.fromkeys(address.split("/")[2] for address in invite.bootstraps)
+    pages = [page_here(invite.run_id), *(f"http://{host}:{DASHBOARD_PORT}/" for host in hosts if ":" not in host)]
+    for page in filter(None, pages):
+        try:
+            if _from_page(page)[0] == invite.run_id:
+                return Run(invite.run_id, page)
+        except (Unavailable, RemoteFault):
+            continue
+    raise Unavailable(f"no page of run {invite.run_id[:16]} answers at {', '.join(filter(None, pages))}: give its URL")
+
+
+def _in_folder(folder: Path) -> Run:
+    """The run with the newest history below `folder`, or in this user's coordinator's home."""
+    from swarmnode.dashboard.history import history_path, read_curves
+
+    files = list(folder.rglob("history-*.sqlite"))
+    if (folder / SIGNED_FILE).is_file():
+        files.append(history_path(default_home("coordinator"), verify(read_signed(folder / SIGNED_FILE)[0], None)[1]))
+    files = sorted((file for file in files if file.is_file()), key=lambda file: file.stat().st_mtime)
+    if not files:
+        raise UsageError(f"{folder} holds no history: a coordinator writes it (`up` starts one; or give a page's URL)")
+    return Run(read_curves(files[-1])[0], str(files[-1]))
+
+
+def _from_file(path: Path) -> RunHistory:
+    from swarmnode.dashboard.history import read_curves
+
+    signed = next((above / SIGNED_FILE for above in path.parents[:2] if (above / SIGNED_FILE).is_file()), None)
+    manifest = None if signed is None else read_signed(signed)[1]
+    _, points, validations = read_curves(path)
+    name = path.stem if manifest is None else manifest.name
+    return RunHistory(name, points, validations, None if manifest is None else manifest.model.context)
+
+
+def _from_page(page: str) -> tuple[str, RunHistory]:
+    """(run id, history) that the page at `page` tells."""
+    url = f"{page.rstrip('/')}/api/v1/curves?points=4000"
+    try:
+        with urllib.request.urlopen(url, timeout=PAGE_TIMEOUT_S) as reply:
+            raw = reply.read(CURVES_BYTES_MAX)
+    except (OSError, ValueError) as error:
+        raise Unavailable(f"{url}: {error}") from None
+    try:
+        return _from_told(json.loads(raw), url)
+    except ValueError:
+        raise RemoteFault(f"{url} is not the page of a run") from None
+
+
+def _from_told(told: Any, url: str) -> tuple[str, RunHistory]:
+    try:
+        points = [_numbers(point, len(COLUMNS)) for point in told["points"]]
+        validations = [(int(samples), float(t), float(loss)) for samples, t, loss in told["validations"]]
+        return str(told["run_id"]), RunHistory(str(told["name"]), points, validations, int(told["context"]))
+    except (ValueError, TypeError, KeyError) as error:
+        raise RemoteFault(f"{url} is not the page of a run ({error!r:.100})") from None
+
+
+def _numbers(row: Sequence[object], length: int) -> tuple[Any, ...]:
+    if len(row) != length or not all(value is None or isinstance(value, int | float) for value in row):
+        raise ValueError(f"a row of {len(row)} values")
+    return tuple(row)
+
+
+def plan(
+    run: str | Path | Manifest,
+    fleet: str | Path | Sequence[MachineKind],
+    tokens: float = 1e9,
+    *,
+    stages: int | None = None,
+) -> Plan:
+    """Estimate `run` (a folder, a manifest or its file, a scenario of `simulate`) on the machines of `fleet` (a CSV
+    file or its rows), as `swarmnode plan`: stages, tokens per second, the days for `tokens`, egress, odds.
+
+    Raises UsageError if no machine can serve any stage, ManifestError."""
+    from swarmnode.planner.fleet import read_fleet
+    from swarmnode.planner.plan import plan as estimate
+
+    manifest = run if isinstance(run, Manifest) else manifest_or_scenario(Path(run))
+    if stages is not None:
+        manifest = dataclasses.replace(manifest, pipeline=dataclasses.replace(manifest.pipeline, stages=stages))
+    return estimate(manifest, read_fleet(Path(fleet)) if isinstance(fleet, str | Path) else tuple(fleet), tokens)
+
+
+def manifest_or_scenario(path: Path) -> Manifest:
+    """The manifest in `path` (a file, signed or not, or a run's folder), or that of the scenario there."""
+    if path.is_dir() or path.suffix != ".toml":
+        return manifest_at(path)
+    text = path.read_text(encoding="utf-8")
+    try:
+        inner = tomllib.loads(text).get("manifest")
+    except tomllib.TOMLDecodeError:
+        inner = None  # `parse` says what is wrong
+    return from_tree(inner, f"{path}: manifest") if isinstance(inner, dict) else parse(text, str(path))
+
+
+@beside_loop
+def up(
+    run: str | Path | None = None,
+    *,
+    nodes: int = 6,
+    stages: int | None = None,
+    for_s: float | None = None,
+    rounds: int | None = None,
+    samples: int | None = None,
+    kill_every_s: float | None = None,
+    dashboard: bool = True,
+    resume: str | None = None,
+    checkpoints: str = "",
+    use_bucket: bool = False,
+    data_root: Path | None = None,
+    out: Path | None = None,
+    cache: Path | None = None,
+    screen: Screen | None = None,
+) -> Summary:
+    """Run a whole swarm on this machine, as `swarmnode up` with options of these names, and export its model.
+
+    `run` is a folder of `swarmnode init`, a signed manifest, or None for the demo's. Without `for_s`, `rounds` or
+    `samples` it trains until Ctrl-C (in a notebook: interrupt). Progress goes to `screen`, by default as lines on
+    stderr. The summary tells what failed, too; a run that cannot begin raises SwarmnodeError, a second Ctrl-C
+    KeyboardInterrupt.
+    """
+    from swarmnode.local import child, resumed_run
+    from swarmnode.local.fleet import FleetPlan
+    from swarmnode.local.preflight import check_run
+    from swarmnode.local.run_folder import prepare
+    from swarmnode.local.session import Conditions, Session
+    from swarmnode.local.spawn import several_devices
+    from swarmnode.local.swarm_view import PlainScreen
+
+    run, cache = None if run is None else Path(run), cache or default_cache()
+    stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")  # noqa: TID251  names a folder
+    screen = screen or PlainScreen(sys.stderr)
+    resumed = resumed_run.resume(resume, run, nodes, stages, stamp, screen.note, data_root) if resume else None
+    if not resumed:  # before anything is signed
+        check_run(run, stages, data_root, cache, checkpoints)
+    prepared = resumed.prepared if resumed else prepare(run, nodes, stages, stamp, data_root)
+    where = saved_in(checkpoints, use_bucket, prepared)
+    resumed_run.check_store(where)
+    plan = FleetPlan(
+        folder=prepared.folder,
+        manifest=prepared.signed,
+        nodes=nodes,
+        stages=prepared.manifest.pipeline.stages,
+        cache=cache,
+        seed=prepared.manifest.seed,
+        command=child.node_command,
+        dashboard_port=free_port() if dashboard else None,
+        checkpoints=where,
+        data_root=prepared.data_root.resolve() if prepared.data_root is not None else None,
+        settings=prepared.manifest,
+        resume=resumed.where if resumed else "",
+        devices=several_devices(),
+    )
+    screen.note(f"run {prepared.run_id}")
+    screen.note(f"folder {prepared.folder}: events.jsonl, stderr.log of every node")
+    if resumed:
+        checkpoint = resumed.resumption.checkpoint
+        screen.note(f"resumes from {checkpoint.label}: {checkpoint.samples} samples, {checkpoint.nbytes / 1e6:.1f} MB")
+    session = Session(plan, Conditions(for_s, rounds, samples), screen, run=prepared.run_id, kill_every_s=kill_every_s)
+    summary = _exported(run_session(session), prepared.folder, out)
+    return dataclasses.replace(summary, checkpoint=_last_checkpoint(where, prepared.run_id))
+
+
+def saved_in(checkpoints: str, use_bucket: bool, prepared: RunFolder) -> str:
+    """The place where the session saves the run. Raises UsageError if --use-bucket is given but the manifest names no
+    bucket."""
+    if use_bucket and not prepared.manifest.checkpoint.url:
+        raise UsageError("--use-bucket: the manifest names no bucket (checkpoint.url); use --checkpoints URL")
+    if checkpoints or use_bucket:
+        return checkpoints or prepared.manifest.checkpoint.url
+    return str((prepared.folder / CHECKPOINTS).resolve())
+
+
+def free_port() -> int:
+    """DASHBOARD_PORT if it is free on this machine, else 0 (any)."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", DASHBOARD_PORT))
+        except OSError:
+            return 0
+    return DASHBOARD_PORT
+
+
+def run_session(session: Session) -> Summary:
+    """The summary of `session`. Raises KeyboardInterrupt if it was killed by a second signal."""
+    try:
+        return asyncio.run(session.run())
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None
+
+
+def _last_checkpoint(where: str, run_id: RunId) -> str | None:
+    """The path of the session's newest checkpoint; None if there is none."""
+    from swarmnode.machine.checkup import find_resumptions
+
+    try:
+        return asyncio.run(find_resumptions(where, run_id))[0].where
+    except SwarmnodeError:
+        return None
+
+
+def _exported(summary: Summary, folder: Path, out: Path | None) -> Summary:
+    """`summary` with the path of the exported model, or with the reason why there is none."""
+    from swarmnode.local.evaluation import export_run
+
+    if summary.totals.samples == 0 and out is None:
+        return summary  # nothing was trained, so there is nothing to export
+    try:
+        return dataclasses.replace(summary, model=str(export_run(folder, out or folder / "model")))
+    except SwarmnodeError as error:
+        why = f"no model was exported: {error}"
+        failure = f"{summary.failure}; {why}" if summary.failure else why
+        return dataclasses.replace(summary, failure=failure, exit_code=summary.exit_code or error.exit_code)
