@@ -65,12 +65,12 @@ class Comparison:
         )
 
     def _repr_html_(self) -> str:
-        """What a notebook shows."""
+        """The curves and the rows, for a notebook."""
         return f"{self.svg()}{table(self.rows())}"
 
 
 def _grown(run: RunHistory, key: str, samples: int) -> float | None:
-    """What was added to column `key` until `samples`; None where the run has no such numbers."""
+    """The growth of column `key` until `samples`; None where the run has no such numbers."""
     known = [row for row in run.rows() if row[key] is not None and row["loss_validation"] is None]
     until = next((row for row in known if row["samples"] >= samples), known[-1] if known else None)
     return None if until is None else float(until[key]) - float(known[0][key])

@@ -35,7 +35,10 @@ class SimulatedLife:
         """Run the whole life. Broken laws and unmet demands are in the outcome."""
         begun = time.process_time()
         outcome = Outcome(
-            self.world.scenario.name, self.world.seed, len(self.world.scenario.fleet) and self.world.scenario.nodes
+            self.world.scenario.name,
+            self.world.seed,
+            len(self.world.scenario.fleet) and self.world.scenario.nodes,
+            context=self.world.scenario.manifest.model.context,
         )
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -141,7 +144,6 @@ class SimulatedLife:
         outcome.curve = self._curve
         outcome.validations = self.world.validations
         outcome.real = self.world.scenario.tensors == "torch"
-        outcome.context = self.world.scenario.manifest.model.context
         outcome.total = RunTotals.of(self.world)
         outcome.nodes_ever = len(self.world.nodes)
         outcome.last_events = self.world.trace.last_of([*outcome.involved[:4], "world"])

@@ -18,7 +18,7 @@ from swarmnode import plugin
 from swarmnode.cli.main import main
 from swarmnode.dashboard.history import history_path
 from swarmnode.errors import ManifestError, RemoteFault, Unavailable, UsageError
-from swarmnode.manifest import Manifest, parse, template
+from swarmnode.manifest import parse
 from swarmnode.membership.invite import Invite, encode
 from tests.support.watched import RUN, TINY, watched
 
