@@ -44,7 +44,9 @@ def manifest(text):
 
 @pytest.fixture
 def ground(manifest, tmp_path):
-    return GridConditions(learning._signed(tmp_path / "run", manifest), tmp_path / "cache", manifest, False, tmp_path)
+    return GridConditions(
+        learning._signed(tmp_path / "run", manifest), tmp_path / "cache", manifest, False, data=tmp_path
+    )
 
 
 def hugging_face_name(name: str) -> str:
