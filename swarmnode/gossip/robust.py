@@ -30,13 +30,12 @@ from swarmnode.sequential_test import LIMIT, SequentialTest, share_kept
 CLIP = 4.0  # measured (8 replicas, 40 rounds): seed 0: honest gaps were 0.5 to 2.5 times |D|
 FIRST_CLIP = 0.1  # guess: of |phi_i|, where nothing was learned yet
 HISTORY_LEAST = 5  # guess: packets accepted before history speaks
-HISTORY_EMA = 0.1  # guess
 Z = 4.0  # guess
 DEVIATION_LEAST = 0.2  # guess: of the logarithm; honest gaps wander by a factor of 1.2 without meaning harm
 
 LOSS_MOST = 0.2  # nats; guess: of honest averages 2 % cost more than 0.05 in early rounds (8 replicas, 25 rounds)
-FIRST_PROBES = 4  # guess: packets of a peer that are all tried; then PROBE_EVERY
-PROBE_EVERY = 4  # guess: rounds between two probes of a known peer, on average; each costs two forwards of a microbatch
+PROBE_EVERY = 4  # guess: rounds between two probes of a known peer, on average, and packets of a new one that are all
+# tried; each costs two forwards of a microbatch
 
 ALL, CLIPPED, GUARDED = "all", "clipped", "guarded"
 """gossip.acceptance: what is well-formed; step 1; every step."""
@@ -74,7 +73,7 @@ class LossEvidence(SequentialTest):
     def due(self, sender: str, draw: int) -> bool:
         """Whether to try a packet of `sender`; `draw` is a random number. New and doubted peers' always."""
         known = self._peers.get(sender)
-        return known is None or known.tried < FIRST_PROBES or known.against > 0.0 or draw % PROBE_EVERY == 0
+        return known is None or known.tried < PROBE_EVERY or known.against > 0.0 or draw % PROBE_EVERY == 0
 
     def observe(self, sender: str, change: float) -> tuple[float, str]:
         """Update the test with a packet of `sender` that changes our loss by `change` nats; return (its S, in
@@ -94,9 +93,9 @@ class PacketGuard:
     """One replica's memory of what it accepted. `counts` by step, for metrics and reports."""
 
     # Of log(g / |D_i|) over what was accepted.
-    ratios: EmaMoments = field(default_factory=lambda: EmaMoments(HISTORY_EMA))
+    ratios: EmaMoments = field(default_factory=EmaMoments)
     # The usual |D_i|: a replica that trained nothing in a round is no easier to mislead.
-    own_norm: Ema = field(default_factory=lambda: Ema(HISTORY_EMA, EmaStart.MEAN))
+    own_norm: Ema = field(default_factory=lambda: Ema(start=EmaStart.MEAN))
     counts: Counter[str] = field(default_factory=Counter)
     losses: LossEvidence = field(default_factory=LossEvidence)
 

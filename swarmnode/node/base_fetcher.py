@@ -23,9 +23,8 @@ from swarmnode.node.node_ports import NodePorts
 from swarmnode.node.presence import Presence
 from swarmnode.ports import Priority, Replica, Transport
 from swarmnode.transfer.chunk_server import ChunkServer, ServeLimits
-from swarmnode.transfer.chunk_set import ChunkSources
+from swarmnode.transfer.chunk_set import PREFETCH_CHUNKS, ChunkSources
 
-AT_ONCE = 3  # guess: chunks fetched concurrently, 12 MiB in memory
 WAIT_S = 120.0  # guess: for a chunk; after it the node looks again for replicas that have a state
 
 
@@ -51,7 +50,7 @@ class BaseFetcher:
         shapes = parameter_shapes(self._manifest.model, stages_of(self._manifest)[stage])
         spans = spans_of(self._set.index, shapes)
         order = list(spans)
-        for numbers in (order[at : at + AT_ONCE] for at in range(0, len(order), AT_ONCE)):
+        for numbers in (order[at : at + PREFETCH_CHUNKS] for at in range(0, len(order), PREFETCH_CHUNKS)):
             await gather_or_cancel([partial(self._fetch, number) for number in numbers])
             for number in numbers:
                 await self._place(replica, number, spans[number])

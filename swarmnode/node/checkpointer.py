@@ -8,15 +8,15 @@ from collections.abc import Callable
 
 from swarmnode.errors import DataError, LocalFault, SwarmnodeError
 from swarmnode.gossip.exchange import Gossip
-from swarmnode.ids import PeerId, RunId
+from swarmnode.ids import PeerId
 from swarmnode.manifest import Manifest
-from swarmnode.membership.progress import Progress
-from swarmnode.membership.swarm import GOSSIPING, Swarm
+from swarmnode.membership.swarm import GOSSIPING
 from swarmnode.metrics import name
 from swarmnode.model.section import snapshot_nbytes
+from swarmnode.node.node_ports import NodeContext
 from swarmnode.node.presence import Presence
 from swarmnode.parted_work import Parts, timed
-from swarmnode.ports import Compute, Priority, Replica, State, Store, Telemetry
+from swarmnode.ports import Priority, Replica, State, Store
 from swarmnode.recovery import checkpoint as form
 from swarmnode.recovery import checkpoint_io
 from swarmnode.recovery.checkpoint import Origin
@@ -48,37 +48,27 @@ class Checkpointer:
 
     def __init__(
         self,
-        manifest: Manifest,
-        run_id: RunId,
-        me: PeerId,
-        options: CheckpointOptions,
+        context: NodeContext,
         store: Store,
-        compute: Compute,
-        swarm: Callable[[], Swarm],
-        telemetry: Telemetry,
-        *,
         stage: int,
         replica: Replica,
         gossip: Gossip,
-        progress: Progress,
         finished_blocks: Callable[[], record_pb2.Blocks],
     ) -> None:
-        """`replica` of `stage` is saved in `store`, with the run's `progress` and the data blocks finished by then."""
-        self._manifest = manifest
-        self._run_id = run_id
-        self._me = me
-        self._options = options
+        """`replica` of `stage` is saved in `store`, with the run's progress and the data blocks finished by then."""
+        self._manifest, self._run_id, self._me = context.manifest, context.run_id, context.me
+        self._options = context.ports.saving
         self._store = store
         self._stage = stage
         self._replica = replica
         self._gossip = gossip
-        self._progress = progress
+        self._progress = context.presence.progress
         self._finished_blocks = finished_blocks
-        self._compute = compute
-        self._swarm = swarm
-        self._telemetry = telemetry
-        self._origin = Origin.of(manifest, run_id, options.signed)
-        self._shapes = options.shapes(manifest, stage)
+        self._compute = context.ports.compute
+        self._swarm = context.presence.peer_table.swarm
+        self._telemetry = context.telemetry
+        self._origin = Origin.of(context.manifest, context.run_id, self._options.signed)
+        self._shapes = self._options.shapes(context.manifest, stage)
         self._wake = asyncio.Event()
         self._time = asyncio.get_running_loop().time
         self._patience_s = PATIENCE_S + snapshot_nbytes(replica.sizes_of(stage)) / PATIENCE_RATE

@@ -5,15 +5,13 @@ from __future__ import annotations
 import asyncio
 import enum
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from swarmnode.errors import SwarmnodeError
 from swarmnode.ids import PeerId, short
 from swarmnode.membership.liveness import SMALL_CALL_S
 from swarmnode.membership.swarm import Swarm
-from swarmnode.node.notice import Notice
+from swarmnode.node.notice import Notice, Notices
 from swarmnode.node.presence import Presence
 from swarmnode.ports import Telemetry
 from swarmnode.wire import record_pb2
@@ -137,19 +135,7 @@ class DrainReport:
         )
 
 
-class Deadline(Protocol):
-    """The time until which this process may go on; it may come nearer meanwhile."""
-
-    def left_s(self) -> float:
-        """Seconds left."""
-        ...
-
-    def limit(self, seconds: float) -> AbstractAsyncContextManager[object]:
-        """A block that ends with TimeoutError after `seconds`, or when the deadline itself comes nearer."""
-        ...
-
-
-async def drain(report: DrainReport, tasks: Sequence[DrainTask], deadline: Deadline, telemetry: Telemetry) -> None:
+async def drain(report: DrainReport, tasks: Sequence[DrainTask], notices: Notices, telemetry: Telemetry) -> None:
     """Do `tasks` in order while time is left. A step that fails is reported as cut; its error is not raised.
 
     Saving keeps its time where that is at most half of all: when everybody leaves, nobody else has the stage. (Held
@@ -157,9 +143,9 @@ async def drain(report: DrainReport, tasks: Sequence[DrainTask], deadline: Deadl
     """
     loop = asyncio.get_running_loop()
     saving_s = sum(task.expected_s for task in tasks if task.step is DrainStep.SAVE)
-    kept_s = saving_s if saving_s <= PARTLY * (deadline.left_s() - GOODBYE_S) else 0.0
+    kept_s = saving_s if saving_s <= PARTLY * (notices.left_s() - GOODBYE_S) else 0.0
     for index, task in enumerate(tasks):
-        left_s, partly, due = deadline.left_s() - GOODBYE_S, task.step is DrainStep.FINISH, tasks[index:]
+        left_s, partly, due = notices.left_s() - GOODBYE_S, task.step is DrainStep.FINISH, tasks[index:]
         if kept_s and task.step is not DrainStep.SAVE:
             left_s, due = left_s - kept_s, [later for later in due if later.step is not DrainStep.SAVE]
         limits, reason = plan([later.expected_s for later in due], left_s, partly)
@@ -168,7 +154,7 @@ async def drain(report: DrainReport, tasks: Sequence[DrainTask], deadline: Deadl
             continue
         started = loop.time()
         try:
-            async with deadline.limit(limits[0]):
+            async with notices.limit(limits[0]):
                 await task.work()
         except TimeoutError:
             _cut(report, task, f"not done in {loop.time() - started:.1f} s", telemetry)
@@ -178,11 +164,11 @@ async def drain(report: DrainReport, tasks: Sequence[DrainTask], deadline: Deadl
             telemetry.event("drain.done", step=task.step, seconds=round(loop.time() - started, 3))
 
 
-async def goodbye(deadline: Deadline, presence: Presence, telemetry: Telemetry) -> None:
+async def goodbye(notices: Notices, presence: Presence, telemetry: Telemetry) -> None:
     """Announce that this node is gone, as far as there is time."""
     presence.set_state(record_pb2.NODE_STATE_LEFT, "told to go")
     try:
-        async with deadline.limit(SMALL_CALL_S):
+        async with notices.limit(SMALL_CALL_S):
             await presence.announce()
     except TimeoutError:
         telemetry.event("directory.failed", level="warning", reason="no time was left to say goodbye")

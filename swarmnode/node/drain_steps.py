@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Awaitable, Callable
 
 from swarmnode.errors import SwarmnodeError, Unavailable
 from swarmnode.gossip.exchange import Gossip
 from swarmnode.gossip.final_delta import send_final_delta
-from swarmnode.ids import PeerId, RunId, short
+from swarmnode.ids import PeerId, seeded, short
 from swarmnode.membership.swarm import Swarm
 from swarmnode.model.section import snapshot_nbytes
 from swarmnode.node.drain import DrainReport, DrainStep, DrainTask
+from swarmnode.node.node_ports import NodeContext
 from swarmnode.node.notice import NoticeKind
 from swarmnode.pipeline.backlog import Backlog
 from swarmnode.pipeline.feeder import Feeder
 from swarmnode.pipeline.rebalance import DOWNLOAD_RATE
-from swarmnode.ports import Call, Replica, Telemetry, Transport
+from swarmnode.ports import Call, Replica
 from swarmnode.transfer.donor import StageDonor
 from swarmnode.wire import call_pb2 as wire
 
@@ -123,32 +123,27 @@ class StageDrain:
 
     def __init__(
         self,
-        run_id: RunId,
+        context: NodeContext,
         stage: int,
-        transport: Transport,
-        swarm: Callable[[], Swarm],
         replica: Replica,
         gossip: Gossip,
         donor: StageDonor,
         work: HeldWork,
         save: Callable[[], Awaitable[None]],
-        telemetry: Telemetry,
-        rng: random.Random,
         report: DrainReport,
     ) -> None:
         """`save` writes the stage to this machine's disk."""
-        self._run_id = run_id
+        self._context = context
+        self._me = context.me
         self._stage = stage
-        self._transport = transport
-        self._swarm = swarm
+        self._swarm = context.presence.peer_table.swarm
         self._replica = replica
         self._gossip = gossip
         self._donor = donor
         self._work = work
         self._save = save
-        self._telemetry = telemetry
-        self._rng = rng
         self._report = report
+        self._rng = seeded(context.manifest.seed, "leaving", context.me, gossip.done)
         self._finished_before = work.finished
 
     def steps(self) -> list[DrainTask]:
@@ -173,10 +168,6 @@ class StageDrain:
         return [*steps, DrainTask(DrainStep.SAVE, save_s, self._save, lambda: "the stage on disk")]
 
     @property
-    def _me(self) -> PeerId:
-        return self._transport.peer_id
-
-    @property
     def _stopping(self) -> bool:
         """True if the whole run stops: then no node needs this node's update or state."""
         return self._report.notice.kind is NoticeKind.STOP
@@ -199,15 +190,9 @@ class StageDrain:
         staying = mates(self._swarm(), self._stage, self._me)
         if self._stopping or not self._report.unsent or not staying:
             return
-        await send_final_delta(
-            self._transport,
-            self._run_id,
-            staying,
-            self._gossip.parting,
-            self._telemetry,
-            self._rng,
-            self._gossip.acceptance.packets_taken,
-        )
+        context, gossip = self._context, self._gossip
+        parting, met = gossip.parting, gossip.acceptance.packets_taken
+        await send_final_delta(context.transport, context.run_id, staying, parting, context.telemetry, self._rng, met)
         self._report.all_sent()
 
     async def _hand_over(self) -> None:
@@ -219,13 +204,15 @@ class StageDrain:
             return
         able, reason = successors(self._swarm(), self._stage, self._me)
         for successor in able:
-            request = wire.Request(run_id=self._run_id, handover=wire.Handover(stage=self._stage))
+            request = wire.Request(run_id=self._context.run_id, handover=wire.Handover(stage=self._stage))
             try:
-                await self._transport.call(successor, Call(request), timeout_s=HANDOVER_MAX_S, reply_bytes_max=0)
+                await self._context.transport.call(
+                    successor, Call(request), timeout_s=HANDOVER_MAX_S, reply_bytes_max=0
+                )
             except SwarmnodeError as error:
                 reason = f"{short(successor)}: {error}"
                 continue
             self._report.all_sent(successor)
-            self._telemetry.event("handover.done", peer=successor, stage=self._stage, reason=reason)
+            self._context.telemetry.event("handover.done", peer=successor, stage=self._stage, reason=reason)
             return
         raise Unavailable(reason)

@@ -11,10 +11,11 @@ from swarmnode.errors import RemoteFault
 from swarmnode.ids import PeerId
 from swarmnode.membership.liveness import SOON_SHARE
 from swarmnode.membership.place import feeder_place
-from swarmnode.node.drain import Deadline, DrainReport, DrainStep, DrainTask, drain
+from swarmnode.node.drain import DrainReport, DrainStep, DrainTask, drain
 from swarmnode.node.drain_steps import MARGIN, HeldWork
 from swarmnode.node.feeder_loop import feeding, make_feeder
 from swarmnode.node.node_ports import NodeContext
+from swarmnode.node.notice import Notices
 from swarmnode.node.presence import StageStatus
 from swarmnode.pipeline.feeder import Feeder, Samples
 from swarmnode.pipeline.microbatch_size import SampleRates
@@ -113,8 +114,8 @@ class FeederOnly:
         self._context.presence.run_progress.record_fed(samples)
         self.on_progress()
 
-    async def drain(self, deadline: Deadline, report: DrainReport, checkpoint: str) -> None:
-        """Finish the microbatches in flight as far as `deadline` allows; `report` is filled in. There is no stage to
+    async def drain(self, notices: Notices, report: DrainReport, checkpoint: str) -> None:
+        """Finish the microbatches in flight as far as `notices` allow; `report` is filled in. There is no stage to
         save in `checkpoint`."""
         work = self.held_work
         work.refuse("this node is leaving")
@@ -132,9 +133,9 @@ class FeederOnly:
                 count()
 
         expected_s = MARGIN * work.seconds if report.held else 0.0
-        report.begin(deadline.left_s(), self._context.telemetry)
+        report.begin(notices.left_s(), self._context.telemetry)
         step = DrainTask(DrainStep.FINISH, expected_s, finish, count)
-        await drain(report, [step], deadline, self._context.telemetry)
+        await drain(report, [step], notices, self._context.telemetry)
 
     def hold(self, reason: str) -> None:
         """Start no microbatch for `reason`. Those under way go on."""
@@ -163,7 +164,7 @@ class FeederOnly:
             loss_validation=None if validation is None else validation[0],
             loss_validation_samples=0 if validation is None else validation[1],
             loss_validation_first=feeder.validation_first,
-            blocks=feeder.record(),
+            blocks=feeder.ledger.record(),
         )
 
     def on_progress(self) -> None:

@@ -14,12 +14,13 @@ from swarmnode.membership.receipt import Work, check_receipt, sign_receipt
 from swarmnode.metrics import name
 from swarmnode.metrics.recent_events import RecentEvent, RecentEvents
 from swarmnode.ports import Answer, Call, Clock, Telemetry, Transport
+from swarmnode.token_bucket import TokenBucket
 from swarmnode.wire import call_pb2 as wire
 from swarmnode.wire import report_pb2
 
 REPORT_LINKS_MAX = 64
 REPORT_EVENTS_MAX = 64
-REPORT_RECEIPTS_MAX = 32  # 8 kB; as many as a node renews at a time (thanks.CLIENTS_MAX), so that none is left behind
+REPORT_RECEIPTS_MAX = 32  # 8 kB; as many as a node renews at a time, so that none is left behind
 FRESH_S = 0.5  # guess: facts are gathered at most this often; a busy node answers from what it said just before
 ANSWERS_PER_S = 50.0  # guess: a flood costs an answer of a few kB each 20 ms at most
 BURST = 20.0
@@ -44,7 +45,6 @@ PERIOD_MIN_S = 1.0
 
 FIRST_S = 4.0  # guess: a volunteer who looks just after joining sees receipts
 PERIOD_S = 30.0  # guess: between two rounds of asking; a kill loses the receipts of so long
-CLIENTS_MAX = 32  # asked in one round; guess: the feeders and hops before us
 
 
 class ReceiptExchange:
@@ -89,8 +89,8 @@ class ReceiptExchange:
             period_s = min(PERIOD_S, 2.0 * period_s)
 
     async def once(self, transport: Transport) -> None:
-        """Ask each of the last CLIENTS_MAX clients once."""
-        for client in list(self._work.clients)[-CLIENTS_MAX:]:
+        """Ask each of the last REPORT_RECEIPTS_MAX clients once."""
+        for client in list(self._work.clients)[-REPORT_RECEIPTS_MAX:]:
             request = Call(wire.Request(receipt=wire.ReceiptRequest()))
             try:
                 answer = await transport.call(client, request, timeout_s=SMALL_CALL_S, reply_bytes_max=0)
@@ -162,17 +162,14 @@ class Reporter:
         self._incarnation = incarnation
         self._gathered: report_pb2.Report | None = None
         self._gathered_at = -math.inf
-        self._allowed = BURST
-        self._asked_at = -math.inf
+        self._allowed: TokenBucket | None = None
 
     async def answer(self, peer: PeerId, call: Call) -> Answer:
         """Handler of method "report"."""
         now_s = asyncio.get_running_loop().time()
-        elapsed_s = min(BURST, now_s - self._asked_at)
-        self._allowed, self._asked_at = min(BURST, self._allowed + ANSWERS_PER_S * elapsed_s), now_s
-        if self._allowed < 1.0:
+        self._allowed = self._allowed or TokenBucket.full(ANSWERS_PER_S, BURST, now_s)
+        if not self._allowed.take(now_s):
             raise Busy("this node is asked for reports too often", 1.0)
-        self._allowed -= 1.0
         if self._gathered is None or now_s - self._gathered_at > FRESH_S:
             self._gathered, self._gathered_at = self._facts(), now_s
         request = call.header.report

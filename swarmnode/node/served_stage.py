@@ -16,10 +16,11 @@ from swarmnode.membership.run_progress import APART_ROUNDS
 from swarmnode.membership.swarm import Swarm
 from swarmnode.node.audit_setup import AuditSetup
 from swarmnode.node.checkpointer import Checkpointer
-from swarmnode.node.drain import Deadline, DrainReport, DrainTask, drain
+from swarmnode.node.drain import DrainReport, DrainTask, drain
 from swarmnode.node.drain_steps import HeldWork, StageDrain
 from swarmnode.node.feeder_loop import feeding, make_feeder
 from swarmnode.node.node_ports import NodeContext
+from swarmnode.node.notice import Notices
 from swarmnode.node.presence import StageStatus
 from swarmnode.node.run_text import JoinedStage
 from swarmnode.node.snapshot_source import GIVING, copy_replica, make_stage_donor
@@ -31,7 +32,7 @@ from swarmnode.pipeline.hop import Hop
 from swarmnode.pipeline.next_hop import NextHop
 from swarmnode.pipeline.rebalance import load
 from swarmnode.pipeline.shared_first_hop import RemoteFirstHop, SharedFirstHop
-from swarmnode.ports import Answer, Call, Compute, Handler, Priority, Replica, State, Store, WireTensor
+from swarmnode.ports import Answer, Call, Compute, Handler, Priority, Replica, State, WireTensor
 from swarmnode.recovery.neighbour_backup import NeighbourBackup
 from swarmnode.recovery.recovery_source import RecoverySource, donors_of
 from swarmnode.recovery.restore import RestoredState
@@ -81,9 +82,7 @@ BEHIND_S = 15.0  # guess: where rounds are short, an exchange that times out cos
 SYNCS_AGAIN = 2  # guess: times that a newcomer which missed its first round takes the state again
 FINISH_S = 8.0  # guess: before a move, held work is finished within this
 FINISH_SOON_S = 0.5  # guess: the same while a stage stands empty and all wait for the mover, or when it is HOPELESS
-HOPELESS_S = (
-    32.0  # guess: of work that takes so long little is finished in FINISH_S; callers ask another replica sooner
-)
+HOPELESS_S = 4.0 * FINISH_S  # of work that takes so long little is finished; callers ask another replica sooner
 SERVING = (*GIVING, record_pb2.NODE_STATE_PAUSED)
 
 
@@ -183,32 +182,6 @@ def make_donor(context: NodeContext, joined: JoinedStage, gossip: Gossip, backup
     return make_stage_donor(context, stage, replica, gossip, joiners)
 
 
-def make_checkpointer(
-    context: NodeContext,
-    store: Store,
-    stage: int,
-    replica: Replica,
-    gossip: Gossip,
-    finished_blocks: Callable[[], record_pb2.Blocks],
-) -> Checkpointer:
-    """The part that saves `replica` of `stage` in `store` when a checkpoint is due."""
-    return Checkpointer(
-        context.manifest,
-        context.run_id,
-        context.me,
-        context.ports.saving,
-        store,
-        context.ports.compute,
-        context.presence.peer_table.swarm,
-        context.telemetry,
-        stage=stage,
-        replica=replica,
-        gossip=gossip,
-        progress=context.presence.progress,
-        finished_blocks=finished_blocks,
-    )
-
-
 class ServedStage:
     """A stage in service, from `open` until the end of its block. `feeder` is None until `begin`, at every stage
     but the first, and where there is no text. `checkpointer` is None on nodes that save no checkpoints."""
@@ -238,9 +211,8 @@ class ServedStage:
         self.feeder: Feeder | None = None
         self.checkpointer: Checkpointer | None = None
         if (store := ports.saving.store) is not None:
-            self.checkpointer = make_checkpointer(
-                context, store, self.stage, self.replica, self.gossip, self._finished_blocks
-            )
+            parts = self.stage, self.replica, self.gossip
+            self.checkpointer = Checkpointer(context, store, *parts, self._finished_blocks)
         self.tied_ends = TiedEnds(context, self.stage, self.replica, self.gossip)
         self._behind = asyncio.Event()  # set while this replica waits for a state further than its own
         self._in_vain = context.presence.run_progress.in_vain  # what was known to be trained in vain
@@ -360,12 +332,12 @@ class ServedStage:
         stage, speed, text = self.stage, self._speed(), self._text
         return lambda replica: JoinedStage(stage, replica, restored, speed, text), state, done
 
-    async def drain(self, deadline: Deadline, report: DrainReport, checkpoint: str) -> None:
-        """Hand on everything held here before this process ends, as far as `deadline` allows; `report` is filled in.
+    async def drain(self, notices: Notices, report: DrainReport, checkpoint: str) -> None:
+        """Hand on everything held here before this process ends, as far as `notices` allow; `report` is filled in.
         `checkpoint`: the label of the checkpoint in which the stage is saved as well; "": none."""
         steps = self.drain_steps(report, checkpoint)
-        report.begin(deadline.left_s(), self._context.telemetry)
-        await drain(report, steps, deadline, self._context.telemetry)
+        report.begin(notices.left_s(), self._context.telemetry)
+        await drain(report, steps, notices, self._context.telemetry)
 
     def drain_steps(self, report: DrainReport, checkpoint: str = "") -> list[DrainTask]:
         """Refuse new work; the steps of `drain`, in order."""
@@ -377,20 +349,8 @@ class ServedStage:
                 await context.presence.look([0])  # feeders that have left said in their last records what they fed
                 await self.checkpointer.save(checkpoint)
 
-        return StageDrain(
-            context.run_id,
-            self.stage,
-            context.transport,
-            context.presence.peer_table.swarm,
-            self.replica,
-            self.gossip,
-            self.donor,
-            self.held_work,
-            save,
-            context.telemetry,
-            seeded(context.manifest.seed, "leaving", context.me, self.gossip.done),
-            report,
-        ).steps()
+        parts = self.replica, self.gossip, self.donor, self.held_work
+        return StageDrain(context, self.stage, *parts, save, report).steps()
 
     async def save(self) -> None:
         """Write the stage to this machine's disk: its whole state, and unless one of more samples is saved there, its
@@ -547,10 +507,10 @@ class ServedStage:
         return {
             "process": self._in_service(self.hop.serve),
             "reserve": self._in_service(self.hop.reserve),
-            "opening": self._in_service(self.hop.show),
+            "opening": self._in_service(self.hop.recompute.serve_opening),
             "suspicion": self._in_service(self.hop.suspect),
             "accusation": self._in_service(self.hop.accuse),
-            "recompute": self._in_service(self.hop.serve_recompute),
+            "recompute": self._in_service(self.hop.recompute.serve_recompute),
             "exchange": self.gossip.serve_exchange,
             "final_delta": self.gossip.serve_final_delta,
             "handover": self._inherit,
@@ -595,7 +555,7 @@ class ServedStage:
             loss_validation=None if validation is None else validation[0],
             loss_validation_samples=0 if validation is None else validation[1],
             loss_validation_first=None if feeder is None else feeder.validation_first,
-            blocks=None if feeder is None else feeder.record(),
+            blocks=None if feeder is None else feeder.ledger.record(),
         )
 
     def on_progress(self) -> None:
@@ -630,7 +590,7 @@ class ServedStage:
         """Tokens of training samples. Raises Unavailable where this node feeds nothing."""
         if self.feeder is None:
             raise Unavailable("this node has no stage yet")
-        return await self.feeder.again(indices)
+        return await self.feeder.samples.again(indices)
 
     def _finished_blocks(self) -> record_pb2.Blocks:
-        return record_pb2.Blocks() if self.feeder is None else self.feeder.finished()
+        return record_pb2.Blocks() if self.feeder is None else self.feeder.ledger.finished()

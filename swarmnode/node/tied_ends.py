@@ -12,6 +12,7 @@ from functools import partial
 
 from swarmnode.errors import RemoteFault, Unavailable
 from swarmnode.gossip.exchange import Gossip
+from swarmnode.gossip.fallback_partner import ASKED_MAX
 from swarmnode.gossip.outgoing_packet import PACKETS_BYTES_PER_S, reply_bytes_max
 from swarmnode.ids import PeerId, seeded
 from swarmnode.manifest.kind_compat import trains_both_ends
@@ -19,7 +20,6 @@ from swarmnode.node.node_ports import NodeContext
 from swarmnode.ports import Answer, Call, Priority, Replica, WireTensor
 from swarmnode.wire import call_pb2 as wire
 
-ASKED_MAX = 3  # guess: replicas of the other end that are asked in a round, one after the other
 GIVEN_MAX = 2  # times that one replica of the other end gets the part of a round: an answer may be lost
 ITEMSIZE = 2  # f16
 

@@ -91,7 +91,7 @@ class TextWait:
 
     def __init__(self, samples: Fetched, telemetry: Telemetry, changed: Callable[[], None]) -> None:
         """`changed` is called when text has arrived."""
-        self._samples = samples
+        self.samples = samples
         self._telemetry = telemetry
         self._changed = changed
         self._aside: dict[SampleSpan, asyncio.Task[None]] = {}
@@ -102,7 +102,7 @@ class TextWait:
     async def at_hand(self, tasks: asyncio.TaskGroup, piece: SampleSpan) -> bool:
         """True if the text of `piece` is here, after a short wait unless no member serves it. False: `piece` is set
         aside until its text arrives."""
-        if self._samples.here(piece.indices):
+        if self.samples.here(piece.indices):
             return True
         loop = asyncio.get_running_loop()
         begun = loop.time()
@@ -139,10 +139,10 @@ class TextWait:
             self._changed()
 
     async def _fetch(self, piece: SampleSpan) -> None:
-        await self._samples.fetch(piece.indices)
+        await self.samples.fetch(piece.indices)
 
     async def _in_vain(self, piece: SampleSpan) -> None:
-        await self._samples.in_vain(piece.indices)
+        await self.samples.in_vain(piece.indices)
 
     async def _stop(self) -> None:
         await self._stopped.wait()
@@ -231,10 +231,10 @@ class Feeder:
         self._me = me
         self._incarnation = incarnation
         self._hop = hop
-        self._samples = samples
+        self.samples = samples
         self._sizing = sizing
         self._told: tuple[int, int] | None = None  # last choice logged: samples of a microbatch, limit
-        self._ledger = ledger
+        self.ledger = ledger
         self._swarm = swarm
         self._samples_total = samples_total
         self._counted = counted
@@ -299,13 +299,13 @@ class Feeder:
 
     async def prefetch(self) -> None:
         """Have the text of coming blocks here before they are drawn, until cancelled."""
-        await self._samples.prefetch(self._coming, self._drew)
+        await self.samples.prefetch(self._coming, self._drew)
 
     def _coming(self) -> Iterator[int]:
         """Blocks that this feeder will draw, the one in work first."""
         if self._cut:
             yield self._block
-        yield from self._ledger.coming(self._swarm().feeders())
+        yield from self.ledger.coming(self._swarm().feeders())
 
     @property
     def under_way(self) -> int:
@@ -346,27 +346,15 @@ class Feeder:
     def observe_blocks(self, told: Mapping[PeerId, record_pb2.Blocks], frontier_max: int) -> list[RemoteFault]:
         """Merge the blocks that other feeders' records call finished. Returns the implausible claims, among them more
         than `frontier_max` blocks."""
-        faults = self._ledger.merge_all(told, frontier_max)
+        faults = self.ledger.merge_all(told, frontier_max)
         self._count_duplicates()
         return faults
 
-    async def again(self, indices: Sequence[int]) -> WireTensor | None:
-        """Tokens of training samples, to check what other feeders send."""
-        return await self._samples.again(indices)
-
-    def record(self) -> record_pb2.Blocks:
-        """Blocks finished here, as this node's record tells them."""
-        return self._ledger.record()
-
-    def finished(self) -> record_pb2.Blocks:
-        """Blocks known to be finished by any feeder."""
-        return self._ledger.finished()
-
     def _count_duplicates(self) -> None:
         """Report blocks that two feeders finished because their views differed. They are not undone."""
-        new = self._ledger.duplicates - self._duplicates
+        new = self.ledger.duplicates - self._duplicates
         if new:
-            self._duplicates = self._ledger.duplicates
+            self._duplicates = self.ledger.duplicates
             self._telemetry.count(name.DUPLICATE_SAMPLES, new * self._manifest.data.block_samples)
             self._telemetry.event("data.duplicate", level="warning", blocks=new)
 
@@ -381,9 +369,9 @@ class Feeder:
                 self._telemetry.count(name.MICROBATCHES, outcome="validated")
                 return outcome.loss_sum, outcome.tokens
 
-        await self._samples.fetch_held_out()
+        await self.samples.fetch_held_out()
         try:
-            results = await gather_or_cancel([partial(one, tokens) for tokens in self._samples.held_out()])
+            results = await gather_or_cancel([partial(one, tokens) for tokens in self.samples.held_out()])
         except (Unavailable, RemoteFault) as failure:
             self._telemetry.event("validation.failed", level="warning", reason=str(failure))
             return None
@@ -419,7 +407,7 @@ class Feeder:
         if waiting := self._again or self._text.come:
             return waiting.popleft()
         if not self._cut:
-            self._block, reason = self._ledger.take(self._swarm().feeders())
+            self._block, reason = self.ledger.take(self._swarm().feeders())
             self._telemetry.event("data.block", level="debug", block=self._block, state="taken", reason=reason)
             self._drew.set()
             size = self._manifest.data.block_samples
@@ -432,7 +420,7 @@ class Feeder:
         loop = asyncio.get_running_loop()
         begun = loop.time()
         try:
-            tokens = self._samples.train(piece.indices)
+            tokens = self.samples.train(piece.indices)
             outcome = await self._send(tokens, wire.PURPOSE_TRAIN, piece.indices[0])
         except (MicrobatchLost, Busy) as lost:  # Busy: out of memory in this stage
             self._telemetry.count(name.MICROBATCHES, outcome="lost")
@@ -466,7 +454,7 @@ class Feeder:
         self._left[piece.block] -= len(piece.indices)
         if self._left[piece.block] == 0:
             del self._left[piece.block]
-            self._ledger.finish(piece.block)
+            self.ledger.finish(piece.block)
             self._telemetry.event("data.block", level="debug", block=piece.block, state="done")
             self._count_duplicates()
 

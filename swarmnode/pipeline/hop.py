@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from swarmnode.errors import Busy, RemoteFault, StartAnew, Unavailable
 from swarmnode.ids import MicrobatchId, PeerId
@@ -40,12 +40,6 @@ HALVINGS_MAX = 40  # of the memory for tapes, which is then none
 OWN_SHARE = 0.5  # guess: share of a dedicated device's free memory for tapes; rounds need the rest
 
 
-class WorkSeen(Protocol):
-    """Is told that a peer did work which this node used, so that the peer counts as seen at work."""
-
-    def __call__(self, peer: PeerId, /) -> None: ...
-
-
 @dataclass(slots=True)
 class UnsignedAnswer(Answer):
     """An answer to a microbatch, not signed yet, and the fingerprints of its tensors; None where answers are not
@@ -73,8 +67,8 @@ class Hop:
         auditor: Auditor | None = None,
         input_auditor: InputAuditor | None = None,
         accusations: Accusations | None = None,
-        worked: WorkSeen = lambda peer: None,
-        asked: WorkSeen = lambda peer: None,
+        worked: Callable[[PeerId], object] = lambda peer: None,
+        asked: Callable[[PeerId], object] = lambda peer: None,
     ) -> None:
         """`replicas` returns the stage's replica count: each steps on its share of the inner batch. `recompute` serves
         auditors of our answers, `auditor` signs our answers and checks those to us, `input_auditor` checks feeders'
@@ -172,14 +166,6 @@ class Hop:
         if self._backlog.refusing is not None:
             raise Unavailable(self._backlog.refusing)
         return self._reservations.serve(peer, call)
-
-    async def show(self, peer: PeerId, call: Call) -> Answer:
-        """Handler of method "opening"."""
-        return await self.recompute.serve_opening(peer, call)
-
-    async def serve_recompute(self, peer: PeerId, call: Call) -> Answer:
-        """Handler of method "recompute"."""
-        return await self.recompute.serve_recompute(peer, call)
 
     async def suspect(self, peer: PeerId, call: Call) -> Answer:
         """Handler of method "suspicion". Raises Unavailable if this run does not audit."""

@@ -14,7 +14,6 @@ import math
 import random
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from swarmnode.ema import Ema
 from swarmnode.ids import PeerId, seeded
@@ -78,12 +77,6 @@ class _Peer:
     answers: int = 0  # answers of all peers at its first missed deadline
 
 
-class ConfirmedAnswers(Protocol):
-    """Counts the last answers of a peer that were checked and right, in a row."""
-
-    def __call__(self, peer: PeerId, /) -> int: ...
-
-
 class Router:
     """Chooses among the replicas of one stage. Pure: loop time is an argument, randomness comes from `rng`."""
 
@@ -94,7 +87,7 @@ class Router:
         samples: int = 1,
         possible_s: float = 0.0,
         faster_max: float = FASTER_MAX,
-        confirmed: ConfirmedAnswers = lambda peer: 0,
+        confirmed: Callable[[PeerId], int] = lambda peer: 0,
         on_ban: Callable[[], object] = lambda: None,
     ) -> None:
         """`samples`: size of most microbatches. `possible_s`: least seconds per sample on any device. `confirmed`
@@ -460,7 +453,9 @@ class Router:
         heapq.heappush(self._heap, (known.runtime, self._rng.random(), self._serial, peer))
 
 
-def routers(manifest: Manifest, me: PeerId, confirmed: ConfirmedAnswers, on_ban: Callable[[], object]) -> list[Router]:
+def routers(
+    manifest: Manifest, me: PeerId, confirmed: Callable[[PeerId], int], on_ban: Callable[[], object]
+) -> list[Router]:
     """A router per stage, for node `me`."""
     epsilon, samples = manifest.pipeline.epsilon, manifest.inner.microbatch
     most = FASTER_MAX if manifest.pipeline.audit_share > 0.0 else math.inf  # without audits all are believed

@@ -16,7 +16,6 @@ from swarmnode.identity import Identity
 from swarmnode.ids import PeerId
 from swarmnode.membership.swarm import Swarm
 from swarmnode.pipeline.feeder import FirstHop
-from swarmnode.pipeline.hop import WorkSeen
 from swarmnode.pipeline.next_hop import MicrobatchResult, NextHop
 from swarmnode.pipeline.route import Router
 from swarmnode.pipeline.statement import sign_feed
@@ -29,7 +28,7 @@ class RemoteFirstHop:
 
     boundary_digest = b""  # each replica names its own
 
-    def __init__(self, next_hop: NextHop, identity: Identity, worked: WorkSeen) -> None:
+    def __init__(self, next_hop: NextHop, identity: Identity, worked: Callable[[PeerId], object]) -> None:
         self._next_hop = next_hop
         self._identity = identity
         self._worked = worked

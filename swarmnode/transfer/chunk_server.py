@@ -25,6 +25,7 @@ from swarmnode.token_bucket import TokenBucket, TokenBuckets
 from swarmnode.wire import call_pb2 as wire
 
 PIECE_NBYTES = 512 << 10  # guess: half a second of a home's uplink at 8 Mbit/s
+SLOWEST_BYTES_PER_S = 24_000  # guess: what is left of a home's uplink while it trains
 METHOD = "data_chunk"
 AT_ONCE_MAX = 4  # guess: pieces under way
 KEPT_BLOBS = 2  # read from disk for askers, apart from what this node itself works with

@@ -24,11 +24,11 @@ from swarmnode.manifest import Manifest
 from swarmnode.metrics import name
 from swarmnode.ports import Call, Telemetry, Transport
 from swarmnode.remembered import Remembered
-from swarmnode.transfer.chunk_server import PIECE_NBYTES
+from swarmnode.transfer.chunk_server import PIECE_NBYTES, SLOWEST_BYTES_PER_S
 from swarmnode.wire import call_pb2 as wire
 
-PIECE_TIMEOUT_S = 30.0  # guess: half a MiB at 140 kbit/s
-CHUNK_TIMEOUT_S = 90.0  # guess: 4 MiB at 400 kbit/s; a member that gives them more slowly is left for another
+PIECE_TIMEOUT_S = PIECE_NBYTES / SLOWEST_BYTES_PER_S
+CHUNK_TIMEOUT_S = 4 * PIECE_TIMEOUT_S  # a member that gives the eight pieces more slowly is left for another
 BACKOFF_S, BACKOFF_MAX_S = 1.0, 60.0  # guess: after a failure, doubling
 PAUSE_S, PAUSE_MAX_S = 0.5, 8.0  # guess: when nobody gave anything, doubling
 HOLDS_S = 15.0  # guess: a member that did not hold a chunk is asked again after so long

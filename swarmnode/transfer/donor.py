@@ -453,7 +453,7 @@ class SnapshotDonor:
         return asyncio.get_running_loop().time()
 
 
-BUSY_MAX_S = 3600.0  # guess: then it is worth asking again, whatever the budget says
+BUSY_MAX_S = HAD_S  # then it is worth asking again, whatever the budget says
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from swarmnode.gossip.robust import FIRST_PROBES, PROBE_EVERY, LossEvidence
+from swarmnode.gossip.robust import PROBE_EVERY, LossEvidence
 from swarmnode.ids import seeded
 from swarmnode.remembered import REMEMBERED_MAX
 from swarmnode.sequential_test import LIMIT, WORST, share_kept
@@ -53,7 +53,7 @@ def test_harm_within_the_noise_is_left_to_the_other_test_and_the_repentant_are_t
 
 def test_new_and_doubted_peers_are_always_tried_and_others_now_and_then() -> None:
     evidence = LossEvidence()
-    for _ in range(FIRST_PROBES):
+    for _ in range(PROBE_EVERY):
         assert evidence.due("one", 1)
         evidence.observe("one", 0.0)
     assert [draw for draw in range(2 * PROBE_EVERY) if evidence.due("one", draw)] == [0, PROBE_EVERY]

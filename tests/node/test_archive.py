@@ -160,7 +160,7 @@ async def test_a_run_that_lost_everybody_goes_on_from_its_archive_and_the_folder
         await v.until(lambda: feeder.validation is not None, "a validation")
         assert feeder.validation_first is not None
         assert feeder.validation_first < 2.5, "a model that had learnt nothing stands at log(50) = 3.9"
-        assert feeder.finished().finished_below >= newest.blocks(v.run).finished_below > 0
+        assert feeder.ledger.finished().finished_below >= newest.blocks(v.run).finished_below > 0
         await v.until(lambda: v.total() > 64, "it trains on")
 
 

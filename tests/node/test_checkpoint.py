@@ -69,7 +69,7 @@ async def test_a_stopped_swarm_goes_on_with_other_stages_and_nodes(tmp_path: Pat
         assert [fields["method"] for fields in events(v, "recovery.done")] == ["checkpoint"] * 4
         # A model that had lost what it learnt would stand at log(50) = 3.9.
         assert feeder.validation_first < 2.5
-        assert feeder.finished().finished_below >= resumption.blocks(v.run).finished_below > 0
+        assert feeder.ledger.finished().finished_below >= resumption.blocks(v.run).finished_below > 0
         await v.until(lambda: v.people[0].node.samples_total() > before + 256, "more samples")
         await v.leave()
 
