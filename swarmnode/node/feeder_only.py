@@ -16,7 +16,7 @@ from swarmnode.node.drain_steps import MARGIN, HeldWork
 from swarmnode.node.feeder_loop import feeding, make_feeder
 from swarmnode.node.node_ports import NodeContext
 from swarmnode.node.notice import Notices
-from swarmnode.node.presence import StageStatus
+from swarmnode.node.presence import StageObserver, StageStatus
 from swarmnode.pipeline.feeder import Feeder, Samples
 from swarmnode.pipeline.microbatch_size import SampleRates
 from swarmnode.pipeline.next_hop import NextHop
@@ -53,7 +53,7 @@ class CountedRounds:
         self._grew.set()
 
 
-class FeederOnly:
+class FeederOnly(StageObserver):
     """A node at the feeders' place (place.py), from `open` until the end of its block. `begin` makes it feed."""
 
     def __init__(self, context: NodeContext, samples: Samples, tasks: asyncio.TaskGroup) -> None:
@@ -179,14 +179,6 @@ class FeederOnly:
     def doubt(self, peers: Iterable[PeerId]) -> None:
         """Check whether calls to `peers`, which went silent, are still alive."""
         self._next_hop.doubt(peers)
-
-    def strangers_come(self) -> bool:
-        """Whether most replicas that were never met come when a round is tried with them: there are no rounds here."""
-        return True
-
-    def confirmed(self, peer: PeerId) -> int:
-        """Answers of `peer` in a row that were checked and right."""
-        return 0
 
 
 def attend_feeding(context: NodeContext, tasks: asyncio.TaskGroup) -> None:

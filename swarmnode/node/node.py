@@ -58,7 +58,7 @@ class Node:
             ports.clock,
             ports.identity,
             ports.telemetry,
-            slot,
+            slot.observer,
             admission=ports.admission,
             unable=ports.unable,
             saves_checkpoints=ports.saving.store is not None,
@@ -70,7 +70,7 @@ class Node:
             presence.progress,
             presence.record,
             self._caller_check.learn,
-            slot.on_progress,
+            lambda: slot.observer().on_progress(),
             presence.run_progress.report_overclaim,
             presence.peer_table.excluded,
         )

@@ -4,14 +4,14 @@ pause the replica catches up with its stage before it serves again."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from swarmnode.errors import RemoteFault, Unavailable
+from swarmnode.errors import Unavailable
 from swarmnode.ids import PeerId
 from swarmnode.node.feeder_only import FeederOnly
-from swarmnode.node.presence import NO_STAGE, Presence, StageStatus
+from swarmnode.node.presence import NO_WORK, Presence, StageObserver, StageStatus
 from swarmnode.node.served_stage import ServedStage
 from swarmnode.pipeline.feeder import Feeder
 from swarmnode.ports import Answer, Call, Handler, Telemetry
@@ -21,11 +21,11 @@ FINISH_S = 30.0  # guess: held work is finished within this; the rest goes on, a
 
 
 class StageSlot:
-    """presence.StageObserver of the work in hand; `work` is None while there is none."""
+    """The work in hand; `work` is None while there is none."""
 
     def __init__(self) -> None:
         self.work: ServedStage | FeederOnly | None = None
-        self._validated = NO_STAGE  # the status of the last work that has ended and had a validation
+        self._validated = NO_WORK.status()  # the status of the last work that has ended and had a validation
 
     @property
     def served(self) -> ServedStage | None:
@@ -42,6 +42,10 @@ class StageSlot:
             if (ended := work.status()).loss_validation is not None:
                 self._validated = ended
             self.work = None
+
+    def observer(self) -> StageObserver:
+        """The work in hand, for news; one that does nothing while there is none."""
+        return self.work or NO_WORK
 
     def feeder(self) -> Feeder | None:
         """This node's feeder; None where nothing is fed."""
@@ -61,7 +65,7 @@ class StageSlot:
 
     def status(self) -> StageStatus:
         """The status of the work now. Work without a validation of its own has the last one that was made here."""
-        now = NO_STAGE if self.work is None else self.work.status()
+        now = self.observer().status()
         if now.loss_validation is not None:
             return now
         return replace(
@@ -70,23 +74,6 @@ class StageSlot:
             loss_validation_samples=self._validated.loss_validation_samples,
             loss_validation_first=self._validated.loss_validation_first,
         )
-
-    def on_progress(self) -> None:
-        if self.work is not None:
-            self.work.on_progress()
-
-    def hear_blocks(self, told: Mapping[PeerId, record_pb2.Blocks], frontier_max: int) -> Iterable[RemoteFault]:
-        return () if self.work is None else self.work.hear_blocks(told, frontier_max)
-
-    def doubt(self, peers: Iterable[PeerId]) -> None:
-        if self.work is not None:
-            self.work.doubt(peers)
-
-    def strangers_come(self) -> bool:
-        return self.work is None or self.work.strangers_come()
-
-    def confirmed(self, peer: PeerId) -> int:
-        return 0 if self.work is None else self.work.confirmed(peer)
 
 
 class PauseControl:

@@ -8,7 +8,6 @@ import itertools
 import math
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 from swarmnode import __version__
 from swarmnode.bounds import FIELDS, QUEUE_MAX, SPEED_MAX
@@ -88,36 +87,37 @@ class StageStatus:
 NO_STAGE = StageStatus()
 
 
-class StageObserver(Protocol):
-    """The stage that a node serves, as its Presence tells it news and asks it for its status.
+class StageObserver:
+    """The work in hand, as Presence tells it news and asks it for its status; this one is none.
 
     Before a stage is served, and between two of them, nothing is told and `status` is that of no stage.
     """
 
     def status(self) -> StageStatus:
         """The stage at this moment."""
-        ...
+        return NO_STAGE
 
     def on_progress(self) -> None:
         """The run's sample count grew."""
-        ...
 
     def hear_blocks(self, told: Mapping[PeerId, record_pb2.Blocks], frontier_max: int) -> Iterable[RemoteFault]:
         """Take in the finished blocks announced by other feeders; returns those that cannot be believed, such as more
         than `frontier_max` finished blocks."""
-        ...
+        return ()
 
     def doubt(self, peers: Iterable[PeerId]) -> None:
         """`peers` went silent: calls to them that are under way may never be answered."""
-        ...
 
     def strangers_come(self) -> bool:
         """Whether most replicas that were never met come when a round is tried with them."""
-        ...
+        return True
 
     def confirmed(self, peer: PeerId, /) -> int:
         """Answers of `peer` in a row that were checked and right."""
-        ...
+        return 0
+
+
+NO_WORK = StageObserver()
 
 
 class Presence:
@@ -131,13 +131,14 @@ class Presence:
         clock: Clock,
         identity: Identity,
         telemetry: Telemetry,
-        stage: StageObserver,
+        stage: Callable[[], StageObserver],
         *,
         admission: Admission | None = None,
         unable: frozenset[int] = frozenset(),
         saves_checkpoints: bool = False,
     ) -> None:
-        """`admission` None: every peer may take part. `unable`: the stages that this machine cannot serve."""
+        """`stage` returns the work in hand. `admission` None: every peer may take part. `unable`: the stages that this
+        machine cannot serve."""
         self._manifest = manifest
         self._run_id = run_id
         self._directory = directory
@@ -150,9 +151,9 @@ class Presence:
         self.progress = Progress()
         self.peer_table = PeerTable(manifest.pipeline.stages)
         self.banned = asyncio.Event()  # a router banned a peer; whoever waits clears it
-        self.routers = routers(manifest, self.me, stage.confirmed, self.banned.set)
+        self.routers = routers(manifest, self.me, lambda peer: stage().confirmed(peer), self.banned.set)
         self.run_progress = RunProgress(
-            manifest, self.me, self.peer_table, self.progress, clock, telemetry, self._refused, stage.on_progress
+            manifest, self.me, self.peer_table, self.progress, clock, telemetry, self._refused, self._on_progress
         )
         seen = self.run_progress.clock.history.times
         self.peer_table.prefer(seen)
@@ -189,8 +190,11 @@ class Presence:
         """The swarm as this node counts it (membership/trust.py)."""
         return self._believed.of(self.peer_table.swarm(), self._status.stage, self._sends_to)
 
+    def _on_progress(self) -> None:
+        self._stage().on_progress()
+
     def _strangers_work(self) -> Iterator[bool]:
-        yield self._stage.strangers_come()
+        yield self._stage().strangers_come()
         for stage in self._sends_to:
             yield not self.routers[stage].flooded
 
@@ -298,7 +302,7 @@ class Presence:
         return self._sequence, self._signed
 
     def _describe(self, now_unix_s: float) -> record_pb2.Record:
-        us, stage = self._status, self._stage.status()
+        us, stage = self._status, self._stage().status()
         assert us.stage is not None
         speed = 0.0  # of a node without a stage
         if us.stage < self._manifest.pipeline.stages:
@@ -394,7 +398,7 @@ class Presence:
         for peer in expired:
             self.blocks_heard.pop(peer, None)
             self._telemetry.event("peer.gone", peer=peer, reason="its record expired")
-        self._stage.doubt(expired)
+        self._stage().doubt(expired)
         self._view_changed()
         self.run_progress.judge()
 
@@ -430,7 +434,7 @@ class Presence:
 
     def _hear_blocks(self, told: Mapping[PeerId, record_pb2.Blocks]) -> None:
         self.blocks_heard.update(told)
-        for fault in self._stage.hear_blocks(told, self.blocks_max):
+        for fault in self._stage().hear_blocks(told, self.blocks_max):
             self._refused(fault)
 
     @property
@@ -445,7 +449,7 @@ class Presence:
             self.peer_table.mark_dead(peer)
             self._telemetry.event("peer.gone", peer=peer, reason="silent, and answers no ping")
         self._view_changed()
-        self._stage.doubt(peers)
+        self._stage().doubt(peers)
 
     def exclude(self, peer: PeerId, reason: str) -> None:
         """Ignore `peer` from now on, because it was found to lie."""

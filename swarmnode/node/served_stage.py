@@ -21,7 +21,7 @@ from swarmnode.node.drain_steps import HeldWork, StageDrain
 from swarmnode.node.feeder_loop import feeding, make_feeder
 from swarmnode.node.node_ports import NodeContext
 from swarmnode.node.notice import Notices
-from swarmnode.node.presence import StageStatus
+from swarmnode.node.presence import StageObserver, StageStatus
 from swarmnode.node.run_text import JoinedStage
 from swarmnode.node.snapshot_source import GIVING, copy_replica, make_stage_donor
 from swarmnode.node.stage_change import ROUND_WAIT_MAX_S, StageRebalancer, StageTransfer, costs
@@ -182,7 +182,7 @@ def make_donor(context: NodeContext, joined: JoinedStage, gossip: Gossip, backup
     return make_stage_donor(context, stage, replica, gossip, joiners)
 
 
-class ServedStage:
+class ServedStage(StageObserver):
     """A stage in service, from `open` until the end of its block. `feeder` is None until `begin`, at every stage
     but the first, and where there is no text. `checkpointer` is None on nodes that save no checkpoints."""
 
