@@ -56,13 +56,26 @@ class Moments:
         """Set all to zero."""
         self.flat.zero_()
 
-    @property
-    def in_place(self) -> bool:
-        """Whether what `read` returns is the memory itself."""
-        return True
+    def put(self, first: int, values: Tensor) -> None:
+        """Store `values`, which `read` returned and an optimizer changed: here they are in place already."""
+
+    def cuts(self) -> Iterator[tuple[int, int]]:
+        """[first, last) of the parts to read one after the other: here all at once."""
+        yield 0, len(self)
 
 
-class HostMoments(Moments):
+class _CopiedMoments(Moments):
+    """Moments of which `read` returns a copy."""
+
+    def put(self, first: int, values: Tensor) -> None:
+        self.write(first, values)
+
+    def cuts(self) -> Iterator[tuple[int, int]]:
+        for start in range(0, len(self), PART):
+            yield start, min(start + PART, len(self))
+
+
+class HostMoments(_CopiedMoments):
     """Moments in main memory; `read` and `write` copy them over the bus."""
 
     def __init__(self, count: int, like: Tensor) -> None:
@@ -72,12 +85,8 @@ class HostMoments(Moments):
     def read(self, first: int, last: int) -> Tensor:
         return self.flat[first:last].to(self._device, copy=True)
 
-    @property
-    def in_place(self) -> bool:
-        return False
 
-
-class QuantisedMoments(Moments):
+class QuantisedMoments(_CopiedMoments):
     """Moments in 8 bits. `signed`: first moments; second ones are not negative."""
 
     def __init__(self, count: int, like: Tensor, *, signed: bool) -> None:
@@ -118,10 +127,6 @@ class QuantisedMoments(Moments):
     def zero_(self) -> None:
         self._codes.fill_(self._zero)
         self._scales.zero_()
-
-    @property
-    def in_place(self) -> bool:
-        return False
 
 
 class MomentSection:
@@ -190,12 +195,12 @@ def codes(*, signed: bool) -> Tensor:
     return torch.tensor(sorted(values)[:256])
 
 
-def made(state: str, count: int, like: Tensor, *, signed: bool) -> Moments:
-    """Zeros for `count` elements, kept as `state` says, for weights like `like`."""
+def made(state: str, count: int, like: Tensor, *, signed: bool, flat: Tensor | None = None) -> Moments:
+    """Zeros for `count` elements, kept as `state` says, for weights like `like`; on the device in `flat` if given."""
     match state:
         case "8bit":
             return QuantisedMoments(count, like, signed=signed)
         case "host":
             return HostMoments(count, like)
     assert state == "device", state
-    return Moments(count, like)
+    return Moments(count, like) if flat is None else Moments.of(flat)

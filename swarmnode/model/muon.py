@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from swarmnode.manifest import InnerSpec
+from swarmnode.model.moments import Moments, made
 from swarmnode.model.optimizer import FlatAdamW, Span
 from swarmnode.model.subspace import Subspace
 
@@ -112,11 +113,9 @@ class FlatMuon:
     `gathers` all descend by their plain gradients instead: rounds average what these add up to and make Muon's and
     AdamW's steps of it (swarmnode_methods/dion2.py).
 
-    `exp_avg` [N] holds Muon's momentum of matrices; `exp_avg_sq` [Q] is only of `spans`. Matrices of one shape, or its
-    transpose, are orthogonalised as one batch, in bfloat16 with `autocast`.
+    `exp_avg` [N] holds Muon's momentum of matrices; `exp_avg_sq` [Q] is only of `spans`; `state` as in FlatAdamW.
+    Matrices of one shape, or its transpose, are orthogonalised as one batch, in bfloat16 with `autocast`.
     """
-
-    _gathered = 0.0
 
     def __init__(
         self,
@@ -129,33 +128,23 @@ class FlatMuon:
         subspace: Subspace | None = None,
         autocast: bool = False,
         gathers: bool = False,
+        state: str = "device",
     ) -> None:
-        adamw = FlatAdamW(theta, grad, inner, spans)
-        self.exp_avg, self.exp_avg_sq = adamw.exp_avg, adamw.exp_avg_sq
-        self._moments = [matrix.gradient(self.exp_avg) for matrix in matrices]
-        self._set_up(adamw, theta, grad, inner, matrices, subspace, autocast=autocast)
-        self.matrices, self.spans, self._theta = matrices, spans, theta
+        self.adamw = FlatAdamW(theta, grad, inner, spans, state=state)
+        self.exp_avg, self.exp_avg_sq = self.adamw.exp_avg, self.adamw.exp_avg_sq
+        self.matrices, self._theta, self._inner, self._subspace = matrices, theta, inner, subspace
         self._gathered = GATHERED_RMS * inner.muon_learning_rate * math.sqrt(grad.numel()) if gathers else 0.0
-
-    def _set_up(
-        self,
-        adamw: FlatAdamW,
-        theta: Tensor,
-        grad: Tensor,
-        inner: InnerSpec,
-        matrices: Sequence[MuonMatrix],
-        subspace: Subspace | None,
-        *,
-        autocast: bool,
-    ) -> None:
-        self._adamw = adamw
-        self._inner = inner
-        self._subspace = subspace
         self._dtype = torch.bfloat16 if autocast else theta.dtype
         self._weights = [matrix.weights(theta) for matrix in matrices]
         self._gradients = [matrix.gradient(grad) for matrix in matrices]
+        flats = [one.gradient(self.exp_avg).view(-1) if state == "device" else None for one in matrices]
+        self._moments = [
+            made(state, math.prod(one.shape), theta, signed=True, flat=flat)
+            for one, flat in zip(matrices, flats, strict=True)
+        ]
         self._writers = {index for index, matrix in enumerate(matrices) if matrix.writer}
         self._left: set[int] = set()  # matrices that the step under way has not moved
+        self._untaken: set[int] = set()  # matrices whose moment has not taken the gradient
         by_shape: dict[tuple[int, ...], list[int]] = {}
         for index, matrix in enumerate(matrices):
             by_shape.setdefault(tuple(sorted(matrix.shape)), []).append(index)
@@ -166,23 +155,28 @@ class FlatMuon:
             for first in range(0, len(indices), most)
         ]
 
+    def pieces(self) -> tuple[list[tuple[int, Moments]], list[tuple[int, Moments]]]:
+        """As of FlatAdamW; matrices have no second moment."""
+        firsts, seconds = self.adamw.pieces()
+        firsts += ((matrix.first, kept) for matrix, kept in zip(self.matrices, self._moments, strict=True))
+        return sorted(firsts, key=lambda piece: piece[0]), seconds
+
     def clip_mean(self, weight: float, clip_norm: float) -> float:
         """See `FlatAdamW.clip_mean`."""
-        return self._adamw.clip_mean(weight, clip_norm)
+        return self.adamw.clip_mean(weight, clip_norm)
 
     @torch.no_grad()
     def step(self, steps_before: int, learning_rate: float) -> None:
         """Update theta in place as step number `steps_before` + 1. `learning_rate` is AdamW's; Muon's follows by the
         ratio of the manifest's two peaks."""
         if self._gathered:
-            self._theta.add_(self._adamw.grad, alpha=-self._gathered)
+            self._theta.add_(self.adamw.grad, alpha=-self._gathered)
             return
-        self._adamw.step(steps_before, learning_rate)
+        self.adamw.step(steps_before, learning_rate)
         if not self._weights:
             return
         inner = self._inner
-        self._left = set(range(len(self._weights)))
-        self._take_gradients()
+        self._left, self._untaken = set(range(len(self._weights))), set(range(len(self._weights)))
         torch._foreach_mul_(self._weights, 1.0 - self._rate(learning_rate) * inner.weight_decay)
         self._move(self.orthogonalized(), self._rate(learning_rate))
 
@@ -206,10 +200,6 @@ class FlatMuon:
             weight.add_(step, alpha=-rate * RMS * math.sqrt(max(weight.shape)))
             self._left.discard(index)
 
-    def _take_gradients(self) -> None:
-        """Add the gradients to the moments."""
-        torch._foreach_lerp_(self._moments, self._gradients, 1.0 - self._inner.muon_momentum)
-
     def orthogonalized(self) -> Iterator[tuple[int, Tensor]]:
         """The current direction of each matrix's step, from gradient and momentum, with its number, the shorter side
         first."""
@@ -218,9 +208,13 @@ class FlatMuon:
             yield from zip(indices, orthogonalize(sides), strict=True)
 
     def _nesterov(self, index: int) -> Tensor:
-        """The direction of matrix `index`'s step before orthogonalising, the shorter side first."""
-        return self._ahead(self._gradients[index], self._moments[index])
-
-    def _ahead(self, gradient: Tensor, moment: Tensor) -> Tensor:
-        ahead = torch.lerp(gradient, moment, self._inner.muon_momentum).to(self._dtype)
+        """The direction of matrix `index`'s step before orthogonalising, the shorter side first; its moment takes the
+        gradient, once a step."""
+        kept, gradient = self._moments[index], self._gradients[index]
+        moment = kept.read(0, len(kept))
+        if index in self._untaken:
+            moment.view(gradient.shape).lerp_(gradient, 1.0 - self._inner.muon_momentum)
+            kept.put(0, moment)
+            self._untaken.discard(index)
+        ahead = torch.lerp(gradient, moment.view(gradient.shape), self._inner.muon_momentum).to(self._dtype)
         return ahead if ahead.shape[0] <= ahead.shape[1] else ahead.T

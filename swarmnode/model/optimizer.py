@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 
 import torch
 from torch import Tensor
 
 from swarmnode.manifest import InnerSpec, Manifest
+from swarmnode.model.moments import Moments, made
 
 NORM_EMA = 0.1  # weight of the newest gradient norm [guess]
 CLIP_EPS = 1e-6  # torch.nn.utils.clip_grad_norm_'s own
@@ -108,8 +110,10 @@ class FlatAdamW:
     """AdamW [arXiv 1711.05101] on `theta` [P] by `grad` [N], only in `spans`; other elements do not change. N is P but
     where a replica trains a part of the stage (expert_share.py).
 
-    `exp_avg` is flat [N] too. `exp_avg_sq` [Q] only has room for stepped elements, in the order of the flat buffer.
-    They and `theta` may be overwritten in place between steps. The arithmetic is the kernel of
+    `state` says where moments are kept (moments.py). On the device `exp_avg` is flat [N] too, and `exp_avg_sq` [Q] only
+    has room for stepped elements, in the order of the flat buffer. Both and `theta` may be overwritten in place between
+    steps. Elsewhere moments are read, used and written back part by part; those in main memory give equal weights to
+    the bit, those in 8 bits are used exactly and rounded for the next step. The arithmetic is the kernel of
     `torch.optim.AdamW(fused=True)`, called directly: the class around it imports torch's compiler, which costs 70 MiB
     and a second per node process (measured).
 
@@ -131,85 +135,103 @@ class FlatAdamW:
         *,
         shared: Sequence[tuple[int, tuple[int, ...]]] = (),
         rank: int = 1,
+        state: str = "device",
     ) -> None:
         self.grad = grad
-        self.exp_avg = torch.zeros_like(grad)
+        self._theta, self._inner, self._rank = theta, inner, rank
         counts = {span.first: span.last - span.first for span in spans}
         counts |= {first: math.prod(shape[1:]) for first, shape in shared}
         ends = list(accumulate(counts[first] for first in sorted(counts)))
         seconds = {first: slice(end - counts[first], end) for first, end in zip(sorted(counts), ends, strict=True)}
-        self.exp_avg_sq = theta.new_zeros(ends[-1] if ends else 0)
-        self._inner = inner
-        self._rank = rank
-        self._slices = []
-        for decays in (True, False):
-            chosen = [span for span in spans if span.decays == decays]
-            if chosen:
-                parts = [[theta[span.first : span.last] for span in chosen]]
-                parts += [[flat[span.there] for span in chosen] for flat in (grad, self.exp_avg)]
-                parts.append([self.exp_avg_sq[seconds[span.first]] for span in chosen])
-                self._slices.append((inner.weight_decay if decays else 0.0, parts))
-        self._shared = [
-            [flat[first : first + math.prod(shape)].view(shape) for first, shape in shared]
-            for flat in (theta, grad, self.exp_avg)
+        device = state == "device"
+        self.exp_avg = torch.zeros_like(grad if device else grad[:0])
+        self.exp_avg_sq = theta.new_zeros(ends[-1] if ends and device else 0)
+
+        def firsts(there: slice) -> Moments:
+            flat = self.exp_avg[there] if device else None
+            return made(state, there.stop - there.start, theta, signed=True, flat=flat)
+
+        def squares(first: int, state: str) -> Moments:
+            flat = self.exp_avg_sq[seconds[first]] if device else None
+            return made(state, counts[first], theta, signed=False, flat=flat)
+
+        self.parts = [(span, firsts(span.there), squares(span.first, state)) for span in spans]
+        self._matrices = [  # their second moments are few, and stay on the device
+            (first, shape, firsts(slice(first, first + math.prod(shape))), squares(first, "device"))
+            for first, shape in shared
         ]
-        self._shared.append([self.exp_avg_sq[seconds[first]] for first, _ in shared])
-        self._left: list[int] = []  # shared matrices that the step under way has not updated
+        self._at = 0  # parts and matrices that the step under way has updated
         self._step = torch.zeros((), dtype=torch.float32, device=theta.device)
+
+    def pieces(self) -> tuple[list[tuple[int, Moments]], list[tuple[int, Moments]]]:
+        """(first element in the flat buffer, moments) of first and second moments, ascending."""
+        rows = [(span.first, exp_avg, exp_avg_sq) for span, exp_avg, exp_avg_sq in self.parts]
+        rows += [(first, exp_avg, exp_avg_sq) for first, _, exp_avg, exp_avg_sq in self._matrices]
+        rows.sort(key=lambda row: row[0])
+        return [(at, exp_avg) for at, exp_avg, _ in rows], [(at, exp_avg_sq) for at, _, exp_avg_sq in rows]
 
     @torch.no_grad()
     def step(self, steps_before: int, learning_rate: float) -> None:
         """Update theta in place as step number `steps_before` + 1 (which corrects the moments' bias)."""
         self._step.fill_(steps_before + 1)
-        for weight_decay, (weights, gradients, exp_avgs, exp_avg_sqs) in self._slices:
-            self._update(weights, gradients, exp_avgs, exp_avg_sqs, learning_rate, weight_decay)
-        self._left = list(range(len(self._shared[0])))
-        if self._left:
-            weights, gradients, exp_avgs, _ = self._shared
-            torch._foreach_lerp_(exp_avgs, gradients, 1.0 - self._inner.beta1)
-            torch._foreach_mul_(weights, 1.0 - learning_rate * self._inner.weight_decay)
-            self.finish(steps_before, learning_rate)
+        self._at = 0
+        self.finish(steps_before, learning_rate)
 
-    def _update(
-        self,
-        weights: list[Tensor],
-        gradients: list[Tensor],
-        exp_avgs: list[Tensor],
-        exp_avg_sqs: list[Tensor],
-        learning_rate: float,
-        weight_decay: float,
+    @torch.no_grad()
+    def finish(self, steps_before: int, learning_rate: float) -> None:
+        """`step`, or the rest of one that memory ran out in, with the same arguments: parts are updated one after the
+        other, each as a whole or not at all."""
+        works = [partial(self._step_part, *part, *cut) for part in self.parts for cut in part[1].cuts()]
+        works += [partial(self._step_matrix, *matrix, steps_before) for matrix in self._matrices]
+        for work in works[self._at :]:
+            work(learning_rate)
+            self._at += 1
+
+    def _step_part(
+        self, span: Span, firsts: Moments, seconds: Moments, start: int, end: int, learning_rate: float
     ) -> None:
-        """Update `weights` and moments in place, by the number of the step under way."""
+        exp_avg, exp_avg_sq = firsts.read(start, end), seconds.read(start, end)
         torch._fused_adamw_(
-            weights,
-            gradients,
-            exp_avgs,
-            exp_avg_sqs,
+            [self._theta[span.first + start : span.first + end]],
+            [self.grad[span.at + start : span.at + end]],
+            [exp_avg],
+            [exp_avg_sq],
             [],
-            [self._step] * len(weights),
+            [self._step],
             lr=learning_rate,
             beta1=self._inner.beta1,
             beta2=self._inner.beta2,
-            weight_decay=weight_decay,
+            weight_decay=self._inner.weight_decay if span.decays else 0.0,
             eps=self._inner.eps,
             amsgrad=False,
             maximize=False,
         )
+        firsts.put(start, exp_avg)
+        seconds.put(start, exp_avg_sq)
 
-    @torch.no_grad()
-    def finish(self, steps_before: int, learning_rate: float) -> None:
-        """The rest of a `step` that memory ran out in, with the same arguments: of the matrices with one second moment
-        per column. Each is updated as a whole or not at all."""
+    def _step_matrix(
+        self,
+        first: int,
+        shape: tuple[int, ...],
+        firsts: Moments,
+        seconds: Moments,
+        steps_before: int,
+        learning_rate: float,
+    ) -> None:
+        """The step of a matrix with one second moment per column."""
         inner, step = self._inner, steps_before + 1
         correction1, correction2 = 1.0 - inner.beta1**step, 1.0 - inner.beta2**step
-        while self._left:
-            weight, gradient, exp_avg, exp_avg_sq = (part[self._left[0]] for part in self._shared)
-            mean = torch.linalg.vector_norm(gradient, dim=0).square_().div_(self._rank)
-            second = torch.lerp(exp_avg_sq, mean, 1.0 - inner.beta2)
-            scale = (second / correction2).sqrt_().add_(inner.eps)  # (in)
-            exp_avg_sq.copy_(second)
-            weight.addcdiv_(exp_avg, scale, value=-learning_rate / correction1)
-            del self._left[0]
+        flat = slice(first, first + math.prod(shape))
+        weight, gradient = self._theta[flat].view(shape), self.grad[flat].view(shape)
+        exp_avg, exp_avg_sq = firsts.read(0, len(firsts)), seconds.flat.view(shape[1:])
+        mean = torch.linalg.vector_norm(gradient, dim=0).square_().div_(self._rank)
+        second = torch.lerp(exp_avg_sq, mean, 1.0 - inner.beta2)
+        scale = (second / correction2).sqrt_().add_(inner.eps)  # (in)
+        exp_avg_sq.copy_(second)
+        exp_avg.view(shape).lerp_(gradient, 1.0 - inner.beta1)
+        weight.mul_(1.0 - learning_rate * inner.weight_decay)
+        weight.addcdiv_(exp_avg.view(shape), scale, value=-learning_rate / correction1)
+        firsts.put(0, exp_avg)
 
     def clip_mean(self, weight: float, clip_norm: float) -> float:
         """Turn the summed gradient of `weight` samples (less than one if few tokens counted) into the mean, clipped to

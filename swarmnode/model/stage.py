@@ -26,10 +26,10 @@ from swarmnode.model.decoder import Decoder
 from swarmnode.model.device import give_back, half_dtype, tried, twice
 from swarmnode.model.expert_share import expert_layout
 from swarmnode.model.frozen import FrozenParameters
+from swarmnode.model.inner_optimizer import IncomingNorms, carried, optimizer_of, sections_of
 from swarmnode.model.memory_estimate import GraphMemory, Passes
 from swarmnode.model.muon import FlatMuon
 from swarmnode.model.optimizer import AdamWPart, corrected_ema, learning_rate
-from swarmnode.model.parted_optimizer import IncomingNorms, carried, optimizer_of, sections_of
 from swarmnode.model.split import TABLE, StageLayers, initial, stages_of
 from swarmnode.model.stage_input import StageInput, check_samples, read_input, read_targets
 from swarmnode.model.subspace import Subspace
@@ -210,21 +210,18 @@ class StageReplica:
 
     def _make_optimizer(self) -> None:
         layout, state = self.layout, self._optimizer_state
-        places, trained = (None, ()) if layout is None else (layout.names[self.block], layout.trained(self.block))
+        places = None if layout is None else layout.names[self.block]
         flats = self.shapes, self.theta, self.grad, self.subspace
         self._optimizer = optimizer_of(self.manifest, *flats, autocast=self._autocast, state=state, places=places)
         if state == "device":
             self.exp_avg, self.exp_avg_sq = self._optimizer.exp_avg, self._optimizer.exp_avg_sq
-        self.moments = sections_of(self._optimizer, self.parameters, trained)
+        self.moments = sections_of(self._optimizer, self.parameters)
 
     def stepped_apart(self) -> tuple[list[Callable[[Tensor], Tensor]], list[AdamWPart]]:
         """(views of flat buffers [P] that Muon steps, what AdamW steps), where rounds take the steps."""
         assert isinstance(self._optimizer, FlatMuon)
-        others, at = list[AdamWPart](), 0
-        for span in sorted(self._optimizer.spans, key=lambda span: span.first):
-            end = at + span.last - span.first
-            others.append(AdamWPart(span, self.exp_avg[span.there], self.exp_avg_sq[at:end]))
-            at = end
+        parts = sorted(self._optimizer.adamw.parts, key=lambda part: part[0].first)
+        others = [AdamWPart(span, exp_avg.flat, exp_avg_sq.flat) for span, exp_avg, exp_avg_sq in parts]
         return [matrix.weights for matrix in self._optimizer.matrices], others
 
     def _copy_weights(self) -> None:

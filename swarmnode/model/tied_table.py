@@ -20,8 +20,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from swarmnode.model.inner_optimizer import IncomingNorms
 from swarmnode.model.moments import PART
-from swarmnode.model.parted_optimizer import IncomingNorms
 
 
 class TiedTable:

@@ -10,7 +10,7 @@ from torch import Tensor
 from swarmnode.errors import RemoteFault
 from swarmnode.identity import Identity
 from swarmnode.ids import PeerId
-from swarmnode.model.parted_optimizer import FACTOR, FIRST, IncomingNorms
+from swarmnode.model.inner_optimizer import FACTOR, FIRST, IncomingNorms
 from swarmnode.pipeline import statement
 from swarmnode.pipeline.audit import (
     BUDGET_FIRST,
