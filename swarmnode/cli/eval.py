@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from swarmnode.cli.export import AVERAGE, DATA, GOSSIP, KIND, LAST
+from swarmnode.cli.export import AVERAGE, DATA, KIND, LAST
 from swarmnode.cli.option.param import FOLDER
 from swarmnode.cli.output.progress import bar
 from swarmnode.user_folders import default_cache
@@ -17,7 +17,6 @@ from swarmnode.user_folders import default_cache
 @click.command(short_help="held-out loss of the merged model and of each replica")
 @click.argument("source", metavar="SOURCE")
 @KIND
-@GOSSIP
 @LAST
 @AVERAGE
 @click.option("--samples", type=click.IntRange(1, 1 << 20), help="Held-out samples.  [default: the manifest's]")
@@ -28,7 +27,6 @@ from swarmnode.user_folders import default_cache
 def command(
     source: str,
     kind: str,
-    rounds: int,
     last: bool,
     checkpoints: int,
     samples: int | None,
@@ -38,7 +36,7 @@ def command(
     as_json: bool,
 ) -> None:
     """Loss in nats per token on held-out text: of the mean of all replicas in SOURCE (as for `export`), and of each
-    whole model made of single replicas, one per stage; after --gossip-rounds rounds among them.
+    whole model made of single replicas, one per stage.
 
     --json: kind, run, round, samples, age_s, validation (as its archive noted it), tokens, merged {loss, perplexity},
     replicas [{replicas, loss}], spread (distance of replicas from their mean, as a share of the weights); with --all
@@ -51,10 +49,6 @@ def command(
     with bar("reading") as moved:
         weights = WeightChoice(last, checkpoints)
         model, folder = gather(source, kind, lambda text: click.echo(text, err=True), moved, weights)
-    if rounds:
-        from swarmnode.local.evaluation import mixed
-
-        model = mixed(model, rounds)
     lists_of = Path(source).expanduser() if everything else None
     report = evaluate(model, data or folder, cache or default_cache(), samples, lists_of)
     if as_json:

@@ -15,13 +15,6 @@ from swarmnode.user_folders import default_cache, default_home
 
 KINDS = ("auto", "stages", "checkpoint")
 KIND = click.option("--from", "kind", type=click.Choice(KINDS), default="auto", show_default=True, help="What to take.")
-GOSSIP = click.option(
-    "--gossip-rounds",
-    "rounds",
-    type=click.IntRange(0, 1000),
-    default=0,
-    help="First average the replicas in so many rounds.",
-)
 LAST = click.option("--last", is_flag=True, help="Use replicas' last weights, not their running mean.")
 DATA = click.option(
     "--data", type=FOLDER, help="Folder of the manifest's paths.  [default: the run's folder; for a bucket: none]"
@@ -40,7 +33,6 @@ AVERAGE = click.option(
 @click.argument("source", metavar="SOURCE")
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), required=True, help="Folder of the model.")
 @KIND
-@GOSSIP
 @LAST
 @AVERAGE
 @DATA
@@ -56,7 +48,6 @@ def command(
     source: str,
     out: Path,
     kind: str,
-    rounds: int,
     last: bool,
     checkpoints: int,
     data: Path | None,
@@ -72,8 +63,7 @@ def command(
     averaged; if a stage is missing there, its newest checkpoint is used), or a checkpoint: a folder or
     s3://BUCKET/PREFIX, which a running swarm may still be writing. Of a session each replica's running mean of its
     weights is used (inner.average_share), which has a lower loss than its last weights while the learning rate is high;
-    of checkpoints, --average N gives the same. With --gossip-rounds the replicas of a stage first meet in pairs without
-    training, by the run's own outer step: each approaches their mean.
+    of checkpoints, --average N gives the same.
 
     SOURCE may also be an invite of a running swarm ("-" reads it from stdin): the slow weights of every stage are then
     copied from its nodes, compared, and exported at once. The run's owner decides who may, by a warrant for this
@@ -84,7 +74,7 @@ def command(
     minute old. --from checkpoint takes the newest that is kept. stderr says which model was taken.
 
     --json: model, kind, run, round, samples, age_s, validation (null: nobody noted it), parameters, replicas,
-    gossip_rounds, spread (of replicas around their mean before they are averaged, as a share of the weights).
+    spread (of replicas around their mean before they are averaged, as a share of the weights).
     """
     from swarmnode.cli.option.invite import find_invite
     from swarmnode.local.evaluation import export_model
@@ -101,5 +91,5 @@ def command(
             source = str(pull_checkpoint(invite, home or default_home("archive"), warrant, place, default_cache()))
             kind = "checkpoint"
         moved = stack.enter_context(bar("reading"))
-        facts = export_model(source, out, kind, note, moved, rounds, last, checkpoints, data, adapter)
+        facts = export_model(source, out, kind, note, moved, last, checkpoints, data, adapter)
     click.echo(json.dumps(facts) if as_json else facts["model"])

@@ -11,15 +11,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from swarmnode.ids import PeerId
+from swarmnode.membership.record import CLOCK_SKEW_MAX_S
 
 STAGE_REPLICAS_MIN = 2  # with one replica, its death loses the stage
-SKEW_MAX_S = 1.5  # guess: half of what records and the directory tolerate (membership.record.CLOCK_SKEW_MAX_S)
+SKEW_MAX_S = CLOCK_SKEW_MAX_S / 2  # before records are refused
 SPIKE_NATS = 0.5  # guess: above the noise of a microbatch's loss early in a run
 SPIKE_DEVIATIONS = 8.0  # guess
 SPIKE_POINTS = 12  # guess: fewer points do not show the noise
-STALL_S = 60.0  # guess: several microbatch deadlines
 ISLAND_MIN = 2  # nodes; a single unconnected node counts as silent
-LONE_SHARE_MAX = 0.5  # guess: new nodes have lone rounds, but half of all rounds are too many
 LONE_ROUNDS = 5
 
 
@@ -33,9 +32,6 @@ class Alarm:
     reason: str
     about: str = ""
 
-    def to_json(self) -> dict[str, object]:
-        return {"kind": self.kind, "level": self.level, "title": self.title, "reason": self.reason, "about": self.about}
-
 
 @dataclass(frozen=True, slots=True)
 class Health:
@@ -48,6 +44,7 @@ class Health:
     groups: Sequence[Sequence[str]]
     losses: Sequence[float]  # train loss, oldest first
     stalled_s: float
+    stall_s: float  # a microbatch under way has ended by then: limits.microbatch_timeout_s
     rounds: Sequence[tuple[int, int]]  # (paired, lone), oldest first
     trained: bool
     living: int = 1  # nodes with a valid record, in any state
@@ -69,7 +66,7 @@ def alarms(health: Health) -> list[Alarm]:
         *(thin_stages(health.replicas) if health.trained and health.living else ()),
         *(STOPPED for _ in range(health.trained and not health.living)),
         *islands(health.groups),
-        *stalled(health.stalled_s, health.replicas),
+        *stalled(health.stalled_s, health.stall_s, health.replicas),
         *loss_spike(health.losses),
         *lone_rounds(health.rounds, health.replicas),
         *clock_skew(health.skews_s),
@@ -125,9 +122,9 @@ def islands(groups: Sequence[Sequence[str]]) -> list[Alarm]:
     ]
 
 
-def stalled(stalled_s: float, replicas: Sequence[int]) -> list[Alarm]:
+def stalled(stalled_s: float, stall_s: float, replicas: Sequence[int]) -> list[Alarm]:
     """An alarm when every stage is served but no sample is trained."""
-    if stalled_s < STALL_S or not all(replicas):
+    if stalled_s < stall_s or not all(replicas):
         return []
     reason = f"Every stage has a replica, but for {stalled_s:.0f} s the run's sample count has not grown."
     return [Alarm("stalled", "error", "Training stands still", reason)]
@@ -151,7 +148,7 @@ def lone_rounds(rounds: Sequence[tuple[int, int]], replicas: Sequence[int]) -> l
     """An alarm when replicas have possible partners but mostly step alone, so that they drift apart."""
     recent = rounds[-LONE_ROUNDS:]
     paired, lone = sum(pair for pair, _ in recent), sum(alone for _, alone in recent)
-    if len(recent) < LONE_ROUNDS or lone <= LONE_SHARE_MAX * (paired + lone) or min(replicas, default=0) < 2:
+    if len(recent) < LONE_ROUNDS or lone <= paired or min(replicas, default=0) < 2:
         return []
     reason = f"{lone} of the last {paired + lone} outer steps found no partner, though every stage has some."
     return [Alarm("lone_rounds", "warning", "Replicas seldom meet", reason)]

@@ -92,10 +92,10 @@ def sane(report: report_pb2.Report) -> report_pb2.Report:
 
 
 NODES_MAX = 20_000  # guess: members and those remembered as gone
-GONE_KEEP_S = 120.0  # guess: how long a departed node is still shown
+NEWS_S = 60.0  # guess: what is older is no news: a node that left, a fault of the same kind, a report, the speed
 ENTRIES_KEPT = 400  # guess: of the timeline, in memory; the history has more
 ROUNDS_KEPT = 400
-VALIDATIONS_KEPT = 2000  # guess: one a round; as many as a curve has room for
+CURVE_POINTS = 1920  # one for each column of a full-HD screen
 VALIDATIONS_AHEAD_MAX = 4  # guess: validation periods that a node's count may be ahead of the median of all
 AHEAD_SHARE = 1.1  # guess: and so many times that median; records are some seconds old
 NEAR_VALIDATIONS = 2  # guess: periods within which the losses of a run hardly differ
@@ -103,10 +103,6 @@ ROUNDS_AHEAD_MAX = 64  # guess: rounds that one may be ahead of the median of th
 NAME_CHARS_MAX = 40
 LATE_S = 86_400.0  # an event first reported later than this is shown with this age
 SILENT_AFTER = 2  # failed calls in a row; guess
-RATE_WINDOW_S = 30.0  # guess: speed is the mean over this
-SETTLE_S = 8.0  # guess: time after a start to hear every node's count; more only delays the first speed
-REPORT_FRESH_S = 60.0  # guess: older reports do not count in means
-SAME_FAULT_S = 60.0  # guess: the same fault of the same node is shown once in this time
 LOSS_MAX = 1e4
 NO_RUN = RunId("")  # no receipt belongs to it
 
@@ -307,14 +303,14 @@ class Board:
         self._dirty.add(peer)
 
     def expire(self, now_s: float) -> None:
-        """Mark nodes whose record ran out as gone, and forget those gone for GONE_KEEP_S."""
+        """Mark nodes whose record ran out as gone, and forget those gone for NEWS_S."""
         for peer, node in list(self.nodes.items()):
             if node.gone_s is None and node.expires_s <= now_s:
                 node.gone_s, node.gone_why = now_s, "its record ran out"
                 if node.failures < SILENT_AFTER:
                     self.tell(now_s, node, "departure", "warning", "is gone without a word: its record ran out")
                 self._dirty.add(peer)
-            elif node.gone_s is not None and now_s - node.gone_s > GONE_KEEP_S:
+            elif node.gone_s is not None and now_s - node.gone_s > NEWS_S:
                 del self.nodes[peer]
                 if len(self.cursors) < NODES_MAX:
                     self.cursors[peer] = (node.incarnation, node.cursor)
@@ -351,15 +347,15 @@ class Board:
         elif not self.grew_s or not served.issuperset(range(self.manifest.pipeline.stages)):
             self.grew_s = now_s
         self.began_s = self.began_s or now_s
-        if now_s - self.began_s < SETTLE_S:
+        if now_s - self.began_s < self.manifest.limits.record_ttl_s:  # by then every node's record was read
             self._rates.clear()  # samples trained before the coordinator started are not speed
         if not self._rates or now_s - self._rates[-1][0] >= 1.0:
             self._rates.append((now_s, self.samples))
-        while len(self._rates) > 2 and now_s - self._rates[0][0] > RATE_WINDOW_S:
+        while len(self._rates) > 2 and now_s - self._rates[0][0] > NEWS_S:
             self._rates.popleft()
 
     def samples_per_s(self) -> float:
-        """The speed of the whole run over the last RATE_WINDOW_S."""
+        """The speed of the whole run over the last NEWS_S."""
         if len(self._rates) < 2:
             return 0.0
         (t0, s0), (t1, s1) = self._rates[0], self._rates[-1]
@@ -423,7 +419,7 @@ class Board:
     # Internals.
 
     def _fresh(self, node: NodeView, now_s: float) -> bool:
-        return now_s - node.answered_s <= max(REPORT_FRESH_S, len(self.nodes) / 5.0)
+        return now_s - node.answered_s <= max(NEWS_S, len(self.nodes) / 5.0)
 
     def _count(self, node: NodeView, report: report_pb2.Report, now_s: float) -> float:
         """Add what the report counts to what `node` gave. Returns the seconds that it computed since its last one."""
@@ -461,7 +457,7 @@ class Board:
             return
         if text[0] == "fault":
             key = (node.peer, event.event)
-            if now_s - self._told.get(key, -SAME_FAULT_S) < SAME_FAULT_S:
+            if now_s - self._told.get(key, -NEWS_S) < NEWS_S:
                 return
             if len(self._told) > NODES_MAX:
                 self._told.clear()
@@ -503,9 +499,9 @@ class Board:
             return  # one node's word that the run is further than the others know
         self.validations[int(samples)] = (when, loss)
         self._validators[int(samples)] = peer
-        if len(self._validators) > VALIDATIONS_KEPT:
+        if len(self._validators) > CURVE_POINTS:
             self._validators = {at: peer for at, peer in self._validators.items() if at in self.validations}
-        if len(self.validations) > VALIDATIONS_KEPT:  # drop every second one of the older half
-            for old in sorted(self.validations)[1 : VALIDATIONS_KEPT // 2 : 2]:
+        if len(self.validations) > CURVE_POINTS:  # drop every second one of the older half
+            for old in sorted(self.validations)[1 : CURVE_POINTS // 2 : 2]:
                 del self.validations[old]
         self._validations.append((int(samples), when, loss))

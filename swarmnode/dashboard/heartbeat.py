@@ -6,10 +6,11 @@ import asyncio
 import json
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 
 from swarmnode.dashboard import view
 from swarmnode.dashboard.alarm import Alarm, alarms
-from swarmnode.dashboard.board import Board, Changes
+from swarmnode.dashboard.board import CURVE_POINTS, Board, Changes
 from swarmnode.dashboard.downloads import ModelDownloads
 from swarmnode.dashboard.history import History, HistoryPoint
 from swarmnode.dashboard.totals import SENT
@@ -18,7 +19,6 @@ from swarmnode.ports import Clock
 TICK_S = 1.0
 POINT_EVERY = 2  # ticks between two points of the curves
 LINKS_EVERY = 5  # ticks between two pictures of the links
-POINTS_SENT = 1200  # guess: more than a screen has columns
 ENTRIES_SENT = 120
 CONTRIBUTORS_SENT = 100  # the largest contributors; the API has all
 QUEUE_MAX = 16  # guess: a page this many messages behind is disconnected and reconnects
@@ -94,9 +94,9 @@ class Heartbeat:
         return {
             "summary": view.summary(board, now_s),
             "nodes": [view.node_row(node) for node in board.nodes.values()],
-            "points": view.series(self.history.points, POINTS_SENT),
+            "points": view.series(self.history.points, CURVE_POINTS),
             "validations": view.validation_series(board),
-            "alarms": [alarm.to_json() for alarm in self.alarms],
+            "alarms": [asdict(alarm) for alarm in self.alarms],
             "links": view.links(board),
             "rounds": view.recent_rounds(board),
             "entries": view.timeline(board, ENTRIES_SENT),
@@ -112,7 +112,7 @@ class Heartbeat:
         news: view.Json = {
             "summary": view.summary(self.board, now_s),
             "nodes": [view.node_row(node) for node in changes.nodes],
-            "alarms": [alarm.to_json() for alarm in self.alarms],
+            "alarms": [asdict(alarm) for alarm in self.alarms],
         }
         if point is not None:
             news["point"] = point.to_json()

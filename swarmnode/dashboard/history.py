@@ -16,7 +16,7 @@ from pathlib import Path
 from google.protobuf.message import DecodeError
 
 from swarmnode.atomic_file import full_text
-from swarmnode.dashboard.board import VALIDATIONS_KEPT, Board, Changes, Round
+from swarmnode.dashboard.board import CURVE_POINTS, Board, Changes, Round
 from swarmnode.dashboard.timeline import TimelineEntry
 from swarmnode.dashboard.totals import Contribution
 from swarmnode.errors import DiskFull, LocalFault
@@ -121,7 +121,7 @@ class History:
         if self.points:
             samples = self.points[-1].samples
             board.resume(samples, next(point.unix_s for point in self.points if point.samples >= samples))
-        for samples, t, loss in run("SELECT * FROM validation ORDER BY t DESC LIMIT ?", (VALIDATIONS_KEPT,)):
+        for samples, t, loss in run("SELECT * FROM validation ORDER BY t DESC LIMIT ?", (CURVE_POINTS,)):
             board.validations[samples] = (t, loss)
         for row in reversed(
             run("SELECT * FROM entry ORDER BY serial DESC LIMIT ?", (board.timeline.maxlen,)).fetchall()

@@ -7,7 +7,7 @@ Keys cost nothing, so only clients that took part in the run themselves count.
 from __future__ import annotations
 
 from collections.abc import Container, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from google.protobuf.message import DecodeError
 
@@ -33,12 +33,8 @@ class ReceiptTotals:
     last_unix_s: int = 0
 
     def to_json(self) -> dict[str, object]:
-        return {
-            "samples": self.samples,
-            "microbatches": self.microbatches,
-            "peers": self.peers,
-            "last": self.last_unix_s,
-        }
+        fields = asdict(self)
+        return {"last": fields.pop("last_unix_s"), **fields}
 
 
 class Ledger:

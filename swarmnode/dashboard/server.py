@@ -20,6 +20,7 @@ import json
 import resource
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import asdict
 from importlib import resources
 from pathlib import Path
 from typing import NamedTuple, cast
@@ -33,10 +34,10 @@ from swarmnode.errors import UsageError
 from swarmnode.ids import PeerId, short
 from swarmnode.wire import record_pb2
 
-IN_ALL_MAX = 512  # guess: pages open at once
+IN_ALL_MAX = 512  # guess: pages open at once; each costs 40 kB and 20 us a second
 DESCRIPTORS_SHARE = 0.25  # guess: of the process's file descriptors, at most
 ADDRESS_MAX = 32  # guess: a browser opens six; several may share an address
-FIRST_REQUEST_S = 10.0  # guess: as nginx's client_header_timeout is 60; the page is small
+FIRST_REQUEST_S = 10.0  # guess, also between two requests: nginx's client_header_timeout is 60; the page is small
 NEARBY = ("127.0.0.1", "::1")  # of this machine, also a proxy's: bounded in all only
 
 
@@ -116,11 +117,8 @@ class _Connection(asyncio.Protocol):
 __all__ = ["ADDRESS_MAX", "ConnectionLimit"]
 
 
-STREAMS_MAX = 512  # open pages; guess: each costs 40 kB and 20 us a second
-STREAMS_PER_ADDRESS_MAX = 24
 DOWNLOADS_MAX = 32  # concurrent downloads, and below the limit for one address; guess
 DOWNLOADS_PER_ADDRESS_MAX = 4
-KEEPALIVE_S = 15.0  # guess: between two requests of a connection
 SHUTDOWN_S = 1.0  # grace period after the streams ended; a response takes milliseconds
 WRITE_TIMEOUT_S = 20.0  # a page that reads nothing for this long is disconnected
 ENTRIES_MAX = 500
@@ -176,7 +174,6 @@ class DashboardServer:
         self._signed = signed
         self._public = public
         self._assets = load_assets()
-        self._streams: Counter[str] = Counter()
         self._downloads: Counter[str] = Counter()
         self._runner: web.AppRunner | None = None
         self._listener: asyncio.Server | None = None
@@ -189,7 +186,7 @@ class DashboardServer:
             access_log=None,
             shutdown_timeout=SHUTDOWN_S,
             handle_signals=False,
-            keepalive_timeout=KEEPALIVE_S,
+            keepalive_timeout=FIRST_REQUEST_S,
         )
         await self._runner.setup()
         assert self._runner.server is not None
@@ -235,7 +232,7 @@ class DashboardServer:
         get("/api/v1/rounds", self._json(lambda request: {"rounds": view.recent_rounds(self._live.board)}))
         get("/api/v1/curves", self._json(self._curves))
         get("/api/v1/timeline", self._json(self._timeline))
-        get("/api/v1/alarms", self._json(lambda request: {"alarms": [a.to_json() for a in self._live.alarms]}))
+        get("/api/v1/alarms", self._json(lambda request: {"alarms": [asdict(alarm) for alarm in self._live.alarms]}))
         get("/api/v1/contributors", self._json(lambda request: {"contributors": view.contributors(self._live.board)}))
         get("/api/v1/contributors/{peer}/receipts", self._json(self._receipts))
         get("/api/v1/manifest", self._json(self._manifest))
@@ -363,13 +360,9 @@ class DashboardServer:
         return _CountedFile(path, {**headers, "Content-Disposition": "attachment"}, self._downloads)
 
     async def _stream(self, request: web.Request) -> web.StreamResponse:
-        remote = request.remote or ""
-        if self._live.pages >= STREAMS_MAX or self._streams[remote] >= STREAMS_PER_ADDRESS_MAX:
-            raise web.HTTPServiceUnavailable(text="too many open pages\n", headers={"Retry-After": "10"})
         headers = {**HEADERS, "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
         response = web.StreamResponse(headers=headers)
         response.content_type = "text/event-stream"
-        self._streams[remote] += 1
         queue = self._live.subscribe()
         try:
             with contextlib.suppress(ConnectionError, TimeoutError):  # the page went away
@@ -380,9 +373,6 @@ class DashboardServer:
                         await response.write(message)
         finally:
             self._live.unsubscribe(queue)
-            self._streams[remote] -= 1
-            if not self._streams[remote]:
-                del self._streams[remote]
         return response
 
 

@@ -31,20 +31,19 @@ from swarmnode.ports import Call, Clock, Directory, Telemetry, Transport
 from swarmnode.wire import call_pb2 as wire
 from swarmnode.wire import record_pb2, report_pb2
 
-ASK_PERIOD_S = 2.0  # guess: as often as records are announced in the demo
 REPORTS_PER_S = 10.0  # guess: a call costs both sides about 2 ms; each of a thousand nodes is asked every 100 s
 ASK_TIMEOUT_S = 4.0  # guess: busy machines answer within a second
 ASKING_MAX = 8  # calls at once
 BACKOFF_MAX_S = 60.0
-LOOK_S_PER_NODE = 0.01  # guess: so that records, 0.2 ms each to verify, cost 2 % of a core
+LOOK_S_PER_NODE = 0.01  # records, 0.2 ms each to verify (measured), then cost 2 % of a core
 LOOK_PERIOD_MAX_S = 30.0
 REPORT_BYTES_MAX = 256 << 10  # guess: 64 links, 64 events and 200 counters are 40 kB
 TICK_S = 0.25
 
 
-def ask_period_s(node: NodeView, nodes: int) -> float:
-    """Seconds between two calls to `node` in a swarm of `nodes`. The period grows while the node does not answer."""
-    plain = max(ASK_PERIOD_S, nodes / REPORTS_PER_S)
+def ask_period_s(node: NodeView, nodes: int, least_s: float) -> float:
+    """Seconds between two calls to `node` in a swarm of `nodes`, at least `least_s`; more while it does not answer."""
+    plain = max(least_s, nodes / REPORTS_PER_S)
     return min(max(plain, BACKOFF_MAX_S), plain * 2.0 ** max(0, node.failures - 1))
 
 
@@ -53,11 +52,13 @@ def look_period_s(announce_period_s: float, nodes: int) -> float:
     return max(announce_period_s, min(LOOK_PERIOD_MAX_S, LOOK_S_PER_NODE * nodes))
 
 
-def due(nodes: Iterable[NodeView], asked: dict[PeerId, float], now_s: float, most: int) -> list[NodeView]:
+def due(
+    nodes: Iterable[NodeView], asked: dict[PeerId, float], now_s: float, most: int, least_s: float
+) -> list[NodeView]:
     """At most `most` living nodes that are due for a call, least recently asked first. `asked` holds loop times."""
     living = [node for node in nodes if node.living]
     never = float("-inf")
-    turn = [node for node in living if now_s - asked.get(node.peer, never) >= ask_period_s(node, len(living))]
+    turn = [node for node in living if now_s - asked.get(node.peer, never) >= ask_period_s(node, len(living), least_s)]
     turn.sort(key=lambda node: (asked.get(node.peer, never), node.peer))
     return turn[:most]
 
@@ -99,13 +100,13 @@ class Collector:
         self._board.expire(now_s)
 
     async def _in_turn(self, tasks: asyncio.TaskGroup) -> None:
-        loop = asyncio.get_running_loop()
+        loop, least_s = asyncio.get_running_loop(), self._board.manifest.limits.announce_period_s
         allowed = float(ASKING_MAX)
         while True:
             allowed = min(float(ASKING_MAX), allowed + REPORTS_PER_S * TICK_S)
             free = min(int(allowed), ASKING_MAX - len(self._asking))
             waiting = (node for node in self._board.nodes.values() if node.peer not in self._asking)
-            for node in due(waiting, self._asked, loop.time(), free):
+            for node in due(waiting, self._asked, loop.time(), free, least_s):
                 allowed -= 1.0
                 self._asking.add(node.peer)
                 self._asked[node.peer] = loop.time()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from swarmnode.ids import PeerId, short
 from swarmnode.metrics.event import EVENTS
@@ -54,16 +54,8 @@ class TimelineEntry:
     text: str
 
     def to_json(self) -> dict[str, object]:
-        return {
-            "serial": self.serial,
-            "t": round(self.unix_s, 3),
-            "peer": self.peer,
-            "name": self.name,
-            "stage": self.stage,
-            "kind": self.kind,
-            "level": self.level,
-            "text": self.text,
-        }
+        fields = asdict(self)
+        return {"t": round(fields.pop("unix_s"), 3), **fields}
 
 
 def sentence(event: str, level: str, fields: Mapping[str, str]) -> tuple[str, str] | None:

@@ -15,7 +15,6 @@ from swarmnode.manifest import PRESETS, Manifest
 from swarmnode.pipeline.microbatch_size import LOOPBACK, SETTLED_S, processors, slowness
 from swarmnode.wire import record_pb2, report_pb2
 
-LOOKING_S = 16.0  # guess: after the start, records of all nodes are read by then
 LINKS_SHOWN_MAX = 600  # guess: more than a screen can show clearly
 ROUNDS_SHOWN = 60
 ISLANDS_SHARE = 0.9  # guess: this share of the serving nodes must have reported links before islands are shown
@@ -103,7 +102,7 @@ def phase(board: Board, now_s: float) -> str:
     """One word for the run: `looking` for it, `waiting` for its first sample, `training`, `broken` while a stage has
     nobody, `stopped` while nobody is here at all, or `ended` if it had reached its target then."""
     if not board.living():
-        if not board.began_s or now_s - board.began_s < LOOKING_S:
+        if not board.began_s or now_s - board.began_s < board.manifest.limits.record_ttl_s:
             return "looking"
         if board.samples:
             return "ended" if board.samples >= (target_of(board.manifest) or NUMBER_MAX) else "stopped"
@@ -291,6 +290,7 @@ def health(board: Board, points: Sequence[HistoryPoint], now_s: float) -> Health
         groups=[sorted(label[peer] for peer in group) for group in parties(pairs, label)],
         losses=[point.train for point in points[-64:] if point.train is not None],
         stalled_s=now_s - board.grew_s if board.grew_s else 0.0,
+        stall_s=board.manifest.limits.microbatch_timeout_s,
         rounds=[(at.paired, at.lone) for at in rounds[-8:]],
         trained=board.samples > 0 and phase(board, now_s) != "looking",
         living=len(board.living()),

@@ -55,7 +55,7 @@ class Corpus:
 def open_corpus(manifest: Manifest, folder: pathlib.Path | None, cache: pathlib.Path) -> Corpus:
     """The corpus of `manifest`. Its paths lie below `folder`, its tokens in `cache`. Blocks for seconds at first.
 
-    Raises DataError: a source, shard or tokenizer that cannot be used, too little text, a vocabulary that does not fit.
+    Raises DataError: a source or tokenizer that cannot be used, too little text, a vocabulary that does not fit.
     Raises NotPermitted when the manifest names files and `folder` is None, or links lead out of it.
     """
     root = DataRoot(folder)
@@ -66,19 +66,14 @@ def open_corpus(manifest: Manifest, folder: pathlib.Path | None, cache: pathlib.
             f"{manifest.model.vocabulary}; raise it"
         )
     end_token = manifest.data.document_end
-    if end_token is not None and manifest.data.source != "shards" and tokenizer.separator != end_token:
+    if end_token is not None and tokenizer.separator != end_token:
         raise DataError(
             f"{manifest.data.tokenizer}: this tokenizer ends documents with token {tokenizer.separator}; data.end_token"
             f" is {end_token}"
         )
     files = source_files(manifest.data, root)
-    if manifest.data.source == "shards":
-        train, validation, payload = _from_shards(manifest, files, tokenizer)
-        note = f"{len(files)} shards"
-    else:
-        shards, note = _from_cache(manifest, files, tokenizer, cache)
-        train, validation = ([shard.tokens] for shard in shards)
-        payload = digest(*(shard.payload_digest for shard in shards))
+    shards, note = _from_cache(manifest, files, tokenizer, cache)
+    train, validation = ([shard.tokens] for shard in shards)
     context = manifest.model.context
     windows_train, windows_validation = Windows(train, context), Windows(validation, context)
     if not windows_train.count or not windows_validation.count:
@@ -91,25 +86,11 @@ def open_corpus(manifest: Manifest, folder: pathlib.Path | None, cache: pathlib.
         train=windows_train,
         validation=windows_validation,
         sampler=Sampler(windows_train, manifest.seed),
-        digest=payload,
+        digest=digest(*(shard.digest for shard in shards)),
         tokens_train=sum(part.size for part in train),
         tokens_validation=sum(part.size for part in validation),
         note=note,
     )
-
-
-def _from_shards(
-    manifest: Manifest, files: list[SourceFile], tokenizer: Tokenizer
-) -> tuple[list[Tokens], list[Tokens], bytes]:
-    """Hold out the end of each shard, because shards do not mark documents to choose from."""
-    opened = [open_shard(file.path, tokenizer=tokenizer.digest, vocabulary=manifest.model.vocabulary) for file in files]
-    train: list[Tokens] = []
-    validation: list[Tokens] = []
-    for shard in opened:
-        held_out = int(np.ceil(shard.tokens.size * manifest.data.validation_fraction))
-        train.append(shard.tokens[: shard.tokens.size - held_out])
-        validation.append(shard.tokens[shard.tokens.size - held_out :])
-    return train, validation, digest(*(shard.payload_digest for shard in opened))
 
 
 def _from_cache(
@@ -131,9 +112,7 @@ def _from_cache(
 
 
 def _open_pair(paths: tuple[pathlib.Path, pathlib.Path], tokenizer: Tokenizer) -> tuple[Shard, Shard]:
-    train, validation = (
-        open_shard(path, tokenizer=tokenizer.digest, vocabulary=tokenizer.vocabulary) for path in paths
-    )
+    train, validation = (open_shard(path, tokenizer.vocabulary) for path in paths)
     return train, validation
 
 
@@ -151,8 +130,8 @@ def _tokenise(
     needed = manifest.model.context + 1
     seen: list[tuple[float, int]] = []
     with (
-        ShardWriter(paths[1], tokenizer.vocabulary, tokenizer.digest) as validation,
-        ShardWriter(paths[0], tokenizer.vocabulary, tokenizer.digest) as train,
+        ShardWriter(paths[1], tokenizer.vocabulary) as validation,
+        ShardWriter(paths[0], tokenizer.vocabulary) as train,
     ):
         for piece, tokens in _encoded(pieces(manifest.data, files), tokenizer):
             place = rank(piece)

@@ -1,16 +1,4 @@
-"""The token file format: a header of 128 bytes, then little-endian ids. Readers memory-map it.
-
-| bytes | what |
-| --- | --- |
-| 0..8 | magic `SWARMTOK` |
-| 8..12 | version, 1 |
-| 12..16 | bytes of a token: 2 (uint16) or 4 (uint32) |
-| 16..24 | vocabulary: every id is below |
-| 24..32 | count of tokens |
-| 32..64 | SHA-256 that names the tokenizer (`Tokenizer.digest`) |
-| 64..96 | SHA-256 of the tokens' bytes |
-| 96..128 | zeros |
-"""
+"""The cached tokens of a run's text: little-endian ids, then the SHA-256 of their bytes. Readers memory-map them."""
 
 from __future__ import annotations
 
@@ -20,11 +8,9 @@ import hashlib
 import mmap
 import os
 import pathlib
-import struct
 import tempfile
-from dataclasses import dataclass
 from types import TracebackType
-from typing import cast
+from typing import NamedTuple, cast
 
 import numpy as np
 
@@ -32,24 +18,18 @@ from swarmnode.atomic_file import raise_if_full
 from swarmnode.data.tokens import Tokens, dtype_of
 from swarmnode.errors import DataError
 
-MAGIC = b"SWARMTOK"
-VERSION = 1
-HEADER = struct.Struct("<8sIIQQ32s32s32x")
+HASH_NBYTES = 32
 SUFFIX = ".tokens"
 VERIFY_BYTES_MAX = 256 << 20
-"""Shards up to this size are hashed when opened: 0.13 s at most (0.5 s/GB, measured); larger ones on demand."""
+"""Files up to this size are hashed when opened: 0.13 s at most (0.5 s/GB, measured)."""
 CACHE_ADVICE = "free space there, or choose another --cache"
 
 
-@dataclass(frozen=True, slots=True)
-class Shard:
-    """An open shard: `tokens` is a read-only memory map, [count]."""
+class Shard(NamedTuple):
+    """An open file of tokens: `tokens` is a read-only memory map, [count]; `digest` the SHA-256 of their bytes."""
 
-    path: pathlib.Path
     tokens: Tokens
-    vocabulary: int
-    tokenizer: bytes
-    payload_digest: bytes
+    digest: bytes
 
 
 class ShardWriter:
@@ -59,10 +39,9 @@ class ShardWriter:
     temporary file, so the next writer can remove those of killed ones. `keep` = False leaves no shard.
     """
 
-    def __init__(self, path: pathlib.Path, vocabulary: int, tokenizer: bytes) -> None:
+    def __init__(self, path: pathlib.Path, vocabulary: int) -> None:
         self._path = path
         self._vocabulary = vocabulary
-        self._tokenizer = tokenizer
         self._dtype = dtype_of(vocabulary)
         self._hash = hashlib.sha256()
         self.count = 0
@@ -73,9 +52,8 @@ class ShardWriter:
         try:
             self._open_locked()
         except OSError as error:
-            raise_if_full(self._path, error, HEADER.size, CACHE_ADVICE)
+            raise_if_full(self._path, error, HASH_NBYTES, CACHE_ADVICE)
             raise DataError(f"{self._path}: cannot be written: {error.strerror}") from error
-        self._file.write(bytes(HEADER.size))
         return self
 
     def _open_locked(self) -> None:
@@ -107,8 +85,7 @@ class ShardWriter:
     ) -> None:
         try:
             if kind is None and self.keep:
-                self._file.seek(0)
-                self._file.write(self._header())
+                self._file.write(self._hash.digest())
                 self._file.flush()
                 os.fsync(self._file.fileno())
                 self._partial.replace(self._path)
@@ -122,11 +99,7 @@ class ShardWriter:
 
     @property
     def _nbytes(self) -> int:
-        return HEADER.size + self.count * self._dtype.itemsize
-
-    def _header(self) -> bytes:
-        width = self._dtype.itemsize
-        return HEADER.pack(MAGIC, VERSION, width, self._vocabulary, self.count, self._tokenizer, self._hash.digest())
+        return self.count * self._dtype.itemsize + HASH_NBYTES
 
 
 def sweep(folder: pathlib.Path) -> None:
@@ -142,49 +115,27 @@ def sweep(folder: pathlib.Path) -> None:
             left.unlink()
 
 
-def open_shard(path: pathlib.Path, *, tokenizer: bytes, vocabulary: int, verify: bool | None = None) -> Shard:
-    """The shard at `path`, memory-mapped, made by `tokenizer` with at most `vocabulary` ids.
-
-    `verify` None hashes the tokens of files up to VERIFY_BYTES_MAX. Raises DataError (path, what, what to do) when the
-    file is not a shard, is cut short or too long, is of another tokenizer, or does not match its hash.
-    """
+def open_shard(path: pathlib.Path, vocabulary: int) -> Shard:
+    """The tokens at `path`, ids below `vocabulary`, memory-mapped; files up to VERIFY_BYTES_MAX are hashed. Raises
+    DataError where it cannot be read, is cut short or does not match its hash."""
+    dtype = dtype_of(vocabulary)
     try:
         with path.open("rb") as file:
-            raw = file.read(HEADER.size)
-            nbytes = os.fstat(file.fileno()).st_size
+            nbytes = os.fstat(file.fileno()).st_size - HASH_NBYTES
+            file.seek(max(0, nbytes))
+            digest = file.read(HASH_NBYTES)
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror}") from error
-    if len(raw) < HEADER.size or raw[: len(MAGIC)] != MAGIC:
-        raise DataError(f"{path}: not a token shard (no {MAGIC.decode()} at its start); make it again, or take it out")
-    _, version, width, made_vocabulary, count, made_by, payload_digest = HEADER.unpack(raw)
-    if version != VERSION:
-        raise DataError(f"{path}: shard of version {version}; this swarmnode reads {VERSION}: make the shard again")
-    if width not in (2, 4):
-        raise DataError(f"{path}: corrupt header: {width} bytes a token, allowed are 2 and 4; make the shard again")
-    if nbytes != HEADER.size + count * width:
-        raise DataError(
-            f"{path}: {nbytes} bytes, but its header announces {HEADER.size + count * width}: cut short or damaged; "
-            "fetch or make the shard again"
-        )
-    if made_by != tokenizer:
-        raise DataError(
-            f"{path}: made by another tokenizer ({made_by.hex()[:16]}..., this run's is {tokenizer.hex()[:16]}...); "
-            "make the shard again, or correct data.tokenizer"
-        )
-    if made_vocabulary > vocabulary:
-        raise DataError(f"{path}: ids up to {made_vocabulary - 1}, but model.vocabulary is {vocabulary}; raise it")
-    dtype = np.dtype("<u2") if width == 2 else np.dtype("<u4")
-    tokens = cast(
-        Tokens,
-        np.memmap(path, dtype=dtype, mode="r", offset=HEADER.size, shape=(count,)) if count else np.empty(0, dtype),
-    )
-    if verify or (verify is None and nbytes <= VERIFY_BYTES_MAX):
-        # hashlib needs a buffer, which the ndarray view gives. An empty shard has nothing to map.
-        digest = hashlib.sha256(np.asarray(tokens).data if count else b"").digest()
-        if digest != payload_digest:
-            raise DataError(f"{path}: damaged: its tokens do not match the hash in its header; make the shard again")
+    if nbytes < 0 or nbytes % dtype.itemsize:
+        raise DataError(f"{path}: cut short or damaged: {nbytes + HASH_NBYTES} bytes")
+    count = nbytes // dtype.itemsize
+    tokens = cast(Tokens, np.memmap(path, dtype, "r", shape=(count,)) if count else np.empty(0, dtype))
+    # hashlib needs a buffer, which the ndarray view gives. An empty file has nothing to map.
+    raw = np.asarray(tokens).data if count else b""
+    if nbytes <= VERIFY_BYTES_MAX and hashlib.sha256(raw).digest() != digest:
+        raise DataError(f"{path}: damaged: its tokens do not match their hash")
     forget_pages(tokens)
-    return Shard(path, tokens, made_vocabulary, made_by, payload_digest)
+    return Shard(tokens, digest)
 
 
 def forget_pages(tokens: Tokens) -> None:

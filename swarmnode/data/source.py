@@ -50,9 +50,6 @@ def source_files(spec: DataSpec, folder: DataRoot) -> list[SourceFile]:
         case "jsonl":
             files = _listed(spec, folder, ".jsonl")
             where = f"{', '.join(spec.paths)}: no .jsonl file found; data.paths names files or folders"
-        case "shards":
-            files = _listed(spec, folder, ".tokens")
-            where = f"{', '.join(spec.paths)}: no .tokens file found; data.paths names files or folders"
         case other:
             raise DataError(f"data.source = {other!r} is not known")
     if not files:
@@ -62,7 +59,7 @@ def source_files(spec: DataSpec, folder: DataRoot) -> list[SourceFile]:
 
 def cache_key(spec: DataSpec, files: list[SourceFile], tokenizer: bytes) -> str:
     """A key of 32 hex digits that changes with the files (name, path, size, modification time), tokenizer and split."""
-    parts: list[str | bytes | int | float] = ["corpus", 2, spec.source, spec.field, spec.validation_fraction, tokenizer]
+    parts: list[str | bytes | int | float] = ["corpus", 3, spec.source, spec.field, spec.validation_fraction, tokenizer]
     if spec.source == "demo":
         return digest(*parts, demo_corpus.SHA256).hex()[:32]
     for file in files:

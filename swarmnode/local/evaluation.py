@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +13,6 @@ from swarmnode.data.corpus import Corpus
 from swarmnode.data.indexed import IndexedCorpus, open_text
 from swarmnode.data.tokenizer_file import carried_files, run_tokenizer, tokenizer_file
 from swarmnode.errors import DataError, SwarmnodeError, Unavailable, UsageError
-from swarmnode.ids import PeerId, RunId
 from swarmnode.local.model_scores import BATCH_TOKENS, scores_of
 from swarmnode.local.model_source import Moved, Note, WeightChoice, facts, gather
 from swarmnode.manifest import EvaluationSpec, Manifest
@@ -23,49 +22,7 @@ from swarmnode.recovery.archive import Scores
 
 if TYPE_CHECKING:
     from swarmnode.model.decoder import Decoder
-    from swarmnode.model.gather import Gathered, StageCopy
-
-
-PAIRED = ("noloco", "average")
-"""Methods whose outer step is NoLoCo's with their own constants."""
-
-
-def mixed(found: Gathered, rounds: int) -> Gathered:
-    """`found` after `rounds` in which the copies of each stage meet in pairs, by the run's own outer step if it is one
-    of pairs, else by NoLoCo's. Nothing is lost on the wire.
-
-    Without training the mean of all copies stays the same and each copy approaches it, so that any one of them
-    suffices. A swarm can do this even if no node can fetch all copies.
-    """
-    stages: dict[tuple[str, ...], list[StageCopy]] = {}
-    for copy in found.copies:
-        stages.setdefault(tuple(copy.tensors), []).append(copy)
-    copies: list[StageCopy] = []
-    for stage, group in enumerate(stages.values()):
-        copies += _met(found, stage, group, rounds) if len(group) > 1 else group
-    return replace(found, copies=tuple(copies))
-
-
-def _met(found: Gathered, stage: int, group: list[StageCopy], rounds: int) -> list[StageCopy]:
-    from swarmnode.gossip.compression import codec
-    from swarmnode.gossip.outer.noloco import NoLoCo
-    from swarmnode.gossip.pairing import pairs
-    from swarmnode.manifest import GossipSpec, constants
-    from swarmnode.model.gather import flat, with_flat
-    from swarmnode.ports import Packet
-
-    spec = found.manifest.gossip
-    step = constants(spec if spec.method in PAIRED else GossipSpec(method=NoLoCo.name))
-    members = {
-        PeerId(f"{at:06d} {copy.peer}"): NoLoCo(flat(copy), codec("fp32"), step.alpha, step.beta, step.gamma)
-        for at, copy in enumerate(group)
-    }
-    for number in range(found.round + 1, found.round + 1 + rounds):
-        sent = {peer: Packet(1.0, 0, member.message(number)) for peer, member in members.items()}
-        for met in pairs(RunId(found.run_id), stage, number, members):
-            for peer in met:
-                members[peer].apply(number, 1.0, [sent[other] for other in met if other != peer])
-    return [with_flat(copy, member.theta) for copy, member in zip(group, members.values(), strict=True)]
+    from swarmnode.model.gather import Gathered
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,13 +139,12 @@ def export_model(
     kind: str,
     note: Note,
     moved: Moved = lambda done, of: None,
-    rounds: int = 0,
     last: bool = False,
     checkpoints: int = 1,
     data: Path | None = None,
     adapter: bool = False,
 ) -> dict[str, object]:
-    """Merge `source` into a model in `out`, after `rounds` of gossip among its replicas; return the fields of --json.
+    """Merge `source` into a model in `out`; return the fields of --json.
 
     Raises UsageError if there is nothing to merge, and the merge's own errors.
     """
@@ -196,7 +152,6 @@ def export_model(
     from swarmnode.model.gather import merged, model_of, spread
 
     model, folder = gather(source, kind, note, moved, WeightChoice(last, checkpoints))
-    model = mixed(model, rounds) if rounds else model
     about = {
         "kind": model.kind,
         "run_id": model.run_id,
@@ -206,7 +161,6 @@ def export_model(
         "made_unix_s": model.made_unix_s,
         "validation": model.validation,
         "replicas": model.replicas,
-        "gossip_rounds": rounds,
         "spread": spread(model) if model.replicas > 1 else 0.0,
     }
     tokenizer = tokenizer_file(data or folder, model.manifest.data)

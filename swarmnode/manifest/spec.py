@@ -288,10 +288,10 @@ class DataSpec:
 
     source: str = key(
         "demo",
-        one_of("demo", "index", "text", "jsonl", "shards"),
+        one_of("demo", "index", "text", "jsonl"),
         "demo: the corpus that comes with swarmnode, sources of Python 3.11.7's standard library; index: a data set of"
         " `swarmnode data make`, named by data.index and fetched by every feeder; the others read files on the"
-        " node's disk: text: files and folders; jsonl: one object a line; shards: tokens.",
+        " node's disk: text: files and folders; jsonl: one object a line.",
         "the same real text on every machine",
     )
     paths: tuple[str, ...] = key(
@@ -675,7 +675,7 @@ class LimitsSpec:
         120.0,
         _SECONDS,
         "Seconds that a microbatch may take, there and back; adapts upwards if they are seen to take longer.",
-        "guess: simulated, pieces of work of 5 s and three stages, 60 s lost 19 of 400 and 120 s none",
+        "measured by simulation: of pieces of work of 5 s and three stages, 60 s lost 19 of 400 and 120 s none",
     )
     hop_timeout_min_s: float = key(5.0, _SECONDS, "Least seconds that a hop may take.", "guess")
     in_flight_max: int = key(

@@ -137,18 +137,6 @@ def chains(gathered: Gathered) -> list[tuple[str, dict[str, Tensor]]]:
     return chains
 
 
-def flat(copy: StageCopy) -> Tensor:
-    """The copy's parameters in one new tensor [P], float32."""
-    return torch.cat([tensor.reshape(-1).float() for tensor in copy.tensors.values()])
-
-
-def with_flat(copy: StageCopy, values: Tensor) -> StageCopy:
-    """`copy` with the parameters in `values` [P], whose memory it shares."""
-    pieces = torch.split(values, [tensor.numel() for tensor in copy.tensors.values()])
-    shaped = (piece.view(tensor.shape) for piece, tensor in zip(pieces, copy.tensors.values(), strict=True))
-    return replace(copy, tensors=dict(zip(copy.tensors, shaped, strict=True)))
-
-
 def spread(gathered: Gathered) -> float:
     """Root mean square distance of copies from their mean, over the root mean square of the mean."""
     mean = merged(gathered)

@@ -160,36 +160,6 @@ def test_export_averages_the_newest_checkpoints(session: Path, tmp_path: Path, s
     assert code == 2 and "--average only works for checkpoints" in error
 
 
-def test_gossip_alone_brings_the_replicas_to_their_mean(session: Path, tmp_path: Path, said) -> None:  # type: ignore[no-untyped-def]
-    from swarmnode.local.evaluation import mixed
-    from swarmnode.local.model_source import gather
-    from swarmnode.model.gather import merged, spread
-
-    found, _ = gather(str(session), "stages", lambda line: None)
-    # Five replicas of each stage: one is left alone in every round.
-    copies = [
-        replace(copy, peer=f"{copy.peer} {n}", tensors={k: t + n * 0.01 * t.std() for k, t in copy.tensors.items()})
-        for copy in found.copies
-        for n in range(2 + (copy.peer == "peerAAAA"))
-    ]
-    found = replace(found, copies=tuple(copies))
-    before = {id(copy): {k: t.clone() for k, t in copy.tensors.items()} for copy in copies}
-    near = mixed(found, 24)
-    assert found.replicas == near.replicas == 5 and spread(near) < 0.1 * spread(found)
-    for name, tensor in merged(found).items():
-        torch.testing.assert_close(merged(near)[name], tensor, rtol=1e-5, atol=1e-6)
-    assert all(torch.equal(t, before[id(c)][k]) for c in copies for k, t in c.tensors.items()), "the source stays"
-    code, text, error = said("export", str(session), "--out", str(tmp_path / "m"), "--gossip-rounds", "12", "--json")
-    told = json.loads(text)
-    assert code == 0 and told["gossip_rounds"] == 12, error
-    cache = ["--cache", str(tmp_path / "cache"), "--json"]
-    plain = json.loads(said("eval", str(session), *cache)[1])
-    after = json.loads(said("eval", str(session), "--gossip-rounds", "12", *cache)[1])
-    assert after["merged"]["loss"] == pytest.approx(plain["merged"]["loss"], abs=1e-4)
-    assert after["spread"] == pytest.approx(told["spread"]) and after["spread"] < 0.2 * plain["spread"]
-    assert all(row["loss"] == pytest.approx(plain["merged"]["loss"], abs=0.01) for row in after["replicas"])
-
-
 def test_generate_says_the_same_for_the_same_seed(session: Path, said) -> None:  # type: ignore[no-untyped-def]
     ask = ["generate", str(session), "--prompt", "the ", "--tokens", "12"]
     texts = [said(*ask, "--seed", seed)[1] for seed in ("1", "1", "2")]

@@ -19,6 +19,7 @@ WELL = Health(
     groups=[["a", "b", "c"]],
     losses=[5.0 - 0.1 * index for index in range(30)],
     stalled_s=3.0,
+    stall_s=60.0,
     rounds=[(6, 1)] * 8,
     trained=True,
 )

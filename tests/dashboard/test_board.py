@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from benchmarks.swarm.fake_fleet import FakeFleet
 from swarmnode.dashboard import view
 from swarmnode.dashboard.alarm import alarms
-from swarmnode.dashboard.board import GONE_KEEP_S, NAME_CHARS_MAX, VALIDATIONS_KEPT, Board, Changes, brief, named
+from swarmnode.dashboard.board import CURVE_POINTS, NAME_CHARS_MAX, NEWS_S, Board, Changes, brief, named
 from swarmnode.dashboard.heartbeat import Heartbeat
 from swarmnode.dashboard.history import POINTS_MAX, History, HistoryPoint
 from swarmnode.dashboard.timeline import KINDS, sentence
@@ -48,7 +48,7 @@ def test_a_node_comes_is_silent_and_goes(one: Fixture) -> None:
     board.expire(NOW + 16)
     assert view.state_of(board.nodes[peer]) == "gone" and not board.living()
     assert "without a word" in one.texts()[-1]
-    board.expire(NOW + 17 + GONE_KEEP_S)
+    board.expire(NOW + 17 + NEWS_S)
     assert peer not in board.nodes and board.take_changes().forgotten == [peer]
 
 
@@ -174,7 +174,7 @@ async def test_a_run_whose_nodes_come_back_does_not_stand_still_at_once() -> Non
     assert heard(record_pb2.NODE_STATE_JOINING, NOW + 100) == ["stage_empty"]
     assert view.phase(board, NOW + 100) == "broken"
     assert heard(record_pb2.NODE_STATE_TRAINING, NOW + 102) == [], "they have served for two seconds"
-    assert heard(record_pb2.NODE_STATE_TRAINING, NOW + 170) == ["stalled"]
+    assert heard(record_pb2.NODE_STATE_TRAINING, NOW + 230) == ["stalled"]
 
 
 def test_only_a_target_that_somebody_chose_is_shown() -> None:
@@ -384,5 +384,5 @@ def test_a_node_that_invents_lives_and_measurements_costs_a_bounded_amount(one: 
     assert len(json.dumps(row)) < 100_000, "a hundred short entries of its timeline"
     (contribution,) = one.board.contributions.values()
     assert len(contribution.lives) == LIVES_MAX and contribution.total("steps") == 199.0, "nothing is lost by it"
-    assert len(one.board.validations) <= VALIDATIONS_KEPT
+    assert len(one.board.validations) <= CURVE_POINTS
     assert max(one.board.validations) == 20 * 199 + 20, "the newest is kept"

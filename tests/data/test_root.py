@@ -37,7 +37,7 @@ def run_on(*paths: str, source: str = "text", tokenizer: str = "bytes") -> Manif
 
 
 @pytest.mark.parametrize("paths", [(".ssh",), (".ssh", ".bashrc", "."), ("taxes.txt",), ("/etc/passwd",), ("../x",)])
-@pytest.mark.parametrize("source", ["text", "jsonl", "shards"])
+@pytest.mark.parametrize("source", ["text", "jsonl"])
 def test_a_strangers_manifest_opens_nothing(
     user: Path, monkeypatch: pytest.MonkeyPatch, paths: tuple[str, ...], source: str
 ) -> None:

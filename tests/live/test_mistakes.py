@@ -14,11 +14,11 @@ OTHER_RUN = "ab" * 32
 NOBODY = "/ip4/127.0.0.1/tcp/1/p2p/12D3KooWNjStcekxZuKJtEW2TaSTxnK55TAvdxvzrt8w5mRGsHdq"
 
 
-def corrupt_shard_run(folder: Path) -> Path:
-    """A run whose training shard is garbage."""
+def corrupt_text_run(folder: Path) -> Path:
+    """A run whose training text is garbage."""
     (folder / "data").mkdir(parents=True)
-    (folder / "data" / "train.tokens").write_bytes(b"not a shard at all" * 100)
-    run = replace(PRESETS["tiny"], data=DataSpec(source="shards", paths=("data",)))
+    (folder / "data" / "train.jsonl").write_bytes(b"no object at all" * 100)
+    run = replace(PRESETS["tiny"], data=DataSpec(source="jsonl", paths=("data",)))
     manifests.init(folder, run)
     manifests.sign_folder(folder)
     return folder / SIGNED_FILE
@@ -43,7 +43,7 @@ async def test_mistakes_are_answered_in_one_line(tmp_path: Path) -> None:
     raw = bytearray(signed.read_bytes())
     raw[raw.index(b"alpha") + 8] ^= 1
     forged.write_bytes(bytes(raw))
-    shards = corrupt_shard_run(tmp_path / "shards")
+    shards = corrupt_text_run(tmp_path / "garbage")
     giant = giant_run(tmp_path / "giant")
 
     async def body() -> dict[str, tuple[int, str]]:
@@ -70,7 +70,7 @@ async def test_mistakes_are_answered_in_one_line(tmp_path: Path) -> None:
                     "forged manifest": join("c", here, "--run", str(forged)),
                     "metrics port taken": [*join("d", here, "--run", str(signed)), "--metrics-port", port],
                     "listen port taken": [*join("e", here, "--run", str(signed))[:-1], f"/ip4/127.0.0.1/tcp/{port}"],
-                    "corrupt shard": [
+                    "corrupt text": [
                         *join("f", here, "--run", str(shards)),
                         "--stage",
                         "0",
@@ -98,7 +98,7 @@ async def test_mistakes_are_answered_in_one_line(tmp_path: Path) -> None:
         "forged manifest": (78, "signature"),
         "metrics port taken": (2, "--metrics-port"),
         "listen port taken": (2, "in use"),
-        "corrupt shard": (78, "not a token shard"),
+        "corrupt text": (78, "not JSON"),
         "files of a stranger": (77, "--data-root"),
         "more than there is": (20, "bytes) are free"),
         "no such stage": (2, "stage"),

@@ -25,7 +25,7 @@ def checkpoint():
 
 def cache():
     from swarmnode.data.shard import ShardWriter
-    with ShardWriter(place / "cache" / "a.tokens", 256, bytes(32)) as shard:
+    with ShardWriter(place / "cache" / "a.tokens", 256) as shard:
         shard.write(np.zeros(1 << 20, np.uint8))
 
 def model():
