@@ -156,7 +156,7 @@ class FlatMuon:
         ]
 
     def pieces(self) -> tuple[list[tuple[int, Moments]], list[tuple[int, Moments]]]:
-        """As of FlatAdamW; matrices have no second moment."""
+        """First and second moments, like FlatAdamW.pieces; matrices have no second one."""
         firsts, seconds = self.adamw.pieces()
         firsts += ((matrix.first, kept) for matrix, kept in zip(self.matrices, self._moments, strict=True))
         return sorted(firsts, key=lambda piece: piece[0]), seconds

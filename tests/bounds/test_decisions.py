@@ -11,7 +11,7 @@ import math
 import sys
 import tracemalloc
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from types import FrameType
 from typing import Any
 
@@ -267,5 +267,5 @@ def test_the_page(records: list[record_pb2.Record], report: report_pb2.Report) -
         board.take_changes()
         shown = [view.summary(board, NOW), view.contributors(board), view.links(board), view.recent_rounds(board)]
         shown += [view.node_detail(board, node, NOW, private=True) for node in board.nodes.values()]
-        shown += [[one.to_json() for one in alarm.alarms(view.health(board, [], NOW))]]
+        shown += [[asdict(one) for one in alarm.alarms(view.health(board, [], NOW))]]
         assert len(json.dumps(shown, allow_nan=False)) < 1 << 20
