@@ -19,7 +19,6 @@ from swarmnode.machine.archive_lock import keeper
 
 FOLDER_NAME = "archive"
 FILE = click.Path(dir_okay=False, path_type=Path)
-ALLOWED_S = 366 * 86_400.0  # guess: duration of a run
 
 
 def archive_options(command: Callable[..., int]) -> Callable[..., int]:
@@ -107,10 +106,9 @@ def command(
 
 def _asked(home: Path) -> Path:
     """The folder of the newest checkpoint of the archive that the process of `home` keeps, made now."""
-    from swarmnode.daemon.archive import ONCE_S
     from swarmnode.local.model_source import copy_now
 
-    reply = asyncio.run(copy_now(home, lambda text: click.echo(text, err=True), ONCE_S))
+    reply = asyncio.run(copy_now(home, lambda text: click.echo(text, err=True)))
     return Path(reply["folder"], reply["newest"])
 
 
@@ -132,6 +130,7 @@ def _here(run: str) -> tuple[str, ...]:
 def _warrant_for(run: Path, peer: str) -> str:
     """The warrant as a line of text. Raises NotPermitted without the owner's key."""
     from swarmnode import owner
+    from swarmnode.daemon.admission import OWN_PASS_S
     from swarmnode.ids import PeerId
     from swarmnode.manifest import read_signed, verify
     from swarmnode.manifest.folder import signed_of
@@ -145,5 +144,5 @@ def _warrant_for(run: Path, peer: str) -> str:
     key = owner.load_owner(key_path)
     if owner.public_bytes(key) != signed.owner:
         raise NotPermitted(f"{key_path} is not the key that {path} is signed with")
-    warrant = sign_warrant(key, verify(signed, None)[1], PeerId(peer), int(time.time() + ALLOWED_S))
+    warrant = sign_warrant(key, verify(signed, None)[1], PeerId(peer), int(time.time()) + OWN_PASS_S)
     return base64.b64encode(warrant.SerializeToString(deterministic=True)).decode()

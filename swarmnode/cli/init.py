@@ -20,7 +20,6 @@ PRESETS = ("demo", "tiny", "small")
 COUNT_MAX = 10**12
 NODES = 6
 TOKENS_A_PARAMETER = 20  # arXiv 2203.15556, table 3
-BYTES_MAX = 20_000_000  # guess: parameters up to which bytes serve as tokens
 SEARCHED = ("pretrain", "finetune")  # kinds whose learning the search knows
 CONVERTED = "model"  # the folder that a GGUF file becomes, in the run's
 
@@ -178,8 +177,9 @@ def _new_model(
     """`start` with a model of `parameters` and a run of that length, before the search for its machines."""
     from swarmnode import manifest
     from swarmnode.manifest.recipe import context_of, parameters_of
+    from swarmnode.planner.fitted import CARDS_FROM
 
-    if parameters is not None and parameters > BYTES_MAX and start.model.vocabulary == 256:
+    if parameters is not None and parameters > CARDS_FROM and start.model.vocabulary == 256:
         click.echo(
             f"{parameters:_} parameters that read bytes: a tokenizer makes a run shorter: swarmnode data make"
             " OUT --tokenizer tokenizer.json, then --data OUT",

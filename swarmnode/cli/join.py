@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -20,8 +20,8 @@ from swarmnode.cli.option.param import (
     RUN,
     STAGE,
     URL,
-    given_limits,
     limit_options,
+    taken_limits,
 )
 from swarmnode.daemon.options import NodeOptions
 from swarmnode.node.limits import NodeRole
@@ -99,6 +99,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--grace",
+    "grace_s",
     type=DURATION,
     default=GRACE_S,
     show_default="30s",
@@ -134,29 +135,11 @@ def command(
     invite_file: Path | None,
     stage: int | None,
     role: str,
-    listen: str,
     home: Path | None,
-    metrics_port: int,
-    reachability: str,
-    lan: bool,
-    metrics_host: str,
-    name: str | None,
-    checkpoints: str,
-    use_bucket: bool,
-    data_root: Path | None,
-    base: Path | None,
-    data_cache_nbytes: int,
-    allow_private_addresses: bool,
-    resume: str,
-    resume_other: bool,
     cache: Path | None,
-    notice: str,
-    notice_url: str | None,
-    grace: float,
+    name: str | None,
     device: str,
-    precision: str,
-    optimizer_state: str,
-    **limits: str | None,
+    **given: Any,
 ) -> int:
     """Join the run of INVITE (a line printed by `swarmnode invite`) and train until told to leave.
 
@@ -182,30 +165,13 @@ def command(
         invite=invite,
         stage=stage,
         role=_role_of(role, stage),
-        listen=listen,
         home=home or default_home("node"),
-        metrics_port=metrics_port,
         cache=cache or default_cache(),
         name=name or "",
-        metrics_host=metrics_host,
-        lan=lan,
-        checkpoints=checkpoints,
-        use_bucket=use_bucket,
-        data_root=data_root,
-        base=base,
-        data_cache_nbytes=data_cache_nbytes,
-        allow_private_addresses=allow_private_addresses,
-        resume=resume,
-        resume_other=resume_other,
-        notice=notice,
-        notice_url=notice_url,
-        grace_s=grace,
-        reachability=reachability,
         device=device,
-        precision=precision,
-        optimizer_state=optimizer_state,
-        limits=given_limits(limits),
+        limits=taken_limits(given),
         settings=origins(click.get_current_context()),
+        **given,  # the other options, by the names of NodeOptions
     )
     return _join_all(() if invite_file else words, options, invite) if device == "all" else _join(options)
 

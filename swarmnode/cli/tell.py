@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from swarmnode.cli.option.param import DURATION, given_limits, home_option, limit_options
+from swarmnode.cli.option.param import DURATION, home_option, limit_options, taken_limits
 from swarmnode.errors import EXIT_PREEMPTED_INCOMPLETE
 from swarmnode.node.notice import GRACE_S
 
@@ -58,7 +58,7 @@ def limit(home: Path, as_json: bool, **limits: str | None) -> None:
 
     To keep them, give them to `join` or put them into the config file. Without options nothing changes.
     """
-    reply = _ask_limits(home, "limit", changed=given_limits(limits))
+    reply = _ask_limits(home, "limit", changed=taken_limits(limits))
     if as_json:
         click.echo(json.dumps(reply, sort_keys=True))
         return

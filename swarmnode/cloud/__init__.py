@@ -1,1 +1,1 @@
-"""Clients of the clouds' metadata services, which announce preemptions. Only this folder imports aiohttp."""
+"""Clients of the clouds' metadata services, which announce preemptions."""

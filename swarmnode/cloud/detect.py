@@ -7,14 +7,23 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from swarmnode.cloud.metadata_client import Metadata
-from swarmnode.cloud.watch import AZURE_HEADERS, AZURE_NAME, GCP_HEADERS, GCP_INSTANCE, Aws, Azure, Gcp, Watcher
+from swarmnode.cloud.watch import (
+    AZURE_HEADERS,
+    AZURE_NAME,
+    GCP_HEADERS,
+    GCP_INSTANCE,
+    TIMEOUT_S,
+    Aws,
+    Azure,
+    Gcp,
+    Watcher,
+)
 from swarmnode.errors import RemoteFault, Unavailable
 from swarmnode.ports import Clock, Telemetry
 
 DMI = Path("/sys/class/dmi/id")
 DMI_FIELDS = ("sys_vendor", "bios_vendor", "board_vendor", "product_name", "chassis_asset_tag")
 AZURE_ASSET_TAG = "7783-7084-3265-9085-8269-3286-77"  # Hyper-V at home has Microsoft's name but not this tag
-PROBE_TIMEOUT_S = 2.0  # guess: a metadata service is a millisecond away
 CLOUDS = ("aws", "gcp", "azure")
 
 
@@ -42,7 +51,7 @@ def by_dmi(dmi: Mapping[str, str]) -> str | None:
 
 
 async def by_asking(metadata: Metadata) -> str | None:
-    """The first of CLOUDS that answers at `metadata` within PROBE_TIMEOUT_S, or None."""
+    """The first of CLOUDS that answers at `metadata` within TIMEOUT_S, or None."""
     async with asyncio.TaskGroup() as tasks:
         asked = [(cloud, tasks.create_task(_answers(metadata, cloud))) for cloud in CLOUDS]
     return next((cloud for cloud, answer in asked if answer.result()), None)
@@ -55,7 +64,7 @@ async def _answers(metadata: Metadata, cloud: str) -> bool:
         "azure": ("GET", AZURE_NAME, AZURE_HEADERS),
     }[cloud]
     try:
-        answer = await metadata.ask(method, path, headers, timeout_s=PROBE_TIMEOUT_S)
+        answer = await metadata.ask(method, path, headers, timeout_s=TIMEOUT_S)
     except (RemoteFault, Unavailable):
         return False
     return answer.status == 200

@@ -20,8 +20,6 @@ from google.protobuf.message import Message
 from swarmnode.control import socket_path
 from swarmnode.errors import LocalFault, Unavailable, UsageError
 
-REQUEST_BYTES_MAX = 64 << 10  # guess: requests are tiny
-
 STOP_GRACE_S = 0.5
 """Time for calls in flight to finish, often the one that asked the daemon to leave. Guess."""
 
@@ -102,7 +100,7 @@ class ControlServer:
             path = socket_path.choose(self._home)
             path.unlink(missing_ok=True)  # left by a killed daemon: we hold the lock, so nobody listens there
             listening = _bind(path)
-            app = web.Application(client_max_size=REQUEST_BYTES_MAX)
+            app = web.Application()
             app.router.add_post("/v1/{verb}", self._answer)
             self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=STOP_GRACE_S)
             await self._runner.setup()

@@ -18,6 +18,7 @@ from google.protobuf.message import DecodeError
 
 from swarmnode import owner as owner_key
 from swarmnode.atomic_file import check_writable
+from swarmnode.daemon.admission import OWN_PASS_S
 from swarmnode.daemon.control_api import DaemonContext
 from swarmnode.daemon.options import ArchiveOptions
 from swarmnode.data.tokenizer_file import carried_files, tokenizer_file
@@ -34,7 +35,7 @@ from swarmnode.model.section import section_shapes
 from swarmnode.model.split import stages_of
 from swarmnode.node.notice import Notices
 from swarmnode.ports import Answer, Call, Clock
-from swarmnode.recovery.archive import Scores
+from swarmnode.recovery.archive import ONCE_S, Scores
 from swarmnode.recovery.checkpoint import ROOT, Origin, checkpoint_of
 from swarmnode.recovery.checkpoint_io import load_stage
 from swarmnode.transfer.donor import SnapshotDonor
@@ -42,10 +43,8 @@ from swarmnode.transfer.snapshot import Snapshot, StateSlice
 from swarmnode.wire import access_pb2, record_pb2
 
 WARRANT_BYTES_MAX = 1024
-WARRANT_S = 400 * 86_400  # guess: as long as a pass that the owner's own machines sign
 EVALUATION_S = 3600.0  # guess: a large model on a small server; after that the swarm's own loss is used
 MEMORY_TIMES = 3.0  # guess: `eval` holds the weights twice, and activations
-ONCE_S = 600.0  # guess: a lost stage is recovered within this time
 GIVEN_STAGES = 2  # guess: stages whose slow weights a coordinator has in memory for nodes that bring them back
 NO_STAGE = -1
 
@@ -125,7 +124,7 @@ def warrant_of(process: DaemonContext, options: ArchiveOptions, clock: Clock) ->
     if key_path.is_file():
         key = owner_key.load_owner(key_path)
         if owner_key.public_bytes(key) in owners:
-            return sign_warrant(key, run_id, me, int(clock.unix_s()) + WARRANT_S)
+            return sign_warrant(key, run_id, me, int(clock.unix_s()) + OWN_PASS_S)
     raise NotPermitted(
         f"only the run's owner archives it: {key_path} is not its key; where the key is, say: swarmnode archive RUN"
         f" --allow {me} > archive.warrant; here: --warrant archive.warrant"

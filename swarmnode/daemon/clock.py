@@ -18,7 +18,6 @@ from swarmnode.membership.record import CLOCK_SKEW_MAX_S
 from swarmnode.ports import Telemetry
 
 STEP_S = 1.0  # guess: ntpd steps by .128 s or more, and chrony by less than this but for its first three corrections
-PERIOD_S = 10.0  # guess: the announce period; a record lives for some of these
 _BOOT = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # macOS: CLOCK_MONOTONIC runs while it sleeps
 
 
@@ -66,10 +65,10 @@ def judge(step_s: float, ahead_s: Sequence[float], met: bool) -> tuple[bool, str
 
 
 async def watch_clock(
-    clock: SystemClock, ask: Callable[[], Awaitable[list[float]]], telemetry: Telemetry, period_s: float = PERIOD_S
+    clock: SystemClock, ask: Callable[[], Awaitable[list[float]]], telemetry: Telemetry, period_s: float
 ) -> None:
-    """Judge the machine's clock each period, and tell of what is wrong with it, until cancelled. `ask`: how far peers'
-    clocks are ahead of ours."""
+    """Judge the machine's clock each `period_s`, and tell of what is wrong with it, until cancelled. `ask`: how far
+    peers' clocks are ahead of ours."""
     met = False
     while True:
         await asyncio.sleep(period_s)

@@ -14,7 +14,6 @@ from swarmnode.node.notice import GRACE_S
 if TYPE_CHECKING:
     from swarmnode.membership.invite import Invite
 
-DATA_CACHE_NBYTES = 8 * 10**9  # guess: two thousand chunks, hours of a fast feeder
 HOME_ADVICE = "free space there, or choose another --home"
 LOGS_NBYTES = (
     64 << 20
@@ -80,7 +79,7 @@ class NodeOptions:
     checkpoints: str = ""
     use_bucket: bool = False
     data_root: Path | None = None
-    data_cache_nbytes: int = DATA_CACHE_NBYTES
+    data_cache_nbytes: int = 8 * 10**9  # as data/chunk_store.py, which brings NumPy
     max_give_nbytes: int | None = None  # of chunks in a day, by a meeting point
     base: Path | None = None
     allow_private_addresses: bool = False

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING
 
+from swarmnode.cloud import detect
+from swarmnode.cloud.metadata_client import ADDRESS, HttpMetadata
+from swarmnode.cloud.watch import Watcher
 from swarmnode.errors import SwarmnodeError, Unavailable
 from swarmnode.node.notice import Notice
 from swarmnode.ports import Clock, Telemetry
-
-if TYPE_CHECKING:
-    from swarmnode.cloud.watch import Watcher
 
 
 async def watched(
@@ -22,10 +21,6 @@ async def watched(
     """
     if cloud == "none":
         return None
-    # Imported here: aiohttp takes 12 MiB that a node outside of clouds never needs.
-    from swarmnode.cloud import detect
-    from swarmnode.cloud.metadata_client import ADDRESS, HttpMetadata
-
     reason = "asked for"
     if cloud == "auto" and url is None:
         watcher = detect.by_dmi(detect.read_dmi())

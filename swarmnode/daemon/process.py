@@ -381,6 +381,7 @@ async def _live(
     )
     stack.callback(ready_file.clear, options.home)
     telemetry.event("node.started", addresses=addresses, version=__version__, pid=os.getpid(), name=options.name)
+    clock_period_s = process.manifest.limits.record_ttl_s / 2  # before others find our records too old or too new
     async with asyncio.TaskGroup() as tasks:
         moved: Callable[[list[str]], None] = (lambda now: None) if node is None else node.presence.on_new_addresses
         watcher = await watched(options.notice, options.notice_url, process.clock, telemetry, stack)
@@ -389,7 +390,7 @@ async def _live(
             tasks.create_task(process.transport.wait_failed()),
             tasks.create_task(Supervisor().attend(lambda: telemetry.readiness()[1])),
             tasks.create_task(keep_current(process.transport, process.directory.contacts, options.home, moved)),
-            tasks.create_task(watch_clock(process.clock, process.directory.clocks_ahead, telemetry)),
+            tasks.create_task(watch_clock(process.clock, process.directory.clocks_ahead, telemetry, clock_period_s)),
             tasks.create_task(stay_permitted(process, node, notices)),
             tasks.create_task(api.finished()),
             *([tasks.create_task(api.regulator.run())] if api.regulator is not None else []),

@@ -15,7 +15,7 @@ from swarmnode.metrics import name
 from swarmnode.ports import Telemetry
 from swarmnode.transport import lan
 from swarmnode.transport.address import parse_endpoint
-from swarmnode.transport.contact import Contacts
+from swarmnode.transport.contact import CONTACTS_MAX, Contacts
 from swarmnode.transport.libp2p import Libp2pTransport
 from swarmnode.transport.p2pd import NetworkMode
 from swarmnode.transport.reachability import AGAIN_S, Reachability, ReachReport, ask, is_global, verdict
@@ -27,7 +27,6 @@ ADDRESSES_PERIOD_S = 30.0
 SAVE_S = 2.0  # guess: a process killed by SIGKILL loses no older contact
 REACH_PERIOD_S = 1800.0  # guess: a router may close an open port without any address changing
 CONTACTS_ASKED_MAX = 8  # guess: dead ones cost up to 10 s each, and only if no bootstrap answers
-KNOWN_MAX = 64  # guess
 CONTACTS_FILE = "contacts.json"
 
 _LEVEL = {Reachability.PUBLIC: 1.0, Reachability.LOCAL: 1.0, Reachability.RELAYED: 0.5}
@@ -152,7 +151,7 @@ async def listen_around(
 
     def hint(peer: PeerId, addresses: list[str]) -> None:
         contacts.hint(peer, addresses)
-        if (peer, addresses) not in known and len(known) < KNOWN_MAX:
+        if (peer, addresses) not in known and len(known) < CONTACTS_MAX:
             known.append((peer, addresses))
 
     transport.spawn(lan.announce(run_id, transport.peer_id, lambda: own, hint))

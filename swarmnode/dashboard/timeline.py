@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 
 from swarmnode.ids import PeerId, short
 from swarmnode.metrics.event import EVENTS
+from swarmnode.metrics.events import nbytes_text
 
 TEXT_CHARS_MAX = 240
 
@@ -97,7 +98,7 @@ def _known(event: str, fields: Mapping[str, str]) -> tuple[str, str] | None:
         case "recovery.began":
             return "recovery", told("brings stage {stage} back by {method}") + told.because
         case "recovery.done":
-            size = f", {nbytes_text(fields['nbytes'])}" if "nbytes" in fields else ""
+            size = f", {nbytes_text(float(fields['nbytes']))}" if fields.get("nbytes", "").isdecimal() else ""
             back = ": round {round}, {behind} samples behind the newest known" if "behind" in fields else ""
             source = "a replica" if fields.get("method") == "replica" else told("{method}")
             return "recovery", told(f"got its stage from {source} in {{seconds}} s{size}{back}")
@@ -149,16 +150,3 @@ def _who(fields: Mapping[str, str]) -> str:
 def _because(fields: Mapping[str, str]) -> str:
     reason = fields.get("reason") or fields.get("why") or ""
     return f": {reason}" if reason else ""
-
-
-def nbytes_text(nbytes: str) -> str:
-    """Format `nbytes`, a number as text, in decimal units."""
-    try:
-        value = float(nbytes)
-    except ValueError:
-        return nbytes
-    for unit in ("B", "kB", "MB", "GB"):
-        if value < 1000:
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1000
-    return f"{value:.1f} TB"

@@ -20,7 +20,7 @@ from swarmnode.machine.archive_lock import keeper
 from swarmnode.machine.bucket_store import is_url
 from swarmnode.manifest import MANIFEST_FILE, SIGNED_FILE, manifest_at, read_signed, verify
 from swarmnode.recovery import checkpoint_io
-from swarmnode.recovery.archive import ABOUT, FRESH_S, read_entry
+from swarmnode.recovery.archive import ABOUT, FRESH_S, ONCE_S, read_entry
 from swarmnode.recovery.checkpoint import ROOT, held_as
 from swarmnode.recovery.resumption import Resumption
 from swarmnode.wire.record_pb2 import SignedManifest
@@ -34,11 +34,10 @@ Moved = Callable[[int, int], None]
 """Called with (bytes read so far, total bytes)."""
 
 
-WAIT_S = 180.0  # guess: donors rest for seconds to minutes between two copies, and measuring takes some
 POLL_S = 0.5
 
 
-def fresh_copy(source: Path, note: Note, wait_s: float = WAIT_S) -> Path | None:
+def fresh_copy(source: Path, note: Note, wait_s: float = ONCE_S) -> Path | None:
     """The folder of the checkpoints of the run of `source` (the folder of the run, of its archive, or the home of the
     process that keeps that), once the newest is as the swarm was FRESH_S ago or later. None where no archive is kept
     now, or after `wait_s`: `note` is told why."""
@@ -52,7 +51,7 @@ def fresh_copy(source: Path, note: Note, wait_s: float = WAIT_S) -> Path | None:
     return None
 
 
-async def copy_now(home: Path, note: Note, wait_s: float) -> dict[str, Any]:
+async def copy_now(home: Path, note: Note, wait_s: float = ONCE_S) -> dict[str, Any]:
     """The reply of the archive of `home` when its newest checkpoint is current. Raises Unavailable after `wait_s`,
     UsageError if `home` keeps no archive, and as control.client.ask."""
     from swarmnode.control.client import ask

@@ -20,6 +20,7 @@ from swarmnode.local.session import Screen, SessionView
 from swarmnode.local.summary import NodeFacts, Summary, Totals
 from swarmnode.machine.sensors import local_time
 from swarmnode.metrics import name
+from swarmnode.metrics.events import nbytes_text
 from swarmnode.pipeline.staleness import shares_text
 from swarmnode.wire.record_pb2 import (
     NODE_STATE_DRAINING,
@@ -369,15 +370,6 @@ def state_name(state: int) -> str:
 def loss_text(nats: float | None, unknown: str = "-") -> str:
     """Three decimals, or `unknown`."""
     return unknown if nats is None else f"{nats:.3f}"
-
-
-def nbytes_text(nbytes: float) -> str:
-    """Bytes in decimal units, as links are measured: 1.5 MB."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if nbytes < 1000:
-            return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.1f} {unit}"
-        nbytes /= 1000
-    return f"{nbytes:.1f} TB"
 
 
 def paused_text(status: StatusReply) -> str:

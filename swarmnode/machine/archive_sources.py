@@ -37,8 +37,7 @@ from swarmnode.transfer.snapshot import SLOW, chunk_span
 from swarmnode.wire import access_pb2, record_pb2
 from swarmnode.wire import call_pb2 as wire
 
-CHUNKS_AT_ONCE = 2  # guess: from one donor; an archive is in no hurry and asks many donors concurrently
-RETRIES = 4  # guess: per chunk
+LIMITS = DownloadLimits(waited_for=False)  # Busy tells when to come again
 
 
 @dataclass(slots=True)
@@ -62,11 +61,11 @@ class SlowCopy:
         async def work() -> None:
             while missing:
                 index = missing.popleft()
-                data = await donor.chunk(self.peer, self.offer, index, RETRIES)
+                data = await donor.chunk(self.peer, self.offer, index, LIMITS.chunk_retries_max)
                 self._write(index, data)
                 moved(len(data))
 
-        await gather_or_cancel([work] * min(CHUNKS_AT_ONCE, len(missing)))
+        await gather_or_cancel([work] * min(LIMITS.beside, len(missing)))
 
     def _write(self, index: int, data: memoryview | bytes | bytearray) -> None:
         start, _ = chunk_span(self.offer, index)
@@ -146,8 +145,6 @@ def _apart(pairs: Iterable[tuple[np.ndarray, np.ndarray]]) -> float:
 
 ASKED_MAX = 8  # guess: replicas of a stage that are asked for a copy until there are COPIES_MAX
 ALONE_TRIES = 3  # guess: then a single copy is accepted although others give none: silence must not stop the archive
-BUSY_TRIES = 8  # guess: the same for busy ones, which were copied a minute ago
-LIMITS = DownloadLimits(waited_for=False)  # Busy tells when to come again
 
 PreviousWeights = Callable[[int, int, int], np.ndarray]
 """Elements [first, last) of a stage's slow weights in the previous checkpoint: (stage, first, last)."""
@@ -271,7 +268,7 @@ class ArchiveSources:
                     copies.append(SlowCopy(member.peer, offer, self.scratch / f"stage-{stage}-{short(member.peer)}"))
 
         await gather_or_cancel([ask] * COPIES_MAX)
-        more = 0.0 if len(copies) > 1 or len(serving) == 1 else ALONE_TRIES / BUSY_TRIES if later_s else 1.0
+        more = float(len(copies) <= 1 < len(serving))
         self.alone[stage] = self.alone.get(stage, 0.0) + more if more else 0.0
         if not copies or 0.0 < self.alone[stage] < ALONE_TRIES:
             note = f"stage {stage}: {len(copies)} of {len(serving)} replicas gave a copy"

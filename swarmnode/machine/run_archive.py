@@ -50,9 +50,10 @@ from swarmnode.recovery.archive import (
 )
 from swarmnode.recovery.checkpoint import Checkpoint, Origin
 from swarmnode.recovery.checkpoint_io import ReplicaHoldings
+from swarmnode.transfer.donor import ArchiveBudget
 from swarmnode.transfer.snapshot import CHUNK_NBYTES
 
-RETRY_S = 15.0  # guess: longer than donors rest after a snapshot that was not pulled (ArchiveBudget.rest_s)
+RETRY_S = 1.5 * ArchiveBudget().rest_s  # longer than donors rest after a snapshot that was not pulled
 RETRY_MAX_S = 600.0
 RESERVE_NBYTES = 256 << 20  # guess: kept free on the disk for everything else
 

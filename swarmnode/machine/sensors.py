@@ -20,8 +20,7 @@ from swarmnode.ports import Clock
 
 USAGE_FILE = "usage.json"
 SAVE_S = 15.0  # guess: the count of this time is lost if the process is killed
-PROCESSES_S = 3.0  # guess: listing some hundred programs takes 20 ms
-RATE_S = 3.0  # averaging time of bytes per second
+RATE_S = 3.0  # averaging time of bytes per second; between two lists of programs, each of 20 ms
 
 
 class DailyTraffic:
@@ -80,7 +79,7 @@ class Sensors:
         now = self._clock.unix_s()
         offset_s = utc_offset_s(now)
         used, rate = self._usage.read(now, offset_s)
-        if limits.yield_to and now > self._programs_s + PROCESSES_S:
+        if limits.yield_to and now > self._programs_s + RATE_S:
             self._programs, self._programs_s = await asyncio.to_thread(programs), now
         return SensorReading(
             now,

@@ -572,7 +572,7 @@ class TrainingSpec:
         16,
         whole(1, 1 << 14),
         "adapters: rows of A and columns of B.",
-        "guess: LoRA, table 6, finds 4 to 64 alike; QLoRA, arXiv 2305.14314, uses 64",
+        "LoRA, arXiv 2106.09685, table 6, finds 4 to 64 alike; QLoRA, arXiv 2305.14314, uses 64",
     )
     alpha: float = key(
         32.0,
@@ -763,9 +763,9 @@ class Manifest:
         "swarm",
         matching(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", "1 to 64 letters, digits, dots, dashes, underscores"),
         "Name of the run, for people; the run's id is the hash of this whole manifest and of its owner.",
-        "guess",
+        "any will do",
     )
-    seed: int = key(0, whole(0, (1 << 63) - 1), "Seed of everything random in the run.", "guess")
+    seed: int = key(0, whole(0, (1 << 63) - 1), "Seed of everything random in the run.", "any will do")
     model: ModelSpec = field(default_factory=ModelSpec)
     pipeline: PipelineSpec = field(default_factory=PipelineSpec)
     base: BaseSpec = field(default_factory=BaseSpec)

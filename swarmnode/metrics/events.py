@@ -35,6 +35,15 @@ def digits(value: float) -> str:
     return f"{value:.6g}" if abs(value) < 1e6 else str(round(value, 1))
 
 
+def nbytes_text(nbytes: float) -> str:
+    """Bytes in decimal units, as links are measured: 1.5 MB."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if nbytes < 1000:
+            return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.1f} {unit}"
+        nbytes /= 1000
+    return f"{nbytes:.1f} TB"
+
+
 def plain(value: object) -> object:
     """`value` in a form that JSON can hold and a terminal can show: bytes as hex, NaN and Inf as text, long text cut,
     control characters replaced, other types as text."""

@@ -9,8 +9,6 @@ Events of a node's own rhythm, such as the end of a round, are never limited.
 
 from __future__ import annotations
 
-import asyncio
-import errno
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -18,14 +16,15 @@ from pathlib import Path
 from typing import Final
 
 import prometheus_client
+from aiohttp import web
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.openmetrics import exposition as openmetrics
 
 from swarmnode import __version__
-from swarmnode.errors import UsageError
 from swarmnode.metrics import name
 from swarmnode.metrics.events import LOG_BYTES_MAX, Echo, EventLog
+from swarmnode.metrics.http_server import HttpServer
 from swarmnode.metrics.name import MetricKind
 from swarmnode.ports import Clock
 from swarmnode.token_bucket import TokenBuckets
@@ -126,11 +125,6 @@ class EventLimiter:
         return told
 
 
-REQUEST_BYTES_MAX = 8192
-REQUEST_TIMEOUT_S = 5.0
-CONNECTIONS_MAX = 16
-"""Bounds of the HTTP server, guess: a scraper sends a few hundred bytes at once on one connection."""
-
 Series = Counter | Gauge | Histogram
 
 NODE_STATES = {number: word.removeprefix("NODE_STATE_").lower() for word, number in NodeState.items()}
@@ -160,8 +154,11 @@ class PrometheusTelemetry:
         ProcessCollector(registry=self.registry)
         self._metrics = {row.name: _make(row, self.registry) for row in name.METRICS.values()}
         self._series: dict[tuple[str, tuple[tuple[str, str], ...]], Series] = {}
-        self._server: asyncio.Server | None = None
-        self._writers: set[asyncio.StreamWriter] = set()
+        app = web.Application()
+        app.router.add_get("/metrics", self._exposition)
+        app.router.add_get("/healthz", self._healthz)
+        app.router.add_get("/readyz", self._readyz)
+        self._server = HttpServer(app)
         self._dropped_counted = 0
         self._state = NODE_STATES[0]
         self.readiness: Callable[[], tuple[bool, str]] = lambda: (self._state == "training", self._state)
@@ -229,25 +226,12 @@ class PrometheusTelemetry:
 
         Raises UsageError if the port is not available.
         """
-        try:
-            self._server = await asyncio.start_server(self._answer, host, port, limit=REQUEST_BYTES_MAX)
-        except (OSError, OverflowError) as error:
-            busy = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
-            reason = "is in use" if busy else f"is not available ({error})"
-            raise UsageError(
-                f"--metrics-port {port}: {host}:{port} {reason}; give another, or 0 for any free one"
-            ) from None
         shown = f"[{host}]" if ":" in host else host
-        return f"{shown}:{self._server.sockets[0].getsockname()[1]}"
+        return f"{shown}:{await self._server.start(host, port, '--metrics-port')}"
 
     async def close(self) -> None:
         """Stop serving, cut the connections and close the log. A second call does nothing."""
-        if self._server is not None:
-            self._server.close()
-            for writer in list(self._writers):
-                writer.transport.abort()
-            await self._server.wait_closed()
-            self._server = None
+        await self._server.close()
         self.log.close()
 
     def _find(self, metric: str, kind: MetricKind, labels: Mapping[str, str]) -> Series:
@@ -260,48 +244,21 @@ class PrometheusTelemetry:
             self._series[key] = series
         return series
 
-    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if len(self._writers) >= CONNECTIONS_MAX:
-            writer.transport.abort()
-            return
-        self._writers.add(writer)
-        try:
-            async with asyncio.timeout(REQUEST_TIMEOUT_S):
-                head = await reader.readuntil(b"\r\n\r\n")
-                writer.write(self._response(head))
-                await writer.drain()
-        except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            pass  # the scraper disconnected or sent no request
-        finally:
-            self._writers.discard(writer)
-            writer.close()
+    async def _healthz(self, request: web.Request) -> web.Response:
+        return web.Response(text="alive\n")  # an answer proves that the event loop runs
 
-    def _response(self, head: bytes) -> bytes:
-        words = head.split(b"\r\n", 1)[0].split(b" ")
-        method, target = (words[0], words[1].split(b"?", 1)[0]) if len(words) == 3 else (b"", b"")
-        kind = "text/plain"
-        if method not in (b"GET", b"HEAD"):
-            status, body = "405 Method Not Allowed", b"GET /metrics\n"
-        elif target == b"/metrics":
-            status = "200 OK"
-            kind, body = self._exposition(head)
-        elif target == b"/healthz":  # an answer proves that the event loop runs
-            status, body = "200 OK", b"alive\n"
-        elif target == b"/readyz":
-            ready, reason = self.readiness()
-            status, body = "200 OK" if ready else "503 Service Unavailable", f"{reason}\n".encode()
+    async def _readyz(self, request: web.Request) -> web.Response:
+        ready, reason = self.readiness()
+        return web.Response(status=200 if ready else 503, text=f"{reason}\n")
+
+    async def _exposition(self, request: web.Request) -> web.Response:
+        """OpenMetrics if the scraper asks for it, as Prometheus does, else the older text format."""
+        if "application/openmetrics-text" in request.headers.get("Accept", ""):
+            kind = openmetrics.CONTENT_TYPE_LATEST
+            body = openmetrics.generate_latest(self.registry)  # type: ignore[no-untyped-call]
         else:
-            status, body = "404 Not Found", b"this is a swarmnode: GET /metrics, /healthz, /readyz\n"
-        allow = "Allow: GET, HEAD\r\n" if status.startswith("405") else ""
-        first = f"HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n"
-        return f"{first}{allow}Connection: close\r\n\r\n".encode() + (b"" if method == b"HEAD" else body)
-
-    def _exposition(self, head: bytes) -> tuple[str, bytes]:
-        """(content type, body): OpenMetrics if the scraper asks for it, as Prometheus does, else the older text
-        format."""
-        if b"application/openmetrics-text" in head.lower():
-            return openmetrics.CONTENT_TYPE_LATEST, openmetrics.generate_latest(self.registry)  # type: ignore[no-untyped-call]
-        return CONTENT_TYPE_LATEST, generate_latest(self.registry)
+            kind, body = CONTENT_TYPE_LATEST, generate_latest(self.registry)
+        return web.Response(body=body, headers={"Content-Type": kind})
 
 
 def _make(row: name.Metric, registry: CollectorRegistry) -> Series:

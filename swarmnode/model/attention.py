@@ -9,7 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-BLOCK = 256  # queries of one call with a sliding window [guess: smaller blocks make too many calls]
+BLOCK = 256
+"""Queries of one call with a sliding window [measured on a thread of a CPU, 8 heads of 64, 2,048 tokens, window 512:
+blocks of 64, 128, 256, 512 take 31, 33, 35, 46 ms; 4,096 tokens, window 1,024: 115, 115, 114, 136 ms]."""
 
 
 class Attend(Protocol):

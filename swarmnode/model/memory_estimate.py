@@ -63,8 +63,7 @@ CHUNK_NBYTES_ELSEWHERE = 256 << 20
 """The same for an accelerator, where each chunk reads and writes the whole gradient of the head once [guess: at a
 vocabulary of 128,256 a thousand rows, whose products take longer than that]."""
 
-SOFTMAX_NBYTES = 32 << 20  # guess: of a chunk's logits this much is float32 at a time, if they are narrower
-TILE_NBYTES = 64 << 20  # guess: of the head's gradient this much is made at a time, if products are narrower than it
+TILE_NBYTES = 64 << 20  # guess: so much of a chunk's logits, and of the head's gradient, is float32 at a time
 EXACT = 4  # bytes of float32
 
 
@@ -86,7 +85,7 @@ def head_nbytes(rows: int, vocabulary: int, width: int, *, autocast: bool, kind:
         by_head = (product + EXACT) * vocabulary * width  # before it is added
         return cast + by_rows + max(exact + (product * rows * vocabulary if autocast else 0), by_head)
     tile = min(TILE_NBYTES, product * vocabulary * width) if autocast else 0
-    softmax = min(SOFTMAX_NBYTES, EXACT * here * vocabulary)
+    softmax = min(TILE_NBYTES, EXACT * here * vocabulary)
     return cast + by_rows + product * here * (vocabulary + 2 * width) + max(softmax, tile)
 
 
@@ -128,9 +127,8 @@ def choose_passes(samples: int, budget: int | None, nbytes: Callable[[int, bool]
     return Passes(1, True)
 
 
-# guess: copies of older weights, kept while tapes need them; the demo has two, a large model one at most
-COPIES_MAX = 4
 TAPES = 4  # guess: microbatches with an outstanding gradient
+COPIES_MAX = TAPES  # of older weights: each tape may need its own; the demo has two, a large model one at most
 FILLED = 1.5  # guess: documents of about even lengths, up to twice as long in a group; at most 2
 INDICES = 4 * 8  # of a choice of expert: itself, its order and the way back, int64
 

@@ -18,11 +18,8 @@ from torch import Tensor
 from swarmnode.model.tensor import to_host
 
 PART = 1 << 24  # elements that are updated together
-PARTS_MAX = 4  # guess: in one call; the others wait for later steps
-CALLS_MAX = 8  # guess: calls until every part had its turn; rarer ones would be a coarse mean
-UPDATES = 16  # guess: updates per mean age; more change only the sixth digit of the loss
-SPAN_AGES = 2.0  # guess: a mean over this many of its ages counts fully when replicas are averaged
-WEIGHT_MIN = 0.05  # guess: weight of a mean that has just begun
+UPDATES = 16  # per mean age: the mean is then as old as it should be within a tenth [tests/model/test_running_mean.py]
+CALLS = UPDATES // 2  # in which every part of large weights has its turn: twice as often as it is due
 
 
 class RunningMean:
@@ -68,7 +65,7 @@ class RunningMean:
             self._first, self._last = samples_total, [samples_total] * -(-len(weights) // PART)
             return
         due = [number for number, last in enumerate(self._last) if self._is_due(last, samples_total)]
-        for number in sorted(due, key=self._last.__getitem__)[: max(PARTS_MAX, -(-len(self._last) // CALLS_MAX))]:
+        for number in sorted(due, key=self._last.__getitem__)[: -(-len(self._last) // CALLS)]:
             part = slice(number * PART, (number + 1) * PART)
             kept = (self._last[number] / samples_total) ** (1.0 / self.share - 1.0)
             self._add(self._mean[part], to_host(weights.detach()[part]), 1.0 - kept)
@@ -97,7 +94,7 @@ def _moved(mean: Tensor, weights: Tensor, share: float) -> None:
 
 
 def weight_of(share: float, span: int, samples_total: int) -> float:
-    """The weight of a mean over `span` samples among other replicas' means, WEIGHT_MIN to 1, by the covered share of
-    its window."""
-    window = SPAN_AGES * share * samples_total
-    return 1.0 if span >= window else max(WEIGHT_MIN, span / window)
+    """The weight of a mean over the last `span` samples among other replicas' means, above 0 and at most 1: the part of
+    the whole integral's weights that lie in it. One that has just begun counts as one sample."""
+    before = (samples_total - span) / (samples_total + 1)
+    return float(1.0 - before ** (1.0 / share - 1.0))

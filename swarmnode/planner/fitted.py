@@ -20,7 +20,7 @@ CARD_FLOPS = ((80, 2.5e14), (24, 4e13), (16, 2e13), (0, 1e13))
 examples/home-8b.csv [guess]."""
 CARD_HOST_GB, PROCESSOR_GB, PROCESSOR_FLOPS = 16.0, 16.0, 1e11  # measured: two threads, a model of 2 M parameters
 GIB = 1 << 30  # makers' gigabytes of a card
-CARDS_FROM = 20_000_000  # guess: parameters from which machines are taken to have a card
+CARDS_FROM = 20_000_000  # guess: parameters from which machines have a card, and bytes no longer serve as tokens
 LAN_BPS, HOME_BPS = 1e9, 1e8  # bit/s up: of a local network; below, a line is a home's
 DOWN_OVER_UP, HOME_LIFE_H, HOME_ACCESS_S, LAN_ACCESS_S = 5.0, 10.0, 0.025, 0.0005  # guess
 MICROBATCHES_ALONE = (8, 4, 2, 1)

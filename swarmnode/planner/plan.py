@@ -34,7 +34,7 @@ PIECE_TOKENS = 40
 """Fixed cost of a piece of work, in tokens. Measured: the demo's stages on one CPU thread take 1.5 to 2.7 ms, plus 5.2
 ms for each sample of 128 tokens, forward and backward."""
 
-SATURATED = 1.01  # guess: twice as many in flight would be less than so many times as fast
+ALIKE = 0.01  # guess: what an estimate cannot tell apart
 SHARE_ALONE = 0.95  # simulated: of its FLOP/s, a machine that holds the whole model and waits for nobody
 EXCHANGE_SHARE = 0.5  # of a round's time, at most, goes to its exchange (gossip/round.py)
 
@@ -88,7 +88,7 @@ def in_flight_rate(
         )  # of a mean machine of each stage
         work_s, line_s = work_s / len(sizes), wait_s + byte_s * samples * hop
         rate, more = (throughput(many, sum(sizes), len(sizes), work_s, line_s) for many in (count, 2 * count))
-        best = max(best, (samples * rate, more < SATURATED * rate))
+        best = max(best, (samples * rate, more < (1.0 + ALIKE) * rate))
     return best
 
 

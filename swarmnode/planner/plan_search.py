@@ -23,14 +23,12 @@ from swarmnode.model.expert_share import gradient_count
 from swarmnode.model.split import stages_of
 from swarmnode.planner.fleet import MachineKind
 from swarmnode.planner.learning_efficiency import boundary_nats, critical_batch, efficiency
-from swarmnode.planner.plan import EXCHANGE_SHARE, Plan, in_flight_needed, plan, sample_bytes
+from swarmnode.planner.plan import ALIKE, EXCHANGE_SHARE, Plan, in_flight_needed, plan, sample_bytes
 from swarmnode.planner.stage_memory import fit_of, tightest
 
 ROWS = 5  # best splits and boundaries that are kept
-ALIKE = 0.01  # guess: of settings so close the one that changes least is better
 SURVIVAL_MIN = 0.9  # guess: odds that no stage dies out in a day, below which speed counts for little
 REPLICAS_MIN = 2
-MEMORY_BINDS = 1.05  # guess: memory is the limit if without it the run were so many times as fast
 RANK_PARTS = (4, 8)  # measured: D / 4 and D / 8 (docs/methods.md); D / 2 sends as much as int8
 MEMORY_WEIGHTS = (0.0, 0.5, 1.0)  # guess
 LARGE = 1e9  # parameters above which subspaces are tried unasked
@@ -168,7 +166,7 @@ def limit_of(candidate: Candidate, tokens: float) -> str:
     """The limit that binds, `arithmetic`, `uplink` or `in flight`; also `memory` if with more of it the machines would
     be faster: some idle, compute twice, or serve a stage that needs them less."""
     without = plan(candidate.manifest, candidate.fleet, tokens, memory=False)
-    binds = without.tokens_per_s > MEMORY_BINDS * candidate.plan.tokens_per_s
+    binds = without.tokens_per_s > (1.0 + ALIKE) * candidate.plan.tokens_per_s
     return candidate.plan.limit_kind + (", memory" if binds else "")
 
 

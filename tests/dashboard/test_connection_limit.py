@@ -10,8 +10,8 @@ from typing import cast
 import pytest
 import uvloop
 
-from swarmnode.dashboard import server
-from swarmnode.dashboard.server import ConnectionLimit
+from swarmnode.metrics import http_server
+from swarmnode.metrics.http_server import ConnectionLimit
 
 
 class Echo(asyncio.Protocol):
@@ -62,9 +62,9 @@ async def test_a_connection_without_a_request_is_closed_and_one_with_a_request_s
 
 @pytest.mark.parametrize("nearby", [False, True])
 async def test_connections_are_few_in_all_and_of_one_address(nearby: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "ADDRESS_MAX", 3)
+    monkeypatch.setattr(http_server, "ADDRESS_MAX", 3)
     if not nearby:
-        monkeypatch.setattr(server, "NEARBY", ())
+        monkeypatch.setattr(http_server, "NEARBY", ())
     async with serving(600.0) as (limit, port):
         limit.most = 5
         found = [await asyncio.open_connection("127.0.0.1", port) for _ in range(8)]

@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from swarmnode.errors import UsageError
 from swarmnode.metrics import name
-from swarmnode.metrics.exporter import CONNECTIONS_MAX, PrometheusTelemetry
+from swarmnode.metrics.exporter import PrometheusTelemetry
 
 
 class FixedClock:
@@ -155,7 +155,7 @@ async def test_promtool_finds_nothing_to_say() -> None:
     assert checked.returncode == 0, checked.stderr
 
 
-async def test_garbage_long_heads_and_many_connections_do_no_harm() -> None:
+async def test_garbage_and_long_heads_do_no_harm() -> None:
     telemetry = make()
     host, _, port = (await telemetry.serve(0)).partition(":")
     try:
@@ -166,20 +166,11 @@ async def test_garbage_long_heads_and_many_connections_do_no_harm() -> None:
                 answer = await reader.read()
             except ConnectionError:  # reset is as good as closed
                 answer = b""
-            assert answer == b"" or answer.startswith(b"HTTP/1.1 4")
+            assert answer == b"" or answer.startswith((b"HTTP/1.1 4", b"HTTP/1.0 4"))
             writer.close()
-        idle = [await asyncio.open_connection(host, int(port)) for _ in range(CONNECTIONS_MAX)]
-        while len(telemetry._writers) < CONNECTIONS_MAX:
-            await asyncio.sleep(0)
-        reader, _ = await asyncio.open_connection(host, int(port))
-        with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
-            await reader.readexactly(1)
+        assert await asyncio.to_thread(fetch, f"{host}:{port}", "/healthz") == (200, "alive\n")
     finally:
         await telemetry.close()
-    for reader, writer in idle:
-        with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
-            await reader.readexactly(1)
-        writer.close()
 
 
 async def test_a_port_in_use_names_the_flag() -> None:

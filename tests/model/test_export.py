@@ -10,7 +10,7 @@ from swarmnode.manifest import DataSpec, Manifest
 from swarmnode.model.decoder import Decoder
 from swarmnode.model.export import StageLabel, byte_tokenizer, load_stage, save_stage, stage_state_dict, write_model
 from swarmnode.model.gather import Gathered, chains, merged, of_stage_files, spread
-from swarmnode.model.running_mean import SPAN_AGES, WEIGHT_MIN
+from swarmnode.model.running_mean import weight_of
 from swarmnode.model.split import split
 from swarmnode.model.stage import StageReplica
 from tests.support.tiny_model import TINY, manifest, stages_of, token_batch, train_on
@@ -123,10 +123,11 @@ def test_replicas_of_a_stage_are_averaged(tmp_path):
 def test_running_means_are_merged_by_how_much_of_their_window_they_have_seen(tmp_path):
     run = manifest()
     assert run.inner.average_share > 0.0
-    window = SPAN_AGES * run.inner.average_share * 1000
+    half, few = (weight_of(run.inner.average_share, span, 1000) for span in (40, 0))
+    most = weight_of(run.inner.average_share, 900, 1000)
     files = []
     for stage in stages_of(run):
-        for factor, averaged, peer in ((2.0, 900, "peerA"), (5.0, round(window / 2), "peerB"), (11.0, 0, "peerC")):
+        for factor, averaged, peer in ((2.0, 900, "peerA"), (5.0, 40, "peerB"), (11.0, 0, "peerC")):
             weights = stage_state_dict(stage)
             mean = {name: factor * value for name, value in weights.items()} if averaged else {}
             scaled = weights if averaged else {name: factor * value for name, value in weights.items()}
@@ -138,7 +139,7 @@ def test_running_means_are_merged_by_how_much_of_their_window_they_have_seen(tmp
     plain = merged(of_stage_files(files, replace(run, inner=replace(run.inner, average_share=0.0))))
     for stage in stages_of(run):
         for name, value in stage.named(stage.theta).items():
-            torch.testing.assert_close(mean[name], value * (2.0 + 0.5 * 5.0 + WEIGHT_MIN * 11.0) / (1.5 + WEIGHT_MIN))
+            torch.testing.assert_close(mean[name], value * (2.0 * most + 5.0 * half + 11.0 * few) / (most + half + few))
             torch.testing.assert_close(last[name], value * (1.0 + 1.0 + 11.0) / 3.0)
             assert torch.equal(last[name], plain[name])
 

@@ -21,7 +21,6 @@ ROWS, WIDTH, VOCABULARY, SHARE = 23, 8, 51, 1 / 16
 def chunked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     """Chunks of so many rows of float64, twice as many of float32; softmax and gradient in parts of some rows."""
     monkeypatch.setitem(memory_estimate.CHUNK_NBYTES, "cpu", request.param * VOCABULARY * 8)
-    monkeypatch.setattr(memory_estimate, "SOFTMAX_NBYTES", 2 * VOCABULARY * 8)
     monkeypatch.setattr(memory_estimate, "TILE_NBYTES", 7 * WIDTH * 2)
     yield request.param
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmnode.model import running_mean
-from swarmnode.model.running_mean import UPDATES, WEIGHT_MIN, RunningMean, weight_of
+from swarmnode.model.running_mean import UPDATES, RunningMean, weight_of
 
 
 def test_the_first_weights_are_copied_and_later_ones_weighed():
@@ -55,7 +55,7 @@ def test_its_weights_are_as_old_as_it_says_at_any_time(share: float, step: int):
 def test_parts_of_large_weights_take_turns(beside: bool, monkeypatch: pytest.MonkeyPatch):
     """Each part follows the rule from its own last update on; none waits for ever."""
     monkeypatch.setattr(running_mean, "PART", 2)
-    monkeypatch.setattr(running_mean, "PARTS_MAX", 1)
+    monkeypatch.setattr(running_mean, "CALLS", 3)
     mean, alone = RunningMean(0.25, beside=beside), [RunningMean(0.25) for _ in range(3)]
     for number, total in enumerate(range(100, 1100, 100)):
         weights = torch.arange(5.0) + total
@@ -92,6 +92,6 @@ def test_nothing_is_counted_twice_and_nothing_backwards():
 
 @given(st.floats(0.01, 0.5), st.integers(0, 10**9), st.integers(0, 10**9))
 def test_weights_of_means(share: float, span: int, total: int):
-    assert WEIGHT_MIN <= weight_of(share, span, total) <= 1.0
+    assert 0.0 < weight_of(share, min(span, total), total) <= 1.0
     assert weight_of(share, total, total) == 1.0
-    assert weight_of(share, 0, total + 1) == WEIGHT_MIN
+    assert weight_of(share, total // 2, total) >= weight_of(share, total // 4, total)

@@ -15,8 +15,8 @@ from swarmnode.manifest.cross_field import ACROSS
 from swarmnode.planner.fleet import MachineKind
 from swarmnode.planner.geography import Address
 from swarmnode.planner.learning_efficiency import LAW_B, LAW_BETA, boundary_nats, worth
-from swarmnode.planner.plan import in_flight_needed, plan
-from swarmnode.planner.plan_search import ALIKE, limit_of, search, with_values
+from swarmnode.planner.plan import ALIKE, in_flight_needed, plan
+from swarmnode.planner.plan_search import limit_of, search, with_values
 from swarmnode.planner.stage_memory import fit_of
 
 RUN = Manifest(

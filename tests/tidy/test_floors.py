@@ -26,6 +26,8 @@ HOMES = {
         "swarmnode.cloud",
         "swarmnode.control",
         "swarmnode.dashboard",
+        "swarmnode.metrics.exporter",
+        "swarmnode.metrics.http_server",
         "swarmnode.transport.web",
         "benchmarks.micro.data_set",
         "benchmarks.fake_cloud",

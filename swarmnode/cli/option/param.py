@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 import ipaddress
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import click
 
@@ -198,6 +198,7 @@ def limit_options(command: F) -> F:
     return command
 
 
-def given_limits(values: Mapping[str, str | None]) -> dict[str, str]:
-    """Limits by name from those keywords."""
-    return {name.replace("_", "-"): text for name, text in values.items() if text is not None}
+def taken_limits(values: dict[str, Any]) -> dict[str, str]:
+    """Limits by name, taken out of the keywords `values`; those without a value are left out."""
+    texts = {name: values.pop(name.replace("-", "_")) for name in LIMIT_KINDS}
+    return {name: text for name, text in texts.items() if text is not None}

@@ -6,8 +6,6 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterator
 
-SHOWN_NBYTES_MIN = 64 << 20  # guess: less is read before a bar would be seen
-
 
 @contextlib.contextmanager
 def bar(what: str) -> Iterator[Callable[[int, int], None]]:
@@ -20,5 +18,5 @@ def bar(what: str) -> Iterator[Callable[[int, int], None]]:
 
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task(what, visible=False)
-        yield lambda done, of: progress.update(task, completed=done, total=of, visible=of >= SHOWN_NBYTES_MIN)
+        task = progress.add_task(what)
+        yield lambda done, of: progress.update(task, completed=done, total=of)
