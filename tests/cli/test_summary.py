@@ -18,7 +18,6 @@ from swarmnode.local.swarm_view import (
     PlainScreen,
     conclusion,
     headline,
-    nbytes_text,
     parts,
     picture,
     render,
@@ -26,6 +25,7 @@ from swarmnode.local.swarm_view import (
     thanks,
 )
 from swarmnode.metrics import name
+from swarmnode.metrics.events import nbytes_text
 from swarmnode.wire.record_pb2 import NODE_STATE_JOINING, NODE_STATE_TRAINING
 from swarmnode.wire.report_pb2 import PeerStatus, StatusReply
 
