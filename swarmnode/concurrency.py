@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import os
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -36,6 +37,11 @@ def beside_loop(function: Callable[P, T]) -> Callable[P, T]:
             return work.result()
 
     return call
+
+
+def processors() -> int:
+    """Processors that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 async def gather_or_cancel(works: Iterable[Callable[[], Awaitable[T]]]) -> list[T]:

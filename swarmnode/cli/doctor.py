@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from swarmnode.transport.libp2p import Libp2pTransport
 
 PROBE_TIMES = 3
-MEASURED_MAX = 3  # bootstraps; guess
 MEASURE_S = 10.0
 
 
@@ -44,7 +43,7 @@ def command(words: tuple[str, ...], invite_file: Path | None, device: str, home:
     failure.
 
     With an INVITE: whether a bootstrap answers, whether this machine may take part, which stages fit into memory, how
-    many tokens a second one of them would do here, and how many the link carries (at most 1.3 MB each way to three
+    many tokens a second one of them would do here, and how many the link carries (at most 0.9 MB each way to two
     bootstraps). Of a node that runs in --home: latency and bandwidth to its peers, and whether they can dial it. Exit
     codes: 0 it can take part, 20 this machine cannot, 21 nobody is reachable, 77 not permitted.
     """
@@ -168,6 +167,7 @@ async def _capacity(
     transport: Libp2pTransport, bootstraps: Sequence[tuple[PeerId, list[str]]]
 ) -> tuple[LinkCapacity | None, str]:
     """Bandwidth between us and the first few of `bootstraps` that answer, measured in seconds."""
+    from swarmnode.daemon.control_api import MEASURED_MAX
     from swarmnode.errors import RemoteFault, Unavailable
     from swarmnode.transport.capacity import best
 

@@ -17,6 +17,7 @@ from typing import Any
 import click
 
 from swarmnode import __version__
+from swarmnode.concurrency import processors
 from swarmnode.control.service import ControlServer
 from swarmnode.daemon import ready_file
 from swarmnode.daemon.admission import make_admission, pass_of_invite, read_access_list
@@ -81,7 +82,7 @@ from swarmnode.node.node import Node
 from swarmnode.node.node_ports import NodePorts
 from swarmnode.node.notice import Notice, NoticeKind, Notices, of_signal
 from swarmnode.node.report import ReceiptExchange
-from swarmnode.pipeline.microbatch_size import Host, processors
+from swarmnode.pipeline.microbatch_size import Host
 from swarmnode.ports import Clock, Compute, Priority, Replica, Telemetry
 from swarmnode.recovery.resumption import CheckpointOptions
 from swarmnode.transfer.chunk_set import SetPorts

@@ -6,13 +6,14 @@ import dataclasses
 import itertools
 from collections.abc import Sequence
 
+from swarmnode.concurrency import processors
 from swarmnode.dashboard.alarm import Health, parties
 from swarmnode.dashboard.board import NUMBER_MAX, SILENT_AFTER, Board, NodeView
 from swarmnode.dashboard.history import HistoryPoint
 from swarmnode.dashboard.totals import LATE, SENT
 from swarmnode.ids import PeerId
 from swarmnode.manifest import PRESETS, Manifest
-from swarmnode.pipeline.microbatch_size import LOOPBACK, SETTLED_S, processors, slowness
+from swarmnode.pipeline.microbatch_size import LOOPBACK, SETTLED_S, slowness
 from swarmnode.wire import record_pb2, report_pb2
 
 LINKS_SHOWN_MAX = 600  # guess: more than a screen can show clearly

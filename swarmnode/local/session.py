@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
-from swarmnode.concurrency import interrupted
+from swarmnode.concurrency import interrupted, processors
 from swarmnode.local.child import Child
 from swarmnode.local.fleet import Fleet, FleetPlan, elapsed
 from swarmnode.local.summary import NodeFacts, Summary, TokenRate, Totals, speeds, totals
-from swarmnode.pipeline.microbatch_size import SETTLED_S, processors, slowness
+from swarmnode.pipeline.microbatch_size import SETTLED_S, slowness
 
 PERIOD_S = 1.0
 """Seconds between two queries of the nodes."""

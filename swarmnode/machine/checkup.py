@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from swarmnode import landlock
+from swarmnode.concurrency import processors
 from swarmnode.errors import DataError, HardwareFault, NotPermitted, RemoteFault, Unreachable, UsageError
 from swarmnode.ids import RunId
 from swarmnode.machine.bucket_store import is_url, open_store
@@ -110,7 +111,7 @@ def machine(home: Path, device: str) -> Iterator[HealthCheck]:
 def _python() -> HealthCheck:
     version, system = platform.python_version(), f"{platform.system()} {platform.machine()}"
     return HealthCheck(
-        "system", sys.version_info >= (3, 11), f"Python {version} on {system}, {os.cpu_count()} processors"
+        "system", sys.version_info >= (3, 11), f"Python {version} on {system}, {processors()} processors"
     )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import gc
 import math
-import os
 import time
 import warnings
 from collections.abc import Callable
@@ -13,12 +12,12 @@ from typing import TypeVar
 
 import torch
 
+from swarmnode.concurrency import processors
 from swarmnode.errors import Busy, HardwareFault, UsageError
 
 KINDS = ("cpu", "cuda", "mps", "xpu")
 MATRIX, TIMES = 512, 5  # guess: size and repetitions of the timed product; large enough to show the speed
 BFLOAT16_SINCE = (8, 0)  # compute capability of Ampere, the first with bfloat16 units
-HOST_THREADS = 8  # guess: of a node with a GPU, for its rounds
 FASTER = 1.5  # guess: a matrix product this much faster outweighs the casts around it
 
 
@@ -112,11 +111,12 @@ def resolve_device(device: str) -> str:
 
 def use_device(device: str) -> None:
     """Make `device` PyTorch's current one, so that no context is opened on another GPU, and set the host's threads: one
-    on a CPU, where nodes with more run slower (measured), some beside a GPU, whose codecs and copies wait for them."""
+    on a CPU, where nodes with more run slower (measured); beside a GPU, whose codecs and copies wait for them, its
+    share of all processors."""
     if device.partition(":")[0] == "cpu":
         torch.set_num_threads(1)
         return
-    torch.set_num_threads(min(HOST_THREADS, os.cpu_count() or 1))
+    torch.set_num_threads(max(1, processors() // len(devices())))
     if device.startswith("cuda"):
         # Autograd's own thread says so at its first product, and then does what it should.
         warnings.filterwarnings("ignore", "Attempting to run cuBLAS, but there was no current CUDA context")

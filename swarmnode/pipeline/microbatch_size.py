@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import bisect
 import math
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -118,11 +117,6 @@ def throughput(in_flight: int, machines: float, visits: int, service_s: float, l
         if rate * (stay_s - work_s) > QUEUED_HIGH * machines:
             break
     return rate
-
-
-def processors() -> int:
-    """Processors that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def slowness(

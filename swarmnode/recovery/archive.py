@@ -62,7 +62,7 @@ NO_SCORES = Scores()
 COPIES_MAX = 3  # guess: replicas of a stage that are compared: with three, one liar is outvoted
 EARLY_S = (120.0, 300.0, 900.0, 1800.0)  # guess: of training; an owner looks at a new run often
 FRESH_S = 60.0  # guess: a copy so old is as good as one made now
-ONCE_S = 600.0  # guess: whoever waits for a copy waits so long: a lost stage is recovered within this time
+ONCE_S = 300.0  # guess: whoever waits for a copy waits so long: a lost stage is recovered within this time
 WHOLE_CHUNKS = 64  # guess: of a copy of so many chunks (64 MiB) all are compared; of larger ones so many, drawn by lot
 
 ABOUT = "archive.json"
