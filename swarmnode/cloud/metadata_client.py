@@ -1,11 +1,10 @@
-"""A port for metadata services, so that watchers can be tested without one."""
+"""The client of a cloud's metadata service."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import aiohttp
 
@@ -24,17 +23,7 @@ class Response:
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
-class Metadata(Protocol):
-    """A metadata service."""
-
-    async def ask(
-        self, method: str, path: str, headers: Mapping[str, str], *, timeout_s: float, body: str = ""
-    ) -> Response:
-        """Send one request. Raises Unavailable if nobody answers in time, RemoteFault if the answer cannot be read."""
-        ...
-
-
-class HttpMetadata:
+class Metadata:
     """The metadata service at `base`, without proxies and redirects. Call `close` at the end."""
 
     def __init__(self, base: str = ADDRESS) -> None:
@@ -45,6 +34,7 @@ class HttpMetadata:
     async def ask(
         self, method: str, path: str, headers: Mapping[str, str], *, timeout_s: float, body: str = ""
     ) -> Response:
+        """Send one request. Raises Unavailable if nobody answers in time, RemoteFault if the answer cannot be read."""
         try:
             async with (
                 asyncio.timeout(timeout_s),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 
 from swarmnode.cloud import detect
-from swarmnode.cloud.metadata_client import ADDRESS, HttpMetadata
+from swarmnode.cloud.metadata_client import ADDRESS, Metadata
 from swarmnode.cloud.watch import Watcher
 from swarmnode.errors import SwarmnodeError, Unavailable
 from swarmnode.node.notice import Notice
@@ -27,7 +27,7 @@ async def watched(
         if watcher is None:
             return None
         cloud, reason = watcher, "this machine's firmware says so"
-    metadata = HttpMetadata(url or ADDRESS)
+    metadata = Metadata(url or ADDRESS)
     stack.push_async_callback(metadata.close)
     if cloud == "auto":
         watcher = await detect.by_asking(metadata)

@@ -21,7 +21,6 @@ from swarmnode.parted_work import Outcome, Parts, following, outcome
 from swarmnode.ports import Priority, StreamingMessage, Telemetry
 
 T = TypeVar("T")
-WAITING_MAX = 4096  # guess: far above what slots and windows allow; more indicates a bug
 MICROBATCHES = (Priority.BACKWARD, Priority.FORWARD)  # they touch neither slow weights nor packets
 
 
@@ -73,8 +72,6 @@ class ThreadCompute:
     async def run(self, priority: Priority, samples: int, work: Callable[[], T | Parts[T]]) -> T:
         if self._closing:
             raise LocalFault("the compute thread is closed")
-        if self._waiting >= WAITING_MAX:
-            raise LocalFault(f"{self._waiting} pieces of work are queued for the compute thread; at most {WAITING_MAX}")
         result: asyncio.Future[T] = self._loop.create_future()
         self._serial += 1
         piece = _Work(priority, self._serial, work, result)

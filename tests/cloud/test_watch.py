@@ -13,7 +13,7 @@ import pytest
 
 from benchmarks.fake_cloud import FakeMetadata
 from swarmnode.cloud import detect
-from swarmnode.cloud.metadata_client import HttpMetadata
+from swarmnode.cloud.metadata_client import Metadata
 from swarmnode.cloud.watch import Aws, Azure, Gcp, Watcher
 from swarmnode.errors import Unavailable
 from swarmnode.node.notice import Notice, NoticeKind
@@ -33,7 +33,7 @@ class WallClock:
 @dataclass
 class Scene:
     fake: FakeMetadata
-    metadata: HttpMetadata
+    metadata: Metadata
     quiet: Quiet = field(default_factory=Quiet)
     heard: list[Notice] = field(default_factory=list)
 
@@ -68,7 +68,7 @@ class Scene:
 @contextlib.asynccontextmanager
 async def scene(notice_s: float = 120.0) -> AsyncIterator[Scene]:
     fake = FakeMetadata(WallClock(), "vm_7", notice_s)
-    metadata = HttpMetadata(await fake.start())
+    metadata = Metadata(await fake.start())
     try:
         yield Scene(fake, metadata)
     finally:
@@ -157,7 +157,7 @@ async def test_a_proxy_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_no_answer_is_unavailable_and_no_cloud() -> None:
-    metadata = HttpMetadata("http://127.0.0.1:9")
+    metadata = Metadata("http://127.0.0.1:9")
     with pytest.raises(Unavailable, match="127.0.0.1:9"):
         await metadata.ask("GET", "x", {}, timeout_s=5.0)
     assert await detect.by_asking(metadata) is None

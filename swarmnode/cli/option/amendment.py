@@ -16,8 +16,7 @@ if TYPE_CHECKING:
 
     from swarmnode.membership.amendment import Amendment, Amendments
 
-AHEAD_S = 60.0  # guess: all members hear of an amendment in a few periods of node/access_list.py
-AHEAD_ROUNDS = 4  # guess: at least
+AHEAD_PERIODS = 4  # of node/access_list.py, in which all members hear of an amendment, as of a ban
 PAGE_TIMEOUT_S = 5.0
 
 
@@ -54,6 +53,7 @@ def round_ahead(home: Path, round_samples: int) -> int:
     """A round that comes when every member has heard, by the page of the coordinator in `home`. Raises UsageError if
     none runs there."""
     from swarmnode.daemon import ready_file
+    from swarmnode.node.access_list import PERIOD_S
 
     ready = ready_file.read(home)
     try:
@@ -62,7 +62,7 @@ def round_ahead(home: Path, round_samples: int) -> int:
         with urllib.request.urlopen(f"{ready.dashboard.rstrip('/')}/api/v1/summary", timeout=PAGE_TIMEOUT_S) as page:
             view = json.load(page)
         per_s = view["tokens_per_s"] * view["samples"] / max(1, view["tokens"])
-        ahead = max(AHEAD_ROUNDS, math.ceil(AHEAD_S * float(per_s) / round_samples))
+        ahead = 1 + math.ceil(AHEAD_PERIODS * PERIOD_S * float(per_s) / round_samples)
         return int(view["samples"]) // round_samples + ahead
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(
