@@ -225,15 +225,15 @@ class Auditor:
         likeness, test = await self.like(claim, one[1], other[1]), self.audits.shortfall(claim.statement.stage)
         if not likeness.close:
             return likeness, False
-        residual = await self._residual(claim, one[1], other[1])
-        for (peer, _), sign in ((one, 1.0), (other, -1.0)):
-            self.audits.residual(peer).add(residual, sign)
+        residual, suspected = await self._residual(claim, one[1], other[1]), self.audits.suspected
+        for (peer, _), (rival, _), sign in ((one, other, 1.0), (other, one, -1.0)):
+            if suspected(peer, claim.statement.stage) or not suspected(rival, claim.statement.stage):
+                self.audits.residual(peer).add(residual, sign)  # a liar's answers say nothing about others
         coherent = any(self.audits.residual(peer).coherent for peer, _ in (one, other))
-        if coherent or test.short(likeness.distance):
-            return likeness, False
-        for peer, _ in (one, other):
+        usual = not coherent and not test.short(likeness.distance)
+        for peer, _ in (one, other) if usual else ():
             test.observe(peer, likeness.distance)
-        return likeness, True
+        return likeness, usual
 
     async def _judge(self, claim: HopClaim, shown: HopEvidence | None, voters: Sequence[Voter]) -> HopClaim | None:
         """Decide which of the `voters`, who answered the hop of `claim`, its server first, gave a false answer: one
