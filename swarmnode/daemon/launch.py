@@ -59,17 +59,19 @@ def _confine(options: NodeOptions) -> None:
     homes only Python's own folders and what `options` name. An owner's archive, which keeps keys, is free."""
     if options.archive is not None or not landlock.available():
         return
-    names, texts = ("HOME", "TMPDIR", "XDG_RUNTIME_DIR", "XDG_CACHE_HOME"), (options.checkpoints, options.resume)
+    names = ("HOME", "TMPDIR", "XDG_RUNTIME_DIR", "XDG_CACHE_HOME")
     home, *places = (Path(os.environ.get(name, "/tmp")) for name in names)
-    saved, resumed = (Path(text) if text and "://" not in text else None for text in texts)
+    texts = (text.removeprefix("file://") for text in (options.checkpoints, options.resume))
+    saved, resumed = (Path(text).expanduser() if text and "://" not in text else None for text in texts)
     ours = [options.home, options.cache, *filter(None, (options.out, saved))]
     for folder in ours:
         folder.mkdir(parents=True, exist_ok=True)  # a folder that is absent could not be made later
     write = [*ours, *places, *(home / name for name in (".cache", ".nv", ".triton", "/tmp", "/dev", "/proc"))]
     python = map(Path, (str(Path(__file__).parents[2]), sys.prefix, sys.base_prefix, *sys.path))
     read = [one for one in python if one not in (Path(), home, *home.parents)]
-    aws = home / ".aws" if options.use_bucket else None
-    read += filter(None, (options.data_root, options.base_folder, options.run_folder, resumed, aws))
+    base, aws = options.base_folder, home / ".aws" if options.use_bucket else None
+    blobs = base and base / "../../blobs"  # of the Hugging Face hub's cache
+    read += filter(None, (options.data_root, base, blobs, options.run_folder, resumed, aws))
     read += [one for one in Path("/").iterdir() if str(one) not in ("/home", "/root", "/".join(home.parts[:2])[1:])]
     landlock.confine(read, write)
 

@@ -316,15 +316,13 @@ class Audits:
         self._budget = max(0.0, self._budget - 1.0)
 
     def _doubted(self, peer: PeerId) -> bool:
-        known, tests = self._records.get(peer), (*self._shortfalls.values(), *self._coherences.values())
-        shown = known is not None and (known.doubted or known.residual.coherent)
-        return shown or any(one.against(peer) > SUSPECT for one in tests)
+        known, tests = self._records.get(peer, _Record()), (*self._shortfalls.values(), *self._coherences.values())
+        return known.doubted or known.residual.coherent or any(one.against(peer) > SUSPECT for one in tests)
 
     def share(self, peer: PeerId) -> float:
         """The share of `peer`'s answers to check now: all of a newcomer's until one was right, and of a doubted one."""
-        known = self._records.get(peer)
-        every = known is None or known.right == 0 or self._doubted(peer)
-        return 1.0 if every and self._share > 0.0 else self._share
+        known = self._records.get(peer, _Record())
+        return 1.0 if self._share > 0.0 and (known.right == 0 or self._doubted(peer)) else self._share
 
     def in_row(self, peer: PeerId) -> int:
         """Right answers of `peer` in a row, since the last contradicted or withheld one."""
