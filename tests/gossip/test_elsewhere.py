@@ -29,15 +29,3 @@ def test_packets_and_what_is_decoded_are_the_same_elsewhere(name: str, monkeypat
             reader_there.decode(found, out, own)
         assert [bytes(tensor.data) for tensor in found] == [bytes(tensor.data) for tensor in expected]
         assert isinstance(out, Elsewhere) and torch.equal(out.inner, decoded)
-
-
-def test_an_error_of_the_device_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
-    with elsewhere(monkeypatch) as device:
-        there, here = torch.ones(3).to(device), torch.ones(3)
-        assert there.device == device and float((there + there).sum()) == 6.0
-        with pytest.raises(RuntimeError, match="on the CPU"):
-            _ = there + here
-        with pytest.raises(TypeError, match="numpy"):
-            there.numpy()
-        with pytest.raises(AssertionError, match="address"):
-            there.data_ptr()

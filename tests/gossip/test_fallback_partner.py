@@ -165,20 +165,6 @@ def test_a_replica_that_met_a_liar_averages_with_a_third(lie: str) -> None:
     village(body)
 
 
-def test_of_several_packets_the_misshapen_one_alone_is_refused() -> None:
-    async def body(nodes: list[Node]) -> None:
-        honest, liar, third, _ = nodes
-        came = {
-            liar.me: Packet(1.0, 8, misshapen()),
-            third.me: Packet(1.0, 8, third.ours.tensors),
-        }
-        took = await honest.take(came, [])
-        assert [verdict.step for verdict in took.report.verdicts] == ["misshapen", "accepted"]
-        assert took.met == [third.me] and not took.fallback and took.report.members == 2
-
-    village(body)
-
-
 def test_without_a_fallback_the_step_is_lone() -> None:
     """One has given its packet, one is of an old version and does not know the call, one gives a lie again."""
 

@@ -66,17 +66,6 @@ def test_streaming_moves_one_fragment_a_round() -> None:
     assert torch.equal(members[0].phi, members[1].phi)
 
 
-def test_one_fragment_without_merging_is_diloco() -> None:
-    streams: list[DeltaMean] = [Streaming(normal(0), codec("fp32"), ALPHA, BETA, fragments=1, merge=0.0) for _ in "ab"]
-    plain = [DeltaMean(normal(0), codec("fp32"), ALPHA, BETA) for _ in "ab"]
-    for r in range(1, 4):
-        learn(r, streams)
-        learn(r, plain)
-        meet(r, streams)
-        meet(r, plain)
-    torch.testing.assert_close(streams[0].theta, plain[0].theta)
-
-
 def test_pseudo_gradients_make_the_step_of_pytorchs_nesterov() -> None:
     group = [DeltaMean(normal(0), codec("fp32"), 0.9, BETA) for _ in range(2)]
     weights = torch.nn.Parameter(normal(0))
@@ -170,16 +159,6 @@ def test_delayed_goes_on_from_a_snapshot_in_the_middle_of_its_rounds() -> None:
             learn(r, group)
             meet(r, group)
         assert torch.equal(members[0].phi, restored[0].phi)
-
-
-def test_delayed_by_one_round_is_nesterovs_step() -> None:
-    delayed = [DelayedNesterov(normal(0), codec("fp32"), 0.9, BETA, every=1) for _ in "ab"]
-    plain = [DeltaMean(normal(0), codec("fp32"), 0.9, BETA) for _ in "ab"]
-    for r in range(1, 5):
-        for group in ([*delayed], [*plain]):
-            learn(r, group)  # type: ignore[arg-type]
-            meet(r, group)  # type: ignore[arg-type]
-        torch.testing.assert_close(delayed[0].phi, plain[0].phi)
 
 
 @pytest.mark.parametrize("coding", ["topk64", "topk512", "fp32", "ternary"])

@@ -249,38 +249,6 @@ def state(replica: Outer) -> list[torch.Tensor]:
     return [replica.theta.clone(), replica.phi.clone(), replica.momentum.clone()]
 
 
-@pytest.mark.parametrize("gamma", [0.7, 0.4])
-def test_a_bad_packet_changes_nothing_and_the_round_can_go_on(gamma: float) -> None:
-    """Whether weights travel or pseudo-gradients and slow weights beside them; all methods: test_misshapen.py."""
-    size, theta = 1000, torch.randn(1000)
-    ours, twin, theirs = (NoLoCo(flat, codec("fp32"), 0.5, 0.7, gamma) for flat in (theta, theta.clone(), theta + 1.0))
-    message = theirs.message(3)
-    good = Packet(1.0, 0, message)
-    broken = torch.zeros(size)
-    broken[-1] = float("nan")
-    bad_tensors = [
-        [*message[:-1], codec("fp32").encode(broken)[0]],
-        [*message[:-1], replace(message[-1], shape=(size - 1,))],
-        [*message, message[0]],
-        message[:-1],
-        [],
-    ]
-    bad = [Packet(1.0, 0, tensors) for tensors in bad_tensors]
-    bad += [Packet(weight, 0, message) for weight in (-0.5, 1.5, math.nan, math.inf)]
-    for one in (ours, twin):
-        one.message(3)
-    before = state(ours)
-    for packet in bad:
-        report = ours.apply(3, 1.0, [packet], lone=False)
-        assert [(verdict.step, verdict.keep) for verdict in report.verdicts] == [("misshapen", 0.0)]
-        assert all(torch.equal(a, b) for a, b in zip(before, state(ours), strict=True))
-    report = ours.apply(3, 1.0, [*bad, good])
-    assert [verdict.step for verdict in report.verdicts] == ["misshapen"] * len(bad) + ["accepted"]
-    assert report.members == twin.apply(3, 1.0, [good]).members == 2
-    assert all(torch.equal(a, b) for a, b in zip(state(ours), state(twin), strict=True))
-    assert not torch.equal(ours.phi, before[1])
-
-
 def test_weights_weigh() -> None:
     ours, a, b = swarm(3, 6, 0.0, 1.0, 1.0)
     thetas = [r.theta.clone() for r in (ours, a, b)]
