@@ -15,8 +15,9 @@ from swarmnode.transfer.donor import DonorLimits, SnapshotDonor
 from swarmnode.transfer.download import DownloadLimits, download
 from swarmnode.transfer.snapshot import Snapshot, StateSlice
 from swarmnode.wire import call_pb2 as wire
-from swarmsim.virtual_time import run
 from tests.support.download import ME, RUN, SIZES, A, B, C, Giver, Link, Next, Said, World
+
+pytestmark = pytest.mark.loop("virtual")
 
 D = PeerId("peerD")
 ONE_PLACE = DonorLimits(downloads_max=1, puller_idle_s=25.0, refused_max_s=0.0, turn_share=0.04)
@@ -127,42 +128,34 @@ def slowly(world: World, chunk_s: float) -> None:
 
 @pytest.mark.parametrize("attackers", [4, 8])
 @pytest.mark.parametrize("manner", MANNERS)
-def test_keys_that_never_change_keep_nobody_out(manner: str, attackers: int) -> None:
-    async def main() -> None:
-        world, limits, chunk_s = World(), DonorLimits(), 8.0
-        giver = Slow(world, A, 100)
-        slowly(world, chunk_s)
-        async with attacked(giver, attackers, manner):
-            begun = asyncio.get_running_loop().time()
-            await fetch(world, Said())
-            took_s = asyncio.get_running_loop().time() - begun
-        alone_s = CHUNKS * chunk_s / DownloadLimits().parallel
-        assert took_s < limits.refused_max_s + (1 + attackers / limits.downloads_max) * (alone_s + TURN_S)
-
-    run(main())
+async def test_keys_that_never_change_keep_nobody_out(manner: str, attackers: int) -> None:
+    world, limits, chunk_s = World(), DonorLimits(), 8.0
+    giver = Slow(world, A, 100)
+    slowly(world, chunk_s)
+    async with attacked(giver, attackers, manner):
+        begun = asyncio.get_running_loop().time()
+        await fetch(world, Said())
+        took_s = asyncio.get_running_loop().time() - begun
+    alone_s = CHUNKS * chunk_s / DownloadLimits().parallel
+    assert took_s < limits.refused_max_s + (1 + attackers / limits.downloads_max) * (alone_s + TURN_S)
 
 
-def test_more_slow_joiners_than_places_all_finish() -> None:
+async def test_more_slow_joiners_than_places_all_finish() -> None:
     """They take turns, and go on with the chunks they have, though the donor's state is another one by then."""
-
-    async def main() -> None:
-        world, said, chunk_s = World(), Said(), 9.0
-        giver = Slow(world, A, 100, DonorLimits(refused_max_s=0.0))  # they share the line at once
-        slowly(world, chunk_s)
-        training = asyncio.create_task(train(giver))
-        joiners = [PeerId(f"slow{number}") for number in range(5)]
-        async with asyncio.TaskGroup() as group:
-            for joiner in joiners:
-                group.create_task(fetch(world, said, joiner))
-        training.cancel()
-        alone_s = CHUNKS * chunk_s / DownloadLimits().parallel
-        assert asyncio.get_running_loop().time() < 1.5 * alone_s * len(joiners) / DonorLimits().downloads_max
-        lost = [str(fields["reason"]) for fields in said.all("state.failed")]
-        assert lost and all("given to another" in reason or "not kept here any more" in reason for reason in lost)
-        assert world.asked[A, "chunk"] < 1.1 * CHUNKS * len(joiners)
-        giver.donor.close()
-
-    run(main())
+    world, said, chunk_s = World(), Said(), 9.0
+    giver = Slow(world, A, 100, DonorLimits(refused_max_s=0.0))  # they share the line at once
+    slowly(world, chunk_s)
+    training = asyncio.create_task(train(giver))
+    joiners = [PeerId(f"slow{number}") for number in range(5)]
+    async with asyncio.TaskGroup() as group:
+        for joiner in joiners:
+            group.create_task(fetch(world, said, joiner))
+    training.cancel()
+    alone_s = CHUNKS * chunk_s / DownloadLimits().parallel
+    assert asyncio.get_running_loop().time() < 1.5 * alone_s * len(joiners) / DonorLimits().downloads_max
+    lost = [str(fields["reason"]) for fields in said.all("state.failed")]
+    assert lost and all("given to another" in reason or "not kept here any more" in reason for reason in lost)
+    assert world.asked[A, "chunk"] < 1.1 * CHUNKS * len(joiners)
 
 
 async def take(donor: SnapshotDonor, peer: PeerId, chunks: int) -> bytes:
@@ -182,60 +175,48 @@ async def waits(donor: SnapshotDonor, peer: PeerId, seconds: float, holder: Peer
         await asyncio.sleep(2.0)
 
 
-def test_a_place_is_kept_for_a_turn_and_longer_while_nobody_waits() -> None:
-    async def main() -> None:
-        donor = Slow(World(), A, 100, ONE_PLACE).donor
-        snapshot = await take(donor, B, 5)
-        for index in range(5, 20):  # far longer than a turn
-            await asyncio.sleep(20.0)
-            await donor.chunk(B, ask_chunk(snapshot, index))
-        await waits(donor, C, ONE_PLACE.share_s, B, snapshot)
-        snapshot = await take(donor, C, 1)
-        with pytest.raises(Unavailable, match="given to another") as lost:
-            await donor.chunk(B, ask_chunk(snapshot, 20))
-        assert not isinstance(lost.value, Busy), "it waits for an offer, and counts no failure"
-        await waits(donor, B, TURN_S, C, snapshot)
-        await donor.offer(B, ask())
-        donor.close()
-
-    run(main())
+async def test_a_place_is_kept_for_a_turn_and_longer_while_nobody_waits() -> None:
+    donor = Slow(World(), A, 100, ONE_PLACE).donor
+    snapshot = await take(donor, B, 5)
+    for index in range(5, 20):  # far longer than a turn
+        await asyncio.sleep(20.0)
+        await donor.chunk(B, ask_chunk(snapshot, index))
+    await waits(donor, C, ONE_PLACE.share_s, B, snapshot)
+    snapshot = await take(donor, C, 1)
+    with pytest.raises(Unavailable, match="given to another") as lost:
+        await donor.chunk(B, ask_chunk(snapshot, 20))
+    assert not isinstance(lost.value, Busy), "it waits for an offer, and counts no failure"
+    await waits(donor, B, TURN_S, C, snapshot)
+    await donor.offer(B, ask())
 
 
-def test_those_without_a_turn_come_first_then_those_that_wait_longest() -> None:
-    async def main() -> None:
-        donor, came = Slow(World(), A, 100, ONE_PLACE).donor, list[PeerId]()
-        await take(donor, B, CHUNKS)  # it has had all of it
-        snapshot = await take(donor, C, 1)
-        for peer in (B, ME, D):  # they come in this order
-            await waits(donor, peer, 2.0, C, snapshot)
-        while len(came) < 3:
-            for peer in (B, D, ME):  # and ask in that one
-                try:
-                    await take(donor, peer, CHUNKS)
-                    came.append(peer)
-                except Busy:
-                    with pytest.raises(Unavailable):
-                        await donor.chunk(peer, ask_chunk(snapshot, 1))
-            await asyncio.sleep(2.0)
-            if not came:
-                await donor.chunk(C, ask_chunk(snapshot, 1))
-        assert came[:3] == [ME, D, B]
-        donor.close()
-
-    run(main())
+async def test_those_without_a_turn_come_first_then_those_that_wait_longest() -> None:
+    donor, came = Slow(World(), A, 100, ONE_PLACE).donor, list[PeerId]()
+    await take(donor, B, CHUNKS)  # it has had all of it
+    snapshot = await take(donor, C, 1)
+    for peer in (B, ME, D):  # they come in this order
+        await waits(donor, peer, 2.0, C, snapshot)
+    while len(came) < 3:
+        for peer in (B, D, ME):  # and ask in that one
+            try:
+                await take(donor, peer, CHUNKS)
+                came.append(peer)
+            except Busy:
+                with pytest.raises(Unavailable):
+                    await donor.chunk(peer, ask_chunk(snapshot, 1))
+        await asyncio.sleep(2.0)
+        if not came:
+            await donor.chunk(C, ask_chunk(snapshot, 1))
+    assert came[:3] == [ME, D, B]
 
 
-def test_a_bounded_number_of_refused_peers_is_remembered() -> None:
-    async def main() -> None:
-        donor = Slow(World(), A, 100, ONE_PLACE).donor
-        await take(donor, B, 1)
-        for number in range(REMEMBERED_MAX + 10):
-            with pytest.raises(Busy):
-                await donor.offer(PeerId(f"peer{number}"), ask())
-        assert len(donor._places._refused) == REMEMBERED_MAX
-        donor.close()
-
-    run(main())
+async def test_a_bounded_number_of_refused_peers_is_remembered() -> None:
+    donor = Slow(World(), A, 100, ONE_PLACE).donor
+    await take(donor, B, 1)
+    for number in range(REMEMBERED_MAX + 10):
+        with pytest.raises(Busy):
+            await donor.offer(PeerId(f"peer{number}"), ask())
+    assert len(donor._places._refused) == REMEMBERED_MAX
 
 
 def test_turns_fit_what_clients_need() -> None:
@@ -244,26 +225,21 @@ def test_turns_fit_what_clients_need() -> None:
     assert giving.turn_s >= getting.alone_s, "and its chunks are kept when the donor's state is another one"
 
 
-def test_two_old_snapshots_keep_nobody_from_a_later_round() -> None:
+async def test_two_old_snapshots_keep_nobody_from_a_later_round() -> None:
     """Two keys that asked for a chunk of theirs now and then: a joiner got a state as old as their patience, and one
     that needed a later round none."""
-
-    async def main() -> None:
-        giver = Slow(World(), A, 100, DonorLimits(refused_max_s=0.0))
-        tasks = [asyncio.create_task(train(giver))]
-        for peer in (B, C):
-            keeping = attack(giver.donor, peer, "one chunk after the other, each just in time")
-            tasks.append(asyncio.create_task(keeping))
-            await asyncio.sleep(30.0)
-        later = wire.SnapshotRequest(stage=1, round_min=giver.round_index)
-        with pytest.raises(Busy, match="2 snapshots are being pulled"):
-            await giver.donor.offer(D, Call(wire.Request(run_id=RUN, snapshot=later)))
-        await asyncio.sleep(TURN_S)
-        offer = (await giver.donor.offer(D, ask())).header.snapshot
-        assert offer.round >= giver.round_index - 1 and giver.donor.alive == 2
-        for task in tasks:
-            task.cancel()
-        await asyncio.wait(tasks)
-        giver.donor.close()
-
-    run(main())
+    giver = Slow(World(), A, 100, DonorLimits(refused_max_s=0.0))
+    tasks = [asyncio.create_task(train(giver))]
+    for peer in (B, C):
+        keeping = attack(giver.donor, peer, "one chunk after the other, each just in time")
+        tasks.append(asyncio.create_task(keeping))
+        await asyncio.sleep(30.0)
+    later = wire.SnapshotRequest(stage=1, round_min=giver.round_index)
+    with pytest.raises(Busy, match="2 snapshots are being pulled"):
+        await giver.donor.offer(D, Call(wire.Request(run_id=RUN, snapshot=later)))
+    await asyncio.sleep(TURN_S)
+    offer = (await giver.donor.offer(D, ask())).header.snapshot
+    assert offer.round >= giver.round_index - 1 and giver.donor.alive == 2
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)

@@ -12,7 +12,6 @@ from swarmnode.ports import Answer, WireTensor
 from swarmnode.transfer.donor import SnapshotDonor
 from swarmnode.transfer.download import DownloadLimits, download
 from swarmnode.transfer.snapshot import SLOW, WHOLE, Snapshot, StateSlice
-from swarmsim.virtual_time import run
 from tests.support.download import (
     CHUNK,
     CHUNKS,
@@ -31,6 +30,8 @@ from tests.support.download import (
     same,
     state,
 )
+
+pytestmark = pytest.mark.loop("virtual")
 
 
 async def fetch(
@@ -66,138 +67,106 @@ def keeping(world: World, peer: PeerId, snapshot: Snapshot) -> SnapshotDonor:
     return donor
 
 
-def test_a_holder_of_the_same_bytes_helps() -> None:
-    async def main() -> None:
-        world = World()
-        giver = Giver(world, A, 100)
-        first = await fetch(world, [A])
-        helper = keeping(world, B, first)
-        before = world.asked[A, "chunk"]
-        second = await fetch(world, [A], [B, C])
-        assert same(second.state, state(105))
-        from_a, from_b = world.asked[A, "chunk"] - before, world.asked[B, "chunk"]
-        assert from_a + from_b == CHUNKS and from_b >= 5, "each chunk once, some from the helper"
-        assert (B, "snapshot") not in world.asked, "helping costs no snapshot"
-        assert world.asked[C, "chunk"] == 1, "who does not have it is asked once"
-        giver.donor.close()
-        helper.close()
-
-    run(main())
+async def test_a_holder_of_the_same_bytes_helps() -> None:
+    world = World()
+    Giver(world, A, 100)
+    first = await fetch(world, [A])
+    keeping(world, B, first)
+    before = world.asked[A, "chunk"]
+    second = await fetch(world, [A], [B, C])
+    assert same(second.state, state(105))
+    from_a, from_b = world.asked[A, "chunk"] - before, world.asked[B, "chunk"]
+    assert from_a + from_b == CHUNKS and from_b >= 5, "each chunk once, some from the helper"
+    assert (B, "snapshot") not in world.asked, "helping costs no snapshot"
+    assert world.asked[C, "chunk"] == 1, "who does not have it is asked once"
 
 
-def test_a_helper_that_dies_or_lies_costs_nothing_but_its_part() -> None:
-    async def main() -> None:
-        world, said = World(), Said()
-        giver = Giver(world, A, 100)
-        first = await fetch(world, [A])
-        helpers = [keeping(world, peer, first) for peer in (B, C)]
+async def test_a_helper_that_dies_or_lies_costs_nothing_but_its_part() -> None:
+    world, said = World(), Said()
+    Giver(world, A, 100)
+    first = await fetch(world, [A])
+    [keeping(world, peer, first) for peer in (B, C)]
 
-        async def dies(method: str, serial: int, go: Next) -> Answer:
-            if serial > 3:
-                raise RemoteFault("gone")
-            return await go()
-
-        async def lies(method: str, serial: int, go: Next) -> Answer:
-            answer = await go()
-            return Answer(answer.header, [WireTensor("u8", (CHUNK,), bytes(CHUNK))]) if answer.tensors else answer
-
-        world.faults = {B: dies, C: lies}
-        second = await fetch(world, [A], [B, C], said=said)
-        assert same(second.state, state(105))
-        assert world.asked[B, "chunk"] == 4 and world.asked[C, "chunk"] == 1
-        assert [fields["peer"] for fields in said.all("state.failed")] == [C]
-        for donor in (giver.donor, *helpers):
-            donor.close()
-
-    run(main())
-
-
-def test_a_helper_that_fails_last_leaves_its_chunk_to_the_donor() -> None:
-    async def main() -> None:
-        world = World()
-        giver = Giver(world, A, 100)
-        first = await fetch(world, [A])
-        helper = keeping(world, B, first)
-
-        async def slow_death(method: str, serial: int, go: Next) -> Answer:
-            await asyncio.sleep(5.0)  # long after the donor has given everything else
+    async def dies(method: str, serial: int, go: Next) -> Answer:
+        if serial > 3:
             raise RemoteFault("gone")
+        return await go()
 
-        world.faults = {B: slow_death}
-        assert same((await fetch(world, [A], [B])).state, state(105))
-        giver.donor.close()
-        helper.close()
+    async def lies(method: str, serial: int, go: Next) -> Answer:
+        answer = await go()
+        return Answer(answer.header, [WireTensor("u8", (CHUNK,), bytes(CHUNK))]) if answer.tensors else answer
 
-    run(main())
-
-
-def test_a_part_of_a_state_travels_alone() -> None:
-    async def main() -> None:
-        world = World()
-        giver = Giver(world, A, 100)
-        slow = await fetch(world, [A], cut=SLOW)
-        assert list(slow.state.sections) == ["phi"] and slow.nbytes == 4 * PARAMETERS
-        assert bytes(slow.state.sections["phi"]) == bytes(state(105).sections["phi"])
-        piece = await fetch(world, [A], cut=StateSlice(("phi",), PARAMETERS - 10, 10))
-        assert bytes(piece.state.sections["phi"]) == bytes(state(105).sections["phi"])[-40:]
-        whole = await fetch(world, [A])
-        assert same(whole.state, state(105)) and giver.taken == 1, "one copy of the state serves all parts"
-        giver.donor.close()
-        with pytest.raises(RemoteFault):
-            StateSlice(("phi",), PARAMETERS - 5, 10).sizes(SIZES)
-
-    run(main())
+    world.faults = {B: dies, C: lies}
+    second = await fetch(world, [A], [B, C], said=said)
+    assert same(second.state, state(105))
+    assert world.asked[B, "chunk"] == 4 and world.asked[C, "chunk"] == 1
+    assert [fields["peer"] for fields in said.all("state.failed")] == [C]
 
 
-def test_a_backup_of_another_stage_is_given() -> None:
-    async def main() -> None:
-        world, said = World(), Said()
-        kept = Snapshot.of(state(7), 2, 9, to_message({"feeder": 1}), CHUNK)
-        giver = Giver(world, A, 100)
-        donor = SnapshotDonor(RUN, 1, giver.take, giver.offload, said, kept=lambda stage: kept if stage == 2 else None)
-        donor.serve(Link(world, A))
-        found = await fetch(world, [A], stage=2)
-        assert same(found.state, state(7)) and found.round_index == 9 and giver.taken == 0
-        with pytest.raises(Unavailable):
-            await fetch(world, [A], stage=3)
-        donor.close()
+async def test_a_helper_that_fails_last_leaves_its_chunk_to_the_donor() -> None:
+    world = World()
+    Giver(world, A, 100)
+    first = await fetch(world, [A])
+    keeping(world, B, first)
 
-    run(main())
+    async def slow_death(method: str, serial: int, go: Next) -> Answer:
+        await asyncio.sleep(5.0)  # long after the donor has given everything else
+        raise RemoteFault("gone")
+
+    world.faults = {B: slow_death}
+    assert same((await fetch(world, [A], [B])).state, state(105))
 
 
-def test_a_polite_download_rests() -> None:
-    async def main() -> None:
-        world, loop = World(), asyncio.get_running_loop()
-        giver = Giver(world, A, 100)
-        await fetch(world, [A])  # the snapshot is made
-        taken = []
-        for rest in (0.0, 1.0):
-            begun = loop.time()
-            await fetch(world, [A], limits=DownloadLimits(parallel=1, rest=rest))
-            taken.append(loop.time() - begun)
-        assert 1.8 * taken[0] < taken[1] < 2.2 * taken[0], "half of the time the donor's line is free"
-        giver.donor.close()
-
-    run(main())
+async def test_a_part_of_a_state_travels_alone() -> None:
+    world = World()
+    giver = Giver(world, A, 100)
+    slow = await fetch(world, [A], cut=SLOW)
+    assert list(slow.state.sections) == ["phi"] and slow.nbytes == 4 * PARAMETERS
+    assert bytes(slow.state.sections["phi"]) == bytes(state(105).sections["phi"])
+    piece = await fetch(world, [A], cut=StateSlice(("phi",), PARAMETERS - 10, 10))
+    assert bytes(piece.state.sections["phi"]) == bytes(state(105).sections["phi"])[-40:]
+    whole = await fetch(world, [A])
+    assert same(whole.state, state(105)) and giver.taken == 1, "one copy of the state serves all parts"
+    with pytest.raises(RemoteFault):
+        StateSlice(("phi",), PARAMETERS - 5, 10).sizes(SIZES)
 
 
-def test_a_dead_donor_is_not_waited_for() -> None:
-    """It accepts the question and never answers it, nor a ping: seconds, not the minute an offer may take."""
+async def test_a_backup_of_another_stage_is_given() -> None:
+    world, said = World(), Said()
+    kept = Snapshot.of(state(7), 2, 9, to_message({"feeder": 1}), CHUNK)
+    giver = Giver(world, A, 100)
+    donor = SnapshotDonor(RUN, 1, giver.take, giver.offload, said, kept=lambda stage: kept if stage == 2 else None)
+    donor.serve(Link(world, A))
+    found = await fetch(world, [A], stage=2)
+    assert same(found.state, state(7)) and found.round_index == 9 and giver.taken == 0
+    with pytest.raises(Unavailable):
+        await fetch(world, [A], stage=3)
 
-    async def main() -> None:
-        world, loop = World(), asyncio.get_running_loop()
-        giver = Giver(world, B, 100)
 
-        async def dead(method: str, serial: int, go: Next) -> Answer:
-            await asyncio.sleep(1e6)
-            raise AssertionError
-
-        Giver(world, A, 100).donor.close()
-        world.faults = {A: dead}
-        world.handlers[A, "ping"] = world.handlers[A, "snapshot"]
+async def test_a_polite_download_rests() -> None:
+    world, loop = World(), asyncio.get_running_loop()
+    Giver(world, A, 100)
+    await fetch(world, [A])  # the snapshot is made
+    taken = []
+    for rest in (0.0, 1.0):
         begun = loop.time()
-        assert same((await fetch(world, [A, B])).state, state(105))
-        assert loop.time() - begun < 10.0
-        giver.donor.close()
+        await fetch(world, [A], limits=DownloadLimits(parallel=1, rest=rest))
+        taken.append(loop.time() - begun)
+    assert 1.8 * taken[0] < taken[1] < 2.2 * taken[0], "half of the time the donor's line is free"
 
-    run(main())
+
+async def test_a_dead_donor_is_not_waited_for() -> None:
+    """It accepts the question and never answers it, nor a ping: seconds, not the minute an offer may take."""
+    world, loop = World(), asyncio.get_running_loop()
+    Giver(world, B, 100)
+
+    async def dead(method: str, serial: int, go: Next) -> Answer:
+        await asyncio.sleep(1e6)
+        raise AssertionError
+
+    Giver(world, A, 100).donor.close()
+    world.faults = {A: dead}
+    world.handlers[A, "ping"] = world.handlers[A, "snapshot"]
+    begun = loop.time()
+    assert same((await fetch(world, [A, B])).state, state(105))
+    assert loop.time() - begun < 10.0

@@ -14,7 +14,6 @@ from swarmnode.ports import Answer, State
 from swarmnode.recovery.neighbour_backup import GENTLE
 from swarmnode.transfer.download import DownloadLimits, download
 from swarmnode.transfer.snapshot import Snapshot, check_chunk, mixed
-from swarmsim.virtual_time import run
 from tests.support.download import (
     CHUNK,
     CHUNKS,
@@ -24,16 +23,18 @@ from tests.support.download import (
     A,
     B,
     C,
-    Giver,
     Link,
     Next,
     Said,
     World,
     altered,
     flip,
+    give,
     same,
     state,
 )
+
+pytestmark = pytest.mark.loop("virtual")
 
 SLOW_S = 20.0  # a chunk; four at once: all takes 160 s from one
 Fault = Callable[[str, int, Next], Awaitable[Answer]]
@@ -66,11 +67,6 @@ def origins(found: State, *states: State) -> list[int]:
     return [next(k for k, one in enumerate(known) if one[i] == piece) for i, piece in enumerate(pieces(found))]
 
 
-def close(*givers: Giver) -> None:
-    for giver in givers:
-        giver.donor.close()
-
-
 async def pull(
     world: World,
     donors: list[PeerId],
@@ -87,166 +83,130 @@ async def pull(
     return Snapshot.of_offer(offer, found)
 
 
-def test_chunks_of_a_slow_donor_outlive_it() -> None:
-    async def main() -> None:
-        world, said = World(), Said()
-        givers = [Giver(world, A, 100), Giver(world, B, 200)]
-        givers[1].round_index = 7
-        givers[1].donor.close()
-        limits = DownloadLimits(sources=2)
-        world.faults = {A: slowly(20, RemoteFault("connection reset")), B: slowly()}
-        # B comes only now: nobody was there to give side by side.
-        donors = [A]
-        task = asyncio.create_task(pull(world, donors, said, limits))
-        while world.asked.get((A, "chunk"), 0) <= 20:
-            await asyncio.sleep(1.0)
-        donors.append(B)
-        found = await task
-        of = origins(found.state, state(105), state(207))
-        assert of == [0] * 20 + [1] * (CHUNKS - 20), "nothing came twice"
-        assert found.round_index == 5 and found.state.inner_steps == 105, "it is as old as its oldest part"
-        assert world.asked[B, "chunk"] == CHUNKS - 20
-        assert said.all("state.downloaded")[0]["donors"] == 2
-        assert said.counts.get("swarmnode_peer_faults_total state") is None
-        close(*givers)
-
-    run(main())
+async def test_chunks_of_a_slow_donor_outlive_it() -> None:
+    world, said = World(), Said()
+    givers = give(world, 100, 200)
+    givers[1].round_index = 7
+    givers[1].donor.close()
+    limits = DownloadLimits(sources=2)
+    world.faults = {A: slowly(20, RemoteFault("connection reset")), B: slowly()}
+    # B comes only now: nobody was there to give side by side.
+    donors = [A]
+    task = asyncio.create_task(pull(world, donors, said, limits))
+    while world.asked.get((A, "chunk"), 0) <= 20:
+        await asyncio.sleep(1.0)
+    donors.append(B)
+    found = await task
+    of = origins(found.state, state(105), state(207))
+    assert of == [0] * 20 + [1] * (CHUNKS - 20), "nothing came twice"
+    assert found.round_index == 5 and found.state.inner_steps == 105, "it is as old as its oldest part"
+    assert world.asked[B, "chunk"] == CHUNKS - 20
+    assert said.all("state.downloaded")[0]["donors"] == 2
+    assert said.counts.get("swarmnode_peer_faults_total state") is None
 
 
-def test_a_long_download_uses_several_donors() -> None:
-    async def main() -> None:
-        taken = []
-        for peers in ([A], [A, B, C]):
-            world, said, loop = World(), Said(), asyncio.get_running_loop()
-            givers = [Giver(world, peer, 100 * (1 + k)) for k, peer in enumerate(peers)]
-            world.faults = {peer: slowly() for peer in peers}
-            begun = loop.time()
-            found = await pull(world, list(peers), said)
-            taken.append(loop.time() - begun)
-            of = Counter(origins(found.state, *[state(100 * (1 + k) + 5) for k in range(len(peers))]))
-            asked = sum(world.asked[peer, "chunk"] for peer in peers)
-            assert asked == CHUNKS and sum(of.values()) == CHUNKS, "each chunk once"
-            assert len(of) == len(peers) and len(said.all("state.beside")) == len(peers) - 1
-            close(*givers)
-        assert taken[0] > 160.0 and taken[1] < 130.0, "60 s alone, then twice as fast"
-
-    run(main())
+async def test_a_long_download_uses_several_donors() -> None:
+    taken = []
+    for peers in ([A], [A, B, C]):
+        world, said, loop = World(), Said(), asyncio.get_running_loop()
+        give(world, *[100 * (1 + k) for k in range(len(peers))])
+        world.faults = {peer: slowly() for peer in peers}
+        begun = loop.time()
+        found = await pull(world, list(peers), said)
+        taken.append(loop.time() - begun)
+        of = Counter(origins(found.state, *[state(100 * (1 + k) + 5) for k in range(len(peers))]))
+        asked = sum(world.asked[peer, "chunk"] for peer in peers)
+        assert asked == CHUNKS and sum(of.values()) == CHUNKS, "each chunk once"
+        assert len(of) == len(peers) and len(said.all("state.beside")) == len(peers) - 1
+    assert taken[0] > 160.0 and taken[1] < 130.0, "60 s alone, then twice as fast"
 
 
-def test_a_short_download_uses_one_donor() -> None:
-    async def main() -> None:
-        world, said = World(), Said()
-        givers = [Giver(world, A, 100), Giver(world, B, 200)]
-        found = await pull(world, [A, B], said)
-        assert same(found.state, state(105)) and (B, "snapshot") not in world.asked
-        # Also where it takes a little longer than one should give alone: the end is in sight.
-        world.faults = {A: slowly(), B: slowly()}
-        found = await pull(world, [A, B], said, DownloadLimits(alone_s=90.0))
-        assert same(found.state, state(105)) and not said.all("state.beside")
-        close(*givers)
-
-    run(main())
+async def test_a_short_download_uses_one_donor() -> None:
+    world, said = World(), Said()
+    give(world, 100, 200)
+    found = await pull(world, [A, B], said)
+    assert same(found.state, state(105)) and (B, "snapshot") not in world.asked
+    # Also where it takes a little longer than one should give alone: the end is in sight.
+    world.faults = {A: slowly(), B: slowly()}
+    found = await pull(world, [A, B], said, DownloadLimits(alone_s=90.0))
+    assert same(found.state, state(105)) and not said.all("state.beside")
 
 
-def test_a_frozen_donor_keeps_what_it_gave_and_no_more() -> None:
-    async def main() -> None:
-        world, said = World(), Said()
-        givers = [Giver(world, A, 100), Giver(world, B, 200)]
-        world.faults = {A: slowly(8)}
-        found = await pull(world, [A, B], said)
-        of = origins(found.state, state(105), state(205))
-        assert of.count(0) == 8 and of.count(1) == CHUNKS - 8
-        assert asyncio.get_running_loop().time() < 300.0
-        assert not any(fields["lied"] for fields in said.all("state.failed"))
-        close(*givers)
-
-    run(main())
+async def test_a_frozen_donor_keeps_what_it_gave_and_no_more() -> None:
+    world, said = World(), Said()
+    give(world, 100, 200)
+    world.faults = {A: slowly(8)}
+    found = await pull(world, [A, B], said)
+    of = origins(found.state, state(105), state(205))
+    assert of.count(0) == 8 and of.count(1) == CHUNKS - 8
+    assert asyncio.get_running_loop().time() < 300.0
+    assert not any(fields["lied"] for fields in said.all("state.failed"))
 
 
-def test_nothing_stays_of_one_that_lied_beside() -> None:
-    async def main() -> None:
-        world, said = World(), Said()
-        givers = [Giver(world, A, 100), Giver(world, B, 200)]
-        slow = slowly()
+async def test_nothing_stays_of_one_that_lied_beside() -> None:
+    world, said = World(), Said()
+    give(world, 100, 200)
+    slow = slowly()
 
-        async def lies(method: str, serial: int, go: Next) -> Answer:
-            if method == "chunk" and serial > 5:
-                return await altered(go, flip)
-            return await slow(method, serial, go)
+    async def lies(method: str, serial: int, go: Next) -> Answer:
+        if method == "chunk" and serial > 5:
+            return await altered(go, flip)
+        return await slow(method, serial, go)
 
-        world.faults = {A: slow, B: lies}
-        found = await pull(world, [A, B], said)
-        assert same(found.state, state(105)), "all of it of the honest one"
-        assert [fields["peer"] for fields in said.all("state.failed")] == [B]
-        assert said.counts["swarmnode_peer_faults_total state"] == 1
-        close(*givers)
-
-    run(main())
+    world.faults = {A: slow, B: lies}
+    found = await pull(world, [A, B], said)
+    assert same(found.state, state(105)), "all of it of the honest one"
+    assert [fields["peer"] for fields in said.all("state.failed")] == [B]
+    assert said.counts["swarmnode_peer_faults_total state"] == 1
 
 
-def test_a_failing_helper_is_not_asked_repeatedly() -> None:
-    async def main() -> None:
-        world, said = World(), Said()
-        givers = [Giver(world, A, 100), Giver(world, B, 200)]
+async def test_a_failing_helper_is_not_asked_repeatedly() -> None:
+    world, said = World(), Said()
+    give(world, 100, 200)
 
-        async def refuses(method: str, serial: int, go: Next) -> Answer:
-            raise Unavailable("not now") if serial > 1 else RemoteFault("not now")
+    async def refuses(method: str, serial: int, go: Next) -> Answer:
+        raise Unavailable("not now") if serial > 1 else RemoteFault("not now")
 
-        world.faults = {A: slowly(), B: refuses}
-        found = await pull(world, [A, B], said)
-        assert same(found.state, state(105))
-        assert world.asked[B, "snapshot"] <= DownloadLimits().failures_max
-        close(*givers)
-
-    run(main())
+    world.faults = {A: slowly(), B: refuses}
+    found = await pull(world, [A, B], said)
+    assert same(found.state, state(105))
+    assert world.asked[B, "snapshot"] <= DownloadLimits().failures_max
 
 
-def test_a_mixed_state_that_is_not_believed_is_nobodys_lie() -> None:
-    async def main() -> None:
-        world, said = World(), Said()
-        givers = [Giver(world, A, 100), Giver(world, B, 200)]
-        world.faults = {A: slowly(), B: slowly()}
-        seen: list[set[int]] = []
+async def test_a_mixed_state_that_is_not_believed_is_nobodys_lie() -> None:
+    world, said = World(), Said()
+    give(world, 100, 200)
+    world.faults = {A: slowly(), B: slowly()}
+    seen: list[set[int]] = []
 
-        async def accept(found: State) -> None:
-            seen.append(set(origins(found, state(105), state(205))))
-            if len(seen) == 1:
-                raise RemoteFault("state, section phi: not finite")
+    async def accept(found: State) -> None:
+        seen.append(set(origins(found, state(105), state(205))))
+        if len(seen) == 1:
+            raise RemoteFault("state, section phi: not finite")
 
-        found = await pull(world, [A, B], said, accept=accept)
-        assert seen[0] == {0, 1} and len(seen[1]) == 1, "the next is of one alone"
-        assert same(found.state, state(105)) or same(found.state, state(205))
-        assert [fields["lied"] for fields in said.all("state.failed")] == [False]
-        assert said.counts.get("swarmnode_peer_faults_total state") is None
-        close(*givers)
-
-    run(main())
+    found = await pull(world, [A, B], said, accept=accept)
+    assert seen[0] == {0, 1} and len(seen[1]) == 1, "the next is of one alone"
+    assert same(found.state, state(105)) or same(found.state, state(205))
+    assert [fields["lied"] for fields in said.all("state.failed")] == [False]
+    assert said.counts.get("swarmnode_peer_faults_total state") is None
 
 
-def test_a_download_without_haste_uses_one_donor() -> None:
-    async def main() -> None:
-        world, said = World(), Said()
-        givers = [Giver(world, A, 100), Giver(world, B, 200)]
-        world.faults = {A: slowly(), B: slowly()}
-        found = await pull(world, [A, B], said, replace(GENTLE, rest=0.0))
-        assert same(found.state, state(105)) and (B, "snapshot") not in world.asked
-        close(*givers)
-
-    run(main())
+async def test_a_download_without_haste_uses_one_donor() -> None:
+    world, said = World(), Said()
+    give(world, 100, 200)
+    world.faults = {A: slowly(), B: slowly()}
+    found = await pull(world, [A, B], said, replace(GENTLE, rest=0.0))
+    assert same(found.state, state(105)) and (B, "snapshot") not in world.asked
 
 
-def test_cancelled_beside_others_nothing_is_left() -> None:
-    async def main() -> None:
-        world, said = World(), Said()
-        givers = [Giver(world, A, 100), Giver(world, B, 200)]
-        world.faults = {A: slowly(), B: slowly()}
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(85.0):
-                await pull(world, [A, B], said)
-        assert said.all("state.beside") and world.under_way == 0
-        close(*givers)
-
-    run(main())  # no task is left
+async def test_cancelled_beside_others_nothing_is_left() -> None:
+    world, said = World(), Said()
+    give(world, 100, 200)
+    world.faults = {A: slowly(), B: slowly()}
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(85.0):
+            await pull(world, [A, B], said)
+    assert said.all("state.beside") and world.under_way == 0
 
 
 def test_a_state_of_one_offer_is_that_offer() -> None:

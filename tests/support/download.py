@@ -152,6 +152,11 @@ class Giver:
         return work()
 
 
+def give(world: World, *seeds: int) -> list[Giver]:
+    """A, B, C, as many as there are seeds."""
+    return [Giver(world, peer, seed) for peer, seed in zip((A, B, C), seeds, strict=False)]
+
+
 def same(found: State, expected: State) -> bool:
     return {k: bytes(v) for k, v in found.sections.items()} == {k: bytes(v) for k, v in expected.sections.items()}
 
