@@ -1,7 +1,8 @@
 """Who met nobody it believes asks another replica, and that one gives its packet once."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import contextlib
+from collections.abc import AsyncIterator
 
 import pytest
 import torch
@@ -77,7 +78,7 @@ def state(one: Outer) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("method", ["noloco", "average", "desloc", "diloco"])
-def test_a_step_that_may_not_be_lone_changes_nothing_when_nobody_is_believed(method: str) -> None:
+async def test_a_step_that_may_not_be_lone_changes_nothing_when_nobody_is_believed(method: str) -> None:
     """And the round can be finished, alone or with another one's packet, as if nothing had been."""
     for given_again in (False, True):
         ours, twin, third = (optimizer(seed, method) for seed in (1, 1, 3))
@@ -125,30 +126,21 @@ class Node:
         return [fields for event, fields in self.quiet.events if event == which]
 
 
-def village(body: Callable[[list[Node]], Awaitable[None]], count: int = 4) -> None:
-    async def main() -> None:
-        compute = ThreadCompute(Quiet())
-        try:
-            network = MemoryNetwork()
-            await body([Node(network, number, compute) for number in range(count)])
-        finally:
-            compute.close()
-
-    asyncio.run(asyncio.wait_for(main(), 60))
+@contextlib.asynccontextmanager
+async def village(count: int = 4) -> AsyncIterator[list[Node]]:
+    compute = ThreadCompute(Quiet())
+    try:
+        network = MemoryNetwork()
+        yield [Node(network, number, compute) for number in range(count)]
+    finally:
+        compute.close()
 
 
-LIE = pytest.mark.parametrize("lie", ["misshapen", "none came"])
-
-
-@LIE
-def test_a_replica_that_met_a_liar_averages_with_a_third(lie: str) -> None:
-    async def body(nodes: list[Node]) -> None:
-        honest, liar, third, other = nodes
+@pytest.mark.parametrize("came", [True, False])
+async def test_a_replica_that_met_a_liar_averages_with_a_third(came: bool) -> None:
+    async with village() as (honest, liar, third, other):
         await third.fallback.offer(third.ours)
-        said = {
-            "misshapen": {liar.me: Packet(1.0, 8, misshapen())},
-            "none came": {},
-        }[lie]
+        said = {liar.me: Packet(1.0, 8, misshapen())} if came else {}
         twin = optimizer(0)
         twin.message(3)
         before = state(third.optimizer)
@@ -162,14 +154,10 @@ def test_a_replica_that_met_a_liar_averages_with_a_third(lie: str) -> None:
         assert [f["accepted"] for f in third.events("receipt.got")] == [True], "it is thanked as a partner is"
         assert [f["accepted"] for f in liar.events("receipt.got")] == [False] * len(said)
 
-    village(body)
 
-
-def test_without_a_fallback_the_step_is_lone() -> None:
+async def test_without_a_fallback_the_step_is_lone() -> None:
     """One has given its packet, one is of an old version and does not know the call, one gives a lie again."""
-
-    async def body(nodes: list[Node]) -> None:
-        honest, spent, old, liar = nodes
+    async with village() as (honest, spent, old, liar):
         await spent.fallback.offer(spent.ours)
         await honest.fallback.ask(spent.me, 3, SIZE * 4, 5.0)
         del old.transport._served["fallback"]
@@ -186,8 +174,6 @@ def test_without_a_fallback_the_step_is_lone() -> None:
         assert honest.quiet.total("swarmnode_fallback_packets_total", outcome="refused") == 1
         assert [f["given"] for f in honest.events("exchange.fallback")] == [False, False, True]
 
-    village(body)
-
 
 @pytest.mark.loop("virtual")
 async def test_a_fallback_request_ends_with_the_round() -> None:
@@ -203,9 +189,8 @@ async def test_a_fallback_request_ends_with_the_round() -> None:
     assert asker.quiet.total("swarmnode_fallback_packets_total", outcome="none") == 1
 
 
-def test_a_packet_is_given_once_and_to_nobody_left_out() -> None:
-    async def body(nodes: list[Node]) -> None:
-        asker, second, giver, _, liar = nodes
+async def test_a_packet_is_given_once_and_to_nobody_left_out() -> None:
+    async with village(5) as (asker, second, giver, _, liar):
 
         async def refused(who: Node, round_index: int, what: str, kind: type[Exception] = Unavailable) -> None:
             with pytest.raises(kind, match=what):
@@ -231,27 +216,18 @@ def test_a_packet_is_given_once_and_to_nobody_left_out() -> None:
         giver.fallback._stage = 2
         await refused(second, 4, "of stage 1 asked of a replica of stage 2", RemoteFault)
 
-    village(body, 5)
 
-
-def test_a_packet_beyond_memory_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_packet_beyond_memory_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fallback_partner, "KEPT_BYTES_MAX", 4 * SIZE - 1)
-
-    async def body(nodes: list[Node]) -> None:
-        asker, giver = nodes[:2]
+    async with village() as (asker, giver, *_):
         await giver.fallback.offer(giver.ours)
         with pytest.raises(Unavailable, match="there is none"):
             await asker.fallback.ask(giver.me, 3, SIZE * 4, 5.0)
 
-    village(body)
 
-
-def test_a_partner_that_is_new_needs_no_stand_in() -> None:
-    async def body(nodes: list[Node]) -> None:
-        ours, newcomer, third, _ = nodes
+async def test_a_partner_that_is_new_needs_no_stand_in() -> None:
+    async with village() as (ours, newcomer, third, _):
         await third.fallback.offer(third.ours)
         took = await ours.take({newcomer.me: Packet(0.0, 0, newcomer.ours.tensors)}, [third.me])
         assert took.met == [newcomer.me] and not took.fallback and took.report.members == 1
         assert not ours.events("exchange.fallback")
-
-    village(body)

@@ -19,7 +19,9 @@ pytestmark = pytest.mark.node
 KEPT = ("kept", "refused")
 
 
-@pytest.mark.parametrize(("codec", "acceptance"), [("int8", "guarded"), ("modular4", "all")])
+@pytest.mark.parametrize(
+    ("codec", "acceptance"), [("int8", "guarded"), pytest.param("modular4", "all", marks=pytest.mark.nightly)]
+)
 async def test_a_swarm_trains_with(codec: str, acceptance: str) -> None:
     async with village(manifest(stages=2, codec=codec, acceptance=acceptance)) as v:
         for index in range(4):
@@ -120,6 +122,7 @@ async def test_a_whole_stage_meets_with(method: str, codec: str) -> None:
         assert not [f for f in refused if f["step"] != "loss"], refused
 
 
+@pytest.mark.nightly
 async def test_replicas_that_train_a_part_of_the_experts_each(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever joins or dies meanwhile, the stage learns, every block of experts is trained, and nobody is shut out."""
     monkeypatch.setattr(expert_average, "PERIOD", 4)

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
 
 import pytest
 
@@ -42,18 +42,17 @@ class Counting:
         return answer()
 
 
-def run(test: Callable[[Backlog, Quiet], Awaitable[None]], slots: int = 2, cache_bytes_max: int = 1 << 20) -> None:
-    async def body() -> None:
-        quiet = Quiet()
-        async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
-            await test(Backlog(tasks, slots, quiet, cache_bytes_max), quiet)
-
-    asyncio.run(body())
+@contextlib.asynccontextmanager
+async def running(cache_bytes_max: int = 1 << 20) -> AsyncIterator[tuple[Backlog, Quiet]]:
+    quiet = Quiet()
+    async with asyncio.TaskGroup() as tasks:
+        yield Backlog(tasks, 2, quiet, cache_bytes_max), quiet
 
 
 @pytest.mark.parametrize("error", [ValueError("Value out of range: -1"), KeyError("way")])
-def test_a_mistake_before_anything_is_added_ends_the_microbatch_and_not_the_node(error: Exception) -> None:
-    async def test(backlog: Backlog, quiet: Quiet) -> None:
+async def test_a_mistake_before_anything_is_added_ends_the_microbatch_and_not_the_node(error: Exception) -> None:
+    async with running() as (backlog, _):
+
         async def fails(held: InFlight) -> Answer:
             raise error
 
@@ -64,27 +63,25 @@ def test_a_mistake_before_anything_is_added_ends_the_microbatch_and_not_the_node
         await backlog.once(key(1), work, CALLER)
         assert work.done == 1, "it may be tried again"
 
-    run(test)
-
 
 @pytest.mark.parametrize(("error", "commits"), [(ValueError("half added"), True), (RuntimeError("the device"), False)])
-def test_a_mistake_of_the_device_or_after_something_was_added_ends_the_node(error: Exception, commits: bool) -> None:
-    async def test(backlog: Backlog, quiet: Quiet) -> None:
-        async def fails(held: InFlight) -> Answer:
-            if commits:
-                held.commit()
-            raise error
-
-        with contextlib.suppress(Unavailable):
-            await backlog.once(key(1), fails, CALLER)
+async def test_a_mistake_of_the_device_or_after_something_was_added_ends_the_node(
+    error: Exception, commits: bool
+) -> None:
+    async def fails(held: InFlight) -> Answer:
+        if commits:
+            held.commit()
+        raise error
 
     with pytest.raises(ExceptionGroup) as group:
-        run(test)
+        async with running() as (backlog, _):
+            with contextlib.suppress(Unavailable):
+                await backlog.once(key(1), fails, CALLER)
     assert group.value.subgroup(type(error)) is not None
 
 
-def test_a_repeat_joins_the_work_in_flight_and_later_gets_the_kept_answer() -> None:
-    async def test(backlog: Backlog, quiet: Quiet) -> None:
+async def test_a_repeat_joins_the_work_in_flight_and_later_gets_the_kept_answer() -> None:
+    async with running() as (backlog, quiet):
         work = Counting()
         async with asyncio.TaskGroup() as callers:
             first = callers.create_task(backlog.once(key(1), work, CALLER))
@@ -96,11 +93,9 @@ def test_a_repeat_joins_the_work_in_flight_and_later_gets_the_kept_answer() -> N
         assert (work.begun, work.done) == (1, 1)
         assert quiet.total("swarmnode_microbatches_total", outcome="duplicate") == 2
 
-    run(test)
 
-
-def test_work_whose_callers_all_left_is_cancelled_before_commit_and_completed_after() -> None:
-    async def test(backlog: Backlog, quiet: Quiet) -> None:
+async def test_work_whose_callers_all_left_is_cancelled_before_commit_and_completed_after() -> None:
+    async with running() as (backlog, _):
         for commit, completed in ((False, 0), (True, 1)):
             work = Counting(commit)
             caller = asyncio.ensure_future(backlog.once(key(int(commit)), work, CALLER))
@@ -112,11 +107,9 @@ def test_work_whose_callers_all_left_is_cancelled_before_commit_and_completed_af
             await backlog.empty()
             assert work.done == completed
 
-    run(test)
 
-
-def test_a_repeat_of_uncommitted_work_that_was_cancelled_begins_anew() -> None:
-    async def test(backlog: Backlog, quiet: Quiet) -> None:
+async def test_a_repeat_of_uncommitted_work_that_was_cancelled_begins_anew() -> None:
+    async with running() as (backlog, _):
         work = Counting(commit=False)
         caller = asyncio.ensure_future(backlog.once(key(1), work, CALLER))
         while not work.begun:
@@ -128,11 +121,9 @@ def test_a_repeat_of_uncommitted_work_that_was_cancelled_begins_anew() -> None:
         await again
         assert (work.begun, work.done) == (2, 1)
 
-    run(test)
 
-
-def test_places_are_counted_per_position_and_given_back() -> None:
-    async def test(backlog: Backlog, quiet: Quiet) -> None:
+async def test_places_are_counted_per_position_and_given_back() -> None:
+    async with running() as (backlog, _):
         work = Counting()
         callers = [asyncio.ensure_future(backlog.once(key(i), work, CALLER)) for i in range(2)]
         while work.begun < 2:
@@ -147,11 +138,9 @@ def test_places_are_counted_per_position_and_given_back() -> None:
         assert len(backlog) == 0
         await backlog.once(key(9), work, CALLER)
 
-    run(test)
 
-
-def test_an_evicted_answer_is_refused_rather_than_counted_again() -> None:
-    async def test(backlog: Backlog, quiet: Quiet) -> None:
+async def test_an_evicted_answer_is_refused_rather_than_counted_again() -> None:
+    async with running(cache_bytes_max=300) as (backlog, _):
         work = Counting()
         work.gate.set()
         await backlog.once(key(1), work, CALLER)
@@ -160,22 +149,19 @@ def test_an_evicted_answer_is_refused_rather_than_counted_again() -> None:
             await backlog.once(key(1), work, CALLER)
         assert work.done == 2
 
-    run(test, cache_bytes_max=300)
 
-
-def test_validation_may_be_repeated() -> None:
-    async def test(backlog: Backlog, quiet: Quiet) -> None:
+async def test_validation_may_be_repeated() -> None:
+    async with running() as (backlog, _):
         work = Counting(commit=False)
         work.gate.set()
         await backlog.once(key(1), work, CALLER)
         await backlog.once(key(1), work, CALLER)
         assert work.done == 2
 
-    run(test)
 
+async def test_errors_reach_every_caller_and_free_the_place() -> None:
+    async with running() as (backlog, _):
 
-def test_errors_reach_every_caller_and_free_the_place() -> None:
-    async def test(backlog: Backlog, quiet: Quiet) -> None:
         async def lost(held: InFlight) -> Answer:
             await asyncio.sleep(0)
             raise MicrobatchLost("no way")
@@ -184,11 +170,9 @@ def test_errors_reach_every_caller_and_free_the_place() -> None:
         assert all(isinstance(result, MicrobatchLost) for result in results)
         await backlog.empty()
 
-    run(test)
 
-
-def test_a_draining_replica_takes_nothing_new_but_finishes() -> None:
-    async def test(backlog: Backlog, quiet: Quiet) -> None:
+async def test_a_draining_replica_takes_nothing_new_but_finishes() -> None:
+    async with running() as (backlog, _):
         work = Counting()
         caller = asyncio.ensure_future(backlog.once(key(1), work, CALLER))
         while not work.begun:
@@ -199,8 +183,6 @@ def test_a_draining_replica_takes_nothing_new_but_finishes() -> None:
         repeat = asyncio.ensure_future(backlog.once(key(1), work, CALLER))
         work.gate.set()
         assert await caller is await repeat
-
-    run(test)
 
 
 class _Moved(Exception):
@@ -244,10 +226,9 @@ async def test_a_request_while_the_stay_ends_is_refused_at_once() -> None:
         await backlog.empty()
 
 
-def test_work_that_is_ended_before_its_first_turn_is_told_and_keeps_no_place() -> None:
+async def test_work_that_is_ended_before_its_first_turn_is_told_and_keeps_no_place() -> None:
     """As when a node leaves its stage in the very moment in which a microbatch comes."""
-
-    async def test(backlog: Backlog, quiet: Quiet) -> None:
+    async with running() as (backlog, _):
         work = Counting()
         caller = asyncio.create_task(backlog.once(key(1), work, CALLER))
         await asyncio.sleep(0)  # the caller's turn; the work's is next
@@ -258,5 +239,3 @@ def test_work_that_is_ended_before_its_first_turn_is_told_and_keeps_no_place() -
             await caller
         assert work.begun == 0 and len(backlog) == 0
         await backlog.empty()
-
-    run(test)

@@ -21,9 +21,10 @@ def live(seed: int, **changes: object) -> tuple[Outcome, World]:
     return outcome, seen[0]
 
 
-@pytest.mark.parametrize("seed", [2])
-def test_a_swarm_that_died_goes_on_from_what_is_whole(seed: int) -> None:
-    outcome, world = live(seed)
+def test_a_swarm_that_died_goes_on_from_what_is_whole() -> None:
+    faults = read_scenario(find("blackout")).faults
+    faults["blackout"] = dataclasses.replace(faults["blackout"], at_s=(70.0, 140.0))
+    outcome, world = live(2, faults=faults, seconds=200.0, work_factor=5.0)
     assert not outcome.failures, outcome.failures
     assert len(world.resumed) == 2 and 0 < world.resumed[0] < world.resumed[1]
     assert world.trace.by_event["checkpoint.saved"] > 10
@@ -32,8 +33,10 @@ def test_a_swarm_that_died_goes_on_from_what_is_whole(seed: int) -> None:
 
 
 def test_without_a_checkpoint_it_begins_anew_and_says_so() -> None:
+    """The homes remember that the run was trained."""
     faults = {"blackout": FaultSpec(at_s=(40.0,), count=1 << 20, back_s=20.0)}
-    outcome, world = live(4, faults=faults, seconds=80.0 + CLAIM_WAIT_S)  # the homes remember that the run was trained
+    fleet = tuple(dataclasses.replace(kind, count=6) for kind in read_scenario(find("blackout")).fleet)
+    outcome, world = live(4, faults=faults, seconds=80.0 + CLAIM_WAIT_S, fleet=fleet)
     assert not outcome.failures, outcome.failures
     assert world.resumed == [0]
 
@@ -42,8 +45,8 @@ def test_a_full_disk_stops_no_training() -> None:
     scenario = parse_scenario(
         {
             "fleet": FLEET,
-            "seconds": 100,
-            "work_factor": 2,
+            "seconds": 60,
+            "work_factor": 5,
             "checkpoints": True,
             "manifest": {
                 "checkpoint": {"every_rounds": 1},
