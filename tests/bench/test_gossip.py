@@ -12,7 +12,7 @@ import torch
 from benchmarks.method import attack, gossip, guard_false_positives
 from benchmarks.method.attack import ATTACKS, LIARS
 from benchmarks.method.gossip import ALONE, PARALLEL
-from benchmarks.method.replica_batch import ReplicaBatch, ToySpec, losses, shapes
+from benchmarks.method.replica_batch import ToySpec, losses, shapes
 from benchmarks.micro import codec
 from swarmnode.errors import UsageError
 from swarmnode.gossip.outer import NoLoCo
@@ -201,12 +201,6 @@ def test_honest_packets_are_taken_whole(optimizer: str, steps: int, replicas: in
     assert found["whole"] > 0.995 and found["left out"] == 0, found
     (row,) = found["honest"]
     assert row["packets"] >= 30 * replicas
-
-
-def test_parallel_replicas_stay_equal() -> None:
-    replica_batch = ReplicaBatch(TINY, 0, None, TEXT, together=True)
-    replica_batch.learn(3)
-    assert torch.equal(replica_batch.theta[0], replica_batch.theta[7])
 
 
 def test_honest_replicas_are_never_called_liars() -> None:

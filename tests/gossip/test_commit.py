@@ -174,7 +174,6 @@ def test_a_commit_of_the_last_moment_counts() -> None:
 @pytest.mark.loop("virtual")
 async def test_whom_we_wait_for_no_longer_is_told_so_while_others_are_waited_for() -> None:
     """In a group of three: one calls when the next round is near, while another's commit is on its way."""
-
     here = MemoryNetwork()
     first, second = Party(here, WHO[0], commit_s=(4.0, 0.0)), Party(here, WHO[1])
     third = Party(here, WHO[2], round_s=4.0)
@@ -188,7 +187,6 @@ async def test_whom_we_wait_for_no_longer_is_told_so_while_others_are_waited_for
 @pytest.mark.loop("virtual")
 async def test_a_caller_that_is_gone_may_call_again() -> None:
     """Its first call waits for the other's boundary and is given up; only the second one is answered."""
-
     here = MemoryNetwork()
     caller, responder = Party(here, WHO[0]), Party(here, WHO[1])
     packet = WireTensor("u8", (NBYTES,), bytearray(NBYTES))

@@ -105,7 +105,6 @@ class Sluggish(Int8):
 @pytest.mark.loop("uvloop")
 async def test_the_first_bytes_leave_before_the_packet_is_written(breaks: bool) -> None:
     """A real exchange, from the compute thread to the partner; the loop decides when the encoder goes on."""
-
     committed = 0
 
     async def exchange(peer: PeerId, call: Call) -> Answer:

@@ -178,7 +178,6 @@ async def test_without_a_fallback_the_step_is_lone() -> None:
 @pytest.mark.loop("virtual")
 async def test_a_fallback_request_ends_with_the_round() -> None:
     """Of one whose own meeting goes on. The clock is virtual."""
-
     network = MemoryNetwork()
     asker, busy = (Node(network, number) for number in range(2))
     start_s = asyncio.get_running_loop().time()

@@ -96,7 +96,6 @@ async def test_an_excluded_replica_gives_no_final_delta() -> None:
 @pytest.mark.parametrize("begins", [False, True])
 async def test_a_final_delta_is_made_for_the_round_that_comes_next_there(begins: bool) -> None:
     """Also when that round begins just between the answer and the final delta made for it."""
-
     network, quiet, leaver = MemoryNetwork(), Quiet(), Leaver()
     peers = [Identity.of_seed(bytes([n]) * 32).peer_id for n in (1, 2)]
     us, successor = (MemoryTransport(network, peer, RUN, telemetry=quiet) for peer in peers)
@@ -120,7 +119,6 @@ async def test_a_final_delta_is_made_for_the_round_that_comes_next_there(begins:
 @pytest.mark.parametrize("merged", [False, True])
 async def test_it_is_given_once_though_its_answer_was_lost(merged: bool) -> None:
     """Also when its round has been meanwhile; another replica stands by and does not get it."""
-
     lost = 0
 
     async def link(sender: PeerId, receiver: PeerId, nbytes: int) -> None:

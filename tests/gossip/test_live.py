@@ -85,7 +85,6 @@ async def test_a_swarm_trains_by_fragments() -> None:
 )
 async def test_a_whole_stage_meets_with(method: str, codec: str) -> None:
     """Packets of pseudo-gradients, and moments; a joiner comes while rounds go on, and nobody drifts away."""
-
     # DiLoCo's own momentum of 0.9 is for rounds of hundreds of steps: with these few the tiny model diverges.
     own = {"alpha": 0.5, "beta": 0.7} if method == "diloco" else {}
     ways = {"method": method, "codec": codec, "group": 0, "round_samples": 64, **own}

@@ -273,19 +273,6 @@ def test_a_boundary_never_applied_belongs_to_the_next() -> None:
         given_up.apply(2, 1.0, [])
 
 
-@given(st.integers(2, 6))
-def test_messages_own_their_memory(count: int) -> None:
-    """A packet still under way is not changed by the sender's next rounds."""
-    replica = NoLoCo(torch.randn(50), codec("fp32"), 0.5, 0.7, 0.4)
-    message = replica.message(1)
-    kept = [bytes(tensor.data) for tensor in message]
-    for round_index in range(2, count):
-        replica.theta.add_(1.0)
-        replica.message(round_index)
-        replica.apply(round_index, 1.0, [])
-    assert [bytes(tensor.data) for tensor in message] == kept
-
-
 def test_from_the_manifest() -> None:
     theta = torch.zeros(3)
     found = outer(GossipSpec(method="noloco"), theta)

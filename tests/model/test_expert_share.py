@@ -161,16 +161,6 @@ def test_spans_of_any_size_give_the_same(coding: str, monkeypatch: pytest.Monkey
         assert report.step_norm == pytest.approx(found[0][2].step_norm, rel=1e-4)
 
 
-def test_progress_since_the_boundary_stays() -> None:
-    a, b = replicas(run_of(), 0, 1)
-    packets = [Packet(1.0, 8, m.message(1), sender=m.outer.sender) for m in (a, b)]
-    start = a.stage.theta.detach().clone()
-    train(a, 1)
-    gain = a.stage.theta.detach() - start
-    a.apply(1, 1.0, packets[1:])
-    torch.testing.assert_close(a.stage.theta.detach() - a.outer.phi, gain)
-
-
 def test_a_newcomer_takes_and_does_not_give() -> None:
     a, b = replicas(run_of(), 0, 0)
     train(a, 1)
@@ -270,10 +260,7 @@ def test_memory_falls_by_the_share() -> None:
 
 @pytest.mark.parametrize(
     ("change", "said"),
-    [
-        ({"experts_trained": 4}, "a part of model.experts = 6"),
-        ({"experts_trained": 6}, "a part of model.experts = 6"),
-    ],
+    [({"experts_trained": 4}, "a part of model.experts = 6"), ({"experts_trained": 6}, "a part of model.experts = 6")],
 )
 def test_shares_that_do_not_fit(change: dict[str, Any], said: str) -> None:
     run = run_of()

@@ -36,11 +36,6 @@ def test_partition_is_the_best_of_every_cut(costs, data):
     assert (max(found), sum(v * v for v in found)) == (largest, squares)
 
 
-def test_the_largest_part_matters_before_evenness():
-    # 1 5 | 2 | 3 has the smaller squares (49 against 51), but a part of 6.
-    assert partition([1.0, 5.0, 2.0, 3.0], 3) == [range(1), range(1, 2), range(2, 4)]
-
-
 def test_the_demo_is_cut_evenly():
     parts = split(ModelSpec(), 3)
     assert [part.layers for part in parts] == [range(2), range(2, 4), range(4, 6)]

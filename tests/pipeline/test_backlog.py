@@ -191,7 +191,6 @@ class _Moved(Exception):
 
 async def test_waiting_work_is_refused_when_the_stay_ends() -> None:
     """A node that moves leaves what it could not finish: the caller asks another replica at once."""
-
     async with asyncio.timeout(10):
         with contextlib.suppress(ExceptionGroup):
             async with asyncio.TaskGroup() as stay:
@@ -204,7 +203,6 @@ async def test_waiting_work_is_refused_when_the_stay_ends() -> None:
 
 async def test_a_request_while_the_stay_ends_is_refused_at_once() -> None:
     """A node that crashes ends its tasks while its transport still serves: no work begins, and no place is taken."""
-
     async with asyncio.timeout(10):
         asked: list[BaseException] = []
         with contextlib.suppress(ExceptionGroup):

@@ -53,7 +53,6 @@ def counted(people: list[Served]) -> list[int]:
 @pytest.mark.parametrize(("busy", "done"), [(1, [0, 0, 4]), (2, [0, 0, 0])])
 async def test_a_gradient_nobody_waits_for_any_more_is_not_added(busy: int, done: list[int]) -> None:
     """Its turn on the busy device of stage 1 or 2 comes after the caller has given up: another replica does it."""
-
     async with chain(0, 1, 2) as (_, people):
         held = threading.Event()
         ongoing: list[asyncio.Future[None]] = []
@@ -82,7 +81,6 @@ async def test_a_gradient_nobody_waits_for_any_more_is_not_added(busy: int, done
 
 async def test_a_gradient_that_is_being_added_is_added_once_whoever_waits() -> None:
     """The caller gives up while the device is at it: it is completed, and a repeat gets the answer."""
-
     async with chain(0, 1, 2) as (_, people):
         begun, held = threading.Event(), threading.Event()
         loss = people[2].replica.loss
@@ -105,7 +103,6 @@ async def test_a_gradient_that_is_being_added_is_added_once_whoever_waits() -> N
 async def test_a_living_peer_is_asked_again_after_a_broken_connection() -> None:
     """The answer is lost on its way, when its gradient has been added: the same replica gives it again, and no other
     adds its own."""
-
     async with chain(0, 1, 1, 2) as (network, people):
         broken: list[PeerId] = []
 
@@ -122,7 +119,6 @@ async def test_a_living_peer_is_asked_again_after_a_broken_connection() -> None:
 
 async def test_a_thin_line_counts_against_whose_line_it_is() -> None:
     """From stage 1 to 2 a microbatch is long under way: that is not stage 2's work, but stage 1's."""
-
     async with chain(0, 1, 2) as (network, people):
         middle, last = (person.transport.peer_id for person in people[1:])
         slow_s = 0.5
@@ -209,7 +205,6 @@ async def test_a_dead_peer_is_not_asked_again() -> None:
 
 async def test_no_retry_when_too_little_time_is_left() -> None:
     """The first replica dies; the way takes four times as long as there is time. What another did would be lost."""
-
     async with chain(0, 1, 1, 2) as (network, people):
         asked: list[PeerId] = []
 
@@ -229,7 +224,6 @@ async def test_no_retry_when_too_little_time_is_left() -> None:
 
 async def test_a_microbatch_goes_where_nothing_waits() -> None:
     """Of two replicas of stage 1 one has work for minutes: it gets none of the microbatches and is charged none."""
-
     async with chain(0, 1, 1, 2) as (network, people):
         bulk = list[PeerId]()
         busy, idle = people[1:3]
@@ -276,7 +270,6 @@ async def test_an_unreachable_peer_is_banned_and_gets_no_work() -> None:
 
 async def test_a_peer_without_reservations_gets_the_microbatch() -> None:
     """A replica of a version from before it refuses the question, as wrong."""
-
     async with chain(0, 1, 1, 2) as (_, people):
         for person in people[1:]:
             del person.transport._served["reserve"]

@@ -122,11 +122,6 @@ def test_a_larger_size_that_is_as_good_comes_back() -> None:
     assert chooser.choose(swarm(2, 2, 2, addresses=loop), 0).samples == 4
 
 
-@pytest.mark.parametrize("in_flight, busy", [(2, 0.31), (4, 0.52), (8, 0.73)])
-def test_six_machines_as_the_docstring_has_them(in_flight: int, busy: float) -> None:
-    assert throughput(in_flight, 6.0, 3, 1.0, 0.0) * 3 / 6 == pytest.approx(busy, abs=0.01)
-
-
 @given(st.integers(1, 64), st.floats(1.0, 20.0), st.integers(1, 8), st.floats(1e-3, 10.0), st.floats(0.0, 10.0))
 def test_throughput_is_within_what_machines_and_lines_allow(
     count: int, machines: float, visits: int, service_s: float, line_s: float

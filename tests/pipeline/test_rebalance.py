@@ -96,12 +96,7 @@ def test_a_swarm_of_constant_speeds_comes_to_rest(
 
 
 def _exchanges(
-    members: list[Member],
-    costs: list[float],
-    weakest: int,
-    spare: list[int],
-    ratio: float,
-    capacity: tuple[float, ...],
+    members: list[Member], costs: list[float], weakest: int, spare: list[int], ratio: float, capacity: tuple[float, ...]
 ) -> list[float]:
     """What the weaker of two stages could do after each exchange with the weakest, one by one."""
     found = []

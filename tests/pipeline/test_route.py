@@ -138,21 +138,6 @@ def test_a_newcomer_starts_at_the_least_runtime() -> None:
     assert 8 <= shares["c"] <= 13, "a third, not all of them and not none"
 
 
-def test_choice_is_a_function_of_the_seed() -> None:
-    def run() -> list[PeerId | None]:
-        router = Router(random.Random(6))
-        router.update([member(name) for name in "abcdef"])
-        chosen: list[PeerId | None] = []
-        for i in range(300):
-            peer, _ = router.choose(float(i), 1)
-            assert peer is not None
-            router.record_answer(peer, 1, 1.0 + (i % 3))
-            chosen.append(peer)
-        return chosen
-
-    assert run() == run()
-
-
 @given(
     st.lists(
         st.one_of(

@@ -11,14 +11,7 @@ from hypothesis import strategies as st
 from swarmnode.manifest import GossipSpec, InnerSpec, Manifest, PipelineSpec
 from swarmnode.metrics import name
 from swarmnode.pipeline.microbatch_size import sizes_of
-from swarmnode.pipeline.staleness import (
-    STRAGGLER,
-    PendingGradients,
-    averaged,
-    label,
-    replica_batch,
-    window_limit,
-)
+from swarmnode.pipeline.staleness import STRAGGLER, PendingGradients, averaged, label, replica_batch, window_limit
 from tests.support.hop_chain import chain
 from tests.support.tiny_model import manifest as tiny_manifest
 from tests.support.tiny_model import stages_of, token_batch, train_on
@@ -104,7 +97,6 @@ def test_labels_cover_every_age() -> None:
 async def test_a_replica_puts_off_its_step_while_an_older_gradient_is_on_its_way() -> None:
     """Eight microbatches of four samples, inner batches of eight: four steps everywhere. With a gradient outstanding
     that was begun long ago, the same eight make no step until twice the batch has come together."""
-
     async with chain(0, 1, 2) as (_, people):
         middle, now_s = people[1], asyncio.get_running_loop().time()
         for serial in range(1, 9):

@@ -19,7 +19,7 @@ from tests.support.libp2p_node import node
 from tests.support.sections import PACKED_ITEMSIZE, SECTIONS
 from tests.support.transport_contract import RUN, pong
 
-pytestmark = pytest.mark.node  # some seconds
+pytestmark = [pytest.mark.node, pytest.mark.nightly]  # test_mixed.py has it in virtual time
 
 PARAMETERS = 1 << 16
 SIZES = dict.fromkeys(SECTIONS, PARAMETERS)

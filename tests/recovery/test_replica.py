@@ -19,6 +19,7 @@ from swarmnode.transfer.donor import SnapshotDonor
 from swarmnode.transfer.download import DownloadLimits, download
 from swarmnode.transfer.snapshot import WHOLE, Snapshot, StateSlice, newcomer_part
 from swarmnode.wire import call_pb2 as wire
+from tests.support.fake_telemetry import Quiet
 from tests.support.method_tables import CODECS_OF, OWN_ALPHA
 from tests.support.sections import SECTIONS
 
@@ -31,18 +32,6 @@ MANIFEST = Manifest(
     gossip=GossipSpec(method="noloco", codec="fp32"),
 )
 """With an outer momentum, so that no section is missing."""
-
-
-class Silent:
-    """Telemetry for tests that do not look at it."""
-
-    def event(self, event: str, *, level: str = "info", **fields: object) -> None: ...
-
-    def count(self, metric: str, value: float = 1.0, **labels: str) -> None: ...
-
-    def gauge(self, metric: str, value: float, **labels: str) -> None: ...
-
-    def observe(self, metric: str, value: float, **labels: str) -> None: ...
 
 
 def tokens(seed: int) -> WireTensor:
@@ -296,7 +285,6 @@ def test_a_packed_state_whose_sum_is_not_finite_is_refused() -> None:
 async def test_a_replica_travels() -> None:
     """Snapshot, donor, chunks over a transport, load: the newcomer has the donor's slow weights to the bit, and the
     rest within half a unit in the last of bfloat16's eight bits."""
-
     network = MemoryNetwork()
     donor, joiner = (MemoryTransport(network, PeerId(name), RUN) for name in ("donor", "joiner"))
     original, newcomer = lived(1), TorchReplica(replace(MANIFEST, seed=9), 0)
@@ -309,12 +297,12 @@ async def test_a_replica_travels() -> None:
     async def offload(work: Callable[[], wire.Snapshot]) -> wire.Snapshot:
         return await asyncio.to_thread(work)
 
-    giving = SnapshotDonor(RUN, 0, take, offload, Silent())
+    giving = SnapshotDonor(RUN, 0, take, offload, Quiet())
     giving.serve(donor)
     try:
         peers = [PeerId("nobody"), donor.peer_id]
         limits = DownloadLimits(pause_s=0.0)
-        state, offer = await download(joiner, lambda: peers, 0, RUN, newcomer.sizes_of(0), limits, Silent())
+        state, offer = await download(joiner, lambda: peers, 0, RUN, newcomer.sizes_of(0), limits, Quiet())
     finally:
         giving.close()
         await donor.close()

@@ -179,10 +179,7 @@ def test_forwards_that_memory_makes_a_card_do_again_count() -> None:
 
 def test_a_price_flips_the_choice() -> None:
     """By speed one stage on fast cards; by money four on slow ones."""
-    fleet = (
-        card("dear", 4, flops=1e14, price=50.0),
-        card("cheap", 8, memory_gb=SMALL_GB, flops=1e12, price=0.01),
-    )
+    fleet = (card("dear", 4, flops=1e14, price=50.0), card("cheap", 8, memory_gb=SMALL_GB, flops=1e12, price=0.01))
     speed = search(RUN, fleet, TOKENS, by_money=False).best
     money = search(RUN, fleet, TOKENS).best
     assert speed.manifest.pipeline.stages == 1 and money.manifest.pipeline.stages == 4
