@@ -37,14 +37,13 @@ def test_damaged_input_is_refused_quietly(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(suppress_health_check=[HealthCheck.too_slow])
 @given(raw=st.binary(max_size=300))
 def test_any_bytes_are_refused_quietly(name: str, raw: bytes) -> None:
     targets()[name].take(raw)
 
 
 @pytest.mark.parametrize("name", ["invite", "manifest"])
-@settings(max_examples=60, deadline=None)
 @given(text=st.text(max_size=200))
 def test_any_text_is_refused_quietly(name: str, text: str) -> None:
     targets()[name].take(text.encode("utf-8", "replace"))

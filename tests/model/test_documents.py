@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -123,7 +123,6 @@ def test_in_a_subspace_too() -> None:
         lambda length: st.lists(st.lists(st.integers(0, 3), min_size=length, max_size=length), min_size=1, max_size=4)
     )
 )
-@settings(max_examples=100, deadline=None)
 def test_every_token_lies_once_in_a_group(ids: list[list[int]]) -> None:
     found = Documents.of(torch.tensor(ids), END)
     documents = [document for row in ids for document in alone(row)]

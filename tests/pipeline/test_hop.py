@@ -138,6 +138,21 @@ async def test_a_thin_line_counts_against_whose_line_it_is() -> None:
         assert last_s <= whole_s - slow_s and carried.sent_s <= whole_s - slow_s
 
 
+def lying(person: Served, **said: float) -> None:
+    """Its answers say this of themselves from now on."""
+    serve = person.hop.serve
+
+    async def lie(peer: PeerId, call: Call) -> Answer:
+        answer = await serve(peer, call)
+        header = wire.Reply()
+        header.CopyFrom(answer.header)
+        for field, value in said.items():
+            setattr(header.processed, field, value)
+        return Answer(header, answer.tensors)
+
+    person.hop.serve = lie  # type: ignore[method-assign]
+
+
 async def feed_until_banned(feeder: Served, router: Router, liar: PeerId) -> None:
     """Feed until `router` has banned `liar`: a busy machine may need more than a second for an answer."""
     async with asyncio.timeout(50):
@@ -150,17 +165,7 @@ async def feed_until_banned(feeder: Served, router: Router, liar: PeerId) -> Non
 @pytest.mark.parametrize("said", [math.nan, math.inf, -math.inf, 1e300, 80_000.0])
 async def test_times_that_cannot_be_do_not_stay_in_a_router(said: float) -> None:
     async with chain(0, 1, 2) as (_, people):
-        serve = people[1].hop.serve
-
-        async def lying(peer: PeerId, call: Call) -> Answer:
-            answer = await serve(peer, call)
-            header = wire.Reply()
-            header.CopyFrom(answer.header)
-            told = header.processed
-            told.onward_s = told.received_s = told.queued_s = said
-            return Answer(header, answer.tensors)
-
-        people[1].hop.serve = lying  # type: ignore[method-assign]
+        lying(people[1], onward_s=said, received_s=said, queued_s=said)
         router, liar = people[0].routers[1], people[1].transport.peer_id
         if said != 80_000.0:  # no reply that says it is taken
             await feed_until_banned(people[0], router, liar)
@@ -177,17 +182,7 @@ async def test_times_that_cannot_be_do_not_stay_in_a_router(said: float) -> None
 async def test_a_loss_that_cannot_be_is_the_fault_of_who_tells_it(loss: float, tokens: int | None) -> None:
     async with chain(0, 1, 2) as (_, people):
         honest = 4 * manifest(STAGES).model.context
-        serve = people[2].hop.serve
-
-        async def lying(peer: PeerId, call: Call) -> Answer:
-            answer = await serve(peer, call)
-            header = wire.Reply()
-            header.CopyFrom(answer.header)
-            header.processed.loss_sum = loss
-            header.processed.tokens = tokens or honest
-            return Answer(header, answer.tensors)
-
-        people[2].hop.serve = lying  # type: ignore[method-assign]
+        lying(people[2], loss_sum=loss, tokens=tokens or honest)
         await feed_until_banned(people[0], people[1].routers[2], people[2].transport.peer_id)
 
 

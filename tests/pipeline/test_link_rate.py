@@ -5,7 +5,7 @@ import dataclasses
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmnode.ids import PeerId
@@ -67,7 +67,6 @@ def test_nothing_starts_with_who_pauses_before_it_would_be_done() -> None:
     ),
     st.lists(st.tuples(st.integers(1, 8), st.sets(st.sampled_from("abcd"), max_size=3)), max_size=30),
 )
-@settings(max_examples=150, deadline=None)
 def test_against_a_dumb_twin(told: list[tuple[str, int, float]], asked: list[tuple[int, set[str]]]) -> None:
     """Chosen is who is not excluded and has the time; failing that, who is not excluded; None only if nobody is."""
     router = Router(random.Random(2))

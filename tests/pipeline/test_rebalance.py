@@ -6,7 +6,7 @@ import math
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmnode.ids import PeerId
@@ -64,7 +64,6 @@ def fleets(draw: st.DrawFn) -> tuple[list[Member], list[float]]:
 
 
 @given(fleets(), st.floats(1.0, 2.0), st.integers(1, 3))
-@settings(max_examples=150, deadline=None)
 def test_a_swarm_of_constant_speeds_comes_to_rest(
     given: tuple[list[Member], list[float]], ratio: float, min_keep: int
 ) -> None:
@@ -113,7 +112,6 @@ def _exchanges(
 
 
 @given(fleets(), st.floats(1.0, 2.0), st.integers(1, 3))
-@settings(max_examples=150, deadline=None)
 def test_the_plan_is_the_best_of_all_moves(
     given: tuple[list[Member], list[float]], ratio: float, min_keep: int
 ) -> None:
@@ -163,7 +161,6 @@ def test_the_plan_is_the_best_of_all_moves(
 
 
 @given(fleets(), st.randoms(use_true_random=False))
-@settings(max_examples=60, deadline=None)
 def test_measured_speeds_that_tremble_do_not_send_a_node_to_and_fro(
     given: tuple[list[Member], list[float]], rng: random.Random
 ) -> None:
@@ -358,7 +355,6 @@ def test_no_machine_is_sent_to_a_stage_it_cannot_serve() -> None:
 
 
 @given(fleets(), st.data())
-@settings(max_examples=100, deadline=None)
 def test_no_plan_goes_where_a_machine_cannot(given: tuple[list[Member], list[float]], data: st.DataObject) -> None:
     members, costs = given
     stages = len(costs)

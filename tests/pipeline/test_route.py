@@ -5,7 +5,7 @@ import random
 from collections import Counter
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmnode.ema import Ema
@@ -149,7 +149,6 @@ def test_a_newcomer_starts_at_the_least_runtime() -> None:
         max_size=60,
     )
 )
-@settings(max_examples=150, deadline=None)
 def test_choices_are_always_able_peers_against_a_dumb_twin(actions: list[tuple[str, object]]) -> None:
     """Whatever happens, the chosen peer is present, not banned, busy or excluded; None only if there is none."""
     router = Router(random.Random(7))
