@@ -9,6 +9,7 @@ from benchmarks.swarm import chaos
 from benchmarks.swarm.fault_injection import FAULTS
 from swarmnode.daemon.clock import SystemClock
 
+pytestmark = pytest.mark.nightly  # the simulator has storms of these faults in each push
 SEED = 1
 KILLS = 10  # each kind of fault kills once; `swarmnode bench chaos` kills twice as many
 

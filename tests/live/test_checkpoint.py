@@ -4,7 +4,6 @@ import json
 import logging
 import math
 import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +12,9 @@ from typing import Any
 import pytest
 
 from swarmnode import manifest as manifests
+from swarmnode.cli.main import main
 from swarmnode.local.child import environment
+from swarmnode.local.spawn import NODE
 from swarmnode.manifest import PRESETS, CheckpointSpec, DataSpec
 
 BOUND_S = 240.0
@@ -49,9 +50,10 @@ def bucket() -> Iterator[dict[str, str]]:
         server.stop()
 
 
-def swarmnode(folder: Path, variables: dict[str, str], *arguments: str) -> tuple[int, str, str]:
+def up(folder: Path, variables: dict[str, str], *arguments: str) -> dict[str, Any]:
+    common = ["--json", "--no-dashboard", "--cache", str(folder / "cache")]
     done = subprocess.run(
-        [sys.executable, "-m", "swarmnode.cli.main", *arguments],
+        [*NODE, "up", *arguments, *common],
         cwd=folder,
         env={**environment(), **variables},
         capture_output=True,
@@ -59,14 +61,8 @@ def swarmnode(folder: Path, variables: dict[str, str], *arguments: str) -> tuple
         timeout=BOUND_S,
         check=False,
     )
-    return done.returncode, done.stdout, done.stderr
-
-
-def up(folder: Path, variables: dict[str, str], *arguments: str) -> dict[str, Any]:
-    common = ["--json", "--no-dashboard", "--cache", str(folder / "cache")]
-    code, out, error = swarmnode(folder, variables, "up", *arguments, *common)
-    assert code == 0, error
-    found: dict[str, Any] = json.loads(out)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
     assert found["failure"] is None and set(found["exit_reasons"].values()) == {"left"}, found
     return found
 
@@ -84,36 +80,28 @@ def test_a_swarm_stops_and_goes_on_from_a_bucket_with_other_stages(tmp_path: Pat
     gossip = replace(preset.gossip, round_samples=256, round_seconds_min=0.0)
     run = tmp_path / "run"
     manifests.init(run, replace(preset, gossip=gossip, checkpoint=CheckpointSpec(f"s3://{BUCKET}/all", 1, 2)))
-    first = up(tmp_path, bucket, str(run), "--nodes", "3", "--samples", "2000", "--use-bucket")
+    first = up(tmp_path, bucket, str(run), "--nodes", "3", "--samples", "1000", "--use-bucket")
     assert first["checkpoint"].startswith(f"s3://{BUCKET}/all/{first['run'][:16]}/round-")
     assert first["checkpoint"].endswith("-final") and not (run / "checkpoints").exists()
     assert events(Path(tmp_path / first["folder"]), "checkpoint.pruned"), "the budget is kept"
     assert not events(Path(tmp_path / first["folder"]), "checkpoint.failed")
 
     layers = preset.model.layers
-    second = up(
-        tmp_path,
-        bucket,
-        "--resume",
-        f"s3://{BUCKET}/all",
-        "--nodes",
-        str(layers),
-        "--stages",
-        str(layers),
-        "--samples",
-        str(first["samples"] + 300),
-    )
+    size = ("--nodes", str(layers), "--stages", str(layers), "--samples", str(first["samples"] + 300))
+    second = up(tmp_path, bucket, "--resume", f"s3://{BUCKET}/all", *size)
     loaded = events(tmp_path / second["folder"], "checkpoint.loaded")
     assert sorted(row["stage"] for row in loaded) == list(range(layers)) != list(range(preset.pipeline.stages))
     counted = {row["samples_total"] for row in loaded}
-    assert len(counted) == 1 and counted.pop() >= first["samples"] >= 2000
+    assert len(counted) == 1 and counted.pop() >= first["samples"] >= 1000
     assert second["samples"] >= first["samples"] + 300 and second["run"] != first["run"]
     # The curve goes on: where it stood, not at the beginning (which is above 5), and further down.
     assert second["loss_validation_first"] < math.log(256) - 1.0
     assert second["loss_validation_first"] < first["loss_validation_last"] + 0.3
 
 
-def test_mistakes_with_resume_are_one_line(tmp_path: Path) -> None:
+def test_mistakes_with_resume_are_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "empty").mkdir()
     wide = tmp_path / "wide"
     manifests.init(wide, PRESETS["tiny"])
@@ -130,8 +118,11 @@ def test_mistakes_with_resume_are_one_line(tmp_path: Path) -> None:
     }
     unreachable = {"AWS_ENDPOINT_URL": "http://127.0.0.1:1", "AWS_ACCESS_KEY_ID": "k", "AWS_SECRET_ACCESS_KEY": "s"}
     unreachable |= {"AWS_MAX_ATTEMPTS": "1", "no_proxy": "127.0.0.1", "AWS_DEFAULT_REGION": "us-east-1"}
+    for name, value in unreachable.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(tmp_path)
     for arguments, (code, words) in cases.items():
-        got, _, error = swarmnode(tmp_path, unreachable, *arguments)
+        got, error = main([*arguments]), capsys.readouterr().err
         lines = [line for line in error.splitlines() if line.startswith("swarmnode:")]
         assert "Traceback" not in error and len(lines) == 1, f"{arguments}: {error}"
         assert (got, words in lines[0]) == (code, True), f"{arguments}: exit {got}: {error}"

@@ -5,7 +5,7 @@ import pytest
 from benchmarks.swarm.pipeline_attack import PipelineLife, live
 from swarmnode.daemon.clock import SystemClock
 
-pytestmark = pytest.mark.live
+pytestmark = pytest.mark.nightly  # tests/node/test_audit.py has one in each push
 
 
 def test_a_liar_in_a_swarm_of_processes_is_excluded_and_nobody_else() -> None:

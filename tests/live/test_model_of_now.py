@@ -1,13 +1,20 @@
 """The model of a running swarm is had at once: the coordinator copies it when a command asks."""
 
+import asyncio
 import json
 import re
 import signal
+import urllib.request
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from swarmnode.manifest import SIGNED_FILE
-from tests.live.test_archive import Owners, page, run_of
-from tests.support.processes import ended
+from benchmarks.swarm.harness import LOAD
+from swarmnode import manifest as manifests
+from swarmnode.local.child import Child, NodePlan
+from swarmnode.local.spawn import NODE
+from swarmnode.manifest import PRESETS, SIGNED_FILE
+from tests.support.processes import BOUND_S, HERE, end, ended, until
 
 LINE = re.compile(r"round (\d+), ([\d,]+) samples, \d+ (second|minute)s? old, validation (\d+\.\d+)")
 
@@ -18,44 +25,64 @@ def said_model(error: str) -> tuple[int, int, float]:
     return int(line[1]), int(line[2].replace(",", "")), float(line[4])
 
 
+def archived(coordinator: Child) -> Any:
+    """What its page lists, the newest first."""
+    assert coordinator.ready is not None
+    address = f"{coordinator.ready.dashboard.rstrip('/')}/api/v1/archive"
+    with urllib.request.urlopen(address, timeout=BOUND_S) as page:
+        return json.load(page)["entries"]
+
+
 async def test_a_command_on_a_run_that_trains_takes_the_model_of_now(tmp_path: Path) -> None:
-    owners, run = Owners(tmp_path), run_of()
-    cache = ("--cache", str(tmp_path / "cache"))
+    folder, children, tiny = tmp_path / "run", list[Child](), PRESETS["tiny"]
+    pipeline = replace(tiny.pipeline, validation_every_samples=256, rebalance_period_s=0.0)
+    run = replace(tiny, pipeline=pipeline, gossip=replace(tiny.gossip, round_seconds_min=0.0))
+    manifests.init(folder, run)
+    manifests.sign_folder(folder)
     two_rounds = 2 * run.gossip.round_samples
+
+    async def start(name: str, *arguments: str) -> Child:
+        plan = NodePlan(name, tmp_path / name, folder / SIGNED_FILE, tmp_path / "cache")
+        child = await Child.start(plan, [*NODE, *arguments, "--home", str(plan.home), "--name", name, *HERE])
+        children.append(child)
+        await until(children, lambda: child.ready is not None, f"{name} is ready")
+        return child
+
     try:
-        coordinator = await owners.start("coordinator", "coordinator", str(owners.run), "--port", "0")
+        coordinator = await start("coordinator", "coordinator", str(folder), "--port", "0")
         assert coordinator.ready is not None
         here = coordinator.ready.addresses[0]
         for index in range(2):
-            volunteer = ("join", here, "--run", str(owners.run / SIGNED_FILE), *cache, "--notice", "none")
-            await owners.start(f"volunteer-{index}", *volunteer, "--stage", str(index))
-        volunteer_homes = owners.children[1:]
+            volunteer = ("join", here, "--run", str(folder / SIGNED_FILE), "--cache", str(tmp_path / "cache"))
+            more = ("--notice", "none", "--stage", str(index), "--max-load", LOAD, "--metrics-port", "0")
+            await start(f"volunteer-{index}", *volunteer, *more)
 
         def samples() -> int:
-            return min(0 if child.status is None else child.status.samples_total for child in volunteer_homes)
+            return min(0 if child.status is None else child.status.samples_total for child in children[1:])
 
-        await owners.until(lambda: samples() >= 8 * run.gossip.round_samples, "it trains for some rounds")
+        await until(children, lambda: samples() >= 8 * run.gossip.round_samples, "it trains for some rounds")
         seen = samples()
-        code, out, error = await ended("export", str(owners.run), "--out", str(tmp_path / "model"), "--json")
+        code, out, error = await ended("export", str(folder), "--out", str(tmp_path / "model"), "--json")
         assert code == 0, error
         found = json.loads(out)
         assert found["samples"] >= seen - two_rounds and found["round"] >= 6, (found, seen)
         assert said_model(error)[:2] == (found["round"], found["samples"])
         assert 0 <= found["age_s"] < 600.0 and 0 < found["validation"] < 6.0
-        assert (await page(coordinator, "/api/v1/archive"))["entries"][0]["round"] >= found["round"]
+        assert (await asyncio.to_thread(archived, coordinator))[0]["round"] >= found["round"]
 
         # `archive --once` beside the coordinator: it makes the copy.
-        code, out, error = await ended("archive", str(owners.run), "--once")
+        code, out, error = await ended("archive", str(folder), "--once")
         assert code == 0, error
         copy = Path(out.strip())
-        assert copy.parent.parent == owners.run / "archive" and (copy / "archive.json").is_file()
+        assert copy.parent.parent == folder / "archive" and (copy / "archive.json").is_file()
         assert json.loads((copy / "archive.json").read_text())["samples"] >= found["samples"]
 
         # What was exported says where it comes from, and so does a stopped coordinator's folder.
+        children.remove(coordinator)
         coordinator.signal(signal.SIGTERM)
-        coordinator.told = "stopped by the test"
-        await coordinator.wait(60.0)
-        for source in (tmp_path / "model", owners.run):
+        assert await coordinator.wait(BOUND_S)
+        coordinator.bury()
+        for source in (tmp_path / "model", folder):
             words = ("--prompt", "def ", "--tokens", "4", "--json", "--temperature", "0")
             code, out, error = await ended("generate", str(source), *words)
             assert code == 0, error
@@ -63,4 +90,4 @@ async def test_a_command_on_a_run_that_trains_takes_the_model_of_now(tmp_path: P
             assert (made["round"], made["samples"], round(made["validation"], 3)) == said_model(error)
             assert made["samples"] >= found["samples"]
     finally:
-        await owners.stop()
+        await end(children)

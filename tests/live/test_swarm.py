@@ -45,7 +45,6 @@ def check_exposition(child: Child) -> None:
 
 
 async def test_a_swarm_survives_and_leaves_nothing(tmp_path: Path) -> None:
-
     swarm = swarm_in(tmp_path)
     fleet = swarm.fleet
     async with swarm.running():

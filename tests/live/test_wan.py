@@ -3,9 +3,13 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from swarmnode import manifest as manifests
 from swarmnode.manifest import PRESETS
 from tests.support.network_lab import in_lab
+
+pytestmark = pytest.mark.nightly  # tests/simulation/test_partition.py has partitions in each push
 
 
 def test_a_partition_is_survived_and_healed(tmp_path: Path) -> None:
