@@ -21,6 +21,7 @@ from swarmnode.concurrency import beside_loop
 from swarmnode.errors import RemoteFault, SwarmnodeError, Unavailable, UsageError
 from swarmnode.manifest import SIGNED_FILE, Manifest, manifest_at, parse, read_signed, verify
 from swarmnode.manifest.text import from_tree
+from swarmnode.plugin import check_library
 from swarmnode.run_history import COLUMNS, RunHistory
 from swarmnode.user_folders import default_cache, default_home
 
@@ -179,6 +180,7 @@ def up(
     data_root: Path | None = None,
     out: Path | None = None,
     cache: Path | None = None,
+    track: str | None = None,
     screen: Screen | None = None,
 ) -> Summary:
     """Run a whole swarm on this machine, as `swarmnode up` with options of these names, and export its model.
@@ -196,6 +198,11 @@ def up(
     from swarmnode.local.spawn import several_devices
     from swarmnode.local.swarm_view import PlainScreen
 
+    tracked = ["--track", track] if track else []
+    if track and not dashboard:
+        raise UsageError(f"--track {track} logs what the page shows: leave out --no-dashboard")
+    if track:
+        check_library(track, f"--track {track}")
     run, cache = None if run is None else Path(run), cache or default_cache()
     stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")  # noqa: TID251  names a folder
     screen = screen or PlainScreen(sys.stderr)
@@ -212,7 +219,7 @@ def up(
         stages=prepared.manifest.pipeline.stages,
         cache=cache,
         seed=prepared.manifest.seed,
-        command=child.node_command,
+        command=lambda plan: [*child.node_command(plan), *(tracked if plan.bootstrap else [])],
         dashboard_port=free_port() if dashboard else None,
         checkpoints=where,
         data_root=prepared.data_root.resolve() if prepared.data_root is not None else None,

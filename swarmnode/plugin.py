@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import importlib.util
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, TypeVar
 
@@ -66,9 +67,14 @@ def implementation(path: str) -> object:
     return made
 
 
+def check_library(name: str, wanted_by: str) -> None:
+    """Raises UsageError with the command that installs the library `name`, which is no dependency of ours, if it is
+    missing."""
+    if importlib.util.find_spec(name) is None:
+        raise UsageError(f"{wanted_by} needs the library {name}: pip install {name.replace('_', '-')}")
+
+
 def library(name: str, wanted_by: str) -> Any:
-    """The library `name`, which is no dependency of ours. Raises UsageError with the command that installs it."""
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError:
-        raise UsageError(f"{wanted_by} needs the library {name}: pip install {name.replace('_', '-')}") from None
+    """The library `name`. Raises UsageError as `check_library`."""
+    check_library(name, wanted_by)
+    return importlib.import_module(name)

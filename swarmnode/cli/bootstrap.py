@@ -66,6 +66,7 @@ def meet(
     dashboard: str | None = None,
     *,
     public: bool = False,
+    track: str = "",
     archive: ArchiveOptions | None = None,
 ) -> int:
     """Run the node described by `where`, the options of `meeting_point`. Returns the exit code."""
@@ -95,6 +96,7 @@ def meet(
         out=None,
         dashboard=dashboard,
         public=public,
+        track=track,
         archive=archive,
         **where,
     )

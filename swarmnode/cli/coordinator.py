@@ -9,7 +9,8 @@ import click
 
 from swarmnode.cli.archive import FOLDER_NAME, archive_options, options_of
 from swarmnode.cli.bootstrap import meet, meeting_point
-from swarmnode.cli.option.param import DASHBOARD_PORT, FOLDER, HOST, PORT
+from swarmnode.cli.option.param import DASHBOARD_PORT, FOLDER, HOST, PORT, TRACK
+from swarmnode.plugin import check_library
 from swarmnode.user_folders import default_home
 
 
@@ -25,6 +26,7 @@ from swarmnode.user_folders import default_home
     "--archive-folder", type=FOLDER, help="Folder.  [default: archive, in RUN if that is a folder, else in the home]"
 )
 @click.option("--publish-model", is_flag=True, help="With --public: also for a restricted run.")
+@TRACK
 @archive_options
 def command(
     port: int,
@@ -33,6 +35,7 @@ def command(
     archives: bool | None,
     archive_folder: Path | None,
     publish_model: bool,
+    track: str | None,
     every_s: float,
     keep: int,
     push: str,
@@ -48,6 +51,8 @@ def command(
     With the owner's key in RUN it also copies the model out of the swarm, as `swarmnode archive` does, and offers the
     newest and the best checkpoint on the page.
     """
+    if track:
+        check_library(track, f"--track {track}")
     address = host or ("0.0.0.0" if public else "127.0.0.1")
     run = str(where["run"])
     above = Path(run) if Path(run).is_dir() else where["home"] or default_home("coordinator")
@@ -57,4 +62,6 @@ def command(
         run, archive_folder or above / FOLDER_NAME, kept, asked=asked, publish=publish_model, data=where["data_root"]
     )
     page = f"{address}:{port}"
-    return meet("coordinator", where, page, public=public, archive=None if archives is False else archive)
+    return meet(
+        "coordinator", where, page, public=public, track=track or "", archive=None if archives is False else archive
+    )

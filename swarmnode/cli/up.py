@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from swarmnode.cli.option.param import DURATION, FOLDER, STAGES_MAX
+from swarmnode.cli.option.param import DURATION, FOLDER, STAGES_MAX, TRACK
 from swarmnode.cli.output.console import paper
 
 NODES_MAX = 256
@@ -48,6 +48,7 @@ COUNT = click.IntRange(min=1)
 @click.option("--data-root", type=FOLDER, help="Folder of the manifest's paths.  [default: RUN, if that is a folder]")
 @click.option("--out", type=FOLDER, help="Folder of the exported model.  [default: model, in the session's folder]")
 @click.option("--cache", type=FOLDER, help="Folder of tokens.  [default: ~/.cache/swarmnode]")
+@TRACK
 @click.option("--json", "as_json", is_flag=True, help="End with one JSON object on stdout; progress goes to stderr.")
 def command(
     run: Path | None,
@@ -64,6 +65,7 @@ def command(
     data_root: Path | None,
     out: Path | None,
     cache: Path | None,
+    track: str | None,
     as_json: bool,
 ) -> int:
     """Start a bootstrap and --nodes node processes of RUN on this machine, watch them train, stop, export the model.
@@ -101,6 +103,7 @@ def command(
         data_root=data_root,
         out=out,
         cache=cache,
+        track=track,
         screen=PlainScreen(sys.stderr) if as_json else screen_for(Console(), sys.stdout),
     )
     if summary.failure:

@@ -89,7 +89,9 @@ async def watch(
             process.run_id,
             process.signed,
             options.home,
-            PageAddress(host.strip("[]"), int(port), options.public, join, publish=publish or not options.public),
+            PageAddress(
+                host.strip("[]"), int(port), options.public, join, publish or not options.public, options.track
+            ),
             transport=process.transport,
             directory=process.directory,
             clock=clock,

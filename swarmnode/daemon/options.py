@@ -75,6 +75,7 @@ class NodeOptions:
     settings: tuple[tuple[str, str, str], ...] = ()  # name, value, origin
     dashboard: str | None = None  # HOST:PORT of a coordinator's page
     public: bool = False  # the page answers other machines, too
+    track: str = ""  # the library that the page's numbers are logged by: trackio, wandb
     archive: ArchiveOptions | None = None
     checkpoints: str = ""
     use_bucket: bool = False

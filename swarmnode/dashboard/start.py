@@ -21,6 +21,7 @@ from swarmnode.dashboard.downloads import ModelDownloads
 from swarmnode.dashboard.heartbeat import Heartbeat
 from swarmnode.dashboard.history import History, history_path
 from swarmnode.dashboard.server import DashboardServer
+from swarmnode.dashboard.tracking import track
 from swarmnode.errors import Busy, RemoteFault, Unavailable
 from swarmnode.ids import PeerId, RunId
 from swarmnode.machine.run_archive import Archive
@@ -164,6 +165,7 @@ class PageAddress:
     public: bool = False
     join: Sequence[str] = ()
     publish: bool = True  # the page offers the archive's model for download
+    track: str = ""  # the library that the run's numbers are logged by, too
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +216,8 @@ async def dashboard(
         try:
             async with asyncio.TaskGroup() as tasks:
                 working = [tasks.create_task(collector.run()), tasks.create_task(live.run())]
+                if place.track:
+                    working.append(tasks.create_task(track(place.track, board, facts, clock, telemetry)))
                 telemetry.event("dashboard.serving", url=url)
                 yield Dashboard(url, live, collector, archive)
                 await server.close()

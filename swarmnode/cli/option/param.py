@@ -23,6 +23,9 @@ PORT_MAX = 65535
 ARCHIVE_EVERY_S = 3600.0  # guess: an owner can afford to lose an hour of a swarm's work
 ARCHIVE_KEEP = 2  # guess: the newest two, besides the best
 DASHBOARD_PORT = 7070  # guess: free on most machines
+TRACK = click.option(
+    "--track", type=click.Choice(("trackio", "wandb")), help="Log losses, tokens and machines there, too."
+)
 STAGES_MAX = 512  # as pipeline.stages
 UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 DURATION_MAX_S = 366 * 86400.0
