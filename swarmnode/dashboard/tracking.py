@@ -18,7 +18,7 @@ COLUMNS = ("loss_train", "loss_validation", "tokens", "tokens_per_s", "samples",
 
 
 def row(summary: view.Json) -> dict[str, Any]:
-    """What is logged of `view.summary`: COLUMNS that are known, and `machines` with a valid record."""
+    """The logged part of `view.summary`: COLUMNS that are known, and `machines` with a valid record."""
     known = {key: summary[key] for key in COLUMNS if summary[key] is not None}
     return {**known, "machines": summary["nodes"]}
 
