@@ -26,7 +26,6 @@ from swarmnode.recovery.tensorfile import Shape
 
 FORMAT = 1
 ROOT = "checkpoint.json"
-TEXT_BYTES_MAX = 256 << 20
 SHARD_NBYTES = 256 << 20  # guess: large enough for a disk's full speed, small enough to hold a few in memory
 RUN_CHARACTERS = 16
 FINAL = "-final"

@@ -322,6 +322,8 @@ async def test_a_replica_leaves_a_stage_only_if_it_is_asked_for_as_little_as_is_
     here[0] += int(100.0 * 2 * 10.0 * trained)
     found, reason = rebalancer._agrees(move)
     assert found is agrees, reason
+    found, reason = rebalancer._agrees(dataclasses.replace(move, before=30.0))
+    assert not found and reason.startswith("the run does 8 samples/s"), "something else limits the run"
     assert rebalancer._agrees(dataclasses.replace(move, safety=True))[0], "a death that is not to be risked"
     assert rebalancer._agrees(dataclasses.replace(move, before=0.0))[0], "an empty stage"
 
