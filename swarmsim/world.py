@@ -289,9 +289,10 @@ class World:
         if self.samples_done() > self._forgotten:
             self._trained_since = min(self._trained_since, self.loop.time())
         rounds = {p.label: done for p in self.nodes if (done := p.round_done) is not None}
+        newest = max((done for label, done in rounds.items() if label not in self.laws.excused), default=0)
         if not self.network.reach.cuts and rounds:
             most = self.scenario.manifest.recovery.snapshot_rounds_max
-            self.laws.behind({label: max(rounds.values()) - done for label, done in rounds.items()}, most)
+            self.laws.behind({label: newest - done for label, done in rounds.items()}, most)
 
     def check_learned(self) -> None:
         """Check that what is counted was learned, except what feeders are to train again, and a few rounds."""

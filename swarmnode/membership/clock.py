@@ -10,7 +10,9 @@ A joiner has seen no machine at work. Until it holds a state it believes no clai
 median of the claims of serving peers that answer it, and goes on from their lower third, which a third of honest peers
 holds down, or from the median of that, the donor's and a confirming peer's claim. Until it has seen CONFIRMED machines
 at work, the peers that answered it and those that asked it for work vote, too. After that it agrees once with the
-majority of those it has seen, whatever it started with.
+majority of those it has seen, whatever it started with: at once if more than three quarters of them are on one side of
+what it believes, else a minute later, when it has seen more. So neither two liars among its first three machines nor a
+stale replica decide alone.
 
 Pure: times, members and speeds are arguments.
 """
@@ -136,6 +138,7 @@ class RunClock:
         # Unix time and samples when others' claims last counted without a bound
         self._since: tuple[float, int] | None = None
         self._confirmed = False
+        self._asked_s = math.inf  # Unix time of the first look with CONFIRMED machines
         self._fastest = 0.0  # highest possible samples a second since then
 
     def suppose(self, swarm: Swarm, answered: Collection[PeerId]) -> Supposed:
@@ -170,7 +173,7 @@ class RunClock:
         if self._since is None:
             self._since = now_unix_s, total
         totals = [m.total for m in voices if m.state != JOINING]  # joiners know nothing yet
-        first = not self._confirmed and len(known) >= CONFIRMED
+        first = not self._confirmed and len(known) >= CONFIRMED and self._decided(now_unix_s, totals, top)
         most = statistics.median_low(totals) if first else self._possible(now_unix_s, _majority(totals, top))
         if first:  # this node may have started with too little
             self._confirmed, self._since = True, (now_unix_s, max(total, most))
@@ -181,6 +184,12 @@ class RunClock:
         return ClockVerdict(
             top, most, f"most of {len(totals)} {'machines seen at work' if self._confirmed else 'that answered'}"
         )
+
+    def _decided(self, now_unix_s: float, totals: Sequence[int], top: float) -> bool:
+        """Whether the machines seen agree on one side of `top`, or had time to."""
+        self._asked_s = min(self._asked_s, now_unix_s)
+        above = sum(total > top for total in totals)
+        return 4 * max(above, len(totals) - above) > 3 * len(totals) or now_unix_s >= self._asked_s + WINDOW_S / MARKS
 
     def _possible(self, now_unix_s: float, said: int) -> int:
         """`said`, limited to what can have been trained since others were last believed without a bound."""

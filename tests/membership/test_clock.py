@@ -160,6 +160,21 @@ def test_a_joiners_first_clock_is_corrected_once_by_working_peers() -> None:
     assert found.raised == 10**9
 
 
+@pytest.mark.parametrize(("first", "later", "true"), [((7, LIE, LIE), (7,) * 4, 7), ((10**9, 10**9, 7), (), 10**9)])
+def test_neither_liars_nor_a_stale_replica_among_the_first_three_decide(
+    first: tuple[int, ...], later: tuple[int, ...], true: int
+) -> None:
+    clock, own = RunClock(SLACK, AHEAD_S), member("me", 0)
+    machines = [member(f"m{number}", total, number % 2) for number, total in enumerate((*first, *later))]
+    look(clock, 1e9, 7, swarm(own, *machines))
+    seen(clock, *[m.peer for m in machines[: len(first)]])
+    assert look(clock, 1e9 + 1, 7, swarm(own, *machines)).top < 10**6
+    seen(clock, *[m.peer for m in machines])
+    found = look(clock, 1e9 + 61, 7, swarm(own, *machines))
+    assert found.raised == (true if true > 7 else None)
+    assert true <= found.top < true + 10**6
+
+
 def test_one_machine_that_works_and_lies_moves_nobody() -> None:
     clock, own = RunClock(SLACK, AHEAD_S), member("me", 0)
     seen(clock, "liar")
