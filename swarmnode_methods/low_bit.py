@@ -26,11 +26,11 @@ from swarmnode.errors import RemoteFault
 from swarmnode.gossip.compression.codec import BLOCK_ELEMENTS, CHUNK, Bytes, Done
 from swarmnode.gossip.compression.tiles import (
     STEP_LEAST,
-    Scratch,
+    DitherPool,
     blocks,
+    by_block,
     check_steps,
     chunks,
-    head,
     read_steps,
     tiles,
     wire_steps,
@@ -127,7 +127,7 @@ class LowBit(DeltaCodec):
     def __init__(self) -> None:
         super().__init__()
         self._packer = TilePacker(CHUNK, torch.device("cpu"))
-        self._scratch = Scratch(torch.device("cpu"))
+        self._dither = DitherPool(torch.device("cpu"))
         self._steps = torch.empty(0)  # by block, of the message being written
         self._flags = [torch.empty(CHUNK, dtype=torch.bool) for _ in range(2)]
         self._levels = [torch.empty(CHUNK, dtype=torch.int32) for _ in range(2)]
@@ -146,27 +146,25 @@ class LowBit(DeltaCodec):
 
     def code(self, wire: Bytes, flat: torch.Tensor, seed: int, done: Done) -> None:
         """Write the packet in two passes: all steps come before the first code."""
-        rows, s, part = blocks(flat.numel()), self._scratch, self._scratch.parts(flat)
+        rows, s = blocks(flat.numel()), self._dither
         if len(self._steps) != rows:
             self._steps = torch.empty(rows)
         out, at = torch.from_numpy(wire), 2 * rows
         for start, end in tiles(0, flat.numel()):
             first = start // BLOCK_ELEMENTS
             steps = self._steps[first : first + blocks(end - start)]
-            for begin, last in chunks(start, end):
-                x, row = part(begin, last), (begin - start) // BLOCK_ELEMENTS
-                s.largest(x, steps[row : row + len(x)].view(torch.int32))
+            torch.amax(by_block(flat, start, end).abs(), dim=1, out=steps)
             steps.clamp_(min=STEP_LEAST)
             wire_steps(steps, wire[2 * first : 2 * (first + len(steps))])
             done(2 * (first + len(steps)))
         s.draw(seed, 1 / 256, 1 / 512)
         for start, end in tiles(0, flat.numel()):
             for begin, last in chunks(start, end):
-                x, row = part(begin, last), begin // BLOCK_ELEMENTS
+                x, row = by_block(flat, begin, last), begin // BLOCK_ELEMENTS
                 count = x.numel()
                 negative = torch.lt(x.view(-1), 0, out=self._flags[0][:count]).view(torch.uint8)
-                share = torch.abs(x, out=head(s.rows, len(x))).div_(self._steps[row : row + len(x)].unsqueeze(1))
-                codes, size = s.bytes[:count], count // 8 * self.bits
+                share = x.abs().div_(self._steps[row : row + len(x)].unsqueeze(1))
+                codes, size = torch.empty(count, dtype=torch.uint8), count // 8 * self.bits
                 self.codes(share.view(-1), negative, s.drawn(seed, begin, count).view(-1), codes)
                 self._packer.pack(codes, self.bits, out[at : at + size])
                 at += size

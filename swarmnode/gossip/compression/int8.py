@@ -23,13 +23,12 @@ from swarmnode.gossip.compression import kernel
 from swarmnode.gossip.compression.codec import BLOCK_ELEMENTS, TILE, Bytes, Codec, Done
 from swarmnode.gossip.compression.tiles import (
     STEP_LEAST,
-    Part,
-    Scratch,
+    DitherPool,
     blocks,
+    by_block,
     check_range,
     check_steps,
     chunks,
-    head,
     one_tensor,
     read_steps,
     tiles,
@@ -50,38 +49,38 @@ class Int8(Codec):
     tensors: ClassVar[int] = 1
 
     def __init__(self) -> None:
-        self._scratch = Scratch(torch.device("cpu"))
+        self._dither = DitherPool(torch.device("cpu"))
         self._kernel = kernel.load()
 
     def nbytes(self, parameters: int) -> int:
         return parameters + 2 * blocks(parameters)
 
     def write(self, wire: Bytes, flat: torch.Tensor, reference: torch.Tensor | None, seed: int, done: Done) -> None:
-        s = self._scratch = self._scratch if flat.device == self._scratch.device else Scratch(flat.device)
+        s = self._dither = self._dither if flat.device == self._dither.device else DitherPool(flat.device)
         s.draw(seed, 1 / 256, ZERO + 1 / 512)
-        at, part = 0, s.parts(flat)
+        at = 0
         with np.errstate(invalid="ignore"):  # the receiver refuses a step that is not finite
             for start, end in tiles(0, flat.numel()):
                 out = wire[at : self._at(start) + 2 * blocks(end - start) + end - start]
                 if self._kernel is not None and flat.device.type == "cpu":
                     self._encode_tile(self._kernel, flat, start, end, seed, out)
                 else:
-                    self._write_tile(part, start, end, seed, out)
+                    self._write_tile(flat, start, end, seed, out)
                 at += out.size
                 done(at)
 
-    def _write_tile(self, part: Part, start: int, end: int, seed: int, out: Bytes) -> None:
-        s, rows = self._scratch, blocks(end - start)
-        steps, inverse, at = head(s.steps, rows), head(s.inverse, rows), 2 * rows - start
-        cut = [(first, last, part(first, last)) for first, last in chunks(start, end)]
-        for first, _, x in cut:
-            s.largest(x, s.most_of((first - start) // BLOCK_ELEMENTS, len(x)))
-        wire_steps(steps.mul_(1 / LEVELS).clamp_(min=STEP_LEAST), out[: 2 * rows])
-        torch.reciprocal(steps, out=inverse)
-        for first, last, x in cut:
-            inverse = s.inverse_of((first - start) // BLOCK_ELEMENTS, len(x))
-            torch.addcmul(s.drawn(seed, first, x.numel()), x, inverse, out=head(s.rows, len(x)))
-            s.truncate(out[at + first : at + last])  # positive: truncation is floor
+    def _write_tile(self, flat: torch.Tensor, start: int, end: int, seed: int, out: Bytes) -> None:
+        rows = blocks(end - start)
+        x = by_block(flat, start, end)
+        steps = x.abs().amax(1).mul_(1 / LEVELS).clamp_(min=STEP_LEAST)
+        wire_steps(steps, out[: 2 * rows])
+        inverse = torch.reciprocal(steps).unsqueeze(1)
+        for first, last in chunks(start, end):
+            part = slice((first - start) // BLOCK_ELEMENTS, blocks(last - start))
+            drawn = self._dither.drawn(seed, first, x[part].numel())
+            codes = torch.addcmul(drawn, x[part], inverse[part]).to(torch.int32).to(torch.uint8)  # positive: floor
+            at = 2 * rows + first - start
+            out[at : at + last - first] = codes.cpu().numpy().reshape(-1)[: last - first]
 
     def _encode_tile(
         self, library: ctypes.CDLL, flat: torch.Tensor, start: int, end: int, seed: int, out: Bytes
@@ -89,12 +88,12 @@ class Int8(Codec):
         """`_write_tile` in C."""
         at, codes_at = out.ctypes.data, out.ctypes.data + 2 * blocks(end - start) - start
         for first, last in chunks(start, end):
-            x, row = self._scratch.whole(flat[first:last]), (first - start) // BLOCK_ELEMENTS
+            x, row = by_block(flat, first, last), (first - start) // BLOCK_ELEMENTS
             library.int8_encode(
                 x.data_ptr(),
                 x.numel() // BLOCK_ELEMENTS,
                 last - first,
-                self._scratch.pool_at(seed, first),
+                self._dither.pool_at(seed, first),
                 STEP_LEAST,
                 at + 2 * row,
                 codes_at + first,
@@ -112,35 +111,22 @@ class Int8(Codec):
         """The byte offset of the tile that begins at element `start`."""
         return start + 2 * (start // BLOCK_ELEMENTS)
 
-    @staticmethod
-    def _signed(codes: Bytes, out: torch.Tensor) -> None:
-        """Write `codes` minus 128 to `out`, as int8."""
-        if out.device.type == "cpu":
-            np.bitwise_xor(codes, np.uint8(ZERO), out=out.numpy())
-        else:
-            out.copy_(torch.from_numpy(codes ^ np.uint8(ZERO)))
-
     @torch.no_grad()
     def read(
         self, tensors: Sequence[WireTensor], start: int, out: torch.Tensor, reference: torch.Tensor | None = None
     ) -> None:
         data, parameters = np.frombuffer(tensors[0].data, np.uint8), tensors[0].shape[0]
         check_range(start, out.numel(), parameters)
-        s = self._scratch = self._scratch if out.device == self._scratch.device else Scratch(out.device)
         for first, end in chunks(start, start + out.numel()):
             base = first // TILE * TILE
             at, skip, rows = self._at(base), (first - base) // BLOCK_ELEMENTS, blocks(end - first)
-            part, code = out[first - start : end - start], s.bytes[: end - first]
+            part = out[first - start : end - start]
             codes_at = at + 2 * blocks(min(TILE, parameters - base)) + first - base
             if self._kernel is not None and part.dtype == torch.float32 and part.device.type == "cpu":
                 address = data.ctypes.data
                 self._kernel.int8_decode(address + at + 2 * skip, address + codes_at, end - first, part.data_ptr())
                 continue
-            s.steps[:rows].copy_(read_steps(data[at + 2 * skip : at + 2 * (skip + rows)]))
-            self._signed(data[codes_at : codes_at + end - first], code)
-            whole = part.dtype == torch.float32 and part.numel() == rows * BLOCK_ELEMENTS
-            target = part if whole else s.floats[0][: rows * BLOCK_ELEMENTS]
-            target[: end - first].copy_(code.view(torch.int8))
-            target.view(rows, -1).mul_(s.steps[:rows].unsqueeze(1))
-            if not whole:
-                part.copy_(target[: end - first])
+            steps = read_steps(data[at + 2 * skip : at + 2 * (skip + rows)]).to(out.device)
+            signed = (data[codes_at : codes_at + end - first] ^ np.uint8(ZERO)).view(np.int8)
+            codes = by_block(torch.from_numpy(signed).to(out.device), 0, end - first)
+            part.copy_((codes * steps.unsqueeze(1)).view(-1)[: end - first])

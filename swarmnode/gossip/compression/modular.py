@@ -47,7 +47,6 @@ from swarmnode.gossip.compression.codec import BLOCK_ELEMENTS, CHUNK, TILE, Byte
 from swarmnode.gossip.compression.modular_kernels import SHARES, ModularEngine, PacketLayout, engine
 from swarmnode.gossip.compression.tiles import (
     STEP_LEAST,
-    Scratch,
     blocks,
     check_range,
     check_steps,
@@ -183,7 +182,7 @@ class Modular(Codec):
         torch.mul(self._far, FAR_MARGIN / (1 << self.bits), out=self._steps)
         with np.errstate(invalid="ignore"):  # the receiver refuses a step that is not finite
             for start, end in tiles(0, parameters):
-                sampled = sampled or _sampled(flat, reference, start, code.scratch)
+                sampled = sampled or _sampled(flat, reference, start)
                 usual, least = sampled.pop(0)
                 least = max(least, scale * usual, STEP_LEAST)
                 most = max(least, usual * self.kappa_most / (1 << self.bits))  # whatever partners say
@@ -218,7 +217,7 @@ class Modular(Codec):
         padded[inside] = flat[index[inside]].float()
         steps = (padded.abs().amax(1) / 127).clamp_(min=STEP_LEAST)
         wire_steps(steps, out[4 * count : 6 * count])
-        drawn = self._on(flat.device).scratch.pool.to(flat.device)[
+        drawn = self._on(flat.device).dither.pool.to(flat.device)[
             index % CHUNK
         ]  # its value does not matter, only that it is random
         codes = (padded / steps.unsqueeze(1) + drawn * (1 / 256) + (128 + 1 / 512)).to(torch.uint8)
@@ -298,7 +297,7 @@ class Modular(Codec):
         return count
 
 
-def _sampled(flat: torch.Tensor, reference: torch.Tensor, start: int, scratch: Scratch) -> list[tuple[float, float]]:
+def _sampled(flat: torch.Tensor, reference: torch.Tensor, start: int) -> list[tuple[float, float]]:
     """By tile from `start` on, several at a time: (the mean over blocks of max|D|; the least step for which float32
     keeps the dither, by the largest weight), from a sample of its blocks. 0 if not finite."""
     left = flat.numel() - start
@@ -308,15 +307,9 @@ def _sampled(flat: torch.Tensor, reference: torch.Tensor, start: int, scratch: S
     runs = min(left, tiled * TILE) // apart
     if not runs:
         runs, length = 1, left // block * block
-    new, old = (x[start:].as_strided((runs, length), (apart, 1)) for x in (flat, reference))
-    room, count = scratch.floats[1][: runs * length].view(runs, length), runs * length // block
-    # positive floats are ordered like their bits
-    words, largest = room.view(torch.int32).view(tiled, -1), scratch.inverse[:count]
-    torch.sub(new, old, out=room).abs_()
-    torch.amax(words.view(count, block), dim=1, out=largest.view(torch.int32))
-    means: list[float] = largest.view(tiled, -1).mean(1).tolist()
-    torch.abs(new, out=room)
-    mosts: list[float] = torch.amax(words, dim=1).view(torch.float32).tolist()
+    new, old = (x[start:].as_strided((runs, length), (apart, 1)).float() for x in (flat, reference))
+    means: list[float] = (new - old).abs().reshape(-1, block).amax(1).view(tiled, -1).mean(1).tolist()
+    mosts: list[float] = new.abs().reshape(tiled, -1).amax(1).tolist()
     return [
         (mean if math.isfinite(mean) else 0.0, most * STEP_RATIO if math.isfinite(most) else 0.0)
         for mean, most in zip(means, mosts, strict=True)

@@ -22,7 +22,7 @@ import torch
 
 from swarmnode.gossip.compression import dither, kernel
 from swarmnode.gossip.compression.codec import BLOCK_ELEMENTS, CHUNK, TILE, Bytes
-from swarmnode.gossip.compression.tiles import Scratch, blocks, chunks, read_steps, wire_steps
+from swarmnode.gossip.compression.tiles import DitherPool, blocks, by_block, chunks, read_steps, wire_steps
 
 WIDTHS = (3, 4, 6)
 
@@ -130,7 +130,7 @@ TileWriter = Callable[[int, int, torch.Tensor], None]
 class ModularEngine(Protocol):
     """The common interface of TorchEngine and KernelEngine."""
 
-    scratch: Scratch
+    dither: DitherPool
 
     def draw_back(self, seed: int) -> None:
         """Prepare the dither of `seed` for `decode`."""
@@ -139,7 +139,7 @@ class ModularEngine(Protocol):
         self, flat: torch.Tensor, reference: torch.Tensor, layout: PacketLayout, seed: int, scale: float
     ) -> TileWriter:
         """A writer for the tiles of the message of `flat`, one after the other. Steps are scale max|flat - reference|
-        by block, at least the value in `own`, which is set to them. `scratch.pool` then holds the dither of `seed`."""
+        by block, at least the value in `own`, which is set to them. `dither.pool` then holds the dither of `seed`."""
 
     def decode(
         self,
@@ -173,7 +173,7 @@ class KernelEngine:
 
     def __init__(self, bits: int, library: ctypes.CDLL) -> None:
         self.bits = bits
-        self.scratch = Scratch(torch.device("cpu"))
+        self.dither = DitherPool(torch.device("cpu"))
         self._library = library
         self._seed, self._back = -1, torch.empty(0, dtype=torch.uint8)
 
@@ -184,8 +184,8 @@ class KernelEngine:
     def encoder(
         self, flat: torch.Tensor, reference: torch.Tensor, layout: PacketLayout, seed: int, scale: float
     ) -> TileWriter:
-        self.scratch.draw_pool(seed)
-        tiles, pool, turn = layout.data.ctypes.data, self.scratch.pool, dither.turn(seed)
+        self.dither.draw_pool(seed)
+        tiles, pool, turn = layout.data.ctypes.data, self.dither.pool, dither.turn(seed)
 
         def write(start: int, end: int, own: torch.Tensor) -> None:
             x, phi = (whole[start:end].float().contiguous() for whole in (flat, reference))  # usually no copy
@@ -231,7 +231,7 @@ class TorchEngine:
 
     def __init__(self, bits: int, device: torch.device) -> None:
         self.bits = bits
-        self.scratch = Scratch(device)
+        self.dither = DitherPool(device)
         self._weights = torch.arange(1, 2 * BLOCK_ELEMENTS, 2, device=device, dtype=torch.int16)
         self._weights[-1] += 2  # 1, 3 … 125, 129
         self._seed, self._back = -1, torch.empty(dither.POOL, device=device)
@@ -255,9 +255,8 @@ class TorchEngine:
     def encoder(
         self, flat: torch.Tensor, reference: torch.Tensor, layout: PacketLayout, seed: int, scale: float
     ) -> TileWriter:
-        s = self.scratch
+        s = self.dither
         s.draw(seed, 1 / 256, CENTRE, DITHER)
-        new, before = s.parts(flat, 0), s.parts(reference, 1)
 
         def write(start: int, end: int, own: torch.Tensor) -> None:
             step_bytes, sum_bytes, packed = layout.tile(start, own.numel())
@@ -265,14 +264,14 @@ class TorchEngine:
             rows_of = {first: slice((first - start) // BLOCK_ELEMENTS, blocks(last - start)) for first, last in spans}
             for first, last in spans:
                 distance = torch.nn.functional.huber_loss(
-                    new(first, last), before(first, last), reduction="none", delta=NEAR
+                    by_block(flat, first, last), by_block(reference, first, last), reduction="none", delta=NEAR
                 )
                 least = own[rows_of[first]]
                 torch.maximum(distance.amax(1).mul_(scale / NEAR), least, out=least)
             wire_steps(own, step_bytes)
             inverse = torch.reciprocal(own).unsqueeze(1)
             for first, last in spans:
-                x, rows = new(first, last), rows_of[first]
+                x, rows = by_block(flat, first, last), rows_of[first]
                 words = torch.addcmul(s.drawn(seed, first, x.numel()), x, inverse[rows]).to(torch.int32)
                 sum_bytes[rows] = self._checksums(self._sums(words))
                 at = packed_nbytes(first - start, self.bits)
@@ -297,7 +296,7 @@ class TorchEngine:
             within = slice(piece.start - start, piece.end - start)
             steps[rows].copy_(read_steps(piece.steps))
             step = steps[rows].unsqueeze(1)
-            mine = self.scratch.whole(ours[within]).view(-1, BLOCK_ELEMENTS)
+            mine = by_block(ours, within.start, within.stop)
             count = mine.numel()
             codes = torch.from_numpy(unpack(piece.codes, self.bits)[piece.inside : piece.inside + count])
             sent = codes.to(device).view(-1, BLOCK_ELEMENTS)
