@@ -25,14 +25,15 @@ from collections.abc import Mapping
 from swarmnode.bounds import SAMPLES_MAX
 from swarmnode.errors import RemoteFault
 from swarmnode.ids import PeerId
+from swarmnode.remembered import REMEMBERED_MAX
 from swarmnode.wire import record_pb2
 
-ENTRIES_MAX = 4096  # guess: of 60 bytes; all are sent once, with the state a joiner downloads
+ENTRIES_MAX = REMEMBERED_MAX  # of 60 bytes; all are sent once, with the state a joiner downloads
 # The newest entries, sent with a call: 0.5 KiB. With 16 totals are 28 s less late of a round of 500 (simulated:
 # thousand), for a tenth more of all CPU time.
 NEWS_MAX = 8
 FEEDER_CHARACTERS_MAX = 64  # a base58 Ed25519 peer id has 52
-FOLDED_MAX = 4096  # guess: folded feeders whose late updates are recognised, about 0.5 MiB
+FOLDED_MAX = REMEMBERED_MAX  # folded feeders whose late updates are recognised, about 0.5 MiB
 FLOOR = "+"  # no base58 text contains it
 
 

@@ -9,6 +9,7 @@ from swarmnode.errors import RemoteFault
 from swarmnode.identity import SIGNATURE_BYTES, Identity, verify
 from swarmnode.ids import PeerId, RunId
 from swarmnode.membership import stage_view, swarm
+from swarmnode.remembered import REMEMBERED_MAX
 from swarmnode.wire import access_pb2 as access
 from swarmnode.wire import record_pb2 as wire
 
@@ -18,7 +19,7 @@ CLOCK_SKEW_MAX_S = 3.0  # hivemind accepts the same difference of clocks when a 
 
 # Derived: 40 s where `init` writes 2 s, which 1,000 nodes in one stage need. Records live as much longer.
 STRETCH_MAX = 20
-VERIFIED_MAX = 4096  # guess: 3 KiB each; a record is heard about three times, by calls and from the directory
+VERIFIED_MAX = REMEMBERED_MAX  # 3 KiB each; a record is heard about three times, by calls and from the directory
 
 _DOMAIN = b"swarmnode/record/v1\0"
 

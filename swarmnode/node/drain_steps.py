@@ -26,7 +26,7 @@ EXCHANGE_S = 1.0  # guess: at least, with its turn on a busy device; an exchange
 TURN_MAX_S = 10.0  # guess: saving waits so long at most for a microbatch that the device is at
 SAVED_BYTES = 4  # of an element of the state, at most
 SAVE_BYTES_PER_S = 1e8  # guess: a cloud disk of the cheapest kind
-HANDOVER_MAX_S = 3600.0  # guess: never reached, because the notice's own time is shorter
+HANDOVER_MAX_S = 3600.0  # the longest that a call may have (header.py): the notice's own time is shorter
 
 
 LOOK_S = 0.05  # guess: between two looks at a feeder that holds

@@ -52,8 +52,7 @@ EMPTY_LOOKS = 2  # guess: looks in a row that a stage has nobody; the roll call 
 FIRST_LOOKS = 40  # guess: the same before the run has trained anything
 CALM_LOOKS = 6  # guess: looks in a row in which nobody came, before the run has trained anything: they came together
 UNREST = 3  # guess: waits of an announce period after nodes came or went: newcomers have not announced a speed yet
-PARTNER_WAIT = 2.0  # guess: announce periods until somebody has said that it comes in exchange
-SEEN_PERIODS = 2.0  # guess: announce periods, at least, over which a node looks at what its stage asks of it
+HEARD_PERIODS = 2.0  # derived: a record is announced in one announce period and read in the next
 SEEN_MICROBATCHES = 4  # guess: for each replica of a stage; of fewer nothing is concluded
 # Guess: of what the weaker stage could do, below which lines or samples in flight limit the run, as a stage that limits
 # it is at work .6 to .8 of the time [simulated, plan.py]. 64 of home-8b's machines in 9 stages do .47 of it, and .3
@@ -257,7 +256,7 @@ class StageRebalancer:
         replicas = max(1, max(self._presence.peer_table.serving(), default=1))
         enough = SEEN_MICROBATCHES * replicas * self._manifest.inner.microbatch
         periods = seconds / self._manifest.limits.announce_period_s
-        return periods >= SEEN_PERIODS and self._presence.progress.total - total >= enough
+        return periods >= HEARD_PERIODS and self._presence.progress.total - total >= enough
 
     def _agrees(self, move: StageMove) -> tuple[bool, str]:
         """(whether the load at this node's stage agrees with the speeds that make it seem stronger than another, the
@@ -340,7 +339,7 @@ class StageRebalancer:
     async def _still_good(self, move: StageMove) -> tuple[bool, str]:
         """(whether `move` still helps now that the state is here, the reason). Waits a little for a partner."""
         loop, period_s = asyncio.get_running_loop(), self._manifest.limits.announce_period_s
-        end = loop.time() + PARTNER_WAIT * period_s * bool(move.against)
+        end = loop.time() + HEARD_PERIODS * period_s * bool(move.against)
         while not (verdict := still_good(self._swarm(), self._costs, move, self._rules))[0]:
             if loop.time() >= end:
                 break

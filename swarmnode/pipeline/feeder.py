@@ -29,8 +29,7 @@ from swarmnode.wire import record_pb2
 RATE_SPAN_S = 10.0  # guess: window of the tokens per second average
 LOST_PAUSE_S = 0.2  # guess: pause after a loss before anything new starts
 LOSSES_KEPT = 64  # guess: enough to compare the loss before and after a stage was lost
-VALIDATORS = 2  # guess: feeders that measure the held-out loss after a round
-VALIDATING_MAX = 2  # guess: held-out microbatches in flight
+VALIDATORS = 2  # guess: feeders that measure the held-out loss after a round, with as many microbatches in flight each
 
 
 # Microbatches whose text is not here yet: a feeder waits briefly, then sets them aside and trains other text.
@@ -361,7 +360,7 @@ class Feeder:
     async def validate(self, samples_total: int) -> float | None:
         """Held-out loss in nats per token, through random routes; None if a microbatch found no route. Trains
         nothing."""
-        gate = asyncio.Semaphore(VALIDATING_MAX)
+        gate = asyncio.Semaphore(VALIDATORS)
 
         async def one(tokens: WireTensor) -> tuple[float, int]:
             async with gate:

@@ -16,7 +16,7 @@ from swarmnode.ids import PeerId, RunId, short
 from swarmnode.manifest import Manifest
 from swarmnode.membership.liveness import LivenessWatch, ping_fault
 from swarmnode.metrics import name
-from swarmnode.pipeline.reservation import ASKED_MAX, ReservationClient
+from swarmnode.pipeline.reservation import ASKED_MAX, SLACK_S, ReservationClient
 from swarmnode.pipeline.route import Router
 from swarmnode.pipeline.statement import TensorFingerprints
 from swarmnode.ports import Call, Telemetry, Transport, WireTensor
@@ -34,7 +34,6 @@ HOPELESS_SHARE = 0.5  # guess: of the time the remaining stages take; with less 
 # a second after the first 40 minutes: counted whole 7.9, half 8.5, not at all 8.8 with all windows at their maximum).
 LINE_SHARE = 0.5
 REPLY_SLACK_BYTES = 4096
-TIMEOUT_SLACK_S = 1.0  # guess: we give up before the transport does
 
 
 # When a hop pings the peer it waits for, and when it gives the microbatch to another replica. Pure.
@@ -328,7 +327,7 @@ class NextHop:
         call = self._transport.call(
             peer,
             Call(wire.Request(run_id=self.run_id, process=next_hop), (y, tokens) if process.position else (tokens,)),
-            timeout_s=left_s + TIMEOUT_SLACK_S,
+            timeout_s=left_s + SLACK_S,
             reply_bytes_max=y.nbytes + REPLY_SLACK_BYTES,
         )
         watch = LivenessWatch(self._transport, self.run_id, peer, waits.ping_s)

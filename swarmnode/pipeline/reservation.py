@@ -28,7 +28,7 @@ WORTH = 20.0  # guess: ask only if a microbatch takes so many times as long as a
 WORTH_MIN_S = 1.0  # guess: for shorter microbatches nobody is asked; routers learn enough from the answers
 ASKING_S = 0.2  # guess: until the first answer
 UNHEARD_AHEAD = 1 << 20  # for a replica that did not answer in time: chosen only if all others did not either
-HOLD_SLACK_S = 1.0  # guess
+SLACK_S = 1.0  # guess: for what a time limit does not count; also so that we give up before the transport does
 HOLD_FACTOR = 2.0  # guess: of the time from asking until the microbatch arrives
 HOLD_MAX_S = 120.0  # guess
 
@@ -80,7 +80,7 @@ class ReservationClient:
         `left_s`. Raises RemoteFault if `peer` cannot be reached, Unavailable if it serves no microbatches."""
         loop = asyncio.get_running_loop()
         begun_s, timeout_s = loop.time(), max(0.0, min(SMALL_CALL_S, left_s))
-        hold_s = min(HOLD_MAX_S, HOLD_SLACK_S + HOLD_FACTOR * self._coming.value)
+        hold_s = min(HOLD_MAX_S, SLACK_S + HOLD_FACTOR * self._coming.value)
         request = wire.Request(run_id=self._run_id, reserve=wire.Reserve(hold_ms=int(1000.0 * hold_s)))
         try:
             answer = await self._transport.call(peer, Call(request), timeout_s=timeout_s, reply_bytes_max=0)

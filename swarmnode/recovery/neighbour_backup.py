@@ -18,6 +18,7 @@ from swarmnode.model.section import Sizes, snapshot_nbytes
 from swarmnode.ports import Answer, Call, Replica, State, Telemetry, Transport
 from swarmnode.recovery.recovery_source import keeps
 from swarmnode.recovery.state_check import ROUNDS_APART_MAX, StateCheck, drawn_now, slices_of
+from swarmnode.transfer.donor import DonorLimits
 from swarmnode.transfer.download import DownloadLimits, download
 from swarmnode.transfer.snapshot import SLOW, WHOLE, Snapshot, StateSlice
 from swarmnode.wire import call_pb2, record_pb2
@@ -30,7 +31,7 @@ GENTLE = DownloadLimits(attempts_max=2, parallel=1, sources=1, pause_s=1.0, rest
 # As state_check.APART_MAX, between a state and the one kept, which is up to ROUNDS_APART_MAX rounds older. Measured
 # once: .77 in the first rounds of the tiny preset, whose weights move most then.
 KEPT_APART_MAX = 0.9
-RETRY_MAX_S = 60.0  # guess: between two tries while all donors are busy with newcomers
+RETRY_MAX_S = DonorLimits().retry_max_s  # between two tries while all donors are busy with newcomers
 
 URGENT = DownloadLimits(attempts_max=3, pause_s=0.1, busy_max_s=0.0)
 """For handovers: the donor is about to leave. Guess."""

@@ -37,12 +37,14 @@ FLOOD_PER_S = 20.0  # guess: strangers' connections that cost p2pd 1 to 2 % of a
 ADMIT_PER_S = FLOOD_PER_S  # as many as are no flood
 # guess: after the last second of a flood; a client that dials one by one stops at the first loss and returns later
 HOLD_S = 30.0
-HITS_PER_S = 10.0  # guess: per address; a household that joins with ten machines makes ten in all
+HITS_PER_S = (
+    FLOOD_PER_S / 2.0
+)  # per address: two make a flood; a household that joins with ten machines makes ten in all
 LOOK_SHARE, LOOK_S = 0.9, 3.0  # guess: the smallest flood loses 6 connections, enough to tell it from none
 SHARE_MIN = 1 / 64
 SAMPLE_SHARE = 1 / 8  # guess: share of rejected connections that is reset instead of dropped, to see their addresses
 HITS_MIN = 4  # guess: fewer hits of one address in a sample may be chance
-DENIED_S = 120.0  # guess: after the last attempt
+DENIED_S = 4.0 * HOLD_S  # after the last attempt
 DENIED_MAX = 256
 
 

@@ -16,12 +16,13 @@ from collections.abc import Callable, Sequence
 from swarmnode.errors import RemoteFault
 from swarmnode.identity import public_key_of
 from swarmnode.ids import PeerId, RunId
+from swarmnode.transport.contact import ALONE_MAX
 from swarmnode.transport.reachability import ports_of
 
 GROUP, PORT = "239.192.83.87", 40183  # organisation-local scope, RFC 2365; the port is a guess at a free one
 PERIOD_S = 5.0  # guess
 BEACON_BYTES_MAX = 200
-HINTS_MAX = 32  # guess: peers taken from beacons in one process lifetime, so that a flood of them displaces nobody
+HINTS_MAX = ALONE_MAX  # peers taken from beacons in one process lifetime, so that a flood of them displaces nobody
 RUN_CHARACTERS = 16
 _MAGIC = "swarmnode1"
 

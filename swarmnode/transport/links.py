@@ -13,10 +13,11 @@ from swarmnode.ids import PeerId
 from swarmnode.membership.liveness import PING_TIMEOUT_S
 from swarmnode.ports import Call, Transport
 from swarmnode.remembered import Remembered
+from swarmnode.transport.contact import STALE_S
 from swarmnode.wire import call_pb2 as wire
 from swarmnode.wire import report_pb2
 
-ACTIVE_S = 60.0  # guess: a link unused for longer is not shown
+ACTIVE_S = STALE_S  # a link unused for longer is not shown
 MEASURE_PERIOD_S = 3.0  # guess: ten links are measured twice a minute; a ping costs 0.3 ms
 
 Connections = Callable[[], Awaitable[Mapping[PeerId, bool]]]

@@ -26,6 +26,7 @@ from swarmnode.errors import LocalFault, RemoteFault, Unavailable
 from swarmnode.header import LEAST, VERSION
 from swarmnode.identity import peer_id_bytes
 from swarmnode.ids import PeerId, short
+from swarmnode.membership.liveness import SMALL_CALL_S
 from swarmnode.transport import hivemind_patches
 from swarmnode.transport.address import Endpoint, check_listenable, ip_of, is_circuit, parse_bootstrap, parse_endpoint
 from swarmnode.transport.dial_book import DIRECT_MAX, DialBook
@@ -34,18 +35,18 @@ from swarmnode.transport.p2pd import NetworkMode, launch
 from swarmnode.transport.stranger_limit import DhtLimit, RpcHandler
 from swarmnode.transport.stream import P2pdStream
 
-CONTROL_TIMEOUT_S = 5.0  # guess: p2pd answers on its own machine within a millisecond
+CONTROL_TIMEOUT_S = SMALL_CALL_S  # p2pd answers on its own machine within a millisecond
 CONTROL_BYTES_MAX = 64 << 10  # guess: an error text, or a few hundred addresses
 ERROR_CHARACTERS_MAX = 256
 ASK_ATTEMPTS = 3
 DIAL_TIMEOUT_S = DIRECT_MAX * 5.0  # derived: libp2p gives one address 5 s
-PING_PERIOD_S = 10.0  # guess
+PING_PERIOD_S = 2.0 * CONTROL_TIMEOUT_S
 PINGS_MISSED_MAX = 3  # guess, of CONTROL_TIMEOUT_S each: a busy machine is not a frozen daemon
 RESTARTS_MAX = 5  # in RESTARTS_WINDOW_S; guess
 RESTARTS_WINDOW_S = 60.0
 RESTART_DELAY_S = 0.1
 BOOK_PERIOD_S = 0.5  # guess: p2pd takes some milliseconds to list its connections
-RESTART_WAIT_S = 15.0  # guess: calls wait this long for a restart, which takes 0.5 s, and more on a busy machine
+RESTART_WAIT_S = PINGS_MISSED_MAX * CONTROL_TIMEOUT_S  # so long calls wait for a restart; it takes 0.5 s and more
 
 
 _P2P, _P2P_CIRCUIT = 421, 290  # codes of the multiaddr table

@@ -23,7 +23,7 @@ from swarmnode.transport.address import Endpoint, is_circuit, parse_endpoint
 from swarmnode.wire import call_pb2 as wire
 
 PORTS_MAX = 4
-PROBE_TIMEOUT_S = 4.0  # guess: TCP's first retransmission comes after 1 s, its second after 3 s
+PROBE_TIMEOUT_S = 4.0  # derived: TCP's first retransmission comes after 1 s, its second after 3 s
 ASK_TIMEOUT_S = 10.0
 PROBES_MAX = 8  # guess: concurrent, for all askers
 AGAIN_S = 2.0  # guess: the same asker is refused sooner
