@@ -3,6 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 # Of `make soak`: the first storm; each night another.
 SEED ?= 1000
+OURS := swarmnode swarmsim swarmnode_methods benchmarks
 STAMP := .venv/.swarmnode-ready
 LINT := .venv/.swarmnode-lint
 # Half of all the code that is installed, and never imported here.
@@ -11,19 +12,19 @@ UNCOMPILED := /(tests|pip|mypy)/|/transformers/models/(?!llama|auto)
 export OMP_NUM_THREADS := 1
 # Whether nightly tests are run, too.
 export SWARMNODE_NIGHTLY := 0
+# Compiled once, tests with their assertions, not by each process again.
+export PYTHONDONTWRITEBYTECODE :=
 
 PYTEST = $(BIN)/python -m pytest -q -p no:cacheprovider
 SLOWEST := --durations=30 --durations-min=1
 # Real processes, for seconds to minutes each, in two parts; a life in the storm, live and in virtual time; whole nodes,
-# in two parts, which wait for each other more than they compute; rounds and models, which compute.
+# in virtual time; rounds and models.
 LIVE := $(wildcard tests/live/test_[a-l]*.py)
 LATE := $(filter-out $(LIVE),$(wildcard tests/live/test_*.py))
 STORM := tests/docs tests/chaos tests/simulation tests/dashboard
-NODE := $(wildcard tests/node/test_[a-g]*.py)
-SWARM := $(filter-out $(NODE),$(wildcard tests/node/test_*.py))
 ROUND := tests/gossip tests/model
 
-PARTS := rest round node swarm storm live late
+PARTS := rest round node storm live late
 
 SETSID := $(shell command -v setsid)
 
@@ -53,7 +54,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@echo "Installing into .venv (once, 1 to 3 minutes) ..."
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@$(BIN)/python -m pip install -qq --no-compile --disable-pip-version-check --no-input -c constraints.txt -e '.[dev]'
-	@$(BIN)/python -m compileall -qq -j 0 -x '$(UNCOMPILED)' .venv/lib swarmnode || true
+	@$(BIN)/python -m compileall -qq -j 0 -x '$(UNCOMPILED)' .venv/lib $(OURS) || true
 	@touch $@
 
 # Separate, because only tests need it: a demo in a fresh clone should not wait for it. Its tests skip where it fails.
@@ -64,26 +65,27 @@ $(LINT): $(STAMP)
 demo: setup
 	@$(BIN)/swarmnode up --nodes 6 --stages 3 --for 180s --kill 60s --out runs/demo
 
-# Seven parts side by side: tests with real processes mostly wait. What the first six said comes last, each with its
+# Six parts side by side: tests with real processes mostly wait. What the first five said comes last, each with its
 # slowest tests, then a line for each. Each is a session of its own where that can be: Linux shares processors among
 # sessions, and each node that a test starts is one.
 test: setup $(LINT)
-	@mkdir -p build; part() { $(SETSID) $(PYTEST) $(SLOWEST) $$2 > build/$$1-tests.txt 2>&1 & }; \
-	part live '$(LIVE)'; live=$$!; part late '$(LATE)'; late=$$!; part storm '$(STORM)'; storm=$$!; part node '$(NODE)'; node=$$!; part swarm '$(SWARM)'; swarm=$$!; part round '$(ROUND)'; round=$$!; \
-	trap 'kill $$live $$late $$storm $$node $$swarm $$round' INT TERM; \
+	@mkdir -p build; $(BIN)/python -m compileall -qq -j 0 $(OURS); part() { $(SETSID) $(PYTEST) $(SLOWEST) $$2 > build/$$1-tests.txt 2>&1 & }; \
+	part live '$(LIVE)'; live=$$!; part late '$(LATE)'; late=$$!; part storm '$(STORM)'; storm=$$!; part node tests/node; node=$$!; part round '$(ROUND)'; round=$$!; \
+	trap 'kill $$live $$late $$storm $$node $$round' INT TERM; \
 	{ $(PYTEST) $(SLOWEST) tests $(addprefix --ignore=,tests/live $(STORM) tests/node $(ROUND)); echo $$? > build/rest-code; } 2>&1 \
 	  | tee build/rest-tests.txt; rest=$$(cat build/rest-code); \
-	wait $$round; round=$$?; wait $$node; node=$$?; wait $$swarm; swarm=$$?; wait $$storm; storm=$$?; wait $$live; live=$$?; wait $$late; late=$$?; \
-	cat build/round-tests.txt build/node-tests.txt build/swarm-tests.txt build/storm-tests.txt build/live-tests.txt build/late-tests.txt; echo; \
+	wait $$round; round=$$?; wait $$node; node=$$?; wait $$storm; storm=$$?; wait $$live; live=$$?; wait $$late; late=$$?; \
+	cat build/round-tests.txt build/node-tests.txt build/storm-tests.txt build/live-tests.txt build/late-tests.txt; echo; \
 	for part in $(PARTS); do \
 	  printf '%-6s%s\n' $$part: "$$(grep -E '^[0-9]+ .* in [0-9.]+s|^no tests ran' build/$$part-tests.txt | tail -n 1 | grep . || echo did not finish)"; \
 	done; \
-	set -- $$rest $$round $$node $$swarm $$storm $$live $$late; for code; do test $$code = 0 || test $$code = 1 || exit 1; done; \
+	set -- $$rest $$round $$node $$storm $$live $$late; for code; do test $$code = 0 || test $$code = 1 || exit 1; done; \
 	$(BIN)/python -m tests.second_try $(PARTS:%=build/%-tests.txt)
 
 # What `make test` leaves out (CONTRIBUTING.md, "Tests").
 nightly: setup $(LINT)
 	@SWARMNODE_NIGHTLY=1 $(PYTEST) $(SLOWEST) -m nightly tests
+	@$(PYTEST) $(SLOWEST) -m unit --hypothesis-profile nightly tests
 
 chaos: setup
 	@$(BIN)/swarmnode bench chaos --seed $(SEED)

@@ -27,9 +27,10 @@ from swarmnode_methods.rules import CODECS, METHODS
 from swarmsim import virtual_time
 
 pytest.register_assert_rewrite("tests.support")
-# The same examples in each run, so that a test fails for what was changed. `make soak` draws others, and many more:
-# `--hypothesis-profile soak`.
-settings.register_profile("swarmnode", deadline=None, print_blob=True, max_examples=40, derandomize=True)
+# The same examples in each run, so that a test fails for what was changed. `make nightly` draws others, and `make soak`
+# many more: `--hypothesis-profile soak`.
+settings.register_profile("swarmnode", deadline=None, print_blob=True, max_examples=20, derandomize=True)
+settings.register_profile("nightly", deadline=None, print_blob=True, max_examples=100)
 settings.register_profile("soak", deadline=None, print_blob=True, max_examples=1000)
 settings.load_profile("swarmnode")
 
@@ -84,7 +85,10 @@ def pytest_ignore_collect(collection_path: pathlib.Path, config: pytest.Config) 
 
 def is_nightly(item: pytest.Item) -> bool:
     path = item.path.relative_to(item.config.rootpath)
-    values = item.callspec.params.values() if isinstance(item, pytest.Function) and hasattr(item, "callspec") else ()
+    values = (
+        list(item.callspec.params.values()) if isinstance(item, pytest.Function) and hasattr(item, "callspec") else []
+    )
+    values += [one for value in values if isinstance(value, dict) for one in value.values()]
     return str(path) in NIGHTLY_FILES or any(
         isinstance(value, str) and RESEARCH & set(re.split(r"[-/+@ ]", value)) for value in values
     )
@@ -151,7 +155,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
         return None
     arguments = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
     marker = pyfuncitem.get_closest_marker("loop")
-    loop = marker.args[0] if marker else "asyncio"
+    loop = marker.args[0] if marker else "village" if pyfuncitem.path.parent.name == "node" else "asyncio"
 
     test: Coroutine[Any, Any, None] = pyfuncitem.obj(**arguments)
 
@@ -164,6 +168,10 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
         pyfuncitem.instance.run(test)
     elif loop == "virtual":
         virtual_time.run(test)
+    elif loop == "village":
+        from tests.support.village import VillageLoop
+
+        VillageLoop().run(test)
     else:
         with asyncio.Runner(loop_factory=LOOPS[loop]) as runner:
             runner.run(bounded())

@@ -134,7 +134,7 @@ async def test_kill_ends_a_node_and_a_fresh_one_joins_in_its_place(tmp_path: pat
     assert all(gone(child.pid) for child in session.fleet.everybody)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.nightly)])
 def test_one_signal_ends_everything_in_order(tmp_path: pathlib.Path, number: signal.Signals) -> None:
     with driven(tmp_path, "2", "0", "0") as process:
         until(lambda: len(started(tmp_path)) == 3, "all ready")
@@ -233,10 +233,7 @@ async def test_a_node_that_dies_is_reported_and_not_replaced_without_kill(
     monkeypatch.setenv("FAKE", "crash-later")
     session = Session(drive.fake_plan(tmp_path, 2), Conditions(rounds=3), screen(), run="ab" * 32)
     summary = await session.run()
-    assert summary.exit_reasons == {
-        "node-00": "left",
-        "node-01": "exit 70: swarmnode: the disk of node-01 is full",
-    }
+    assert summary.exit_reasons == {"node-00": "left", "node-01": "exit 70: swarmnode: the disk of node-01 is full"}
     assert summary.totals.microbatches["done"] == 8
 
 

@@ -98,10 +98,7 @@ async def test_all_end_with_the_fork_server_and_the_next_is_run_as_a_command(spa
 
 
 async def test_other_commands_than_nodes_are_run_as_processes(spawner: Spawner, tmp_path: Path) -> None:
-    for command, more in (
-        ([sys.executable, "-c", "print(7)"], {}),
-        ([*NODE, "--version"], {"OMP_NUM_THREADS": "2"}),
-    ):
+    for command, more in (([sys.executable, "-c", "print(7)"], {}), ([*NODE, "--version"], {"OMP_NUM_THREADS": "2"})):
         await (await start(spawner, tmp_path, [*NODE, "--version"])).wait()
         process = await start(spawner, tmp_path, command, **more)
         assert not isinstance(process, ForkedProcess), command

@@ -86,11 +86,7 @@ def test_a_smaller_stage_is_left_where_the_choice_is_free(monkeypatch: pytest.Mo
     assert needed[small] < needed[middle] < needed[large]
     held = free_memory(1 << 50)
     assert held.bound != "--max-memory"
-    for bound, unable in (
-        (needed[small], {middle, large}),
-        (needed[middle], {large}),
-        (needed[large], set()),
-    ):
+    for bound, unable in ((needed[small], {middle, large}), (needed[middle], {large}), (needed[large], set())):
         monkeypatch.setattr(
             "swarmnode.daemon.resources.machine_memory",
             lambda device, most, n=bound: MachineMemory(replace(held, nbytes=n)),

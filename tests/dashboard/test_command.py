@@ -52,6 +52,7 @@ def test_up_takes_another_port_when_its_own_is_taken() -> None:
         assert free_port() == 0
 
 
+@pytest.mark.nightly
 def test_the_bench_measures(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench, "WARM_S", 2.0)
     monkeypatch.setattr(bench, "WINDOW_S", 2.0)

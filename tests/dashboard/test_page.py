@@ -1,4 +1,5 @@
-"""The page in Debian's Chromium: looks right and says nothing on the console, in light and dark, on desktop and phone.
+"""The page in Debian's Chromium: looks right, is accessible by axe-core's rules and says nothing on the console: in
+light and in dark, on desktop and phone.
 
 Screenshots are left in build/screenshots ($SWARMNODE_ARTEFACTS moves them): look at them after changing the page.
 """
@@ -6,65 +7,96 @@ Screenshots are left in build/screenshots ($SWARMNODE_ARTEFACTS moves them): loo
 from __future__ import annotations
 
 import json
+from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.support.page import ARTEFACTS, HOSTILE, SIZES, Served, opened, until
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser
+    from playwright.sync_api import Browser, Page
 
-# Every text against what is behind it: WCAG 2.1 AA, 4.5 to 1, or 3 to 1 from 24 px.
-CONTRAST = """() => {
-  const parse = (text) => {
-    const part = text.match(/-?[\\d.]+(e-?\\d+)?/g).map(Number);
-    const scale = text.startsWith('color(') ? 255 : 1;
-    return [part[0] * scale, part[1] * scale, part[2] * scale, part[3] === undefined ? 1 : part[3]];
+AXE = (resources.files("axe_playwright_python") / "axe.min.js").read_text()
+RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
+
+# What can be seen of the focus: an outline of its own, or of what stands in for it (a radio's label).
+FOCUS = """() => {
+  const at = document.activeElement;
+  if (!at || at === document.body) return null;
+  const shown = [at, at.nextElementSibling, at.parentElement].filter(Boolean).some((one) => {
+    const style = getComputedStyle(one);
+    const seen = parseFloat(style.outlineWidth) >= 2 && style.outlineColor !== 'rgba(0, 0, 0, 0)';
+    return style.outlineStyle !== 'none' && seen;
+  });
+  const box = (at.offsetWidth || at.offsetHeight ? at : at.parentElement).getBoundingClientRect();
+  return {
+    what: `${at.tagName.toLowerCase()}#${at.id}.${at.className} ${(at.textContent || '').trim().slice(0, 20)}`,
+    shown, top: box.top + scrollY, left: box.left, wide: box.width, high: box.height, index: at.tabIndex,
+    seen: box.bottom > 0 && box.top < innerHeight && box.right > 0 && box.left < innerWidth,
   };
-  const over = (top, under) => [0, 1, 2].map((i) => top[i] * top[3] + under[i] * (1 - top[3])).concat([1]);
-  const behind = (node) => {
-    const layers = [];
-    for (let at = node; at; at = at.parentElement) layers.push(parse(getComputedStyle(at).backgroundColor));
-    return layers.reverse().reduce((under, top) => over(top, under), [255, 255, 255, 1]);
-  };
-  const light = (c) => [0, 1, 2].map((i) => c[i] / 255).map((v) => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)
-    .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
-  const bad = [];
-  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
-  while (walker.nextNode()) {
-    const node = walker.currentNode.parentElement;
-    if (!walker.currentNode.textContent.trim() || ['SCRIPT', 'NOSCRIPT', 'STYLE'].includes(node.tagName)) continue;
-    if (!node.checkVisibility() || !node.getClientRects().length || node.closest('.skip')) continue;
-    const style = getComputedStyle(node), under = behind(node);
-    const [a, b] = [light(over(parse(style.color), under)), light(under)].sort((x, y) => y - x);
-    const ratio = (a + 0.05) / (b + 0.05);
-    if (ratio < (parseFloat(style.fontSize) >= 24 ? 3 : 4.5)) bad.push(`${ratio.toFixed(2)} ${node.className || node.tagName}: ${walker.currentNode.textContent.trim().slice(0, 40)}`);
-  }
-  return [...new Set(bad)];
-}"""  # noqa: E501
+}"""
+
+
+def violations(page: Page) -> list[str]:
+    """What axe-core finds wrong, one line a rule and element."""
+    page.evaluate("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
+    page.evaluate(AXE)
+    found: Any = page.evaluate(
+        "tags => axe.run(document, {runOnly: {type: 'tag', values: tags}, resultTypes: ['violations']})", RULES
+    )
+    return [
+        f"{rule['id']} ({rule['impact']}): {rule['help']}: {' '.join(node['target'])}: {node['html'][:120]}"
+        for rule in found["violations"]
+        for node in rule["nodes"]
+    ]
 
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_page_is_legible_and_silent(browser: Browser, served: Served, scheme: str, size: str) -> None:
+    """By axe-core's rules, contrast among them, which are Lighthouse's audits of accessibility."""
     page = opened(browser, served, scheme, size)
     try:
         assert page.title().endswith("meadow") and "14 nodes training" in page.inner_text("#phrase")
         assert page.locator("a.node").count() == 14
         assert page.locator(".uplot canvas").count() == 2
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), "nothing sticks out sideways"
-        assert page.evaluate(CONTRAST) == []
+        assert violations(page) == []
         ARTEFACTS.mkdir(parents=True, exist_ok=True)
         page.screenshot(path=ARTEFACTS / f"run-{scheme}-{size}.png", full_page=True)
-        peer = served.fake_fleet.nodes[1].identity.peer_id
-        page.goto(f"{served.url}node/{peer}")
-        page.wait_for_selector("#view-node h1 .pill")
-        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
-        assert page.evaluate(CONTRAST) == []
-        page.screenshot(path=ARTEFACTS / f"node-{scheme}-{size}.png", full_page=True)
-        assert page.said == []  # type: ignore[attr-defined]
+        for name in (served.fake_fleet.nodes[1].identity.peer_id, "nobody"):
+            page.goto(f"{served.url}node/{name}")
+            page.wait_for_selector("#view-node h1")
+            assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+            assert violations(page) == [], name
+            page.screenshot(path=ARTEFACTS / f"node-{name[-6:]}-{scheme}-{size}.png", full_page=True)
+        assert [text for text in page.said if "404" not in text] == []  # type: ignore[attr-defined]
+    finally:
+        page.context.close()
+
+
+@pytest.mark.parametrize(("size", "path"), [("desktop", 0), ("phone", 1)], ids=["run", "node"])
+def test_tab_goes_everywhere_in_order_and_is_seen(browser: Browser, served: Served, size: str, path: int) -> None:
+    page = opened(browser, served, "light", size)
+    try:
+        if path:
+            page.goto(f"{served.url}node/{served.fake_fleet.nodes[1].identity.peer_id}")
+            page.wait_for_selector("#view-node h1 .pill")
+        stops = []
+        for _ in range(80):
+            page.keyboard.press("Tab")
+            stop = page.evaluate(FOCUS)
+            if stop is None:
+                break
+            stops.append(stop)
+        else:
+            raise AssertionError("Tab never comes to the end of the page")
+        assert len(stops) >= (8 if path else 12), stops
+        assert [stop["what"] for stop in stops if not stop["shown"]] == [], "focus that is not seen"
+        assert [stop["what"] for stop in stops if not stop["seen"]] == [], "focus outside the window"
+        assert all(stop["index"] == 0 for stop in stops)
     finally:
         page.context.close()
 
@@ -129,11 +161,16 @@ def test_curves_by_tokens_smoothed_beside_another_run_and_as_files(
         page.context.close()
 
 
-def test_names_are_text_whatever_strangers_put_there(browser: Browser, served: Served) -> None:
+def test_names_are_text_and_nobody_else_is_asked(browser: Browser, served: Served) -> None:
     page = opened(browser, served)
     try:
         assert page.locator("a.node b", has_text=HOSTILE).count() == 1
         assert page.locator("main img").count() == 0
+        asked = page.evaluate("performance.getEntriesByType('resource').map((one) => [one.name, one.transferSize])")
+        assert all(name.startswith(served.url) for name, _ in asked)
+        assert sum(size for _, size in asked) < 1_000_000
+        for selector in ("html[lang]", "meta[name=viewport]", "meta[name=description]", "link[rel=icon]"):
+            assert page.locator(selector).count() == 1, selector
         assert page.said == []  # type: ignore[attr-defined]
     finally:
         page.context.close()

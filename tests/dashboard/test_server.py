@@ -57,8 +57,7 @@ async def test_every_answer_fits_the_document(tmp_path: Path) -> None:
                 assert answer.status == 200, path
                 assert answer.headers["X-Content-Type-Options"] == "nosniff"
                 fits(
-                    await answer.json(),
-                    operations["get"]["responses"]["200"]["content"]["application/json"]["schema"],
+                    await answer.json(), operations["get"]["responses"]["200"]["content"]["application/json"]["schema"]
                 )
         for path, code in (
             ("/api/v1/nodes/x", 404),

@@ -49,10 +49,7 @@ def gossip(ledgers: dict[PeerId, BlockLedger], hearers: set[PeerId], talkers: se
             ledgers[hearer].merge(talker, said, MOST)
 
 
-@given(
-    seed=st.integers(0, 2**32),
-    steps=st.lists(st.tuples(st.sampled_from(ALL[:3]), st.booleans()), max_size=150),
-)
+@given(seed=st.integers(0, 2**32), steps=st.lists(st.tuples(st.sampled_from(ALL[:3]), st.booleans()), max_size=150))
 @settings(max_examples=80, deadline=None)
 def test_agreeing_views_equal_the_twin(seed: int, steps: list[tuple[PeerId, bool]]) -> None:
     live = set(ALL[:3])

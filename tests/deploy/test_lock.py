@@ -135,6 +135,7 @@ def test_no_line_installs_another_projects_package() -> None:
     assert not wrong
 
 
+@pytest.mark.nightly
 def test_the_wheel_is_ours(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", str(tmp_path), str(ROOT)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=150, check=False)

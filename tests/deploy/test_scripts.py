@@ -87,6 +87,7 @@ def script(name: str, folder: pathlib.Path, **environ: str) -> subprocess.Popen[
         return subprocess.Popen(["sh", str(COMPOSE / name)], env={**os.environ, **more, **environ}, stderr=errors)
 
 
+@pytest.mark.nightly
 def test_the_demo_of_compose_comes_up_and_leaves(tmp_path: pathlib.Path) -> None:
     (tmp_path / "share").mkdir()
     manager = Manager(str(tmp_path / "notify"))

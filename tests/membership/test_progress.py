@@ -12,15 +12,7 @@ from swarmnode.bounds import SAMPLES_MAX
 from swarmnode.errors import RemoteFault
 from swarmnode.ids import PeerId
 from swarmnode.membership import progress
-from swarmnode.membership.progress import (
-    ENTRIES_MAX,
-    FLOOR,
-    FOLDED_MAX,
-    NEWS_MAX,
-    Progress,
-    to_message,
-    to_samples,
-)
+from swarmnode.membership.progress import ENTRIES_MAX, FLOOR, FOLDED_MAX, NEWS_MAX, Progress, to_message, to_samples
 from swarmnode.wire import record_pb2
 
 A, B, C = PeerId("A"), PeerId("B"), PeerId("C")

@@ -14,7 +14,7 @@ from swarmnode.model.adapter import trained_count
 from swarmnode.model.section import section_sizes, snapshot_nbytes
 from swarmnode.model.split import split
 from swarmnode.transfer.snapshot import newcomer_part
-from tests.node.test_base import held_out_loss, meeting_point, received, run_of, said, slice_nbytes, volunteer
+from tests.node.test_base import held_out_loss, meeting_point, received, run_of, slice_nbytes, volunteer
 from tests.support.published_model import llama, start_from
 from tests.support.village import lose, losses, manifest, told, village, with_recovery
 
@@ -26,10 +26,8 @@ def adapting(run: Manifest) -> Manifest:
 
 async def test_adapters_meet_are_downloaded_and_begin_again() -> None:
     run = adapting(with_recovery(manifest(method="average", codec="bf16", round_samples=64), keepers=0))
-    async with village(run) as v:
-        for stage in (0, 1, 1, 2):
-            v.add(stage)
-        await v.until(lambda: v.told() >= 192, "192 samples")
+    async with village(run, stages=(0, 1, 1, 2)) as v:
+        await v.heard(192)
         assert losses(v)[-1] < losses(v)[0] - 0.3
         joiner = v.add(2)
         await v.until(lambda: bool(told(joiner, "recovery.done")), "a joiner has the stage's adapters")
@@ -42,15 +40,13 @@ async def test_adapters_meet_are_downloaded_and_begin_again() -> None:
         joiners = [v.add(1), v.add(1)]
         await v.until(lambda: all(told(j, "recovery.done") for j in joiners), "the stage is served again")
         assert sorted(str(told(j, "recovery.done")[0]["method"]) for j in joiners) == ["base", "replica"]
-        before = v.total()
-        await v.until(lambda: v.total() >= before + 64, "training goes on")
+        await v.trains(64, "training goes on")
         for replica in v.made:
             assert replica.message_nbytes == 2 * trained_count(run, replica.stage.part)
         one, *others = (replica.stage for replica in v.made if replica.stage.part.stage == 1)
         for other in others:
             for mine, theirs in zip(one.module.buffers(), other.module.buffers(), strict=True):
                 assert torch.equal(mine, theirs), "the base stays"
-        await v.leave()
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -63,13 +59,13 @@ async def test_every_node_freezes_its_part_of_the_base_model(tmp_path: Path, tie
     async with village(run) as v:
         meeting_point(v, place, tmp_path / "cache")
         people = [v.add(stage, base=volunteer(v, tmp_path / f"cache-{stage}")) for stage in range(2)]
-        await v.until(lambda: bool(said(people[0], "validation.done")), "the first validation")
-        first = float(str(said(people[0], "validation.done")[0]["loss"]))
+        await v.until(lambda: bool(told(people[0], "validation.done")), "the first validation")
+        first = float(str(told(people[0], "validation.done")[0]["loss"]))
         assert abs(first - held_out_loss(model, run)) < 0.02, "the base in bfloat16"
-        await v.until(lambda: v.told() >= 128, "it trains")
+        await v.heard(128)
         late = v.add(1, base=volunteer(v, tmp_path / "cache-late"))
         await v.until(lambda: late.node.state == 3, "the joiner trains")
-        assert said(late, "recovery.done")[0]["method"] == "replica"
+        assert told(late, "recovery.done")[0]["method"] == "replica"
         assert received(late) == slice_nbytes(made.index, run, 1) + len(made.index.canonical())
         assert late.replica is not None and people[1].replica is not None
         mine, theirs = late.replica.stage.module, people[1].replica.stage.module
@@ -79,4 +75,3 @@ async def test_every_node_freezes_its_part_of_the_base_model(tmp_path: Path, tie
         assert people[0].replica is not None
         table = people[0].replica.stage.module.model.embed_tokens.weight
         assert torch.equal(table, mine.head) == tied, "both ends hold the one table"
-        await v.leave()

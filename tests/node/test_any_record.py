@@ -22,11 +22,10 @@ async def trains_on(v: Village, samples: int, what: str) -> None:
 
 async def test_blocks_that_nobody_can_have_finished_move_no_feeder() -> None:
     """Within the range of the field; what is out of it is refused in any record (tests/bounds)."""
-
     async with village(manifest()) as v:
         for index in range(NODES):
             v.add(index % 3)
-        await v.until(lambda: v.total() >= 64, "it trains")
+        await v.fed(64)
         await Stranger(v, 1).say(v, blocks=record_pb2.Blocks(finished_below=2**52))
         await trains_on(v, 256, "feeders go on")
         late = v.add(0)
@@ -35,31 +34,26 @@ async def test_blocks_that_nobody_can_have_finished_move_no_feeder() -> None:
         for person in v.people:
             if (said := person.served.status().blocks) is not None:
                 assert said.finished_below <= v.total(), "and nobody announces it again"
-        await v.leave()
 
 
 async def test_speeds_without_measure_kill_nobody() -> None:
     async with village(manifest()) as v:
         for index in range(NODES):
             v.add(index % 3)
-        await v.until(lambda: v.total() >= 64, "it trains")
+        await v.fed(64)
         for number, speed in enumerate((1.7e308, 1.7e308, 1e9)):
             await Stranger(v, number).say(v, stage=1, samples_per_second=speed)
         await trains_on(v, 256, "training beside speeds that cannot be")
-        await v.leave()
 
 
 async def test_a_joiner_meets_others_whatever_stride_a_stranger_announces() -> None:
-    async with village(manifest()) as v:
-        for stage in (0, 1, 2, 2):
-            v.add(stage)
-        await v.until(lambda: v.total() >= 256, "it trains")
+    async with village(manifest(), stages=(0, 1, 2, 2)) as v:
+        await v.fed(256)
         await Stranger(v, 1).say(v, stage=2, round_stride=1024)
         late = v.add(2)
         met = ("exchange.paired",)
         await v.until(lambda: any(event in met for event, _ in late.quiet.events), "the joiner meets somebody")
         assert late.served.gossip.stride < 64
-        await v.leave()
 
 
 async def test_records_of_any_numbers_that_are_in_range_stop_nobody() -> None:
@@ -70,7 +64,7 @@ async def test_records_of_any_numbers_that_are_in_range_stop_nobody() -> None:
     async with village(manifest()) as v:
         for index in range(NODES):
             v.add(index % 3)
-        await v.until(lambda: v.total() >= 64, "it trains")
+        await v.fed(64)
         strangers = [Stranger(v, number) for number in range(60)]
         heard = set[tuple[str, str]]()  # at once, for records expire
         for turn in range(2):
@@ -95,19 +89,14 @@ async def test_records_of_any_numbers_that_are_in_range_stop_nobody() -> None:
                 heard |= {(me, stranger.me) for me, member in table if member is not None}
             await trains_on(v, 128, f"training through records of turn {turn}")
         assert len(heard) >= len(v.people) * 20, "most were taken in, not refused"
-        await v.leave()
 
 
 async def test_a_nodes_own_record_is_in_range() -> None:
     """Else its own record would stop it."""
-
-    async with village(manifest()) as v:
-        for index in range(3):
-            v.add(index)
-        await v.until(lambda: v.total() >= 64, "it trains")
+    async with village(manifest(), stages=(0, 1, 2)) as v:
+        await v.fed(64)
         for person in v.people:
             absurd = StageStatus(samples_per_second=float("inf"), queue=10**9)
             person.served.status = lambda absurd=absurd: absurd  # type: ignore[method-assign, misc]
             person.node.presence.announce_change()
         await trains_on(v, 128, "with absurd measurements of its own")
-        await v.leave()

@@ -127,7 +127,6 @@ async def test_strangers_get_nothing_and_the_owner_gets_slow_weights_within_a_bu
 
 async def test_a_run_that_lost_everybody_goes_on_from_its_archive_and_the_folder_pushed_to(tmp_path: Path) -> None:
     """Slow weights are both weights, moments begin at zero; what was fed is not fed again."""
-
     async with village(RUN_OF) as v:
         await trained(v, (0, 1), samples=1024)
         losses = iter([2.0, 1.0, 3.0, 4.0, 5.0])
@@ -170,7 +169,6 @@ class Killed(BaseException):
 
 async def test_killed_at_any_moment_it_leaves_complete_checkpoints_and_goes_on(tmp_path: Path, monkeypatch) -> None:
     """Killed in every write in turn, before and after it; each time a fresh archive makes a whole one."""
-
     async with village(RUN_OF) as v:
         await trained(v, (0, 1, 1))
         first = archive_of(v, tmp_path)

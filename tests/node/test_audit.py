@@ -15,7 +15,7 @@ from swarmnode.pipeline.audit import WITHHELD_MAX
 from swarmnode.pipeline.statement import HopAnswer, HopClaim
 from swarmnode.ports import Call, LossResult, Tape, WireTensor
 from swarmnode.wire import call_pb2 as wire
-from tests.support.village import Recording, Village, Villager, told, village
+from tests.support.village import Recording, SendsNoise, Village, Villager, excluded, told, village
 from tests.support.village import manifest as usual
 
 
@@ -139,26 +139,6 @@ class MisstatesLittle(Misstates):
     more = 200
 
 
-class SendsNoise(Liar):
-    """Its gradients are right; what it sends forward is noise."""
-
-    def _lied(self, tensor: WireTensor | None) -> WireTensor | None:
-        return tensor
-
-    def forward(
-        self, x: WireTensor, *, keep: bool, graph: bool = True, tokens: WireTensor | None = None, late: bool = False
-    ) -> tuple[WireTensor, Tape | None]:
-        y, tape = super().forward(x, keep=keep, graph=graph, tokens=tokens, late=late)
-        found = np.frombuffer(y.data, np.float32)
-        self._served += 1
-        drawn = np.random.default_rng(self._served).standard_normal(found.size, np.float32)
-        return replace(y, data=(drawn * found.std()).tobytes()), tape
-
-
-def excluded(person: Villager) -> set[str]:
-    return {fields["peer"] for event, fields in person.quiet.events if event == "peer.excluded"}
-
-
 async def found_out(v: Village, liar: Villager) -> None:
     """Wait until a feeder has excluded `liar`; nobody else may have been."""
     await v.until(lambda: any(liar.node.me in excluded(person) for person in v.people), "the liar is found out", 240.0)
@@ -210,7 +190,6 @@ async def test_in_a_stage_of_two_a_liar_that_misstates_its_steps_is_excluded(kin
 @pytest.mark.parametrize("stages", [2, 3])
 async def test_the_others_of_its_stage_exclude_it_too(stages: int) -> None:
     """They see none of its answers. A caller shows them two that are false, and no round counts it any more."""
-
     async with village(manifest(stages)) as v:
         liar = v.add(1, Flips)
         mates = [v.add(1), v.add(1)]
@@ -218,8 +197,7 @@ async def test_the_others_of_its_stage_exclude_it_too(stages: int) -> None:
             v.add(stage)
         await v.until(lambda: all(excluded(mate) for mate in mates), "both mates exclude the liar")
         assert all(excluded(mate) == {liar.node.me} for mate in mates)
-        done = v.total()
-        await v.until(lambda: v.total() > done + 256, "rounds go on")
+        await v.trains(256, "rounds go on")
         for mate in mates:
             rounds = [f for event, f in mate.quiet.events if event in ("exchange.paired", "exchange.lone")]
             assert rounds[-1]["peer"] != liar.node.me, "it meets nobody"
@@ -228,7 +206,6 @@ async def test_the_others_of_its_stage_exclude_it_too(stages: int) -> None:
 @pytest.mark.parametrize("stages", [2, 3])
 async def test_an_honest_answer_cannot_be_made_to_look_false(stages: int) -> None:
     """Neither with the tensors it was given for, nor with others."""
-
     async with village(manifest(stages)) as v:
         served = [v.add(1), v.add(1)]
         for stage in (0, *range(2, stages)):
@@ -263,7 +240,6 @@ async def test_an_honest_answer_cannot_be_made_to_look_false(stages: int) -> Non
 async def test_blame_falls_on_the_stage_that_lied(kind: type[Liar]) -> None:
     """Of three stages the middle one lies: neither the last one, which works with what it sends, nor another middle one
     is blamed."""
-
     async with village(manifest(stages=3)) as v:
         liar = v.add(1, kind)
         for stage in (1, 1, 2, 2, 0):
@@ -289,9 +265,7 @@ async def test_an_answer_that_is_partly_right_is_judged_by_own_weights() -> None
 
 async def test_an_honest_answer_of_far_weights_is_not_called_false() -> None:
     """Two other replicas contradict it, and agree: its server may have stood still. Its own weights give the answer."""
-    async with village(manifest(stages=2)) as v:
-        for stage in (1, 1, 1, 0):
-            v.add(stage)
+    async with village(manifest(stages=2), stages=(1, 1, 1, 0)) as v:
         feeder = v.people[-1]
         await v.until(lambda: v.total() > 0, "training")
         auditor = feeder.served.hop.auditor
@@ -318,9 +292,7 @@ async def test_an_honest_answer_of_far_weights_is_not_called_false() -> None:
 
 async def test_an_honest_answer_is_not_called_false_because_the_check_comes_late() -> None:
     """Near a run's start: the others have learned a nat since, and agree with each other."""
-    async with village(manifest(stages=2)) as v:
-        for stage in (1, 1, 1, 0):
-            v.add(stage)
+    async with village(manifest(stages=2), stages=(1, 1, 1, 0)) as v:
         feeder = v.people[-1]
         await v.until(lambda: feeder.node.served is not None, "the feeder serves its stage")
         auditor = feeder.served.hop.auditor
@@ -341,9 +313,7 @@ async def test_an_honest_answer_is_not_called_false_because_the_check_comes_late
 
 
 async def test_honest_replicas_confirm_each_other() -> None:
-    async with village(manifest(stages=2)) as v:
-        for stage in (0, 0, 1, 1, 1):
-            v.add(stage)
+    async with village(manifest(stages=2), stages=(0, 0, 1, 1, 1)) as v:
 
         def found(outcome: str) -> float:
             return sum(person.quiet.total("swarmnode_audits_total", outcome=outcome) for person in v.people)
@@ -377,6 +347,5 @@ async def test_a_feeder_whose_samples_are_not_the_text_is_excluded(lie: str, fee
         await v.until(lambda: all(liar.node.me in excluded(person) for person in servers), "it is found out")
         assert not any(excluded(person) - {liar.node.me} for person in v.people if person is not liar)
         fed = liar.node.presence.progress.feeders.get(liar.node.me, 0)
-        total = v.total()
-        await v.until(lambda: v.total() > total + 64, "the others go on")
+        await v.trains(64, "the others go on")
         assert liar.node.presence.progress.feeders.get(liar.node.me, 0) <= fed + 8 * 8

@@ -56,24 +56,18 @@ class NanPacket(Recording):
 
 @pytest.mark.parametrize("kind", [NanGradient, WrongShape])
 async def test_a_bad_gradient_bans_its_sender_and_training_goes_on(kind: type[Recording]) -> None:
-    async with village(manifest()) as v:
-        for stage in (0, 1, 2):
-            v.add(stage)
+    async with village(manifest(), stages=(0, 1, 2)) as v:
         liar = v.add(2, kind)
         await v.until(lambda: liar.node.state == record_pb2.NODE_STATE_TRAINING, "the liar serves")
-        before = v.total()
-        await v.until(lambda: v.total() >= before + 512, "progress beside a liar")
+        await v.trains(512, "progress beside a liar")
         caller = v.people[1]
         bans = [fields for event, fields in caller.quiet.events if event == "peer.banned"]
         assert bans and {fields["peer"] for fields in bans} == {liar.node.me}, "only the liar is banned"
         assert all(np.isfinite(p.replica.stage.theta.numpy()).all() for p in v.people[:3] if p.replica)
-        await v.leave()
 
 
 async def test_a_bad_packet_makes_a_lone_step() -> None:
-    async with village(manifest(codec="fp32")) as v:
-        for stage in (0, 1, 2):
-            v.add(stage)
+    async with village(manifest(codec="fp32"), stages=(0, 1, 2)) as v:
         v.add(2, NanPacket)
         honest = v.people[2]
 
@@ -85,7 +79,6 @@ async def test_a_bad_packet_makes_a_lone_step() -> None:
         assert honest.replica is not None
         assert np.isfinite(honest.replica.stage.theta.numpy()).all()
         assert np.isfinite(honest.replica.outer.phi.numpy()).all()
-        await v.leave()
 
 
 class OutOfMemory(Recording):
@@ -106,9 +99,7 @@ class OutOfMemory(Recording):
 
 
 async def test_a_replica_that_fails_to_send_leaves_its_partner_running() -> None:
-    async with village(manifest()) as v:
-        for stage in (0, 1, 2):
-            v.add(stage)
+    async with village(manifest(), stages=(0, 1, 2)) as v:
         broken, honest = v.add(2, OutOfMemory), v.people[2]
         assert broken.task is not None
         with pytest.raises(ExceptionGroup) as caught:
@@ -124,7 +115,6 @@ async def test_a_replica_that_fails_to_send_leaves_its_partner_running() -> None
         await v.until(lambda: len(rounds()) >= before + 2, "the partner's rounds go on")
         assert honest.replica is not None
         assert np.isfinite(honest.replica.stage.theta.numpy()).all()
-        await v.leave()
 
 
 class Flipped(Recording):
@@ -139,10 +129,7 @@ class Flipped(Recording):
 async def test_a_liar_is_told_what_is_made_of_its_packets_and_left_out_by_nobody_for_its_direction() -> None:
     """Of two replicas one turns its packets round. One partner alone is no evidence (sequential_test.py): the packets
     may be taken, and training goes on."""
-
-    async with village(manifest(codec="modular4", acceptance="guarded")) as v:
-        for stage in (0, 1, 2):
-            v.add(stage)
+    async with village(manifest(codec="modular4", acceptance="guarded"), stages=(0, 1, 2)) as v:
         liar, honest = v.add(2, Flipped), v.people[2]
 
         def told(event: str, who: int) -> list[dict[str, object]]:
@@ -155,9 +142,7 @@ async def test_a_liar_is_told_what_is_made_of_its_packets_and_left_out_by_nobody
         assert {f["step"] for f in told("exchange.refused", 2)} <= {"direction", "loss"}
         gossip = honest.served.gossip
         assert gossip is not None and not gossip.acceptance.left_out([liar.node.me])
-        before = v.total()
-        await v.until(lambda: v.total() >= before + 256, "progress without the liar")
-        await v.leave()
+        await v.trains(256, "progress without the liar")
 
 
 @pytest.mark.parametrize(
@@ -197,10 +182,7 @@ def test_packets_of_the_wrong_shape_change_nothing() -> None:
 async def test_a_replica_whose_packets_break_the_rules_is_left_out_by_all() -> None:
     """Four replicas of the last stage, one of which sends what nobody can take: all leave it out in time, and until
     then another one's packet stands in for the liar's."""
-
-    async with village(manifest(codec="fp32")) as v:
-        for stage in (0, 1, 2, 2, 2):
-            v.add(stage)
+    async with village(manifest(codec="fp32", round_samples=48), stages=(0, 1, 2, 2, 2)) as v:
         liar, honest = v.add(2, NanPacket), v.people[2:5]
 
         def out(person: Villager) -> dict[str, str]:
@@ -224,4 +206,3 @@ async def test_a_replica_whose_packets_break_the_rules_is_left_out_by_all() -> N
         helped = [rounds[met] for met in refused if met in rounds and rounds[met]["peer"] is not None]
         assert helped and all(fields.get("fallback") for fields in helped), rounds
         assert liar.node.me not in {fields["peer"] for fields in helped}
-        await v.leave()

@@ -28,7 +28,7 @@ from swarmnode.transfer.chunk_set import SetPorts, base_set_of
 from swarmnode.transport.web import AddressRules, HttpRangeReader
 from tests.support.fake_telemetry import Quiet
 from tests.support.published_model import llama, start_from
-from tests.support.village import RUN, Numbers, Village, Villager, manifest, village
+from tests.support.village import RUN, Numbers, Village, Villager, manifest, told, village
 from tests.support.web_folder import web_folder
 
 POINT = Identity.of_seed(b"p" * 32).peer_id
@@ -55,10 +55,6 @@ def volunteer(
         return SetPorts(base_set_of(v.run, ChunkCache(cache), folder, quiet), web, lambda: [POINT] if knows else [])
 
     return made
-
-
-def said(person: Villager, event: str) -> list[dict[str, object]]:
-    return [fields for name, fields in person.quiet.events if name == event]
 
 
 def received(person: Villager) -> float:
@@ -89,8 +85,8 @@ async def test_a_swarm_goes_on_where_the_model_was(tmp_path: Path, tied: bool, s
         meeting_point(v, place, tmp_path / "cache")
         people = [v.add(stage, base=volunteer(v, tmp_path / f"cache-{stage}")) for stage in range(3)]
         feeder = people[0]
-        await v.until(lambda: bool(said(feeder, "validation.done")), "the first validation")
-        first = float(str(said(feeder, "validation.done")[0]["loss"]))
+        await v.until(lambda: bool(told(feeder, "validation.done")), "the first validation")
+        first = float(str(told(feeder, "validation.done")[0]["loss"]))
         assert abs(first - held_out_loss(model, run)) < 1e-4
         index_nbytes = len(made.index.canonical())
         for stage, person in enumerate(people):
@@ -100,12 +96,12 @@ async def test_a_swarm_goes_on_where_the_model_was(tmp_path: Path, tied: bool, s
         assert slices == whole + (model.lm_head.weight.numel() * 4 if tied else 0), "each number travels once"
 
         # A joiner has its state from a donor, as ever; nothing of the base model.
-        await v.until(lambda: v.told() >= 64, "it trains")
+        await v.heard(64)
         late = v.add(1, base=volunteer(v, tmp_path / "cache-late"))
-        await v.until(lambda: late.node.state == 3 and bool(said(late, "recovery.done")), "the joiner trains")
-        assert said(late, "recovery.done")[0]["method"] == "replica" and received(late) == 0
-        await v.until(lambda: len(said(feeder, "validation.done")) > 2, "validated again")
-        assert float(str(said(feeder, "validation.done")[-1]["loss"])) < first
+        await v.until(lambda: late.node.state == 3 and bool(told(late, "recovery.done")), "the joiner trains")
+        assert told(late, "recovery.done")[0]["method"] == "replica" and received(late) == 0
+        await v.until(lambda: len(told(feeder, "validation.done")) > 2, "validated again")
+        assert float(str(told(feeder, "validation.done")[-1]["loss"])) < first
 
 
 async def test_a_lost_stage_that_nobody_kept_is_brought_back_from_the_model(tmp_path: Path) -> None:
@@ -117,15 +113,14 @@ async def test_a_lost_stage_that_nobody_kept_is_brought_back_from_the_model(tmp_
     place = lay_out(tmp_path / "run", made)
     async with village(run) as v:
         people = [v.add(stage, base=volunteer(v, tmp_path / f"cache-{stage}", place)) for stage in range(3)]
-        await v.until(lambda: v.told() >= 96, "it trains")
+        await v.heard(96)
         await people[2].die()
         v.people.remove(people[2])
         back = v.add(2, base=volunteer(v, tmp_path / "cache-back", place))
-        await v.until(lambda: bool(said(back, "recovery.done")), "the stage is back")
-        assert said(back, "recovery.done")[0]["method"] == "base"
-        assert [fields["stage"] for fields in said(back, "base.loaded")] == [2]
-        total = v.total()
-        await v.until(lambda: v.total() >= total + 64, "it trains on")
+        await v.until(lambda: bool(told(back, "recovery.done")), "the stage is back")
+        assert told(back, "recovery.done")[0]["method"] == "base"
+        assert [fields["stage"] for fields in told(back, "base.loaded")] == [2]
+        await v.trains(64, "it trains on")
 
 
 async def test_members_of_a_stage_give_each_other_the_model(tmp_path: Path) -> None:
@@ -135,13 +130,14 @@ async def test_members_of_a_stage_give_each_other_the_model(tmp_path: Path) -> N
     place = lay_out(tmp_path / "run", made)
     async with village(run) as v:
         first = v.add(1, base=volunteer(v, tmp_path / "cache-1", place))
-        await v.until(lambda: bool(said(first, "base.loaded")), "the first has a folder")
+        await v.until(lambda: bool(told(first, "base.loaded")), "the first has a folder")
         second = v.add(1, base=volunteer(v, tmp_path / "cache-2", knows=False))
-        await v.until(lambda: bool(said(second, "base.loaded")), "the second has it from the first")
+        await v.until(lambda: bool(told(second, "base.loaded")), "the second has it from the first")
         assert received(first) == 0
         assert received(second) == slice_nbytes(made.index, run, 1) + len(made.index.canonical())
 
 
+@pytest.mark.loop("asyncio")
 async def test_a_folder_with_other_bytes_is_not_believed_and_the_web_is(tmp_path: Path) -> None:
     llama(tmp_path / "model")
     made = start_from(tmp_path / "model", manifest())
@@ -160,7 +156,7 @@ async def test_a_folder_with_other_bytes_is_not_believed_and_the_web_is(tmp_path
         async with village(located) as v:
             base = volunteer(v, tmp_path / "cache", spoilt, knows=False, web=reader)
             person = v.add(1, base=base)
-            await v.until(lambda: bool(said(person, "base.loaded")), "the web gives what the folder has not")
+            await v.until(lambda: bool(told(person, "base.loaded")), "the web gives what the folder has not")
         await reader.close()
     assert asked == [("model.safetensors", chunk.nbytes)], "the one chunk, and nothing else"
 

@@ -10,13 +10,9 @@ import torch
 
 from swarmnode.errors import HardwareFault
 from swarmnode.manifest import boundary_nbytes, boundary_width
-from tests.support.village import Recording, Villager, losses, manifest, village
+from tests.support.village import Recording, losses, manifest, told, village
 
 RANK = 8
-
-
-def told(one: Villager, event: str) -> list[dict[str, object]]:
-    return [fields for said, fields in one.quiet.events if said == event]
 
 
 def rank_of(kind: str) -> int:
@@ -25,12 +21,10 @@ def rank_of(kind: str) -> int:
 
 @pytest.mark.parametrize("kind", ["int8", "fp8", "subspace"])
 async def test_a_swarm_trains_with(kind: str) -> None:
-    async with village(manifest(stages=3, boundary=kind, boundary_rank=rank_of(kind))) as v:
-        for stage in range(3):
-            v.add(stage)
-        await v.until(lambda: v.total() >= 1024, "1024 samples")
+    async with village(manifest(stages=3, boundary=kind, boundary_rank=rank_of(kind)), stages=(0, 1, 2)) as v:
+        learnt = math.log(v.run.model.vocabulary) - 0.5
+        await v.until(lambda: min(losses(v)[-1:], default=9.0) < learnt, "below a guess at random")
         await v.leave()
-        assert losses(v)[-1] < math.log(v.run.model.vocabulary) - 0.5, "below a guess at random"
         sent = v.people[1].transport.bytes_by_method()
         trips = v.people[1].replica.counted / v.run.inner.microbatch if v.people[1].replica else 0.0
         each = boundary_nbytes(kind, v.run.inner.microbatch * v.run.model.context, boundary_width(v.run))
@@ -42,10 +36,8 @@ async def test_replicas_meet_and_a_newcomer_loads_in_a_subspace() -> None:
     """With lossy pairs of weights, all stay in the span."""
 
     run = manifest(stages=2, boundary="subspace", boundary_rank=RANK, codec="modular4")
-    async with village(run) as v:
-        for stage in (0, 1, 1):
-            v.add(stage)
-        await v.until(lambda: v.total() >= 512, "512 samples")
+    async with village(run, stages=(0, 1, 1)) as v:
+        await v.fed(256)
         late = v.add(1)
         await v.until(lambda: told(late, "node.ready") != [], "a newcomer")
         await v.until(lambda: told(late, "exchange.paired") != [], "its round")
@@ -66,10 +58,8 @@ class Elsewhere(Recording):
 
 
 async def test_a_node_with_another_subspace_is_refused() -> None:
-    async with village(manifest(stages=2, boundary="subspace", boundary_rank=RANK)) as v:
-        for stage in range(2):
-            v.add(stage)
-        await v.until(lambda: v.total() >= 64, "64 samples")
+    async with village(manifest(stages=2, boundary="subspace", boundary_rank=RANK), stages=(0, 1)) as v:
+        await v.fed(64)
         odd = v.add(1, Elsewhere)
         assert odd.task is not None
         with pytest.raises(ExceptionGroup) as caught:
@@ -87,11 +77,10 @@ async def test_a_node_with_another_subspace_is_refused() -> None:
 
 async def test_microbatches_of_another_subspace_are_refused() -> None:
     """Two that begin at once may see no record of each other that could tell."""
-
     async with village(manifest(stages=2, boundary="subspace", boundary_rank=RANK)) as v:
         feeder = v.add(0)
         v.add(1)
-        await v.until(lambda: v.total() >= 64, "64 samples")
+        await v.fed(64)
         feeder.served.hop.boundary_digest = b"another."
         await v.until(lambda: told(feeder, "microbatch.refused") != [], "a refusal")
         assert "one of us has another version of PyTorch" in str(told(feeder, "microbatch.refused")[0])

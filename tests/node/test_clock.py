@@ -14,10 +14,8 @@ def clocks(v: Village) -> list[int]:
 
 
 async def test_six_sybils_move_no_clock_and_a_joiner_meets_the_others() -> None:
-    async with village(manifest()) as v:
-        for index in range(5):
-            v.add(index % 3)
-        await v.until(lambda: v.total() >= 128, "it trains")
+    async with village(manifest(), stages=(0, 1, 2, 0, 1)) as v:
+        await v.fed(128)
         sybils = [Stranger(v, number) for number in range(6)]
 
         async def lie() -> None:
@@ -26,8 +24,7 @@ async def test_six_sybils_move_no_clock_and_a_joiner_meets_the_others() -> None:
                 await sybil.say(v, stage=number % 3, progress=told, round=2**40, samples_per_second=1e9)
 
         await lie()
-        before = v.total()
-        await v.until(lambda: v.total() >= before + 256, "it trains on")
+        await v.trains(128, "it trains on")
         assert max(clocks(v)) < 8 * v.total()
         await lie()
         joiner = v.add(2)
@@ -35,7 +32,5 @@ async def test_six_sybils_move_no_clock_and_a_joiner_meets_the_others() -> None:
             lambda: any(event == "exchange.paired" for event, _ in joiner.quiet.events), "the joiner meets somebody"
         )
         await lie()
-        before = v.total()
-        await v.until(lambda: v.total() >= before + 256, "it trains on with the joiner")
+        await v.trains(128, "it trains on with the joiner")
         assert max(clocks(v)) < 8 * v.total(), clocks(v)
-        await v.leave()

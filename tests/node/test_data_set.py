@@ -20,7 +20,7 @@ from swarmnode.transfer.chunk_server import ChunkServer, ServeLimits
 from swarmnode.transfer.chunk_set import SetPorts, data_set_of
 from tests.support.data_sets import data_set
 from tests.support.fake_telemetry import Quiet
-from tests.support.village import RUN, Numbers, Village, Villager, manifest, village
+from tests.support.village import RUN, Numbers, Village, manifest, told, village
 
 POINT = Identity.of_seed(b"p" * 32).peer_id
 
@@ -57,14 +57,6 @@ def volunteer(v: Village, cache: Path, *, knows: bool = True) -> Callable[[Quiet
     return made
 
 
-def fed(person: Villager) -> int:
-    return person.node.presence.progress.feeders.get(person.node.me, 0)
-
-
-def said(person: Villager, event: str) -> list[dict[str, object]]:
-    return [fields for name, fields in person.quiet.events if name == event]
-
-
 async def test_chunks_come_from_a_meeting_point_and_then_from_each_other(tmp_path: Path) -> None:
     index = data_set(tmp_path / "data", chunks=40, chunk_tokens=8 * 16 + 1, vocabulary=50)
 
@@ -72,15 +64,15 @@ async def test_chunks_come_from_a_meeting_point_and_then_from_each_other(tmp_pat
         point = meeting_point(v, tmp_path / "data", tmp_path / "cache-point")
         await point.data.open()  # type: ignore[attr-defined]
         people = [v.add(stage, data=volunteer(v, tmp_path / f"cache-{n}")) for n, stage in enumerate((0, 1, 0))]
-        await v.until(lambda: all(fed(p) > 64 for p in (people[0], people[2])), "both feeders feed")
+        await v.until(lambda: all(p.fed > 64 for p in (people[0], people[2])), "both feeders feed")
         assert all(p.node.presence.status.data_digest == index.digest[:8] for p in (people[0], people[2]))
         # The meeting point dies. A newcomer has the index and chunks from feeders.
         await point.close()
         late = v.add(0, data=volunteer(v, tmp_path / "cache-late", knows=False))
-        await v.until(lambda: fed(late) > 64, "a newcomer feeds what other feeders hold")
+        await v.until(lambda: late.fed > 64, "a newcomer feeds what other feeders hold")
         given = sum(p.quiet.counted["swarmnode_data_bytes_total", (("source", "served"),)] for p in people)
         assert given > 0
-        assert not said(late, "data.failed"), "nobody lies"
+        assert not told(late, "data.failed"), "nobody lies"
         # Drawn once: what feeders finished together is what the run has counted.
         assert v.total() <= 40 * 8 * 100
         losses = [p.served.feeder.validation for p in people if p.served.feeder is not None]
@@ -102,13 +94,13 @@ async def test_without_text_a_node_serves_another_stage_and_feeds_once_it_has_it
         await v.until(lambda: first.node.stage is not None, "a stage is chosen")
         assert first.node.stage == 1, "nobody gives the text: it cannot feed, and does not end"
         assert 0 in first.node.presence.status.unable
-        assert "index" in str(said(first, "data.refused")[0]["reason"])
+        assert "index" in str(told(first, "data.refused")[0]["reason"])
         point = meeting_point(v, tmp_path / "data", tmp_path / "cache-point")
         await point.data.open()  # type: ignore[attr-defined]
         await v.until(lambda: 0 not in first.node.presence.status.unable, "it can feed, and says so")
         monkeypatch.setattr("swarmnode.node.run_text.LOOK_S", 60.0)  # on a busy machine the index takes its time
         second = v.add(None, data=volunteer(v, tmp_path / "cache-1"))
-        await v.until(lambda: second.node.stage == 0 and fed(second) > 16, "the next one feeds")
+        await v.until(lambda: second.node.stage == 0 and second.fed > 16, "the next one feeds")
 
 
 async def test_chunks_that_nobody_gives_do_not_hold_up_the_others(tmp_path: Path) -> None:
@@ -120,7 +112,7 @@ async def test_chunks_that_nobody_gives_do_not_hold_up_the_others(tmp_path: Path
         point = meeting_point(v, tmp_path / "data", tmp_path / "cache-point")
         await point.data.open()  # type: ignore[attr-defined]
         feeder, _ = (v.add(stage, data=volunteer(v, tmp_path / f"cache-{stage}")) for stage in (0, 1))
-        await v.until(lambda: fed(feeder) > 1.5 * 40 * 8, "it trains the others, in the next epoch too")
+        await v.until(lambda: feeder.fed > 1.5 * 40 * 8, "it trains the others, in the next epoch too")
         assert feeder.served.feeder is not None and len(feeder.served.feeder._text._aside) >= 12
         async with asyncio.timeout(100):
             await v.leave()
@@ -134,13 +126,13 @@ async def test_a_feeder_drains_while_it_waits_for_text(tmp_path: Path) -> None:
         point = meeting_point(v, tmp_path / "data", tmp_path / "cache-point")
         await point.data.open()  # type: ignore[attr-defined]
         feeder, _ = (v.add(stage, data=volunteer(v, tmp_path / f"cache-{stage}")) for stage in (0, 1))
-        await v.until(lambda: fed(feeder) > 8, "it feeds")
+        await v.until(lambda: feeder.fed > 8, "it feeds")
         await point.close()
-        await v.until(lambda: bool(said(feeder, "data.waiting")), "what it held is used up")
-        waited = fed(feeder)
+        await v.until(lambda: bool(told(feeder, "data.waiting")), "what it held is used up")
+        waited = feeder.fed
         async with asyncio.timeout(100):
             await v.leave()
-        assert fed(feeder) >= waited
+        assert feeder.fed >= waited
 
 
 async def test_a_member_that_gives_other_bytes_is_asked_no_more(tmp_path: Path) -> None:
@@ -167,8 +159,8 @@ async def test_a_member_that_gives_other_bytes_is_asked_no_more(tmp_path: Path) 
 
         feeder = v.add(0, data=made)
         v.add(1, data=volunteer(v, tmp_path / "cache-1"))
-        await v.until(lambda: fed(feeder) > 64, "the honest one gives everything")
-        failed = said(feeder, "data.failed")
+        await v.until(lambda: feeder.fed > 64, "the honest one gives everything")
+        failed = told(feeder, "data.failed")
         assert len(failed) == 1 and "do not match the hash" in str(failed[0]["reason"])
         assert feeder.quiet.counted["swarmnode_peer_faults_total", (("kind", "data"),)] == 1
 
@@ -178,10 +170,10 @@ async def test_a_feeder_with_another_text_is_refused_with_both_digests() -> None
         ours, theirs = bytes(range(32)), bytes(range(32, 64))
         first = v.add(0, samples=lambda: OneWord(v.run, ours))
         v.add(1)
-        await v.until(lambda: fed(first) > 8, "the first feeder feeds")
+        await v.until(lambda: first.fed > 8, "the first feeder feeds")
         second = v.add(None, unable=frozenset({1}), samples=lambda: OneWord(v.run, theirs))
         with pytest.raises(BaseExceptionGroup) as found:
-            await v.until(lambda: fed(second) > 0, "it must not feed")
+            await v.until(lambda: second.fed > 0, "it must not feed")
         leaf: BaseException = found.value
         while isinstance(leaf, BaseExceptionGroup):
             leaf = leaf.exceptions[0]
@@ -193,11 +185,11 @@ async def test_a_feeder_with_another_text_is_refused_with_both_digests() -> None
         await v.until(lambda: third.node.state == 3, "it trains")
         if third.node.stage == 0:
             raise AssertionError("it feeds another text")
-        if refused := said(third, "data.refused"):
+        if refused := told(third, "data.refused"):
             assert ours[:8].hex() in str(refused[0]["reason"])
         # And one with the same text feeds.
         fourth = v.add(0, samples=lambda: OneWord(v.run, ours))
-        await v.until(lambda: fed(fourth) > 8, "who has the same text feeds")
+        await v.until(lambda: fourth.fed > 8, "who has the same text feeds")
 
 
 async def test_asking_for_chunks_is_bounded(tmp_path: Path) -> None:

@@ -37,9 +37,7 @@ async def test_a_pipeline_of_whole_nodes_is_one_process() -> None:
     limits = replace(run.limits, record_ttl_s=60.0, hop_timeout_min_s=60.0, microbatch_timeout_s=100.0)
     run = replace(run, limits=limits)
 
-    async with village(run, Documents) as v:
-        for stage in range(3):
-            v.add(stage)
+    async with village(run, Documents, stages=(0, 1, 2)) as v:
         await v.until(lambda: v.total() >= 12 * run.inner.inner_batch, "12 inner steps")
         await v.leave()
     replicas = [p.replica for p in v.people]
@@ -71,9 +69,7 @@ async def test_honest_nodes_confirm_each_other_and_a_false_mask_is_found_out() -
     run = documents(manifest(stages=2))
     run = replace(run, pipeline=replace(run.pipeline, audit_share=0.2))
 
-    async with village(run, Documents) as v:
-        for stage in (0, 0, 1, 1, 1):
-            v.add(stage)
+    async with village(run, Documents, stages=(0, 0, 1, 1, 1)) as v:
 
         def found(outcome: str) -> float:
             return sum(person.quiet.total("swarmnode_audits_total", outcome=outcome) for person in v.people)

@@ -14,7 +14,7 @@ from swarmnode.ports import Neighbour, Packet
 from tests.support.fake_device import elsewhere
 from tests.support.village import Numbers, manifest
 
-ROUNDS, MICROBATCHES = 3, 4
+ROUNDS, MICROBATCHES = 2, 4
 
 
 def life(run: Manifest, device: str | torch.device) -> list[float]:

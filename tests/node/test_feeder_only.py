@@ -6,16 +6,15 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from swarmnode.errors import RemoteFault, Unavailable
 from swarmnode.manifest import Manifest
 from swarmnode.node.limits import NodeRole
-from swarmnode.ports import Call, Tape, WireTensor
+from swarmnode.ports import Call, WireTensor
 from swarmnode.wire import call_pb2 as wire
 from swarmnode.wire import record_pb2
-from tests.support.village import Numbers, Recording, Village, Villager, manifest, village
+from tests.support.village import Numbers, SendsNoise, Village, Villager, excluded, manifest, village
 
 
 def audited(stages: int = 2) -> Manifest:
@@ -28,26 +27,6 @@ class OtherText(Numbers):
 
     def train(self, indices: Sequence[int]) -> WireTensor:
         return super().train([index + 3 for index in indices])
-
-
-class SendsNoise(Recording):
-    """Its activations are noise."""
-
-    def forward(
-        self, x: WireTensor, *, keep: bool, graph: bool = True, tokens: WireTensor | None = None, late: bool = False
-    ) -> tuple[WireTensor, Tape | None]:
-        y, tape = super().forward(x, keep=keep, graph=graph, tokens=tokens, late=late)
-        found = np.frombuffer(y.data, np.float32)
-        drawn = np.random.default_rng(self.inner_steps).standard_normal(found.size, np.float32)
-        return replace(y, data=(drawn * found.std()).tobytes()), tape
-
-
-def excluded(person: Villager) -> set[str]:
-    return {fields["peer"] for event, fields in person.quiet.events if event == "peer.excluded"}
-
-
-def fed(person: Villager) -> int:
-    return person.node.presence.progress.feeders.get(person.node.me, 0)
 
 
 def counted(v: Village) -> int:
@@ -68,7 +47,7 @@ async def test_replicas_without_text_are_fed_by_a_node_without_a_stage() -> None
     async with village(manifest(stages=2)) as v:
         replicas = [v.add(stage, role=NodeRole.REPLICA) for stage in (0, 0, 1)]
         feeder = feeds_only(v)
-        await v.until(lambda: fed(feeder) > 160, "it feeds the run")
+        await v.until(lambda: feeder.fed > 160, "it feeds the run")
         work = feeder.node._slot.work
         assert work is not None and work.feeder is not None and feeder.node.served is None
         assert all(p.served.hop.samples > 16 for p in replicas), "both replicas of the first stage take part"
@@ -92,15 +71,13 @@ async def test_a_feeder_with_a_stage_shares_with_replicas_of_it_that_read_no_tex
         without = [v.add(0, role=NodeRole.REPLICA) for _ in range(2)]
         v.add(1)
         await v.until(lambda: all(p.node.state == record_pb2.NODE_STATE_TRAINING for p in v.people), "all train")
-        before = v.total()
-        await v.until(lambda: v.total() > before + 600, "they train")
+        await v.trains(600, "they train")
         worked = [p.served.hop.samples for p in (feeder, *without)]
         assert min(worked) > 0.1 * sum(worked), f"each of three replicas has work: {worked}"
-        assert all(p.served.feeder is None for p in without) and fed(feeder) == v.total()
+        assert all(p.served.feeder is None for p in without) and feeder.fed == v.total()
         await v.until(lambda: all(p.served.gossip.done > 1 for p in without), "they meet in rounds")
         await without[0].die()
-        before = v.total()
-        await v.until(lambda: v.total() > before + 200, "it goes on without one of them")
+        await v.trains(200, "it goes on without one of them")
         async with asyncio.timeout(20):
             await v.leave()
         # Every gradient was added once, but what the dead replica held, which was sent again.
@@ -112,11 +89,10 @@ async def test_two_feeders_share_a_replica_without_text_and_audits_blame_nobody(
         feeders = [v.add(0), v.add(0)]
         without, *last = v.add(0, role=NodeRole.REPLICA), v.add(1), v.add(1)
         await v.until(lambda: all(p.node.state == record_pb2.NODE_STATE_TRAINING for p in v.people), "all train")
-        before = v.total()
-        await v.until(lambda: v.total() > before + 800, "they train")
+        await v.trains(800, "they train")
         worked = [p.served.hop.samples for p in (*feeders, without)]
         assert min(worked) > 0.1 * sum(worked), f"each of three replicas has work: {worked}"
-        assert all(fed(p) > 64 for p in feeders)
+        assert all(p.fed > 64 for p in feeders)
         assert not any(excluded(p) for p in v.people)
         assert any(p.quiet.total("swarmnode_audits_total", outcome="right") for p in last)
 
@@ -129,9 +105,9 @@ async def test_a_node_with_text_takes_over_when_the_only_feeder_dies() -> None:
         v.add(0, role=NodeRole.REPLICA)
         others = [v.add(1), v.add(1)]
         feeder = feeds_only(v)
-        await v.until(lambda: fed(feeder) > 64, "it feeds the run")
+        await v.until(lambda: feeder.fed > 64, "it feeds the run")
         await feeder.die()
-        await v.until(lambda: any(fed(p) > 64 for p in others), "a node with text moves to the first stage")
+        await v.until(lambda: any(p.fed > 64 for p in others), "a node with text moves to the first stage")
 
 
 async def test_a_feeder_pauses_and_goes_on() -> None:
@@ -139,20 +115,19 @@ async def test_a_feeder_pauses_and_goes_on() -> None:
         v.add(0, role=NodeRole.REPLICA)
         v.add(1)
         feeder = feeds_only(v)
-        await v.until(lambda: fed(feeder) > 32, "it feeds")
+        await v.until(lambda: feeder.fed > 32, "it feeds")
         await feeder.node.pause_control.apply(False, "asked to")
         assert feeder.node.state == record_pb2.NODE_STATE_PAUSED
-        before = fed(feeder)
+        before = feeder.fed
         await asyncio.sleep(0.3)
-        assert fed(feeder) == before
+        assert feeder.fed == before
         await feeder.node.pause_control.apply(True, "asked to")
-        await v.until(lambda: fed(feeder) > before + 32, "it feeds again")
+        await v.until(lambda: feeder.fed > before + 32, "it feeds again")
 
 
 @pytest.mark.parametrize("readers", [0, 2])
 async def test_a_feeder_of_another_text_is_found_out_and_its_replica_is_not(readers: int) -> None:
     """By our own copy of the text, or by what other feeders read."""
-
     async with village(audited()) as v:
         first, second = v.add(0, role=NodeRole.REPLICA), v.add(1)
         liar = feeds_only(v, samples=lambda: OtherText(v.run))
@@ -174,7 +149,7 @@ async def test_only_a_feeder_feeds_and_only_under_its_own_name() -> None:
     async with village(manifest(stages=2)) as v:
         first, second = v.add(0, role=NodeRole.REPLICA), v.add(1)
         feeder = feeds_only(v)
-        await v.until(lambda: fed(feeder) > 16, "they train")
+        await v.until(lambda: feeder.fed > 16, "they train")
         sent: list[Call] = []
         send = feeder.transport.call
 

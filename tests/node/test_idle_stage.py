@@ -64,41 +64,32 @@ FAULTS: dict[str, Exception] = {
 @pytest.mark.parametrize(("stage", "fault"), [(2, "no"), (1, "busy"), (2, "wrong"), (0, "no")])
 async def test_a_run_begins_though_a_stage_is_full_of_keys_that_do_nothing(stage: int, fault: str) -> None:
     """Honest newcomers choose another stage; one of them goes where nobody works."""
-    async with village(run()) as v:
-        async with idle_keys(v, stage, FAULTS[fault]):
-            await v.until(lambda: len(v.network.records.get((RUN, stage), {})) == KEYS, "the keys are announced")
-            for other in {0, 1, 2} - {stage}:
-                for _ in range(2):
-                    v.add(other)
-            await v.until(lambda: v.total() >= 128, "the run begins")
-            assert any(told(p, "stage.moved") and p.node.stage == stage for p in v.people)
-        await v.leave()
+    async with village(run()) as v, idle_keys(v, stage, FAULTS[fault]):
+        await v.until(lambda: len(v.network.records.get((RUN, stage), {})) == KEYS, "the keys are announced")
+        for other in {0, 1, 2} - {stage}:
+            for _ in range(2):
+                v.add(other)
+        await v.fed(128)
+        assert any(told(p, "stage.moved") and p.node.stage == stage for p in v.people)
 
 
-@pytest.mark.parametrize("fault", ["no", "wrong"])
-async def test_keys_do_not_stand_in_for_the_last_replica_of_a_stage(fault: str) -> None:
+async def test_keys_do_not_stand_in_for_the_last_replica_of_a_stage() -> None:
     """The last replica of stage 1 dies, and keys are there: its state comes back from where it was kept."""
-    async with village(run()) as v:
-        for stage in (0, 0, 1, 2):
-            v.add(stage)
+    async with village(run(), stages=(0, 0, 1, 2)) as v:
         await v.until(
             lambda: any(p.node.served and p.served.backup.kept_round for p in v.people[:2]), "a snapshot is kept"
         )
-        async with idle_keys(v, 1, FAULTS[fault]):
+        async with idle_keys(v, 1, FAULTS["no"]):
             await lose(v, 1)
-            since = v.total()
-            await v.until(lambda: v.total() >= since + 256, "training goes on")
+            await v.trains(256, "training goes on")
             done = [fields for p in v.people for fields in told(p, "recovery.done") if fields["stage"] == 1]
             assert done[0]["method"] == "ring"
-        await v.leave()
 
 
 async def test_a_newcomer_at_such_a_stage_takes_the_state_that_was_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """It has seen nobody at work. The keys give no state, and meanwhile nothing is trained."""
     monkeypatch.setattr(restore, "POLITE", dataclasses.replace(restore.POLITE, attempts_max=2))
-    async with village(run()) as v:
-        for stage in (0, 1, 2):
-            v.add(stage)
+    async with village(run(), stages=(0, 1, 2)) as v:
         keeper = v.people[0]
         await v.until(lambda: keeper.node.served is not None and keeper.served.backup.kept_round is not None, "kept")
         async with idle_keys(v, 1, FAULTS["no"]):
@@ -110,4 +101,3 @@ async def test_a_newcomer_at_such_a_stage_takes_the_state_that_was_kept(monkeypa
             await v.until(lambda: bool(told(joiner, "recovery.done")), "it has the state")
             assert told(joiner, "recovery.done")[0]["method"] == "ring"
             await v.until(lambda: v.total() >= since + 256, "training goes on")
-        await v.leave()

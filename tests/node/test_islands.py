@@ -10,15 +10,13 @@ from tests.support.village import manifest as run_of
 from tests.support.village import told, village
 
 
-@pytest.mark.parametrize("stage", [0, 1])
+@pytest.mark.parametrize("stage", [0, pytest.param(1, marks=pytest.mark.nightly)])
 async def test_a_replica_that_is_rounds_behind_takes_the_state_before_a_round(
     stage: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(served_stage, "APART_ROUNDS", 2)
     monkeypatch.setattr(served_stage, "BEHIND_S", 0.0)
-    async with village(run_of(stages=2)) as v:
-        for number in range(6):
-            v.add(number % 2)
+    async with village(run_of(stages=2), stages=(0, 1, 0, 1, 0, 1)) as v:
         await v.until(
             lambda: all(p.node.state == record_pb2.NODE_STATE_TRAINING for p in v.people) and v.total() > 64,
             "everybody trains",
@@ -43,4 +41,3 @@ async def test_a_replica_that_is_rounds_behind_takes_the_state_before_a_round(
         await v.until(lambda: cut.served.hop.inner_steps > steps + 1, "it works again")
         await v.until(lambda: bool(rounds), "it meets others again")
         assert rounds[0] > 0, "no round with weights that far behind"
-        await v.leave()

@@ -19,18 +19,15 @@ BOUND_S = 120.0
 async def back(v: Village, joiners: list[Villager]) -> None:
     training = record_pb2.NODE_STATE_TRAINING
     await v.until(lambda: all(j.node.state == training for j in joiners), "the stage is served again", BOUND_S)
-    before = v.total()
-    await v.until(lambda: v.total() >= before + 256, "training goes on", BOUND_S)
+    await v.trains(256, "training goes on", BOUND_S)
 
 
 @pytest.mark.parametrize("stage", [0, 2])
 async def test_a_stage_comes_back_from_the_ring(stage: int) -> None:
     run = with_recovery(manifest())
 
-    async with village(run) as v:
-        for index in range(6):
-            v.add(index % 3)
-        await v.until(lambda: v.total() >= 512, "512 samples")
+    async with village(run, stages=(0, 1, 2, 0, 1, 2)) as v:
+        await v.fed(512)
         keepers = [p for p in v.people if p.node.stage == (stage - 1) % 3]
         await v.until(lambda: any(p.served.backup.kept_round for p in keepers), "a snapshot is kept")
         await lose(v, stage)
@@ -42,17 +39,14 @@ async def test_a_stage_comes_back_from_the_ring(stage: int) -> None:
             blocks = joiners[0].served.status().blocks
             assert blocks is not None and blocks.finished_below > 0, "no feeder begins from the first sample again"
         assert losses(v)[-1] < losses(v)[0] - 1.0
-        await v.leave()
 
 
 async def test_skipping_microbatches_train_while_a_stage_is_away() -> None:
     run = with_recovery(manifest(stages=4), while_lost="skip", keepers=0)
     run = replace(run, model=replace(run.model, layers=4))
 
-    async with village(run) as v:
-        for stage in range(4):
-            v.add(stage)
-        await v.until(lambda: v.total() >= 256, "256 samples")
+    async with village(run, stages=(0, 1, 2, 3)) as v:
+        await v.fed(256)
         await lose(v, 2)
         await v.until(lambda: bool(told(v.people[0], "stage.lost")), "the loss is noticed", BOUND_S)
         before = v.total()
@@ -64,16 +58,13 @@ async def test_skipping_microbatches_train_while_a_stage_is_away() -> None:
         hop = joiner.served.hop
         assert hop is not None
         await v.until(lambda: hop.samples > 0, "the rebuilt stage trains")
-        await v.leave()
 
 
 async def test_an_inner_stage_is_rebuilt_from_its_neighbours(method: str = "weighted") -> None:
     run = with_recovery(manifest(), method=method, keepers=0)
 
-    async with village(run) as v:
-        for index in range(6):
-            v.add(index % 3)
-        await v.until(lambda: v.total() >= 512, "512 samples")
+    async with village(run, stages=(0, 1, 2, 0, 1, 2)) as v:
+        await v.fed(512)
         await lose(v, 1)
         joiners = [v.add(None), v.add(None)]
         await back(v, joiners)
@@ -81,17 +72,14 @@ async def test_an_inner_stage_is_rebuilt_from_its_neighbours(method: str = "weig
         builder = next(j for j in joiners if told(j, "recovery.began"))
         assert all(j.node.stage == 1 for j in joiners), "they went where they were needed"
         assert builder.replica is not None and builder.replica.stage.bump_steps < 500
-        await v.leave()
 
 
 async def test_no_stage_is_rebuilt_from_what_one_neighbour_says() -> None:
     """Two strangers beside two honest replicas of a neighbour stage, each with other noise for slow weights."""
     run = with_recovery(manifest(), method="copy", keepers=0)
 
-    async with village(run) as v:
-        for stage in (0, 0, 1, 2):
-            v.add(stage)
-        await v.until(lambda: v.total() >= 512, "512 samples")
+    async with village(run, stages=(0, 0, 1, 2)) as v:
+        await v.fed(512)
 
         def noise(number: int) -> Callable[[np.ndarray], np.ndarray]:
             return lambda phi: np.random.default_rng(number).standard_normal(len(phi)) * 100.0
@@ -107,17 +95,14 @@ async def test_no_stage_is_rebuilt_from_what_one_neighbour_says() -> None:
         assert joiner.replica is not None
         rebuilt = np.frombuffer(joiner.replica.snapshot().sections["phi"], "<f4")
         assert float(np.abs(rebuilt).max()) < 20.0
-        await v.leave()
 
 
 async def test_of_two_neighbours_lost_at_once_only_what_is_kept_comes_back() -> None:
     run = with_recovery(manifest())
 
-    async with village(run) as v:
-        for index in range(4):
-            v.add(index % 3)
+    async with village(run, stages=(0, 1, 2, 0)) as v:
         v.add(0)
-        await v.until(lambda: v.total() >= 512, "512 samples")
+        await v.fed(512)
         here = lambda stage: [p for p in v.people if p.node.stage == stage]  # noqa: E731
         # Stage 1's is kept by stage 0, which lives; stage 2's, and its head, by stage 1, which dies with it.
         await v.until(lambda: any(p.served.backup.kept_round for p in here(0)), "a snapshot is kept")
@@ -141,9 +126,7 @@ async def test_a_node_that_goes_to_a_lost_stage_takes_along_what_it_kept_of_it()
         run, pipeline=replace(run.pipeline, rebalance_period_s=1.0), recovery=replace(run.recovery, keepers=1)
     )
 
-    async with village(run) as v:
-        for stage in (0, 1, 1):
-            v.add(stage)
+    async with village(run, stages=(0, 1, 1)) as v:
         first, *others = v.people
         await v.until(lambda: any(p.node.served and p.served.backup.kept_round for p in others), "a snapshot is kept")
         await first.die()
@@ -153,5 +136,4 @@ async def test_a_node_that_goes_to_a_lost_stage_takes_along_what_it_kept_of_it()
         backup = next(p for p in others if told(p, "recovery.kept"))
         if mover is backup:
             assert told(mover, "recovery.done")[0]["nbytes"] == 0, "nothing had to be downloaded"
-        before = v.total()
-        await v.until(lambda: v.total() >= before + 256, "training goes on", BOUND_S)
+        await v.trains(256, "training goes on", BOUND_S)

@@ -6,6 +6,8 @@ import math
 import time
 from collections import Counter
 
+import pytest
+
 from swarmnode.pipeline.staleness import PUT_OFF
 from swarmnode.ports import WireTensor
 from tests.support.village import Recording, manifest, village
@@ -40,14 +42,14 @@ class Sized(Recording):
         return super().step(samples_total, batch)
 
 
+@pytest.mark.loop("asyncio")
 async def test_six_nodes_with_devices_of_their_own_let_shares_travel_in_pieces() -> None:
     async with village(manifest()) as v:
         for index in range(6):
             v.add(index % 3, Sized)
         # Choices made before all are there are for other shares.
         await v.until(lambda: all(sum(p.node.presence.peer_table.swarm().sizes) == 6 for p in v.people), "all know all")
-        before = v.total()
-        await v.until(lambda: v.total() >= before + 256, "256 samples")
+        await v.trains(256, "256 samples")
         await v.leave()
         fed = v.total()
         for stage in (0, 1):

@@ -23,9 +23,7 @@ def trains(person: Villager) -> bool:
 
 @pytest.mark.parametrize("stage", [0, 1])
 async def test_a_replica_pauses_catches_up_and_goes_on(stage: int) -> None:
-    async with village(manifest(stages=2)) as v:
-        for number in range(4):
-            v.add(number % 2)
+    async with village(manifest(stages=2), stages=(0, 1, 0, 1)) as v:
         await v.until(lambda: all(map(trains, v.people)) and v.total() > 64, "everybody trains")
         aside = next(person for person in v.people if person.node.stage == stage)
         await aside.node.pause_control.apply(False, "asked to")
@@ -48,13 +46,10 @@ async def test_a_replica_pauses_catches_up_and_goes_on(stage: int) -> None:
         await v.until(lambda: aside.served.hop.inner_steps > steps + 1, "it works again")  # type: ignore[union-attr]
         lost = sum(p.quiet.total("swarmnode_microbatches_total", outcome="lost") for p in v.people)
         assert lost == 0
-        await v.leave()
 
 
 async def test_a_round_that_a_pause_interrupts_ends_before_another_state_is_taken() -> None:
-    async with village(manifest(stages=2)) as v:
-        for number in range(4):
-            v.add(number % 2)
+    async with village(manifest(stages=2), stages=(0, 1, 0, 1)) as v:
         await v.until(lambda: all(map(trains, v.people)) and v.total() > 64, "everybody trains")
         aside, partner = (person.node for person in v.people if person.node.stage == 1)
         assert aside.served is not None and partner.served is not None
@@ -68,7 +63,6 @@ async def test_a_round_that_a_pause_interrupts_ends_before_another_state_is_take
             await aside.pause_control.apply(True, "resumed")
         done = gossip.done
         await v.until(lambda: gossip.done > done + 1, "it meets again")
-        await v.leave()
 
 
 class Sky:

@@ -47,10 +47,8 @@ async def test_a_donor_that_announces_the_highest_speed_and_lies_misleads_no_joi
     """Whoever is drawn first: two strangers, and as many honest replicas of the stage."""
     run = manifest()
 
-    async with village(run) as v:
-        for stage in (0, 1, 2, 2):
-            v.add(stage)
-        await v.until(lambda: v.told() >= 256, "it trains")
+    async with village(run, stages=(0, 1, 2, 2)) as v:
+        await v.heard(256)
         stranger = Stranger(v, 1)
         giving(v, stranger, run, 2, spoil, at)
         await stranger.say(v, stage=2, samples_per_second=1e8, round=max(0, at))
@@ -62,18 +60,15 @@ async def test_a_donor_that_announces_the_highest_speed_and_lies_misleads_no_joi
             )
             assert joiner.node.samples_total() < 8 * v.total()
             assert stranger.me not in {f["peer"] for f in told(joiner, "state.downloaded")}
-        await v.leave()
 
 
 async def test_a_third_that_says_little_makes_no_joiner_refuse_honest_donors() -> None:
     """Two keys said one sample: the joiner took all honest donors for liars, and the state of the keys."""
     run = manifest(round_samples=8)
 
-    async with village(run) as v:
-        for stage in (0, 1, 2, 2):
-            v.add(stage)
+    async with village(run, stages=(0, 1, 2, 2)) as v:
         # Beyond what a joiner believes in any case: four rounds, and what machines do between two looks.
-        await v.until(lambda: v.total() >= 2048, "it trains")
+        await v.fed(768)
         strangers = [Stranger(v, number) for number in range(2)]
         giving(v, strangers[0], run, 2, noise, 1)
         for number, stranger in enumerate(strangers):
@@ -85,16 +80,13 @@ async def test_a_third_that_says_little_makes_no_joiner_refuse_honest_donors() -
         liars = {f["peer"] for f in told(joiner, "state.failed") if f["lied"]}
         assert liars <= {strangers[0].me}, "no honest donor was taken for a liar"
         assert far(joiner, v.people[2]) < APART_MAX
-        await v.leave()
 
 
 async def test_a_donor_that_gives_other_fast_weights_and_moments_changes_nothing() -> None:
     """It is the only one that answers: the newcomer takes its slow weights, which others confirm."""
     run = manifest()
-    async with village(run) as v:
-        for stage in (0, 1, 2):
-            v.add(stage)
-        await v.until(lambda: v.told() >= 256, "it trains")
+    async with village(run, stages=(0, 1, 2)) as v:
+        await v.heard(256)
         stranger = Stranger(v, 1)
         giving(v, stranger, run, 2, same, 0)
         await stranger.say(v, stage=2, samples_per_second=1e8, round=0)
@@ -106,30 +98,24 @@ async def test_a_donor_that_gives_other_fast_weights_and_moments_changes_nothing
         outer = snapshot_nbytes(newcomer_part(run.gossip, sizes).sizes(sizes))
         assert {f["nbytes"] for f in given if f["method"] == "replica"} == {outer}
         assert all(far(joiner, v.people[2]) < APART_MAX for joiner in joiners)
-        await v.leave()
 
 
 async def test_honest_replicas_are_near_and_what_is_not_the_runs_is_far() -> None:
-    async with village(manifest()) as v:
-        for stage in (0, 1, 2, 2, 1, 0):
-            v.add(stage)
-        await v.until(lambda: v.total() >= 512, "it trains")
+    async with village(manifest(), stages=(0, 1, 2, 2, 1, 0)) as v:
+        await v.fed(512)
         gaps = [far(v.people[a], v.people[b]) for a, b in ((2, 3), (1, 4), (0, 5))]
         assert max(gaps) < APART_MAX
         phi = np.frombuffer(v.people[2].replica.snapshot(packed=True).sections["phi"], "<f4")  # type: ignore[union-attr]
         for lie in (noise(phi), -phi, 4.0 * phi, np.zeros_like(phi), phi * np.nan):
             assert apart(phi.tobytes(), lie.astype("<f4").tobytes()) > APART_MAX
-        await v.leave()
 
 
 @pytest.mark.parametrize("record", [False, True], ids=["a bare key", "a key with a record"])
 async def test_a_node_without_a_stage_hands_nothing_over(record: bool) -> None:
     run = with_recovery(manifest())
 
-    async with village(run) as v:
-        for stage in (0, 1, 2):
-            v.add(stage)
-        await v.until(lambda: v.told() >= 256, "it trains")
+    async with village(run, stages=(0, 1, 2)) as v:
+        await v.heard(256)
         stranger, backup = Stranger(v, 1), v.people[0]
         giving(v, stranger, run, 1, noise, FUTURE)
         if record:
@@ -139,17 +125,14 @@ async def test_a_node_without_a_stage_hands_nothing_over(record: bool) -> None:
             await stranger.transport.call(backup.node.me, Call(request), timeout_s=60.0, reply_bytes_max=0)
         kept = backup.served.backup.snapshot
         assert kept is None or kept.round_index <= v.total() // run.gossip.round_samples
-        await v.leave()
 
 
 async def test_an_endless_restore_claim_delays_no_other_node() -> None:
     run = with_recovery(manifest())
     run = replace(run, limits=replace(run.limits, announce_period_s=0.2))
 
-    async with village(run) as v:
-        for index in range(6):
-            v.add(index % 3)
-        await v.until(lambda: v.told() >= 256, "it trains")
+    async with village(run, stages=(0, 1, 2, 0, 1, 2)) as v:
+        await v.heard(256)
         strangers = [Stranger(v, number) for number in range(3)]
         await lose(v, 1)
         states = (record_pb2.NODE_STATE_SYNCING, record_pb2.NODE_STATE_JOINING, record_pb2.NODE_STATE_JOINING)
@@ -159,6 +142,4 @@ async def test_an_endless_restore_claim_delays_no_other_node() -> None:
         training = record_pb2.NODE_STATE_TRAINING
         await v.until(lambda: joiner.node.state == training, "the stage is served again")
         assert any("brings stage 1 back" in str(f["reason"]) for f in told(joiner, "recovery.waiting"))
-        before = v.total()
-        await v.until(lambda: v.total() >= before + 128, "training goes on")
-        await v.leave()
+        await v.trains(128, "training goes on")

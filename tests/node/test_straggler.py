@@ -23,18 +23,14 @@ async def test_a_node_that_answers_pings_and_nothing_else_is_banned_and_comes_ba
         await asyncio.Event().wait()
         raise AssertionError
 
-    async with village(manifest()) as v:
-        for index in range(6):
-            v.add(index % 3)
-        await v.until(lambda: v.total() >= 128, "128 samples")
+    async with village(manifest(), stages=(0, 1, 2, 0, 1, 2)) as v:
+        await v.fed(128)
         gray = v.people[1]
         hop, handlers = gray.served.hop, dict(gray.served.handlers())
         gray.served.handlers = lambda: {**handlers, "process": never}  # type: ignore[method-assign]
         await v.until(lambda: bool(bans(v, gray)), "the gray node is banned")
         assert any("answers pings" in reason for reason in bans(v, gray)), bans(v, gray)
-        before = v.total()
-        await v.until(lambda: v.total() >= before + 256, "the others train on")
+        await v.trains(256, "the others train on")
         gray.served.handlers = lambda: handlers  # type: ignore[method-assign]
         samples = hop.samples
         await v.until(lambda: hop.samples > samples, "it gets work again when it works again")
-        await v.leave()

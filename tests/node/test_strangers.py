@@ -53,13 +53,12 @@ async def outcome(transport: MemoryTransport, peer: PeerId, call: Call) -> Answe
 async def training(v: Village) -> None:
     for stage in (0, 1, 2):
         v.add(stage)
-    await v.until(lambda: v.total() >= 64, "the swarm trains")
+    await v.fed(64)
 
 
 @pytest.mark.parametrize("claims", [None, 1, 2], ids=["no stage", "stage 1", "stage 2"])
 async def test_garbage_of_a_stranger_is_neither_trained_nor_thanked(claims: int | None) -> None:
     """A peer that announces no stage, or one that sends nothing to stage 1, calls `process` there twenty times."""
-
     async with village(manifest()) as v:
         await training(v)
         stranger, victim = Identity.of_seed(bytes([99]) * 32), v.people[1]
@@ -83,8 +82,7 @@ async def test_garbage_of_a_stranger_is_neither_trained_nor_thanked(claims: int 
         assert stranger.peer_id not in victim.node.transport.work.done, "nothing is signed for it"
         receipt = await outcome(transport, victim.node.me, Call(wire.Request(receipt=wire.ReceiptRequest())))
         assert receipt == "Unavailable"
-        await v.until(lambda: v.total() >= 192, "the swarm goes on")
-        await v.leave()
+        await v.fed(192)
 
 
 async def test_a_member_feeds_only_as_itself_and_from_the_stage_before() -> None:
@@ -98,7 +96,6 @@ async def test_a_member_feeds_only_as_itself_and_from_the_stage_before() -> None
         call = make(feeder.node.me, 3)
         call.header.process.position = 0  # as to a replica of the first stage
         assert await outcome(feeder.transport, victim.node.me, call) == "Refused"
-        await v.leave()
 
 
 CALLS: dict[str, Callable[[], wire.Request]] = {
@@ -117,7 +114,6 @@ CALLS: dict[str, Callable[[], wire.Request]] = {
 async def test_stage_messages_are_served_to_members_alone() -> None:
     """Of each method: a bare key is refused, and so is a member of a stage whose business it is not, both before a
     handler sees the call."""
-
     async with village(manifest()) as v:
         await training(v)
         victim = v.people[1]
@@ -135,7 +131,6 @@ async def test_stage_messages_are_served_to_members_alone() -> None:
         assert await outcome(other.transport, victim.node.me, final_delta) == "Unavailable", "it does not leave"
         assert await outcome(v.people[2].transport, victim.node.me, Call(CALLS["reserve"]())) == "Unavailable"
         assert isinstance(await outcome(v.people[0].transport, victim.node.me, Call(CALLS["reserve"]())), Answer)
-        await v.leave()
 
 
 async def slander(v: Village, sybils: Sequence[Identity], victim: PeerId, hearers: Sequence[PeerId]) -> int:
@@ -159,10 +154,7 @@ async def slander(v: Village, sybils: Sequence[Identity], victim: PeerId, hearer
 async def test_four_sybil_votes_shut_no_honest_replica_out() -> None:
     """Three honest replicas of stage 2, and four keys that announce the same stage and sign invented refusals of one of
     the three. It is met as before."""
-
-    async with village(manifest(codec="fp32", round_samples=32)) as v:
-        for stage in (0, 1, 2, 2, 2):
-            v.add(stage)
+    async with village(manifest(codec="fp32", round_samples=32), stages=(0, 1, 2, 2, 2)) as v:
         honest = v.people[2:]
 
         def met(person: Villager) -> int:
@@ -185,4 +177,3 @@ async def test_four_sybil_votes_shut_no_honest_replica_out() -> None:
         before = met(honest[2])
         await v.until(lambda: met(honest[2]) >= before + 2, "the victim is met again")
         assert not [1 for person in honest for event, _ in person.quiet.events if event == "peer.left_out"]
-        await v.leave()

@@ -10,18 +10,12 @@ import torch
 from swarmnode.metrics import name
 from swarmnode.model.stage import StageReplica
 from swarmnode.wire import record_pb2
-from tests.support.village import Numbers, Village, losses, manifest, village
-
-
-def serving(v: Village) -> bool:
-    return all(p.node.state == record_pb2.NODE_STATE_TRAINING for p in v.people)
+from tests.support.village import Numbers, losses, manifest, village
 
 
 async def test_a_swarm_trains_meets_and_leaves() -> None:
-    async with village(manifest()) as v:
-        for index in range(6):
-            v.add(index % 3)
-        await v.until(lambda: v.total() >= 1536, "1536 samples")
+    async with village(manifest(), stages=(0, 1, 2, 0, 1, 2)) as v:
+        await v.fed(1024)
         backlogs = [p.served.backlog for p in v.people]
         await v.leave()
         outcomes = [p.quiet.total("swarmnode_exchanges_total", outcome="paired") for p in v.people]
@@ -41,21 +35,15 @@ async def test_a_swarm_trains_meets_and_leaves() -> None:
 
 @pytest.mark.parametrize("stage", [0, 1, 2])
 async def test_a_replica_dies_and_training_goes_on(stage: int) -> None:
-    async with village(manifest()) as v:
-        for index in range(6):
-            v.add(index % 3)
-        await v.until(lambda: v.total() >= 128, "128 samples")
+    async with village(manifest(), stages=(0, 1, 2, 0, 1, 2)) as v:
+        await v.fed(128)
         await v.people[stage].die()
-        before = v.total()
-        await v.until(lambda: v.total() >= before + 256, f"progress after the death of a replica of stage {stage}")
-        await v.leave()
+        await v.trains(128, f"progress after the death of a replica of stage {stage}")
 
 
 async def test_a_late_joiner_downloads_receives_a_round_and_serves() -> None:
-    async with village(manifest()) as v:
-        for index in range(4):
-            v.add(index % 3)
-        await v.until(lambda: v.total() >= 256, "256 samples")
+    async with village(manifest(), stages=(0, 1, 2, 0)) as v:
+        await v.fed(256)
         joiner = v.add(None)
         await v.until(lambda: joiner.node.state == record_pb2.NODE_STATE_TRAINING, "the joiner serves")
         assert joiner.node.stage in (1, 2), "the two stages with one replica are the needy ones"
@@ -67,7 +55,6 @@ async def test_a_late_joiner_downloads_receives_a_round_and_serves() -> None:
         assert hop is not None
         await v.until(lambda: hop.samples > 0, "the joiner trains")
         assert joiner.replica is not None and joiner.replica.inner_steps > 0
-        await v.leave()
 
 
 async def test_one_replica_a_stage_without_gossip_is_single_process_adamw() -> None:
@@ -78,9 +65,7 @@ async def test_one_replica_a_stage_without_gossip_is_single_process_adamw() -> N
         run, limits=replace(run.limits, record_ttl_s=60.0, hop_timeout_min_s=60.0, microbatch_timeout_s=100.0)
     )
 
-    async with village(run) as v:
-        for stage in range(3):
-            v.add(stage)
+    async with village(run, stages=(0, 1, 2)) as v:
         await v.until(lambda: v.total() >= 20 * run.inner.inner_batch, "20 inner steps")
         await v.leave()
     replicas = [p.replica for p in v.people]

@@ -1,13 +1,18 @@
-"""Whole nodes in one process: real replicas, real compute threads, real coroutines; only transport and directory are in
-memory, and text is random numbers."""
+"""Whole nodes in one process: real replicas and coroutines; transport and directory are in memory, and text is numbers
+with a pattern.
+
+Under `@pytest.mark.loop("village")`, the default in tests/node, they live in virtual time: each piece of arithmetic
+takes about `PIECE_S`, however busy the machine is, and waiting costs nothing. In another loop each has a thread for it.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Generator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -15,7 +20,7 @@ from benchmarks.memory_network import MemoryDirectory, MemoryNetwork, MemoryTran
 from swarmnode.data.base_index import BaseIndex
 from swarmnode.data.index import Index
 from swarmnode.identity import Identity
-from swarmnode.ids import PeerId, RunId
+from swarmnode.ids import PeerId, RunId, seeded
 from swarmnode.machine.compute import ThreadCompute
 from swarmnode.machine.replica import TorchReplica
 from swarmnode.manifest import GossipSpec, InnerSpec, LimitsSpec, Manifest, ModelSpec, PipelineSpec, RecoverySpec
@@ -23,19 +28,25 @@ from swarmnode.membership.admission import Admission
 from swarmnode.node import membership_handlers
 from swarmnode.node.drain import DrainReport
 from swarmnode.node.limits import NodeRole
-from swarmnode.node.membership_handlers import MembershipHandlers, Probing
+from swarmnode.node.membership_handlers import MembershipHandlers
 from swarmnode.node.node import Node
 from swarmnode.node.node_ports import NodePorts
 from swarmnode.node.notice import NoticeKind, Notices
 from swarmnode.node.served_stage import ServedStage
+from swarmnode.parted_work import Parts, run_whole
 from swarmnode.pipeline.feeder import Samples
-from swarmnode.ports import Replica, Tape, WireTensor
+from swarmnode.ports import Priority, Replica, StreamingMessage, Tape, WireTensor
 from swarmnode.recovery.resumption import CheckpointOptions
 from swarmnode.transfer.chunk_set import SetPorts
 from swarmnode.transfer.donor import ArchiveBudget
 from swarmnode.wire import record_pb2
+from swarmsim import sandbox
+from swarmsim.machine import HASH_RATE, Meter, SimMachine
+from swarmsim.virtual_time import VirtualLoop
 from tests.support.fake_telemetry import Quiet
 
+T = TypeVar("T")
+PIECE_S = 0.02
 RUN = RunId("cd" * 32)
 TINY = ModelSpec(layers=3, width=32, heads=4, kv_heads=2, ffn=48, context=16, vocabulary=50)
 
@@ -73,6 +84,43 @@ def manifest(
     )
 
 
+class VillageLoop(VirtualLoop):
+    """Virtual time without the sandbox: a process or a file that somebody waits for takes no time in it."""
+
+    def _run_until(self, main: asyncio.Task[Any]) -> None:
+        sandbox.inside.discard(self._thread or 0)
+        super()._run_until(main)
+
+    def run_in_executor(self, executor: object, work: Callable[..., T], *args: Any) -> asyncio.Future[T]:
+        result = self.create_future()
+        try:
+            result.set_result(work(*args))
+        except Exception as error:  # noqa: BLE001  handed to the waiter
+            result.set_exception(error)
+        return result
+
+
+class VillageMachine(SimMachine):
+    """ports.Compute in virtual time: real arithmetic, each piece of which takes about `PIECE_S`."""
+
+    def __init__(self, seed: str) -> None:
+        meter = Meter()
+        meter.state_nbytes = PIECE_S * HASH_RATE
+        super().__init__(1.0, 1.0, meter, seeded("village machine", seed), noise=0.5)
+
+    async def run(self, priority: Priority, samples: int, work: Callable[[], T | Parts[T]]) -> T:
+        def whole() -> T:
+            value = work()
+            if isinstance(value, Generator):
+                value = run_whole(value)
+            if isinstance(value, StreamingMessage):
+                with contextlib.suppress(Exception):  # whoever waits for its tensors gets the error
+                    value.finish()
+            return value
+
+        return await super().run(priority, samples, whole)
+
+
 class Numbers(Samples):
     """pipeline.feeder.Samples of a text with a pattern that can be learnt: sample i counts upwards from i."""
 
@@ -105,6 +153,18 @@ class Recording(TorchReplica):
         return given
 
 
+class SendsNoise(Recording):
+    """Its gradients are right; its activations are noise."""
+
+    def forward(
+        self, x: WireTensor, *, keep: bool, graph: bool = True, tokens: WireTensor | None = None, late: bool = False
+    ) -> tuple[WireTensor, Tape | None]:
+        y, tape = super().forward(x, keep=keep, graph=graph, tokens=tokens, late=late)
+        honest = np.frombuffer(y.data, np.float32)
+        drawn = np.random.default_rng(self.inner_steps).standard_normal(honest.size, np.float32)
+        return replace(y, data=(drawn * honest.std()).tobytes()), tape
+
+
 @dataclass
 class Villager:
     node: Node
@@ -121,6 +181,11 @@ class Villager:
         """The stage that the node serves. AssertionError while it serves none."""
         assert self.node.served is not None, "this node serves no stage"
         return self.node.served
+
+    @property
+    def fed(self) -> int:
+        """Samples that it has fed, in its own book."""
+        return self.node.presence.progress.feeders.get(self.node.me, 0)
 
     async def die(self) -> None:
         """Gone without a word, as by SIGKILL."""
@@ -144,7 +209,6 @@ class Village:
         self.saving = CheckpointOptions()  # of those added from now on
         self.owner = b""  # the same: the key whose warrants they honour
         self.admission: Callable[[], Admission] | None = None  # the same: a new one for each
-        self.probe: Probing = membership_handlers.forward  # the same
         self._stack = contextlib.AsyncExitStack()
 
     def add(
@@ -164,7 +228,8 @@ class Village:
         transport = MemoryTransport(self.network, identity.peer_id, RUN, telemetry=quiet)
         admission = None if self.admission is None else self.admission()
         MembershipHandlers(record_pb2.SignedManifest(), admission).serve(transport)
-        compute = ThreadCompute(quiet)
+        virtual = isinstance(asyncio.get_running_loop(), VirtualLoop)
+        compute = VillageMachine(identity.peer_id) if virtual else ThreadCompute(quiet)
         self._stack.callback(compute.close)
         clock = LoopClock()
         saved: list[tuple[int, int, int]] = []
@@ -188,7 +253,7 @@ class Village:
             identity=identity,
             replica=replica,
             samples=samples or (lambda: self.text(self.run)),
-            probe=self.probe,
+            probe=(lambda *_: None) if virtual else membership_handlers.forward,  # virtual time is the same anyway
             save=save,
             saving=self.saving,
             unable=unable,
@@ -227,6 +292,19 @@ class Village:
             seen = "\n".join(f"{p.node.me[-8:]} stage {p.node.stage}: {p.quiet.events[-12:]}" for p in self.people)
             raise AssertionError(f"not within {timeout_s:g} s: {what}\n{seen}") from None
 
+    async def fed(self, samples: int) -> None:
+        """Wait until the village has trained on so many samples."""
+        await self.until(lambda: self.total() >= samples, f"{samples} samples")
+
+    async def heard(self, samples: int) -> None:
+        """The same, and until every node knows it: a joiner hears of them."""
+        await self.until(lambda: self.told() >= samples, f"{samples} samples that all know of")
+
+    async def trains(self, samples: int, what: str, timeout_s: float = 150.0) -> None:
+        """Wait for so many samples more; `what` says what that shows."""
+        before = self.total()
+        await self.until(lambda: self.total() >= before + samples, what, timeout_s)
+
     def forged(self) -> list[str]:
         """What nodes say of peers whose signatures they do not believe."""
         reasons = [str(fields.get("reason", "")) for p in self.people for _, fields in p.quiet.events]
@@ -234,7 +312,7 @@ class Village:
 
     def total(self) -> int:
         """Samples fed by everybody: each feeder's own entry, which nobody else may know yet."""
-        return sum(p.node.presence.progress.feeders.get(p.node.me, 0) for p in self.people)
+        return sum(person.fed for person in self.people)
 
     def told(self) -> int:
         """Samples that every living node tells of in its record. A joiner that hears of none takes the run for new."""
@@ -251,9 +329,14 @@ class LoopClock:
 
 
 @contextlib.asynccontextmanager
-async def village(run: Manifest, text: type[Numbers] = Numbers) -> AsyncIterator[Village]:
+async def village(
+    run: Manifest, text: type[Numbers] = Numbers, *, stages: Sequence[int] = ()
+) -> AsyncIterator[Village]:
+    """A village with a node at each of `stages`. At its end nodes are cancelled; who wants them to leave says so."""
     here = Village(run, text)
     try:
+        for stage in stages:
+            here.add(stage)
         yield here
         assert here.liars or not (said := here.forged()), f"honest nodes are called forgers: {said[:3]}"
     finally:
@@ -280,6 +363,10 @@ def losses(v: Village) -> list[float]:
 
 def told(person: Villager, event: str) -> list[dict[str, object]]:
     return [dict(fields) for name, fields in person.quiet.events if name == event]
+
+
+def excluded(person: Villager) -> set[str]:
+    return {str(fields["peer"]) for fields in told(person, "peer.excluded")}
 
 
 async def lose(v: Village, stage: int) -> None:

@@ -6,6 +6,7 @@ from swarmnode.bench.transport import TARGET_RATIO, run
 
 
 @pytest.mark.live
+@pytest.mark.nightly
 def test_the_bench_measures_both_ways_of_sending() -> None:
     result = run(sizes_mib=(1, 2), seconds_per_size=0.2)
     assert result["target_ratio"] == TARGET_RATIO
