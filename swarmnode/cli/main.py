@@ -21,7 +21,7 @@ EXIT_INTERRUPTED = 130
 
 VERBS: Mapping[str, str] = {
     "init": "make a new run: a manifest to edit and its owner's key",
-    "manifest": "read a run's manifest",
+    "manifest": "read, compare and change a run's manifest",
     "data": "make a data set of text, which a run then names by content",
     "up": "start a whole swarm on this machine and train",
     "join": "join a run with this machine",
@@ -46,6 +46,7 @@ VERBS: Mapping[str, str] = {
     "logs": "print the node's events",
     "receipts": "receipts for this node's work, signed by others",
     "config": "settings and their origin",
+    "completion": "print a shell completion script",
     "archive": "copy the model out of a running swarm",
     "export": "make a Hugging Face model of a run's saved state",
     "eval": "held-out loss of the merged model and of each replica",

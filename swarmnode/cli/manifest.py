@@ -1,17 +1,21 @@
-"""`swarmnode manifest`: read the manifest of a run."""
+"""`swarmnode manifest`: read, compare and change the manifest of a run."""
 
 from __future__ import annotations
 
+import json
+import tomllib
 from pathlib import Path
 
 import click
 
+from swarmnode.errors import UsageError
+
 RUN = click.Path(exists=True, path_type=Path)
 
 
-@click.group(short_help="read a run's manifest")
+@click.group(short_help="read, compare and change a run's manifest")
 def command() -> None:
-    """Show or explain a manifest. RUN is a run's folder, a manifest.toml or a signed manifest."""
+    """Show, compare, change or explain a manifest. RUN is a run's folder, a manifest.toml or a signed manifest."""
 
 
 @command.command(short_help="print it: all fields, or those that differ from the defaults")
@@ -26,6 +30,20 @@ def show(run: Path, changed: bool) -> None:
     click.echo("\n".join(difference(Manifest(), manifest)) if changed else template(manifest))
 
 
+@command.command(short_help="what differs between two runs")
+@click.argument("run", metavar="RUN", type=RUN)
+@click.argument("other", metavar="OTHER", type=RUN)
+def diff(run: Path, other: Path) -> int:
+    """Print the fields in which RUN and OTHER differ, a line each. Exit code 1 if any does, as of diff."""
+    from swarmnode.manifest import manifest_at
+    from swarmnode.manifest.text import difference
+
+    lines = difference(manifest_at(run), manifest_at(other))
+    for line in lines:
+        click.echo(line)
+    return 1 if lines else 0
+
+
 @command.command(short_help="what a field means")
 @click.argument("names", metavar="FIELD...", nargs=-1, required=True)
 def explain(names: tuple[str, ...]) -> None:
@@ -34,3 +52,44 @@ def explain(names: tuple[str, ...]) -> None:
 
     for name in names:
         click.echo(explained(name))
+
+
+@command.command("set", short_help="change fields of manifest.toml")
+@click.argument("run", metavar="RUN", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.argument("changes", metavar="FIELD=VALUE...", nargs=-1, required=True)
+def set_fields(run: Path, changes: tuple[str, ...]) -> None:
+    """Change fields in RUN/manifest.toml, comments kept, and print the difference. Nothing is written unless the whole
+    manifest is allowed. A run that has begun keeps its signed manifest: `swarmnode amend` changes that."""
+    from swarmnode.atomic_file import write_whole
+    from swarmnode.manifest import MANIFEST_FILE, SIGNED_FILE, manifest_at, parse
+    from swarmnode.manifest.text import difference, with_value
+
+    path = run / MANIFEST_FILE
+    before, text = manifest_at(path), path.read_text(encoding="utf-8")
+    if (run / SIGNED_FILE).exists():
+        raise UsageError(f"{run} has begun: `swarmnode amend` changes it, `swarmnode init --new-run {run}` begins anew")
+    for change in changes:
+        name, sign, value = change.partition("=")
+        if not sign:
+            raise click.UsageError(f"{change[:60]!r}: write FIELD=VALUE")
+        text = with_value(text, name.strip(), _literal(value.strip()))
+    after = parse(text, str(path))
+    write_whole(path, text.encode())
+    click.echo("\n".join(difference(before, after)) or "no change")
+
+
+@command.command(short_help="the JSON Schema of manifests, for editors")
+def schema() -> None:
+    """Print the JSON Schema with which editors check and complete a manifest."""
+    from swarmnode.manifest.text import schema as made
+
+    click.echo(made(), nl=False)
+
+
+def _literal(value: str) -> str:
+    """`value` as TOML: as it is, or quoted where it is a bare word."""
+    try:
+        tomllib.loads(f"x = {value}")
+    except tomllib.TOMLDecodeError:
+        return json.dumps(value, ensure_ascii=False)
+    return value

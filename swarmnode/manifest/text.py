@@ -176,6 +176,26 @@ def explained(name: str) -> str:
     return "\n\n".join("\n".join([field.name, *(line[2:] for line in _comment(field, ""))]) for field in fields)
 
 
+def with_value(text: str, name: str, value: str) -> str:
+    """Manifest `text` with the field `name` set to `value` (TOML), all other lines as they are, unchecked."""
+    table, _, key = name.rpartition(".")
+    lines, here, end = text.splitlines(), "", 0 if not table else None
+    for number, line in enumerate(lines):
+        if header := re.match(r"\[([^\]]*)\]", line):
+            here = header[1].strip()
+        if here != table:
+            continue
+        if old := re.match(rf"{re.escape(key)}\s*=.*?(\s+#[^\"']*)?\Z", line):
+            lines[number] = f"{key} = {value}{old[1] or ''}"
+            return "\n".join(lines) + "\n"
+        if line.strip() and not line.startswith("#"):
+            end = number + 1
+    if end is None:
+        lines += ["", f"[{table}]"]
+        end = len(lines)
+    return "\n".join([*lines[:end], f"{key} = {value}", *lines[end:]]) + "\n"
+
+
 def schema() -> str:
     """The JSON Schema of manifests: types, choices, defaults and meanings, for editors. `parse` checks more."""
     tables: dict[str, dict[str, Any]] = {table: {} for table in ("", *TABLES)}

@@ -64,6 +64,12 @@ def test_a_wrong_value_in_a_variable_names_the_option(
     assert "hours" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_shells_complete(here: Path, capsys: pytest.CaptureFixture[str], shell: str) -> None:
+    assert main(["completion", shell]) == 0
+    assert "_SWARMNODE_COMPLETE" in capsys.readouterr().out
+
+
 def test_logs_of_a_node_that_is_gone(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["logs", "--home", str(here / "nobody")]) == 69
     capsys.readouterr()
@@ -93,9 +99,10 @@ def test_text_of_a_peer_does_nothing_to_the_terminal(here: Path, capsys: pytest.
         + "\n"
     )
     assert main(["logs", "--home", str(here)]) == 0
+    assert main(["replay", str(here)]) == 0
     out = capsys.readouterr().out
     assert "[2J" in out and all(line.isprintable() for line in out.splitlines())
 
 
 def test_every_verb_knows_its_variables() -> None:
-    assert {"join", "limit", "pause", "finish", "config"} <= set(VERBS)
+    assert {"join", "limit", "pause", "finish", "config", "completion"} <= set(VERBS)

@@ -1,11 +1,7 @@
 """A replica that lies in a swarm of real processes is excluded by those that send to it, and nobody else is."""
 
-import pytest
-
 from benchmarks.swarm.pipeline_attack import PipelineLife, live
 from swarmnode.daemon.clock import SystemClock
-
-pytestmark = pytest.mark.nightly  # tests/node/test_audit.py has one in each push
 
 
 def test_a_liar_in_a_swarm_of_processes_is_excluded_and_nobody_else() -> None:

@@ -16,7 +16,6 @@ from typing import Any, TypeVar
 
 import pytest
 
-pytestmark = pytest.mark.nightly  # tests/simulation/test_weekend.py has it in each push
 BOUND_S = 300.0  # for one condition, on a machine that others load
 OUTAGES_S = [float(text) for text in os.environ.get("SWARMNODE_OUTAGES_S", "5").split()]
 COMMAND = [str(Path(sys.executable).with_name("swarmnode"))]

@@ -27,7 +27,7 @@ from swarmnode.manifest import (
 from swarmnode.manifest.check import is_below
 from swarmnode.manifest.cross_field import ACROSS
 from swarmnode.manifest.spec import BY_NAME, FIELDS
-from swarmnode.manifest.text import brief, build, schema, value_of
+from swarmnode.manifest.text import brief, build, schema, value_of, with_value
 from tests.support.method_tables import METHODS
 
 
@@ -56,6 +56,13 @@ def test_presets_are_valid_and_survive_the_template(name: str) -> None:
     assert parse(template(PRESETS[name]), name) == PRESETS[name]
     text = brief(PRESETS[name], {})
     assert parse(text, name) == PRESETS[name] and text.count("\n") <= 40 and max(map(len, text.splitlines())) <= 110
+
+
+def test_a_value_is_set_where_it_stands_and_where_it_does_not() -> None:
+    text = with_value(with_value(brief(Manifest(), {}), "inner.learning_rate", "0.5"), "limits.tape_bytes_max", "7")
+    text = with_value(with_value(text, "access.mode", '"invited"'), "seed", "3")
+    wanted = build({"inner.learning_rate": 0.5, "limits.tape_bytes_max": 7, "access.mode": "invited", "seed": 3})
+    assert parse(text, "set") == wanted and "# Peak learning rate" in text
 
 
 def test_the_schema_knows_every_field_and_accepts_what_is_written() -> None:
