@@ -10,28 +10,30 @@ from pathlib import Path
 import psutil
 
 from benchmarks.swarm.harness import LOAD, resting
-from swarmnode import manifest as manifests
-from swarmnode.local.child import Child, NodePlan, node_command
+from swarmnode.local.child import Child, NodePlan
 from swarmnode.local.spawn import NODE
-from swarmnode.manifest import PRESETS, SIGNED_FILE, AccessSpec
+from swarmnode.manifest import PRESETS, AccessSpec
 from swarmnode.membership.access import grant_name
 from swarmnode.membership.invite import decode
-from tests.support.processes import BOUND_S, HERE, end, output_of, output_of_piped, said, until, worked
+from tests.support.processes import (
+    BOUND_S,
+    HERE,
+    bootstrap,
+    end,
+    output_of,
+    output_of_piped,
+    said,
+    signed_run,
+    until,
+    worked,
+)
 
 
 async def test_a_stranger_joins_with_one_line(tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    folder.mkdir()
-    manifests.init(folder, PRESETS["tiny"])
-    manifests.sign_folder(folder)
-    signed = folder / SIGNED_FILE
-
-    plan = NodePlan("bootstrap", tmp_path / "boot", signed, tmp_path / "cache", bootstrap=True)
-    children = [await Child.start(plan, node_command(plan))]
+    folder, children = tmp_path / "run", list[Child]()
+    signed = signed_run(folder)
     try:
-        await until(children, lambda: children[0].ready is not None, "the bootstrap is up")
-        assert children[0].ready is not None
-        begin = children[0].ready.addresses
+        begin = await bootstrap(children, tmp_path / "boot", signed)
         for number in range(2):
             plan = NodePlan(f"node-{number}", tmp_path / f"n{number}", signed, tmp_path / "cache", begin, number)
             children.append(await Child.start(plan, resting(plan)))
@@ -62,29 +64,19 @@ async def test_a_stranger_joins_with_one_line(tmp_path: Path) -> None:
         assert (home / "ready.json").exists(), "the first one's ready.json is still there"
 
         # Another owner's key in the invite, everything else right.
-        other = tmp_path / "other"
-        manifests.init(other, PRESETS["tiny"])
-        manifests.sign_folder(other)
-        code, error = await said("invite", str(other), "--home", str(tmp_path / "boot"))
+        signed_run(tmp_path / "other")
+        code, error = await said("invite", str(tmp_path / "other"), "--home", str(tmp_path / "boot"))
         assert (code, "is of run" in error) == (2, True), error
     finally:
         await end(children)
 
 
 async def test_a_run_by_invitation(tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    folder.mkdir()
-    manifests.init(folder, replace(PRESETS["tiny"], access=AccessSpec(mode="invited")))
-    manifests.sign_folder(folder)
-    signed = folder / SIGNED_FILE
+    folder, children = tmp_path / "run", list[Child]()
+    signed = signed_run(folder, replace(PRESETS["tiny"], access=AccessSpec(mode="invited")))
     boot = str(tmp_path / "boot")
-
-    plan = NodePlan("bootstrap", tmp_path / "boot", signed, tmp_path / "cache", bootstrap=True)
-    bootstrap = await Child.start(plan, node_command(plan))
-    children = [bootstrap]
     try:
-        await until(children, lambda: bootstrap.ready is not None, "the bootstrap is up")
-        assert bootstrap.ready is not None
+        here, *_ = await bootstrap(children, tmp_path / "boot", signed)
         secret_file = tmp_path / "invite"
         wheel = f"https://example.org/w.whl#sha256={'ab' * 32}"
         assert not await output_of("invite", str(folder), "--home", boot, "--out", str(secret_file), "--wheel", wheel)
@@ -110,9 +102,9 @@ async def test_a_run_by_invitation(tmp_path: Path) -> None:
 
         other = await output_of("identity", "--home", str(tmp_path / "other"))
         bound = (await output_of_piped(line, "invite", "-", "--machine", other.strip())).strip()
-        here = bootstrap.ready.addresses[0]
+        assert children[0].ready is not None
         cases = {
-            "no invite": ["join", here, "--run", bootstrap.ready.run_id],
+            "no invite": ["join", here, "--run", children[0].ready.run_id],
             "another machine's invite": ["join", bound],
         }
         found = await asyncio.gather(

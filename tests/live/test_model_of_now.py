@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.swarm.harness import LOAD
-from swarmnode import manifest as manifests
 from swarmnode.local.child import Child, NodePlan
 from swarmnode.local.spawn import NODE
-from swarmnode.manifest import PRESETS, SIGNED_FILE
-from tests.support.processes import BOUND_S, HERE, end, ended, until
+from swarmnode.manifest import PRESETS
+from tests.support.processes import BOUND_S, HERE, end, ended, signed_run, until
 
 LINE = re.compile(r"round (\d+), ([\d,]+) samples, \d+ (second|minute)s? old, validation (\d+\.\d+)")
 
@@ -37,12 +36,11 @@ async def test_a_command_on_a_run_that_trains_takes_the_model_of_now(tmp_path: P
     folder, children, tiny = tmp_path / "run", list[Child](), PRESETS["tiny"]
     pipeline = replace(tiny.pipeline, validation_every_samples=256, rebalance_period_s=0.0)
     run = replace(tiny, pipeline=pipeline, gossip=replace(tiny.gossip, round_seconds_min=0.0))
-    manifests.init(folder, run)
-    manifests.sign_folder(folder)
+    signed = signed_run(folder, run)
     two_rounds = 2 * run.gossip.round_samples
 
     async def start(name: str, *arguments: str) -> Child:
-        plan = NodePlan(name, tmp_path / name, folder / SIGNED_FILE, tmp_path / "cache")
+        plan = NodePlan(name, tmp_path / name, signed, tmp_path / "cache")
         child = await Child.start(plan, [*NODE, *arguments, "--home", str(plan.home), "--name", name, *HERE])
         children.append(child)
         await until(children, lambda: child.ready is not None, f"{name} is ready")
@@ -53,7 +51,7 @@ async def test_a_command_on_a_run_that_trains_takes_the_model_of_now(tmp_path: P
         assert coordinator.ready is not None
         here = coordinator.ready.addresses[0]
         for index in range(2):
-            volunteer = ("join", here, "--run", str(folder / SIGNED_FILE), "--cache", str(tmp_path / "cache"))
+            volunteer = ("join", here, "--run", str(signed), "--cache", str(tmp_path / "cache"))
             more = ("--notice", "none", "--stage", str(index), "--max-load", LOAD, "--metrics-port", "0")
             await start(f"volunteer-{index}", *volunteer, *more)
 

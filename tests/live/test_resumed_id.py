@@ -4,18 +4,16 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.swarm.harness import resting
-from swarmnode import manifest as manifests
-from swarmnode.local.child import Child, NodePlan, node_command
-from swarmnode.manifest import PRESETS, SIGNED_FILE
+from swarmnode.local.child import Child, NodePlan
+from swarmnode.manifest import PRESETS
 from tests.live.test_checkpoint import events, up
-from tests.support.processes import end, output_of, until
+from tests.support.processes import bootstrap, end, output_of, signed_run, until
 
 
 async def test_a_run_that_resumes_keeps_its_id_and_its_amendments(tmp_path: Path) -> None:
     run = tmp_path / "run"
     gossip = replace(PRESETS["tiny"].gossip, round_samples=256, round_seconds_min=0.0)
-    manifests.init(run, replace(PRESETS["tiny"], gossip=gossip))
-    manifests.sign_folder(run)
+    signed, children = signed_run(run, replace(PRESETS["tiny"], gossip=gossip)), list[Child]()
     amended = await output_of("amend", str(run), "inner.clip_norm=0.5", "--from-round", "1")
     first = up(tmp_path, {}, str(run), "--nodes", "2", "--samples", "500")
     second = up(tmp_path, {}, "--resume", first["folder"], "--nodes", "2", "--samples", str(first["samples"] + 200))
@@ -26,15 +24,11 @@ async def test_a_run_that_resumes_keeps_its_id_and_its_amendments(tmp_path: Path
     kept = Path(tmp_path / second["folder"])
     assert await output_of("amend", str(kept), "--list") == amended, "the checkpoint carries the owner's amendments"
 
-    plan = NodePlan("bootstrap", tmp_path / "boot", run / SIGNED_FILE, tmp_path / "cache", bootstrap=True)
-    children = [await Child.start(plan, node_command(plan))]
     try:
-        await until(children, lambda: children[0].ready is not None, "the bootstrap is up")
-        assert children[0].ready is not None
-        begin = children[0].ready.addresses
+        begin = await bootstrap(children, tmp_path / "boot", signed)
         for stage in range(2):
             home = tmp_path / f"n{stage}"
-            plan = NodePlan(home.name, home, run / SIGNED_FILE, tmp_path / "cache", begin, stage)
+            plan = NodePlan(home.name, home, signed, tmp_path / "cache", begin, stage)
             children.append(await Child.start(plan, [*resting(plan), "--resume", str(kept)]))
         await until(
             children,

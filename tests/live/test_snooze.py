@@ -7,34 +7,27 @@ from typing import Any
 
 from benchmarks.swarm.harness import resting
 from swarmnode import __version__, owner
-from swarmnode import manifest as manifests
 from swarmnode.daemon.admission import ACCESS_FILE
 from swarmnode.ids import RunId
 from swarmnode.local.child import Child, NodePlan, node_command
-from swarmnode.manifest import PRESETS, SIGNED_FILE
+from swarmnode.manifest import PRESETS
 from swarmnode.membership.access import UPDATE, AccessList, sign_access_list
-from tests.support.processes import BOUND_S, end, ended, output_of, said, until, worked
+from tests.support.processes import BOUND_S, bootstrap, end, ended, output_of, said, signed_run, until, worked
 
 
 async def test_a_snooze_outlives_the_process(tmp_path: Path) -> None:
-    folder, home = tmp_path / "run", tmp_path / "n1"
-    folder.mkdir()
-    tiny = PRESETS["tiny"]
-    manifests.init(folder, replace(tiny, pipeline=replace(tiny.pipeline, stages=1)))
-    manifests.sign_folder(folder)
-    signed, at = folder / SIGNED_FILE, ("--home", str(home))
+    folder, home, children, tiny = tmp_path / "run", tmp_path / "n1", list[Child](), PRESETS["tiny"]
+    signed = signed_run(folder, replace(tiny, pipeline=replace(tiny.pipeline, stages=1)))
+    at = ("--home", str(home))
 
     async def limits() -> dict[str, Any]:
         found = json.loads(await output_of("status", "--json", *at))["limits"]
         assert isinstance(found, dict)
         return found
 
-    plan = NodePlan("bootstrap", tmp_path / "boot", signed, tmp_path / "cache", bootstrap=True)
-    children = [await Child.start(plan, node_command(plan))]
     try:
-        await until(children, lambda: children[0].ready is not None, "the bootstrap is up")
-        assert children[0].ready is not None
-        plan = NodePlan("node", home, signed, tmp_path / "cache", children[0].ready.addresses)
+        begin = await bootstrap(children, tmp_path / "boot", signed)
+        plan = NodePlan("node", home, signed, tmp_path / "cache", begin)
         first = await Child.start(plan, resting(plan))
         children.append(first)
         await until(children, lambda: worked(first), "it trains")

@@ -5,11 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.swarm.harness import resting
-from swarmnode import manifest as manifests
 from swarmnode.local.child import Child, NodePlan, node_command
-from swarmnode.manifest import PRESETS, SIGNED_FILE
 from swarmnode.wire.record_pb2 import NODE_STATE_PAUSED, NODE_STATE_TRAINING
-from tests.support.processes import BOUND_S, end, output_of, said, until, worked
+from tests.support.processes import BOUND_S, bootstrap, end, output_of, said, signed_run, until, worked
 
 
 def used(home: Path) -> int:
@@ -17,11 +15,7 @@ def used(home: Path) -> int:
 
 
 async def test_a_volunteer_rules_over_a_running_node(tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    folder.mkdir()
-    manifests.init(folder, PRESETS["tiny"])
-    manifests.sign_folder(folder)
-    home = tmp_path / "n2"
+    signed, home, children = signed_run(tmp_path / "run"), tmp_path / "n2", list[Child]()
     at = ("--home", str(home))
 
     async def status() -> dict[str, Any]:
@@ -29,16 +23,12 @@ async def test_a_volunteer_rules_over_a_running_node(tmp_path: Path) -> None:
         assert isinstance(found, dict)
         return found
 
-    plan = NodePlan("bootstrap", tmp_path / "boot", folder / SIGNED_FILE, tmp_path / "cache", bootstrap=True)
-    children = [await Child.start(plan, node_command(plan))]
     try:
-        await until(children, lambda: children[0].ready is not None, "the bootstrap is up")
-        assert children[0].ready is not None
-        begin = children[0].ready.addresses
+        begin = await bootstrap(children, tmp_path / "boot", signed)
         for number in range(3):
             stage = min(number, 1)
             here = tmp_path / f"n{number}"
-            plan = NodePlan(f"node-{number}", here, folder / SIGNED_FILE, tmp_path / "cache", begin, stage)
+            plan = NodePlan(f"node-{number}", here, signed, tmp_path / "cache", begin, stage)
             flags = ["--max-up", "80Mbit", "--hours", "00:00-23:59,23:59-00:00"] if number == 2 else []
             children.append(await Child.start(plan, [*node_command(plan), *flags] if flags else resting(plan)))
         ours, other = children[3], children[1]

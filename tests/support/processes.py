@@ -5,12 +5,32 @@ from __future__ import annotations
 import asyncio
 import signal
 import tempfile
+from pathlib import Path
 
-from swarmnode.local.child import Child, environment
+from swarmnode import manifest as manifests
+from swarmnode.local.child import Child, NodePlan, environment, node_command
 from swarmnode.local.spawn import NODE, SPAWNER
+from swarmnode.manifest import PRESETS, SIGNED_FILE, Manifest
 
 BOUND_S = 240.0  # for one condition, on a machine that others load
 HERE = ["--listen", "/ip4/127.0.0.1/tcp/0"]
+
+
+def signed_run(folder: Path, run: Manifest = PRESETS["tiny"]) -> Path:
+    """The signed manifest of a new run in `folder`, with its owner's key beside it."""
+    manifests.init(folder, run)
+    manifests.sign_folder(folder)
+    return folder / SIGNED_FILE
+
+
+async def bootstrap(children: list[Child], home: Path, signed: Path) -> tuple[str, ...]:
+    """Start a bootstrap, one of `children`; where it is, once it is up."""
+    plan = NodePlan("bootstrap", home, signed, home.parent / "cache", bootstrap=True)
+    child = await Child.start(plan, node_command(plan))
+    children.append(child)
+    await until(children, lambda: child.ready is not None, "the bootstrap is up")
+    assert child.ready is not None
+    return tuple(child.ready.addresses)
 
 
 async def ended(*arguments: str) -> tuple[int, str, str]:
