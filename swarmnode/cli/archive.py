@@ -16,6 +16,7 @@ from swarmnode.cli.option.param import ARCHIVE_EVERY_S, ARCHIVE_KEEP, DURATION, 
 from swarmnode.daemon.options import ArchiveOptions
 from swarmnode.errors import NotPermitted, UsageError
 from swarmnode.machine.archive_lock import keeper
+from swarmnode.plugin import check_library
 
 FOLDER_NAME = "archive"
 FILE = click.Path(dir_okay=False, path_type=Path)
@@ -46,6 +47,13 @@ def archive_options(command: Callable[..., int]) -> Callable[..., int]:
             default="",
             help="Also copy them there: a folder or s3://BUCKET/PREFIX, with your keys.",
         ),
+        click.option(
+            "--push-to-hub",
+            "hub",
+            metavar="OWNER/NAME",
+            default="",
+            help="Also push the newest as a revision of that model on the Hugging Face Hub, with a model card.",
+        ),
         click.option("--warrant", type=FILE, help="The owner's permission, if the owner's key is not beside RUN."),
     )
     for add in reversed(given):
@@ -55,6 +63,8 @@ def archive_options(command: Callable[..., int]) -> Callable[..., int]:
 
 def options_of(run: str, folder: Path, kept: dict[str, Any], **more: Any) -> ArchiveOptions:
     """The options of an archive of RUN in `folder`."""
+    if kept["hub"]:
+        check_library("huggingface_hub", "--push-to-hub")
     data = more.pop("data", None) or (Path(run) if Path(run).is_dir() else None)
     return ArchiveOptions(folder=folder, data=data, **kept, **more)
 
@@ -72,6 +82,7 @@ def command(
     every_s: float,
     keep: int,
     push: str,
+    hub: str,
     warrant: Path | None,
     **where: Any,
 ) -> int:
@@ -92,7 +103,7 @@ def command(
     if allow is not None:
         click.echo(_warrant_for(Path(run), check_peer(allow)))
         return 0
-    kept = {"every_s": every_s, "keep": keep, "push": push, "warrant": warrant}
+    kept = {"every_s": every_s, "keep": keep, "push": push, "hub": hub, "warrant": warrant}
     if not Path(run).is_dir() and out is None:
         raise click.UsageError("--out DIR is required (RUN is not a folder)")
     folder = out or Path(run) / FOLDER_NAME

@@ -39,6 +39,7 @@ def command(
     every_s: float,
     keep: int,
     push: str,
+    hub: str,
     warrant: Path | None,
     **where: Any,
 ) -> int:
@@ -56,8 +57,8 @@ def command(
     address = host or ("0.0.0.0" if public else "127.0.0.1")
     run = str(where["run"])
     above = Path(run) if Path(run).is_dir() else where["home"] or default_home("coordinator")
-    asked = bool(archives or archive_folder or push or warrant)
-    kept = {"every_s": every_s, "keep": keep, "push": push, "warrant": warrant}
+    asked = bool(archives or archive_folder or push or hub or warrant)
+    kept = {"every_s": every_s, "keep": keep, "push": push, "hub": hub, "warrant": warrant}
     archive = options_of(
         run, archive_folder or above / FOLDER_NAME, kept, asked=asked, publish=publish_model, data=where["data_root"]
     )

@@ -11,6 +11,7 @@ import click
 
 from swarmnode.cli.option.param import FOLDER
 from swarmnode.cli.output.progress import bar
+from swarmnode.plugin import check_library
 from swarmnode.user_folders import default_cache, default_home
 
 KINDS = ("auto", "stages", "checkpoint")
@@ -43,6 +44,12 @@ AVERAGE = click.option(
     "--home", type=FOLDER, help="Of an invite: this machine's own folder.  [default: ~/.local/share/swarmnode/archive]"
 )
 @click.option("--adapter", is_flag=True, help="Write the adapters alone, as peft loads them beside the base model.")
+@click.option(
+    "--push-to-hub",
+    "hub",
+    metavar="OWNER/NAME",
+    help="Also push it as a revision of that model on the Hugging Face Hub, with its model card.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(
     source: str,
@@ -54,6 +61,7 @@ def command(
     warrant: Path | None,
     home: Path | None,
     adapter: bool,
+    hub: str | None,
     as_json: bool,
 ) -> None:
     """Merge SOURCE into one model that transformers' AutoModelForCausalLM and AutoTokenizer load. Prints its folder. Of
@@ -73,6 +81,9 @@ def command(
     archive, or the home of that process) gives the model of now: it is copied at once unless the newest copy is a
     minute old. --from checkpoint takes the newest that is kept. stderr says which model was taken.
 
+    --push-to-hub needs the library huggingface_hub and a token (`hf auth login`, or HF_TOKEN). A new repository is
+    private; each push is one commit, tagged with its round. README.md in the folder is the model card.
+
     --json: model, kind, run, round, samples, age_s, validation (null: nobody noted it), parameters, replicas,
     spread (of replicas around their mean before they are averaged, as a share of the weights).
     """
@@ -82,6 +93,8 @@ def command(
     def note(text: str) -> None:
         click.echo(text, err=True)
 
+    if hub is not None:
+        check_library("huggingface_hub", "--push-to-hub")
     with contextlib.ExitStack() as stack:
         if not Path(source).exists() and (invite := find_invite([source], None)) is not None:
             from swarmnode.daemon.pull import pull_checkpoint
@@ -92,4 +105,12 @@ def command(
             kind = "checkpoint"
         moved = stack.enter_context(bar("reading"))
         facts = export_model(source, out, kind, note, moved, last, checkpoints, data, adapter)
+    if hub is not None:
+        from swarmnode.machine.hub import push_folder
+
+        loss = facts["validation"]
+        told = "" if loss is None else f", held-out loss {loss:.4f}"
+        message = f"round {facts['round']}, {facts['samples']:,} samples{told}"
+        facts["hub"] = push_folder(out, hub, f"round-{facts['round']}", message)
+        note(f"pushed: {facts['hub']}")
     click.echo(json.dumps(facts) if as_json else facts["model"])

@@ -21,6 +21,7 @@ from swarmnode.atomic_file import check_writable
 from swarmnode.daemon.admission import OWN_PASS_S
 from swarmnode.daemon.control_api import DaemonContext
 from swarmnode.daemon.options import ArchiveOptions
+from swarmnode.dashboard.history import history_path, read_members
 from swarmnode.data.tokenizer_file import carried_files, tokenizer_file
 from swarmnode.errors import NotPermitted, RemoteFault, SwarmnodeError, Unavailable, UsageError
 from swarmnode.ids import PeerId
@@ -102,7 +103,7 @@ def make_archive(process: DaemonContext, options: ArchiveOptions, reported: Repo
     return Archive(
         manifest,
         Origin.of(manifest, process.run_id, signed),
-        ArchivePlan(folder, options.every_s, options.keep, push),
+        ArchivePlan(folder, options.every_s, options.keep, push, hub=options.hub),
         sources,
         _evaluation(process, options, reported),
         _model_files(process, options),
@@ -285,6 +286,8 @@ def _model_files(process: DaemonContext, options: ArchiveOptions) -> ModelFiles:
         with contextlib.suppress(SwarmnodeError):  # the weights matter; `export --data` can add the tokenizer later
             tokenizer = tokenizer_file(options.data, manifest.data)
         carried = carried_files(process.options.base_folder, manifest.base.index, tokenizer)
-        return sharded_model_files(manifest, tokenizer, where, nbytes, about, carried)
+        members = read_members(history_path(process.options.home, process.run_id))
+        told = {**about, "members": members} if members else about
+        return sharded_model_files(manifest, tokenizer, where, nbytes, told, carried)
 
     return files

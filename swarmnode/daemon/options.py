@@ -31,6 +31,7 @@ class ArchiveOptions:
     every_s: float
     keep: int
     push: str = ""
+    hub: str = ""  # a repository of the Hugging Face Hub that gets the newest checkpoint
     warrant: Path | None = None
     data: Path | None = None
     once: bool = False

@@ -20,6 +20,7 @@ from swarmnode.dashboard.board import CURVE_POINTS, Board, Changes, Round
 from swarmnode.dashboard.timeline import TimelineEntry
 from swarmnode.dashboard.totals import Contribution
 from swarmnode.errors import DiskFull, LocalFault
+from swarmnode.identity import friendly_name
 from swarmnode.ids import PeerId
 from swarmnode.wire.call_pb2 import Receipt
 
@@ -232,6 +233,21 @@ class History:
 def history_path(home: Path, run_id: str) -> Path:
     """The file in a coordinator's home that holds the history of a run."""
     return home / f"history-{run_id[:16]}.sqlite"
+
+
+def read_members(path: Path) -> list[dict[str, object]]:
+    """(name, hours of work as it tells) of each who took part, the most first, as the history at `path` has them; none
+    where there is none."""
+    try:
+        with contextlib.closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as database:
+            rows = database.execute("SELECT peer, name, lives FROM contribution").fetchall()
+        works = [
+            (sum(life.get("worked_s", 0.0) for life in json.loads(lives).values()), name or friendly_name(PeerId(peer)))
+            for peer, name, lives in rows
+        ]
+    except (sqlite3.Error, ValueError, TypeError, AttributeError):
+        return []
+    return [{"name": name, "hours": round(seconds / 3600, 2)} for seconds, name in sorted(works, reverse=True)]
 
 
 def read_curves(path: Path) -> tuple[str, list[list[object]], list[tuple[int, float, float]]]:

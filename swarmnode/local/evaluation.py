@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from swarmnode.daemon.clock import SystemClock
+from swarmnode.dashboard.history import read_members
 from swarmnode.data.base_folder import FOLDER
 from swarmnode.data.corpus import Corpus
 from swarmnode.data.indexed import IndexedCorpus, open_text
@@ -163,6 +164,11 @@ def export_model(
         "replicas": model.replicas,
         "spread": spread(model) if model.replicas > 1 else 0.0,
     }
+    histories = (
+        [] if folder is None else sorted(folder.rglob("history-*.sqlite"), key=lambda path: path.stat().st_mtime)
+    )
+    if histories and (members := read_members(histories[-1])):
+        about["members"] = members
     tokenizer = tokenizer_file(data or folder, model.manifest.data)
     base_folder = None if folder is None else folder / FOLDER
     carried = carried_files(base_folder, model.manifest.base.index, tokenizer)

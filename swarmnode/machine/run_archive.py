@@ -26,6 +26,7 @@ from swarmnode.atomic_file import TEMPORARY, check_free
 from swarmnode.errors import DataError, LocalFault, RemoteFault, SwarmnodeError, Unavailable
 from swarmnode.machine.archive_sources import ArchiveSources, RunCopy, TakenCopy, saved_elements
 from swarmnode.machine.folder_store import FolderStore
+from swarmnode.machine.hub import push_folder
 from swarmnode.manifest import Manifest
 from swarmnode.metrics import name
 from swarmnode.model.section import PACKED_ITEMSIZE, section_shapes
@@ -84,6 +85,7 @@ class ArchivePlan:
     every_s: float
     keep: int
     push: Store | None = None
+    hub: str = ""  # and a repository of the Hugging Face Hub, which gets the newest
     shard_nbytes: int = form.SHARD_NBYTES
 
 
@@ -114,6 +116,7 @@ class Archive:
         """A sentence for the user: what the archive does or waits for."""
         self._current_s = -math.inf  # by the loop's clock: the swarm had nothing newer than `newest` then
         self._asked = asyncio.Event()
+        self._on_hub = ""  # the label that the hub's repository has
 
     @property
     def folder(self) -> Path:
@@ -204,6 +207,7 @@ class Archive:
         self._current_s = begun_s
         await self._prune()
         await self._push()
+        await self._push_to_hub(entry)
         self.status = "ready"
         return entry
 
@@ -365,6 +369,22 @@ class Archive:
                 await self._delete(store, label)
         except (LocalFault, DataError) as error:
             self._telemetry.event("archive.push_failed", level="error", where=str(store), reason=str(error))
+
+    async def _push_to_hub(self, entry: ArchiveEntry) -> None:
+        """Make the hub's repository hold `entry`, once. A failure is logged and retried the next time."""
+        hub, label = self._plan.hub, entry.label
+        if not hub or label == self._on_hub:
+            return
+        self.status = f"pushes {label} to {hub}"
+        told = "" if entry.loss is None else f", held-out loss {entry.loss:.4f}"
+        message = f"round {entry.round}, {entry.samples:,} samples{told}"
+        try:
+            where = await asyncio.to_thread(push_folder, self.folder_of(entry), hub, label, message)
+        except SwarmnodeError as error:
+            self._telemetry.event("archive.push_failed", level="error", where=hub, reason=str(error))
+        else:
+            self._on_hub = label
+            self._telemetry.event("archive.pushed", label=label, where=where)
 
     def _place(self, label: str) -> str:
         return form.place(self._origin.run_id, label)

@@ -21,6 +21,7 @@ from swarmnode.model.adapter import has_adapters
 from swarmnode.model.architecture import DECODER
 from swarmnode.model.frozen import ADAPTER_CONFIG, ADAPTER_FILE, BaseWeights, peft_config, peft_tensors
 from swarmnode.model.huggingface import config_of, source_names
+from swarmnode.model.model_card import CARD, model_card
 from swarmnode.model.stage import StageReplica
 
 MODEL_CONFIGS = ("config.json", "generation_config.json")
@@ -104,9 +105,9 @@ def write_model(
     carried: Mapping[str, bytes] | None = None,
 ) -> int:
     """Write `out_dir` as a Hugging Face model folder: config.json, generation_config.json, model.safetensors and the
-    tokenizer (a copy of the file `tokenizer`, or the run's byte tokenizer). It also gets manifest.toml, and `about` in
-    swarmnode.json, for `eval` and `generate`; `carried` are the small files of the base model, whose chat template,
-    special tokens and longest context the export keeps. Returns the number of parameters.
+    tokenizer (a copy of the file `tokenizer`, or the run's byte tokenizer). It also gets manifest.toml, a model card,
+    and `about` in swarmnode.json, for `eval` and `generate`; `carried` are the small files of the base model, whose
+    chat template, special tokens and longest context the export keeps. Returns the number of parameters.
 
     Raises DataError if `tokenizer` cannot be read or transformers has no such model, LocalFault if a write fails.
     """
@@ -166,6 +167,7 @@ def _small_files(
         **{name: raw for name, raw in carried.items() if name != "config.json"},
         MANIFEST_FILE: template(manifest).encode(),
         "swarmnode.json": _json_bytes(about),
+        CARD: model_card(manifest, about).encode(),
     }
     settings = json_object(files["generation_config.json"])
     if settings.get("eos_token_id") is None and (end := _end_of_text(manifest)) is not None:

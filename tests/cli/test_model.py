@@ -134,8 +134,24 @@ def tensors_of(model: Path) -> dict[str, torch.Tensor]:
     return read_tensors(model / "model.safetensors")
 
 
-def test_export_takes_running_means_and_last_weights_when_asked(session: Path, tmp_path: Path, said) -> None:  # type: ignore[no-untyped-def]
-    assert said("export", str(session), "--out", str(tmp_path / "mean"))[0] == 0
+def test_export_takes_running_means_and_last_weights_when_asked(  # type: ignore[no-untyped-def]
+    session: Path, tmp_path: Path, said, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pushed: list[tuple[object, ...]] = []
+
+    def push_folder(*given: object) -> str:
+        pushed.append(given)
+        return "https://hub/1"
+
+    monkeypatch.setattr("swarmnode.machine.hub.push_folder", push_folder)
+    code, text, error = said(
+        "export", str(session), "--out", str(tmp_path / "mean"), "--push-to-hub", "ada/left", "--json"
+    )
+    told = json.loads(text)
+    assert code == 0 and told["hub"] == "https://hub/1" and "pushed: https://hub/1" in error
+    message = f"round {told['round']}, {told['samples']} samples"
+    assert pushed == [(tmp_path / "mean", "ada/left", f"round-{told['round']}", message)]
+    assert f"| samples, tokens | {told['samples']}," in (tmp_path / "mean" / "README.md").read_text()
     assert said("export", str(session), "--out", str(tmp_path / "last"), "--last")[0] == 0
     last = tensors_of(tmp_path / "last")
     for name, value in tensors_of(tmp_path / "mean").items():

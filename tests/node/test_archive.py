@@ -6,6 +6,7 @@ import asyncio
 import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -54,11 +55,29 @@ def weights(folder: Path, stage: int) -> np.ndarray:
         return pool.submit(lambda: asyncio.run(read())).result()
 
 
-async def test_an_archive_holds_the_run_and_a_liars_copy_does_not_get_in(tmp_path: Path) -> None:
+async def test_an_archive_holds_the_run_and_a_liars_copy_does_not_get_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pushed: list[tuple[Path, str, str, str]] = []
+
+    def push_folder(*given: Any) -> str:
+        pushed.append(given)
+        if len(pushed) == 1:
+            raise Unavailable("the Hub is away")
+        return "https://hub/commit/1"
+
+    monkeypatch.setattr("swarmnode.machine.run_archive.push_folder", push_folder)
     async with village(RUN_OF) as v:
         people = await trained(v, (0, 1, 1, 1), liar=2)
-        kept = archive_of(v, tmp_path)
+        kept = archive_of(v, tmp_path, hub="ada/model")
         entry = await kept.archive.once()
+        await kept.archive._push_to_hub(entry)
+        await kept.archive._push_to_hub(entry)
+        message = f"round {entry.round}, {entry.samples:,} samples"
+        assert pushed == [(kept.archive.folder_of(entry), "ada/model", entry.label, message)] * 2, "again, then not"
+        assert kept.told("archive.push_failed") == [{"where": "ada/model", "reason": "the Hub is away"}]
+        assert kept.told("archive.pushed") == [{"label": entry.label, "where": "https://hub/commit/1"}]
+        assert "README.md" in {name for name, _, _ in entry.files}
         near(tmp_path, v)
         liar = people[2].node.me
         assert [word.liars for word in entry.stages] == [(), (liar,)]

@@ -54,6 +54,7 @@ def archive_of(
     push: Store | None = None,
     keep: int = 2,
     identity: Identity = MACHINE,
+    hub: str = "",
 ) -> Kept:
     """A fresh archive, as its process makes one at each start."""
     quiet = Quiet()
@@ -69,7 +70,7 @@ def archive_of(
     def files(where: Mapping[str, str], nbytes: int, about: Mapping[str, object]) -> Mapping[str, bytes]:
         return sharded_model_files(v.run, None, where, nbytes, about)
 
-    plan = ArchivePlan(folder, 3600.0, keep, push=push, shard_nbytes=16 << 10)
+    plan = ArchivePlan(folder, 3600.0, keep, push=push, hub=hub, shard_nbytes=16 << 10)
     archive = Archive(v.run, Origin.of(v.run, RUN), plan, sources, evaluate or unmeasured, files, quiet)
     return Kept(archive, sources, quiet, folder)
 
