@@ -28,7 +28,7 @@ PARTS := rest round node storm live late
 
 SETSID := $(shell command -v setsid)
 
-.PHONY: help setup demo test nightly chaos check proto docs wheel lock bench soak clean
+.PHONY: help setup demo test nightly chaos check proto docs site wheel lock bench soak clean
 .DEFAULT_GOAL := help
 
 help:
@@ -41,6 +41,7 @@ help:
 	@echo "make proto   generate swarmnode/wire again from proto/"
 	@echo "make wheel   dist/*.whl, what volunteers install; make lock: requirements.txt, every package by its hash"
 	@echo "make docs    write what is made from the code: tables in docs/, the Grafana board, cloud-init"
+	@echo "make site    the pages as a site in build/site, strictly; make docs first"
 	@echo "make bench   measure throughput of the swarm and of the transport"
 	@echo "make soak    a long run with a node killed every 30 s, storms in virtual time for an hour and a weekend (SEED=1000), a million damaged inputs"
 
@@ -100,6 +101,11 @@ docs: setup
 	@$(BIN)/python docs/generate.py
 	@$(BIN)/python deploy/grafana/board.py
 	@$(BIN)/python deploy/cloud-init/generate.py
+
+# mkdocs-material is in an environment of its own: nothing else needs it.
+site:
+	@test -x build/mkdocs/bin/mkdocs || { $(PYTHON) -m venv build/mkdocs && build/mkdocs/bin/pip install -q --disable-pip-version-check mkdocs-material==9.8.2; }
+	@NO_MKDOCS_2_WARNING=1 build/mkdocs/bin/mkdocs build --strict -q && echo build/site/index.html
 
 # Needs pip alone: nothing is installed.
 wheel:

@@ -120,6 +120,18 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert anchor in anchors, f"{page.name} links to {target}#{anchor}"
 
 
+def test_the_site_has_every_page_once() -> None:
+    """mkdocs.yml, which `make site` builds strictly, without mkdocs."""
+    import yaml
+
+    def pages(entry: object) -> list[str]:
+        inner = entry.values() if isinstance(entry, dict) else entry
+        return [entry] if isinstance(entry, str) else [page for each in inner for page in pages(each)]  # type: ignore[attr-defined]
+
+    listed = pages(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"])
+    assert sorted(listed) == sorted(str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md"))
+
+
 def test_verbs_and_flags_in_pages_exist() -> None:
     """Every `swarmnode VERB --flag` in a page, run by the tests or not."""
     import click
