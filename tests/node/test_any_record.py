@@ -27,10 +27,10 @@ async def test_blocks_that_nobody_can_have_finished_move_no_feeder() -> None:
             v.add(index % 3)
         await v.fed(64)
         await Stranger(v, 1).say(v, blocks=record_pb2.Blocks(finished_below=2**52))
-        await trains_on(v, 256, "feeders go on")
+        await trains_on(v, 128, "feeders go on")
         late = v.add(0)
         await v.until(lambda: late.node.state == record_pb2.NODE_STATE_TRAINING, "a feeder that comes later")
-        await trains_on(v, 256, "with it")
+        await trains_on(v, 128, "with it")
         for person in v.people:
             if (said := person.served.status().blocks) is not None:
                 assert said.finished_below <= v.total(), "and nobody announces it again"
@@ -43,7 +43,7 @@ async def test_speeds_without_measure_kill_nobody() -> None:
         await v.fed(64)
         for number, speed in enumerate((1.7e308, 1.7e308, 1e9)):
             await Stranger(v, number).say(v, stage=1, samples_per_second=speed)
-        await trains_on(v, 256, "training beside speeds that cannot be")
+        await trains_on(v, 128, "training beside speeds that cannot be")
 
 
 async def test_a_joiner_meets_others_whatever_stride_a_stranger_announces() -> None:

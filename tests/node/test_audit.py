@@ -237,7 +237,7 @@ async def test_an_honest_answer_cannot_be_made_to_look_false(stages: int) -> Non
 
 
 @pytest.mark.parametrize("kind", [Flips, SendsNoise])
-async def test_blame_falls_on_the_stage_that_lied(kind: type[Liar]) -> None:
+async def test_blame_falls_on_the_stage_that_lied(kind: type[Recording]) -> None:
     """Of three stages the middle one lies: neither the last one, which works with what it sends, nor another middle one
     is blamed."""
     async with village(manifest(stages=3)) as v:

@@ -22,7 +22,7 @@ async def back(v: Village, joiners: list[Villager]) -> None:
     await v.trains(256, "training goes on", BOUND_S)
 
 
-@pytest.mark.parametrize("stage", [0, 2])
+@pytest.mark.parametrize("stage", [0, pytest.param(2, marks=pytest.mark.nightly)])
 async def test_a_stage_comes_back_from_the_ring(stage: int) -> None:
     run = with_recovery(manifest())
 

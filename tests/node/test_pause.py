@@ -21,7 +21,7 @@ def trains(person: Villager) -> bool:
     return person.node.state == record_pb2.NODE_STATE_TRAINING
 
 
-@pytest.mark.parametrize("stage", [0, 1])
+@pytest.mark.parametrize("stage", [0, pytest.param(1, marks=pytest.mark.nightly)])
 async def test_a_replica_pauses_catches_up_and_goes_on(stage: int) -> None:
     async with village(manifest(stages=2), stages=(0, 1, 0, 1)) as v:
         await v.until(lambda: all(map(trains, v.people)) and v.total() > 64, "everybody trains")

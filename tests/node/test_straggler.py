@@ -30,7 +30,7 @@ async def test_a_node_that_answers_pings_and_nothing_else_is_banned_and_comes_ba
         gray.served.handlers = lambda: {**handlers, "process": never}  # type: ignore[method-assign]
         await v.until(lambda: bool(bans(v, gray)), "the gray node is banned")
         assert any("answers pings" in reason for reason in bans(v, gray)), bans(v, gray)
-        await v.trains(256, "the others train on")
+        await v.trains(128, "the others train on")
         gray.served.handlers = lambda: handlers  # type: ignore[method-assign]
         samples = hop.samples
         await v.until(lambda: hop.samples > samples, "it gets work again when it works again")
