@@ -101,6 +101,3 @@ async def forever() -> Never:
     """Wait until cancelled."""
     await asyncio.get_running_loop().create_future()
     raise AssertionError("nothing ends this wait")
-
-
-__all__ = ["background_tasks", "beside_loop", "forever", "gather_or_cancel", "interrupted"]

@@ -50,6 +50,12 @@ def seeded(*parts: str | bytes | int | float) -> random.Random:
     return random.Random(digest(*parts))
 
 
+def swarm_of(run_id: RunId, cut: int) -> RunId:
+    """The id in the records of a run's nodes once its stages were cut anew by amendment `cut`; 0: as they began. Nodes
+    of different cuts do not see each other. What headers, folders and protocols carry of the run's id stays."""
+    return RunId(run_id[:32] + digest("cut", run_id, cut).hex()[:32]) if cut else run_id
+
+
 def microbatch_id(feeder: PeerId, incarnation: int, serial: int) -> MicrobatchId:
     """The id of a feeder's `serial`-th microbatch since it started (`incarnation` differs between starts)."""
     return MicrobatchId(digest("microbatch", feeder, incarnation, serial)[:MICROBATCH_ID_BYTES])

@@ -176,6 +176,3 @@ class Library(Generic[Loaded]):
             return self._load(_name_of(descriptor, self._compiled.path()))
         except (OSError, ImportError):
             return self._otherwise
-
-
-__all__ = ["Compiled", "Library"]

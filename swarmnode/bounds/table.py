@@ -37,6 +37,7 @@ RUN = name(64, "hex digits of a run id")
 ROUND = number(SAMPLES_MAX, "rounds", "a round has a sample at least")
 SAMPLES = number(SAMPLES_MAX, "samples", "exact as a float64; at a million a second, 285 years")
 STAGE = number(STAGES_MAX - 1, "", "manifest: pipeline.stages")
+GIVEN_STAGE = number(2 * STAGES_MAX - 1, "", "manifest: pipeline.stages; from 512 on: as they were cut before")
 PLACE = number(STAGES_MAX, "", "manifest: pipeline.stages; that number itself: a feeder without a stage")
 STEPS = number(SAMPLES_MAX, "inner steps", "a step has a sample at least")
 UNIX_S = number(UNIX_S_MAX, "s", "until the year 2242")
@@ -168,9 +169,11 @@ BY_FIELD: Mapping[str, Bound] = {
     "Recompute.stage": PLACE,
     "Recompute.samples": number(2**20, "samples", "manifest: inner.microbatch"),
     "Accusation.samples": number(2**20, "samples", "manifest: inner.microbatch"),
+    "SnapshotRequest.stage": GIVEN_STAGE,
     "SnapshotRequest.round_min": ROUND,
     "SnapshotRequest.first": ELEMENTS,
     "SnapshotRequest.count": ELEMENTS,
+    "Snapshot.stage": GIVEN_STAGE,
     "Snapshot.id": DIGEST,
     "Snapshot.nbytes": NBYTES,
     "Snapshot.chunk_nbytes": number(1 << 24, "bytes", "transfer/snapshot.py"),
@@ -178,6 +181,7 @@ BY_FIELD: Mapping[str, Bound] = {
     "Snapshot.elements": number(ELEMENTS_MAX, "elements", ELEMENTS_WHY, many=8),
     "Snapshot.gradient_norm": number(3.5e38, "", "the largest float32"),
     "Snapshot.bump_steps": number(1 << 20, "inner steps", "transfer/snapshot.py"),
+    "ChunkRequest.stage": GIVEN_STAGE,
     "ChunkRequest.snapshot_id": DIGEST,
     "AccessListRequest.sequence": number(2**64 - 1, "", "the owner's word"),
     "AccessListRequest.amendments": number(64, "", "as Amendment.serial"),

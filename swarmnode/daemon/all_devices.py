@@ -61,6 +61,3 @@ def join_all(arguments: Sequence[str], words: Sequence[str], home: Path, name: s
     node = [sys.executable, "-m", "swarmnode.cli.main", "join"]
     commands = [[*node, *device_arguments(arguments, words, device, home, name)] for device in names]
     return join_each(commands, invite)
-
-
-__all__ = ["device_arguments", "join_all", "join_each"]

@@ -39,15 +39,13 @@ from swarmnode.ports import Answer, Call, Clock
 from swarmnode.recovery.archive import ONCE_S, Scores
 from swarmnode.recovery.checkpoint import ROOT, Origin, checkpoint_of
 from swarmnode.recovery.checkpoint_io import load_stage
-from swarmnode.transfer.donor import SnapshotDonor
-from swarmnode.transfer.snapshot import Snapshot, StateSlice
+from swarmnode.transfer.donor import LoadedDonor
+from swarmnode.transfer.snapshot import Snapshot
 from swarmnode.wire import access_pb2, record_pb2
 
 WARRANT_BYTES_MAX = 1024
 EVALUATION_S = 3600.0  # guess: a large model on a small server; after that the swarm's own loss is used
 MEMORY_TIMES = 3.0  # guess: `eval` holds the weights twice, and activations
-GIVEN_STAGES = 2  # guess: stages whose slow weights a coordinator has in memory for nodes that bring them back
-NO_STAGE = -1
 
 Reported = Callable[[int], float | None]
 """The validation loss that the swarm reported nearest to a number of samples."""
@@ -90,7 +88,7 @@ def make_archive(process: DaemonContext, options: ArchiveOptions, reported: Repo
     hold(folder, process.options.home)
     sources = ArchiveSources(
         manifest,
-        process.run_id,
+        process.swarm,
         process.transport,
         process.directory,
         clock,
@@ -152,51 +150,32 @@ class ArchiveGiver:
     def __init__(self, process: DaemonContext, archive: Archive) -> None:
         self._manifest = process.manifest
         self._archive = archive
-        self._kept: dict[int, Snapshot] = {}
-        self._loading = asyncio.Lock()
-        self._donor = SnapshotDonor(
-            process.run_id, NO_STAGE, _nothing, asyncio.to_thread, process.telemetry, kept=self._kept.get
-        )
+        self._donor = LoadedDonor(process.run_id, self._load, asyncio.to_thread, process.telemetry)
+        self.chunk = self._donor.chunk
 
     async def offer(self, peer: PeerId, call: Call) -> Answer:
         """Handler of "snapshot". Raises Unavailable without a checkpoint, RemoteFault for a stage that does not
         exist."""
-        stage = call.header.snapshot.stage
-        if stage >= self._manifest.pipeline.stages:
-            raise RemoteFault(f"stage {stage} asked of a run of {self._manifest.pipeline.stages}")
-        async with self._loading:
-            await self._load(stage)
         answer = await self._donor.offer(peer, call)
         answer.header.snapshot.warrant.CopyFrom(self._archive.sources.warrant)
         return answer
 
-    async def chunk(self, peer: PeerId, call: Call) -> Answer:
-        """Handler of "chunk"."""
-        return await self._donor.chunk(peer, call)
-
-    async def _load(self, stage: int) -> None:
-        """Have the stage's newest copy in memory, and at most GIVEN_STAGES of them. Raises Unavailable."""
+    async def _load(self, stage: int, known: Snapshot | None) -> Snapshot:
+        """The stage's newest copy, however the stages were cut then."""
+        if stage >= self._manifest.pipeline.stages:
+            raise RemoteFault(f"stage {stage} asked of a run of {self._manifest.pipeline.stages}")
         entry = max(self._archive.entries.values(), key=lambda entry: entry.samples, default=None)
         if entry is None:
             raise Unavailable("the archive has no checkpoint yet")
-        if (known := self._kept.get(stage)) is not None and known.progress.total == entry.samples:
-            return
+        if known is not None and known.progress.total == entry.samples:
+            return known
         store = FolderStore(self._archive.folder_of(entry))
         checkpoint = checkpoint_of(await store.read(ROOT) or b"", entry.label)
         shapes = {"theta": section_shapes(self._manifest, stages_of(self._manifest)[stage])["phi"]}
         state = await load_stage(store, "", checkpoint, shapes)  # theta of an archive is read from its phi
-        while len(self._kept) >= GIVEN_STAGES:
-            del self._kept[next(iter(self._kept))]
-        self._kept[stage] = Snapshot.of(
-            replace(state, sections={"phi": state.sections["theta"]}, packed=True),
-            stage,
-            checkpoint.parts[stage].round,
-            record_pb2.Progress(total=entry.samples),
-        )
-
-
-async def _nothing(cut: StateSlice) -> Snapshot:
-    raise Unavailable("an archive serves no stage itself")
+        round_index = min(part.round for part in checkpoint.parts)
+        state = replace(state, sections={"phi": state.sections["theta"]}, packed=True)
+        return Snapshot.of(state, stage, round_index, record_pb2.Progress(total=entry.samples))
 
 
 def give_archive(process: DaemonContext, archive: Archive) -> None:

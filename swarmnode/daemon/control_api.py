@@ -94,9 +94,12 @@ class DaemonContext:
     signed: record_pb2.SignedManifest
     admission: Admission
     clock: SystemClock
+    cut: int  # the amendment that cut the stages as they are here; 0: none did
+    swarm: RunId  # the id in records of nodes with these stages
     fit: StageFit | None = None  # the stages that this machine can serve; None for a bootstrap
     corpus: Corpus | None = None  # the run's text in files of this machine, where this node may feed from them
     forbidden: list[str] = field(default_factory=list)  # the reason why we may no longer take part, at most one
+    recut: list[int] = field(default_factory=list)  # the cut that the run goes on in, at most one
 
 
 class ControlApi:

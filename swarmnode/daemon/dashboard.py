@@ -98,5 +98,6 @@ async def watch(
             telemetry=process.telemetry,
             archive_of=functools.partial(archive_of, process),
             amendments=lambda done: [] if (known := process.admission.amendments) is None else known.lines(done),
+            swarm=process.swarm,
         )
     )

@@ -46,7 +46,10 @@ def launch(options: NodeOptions, tell: Callable[[Ready], Awaitable[None]]) -> in
         async with asyncio.TaskGroup() as group:
             telling = group.create_task(_tell(options, tell))
             try:
-                return await run_node(options, lock)
+                ended = await run_node(options, lock)
+                while not isinstance(ended, int):
+                    ended = await run_node(options, None, ended)
+                return ended
             finally:
                 telling.cancel()
 

@@ -58,7 +58,7 @@ from swarmnode.errors import (
 )
 from swarmnode.gossip.compression import kernel
 from swarmnode.identity import friendly_name
-from swarmnode.ids import PeerId, RunId, seeded
+from swarmnode.ids import PeerId, RunId, seeded, swarm_of
 from swarmnode.machine.bucket_store import open_store
 from swarmnode.machine.checkup import check, find_resumptions
 from swarmnode.machine.compute import ThreadCompute
@@ -69,6 +69,7 @@ from swarmnode.machine.samples import CorpusSamples
 from swarmnode.machine.sensors import DailyTraffic, Sensors
 from swarmnode.manifest import read_signed, verify
 from swarmnode.membership.admission import Admission
+from swarmnode.membership.amendment import Amendments
 from swarmnode.membership.place import places
 from swarmnode.membership.record import STRETCH_MAX
 from swarmnode.metrics.exporter import PrometheusTelemetry
@@ -84,13 +85,14 @@ from swarmnode.node.notice import Notice, NoticeKind, Notices, of_signal
 from swarmnode.node.report import ReceiptExchange
 from swarmnode.pipeline.microbatch_size import Host
 from swarmnode.ports import Clock, Compute, Priority, Replica, Telemetry
+from swarmnode.recovery.recovery_source import LOST_WAIT_S
 from swarmnode.recovery.resumption import CheckpointOptions
 from swarmnode.transfer.chunk_set import SetPorts
 from swarmnode.transport import hivemind_patches, key_file
 from swarmnode.transport.address import parse_bootstraps
 from swarmnode.transport.capacity import CapacityResponder
 from swarmnode.transport.contact import Contacts
-from swarmnode.transport.directory import DhtDirectory
+from swarmnode.transport.directory import JOIN_TIMEOUT_S, DhtDirectory, claimed_by
 from swarmnode.transport.libp2p import Libp2pTransport
 from swarmnode.transport.reachability import ReachHelper
 from swarmnode.wire import record_pb2
@@ -160,8 +162,9 @@ async def thanking(process: DaemonContext, node: Node, kept: Receipts, clock: Cl
     await thanks.collect(process.transport)
 
 
-async def run_node(options: NodeOptions, lock: int) -> int:
-    """Be the node that `options` describe until told to leave. Returns the exit code. `lock` is that of its home.
+async def run_node(options: NodeOptions, lock: int | None, before: DaemonContext | None = None) -> int | DaemonContext:
+    """Be the node that `options` describe until told to leave. Returns the exit code; where the run's stages are cut
+    anew what it was, for the next call. `lock` is that of its home, `before` what it was in the cut before.
 
     SIGTERM and SIGINT leave in order; a second one exits at once. Raises a SwarmnodeError if it cannot continue.
     """
@@ -183,11 +186,12 @@ async def run_node(options: NodeOptions, lock: int) -> int:
     use_device(options.device)
     api = ControlApi(options, notices)
     control = ControlServer(options.home, api, lock)
+    control.hold()
     try:
         async with contextlib.AsyncExitStack() as stack:
             stack.push_async_callback(control.stop)
             ready_file.clear(options.home)
-            process = await _unless_told(_start(options, stack), notices)
+            process = await _unless_told(_start(options, stack, before), notices)
             drain_report = None
             if process is not None:
                 with failure_logged(process.telemetry):
@@ -195,6 +199,9 @@ async def run_node(options: NodeOptions, lock: int) -> int:
     except BaseExceptionGroup as group:
         raise first_error(group) from group
     assert notices.told is not None
+    if process is not None and process.recut and not signals:
+        click.echo(f"starts again: {notices.told.reason}", err=True)
+        return process
     click.echo(f"left: {notices.told.reason}{'' if drain_report is None else drain_report.text()}", err=True)
     if notices.told.kind is not NoticeKind.PREEMPT:
         return 0
@@ -227,12 +234,12 @@ def _telemetry(
     return telemetry
 
 
-async def _start(options: NodeOptions, stack: contextlib.AsyncExitStack) -> DaemonContext:
+async def _start(options: NodeOptions, stack: contextlib.AsyncExitStack, before: DaemonContext | None) -> DaemonContext:
     """Set up key, telemetry, transport, manifest and directory, in this order; `stack` takes each down."""
     identity = key_file.load_or_create(options.home / KEY_FILE)
     options = replace(options, name=options.name or friendly_name(identity.peer_id))
     bootstraps = parse_bootstraps(options.bootstrap)
-    signed, run_id = _named(options.run)
+    signed, run_id = _named(options.run) if before is None else (before.signed, before.run_id)
     clock = SystemClock()
     hivemind_patches.keep_time(clock.unix_s)
     recent = RecentEvents(clock)
@@ -258,17 +265,26 @@ async def _start(options: NodeOptions, stack: contextlib.AsyncExitStack) -> Daem
     if options.invite is not None and signed.owner != options.invite.owner:
         raise ManifestError("the invite names another owner than the run's manifest: ask the organiser for a new one")
     telemetry.event("manifest.verified", name=manifest.name)
+    admission = make_admission(signed, manifest, run_id, options, identity, clock)
+    amendments = admission.amendments
+    assert amendments is not None
+    if before is not None:
+        admission.learn(before.admission.news(0, 0))
+        options = replace(options, stage=None, resume="")  # they are of the cut before
+    cut = await _cut(amendments, contacts, transport, bootstraps) if before is None else before.recut[0]
+    manifest, swarm = amendments.after(cut) if cut else manifest, swarm_of(run_id, cut)
     with doing("checking compiler, disk and data"):
         if manifest.gossip.codec not in ("fp32", "bf16"):
             # takes a second, once per machine; without a compiler torch does it, slower
             await asyncio.to_thread(kernel.build)
         fit = None if options.bootstrap_only else usable_stages(options, manifest)
         corpus = None if fit is None else await check_can_work(options, manifest, fit)
-    admission = make_admission(signed, manifest, run_id, options, identity, clock)
     transport.let_in(admission)
     with doing("asking whether this machine may take part"):
         await _hear_access(admission, transport, bootstraps, run_id)
-    MembershipHandlers(signed, admission, lambda: contacts.samples.get(run_id, 0)).serve(transport)
+    if cut:  # what joiners are told
+        contacts.trained(swarm, amendments.chain[cut - 1].from_round * manifest.gossip.round_samples)
+    MembershipHandlers(signed, admission, lambda: contacts.samples.get(swarm, 0)).serve(transport)
     ReachHelper(transport.observed).serve(transport)
     CapacityResponder().serve(transport)
     with doing("trying whether others reach this machine"):
@@ -278,31 +294,46 @@ async def _start(options: NodeOptions, stack: contextlib.AsyncExitStack) -> Daem
     join = partial(
         DhtDirectory.create,
         transport,
-        run_id=run_id,
+        run_id=swarm,
         stages=len(places(manifest)),
         ttl_max_s=STRETCH_MAX * manifest.limits.record_ttl_s,
         telemetry=telemetry,
         contacts=contacts,
         admission=admission,
+        join_timeout_s=JOIN_TIMEOUT_S if before is None else LOST_WAIT_S,  # all start again, each when it can
     )
     with doing("looking for the other machines"):
         directory = await join(_first_asked(options, contacts, bootstraps))
     stack.push_async_callback(directory.close)
-    return DaemonContext(
-        options,
-        run_id,
-        manifest,
-        transport,
-        directory,
-        telemetry,
-        metrics_address,
-        recent,
-        signed,
-        admission,
-        clock,
-        fit,
-        corpus,
-    )
+    here = options, run_id, manifest, transport, directory, telemetry, metrics_address
+    return DaemonContext(*here, recent, signed, admission, clock, cut, swarm, fit, corpus)
+
+
+async def _cut(amendments: Amendments, contacts: Contacts, transport: Libp2pTransport, bootstraps: Bootstraps) -> int:
+    """The cut of the run's stages now, as far as this home and `bootstraps` know how far the run is."""
+    samples = [contacts.samples.get(swarm_of(amendments.run_id, cut), 0) for cut in amendments.cuts]
+    for peer, addresses in bootstraps if len(amendments.cuts) > 1 else ():
+        with contextlib.suppress(RemoteFault, Unavailable):
+            await transport.connect(peer, addresses)
+            samples.append(await claimed_by(transport, peer))
+    return amendments.cut(max(samples) // amendments.newest.gossip.round_samples)
+
+
+async def _stay_in_cut(process: DaemonContext, node: Node | None, notices: Notices) -> None:
+    """Leave, to start again at once, when the run goes on with its stages cut anew and this node did the round before
+    that, if it trains."""
+    amendments, manifest = process.admission.amendments, process.manifest
+    while amendments is not None and notices.told is None:
+        await asyncio.sleep(manifest.limits.announce_period_s)
+        if amendments.cuts[-1] <= process.cut:
+            continue
+        if node is not None and node.served is not None and node.state == record_pb2.NODE_STATE_TRAINING:
+            done = node.stage_status().round_index
+        else:  # the run may have gone on where this node sees nobody
+            done = await process.directory.claimed() // manifest.gossip.round_samples
+        if (cut := amendments.cut(done)) > process.cut:
+            process.recut.append(cut)
+            notices.leave(f"the run goes on in {amendments.after(cut).pipeline.stages} stages", NoticeKind.STOP)
 
 
 def _named(run: str) -> tuple[record_pb2.SignedManifest | None, RunId]:
@@ -393,6 +424,7 @@ async def _live(
             tasks.create_task(keep_current(process.transport, process.directory.contacts, options.home, moved)),
             tasks.create_task(watch_clock(process.clock, process.directory.clocks_ahead, telemetry, clock_period_s)),
             tasks.create_task(stay_permitted(process, node, notices)),
+            tasks.create_task(_stay_in_cut(process, node, notices)),
             tasks.create_task(api.finished()),
             *([tasks.create_task(api.regulator.run())] if api.regulator is not None else []),
             tasks.create_task(run_archive(archive, options.archive, notices)),
@@ -484,7 +516,7 @@ def _node(
         data=text,
         base=base,
     )
-    return Node(manifest, process.run_id, world)
+    return Node(manifest, process.run_id, world, process.cut)
 
 
 def _samples(process: DaemonContext) -> CorpusSamples:

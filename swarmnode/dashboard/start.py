@@ -192,10 +192,11 @@ async def dashboard(
     telemetry: Telemetry,
     archive_of: Callable[[Callable[[int], float | None]], Archive | None] = lambda reported: None,
     amendments: Callable[[int], list[str]] = lambda round_index: [],
+    swarm: RunId | None = None,
 ) -> AsyncIterator[Dashboard]:
-    """Serve the page of a run as long as the context is open. `archive_of` gets a function from a sample count to the
-    nearest validation loss that the swarm reported; `amendments` the round that is done. Raises UsageError (port),
-    LocalFault (history), and whatever `archive_of` raises."""
+    """Serve the page of a run, whose records carry `swarm` (None: its id), while the context is open. `archive_of`
+    gets a function from a sample count to the nearest validation loss that the swarm reported; `amendments` the round
+    that is done. Raises UsageError (port), LocalFault (history), and whatever `archive_of` raises."""
 
     def refused(reason: str) -> None:
         telemetry.event("dashboard.history_failed", level="warning", reason=reason)
@@ -210,7 +211,7 @@ async def dashboard(
         facts = view.run(board, run_id, place.join, __version__)
         server = DashboardServer(live, facts, signed, public=place.public)
         url = await server.start(place.host, place.port)
-        collector = Collector(board, run_id, transport, directory, clock)
+        collector = Collector(board, swarm or run_id, transport, directory, clock)
         if place.public:
             collector.page_port = int(url.rstrip("/").rpartition(":")[2])
         try:

@@ -90,9 +90,6 @@ def _keepers(source: Path) -> Iterator[Path]:
         yield from (home for home, ready in homes.items() if ready.run_id == run_id)
 
 
-__all__ = ["copy_now", "fresh_copy"]
-
-
 @dataclass(frozen=True, slots=True)
 class WeightChoice:
     """The choice of a run's weights: of replicas that left, the running mean, or with `last` the last weights; of

@@ -24,16 +24,15 @@ def keeper(folder: Path) -> Path | None:
 
 
 def hold(folder: Path, home: Path) -> None:
-    """Lock the folder for the process of `home` until it ends, however it ends. Raises UsageError if another archive
-    uses it."""
+    """Lock the folder for the process of `home` until it ends, however it ends. Raises UsageError if another process'
+    archive uses it."""
     descriptor = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         os.close(descriptor)
-        raise UsageError(f"the archive of {keeper(folder)} writes to {folder}: stop it, or choose another") from None
+        if (holder := keeper(folder)) == home.absolute():
+            return  # it is this process, which begins another archive
+        raise UsageError(f"the archive of {holder} writes to {folder}: stop it, or choose another") from None
     os.ftruncate(descriptor, 0)
     os.pwrite(descriptor, os.fsencode(home.absolute()), 0)
-
-
-__all__ = ["hold", "keeper"]

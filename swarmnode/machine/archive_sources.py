@@ -372,15 +372,3 @@ def _check_round(rounds: Iterable[int]) -> None:
     """Raises Unavailable for copies of `rounds`, one a stage, in which nothing is trained yet."""
     if not median_low(rounds):
         raise Unavailable("the run has not finished its first round: there is nothing to copy yet")
-
-
-__all__ = [
-    "ArchiveSources",
-    "PreviousWeights",
-    "RunCopy",
-    "SlowCopy",
-    "TakenCopy",
-    "distance",
-    "distance_to",
-    "saved_elements",
-]

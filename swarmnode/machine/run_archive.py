@@ -250,7 +250,9 @@ class Archive:
         if before is None:
             return await self.sources.copy_run()
         data = await self._store.read(f"{self._place(before.label)}/{form.ROOT}")
-        last = partial(saved_elements, self.folder_of(before), form.checkpoint_of(data or b"", before.label))
+        checkpoint = form.checkpoint_of(data or b"", before.label)
+        same = checkpoint.origin.stages == self._origin.stages  # cut otherwise, parameters have another order
+        last = partial(saved_elements, self.folder_of(before), checkpoint) if same else None
         return await self.sources.copy_run(last, before.round)
 
     async def _keep(self, copy_run: RunCopy) -> ArchiveEntry:
@@ -402,6 +404,3 @@ def _incomplete(folder: Path) -> list[Path]:
 def _word(stage: int, taken: TakenCopy) -> StageProvenance:
     offer, verdict = taken.copy.offer, taken.verdict
     return StageProvenance(stage, offer.round, taken.copy.peer, verdict.agree, verdict.liars, verdict.reason)
-
-
-__all__ = ["Archive", "ArchivePlan", "Evaluate", "Measured", "ModelFiles"]

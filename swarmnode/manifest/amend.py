@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 
 from swarmnode.errors import ManifestError
+from swarmnode.manifest.kind_compat import trains_both_ends
 from swarmnode.manifest.signed import canonical, from_canonical
 from swarmnode.manifest.spec import BY_NAME, Manifest
 
@@ -30,14 +31,14 @@ AMENDABLE = frozenset(
             )
         ),
         *(f"gossip.{key}" for key in ("codec", "acceptance", "group", "round_seconds_min", "uplink_share")),
-        *(f"pipeline.{key}" for key in ("audit_share", "validation_every_samples", "window_max")),
+        *(f"pipeline.{key}" for key in ("stages", "audit_share", "validation_every_samples", "window_max")),
         *(f"checkpoint.{key}" for key in ("every_rounds", "keep")),
         *(f"limits.{key}" for key in ("microbatch_timeout_s", "exchange_timeout_s")),
         "access.mode",
         *(f"about.{key}" for key in ("by", "why", "page")),
     }
 )
-"""Fields that a node can take up between two rounds, with the weights that it has."""
+"""Fields that a node can take up between two rounds, with the weights that it has; `pipeline.stages` at a new start."""
 
 WHY = {
     "model": "the weights would have another shape",
@@ -47,7 +48,7 @@ WHY = {
     "gossip": "rounds, and with them the ages of states and checkpoints, would be counted or averaged otherwise",
     "inner": "the optimizer's state, or the size of a microbatch, would not fit",
     "evaluation": "checkpoints measured otherwise do not compare with those before",
-    "pipeline": "all stages would have to be cut or served anew at once",
+    "pipeline": "stages would exchange other activations, and all had to change at once",
 }
 
 
@@ -62,8 +63,11 @@ def amended(manifest: Manifest, values: Mapping[str, object]) -> Manifest:
             raise ManifestError(f"{name} cannot change in a run under way: {why}; begin another run for it")
         if BY_NAME[name].check.accept(values[name]) is None:
             raise ManifestError(f"{name} = {str(values[name])[:60]}: allowed is {BY_NAME[name].check.allowed}")
+    before = manifest
     for name, raw in values.items():
         field = BY_NAME[name]
         table = dataclasses.replace(getattr(manifest, field.table), **{field.key: field.check.accept(raw)})
         manifest = dataclasses.replace(manifest, **{field.table: table})
+    if trains_both_ends(before) != trains_both_ends(manifest):
+        raise ManifestError("pipeline.stages: a tied table that both ends train stays in several; begin another run")
     return from_canonical(canonical(manifest))  # conditions between fields hold

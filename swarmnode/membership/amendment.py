@@ -50,6 +50,8 @@ class Amendments:
         self.chain: list[Amendment] = []
         self.signed: list[wire.SignedAmendment] = []
         self._manifests = [manifest]  # after so many amendments
+        self.cuts = [0]
+        """The amendments that cut the stages anew, in order, after 0: as the run began."""
 
     @classmethod
     def of(cls, signed: SignedManifest, manifest: Manifest, run_id: RunId) -> Amendments:
@@ -63,6 +65,10 @@ class Amendments:
         """The manifest with every amendment, also those whose round is to come."""
         return self._manifests[-1]
 
+    def after(self, serial: int) -> Manifest:
+        """The manifest with the first `serial` amendments."""
+        return self._manifests[serial]
+
     def at(self, round_index: int) -> Manifest:
         """The manifest in effect once `round_index` is done."""
         return self._manifests[self.serial(round_index)]
@@ -70,6 +76,10 @@ class Amendments:
     def serial(self, round_index: int) -> int:
         """The number of the last amendment in effect once `round_index` is done; 0: none."""
         return sum(amendment.from_round <= round_index for amendment in self.chain)
+
+    def cut(self, round_index: int) -> int:
+        """The last amendment that cut the stages anew, of those in effect once `round_index` is done; 0: none."""
+        return max(serial for serial in self.cuts if serial <= self.serial(round_index))
 
     def learn(self, signed: Sequence[wire.SignedAmendment]) -> list[Amendment]:
         """Add what is new in `signed`, which may begin anywhere up to the end of this chain; returns it.
@@ -113,6 +123,8 @@ class Amendments:
             raise RemoteFault(f"amendment {number}: {error}") from None
         self.chain.append(Amendment(number, amendment.from_round, values, tuple(amendment.owners)))
         self.signed.append(signed)
+        if manifest.pipeline.stages != self.newest.pipeline.stages:
+            self.cuts.append(number)
         self._manifests.append(manifest)
         self.owners = tuple(amendment.owners) or self.owners
         self.signers = tuple(dict.fromkeys((*self.signers, *self.owners)))

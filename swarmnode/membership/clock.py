@@ -219,6 +219,3 @@ def _majority(told: Sequence[int], top: float) -> int:
     """The lower median of the claims above `top`, if most voters, this node included, make such claims; else 0."""
     above = [samples for samples in told if samples > top]
     return statistics.median_low(above) if 2 * len(above) > len(told) + 1 else 0
-
-
-__all__ = ["CONFIRMED", "ClockVerdict", "RunClock", "Sighting", "Supposed", "capacity", "lower_third"]

@@ -255,7 +255,7 @@ RECOVERIES = _counter(
     "swarmnode_recoveries_total",
     "recoveries",
     "Times this node got a stage's state, by method.",
-    method=("replica", "ring", "disk", "archive", "checkpoint", "base", "checkfree", "fresh"),
+    method=("replica", "ring", "disk", "pieces", "archive", "checkpoint", "base", "checkfree", "fresh"),
 )
 LOOP_LAG_SECONDS = _histogram(
     "swarmnode_loop_lag_seconds",

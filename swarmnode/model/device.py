@@ -68,9 +68,6 @@ def give_back(device: torch.device) -> None:
         torch.xpu.empty_cache()
 
 
-__all__ = ["AFTER_S", "give_back", "is_out_of_memory", "tried", "twice"]
-
-
 def check_device(device: str) -> None:
     """Raises UsageError for a device that PyTorch does not know, HardwareFault for one this machine lacks."""
     if device.partition(":")[0] not in KINDS:

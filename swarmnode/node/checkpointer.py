@@ -37,7 +37,7 @@ def announce_checkpoints(
     if options.resume is not None:
         presence.run_progress.trust(options.resume.progress())
         presence.hear_checkpoint(RESUMED, options.resume.blocks(manifest))
-    for serial, one in enumerate(saved.found):
+    for serial, one in enumerate([*saved.found, *saved.pieces]):
         presence.run_progress.trust(one.progress())
         presence.hear_checkpoint(PeerId(f"saved {serial}"), one.blocks(manifest))
 

@@ -12,8 +12,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Never, TypeVar
 
+from swarmnode.bounds import STAGES_MAX
 from swarmnode.concurrency import background_tasks, forever
-from swarmnode.ids import RunId
+from swarmnode.ids import PeerId, RunId, swarm_of
 from swarmnode.manifest import Manifest
 from swarmnode.membership.liveness import Pinger
 from swarmnode.membership.place import places
@@ -33,10 +34,11 @@ from swarmnode.node.report import measuring
 from swarmnode.node.run_text import JoinedStage, RunText, attend_stage, choose, join_stage
 from swarmnode.node.served_stage import METHODS, ServedStage
 from swarmnode.node.stage_change import StageTransfer
-from swarmnode.ports import Priority, Replica, State
+from swarmnode.ports import Answer, Call, Handler, Priority, Replica, State
 from swarmnode.recovery.checkpoint import Origin
 from swarmnode.recovery.restore import StateRestorer
-from swarmnode.recovery.resumption import SavedStages
+from swarmnode.recovery.resumption import EarlierCut, SavedStages
+from swarmnode.transfer.donor import LoadedDonor
 from swarmnode.transfer.snapshot import Snapshot
 from swarmnode.wire import record_pb2
 
@@ -46,14 +48,21 @@ T = TypeVar("T")
 class Node:
     """A replica of one stage at a time, or a feeder without a stage (`ports.role`)."""
 
-    def __init__(self, manifest: Manifest, run_id: RunId, ports: NodePorts) -> None:
+    def __init__(self, manifest: Manifest, run_id: RunId, ports: NodePorts, cut: int = 0) -> None:
+        """`cut`: the amendment that cut the stages of `manifest` as they are, 0: none did."""
         self._manifest = manifest
+        self._cut = cut
+        self._amendments = None if ports.admission is None else ports.admission.amendments
+        earlier, known = None, self._amendments
+        if cut and known is not None:
+            before, until = known.cuts[known.cuts.index(cut) - 1], known.chain[cut - 1].from_round
+            earlier = EarlierCut(before, known.after(cut - 1), until)
         self.ports = ports
         self._telemetry = ports.telemetry
         self._slot = slot = StageSlot()
         self.presence = presence = Presence(
             manifest,
-            run_id,
+            swarm_of(run_id, cut),
             ports.directory,
             ports.clock,
             ports.identity,
@@ -87,9 +96,11 @@ class Node:
             ports.clock,
             ports.telemetry,
             ports.saving,
-            SavedStages(ports.saving.home, Origin.of(manifest, run_id, ports.saving.signed)),
+            SavedStages(ports.saving.home, Origin.of(manifest, run_id, ports.saving.signed), cut, earlier),
             self._caller_check.warranted,
             None if ports.base is None else BaseFetcher(manifest, run_id, ports, self.transport, presence),
+            ports.replica,
+            earlier,
         )
         failure_detector = FailureDetector(manifest, presence, pinger, ports.clock, ports.telemetry, slot.feeder)
         self._context = NodeContext(
@@ -101,7 +112,6 @@ class Node:
         self._backup: Snapshot | None = None  # kept of another stage while the last one was served
         self._turn: asyncio.Task[Any] | None = None  # the step in `_live` that a notice interrupts
         self._leaving = False
-        self._amendments = None if ports.admission is None else ports.admission.amendments
         self._served_before = 0  # stages, and times that one was entered again
         self._register()
 
@@ -154,13 +164,26 @@ class Node:
     def _register(self) -> None:
         """Register all handlers before any peer can learn the address. Without a stage they raise Unavailable."""
         nbytes_max = self._manifest.limits.frame_bytes_max
+        offload = self.ports.hashing or partial(self.ports.compute.run, Priority.OUTER, 0)
+        pieces = LoadedDonor(self._context.run_id, self.restorer.give_piece, offload, self._telemetry)
+        give = {"snapshot": pieces.offer, "chunk": pieces.chunk} if self._cut else {}
         for method, tensors in METHODS.items():
+            handler = self._slot.handler(method)
             self.transport.serve(
                 method,
-                self._slot.handler(method),
+                self._or_piece(handler, give[method]) if method in give else handler,
                 tensor_bytes_max=nbytes_max if tensors else 0,
                 admit=self._caller_check.admit(method),
             )
+
+    def _or_piece(self, handler: Handler, give: Handler) -> Handler:
+        """`give` for stages of the cut before, `handler` for all others."""
+
+        async def serve(peer: PeerId, call: Call) -> Answer:
+            asked = call.header.snapshot if call.header.HasField("snapshot") else call.header.chunk
+            return await (give if asked.stage >= STAGES_MAX else handler)(peer, call)
+
+        return serve
 
     async def _live(self, tasks: asyncio.TaskGroup, stage: int | None) -> Never:
         """Choose a stage and serve it, then the next one, until cancelled."""
@@ -235,15 +258,20 @@ class Node:
         assert self._amendments is not None
         while True:
             done, state = served.gossip.done, self.presence.status.state
-            if state == record_pb2.NODE_STATE_TRAINING and self._amendments.at(done) != self._context.manifest:
+            if state == record_pb2.NODE_STATE_TRAINING and self._changes(self._amendments.at(done)):
                 return
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._manifest.limits.announce_period_s):
                     await served.gossip.beyond(done)
 
+    def _changes(self, manifest: Manifest) -> bool:
+        """Whether `manifest` is another one that these stages can be served with: for other ones the process starts
+        anew."""
+        return manifest.pipeline.stages == self._manifest.pipeline.stages and manifest != self._context.manifest
+
     def _take_up(self, round_index: int) -> None:
         """Go on with the manifest that is in effect once `round_index` is done."""
-        if self._amendments is None or (manifest := self._amendments.at(round_index)) == self._context.manifest:
+        if self._amendments is None or not self._changes(manifest := self._amendments.at(round_index)):
             return
         self._context = replace(self._context, manifest=manifest)
         serial = self._amendments.serial(round_index)

@@ -241,25 +241,3 @@ def read_entry(data: bytes, where: str) -> ArchiveEntry:
         return ArchiveEntry(**tree)
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise DataError(f"{where}: not as an archive writes it ({error}); it is made again") from None
-
-
-__all__ = [
-    "ABOUT",
-    "ArchiveEntry",
-    "COPIES",
-    "COPIES_MAX",
-    "CopyVerdict",
-    "EARLY_S",
-    "FRESH_S",
-    "StageProvenance",
-    "WHOLE_CHUNKS",
-    "choose_copy",
-    "labels_to_keep",
-    "needed_nbytes",
-    "next_copy_s",
-    "provenance_to_text",
-    "read_entry",
-    "read_provenance",
-    "sampled",
-    "together_within",
-]

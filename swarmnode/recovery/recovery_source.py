@@ -42,6 +42,7 @@ class RecoverySource(enum.StrEnum):
     REPLICA = "replica"  # a living replica's snapshot
     RING = "ring"  # the snapshot that a node of the stage before keeps
     DISK = "disk"  # this node's own disk
+    PIECES = "pieces"  # what members saved of the stages as they were cut before
     ARCHIVE = "archive"  # the slow weights of the owner's archive, from a bootstrap that this node's user named
     CHECKPOINT = "checkpoint"  # the checkpoint this node was told to resume
     CHECKFREE = "checkfree"  # rebuilt from its neighbours
@@ -53,6 +54,7 @@ class RecoverySource(enum.StrEnum):
 PLACES = {
     RecoverySource.DISK: "on this disk",
     RecoverySource.RING: "kept in the ring",
+    RecoverySource.PIECES: "with members, by the stages of the cut before",
     RecoverySource.CHECKPOINT: "in the checkpoint",
 }
 
@@ -75,6 +77,7 @@ class RecoveryView:
     ends: tuple[PeerId, ...] | None = None  # nodes that keep embedding or head, latest first; None: the stage has none
     disk_round: int | None = None  # of the state on this node's disk
     returning: bool = False  # other stages had no replica either when this node first looked
+    recut_round: int | None = None  # in which the stages were cut anew
     archived: bool = False  # a bootstrap may hold the owner's archive
     saved_round: int | None = None  # of the checkpoint this node was told to resume
     below: bool = False  # the stage before serves and answers
@@ -153,6 +156,7 @@ def _snapshot(view: RecoveryView, rounds_max: int) -> tuple[RecoverySource | Non
         for source, round_index in (
             (RecoverySource.RING, kept),
             (RecoverySource.DISK, view.disk_round),
+            (RecoverySource.PIECES, view.recut_round),
             (RecoverySource.CHECKPOINT, view.saved_round),
         )
         if round_index is not None and source not in view.failed

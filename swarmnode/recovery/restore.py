@@ -13,6 +13,8 @@ from functools import partial
 from statistics import median_low
 from typing import Protocol
 
+from swarmnode.bounds import STAGES_MAX
+from swarmnode.concurrency import gather_or_cancel
 from swarmnode.errors import DataError, LocalFault, RemoteFault, Unavailable
 from swarmnode.ids import PeerId, RunId
 from swarmnode.manifest import Manifest, from_base
@@ -22,11 +24,13 @@ from swarmnode.membership.run_progress import MembershipView
 from swarmnode.membership.swarm import Swarm
 from swarmnode.metrics import name
 from swarmnode.model.adapter import has_adapters
-from swarmnode.model.section import PACKED_ITEMSIZE, outer_sections, snapshot_nbytes
+from swarmnode.model.section import PACKED_ITEMSIZE, Sizes, outer_sections, section_sizes, snapshot_nbytes
+from swarmnode.model.split import stages_of
 from swarmnode.ports import Clock, Compute, Neighbour, Priority, Replica, State, Telemetry, Transport
 from swarmnode.recovery.neighbour_backup import to_keep
 from swarmnode.recovery.recovery_source import (
     CLAIM_WAIT_S,
+    LOST_WAIT_S,
     RecoveryClaims,
     RecoverySource,
     RecoveryView,
@@ -36,7 +40,7 @@ from swarmnode.recovery.recovery_source import (
     neighbours_suffice,
     silent,
 )
-from swarmnode.recovery.resumption import CheckpointOptions, Resumption, SavedStages, newest_of
+from swarmnode.recovery.resumption import CheckpointOptions, EarlierCut, Resumption, SavedStages, newest_of
 from swarmnode.recovery.state_check import StateCheck
 from swarmnode.transfer.download import Accept, DonorClient, DownloadLimits, download
 from swarmnode.transfer.snapshot import SLOW, WHOLE, Snapshot, StateSlice, newcomer_part
@@ -55,6 +59,7 @@ TRIES_MAX = 3  # guess: times that living replicas are asked for state before th
 CONTESTED = (
     RecoverySource.RING,
     RecoverySource.DISK,
+    RecoverySource.PIECES,
     RecoverySource.ARCHIVE,
     RecoverySource.BASE,
     RecoverySource.CHECKFREE,
@@ -98,7 +103,9 @@ class StateRestorer:
     warranted: Callable[
         [PeerId, access_pb2.Warrant], tuple[bool, str]
     ]  # whether a peer archives for the owner, or why not
-    base: BaseWeights | None = None  # of a run with base.index
+    base: BaseWeights | None  # of a run with base.index
+    make: Callable[[Manifest, int], Replica]
+    earlier: EarlierCut | None = None
 
     async def restore(
         self,
@@ -147,6 +154,22 @@ class StateRestorer:
         """Load `state`. Raises RemoteFault for numbers that cannot be a state."""
         await self.compute.run(Priority.OUTER, 0, lambda: replica.load(state))
 
+    async def give_piece(self, wired: int, known: Snapshot | None) -> Snapshot:
+        """The newest saved state of a stage of the cut before, packed; `known` if it is that. Raises Unavailable."""
+        assert self.earlier is not None
+        earlier, stage, run = self.earlier.manifest, wired - STAGES_MAX, partial(self.compute.run, Priority.OUTER, 0)
+        if (piece := self.saved.recut([stage])) is None:
+            raise Unavailable(f"no stage {stage} of the cut before is saved here")
+        if known is not None and known.round_index == piece.checkpoint.round:
+            return known
+        replica = await run(partial(self.make, earlier, stage))
+        try:
+            await self.load(replica, await piece.load(self.checkpoints.shapes(earlier, stage), self.telemetry, stage))
+        except (DataError, LocalFault, RemoteFault) as error:
+            raise Unavailable(str(error)) from error
+        state = await run(partial(replica.snapshot, packed=True))
+        return Snapshot.of(state, wired, piece.checkpoint.round, piece.progress().to_wire())
+
     def merge(self, told: record_pb2.Progress) -> None:
         """Merge the progress that came with a state, within bounds. A donor may be wrong about the run's count."""
         with contextlib.suppress(RemoteFault):
@@ -176,6 +199,7 @@ class _Restoration:
         self._telemetry = restorer.telemetry
         self._pinger = restorer.pinger
         self._checkpoints = restorer.checkpoints
+        self._earlier = restorer.earlier
         self._time = asyncio.get_running_loop().time
         self._claims = RecoveryClaims(restorer.manifest.limits, snapshot_nbytes(replica.sizes_of(stage)))
         self._failed: set[RecoverySource] = set()
@@ -226,6 +250,8 @@ class _Restoration:
                         tries = 0
                         self._only = self._membership.run_progress.clock.history.times
                     total = view.samples_total
+                elif source is RecoverySource.PIECES and view.waited_s < LOST_WAIT_S:  # their holders are on the way
+                    await asyncio.sleep(self._manifest.limits.announce_period_s)
                 else:
                     self._failed.add(source)
                 continue
@@ -276,6 +302,7 @@ class _Restoration:
             disk_round=await self._disk_round() if total and not donors else None,
             saved_round=None if self._checkpoints.resume is None else self._checkpoints.resume.rounds(self._manifest),
             returning=self._returning and stages > 1,
+            recut_round=None if self._earlier is None else self._earlier.until,
             archived=bool(self._checkpoints.archives),
             has_base=from_base(self._manifest),
             failed=frozenset(self._failed),
@@ -331,8 +358,9 @@ class _Restoration:
                 self._restorer.merge(progress)
             case RecoverySource.ARCHIVE:
                 await self._from_archive(view)
-            case RecoverySource.CHECKPOINT | RecoverySource.DISK:
-                saved = self._checkpoints.resume if source is RecoverySource.CHECKPOINT else self._disk
+            case RecoverySource.CHECKPOINT | RecoverySource.DISK | RecoverySource.PIECES:
+                pieces = await self._pieces() if source is RecoverySource.PIECES else None
+                saved = pieces or (self._checkpoints.resume if source is RecoverySource.CHECKPOINT else self._disk)
                 assert saved is not None
                 state = await self._read_checkpoint(view, saved)
                 self._samples = saved.checkpoint.samples
@@ -397,16 +425,60 @@ class _Restoration:
         await self._load(replace(state, sections={**state.sections, **zeros}, inner_steps=0, bump_steps=0))
         self._samples = offer.progress.total
 
+    async def _pieces(self) -> Resumption:
+        """The stages of the earlier cut that this one has layers of, fetched into this home where members have later
+        ones. Raises Unavailable while one is nowhere to be had."""
+        assert self._earlier is not None
+        shapes, before = self._checkpoints.shapes, self._earlier.manifest
+        mine = shapes(self._manifest, self._stage)["theta"].keys()
+        needed = [s for s in range(before.pipeline.stages) if mine & shapes(before, s)["theta"].keys()]
+        for stage in needed:
+            await self._fetch_piece(before, stage)
+        if (pieces := self._restorer.saved.recut(needed)) is None:
+            raise Unavailable("a stage of the cut before that was saved here is gone")
+        return pieces
+
+    async def _fetch_piece(self, before: Manifest, stage: int) -> None:
+        """Have the newest state of `stage` of `before` in this home. Raises Unavailable."""
+        here, own = self._restorer, self._restorer.saved.recut([stage])
+        wired, run = STAGES_MAX + stage, partial(here.compute.run, Priority.OUTER, 0)
+        members = [m.peer for m in self._swarm().everyone() if m.peer != self._membership.me]
+        offers = await self._offers(wired, WHOLE, members)
+        if own is not None and own.checkpoint.round >= max((offer.round for _, offer in offers), default=0):
+            return
+        if not offers:
+            raise Unavailable(f"stage {stage} of the cut before is saved at no member that is here yet")
+        keepers = [peer for peer, _ in offers]
+        check = self._check(wired, keepers=lambda: keepers)
+        replica = await run(partial(here.make, before, stage))
+        accept = partial(here.load, replica)
+        _, offer = await self._download(wired, lambda: keepers, check=check, accept=accept)
+        state, shapes = await run(replica.snapshot), self._checkpoints.shapes(before, stage)
+        me, told = self._membership.me, offer.progress
+        await here.saved.save(state, shapes, stage=stage, round_index=offer.round, peer=me, progress=told, piece=True)
+
     async def _archives(self, stage: int) -> list[PeerId]:
         """The bootstraps that show the owner's warrant and have `stage` archived, the latest round first."""
-        here, sizes, offered = self._restorer, self._replica.sizes_of(stage), list[tuple[int, PeerId]]()
-        client = DonorClient(here.transport, stage, here.run_id, sizes, DownloadLimits(), 0, SLOW, self._rounds_max)
-        for peer in self._checkpoints.archives:
-            with contextlib.suppress(Unavailable, RemoteFault):  # most bootstraps keep no archive
-                offer = await client.offer(peer)
-                if here.warranted(peer, offer.warrant)[0]:
-                    offered.append((offer.round, peer))
-        return [peer for _, peer in sorted(offered, reverse=True)]
+        offers, warranted = await self._offers(stage, SLOW, self._checkpoints.archives), self._restorer.warranted
+        return [peer for peer, offer in offers if warranted(peer, offer.warrant)[0]]
+
+    async def _offers(self, stage: int, cut: StateSlice, peers: Sequence[PeerId]) -> list[tuple[PeerId, wire.Snapshot]]:
+        """The offers of `stage` that some of `peers` make, the latest round first."""
+        here, sizes, offers = self._restorer, self._sizes(stage), list[tuple[PeerId, wire.Snapshot]]()
+        client = DonorClient(here.transport, stage, here.run_id, sizes, DownloadLimits(), 0, cut, self._rounds_max)
+
+        async def ask(peer: PeerId) -> None:
+            with contextlib.suppress(Unavailable, RemoteFault):  # most have none
+                offers.append((peer, await client.offer(peer)))
+
+        await gather_or_cancel([partial(ask, peer) for peer in peers])
+        return sorted(offers, key=lambda one: (one[1].round, one[0]), reverse=True)
+
+    def _sizes(self, stage: int) -> Sizes:
+        """Elements of each section of `stage`, which may be one of the cut before."""
+        if self._earlier is None or stage < STAGES_MAX:
+            return self._replica.sizes_of(stage)
+        return section_sizes(self._earlier.manifest, stages_of(self._earlier.manifest)[stage - STAGES_MAX])
 
     async def _read_checkpoint(self, view: RecoveryView, saved: Resumption) -> State:
         """The stage's state from `saved`.
@@ -474,7 +546,7 @@ class _Restoration:
             self._restorer.transport,
             self._restorer.run_id,
             stage,
-            self._replica.sizes_of(stage),
+            self._sizes(stage),
             others,
             self._rounds_max,
             self._replica.apart,
@@ -530,7 +602,7 @@ class _Restoration:
             donors,
             stage,
             self._restorer.run_id,
-            self._replica.sizes_of(stage),
+            self._sizes(stage),
             limits or DownloadLimits(),
             self._telemetry,
             cut=cut,
@@ -553,7 +625,7 @@ class _Restoration:
 
     def _helpers(self, stage: int) -> list[PeerId]:
         """Peers that may hold the very bytes a donor offers: joiners that came a moment before, then the others."""
-        members = self._membership.peer_table.swarm().stages[stage]
+        members = self._membership.peer_table.swarm().stages[stage] if stage < STAGES_MAX else ()
         syncing = [m.peer for m in members if m.state == record_pb2.NODE_STATE_SYNCING]
         return syncing + [m.peer for m in members if m.state == record_pb2.NODE_STATE_TRAINING]
 

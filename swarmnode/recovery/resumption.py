@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from swarmnode.errors import DataError, RemoteFault
 from swarmnode.ids import PeerId, RunId
@@ -15,7 +16,7 @@ from swarmnode.model.split import stages_of
 from swarmnode.ports import State, Store, Telemetry
 from swarmnode.recovery import checkpoint as form
 from swarmnode.recovery import checkpoint_io
-from swarmnode.recovery.checkpoint import Checkpoint, Origin
+from swarmnode.recovery.checkpoint import Checkpoint, Origin, StagePart
 from swarmnode.recovery.checkpoint_io import ReplicaHoldings, Shapes
 from swarmnode.wire import record_pb2
 
@@ -97,6 +98,17 @@ async def newest_of(store: Store, run_id: RunId) -> Resumption | None:
 
 
 KEPT = 3  # guess: saved stages that stay in a home, whatever stages they are of
+SAVED = re.compile(r".*/round-\d+(-cut-(?P<cut>\d+))?-(stage-\d+)/\3\.json")
+
+
+@dataclass(frozen=True, slots=True)
+class EarlierCut:
+    """The stages as they were cut before: by amendment `cut` (0: none), last of `manifest`, until round `until`. On the
+    wire their numbers begin with STAGES_MAX."""
+
+    cut: int
+    manifest: Manifest
+    until: int
 
 
 class SavedStages:
@@ -104,13 +116,20 @@ class SavedStages:
 
     RUN/round-000000012-stage-1/theta-00000.stage-1.k3VxA9Qp.safetensors ...    the files of a checkpoint
                                 stage-1.json                                    written last: else nothing is read
+    RUN/round-000000040-cut-2-stage-1/...                                       after amendment 2 cut the stages anew
     """
 
-    def __init__(self, store: Store | None, origin: Origin) -> None:
+    def __init__(self, store: Store | None, origin: Origin, cut: int = 0, earlier: EarlierCut | None = None) -> None:
+        """`origin`, `cut`: of the stages as they are; `earlier`: as they were before."""
         self._store = store
-        self._origin = origin
+        self._origins = {cut: origin}
+        if earlier is not None:
+            self._origins[earlier.cut] = replace(origin, stages=earlier.manifest.pipeline.stages)
+        self._cut, self._earlier = cut, earlier
         self.found: list[Resumption] = []
         """Those found or saved, each a checkpoint of one stage, the one of most samples first."""
+        self.pieces: list[Resumption] = []
+        """The same of the cut before."""
 
     def newest(self, stage: int) -> Resumption | None:
         """The one of `stage` with most samples; None without one."""
@@ -123,13 +142,14 @@ class SavedStages:
 
     async def look(self) -> None:
         """Read the saved stages; half written, damaged and foreign ones are left out. Raises LocalFault."""
-        self.found = []
+        self.found, self.pieces = [], []
         if self._store is None:
             return
-        sizes = await self._store.names(f"{self._origin.run_id[: form.RUN_CHARACTERS]}/")
+        sizes = await self._store.names(f"{self._origins[self._cut].run_id[: form.RUN_CHARACTERS]}/")
         for name in sizes:
-            base, _, file = name.rpartition("/")
-            if not (file.startswith("stage-") and base.endswith(f"-{file.removesuffix('.json')}")):
+            base = name.rpartition("/")[0]
+            whose = SAVED.fullmatch(name)
+            if whose is None or (cut := int(whose["cut"] or 0)) not in self._origins:
                 continue
             try:
                 part = form.part_of(await self._store.read(name) or b"", name)
@@ -137,10 +157,22 @@ class SavedStages:
             except (DataError, RemoteFault):
                 continue
             label = base.rpartition("/")[2]
-            kept = Checkpoint(self._origin, label, part.round, progress.total, part.progress, (part,))
-            if part.stage < self._origin.stages and form.missing(kept, sizes) is None:
-                self.found.append(Resumption(self._store, f"{base}/", kept))
+            kept = Checkpoint(self._origins[cut], label, part.round, progress.total, part.progress, (part,))
+            if part.stage < kept.origin.stages and form.missing(kept, sizes) is None:
+                (self.found if cut == self._cut else self.pieces).append(Resumption(self._store, f"{base}/", kept))
         self.found.sort(key=_age, reverse=True)
+        self.pieces.sort(key=_age, reverse=True)
+
+    def recut(self, stages: Collection[int]) -> Resumption | None:
+        """The newest pieces of `stages` as one checkpoint, as old as the oldest; None where one is missing."""
+        newest = {one.checkpoint.parts[0].stage: one for one in reversed(self.pieces)}
+        if not newest.keys() >= set(stages):
+            return None
+        parts, oldest = list[StagePart](), min((newest[stage] for stage in stages), key=_age)
+        for base, (part,) in ((newest[stage].base, newest[stage].checkpoint.parts) for stage in stages):
+            files = (replace(file, name=f"{base}{file.name}") for file in part.files)
+            parts.append(replace(part, files=tuple(files)))
+        return Resumption(oldest.store, "", replace(oldest.checkpoint, parts=tuple(parts)))
 
     async def save(
         self,
@@ -151,20 +183,24 @@ class SavedStages:
         round_index: int,
         peer: PeerId,
         progress: record_pb2.Progress,
-        blocks: record_pb2.Blocks,
+        blocks: record_pb2.Blocks | None = None,
+        piece: bool = False,
     ) -> None:
-        """Write `state`, then delete all but the KEPT saved stages of most samples and this one: a run that began again
-        never takes the place of what was trained before. Raises LocalFault; what was there stays."""
+        """Write `state`, with `piece` of a stage of the cut before, then delete all but the KEPT saved stages of most
+        samples and this one: a run that began again never takes the place of what was trained before. A piece takes the
+        place of nothing. Raises LocalFault; what was there stays."""
         if self._store is None:
             return
         samples = to_samples(progress)
         if progress.total > Progress.from_wire(to_message(samples)).total:  # samples whose feeders are not known here
             samples[FLOOR] = progress.total
-        holding = ReplicaHoldings(stage, round_index, peer, to_message(samples), blocks)
-        place = form.place(self._origin.run_id, f"{form.label(round_index)}-stage-{stage}")
+        holding = ReplicaHoldings(stage, round_index, peer, to_message(samples), blocks or record_pb2.Blocks())
+        cut = self._earlier.cut if piece and self._earlier is not None else self._cut
+        label = f"{form.label(round_index)}{f'-cut-{cut}' if cut else ''}-stage-{stage}"
+        place = form.place(self._origins[self._cut].run_id, label)
         await checkpoint_io.save_stage(self._store, place, state, shapes, holding)
         await self.look()
-        for old in self.found[KEPT:]:
+        for old in [*self.found, *self.pieces][KEPT:] if not piece else ():
             if old.base != f"{place}/":
                 for name in sorted(await self._store.names(old.base), key=lambda name: not name.endswith(".json")):
                     await self._store.delete(name)

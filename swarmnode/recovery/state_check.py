@@ -225,17 +225,3 @@ class StateCheck:
             momenta.append(data[split:])
         momentum = length_of(b"".join(momenta)) if "momentum" in at[0].sections else None
         return StateSample(peer, b"".join(parts), offer.round, offer.progress.total, momentum)
-
-
-__all__ = [
-    "APART_MAX",
-    "ROUNDS_APART_MAX",
-    "Apart",
-    "StateCheck",
-    "StateSample",
-    "apart",
-    "cuts",
-    "drawn_now",
-    "length_of",
-    "slices_of",
-]

@@ -23,6 +23,7 @@ import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
+from swarmnode.concurrency import forever
 from swarmnode.errors import Busy, RemoteFault, Unavailable
 from swarmnode.ids import PeerId, RunId
 from swarmnode.metrics import name
@@ -453,6 +454,38 @@ class SnapshotDonor:
         return asyncio.get_running_loop().time()
 
 
+GIVEN_STAGES = 2  # guess: stages that one keeps in memory for nodes that bring them back
+
+
+class LoadedDonor:
+    """Serves "snapshot" and "chunk" for stages that `load` reads from disk when they are asked for; it gets what is in
+    memory of the stage, and returns that if nothing newer is there. Raises Unavailable or RemoteFault as `load`."""
+
+    def __init__(
+        self,
+        run_id: RunId,
+        load: Callable[[int, Snapshot | None], Awaitable[Snapshot]],
+        offload: Callable[[Callable[[], wire.Snapshot]], Awaitable[wire.Snapshot]],
+        telemetry: Telemetry,
+    ) -> None:
+        self._load = load
+        self._kept: dict[int, Snapshot] = {}
+        self._loading = asyncio.Lock()
+        none = -1  # is the stage that it serves itself, so nothing is ever copied
+        self._donor = SnapshotDonor(run_id, none, lambda cut: forever(), offload, telemetry, kept=self._kept.get)
+        self.chunk = self._donor.chunk
+
+    async def offer(self, peer: PeerId, call: Call) -> Answer:
+        """Handler of "snapshot"."""
+        stage = call.header.snapshot.stage
+        async with self._loading:
+            newest = await self._load(stage, self._kept.pop(stage, None))
+            while len(self._kept) >= GIVEN_STAGES:
+                del self._kept[next(iter(self._kept))]
+            self._kept[stage] = newest
+        return await self._donor.offer(peer, call)
+
+
 BUSY_MAX_S = HAD_S  # then it is worth asking again, whatever the budget says
 
 
@@ -525,6 +558,3 @@ class StageDonor:
         rest_s = max(took_s / self._budget.share, self._made_s / self._budget.made_share)
         self._next_s = max(self._next_s, self._begun_s + rest_s)
         return answer
-
-
-__all__ = ["ArchiveBudget", "StageDonor", "DonorLimits", "SnapshotDonor"]

@@ -57,12 +57,23 @@ JOIN_TIMEOUT_S = 30.0  # guess: covers a bootstrap started at the same time on a
 JOIN_DELAY_S = 0.3
 TOLD_EVERY = 20  # guess: failures with a bootstrap for one event
 ASKED_MAX = 8  # guess: contacts asked how far the run is
+TELLING = (wire.NODE_STATE_TRAINING, wire.NODE_STATE_DRAINING, wire.NODE_STATE_LEFT)
 CLOCKS_MAX = 5  # guess: neighbours whose clocks are compared with ours at a time
 
 
 def key_of(run_id: RunId, place: int) -> DHTID:
     """The DHT's key of the records of `place`."""
     return DHTID.generate(source=f"{run_id}/{place}/0")
+
+
+async def claimed_by(transport: Libp2pTransport, peer: PeerId) -> int:
+    """Samples that the run has trained as `peer` knows; 0 if it does not answer."""
+    try:
+        ping = Call(call_pb2.Request(ping=call_pb2.Ping()))
+        answer = await transport.call(peer, ping, timeout_s=RPC_TIMEOUT_S, reply_bytes_max=0)
+    except (RemoteFault, Unavailable):
+        return 0
+    return answer.header.pong.samples
 
 
 class RecordValidator(RecordValidatorBase):  # type: ignore[misc]
@@ -151,7 +162,7 @@ class DhtDirectory:
             usable = dialable_of(record.addresses)
             transport.remember(peer, usable)
             contacts.hear(peer, usable, timed_storage.get_dht_time())
-            if record.state == wire.NODE_STATE_TRAINING:
+            if record.state in TELLING:
                 totals[peer] = record.progress.total
                 contacts.trained(run_id, median_low(totals.values()))
 
@@ -317,16 +328,8 @@ class DhtDirectory:
         peers = dict.fromkeys(
             [*(peer for peer, _ in self._bootstrap), *(p for p, _ in self.contacts.latest(ASKED_MAX))]
         )
-        totals = await asyncio.gather(*map(self._claimed_by, peers))
+        totals = await asyncio.gather(*(claimed_by(self._transport, peer) for peer in peers))
         return max(self.contacts.samples.get(self._run_id, 0), *totals, 0)
-
-    async def _claimed_by(self, peer: PeerId) -> int:
-        ping = Call(call_pb2.Request(run_id=self._run_id, ping=call_pb2.Ping()))
-        try:
-            answer = await self._transport.call(peer, ping, timeout_s=RPC_TIMEOUT_S, reply_bytes_max=0)
-        except (RemoteFault, Unavailable):
-            return 0
-        return answer.header.pong.samples
 
     async def clocks_ahead(self) -> list[float]:
         """Seconds that some neighbours' clocks are ahead of ours, of those that answer."""

@@ -77,7 +77,7 @@ def test_a_malformed_key_is_not_added(run: Path, key: str, capsys: Capture) -> N
         ("inner.clip_norm", "give FIELD=VALUE"),
         ("inner.clip_norm=-1", "allowed is"),
         ("evaluation.prompt_tokens=9", "do not compare"),
-        ("pipeline.stages=4", "begin another run"),
+        ("pipeline.boundary=fp32", "begin another run"),
     ],
 )
 def test_a_refused_amendment_leaves_the_run_as_it_is(run: Path, change: str, why: str, capsys: Capture) -> None:

@@ -12,7 +12,9 @@ import pytest
 from benchmarks.swarm.harness import resting, trains
 from swarmnode.local.child import NodePlan
 from swarmnode.local.summary import totals
+from swarmnode.manifest import PRESETS
 from tests.support.live_swarm import swarm_in
+from tests.support.processes import output_of
 
 EARLIER = "406400b"  # the last commit before versions were negotiated
 ROOT = Path(__file__).parents[2]
@@ -52,19 +54,31 @@ async def test_nodes_of_two_versions_train_in_one_swarm_and_meet_in_rounds(tmp_p
         await swarm.until(lambda: all(trains(c) for c in fleet.nodes if c.name not in old), "all train")
         await swarm.progress(256, "together")
 
-        def met() -> bool:
-            """A replica of each version was paired with one of the other, in each stage."""
+        def met(since: dict[str, int]) -> bool:
+            """A replica of each version was paired with one of the other, in each stage, from the lines `since` on."""
             peers = {c.ready.peer_id: c.name in old for c in fleet.nodes if c.ready is not None}
             across = {
                 (c.name in old, c.stage)
                 for c in fleet.nodes
-                for event in log(c.plan.home)
+                for event in log(c.plan.home)[since.get(c.name, 0) :]
                 if event["event"] == "exchange.paired"
                 and peers.get(event["fields"]["peer"], c.name in old) != (c.name in old)
             }
             return len(across) == 4
 
-        await swarm.until(met, "both versions of each stage meet in rounds")
+        await swarm.until(lambda: met({}), "both versions of each stage meet in rounds")
+        soon = str(swarm.samples() // PRESETS["tiny"].gossip.round_samples + 2)
+        await output_of(
+            "amend", str(tmp_path), "inner.clip_norm=0.5", "--from-round", soon
+        )  # the earlier knows of none
+        new = [c for c in fleet.nodes if c.name not in old]
+
+        def applied() -> bool:
+            return all(any(event["event"] == "amendment.applied" for event in log(c.plan.home)) for c in new)
+
+        await swarm.until(applied, "this version takes up an amendment")
+        since = {c.name: len(log(c.plan.home)) for c in fleet.nodes}
+        await swarm.until(lambda: met(since), "both versions meet with the amendment in force")
         assert {c.name in old: c.stage for c in fleet.nodes}.keys() == {True, False}
         assert all(c.status is not None and c.status.inner_steps > 0 for c in fleet.nodes if c.name not in old)
         assert totals(fleet.facts()).samples >= 256

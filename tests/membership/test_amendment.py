@@ -37,6 +37,9 @@ def test_a_node_that_hears_of_the_chain_has_the_owners_values_from_its_round_on(
     assert heard.newest.inner.decay == "constant" and heard.newest.gossip.codec == "int8"
     assert heard.lines()[0] == "amendment 1 from round 200: inner.muon_learning_rate 0.003 -> 0.001"
     assert heard.learn(made.signed[1:]) == [], "told again"
+    made.sign(OWNER, 400, {"pipeline.stages": BASE.pipeline.stages + 1})
+    heard.learn(made.signed)
+    assert heard.cuts == [0, 3] and (heard.cut(399), heard.cut(400)) == (0, 3)
 
 
 def test_forged_foreign_and_disordered_amendments_are_refused_and_change_nothing() -> None:
@@ -74,7 +77,8 @@ def test_forged_foreign_and_disordered_amendments_are_refused_and_change_nothing
         ({"seed": 1}, "cannot change"),
         ({"gossip.round_samples": 128}, "would be counted"),
         ({"data.tokenizer": "a.json"}, "numbered"),
-        ({"pipeline.stages": 4}, "cut"),
+        ({"pipeline.boundary": "fp32"}, "activations"),
+        ({"pipeline.stages": 511}, "together at most|allowed"),
         ({"evaluation.tasks": ["arc_easy"]}, "do not compare"),
         ({"inner.clip_norm": -1.0}, "allowed is"),
         ({"inner.decay_samples": 1}, "allowed is"),

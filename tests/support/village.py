@@ -20,7 +20,7 @@ from benchmarks.memory_network import MemoryDirectory, MemoryNetwork, MemoryTran
 from swarmnode.data.base_index import BaseIndex
 from swarmnode.data.index import Index
 from swarmnode.identity import Identity
-from swarmnode.ids import PeerId, RunId, seeded
+from swarmnode.ids import PeerId, RunId, seeded, swarm_of
 from swarmnode.machine.compute import ThreadCompute
 from swarmnode.machine.replica import TorchReplica
 from swarmnode.manifest import GossipSpec, InnerSpec, LimitsSpec, Manifest, ModelSpec, PipelineSpec, RecoverySpec
@@ -207,6 +207,7 @@ class Village:
         self.made: list[Recording] = []  # every replica there ever was
         self.samples: dict[PeerId, list[int]] = defaultdict(list)
         self.saving = CheckpointOptions()  # of those added from now on
+        self.cut = 0  # the same: the amendment that cut the stages of `run` as they are
         self.owner = b""  # the same: the key whose warrants they honour
         self.admission: Callable[[], Admission] | None = None  # the same: a new one for each
         self._stack = contextlib.AsyncExitStack()
@@ -246,7 +247,7 @@ class Village:
 
         world = NodePorts(
             transport=transport,
-            directory=MemoryDirectory(self.network, RUN, clock),
+            directory=MemoryDirectory(self.network, swarm_of(RUN, self.cut), clock),
             compute=compute,
             clock=clock,
             telemetry=quiet,
@@ -265,7 +266,7 @@ class Village:
             base=None if base is None else base(quiet),
             role=role,
         )
-        villager = Villager(Node(self.run, RUN, world), transport, quiet, identity, saved=saved)
+        villager = Villager(Node(self.run, RUN, world, self.cut), transport, quiet, identity, saved=saved)
         villager.task = asyncio.get_running_loop().create_task(villager.node.run(villager.notices, stage))
         self.people.append(villager)
         return villager
