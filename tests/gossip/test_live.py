@@ -15,7 +15,7 @@ from swarmnode.wire import record_pb2
 from swarmnode_methods import expert_average
 from tests.support.village import Villager, losses, manifest, told, village
 
-pytestmark = pytest.mark.node
+pytestmark = [pytest.mark.node, pytest.mark.loop("village")]
 KEPT = ("kept", "refused")
 
 

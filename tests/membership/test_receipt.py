@@ -67,6 +67,7 @@ def test_strangers_do_not_grow_the_books() -> None:
     assert len(work.done) == REMEMBERED_MAX
 
 
+@pytest.mark.loop("village")
 async def test_whole_nodes_thank_each_other() -> None:
     async with village(manifest(stages=2)) as v:
         people = [v.add(number % 2) for number in range(3)]

@@ -99,6 +99,7 @@ def test_without_announced_pauses_chance_is_drawn_as_before() -> None:
     assert choices(0.0) == choices(NOON)
 
 
+@pytest.mark.loop("village")
 async def test_whole_nodes_expect_what_others_announce() -> None:
     async with village(manifest(stages=2)) as v:
         people = [v.add(number % 2) for number in range(3)]
