@@ -208,10 +208,14 @@ def _nodes(count: int) -> str:
     return "One node" if count == 1 else f"{count} nodes"
 
 
+def more_of(noun: str, count: int) -> str:
+    """`count` in words as far as people write it so: "two more machines"."""
+    words = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
+    return f"{words[count] if count < len(words) else count} more {noun}{'s' * (count != 1)}"
+
+
 def _more_people(count: int) -> str:
-    words = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
-    each = "" if count == 1 else "s, one for each of these stages"
-    return f"{words[count] if count < len(words) else count} more volunteer{each}"
+    return more_of("volunteer", count) + ("" if count == 1 else ", one for each of these stages")
 
 
 def _names(names: Sequence[str]) -> str:

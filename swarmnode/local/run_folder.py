@@ -44,7 +44,7 @@ def prepare(run: Path | None, nodes: int, stages: int | None, stamp: str, data_r
     if (run / SIGNED_FILE).exists():
         return _prepare_signed(run / SIGNED_FILE, nodes, stages, run, f"up-{stamp}", data_root or run)
     if run.is_dir():
-        raise UsageError(f"{run} has neither {MANIFEST_FILE} nor {SIGNED_FILE}: `swarmnode init {run}` makes a run")
+        manifests.manifest_at(run)  # says what is missing
     return _prepare_signed(run, nodes, stages, RUNS, stamp, data_root)
 
 

@@ -15,6 +15,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from swarmnode.daemon.ready_file import page_here
+from swarmnode.dashboard.alarm import more_of
 from swarmnode.ids import PeerId, short
 from swarmnode.local.session import Screen, SessionView
 from swarmnode.local.summary import NodeFacts, Summary, Totals
@@ -183,14 +184,8 @@ def headline(status: StatusReply) -> str:
     state = "" if status.state == NODE_STATE_TRAINING else f", {STATE_WORDS.get(status.state, '')}"
     words = f"stage {of_stages(status)}{state}"
     if missing:
-        return f"{words}; waiting for {more_machines(len(missing))}"
+        return f"{words}; waiting for {more_of('machine', len(missing))}"
     return f"{words}; every stage has a machine" if not state else words
-
-
-def more_machines(count: int) -> str:
-    """`count` in words as far as people write it so: "two more machines"."""
-    words = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
-    return f"{words[count] if count < len(words) else count} more machine{'s' * (count != 1)}"
 
 
 def thanks(status: StatusReply) -> str:
