@@ -35,6 +35,7 @@ LARGE = 1e9  # parameters above which subspaces are tried unasked
 MICROBATCH_MORE = 4  # guess: at most so many times the manifest's microbatch
 BATCHES = (1, 2, 4, 8)  # inner batches, as multiples of Step Law's
 ROUND_STEPS = (8, 15, 30, 60, 125, 250, 500)  # inner steps of a round; 500: DiLoCo's, arXiv 2311.08105
+BATCH_MAX_PARTS = (4, 2)  # of the best settings' largest batch, tried last
 SPARING = (5, 0.0)  # gossip.fragments and inner.average_share where memory is short
 CODECS = ("modular4", "modular3")
 FALLING_MAX = 3  # guess: numbers of stages in a row that are no better, where every machine holds every stage
@@ -399,6 +400,12 @@ def _try_all(
                             break
         if best is not None and not any(fit_of(same, kind).unable for kind in fleet):
             falling = 0 if any(one.order < best for one in found[before:]) else falling + 1
+    for part in BATCH_MAX_PARTS if found else ():  # lines that are the limit need no more in flight than they carry
+        chosen = _chosen(found)
+        inner = chosen.manifest.inner
+        if inner.inner_batch_max // part > inner.inner_batch and chosen.left_out == left_out:
+            made = with_values(chosen.manifest, inner_batch_max=inner.inner_batch_max // part)
+            found.append(_candidate(made, manifest, fleet, left_out, tokens, by_money=by_money))
     chosen = _chosen(found) if found else None
     if chosen is None or chosen.manifest.gossip.codec not in CODECS or chosen.left_out != left_out:
         return

@@ -105,6 +105,15 @@ def test_no_setting_by_hand_is_better_than_the_one_found(name: str) -> None:
     assert best.score >= (1.0 - ALIKE) * scores[best.frailty]
 
 
+def test_lines_that_limit_the_run_get_no_more_in_flight_than_they_carry() -> None:
+    """More in flight is a larger batch, of which less is learned."""
+    fleet = (card(count=64, mbps=2.0, memory_gb=SMALL_GB),)
+    best = search(RUN, fleet, TOKENS, stages=4).best
+    most = best.manifest.inner.inner_batch_max
+    half = plan(replace(best.manifest, inner=replace(best.manifest.inner, inner_batch_max=most // 2)), fleet, TOKENS)
+    assert not most or best.score >= (1.0 - ALIKE) * half.learned_per_s
+
+
 @pytest.mark.parametrize("name", FLEETS)
 @pytest.mark.parametrize("stages", [1, 2, 4])
 def test_the_best_is_at_least_as_good_as_the_manifest(name: str, stages: int) -> None:
