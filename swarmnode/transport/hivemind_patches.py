@@ -25,9 +25,7 @@ def apply() -> None:
     """Patch hivemind, once per process."""
     timed_storage.TimedStorage.store = _store
     control.ControlClient._handle_persistent_request = _handle_persistent_request
-    control.ControlClient._read_from_persistent_conn = _failing_pending_calls(
-        control.ControlClient._read_from_persistent_conn
-    )
+    control.ControlClient._read_from_persistent_conn = _failing_pending_calls(_read_from_persistent_conn)
     control.ControlClient._write_to_persistent_conn = _failing_pending_calls(
         control.ControlClient._write_to_persistent_conn
     )
@@ -110,6 +108,22 @@ async def _unary_response(self: Any, request: Any) -> Any:
         return p2pd_pb2.CallUnaryResponse(response=await handler(request.data, PeerID(request.peer)))
     except Exception as error:  # noqa: BLE001  hivemind's own handlers may raise anything on a stranger's bytes
         return p2pd_pb2.CallUnaryResponse(error=type(error).__name__.encode())
+
+
+class _OpenCalls(dict[Any, Any]):
+    """Calls that wait for an answer: a cancelled one is not among them, although it is there until p2pd knows."""
+
+    def __contains__(self, call_id: object) -> bool:
+        return (call := self.get(call_id)) is not None and not call.done()
+
+
+_READ = control.ControlClient._read_from_persistent_conn
+
+
+async def _read_from_persistent_conn(self: Any, reader: Any) -> None:
+    """An answer to a cancelled call is dropped. In the original it ends the reader, and with it all other calls."""
+    self._pending_calls = _OpenCalls(self._pending_calls)
+    await _READ(self, reader)
 
 
 def _failing_pending_calls(original: Any) -> Any:

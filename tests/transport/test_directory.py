@@ -13,12 +13,15 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from hivemind.dht import node as hivemind_node
 from hivemind.dht.routing import DHTID
 from hivemind.dht.storage import DHTLocalStorage, DictionaryDHTValue
 from hivemind.p2p import PeerID
+from hivemind.p2p.p2p_daemon_bindings import control
+from hivemind.proto import p2pd_pb2
 from hivemind.utils import MSGPackSerializer
 
 from swarmnode.errors import Unreachable
@@ -252,3 +255,22 @@ def test_a_rejected_store_leaves_the_newer_record_alone() -> None:
     assert nested.store("a", b"new", now + 100)
     assert not nested.store("a", b"old", now + 50)
     assert nested.get("a").value == b"new"
+
+
+async def test_an_answer_to_a_cancelled_call_leaves_the_others() -> None:
+    """hivemind's own reader ends at such an answer, and with it every call of the process."""
+    hivemind_patches.apply()
+    client, stream = control.ControlClient.__new__(control.ControlClient), asyncio.StreamReader()
+    ids, loop = [uuid4() for _ in range(2)], asyncio.get_running_loop()
+    cancelled, other = (loop.create_future() for _ in ids)
+    client._pending_calls, client._handler_tasks = dict(zip(ids, (cancelled, other), strict=True)), {}
+    cancelled.cancel()
+    for call_id in ids:
+        answer = p2pd_pb2.CallUnaryResponse(response=b"here")
+        raw = p2pd_pb2.PersistentConnectionResponse(callId=call_id.bytes, callUnaryResponse=answer).SerializeToString()
+        stream.feed_data(bytes([len(raw)]) + raw)
+    reading = asyncio.create_task(client._read_from_persistent_conn(stream))
+    async with asyncio.timeout(10.0):
+        assert await other == b"here"
+        stream.feed_eof()
+        await reading
