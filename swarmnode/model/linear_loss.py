@@ -135,7 +135,7 @@ def _chunked(
 
 def _softmax_minus_target(z: Tensor, targets: Tensor, loss_sum: Tensor, *, train: bool, exact: torch.dtype) -> None:
     """Add to `loss_sum` the loss of logits `z` [R, V], and with `train` replace them by the loss's gradient."""
-    each = max(1, memory_estimate.TILE_NBYTES // (z.shape[1] * exact.itemsize))
+    each = max(1, memory_estimate.SOFTMAX_NBYTES // (z.shape[1] * exact.itemsize))
     for part, wanted in zip(torch.split(z, each), torch.split(targets, each), strict=True):
         logs = torch.log_softmax(part, 1, dtype=exact)
         at = wanted.unsqueeze(1)

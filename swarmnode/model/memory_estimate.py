@@ -63,7 +63,8 @@ CHUNK_NBYTES_ELSEWHERE = 256 << 20
 """The same for an accelerator, where each chunk reads and writes the whole gradient of the head once [guess: at a
 vocabulary of 128,256 a thousand rows, whose products take longer than that]."""
 
-TILE_NBYTES = 64 << 20  # guess: so much of a chunk's logits, and of the head's gradient, is float32 at a time
+TILE_NBYTES = 64 << 20  # guess: of the head's gradient this much is made at a time, if products are narrower than it
+SOFTMAX_NBYTES = TILE_NBYTES // 2  # of a chunk's logits so much is float32 at a time, twice: logits and softmax
 EXACT = 4  # bytes of float32
 
 
@@ -85,7 +86,7 @@ def head_nbytes(rows: int, vocabulary: int, width: int, *, autocast: bool, kind:
         by_head = (product + EXACT) * vocabulary * width  # before it is added
         return cast + by_rows + max(exact + (product * rows * vocabulary if autocast else 0), by_head)
     tile = min(TILE_NBYTES, product * vocabulary * width) if autocast else 0
-    softmax = min(TILE_NBYTES, EXACT * here * vocabulary)
+    softmax = min(SOFTMAX_NBYTES, EXACT * here * vocabulary)
     return cast + by_rows + product * here * (vocabulary + 2 * width) + max(softmax, tile)
 
 
