@@ -401,10 +401,10 @@ def _try_all(
         if best is not None and not any(fit_of(same, kind).unable for kind in fleet):
             falling = 0 if any(one.order < best for one in found[before:]) else falling + 1
     for part in BATCH_MAX_PARTS if found else ():  # lines that are the limit need no more in flight than they carry
-        chosen = _chosen(found)
-        inner = chosen.manifest.inner
-        if inner.inner_batch_max // part > inner.inner_batch and chosen.left_out == left_out:
-            made = with_values(chosen.manifest, inner_batch_max=inner.inner_batch_max // part)
+        first = _chosen(found)
+        inner = first.manifest.inner
+        if inner.inner_batch_max // part > inner.inner_batch and first.left_out == left_out:
+            made = with_values(first.manifest, inner_batch_max=inner.inner_batch_max // part)
             found.append(_candidate(made, manifest, fleet, left_out, tokens, by_money=by_money))
     chosen = _chosen(found) if found else None
     if chosen is None or chosen.manifest.gossip.codec not in CODECS or chosen.left_out != left_out:

@@ -99,7 +99,6 @@ def test_text_of_a_peer_does_nothing_to_the_terminal(here: Path, capsys: pytest.
         + "\n"
     )
     assert main(["logs", "--home", str(here)]) == 0
-    assert main(["replay", str(here)]) == 0
     out = capsys.readouterr().out
     assert "[2J" in out and all(line.isprintable() for line in out.splitlines())
 
