@@ -19,7 +19,7 @@ PYTEST = $(BIN)/python -m pytest -q -p no:cacheprovider
 SLOWEST := --durations=30 --durations-min=1
 # Real processes, for seconds to minutes each, in two parts; a life in the storm, live and in virtual time; whole nodes,
 # in virtual time; rounds and models.
-LIVE := $(wildcard tests/live/test_[a-l]*.py)
+LIVE := $(wildcard tests/live/test_[a-l]*.py) tests/live/test_meeting_point.py
 LATE := $(filter-out $(LIVE),$(wildcard tests/live/test_*.py))
 STORM := tests/docs tests/chaos tests/simulation tests/dashboard
 ROUND := tests/gossip tests/model

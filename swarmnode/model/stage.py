@@ -215,7 +215,7 @@ class StageReplica:
         self._optimizer = optimizer_of(self.manifest, *flats, autocast=self._autocast, state=state, places=places)
         if state == "device":
             self.exp_avg, self.exp_avg_sq = self._optimizer.exp_avg, self._optimizer.exp_avg_sq
-        self.moments = sections_of(self._optimizer, self.parameters)
+        self.moments = sections_of(self._optimizer, 0 if self._by_forward else self.parameters)
 
     def stepped_apart(self) -> tuple[list[Callable[[Tensor], Tensor]], list[AdamWPart]]:
         """(views of flat buffers [P] that Muon steps, what AdamW steps), where rounds take the steps."""
