@@ -110,15 +110,18 @@ def host_of(device: str, compute: ThreadCompute) -> Host:
     return Host(lambda: count / compute.load)
 
 
+def _known(process: DaemonContext, node: Node | None) -> list[PeerId]:
+    """Bootstraps, and the members that this node knows."""
+    members = () if node is None else node.presence.peer_table.swarm().members()
+    return [*(peer for peer, _ in parse_bootstraps(process.options.bootstrap)), *(member.peer for member in members)]
+
+
 async def stay_permitted(process: DaemonContext, node: Node | None, notices: Notices) -> None:
     """Keep the owner's access list current; leave if it no longer admits us."""
-    bootstraps = [peer for peer, _ in parse_bootstraps(process.options.bootstrap)]
     why = await access_list.keep_access_list(
         process.admission,
         process.transport,
-        lambda: (
-            bootstraps if node is None else [*bootstraps, *(m.peer for m in node.presence.peer_table.swarm().members())]
-        ),
+        lambda: _known(process, node),
         seeded(process.run_id, "access_list", process.transport.peer_id),
         process.telemetry,
         (lambda: None) if node is None else node.presence.evict_unauthorized,
@@ -333,6 +336,9 @@ async def _stay_in_cut(process: DaemonContext, node: Node | None, notices: Notic
             done = await process.directory.claimed() // manifest.gossip.round_samples
         if (cut := amendments.cut(done)) > process.cut:
             process.recut.append(cut)
+            # Nodes of two cuts do not see each other: whoever has not heard of this one would stay behind.
+            rng = seeded(process.run_id, "cut", process.transport.peer_id)
+            await access_list.tell(process.admission, process.transport, _known(process, node), rng)
             notices.leave(f"the run goes on in {amendments.after(cut).pipeline.stages} stages", NoticeKind.STOP)
 
 

@@ -41,6 +41,7 @@ class Admission:
         self.mine = mine
         self.signed: wire.SignedAccessList | None = None  # the owner's newest list, to be passed on
         self._clock = clock
+        self.ahead: PeerId | None = None  # who said last that it knows more amendments
         self._passes: OrderedDict[PeerId, wire.Pass] = OrderedDict()
         self._machines: dict[bytes, set[PeerId]] = {}
 

@@ -134,7 +134,10 @@ class MembershipHandlers:
         return Answer(wire.Reply(manifest=signed))
 
     async def access_list(self, peer: PeerId, call: Call) -> Answer:
-        """The owner's access list and amendments, as far as the asker has not them already."""
+        """The owner's access list and amendments, as far as the asker has not them already. An asker that has more is
+        asked in turn (access_list.py)."""
         assert self._admission is not None
-        request = call.header.access_list
+        request, known = call.header.access_list, self._admission.amendments
+        if known is not None and request.amendments > len(known.chain):
+            self._admission.ahead = peer
         return Answer(wire.Reply(access_list=self._admission.news(request.sequence, request.amendments)))
