@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from benchmarks.memory_network import MemoryNetwork, MemoryTransport
 from swarmnode import owner
 from swarmnode.errors import RemoteFault
-from swarmnode.ids import RunId
+from swarmnode.identity import Identity
+from swarmnode.ids import RunId, seeded
 from swarmnode.manifest import Manifest
+from swarmnode.membership.access import AccessRules
+from swarmnode.membership.admission import Admission
 from swarmnode.membership.amendment import AMENDMENTS_MAX, Amendments
-from swarmnode.wire import access_pb2
+from swarmnode.node.access_list import keep_access_list, tell
+from swarmnode.node.membership_handlers import MembershipHandlers
+from swarmnode.wire import access_pb2, record_pb2
+from tests.support.fake_telemetry import Quiet
+from tests.support.libp2p_node import WallClock
 
 OWNER = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
 SECOND = Ed25519PrivateKey.from_private_bytes(bytes(range(1, 33)))
@@ -101,3 +110,22 @@ def test_an_added_owner_signs_and_a_replaced_one_no_more() -> None:
         made.sign(OWNER, 9, {"inner.clip_norm": 0.5})
     assert made.owners == (SECOND_KEY,) and made.signers == (KEY, SECOND_KEY)
     assert chain().learn(made.signed) == made.chain
+
+
+async def test_a_member_hears_of_an_amendment_from_one_that_it_does_not_know() -> None:
+    """Such as a coordinator that has moved: it asks the members that it knows, and they ask back."""
+    network, doors, transports = MemoryNetwork(), list[Admission](), list[MemoryTransport]()
+    for seed in (1, 2):
+        transports.append(MemoryTransport(network, Identity.of_seed(bytes([seed]) * 32).peer_id, RUN))
+        doors.append(Admission(AccessRules(RUN, KEY, is_open=True), WallClock(), None, chain()))
+        MembershipHandlers(record_pb2.SignedManifest(), doors[-1]).serve(transports[-1])
+    (moved, member), known = doors, doors[0].amendments
+    assert known is not None and member.amendments is not None
+    known.sign(OWNER, 10, RATE)
+    keeping = keep_access_list(*(member, transports[1], list, seeded("a"), Quiet(), lambda: None), period_s=0.01)
+    async with asyncio.timeout(30), asyncio.TaskGroup() as tasks:
+        task = tasks.create_task(keeping)
+        await tell(moved, transports[0], [one.peer_id for one in transports], seeded("b"))
+        while not member.amendments.chain:
+            await asyncio.sleep(0.01)
+        task.cancel()
