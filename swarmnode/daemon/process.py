@@ -287,6 +287,7 @@ async def _start(options: NodeOptions, stack: contextlib.AsyncExitStack, before:
         await _hear_access(admission, transport, bootstraps, run_id)
     if cut:  # what joiners are told
         contacts.trained(swarm, amendments.chain[cut - 1].from_round * manifest.gossip.round_samples)
+        contacts.save(options.home / CONTACTS_FILE)  # killed a second later it comes back to this cut
     MembershipHandlers(signed, admission, lambda: contacts.samples.get(swarm, 0)).serve(transport)
     ReachHelper(transport.observed).serve(transport)
     CapacityResponder().serve(transport)
