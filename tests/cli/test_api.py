@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 import swarmnode
-from benchmarks.swarm.fake_fleet import FakeFleet
 from swarmnode import manifest as manifests
 from swarmnode import plugin
 from swarmnode.cli.main import main
@@ -20,7 +19,7 @@ from swarmnode.dashboard.history import history_path
 from swarmnode.errors import ManifestError, RemoteFault, Unavailable, UsageError
 from swarmnode.manifest import parse
 from swarmnode.membership.invite import Invite, encode
-from tests.support.watched import RUN, TINY, watched
+from tests.support.watched import RUN, TINY, watched_run
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 OWN = EXAMPLES / "own-method"
@@ -78,12 +77,8 @@ def test_a_method_that_nobody_installed_is_named() -> None:
 async def test_a_run_is_looked_at_by_its_page_and_by_its_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fleet = FakeFleet(TINY, RUN, 4)
-    for _ in range(40):
-        fleet.train(1.0)
-    await fleet.announce()
-    async with watched(fleet, tmp_path) as w:
-        await w.everybody_answered()
+    async with watched_run(tmp_path, 40) as w:
+        fleet = w.fake_fleet
         for _ in range(2):  # a point every second tick
             w.board.live.tick()
         by_page = await asyncio.to_thread(swarmnode.connect, w.board.url)

@@ -10,12 +10,11 @@ from typing import Any
 
 import pytest
 
-from benchmarks.swarm.fake_fleet import FakeFleet
 from swarmnode import api
 from swarmnode.cli.main import main
 from swarmnode.dashboard import tracking, view
 from swarmnode.errors import UsageError
-from tests.support.watched import RUN, TINY, watched
+from tests.support.watched import RUN, TINY, watched_run
 
 
 class StandIn(ModuleType):
@@ -50,12 +49,8 @@ async def test_the_run_is_logged_by_samples(
     stand_in = StandIn(library)
     monkeypatch.setitem(sys.modules, library, stand_in)
     monkeypatch.setattr(tracking, "TRACK_EVERY_S", 0.02)
-    fleet = FakeFleet(TINY, RUN, 4)
-    for _ in range(40):
-        fleet.train(1.0)
-    await fleet.announce()
-    async with watched(fleet, tmp_path) as w:
-        await w.everybody_answered()
+    async with watched_run(tmp_path, 40) as w:
+        fleet = w.fake_fleet
         board = w.board.live.board
         w.board.live.tick()
         facts = view.run(board, RUN, ["swarmnode join SECRET"], "0.1")
@@ -77,14 +72,10 @@ async def test_the_run_is_logged_by_samples(
 
 async def test_a_library_that_fails_ends_only_the_tracking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "trackio", StandIn("trackio", broken=True))
-    fleet = FakeFleet(TINY, RUN, 4)
-    fleet.train(1.0)
-    await fleet.announce()
-    async with watched(fleet, tmp_path) as w:
-        await w.everybody_answered()
+    async with watched_run(tmp_path, 1) as w:
         board = w.board.live.board
         w.board.live.tick()
-        await tracking.track("trackio", board, view.run(board, RUN, [], "0.1"), fleet.clock, w.quiet)
+        await tracking.track("trackio", board, view.run(board, RUN, [], "0.1"), w.fake_fleet.clock, w.quiet)
         failed = [fields for event, fields in w.quiet.events if event == "dashboard.tracking_failed"]
         assert failed == [{"library": "trackio", "reason": "the service is away"}]
 

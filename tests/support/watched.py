@@ -76,6 +76,18 @@ async def watched(
 DOCUMENT = json.loads((resources.files("swarmnode.dashboard") / "static" / "openapi.json").read_text())
 
 
+@contextlib.asynccontextmanager
+async def watched_run(folder: Path, seconds: int) -> AsyncIterator[Watched]:
+    """Four nodes that trained for `seconds` and announced it, and a dashboard that all of them answered."""
+    fleet = FakeFleet(TINY, RUN, 4)
+    for _ in range(seconds):
+        fleet.train(1.0)
+    await fleet.announce()
+    async with watched(fleet, folder) as w:
+        await w.everybody_answered()
+        yield w
+
+
 def fits(body: object, schema: dict[str, Any]) -> None:
     """Raise when `body` is not what the document says."""
     whole = {**schema, "components": DOCUMENT["components"], "$schema": "https://json-schema.org/draft/2020-12/schema"}
