@@ -7,20 +7,25 @@ import contextlib
 import datetime
 import json
 import os
+import re
+import subprocess
+import sys
 import time
 import zoneinfo
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import psutil
 
 from swarmnode.atomic_file import atomic_write
-from swarmnode.node.limits import DAY_S, Limits, SensorReading
+from swarmnode.node.limits import DAY_S, FULL_SCREEN, Limits, SensorReading
 from swarmnode.ports import Clock
 
 USAGE_FILE = "usage.json"
 SAVE_S = 15.0  # guess: the count of this time is lost if the process is killed
-RATE_S = 3.0  # averaging time of bytes per second; between two lists of programs, each of 20 ms
+RATE_S = 3.0  # averaging time of bytes per second; between two looks at programs and desktop, each of 20 ms
+TOOL_S = 2.0  # guess: a desktop answers within milliseconds
+MUTTER = "org.gnome.Mutter.IdleMonitor"
 
 
 class DailyTraffic:
@@ -72,15 +77,18 @@ class Sensors:
         self._usage = usage
         self._clock = clock
         self._programs: frozenset[str] = frozenset()
-        self._programs_s = float("-inf")
+        self._idle_s: float | None = None
+        self._looked_s = float("-inf")
         self._process = psutil.Process()
 
     async def __call__(self, limits: Limits) -> SensorReading:
         now = self._clock.unix_s()
         offset_s = utc_offset_s(now)
         used, rate = self._usage.read(now, offset_s)
-        if limits.yield_to and now > self._programs_s + RATE_S:
-            self._programs, self._programs_s = await asyncio.to_thread(programs), now
+        if now > self._looked_s + RATE_S:
+            self._looked_s = now
+            self._programs = await asyncio.to_thread(programs, limits.yield_to)
+            self._idle_s = await asyncio.to_thread(idle_s, now) if limits.when_idle_s is not None else None
         return SensorReading(
             now,
             offset_s,
@@ -88,7 +96,9 @@ class Sensors:
             nbytes_per_s=rate,
             temperature_c=await asyncio.to_thread(temperature_c) if limits.max_temp_c is not None else None,
             memory_nbytes=self._process.memory_info().rss,
-            processes=self._programs if limits.yield_to else frozenset(),
+            processes=self._programs,
+            idle_s=self._idle_s,
+            on_battery=on_battery() if limits.on_ac_only else None,
             offset_at=utc_offset_s,
         )
 
@@ -113,11 +123,47 @@ def local_time(in_s: float) -> str:
     return then.strftime("%H:%M") if then.date() == now.date() else then.strftime("%a %d %b %H:%M")
 
 
-def programs() -> frozenset[str]:
-    """Names of the running programs, in lower case, without the ending .exe."""
-    return frozenset(
-        (process.info["name"] or "").lower().removesuffix(".exe") for process in psutil.process_iter(["name"])
+def programs(wanted: Sequence[str]) -> frozenset[str]:
+    """Names of the running programs, in lower case, without the ending .exe; FULL_SCREEN while one fills the screen.
+    Empty if none is `wanted`."""
+    if not wanted:
+        return frozenset()
+    running = {(process.info["name"] or "").lower().removesuffix(".exe") for process in psutil.process_iter(["name"])}
+    if FULL_SCREEN in wanted and (active := re.search("0x[0-9a-f]+", _said("xprop", "-root", "_NET_ACTIVE_WINDOW"))):
+        state = _said("xprop", "-id", active[0], "_NET_WM_STATE")
+        running |= {FULL_SCREEN} if "_NET_WM_STATE_FULLSCREEN" in state else set()
+    return frozenset(running)
+
+
+def idle_s(now_unix_s: float) -> float | None:
+    """Seconds since somebody used this machine: by GNOME, X11 or logind (which knows terminals, too), or macOS's
+    input devices. None if none of them answers."""
+    if sys.platform == "darwin":
+        told = re.search(r'"HIDIdleTime" = (\d+)', _said("ioreg", "-c", "IOHIDSystem", "-d", "4"))
+        return int(told[1]) / 1e9 if told else None
+    core = f"/{MUTTER.replace('.', '/')}/Core"
+    mutter = _said("gdbus", "call", "-e", "-d", MUTTER, "-o", core, "-m", f"{MUTTER}.GetIdletime")
+    if told := re.search(r"(\d+)\D*$", mutter) or re.match(r"(\d+)$", _said("xprintidle").strip()):
+        return int(told[1]) / 1e3
+    told = re.search(
+        r"IdleSinceHint=(\d+)", hint := _said("loginctl", "show-session", "-p", "IdleHint", "-p", "IdleSinceHint")
     )
+    if told is None:
+        return None
+    return max(0.0, now_unix_s - int(told[1]) / 1e6) if "IdleHint=yes" in hint else 0.0
+
+
+def on_battery() -> bool | None:
+    """Whether this machine runs on its battery; None without one."""
+    battery = psutil.sensors_battery() if hasattr(psutil, "sensors_battery") else None
+    return None if battery is None or battery.power_plugged is None else not battery.power_plugged
+
+
+def _said(*command: str) -> str:
+    """The output of a tool of the desktop; "" where it is missing, fails or hangs."""
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        return subprocess.run(command, capture_output=True, text=True, timeout=TOOL_S, check=True).stdout
+    return ""
 
 
 def temperature_c() -> float | None:

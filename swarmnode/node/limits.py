@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 DAY_S = 86_400
+WEEK_S = 7 * DAY_S
+DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 COOL_C = 5.0  # guess: degrees below the limit before work goes on, so that it does not flutter
 FREE_SHARE = 0.05  # guess: the same for memory
 QUOTA_SHARE = 0.995  # of the quota: the rest is for saying that we pause; so it stops within 1 %
@@ -20,14 +22,37 @@ QUOTA_AHEAD_S = 2.0  # what is under way when the quota is near still goes throu
 YIELD_MAX = 16
 LOAD_LEAST = 0.05  # guess: below that others take the node for one that hangs
 
-_HOURS = re.compile(r"(\d{1,2})(?::(\d{2}))?-(\d{1,2})(?::(\d{2}))?\Z")
+_DAY = "|".join(DAYS)
+_HOURS = re.compile(rf"(?:({_DAY})(?:-({_DAY}))?)?\s*(?:(\d{{1,2}})(?::(\d{{2}}))?-(\d{{1,2}})(?::(\d{{2}}))?)?\Z")
 _AMOUNT = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)\Z")
 _RATE = re.compile(r"(\d+(?:\.\d+)?)\s*([kKmMgG]?)([bB]its?|[bB]|)(?:/s|ps)?\Z")
 _THOUSANDS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9}
 _BYTES = {"b": 1, "kb": 1e3, "mb": 1e6, "gb": 1e9, "tb": 1e12, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 
-Span = tuple[int, int]
-"""Seconds of the local day from and to; from > to goes past midnight."""
+FULL_SCREEN = "full-screen"  # stands among the programs while one fills the screen
+
+
+@dataclass(frozen=True, slots=True)
+class HourSpan:
+    """Seconds of the local day from and to; from > to goes past midnight. `days`: on which it begins, Monday first."""
+
+    begin: int
+    end: int
+    days: tuple[int, ...] = tuple(range(7))
+
+    @property
+    def length(self) -> int:
+        """Seconds that it lasts."""
+        return (self.end - self.begin) % DAY_S or DAY_S
+
+    def left_s(self, second: float) -> float:
+        """Seconds until it ends, at a `second` of the local week; 0 outside it."""
+        begun = min((second - day * DAY_S - self.begin) % WEEK_S for day in self.days)
+        return max(0.0, self.length - begun)
+
+    def begins_in_s(self, second: float) -> float:
+        """Seconds until it begins again."""
+        return min((day * DAY_S + self.begin - second) % WEEK_S for day in self.days)
 
 
 class NodeRole(StrEnum):
@@ -46,7 +71,7 @@ class Limits:
     """`hours` empty: always. Rates are bits a second, `quota_nbytes` is of a local day, both directions together,
     `max_load` is a share of the device's time."""
 
-    hours: tuple[Span, ...] = ()
+    hours: tuple[HourSpan, ...] = ()
     max_up_bps: float | None = None
     max_down_bps: float | None = None
     quota_nbytes: int | None = None
@@ -54,6 +79,8 @@ class Limits:
     max_memory_nbytes: int | None = None
     max_load: float | None = None
     yield_to: tuple[str, ...] = ()
+    when_idle_s: float | None = None
+    on_ac_only: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +110,8 @@ class SensorReading:
     temperature_c: float | None = None
     memory_nbytes: int = 0
     processes: frozenset[str] = frozenset()
+    idle_s: float | None = None
+    on_battery: bool | None = None
     asked: AskedPause = NOT_ASKED
     offset_at: Callable[[float], int] | None = None
 
@@ -105,7 +134,8 @@ def decide(limits: Limits, reading: SensorReading) -> LimitVerdict:
     """Whether to run now. With several reasons to pause, the verdict gives the one that lasts longest."""
     pauses = [verdict for check in _CHECKS if (verdict := check(limits, reading)) is not None]
     if not pauses:
-        return LimitVerdict(True, _closes(limits.hours, reading), "within its limits")
+        blind = "; nothing here tells when somebody uses this machine" if _unseen(limits, reading) else ""
+        return LimitVerdict(True, _closes(limits.hours, reading), f"within its limits{blind}")
     return max(pauses, key=lambda verdict: math.inf if verdict.until_unix_s is None else verdict.until_unix_s)
 
 
@@ -120,9 +150,9 @@ def _hours(limits: Limits, reading: SensorReading) -> LimitVerdict | None:
     if not limits.hours:
         return None
     second = _second(reading)
-    if any(_within(span, second) for span in limits.hours):
+    if any(span.left_s(second) for span in limits.hours):
         return None
-    wait_s = min((begin - second) % DAY_S for begin, _ in limits.hours)
+    wait_s = min(span.begins_in_s(second) for span in limits.hours)
     return LimitVerdict(False, reading.local_s_later(wait_s), f"outside its hours ({show_hours(limits.hours)})")
 
 
@@ -132,7 +162,7 @@ def _quota(limits: Limits, reading: SensorReading) -> LimitVerdict | None:
     coming = reading.nbytes_per_s * QUOTA_AHEAD_S if reading.running else 0.0
     if reading.used_nbytes + coming < QUOTA_SHARE * limits.quota_nbytes:
         return None
-    until = reading.local_s_later(DAY_S - _second(reading))
+    until = reading.local_s_later(DAY_S - _second(reading) % DAY_S)
     return LimitVerdict(False, until, f"the day's quota of {show_nbytes(limits.quota_nbytes)} is used up")
 
 
@@ -158,8 +188,23 @@ def _memory(limits: Limits, reading: SensorReading) -> LimitVerdict | None:
 def _yield(limits: Limits, reading: SensorReading) -> LimitVerdict | None:
     for name in limits.yield_to:
         if name in reading.processes:
-            return LimitVerdict(False, None, f"{name} runs")
+            says = "a program fills the screen" if name == FULL_SCREEN else f"{name} runs"
+            return LimitVerdict(False, None, says)
     return None
+
+
+def _unseen(limits: Limits, reading: SensorReading) -> bool:
+    return limits.when_idle_s is not None and reading.idle_s is None
+
+
+def _used(limits: Limits, reading: SensorReading) -> LimitVerdict | None:
+    if limits.when_idle_s is None or reading.idle_s is None or reading.idle_s >= limits.when_idle_s:
+        return None
+    return LimitVerdict(False, None, f"somebody used this machine in the last {show_s(limits.when_idle_s)}")
+
+
+def _battery(limits: Limits, reading: SensorReading) -> LimitVerdict | None:
+    return LimitVerdict(False, None, "on battery") if limits.on_ac_only and reading.on_battery else None
 
 
 _CHECKS: tuple[Callable[[Limits, SensorReading], LimitVerdict | None], ...] = (
@@ -169,49 +214,43 @@ _CHECKS: tuple[Callable[[Limits, SensorReading], LimitVerdict | None], ...] = (
     _temperature,
     _memory,
     _yield,
+    _used,
+    _battery,
 )
 
 
 def _second(reading: SensorReading) -> float:
-    """Second of the local day."""
-    return (reading.unix_s + reading.utc_offset_s) % DAY_S
+    """Second of the local week, which begins on Monday."""
+    return (reading.unix_s + reading.utc_offset_s + 3 * DAY_S) % WEEK_S  # 1970 began on a Thursday
 
 
-def _within(span: Span, second: float) -> bool:
-    begin, end = span
-    return begin <= second < end if begin < end else second >= begin or second < end
-
-
-def _closes(hours: tuple[Span, ...], reading: SensorReading) -> float | None:
+def _closes(hours: tuple[HourSpan, ...], reading: SensorReading) -> float | None:
     """When the hours that hold now end, spans that touch counted as one; None when they never do."""
     second, passed = _second(reading), 0.0
-    for _ in range(2 * len(hours)):
-        here = [span for span in hours if _within(span, (second + passed) % DAY_S)]
-        if not here:
-            break
-        passed += max((end - second - passed) % DAY_S or DAY_S for _, end in here)
-        if passed >= DAY_S:
-            return None
-    return reading.local_s_later(passed) if hours else None
+    while passed < WEEK_S and (left := max((span.left_s(second + passed) for span in hours), default=0.0)):
+        passed += left
+    return reading.local_s_later(passed) if hours and passed < WEEK_S else None
 
 
 # ---- as people write them
 
 
-def parse_hours(text: str) -> tuple[Span, ...]:
-    """`22-07`, `22:30-07:15`, `0-6,12-14`. Raises ValueError."""
+def parse_hours(text: str) -> tuple[HourSpan, ...]:
+    """`22-07`, `22:30-07:15`, `0-6,12-14`, `mon-fri 22-07,sat-sun`. Raises ValueError."""
     spans = []
-    for part in text.split(","):
+    for part in text.lower().split(","):
         match = _HOURS.match(part.strip())
-        if match is None:
-            raise ValueError("say 22-07, 22:30-07:15 or 0-6,12-14 (local time)")
-        numbers = [int(number or 0) for number in match.groups()]
+        if match is None or not match[0]:
+            raise ValueError("say 22-07, 22:30-07:15, 0-6,12-14 or mon-fri 22-07,sat-sun (local time)")
+        numbers = [int(number or 0) for number in match.groups()[2:]]
         begin, end = numbers[0] * 3600 + numbers[1] * 60, numbers[2] * 3600 + numbers[3] * 60
         if max(begin, end) > DAY_S or max(numbers[1], numbers[3]) > 59:
             raise ValueError(f"{part.strip()!r} is not of a day: hours are 0 to 24, minutes 0 to 59")
-        if begin % DAY_S == end % DAY_S:
+        first, last = DAYS.index(match[1] or "mon"), DAYS.index(match[2] or match[1] or "sun")
+        days = sorted((first + later) % 7 for later in range((last - first) % 7 + 1))
+        if begin % DAY_S == end % DAY_S and (len(days) == 7 or begin == end != 0):
             raise ValueError(f"{part.strip()!r} is empty, or always: leave it out for always")
-        spans.append((begin % DAY_S, end % DAY_S))
+        spans.append(HourSpan(begin % DAY_S, end % DAY_S, tuple(days)))
     return tuple(spans)
 
 
@@ -266,6 +305,22 @@ def parse_load(text: str) -> float:
     return share
 
 
+def parse_idle(text: str) -> float:
+    """Seconds of `5m`, `90s`, `1h`. Raises ValueError."""
+    match = _AMOUNT.match(text.strip())
+    seconds = float(match[1]) * {"s": 1, "m": 60, "h": 3600}.get(match[2].lower(), math.nan) if match else math.nan
+    if not 1.0 <= seconds <= DAY_S:
+        raise ValueError("say 5m, 90s or 1h; a second to a day are allowed")
+    return seconds
+
+
+def parse_yes(text: str) -> bool:
+    """True of `yes`. Raises ValueError for anything else."""
+    if text.strip().lower() != "yes":
+        raise ValueError("say yes, or none")
+    return True
+
+
 def parse_names(text: str) -> tuple[str, ...]:
     """Program names of `steam,blender`. Raises ValueError."""
     names = tuple(dict.fromkeys(part.strip().lower() for part in text.split(",") if part.strip()))
@@ -274,11 +329,24 @@ def parse_names(text: str) -> tuple[str, ...]:
     return names
 
 
-def show_hours(hours: tuple[Span, ...]) -> str:
+def show_hours(hours: tuple[HourSpan, ...]) -> str:
     def clock(second: int) -> str:
         return f"{second // 3600:02}" + (f":{second // 60 % 60:02}" if second % 3600 else "")
 
-    return ",".join(f"{clock(begin)}-{clock(end)}" for begin, end in hours)
+    def show_span(span: HourSpan) -> str:
+        days = span.days
+        first = next((day for day in days if (day - 1) % 7 not in days), 0)  # Saturday of sat-mon
+        last = DAYS[(first + len(days) - 1) % 7]
+        named = "" if len(days) == 7 else DAYS[first] if len(days) == 1 else f"{DAYS[first]}-{last}"
+        times = "" if span.length == DAY_S and not span.begin else f"{clock(span.begin)}-{clock(span.end)}"
+        return f"{named} {times}".strip()
+
+    return ",".join(map(show_span, hours))
+
+
+def show_s(seconds: float) -> str:
+    size, unit = (3600, "h") if seconds % 3600 == 0 else (60, "m") if seconds % 60 == 0 else (1, "s")
+    return f"{seconds / size:.6g}{unit}"
 
 
 def show_rate(bps: float) -> str:
@@ -297,7 +365,8 @@ def show_nbytes(nbytes: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class LimitKind:
-    """A limit of the command line: its field, its parser and formatter, an example and its help."""
+    """A limit of the command line: its field, its parser and formatter, an example ("" for one that takes no value) and
+    its help."""
 
     field: str
     parse: Callable[[str], object]
@@ -308,7 +377,11 @@ class LimitKind:
 
 LIMIT_KINDS: Mapping[str, LimitKind] = {
     "hours": LimitKind(
-        "hours", parse_hours, show_hours, "22-07", "Run only at these hours (local time); 0-6,12-14 for two spans."
+        "hours",
+        parse_hours,
+        show_hours,
+        "22-07",
+        "Run only then (local time); 0-6,12-14 for two spans, mon-fri 22-07,sat-sun for days.",
     ),
     "max-up": LimitKind("max_up_bps", parse_rate, show_rate, "20Mbit", "Most to send per second."),
     "max-down": LimitKind("max_down_bps", parse_rate, show_rate, "100Mbit", "Most to receive per second."),
@@ -337,8 +410,16 @@ LIMIT_KINDS: Mapping[str, LimitKind] = {
         "Share of the time to compute at most, in pieces well under a second.",
     ),
     "yield-to": LimitKind(
-        "yield_to", parse_names, ",".join, "steam,blender", "Pause while one of these programs runs."
+        "yield_to",
+        parse_names,
+        ",".join,
+        "steam,full-screen",
+        "Pause while one of these programs, or any full-screen one, runs.",
     ),
+    "when-idle": LimitKind(
+        "when_idle_s", parse_idle, show_s, "5m", "Run only once nobody has used keyboard and mouse for so long."
+    ),
+    "on-ac-only": LimitKind("on_ac_only", parse_yes, lambda on: "yes", "", "Pause while on battery."),
 }
 LIFTED = ("", "none")  # texts that lift a limit
 

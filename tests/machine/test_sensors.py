@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from swarmnode.daemon.clock import SystemClock
-from swarmnode.machine.sensors import DailyTraffic, Sensors, utc_offset_s
+from swarmnode.machine.sensors import DailyTraffic, Sensors, idle_s, utc_offset_s
 from swarmnode.node.limits import Limits, change, decide
 
 
@@ -57,3 +57,39 @@ async def test_the_end_of_hours_is_known_where_summer_time_begins_meanwhile(
     sense = Sensors(DailyTraffic(tmp_path, lambda: 0), SystemClock(lambda: float(evening), lambda: 0.0))
     limits = change(Limits(), {"hours": "22-7"})
     assert decide(limits, await sense(limits)).until_unix_s == evening + 7 * 3600
+
+
+TOOLS = {
+    "gdbus": "exit 1",
+    "xprintidle": "exit 1",
+    "loginctl": "echo IdleHint=yes; echo IdleSinceHint=1700000000000000",
+    "xprop": "[ $1 = -root ] && echo '_NET_ACTIVE_WINDOW(WINDOW): window id # 0x1c' || echo _NET_WM_STATE_FULLSCREEN",
+}
+
+
+async def test_a_desktop_says_who_is_there_and_whether_a_film_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def install(tool: str, text: str) -> None:
+        (tmp_path / tool).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / tool).chmod(0o755)
+
+    for tool, text in TOOLS.items():
+        install(tool, text)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    now = [1_700_000_100.0]
+    limits = change(Limits(), {"when-idle": "5m", "yield-to": "full-screen"})
+    sense = Sensors(DailyTraffic(tmp_path, lambda: 0), SystemClock(lambda: now[0], lambda: now[0]))
+    reading = await sense(limits)
+    assert reading.idle_s == 100.0 and "full-screen" in reading.processes
+    install("gdbus", "echo '(uint64 7000,)'")  # GNOME knows it to the millisecond
+    install("xprop", "exit 1")
+    assert (await sense(limits)).idle_s == 100.0, "a desktop is asked every three seconds"
+    now[0] += 4.0
+    reading = await sense(limits)
+    assert reading.idle_s == 7.0 and "full-screen" not in reading.processes
+    for tool in TOOLS:
+        install(tool, "exit 1")
+    assert idle_s(now[0]) is None
+    now[0] += 4.0
+    assert not (await sense(Limits())).processes

@@ -14,6 +14,7 @@ from swarmnode.node.limits import (
     LIMIT_KINDS,
     QUOTA_SHARE,
     AskedPause,
+    HourSpan,
     Limits,
     SensorReading,
     change,
@@ -27,7 +28,9 @@ from swarmnode.node.regulator import allowance
 
 NOON = 1_700_000_000 // DAY_S * DAY_S + DAY_S // 2
 minutes = st.integers(0, 1439)
-spans = st.tuples(minutes, minutes).filter(lambda span: span[0] != span[1])
+days = st.integers(0, 6)
+spans = st.tuples(minutes, minutes, days, days).filter(lambda span: span[0] != span[1])
+WEEK = 7 * 1440
 
 
 def test_no_limits_never_pause() -> None:
@@ -35,25 +38,31 @@ def test_no_limits_never_pause() -> None:
     assert (verdict.running, verdict.until_unix_s) == (True, None)
 
 
-@given(st.lists(spans, min_size=1, max_size=3), st.integers(-12, 14), minutes)
-@example([(1320, 420)], 0, 1319)
-@example([(0, 720), (720, 0)], 0, 5)
-def test_hours_agree_with_a_table_of_minutes(hours: list[tuple[int, int]], offset_h: int, minute: int) -> None:
-    table = [False] * 1440
-    for begin, end in hours:
-        at = begin
-        while at != end:
-            table[at], at = True, (at + 1) % 1440
-    limits = Limits(hours=tuple((begin * 60, end * 60) for begin, end in hours))
-    midnight = NOON - DAY_S // 2
-    verdict = decide(limits, SensorReading(midnight + minute * 60 - offset_h * 3600, offset_h * 3600))
+@given(st.lists(spans, min_size=1, max_size=3), st.integers(-12, 14), st.integers(0, WEEK - 1))
+@example([(1320, 420, 0, 6)], 0, 1319)
+@example([(0, 720, 0, 6), (720, 0, 0, 6)], 0, 5)
+@example([(1320, 420, 6, 0)], 0, 5)
+def test_hours_agree_with_a_table_of_minutes(
+    hours: list[tuple[int, int, int, int]], offset_h: int, minute: int
+) -> None:
+    table, limited = [False] * WEEK, []
+    for begin, end, first, last in hours:
+        chosen = [(first + later) % 7 for later in range((last - first) % 7 + 1)]
+        limited.append(HourSpan(begin * 60, end * 60, tuple(sorted(chosen))))
+        for day in chosen:
+            at = begin
+            while at % 1440 != end or at == begin:
+                table[(day * 1440 + at) % WEEK], at = True, at + 1
+    limits = Limits(hours=tuple(limited))
+    monday = NOON - DAY_S // 2 + 6 * DAY_S  # NOON is on a Tuesday
+    verdict = decide(limits, SensorReading(monday + minute * 60 - offset_h * 3600, offset_h * 3600))
     assert verdict.running == table[minute]
     turned = table[minute:] + table[:minute]
     changes = [at for at, value in enumerate(turned) if value != turned[0]]
     if not changes:
         assert verdict.until_unix_s is None
     else:
-        assert verdict.until_unix_s == midnight + (minute + changes[0]) * 60 - offset_h * 3600
+        assert verdict.until_unix_s == monday + (minute + changes[0]) * 60 - offset_h * 3600
 
 
 def test_hours_are_honoured_on_a_clock_of_our_own() -> None:
@@ -131,14 +140,16 @@ def test_limits_that_matter_to_others_are_announced() -> None:
 
 
 WORDS = {
-    "hours": ["22-07", "22:30-07:15", "00-06,12-14", "20-00"],
+    "hours": ["22-07", "22:30-07:15", "00-06,12-14", "20-00", "mon-fri 22-07,sat-sun", "sun-mon 08-09:30,wed"],
     "max-up": ["20Mbit", "1.5Gbit", "500kbit"],
     "max-down": ["100Mbit"],
     "quota": ["50GB/day", "1.5TB/day"],
     "max-temp": ["80C", "72.5C"],
     "max-memory": ["6GB", "512MB"],
     "max-load": ["50%", "12.5%"],
-    "yield-to": ["steam,blender"],
+    "yield-to": ["steam,full-screen"],
+    "when-idle": ["5m", "90s", "2h"],
+    "on-ac-only": ["yes"],
 }
 
 
@@ -155,13 +166,20 @@ def test_words_have_many_forms() -> None:
     assert parse_nbytes("1GiB") == 2**30
     assert parse_hours("9-24") == parse_hours("09:00-00")
     for name, kind in LIMIT_KINDS.items():
-        assert change(Limits(), {name: kind.example}) != Limits()
+        assert change(Limits(), {name: kind.example or "yes"}) != Limits()
 
 
 NO_WORDS = [
     ("hours", "22"),
     ("hours", "25-07"),
     ("hours", "7-7"),
+    ("hours", "mon-sun"),
+    ("hours", "sat 7-7"),
+    ("hours", "someday 1-2"),
+    ("hours", "mon,"),
+    ("when-idle", "5"),
+    ("when-idle", "2d"),
+    ("on-ac-only", "no"),
     ("hours", "22:60-1"),
     ("max-up", "fast"),
     ("max-up", "1bit"),
@@ -194,6 +212,18 @@ def test_no_text_breaks_it(name: str, text: str) -> None:
         change(Limits(), {name: text})
     except ValueError as error:
         assert str(error)
+
+
+def test_somebody_at_the_machine_a_film_and_a_battery_pause_it() -> None:
+    limits = change(Limits(), {"when-idle": "5m", "on-ac-only": "yes", "yield-to": "full-screen"})
+    assert decide(limits, SensorReading(NOON, 0, idle_s=300.0, on_battery=False)).running
+    used = decide(limits, SensorReading(NOON, 0, idle_s=299.0))
+    assert not used.running and "used this machine in the last 5m" in used.reason
+    assert decide(limits, SensorReading(NOON, 0, idle_s=300.0, on_battery=True)).reason == "on battery"
+    film = decide(limits, SensorReading(NOON, 0, idle_s=300.0, processes=frozenset({"full-screen"})))
+    assert film.reason == "a program fills the screen"
+    blind = decide(limits, SensorReading(NOON, 0))
+    assert blind.running and "nothing here tells" in blind.reason
 
 
 def test_hours_end_when_local_clocks_say_so_where_summer_time_begins_and_ends() -> None:

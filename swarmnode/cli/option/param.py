@@ -197,11 +197,15 @@ def limit_options(command: F) -> F:
     """Add an option for each limit; values are passed as keywords, with underscores for dashes."""
     for name, kind in reversed(list(LIMIT_KINDS.items())):
         parsed = Parsed(kind.example, functools.partial(check_limit, name))
-        command = click.option(f"--{name}", type=parsed, metavar=kind.example, help=kind.help)(command)
+        if kind.example:
+            command = click.option(f"--{name}", type=parsed, metavar=kind.example, help=kind.help)(command)
+        else:
+            command = click.option(f"--{name}/--no-{name}", default=None, help=kind.help)(command)
     return command
 
 
 def taken_limits(values: dict[str, Any]) -> dict[str, str]:
     """Limits by name, taken out of the keywords `values`; those without a value are left out."""
     texts = {name: values.pop(name.replace("-", "_")) for name in LIMIT_KINDS}
-    return {name: text for name, text in texts.items() if text is not None}
+    words = {True: "yes", False: "none"}  # of a limit without a value
+    return {name: words.get(text, text) for name, text in texts.items() if text is not None}
