@@ -17,13 +17,15 @@ from pathlib import Path
 
 import pytest
 
+from swarmnode.manifest import read_manifest
 from tests.chaos.test_chaos import KILLS
 
 ROOT = Path(__file__).resolve().parents[2]
 BOUND_S = 170.0
 BLOCK = re.compile(r"<!-- run(?P<options>[^\n]*?) -->\n```sh\n(?P<text>.*?)```", re.DOTALL)
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#([^)]*))?\)")
-EVERY_PUSH = ("README.md", "quick-start.md", "volunteer.md")  # the others' commands are left to `make nightly`
+# The others' commands are left to `make nightly`.
+EVERY_PUSH = ("README.md", "docs/quick-start.md", "docs/volunteer.md", "examples/simulate-1000/README.md")
 PAGES = sorted([*(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md"), ROOT / "README.md"])
 
 
@@ -58,7 +60,7 @@ def id_of(page: Path) -> str:
 @pytest.mark.parametrize(
     "page",
     [
-        pytest.param(page, id=id_of(page), marks=() if page.name in EVERY_PUSH else pytest.mark.nightly)
+        pytest.param(page, id=id_of(page), marks=() if id_of(page) in EVERY_PUSH else pytest.mark.nightly)
         for page in PAGES
         if blocks(page)
     ],
@@ -105,6 +107,11 @@ def wait_for(block: Block, process: subprocess.Popen[bytes], log: Path) -> None:
         assert process.poll() is None, f"{block.text}\nended with {process.returncode}\n{log.read_text()[-3000:]}"
         assert time.monotonic() < end, f"{block.text}\ndid not say {block.until!r}\n{log.read_text()[-3000:]}"
         time.sleep(0.1)
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").rglob("manifest.toml")), ids=id_of)
+def test_the_manifest_of_an_example_is_one(path: Path) -> None:
+    assert read_manifest(path).pipeline.stages >= 1
 
 
 @pytest.mark.parametrize("page", PAGES, ids=id_of)
