@@ -190,10 +190,9 @@ def up(
     stderr. The summary tells what failed, too; a run that cannot begin raises SwarmnodeError, a second Ctrl-C
     KeyboardInterrupt.
     """
-    from swarmnode.local import child, resumed_run
+    from swarmnode.local import child, run_folder
     from swarmnode.local.fleet import FleetPlan
-    from swarmnode.local.preflight import check_run
-    from swarmnode.local.run_folder import prepare
+    from swarmnode.local.run_folder import check_run, prepare
     from swarmnode.local.session import Conditions, Session
     from swarmnode.local.spawn import several_devices
     from swarmnode.local.swarm_view import PlainScreen
@@ -206,12 +205,12 @@ def up(
     run, cache = None if run is None else Path(run), cache or default_cache()
     stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")  # noqa: TID251  names a folder
     screen = screen or PlainScreen(sys.stderr)
-    resumed = resumed_run.resume(resume, run, nodes, stages, stamp, screen.note, data_root) if resume else None
+    resumed = run_folder.resume(resume, run, nodes, stages, stamp, screen.note, data_root) if resume else None
     if not resumed:  # before anything is signed
         check_run(run, stages, data_root, cache, checkpoints)
     prepared = resumed.prepared if resumed else prepare(run, nodes, stages, stamp, data_root)
     where = saved_in(checkpoints, use_bucket, prepared)
-    resumed_run.check_store(where)
+    run_folder.check_store(where)
     plan = FleetPlan(
         folder=prepared.folder,
         manifest=prepared.signed,

@@ -31,8 +31,7 @@ from swarmnode.data.demo_corpus import documents as demo_documents
 from swarmnode.data.document_row import Reading
 from swarmnode.data.document_source import find_work
 from swarmnode.data.index import CHUNK_NBYTES, INDEX_FILE, Index, ShardEntry, Split, parse_index
-from swarmnode.data.set_maker import HELD_OUT_CHUNK_TOKENS
-from swarmnode.data.token_parts import BATCH_DOCUMENTS, Encoding, make_part
+from swarmnode.data.set_maker import BATCH_DOCUMENTS, HELD_OUT_CHUNK_TOKENS, Encoding, make_part
 from swarmnode.data.tokens import HuggingFaceTokenizer
 from swarmnode.identity import Identity
 from swarmnode.ids import RunId, digest64

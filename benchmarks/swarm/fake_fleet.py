@@ -17,8 +17,8 @@ from swarmnode.membership.progress import to_message
 from swarmnode.membership.receipt import WorkDone, sign_receipt
 from swarmnode.membership.record import sign_record
 from swarmnode.metrics import name
+from swarmnode.metrics.events import RecentEvents
 from swarmnode.metrics.name import series
-from swarmnode.metrics.recent_events import RecentEvents
 from swarmnode.node.report import Reporter
 from swarmnode.wire import record_pb2, report_pb2
 

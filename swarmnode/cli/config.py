@@ -1,4 +1,4 @@
-"""`swarmnode config show --origin`: settings and their origin."""
+"""`swarmnode config show --origin`: settings and their origin; `completion SHELL`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import click
+from click.shell_completion import get_completion_class
 
 from swarmnode.cli.option.config_file import bind, config_path, defaults_for, origins
 from swarmnode.cli.option.param import home_option
@@ -52,3 +53,18 @@ def _of_join() -> tuple[tuple[str, str, str], ...]:
     bind(join)
     with join.make_context("join", [], resilient_parsing=False, default_map=defaults_for("join", join)) as ctx:
         return origins(ctx)
+
+
+SHELLS = ("bash", "zsh", "fish")
+
+
+@click.command(short_help="print a shell completion script")
+@click.argument("shell", type=click.Choice(SHELLS))
+def completion(shell: str) -> None:
+    """Print the completion script of SHELL. In bash: eval "$(swarmnode completion bash)". To keep it, put that line
+    into ~/.bashrc (or ~/.zshrc); for fish: swarmnode completion fish > ~/.config/fish/completions/swarmnode.fish"""
+    from swarmnode.cli.main import cli
+
+    kind = get_completion_class(shell)
+    assert kind is not None
+    click.echo(kind(cli, {}, "swarmnode", "_SWARMNODE_COMPLETE").source())

@@ -108,9 +108,8 @@ def make(
     from swarmnode.data.chat_template import tokenizer_and_template
     from swarmnode.data.document_row import Reading
     from swarmnode.data.root import DataRoot
-    from swarmnode.data.set_maker import MakeOptions
+    from swarmnode.data.set_maker import Encoding, MakeOptions
     from swarmnode.data.set_maker import make as made_of
-    from swarmnode.data.token_parts import Encoding
     from swarmnode.data.tokenizer_file import check_tokenizer, files_beside
     from swarmnode.data.tokens import open_tokenizer
 
@@ -165,8 +164,8 @@ def check(out: Path) -> None:
     import numpy as np
 
     from swarmnode.data.chunk_store import read_regular
+    from swarmnode.data.indexed import index_of
     from swarmnode.errors import DataError
-    from swarmnode.local.data_link import index_of
 
     index, ends = index_of(out), [0, 0]
     for number in range(index.count):
@@ -198,10 +197,9 @@ def show(out: Path, row: int, split: str) -> None:
     """Print a document of the data set in OUT as it is trained on: green counts in the loss, grey is only read. Without
     colours, what counts is between double angle quotes. Its end is a token of its own, shown by its name or number."""
     from swarmnode.data.index import TOKENIZER_FILE
+    from swarmnode.data.indexed import document_of, index_of
     from swarmnode.data.root import DataRoot
-    from swarmnode.data.set_reader import document_of
     from swarmnode.data.tokens import open_tokenizer
-    from swarmnode.local.data_link import index_of
 
     index = index_of(out)
     tokenizer = open_tokenizer(TOKENIZER_FILE if (out / TOKENIZER_FILE).is_file() else "bytes", DataRoot(out))

@@ -84,8 +84,7 @@ async def _of_run(invite: Invite, home: Path, device: str, found: dict[str, obje
     from swarmnode.daemon.manifest_source import fetch_manifest
     from swarmnode.errors import HardwareFault, NotPermitted, SwarmnodeError
     from swarmnode.machine.checkup import HealthCheck, about, link_tokens_per_s, memory_text, rate_text, stages_text
-    from swarmnode.machine.free_memory import machine_memory
-    from swarmnode.machine.stage_fit import best_fit
+    from swarmnode.machine.stage_fit import best_fit, machine_memory
     from swarmnode.manifest import verify
     from swarmnode.model.device import autocasts
     from swarmnode.model.memory_budget import mode_of

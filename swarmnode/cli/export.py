@@ -1,16 +1,17 @@
-"""`swarmnode export SOURCE --out DIR`: make a model of a run's saved state."""
+"""`swarmnode export SOURCE --out DIR` and `eval SOURCE`: a model of a run's saved state, and its held-out loss."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import tempfile
+import time
 from pathlib import Path
 
 import click
 
 from swarmnode.cli.option.param import FOLDER
-from swarmnode.cli.output.progress import bar
+from swarmnode.cli.output.console import bar
 from swarmnode.plugin import check_library
 from swarmnode.user_folders import default_cache, default_home
 
@@ -97,7 +98,7 @@ def command(
         check_library("huggingface_hub", "--push-to-hub")
     with contextlib.ExitStack() as stack:
         if not Path(source).exists() and (invite := find_invite([source], None)) is not None:
-            from swarmnode.daemon.pull import pull_checkpoint
+            from swarmnode.daemon.launch import pull_checkpoint
 
             out.parent.mkdir(parents=True, exist_ok=True)
             place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=".export-", dir=out.parent)))
@@ -114,3 +115,59 @@ def command(
         facts["hub"] = push_folder(out, hub, f"round-{facts['round']}", message)
         note(f"pushed: {facts['hub']}")
     click.echo(json.dumps(facts) if as_json else facts["model"])
+
+
+@click.command(short_help="held-out loss of the merged model and of each replica")
+@click.argument("source", metavar="SOURCE")
+@KIND
+@LAST
+@AVERAGE
+@click.option("--samples", type=click.IntRange(1, 1 << 20), help="Held-out samples.  [default: the manifest's]")
+@DATA
+@click.option("--cache", type=FOLDER, help="Folder of tokens.  [default: ~/.cache/swarmnode]")
+@click.option("--all", "everything", is_flag=True, help="Also measure what [evaluation] of the manifest lists.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def eval(  # noqa: A001  the verb's name
+    source: str,
+    kind: str,
+    last: bool,
+    checkpoints: int,
+    samples: int | None,
+    data: Path | None,
+    cache: Path | None,
+    everything: bool,
+    as_json: bool,
+) -> None:
+    """Loss in nats per token on held-out text: of the mean of all replicas in SOURCE (as for `export`), and of each
+    whole model made of single replicas, one per stage.
+
+    --json: kind, run, round, samples, age_s, validation (as its archive noted it), tokens, merged {loss, perplexity},
+    replicas [{replicas, loss}], spread (distance of replicas from their mean, as a share of the weights); with --all
+    also scores [{name, metric, value}], continuations [{prompt, text}], failed [lines].
+    """
+    from swarmnode.local.evaluation import evaluate
+    from swarmnode.local.model_source import WeightChoice, facts, gather
+    from swarmnode.recovery.archive import Scores
+
+    with bar("reading") as moved:
+        weights = WeightChoice(last, checkpoints)
+        model, folder = gather(source, kind, lambda text: click.echo(text, err=True), moved, weights)
+    lists_of = Path(source).expanduser() if everything else None
+    report = evaluate(model, data or folder, cache or default_cache(), samples, lists_of)
+    if as_json:
+        click.echo(json.dumps({**report.to_json(), **facts(model, time.time())}))
+        return
+    lists = report.lists or Scores()
+    click.echo(f"{model.kind} of run {model.run_id[:16]}: round {model.round}, {model.samples} samples")
+    click.echo(f"held out: {report.tokens} tokens")
+    click.echo(f"merged   {report.merged:.4f} nats/token")
+    for names, loss in report.replicas:
+        click.echo(f"replica  {loss:.4f}  {names}")
+    if report.replicas:
+        click.echo(f"replicas are {100 * report.spread:.2f} % of the weights apart")
+    for score in lists.scores:
+        click.echo(f"{score.name}: {score.value:.4f} {score.metric}")
+    for prompt, text in lists.continuations:
+        click.echo(f"{prompt!r} goes on: {text!r}")
+    for line in lists.failed:
+        click.echo(f"not measured: {line}", err=True)

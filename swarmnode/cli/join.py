@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,12 +30,140 @@ from swarmnode.cli.option.param import (
     taken_limits,
 )
 from swarmnode.daemon.options import NodeOptions
+from swarmnode.errors import SwarmnodeError
 from swarmnode.node.limits import NodeRole
 from swarmnode.node.notice import GRACE_S
 from swarmnode.user_folders import default_cache, default_home
 
 if TYPE_CHECKING:
+    from swarmnode.daemon.ready_file import Ready
     from swarmnode.membership.invite import Invite
+    from swarmnode.wire.report_pb2 import StatusReply
+
+
+PERIOD_S = 1.0
+LINE_PERIOD_S = 600.0  # without a change; a log of a week then has a thousand lines
+HINT = "Ctrl-C is fine: this machine then finishes what it holds"
+
+
+class JoinScreen:
+    """Shows the node of `home` through its control socket. For one use."""
+
+    def __init__(self, home: Path) -> None:
+        self._home = home
+        self._last: StatusReply | None = None
+
+    async def run(self, ready: Ready) -> None:
+        """Show the node until cancelled."""
+        if sys.stderr.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb":
+            await self._live()
+        else:
+            click.echo(f"peer {ready.peer_id}", err=True)
+            click.echo(f"metrics http://{ready.metrics_address}/metrics", err=True)
+            click.echo(f"control {ready.control}", err=True)
+            await self._lines()
+
+    def thank(self) -> None:
+        """Thank whoever started the node for what it gave."""
+        if self._last is not None:
+            from swarmnode.local.swarm_view import thanks
+
+            click.echo(thanks(self._last), err=True)
+
+    async def _status(self) -> StatusReply | None:
+        from swarmnode.control import client
+
+        try:
+            self._last = await asyncio.to_thread(client.status, self._home)
+        except SwarmnodeError:  # it ends, or is busy: the next one may come
+            return None
+        return self._last
+
+    async def _live(self) -> None:
+        from rich.console import Console, Group
+        from rich.file_proxy import FileProxy
+        from rich.live import Live
+        from rich.text import Text
+
+        from swarmnode.local.swarm_view import NodeWatch, panel
+
+        class Above(FileProxy):
+            encoding = "utf-8"  # without one click.echo takes the file behind it, and tears the panel
+
+        console, watch, loop = Console(stderr=True), NodeWatch(), asyncio.get_running_loop()
+        hint = Text(HINT, style="dim")  # a line with room for the ^C that a terminal writes after it
+        live = Live(console=console, auto_refresh=False, redirect_stderr=False)
+        with live, contextlib.redirect_stderr(Above(console, sys.stderr)):
+            while True:
+                if (status := await self._status()) is not None:
+                    watch.add(loop.time(), status)
+                    live.update(Group(panel(watch), hint), refresh=True)
+                await asyncio.sleep(PERIOD_S)
+
+    async def _lines(self) -> None:
+        from swarmnode.local.swarm_view import headline, paused_text, thanks
+
+        said, at, loop = "", 0.0, asyncio.get_running_loop()
+        while True:
+            if (status := await self._status()) is not None:
+                text = paused_text(status) if status.limits.reason and not status.limits.running else headline(status)
+                if text != said or loop.time() > at + LINE_PERIOD_S:
+                    again = f"; {thanks(status)}" if text == said else ""
+                    click.echo(f"{text}{again}", err=True)
+                    said, at = text, loop.time()
+            await asyncio.sleep(PERIOD_S)
+
+
+def device_arguments(arguments: Sequence[str], words: Sequence[str], device: str, home: Path, name: str) -> list[str]:
+    """`arguments` of `join` for the node on `device`, without `words`: of options given twice the last one counts."""
+    mark = device.replace(":", "-")
+    kept = [one for one in arguments if one not in words]
+    named = ["--name", f"{name} {mark}"] if name else []
+    own = ["--device", device, "--home", str(home / mark), *named, "--metrics-port", "0"]
+    return [*kept, *own, "-"] if words else [*kept, *own]
+
+
+def join_each(commands: Sequence[Sequence[str]], invite: str) -> int:
+    """Run `commands` until all have ended, each with `invite` on stdin; SIGTERM and SIGINT are passed on. Returns the
+    first exit code that is not 0. A node that fails does not end the others."""
+    nodes: list[subprocess.Popen[bytes]] = []
+
+    def pass_on(number: int, frame: object) -> None:
+        for node in nodes:
+            if node.poll() is None:
+                node.send_signal(number)
+
+    before = {number: signal.signal(number, pass_on) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        for command in commands:
+            node = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+            nodes.append(node)
+            assert node.stdin is not None
+            try:
+                node.stdin.write(invite.encode() + b"\n")
+                node.stdin.close()
+            except BrokenPipeError:  # it has ended already; its exit code says why
+                pass
+        return next((code for code in map(_wait, nodes) if code), 0)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _wait(node: subprocess.Popen[bytes]) -> int:
+    code = node.wait()
+    return 128 - code if code < 0 else code
+
+
+def join_all(arguments: Sequence[str], words: Sequence[str], home: Path, name: str, invite: str) -> int:
+    """Join with each accelerator, or with the CPU if there is none. Returns an exit code as `join_each`."""
+    from swarmnode.model.device import devices
+
+    names = devices()
+    click.echo(f"one node each on {', '.join(names)}", err=True)
+    node = [sys.executable, "-m", "swarmnode.cli.main", "join"]
+    commands = [[*node, *device_arguments(arguments, words, device, home, name)] for device in names]
+    return join_each(commands, invite)
 
 
 @click.command(short_help="join a run with this machine")
@@ -178,7 +312,6 @@ def command(
 
 def _join(options: NodeOptions) -> int:
     """Join with one device, and thank for what it gave."""
-    from swarmnode.cli.output.join_screen import JoinScreen
     from swarmnode.daemon.launch import launch
 
     screen = JoinScreen(options.home)
@@ -189,7 +322,6 @@ def _join(options: NodeOptions) -> int:
 
 def _join_all(words: tuple[str, ...], options: NodeOptions, invite: Invite | None) -> int:
     """Join with each accelerator. The invite in `words` reaches the nodes by their stdin."""
-    from swarmnode.daemon.all_devices import join_all
     from swarmnode.membership.invite import encode
 
     by_words, text = ((), "") if invite is None else (words or ("-",), encode(invite))

@@ -1,4 +1,4 @@
-"""The command `swarmnode`: one verb per module, loaded on demand."""
+"""The command `swarmnode`: a module for each verb or a few that belong together, loaded on demand."""
 
 from __future__ import annotations
 
@@ -58,11 +58,20 @@ VERBS: Mapping[str, str] = {
 }
 ELSEWHERE = ("simulate", "bench")
 """Verbs of VERBS that come by entry points (swarmnode/plugin.py); `bench` has a short form here."""
-TELL = ("drain", "pause", "resume", "snooze", "finish", "leave", "limit")  # of module `tell`, by name
+TOGETHER: Mapping[str, str] = {
+    **dict.fromkeys(("drain", "pause", "resume", "snooze", "finish", "leave", "limit"), "tell"),
+    **dict.fromkeys(("status", "top", "logs", "receipts", "identity", "update"), "look"),
+    **dict.fromkeys(("amend", "access"), "owner"),
+    **dict.fromkeys(("coordinator", "archive"), "bootstrap"),
+    "chat": "generate",
+    "eval": "export",
+    "completion": "config",
+}
+"""Verbs that are in another one's module, by their own name."""
 
 
 class Verbs(click.Group):
-    """Finds verb V in module swarmnode.cli.V as `command`, in `tell` or by entry point: none loads others' imports."""
+    """Finds verb V in module swarmnode.cli.V as `command`, in that of TOGETHER as V, or by entry point."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(dict.fromkeys((*VERBS, *plugin.names(plugin.VERBS))))
@@ -96,8 +105,8 @@ class Verbs(click.Group):
 def _load(verb: str) -> click.Command | None:
     command = plugin.load(plugin.VERBS, verb) if verb in ELSEWHERE or verb not in VERBS else None
     if command is None and verb in VERBS and verb != "simulate":
-        module, name = ("tell", verb) if verb in TELL else (verb, "command")
-        command = getattr(importlib.import_module(f"swarmnode.cli.{module}"), name)
+        module = importlib.import_module(f"swarmnode.cli.{TOGETHER.get(verb, verb)}")
+        command = getattr(module, verb if verb in TOGETHER else "command")
     return command if isinstance(command, click.Command) else None
 
 

@@ -1,14 +1,83 @@
-"""`swarmnode owner`: the keys that sign for a run."""
+"""The verbs of a run's owner: keys that sign for it (`owner`), changes under way (`amend`), admitted machines
+(`access`)."""
 
 from __future__ import annotations
 
+import json
+import math
+import os
+import re
+import tomllib
+import urllib.request
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from swarmnode.errors import ManifestError, UsageError
+from swarmnode import __version__
+from swarmnode.cli.option.param import FOLDER, check_peer
+from swarmnode.errors import ManifestError, RemoteFault, UsageError
+from swarmnode.user_folders import default_home
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    from swarmnode.membership.amendment import Amendment, Amendments
 
 RUN = click.Path(exists=True, file_okay=False, path_type=Path)
+AHEAD_PERIODS = 4  # of node/access_list.py, in which all members hear of an amendment, as of a ban
+PAGE_TIMEOUT_S = 5.0
+
+
+def chain_of(run: Path) -> Amendments:
+    """The amendments in RUN/manifest.signed. Raises ManifestError."""
+    from swarmnode.manifest import SIGNED_FILE, read_signed, verify
+    from swarmnode.membership.amendment import Amendments
+
+    signed, manifest = read_signed(run / SIGNED_FILE)
+    try:
+        return Amendments.of(signed, manifest, verify(signed, None)[1])
+    except RemoteFault as fault:
+        raise ManifestError(f"{run / SIGNED_FILE}: {fault}") from None
+
+
+def append(
+    run: Path, key: Ed25519PrivateKey, from_round: int, values: Mapping[str, object], owners: Sequence[bytes] = ()
+) -> tuple[Amendments, Amendment]:
+    """Sign the next amendment of RUN with `key` and keep it in RUN/manifest.signed. Raises UsageError."""
+    from swarmnode.manifest import SIGNED_FILE, read_signed, write_signed
+
+    chain = chain_of(run)
+    try:
+        made = chain.sign(key, from_round, values, owners)
+    except RemoteFault as fault:
+        raise UsageError(str(fault)) from None
+    signed, _ = read_signed(run / SIGNED_FILE)
+    signed.amendments.append(chain.signed[-1])
+    write_signed(run / SIGNED_FILE, signed)
+    return chain, made
+
+
+def round_ahead(home: Path, round_samples: int) -> int:
+    """A round that comes when every member has heard, by the page of the coordinator in `home`. Raises UsageError if
+    none runs there."""
+    from swarmnode.daemon import ready_file
+    from swarmnode.node.access_list import PERIOD_S
+
+    ready = ready_file.read(home)
+    try:
+        if ready is None or not ready.dashboard:
+            raise OSError("no coordinator runs there")
+        with urllib.request.urlopen(f"{ready.dashboard.rstrip('/')}/api/v1/summary", timeout=PAGE_TIMEOUT_S) as page:
+            view = json.load(page)
+        per_s = view["tokens_per_s"] * view["samples"] / max(1, view["tokens"])
+        ahead = 1 + math.ceil(AHEAD_PERIODS * PERIOD_S * float(per_s) / round_samples)
+        return int(view["samples"]) // round_samples + ahead
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UsageError(
+            f"--home {home}: the run's round is not known ({error}): give --from-round N, or the coordinator's home"
+        ) from None
 
 
 @click.group(short_help="which keys sign for the run: add one, or replace a lost one")
@@ -34,7 +103,6 @@ def add(run: Path, key: str) -> None:
     A key that is added and kept elsewhere replaces a lost one: copy it to RUN/owner.key, then say `owner rotate RUN`.
     """
     from swarmnode import owner
-    from swarmnode.cli.option.amendment import append, chain_of
 
     mine = owner.load_owner(run / owner.FILE_NAME)
     try:
@@ -51,10 +119,7 @@ def add(run: Path, key: str) -> None:
 @click.argument("run", metavar="RUN", type=RUN)
 def rotate(run: Path) -> None:
     """Replace the keys of RUN by a new one, in RUN/owner.key. The present one is kept beside it, and signs no more."""
-    import os
-
     from swarmnode import owner
-    from swarmnode.cli.option.amendment import append, chain_of
 
     path = run / owner.FILE_NAME
     mine = owner.load_owner(path)
@@ -66,3 +131,125 @@ def rotate(run: Path) -> None:
     os.link(path, kept)
     os.replace(fresh, path)
     click.echo(chain.text(made))
+
+
+ROUND_MAX = 1 << 53
+
+
+@click.command(short_help="change the run under way: rates, batch, codec, from a round on")
+@click.argument("run", metavar="RUN", type=RUN)
+@click.argument("changes", metavar="[FIELD=VALUE]...", nargs=-1)
+@click.option("--from-round", type=click.IntRange(0, ROUND_MAX), help="First round with it.  [default: a minute ahead]")
+@click.option("--home", type=FOLDER, help="The coordinator's.  [default: ~/.local/share/swarmnode/coordinator]")
+@click.option("--list", "lists", is_flag=True, help="Print the amendments so far.")
+def amend(run: Path, changes: tuple[str, ...], from_round: int | None, home: Path | None, lists: bool) -> None:
+    """Change fields of RUN's manifest from a round on. RUN is a folder with its owner's key; manifest.toml stays as it
+    is, and so do the run's id, invites and history.
+
+    The coordinator or bootstrap that runs from this folder passes the change on within seconds. Each node checks the
+    owner's signature, and takes it up when it has done that round; a joiner takes up all that came before.
+    """
+    from swarmnode import owner
+    from swarmnode.manifest import amended, sign_folder
+
+    if lists:
+        for line in chain_of(run).lines():
+            click.echo(line)
+        return
+    if not changes:
+        raise click.UsageError("give FIELD=VALUE, for example inner.muon_learning_rate=1e-3, or --list")
+    values: dict[str, object] = {}
+    for change in changes:
+        name, equals, text = change.partition("=")
+        if not equals:
+            raise click.UsageError(f"{change[:60]!r}: give FIELD=VALUE, for example inner.muon_learning_rate=1e-3")
+        values[name] = _value(text)
+    key = owner.load_owner(run / owner.FILE_NAME)
+    sign_folder(run)
+    try:
+        newest = chain_of(run).newest
+        amended(newest, values)
+    except ManifestError as error:
+        raise UsageError(str(error)) from None
+    if from_round is None:
+        from_round = round_ahead(home or default_home("coordinator"), newest.gossip.round_samples)
+    chain, made = append(run, key, from_round, values)
+    click.echo(chain.text(made))
+
+
+def _value(text: str) -> object:
+    """`text` as TOML reads it; a bare word is text."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+_VERSION = re.compile(r"\d+(\.\d+){0,3}\Z")
+_NAME = re.compile(r"[0-9a-f]{16}\Z")
+
+
+@click.command(short_help="which machines the run's owner admits")
+@click.argument("run", metavar="RUN", type=RUN)
+@click.option("--allow", multiple=True, metavar="PEER_ID", help="Admit this machine without an invite.")
+@click.option("--ban", multiple=True, metavar="PEER_ID", help="Exclude this machine, whatever pass it shows.")
+@click.option("--revoke", multiple=True, metavar="NAME", help="Revoke an invite for all its machines.")
+@click.option("--least-version", metavar="VERSION", help="Admit this version of swarmnode or newer; 0: any.")
+@click.option("--remove", multiple=True, metavar="PEER_ID", help="Remove a machine from both lists.")
+def access(
+    run: Path,
+    allow: tuple[str, ...],
+    ban: tuple[str, ...],
+    revoke: tuple[str, ...],
+    remove: tuple[str, ...],
+    least_version: str | None,
+) -> None:
+    """Change the access list of RUN, a folder with its owner's key, and print it: a word and a name per line.
+
+    The bootstrap that runs from this folder sees the change within seconds and passes it on. Every node checks the
+    owner's signature, and disconnects banned peers within a minute or two.
+    """
+    from swarmnode import owner
+    from swarmnode.atomic_file import write_whole
+    from swarmnode.daemon.admission import ACCESS_FILE
+    from swarmnode.ids import PeerId
+    from swarmnode.manifest import read_signed, verify
+    from swarmnode.manifest.folder import signed_of
+    from swarmnode.membership.access import AccessList, open_access_list, sign_access_list, too_old
+    from swarmnode.wire.access_pb2 import SignedAccessList
+
+    for name in revoke:
+        if not _NAME.match(name):
+            raise UsageError(
+                f"--revoke {name[:40]!r}: an invite's name has 16 hex digits, as printed by `swarmnode invite`"
+            )
+    if least_version is not None and not _VERSION.match(least_version):
+        raise UsageError(f"--least-version {least_version[:40]!r}: say 0.2.0, or 0 for any")
+    if least_version is not None and too_old(least_version, __version__):
+        raise UsageError(
+            f"--least-version {least_version}: this is {__version__}, which would leave: update here first"
+        )
+    key = owner.load_owner(run / owner.FILE_NAME)
+    _, run_id = verify(read_signed(signed_of(run))[0], None)
+    path = run / ACCESS_FILE
+    access_list = AccessList()
+    if path.is_file():
+        access_list = open_access_list(SignedAccessList.FromString(path.read_bytes()), run_id, owner.public_bytes(key))
+    allowed, banned, gone = ({PeerId(check_peer(peer)) for peer in group} for group in (allow, ban, remove))
+    fresh = AccessList(
+        access_list.sequence + 1,
+        (access_list.allowed | allowed) - banned - gone,
+        (access_list.banned | banned) - allowed - gone,
+        access_list.revoked | {bytes.fromhex(name) for name in revoke},
+        access_list.least_version if least_version is None else least_version.strip("0.") and least_version,
+    )
+    if allow or ban or revoke or remove or least_version is not None:
+        write_whole(path, sign_access_list(key, run_id, fresh).SerializeToString(deterministic=True))
+        access_list = fresh
+    for word, names in (("allowed", access_list.allowed), ("banned", access_list.banned)):
+        for peer in sorted(names):
+            click.echo(f"{word} {peer}")
+    if access_list.least_version:
+        click.echo(f"least-version {access_list.least_version}")
+    for revoked in sorted(access_list.revoked):
+        click.echo(f"revoked {revoked.hex()}")

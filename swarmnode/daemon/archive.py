@@ -25,12 +25,11 @@ from swarmnode.dashboard.history import history_path, read_members
 from swarmnode.data.tokenizer_file import carried_files, tokenizer_file
 from swarmnode.errors import NotPermitted, RemoteFault, SwarmnodeError, Unavailable, UsageError
 from swarmnode.ids import PeerId
-from swarmnode.machine.archive_lock import hold
 from swarmnode.machine.archive_sources import ArchiveSources
 from swarmnode.machine.bucket_store import open_store
-from swarmnode.machine.folder_store import FolderStore
-from swarmnode.machine.free_memory import free_memory
+from swarmnode.machine.folder_store import FolderStore, hold
 from swarmnode.machine.run_archive import RETRY_S, Archive, ArchivePlan, Evaluate, Measured, ModelFiles
+from swarmnode.machine.stage_fit import free_memory
 from swarmnode.membership.access import check_warrant, sign_warrant
 from swarmnode.model.section import section_shapes
 from swarmnode.model.split import stages_of

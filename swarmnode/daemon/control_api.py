@@ -24,8 +24,8 @@ from swarmnode.manifest.text import value_of
 from swarmnode.membership.admission import Admission
 from swarmnode.membership.place import feeder_place
 from swarmnode.metrics import name
+from swarmnode.metrics.events import RecentEvents
 from swarmnode.metrics.exporter import PrometheusTelemetry
-from swarmnode.metrics.recent_events import RecentEvents
 from swarmnode.node.drain import DrainReport
 from swarmnode.node.limits import show
 from swarmnode.node.node import Node

@@ -9,16 +9,22 @@ import signal
 import sys
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from swarmnode import landlock
 from swarmnode.atomic_file import check_free, check_writable
 from swarmnode.control.socket_path import take_home
 from swarmnode.daemon import ready_file
-from swarmnode.daemon.options import HOME_ADVICE, LOGS_NBYTES, NodeOptions
+from swarmnode.daemon.options import HOME_ADVICE, LOGS_NBYTES, ArchiveOptions, NodeOptions
 from swarmnode.daemon.ready_file import Ready
 from swarmnode.daemon.service_manager import doing
-from swarmnode.errors import NotPermitted
+from swarmnode.errors import NotPermitted, Unavailable
+from swarmnode.transport import key_file
 from swarmnode.transport.address import Endpoint, check_listenable, parse_endpoint
+
+if TYPE_CHECKING:
+    from swarmnode.daemon.ready_file import Ready
+    from swarmnode.membership.invite import Invite
 
 
 def launch(options: NodeOptions, tell: Callable[[Ready], Awaitable[None]]) -> int:
@@ -106,3 +112,43 @@ def _nothing_to_end() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+KEY_FILE = "node.key"
+
+
+def pull_checkpoint(invite: Invite, home: Path, warrant: Path | None, folder: Path, cache: Path) -> Path:
+    """The folder, below `folder`, of a checkpoint that is copied now from the swarm of `invite`. `home` holds this
+    machine's key, and `warrant` is the owner's permission for it.
+
+    Raises NotPermitted without a permission that holds, Unavailable if the swarm gives no checkpoint.
+    """
+    me = key_file.load_or_create(home / KEY_FILE).peer_id
+    if warrant is None:
+        raise NotPermitted(
+            "an invite lets this machine train, and not copy the model: the run's owner decides who may. Ask the owner"
+            f" for the output of `swarmnode archive RUN --allow {me}`, save it as FILE, and give --warrant FILE"
+        )
+    options = NodeOptions(
+        run=invite.run_id,
+        bootstrap=invite.bootstraps,
+        invite=invite,
+        stage=None,
+        listen="/ip4/0.0.0.0/tcp/0",
+        home=home,
+        metrics_port=0,
+        cache=cache,
+        name="export",
+        bootstrap_only=True,
+        out=None,
+        archive=ArchiveOptions(folder=folder, every_s=0.0, keep=1, warrant=warrant, once=True, tells=False),
+    )
+    code = launch(options, _quiet)
+    folders = sorted(path.parent for path in folder.rglob("checkpoint.json"))
+    if code or not folders:
+        raise Unavailable(f"the swarm gave no checkpoint (exit code {code})")
+    return folders[-1]
+
+
+async def _quiet(ready: Ready) -> None:
+    pass

@@ -95,7 +95,7 @@ class NodeOptions:
     @property
     def base_folder(self) -> Path | None:
         """The folder where this machine's user keeps the run's base model."""
-        from swarmnode.data.base_folder import FOLDER  # NumPy with it: no --help pays for that
+        from swarmnode.data.base_index import FOLDER  # NumPy with it: no --help pays for that
 
         return self.base or (None if self.run_folder is None else self.run_folder / FOLDER)
 

@@ -3,23 +3,104 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
 from pathlib import Path
+
+import click
 
 from swarmnode.atomic_file import check_free, check_writable
 from swarmnode.daemon.options import HOME_ADVICE, LOGS_NBYTES, NodeOptions
-from swarmnode.daemon.resources import checkpoints
-from swarmnode.data.base_folder import other_base
+from swarmnode.data.base_index import other_base
 from swarmnode.data.corpus import Corpus, open_corpus
-from swarmnode.errors import DataError
+from swarmnode.errors import DataError, HardwareFault, NotPermitted, UsageError
 from swarmnode.machine.bucket_store import is_url, open_store
-from swarmnode.machine.stage_fit import StageFit
+from swarmnode.machine.stage_fit import Shortage, StageFit, best_fit, machine_memory, states_of
 from swarmnode.manifest import Manifest
 from swarmnode.model.adapter import trained_count
+from swarmnode.model.device import autocasts
+from swarmnode.model.memory_budget import mode_of
 from swarmnode.model.section import ITEMSIZE, section_sizes, state_nbytes
 from swarmnode.model.split import stages_of
-from swarmnode.node.limits import NodeRole
+from swarmnode.node.limits import Limits, NodeRole, change
 
 SAVE_ADVICE = "free space there, or save elsewhere (--checkpoints)"
+
+
+def checkpoints(options: NodeOptions, manifest: Manifest, *, tell: bool = True) -> str:
+    """The place where this node saves the run, "" for none. The manifest's bucket needs --use-bucket, since the keys
+    are this user's. Raises UsageError if there is no such bucket."""
+    named = manifest.checkpoint.url
+    if options.use_bucket and not named:
+        raise UsageError("--use-bucket: this run's manifest names no bucket (checkpoint.url); use --checkpoints URL")
+    if tell and named and not options.use_bucket and not options.checkpoints:
+        click.echo(
+            f"the run keeps checkpoints in {named}; this node does not write there without --use-bucket", err=True
+        )
+    return options.checkpoints or (named if options.use_bucket else "")
+
+
+def _fit(options: NodeOptions, manifest: Manifest) -> StageFit:
+    memory = machine_memory(options.device, change(Limits(), options.limits).max_memory_nbytes)
+    mode = mode_of(options.device, autocast=autocasts(options.device, options.precision))
+    states = states_of(options.optimizer_state)
+    has_data = options.data_root is not None
+    return best_fit(manifest, memory, has_data=has_data, mode=mode, states=states, stage=options.stage)
+
+
+def usable_stages(options: NodeOptions, manifest: Manifest) -> StageFit:
+    """The stages of the run that this machine can serve, by formula, before any allocation.
+
+    Raises UsageError if the run has no such stage as requested, HardwareFault if none is left or that one does not fit,
+    NotPermitted if this machine is to feed from files and no --data-root is given.
+    """
+    if options.stage is not None and options.stage >= manifest.pipeline.stages:
+        raise UsageError(f"--stage {options.stage}: this run has stages 0 to {manifest.pipeline.stages - 1}")
+    fit = _fit(options, manifest)
+    if fit.no_files and options.role is NodeRole.FEEDER:
+        raise NotPermitted(f"{_files(manifest)}: give --data-root with their folder; a feeder reads them")
+    if options.role is NodeRole.FEEDER:
+        return fit
+    wanted = set(range(manifest.pipeline.stages)) if options.stage is None else {options.stage}
+    without_text = options.role is NodeRole.REPLICA
+    unfed = {0} if fit.no_files and not without_text else set[int]()
+    if not wanted <= fit.unable | unfed:
+        if fit.unable or unfed:
+            click.echo(_says(fit), err=True)
+        return fit
+    if not wanted <= fit.unable:
+        raise NotPermitted(
+            f"{_files(manifest)}: give --data-root with their folder, serve another stage, or the first one for text"
+            " that others feed (--role replica)"
+        )
+    stage, short = _least(fit, wanted)
+    raise HardwareFault(
+        f"{'no stage of this run fits' if options.stage is None else f'stage {stage} does not fit'} into memory: stage"
+        f" {stage} {short}"
+    )
+
+
+def _least(found: StageFit, wanted: Collection[int]) -> tuple[int, Shortage]:
+    """The stage of `wanted` that lacks the fewest bytes, and what it lacks."""
+    short = {stage: found.memory.shortage(found.needed[stage]) for stage in sorted(wanted)}
+    lacking = [(one.needed - one.free.nbytes, stage) for stage, one in short.items() if one is not None]
+    stage = min(lacking)[1]
+    least = short[stage]
+    assert least is not None
+    return stage, least
+
+
+def _files(manifest: Manifest) -> str:
+    files = ", ".join(manifest.data.paths) or manifest.data.tokenizer
+    return f"stage 0 of this run reads files ({files[:100]}), and no folder of this machine is open to it"
+
+
+def _says(found: StageFit) -> str:
+    parts = ["it reads no files of the run (--data-root)"] if found.no_files else []
+    if small := found.unable:
+        most = max(small, key=lambda stage: (found.needed[stage].device, found.needed[stage].host))
+        parts.append(f"{len(small)} do not fit into memory: stage {most} {found.memory.shortage(found.needed[most])}")
+    served = len(found.needed) - len(small | {0} if found.no_files else small)
+    return f"this machine serves {served} of {len(found.needed)} stages: {'; '.join(parts)}"
 
 
 async def check_can_work(options: NodeOptions, manifest: Manifest, found: StageFit) -> Corpus | None:

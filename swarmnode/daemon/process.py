@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import json
+import math
 import os
 import signal
 import time
@@ -17,6 +19,10 @@ from typing import Any
 import click
 
 from swarmnode import __version__
+from swarmnode.atomic_file import atomic_write
+from swarmnode.cloud import detect
+from swarmnode.cloud.metadata_client import ADDRESS, Metadata
+from swarmnode.cloud.watch import Watcher
 from swarmnode.concurrency import processors
 from swarmnode.control.service import ControlServer
 from swarmnode.daemon import ready_file
@@ -26,11 +32,9 @@ from swarmnode.daemon.clock import SystemClock, watch_clock
 from swarmnode.daemon.control_api import ControlApi, DaemonContext
 from swarmnode.daemon.dashboard import open_page, tell_watchers
 from swarmnode.daemon.data_source import base_ports, data_ports, give_chunks, told_on_terminal
-from swarmnode.daemon.limits import make_regulator, tell_pause
 from swarmnode.daemon.manifest_source import Bootstraps, fetch_manifest
 from swarmnode.daemon.options import RUN_ID, NodeOptions
-from swarmnode.daemon.preemption import acknowledge, watched
-from swarmnode.daemon.preflight import check_can_work
+from swarmnode.daemon.preflight import check_can_work, checkpoints, usable_stages
 from swarmnode.daemon.reachability import (
     CONTACTS_ASKED_MAX,
     CONTACTS_FILE,
@@ -40,7 +44,6 @@ from swarmnode.daemon.reachability import (
     settle,
     stay_reachable,
 )
-from swarmnode.daemon.resources import checkpoints, usable_stages
 from swarmnode.daemon.service_manager import Supervisor, doing
 from swarmnode.data.base_index import BaseIndex
 from swarmnode.data.corpus import open_corpus
@@ -66,22 +69,24 @@ from swarmnode.machine.folder_store import FolderStore
 from swarmnode.machine.receipt_store import Receipts
 from swarmnode.machine.replica import TorchReplica
 from swarmnode.machine.samples import CorpusSamples
-from swarmnode.machine.sensors import DailyTraffic, Sensors
+from swarmnode.machine.sensors import DailyTraffic, Sensors, local_time
 from swarmnode.manifest import read_signed, verify
 from swarmnode.membership.admission import Admission
 from swarmnode.membership.amendment import Amendments
 from swarmnode.membership.place import places
 from swarmnode.membership.record import STRETCH_MAX
+from swarmnode.metrics.events import RecentEvents
 from swarmnode.metrics.exporter import PrometheusTelemetry
-from swarmnode.metrics.recent_events import RecentEvents
 from swarmnode.model.device import autocasts, check_device, resolve_device, use_device
 from swarmnode.model.export import StageLabel, save_stage, stage_state_dict
 from swarmnode.node import access_list, membership_handlers
 from swarmnode.node.drain import DrainReport
+from swarmnode.node.limits import NOT_ASKED, AskedPause, Limits, LimitVerdict, change
 from swarmnode.node.membership_handlers import MembershipHandlers
 from swarmnode.node.node import Node
 from swarmnode.node.node_ports import NodePorts
 from swarmnode.node.notice import Notice, NoticeKind, Notices, of_signal
+from swarmnode.node.regulator import Regulator, Sense
 from swarmnode.node.report import ReceiptExchange
 from swarmnode.pipeline.microbatch_size import Host
 from swarmnode.ports import Clock, Compute, Priority, Replica, Telemetry
@@ -99,6 +104,98 @@ from swarmnode.wire import record_pb2
 
 KEY_FILE = "node.key"
 EVENTS_FILE = "events.jsonl"
+
+
+# Assemble a daemon's regulator: limits from its options, rates for its transport, load for its device, and a person's
+# pause from the home, where it outlives the process.
+
+PAUSE_FILE = "pause.json"
+
+
+def make_regulator(process: DaemonContext, node: Node, compute: ThreadCompute, sense: Sense) -> Regulator:
+    """A regulator of the limits in `options`; rates go to the transport, the load to `compute`."""
+    throttle, path = process.transport.throttle, process.options.home / PAUSE_FILE
+
+    def changed(limits: Limits) -> None:
+        throttle.up.bps, throttle.down.bps = limits.max_up_bps, limits.max_down_bps
+        throttle.share_quota(limits.quota_nbytes)
+        compute.load = limits.max_load or 1.0
+
+    return Regulator(
+        change(Limits(), process.options.limits),
+        sense,
+        node.pause_control,
+        node.presence,
+        process.telemetry,
+        changed,
+        asked=read_pause(path),
+        keep=lambda asked: write_pause(path, asked),
+    )
+
+
+def read_pause(path: Path) -> AskedPause:
+    """The pause kept in `path`; none where it cannot be read."""
+    try:
+        kept = json.loads(path.read_text())
+        until = math.inf if kept["until_unix_s"] is None else float(kept["until_unix_s"])
+        return AskedPause(until, str(kept["reason"]))
+    except (OSError, ValueError, TypeError, KeyError):
+        return NOT_ASKED
+
+
+def write_pause(path: Path, asked: AskedPause) -> None:
+    """Keep `asked` over restarts. Raises LocalFault."""
+    until = None if asked.until_unix_s == math.inf else asked.until_unix_s
+    try:
+        if asked == NOT_ASKED:
+            path.unlink(missing_ok=True)
+        else:
+            atomic_write(path, json.dumps({"until_unix_s": until, "reason": asked.reason}).encode())
+    except OSError as error:
+        raise LocalFault(f"done, but a restart will not know of it: {path} cannot be written: {error}") from None
+
+
+def tell_pause(verdict: LimitVerdict, now_unix_s: float) -> None:
+    """Say on stderr why a node that starts does not train yet."""
+    if verdict.running:
+        return
+    until = "" if verdict.until_unix_s is None else f"; until {local_time(verdict.until_unix_s - now_unix_s)}"
+    click.echo(f"paused: {verdict.reason}{until} (`swarmnode resume` ends a pause or a snooze)", err=True)
+
+
+async def watched(
+    cloud: str, url: str | None, clock: Clock, telemetry: Telemetry, stack: contextlib.AsyncExitStack
+) -> Watcher | None:
+    """The watcher of `cloud` at `url` (None: the cloud's own address), closed by `stack`; None if there is none.
+
+    "auto" outside of clouds sends no request. Raises Unavailable if no metadata service answers at a given `url`.
+    """
+    if cloud == "none":
+        return None
+    reason = "asked for"
+    if cloud == "auto" and url is None:
+        watcher = detect.by_dmi(detect.read_dmi())
+        if watcher is None:
+            return None
+        cloud, reason = watcher, "this machine's firmware says so"
+    metadata = Metadata(url or ADDRESS)
+    stack.push_async_callback(metadata.close)
+    if cloud == "auto":
+        watcher = await detect.by_asking(metadata)
+        if watcher is None:
+            raise Unavailable(f"--notice-url {url}: no metadata service of AWS, GCP or Azure answers there")
+        cloud, reason = watcher, "it answers"
+    telemetry.event("notice.watching", source=cloud, url=metadata.base, reason=reason)
+    return detect.watcher_of(cloud, metadata, clock, telemetry)
+
+
+async def acknowledge(watcher: Watcher, told: Notice, telemetry: Telemetry) -> None:
+    """Tell `watcher`'s cloud that this machine is ready to go; a failure is only logged."""
+    try:
+        if told.source == watcher.source and await watcher.acknowledge(told):
+            telemetry.event("notice.acknowledged", source=told.source, id=told.id)
+    except SwarmnodeError as error:
+        telemetry.event("notice.unreadable", level="warning", source=told.source, reason=str(error))
 
 
 def host_of(device: str, compute: ThreadCompute) -> Host:

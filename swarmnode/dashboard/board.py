@@ -14,9 +14,8 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from swarmnode.dashboard.ledger import Ledger
 from swarmnode.dashboard.timeline import TEXT_CHARS_MAX, TimelineEntry, sentence
-from swarmnode.dashboard.totals import KEYS, Contribution, counts_of
+from swarmnode.dashboard.totals import KEYS, Contribution, Ledger, counts_of
 from swarmnode.errors import RemoteFault
 from swarmnode.identity import friendly_name
 from swarmnode.ids import PeerId, RunId, short

@@ -2,19 +2,100 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from swarmnode.data.chunk_store import ChunkCache, ChunkStore, find_index
+from swarmnode.data.chunk_store import ChunkCache, ChunkStore, find_index, read_regular
 from swarmnode.data.corpus import Corpus, open_corpus
-from swarmnode.data.index import Index, parse_index
+from swarmnode.data.index import INDEX_FILE, INDEX_NBYTES_MAX, TOKENIZER_FILE, Index, parse_index
 from swarmnode.data.sample import SampleBatch
 from swarmnode.data.sampler import ChunkSampler, Indices, layout, spread
-from swarmnode.errors import DataError, Unavailable
+from swarmnode.data.tokens import Tokens
+from swarmnode.errors import DataError, NotPermitted, Unavailable, UsageError
 from swarmnode.manifest import Manifest
+from swarmnode.manifest.spec import BY_NAME
+
+FOLDER = "data"
+
+
+def index_of(folder: Path) -> Index:
+    """The index of the data set in `folder`. Raises DataError."""
+    raw = read_regular(folder / INDEX_FILE, INDEX_NBYTES_MAX + 1)
+    if raw is None:
+        raise DataError(f"{folder}: no {INDEX_FILE} there; `swarmnode data make {folder} --from ...` makes a data set")
+    return parse_index(raw, origin=str(folder / INDEX_FILE))
+
+
+def on_data_set(manifest: Manifest, folder: Path, locations: Sequence[str]) -> Manifest:
+    """`manifest` on the data set in `folder`, its vocabulary and tokenizer with it. Raises DataError; UsageError for a
+    location that no manifest may name."""
+    index, check = index_of(folder), BY_NAME["data.locations"].check
+    if check.accept(list(locations)) is None:
+        raise UsageError(f"--location {', '.join(locations)[:200]}: allowed is {check.allowed}")
+    is_bytes = not (folder / TOKENIZER_FILE).is_file()
+    data = replace(
+        manifest.data,
+        source="index",
+        paths=(),
+        index=index.digest.hex(),
+        locations=tuple(locations),
+        end_token=index.end_token,
+        tokenizer="bytes" if is_bytes else TOKENIZER_FILE,
+    )
+    return replace(manifest, data=data, model=replace(manifest.model, vocabulary=index.vocabulary))
+
+
+def link(run: Path, folder: Path) -> Path:
+    """`run`/data, which leads to `folder`; it may be there already, or be the data set itself. Raises NotPermitted."""
+    place = run / FOLDER
+    if place.exists() and os.path.samefile(place, folder):
+        return place
+    try:
+        place.symlink_to(folder.resolve(), target_is_directory=True)
+    except OSError as error:
+        raise NotPermitted(f"{place} cannot be made to lead to {folder}: {error.strerror}") from error
+    return place
+
+
+def document_of(folder: Path, index: Index, split: str, row: int) -> tuple[Tokens, npt.NDArray[np.uint8]]:
+    """(ids [n] with the token that ends it, mask [n]) of document `row` of a split: "train" or "validation". Raises
+    UsageError when there are fewer, DataError when a shard cannot be read."""
+    of = getattr(index, split)
+    if row >= of.documents:
+        raise UsageError(f"--row {row}: there are {of.documents} documents to choose from")
+    first = 0 if split == "train" else index.train.count
+    ids, mask = [np.empty(0, index.dtype)], [np.empty(0, np.uint8)]
+    before = 0
+    for number in range(first, first + of.count):
+        tokens, counts = chunk_of(folder, index, number)
+        ends = np.flatnonzero(tokens == index.end_token)
+        start = 0 if before == row else int(ends[row - before - 1]) + 1 if row - before <= ends.size else tokens.size
+        here = row - before
+        last = int(ends[here]) + 1 if 0 <= here < ends.size else tokens.size
+        ids.append(tokens[start:last])
+        mask.append(counts[start:last])
+        if here < ends.size:
+            break
+        before += ends.size
+    return np.concatenate(ids), np.concatenate(mask)
+
+
+def chunk_of(folder: Path, index: Index, number: int) -> tuple[Tokens, npt.NDArray[np.uint8]]:
+    """(ids [n], mask [n]) of a chunk. Raises DataError when it cannot be read whole."""
+    chunk = index.chunk(number)
+    raw = read_regular(folder / chunk.shard, chunk.nbytes, chunk.offset)
+    if raw is None or len(raw) != chunk.nbytes:
+        raise DataError(f"{folder / chunk.shard}: {chunk.nbytes} bytes from {chunk.offset} on cannot be read")
+    tokens = np.frombuffer(raw, index.dtype, chunk.tokens)
+    if not index.loss_mask:
+        return tokens, np.ones(chunk.tokens, np.uint8)
+    bits = np.unpackbits(np.frombuffer(raw, np.uint8, offset=tokens.nbytes), bitorder="little")
+    return tokens, bits[: chunk.tokens]
 
 
 class IndexedCorpus:

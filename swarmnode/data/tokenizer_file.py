@@ -8,7 +8,7 @@ import stat
 import string
 from pathlib import Path
 
-from swarmnode.data.base_folder import SMALL_NBYTES_MAX, small_files, written_anew
+from swarmnode.data.base_index import SMALL_NBYTES_MAX, small_files, written_anew
 from swarmnode.data.chat_template import CONFIG_FILE, PROCESSOR_TEMPLATE, ChatTemplate, template_beside
 from swarmnode.data.chat_template import conversation as conversation_of
 from swarmnode.data.chunk_store import find_index, read_regular

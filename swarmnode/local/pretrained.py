@@ -14,16 +14,24 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from swarmnode.atomic_file import atomic_write, raise_if_full
-from swarmnode.data.base_folder import CONFIG, FOLDER, SMALL_FILES, SMALL_NBYTES_MAX, TOKENIZER, written_anew
-from swarmnode.data.base_index import BASE_INDEX_FILE, BaseIndex
+from swarmnode.data.base_index import (
+    BASE_INDEX_FILE,
+    CONFIG,
+    FOLDER,
+    SMALL_FILES,
+    SMALL_NBYTES_MAX,
+    TOKENIZER,
+    BaseIndex,
+    written_anew,
+)
 from swarmnode.data.base_maker import ModelFiles, Report, WantedTensor, json_file, make_base, stored_tensors
 from swarmnode.data.chunk_store import read_regular
+from swarmnode.data.indexed import index_of
 from swarmnode.data.root import model_root
 from swarmnode.data.tokenizer_file import check_tokenizer
 from swarmnode.data.tokens import huggingface_tokenizer
 from swarmnode.errors import DataError, NotPermitted, UsageError
 from swarmnode.ids import digest
-from swarmnode.local.data_link import index_of
 from swarmnode.manifest import Manifest, ModelSpec, Recipe, fit, parse, template
 from swarmnode.manifest.kind_compat import ties
 from swarmnode.manifest.spec import ADAPTERS, BY_NAME, ONE_BYTE

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from swarmnode import manifest as manifests
 from swarmnode import owner
-from swarmnode.atomic_file import raise_if_full
-from swarmnode.errors import NotPermitted, UsageError
+from swarmnode.atomic_file import check_free, check_writable, raise_if_full
+from swarmnode.data.base_index import FOLDER as BASE_FOLDER
+from swarmnode.data.base_index import local_base
+from swarmnode.data.indexed import open_text
+from swarmnode.errors import DataError, NotPermitted, UsageError
 from swarmnode.ids import RunId
-from swarmnode.manifest import MANIFEST_FILE, PRESETS, SIGNED_FILE, Manifest
+from swarmnode.local.model_source import manifest_in
+from swarmnode.machine import checkup
+from swarmnode.machine.bucket_store import is_url, open_store
+from swarmnode.manifest import MANIFEST_FILE, PRESETS, SIGNED_FILE, Manifest, manifest_at, verify
+from swarmnode.model.section import section_sizes, state_nbytes
+from swarmnode.model.split import stages_of
+from swarmnode.recovery.resumption import Resumption
 from swarmnode.wire.record_pb2 import SignedManifest
 
 RUNS = Path("runs")
@@ -130,3 +141,100 @@ def _fresh(where: Path, name: str) -> Path:
         raise_if_full(where / name, error)
         raise NotPermitted(f"{where / name} cannot be made: {error.strerror}") from None
     raise NotPermitted(f"{where / name} and its successors exist: clear {where}")
+
+
+def check_run(run: Path | None, stages: int | None, data_root: Path | None, cache: Path, checkpoints: str) -> None:
+    """Open the text and the tokenizer of the run that `up` was given, look for its base model, and see that checkpoints
+    fit on the disk.
+
+    Raises DataError, NotPermitted for the data and the base model, DiskFull for too little space, LocalFault for a
+    folder that cannot be written, ManifestError for a manifest that is wrong. Whatever else is wrong with `run` is left
+    for `prepare` to say.
+    """
+    if (current := _manifest_of(run)) is None:
+        return
+    manifest, folder = current
+    if stages is not None and 1 <= stages <= manifest.model.layers:
+        manifest = replace(manifest, pipeline=replace(manifest.pipeline, stages=stages))
+    root = data_root or folder
+    if root is None and manifest.data.names_files:
+        return  # `prepare` says what to give
+    check_writable(cache, "free space there, or choose another --cache")
+    _check_base(manifest, folder)
+    open_text(manifest, root, cache)
+    if not is_url(checkpoints):
+        parts = stages_of(manifest)
+        whole = sum(state_nbytes(section_sizes(manifest, part)) for part in parts)
+        where = Path(checkpoints).expanduser() if checkpoints else (folder or RUNS)
+        advice = "free space there, or save elsewhere (--checkpoints)"
+        check_free(where, (manifest.checkpoint.keep + 1) * whole, "the checkpoints of this session", advice)
+
+
+def _check_base(manifest: Manifest, folder: Path | None) -> None:
+    """Raises DataError when the base model of the run in `folder` is not there, or a file of it is cut off."""
+    if not manifest.base.index:
+        return
+    place = None if folder is None else folder / BASE_FOLDER
+    if local_base(place, bytes.fromhex(manifest.base.index)) is None and not manifest.base.locations:
+        where = "no folder of the run is given" if place is None else f"{place} does not hold it"
+        raise DataError(
+            f"the run starts from base model {manifest.base.index[:16]}..., and {where}: `swarmnode init --from` makes"
+            " such a folder"
+        )
+
+
+def _manifest_of(run: Path | None) -> tuple[Manifest, Path | None] | None:
+    """The manifest of `run` and the folder that its paths lie below; None where there is neither."""
+    if run is None:
+        return PRESETS["demo"], None
+    if not run.exists():
+        return None
+    return manifest_at(run), run if run.is_dir() else None
+
+
+@dataclass(frozen=True, slots=True)
+class ResumedRun:
+    """A session that resumes from `where`, a folder or URL that each of its nodes can read."""
+
+    prepared: RunFolder
+    where: str
+    resumption: Resumption
+
+
+def resume(
+    text: str,
+    run: Path | None,
+    nodes: int,
+    stages: int | None,
+    stamp: str,
+    note: Callable[[str], None],
+    data_root: Path | None = None,
+) -> ResumedRun:
+    """The newest intact checkpoint at `text` (every byte is read), and a session of `run` that resumes from it. With
+    `run` None it uses the checkpoint's own manifest, and needs a `data_root` if that reads files. Raises UsageError,
+    DataError, ManifestError."""
+    resumption = asyncio.run(_choose(text, note))
+    origin = resumption.checkpoint.origin
+    where = resumption.where
+    if run is None:
+        signed = manifest_in(resumption)
+        if verify(signed, None)[0].data.names_files and data_root is None:
+            raise UsageError(
+                f"--resume {text}: run {origin.run_name!r} reads files: give RUN, or --data-root with their folder"
+            )
+        prepared = replace(prepare_given(signed, nodes, stages, stamp), data_root=data_root)
+    else:
+        prepared = prepare(run, nodes, stages, stamp, data_root)
+    checkup.check(resumption, prepared.manifest, prepared.run_id, other=True, where=where)
+    if prepared.run_id != origin.run_id:
+        note(f"resumes from run {origin.run_id[:16]} ({origin.run_name}, {origin.stages} stages) as a new run")
+    return ResumedRun(prepared, where, resumption)
+
+
+def check_store(where: str) -> None:
+    """Raises UsageError, LocalFault if checkpoints cannot be kept at `where`; called before anything is started."""
+    asyncio.run(open_store(where).names())
+
+
+async def _choose(text: str, note: Callable[[str], None]) -> Resumption:
+    return await checkup.intact(await checkup.find_resumptions(text, None, note), note)

@@ -8,8 +8,7 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from swarmnode.data.base_folder import FOLDER, local_base
-from swarmnode.data.base_index import BASE_INDEX_FILE, BaseIndex
+from swarmnode.data.base_index import BASE_INDEX_FILE, FOLDER, BaseIndex, local_base
 from swarmnode.data.chunk_store import find_index
 from swarmnode.errors import DataError, NotPermitted, UsageError
 from swarmnode.limited_child import CPU_S, NBYTES, run_limited

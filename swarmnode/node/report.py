@@ -12,7 +12,7 @@ from swarmnode.ids import PeerId, RunId
 from swarmnode.membership.liveness import LOOK_SHARE, SMALL_CALL_S
 from swarmnode.membership.receipt import Work, check_receipt, sign_receipt
 from swarmnode.metrics import name
-from swarmnode.metrics.recent_events import RecentEvent, RecentEvents
+from swarmnode.metrics.events import RecentEvent, RecentEvents
 from swarmnode.ports import Answer, Call, Clock, Telemetry, Transport
 from swarmnode.token_bucket import TokenBucket
 from swarmnode.wire import call_pb2 as wire

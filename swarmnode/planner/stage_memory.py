@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from swarmnode.errors import UsageError
-from swarmnode.machine.free_memory import FreeMemory, MachineMemory
-from swarmnode.machine.stage_fit import StageFit, best_fit
+from swarmnode.machine.stage_fit import FreeMemory, MachineMemory, StageFit, best_fit
 from swarmnode.manifest import LimitsSpec, Manifest
 from swarmnode.model.memory_budget import CARD, CPU
 from swarmnode.model.memory_estimate import TAPES

@@ -9,7 +9,7 @@ import pytest
 from swarmnode import manifest as manifests
 from swarmnode import owner
 from swarmnode.cli.main import main
-from swarmnode.cli.option.amendment import chain_of
+from swarmnode.cli.owner import chain_of
 from swarmnode.manifest import PRESETS, SIGNED_FILE
 
 Capture = pytest.CaptureFixture[str]

@@ -11,10 +11,9 @@ import pytest
 from click.testing import CliRunner
 
 from swarmnode.cli.init import command
-from swarmnode.data.base_folder import local_base
-from swarmnode.data.base_index import parse_base
+from swarmnode.data.base_index import local_base, parse_base
 from swarmnode.errors import DataError, SwarmnodeError
-from swarmnode.local.preflight import check_run
+from swarmnode.local.run_folder import check_run
 from swarmnode.manifest.folder import read_manifest
 from tests.support.data_sets import data_set
 from tests.support.published_model import llama

@@ -11,12 +11,12 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from swarmnode.cli.chat import before
+from swarmnode.cli.generate import before
 from swarmnode.cli.main import cli, main
 from swarmnode.data.chat_template import ChatTemplate
 from swarmnode.data.root import DataRoot
 from swarmnode.errors import DataError, ManifestError, NotPermitted
-from swarmnode.local.model_scores import parsed_tasks, read_text
+from swarmnode.local.evaluation import parsed_tasks, read_text
 from swarmnode.manifest import DataSpec, EvaluationSpec, Manifest, PipelineSpec
 from swarmnode.manifest.text import parse
 from swarmnode.model.export import write_model

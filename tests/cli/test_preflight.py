@@ -11,8 +11,7 @@ import pytest
 from swarmnode.daemon.options import NodeOptions
 from swarmnode.daemon.preflight import check_can_work
 from swarmnode.errors import DataError, DiskFull, LocalFault, NotPermitted, SwarmnodeError
-from swarmnode.machine.free_memory import FreeMemory, MachineMemory
-from swarmnode.machine.stage_fit import StageFit
+from swarmnode.machine.stage_fit import FreeMemory, MachineMemory, StageFit
 from swarmnode.manifest import PRESETS, DataSpec, Manifest, ModelSpec
 from swarmnode.model.memory_budget import CPU
 

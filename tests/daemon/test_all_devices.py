@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from swarmnode.daemon import all_devices
-from swarmnode.daemon.all_devices import device_arguments, join_all, join_each
+from swarmnode.cli import join
+from swarmnode.cli.join import device_arguments, join_all, join_each
 from swarmnode.model import device as device_module
 
 
@@ -52,7 +52,7 @@ def test_there_is_one_for_each_card(monkeypatch: pytest.MonkeyPatch, capsys: pyt
         started.extend(commands)
         return len(invite)
 
-    monkeypatch.setattr(all_devices, "join_each", join_each)
+    monkeypatch.setattr(join, "join_each", join_each)
     assert join_all(["i"], ("i",), Path("/h"), "box", "four") == 4
     assert [one[one.index("--device") + 1] for one in started] == ["cuda:0", "cuda:1"]
     assert capsys.readouterr().err == "one node each on cuda:0, cuda:1\n"

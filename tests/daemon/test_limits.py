@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from swarmnode.daemon.limits import PAUSE_FILE, read_pause, tell_pause, write_pause
+from swarmnode.daemon.process import PAUSE_FILE, read_pause, tell_pause, write_pause
 from swarmnode.errors import LocalFault
 from swarmnode.node.limits import NOT_ASKED, AskedPause, LimitVerdict
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from swarmnode.daemon.options import NodeOptions
-from swarmnode.daemon.resources import checkpoints, usable_stages
+from swarmnode.daemon.preflight import checkpoints, usable_stages
 from swarmnode.errors import HardwareFault, NotPermitted, UsageError
-from swarmnode.machine.free_memory import FreeMemory, MachineMemory, free_memory, of_groups
+from swarmnode.machine.stage_fit import FreeMemory, MachineMemory, free_memory, of_groups
 from swarmnode.manifest import PRESETS, CheckpointSpec, DataSpec, Manifest, ModelSpec, PipelineSpec
 from swarmnode.model.device import autocasts
 from swarmnode.model.memory_budget import CARD, memory_need, mode_of
@@ -88,12 +88,12 @@ def test_a_smaller_stage_is_left_where_the_choice_is_free(monkeypatch: pytest.Mo
     assert held.bound != "--max-memory"
     for bound, unable in ((needed[small], {middle, large}), (needed[middle], {large}), (needed[large], set())):
         monkeypatch.setattr(
-            "swarmnode.daemon.resources.machine_memory",
+            "swarmnode.daemon.preflight.machine_memory",
             lambda device, most, n=bound: MachineMemory(replace(held, nbytes=n)),
         )
         assert usable_stages(told(), run).unable == unable
     monkeypatch.setattr(
-        "swarmnode.daemon.resources.machine_memory",
+        "swarmnode.daemon.preflight.machine_memory",
         lambda device, most: MachineMemory(replace(held, nbytes=needed[small] - 1)),
     )
     with pytest.raises(HardwareFault, match="no stage of this run fits"):
@@ -106,11 +106,11 @@ def test_a_card_and_its_host_are_refused_each_with_its_bytes(monkeypatch: pytest
     least_passes = Passes(1, by_layer=True)
     needs = [memory_need(run, part, card, least_passes) for part in stages_of(run)]
     device, host = max(need.device for need in needs), max(need.host for need in needs)
-    monkeypatch.setattr("swarmnode.daemon.resources.autocasts", lambda device, precision: True)
+    monkeypatch.setattr("swarmnode.daemon.preflight.autocasts", lambda device, precision: True)
 
     def unable(device: int, host: int) -> frozenset[int]:
         memory = MachineMemory(FreeMemory(host, "the host"), FreeMemory(device, "the card"))
-        monkeypatch.setattr("swarmnode.daemon.resources.machine_memory", lambda where, most: memory)
+        monkeypatch.setattr("swarmnode.daemon.preflight.machine_memory", lambda where, most: memory)
         return usable_stages(told(device="cuda", optimizer_state="device"), run).unable
 
     assert unable(device, host) == frozenset()

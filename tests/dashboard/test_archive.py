@@ -10,7 +10,7 @@ import pytest
 import yarl
 
 from benchmarks.swarm.fake_fleet import FakeFleet
-from swarmnode.dashboard.downloads import ModelDownloads
+from swarmnode.dashboard.heartbeat import ModelDownloads
 from swarmnode.machine.run_archive import Archive
 from tests.support.archiving import RUN_OF, archive_of, trained
 from tests.support.village import village

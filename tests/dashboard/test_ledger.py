@@ -13,8 +13,7 @@ from benchmarks.swarm.fake_fleet import FakeFleet
 from swarmnode.dashboard import view
 from swarmnode.dashboard.board import RECEIPTS_MAX, Board, sane
 from swarmnode.dashboard.history import History
-from swarmnode.dashboard.ledger import KEPT_EACH, KEPT_STRANGE, Ledger
-from swarmnode.dashboard.totals import Contribution
+from swarmnode.dashboard.totals import KEPT_EACH, KEPT_STRANGE, Contribution, Ledger
 from swarmnode.errors import RemoteFault
 from swarmnode.identity import Identity
 from swarmnode.ids import PeerId, RunId

@@ -12,7 +12,7 @@ import pytest
 
 from swarmnode import api
 from swarmnode.cli.main import main
-from swarmnode.dashboard import tracking, view
+from swarmnode.dashboard import start, view
 from swarmnode.errors import UsageError
 from tests.support.watched import RUN, TINY, watched_run
 
@@ -48,13 +48,13 @@ async def test_the_run_is_logged_by_samples(
 ) -> None:
     stand_in = StandIn(library)
     monkeypatch.setitem(sys.modules, library, stand_in)
-    monkeypatch.setattr(tracking, "TRACK_EVERY_S", 0.02)
+    monkeypatch.setattr(start, "TRACK_EVERY_S", 0.02)
     async with watched_run(tmp_path, 40) as w:
         fleet = w.fake_fleet
         board = w.board.live.board
         w.board.live.tick()
         facts = view.run(board, RUN, ["swarmnode join SECRET"], "0.1")
-        task = asyncio.ensure_future(tracking.track(library, board, facts, fleet.clock, w.quiet))
+        task = asyncio.ensure_future(start.track(library, board, facts, fleet.clock, w.quiet))
         await w.until(lambda: len(stand_in.logged) > 0, "the first row")
         await asyncio.sleep(0.1)
         assert len(stand_in.logged) == 1, "nothing is logged twice"
@@ -75,7 +75,7 @@ async def test_a_library_that_fails_ends_only_the_tracking(tmp_path: Path, monke
     async with watched_run(tmp_path, 1) as w:
         board = w.board.live.board
         w.board.live.tick()
-        await tracking.track("trackio", board, view.run(board, RUN, [], "0.1"), w.fake_fleet.clock, w.quiet)
+        await start.track("trackio", board, view.run(board, RUN, [], "0.1"), w.fake_fleet.clock, w.quiet)
         failed = [fields for event, fields in w.quiet.events if event == "dashboard.tracking_failed"]
         assert failed == [{"library": "trackio", "reason": "the service is away"}]
 

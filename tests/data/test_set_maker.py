@@ -36,8 +36,7 @@ from swarmnode.data.chat_template import ChatTemplate, Conversation
 from swarmnode.data.document_row import BadRows, Reading
 from swarmnode.data.document_source import documents, find_work
 from swarmnode.data.index import Index, parse_index
-from swarmnode.data.set_maker import MakeOptions, make
-from swarmnode.data.token_parts import Encoding
+from swarmnode.data.set_maker import Encoding, MakeOptions, make
 from swarmnode.data.tokens import ByteTokenizer, HuggingFaceTokenizer
 from swarmnode.errors import DataError, UsageError
 

@@ -7,7 +7,7 @@ from google.protobuf.message import DecodeError
 
 from swarmnode.dashboard import view
 from swarmnode.dashboard.board import Board
-from swarmnode.dashboard.ledger import Ledger
+from swarmnode.dashboard.totals import Ledger
 from swarmnode.errors import RemoteFault
 from swarmnode.identity import Identity
 from swarmnode.ids import RunId

@@ -19,8 +19,7 @@ from swarmnode.machine.checkup import (
     rate_text,
     stages_text,
 )
-from swarmnode.machine.free_memory import FreeMemory, MachineMemory
-from swarmnode.machine.stage_fit import StageFit, stage_fit
+from swarmnode.machine.stage_fit import FreeMemory, MachineMemory, StageFit, stage_fit
 from swarmnode.manifest import PRESETS, ModelSpec, boundary_nbytes
 
 

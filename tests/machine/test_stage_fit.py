@@ -6,8 +6,7 @@ from dataclasses import replace
 import pytest
 
 from swarmnode.bench.memory import fit_rows, llama3
-from swarmnode.machine.free_memory import FreeMemory, MachineMemory
-from swarmnode.machine.stage_fit import StageFit, first_alike, stage_fit
+from swarmnode.machine.stage_fit import FreeMemory, MachineMemory, StageFit, first_alike, stage_fit
 from swarmnode.manifest import Manifest, ModelSpec, PipelineSpec
 from swarmnode.model.memory_budget import CARD, CPU, ComputeMode, memory_need, passes_in
 from swarmnode.model.memory_estimate import Passes, repeated_forwards

@@ -12,8 +12,7 @@ import torch.nn.functional as F
 from swarmnode.data.chat_template import ChatTemplate
 from swarmnode.data.indexed import open_indexed
 from swarmnode.data.sample import IGNORED
-from swarmnode.data.set_maker import MakeOptions, make
-from swarmnode.data.token_parts import Encoding
+from swarmnode.data.set_maker import Encoding, MakeOptions, make
 from swarmnode.data.tokens import ByteTokenizer
 from swarmnode.errors import DataError
 from swarmnode.local.evaluation import evaluate

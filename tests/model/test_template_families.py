@@ -14,10 +14,9 @@ import torch.nn.functional as F
 import transformers
 
 from swarmnode.cli.main import main
+from swarmnode.data.indexed import document_of, index_of
 from swarmnode.data.sample import IGNORED
-from swarmnode.data.set_reader import document_of
 from swarmnode.data.tokenizer_file import carried_files, tokenizer_file
-from swarmnode.local.data_link import index_of
 from swarmnode.manifest import DataSpec, ModelSpec
 from swarmnode.model.export import write_model
 from tests.data.test_chat_template import FAMILIES, save, unmarked

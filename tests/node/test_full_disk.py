@@ -45,7 +45,7 @@ def manifest():
 def data_set():
     from swarmnode.data.chat_template import ChatTemplate
     from swarmnode.data.set_maker import MakeOptions, make
-    from swarmnode.data.token_parts import Encoding
+    from swarmnode.data.set_maker import Encoding
     from swarmnode.data.tokens import ByteTokenizer
     options = MakeOptions((sys.argv[2],), chunk_tokens=257)
     make(place / "set", options, Encoding(ByteTokenizer(), ChatTemplate()), lambda rendered: {}, lambda *told: None)

@@ -1,0 +1,245 @@
+"""Verbs that look at the node of this machine, running or not: status, top, logs, receipts, identity, update."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+
+from swarmnode import __version__
+from swarmnode.cli.option.param import DURATION, home_option
+from swarmnode.cli.output.console import paper
+from swarmnode.errors import NoDaemon, NotPermitted, Unavailable, UsageError
+from swarmnode.metrics.event import LEVELS
+from swarmnode.metrics.events import digits
+from swarmnode.untrusted_text import printable
+
+METRICS_TIMEOUT_S = 5.0
+
+
+@click.command(short_help="status of the node on this machine")
+@home_option
+@click.option("--json", "as_json", is_flag=True, help="Print the whole status as one JSON object.")
+@click.option("--metrics", is_flag=True, help="Print its metrics, in Prometheus's text format.")
+def status(home: Path, as_json: bool, metrics: bool) -> None:
+    """Query the node in --home through its control socket, and print its status.
+
+    Exit code 69 if no node runs there.
+    """
+    from swarmnode.control import client
+
+    if as_json and metrics:
+        raise click.UsageError("--json and --metrics are two forms of the status: give one")
+    reply = client.status(home)
+    if as_json:
+        from google.protobuf.json_format import MessageToDict
+
+        status = MessageToDict(reply, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
+        click.echo(json.dumps(status, sort_keys=True))
+        return
+    if metrics:
+        address = f"http://{reply.metrics_address}/metrics"
+        try:
+            with urllib.request.urlopen(address, timeout=METRICS_TIMEOUT_S) as page:
+                click.echo(page.read().decode(), nl=False)
+        except (OSError, ValueError) as error:
+            raise Unavailable(f"{address} does not answer ({error}): try again") from None
+        return
+    from swarmnode.local.swarm_view import NodeWatch, picture
+
+    watch = NodeWatch()
+    watch.add(0.0, reply)
+    paper().print(picture(watch))
+
+
+@click.command(short_help="status of the node on this machine, live")
+@click.option("--every", "every_s", type=DURATION, default=1.0, show_default="1s", help="Time between two updates.")
+@click.option("--times", type=click.IntRange(1), help="Number of updates.  [default: until Ctrl-C]")
+@home_option
+def top(every_s: float, times: int | None, home: Path) -> None:
+    """Show stage, state, speed, losses, limits and peers of the node in --home, until Ctrl-C.
+
+    Needs a terminal; `status --json` is for programs.
+    """
+    from rich.console import Console
+    from rich.live import Live
+
+    from swarmnode.control import client
+    from swarmnode.local.swarm_view import NodeWatch, picture
+
+    console = Console()
+    if not console.is_terminal and times is None:
+        raise UsageError("top needs a terminal: use `swarmnode status --json`, or --times 1")
+    watch, left = NodeWatch(), times
+    with Live(console=console, auto_refresh=False, screen=times is None and sys.stdout.isatty()) as live:
+        while left is None or left > 0:
+            watch.add(time.monotonic(), client.status(home))
+            live.update(picture(watch), refresh=True)
+            left = None if left is None else left - 1
+            if left != 0:
+                time.sleep(every_s)
+    if not console.is_terminal:
+        console.print()  # rich leaves the last line open there
+
+
+POLL_S = 0.2
+TAIL_BYTES = 1 << 20
+
+
+@click.command(short_help="print the node's events")
+@click.option("--follow", "-f", is_flag=True, help="Print new events as they come, until Ctrl-C.")
+@click.option(
+    "--lines", "-n", type=click.IntRange(0, 100_000), default=20, show_default=True, help="Number of last events."
+)
+@click.option("--level", type=click.Choice(LEVELS), default="info", show_default=True, help="This level and above.")
+@click.option("--json", "as_json", is_flag=True, help="Print the JSON lines unchanged.")
+@home_option
+def logs(follow: bool, lines: int, level: str, as_json: bool, home: Path) -> None:
+    """Print the events of the node in --home, running or stopped (its events.jsonl)."""
+    path = home / "events.jsonl"
+    if not path.is_file():
+        raise NoDaemon(f"no node has run in {path.parent}: give its folder with --home")
+    worse = LEVELS[LEVELS.index(level) :]
+    shown = [text for text in _last(path) if (row := _parse(text)) is not None and row.get("level") in worse]
+    for text in shown[len(shown) - min(lines, len(shown)) :]:
+        _show(text, as_json)
+    if follow:
+        for text in _coming(path):
+            row = _parse(text)
+            if row is not None and row.get("level") in worse:
+                _show(text, as_json)
+
+
+def _last(path: Path) -> list[str]:
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - TAIL_BYTES))
+        return file.read().decode(errors="replace").splitlines()
+
+
+def _coming(path: Path) -> Iterator[str]:
+    """Lines written from now on, across rotations (the file is renamed and a new one begun)."""
+    file = path.open("rb")
+    file.seek(0, os.SEEK_END)
+    rest = b""
+    while True:
+        more = file.read(64 << 10)
+        if more:
+            *whole, rest = (rest + more).split(b"\n")
+            yield from (line.decode(errors="replace") for line in whole)
+            continue
+        try:
+            if path.stat().st_ino != os.fstat(file.fileno()).st_ino:
+                file.close()
+                file = path.open("rb")
+                continue
+        except FileNotFoundError:
+            pass
+        time.sleep(POLL_S)
+
+
+def _parse(text: str) -> dict[str, Any] | None:
+    try:
+        fields = json.loads(text)
+    except ValueError:
+        return None
+    return fields if isinstance(fields, dict) else None
+
+
+def _show(text: str, as_json: bool) -> None:
+    row = _parse(text)
+    if as_json or row is None:
+        click.echo(printable(text, len(text)))
+        return
+    fields = row.get("fields")
+    said = " ".join(f"{key}={_short(value)}" for key, value in fields.items()) if isinstance(fields, dict) else ""
+    said = printable(said, len(said))
+    colour = {"warning": "yellow", "error": "red", "debug": "bright_black"}.get(str(row.get("level")))
+    no_colour = bool(os.environ.get("NO_COLOR"))
+    event = click.style(printable(str(row.get("event", "?"))), fg=None if no_colour else colour)
+    click.echo(
+        f"{printable(str(row.get('ts', '')))[11:19]} {event} {said}".rstrip(), color=False if no_colour else None
+    )
+
+
+def _short(value: object) -> str:
+    text = digits(value) if isinstance(value, float) else value if isinstance(value, str) else json.dumps(value)
+    return text if len(text) <= 120 else text[:119] + "…"
+
+
+@click.command(short_help="receipts for this node's work, signed by others")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per line, with signatures.")
+@home_option
+def receipts(as_json: bool, home: Path) -> None:
+    """Print the receipts of the node in --home, running or not, verified again: the client and the number of samples.
+
+    A client signs what was done for it; anybody can check that with its peer id alone.
+    """
+    from swarmnode.errors import RemoteFault
+    from swarmnode.ids import PeerId, RunId
+    from swarmnode.machine.receipt_store import read
+    from swarmnode.membership.receipt import check_receipt
+
+    total = 0
+    for receipt in read(home):
+        try:
+            check_receipt(receipt, RunId(receipt.run_id), PeerId(receipt.server))
+        except RemoteFault as fault:
+            click.echo(f"left out: {fault}", err=True)
+            continue
+        total += receipt.samples
+        if as_json:
+            totals = {
+                "run": receipt.run_id,
+                "server": receipt.server,
+                "client": receipt.client,
+                "microbatches": receipt.microbatches,
+                "samples": receipt.samples,
+                "from_unix_s": receipt.from_unix_s,
+                "until_unix_s": receipt.until_unix_s,
+                "signature": receipt.signature.hex(),
+            }
+            click.echo(json.dumps(totals))
+            continue
+        until = datetime.datetime.fromtimestamp(receipt.until_unix_s).strftime("%Y-%m-%d %H:%M")
+        click.echo(
+            f"{until}  run {receipt.run_id[:16]}  {receipt.client}  "
+            f"{receipt.microbatches:,} microbatches, {receipt.samples:,} samples"
+        )
+    click.echo(f"{total:,} samples in all", err=True)
+
+
+@click.command(short_help="this machine's peer id")
+@home_option
+def identity(home: Path) -> None:
+    """Print the peer id of the node in --home; its key is made if there is none."""
+    from swarmnode.transport.key_file import load_or_create
+
+    click.echo(load_or_create(home / "node.key").peer_id)
+
+
+@click.command(short_help="whether the run still admits this version")
+@home_option
+@click.option("--check", is_flag=True, required=True, help="Only look: swarmnode never updates itself.")
+def update(home: Path, check: bool) -> None:
+    """Ask the node in --home for the oldest version that the run's owner admits, and compare the installed one.
+
+    A node that the owner does not admit any more says so when it starts, with the line to run.
+    """
+    from swarmnode.control import client
+    from swarmnode.membership.access import too_old
+
+    reply = client.status(home)
+    for version in (reply.version, __version__):
+        if reason := too_old(reply.least_version, version):
+            raise NotPermitted(reason)
+    again = "" if reply.version == __version__ else f"; the node runs {reply.version} until it is started again"
+    click.echo(f"swarmnode {__version__} is admitted (the owner asks for {reply.least_version or 'no version'}){again}")
