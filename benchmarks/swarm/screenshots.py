@@ -2,7 +2,8 @@
 
 `python -m benchmarks.swarm.screenshots [FOLDER [png]] [MOOD ...]`; `png` takes whole pages, without it small JPEGs of
 what a screen shows. The moods: empty (two of three stages have nobody), three nodes, 300 nodes, stopped, and after a
-kill. Everything is real but the nodes' training, the history of the days before, and the archive.
+kill. Everything is real but the nodes' training, the history of the days before, and the archive. `ui` is the page of
+`swarmnode ui`, of a made-up node that keeps real limits.
 """
 
 from __future__ import annotations
@@ -21,18 +22,31 @@ from typing import Any, cast
 
 from benchmarks.swarm.dashboard import CHROMIUM, FLAGS, RUN, manifest_for, watched
 from benchmarks.swarm.fake_fleet import FakeFleet, LoopClock
+from swarmnode import __version__
+from swarmnode.control.service import ControlServer
+from swarmnode.daemon.clock import SystemClock
 from swarmnode.dashboard.board import Changes, Round
 from swarmnode.dashboard.history import History, HistoryPoint, history_path
 from swarmnode.dashboard.start import Dashboard
+from swarmnode.errors import UsageError
+from swarmnode.identity import Identity
 from swarmnode.ids import PeerId, seeded
+from swarmnode.local.node_page import NodePage
+from swarmnode.machine.receipt_store import Receipts
 from swarmnode.machine.run_archive import Archive
 from swarmnode.manifest import Manifest
 from swarmnode.membership.receipt import WorkDone, sign_receipt
+from swarmnode.metrics.events import EventLog
+from swarmnode.node.limits import NOT_ASKED, AskedPause, Limits, SensorReading, change, decide, show
 from swarmnode.recovery.archive import ArchiveEntry, Score, Scores, StageProvenance
+from swarmnode.wire.record_pb2 import NODE_STATE_TRAINING
+from swarmnode.wire.report_pb2 import LimitsReply, PeerStatus, StatusReply
 
 SIZES = {"wide": (1920, 1200), "desktop": (1360, 900), "tablet": (820, 1180), "phone": (390, 844)}
 MOODS = {"empty": 3, "three": 3, "crowd": 300, "stopped": 3, "killed": 18}
 """The nodes of each mood's swarm."""
+OWN = "ui"
+TOKEN = "6f" * 16
 
 HOURS = 60
 SAMPLES_AN_HOUR = 60_000
@@ -131,6 +145,103 @@ async def page_of(mood: str) -> AsyncIterator[tuple[str, str]]:
             yield board.url, f"node/{fleet.nodes[0].identity.peer_id}" if fleet.nodes else ""
 
 
+class OwnNode:
+    """The daemon of a volunteer's machine, as the control API asks it: made-up work, real limits."""
+
+    def __init__(self, home: Path) -> None:
+        self.home, self.clock = home, SystemClock()
+        self.limits, self.asked = change(Limits(), {"hours": "mon-fri 22-07,sat-sun", "quota": "50GB/day"}), NOT_ASKED
+        self.told: list[str] = []
+        self.asked_times = 0
+        self.identity, self.friends = Identity.of_seed(b"o" * 32), [Identity.of_seed(bytes([n]) * 32) for n in range(5)]
+
+    async def write_past(self) -> None:
+        """Receipts of four weeks, and a log."""
+        rng, now, receipts = seeded(2, "screenshots"), int(self.clock.unix_s()), Receipts(self.home)
+        for ago in range(27, -1, -1):
+            for friend in self.friends[: rng.randrange(1, 5)]:
+                until = now - 86_400 * ago - rng.randrange(9000)
+                done = WorkDone(900, rng.randrange(2000, 9000))
+                receipt = sign_receipt(friend, RUN, self.identity.peer_id, done, until - 9000, until)
+                await receipts.keep(receipt)
+        log = EventLog(self.home / "events.jsonl", clock=self.clock, run=RUN, node=self.identity.peer_id)
+        for event, fields in (
+            ("node.ready", {"serves": 1}),
+            ("recovery.done", {"method": "replica", "seconds": 4.2, "nbytes": 81_000_000}),
+            ("node.paused", {"reason": "steam runs", "held": 3}),
+            ("node.resumed", {"reason": "within its limits"}),
+            ("stage.moved", {"target": 2}),
+        ):
+            log.write(event, fields=fields)
+        log.close()
+
+    def status(self) -> StatusReply:
+        self.asked_times += 1
+        reply = StatusReply(
+            run_id=RUN,
+            run_name="meadow-110m",
+            peer_id=self.identity.peer_id,
+            version=__version__,
+            stages=4,
+            stage=2,
+            state=NODE_STATE_TRAINING,
+            round=412,
+            uptime_s=9200.0,
+            loss_train=3.412,
+            tokens_given=9_400_000 + 2600 * self.asked_times,
+            tokens_total=380_000_000 + 9100 * self.asked_times,
+            peers=[PeerStatus(peer_id=f"p{s}", stage=s, state=NODE_STATE_TRAINING) for s in (0, 1, 3)],
+            page="http://192.0.2.7:7070/",
+        )
+        reply.limits.CopyFrom(self.limit({}))
+        return reply
+
+    def limit(self, changed: dict[str, str]) -> LimitsReply:
+        try:
+            self.limits = change(self.limits, changed)
+        except ValueError as error:
+            raise UsageError(str(error)) from None
+        reading = SensorReading(self.clock.unix_s(), 0, used_nbytes=7_300_000_000, asked=self.asked)
+        verdict = decide(dataclasses.replace(self.limits, hours=()), reading)
+        until = 0.0 if verdict.until_unix_s is None else verdict.until_unix_s - self.clock.unix_s()
+        return LimitsReply(
+            limits=show(self.limits),
+            running=verdict.running,
+            reason=verdict.reason,
+            until_s=until,
+            quota_used_nbytes=reading.used_nbytes,
+        )
+
+    def pause(self, for_s: float, reason: str) -> LimitsReply:
+        self.asked = AskedPause(self.clock.unix_s() + for_s if for_s else math.inf, reason)
+        return self.limit({})
+
+    def resume(self) -> LimitsReply:
+        self.asked = NOT_ASKED
+        return self.limit({})
+
+    def finish(self, reason: str) -> None:
+        self.told.append(f"finish: {reason}")
+
+
+@contextlib.asynccontextmanager
+async def own_page() -> AsyncIterator[tuple[str, OwnNode]]:
+    """(address of the page of a made-up node on this machine, that node) while the context is open."""
+    with tempfile.TemporaryDirectory() as folder:
+        node = OwnNode(Path(folder))
+        await node.write_past()
+        control, page = (
+            ControlServer(node.home, node),
+            NodePage(node.home, TOKEN, Path("~/.config/swarmnode/config.toml")),
+        )
+        await control.start()
+        try:
+            yield f"{await page.start('127.0.0.1', 0)}#{TOKEN}", node
+        finally:
+            await page.close()
+            await control.stop()
+
+
 def shoot(url: str, node: str, mood: str, folder: Path, kind: str) -> list[str]:
     """Take the pictures of a page; returns what its console said."""
     said: list[str] = []
@@ -144,11 +255,11 @@ def shoot(url: str, node: str, mood: str, folder: Path, kind: str) -> list[str]:
             page.on("console", lambda message: said.append(message.text))
             page.on("pageerror", lambda error: said.append(str(error)))
             page.goto(url)
-            for _ in range(300):
+            for _ in range(300 if mood != OWN else 0):
                 if page.evaluate("performance.getEntriesByName('swarmnode-update').length") >= 4:
                     break
                 page.wait_for_timeout(100)
-            page.wait_for_timeout(600)
+            page.wait_for_timeout(5000 if mood == OWN else 600)
             whole = kind == "png" and size != "wide"
             page.screenshot(path=folder / f"{mood}-{size}.{kind}", full_page=whole, **how)
             if mood == "killed" and size in ("desktop", "phone"):
@@ -162,13 +273,19 @@ def shoot(url: str, node: str, mood: str, folder: Path, kind: str) -> list[str]:
 
 async def main(folder: Path, kind: str, moods: list[str]) -> None:
     await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True)
+    if OWN in moods:
+        async with own_page() as (url, _):
+            print(OWN, *await asyncio.to_thread(shoot, url, "", OWN, folder, kind))
     for mood in moods:
+        if mood == OWN:
+            continue
         async with page_of(mood) as (url, node):
             said = await asyncio.to_thread(shoot, url, node, mood, folder, kind)
         print(mood, *said)
 
 
 if __name__ == "__main__":
-    words = [word for word in sys.argv[1:] if word not in MOODS]
-    moods = [mood for mood in MOODS if mood in sys.argv] or list(MOODS)
+    known = (OWN, *MOODS)
+    words = [word for word in sys.argv[1:] if word not in known]
+    moods = [mood for mood in known if mood in sys.argv] or list(known)
     asyncio.run(main(Path(words[0] if words else "docs/screenshots"), "png" if "png" in words[1:] else "jpg", moods))

@@ -19,7 +19,7 @@ from swarmnode.cli.option.param import DURATION, home_option
 from swarmnode.cli.output.console import paper
 from swarmnode.errors import NoDaemon, NotPermitted, Unavailable, UsageError
 from swarmnode.metrics.event import LEVELS
-from swarmnode.metrics.events import digits
+from swarmnode.metrics.events import digits, tail
 from swarmnode.untrusted_text import printable
 
 METRICS_TIMEOUT_S = 5.0
@@ -91,7 +91,6 @@ def top(every_s: float, times: int | None, home: Path) -> None:
 
 
 POLL_S = 0.2
-TAIL_BYTES = 1 << 20
 
 
 @click.command(short_help="print the node's events")
@@ -108,7 +107,7 @@ def logs(follow: bool, lines: int, level: str, as_json: bool, home: Path) -> Non
     if not path.is_file():
         raise NoDaemon(f"no node has run in {path.parent}: give its folder with --home")
     worse = LEVELS[LEVELS.index(level) :]
-    shown = [text for text in _last(path) if (row := _parse(text)) is not None and row.get("level") in worse]
+    shown = [text for text in tail(path) if (row := _parse(text)) is not None and row.get("level") in worse]
     for text in shown[len(shown) - min(lines, len(shown)) :]:
         _show(text, as_json)
     if follow:
@@ -116,13 +115,6 @@ def logs(follow: bool, lines: int, level: str, as_json: bool, home: Path) -> Non
             row = _parse(text)
             if row is not None and row.get("level") in worse:
                 _show(text, as_json)
-
-
-def _last(path: Path) -> list[str]:
-    with path.open("rb") as file:
-        size = file.seek(0, os.SEEK_END)
-        file.seek(max(0, size - TAIL_BYTES))
-        return file.read().decode(errors="replace").splitlines()
 
 
 def _coming(path: Path) -> Iterator[str]:
@@ -183,16 +175,11 @@ def receipts(as_json: bool, home: Path) -> None:
 
     A client signs what was done for it; anybody can check that with its peer id alone.
     """
-    from swarmnode.errors import RemoteFault
-    from swarmnode.ids import PeerId, RunId
-    from swarmnode.machine.receipt_store import read
-    from swarmnode.membership.receipt import check_receipt
+    from swarmnode.machine.receipt_store import checked
 
     total = 0
-    for receipt in read(home):
-        try:
-            check_receipt(receipt, RunId(receipt.run_id), PeerId(receipt.server))
-        except RemoteFault as fault:
+    for receipt, fault in checked(home):
+        if fault:
             click.echo(f"left out: {fault}", err=True)
             continue
         total += receipt.samples

@@ -37,6 +37,7 @@ VERBS: Mapping[str, str] = {
     "status": "status of the node on this machine",
     "drain": "tell the node on this machine that the machine will be taken away",
     "top": "status of the node on this machine, live",
+    "ui": "a page for the node on this machine: pause, hours, limits, history",
     "pause": "pause the node until `resume`",
     "resume": "end a pause",
     "snooze": "pause the node for a time",
@@ -59,7 +60,7 @@ VERBS: Mapping[str, str] = {
 ELSEWHERE = ("simulate", "bench")
 """Verbs of VERBS that come by entry points (swarmnode/plugin.py); `bench` has a short form here."""
 TOGETHER: Mapping[str, str] = {
-    **dict.fromkeys(("drain", "pause", "resume", "snooze", "finish", "leave", "limit"), "tell"),
+    **dict.fromkeys(("ui", "drain", "pause", "resume", "snooze", "finish", "leave", "limit"), "tell"),
     **dict.fromkeys(("status", "top", "logs", "receipts", "identity", "update"), "look"),
     **dict.fromkeys(("amend", "access"), "owner"),
     **dict.fromkeys(("coordinator", "archive"), "bootstrap"),

@@ -1,14 +1,16 @@
-"""The verbs that tell the node on this machine something: pause, resume, snooze, limit, finish, leave, drain."""
+"""The verbs that tell the node on this machine something: ui, pause, resume, snooze, limit, finish, leave, drain."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
 
 import click
 
-from swarmnode.cli.option.param import DURATION, home_option, limit_options, taken_limits
+from swarmnode.cli.option.config_file import config_path
+from swarmnode.cli.option.param import DURATION, PORT, home_option, limit_options, taken_limits
 from swarmnode.errors import EXIT_PREEMPTED_INCOMPLETE
 from swarmnode.node.notice import GRACE_S
 
@@ -22,6 +24,33 @@ def _ask_limits(home: Path, verb: str, **arguments: Any) -> dict[str, Any]:
     until = f"; until {local_time(reply['until_s'])}" if reply["until_s"] else ""
     click.echo(f"{'runs' if reply['running'] else 'paused'}: {reply['reason']}{until}", err=True)
     return reply
+
+
+@click.command(short_help="a page for the node on this machine: pause, hours, limits, history")
+@home_option
+@click.option("--port", type=PORT, default=0, show_default="any", help="Where the page listens, on this machine only.")
+def ui(home: Path, port: int) -> None:
+    """Show a page for the node in --home, running or not, until Ctrl-C: what it does and gave, its receipts, and
+    buttons for pause, snooze, limits and finish.
+
+    The page's address, printed on stdout, holds a token. Whoever has it may use the buttons as long as this runs.
+    """
+    asyncio.run(_serve(home, port))
+
+
+async def _serve(home: Path, port: int) -> None:
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+    from swarmnode.local.node_page import NodePage
+
+    token = AESGCM.generate_key(128).hex()
+    page = NodePage(home, token, config_path())
+    click.echo(f"{await page.start('127.0.0.1', port)}#{token}")
+    click.echo("open this address in a browser; Ctrl-C ends the page, not the node", err=True)
+    try:
+        await asyncio.Event().wait()
+    finally:
+        await page.close()
 
 
 @click.command(short_help="pause the node until `resume`")

@@ -1,8 +1,8 @@
-"""The web server: one page, its assets, a read-only JSON API described by openapi.json, and a stream of changes.
+"""The servers of pages. A run's: its page, a read-only JSON API described by openapi.json, and a stream of changes.
 
-No request changes anything: clients that can reach the port can only read. By default the server answers only requests
-that name this machine as their host, so that a web page elsewhere cannot read it through a visitor's browser. `public`
-answers all requests and leaves out the nodes' addresses.
+No request to a run's page changes anything: clients that can reach the port can only read. By default a server answers
+only requests that name this machine as their host, so that a web page elsewhere cannot read it through a visitor's
+browser. `public` answers all requests and leaves out the nodes' addresses.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ DOWNLOADS_PER_ADDRESS_MAX = 4
 WRITE_TIMEOUT_S = 20.0  # a page that reads nothing for this long is disconnected
 ENTRIES_MAX = 500
 POINTS_MAX = 4000
+REQUEST_BYTES_MAX = 4096  # of a body: all limits, as texts
 PACKED_FROM = 2048  # bytes; below that gzip saves no packet
 LOCAL_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
 
@@ -75,16 +76,13 @@ def load_assets() -> dict[str, Asset]:
     return assets
 
 
-class DashboardServer:
-    """Serves `live`. `run` is the result of view.run, `signed` the run's manifest."""
+class PageServer:
+    """One page of static/ with its assets. Requests must name this machine as their host, unless it is `public`."""
 
-    def __init__(self, live: Heartbeat, run: view.Json, signed: record_pb2.SignedManifest, *, public: bool) -> None:
-        self._live = live
-        self._run = run
-        self._signed = signed
+    def __init__(self, page: str, *, public: bool) -> None:
+        self._start_page = page
         self._public = public
         self._assets = load_assets()
-        self._downloads: Counter[str] = Counter()
         self._server = HttpServer(self.app())
 
     async def start(self, host: str, port: int) -> str:
@@ -94,18 +92,68 @@ class DashboardServer:
         return f"http://{shown}:{bound}/"
 
     async def close(self) -> None:
-        """End every stream, then the server."""
-        self._live.close()
+        """End the server."""
         await self._server.close()
 
     def app(self) -> web.Application:
+        """The routes of the page and its assets."""
+        app = web.Application(middlewares=[self._guard], client_max_size=REQUEST_BYTES_MAX)
+        app.router.add_get("/", self._page)
+        app.router.add_get("/static/{name}", self._asset)
+        return app
+
+    @web.middleware
+    async def _guard(
+        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        if not self._public and _host(request.host) not in LOCAL_HOSTS:
+            raise web.HTTPForbidden(text="this page is for this machine; a coordinator with --public shares its own\n")
+        response = await handler(request)
+        if not response.prepared:
+            response.headers.update(HEADERS)
+        return response
+
+    async def _page(self, request: web.Request) -> web.Response:
+        return self._send(request, self._assets[self._start_page])
+
+    async def _asset(self, request: web.Request) -> web.Response:
+        asset = self._assets.get(request.match_info["name"])
+        if asset is None:
+            raise web.HTTPNotFound(text="no such file\n")
+        return self._send(request, asset)
+
+    def _send(self, request: web.Request, asset: Asset) -> web.Response:
+        headers = {"ETag": asset.tag, "Cache-Control": "no-cache", "Vary": "Accept-Encoding"}
+        if request.headers.get("If-None-Match") == asset.tag:
+            return web.Response(status=304, headers=headers)
+        packed = "gzip" in request.headers.get("Accept-Encoding", "")
+        if packed:
+            headers["Content-Encoding"] = "gzip"
+        body = asset.packed if packed else asset.body
+        return web.Response(body=body, content_type=asset.kind, charset="utf-8", headers=headers)
+
+
+class DashboardServer(PageServer):
+    """Serves `live`. `run` is the result of view.run, `signed` the run's manifest. No request changes anything."""
+
+    def __init__(self, live: Heartbeat, run: view.Json, signed: record_pb2.SignedManifest, *, public: bool) -> None:
+        self._live = live
+        self._run = run
+        self._signed = signed
+        self._downloads: Counter[str] = Counter()
+        super().__init__("index.html", public=public)
+
+    async def close(self) -> None:
+        """End every stream, then the server."""
+        self._live.close()
+        await super().close()
+
+    def app(self) -> web.Application:
         """The routes, all of them GET (and HEAD)."""
-        app = web.Application(middlewares=[self._guard], client_max_size=1024)
+        app = super().app()
         app.on_shutdown.append(self._end_streams)
         get = app.router.add_get
-        get("/", self._page)
         get("/node/{peer}", self._page)
-        get("/static/{name}", self._asset)
         get("/healthz", self._healthz)
         get("/api/v1/openapi.json", self._openapi)
         get("/api/v1/run", self._json(lambda request: self._run))
@@ -128,44 +176,14 @@ class DashboardServer:
         get("/api/v1/stream", self._stream)
         return app
 
-    @web.middleware
-    async def _guard(
-        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
-    ) -> web.StreamResponse:
-        if not self._public and _host(request.host) not in LOCAL_HOSTS:
-            raise web.HTTPForbidden(text="this dashboard is for this machine; start it with --public to share it\n")
-        response = await handler(request)
-        if not response.prepared:
-            response.headers.update(HEADERS)
-        return response
-
     async def _end_streams(self, app: web.Application) -> None:
         self._live.close()
 
     async def _healthz(self, request: web.Request) -> web.Response:
         return web.Response(text="ok\n")
 
-    async def _page(self, request: web.Request) -> web.Response:
-        return self._send(request, self._assets["index.html"])
-
     async def _openapi(self, request: web.Request) -> web.Response:
         return self._send(request, self._assets["openapi.json"])
-
-    async def _asset(self, request: web.Request) -> web.Response:
-        asset = self._assets.get(request.match_info["name"])
-        if asset is None:
-            raise web.HTTPNotFound(text="no such file\n")
-        return self._send(request, asset)
-
-    def _send(self, request: web.Request, asset: Asset) -> web.Response:
-        headers = {"ETag": asset.tag, "Cache-Control": "no-cache", "Vary": "Accept-Encoding"}
-        if request.headers.get("If-None-Match") == asset.tag:
-            return web.Response(status=304, headers=headers)
-        packed = "gzip" in request.headers.get("Accept-Encoding", "")
-        if packed:
-            headers["Content-Encoding"] = "gzip"
-        body = asset.packed if packed else asset.body
-        return web.Response(body=body, content_type=asset.kind, charset="utf-8", headers=headers)
 
     def _json(self, make: Callable[[web.Request], view.Json]) -> Callable[[web.Request], Awaitable[web.Response]]:
         """A handler that answers with `make`'s result. Requests without a query share one result a heartbeat."""

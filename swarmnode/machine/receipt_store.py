@@ -10,9 +10,9 @@ from pathlib import Path
 from google.protobuf.message import DecodeError
 
 from swarmnode.atomic_file import atomic_write
-from swarmnode.errors import LocalFault
-from swarmnode.ids import RunId
-from swarmnode.membership.receipt import RECEIPT_BYTES_MAX
+from swarmnode.errors import LocalFault, RemoteFault
+from swarmnode.ids import PeerId, RunId
+from swarmnode.membership.receipt import RECEIPT_BYTES_MAX, check_receipt
 from swarmnode.wire import call_pb2 as wire
 
 FILE_NAME = "receipts.bin"
@@ -74,6 +74,17 @@ def read(home: Path) -> Iterator[wire.Receipt]:
         except DecodeError:
             raise LocalFault(f"{path} is damaged: move it away") from None
         at += nbytes
+
+
+def checked(home: Path) -> Iterator[tuple[wire.Receipt, str]]:
+    """All receipts of `home`, oldest first, each verified again: with its fault, or "". Raises LocalFault as `read`."""
+    for receipt in read(home):
+        try:
+            check_receipt(receipt, RunId(receipt.run_id), PeerId(receipt.server))
+        except RemoteFault as fault:
+            yield receipt, str(fault)
+        else:
+            yield receipt, ""
 
 
 def _raw(receipt: wire.Receipt) -> bytes:

@@ -25,6 +25,8 @@ rate."""
 TEXT_CHARS_MAX = 512
 """Characters of one value, for example a peer's error text."""
 
+TAIL_BYTES = 1 << 20  # some thousand lines
+
 REOPEN_EVERY = 64
 """After a failed open, the log is opened again after so many events. Guess."""
 
@@ -72,6 +74,16 @@ def timestamp(unix_s: float) -> str:
     """ISO 8601 in UTC with milliseconds: 2026-02-03T04:05:06.789Z."""
     moment = datetime.datetime.fromtimestamp(unix_s, datetime.UTC)
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def tail(path: Path) -> list[str]:
+    """The last lines of a log; none where there is no log."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
+            return file.read().decode(errors="replace").splitlines()
+    except FileNotFoundError:
+        return []
 
 
 class EventLog:

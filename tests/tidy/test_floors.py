@@ -26,6 +26,7 @@ HOMES = {
         "swarmnode.cloud",
         "swarmnode.control",
         "swarmnode.dashboard",
+        "swarmnode.local.node_page",
         "swarmnode.metrics.exporter",
         "swarmnode.metrics.http_server",
         "swarmnode.transport.web",
@@ -55,7 +56,7 @@ PROTECTED = {
     "swarmnode.transport": ("swarmnode.cli", "swarmnode.bench", "benchmarks", "swarmnode.daemon", "swarmsim.directory"),
     "swarmnode.node.node": ("swarmnode.daemon", "swarmsim"),
     "swarmnode.metrics.exporter": ("swarmnode.daemon",),
-    "swarmnode.control": ("swarmnode.cli", "swarmnode.daemon", "swarmnode.local"),
+    "swarmnode.control": ("swarmnode.cli", "swarmnode.daemon", "swarmnode.local", "benchmarks"),
 }
 
 # Network and processes, which no simulated node may reach.

@@ -1,0 +1,128 @@
+"""The page of `swarmnode ui`: the node on this machine, for the person who runs it.
+
+It listens on this machine only, and answers only requests for this machine as host. What it tells and does needs the
+token, in a header that another site's page cannot send: no cookie, so nothing to forge a request with. The token is in
+the address behind #, which browsers send nowhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+from google.protobuf.json_format import MessageToDict
+
+from swarmnode.control import client
+from swarmnode.control.service import arguments_of
+from swarmnode.daemon.ready_file import page_here
+from swarmnode.dashboard.server import PageServer
+from swarmnode.dashboard.timeline import sentence
+from swarmnode.errors import NoDaemon, SwarmnodeError, UsageError
+from swarmnode.ids import PeerId, short
+from swarmnode.local.swarm_view import NodeWatch, empty_stages, headline, paused_text
+from swarmnode.machine.receipt_store import checked
+from swarmnode.metrics.events import tail
+from swarmnode.node.limits import LIMIT_KINDS
+from swarmnode.untrusted_text import printable
+
+VERBS = ("pause", "resume", "limit", "finish", "leave")
+ENTRIES_MAX = 60
+RECEIPTS_MAX = 100
+OWN_WORDS = {"node.paused": "pauses", "node.resumed": "works again", "limits.changed": "has new limits"}
+
+
+class NodePage(PageServer):
+    """Serves the page of the node in `home`, which need not run. `config` is the path of its user's config file."""
+
+    def __init__(self, home: Path, token: str, config: Path) -> None:
+        super().__init__("ui.html", public=False)
+        self._home = home
+        self._token = token
+        self._config = config
+        self._watch = NodeWatch()
+
+    def app(self) -> web.Application:
+        """The routes; each POST needs the token."""
+        app = super().app()
+        app.router.add_post("/v1/{verb}", self._answer)
+        return app
+
+    async def _answer(self, request: web.Request) -> web.Response:
+        given, wanted = request.headers.get("Authorization", ""), f"Bearer {self._token}"
+        if not hmac.compare_digest(given.encode(), wanted.encode()):
+            return web.json_response({"error": "open the address that `swarmnode ui` printed"}, status=401)
+        verb = request.match_info["verb"]
+        try:
+            if verb == "status":
+                answer = await self._status()
+            elif verb == "record":
+                answer = await asyncio.to_thread(record, self._home)
+            elif verb in VERBS:
+                arguments = arguments_of(verb, await request.read())
+                answer = await asyncio.to_thread(client.ask, self._home, verb, **arguments)
+            else:
+                raise UsageError("no such verb")
+        except SwarmnodeError as error:
+            status = 404 if isinstance(error, NoDaemon) else 400 if isinstance(error, UsageError) else 503
+            return web.json_response({"error": str(error)}, status=status)
+        return web.json_response(answer, headers={"Cache-Control": "no-store"})
+
+    async def _status(self) -> dict[str, Any]:
+        """The daemon's status as JSON, with what `top` says of it in words, and speeds over the last minute."""
+        reply = await asyncio.to_thread(client.status, self._home)
+        if self._watch.looks and self._watch.now.peer_id + self._watch.now.run_id != reply.peer_id + reply.run_id:
+            self._watch = NodeWatch()
+        self._watch.add(asyncio.get_running_loop().time(), reply)
+        page, measured = page_here(reply.run_id) or reply.page, len(self._watch.looks) > 1
+        kinds = [{"name": name, "example": kind.example, "help": kind.help} for name, kind in LIMIT_KINDS.items()]
+        return {
+            **MessageToDict(reply, preserving_proto_field_name=True, always_print_fields_with_no_presence=True),
+            "headline": "a meeting point of the run" if reply.trains_nothing else headline(reply),
+            "paused": "" if reply.limits.running or not reply.limits.reason else paused_text(reply),
+            "empty": empty_stages(reply),
+            "speed": {
+                field: self._watch.growth(field) if measured else None for field in ("tokens_total", "tokens_given")
+            },
+            "page": f"{page}node/{short(PeerId(reply.peer_id))}" if page else "",
+            "kinds": kinds,
+            "home": str(self._home),
+            "config": str(self._config),
+        }
+
+
+def record(home: Path) -> dict[str, Any]:
+    """The receipts of `home`, newest first, samples by day of their end, and what its log says. Raises LocalFault."""
+    receipts = [receipt for receipt, fault in checked(home) if not fault]
+    days = Counter[int]()
+    for one in receipts:
+        days[one.until_unix_s // 86_400] += one.samples
+    newest = sorted(receipts, key=lambda one: -one.until_unix_s)[:RECEIPTS_MAX]
+    rows = [{"client": r.client, "run": r.run_id, "samples": r.samples, "until": r.until_unix_s} for r in newest]
+    return {
+        "receipts": rows,
+        "clients": len({one.client for one in receipts}),
+        "samples": sum(days.values()),
+        "days": sorted(days.items()),
+        "entries": list(filter(None, map(_entry, reversed(tail(home / "events.jsonl")))))[:ENTRIES_MAX],
+    }
+
+
+def _entry(line: str) -> dict[str, str] | None:
+    """A line of the log as the page shows it; None for one that it does not show."""
+    try:
+        row = json.loads(line)
+        event, level, fields = str(row["event"]), str(row["level"]), row.get("fields") or {}
+        texts = {key: value if isinstance(value, str) else json.dumps(value) for key, value in fields.items()}
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return None
+    if event in OWN_WORDS:
+        said = texts.get("reason") or texts.get("changed") or ""
+        kind, text = "move", OWN_WORDS[event] + (f": {said}" if said else "")
+    else:
+        kind, text = sentence(event, level, texts) or ("", "")
+    return {"ts": str(row.get("ts", "")), "kind": kind, "level": level, "text": printable(text)} if text else None
