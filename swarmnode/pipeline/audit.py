@@ -27,6 +27,9 @@ WITHHELD_MAX = 6  # guess: far answers of a replica that never gives weights nea
 UNSHOWN_MAX = 32  # guess: refused openings in a row; an honest replica keeps its last answers for a while
 PEERS_MAX = 4096  # guess: replicas remembered; the least recently checked are forgotten first
 BUDGET_FIRST = 8.0  # guess: recomputed hops beyond the manifest's share of answers, to examine newcomers
+# Recomputed hops beyond as many again, to examine doubted replicas. Measured: a caller excludes one that steers after
+# some twenty; so many right ones end a doubt.
+DOUBT_FIRST = float(DOUBTED_RIGHT)
 
 ALIKE = 0.5  # guess: cosine from which two answers count as equal
 OPPOSITE = -0.4  # measured: an honest answer to a later one falls to -.1, 64 steps apart on a text known by heart
@@ -260,6 +263,7 @@ class _Record:
     wrong: set[bytes] = field(default_factory=set)  # microbatches, LIES at most
     explained_s: float = -math.inf  # one change of weights may explain false answers that came until then
     withheld: set[bytes] = field(default_factory=set)  # microbatches, WITHHELD_MAX at most
+    weighed_s: float = -math.inf  # when its weights were last fetched
     residual: RunningResidual = field(default_factory=RunningResidual)
 
 
@@ -271,6 +275,7 @@ class Audits:
         self._share = share
         self._records: dict[PeerId, _Record] = {}
         self._budget = BUDGET_FIRST
+        self._doubt_budget = DOUBT_FIRST
         self._shortfalls: dict[int, Shortfall] = {}
         self._coherences: dict[int, Coherence] = {}
 
@@ -307,22 +312,48 @@ class Audits:
 
     def chosen(self, peer: PeerId, draw: float) -> bool:
         """Whether to check an answer of `peer` that just arrived; `draw` is a random number in [0, 1)."""
-        if self._budget < BUDGET_FIRST:
-            self._budget += self._share
-        return draw < self.share(peer) and (self._budget >= 1.0 or self._doubted(peer))
-
-    def spent(self) -> None:
-        """Charge one recomputed hop to the budget. Checks of doubted replicas are made without."""
-        self._budget = max(0.0, self._budget - 1.0)
-
-    def _doubted(self, peer: PeerId) -> bool:
-        known, tests = self._records.get(peer, _Record()), (*self._shortfalls.values(), *self._coherences.values())
-        return known.doubted or known.residual.coherent or any(one.against(peer) > SUSPECT for one in tests)
+        self._budget = max(self._budget, min(self._budget + self._share, BUDGET_FIRST))
+        self._doubt_budget = max(self._doubt_budget, min(self._doubt_budget + self._share, DOUBT_FIRST))
+        return draw < self.share(peer)
 
     def share(self, peer: PeerId) -> float:
-        """The share of `peer`'s answers to check now: all of a newcomer's until one was right, and of a doubted one."""
+        """The share of `peer`'s answers to check now: all of a newcomer's until one was right, and of a doubted one.
+
+        The doubted have a budget of their own, as large as the others' in the long run, of which half is for what we
+        saw ourselves. So an honest swarm recomputes twice the manifest's share at most, whoever doubts whom.
+        """
         known = self._records.get(peer, _Record())
-        return 1.0 if self._share > 0.0 and (known.right == 0 or self._doubted(peer)) else self._share
+        seen = self._speaks(peer)
+        if self._share > 0.0 and (seen or known.doubted) and self._doubt_budget >= (1.0 if seen else DOUBT_FIRST / 2.0):
+            return 1.0
+        if self._budget < 1.0:
+            return 0.0
+        return self._share if known.right else math.ceil(self._share)
+
+    def spent(self, about: PeerId) -> None:
+        """Charge one recomputed hop of a check of `about`."""
+        if self.doubted(about) and self._doubt_budget > 0.0:
+            self._doubt_budget = max(0.0, self._doubt_budget - 1.0)
+        else:
+            self._budget = max(0.0, self._budget - 1.0)
+
+    def doubted(self, peer: PeerId) -> bool:
+        """Whether `peer` is examined: checks speak against it, or others say that it lies."""
+        return self._speaks(peer) or self._records.get(peer, _Record()).doubted
+
+    def _speaks(self, peer: PeerId) -> bool:
+        known, tests = self._records.get(peer, _Record()), (*self._shortfalls.values(), *self._coherences.values())
+        shown = known.residual.coherent or (known.doubted and bool(known.wrong or known.withheld))
+        return shown or any(one.against(peer) > SUSPECT for one in tests)
+
+    def weighs(self, peers: Sequence[PeerId], now_s: float) -> bool:
+        """Whether to fetch the weights of `peers`, all of them: donors have none much newer than those fetched last."""
+        known = [self._of(peer) for peer in peers]
+        if any(now_s < one.weighed_s + SNAPSHOT_AGE_S / 3.0 for one in known):
+            return False
+        for one in known:
+            one.weighed_s = now_s
+        return True
 
     def in_row(self, peer: PeerId) -> int:
         """Right answers of `peer` in a row, since the last contradicted or withheld one."""

@@ -145,10 +145,8 @@ class Auditor:
     # ---- checks
 
     def observe_answer(self, claim: HopClaim) -> None:
-        """Consider an answer for an audit. If checks speak against its server, other callers hear of it."""
+        """Consider an answer for an audit."""
         self._works(claim.server)
-        if self.audits.suspected(claim.server, claim.statement.stage):
-            self._warn(claim)
         self.audits.coherence(claim.statement.stage).observe(claim.server, claim.coherence)
         came = replace(claim, came_s=asyncio.get_running_loop().time())
         self.perhaps(claim.server, lambda: self._check(came))
@@ -196,12 +194,13 @@ class Auditor:
         """Check one hop; return the next one if it should be checked too. Raises Unavailable or RemoteFault if the
         check cannot be made."""
         last = claim.statement.stage == self.manifest.pipeline.stages - 1
-        shown = None if last else await self._opened(claim)
-        if not last and shown is None:
+        others = self.others(claim.statement.stage, claim.server, PeerId(claim.statement.client))
+        shown = None if last or not others else await self._opened(claim)
+        if not last and others and shown is None:
             return None
         voters, failures = [(claim.server, claim.answer(None if shown is None else shown.sent))], list[str]()
         close = False
-        for peer in self.others(claim.statement.stage, claim.server, PeerId(claim.statement.client)):
+        for peer in others:
             try:
                 voters.append((peer, await self._recomputed(peer, claim, shown)))
             except (Unavailable, RemoteFault) as error:
@@ -247,9 +246,12 @@ class Auditor:
         split = 2 * sum(not case.vote.close for case in cases) > len(cases) > 2
         doubted = [i for i, case in enumerate(cases) if case.suspected or not (split or case.vote.close)]
         # Of two each may be the one that lies: both are weighed.
-        two = len(cases) == 2 and bool(doubted)
-        for index in range(2) if two else doubted:
-            if two or cases[index].vote.cosine >= OPPOSITE:
+        two, now_s = len(cases) == 2 and bool(doubted), asyncio.get_running_loop().time()
+        for group in [(0, 1)] if two else [(index,) for index in doubted if cases[index].vote.cosine >= OPPOSITE]:
+            if not self.audits.weighs([voters[index][0] for index in group], now_s):
+                doubted = [index for index in doubted if index not in group]
+                continue
+            for index in group:
                 cases[index] = await self._weighed(claim, shown, voters[index], cases[index])
         rivals = {index: cases[1 - index] if two else None for index in doubted}
         false = {index for index, other in rivals.items() if is_false(cases[index], other)}
@@ -271,7 +273,7 @@ class Auditor:
                 self.audits.clear(peer, claim.statement.stage, None if false else case.vote.distance)
         if outcome == "right":
             return self._right(claim, shown, str(cases[0].vote))
-        self._tell(claim, outcome, "; ".join(reasons) or "most contradict each other")
+        self._tell(claim, outcome, "; ".join(reasons) or ("most contradict each other" if split else "unusual"))
         if 0 in false:
             self._warn(claim)
         return None
@@ -304,6 +306,7 @@ class Auditor:
         stated = claim if answered.statement is None else replace(claim, statement=answered.statement)
         try:
             own = await self._weigh(peer, stated, shown)
+            self.audits.spent(peer)
         except StepsContradicted:
             return replace(case, own=AnswerSimilarity(-1.0))
         except (Unavailable, RemoteFault):
@@ -396,7 +399,7 @@ class Auditor:
     def _right(self, claim: HopClaim, shown: HopEvidence | None, reason: str) -> HopClaim | None:
         """Record a confirmed answer; return the next hop if it should be checked too."""
         self.record_right(claim.server, claim.statement.stage, reason)
-        if shown is None or self._rng.random() >= DEEPER_SHARE:
+        if shown is None or self.audits.doubted(claim.server) or self._rng.random() >= DEEPER_SHARE:
             return None
         return HopClaim(shown.next, claim.samples, shown.sent, claim.tokens, shown.got, claim.came_s)
 
@@ -473,7 +476,8 @@ class Auditor:
         request.microbatch_id, request.position = claim.statement.microbatch_id, claim.statement.position
         tensors = (claim.x, claim.tokens) if shown is None else (claim.x, claim.tokens, shown.got)
         most = 2 * max(claim.x.nbytes, claim.gradient.nbytes) + REPLY_SLACK_BYTES
-        answer = await self.ask(peer, Call(wire.Request(recompute=request), tensors), timeout_s=TIMEOUT_S, most=most)
+        call = Call(wire.Request(recompute=request), tensors)
+        answer = await self.ask(peer, call, about=claim.server, timeout_s=TIMEOUT_S, most=most)
         due = 1 if shown is None else 2
         if len(answer.tensors) != due:
             raise RemoteFault(f"{len(answer.tensors)} tensors of a recomputed hop; expected {due}")
@@ -531,11 +535,12 @@ class Auditor:
         proven = self.wrong(peer, microbatch, reason, came_s)
         self.tell(peer, stage, "wrong" if proven else "undecided", reason)
 
-    async def ask(self, peer: PeerId, call: Call, *, timeout_s: float, most: int) -> Answer:
-        """Have `peer` recompute a hop, charged to our budget if it answers. Raises Unavailable, RemoteFault."""
+    async def ask(self, peer: PeerId, call: Call, *, about: PeerId, timeout_s: float, most: int) -> Answer:
+        """Have `peer` recompute a hop of a check of `about`, charged to our budget if it answers. Raises Unavailable,
+        RemoteFault."""
         call.header.run_id = self.run_id
         answer = await self.transport.call(peer, call, timeout_s=timeout_s, reply_bytes_max=most)
-        self.audits.spent()
+        self.audits.spent(about)
         self._works(peer)
         return answer
 

@@ -67,20 +67,23 @@ class InputAuditor:
 
     async def check(self, fed: FeederInput) -> None:
         """Check the text of a feeder with a stage, then what it made of it."""
-        if await self._check_text(fed, 0):
-            await self.check_activations(fed)
+        made = dict[PeerId, WireTensor]()
+        if await self._check_text(fed, 0, made):
+            await self.check_activations(fed, made)
 
-    async def _check_text(self, fed: FeederInput, place: int) -> bool:
+    async def _check_text(self, fed: FeederInput, place: int, made: dict[PeerId, WireTensor] | None = None) -> bool:
         """Compare the tokens with those of other readers of the text until two agree; whether they are right. `place`:
-        that of the feeder."""
+        that of the feeder. `made` gets the activations of the reader that agrees, if it made any."""
         auditor, readings, failures = self._auditor, list[tuple[PeerId, WireTensor]](), list[str]()
         for peer, at in auditor.other_feeders(fed.feeder):
             try:
-                tokens = await self._text_of(peer, at, fed)
+                tokens, *activations = await self._text_of(peer, at, fed)
             except (Unavailable, RemoteFault) as error:
                 failures.append(f"{short(peer)}: {error}")
                 continue
             if same_tokens(tokens, fed.tokens):
+                if made is not None and activations:
+                    made[peer] = activations[0]
                 # Of a feeder with a stage its activations are still to be checked.
                 if fed.server != fed.feeder:
                     auditor.record_right(fed.feeder, place, f"{short(peer)} reads the same")
@@ -107,25 +110,31 @@ class InputAuditor:
         self._auditor.record_false(fed.feeder, place, fed.microbatch, "its samples are not the run's text")
         return False
 
-    async def _text_of(self, peer: PeerId, place: int, fed: FeederInput) -> WireTensor:
-        """Tokens of the same samples, read by `peer` at `place`. Raises Unavailable, RemoteFault."""
+    async def _text_of(self, peer: PeerId, place: int, fed: FeederInput) -> Sequence[WireTensor]:
+        """Tokens of the same samples, read by `peer` at `place`, and at the first stage its activations. Raises
+        Unavailable, RemoteFault."""
         digest = self._auditor.boundary_digest if place == 0 else b""
         request = wire.Recompute(stage=place, samples=fed.samples, boundary_digest=digest, first_sample=fed.first)
         most = fed.x.nbytes + fed.tokens.nbytes + REPLY_SLACK_BYTES
-        answer = await self._auditor.ask(peer, Call(wire.Request(recompute=request)), timeout_s=TIMEOUT_S, most=most)
+        call = Call(wire.Request(recompute=request))
+        answer = await self._auditor.ask(peer, call, about=fed.feeder, timeout_s=TIMEOUT_S, most=most)
         if len(answer.tensors) != (2 if place == 0 else 1):
             raise RemoteFault(f"{len(answer.tensors)} tensors of samples that were read")
         tokens = answer.tensors[0]
         if tokens.shape != fed.tokens.shape or tokens.dtype not in TOKEN_DTYPES:
             raise RemoteFault(f"tokens {tokens.dtype}{list(tokens.shape)}; {list(fed.tokens.shape)} are due")
-        return tokens
+        for activations in answer.tensors[1:]:
+            check_activations(self._auditor.manifest, fed.samples, activations, "activations")
+        return answer.tensors
 
-    async def check_activations(self, fed: FeederInput) -> None:
-        """Compare the activations with those that other replicas of the first stage make of the tokens."""
+    async def check_activations(self, fed: FeederInput, made: dict[PeerId, WireTensor] | None = None) -> None:
+        """Compare the activations with those that other replicas of the first stage make of the tokens, first with
+        those that some `made` already."""
         auditor, contradicted, failures = self._auditor, list[tuple[PeerId, WireTensor]](), list[str]()
-        for peer in auditor.others(0, fed.server):
+        made = made or {}
+        for peer in dict.fromkeys([*made, *auditor.others(0, fed.server)]):
             try:
-                y = await self._activations_of(peer, fed)
+                y = made[peer] if peer in made else await self._activations_of(peer, fed)
             except (Unavailable, RemoteFault) as error:
                 failures.append(f"{short(peer)}: {error}")
                 continue
@@ -172,7 +181,8 @@ class InputAuditor:
         """Activations that `peer` makes of the same tokens. Raises Unavailable, RemoteFault."""
         request = wire.Recompute(stage=0, samples=fed.samples, boundary_digest=self._auditor.boundary_digest)
         call = Call(wire.Request(recompute=request), (fed.tokens,))
-        answer = await self._auditor.ask(peer, call, timeout_s=TIMEOUT_S, most=fed.x.nbytes + REPLY_SLACK_BYTES)
+        most = fed.x.nbytes + REPLY_SLACK_BYTES
+        answer = await self._auditor.ask(peer, call, about=fed.server, timeout_s=TIMEOUT_S, most=most)
         if len(answer.tensors) != 1:
             raise RemoteFault(f"{len(answer.tensors)} tensors of refed tokens; expected activations")
         check_activations(self._auditor.manifest, fed.samples, answer.tensors[0], "activations")

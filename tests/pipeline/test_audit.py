@@ -14,6 +14,7 @@ from swarmnode.model.inner_optimizer import FACTOR, FIRST, IncomingNorms
 from swarmnode.pipeline import statement
 from swarmnode.pipeline.audit import (
     BUDGET_FIRST,
+    DOUBT_FIRST,
     DOUBTED_RIGHT,
     FORGIVEN_RIGHT,
     LIES,
@@ -29,7 +30,7 @@ from swarmnode.pipeline.audit import (
 )
 from swarmnode.wire import call_pb2 as wire
 
-A, B = PeerId("a" * 52), PeerId("b" * 52)
+A, B, C = (PeerId(letter * 52) for letter in "abc")
 SHARE = 0.03
 
 
@@ -71,16 +72,31 @@ def test_a_replica_that_never_shows_its_weights_is_excluded() -> None:
     assert not any(audits.unshown(B) for _ in range(UNSHOWN_MAX - 1))
 
 
-def test_checks_stay_within_their_budget() -> None:
-    audits, rng, done = Audits(SHARE), random.Random(1), 0
-    for _ in range(2000):
-        if audits.chosen(A, rng.random()):
-            done += 1
-            audits.spent()
-    assert done <= BUDGET_FIRST + SHARE * 2000 + 1
+def test_checks_stay_within_their_budgets() -> None:
+    """Twice the manifest's share in the long run, whoever is doubted."""
+    audits, rng = Audits(SHARE), random.Random(1)
+
+    def checks(peer: PeerId) -> int:
+        """Checks of `peer` among 2,000 answers; none finds it right."""
+        chosen = [peer for _ in range(2000) if audits.chosen(peer, rng.random()) and audits.spent(peer) is None]
+        return len(chosen)
+
+    assert checks(A) <= BUDGET_FIRST + SHARE * 2000 + 1
     assert not Audits(0.0).chosen(A, 0.0), "no share, no checks"
+    for peer in (B, C, A):
+        audits.right(peer)
     audits.doubt(A)
-    assert sum(audits.chosen(A, rng.random()) for _ in range(2000)) > 900, "doubt needs no budget"
+    assert DOUBT_FIRST / 2.0 < checks(A) <= 2.0 * (DOUBT_FIRST + SHARE * 2000), "of what others say"
+    audits.wrong(B, b"one")
+    assert audits.share(B) == 1.0 and audits.share(A) < 1.0, "what we saw ourselves comes first"
+    assert DOUBT_FIRST / 2.0 < checks(B) <= 2.0 * (DOUBT_FIRST + SHARE * 2000)
+    assert audits.chosen(C, 0.0), "others are checked meanwhile"
+
+
+def test_weights_are_fetched_again_when_donors_may_have_newer_ones() -> None:
+    audits = Audits(SHARE)
+    assert audits.weighs([A], 0.0) and not audits.weighs([A, B], 1.0) and audits.weighs([B], 1.0)
+    assert audits.weighs([A, B], 1.0 + SNAPSHOT_AGE_S / 3.0)
 
 
 def alike(*cosines: float) -> list[AnswerSimilarity]:

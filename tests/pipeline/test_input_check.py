@@ -40,7 +40,7 @@ class Asking:
     def other_feeders(self, *but: PeerId) -> Sequence[tuple[PeerId, int]]:
         return [(OTHER, 0), (THIRD, 0)]
 
-    async def ask(self, peer: PeerId, call: Call, *, timeout_s: float, most: int) -> Answer:
+    async def ask(self, peer: PeerId, call: Call, *, about: PeerId, timeout_s: float, most: int) -> Answer:
         tensors = self._made[1:] if call.tensors else self._made
         return Answer(wire.Reply(recompute=wire.Recomputed()), tensors)
 
