@@ -33,6 +33,7 @@ _LIKE_ONE = re.compile(r"swarm(\d+)\.")
 _TEXT = re.compile(r"[A-Za-z0-9_-]*\Z")
 _HOST = re.compile(r"[A-Za-z0-9._-]{1,253}\Z")
 _FAMILIES = {4: "ip4", 6: "ip6", 1: "dns", 2: "dns4", 3: "dns6"}
+_UDP = 0x80  # added to the family's number where the address is one of UDP
 _NUMBERS = {family: number for number, family in _FAMILIES.items()}
 
 
@@ -148,11 +149,13 @@ def _pack(text: str) -> tuple[bytes, bytes]:
     """(public key, packed address) of a multiaddr that ends in /p2p/PEER_ID. Raises UsageError."""
     address, _, peer = text.partition("/p2p/")
     parts = address.split("/")
-    if len(parts) != 5 or parts[0] or parts[1] not in _NUMBERS or parts[3] != "tcp" or not parts[4].isdecimal():
+    known = len(parts) == 5 and not parts[0] and parts[1] in _NUMBERS and parts[3] in ("tcp", "udp")
+    if not known or not parts[4].isdecimal():
         raise UsageError(f"{text[:100]!r} cannot be put into an invite: use /ip4/ADDRESS/tcp/PORT/p2p/PEER_ID")
     try:
         host = parts[2].encode() if parts[1].startswith("dns") else ipaddress.ip_address(parts[2]).packed
-        packed = bytes([_NUMBERS[parts[1]]]) + int(parts[4]).to_bytes(2, "big") + host
+        kind = _NUMBERS[parts[1]] | (_UDP if parts[3] == "udp" else 0)
+        packed = bytes([kind]) + int(parts[4]).to_bytes(2, "big") + host
         if _unpack(packed) != address:
             raise ValueError(f"reads back as {_unpack(packed)}")
         return public_key_of(PeerId(peer)), packed
@@ -161,7 +164,7 @@ def _pack(text: str) -> tuple[bytes, bytes]:
 
 
 def _unpack(raw: bytes) -> str:
-    family = _FAMILIES.get(raw[0]) if raw else None
+    family = _FAMILIES.get(raw[0] & ~_UDP) if raw else None
     port, host = int.from_bytes(raw[1:3], "big"), raw[3:]
     match family, len(host):
         case "ip4", 4:
@@ -176,7 +179,7 @@ def _unpack(raw: bytes) -> str:
             raise ValueError("an address of an unknown kind")
     if port == 0:
         raise ValueError("port 0 cannot be reached")
-    return f"/{family}/{name}/tcp/{port}"
+    return f"/{family}/{name}/{'udp' if raw[0] & _UDP else 'tcp'}/{port}"
 
 
 def _check(raw: bytes) -> bytes:

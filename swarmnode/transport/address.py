@@ -37,19 +37,22 @@ METADATA = tuple(
 _NAT64 = tuple(map(ipaddress.ip_network, ("64:ff9b::/96", "64:ff9b:1::/48", "::/96")))  # IPv4 in the last 32 bits
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 PROBE_TIMEOUT_S = 5.0  # libp2p's own limit for one address
+PROTOCOLS = ("tcp", "udp")
+_PROBE = b"\xc0\x0a\x0a\x0a\x0a\x08swarmnod\x08probe..."  # RFC 9000, 17.2: a version that no QUIC speaks
 _EXAMPLE = "/ip4/203.0.113.7/tcp/4001"
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """A TCP address. `family` is ip4, ip6, dns, dns4 or dns6."""
+    """An address. `family` is ip4, ip6, dns, dns4 or dns6; `protocol` tcp (libp2p) or udp (iroh)."""
 
     family: str
     host: str
     port: int
+    protocol: str = "tcp"
 
     def __str__(self) -> str:
-        return f"/{self.family}/{self.host}/tcp/{self.port}"
+        return f"/{self.family}/{self.host}/{self.protocol}/{self.port}"
 
 
 def plain(address: Address) -> Address:
@@ -79,14 +82,14 @@ def is_public(address: Address) -> bool:
 
 
 def parse_endpoint(text: str) -> Endpoint:
-    """Parse `/ip4/HOST/tcp/PORT`. Raises UsageError that names the wrong part."""
+    """Parse `/ip4/HOST/tcp/PORT` or `/ip4/HOST/udp/PORT`. Raises UsageError that names the wrong part."""
 
     def wrong(what: str) -> UsageError:
         return UsageError(f"address {text[:128]!r}: {what}; write it like {_EXAMPLE}")
 
     parts = text.split("/")
-    if len(parts) != 5 or parts[0] or parts[3] != "tcp":
-        raise wrong("not a TCP multiaddr")
+    if len(parts) != 5 or parts[0] or parts[3] not in PROTOCOLS:
+        raise wrong("not a TCP or UDP multiaddr")
     family, host, port = parts[1], parts[2], parts[4]
     try:
         match family:
@@ -103,7 +106,7 @@ def parse_endpoint(text: str) -> Endpoint:
         raise wrong(f"{host[:64]!r} is not an {family} address") from None
     if not (port.isascii() and port.isdigit() and len(port) <= 5 and int(port) <= 65535):
         raise wrong(f"port {port[:16]!r} is not a number from 0 to 65535")
-    return Endpoint(family, host, int(port))
+    return Endpoint(family, host, int(port), parts[3])
 
 
 def parse_peer_endpoint(text: str, *, names: bool = True) -> Endpoint:
@@ -172,7 +175,7 @@ async def numeric(addresses: Sequence[str]) -> list[str]:
             )
             for kind, *_, where in await looked:
                 version = "ip4" if kind == socket.AF_INET else "ip6"
-                numeric[str(parse_peer_endpoint(f"/{version}/{where[0]}/tcp/{named.port}"))] = None
+                numeric[str(parse_peer_endpoint(f"/{version}/{where[0]}/{named.protocol}/{named.port}"))] = None
     return list(numeric)
 
 
@@ -207,7 +210,7 @@ def parse_bootstraps(texts: Sequence[str]) -> list[tuple[PeerId, list[str]]]:
 
 
 async def first_that_accepts(addresses: Sequence[str]) -> str | None:
-    """The first of `addresses` whose port accepts a TCP connection within PROBE_TIMEOUT_S, or None.
+    """The first of `addresses` whose port accepts a TCP connection, or answers QUIC, within PROBE_TIMEOUT_S, or None.
 
     p2pd waits 5 s and more after a refused dial. Probing the port first keeps a joiner from waiting that long for a
     bootstrap that starts a moment later.
@@ -216,12 +219,51 @@ async def first_that_accepts(addresses: Sequence[str]) -> str | None:
         if is_circuit(address):
             return address  # only a dial can tell whether the relay has a free place
         endpoint = parse_endpoint(address)
+        if endpoint.protocol == "udp":
+            for numbers in map(parse_endpoint, await numeric([str(endpoint)])):
+                if await speaks_quic(numbers, PROBE_TIMEOUT_S):
+                    return str(endpoint)
+            continue
         with contextlib.suppress(OSError, TimeoutError):
             async with asyncio.timeout(PROBE_TIMEOUT_S):
                 _, writer = await asyncio.open_connection(endpoint.host, endpoint.port)
             writer.close()
             return str(endpoint)
     return None
+
+
+class _Probe(asyncio.DatagramProtocol):
+    def __init__(self) -> None:
+        self.answer: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+
+    def datagram_received(self, data: bytes, addr: tuple[str, int]) -> None:
+        self._tell(data[1:5] == bytes(4) and _PROBE[6:14] in data[:32])
+
+    def error_received(self, exc: Exception) -> None:
+        self._tell(False)
+
+    def _tell(self, speaks: bool) -> None:
+        if not self.answer.done():
+            self.answer.set_result(speaks)
+
+
+async def speaks_quic(endpoint: Endpoint, timeout_s: float) -> bool | None:
+    """Whether QUIC is spoken at `endpoint`, which has numbers: a server answers any unknown version with those that it
+    has (RFC 9000, 6.1). False: the port is closed, as its kernel says; None: silence, as of a firewall."""
+    loop = asyncio.get_running_loop()
+    try:
+        transport, probe = await loop.create_datagram_endpoint(_Probe, remote_addr=(endpoint.host, endpoint.port))
+    except OSError:
+        return None
+    try:
+        for _ in range(2):  # a datagram may be lost
+            transport.sendto(_PROBE.ljust(1200, b"\0"))  # shorter ones are not answered
+            done, _ = await asyncio.wait([probe.answer], timeout=timeout_s / 2)
+            if done:
+                return probe.answer.result()
+        return None
+    finally:
+        transport.close()
 
 
 def check_listenable(endpoint: Endpoint, option: str = "--listen") -> None:
@@ -234,11 +276,14 @@ def check_listenable(endpoint: Endpoint, option: str = "--listen") -> None:
     if endpoint.family not in ("ip4", "ip6"):
         raise UsageError(f"{wrong}: give an IP address of this machine, or 0.0.0.0")
     family = socket.AF_INET if endpoint.family == "ip4" else socket.AF_INET6
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    tcp = endpoint.protocol == "tcp"
+    with socket.socket(family, socket.SOCK_STREAM if tcp else socket.SOCK_DGRAM) as probe:
         try:
+            if tcp:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind((endpoint.host, endpoint.port))
-            probe.listen(1)
+            if tcp:
+                probe.listen(1)
         except PermissionError:
             raise UsageError(f"{wrong}: ports below 1024 need privileges; choose another") from None
         except OSError as error:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from swarmnode.errors import RemoteFault
 from swarmnode.identity import public_key_of
 from swarmnode.ids import PeerId, RunId
+from swarmnode.transport.address import is_circuit, parse_endpoint
 from swarmnode.transport.contact import ALONE_MAX
 from swarmnode.transport.reachability import ports_of
 
@@ -34,7 +35,9 @@ def beacon(run_id: RunId, peer: PeerId, port: int) -> bytes:
     return f"{_MAGIC} {run_id[:RUN_CHARACTERS]} {peer} {port}".encode()
 
 
-def read_beacon(raw: bytes, source: str, run_id: RunId, me: PeerId) -> tuple[PeerId, list[str]] | None:
+def read_beacon(
+    raw: bytes, source: str, run_id: RunId, me: PeerId, protocol: str = "tcp"
+) -> tuple[PeerId, list[str]] | None:
     """(peer, addresses) of another peer's beacon of this run; None for anything else."""
     if len(raw) > BEACON_BYTES_MAX or not raw.isascii():
         return None
@@ -49,16 +52,16 @@ def read_beacon(raw: bytes, source: str, run_id: RunId, me: PeerId) -> tuple[Pee
         return None
     if not (port.isdecimal() and 0 < int(port) <= 65535):
         return None
-    return peer, [f"/ip4/{source}/tcp/{int(port)}"]
+    return peer, [f"/ip4/{source}/{protocol}/{int(port)}"]
 
 
 class _Ear(asyncio.DatagramProtocol):
-    def __init__(self, run_id: RunId, me: PeerId, hint: Hint) -> None:
-        self._run_id, self._me, self._hint = run_id, me, hint
+    def __init__(self, run_id: RunId, me: PeerId, protocol: str, hint: Hint) -> None:
+        self._run_id, self._me, self._protocol, self._hint = run_id, me, protocol, hint
         self._heard: set[PeerId] = set()
 
     def datagram_received(self, data: bytes, addr: tuple[str, int]) -> None:
-        hint = read_beacon(data, addr[0], self._run_id, self._me)
+        hint = read_beacon(data, addr[0], self._run_id, self._me, self._protocol)
         if hint is not None and (hint[0] in self._heard or len(self._heard) < HINTS_MAX):
             self._heard.add(hint[0])
             self._hint(*hint)
@@ -72,7 +75,8 @@ async def announce(run_id: RunId, me: PeerId, addresses: Callable[[], Sequence[s
     loop = asyncio.get_running_loop()
     transport = None
     try:
-        transport, _ = await loop.create_datagram_endpoint(lambda: _Ear(run_id, me, hint), sock=_socket())
+        protocol = next((parse_endpoint(one).protocol for one in addresses() if not is_circuit(one)), "tcp")
+        transport, _ = await loop.create_datagram_endpoint(lambda: _Ear(run_id, me, protocol, hint), sock=_socket())
         while True:
             for port in ports_of(addresses())[:1]:
                 with contextlib.suppress(OSError):

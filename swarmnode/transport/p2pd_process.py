@@ -22,7 +22,7 @@ from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError
 from hivemind.proto import p2pd_pb2
 from hivemind.utils.multiaddr import Multiaddr
 
-from swarmnode.errors import LocalFault, RemoteFault, Unavailable
+from swarmnode.errors import LocalFault, RemoteFault, Unavailable, UsageError
 from swarmnode.header import LEAST, VERSION
 from swarmnode.identity import peer_id_bytes
 from swarmnode.ids import PeerId, short
@@ -77,6 +77,8 @@ class P2pdProcess:
         hivemind_patches.apply()
         logging.getLogger("hivemind").setLevel(logging.ERROR)
         for endpoint in map(parse_endpoint, self.listen):
+            if endpoint.protocol != "tcp":
+                raise UsageError(f"{endpoint}: libp2p listens on TCP; give /{endpoint.family}/{endpoint.host}/tcp/PORT")
             check_listenable(endpoint)
         try:
             given = self.identity_path, self.sockets, self.listen, self.announce, self.network_mode
@@ -260,7 +262,7 @@ class P2pdProcess:
 
     async def dial(self, peer: PeerId, addresses: Sequence[str]) -> None:
         """Connect to `peer` at one of `addresses`. Raises RemoteFault."""
-        addresses = self.book.choose(addresses)
+        addresses = self.book.choose([one for one in addresses if "/udp/" not in one])
         if self.dials is None:  # nobody asks before p2pd dials
             now = asyncio.get_running_loop().time()
             addresses = [one for one in addresses if is_circuit(one) or self.book.permit(*_where(one), now)[0]]

@@ -19,7 +19,7 @@ from swarmnode.errors import Busy, RemoteFault, Unavailable, UsageError
 from swarmnode.ids import PeerId
 from swarmnode.ports import Answer, Call, Transport
 from swarmnode.remembered import Remembered
-from swarmnode.transport.address import Endpoint, is_circuit, parse_endpoint
+from swarmnode.transport.address import Endpoint, is_circuit, parse_endpoint, speaks_quic
 from swarmnode.wire import call_pb2 as wire
 
 PORTS_MAX = 4
@@ -76,7 +76,7 @@ def is_global(host: str) -> bool:
 
 
 def ports_of(addresses: Iterable[str]) -> list[int]:
-    """The TCP ports of direct addresses, in order, at most PORTS_MAX."""
+    """The ports of direct addresses, in order, at most PORTS_MAX."""
     ports: list[int] = []
     for address in addresses:
         if not is_circuit(address):
@@ -112,7 +112,9 @@ class ReachHelper:
         reached: list[str] = []
         if host:
             family = f"ip{ipaddress.ip_address(host).version}"
-            tries = [Endpoint(family, host, port) for port in ports_of(call.header.reach.addresses)]
+            asked = call.header.reach.addresses
+            protocol = "udp" if any("/udp/" in one for one in asked) else "tcp"
+            tries = [Endpoint(family, host, port, protocol) for port in ports_of(asked)]
             async with self._slots:
                 greeted = await asyncio.gather(*(greets(endpoint) for endpoint in tries))
             reached = [str(endpoint) for endpoint, answered in zip(tries, greeted, strict=True) if answered]
@@ -120,7 +122,9 @@ class ReachHelper:
 
 
 async def greets(endpoint: Endpoint) -> bool:
-    """Whether a libp2p host answers at `endpoint`: some routers accept every connection themselves."""
+    """Whether a libp2p host, or QUIC, answers at `endpoint`: some routers accept every connection themselves."""
+    if endpoint.protocol == "udp":
+        return await speaks_quic(endpoint, PROBE_TIMEOUT_S) is True
     writer = None
     try:
         async with asyncio.timeout(PROBE_TIMEOUT_S):
@@ -135,7 +139,9 @@ async def greets(endpoint: Endpoint) -> bool:
 
 async def ask(transport: Transport, helpers: Iterable[PeerId]) -> list[ReachReport]:
     """The reports of all `helpers` that answer."""
-    addresses = [str(Endpoint("ip4", "0.0.0.0", port)) for port in ports_of(await transport.addresses())]
+    own = await transport.addresses()
+    protocol = "udp" if any("/udp/" in one for one in own) else "tcp"
+    addresses = [str(Endpoint("ip4", "0.0.0.0", port, protocol)) for port in ports_of(own)]
 
     async def one(helper: PeerId) -> ReachReport | None:
         request = Call(wire.Request(reach=wire.ReachRequest(addresses=addresses)))

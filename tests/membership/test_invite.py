@@ -24,7 +24,13 @@ hosts = st.one_of(
     st.ip_addresses(v=6).filter(lambda ip: not is_metadata(ip)).map(lambda ip: f"/ip6/{ip}"),
     st.from_regex(r"[a-z0-9]([a-z0-9-]{0,20}[a-z0-9])?(\.[a-z]{2,5}){1,3}", fullmatch=True).map("/dns4/{}".format),
 )
-addresses = st.builds(lambda host, port, peer: f"{host}/tcp/{port}/p2p/{peer}", hosts, ports, st.sampled_from(PEERS))
+addresses = st.builds(
+    lambda host, kind, port, peer: f"{host}/{kind}/{port}/p2p/{peer}",
+    hosts,
+    st.sampled_from(("tcp", "udp")),
+    ports,
+    st.sampled_from(PEERS),
+)
 
 
 @pytest.mark.node
@@ -95,7 +101,7 @@ def test_no_text_breaks_it(text: str) -> None:
     "address",
     [
         "/ip4/1.2.3.4/tcp/4001",
-        f"/ip4/1.2.3.4/udp/4001/p2p/{PEERS[0]}",
+        f"/ip4/1.2.3.4/sctp/4001/p2p/{PEERS[0]}",
         f"/ip4/1.2.3.4/tcp/0/p2p/{PEERS[0]}",
         f"/ip4/1.2.3/tcp/1/p2p/{PEERS[0]}",
         "/ip4/1.2.3.4/tcp/1/p2p/12D3KooW",

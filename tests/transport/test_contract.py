@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import time
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -15,6 +16,7 @@ from benchmarks.memory_network import MemoryDirectory, MemoryNetwork, MemoryTran
 from swarmnode.identity import Identity
 from swarmnode.transport.directory import DhtDirectory
 from swarmnode.transport.libp2p import Libp2pTransport
+from tests.support.iroh_node import iroh_node
 from tests.support.libp2p_node import WallClock, node
 from tests.support.transport_contract import RUN, Directories, DirectoryContract, Pair, TransportContract
 
@@ -61,6 +63,20 @@ class TestLibp2pTransport(TransportContract):
             there.start()
             self.here._traffic.clear()
             yield Pair(self.here, there, there.close)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("iroh") is None, reason="iroh is not installed")
+class TestIrohTransport(TransportContract):
+    def run(self, main: Coroutine[Any, Any, None]) -> None:
+        uvloop.run(main)
+
+    @asynccontextmanager
+    async def pair(self) -> AsyncIterator[Pair]:
+        async with iroh_node(1) as here, iroh_node(2) as there:
+            await here.connect(there.peer_id, await there.addresses())
+            here.start()
+            there.start()
+            yield Pair(here, there, there.close)
 
 
 class TestMemoryDirectory(DirectoryContract):

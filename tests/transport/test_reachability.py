@@ -47,7 +47,7 @@ def test_ports_are_those_of_direct_addresses() -> None:
     addresses = [f"/ip4/1.2.3.4/tcp/{port}" for port in (5, 6, 5, 7, 8, 9)] + [
         f"/ip4/9.9.9.9/tcp/1/p2p/{PEER}/p2p-circuit"
     ]
-    assert ports_of(["/dns4/x/udp/3", "nonsense", *addresses]) == [5, 6, 7, 8]
+    assert ports_of(["/dns4/x/sctp/3", "nonsense", *addresses]) == [5, 6, 7, 8]
 
 
 def test_addresses_through_relays_are_addresses() -> None:

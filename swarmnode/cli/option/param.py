@@ -38,7 +38,7 @@ PEER_ID = re.compile(r"[1-9A-HJ-NP-Za-km-z]{20,80}\Z")
 def check_listen(text: str) -> str:
     """`text`, if it is a multiaddr to listen at: /ip4/ADDRESS/tcp/PORT. Raises ValueError with the problem."""
     parts = text.split("/")
-    if len(parts) != 5 or parts[0] or parts[1] not in ("ip4", "ip6") or parts[3] != "tcp":
+    if len(parts) != 5 or parts[0] or parts[1] not in ("ip4", "ip6") or parts[3] not in ("tcp", "udp"):
         raise ValueError("use /ip4/ADDRESS/tcp/PORT, for example /ip4/0.0.0.0/tcp/0 (port 0: any free one)")
     _check_ip(parts[1], parts[2])
     _check_port(parts[4])
@@ -54,8 +54,8 @@ def check_bootstrap(text: str) -> str:
         _check_ip(parts[1], parts[2])
     elif parts[1] not in ("dns", "dns4", "dns6") or not parts[2]:
         raise ValueError("an address begins with /ip4/, /ip6/, /dns/, /dns4/ or /dns6/")
-    if parts[3] != "tcp":
-        raise ValueError("only tcp is supported")
+    if parts[3] not in ("tcp", "udp"):
+        raise ValueError("only tcp, and udp for a run over iroh, are supported")
     _check_port(parts[4])
     if not PEER_ID.match(parts[-1]):
         raise ValueError(f"{parts[-1][:60]!r} is not a peer id")

@@ -1,0 +1,21 @@
+"""A real transport over iroh."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from swarmnode.identity import Identity
+from swarmnode.ids import RunId
+from swarmnode.transport.iroh import IrohTransport
+from tests.support.transport_contract import RUN
+
+
+@asynccontextmanager
+async def iroh_node(seed: int, run_id: RunId = RUN) -> AsyncIterator[IrohTransport]:
+    transport = await IrohTransport.create(Path(), Identity.of_seed(bytes([seed] * 32)), run_id)
+    try:
+        yield transport
+    finally:
+        await transport.close()

@@ -1,0 +1,149 @@
+"""The transport over iroh, beside its contract: deaths, doors, dials, and what is said where it cannot be."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.util
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+
+from swarmnode.errors import PeerTimeout, RemoteFault, Unavailable, UsageError
+from swarmnode.identity import Identity
+from swarmnode.ids import PeerId, RunId
+from swarmnode.ports import Call
+from swarmnode.transport import iroh
+from swarmnode.transport.address import Endpoint, parse_endpoint, speaks_quic
+from swarmnode.transport.iroh import STRANGERS_BURST, IrohTransport, StrangerDoor
+from swarmnode.wire import call_pb2 as wire
+from tests.support.iroh_node import iroh_node
+from tests.support.transport_contract import RUN, ping, pong
+
+needs_iroh = pytest.mark.skipif(importlib.util.find_spec("iroh") is None, reason="iroh is not installed")
+HANG = Call(wire.Request(exchange=wire.Exchange()))
+
+
+def test_a_door_lets_in_whom_it_knows_and_some_strangers() -> None:
+    door = StrangerDoor()
+    door.meet("1.1.1.1")
+    verdicts = [door.judge(f"2.2.2.{number % 250}", False, 0.0) for number in range(1000)]
+    assert verdicts[:30] == ["accept"] * 30
+    assert set(verdicts[40:]) == {"retry"}  # forged sources get no further
+    assert [door.judge("2.2.2.2", True, 0.0) for _ in range(1000)].count("accept") < STRANGERS_BURST
+    assert door.judge("1.1.1.1", True, 0.0) == "accept"
+    assert door.judge("1.1.1.1", False, 0.0) == "retry"  # the flood may name a friend's address
+    door.deny("2.2.2.2", 0.0)
+    door.deny("1.1.1.1", 0.0)
+    assert door.judge("2.2.2.2", True, 100.0) == "ignore"
+    assert door.judge("1.1.1.1", True, 100.0) == "accept"
+    assert door.judge("2.2.2.2", True, 1000.0) == "accept"
+
+
+async def test_without_the_package_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(iroh, "PACKAGE", "iroh_that_nobody_has")
+    with pytest.raises(UsageError, match=r"pip install 'swarmnode\[iroh\]'"):
+        await IrohTransport.create(Path(), Identity.of_seed(bytes(32)), RUN)
+
+
+@needs_iroh
+@pytest.mark.parametrize("listen", ["/ip4/127.0.0.1/tcp/0", ""])
+async def test_it_listens_on_udp_only(listen: str) -> None:
+    with pytest.raises(UsageError, match=r"/udp/"):
+        await IrohTransport.create(Path(), Identity.of_seed(bytes(32)), RUN, [listen] if listen else [])
+
+
+@needs_iroh
+async def test_a_port_in_use_is_said() -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as taken:
+        taken.bind(("127.0.0.1", 0))
+        with pytest.raises(UsageError, match="in use"):
+            where = f"/ip4/127.0.0.1/udp/{taken.getsockname()[1]}"
+            await IrohTransport.create(Path(), Identity.of_seed(bytes(32)), RUN, [where])
+
+
+@needs_iroh
+async def test_another_key_or_run_is_not_reached() -> None:
+    async with iroh_node(1) as here, iroh_node(2) as there, iroh_node(3, RunId("cd" * 32)) as other:
+        for peer, addresses in (
+            (Identity.of_seed(bytes([9] * 32)).peer_id, await there.addresses()),
+            (other.peer_id, await other.addresses()),
+        ):
+            with pytest.raises(Unavailable, match="cannot be reached"):
+                await here.connect(peer, addresses)
+            assert not await here.connections()
+
+
+@needs_iroh
+async def test_a_hundred_keys_make_nobody_dial_a_third_party() -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as third:
+        third.bind(("127.0.0.1", 0))
+        third.setblocking(False)
+        where = [f"/ip4/127.0.0.1/udp/{third.getsockname()[1]}"]
+        async with iroh_node(1) as here:
+            for number in range(100, 200):
+                key = Identity.of_seed(bytes([number]) * 32).peer_id
+                here.remember(key, where)
+                if number == 100:
+                    dial = asyncio.get_running_loop().create_task(here.connect(key, where))
+                    assert await asyncio.get_running_loop().sock_recv(third, 2000)
+                    continue
+                with pytest.raises(RemoteFault, match="to be dialled now"):
+                    await here.call(key, ping(), timeout_s=60, reply_bytes_max=0)
+            dial.cancel()
+        with pytest.raises(BlockingIOError):
+            third.recv(2000)
+
+
+@needs_iroh
+async def test_a_closed_port_is_told_from_quic_and_from_silence() -> None:
+    async with iroh_node(1) as here:
+        [where] = map(parse_endpoint, await here.addresses())
+        assert await speaks_quic(where, 60.0) is True
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as mute:
+        mute.bind(("127.0.0.1", 0))
+        silent = Endpoint("ip4", "127.0.0.1", mute.getsockname()[1], "udp")
+        assert await speaks_quic(silent, 0.2) is None
+    assert await speaks_quic(silent, 60.0) is False
+
+
+@needs_iroh
+@pytest.mark.live
+@pytest.mark.loop("uvloop")
+async def test_a_peer_killed_mid_call_is_a_fault_at_once() -> None:
+    child = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "tests.transport.test_iroh", stdout=asyncio.subprocess.PIPE
+    )
+    try:
+        assert child.stdout is not None
+        peer, address = (await child.stdout.readline()).decode().split()
+        async with iroh_node(1) as here:
+            await here.connect(PeerId(peer), [address])
+            await here.call(PeerId(peer), ping(), timeout_s=60, reply_bytes_max=0)
+            call = asyncio.get_running_loop().create_task(
+                here.call(PeerId(peer), HANG, timeout_s=25, reply_bytes_max=0)
+            )
+            await asyncio.sleep(0)
+            child.kill()
+            with pytest.raises(RemoteFault) as caught:
+                await call
+            assert not isinstance(caught.value, PeerTimeout)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            child.kill()
+        await child.wait()
+
+
+async def _serve() -> None:
+    async with iroh_node(2) as transport:
+        transport.serve("ping", pong, tensor_bytes_max=0)
+        transport.serve("exchange", lambda peer, call: asyncio.Event().wait(), tensor_bytes_max=0)  # type: ignore[arg-type,return-value]
+        transport.start()
+        print(transport.peer_id, (await transport.addresses())[0], flush=True)
+        await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    asyncio.run(_serve())
