@@ -87,6 +87,7 @@ test: setup $(LINT)
 nightly: setup $(LINT)
 	@SWARMNODE_NIGHTLY=1 $(PYTEST) $(SLOWEST) -m nightly tests
 	@$(PYTEST) $(SLOWEST) -m unit --hypothesis-profile nightly tests
+	@$(MAKE) -s site
 
 chaos: setup
 	@$(BIN)/swarmnode bench chaos --seed $(SEED)

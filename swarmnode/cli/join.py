@@ -193,6 +193,7 @@ def join_all(arguments: Sequence[str], words: Sequence[str], home: Path, name: s
     "--metrics-host", type=HOST, default="127.0.0.1", show_default=True, help="Address to serve them on; 0.0.0.0: all."
 )
 @click.option("--name", help="Display name of this node.  [default: two words made of its key]")
+@click.option("--credit", "credited", is_flag=True, help="Let published models name this node by --name.")
 @click.option("--checkpoints", default="", metavar="URL", help="Save the run there.  [default: nowhere]")
 @click.option("--use-bucket", is_flag=True, help="Save it in the manifest's bucket, with this user's keys.")
 @click.option("--data-root", type=FOLDER, help="Let the run read its data files below this folder.  [default: none]")

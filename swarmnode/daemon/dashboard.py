@@ -44,6 +44,7 @@ def tell_watchers(process: DaemonContext, api: ControlApi, kept: Receipts, clock
         return report_pb2.Report(
             unix_ms=int(clock.unix_s() * 1000),
             name=process.options.name,
+            credited=process.options.credited,
             status=told,
             links=transport.links.report(REPORT_LINKS_MAX, loop.time()),
         )

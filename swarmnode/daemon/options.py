@@ -63,6 +63,7 @@ class NodeOptions:
     metrics_port: int
     cache: Path
     name: str
+    credited: bool = False  # published models may give this name
     bootstrap_only: bool = False
     out: Path | None = None
     metrics_host: str = "127.0.0.1"

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from swarmnode.dashboard.timeline import TEXT_CHARS_MAX, TimelineEntry, sentence
-from swarmnode.dashboard.totals import KEYS, Contribution, Ledger, counts_of
+from swarmnode.dashboard.totals import CREDITED, KEYS, Contribution, Ledger, counts_of
 from swarmnode.errors import RemoteFault
 from swarmnode.identity import friendly_name
 from swarmnode.ids import PeerId, RunId, short
@@ -430,6 +430,7 @@ class Board:
         contribution.name, contribution.last_unix_s = node.label, now_s
         parameters = self.parameters[node.stage] if node.stage < len(self.parameters) else 0
         grown = contribution.tell(report.incarnation, counts_of(report.status.counters), parameters)
+        contribution.lives[report.incarnation][CREDITED] = float(report.credited)
         self.totals.update({key: value for key, value in grown.items() if value})
         self._dirty_contributions.add(node.peer)
         return grown["worked_s"]

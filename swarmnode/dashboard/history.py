@@ -18,7 +18,7 @@ from google.protobuf.message import DecodeError
 from swarmnode.atomic_file import full_text
 from swarmnode.dashboard.board import CURVE_POINTS, Board, Changes, Round
 from swarmnode.dashboard.timeline import TimelineEntry
-from swarmnode.dashboard.totals import Contribution
+from swarmnode.dashboard.totals import CREDITED, Contribution
 from swarmnode.errors import DiskFull, LocalFault
 from swarmnode.identity import friendly_name
 from swarmnode.ids import PeerId
@@ -237,14 +237,17 @@ def history_path(home: Path, run_id: str) -> Path:
 
 def read_members(path: Path) -> list[dict[str, object]]:
     """(name, hours of work as it tells) of each who took part, the most first, as the history at `path` has them; none
-    where there is none."""
+    where there is none. The name is two words made of the key, unless the owner agreed, by `join --credit`, to be
+    named."""
     try:
         with contextlib.closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as database:
             rows = database.execute("SELECT peer, name, lives FROM contribution").fetchall()
-        works = [
-            (sum(life.get("worked_s", 0.0) for life in json.loads(lives).values()), name or friendly_name(PeerId(peer)))
-            for peer, name, lives in rows
-        ]
+        works = []
+        for peer, name, lives in rows:
+            told = list(json.loads(lives).values())
+            agreed = bool(name and told and told[-1].get(CREDITED))
+            seconds = sum(life.get("worked_s", 0.0) for life in told)
+            works.append((seconds, name if agreed else friendly_name(PeerId(peer))))
     except (sqlite3.Error, ValueError, TypeError, AttributeError):
         return []
     return [{"name": name, "hours": round(seconds / 3600, 2)} for seconds, name in sorted(works, reverse=True)]

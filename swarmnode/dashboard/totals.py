@@ -161,6 +161,9 @@ def _believable(value: float) -> float:
     return value if math.isfinite(value) and 0.0 <= value <= COUNT_MAX else 0.0
 
 
+CREDITED = "credited"  # of a life: 1 if its owner lets published models name it
+
+
 @dataclass(slots=True)
 class Contribution:
     """The work of one peer. `lives` maps an incarnation to the counts it last reported. Times are Unix seconds."""

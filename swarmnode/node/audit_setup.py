@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
@@ -20,6 +20,7 @@ from swarmnode.pipeline.auditor import Auditor
 from swarmnode.pipeline.feeder import RATE_SPAN_S, Samples
 from swarmnode.pipeline.input_check import FeederInput, InputAuditor
 from swarmnode.pipeline.recompute import RecomputeService, Text, hop_again
+from swarmnode.pipeline.stage_worker import StageAudits
 from swarmnode.pipeline.statement import HopAnswer, HopClaim, HopEvidence, StepsContradicted
 from swarmnode.ports import Priority, Replica, WireTensor
 from swarmnode.transfer.download import DownloadLimits, download
@@ -36,52 +37,41 @@ STEPS_FACTOR = 4.0  # guess: a replica is so much faster than all of them togeth
 RATE_AT_FIRST = 1000.0  # ... guess: samples a second, at most; a tiny model on two cores trains some hundred
 
 
-@dataclass(frozen=True, slots=True)
-class AuditSetup:
-    """`recompute` serves auditors of our answers. `auditor` checks the answers of others, `input_auditor` the input
-    that feeders send, and `accusations` the findings of other auditors. These three are None in a run that
-    is not audited."""
+def stage_audits(
+    context: NodeContext, stage: int, replica: Replica, tasks: asyncio.TaskGroup, text: Text
+) -> StageAudits:
+    """The audit parts of a node that serves `stage` with `replica`; `text` reads samples where this node feeds."""
+    manifest, run_id, ports, presence = context.manifest, context.run_id, context.ports, context.presence
 
-    recompute: RecomputeService
-    auditor: Auditor | None = None
-    input_auditor: InputAuditor | None = None
-    accusations: Accusations | None = None
+    def sign(statement: wire.Statement) -> None:
+        statement.run_id, statement.server = run_id, ports.identity.peer_id
+        statements.sign(statement, ports.identity)
 
-    @classmethod
-    def of(cls, context: NodeContext, stage: int, replica: Replica, tasks: asyncio.TaskGroup, text: Text) -> AuditSetup:
-        """The audit parts of a node that serves `stage` with `replica`; `text` reads samples where this node feeds."""
-        manifest, run_id, ports, presence = context.manifest, context.run_id, context.ports, context.presence
-
-        def sign(statement: wire.Statement) -> None:
-            statement.run_id, statement.server = run_id, ports.identity.peer_id
-            statements.sign(statement, ports.identity)
-
-        recompute = RecomputeService(
-            manifest, stage, replica, ports.compute, replica.boundary_digest(), ports.telemetry, text, sign
-        )
-        if manifest.pipeline.audit_share == 0.0:
-            return cls(recompute)
-        referee = HopReplayer(context)
-        auditor = Auditor(
-            manifest,
-            run_id,
-            stage,
-            ports.identity,
-            context.transport,
-            replica,
-            ports.compute,
-            presence.peer_table.swarm,
-            tasks,
-            ports.telemetry,
-            presence.exclude,
-            referee.weigh,
-            # From the private key: nobody else can tell which answers will be checked.
-            seeded("audit", ports.identity.seed.hex(), presence.incarnation, stage),
-        )
-        input_auditor = InputAuditor(auditor, referee.read, referee.weigh_feeder)
-        return cls(
-            recompute, auditor, input_auditor, Accusations(auditor, stage, replica, ports.compute, referee.weigh)
-        )
+    recompute = RecomputeService(
+        manifest, stage, replica, ports.compute, replica.boundary_digest(), ports.telemetry, text, sign
+    )
+    if manifest.pipeline.audit_share == 0.0:
+        return StageAudits(recompute)
+    referee = HopReplayer(context)
+    auditor = Auditor(
+        manifest,
+        run_id,
+        stage,
+        ports.identity,
+        context.transport,
+        replica,
+        ports.compute,
+        presence.peer_table.swarm,
+        tasks,
+        ports.telemetry,
+        presence.exclude,
+        referee.weigh,
+        # From the private key: nobody else can tell which answers will be checked.
+        seeded("audit", ports.identity.seed.hex(), presence.incarnation, stage),
+    )
+    input_auditor = InputAuditor(auditor, referee.read, referee.weigh_feeder)
+    accusations = Accusations(auditor, stage, replica, ports.compute, referee.weigh)
+    return StageAudits(recompute, auditor, input_auditor, accusations)
 
 
 class HopReplayer:

@@ -14,7 +14,7 @@ from swarmnode.gossip.exchange import Gossip
 from swarmnode.ids import PeerId, seeded
 from swarmnode.membership.run_progress import APART_ROUNDS
 from swarmnode.membership.swarm import Swarm
-from swarmnode.node.audit_setup import AuditSetup
+from swarmnode.node.audit_setup import stage_audits
 from swarmnode.node.checkpointer import Checkpointer
 from swarmnode.node.drain import DrainReport, DrainTask, drain
 from swarmnode.node.drain_steps import HeldWork, StageDrain
@@ -113,37 +113,6 @@ class Speed:
         return self._samples / self._seconds
 
 
-def make_hop(
-    context: NodeContext,
-    stage: int,
-    replica: Replica,
-    next_hop: NextHop,
-    backlog: Backlog,
-    audit: AuditSetup,
-    replicas: Callable[[], int],
-) -> Hop:
-    """The part that serves microbatches on `replica`, one of `replicas` of its stage."""
-    presence, observed = context.presence, context.presence.run_progress.clock.history
-    return Hop(
-        context.manifest,
-        stage,
-        context.me,
-        replica,
-        context.ports.compute,
-        next_hop,
-        backlog,
-        presence.samples_total,
-        context.telemetry,
-        replicas=replicas,
-        recompute=audit.recompute,
-        auditor=audit.auditor,
-        input_auditor=audit.input_auditor,
-        accusations=audit.accusations,
-        worked=observed.record_work,
-        asked=observed.record_request,
-    )
-
-
 def make_gossip(context: NodeContext, joined: JoinedStage, samples_here: Callable[[], int]) -> Gossip:
     """The part that runs the outer rounds of the replica; `samples_here` were trained here since it was joined."""
     presence = context.presence
@@ -198,9 +167,20 @@ class ServedStage(StageObserver):
         self.backlog = Backlog(tasks, manifest.limits.in_flight_max, telemetry)
         self.held_work = HeldWork(self.backlog)
         self._next_hop = NextHop(context.run_id, context.transport, presence.routers, telemetry, manifest)
-        self.audit = AuditSetup.of(context, self.stage, self.replica, tasks, self._training_text)
-        self.hop = make_hop(
-            context, self.stage, self.replica, self._next_hop, self.backlog, self.audit, lambda: self._replicas
+        self.audits = stage_audits(context, self.stage, self.replica, tasks, self._training_text)
+        self.hop = Hop(
+            manifest,
+            self.stage,
+            context.me,
+            self.replica,
+            ports.compute,
+            self._next_hop,
+            self.backlog,
+            presence.samples_total,
+            telemetry,
+            presence.run_progress.clock.history,
+            self.audits,
+            replicas=lambda: self._replicas,
         )
         self.gossip = make_gossip(context, joined, lambda: self.hop.samples)
         self.backup = NeighbourBackup(
@@ -507,10 +487,10 @@ class ServedStage(StageObserver):
         return {
             "process": self._in_service(self.hop.serve),
             "reserve": self._in_service(self.hop.reserve),
-            "opening": self._in_service(self.hop.recompute.serve_opening),
-            "suspicion": self._in_service(self.hop.suspect),
-            "accusation": self._in_service(self.hop.accuse),
-            "recompute": self._in_service(self.hop.recompute.serve_recompute),
+            "opening": self._in_service(self.audits.recompute.serve_opening),
+            "suspicion": self._in_service(self.audits.serve_suspicion),
+            "accusation": self._in_service(self.audits.serve_accusation),
+            "recompute": self._in_service(self.audits.recompute.serve_recompute),
             "exchange": self.gossip.serve_exchange,
             "final_delta": self.gossip.serve_final_delta,
             "handover": self._inherit,
@@ -580,7 +560,7 @@ class ServedStage(StageObserver):
 
     def confirmed(self, peer: PeerId) -> int:
         """Answers of `peer` in a row that were checked and right."""
-        return 0 if self.audit.auditor is None else self.audit.auditor.audits.in_row(peer)
+        return 0 if self.audits.auditor is None else self.audits.auditor.audits.in_row(peer)
 
     def _fed(self, samples: int) -> None:
         self._context.presence.run_progress.record_fed(samples)

@@ -1,4 +1,4 @@
-"""The microbatches a replica is working on: bounded slots (slots.py), and each microbatch counts once."""
+"""The microbatches a replica is working on: bounded slots, and each microbatch counts once."""
 
 from __future__ import annotations
 
@@ -253,6 +253,10 @@ class Backlog:
 
     def __len__(self) -> int:
         return len(self.slots)
+
+    def __contains__(self, key: Key) -> bool:
+        """Whether the microbatch is in work here, or its answer is kept."""
+        return key in self._held or key in self._answers
 
     @property
     def refusing(self) -> str | None:

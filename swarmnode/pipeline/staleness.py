@@ -16,6 +16,7 @@ from swarmnode.ema import Ema, EmaStart
 from swarmnode.manifest import Manifest
 from swarmnode.metrics.name import STALENESS
 from swarmnode.model.optimizer import inner_batch
+from swarmnode.ports import Tape
 
 AVERAGED_MAX = 4  # guess: replicas for which the learning rate grows; more were not measured
 
@@ -71,48 +72,63 @@ def window_limit(
     return limit, f"{steps} x {batch} samples in flight at {fewest} replicas, {feeders} feeders, {microbatch} at a time"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class PendingForward:
-    """A forward: its replica's inner steps at that time, the loop time, and its samples."""
+    """A forward whose gradient is due: its replica's inner steps at that time, the loop time, its samples and tape."""
 
     inner_steps: int
     since_s: float
     samples: int = 0
+    tape: Tape | None = None
+    dropped: bool = False
 
     def age(self, inner_steps: int) -> int:
         """Inner steps since then; at least 0, as loaded state may have counted fewer."""
         return max(0, inner_steps - self.inner_steps)
 
+    def drop(self) -> None:
+        """Free the tape: its gradient has been used, or never comes. On any thread, but not during its backward."""
+        self.dropped, self.tape = True, None
+
 
 class PendingGradients:
-    """A replica's forwards whose gradient has not come back. Pure: told of steps and loop times. Both threads of a
-    node call it; each change is one atomic operation of the interpreter."""
+    """A replica's forwards whose gradient has not come back. Pure: told of steps and loop times, on one thread."""
 
     def __init__(self, staleness_max: int) -> None:
         self._staleness_max = staleness_max
-        self._open: dict[PendingForward, None] = {}
+        self._opened: list[PendingForward] = []
         self._usual_s = Ema(start=EmaStart.FIRST)
+
+    @property
+    def _open(self) -> list[PendingForward]:
+        self._opened = [pending for pending in self._opened if not pending.dropped]
+        return self._opened
 
     @property
     def samples(self) -> int:
         """Samples whose gradient is still to come."""
-        return sum(pending.samples for pending in list(self._open))
+        return sum(pending.samples for pending in self._open)
 
-    def opened(self, inner_steps: int, now_s: float, samples: int = 0) -> PendingForward:
+    @property
+    def nbytes(self) -> int:
+        """Memory that their tapes hold."""
+        return sum(tape.nbytes for pending in self._open if (tape := pending.tape) is not None)
+
+    def opened(self, inner_steps: int, now_s: float, samples: int = 0, tape: Tape | None = None) -> PendingForward:
         """Record a forward of `samples` samples made after `inner_steps` steps."""
-        pending = PendingForward(inner_steps, now_s, samples)
-        self._open[pending] = None
+        self._opened.append(pending := PendingForward(inner_steps, now_s, samples, tape))
         return pending
 
-    def closed(self, pending: PendingForward, now_s: float | None = None) -> None:
-        """Close a forward whose gradient came at `now_s`, or never will (None). Repeated calls do nothing."""
-        if self._open.pop(pending, pending) is None and now_s is not None:
+    def closed(self, pending: PendingForward, now_s: float) -> None:
+        """Close a forward whose gradient came at `now_s`. Repeated calls do nothing."""
+        if not pending.dropped:
             self._usual_s.add(now_s - pending.since_s)
+            pending.drop()
 
     def put_off(self, inner_steps: int, now_s: float) -> bool:
         """Whether another step would make an outstanding gradient too old."""
         patience_s = STRAGGLER * self._usual_s.value if self._usual_s.known else float("inf")
         return any(
             pending.age(inner_steps + 1) > self._staleness_max and now_s - pending.since_s <= patience_s
-            for pending in list(self._open)
+            for pending in self._open
         )

@@ -67,7 +67,7 @@ class EventReport(_message.Message):
     def __init__(self, serial: _Optional[int] = ..., unix_ms: _Optional[int] = ..., event: _Optional[str] = ..., level: _Optional[str] = ..., stage: _Optional[int] = ..., fields: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class Report(_message.Message):
-    __slots__ = ("incarnation", "unix_ms", "name", "status", "links", "events", "receipts", "receipts_serial")
+    __slots__ = ("incarnation", "unix_ms", "name", "status", "links", "events", "receipts", "receipts_serial", "credited")
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     UNIX_MS_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
@@ -76,6 +76,7 @@ class Report(_message.Message):
     EVENTS_FIELD_NUMBER: _ClassVar[int]
     RECEIPTS_FIELD_NUMBER: _ClassVar[int]
     RECEIPTS_SERIAL_FIELD_NUMBER: _ClassVar[int]
+    CREDITED_FIELD_NUMBER: _ClassVar[int]
     incarnation: int
     unix_ms: int
     name: str
@@ -84,7 +85,8 @@ class Report(_message.Message):
     events: _containers.RepeatedCompositeFieldContainer[EventReport]
     receipts: _containers.RepeatedScalarFieldContainer[bytes]
     receipts_serial: int
-    def __init__(self, incarnation: _Optional[int] = ..., unix_ms: _Optional[int] = ..., name: _Optional[str] = ..., status: _Optional[_Union[StatusReply, _Mapping]] = ..., links: _Optional[_Iterable[_Union[LinkReport, _Mapping]]] = ..., events: _Optional[_Iterable[_Union[EventReport, _Mapping]]] = ..., receipts: _Optional[_Iterable[bytes]] = ..., receipts_serial: _Optional[int] = ...) -> None: ...
+    credited: bool
+    def __init__(self, incarnation: _Optional[int] = ..., unix_ms: _Optional[int] = ..., name: _Optional[str] = ..., status: _Optional[_Union[StatusReply, _Mapping]] = ..., links: _Optional[_Iterable[_Union[LinkReport, _Mapping]]] = ..., events: _Optional[_Iterable[_Union[EventReport, _Mapping]]] = ..., receipts: _Optional[_Iterable[bytes]] = ..., receipts_serial: _Optional[int] = ..., credited: _Optional[bool] = ...) -> None: ...
 
 class PeerStatus(_message.Message):
     __slots__ = ("peer_id", "stage", "state", "samples_per_second", "queue", "round", "latency_s", "banned")

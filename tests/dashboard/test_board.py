@@ -17,10 +17,11 @@ from swarmnode.dashboard import view
 from swarmnode.dashboard.alarm import alarms
 from swarmnode.dashboard.board import CURVE_POINTS, NAME_CHARS_MAX, NEWS_S, Board, Changes, brief, named
 from swarmnode.dashboard.heartbeat import Heartbeat
-from swarmnode.dashboard.history import POINTS_MAX, History, HistoryPoint
+from swarmnode.dashboard.history import POINTS_MAX, History, HistoryPoint, read_members
 from swarmnode.dashboard.timeline import KINDS, sentence
 from swarmnode.dashboard.totals import LIVES_MAX, Contribution, counts_of
 from swarmnode.errors import LocalFault
+from swarmnode.identity import friendly_name
 from swarmnode.ids import PeerId
 from swarmnode.membership.receipt import WorkDone, sign_receipt
 from swarmnode.metrics import name
@@ -256,6 +257,19 @@ def test_a_restart_brings_everything_back(one: Fixture, tmp_path: Path) -> None:
     again.observe_record(_record(one), NOW + 1)
     again.reported(peer, told, NOW + 1, 0.0)
     assert again.rounds[4].paired == 1 and again.totals["steps"] == 40, "what was read before is not counted again"
+    history.close()
+
+
+def test_a_published_model_names_those_who_agreed(one: Fixture, tmp_path: Path) -> None:
+    history = History.open(tmp_path / "h", RUN, print)
+    for credited, expected in ((False, friendly_name(one.peer)), (True, "ada"), (False, friendly_name(one.peer))):
+        told = report(7 + credited)
+        told.name, told.credited = "ada", credited
+        one.board.reported(one.peer, told, NOW, 0.0)
+        history.write(one.board.take_changes(), None)
+        assert [member["name"] for member in read_members(tmp_path / "h")] == [expected], (
+            "who joins again may change it"
+        )
     history.close()
 
 

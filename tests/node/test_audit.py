@@ -212,7 +212,7 @@ async def test_an_honest_answer_cannot_be_made_to_look_false(stages: int) -> Non
             v.add(stage)
         await v.until(lambda: v.total() > 0, "training")
         feeder = next(person for person in v.people if person.node.stage == 0)
-        auditor = feeder.served.hop.auditor
+        auditor = feeder.served.audits.auditor
         assert auditor is not None
         claims = list[HopClaim]()
         auditor.observe_answer = claims.append  # type: ignore[assignment, method-assign]
@@ -268,7 +268,7 @@ async def test_an_honest_answer_of_far_weights_is_not_called_false() -> None:
     async with village(manifest(stages=2), stages=(1, 1, 1, 0)) as v:
         feeder = v.people[-1]
         await v.until(lambda: v.total() > 0, "training")
-        auditor = feeder.served.hop.auditor
+        auditor = feeder.served.audits.auditor
         assert auditor is not None
         claims = list[HopClaim]()
         auditor.observe_answer = claims.append  # type: ignore[assignment, method-assign]
@@ -295,7 +295,7 @@ async def test_an_honest_answer_is_not_called_false_because_the_check_comes_late
     async with village(manifest(stages=2), stages=(1, 1, 1, 0)) as v:
         feeder = v.people[-1]
         await v.until(lambda: feeder.node.served is not None, "the feeder serves its stage")
-        auditor = feeder.served.hop.auditor
+        auditor = feeder.served.audits.auditor
         assert auditor is not None
         claims = list[HopClaim]()
         auditor.observe_answer = claims.append  # type: ignore[assignment, method-assign]

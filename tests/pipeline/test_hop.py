@@ -359,7 +359,7 @@ def signing(people: list[Served], tasks: asyncio.TaskGroup) -> list[str]:
     found: list[str] = []
     for number, person in enumerate(people):
         run = replace(person.run, pipeline=replace(person.run.pipeline, audit_share=0.0))
-        person.hop.auditor = Auditor(
+        person.audits.auditor = Auditor(
             run,
             RUN,
             person.stage,

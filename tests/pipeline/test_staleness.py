@@ -2,19 +2,25 @@
 
 import asyncio
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from swarmnode.machine.replica import TorchReplica
 from swarmnode.manifest import GossipSpec, InnerSpec, Manifest, PipelineSpec
 from swarmnode.metrics import name
 from swarmnode.pipeline.microbatch_size import sizes_of
+from swarmnode.pipeline.next_hop import MicrobatchResult
+from swarmnode.pipeline.recompute import RecomputeService
+from swarmnode.pipeline.stage_worker import HopInput, StageAudits, StageWorker
 from swarmnode.pipeline.staleness import STRAGGLER, PendingGradients, averaged, label, replica_batch, window_limit
+from swarmnode.wire import call_pb2 as wire
+from tests.support.fake_telemetry import Quiet
 from tests.support.hop_chain import chain
 from tests.support.tiny_model import manifest as tiny_manifest
-from tests.support.tiny_model import stages_of, token_batch, train_on
+from tests.support.tiny_model import stages_of, token_batch, token_wire, train_on
 
 
 def run(microbatch: int = 8, batch: int = 16, batch_max: int = 0, steps: int = 1, least: int = 1) -> Manifest:
@@ -78,7 +84,7 @@ def test_a_step_waits_for_gradients_that_it_would_make_too_old() -> None:
     pending.closed(first, 99.0)
     assert not pending.put_off(6, 0.4)
     assert pending.put_off(7, 0.4)
-    pending.closed(second)
+    second.drop()
     assert not pending.put_off(7, 0.4)
 
 
@@ -102,28 +108,30 @@ async def test_a_replica_puts_off_its_step_while_an_older_gradient_is_on_its_way
         for serial in range(1, 9):
             await people[0].feed(serial=serial)
         assert [person.replica.inner_steps for person in people] == [4, 4, 4]
-        waited_for = middle.hop._pending.opened(3, now_s + 1e6)
+        waited_for = middle.hop.worker.pending.opened(3, now_s + 1e6)
         await people[0].feed(serial=9)
         await people[0].feed(serial=10)
         assert [person.replica.inner_steps for person in people] == [5, 4, 5]
-        middle.hop._pending.closed(waited_for)
+        waited_for.drop()
         await people[0].feed(serial=11)
         assert middle.replica.inner_steps == 5 and middle.replica.accumulated == 0
 
 
-async def test_a_gradient_that_is_too_old_is_passed_on_and_not_added() -> None:
-    async with chain(0, 1, 2) as (_, people):
-        middle = people[1]
-        # While the last stage works, the middle replica takes two steps with other microbatches.
-        last_loss = people[2].replica.loss
-
-        def loss(*arguments: object, **named: object) -> object:
-            middle.replica.stage.inner_steps += 2
-            return last_loss(*arguments, **named)  # type: ignore[arg-type]
-
-        people[2].replica.loss = loss  # type: ignore[method-assign,assignment]
-        await people[0].feed()
-        assert [person.replica.accumulated for person in people] == [4, 0, 4]
+def test_a_gradient_that_is_too_old_is_passed_on_and_not_added() -> None:
+    """While the last stage works, the first replica takes two steps with other microbatches."""
+    run, quiet = tiny_manifest(stages=2), Quiet()
+    first, last = (TorchReplica(run, stage) for stage in range(2))
+    tokens = token_wire(token_batch(run.model))
+    process = wire.Process(samples=4, purpose=wire.PURPOSE_TRAIN, itinerary=range(2))
+    hop = HopInput(process, tokens, tokens, replicas=1)
+    worker = StageWorker(run, first, lambda: 0, lambda: 0.0, StageAudits(cast(RecomputeService, None)), quiet)
+    for late, added in ((2, 0), (0, 4)):
+        y, pending = worker.forward(hop)
+        assert pending is not None and worker.pending.nbytes > 0
+        loss = last.loss(y, tokens, 4, train=True)
+        first.stage.inner_steps += late
+        result = worker.backward(y, MicrobatchResult(loss.gradient, loss.loss_sum, loss.tokens), pending, hop)
+        assert result.step is None and first.accumulated == added and worker.pending.nbytes == 0
 
 
 def test_the_rate_grows_by_the_root_of_a_batch_that_grew() -> None:

@@ -16,11 +16,14 @@ from swarmnode.machine.compute import ThreadCompute
 from swarmnode.machine.replica import TorchReplica
 from swarmnode.manifest import Manifest
 from swarmnode.membership.swarm import Member
+from swarmnode.membership.trust import PeerHistory
 from swarmnode.node.membership_handlers import MembershipHandlers
 from swarmnode.pipeline.backlog import Backlog
 from swarmnode.pipeline.hop import Hop
 from swarmnode.pipeline.next_hop import MicrobatchResult, NextHop
+from swarmnode.pipeline.recompute import RecomputeService
 from swarmnode.pipeline.route import Router
+from swarmnode.pipeline.stage_worker import StageAudits
 from swarmnode.ports import Answer, Call, Priority
 from swarmnode.wire import call_pb2 as wire
 from swarmnode.wire import record_pb2
@@ -45,8 +48,10 @@ class Served:
         self.next_hop = NextHop(RUN, self.transport, self.routers, quiet, run)
         me = self.transport.peer_id
         self.samples_total = 0
+        digest = self.replica.boundary_digest()
+        self.audits = StageAudits(RecomputeService(run, stage, self.replica, self.compute, digest, quiet))
         parts = self.replica, self.compute, self.next_hop, self.backlog, lambda: self.samples_total, quiet
-        self.hop = Hop(run, stage, me, *parts)  # type: ignore[arg-type]
+        self.hop = Hop(run, stage, me, *parts, PeerHistory(), self.audits)  # type: ignore[arg-type]
         self.answering = lambda: None
         MembershipHandlers(record_pb2.SignedManifest()).serve(self.transport)
         self.transport.serve("process", self._serve, tensor_bytes_max=1 << 20)

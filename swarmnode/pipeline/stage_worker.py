@@ -1,0 +1,231 @@
+"""The arithmetic of a replica's microbatches: forwards, backwards, losses, and an inner step once the batch is
+complete. All of it runs on the compute thread, backward first; `hop.py` awaits it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from swarmnode.errors import Unavailable
+from swarmnode.ids import PeerId
+from swarmnode.manifest import Manifest
+from swarmnode.metrics import name
+from swarmnode.model.optimizer import inner_batch
+from swarmnode.pipeline.accusation import Accusations
+from swarmnode.pipeline.auditor import Auditor
+from swarmnode.pipeline.backlog import InFlight
+from swarmnode.pipeline.input_check import InputAuditor
+from swarmnode.pipeline.next_hop import MicrobatchResult, onward
+from swarmnode.pipeline.recompute import RecomputeService
+from swarmnode.pipeline.staleness import (
+    PUT_OFF,
+    PendingForward,
+    PendingGradients,
+    averaged,
+    label,
+    replica_batch,
+    replica_share,
+)
+from swarmnode.pipeline.statement import HopClaim, TensorFingerprints
+from swarmnode.ports import Answer, Call, Replica, StepReport, Telemetry, WireTensor
+from swarmnode.wire import call_pb2 as wire
+
+T = TypeVar("T")
+
+HALVINGS_MAX = 40  # of the memory for tapes, which is then none
+OWN_SHARE = 0.5  # guess: share of a dedicated device's free memory for tapes; rounds need the rest
+
+
+@dataclass(slots=True)
+class StageAudits:
+    """`recompute` serves auditors of our answers. `auditor` signs our answers and checks those to us, `input_auditor`
+    checks the input that feeders send, `accusations` the findings of other auditors. These three are None in a run that
+    is not audited."""
+
+    recompute: RecomputeService
+    auditor: Auditor | None = None
+    input_auditor: InputAuditor | None = None
+    accusations: Accusations | None = None
+
+    async def serve_suspicion(self, peer: PeerId, call: Call) -> Answer:
+        """Handler of method "suspicion". Raises Unavailable if this run does not audit."""
+        if self.auditor is None:
+            raise Unavailable("this run does not audit answers")
+        return await self.auditor.serve_suspicion(peer, call)
+
+    async def serve_accusation(self, peer: PeerId, call: Call) -> Answer:
+        """Handler of method "accusation". Raises Unavailable if this run does not audit."""
+        if self.accusations is None:
+            raise Unavailable("this run does not audit answers")
+        return await self.accusations.serve(peer, call)
+
+
+@dataclass(frozen=True, slots=True)
+class HopInput:
+    """A microbatch as it arrived at this stage. `replicas` share the stage's inner batch. `held` decides whether its
+    gradient counts; None: it always does."""
+
+    process: wire.Process
+    x: WireTensor
+    tokens: WireTensor
+    replicas: int
+    held: InFlight | None = None
+
+    @property
+    def train(self) -> bool:
+        return self.process.purpose == wire.PURPOSE_TRAIN
+
+
+@dataclass(slots=True)
+class StageResult:
+    """Result of a gradient or a loss on the compute thread: the gradient of `x`, and fingerprints for our statement,
+    None if answers are not signed."""
+
+    gradient: WireTensor | None
+    prints: TensorFingerprints | None
+    step: StepReport | None = None
+    claim: HopClaim | None = None  # the verified answer of the next stage, if answers are signed
+    recomputed: bool = False
+    loss_sum: float = 0.0
+    tokens: int = 0
+
+
+class StageWorker:
+    """Owns a replica, its tapes, its pending gradients and its steps. Every method runs on the compute thread. Other
+    threads read `inner_steps` and drop a `PendingForward`, which no longer counts here from then on."""
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        replica: Replica,
+        samples_total: Callable[[], int],
+        now: Callable[[], float],
+        audits: StageAudits,
+        telemetry: Telemetry,
+    ) -> None:
+        """`samples_total` and `now`, the event loop's clock, may be read from any thread."""
+        self._manifest = manifest
+        self._replica = replica
+        self._samples_total = samples_total
+        self._now = now
+        self._audits = audits
+        self._telemetry = telemetry
+        self._tape_max = max(manifest.limits.tape_bytes_max, int(OWN_SHARE * replica.spare_nbytes))
+        self._tape_nbytes_last = 0  # of the last tape with its graph: the next takes as much
+        self.pending = PendingGradients(manifest.pipeline.staleness_max)
+
+    @property
+    def inner_steps(self) -> int:
+        """Inner steps of the weights now."""
+        return self._replica.inner_steps
+
+    def piece(self, queued_at: float, work: Callable[[HopInput], T], hop: HopInput) -> tuple[T, float]:
+        """(`work` of `hop`, the seconds it queued since loop time `queued_at`)."""
+        waited_s, before = self._now() - queued_at, self._replica.out_of_memory
+        try:
+            return work(hop), waited_s
+        finally:
+            if self._replica.out_of_memory > before:
+                self._telemetry.count(name.OUT_OF_MEMORY, self._replica.out_of_memory - before)
+            self._telemetry.gauge(name.TAPE_BYTES, float(self.pending.nbytes))
+
+    def forward(self, hop: HopInput) -> tuple[WireTensor, PendingForward | None]:
+        """The activations to send on and, in training, the forward whose gradient is due. Raises Busy if memory runs
+        out, RemoteFault for a bad `x`."""
+        steps = self._replica.inner_steps
+        used = self.pending.nbytes + self._tape_nbytes_last + self._replica.held_nbytes
+        room = used <= self._tape_max >> min(self._replica.out_of_memory, HALVINGS_MAX)
+        late = hop.train and self._late(hop.replicas)
+        y, tape = self._replica.forward(hop.x, keep=hop.train, graph=room, tokens=hop.tokens, late=late)
+        if tape is None:
+            return y, None
+        if room:
+            self._tape_nbytes_last = tape.nbytes
+        else:
+            self._telemetry.count(name.RELEASED_TAPES)
+        return y, self.pending.opened(steps, self._now(), hop.process.samples, tape)
+
+    def claim(self, hop: HopInput, y: WireTensor, answer: MicrobatchResult) -> HopClaim | None:
+        """The verified claim of the next stage's `answer` to `y`; None if answers are not signed. Raises
+        RemoteFault."""
+        if (auditor := self._audits.auditor) is None:
+            return None
+        assert answer.peer is not None and answer.report is not None and answer.gradient is not None
+        tensors = y, hop.tokens, answer.gradient
+        prints = TensorFingerprints(*self.fingerprints(tensors))
+        stated = auditor.checked(onward(hop.process), answer.peer, answer.report, prints)
+        coherence = auditor.coherence(answer.gradient, hop.tokens, hop.process.samples)
+        return HopClaim(stated, hop.process.samples, *tensors, coherence=coherence)
+
+    def backward(self, y: WireTensor, answer: MicrobatchResult, pending: PendingForward, hop: HopInput) -> StageResult:
+        """Run the gradient of `answer` back through the tape of `pending`, and step if the batch is complete. A
+        gradient that is too old is passed on but not added here. Raises RemoteFault for a bad answer, Busy if memory
+        runs out, and Unavailable if all callers gave up; nothing was added then."""
+        # Before the gradient touches the tape: what was added to the weights' gradient cannot be taken out.
+        claim = self.claim(hop, y, answer)
+        if hop.held is not None:
+            hop.held.commit()
+        replica, samples, gradient, tape = self._replica, hop.process.samples, answer.gradient, pending.tape
+        if tape is None:
+            raise Unavailable("this node has given up the microbatch")
+        assert gradient is not None
+        age = pending.age(replica.inner_steps)
+        fresh = age <= self._manifest.pipeline.staleness_max
+        before, clipped = replica.recomputed, replica.clipped
+        gradient_up = replica.backward(tape, gradient, samples, accumulate=fresh)
+        self.pending.closed(pending, self._now())
+        self._telemetry.count(name.GRADIENTS, staleness=label(age))
+        if not fresh:
+            self._telemetry.count(name.STALE_GRADIENTS)
+        if replica.clipped > clipped:
+            self._telemetry.count(name.CLIPPED_GRADIENTS)
+        if recomputed := replica.recomputed > before:
+            self._telemetry.count(name.RECOMPUTED_TAPES)
+        result = self._result(hop, gradient_up, claim)
+        result.recomputed = recomputed
+        return result
+
+    def loss(self, hop: HopInput) -> StageResult:
+        """The last stage: the loss, in training its gradient as well, and a step if the batch is complete. Raises as
+        `backward`."""
+        if hop.held is not None and hop.train:
+            hop.held.commit()
+        loss = self._replica.loss(hop.x, hop.tokens, hop.process.samples, train=hop.train)
+        result = self._result(hop, loss.gradient, None)
+        result.loss_sum, result.tokens = loss.loss_sum, loss.tokens
+        return result
+
+    def fingerprints(self, tensors: Sequence[WireTensor]) -> tuple[bytes, ...]:
+        """The fingerprint of each tensor."""
+        return tuple(map(self._replica.fingerprint, tensors))
+
+    def _result(self, hop: HopInput, gradient: WireTensor | None, claim: HopClaim | None) -> StageResult:
+        """The result with `gradient` for the stage before, right after this replica's own gradient was added."""
+        step = self._step(hop.replicas) if hop.train else None
+        prints = None
+        if self._audits.auditor is not None and gradient is not None:
+            of, next_hop = self._replica.fingerprint, None if claim is None else claim.statement
+            tokens = of(hop.tokens) if next_hop is None else next_hop.tokens
+            sent, got = (b"", b"") if next_hop is None else (next_hop.x, next_hop.gradient)
+            prints = TensorFingerprints(of(hop.x), tokens, of(gradient), sent, got)
+        if self._audits.accusations is not None and gradient is not None:
+            self._audits.accusations.usual_norm.record(gradient, hop.process.samples)
+        return StageResult(gradient, prints, step, claim)
+
+    def _late(self, replicas: int) -> bool:
+        """Whether the gradient of a forward made now will come after the next inner step: those before it complete a
+        batch."""
+        waiting = self._replica.accumulated + self.pending.samples
+        return waiting >= replica_share(self._manifest, self._samples_total(), replicas)
+
+    def _step(self, replicas: int) -> StepReport | None:
+        """Take an inner step if the batch is complete."""
+        accumulated, samples_total, inner = self._replica.accumulated, self._samples_total(), self._manifest.inner
+        if accumulated < replica_share(self._manifest, samples_total, replicas):
+            return None
+        together = inner_batch(inner, samples_total)
+        most = PUT_OFF * replica_batch(self._manifest, max(together, inner.inner_batch_max), replicas)
+        if accumulated < most and self.pending.put_off(self._replica.inner_steps, self._now()):
+            return None
+        return self._replica.step(samples_total, together / max(1, replicas), averaged(self._manifest, replicas))
