@@ -6,6 +6,7 @@ import asyncio
 import base64
 import binascii
 import contextlib
+import functools
 import json
 import os
 import sys
@@ -24,17 +25,17 @@ from swarmnode.daemon.options import ArchiveOptions
 from swarmnode.dashboard.history import history_path, read_members
 from swarmnode.data.tokenizer_file import carried_files, tokenizer_file
 from swarmnode.errors import NotPermitted, RemoteFault, SwarmnodeError, Unavailable, UsageError
-from swarmnode.ids import PeerId
 from swarmnode.machine.archive_sources import ArchiveSources
 from swarmnode.machine.bucket_store import open_store
 from swarmnode.machine.folder_store import FolderStore, hold
 from swarmnode.machine.run_archive import RETRY_S, Archive, ArchivePlan, Evaluate, Measured, ModelFiles
 from swarmnode.machine.stage_fit import free_memory
+from swarmnode.manifest import Manifest
 from swarmnode.membership.access import check_warrant, sign_warrant
 from swarmnode.model.section import section_shapes
 from swarmnode.model.split import stages_of
 from swarmnode.node.notice import Notices
-from swarmnode.ports import Answer, Call, Clock
+from swarmnode.ports import Clock
 from swarmnode.recovery.archive import ONCE_S, Scores
 from swarmnode.recovery.checkpoint import ROOT, Origin, checkpoint_of
 from swarmnode.recovery.checkpoint_io import load_stage
@@ -143,45 +144,31 @@ def read_warrant(path: Path) -> access_pb2.Warrant:
         ) from None
 
 
-class ArchiveGiver:
-    """Serves the slow weights of any stage from the newest checkpoint of `archive`, to nodes that bring it back."""
-
-    def __init__(self, process: DaemonContext, archive: Archive) -> None:
-        self._manifest = process.manifest
-        self._archive = archive
-        self._donor = LoadedDonor(process.run_id, self._load, asyncio.to_thread, process.telemetry)
-        self.chunk = self._donor.chunk
-
-    async def offer(self, peer: PeerId, call: Call) -> Answer:
-        """Handler of "snapshot". Raises Unavailable without a checkpoint, RemoteFault for a stage that does not
-        exist."""
-        answer = await self._donor.offer(peer, call)
-        answer.header.snapshot.warrant.CopyFrom(self._archive.sources.warrant)
-        return answer
-
-    async def _load(self, stage: int, known: Snapshot | None) -> Snapshot:
-        """The stage's newest copy, however the stages were cut then."""
-        if stage >= self._manifest.pipeline.stages:
-            raise RemoteFault(f"stage {stage} asked of a run of {self._manifest.pipeline.stages}")
-        entry = max(self._archive.entries.values(), key=lambda entry: entry.samples, default=None)
-        if entry is None:
-            raise Unavailable("the archive has no checkpoint yet")
-        if known is not None and known.progress.total == entry.samples:
-            return known
-        store = FolderStore(self._archive.folder_of(entry))
-        checkpoint = checkpoint_of(await store.read(ROOT) or b"", entry.label)
-        shapes = {"theta": section_shapes(self._manifest, stages_of(self._manifest)[stage])["phi"]}
-        state = await load_stage(store, "", checkpoint, shapes)  # theta of an archive is read from its phi
-        round_index = min(part.round for part in checkpoint.parts)
-        state = replace(state, sections={"phi": state.sections["theta"]}, packed=True)
-        return Snapshot.of(state, stage, round_index, record_pb2.Progress(total=entry.samples))
-
-
 def give_archive(process: DaemonContext, archive: Archive) -> None:
-    """Serve stages that nobody else has from `archive`."""
-    giver = ArchiveGiver(process, archive)
-    process.transport.serve("snapshot", giver.offer, tensor_bytes_max=0)
-    process.transport.serve("chunk", giver.chunk, tensor_bytes_max=0)
+    """Serve the slow weights of any stage from the newest checkpoint of `archive`, to nodes that bring it back."""
+    load = functools.partial(_stage_of, process.manifest, archive)
+    LoadedDonor(process.run_id, load, asyncio.to_thread, process.telemetry, archive.sources.warrant).serve(
+        process.transport
+    )
+
+
+async def _stage_of(manifest: Manifest, archive: Archive, stage: int, known: Snapshot | None) -> Snapshot:
+    """The newest copy of `stage`, however the stages were cut then; `known` if it is that. Raises Unavailable without
+    a checkpoint, RemoteFault for a stage that does not exist."""
+    if stage >= manifest.pipeline.stages:
+        raise RemoteFault(f"stage {stage} asked of a run of {manifest.pipeline.stages}")
+    entry = max(archive.entries.values(), key=lambda entry: entry.samples, default=None)
+    if entry is None:
+        raise Unavailable("the archive has no checkpoint yet")
+    if known is not None and known.progress.total == entry.samples:
+        return known
+    store = FolderStore(archive.folder_of(entry))
+    checkpoint = checkpoint_of(await store.read(ROOT) or b"", entry.label)
+    shapes = {"theta": section_shapes(manifest, stages_of(manifest)[stage])["phi"]}
+    state = await load_stage(store, "", checkpoint, shapes)  # theta of an archive is read from its phi
+    round_index = min(part.round for part in checkpoint.parts)
+    state = replace(state, sections={"phi": state.sections["theta"]}, packed=True)
+    return Snapshot.of(state, stage, round_index, record_pb2.Progress(total=entry.samples))
 
 
 async def archive_once(archive: Archive) -> Path:

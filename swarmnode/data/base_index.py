@@ -21,11 +21,12 @@ import stat
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from swarmnode.data.chunk_store import find_index, read_regular
 from swarmnode.data.index import CHUNK_NBYTES_MAX, HASH_NBYTES, INDEX_NBYTES_MAX, Chunk, checked_digest
 from swarmnode.errors import DataError
+from swarmnode.ports import Telemetry
 from swarmnode.wire_tensor import WireTensor
 
 BASE_INDEX_FILE = "base.json"
@@ -99,6 +100,18 @@ class BaseIndex:
     files: tuple[BaseFile, ...]
     tensors: Mapping[str, BaseTensor]
     digest: bytes = b""
+
+    FIELD: ClassVar = "base.index"
+    FILE: ClassVar = BASE_INDEX_FILE
+    PUBLISHED: ClassVar = False
+    BARE_FOLDER: ClassVar = True
+
+    @classmethod
+    def parse(cls, raw: bytes, expected: bytes, origin: str) -> BaseIndex:
+        return parse_base(raw, expected, origin)
+
+    def tell_opened(self, telemetry: Telemetry, note: str) -> None:
+        telemetry.event("base.opened", digest=self.digest.hex(), note=f"{len(self.tensors)} parameters in {note}")
 
     @functools.cached_property
     def _ends(self) -> list[int]:

@@ -17,12 +17,13 @@ import threading
 from collections import OrderedDict
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, Protocol, TypeVar
+from typing import ClassVar, Generic, Protocol, Self, TypeVar
 
 import numpy as np
 
 from swarmnode.data.index import INDEX_FILE, INDEX_NBYTES_MAX, Chunk
 from swarmnode.errors import DataError
+from swarmnode.ports import Telemetry
 
 CACHE_NBYTES = 8 * 10**9
 """Bound of the cache, as --data-cache (guess: two thousand chunks, hours of a fast feeder)."""
@@ -106,7 +107,19 @@ class ChunkCache:
 
 
 class ChunkIndex(Protocol):
-    """An index of chunks numbered [0, count)."""
+    """An index of chunks numbered [0, count): of the run's text, or of the model that it starts from."""
+
+    FIELD: ClassVar[str]  # of the manifest, with the SHA-256 of the index
+    FILE: ClassVar[str]
+    PUBLISHED: ClassVar[bool]  # web locations hold the index, too
+    BARE_FOLDER: ClassVar[bool]  # a folder with the files alone is used, without an index: every chunk is verified
+
+    @classmethod
+    def parse(cls, raw: bytes, expected: bytes, origin: str) -> Self:
+        """The index in `raw`. Raises DataError unless it has the SHA-256 `expected` and is valid."""
+        ...
+
+    def tell_opened(self, telemetry: Telemetry, note: str) -> None: ...
 
     @property
     def count(self) -> int: ...

@@ -18,12 +18,13 @@ import itertools
 import json
 import re
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from swarmnode.data.tokens import dtype_of
 from swarmnode.errors import DataError
+from swarmnode.ports import Telemetry
 
 INDEX_FILE = "index.json"
 TOKENIZER_FILE = "tokenizer.json"
@@ -96,6 +97,21 @@ class Index:
     train: Split
     validation: Split
     digest: bytes = b""
+
+    FIELD: ClassVar = "data.index"
+    FILE: ClassVar = INDEX_FILE
+    PUBLISHED: ClassVar = True
+    BARE_FOLDER: ClassVar = False
+
+    @classmethod
+    def parse(cls, raw: bytes, expected: bytes, origin: str) -> Index:
+        return parse_index(raw, expected, origin)
+
+    def tell_opened(self, telemetry: Telemetry, note: str) -> None:
+        train, validation = self.train.tokens, self.validation.tokens
+        telemetry.event(
+            "data.opened", digest=self.digest.hex(), tokens_train=train, tokens_validation=validation, note=note
+        )
 
     @property
     def dtype(self) -> np.dtype[Any]:

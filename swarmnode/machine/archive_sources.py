@@ -32,7 +32,7 @@ from swarmnode.recovery.archive import COPIES_MAX, CopyVerdict, choose_copy, sam
 from swarmnode.recovery.checkpoint import Checkpoint
 from swarmnode.recovery.state_check import ROUNDS_APART_MAX
 from swarmnode.recovery.tensorfile import ITEMSIZE
-from swarmnode.transfer.download import DonorClient, DonorLied, DownloadLimits
+from swarmnode.transfer.download import Chunk, DonorClient, DonorLied, DownloadLimits
 from swarmnode.transfer.snapshot import SLOW, chunk_span
 from swarmnode.wire import access_pb2, record_pb2
 from swarmnode.wire import call_pb2 as wire
@@ -58,16 +58,14 @@ class SlowCopy:
         DonorClient.chunk."""
         missing = deque(index for index in indices if index not in self.have)
 
-        async def work() -> None:
-            while missing:
-                index = missing.popleft()
-                data = await donor.chunk(self.peer, self.offer, index, LIMITS.chunk_retries_max)
-                self._write(index, data)
-                moved(len(data))
+        def put(peer: PeerId, offer: wire.Snapshot, index: int, data: Chunk) -> None:
+            self._write(index, data)
+            moved(len(data))
 
+        work = partial(donor.pull, self.peer, self.offer, missing, put)
         await gather_or_cancel([work] * min(LIMITS.beside, len(missing)))
 
-    def _write(self, index: int, data: memoryview | bytes | bytearray) -> None:
+    def _write(self, index: int, data: Chunk) -> None:
         start, _ = chunk_span(self.offer, index)
         try:
             descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT, 0o600)
@@ -365,7 +363,8 @@ class ArchiveSources:
         self.telemetry.event("archive.refused", level="warning", peer=peer, stage=stage, lied=lied, reason=str(failure))
 
     def _donor(self, stage: int) -> DonorClient:
-        return DonorClient(self.transport, stage, self.run_id, self.sizes[stage], LIMITS, 0, SLOW, warrant=self.warrant)
+        here = self.transport, self.run_id, stage, self.sizes[stage], self.telemetry
+        return DonorClient(*here, limits=LIMITS, cut=SLOW, warrant=self.warrant)
 
 
 def _check_round(rounds: Iterable[int]) -> None:

@@ -23,7 +23,7 @@ from swarmnode.pipeline.recompute import RecomputeService, Text, hop_again
 from swarmnode.pipeline.stage_worker import StageAudits
 from swarmnode.pipeline.statement import HopAnswer, HopClaim, HopEvidence, StepsContradicted
 from swarmnode.ports import Priority, Replica, WireTensor
-from swarmnode.transfer.download import DownloadLimits, download
+from swarmnode.transfer.download import DonorClient, DownloadLimits
 from swarmnode.wire import call_pb2 as wire
 
 T = TypeVar("T")
@@ -145,15 +145,9 @@ class HopReplayer:
         async with self._one:
             replica = await compute.run(Priority.BACKGROUND, 0, partial(self._ports.replica, self._manifest, stage))
             await self._restorer.freeze(replica, stage)
-            state, _ = await download(
-                self._transport,
-                lambda: [peer],
-                stage,
-                self._run_id,
-                replica.sizes_of(stage),
-                DownloadLimits(busy_max_s=BUSY_MAX_S),
-                self._ports.telemetry,
-            )
+            here = self._transport, self._run_id, stage, replica.sizes_of(stage), self._ports.telemetry
+            client = DonorClient(*here, limits=DownloadLimits(busy_max_s=BUSY_MAX_S))
+            state, _ = await client.download(lambda: [peer])
             apart = 0 if inner_steps is None else abs(state.inner_steps - inner_steps)
             if apart > STEPS_APART_MAX:
                 what = f"the weights of {short(peer)} are {apart} inner steps from those that answered"

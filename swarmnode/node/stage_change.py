@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from swarmnode.errors import Unavailable
@@ -42,7 +42,7 @@ from swarmnode.ports import Clock, Telemetry, Transport
 from swarmnode.recovery.recovery_source import donors_of
 from swarmnode.recovery.restore import FIRST_ROUNDS, SAMPLE
 from swarmnode.recovery.state_check import Apart, StateCheck, apart
-from swarmnode.transfer.download import Compare, DownloadLimits, download
+from swarmnode.transfer.download import DonorClient
 from swarmnode.transfer.snapshot import WHOLE, Snapshot, newcomer_part
 from swarmnode.wire import record_pb2
 
@@ -304,21 +304,12 @@ class StageRebalancer:
         loop = asyncio.get_running_loop()
         begun_s = loop.time()
         try:
-            get = partial(
-                download,
-                self._line,
-                lambda: self._donors(move.target),
-                move.target,
-                self._run_id,
-                sizes,
-                DownloadLimits(),
-                self._telemetry,
-                rounds_max=lambda: self._presence.run_progress.rounds_max,
-                compare=self._compare_with(move.target, sizes),
-            )
-            state, offer = await get(cut=cut)
+            client, donors = self._client(move.target, sizes), partial(self._donors, move.target)
+            # Replicas that never meet may differ.
+            check = None if self._manifest.gossip.method == "none" else StateCheck(client, donors, self._apart).compare
+            state, offer = await replace(client, cut=cut).download(donors, compare=check)
             if cut != WHOLE and not offer.round:  # as restore.py does
-                state, offer = await get(cut=WHOLE)
+                state, offer = await client.download(donors, compare=check)
         except Unavailable as error:
             self._stay(move, str(error))
             return None
@@ -347,13 +338,10 @@ class StageRebalancer:
             await self._look()
         return verdict
 
-    def _compare_with(self, stage: int, sizes: Sizes) -> Compare | None:
-        """A check of a state of `stage` against other replicas; None where replicas never meet and so may differ."""
-        if self._manifest.gossip.method == "none":
-            return None
-        donors, run_progress = partial(self._donors, stage), self._presence.run_progress
-        here = self._line, self._run_id, stage, sizes, donors, lambda: run_progress.rounds_max
-        return StateCheck(*here, self._apart, self._telemetry).compare
+    def _client(self, stage: int, sizes: Sizes) -> DonorClient:
+        run_progress = self._presence.run_progress
+        here = self._line, self._run_id, stage, sizes, self._telemetry
+        return DonorClient(*here, lambda: run_progress.rounds_max)
 
     async def _replaced(self, stage: int) -> tuple[bool, str]:
         """Whether another replica of `stage`, ours, is sure to stay: it answers, and has not announced that it goes.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 from swarmnode.errors import RemoteFault, Unavailable
 from swarmnode.ids import PeerId, RunId, digest64, short
@@ -19,7 +20,7 @@ from swarmnode.ports import Answer, Call, Replica, State, Telemetry, Transport
 from swarmnode.recovery.recovery_source import keeps
 from swarmnode.recovery.state_check import ROUNDS_APART_MAX, StateCheck, drawn_now, slices_of
 from swarmnode.transfer.donor import DonorLimits
-from swarmnode.transfer.download import DownloadLimits, download
+from swarmnode.transfer.download import DonorClient, DownloadLimits
 from swarmnode.transfer.snapshot import SLOW, WHOLE, Snapshot, StateSlice
 from swarmnode.wire import call_pb2, record_pb2
 
@@ -98,6 +99,8 @@ class NeighbourBackup:
         self._telemetry = telemetry
         self._sizes = replica.sizes_of(self.stage)
         self._cut, self._reason = to_keep(self._spec.snapshot_bytes_max, self._sizes, replica.ends_of(self.stage))
+        here = transport, run_id, self.stage, self._sizes, telemetry
+        self._client = DonorClient(*here, lambda: membership.run_progress.rounds_max)
         self.snapshot: Snapshot | None = None  # what is kept
         self._held = False  # while this node is paused: nothing is downloaded
 
@@ -151,14 +154,16 @@ class NeighbourBackup:
     async def _renew(self, cut: StateSlice, reason: str) -> bool:
         """Fetch the part `cut` anew. Returns whether that worked."""
         salt = digest64("renewal", self._transport.peer_id)
-        donors = [member.peer for member in self._swarm().serving(self.stage)]
-        donors.sort(key=lambda peer: rank(peer, salt))
+        donors = sorted(self._serving(), key=lambda peer: rank(peer, salt))
         try:
             await self._fetch(cut, donors, GENTLE, reason)
         except Unavailable as error:
             self._telemetry.event("recovery.kept", level="warning", of_stage=self.stage, nbytes=0, reason=str(error))
             return False
         return True
+
+    def _serving(self) -> list[PeerId]:
+        return [member.peer for member in self._swarm().serving(self.stage)]
 
     async def _compare(self, state: State, offer: call_pb2.Snapshot, givers: Collection[PeerId]) -> None:
         """Raise RemoteFault for a state that other replicas contradict.
@@ -167,17 +172,8 @@ class NeighbourBackup:
         """
         if self._diverging:
             return
-        second = StateCheck(
-            self._transport,
-            self._run_id,
-            self.stage,
-            self._sizes,
-            lambda: [member.peer for member in self._swarm().serving(self.stage)],
-            lambda: self._membership.run_progress.rounds_max,
-            self._apart,
-            self._telemetry,
-        )
-        words = await second.compare(state, offer, givers)
+        others = self._serving
+        words = await StateCheck(self._client, others, self._apart).compare(state, offer, givers)
         if words or self.snapshot is None or offer.round - self.snapshot.round_index > ROUNDS_APART_MAX:
             return
         at = drawn_now(self._sizes["phi"], self._transport.peer_id, offer.id.hex())
@@ -189,18 +185,8 @@ class NeighbourBackup:
         self, cut: StateSlice, donors: Sequence[PeerId], limits: DownloadLimits, reason: str
     ) -> call_pb2.Snapshot:
         begun = asyncio.get_running_loop().time()
-        state, offer = await download(
-            self._transport,
-            lambda: donors,
-            self.stage,
-            self._run_id,
-            self._sizes,
-            limits,
-            self._telemetry,
-            cut=cut,
-            rounds_max=lambda: self._membership.run_progress.rounds_max,
-            compare=self._compare if cut == WHOLE else None,
-        )
+        client, compare = replace(self._client, limits=limits, cut=cut), self._compare if cut == WHOLE else None
+        state, offer = await client.download(lambda: donors, compare=compare)
         kept = self.snapshot  # a handover may have come while this was on its way
         if kept is None or (offer.round, offer.inner_steps) >= (kept.round_index, kept.state.inner_steps):
             self.snapshot = Snapshot.of_offer(offer, state, cut.first)

@@ -42,7 +42,7 @@ from swarmnode.recovery.recovery_source import (
 )
 from swarmnode.recovery.resumption import CheckpointOptions, EarlierCut, Resumption, SavedStages, newest_of
 from swarmnode.recovery.state_check import StateCheck
-from swarmnode.transfer.download import Accept, DonorClient, DownloadLimits, download
+from swarmnode.transfer.download import Accept, DonorClient, DownloadLimits
 from swarmnode.transfer.snapshot import SLOW, WHOLE, Snapshot, StateSlice, newcomer_part
 from swarmnode.wire import access_pb2, record_pb2
 from swarmnode.wire import call_pb2 as wire
@@ -384,19 +384,13 @@ class _Restoration:
         every, keepers = partial(self._donors, frozenset(view.donors), view.stage), [p for _, p in view.kept]
         donors = every if self._only is None else lambda: view.donors
         check = self._check(view.stage, donors, lambda: keepers)
-        get = partial(
-            self._download,
-            view.stage,
-            donors,
-            check=check,
-            accept=self._load,
-            limits=POLITE,
-            round_min=self._round_min,
-        )
+        whole = self._client(view.stage, POLITE, self._round_min)
         cut = newcomer_part(self._manifest.gossip, self._replica.sizes_of(view.stage)) if view.round_now else WHOLE
-        state, offer = await get(cut=cut)
+        state, offer = await self._download(replace(whole, cut=cut), donors, check, self._load)
         if cut != WHOLE and not offer.round and view.round_now <= FIRST_ROUNDS:
-            state, offer = await get(cut=WHOLE)  # before its first round the fast weights hold all that was learned
+            state, offer = await self._download(
+                whole, donors, check, self._load
+            )  # before its first round the fast weights hold all that was learned
         # The median tolerates one liar about the run's count among the donor, the confirming peer and the pinged peers.
         totals = [offer.progress.total, view.samples_least, *([] if check is None else check.totals[:1])]
         total = median_low(totals)
@@ -413,7 +407,7 @@ class _Restoration:
         neighbours could bring it back.
         """
         archives, sizes = await self._archives(view.stage), self._replica.sizes_of(view.stage)
-        state, offer = await self._download(view.stage, lambda: archives, cut=SLOW)
+        state, offer = await self._download(self._client(view.stage, cut=SLOW), lambda: archives)
         age = view.round_now - offer.round
         if age > self._manifest.recovery.snapshot_rounds_max and neighbours_suffice(view)[0]:
             raise Unavailable(f"the archive's copy of stage {view.stage} is {age} rounds old")
@@ -452,7 +446,7 @@ class _Restoration:
         check = self._check(wired, keepers=lambda: keepers)
         replica = await run(partial(here.make, before, stage))
         accept = partial(here.load, replica)
-        _, offer = await self._download(wired, lambda: keepers, check=check, accept=accept)
+        _, offer = await self._download(self._client(wired), lambda: keepers, check, accept)
         state, shapes = await run(replica.snapshot), self._checkpoints.shapes(before, stage)
         me, told = self._membership.me, offer.progress
         await here.saved.save(state, shapes, stage=stage, round_index=offer.round, peer=me, progress=told, piece=True)
@@ -464,8 +458,7 @@ class _Restoration:
 
     async def _offers(self, stage: int, cut: StateSlice, peers: Sequence[PeerId]) -> list[tuple[PeerId, wire.Snapshot]]:
         """The offers of `stage` that some of `peers` make, the latest round first."""
-        here, sizes, offers = self._restorer, self._sizes(stage), list[tuple[PeerId, wire.Snapshot]]()
-        client = DonorClient(here.transport, stage, here.run_id, sizes, DownloadLimits(), 0, cut, self._rounds_max)
+        client, offers = self._client(stage, cut=cut), list[tuple[PeerId, wire.Snapshot]]()
 
         async def ask(peer: PeerId) -> None:
             with contextlib.suppress(Unavailable, RemoteFault):  # most have none
@@ -506,7 +499,7 @@ class _Restoration:
             if serves:
                 donors = partial(self._donors, frozenset(), stage)
                 check = self._check(stage, donors)
-                state, offer = await self._download(stage, donors, cut=SLOW, check=check)
+                state, offer = await self._download(self._client(stage, cut=SLOW), donors, check)
                 neighbours.append(Neighbour(stage, state.sections["phi"], offer.gradient_norm))
         mirrored = None
         if view.ends:
@@ -542,18 +535,7 @@ class _Restoration:
         meet: they differ without a fault."""
         if self._manifest.gossip.method == "none":
             return None
-        return StateCheck(
-            self._restorer.transport,
-            self._restorer.run_id,
-            stage,
-            self._sizes(stage),
-            others,
-            self._rounds_max,
-            self._replica.apart,
-            self._telemetry,
-            keepers=keepers,
-            within=within,
-        )
+        return StateCheck(self._client(stage), others, self._replica.apart, keepers=keepers, within=within)
 
     async def _from_backups(
         self,
@@ -570,9 +552,8 @@ class _Restoration:
         own = self._backup if self._membership.me in keepers else None
         if own is None or keepers[0] != self._membership.me:
             try:
-                state, offer = await self._download(
-                    stage, lambda: keepers, cut=cut, check=check, accept=accept, limits=BACKUP_LIMITS
-                )
+                client = self._client(stage, BACKUP_LIMITS, cut=cut)
+                state, offer = await self._download(client, lambda: keepers, check, accept)
                 return state, offer.progress
             except Unavailable:
                 if own is None:
@@ -584,34 +565,23 @@ class _Restoration:
             await accept(state)
         return state, own.progress
 
+    def _client(
+        self, stage: int, limits: DownloadLimits | None = None, round_min: int = 0, cut: StateSlice = WHOLE
+    ) -> DonorClient:
+        """Asks peers for the part `cut` of the state of `stage`, of round `round_min` or later."""
+        here = self._restorer.transport, self._restorer.run_id, stage, self._sizes(stage), self._telemetry
+        return DonorClient(*here, self._rounds_max, limits or DownloadLimits(), cut, round_min)
+
     async def _download(
         self,
-        stage: int,
+        client: DonorClient,
         donors: Callable[[], Sequence[PeerId]],
-        *,
-        cut: StateSlice = WHOLE,
         check: StateCheck | None = None,
         accept: Accept | None = None,
-        limits: DownloadLimits | None = None,
-        round_min: int = 0,
     ) -> tuple[State, wire.Snapshot]:
-        """The part `cut` of the state of `stage`, of round `round_min` or later, and the donor's offer
-        (transfer/download.py). Raises Unavailable."""
-        state, offer = await download(
-            self._restorer.transport,
-            donors,
-            stage,
-            self._restorer.run_id,
-            self._sizes(stage),
-            limits or DownloadLimits(),
-            self._telemetry,
-            cut=cut,
-            round_min=round_min,
-            rounds_max=self._rounds_max,
-            compare=None if check is None else check.compare,
-            accept=accept,
-            helpers=lambda: self._helpers(stage),
-        )
+        """DonorClient.download with helpers; counts the bytes. Raises Unavailable."""
+        compare, helpers = None if check is None else check.compare, partial(self._helpers, client.stage)
+        state, offer = await client.download(donors, compare=compare, accept=accept, helpers=helpers)
         self._nbytes += offer.nbytes
         return state, offer
 

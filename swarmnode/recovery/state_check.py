@@ -23,9 +23,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from swarmnode.errors import RemoteFault, Unavailable
-from swarmnode.ids import PeerId, RunId, seeded, short
-from swarmnode.model.section import PACKED_ITEMSIZE, Sizes
-from swarmnode.ports import State, Telemetry, Transport
+from swarmnode.ids import PeerId, seeded, short
+from swarmnode.model.section import PACKED_ITEMSIZE
+from swarmnode.ports import State
 from swarmnode.transfer.download import DonorClient, DownloadLimits
 from swarmnode.transfer.snapshot import SLOW, StateSlice
 from swarmnode.wire import call_pb2 as wire
@@ -110,33 +110,22 @@ class StateCheck:
 
     def __init__(
         self,
-        transport: Transport,
-        run_id: RunId,
-        stage: int,
-        sizes: Sizes,
+        client: DonorClient,
         others: Callable[[], Sequence[PeerId]],
-        rounds_max: Callable[[], float],
         apart: Apart,
-        telemetry: Telemetry,
         *,
         keepers: Callable[[], Sequence[PeerId]] = tuple,
         within: StateSlice = SLOW,
     ) -> None:
-        """`others` returns serving replicas to ask, best first, and `keepers` nodes that keep a snapshot of the stage,
-        asked after them; `rounds_max` the last round the run can have reached. `within`: the part of the slow weights
-        that states hold here."""
+        """`client` asks of the stage. `others` returns serving replicas to ask, best first, and `keepers` nodes that
+        keep a snapshot of the stage, asked after them. `within`: the part of the slow weights that states hold here."""
         self.totals: list[int] = []
-        self._transport = transport
-        self._run_id = run_id
-        self._stage = stage
-        self._sizes = sizes
+        self._client = replace(client, limits=BRIEF, round_min=0)
         self._others = others
         self._keepers = keepers
         self._first = within.first
-        self._count = within.sizes({"phi": sizes["phi"]})["phi"]
-        self._rounds_max = rounds_max
+        self._count = within.sizes({"phi": client.sizes["phi"]})["phi"]
         self._apart = apart
-        self._telemetry = telemetry
 
     async def compare(self, state: State, offer: wire.Snapshot, givers: Collection[PeerId]) -> list[StateSample]:
         """Samples of peers that confirm the whole state that `givers` gave. A single confirmation is enough.
@@ -145,7 +134,7 @@ class StateCheck:
         with it. An event reports peers that contradicted the state, or gave no answer. Raises RemoteFault when two
         peers that agree with each other contradict the state.
         """
-        me, against, silent, old = self._transport.peer_id, list[StateSample](), 0, set[PeerId]()
+        me, against, silent, old = self._client.transport.peer_id, list[StateSample](), 0, set[PeerId]()
         at = drawn_now(self._count, me, offer.id.hex(), first=self._first)
         if "momentum" in state.sections:
             at = [replace(cut, sections=("phi", "momentum")) for cut in at]
@@ -208,16 +197,15 @@ class StateCheck:
                 raise RemoteFault(f"{self._far(ours, one)} from those of {names}, who agree")
 
     def _doubt(self, givers: Collection[PeerId], why: str) -> None:
-        reason = f"a state that nobody confirms: {why}"
-        self._telemetry.event("state.doubted", level="warning", stage=self._stage, peers=sorted(givers), reason=reason)
+        peers, reason = sorted(givers), f"a state that nobody confirms: {why}"
+        stage = self._client.stage
+        self._client.telemetry.event("state.doubted", level="warning", stage=stage, peers=peers, reason=reason)
 
     async def _ask(self, peer: PeerId, at: Sequence[StateSlice]) -> StateSample:
         """The slices of `peer`. Raises RemoteFault, Unavailable."""
         parts, momenta, offer = list[bytes](), list[bytes](), wire.Snapshot()
         for cut in at:
-            asking = DonorClient(
-                self._transport, self._stage, self._run_id, self._sizes, BRIEF, 0, cut, self._rounds_max
-            )
+            asking = replace(self._client, cut=cut)
             offer = await asking.offer(peer, beside=True)
             data = b"".join([bytes(await asking.chunk(peer, offer, index, 0)) for index in range(len(offer.hashes))])
             split = PACKED_ITEMSIZE["phi"] * (cut.count or 0)

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import itertools
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 from weakref import WeakValueDictionary
 
-from swarmnode.data.base_index import BASE_INDEX_FILE, BaseIndex, parse_base
+from swarmnode.data.base_index import BaseIndex
 from swarmnode.data.chunk_store import ChunkCache, ChunkIndex, ChunkStore, find_index
-from swarmnode.data.index import INDEX_FILE, INDEX_NBYTES_MAX, Index, parse_index
+from swarmnode.data.index import INDEX_NBYTES_MAX, Index
 from swarmnode.errors import Busy, NotPermitted, RemoteFault, Unavailable
 from swarmnode.ids import PeerId, RunId, digest64, short
 from swarmnode.manifest import Manifest
@@ -25,6 +26,7 @@ from swarmnode.metrics import name
 from swarmnode.ports import Call, Telemetry, Transport
 from swarmnode.remembered import Remembered
 from swarmnode.transfer.chunk_server import PIECE_NBYTES, SLOWEST_BYTES_PER_S
+from swarmnode.transfer.download import GiverRecord, pause_s
 from swarmnode.wire import call_pb2 as wire
 
 PIECE_TIMEOUT_S = PIECE_NBYTES / SLOWEST_BYTES_PER_S
@@ -62,11 +64,9 @@ class Wanted:
 
 
 @dataclass(slots=True)
-class _Giver:
-    """The results so far of asking one web location or member."""
+class _Holder(GiverRecord):
+    """A web location or member."""
 
-    failures: int = 0
-    later_s: float = 0.0  # not to be asked before
     held: bytes = b""  # which chunks it has, as it said
     asked_s: float = float("-inf")
 
@@ -102,14 +102,13 @@ class ChunkSources:
         self._first = first
         self._others = others
         self._counter = counter
-        self._places = {url: _Giver() for url in locations} if web is not None else {}
-        self._members = Remembered[PeerId, _Giver]()
+        self._places = {url: _Holder() for url in locations} if web is not None else {}
+        self._members = Remembered[PeerId, _Holder]()
 
     async def obtain(self, wanted: Wanted, vain: Callable[[], None] = lambda: None) -> bytes:
         """The verified bytes of `wanted`. Repeats until a source gives them; cancel it to stop. `vain` is called once,
         after the first pass in which no known source gave them."""
-        pause_s = PAUSE_S
-        while True:
+        for attempt in itertools.count(1):
             reason = "nobody is known who has it"
             for who, giver, ask in self._order(wanted):
                 data, failure = await self._try(giver, ask, wanted)
@@ -118,37 +117,35 @@ class ChunkSources:
                 if failure is not None:
                     reason = f"{who}: {failure}"
                     self._telemetry.event("data.failed", level="warning", chunk=wanted.number, reason=reason)
-            if pause_s == PAUSE_S:
+            if attempt == 1:
                 self._telemetry.event("data.waiting", level="warning", chunk=wanted.number, reason=reason)
                 vain()
-            await asyncio.sleep(pause_s)
-            pause_s = min(PAUSE_MAX_S, 2.0 * pause_s)
+            await asyncio.sleep(pause_s(attempt, PAUSE_S, PAUSE_MAX_S))
+        raise AssertionError("it repeats until a source gives them")
 
-    async def _try(self, giver: _Giver, ask: Ask, wanted: Wanted) -> tuple[bytes | None, str | None]:
+    async def _try(self, giver: _Holder, ask: Ask, wanted: Wanted) -> tuple[bytes | None, str | None]:
         """(the bytes, the failure). Both are None when a member does not hold the chunk or is busy."""
-        now = asyncio.get_running_loop().time()
         try:
             data = await ask(wanted)
         except NotPermitted as refusal:
-            giver.later_s = float("inf")
+            giver.exclude()
             return None, str(refusal)
         except Busy as busy:
-            giver.later_s = now + max(PAUSE_S, busy.retry_after_s)
+            giver.busy(max(PAUSE_S, busy.retry_after_s))
             return None, None
         except (Unavailable, RemoteFault) as failure:
-            giver.failures += 1
-            giver.later_s = now + min(BACKOFF_MAX_S, BACKOFF_S * 2.0 ** min(16, giver.failures - 1))
+            giver.record_failure(BACKOFF_S, BACKOFF_MAX_S)
             return None, str(failure)
         if data is None:
             return None, None
         if not await asyncio.to_thread(wanted.matches, data):
             self._telemetry.count(name.PEER_FAULTS, kind="data")
-            giver.later_s = float("inf")
+            giver.exclude()
             return None, f"gave {len(data)} bytes that do not match the hash, and is asked no more"
-        giver.failures, giver.later_s = 0, 0.0
+        giver.record_success()
         return data, None
 
-    def _order(self, wanted: Wanted) -> Iterable[tuple[str, _Giver, Ask]]:
+    def _order(self, wanted: Wanted) -> Iterable[tuple[str, _Holder, Ask]]:
         """The sources to ask now, best first."""
         now = asyncio.get_running_loop().time()
         places = [(url, giver) for url, giver in self._places.items() if giver.later_s <= now and wanted.published]
@@ -169,11 +166,10 @@ class ChunkSources:
         for peer, giver in able[:MEMBERS_ASKED_MAX]:
             yield short(peer), giver, self._of_member(peer, giver)
 
-    def _member(self, peer: PeerId) -> _Giver:
-        giver = self._members.get(peer)
-        if giver is None:
-            giver = self._members[peer] = _Giver()
-        return giver
+    def _member(self, peer: PeerId) -> _Holder:
+        if peer not in self._members:
+            self._members[peer] = _Holder()
+        return self._members[peer]
 
     def _of_place(self, url: str) -> Ask:
         async def ask(wanted: Wanted) -> bytes:
@@ -188,7 +184,7 @@ class ChunkSources:
 
         return ask
 
-    def _of_member(self, peer: PeerId, giver: _Giver) -> Ask:
+    def _of_member(self, peer: PeerId, giver: _Holder) -> Ask:
         async def ask(wanted: Wanted) -> bytes | None:
             try:
                 async with asyncio.timeout(CHUNK_TIMEOUT_S):
@@ -230,27 +226,6 @@ PREFETCH_CHUNKS = 3
 """Chunks fetched ahead of those in work (guess: twelve MiB, an hour of text at 2,000 tokens a second)."""
 
 SetIndex = TypeVar("SetIndex", bound=ChunkIndex)
-Parsed = TypeVar("Parsed", covariant=True)
-
-
-class Parse(Protocol[Parsed]):
-    """Parses an index's bytes. Raises DataError unless they have the SHA-256 `expected` and are valid."""
-
-    def __call__(self, raw: bytes, expected: bytes, origin: str) -> Parsed: ...
-
-
-@dataclass(frozen=True, slots=True)
-class SetKind(Generic[SetIndex]):
-    """A kind of set: its manifest field, the file that holds its index and how that is parsed, and how its opening is
-    told, with the index's hash and a note. `published`: web locations hold the index, too. `bare_folder`: a folder
-    that holds no index is used."""
-
-    field: str
-    file: str
-    parse: Parse[SetIndex]
-    opened: Callable[[Telemetry, SetIndex, str, str], None]
-    published: bool = False
-    bare_folder: bool = False
 
 
 class ChunkSet(Generic[SetIndex]):
@@ -258,7 +233,7 @@ class ChunkSet(Generic[SetIndex]):
     BlobSource (chunk_server.py)."""
 
     def __init__(
-        self, kind: SetKind[SetIndex], digest: bytes, cache: ChunkCache, folder: Path | None, telemetry: Telemetry
+        self, kind: type[SetIndex], digest: bytes, cache: ChunkCache, folder: Path | None, telemetry: Telemetry
     ) -> None:
         """`digest` is the index's SHA-256; `folder` is one that this machine's user named, with the set's files in it;
         None: there is none."""
@@ -293,21 +268,20 @@ class ChunkSet(Generic[SetIndex]):
         async with self._turn(self.digest):
             if self.store is not None:
                 return
-            file = self._kind.file
+            file = self._kind.FILE
             index_bytes = await asyncio.to_thread(find_index, self._folder, self.digest, file)
             raw = index_bytes[1] if index_bytes is not None else None
             if raw is None:
                 raw = await asyncio.to_thread(self._cache.read, self.digest, INDEX_NBYTES_MAX)
             if raw is None:
                 raw = await self._obtain(
-                    Wanted(self.digest, file, 0, INDEX_NBYTES_MAX, None, self.digest, self._kind.published)
+                    Wanted(self.digest, file, 0, INDEX_NBYTES_MAX, None, self.digest, self._kind.PUBLISHED)
                 )
                 self._kept(await asyncio.to_thread(self._cache.write, self.digest, raw))
-            index = self._kind.parse(raw, self.digest, self._kind.field)
-            folder = index_bytes[0] if index_bytes is not None else self._folder if self._kind.bare_folder else None
+            index = self._kind.parse(raw, self.digest, self._kind.FIELD)
+            folder = index_bytes[0] if index_bytes is not None else self._folder if self._kind.BARE_FOLDER else None
             self.store, self._raw = await asyncio.to_thread(ChunkStore, index, self._cache, folder), raw
-        note = f"{index.count} chunks" if folder is None else f"{index.count} chunks, in {folder}"
-        self._kind.opened(self._telemetry, index, self.digest.hex(), note)
+        index.tell_opened(self._telemetry, f"{index.count} chunks" + ("" if folder is None else f", in {folder}"))
 
     async def ensure(self, number: int) -> None:
         """Load or fetch chunk `number` into memory, without a time limit. Raises Unavailable as `open` does."""
@@ -371,7 +345,7 @@ class ChunkSet(Generic[SetIndex]):
     async def _obtain(self, wanted: Wanted) -> bytes:
         if self._sources is None:
             what = "the index" if wanted.number is None else f"chunk {wanted.number}"
-            raise Unavailable(f"{what} of {self._kind.field} {self.digest.hex()[:16]} is not on this machine")
+            raise Unavailable(f"{what} of {self._kind.FIELD} {self.digest.hex()[:16]} is not on this machine")
 
         def vain() -> None:
             if wanted.number is not None:
@@ -400,23 +374,9 @@ class SetPorts(Generic[SetIndex]):
     meeting_points: Callable[[], Sequence[PeerId]] = tuple
 
 
-def _data_opened(telemetry: Telemetry, index: Index, digest: str, note: str) -> None:
-    train, validation = index.train.tokens, index.validation.tokens
-    telemetry.event("data.opened", digest=digest, tokens_train=train, tokens_validation=validation, note=note)
-
-
-def _base_opened(telemetry: Telemetry, index: BaseIndex, digest: str, note: str) -> None:
-    telemetry.event("base.opened", digest=digest, note=f"{len(index.tensors)} parameters in {note}")
-
-
-DATA_SET = SetKind("data.index", INDEX_FILE, parse_index, _data_opened, published=True)
-# The folder is used as the model was published, without an index: every chunk of it is verified.
-BASE_SET = SetKind("base.index", BASE_INDEX_FILE, parse_base, _base_opened, bare_folder=True)
-
-
 def data_set_of(manifest: Manifest, cache: ChunkCache, folder: Path | None, telemetry: Telemetry) -> ChunkSet[Index]:
     """The run's text. `folder` is one that this machine's user named, with a data set of `data make` in it."""
-    return ChunkSet(DATA_SET, bytes.fromhex(manifest.data.index), cache, folder, telemetry)
+    return ChunkSet(Index, bytes.fromhex(manifest.data.index), cache, folder, telemetry)
 
 
 def base_set_of(
@@ -424,4 +384,4 @@ def base_set_of(
 ) -> ChunkSet[BaseIndex]:
     """The pretrained model that the run starts from. `folder` is one that this machine's user named, with the model's
     files in it."""
-    return ChunkSet(BASE_SET, bytes.fromhex(manifest.base.index), cache, folder, telemetry)
+    return ChunkSet(BaseIndex, bytes.fromhex(manifest.base.index), cache, folder, telemetry)

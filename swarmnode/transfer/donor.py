@@ -30,6 +30,7 @@ from swarmnode.metrics import name
 from swarmnode.ports import Answer, Call, Telemetry, Transport, WireTensor
 from swarmnode.remembered import Remembered
 from swarmnode.transfer.snapshot import CHUNK_NBYTES, CHUNKS_AT_ONCE, SLOW, WHOLE, Snapshot, StateSlice
+from swarmnode.wire import access_pb2
 from swarmnode.wire import call_pb2 as wire
 
 HAD_S = 3600.0  # guess: so long those that had a turn come after those that had none
@@ -467,8 +468,11 @@ class LoadedDonor:
         load: Callable[[int, Snapshot | None], Awaitable[Snapshot]],
         offload: Callable[[Callable[[], wire.Snapshot]], Awaitable[wire.Snapshot]],
         telemetry: Telemetry,
+        warrant: access_pb2.Warrant | None = None,
     ) -> None:
+        """`warrant`: the owner's, of an archive, which each offer shows."""
         self._load = load
+        self._warrant = warrant
         self._kept: dict[int, Snapshot] = {}
         self._loading = asyncio.Lock()
         none = -1  # is the stage that it serves itself, so nothing is ever copied
@@ -483,7 +487,15 @@ class LoadedDonor:
             while len(self._kept) >= GIVEN_STAGES:
                 del self._kept[next(iter(self._kept))]
             self._kept[stage] = newest
-        return await self._donor.offer(peer, call)
+        answer = await self._donor.offer(peer, call)
+        if self._warrant is not None:
+            answer.header.snapshot.warrant.CopyFrom(self._warrant)
+        return answer
+
+    def serve(self, transport: Transport) -> None:
+        """Register both handlers with `transport`."""
+        transport.serve("snapshot", self.offer, tensor_bytes_max=0)
+        transport.serve("chunk", self.chunk, tensor_bytes_max=0)
 
 
 BUSY_MAX_S = HAD_S  # then it is worth asking again, whatever the budget says

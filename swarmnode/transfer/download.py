@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -71,25 +71,52 @@ class DonorLied(RemoteFault):
     """A donor sent what contradicts its own announcement, or what is expected of any."""
 
 
-def pause_s(limits: DownloadLimits, attempt: int) -> float:
-    """Seconds to wait before another `attempt`."""
-    return float(min(limits.pause_s * 2 ** max(0, attempt - 1), limits.pause_max_s))
+def pause_s(attempt: int, first_s: float, most_s: float) -> float:
+    """Seconds to wait before another `attempt`: `first_s`, then twice as long each time, at most `most_s`."""
+    return float(min(most_s, first_s * 2.0 ** min(16, max(0, attempt - 1))))
+
+
+@dataclass(slots=True)
+class GiverRecord:
+    """The results so far of asking one giver of chunks, a peer or a web location."""
+
+    failures: int = 0
+    tried: int = 0
+    later_s: float = 0.0  # loop time before which it is not asked again; inf: it lied, or refuses for good
+    used: bool = False  # now, for one download
+
+    def busy(self, retry_after_s: float) -> None:
+        """It gives to others now, or failed a moment ago."""
+        self.later_s = asyncio.get_running_loop().time() + retry_after_s
+
+    def record_failure(self, first_s: float, most_s: float) -> None:
+        """It is asked again after a pause that doubles with each failure."""
+        self.failures += 1
+        self.busy(pause_s(self.failures, first_s, most_s))
+
+    def record_success(self) -> None:
+        """It gave what was asked for."""
+        self.failures, self.later_s = 0, 0.0
+
+    def exclude(self) -> None:
+        """Never ask it again."""
+        self.later_s = math.inf
 
 
 class Donors:
-    """The donors of one download and how their requests went. `known` is called again each time; best first."""
+    """The donors of one download. `known` is called again each time; best first."""
 
     def __init__(self, known: Callable[[], Sequence[PeerId]], me: PeerId, failures_max: int) -> None:
         self._known = known
         self._me = me
         self._failures_max = failures_max
         self._salt = digest64("beside", me)
-        self._failures: Counter[PeerId] = Counter()
-        self._tried: Counter[PeerId] = Counter()
-        self._later: dict[PeerId, float] = {}  # busy donors, and the loop time to ask them again
-        self._used: set[PeerId] = set()
+        self._givers = defaultdict[PeerId, GiverRecord](GiverRecord)
         self.able: Sequence[PeerId] = ()
         """Donors that may still be asked, as of the last `next`."""
+
+    def __getitem__(self, donor: PeerId) -> GiverRecord:
+        return self._givers[donor]
 
     def next(self, first: Collection[PeerId] = (), *, by_lot: bool = False) -> PeerId | None:
         """A donor that is neither in use nor busy with others; None when there is none now.
@@ -97,54 +124,42 @@ class Donors:
         Donors of `first` come first, then those that failed and were tried least, then the best. With `by_lot` the last
         choice is random: joiners that each use several donors should not all meet at the best ones.
         """
-        now_s, most = asyncio.get_running_loop().time(), self._failures_max
-        self.able = [peer for peer in self._known() if peer != self._me and self._failures[peer] < most]
-        free = [peer for peer in self.able if peer not in self._used and self._later.get(peer, 0.0) <= now_s]
+        now_s, of = asyncio.get_running_loop().time(), self._givers
+        self.able = [peer for peer in self._known() if peer != self._me and self._may(of[peer])]
+        free = [peer for peer in self.able if not of[peer].used and of[peer].later_s <= now_s]
         lot = {peer: rank(peer, self._salt) for peer in free} if by_lot else {}
-        return min(free, key=lambda p: (p not in first, self._failures[p], self._tried[p], lot.get(p, 0)), default=None)
+        return min(free, key=lambda p: (p not in first, of[p].failures, of[p].tried, lot.get(p, 0)), default=None)
 
     def wait_s(self) -> float | None:
         """Seconds until the first busy donor is to be asked again; None when no donor is busy."""
         now_s = asyncio.get_running_loop().time()
-        again_s = [self._later[peer] for peer in self.able if self._later.get(peer, 0.0) > now_s]
+        again_s = [self._givers[peer].later_s for peer in self.able if self._givers[peer].later_s > now_s]
         return min(again_s) - now_s if again_s else None
 
-    @contextlib.contextmanager
-    def using(self, donor: PeerId) -> Iterator[None]:
-        """Mark `donor` as in use while the block runs."""
-        self._used.add(donor)
-        try:
-            yield
-        finally:
-            self._used.discard(donor)
+    def _may(self, giver: GiverRecord) -> bool:
+        return giver.failures < self._failures_max and giver.later_s < math.inf
 
-    def busy(self, donor: PeerId, retry_after_s: float) -> None:
-        """`donor` is busy with others. That is no failure."""
-        self._later[donor] = asyncio.get_running_loop().time() + retry_after_s
 
-    def record_failure(self, donor: PeerId, *, fruitful: bool) -> None:
-        """`donor` could not go on. A fruitful donor, which gave much before, loses no credit."""
-        self._tried[donor] += 1
-        self._failures[donor] += not fruitful
-
-    def lied(self, donor: PeerId) -> None:
-        """`donor` lied and is not asked again."""
-        self._failures[donor] = self._failures_max
+Accept = Callable[[State], Awaitable[None]]
+Compare = Callable[[State, wire.Snapshot, Collection[PeerId]], Awaitable[object]]
+Chunk = memoryview | bytes | bytearray
+REPORTS = 20  # guess: progress events of a download, at most, for each donor
 
 
 @dataclass(frozen=True, slots=True)
 class DonorClient:
-    """The two requests of a download: the offer of a snapshot, and a chunk of it."""
+    """The states that peers give of one stage: the offer of a snapshot, its chunks, and a whole download."""
 
     transport: Transport
-    stage: int
     run_id: RunId
+    stage: int
     sizes: Sizes
-    limits: DownloadLimits
-    round_min: int
-    cut: StateSlice
+    telemetry: Telemetry
     rounds_max: Callable[[], float] = lambda: math.inf
     """The last round the run can have reached: a snapshot of a later one is a lie."""
+    limits: DownloadLimits = DownloadLimits()
+    cut: StateSlice = WHOLE
+    round_min: int = 0
     warrant: access_pb2.Warrant | None = None
     """The owner's, of an archive that is no member."""
 
@@ -184,9 +199,7 @@ class DonorClient:
             raise DonorLied(str(fault)) from fault
         return offer
 
-    async def chunk(
-        self, donor: PeerId, offer: wire.Snapshot, index: int, retries: int
-    ) -> memoryview | bytes | bytearray:
+    async def chunk(self, donor: PeerId, offer: wire.Snapshot, index: int, retries: int) -> Chunk:
         """Download and verify one chunk. Raises DonorLied, Unavailable, or RemoteFault where a retry at once may help.
 
         A slow donor has time while it answers pings. Busy and timed-out donors are asked again up to `retries` times. A
@@ -211,7 +224,7 @@ class DonorClient:
                     fault = Unavailable if isinstance(error, (PeerTimeout, Unavailable)) else RemoteFault
                     raise fault(f"chunk {index} of {len(offer.hashes)}: {error}") from error
                 asked_s = error.retry_after_s if isinstance(error, Busy) else 0.0
-                await asyncio.sleep(min(max(asked_s, pause_s(self.limits, attempt)), self.limits.pause_max_s))
+                await asyncio.sleep(min(max(asked_s, self.pause_s(attempt)), self.limits.pause_max_s))
         if answer.header.chunk.index != index or len(answer.tensors) != 1:
             raise DonorLied(
                 f"asked for chunk {index}, got chunk {answer.header.chunk.index} in {len(answer.tensors)} tensors"
@@ -223,57 +236,65 @@ class DonorClient:
             raise DonorLied(str(fault)) from fault
         return data
 
+    async def pull(
+        self,
+        donor: PeerId,
+        offer: wire.Snapshot,
+        missing: deque[int],
+        put: Callable[[PeerId, wire.Snapshot, int, Chunk], None],
+        retries: int | None = None,
+    ) -> None:
+        """Get one of the chunks `missing` after the other from `donor` until none is left, and `put` each. A chunk that
+        fails is missing again. Raises as `chunk` and `put` do."""
+        loop = asyncio.get_running_loop()
+        while missing:
+            index, begun_s = missing.popleft(), loop.time()
+            try:
+                data = await self.chunk(
+                    donor, offer, index, self.limits.chunk_retries_max if retries is None else retries
+                )
+            except BaseException:  # also when cancelled because another chunk of the same donor failed
+                missing.append(index)
+                raise
+            put(donor, offer, index, data)
+            if self.limits.rest and missing:
+                await asyncio.sleep(self.limits.rest * (loop.time() - begun_s))
 
-Accept = Callable[[State], Awaitable[None]]
-Compare = Callable[[State, wire.Snapshot, Collection[PeerId]], Awaitable[object]]
-REPORTS = 20  # guess: progress events of a download, at most, for each donor
+    async def download(
+        self,
+        donors: Callable[[], Sequence[PeerId]],
+        *,
+        compare: Compare | None = None,
+        accept: Accept | None = None,
+        helpers: Callable[[], Sequence[PeerId]] = tuple,
+    ) -> tuple[State, wire.Snapshot]:
+        """The part `cut` of the state of a replica of `stage` with `sizes` elements, and the offer of its donor.
 
+        Every chunk is verified. Where a download takes longer than `limits.alone_s`, chunks come from several donors.
 
-async def download(
-    transport: Transport,
-    donors: Callable[[], Sequence[PeerId]],
-    stage: int,
-    run_id: RunId,
-    sizes: Sizes,
-    limits: DownloadLimits,
-    telemetry: Telemetry,
-    *,
-    round_min: int = 0,
-    rounds_max: Callable[[], float] = lambda: math.inf,
-    compare: Compare | None = None,
-    accept: Accept | None = None,
-    cut: StateSlice = WHOLE,
-    helpers: Callable[[], Sequence[PeerId]] = tuple,
-) -> tuple[State, wire.Snapshot]:
-    """The part `cut` of the state of a replica of `stage` with `sizes` elements, and the offer of its donor.
+        `donors` returns the donors, best first, and is called before each attempt. An interrupted snapshot is continued
+        at the same donor; chunks are kept while any donor offers the same hashes. `helpers` are peers that may hold the
+        very same snapshot, such as joiners that came a moment before: each is asked for chunks until it refuses. A
+        snapshot of a round later than `rounds_max` returns is refused. `compare` asks others about the state; it gets
+        the state, the offer and the donors. `accept` takes the state, and loads it for example. Both raise RemoteFault
+        for numbers that cannot be believed. Then the donor has lied, and another is asked; among several donors the
+        liar is unknown, so the next state comes from one donor alone. Busy donors are asked again at the time they
+        gave. Raises Unavailable when the attempts are used up or no donor is left.
+        """
+        known = Donors(donors, self.transport.peer_id, self.limits.failures_max)
+        return await _Download(self, known, compare, accept, helpers).run()
 
-    Every chunk is verified. Where a download takes longer than `limits.alone_s`, chunks come from several donors.
-
-    `donors` returns the donors, best first, and is called before each attempt. An interrupted snapshot is continued at
-    the same donor; chunks are kept while any donor offers the same hashes. `helpers` are peers that may hold the very
-    same snapshot, such as joiners that came a moment before: each is asked for chunks until it refuses. A snapshot of a
-    round later than `rounds_max` returns is refused. `compare` asks others about the state; it gets the state, the
-    offer and the donors. `accept` takes the state, and loads it for example. Both raise RemoteFault for numbers that
-    cannot be believed. Then the donor has lied, and another is asked; among several donors the liar is unknown, so the
-    next state comes from one donor alone. Busy donors are asked again at the time they gave. Raises Unavailable when
-    the attempts are used up or no donor is left.
-    """
-    me = transport.peer_id
-    client = DonorClient(transport, stage, run_id, sizes, limits, round_min, cut, rounds_max)
-    known = Donors(donors, me, limits.failures_max)
-    return await _Download(me, stage, known, client, limits, telemetry, compare, accept, helpers).run()
+    def pause_s(self, attempt: int) -> float:
+        """Seconds to wait before another `attempt`."""
+        return pause_s(attempt, self.limits.pause_s, self.limits.pause_max_s)
 
 
 @dataclass(slots=True)
 class _Download:
     """The state of one download: the chunks so far, and the peers that may give the others."""
 
-    me: PeerId
-    stage: int
-    donors: Donors
     client: DonorClient
-    limits: DownloadLimits
-    telemetry: Telemetry
+    donors: Donors
     compare: Compare | None
     accept: Accept | None
     helpers: Callable[[], Sequence[PeerId]]
@@ -288,6 +309,12 @@ class _Download:
     pure: bool = False  # a state mixed of several donors was refused: one donor alone from now on
     over: asyncio.Event = field(default_factory=asyncio.Event)  # nothing is missing any more
     reason: str = "nobody serves it"
+    limits: DownloadLimits = field(init=False)
+    telemetry: Telemetry = field(init=False)
+    stage: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.limits, self.telemetry, self.stage = self.client.limits, self.client.telemetry, self.client.stage
 
     async def run(self) -> tuple[State, wire.Snapshot]:
         """Try one donor after the other."""
@@ -313,7 +340,7 @@ class _Download:
             pulls += 1
             fruitless = 0 if self._fruitful(self.given.total() - before) and not lied else fruitless + 1
             if fruitless < limits.attempts_max:
-                await asyncio.sleep(pause_s(limits, fruitless))
+                await asyncio.sleep(self.client.pause_s(fruitless))
         raise Unavailable(f"no state for stage {self.stage} after {pulls} attempts; the last: {self.reason}")
 
     def _fruitful(self, chunks: int) -> bool:
@@ -337,28 +364,33 @@ class _Download:
     @contextlib.contextmanager
     def _blaming(self, donor: PeerId) -> Iterator[None]:
         """Mark `donor` as in use, and book what fails in the block to its account."""
-        before = self.given[donor]
-        with self.donors.using(donor):
-            try:
-                yield
-            except Busy as busy:
-                self.reason = f"{short(donor)}: {busy}"
-                self.donors.busy(donor, max(self.limits.pause_s, busy.retry_after_s))
-                raise
-            except (RemoteFault, Unavailable) as failure:
-                self._failed(donor, failure, self.given[donor] - before)
-                raise
+        before, giver = self.given[donor], self.donors[donor]
+        giver.used = True
+        try:
+            yield
+        except Busy as busy:
+            self.reason = f"{short(donor)}: {busy}"
+            giver.busy(max(self.limits.pause_s, busy.retry_after_s))
+            raise
+        except (RemoteFault, Unavailable) as failure:
+            self._failed(donor, failure, self.given[donor] - before)
+            raise
+        finally:
+            giver.used = False
 
     def _failed(self, donor: PeerId, failure: RemoteFault | Unavailable, chunks: int) -> None:
         """Book the failure of `donor` after `chunks` chunks."""
         self.reason = f"{short(donor)}: {failure}"
         self._tell(donor, failure)
-        begun = self.begun.get(donor)
+        begun, giver = self.begun.get(donor), self.donors[donor]
         if isinstance(failure, DonorLied):
-            self.donors.lied(donor)
-            self._drop([index for index, offer in self.have.items() if offer is begun])
+            giver.exclude()
+            for index in [index for index, offer in self.have.items() if offer is begun]:
+                del self.have[index]
+                self.missing.append(index)
         else:
-            self.donors.record_failure(donor, fruitful=self._fruitful(chunks))
+            giver.tried += 1
+            giver.failures += not self._fruitful(chunks)  # a donor that gave much before loses no credit
             if isinstance(failure, RemoteFault) and chunks:  # the connection broke
                 return
         self.begun.pop(donor, None)
@@ -370,12 +402,6 @@ class _Download:
         self.telemetry.event(
             "state.failed", level="warning", peer=peer, stage=self.stage, lied=lied, reason=str(failure)
         )
-
-    def _drop(self, indices: Sequence[int]) -> None:
-        """Count the chunks `indices` as missing again."""
-        for index in indices:
-            del self.have[index]
-        self.missing.extend(indices)
 
     def _begin(self, offer: wire.Snapshot) -> None:
         """Make room for `offer`. Chunks with the same hashes are kept; all are, where the download took long."""
@@ -469,7 +495,7 @@ class _Download:
                 await self.over.wait()
 
     def _able_helpers(self, donor: PeerId) -> list[PeerId]:
-        unfit = {donor, self.me, *self.useless}
+        unfit = {donor, self.client.transport.peer_id, *self.useless}
         return [peer for peer in self.helpers() if peer not in unfit][: self.limits.helpers]
 
     async def _help(self, helper: PeerId, offer: wire.Snapshot) -> None:
@@ -483,34 +509,21 @@ class _Download:
 
     async def _work(self, donor: PeerId, offer: wire.Snapshot, retries: int | None = None) -> None:
         """Get one missing chunk after the other from `donor` until none is left."""
-        loop = asyncio.get_running_loop()
-        retries = self.limits.chunk_retries_max if retries is None else retries
-        while self.missing:
-            index = self.missing.popleft()
-            begun = loop.time()
-            try:
-                data = await self.client.chunk(donor, offer, index, retries)
-            except BaseException:  # also when cancelled because another chunk of the same donor failed
-                self.missing.append(index)
-                raise
-            start, end = chunk_span(offer, index)
-            self.data[start:end] = data
-            self.have[index] = offer
-            self.given[donor] += 1
-            self._report(donor, offer, end - start)
-            if self.limits.rest and self.missing:
-                await asyncio.sleep(self.limits.rest * (loop.time() - begun))
+        await self.client.pull(donor, offer, self.missing, self._put, retries)
         self.over.set()
 
-    def _report(self, donor: PeerId, offer: wire.Snapshot, nbytes: int) -> None:
-        chunks = len(offer.hashes)
-        self.telemetry.count(name.SNAPSHOT_BYTES, nbytes, direction="received")
-        if len(self.have) % max(1, chunks // REPORTS) == 0:
+    def _put(self, donor: PeerId, offer: wire.Snapshot, index: int, data: Chunk) -> None:
+        start, end = chunk_span(offer, index)
+        self.data[start:end] = data
+        self.have[index] = offer
+        self.given[donor] += 1
+        self.telemetry.count(name.SNAPSHOT_BYTES, end - start, direction="received")
+        if len(self.have) % max(1, len(offer.hashes) // REPORTS) == 0:
             self.telemetry.event(
                 "state.download",
                 peer=donor,
                 stage=self.stage,
                 chunks=len(self.have),
-                of=chunks,
+                of=len(offer.hashes),
                 nbytes=offer.nbytes,
             )

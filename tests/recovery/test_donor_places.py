@@ -12,7 +12,7 @@ from swarmnode.ids import PeerId
 from swarmnode.ports import Answer, Call, State
 from swarmnode.remembered import REMEMBERED_MAX
 from swarmnode.transfer.donor import DonorLimits, SnapshotDonor
-from swarmnode.transfer.download import DownloadLimits, download
+from swarmnode.transfer.download import DonorClient, DownloadLimits
 from swarmnode.transfer.snapshot import Snapshot, StateSlice
 from swarmnode.wire import call_pb2 as wire
 from tests.support.download import ME, RUN, SIZES, A, B, C, Giver, Link, Next, Said, World
@@ -111,7 +111,7 @@ async def attacked(giver: Slow, attackers: int, manner: str) -> AsyncIterator[No
 
 
 async def fetch(world: World, said: Said, me: PeerId = ME) -> tuple[State, wire.Snapshot]:
-    return await download(Link(world, me), lambda: [A], 1, RUN, SIZES, DownloadLimits(), said)
+    return await DonorClient(Link(world, me), RUN, 1, SIZES, said).download(lambda: [A])
 
 
 def slowly(world: World, chunk_s: float) -> None:

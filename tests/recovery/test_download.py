@@ -13,7 +13,7 @@ from swarmnode.membership.progress import to_message
 from swarmnode.ports import Answer, Call, State
 from swarmnode.recovery.neighbour_backup import GENTLE
 from swarmnode.transfer.donor import DonorLimits, SnapshotDonor
-from swarmnode.transfer.download import DownloadLimits, download
+from swarmnode.transfer.download import DonorClient, DownloadLimits
 from swarmnode.transfer.snapshot import CHUNK_NBYTES, CHUNKS_AT_ONCE, Snapshot, StateSlice
 from swarmnode.wire import call_pb2 as wire
 from tests.support.download import (
@@ -45,9 +45,8 @@ SLOWLY = wire.SnapshotRequest(stage=1, nobody_waits=True)
 async def fetch(
     world: World, donors: Sequence[PeerId], said: Said | None = None, *, me: PeerId = ME, round_min: int = 0
 ) -> tuple[State, wire.Snapshot]:
-    return await download(
-        Link(world, me), lambda: donors, 1, RUN, SIZES, DownloadLimits(), said or Said(), round_min=round_min
-    )
+    client = DonorClient(Link(world, me), RUN, 1, SIZES, said or Said(), round_min=round_min)
+    return await client.download(lambda: donors)
 
 
 async def test_a_download() -> None:
@@ -160,7 +159,7 @@ async def test_large_chunks_may_take_as_long_as_they_must() -> None:
     giver.donor.serve(Link(world, A))
     world.faults[A] = slow
     sizes = dict.fromkeys(SECTIONS, parameters)
-    found, _ = await download(Link(world, ME), lambda: [A], 1, RUN, sizes, DownloadLimits(), said)
+    found, _ = await DonorClient(Link(world, ME), RUN, 1, sizes, said).download(lambda: [A])
     assert memoryview(found.sections["phi"]).nbytes == CHUNK_NBYTES
     assert world.asked[A, "chunk"] == 2 and not said.all("state.failed")
 
@@ -259,7 +258,7 @@ async def test_a_state_that_is_not_accepted_is_a_lie() -> None:
         if found.inner_steps < 200:
             raise RemoteFault("state, section phi: not finite")
 
-    found, _ = await download(Link(world, ME), lambda: [A, B, C], 1, RUN, SIZES, DownloadLimits(), said, accept=accept)
+    found, _ = await DonorClient(Link(world, ME), RUN, 1, SIZES, said).download(lambda: [A, B, C], accept=accept)
     assert same(found, state(205)) and seen == [105, 105, 205]
     assert [fields["lied"] for fields in said.all("state.failed")] == [True, True]
     assert world.asked[B, "chunk"] == CHUNKS
@@ -292,9 +291,8 @@ async def test_donors_may_come_later() -> None:
     world = World()
     Giver(world, A, 100)
     loop = asyncio.get_running_loop()
-    found, _ = await download(
-        Link(world, ME), lambda: [A] if loop.time() > 3.0 else [], 1, RUN, SIZES, DownloadLimits(), Said()
-    )
+    client = DonorClient(Link(world, ME), RUN, 1, SIZES, Said())
+    found, _ = await client.download(lambda: [A] if loop.time() > 3.0 else [])
     assert same(found, state(105)) and loop.time() > 3.0
 
 
@@ -484,7 +482,7 @@ async def test_waiting_for_donors_is_bounded() -> None:
     for limits, most_s in ((DownloadLimits(), 1.1 * DownloadLimits().busy_max_s), (GENTLE, 10.0)):
         begun = loop.time()
         with pytest.raises(Unavailable, match="another pulls"):
-            await download(Link(world, ME), lambda: [A], 1, RUN, SIZES, limits, Said())
+            await DonorClient(Link(world, ME), RUN, 1, SIZES, Said(), limits=limits).download(lambda: [A])
         assert loop.time() - begun < most_s
 
 

@@ -10,7 +10,7 @@ from swarmnode.ids import PeerId
 from swarmnode.membership.progress import to_message
 from swarmnode.ports import Answer, WireTensor
 from swarmnode.transfer.donor import SnapshotDonor
-from swarmnode.transfer.download import DownloadLimits, download
+from swarmnode.transfer.download import DonorClient, DownloadLimits
 from swarmnode.transfer.snapshot import SLOW, WHOLE, Snapshot, StateSlice
 from tests.support.download import (
     CHUNK,
@@ -44,17 +44,9 @@ async def fetch(
     stage: int = 1,
     said: Said | None = None,
 ) -> Snapshot:
-    found, offer = await download(
-        Link(world, ME),
-        lambda: donors,
-        stage,
-        RUN,
-        SIZES,
-        limits or DownloadLimits(),
-        said or Said(),
-        cut=cut,
-        helpers=lambda: helpers,
-    )
+    here = Link(world, ME), RUN, stage, SIZES, said or Said()
+    client = DonorClient(*here, limits=limits or DownloadLimits(), cut=cut)
+    found, offer = await client.download(lambda: donors, helpers=lambda: helpers)
     return Snapshot.of_offer(offer, found)
 
 

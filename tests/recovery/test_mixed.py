@@ -12,7 +12,7 @@ from swarmnode.ids import PeerId
 from swarmnode.membership.progress import to_message
 from swarmnode.ports import Answer, State
 from swarmnode.recovery.neighbour_backup import GENTLE
-from swarmnode.transfer.download import DownloadLimits, download
+from swarmnode.transfer.download import DonorClient, DownloadLimits
 from swarmnode.transfer.snapshot import Snapshot, check_chunk, mixed
 from tests.support.download import (
     CHUNK,
@@ -74,9 +74,8 @@ async def pull(
     limits: DownloadLimits | None = None,
     accept: Callable[[State], Awaitable[None]] | None = None,
 ) -> Snapshot:
-    found, offer = await download(
-        Link(world, ME), lambda: donors, 1, RUN, SIZES, limits or DownloadLimits(), said, accept=accept
-    )
+    client = DonorClient(Link(world, ME), RUN, 1, SIZES, said, limits=limits or DownloadLimits())
+    found, offer = await client.download(lambda: donors, accept=accept)
     assert offer.nbytes == sum(map(len, pieces(found))) and said.all("state.downloaded")[-1]["nbytes"] == offer.nbytes
     for index, piece in enumerate(pieces(found)):
         check_chunk(offer, index, piece)  # whoever is given it on can verify it

@@ -11,7 +11,7 @@ from swarmnode.ids import PeerId, digest
 from swarmnode.membership.progress import to_message
 from swarmnode.ports import Answer, Call, State
 from swarmnode.transfer.donor import SnapshotDonor
-from swarmnode.transfer.download import DownloadLimits, download
+from swarmnode.transfer.download import DonorClient, DownloadLimits
 from swarmnode.transfer.snapshot import Snapshot, StateSlice, check_chunk, chunk_span
 from swarmnode.transport.libp2p import Libp2pTransport
 from tests.support.download import Said
@@ -78,7 +78,7 @@ async def test_a_state_of_several_over_real_streams() -> None:
         for transport in (joiner, *[giver.transport for giver in givers]):
             transport.start()
         peers, said = [giver.transport.peer_id for giver in givers], Said()
-        found, offer = await download(joiner, lambda: peers, 1, RUN, SIZES, LIMITS, said)
+        found, offer = await DonorClient(joiner, RUN, 1, SIZES, said, limits=LIMITS).download(lambda: peers)
 
         whole = b"".join(bytes(section) for section in found.sections.values())
         manifests = [Snapshot.of(state(1 + k), 1, 1 + k, to_message({}), CHUNK).manifest() for k in range(3)]

@@ -16,7 +16,7 @@ from swarmnode.membership.progress import Progress
 from swarmnode.model.section import snapshot_nbytes
 from swarmnode.ports import Neighbour, Packet, Replica, State, WireTensor
 from swarmnode.transfer.donor import SnapshotDonor
-from swarmnode.transfer.download import DownloadLimits, download
+from swarmnode.transfer.download import DonorClient, DownloadLimits
 from swarmnode.transfer.snapshot import WHOLE, Snapshot, StateSlice, newcomer_part
 from swarmnode.wire import call_pb2 as wire
 from tests.support.fake_telemetry import Quiet
@@ -302,7 +302,8 @@ async def test_a_replica_travels() -> None:
     try:
         peers = [PeerId("nobody"), donor.peer_id]
         limits = DownloadLimits(pause_s=0.0)
-        state, offer = await download(joiner, lambda: peers, 0, RUN, newcomer.sizes_of(0), limits, Quiet())
+        client = DonorClient(joiner, RUN, 0, newcomer.sizes_of(0), Quiet(), limits=limits)
+        state, offer = await client.download(lambda: peers)
     finally:
         giving.close()
         await donor.close()

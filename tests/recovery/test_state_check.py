@@ -20,6 +20,7 @@ from swarmnode.recovery.state_check import (
     drawn_now,
     slices_of,
 )
+from swarmnode.transfer.download import DonorClient
 from swarmnode.wire import call_pb2
 from tests.support.fake_telemetry import Quiet
 
@@ -64,17 +65,8 @@ def compared(
 
     keepers = [PeerId(name) for name in said if "kept" in name]
     serving = [PeerId(name) for name in said if "kept" not in name]
-    second = Asked(
-        Transport(),  # type: ignore[arg-type]
-        RUN,
-        1,
-        {"phi": COUNT},
-        lambda: serving,
-        lambda: 9.0,
-        apart,
-        quiet,
-        keepers=lambda: keepers,
-    )
+    client = DonorClient(Transport(), RUN, 1, {"phi": COUNT}, quiet, lambda: 9.0)  # type: ignore[arg-type]
+    second = Asked(client, lambda: serving, apart, keepers=lambda: keepers)
     second.said, second.asked = said, []
     second.momentum = {} if said_momentum is None else dict.fromkeys(said, said_momentum)
     sections = {"phi": memoryview(state.tobytes())}
