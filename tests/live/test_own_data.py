@@ -2,17 +2,14 @@
 text by content; the server it lies on dies, then the only feeder; the owner takes out a model with the swarm's loss."""
 
 import asyncio
-import http.server
 import json
 import os
 import re
 import signal
 import sys
-import threading
 import urllib.request
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -27,11 +24,12 @@ from swarmnode.manifest import SIGNED_FILE, Manifest, read_signed, sign_folder, 
 from tests.support.live_swarm import settled
 from tests.support.processes import BOUND_S, HERE, end, output_of, said, until
 from tests.support.tokenizer import train_tokenizer
+from tests.support.web_folder import web_folder
 
-SAMPLES = 128  # more than that, after each death
+SAMPLES = 96  # more than that, after each death
 ANNOUNCED_S = 2.0  # limits.announce_period_s of the manifest
 # Samples; from there on the learning rate is 0, and what the swarm measures is of weights that stay.
-DECAYED = 1600 if "SWARMNODE_SOAK" in os.environ else 480
+DECAYED = 1600 if "SWARMNODE_SOAK" in os.environ else 320
 SETTINGS = {  # exact where a run usually is not: what travels is float32
     "block_samples": "32",
     "boundary": '"fp32"',
@@ -41,39 +39,8 @@ SETTINGS = {  # exact where a run usually is not: what travels is float32
     "min_keep": "1",
     "rebalance_period_s": "2.0",
     "round_seconds_min": "0.0",
-    "validation_every_samples": "128",
+    "validation_every_samples": "64",
 }
-
-
-@contextmanager
-def file_server(folder: Path, asked: list[str]) -> Iterator[http.server.ThreadingHTTPServer]:
-    """Gives ranges of the files in `folder`, as a web server would."""
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            data = (folder / Path(self.path).name).read_bytes()
-            asked.append(self.path)
-            if (wanted := self.headers["Range"]) is not None:
-                first, last = map(int, wanted.removeprefix("bytes=").split("-"))
-                self.send_response(206)
-                self.send_header("Content-Range", f"bytes {first}-{last}/{len(data)}")
-                data = data[first : last + 1]
-            else:
-                self.send_response(200)
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
-
-        def log_message(self, *args: object) -> None: ...
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
-    thread.start()
-    try:
-        yield server
-    finally:
-        server.shutdown()
-        server.server_close()
 
 
 def fetched(child: Child, source: str) -> float:
@@ -124,19 +91,18 @@ class Organiser:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.books, self.data, self.run = (folder / "organiser" / name for name in ("books", "data", "run"))
+        self.books, self.data, self.run = (folder / "organiser" / name for name in ("books", "set", "run"))
         self.children: list[Child] = []
-        self.asked: list[str] = []
         self.books.mkdir(parents=True)
         for number in range(40):
             words = " ".join(f"{'abcdefg'[(number + at) % 7]}{at % 10} goes on" for at in range(400))
             (self.books / f"{number}.txt").write_text(f"Book {number}. {words}\n")
         self.tokenizer = train_tokenizer(folder / "organiser" / "tokenizer.json")
 
-    async def prepare(self, port: int) -> None:
+    async def prepare(self, url: str) -> None:
         made = ["--from", str(self.books), "--tokenizer", str(self.tokenizer), "--chunk-tokens", "4097"]
         await output_of("data", "make", str(self.data), *made)
-        places = ["--data", str(self.data), "--location", f"http://127.0.0.1:{port}/set"]
+        places = ["--data", str(self.data), "--location", f"{url}/set"]
         await output_of("init", str(self.run), "--preset", "tiny", "--full", *places)
         written(self.run, places)
 
@@ -180,7 +146,7 @@ async def archived(organiser: Organiser, coordinator: Child) -> tuple[dict[str, 
             while True:
                 entries = (await page(coordinator, "/api/v1/archive"))["entries"]
                 picture = await page(coordinator, "/api/v1/picture")
-                after = settled(picture["validations"], DECAYED + 256)
+                after = settled(picture["validations"], DECAYED + 128)
                 if after and entries and entries[0]["samples"] > after and entries[0]["measured"] == "archive":
                     return entries[0], picture["validations"][-1][2]
                 assert all(child.alive for child in organiser.children)
@@ -252,8 +218,9 @@ async def check_pull(organiser: Organiser, loss: float) -> None:
 
 async def test_a_run_on_an_organisers_own_text_outlives_its_server_and_its_only_feeder(tmp_path: Path) -> None:
     organiser = Organiser(tmp_path)
-    with file_server(organiser.data, organiser.asked) as server:
-        await organiser.prepare(server.server_address[1])
+    with ExitStack() as serving:
+        url, asked = serving.enter_context(web_folder(tmp_path / "organiser"))
+        await organiser.prepare(url)
         try:
             coordinator = await organiser.coordinate()
             feeder = await organiser.volunteer("feeder", "--role", "feeder", "--allow-private-addresses")
@@ -264,20 +231,19 @@ async def test_a_run_on_an_organisers_own_text_outlives_its_server_and_its_only_
             others = [await organiser.volunteer(f"other-{number}", "--stage", "1") for number in range(2)]
             everyone = [feeder, first, *others]
             await until(organiser.children, lambda: samples(feeder) > 64, "training has begun")
-            assert fetched(feeder, "web") > 0 and "/set/index.json" in organiser.asked, "from the manifest's server"
+            assert fetched(feeder, "web") > 0 and "index.json" in dict(asked), "from the manifest's server"
             assert feeder.status is not None and feeder.status.stage == feeder.status.stages, "it has no stage"
             assert not any(map(feeds, (first, *others)))
             begun = feeder.status.loss_validation_first
 
-            server.shutdown()
-            server.server_close()
-            served, before = len(organiser.asked), samples(feeder)
+            serving.close()
+            served, before = len(asked), samples(feeder)
             await until(
                 organiser.children,
                 lambda: samples(feeder) > before + SAMPLES and fetched(feeder, "peer") > 0,
                 "it goes on without the server, with chunks of the coordinator",
             )
-            assert len(organiser.asked) == served
+            assert len(asked) == served
 
             await organiser.kill(feeder)
             before = max(map(samples, others))

@@ -64,100 +64,37 @@ NAMES = {
 }
 """Every field of a manifest that holds text or a list, and what it can name of a machine: a word is one of a few."""
 
-ELSEWHERE = [
-    "/etc/passwd",
-    "~/.ssh/id_ed25519",
-    ".ssh",
-    ".",
-    "..",
-    "../secret",
-    "a/../../secret",
-    "a/./b",
-    "a//b",
-    "a/.git/config",
-    "a/",
-    "..\\secret",
-    "C:\\Users",
-    "\\\\server\\share",
-    "./../x",
-    "././x",
-    "a\0b",
-    "",
-]
+ELSEWHERE = """
+/etc/passwd ~/.ssh/id_ed25519 .ssh . .. ../secret a/../../secret a/./b a//b a/.git/config a/ ./../x ././x
+""".split()
+ELSEWHERE += ["..\\secret", "C:\\Users", "\\\\server\\share", "a\0b", ""]
 
-NO_BUCKETS = [
-    "file:///home/me",
-    "file://localhost/etc",
-    "/srv/checkpoints",
-    "checkpoints",
-    "http://169.254.169.254/latest/meta-data",
-    "https://example.org/x",
-    "memory://x",
-    "local:///etc",
-    "ssh://me@host/x",
-    "sftp://host/x",
-    "s3://169.254.169.254/x",
-    "s3://127.0.0.1/x",
-    "s3://2130706433/x",
-    "s3://localhost:9000/x",
-    "s3://key:secret@bucket/x",
-    "s3://bucket@endpoint/x",
-    "s3://[::1]/x",
-    "s3://arn:aws:s3:us-east-1:123456789012:accesspoint/x",
-    "s3://bucket/../other",
-    "s3://bucket/a//b",
-    "s3://bucket/x?endpoint_url=http://127.0.0.1",
-    "s3://bucket/x#y",
-    "s3://Bucket/x\n",
-    "s3://b\u0430cket/x",
-    "simplecache::s3://bucket/x",
-    "S3://bucket/x",
-    "s3://",
-    "s3:///x",
-]
+NO_BUCKETS = """
+file:///home/me file://localhost/etc /srv/checkpoints checkpoints http://169.254.169.254/latest/meta-data
+https://example.org/x memory://x local:///etc ssh://me@host/x sftp://host/x s3://169.254.169.254/x
+s3://127.0.0.1/x s3://2130706433/x s3://localhost:9000/x s3://key:secret@bucket/x s3://bucket@endpoint/x
+s3://[::1]/x s3://arn:aws:s3:us-east-1:123456789012:accesspoint/x s3://bucket/../other s3://bucket/a//b
+s3://bucket/x?endpoint_url=http://127.0.0.1 s3://bucket/x#y simplecache::s3://bucket/x S3://bucket/x s3://
+s3:///x
+""".split()
+NO_BUCKETS += ["s3://Bucket/x\n", "s3://b\u0430cket/x"]
 
 
-NO_LOCATIONS = [
-    "/etc/passwd",
-    "data",
-    "../data",
-    "~/data",
-    "file:///etc/passwd",
-    "file://localhost/etc/passwd",
-    "local:///etc",
-    "memory://x",
-    "ftp://example.org/x",
-    "ssh://me@host/x",
-    "dict://127.0.0.1:11211/stats",
-    "gopher://127.0.0.1:6379/_x",
-    "https://",
-    "https:///x",
-    "https://user:secret@example.org/x",
-    "https://user@example.org/x",
-    "https://example.org@169.254.169.254/x",
-    "https://example.org/x?key=secret",
-    "https://example.org/x#y",
-    "https://example.org/../x",
-    "https://example.org/a/../../x",
-    "https://example.org/%2e%2e/x",
-    "https://example.org//x",
+NO_LOCATIONS = """
+/etc/passwd data ../data ~/data file:///etc/passwd file://localhost/etc/passwd local:///etc memory://x
+ftp://example.org/x ssh://me@host/x dict://127.0.0.1:11211/stats gopher://127.0.0.1:6379/_x https:// https:///x
+https://user:secret@example.org/x https://user@example.org/x https://example.org@169.254.169.254/x
+https://example.org/x?key=secret https://example.org/x#y https://example.org/../x https://example.org/a/../../x
+https://example.org/%2e%2e/x https://example.org//x https://example.org:0/x https://example.org:99999/x
+HTTPS://example.org/x simplecache::https://example.org/x s3://key:secret@bucket/x s3://169.254.169.254/x
+s3://bucket/../other s3://Bucket/x gs:// hf://datasets/USER hf://datasets/USER/NAME@../x hf://models/USER/NAME
+""".split()
+NO_LOCATIONS += [
     "https://example.org/a b",
     "https://example.org\\x",
-    "https://example.org:0/x",
-    "https://example.org:99999/x",
     "https://exa\nmple.org/x",
     "https://example.org/x\r\nHost: other",
     "https://ex\u0430mple.org/x",
-    "HTTPS://example.org/x",
-    "simplecache::https://example.org/x",
-    "s3://key:secret@bucket/x",
-    "s3://169.254.169.254/x",
-    "s3://bucket/../other",
-    "s3://Bucket/x",
-    "gs://",
-    "hf://datasets/USER",
-    "hf://datasets/USER/NAME@../x",
-    "hf://models/USER/NAME",
     "https://example.org/" + "x" * 2000,
 ]
 

