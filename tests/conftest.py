@@ -48,7 +48,10 @@ FOLDERS |= dict.fromkeys(("chaos", "docs", "live"), "live")
 NIGHTLY_FILES = {
     *(f"tests/bench/test_{name}.py" for name in ("efficiency", "gossip", "gpu", "inner_optimizer", "learning")),
     *(f"tests/gossip/test_{name}.py" for name in ("delta", "dion2", "family", "fragment", "one_byte", "tile_bitpack")),
-    *(f"tests/live/test_{name}.py" for name in ("cut_over", "lan", "resumed_id", "verbs", "weekend")),
+    *(
+        f"tests/live/test_{name}.py"
+        for name in ("coordinator", "cut_over", "lan", "preempt", "resumed_id", "verbs", "weekend")
+    ),
     "tests/model/test_expert_share.py",
     "tests/model/test_template_families.py",
     "tests/node/test_one_byte.py",

@@ -10,11 +10,16 @@ import socket
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
+
+from benchmarks.swarm.harness import LOAD
+from swarmnode.local.child import environment
+from swarmnode.local.spawn import NODE, SPAWNER, ChildProcess
+from tests.support.processes import HERE
 
 BOUND_S = 300.0  # for one condition, on a machine that others load
 OUTAGES_S = [float(text) for text in os.environ.get("SWARMNODE_OUTAGES_S", "5").split()]
@@ -27,7 +32,7 @@ class Run:
     def __init__(self, folder: Path, verb: str) -> None:
         self.folder = folder
         self.verb = verb
-        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.processes: dict[str, ChildProcess] = {}
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
@@ -35,28 +40,30 @@ class Run:
     def once(self, *args: str) -> str:
         return subprocess.run([*COMMAND, *args], cwd=self.folder, capture_output=True, text=True, check=True).stdout
 
-    def start(self, name: str, *args: str) -> None:
+    def at(self, name: str) -> str:
+        return str(self.folder / name)
+
+    async def start(self, name: str, *args: str, **more: str) -> None:
+        """A node, forked unless its environment has something `more`."""
         with (self.folder / f"{name}.out").open("ab") as out, (self.folder / f"{name}.err").open("ab") as err:
-            self.processes[name] = subprocess.Popen(
-                [*COMMAND, *args], cwd=self.folder, stdout=out, stderr=err, start_new_session=True
-            )
+            self.processes[name] = await SPAWNER.start([*NODE, *args], environment() | more, out, err)
 
     async def meet(self) -> None:
         """Start the meeting point; returns once it says where."""
         before = self.text("meet.out").count("/p2p/")
         more = ["--no-archive", "--port", "0"] if self.verb == "coordinator" else []
-        self.start("meet", self.verb, "run", "--listen", f"/ip4/127.0.0.1/tcp/{self.port}", "--home", "meet", *more)
+        listen = ["--listen", f"/ip4/127.0.0.1/tcp/{self.port}"]
+        await self.start("meet", self.verb, self.at("run"), *listen, "--home", self.at("meet"), *more)
         await self.until(lambda: self.text("meet.out").count("/p2p/") > before, "the meeting point is up")
 
-    def join(self, name: str, *more: str) -> None:
-        listen = ["--listen", "/ip4/127.0.0.1/tcp/0", "--max-load", "30%"]
-        self.start(name, "join", "--invite-file", "invite.txt", "--home", name, "--cache", "cache", *listen, *more)
+    async def join(self, name: str, *more: str) -> None:
+        begin = ["join", "--invite-file", self.at("invite.txt"), "--home", self.at(name), "--cache", self.at("cache")]
+        await self.start(name, *begin, *HERE, "--max-load", LOAD, *more)
 
-    def kill(self, name: str) -> None:
+    async def kill(self, name: str) -> None:
         process = self.processes.pop(name)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        process.send_signal(signal.SIGKILL)
+        await process.wait()
 
     def text(self, name: str) -> str:
         path = self.folder / name
@@ -90,8 +97,8 @@ class Run:
 R = TypeVar("R", bound=Run)
 
 
-@contextlib.contextmanager
-def run_of(folder: Path, verb: str, kind: type[R] = Run) -> Iterator[R]:  # type: ignore[assignment]
+@contextlib.asynccontextmanager
+async def run_of(folder: Path, verb: str, kind: type[R] = Run) -> AsyncIterator[R]:  # type: ignore[assignment]
     run = kind(folder, verb)
     run.once("init", "run", "--preset", "tiny", "--full")
     path = folder / "run" / "manifest.toml"
@@ -101,7 +108,7 @@ def run_of(folder: Path, verb: str, kind: type[R] = Run) -> Iterator[R]:  # type
         yield run
     finally:
         for name in list(run.processes):
-            run.kill(name)
+            await run.kill(name)
 
 
 @pytest.mark.parametrize("verb", ["bootstrap", "coordinator"])
@@ -109,20 +116,20 @@ def run_of(folder: Path, verb: str, kind: type[R] = Run) -> Iterator[R]:  # type
 async def test_two_that_join_at_a_meeting_point_just_restarted_take_the_run_as_it_is(
     tmp_path: Path, verb: str, outage_s: float
 ) -> None:
-    with run_of(tmp_path, verb) as run:
+    async with run_of(tmp_path, verb) as run:
         await run.meet()
         (tmp_path / "invite.txt").write_text(run.once("invite", "run", "--home", "meet"))
         old = ["a", "b", "x"]
         for name in old:
-            run.join(name)
+            await run.join(name)
         await run.until(lambda: any(len(run.losses(name)) > 4 for name in old), "the run trains")
         await run.until(lambda: all(run.events(name, "node.ready") for name in old), "all serve")
         await run.until(lambda: '"samples"' in run.text("meet/contacts.json"), "the meeting point knows the run")
-        run.kill("meet")
+        await run.kill("meet")
 
-        run.kill("x")  # and is started at once: its contacts were heard of a moment ago
+        await run.kill("x")  # and is started at once: its contacts were heard of a moment ago
         lines = run.lines("x")
-        run.join("x")
+        await run.join("x")
         await run.until(lambda: bool(run.events("x", "node.ready", lines)), "x is back through its contacts")
         assert not run.events("x", "state.fresh", lines)
 
@@ -136,7 +143,7 @@ async def test_two_that_join_at_a_meeting_point_just_restarted_take_the_run_as_i
 
         await run.meet()
         for name in "cd":
-            run.join(name)
+            await run.join(name)
         await run.until(lambda: all(run.events(name, "node.ready") for name in "cd"), "both joiners serve")
         await run.until(lambda: any(len(after) > 4 for after in losses()), "they train together")
         for name in "cd":

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import signal
-import sys
 import urllib.request
 from collections import Counter
 from contextlib import ExitStack
@@ -121,13 +120,11 @@ class Organiser:
         return found
 
     async def volunteer(self, name: str, *flags: str) -> Child:
-        """`join LINE` with a fresh home and cache, in a working directory of its own."""
+        """`join LINE` with a fresh home and cache."""
         place = self.folder / name
-        (place / "work").mkdir(parents=True)
         plan = NodePlan(name, place / "home", place, place / "cache")
         here = ["--home", str(plan.home), "--cache", str(plan.cache), "--notice", "none", "--precision", "fp32", *HERE]
-        command = [sys.executable, "-m", "swarmnode.cli.main", "join", self.line, *here, *flags]
-        found = await Child.start(plan, ["env", "-C", str(place / "work"), *command], fork=False)
+        found = await Child.start(plan, [*NODE, "join", self.line, *here, *flags])
         self.children.append(found)
         return found
 

@@ -9,8 +9,6 @@ import os
 import re
 import signal
 import statistics
-import subprocess
-import sys
 from pathlib import Path
 
 from swarmnode.daemon import ready_file
@@ -30,20 +28,15 @@ class Weekend(Run):
 
     old: Path | None = None
 
-    def start(self, name: str, *args: str) -> None:
-        if self.old is None or name != "old":
-            super().start(name, *args)
-            return
-        command = ["env", f"PYTHONPATH={self.old}", sys.executable, "-m", "swarmnode.cli.main", *args]
-        with (self.folder / "old.out").open("ab") as out, (self.folder / "old.err").open("ab") as err:
-            self.processes[name] = subprocess.Popen(
-                command, cwd=self.folder, stdout=out, stderr=err, start_new_session=True
-            )
+    async def start(self, name: str, *args: str, **more: str) -> None:
+        older = {} if self.old is None or name != "old" else {"PYTHONPATH": str(self.old)}
+        await super().start(name, *args, **older, **more)
 
     async def coordinate(self, home: str, *more: str) -> None:
         """Start the coordinator of `home`; it is up, and its invite is what volunteers have."""
         before = self.text(f"{home}.out").count("/p2p/")
-        self.start(home, "coordinator", "run", "--home", home, "--port", "0", "--archive-every", "20s", *more)
+        where = ["--home", self.at(home), "--port", "0", "--archive-every", "20s"]
+        await self.start(home, "coordinator", self.at("run"), *where, *more)
         await self.until(lambda: self.text(f"{home}.out").count("/p2p/") > before, f"the coordinator of {home} is up")
         (self.folder / "invite.txt").write_text(self.once("invite", "run", "--home", home))
 
@@ -72,11 +65,11 @@ def seeded(run: Run, seed: int) -> None:
 
 async def undisturbed(folder: Path, seed: int) -> float:
     folder.mkdir()
-    with run_of(folder, "coordinator", Weekend) as run:
+    async with run_of(folder, "coordinator", Weekend) as run:
         seeded(run, seed)
         await run.coordinate("meet")
         for name in "abc":
-            run.join(name)
+            await run.join(name)
         await run.trained(SAMPLES)
         return run.loss()
 
@@ -84,13 +77,13 @@ async def undisturbed(folder: Path, seed: int) -> float:
 async def test_a_weekend_ends_where_an_undisturbed_run_ends(tmp_path: Path, earlier: Path) -> None:
     losses = [await undisturbed(tmp_path / f"calm-{seed}", seed) for seed in SEEDS]
     (tmp_path / "weekend").mkdir()
-    with run_of(tmp_path / "weekend", "coordinator", Weekend) as run:
+    async with run_of(tmp_path / "weekend", "coordinator", Weekend) as run:
         seeded(run, SEEDS[0])
         run.old = earlier
         where = ["--listen", f"/ip4/127.0.0.1/tcp/{run.port}"]
         await run.coordinate("meet", *where)
         for name, stage in (("a", "0"), ("b", "1"), ("old", "1")):
-            run.join(name, "--stage", stage)
+            await run.join(name, "--stage", stage)
         await run.until(lambda: all(run.events(name, "node.ready") for name in ("a", "b", "old")), "all serve")
         await run.trained(600)
 
@@ -98,29 +91,29 @@ async def test_a_weekend_ends_where_an_undisturbed_run_ends(tmp_path: Path, earl
             run.processes[name].send_signal(signal.SIGINT)
         for name in ("a", "b", "old"):
             process = run.processes.pop(name)
-            await run.until(lambda process=process: process.poll() is not None, f"{name} has left")  # type: ignore[misc]
+            await run.until(lambda process=process: process.returncode is not None, f"{name} has left")  # type: ignore[misc]
         run.old, since = None, {name: run.lines(name) for name in ("a", "b", "old")}
         for name in ("a", "b", "old"):
-            run.join(name)
+            await run.join(name)
         await run.until(lambda: all(run.events(n, "node.ready", since[n]) for n in since), "all are back")
         assert not any(run.events(n, "state.fresh", since[n]) for n in since), "the run began anew"
         first = run.once("amend", "run", "inner.clip_norm=0.9", "--home", "meet")
         await run.trained(1200)
 
-        run.kill("meet")
+        await run.kill("meet")
         known = ready_file.read(run.folder / "a")
         assert known is not None
         await run.coordinate("moved", "--peer", known.addresses[0], *where)  # its old home is lost, and its key
-        run.join("c")
+        await run.join("c")
         await run.until(lambda: bool(run.events("c", "node.ready")), "one joins by the new coordinator")
         second = run.once("amend", "run", "inner.clip_norm=0.8", "--home", "moved")
         await run.trained(1800)
 
-        run.kill("moved")
+        await run.kill("moved")
         before = max(run.measured())
         await run.trained(before + 256)
         await asyncio.sleep(AWAY_S)  # the outage that is tested
-        run.join("d")  # with an invite of the one that is away: it waits for it
+        await run.join("d")  # with an invite of the one that is away: it waits for it
         await run.coordinate("moved", *where)
         await run.until(lambda: bool(run.events("d", "node.ready")), "one joins when the meeting point is back")
         await run.trained(max(SAMPLES, max(run.measured()) + 512))
@@ -140,7 +133,7 @@ async def test_a_weekend_ends_where_an_undisturbed_run_ends(tmp_path: Path, earl
         print(f"undisturbed {losses}, weekend {loss}, exported {made['validation']} at {made['samples']} samples")
         assert abs(loss - statistics.median(losses)) <= spread
         for name in list(run.processes):
-            run.kill(name)
+            await run.kill(name)
         up = ["up", "--resume", "run/archive", "--nodes", "3", "--stages", "3"]
         samples = str(made["samples"] + 512)
         found = json.loads(run.once(*up, "--samples", samples, "--out", "three", "--json"))

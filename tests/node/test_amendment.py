@@ -27,7 +27,7 @@ def met_after(person: Villager, round_index: int) -> bool:
 
 
 async def test_all_replicas_and_a_joiner_go_on_with_an_amendment_from_its_round() -> None:
-    run = manifest(2)
+    run = manifest(2, round_samples=64)
     run = dataclasses.replace(run, model=dataclasses.replace(run.model, vocabulary=256))  # as bytes need it
     run = dataclasses.replace(run, inner=dataclasses.replace(run.inner, decay="constant", replica_rate="same"))
     signed: Amendments = Amendments(run, RUN, owner.public_bytes(OWNER))

@@ -47,8 +47,8 @@ async def test_speeds_without_measure_kill_nobody() -> None:
 
 
 async def test_a_joiner_meets_others_whatever_stride_a_stranger_announces() -> None:
-    async with village(manifest(), stages=(0, 1, 2, 2)) as v:
-        await v.fed(256)
+    async with village(manifest(round_samples=64), stages=(0, 1, 2, 2)) as v:
+        await v.fed(128)
         await Stranger(v, 1).say(v, stage=2, round_stride=1024)
         late = v.add(2)
         met = ("exchange.paired",)

@@ -67,7 +67,7 @@ async def test_a_bad_gradient_bans_its_sender_and_training_goes_on(kind: type[Re
 
 
 async def test_a_bad_packet_makes_a_lone_step() -> None:
-    async with village(manifest(codec="fp32"), stages=(0, 1, 2)) as v:
+    async with village(manifest(codec="fp32", round_samples=48), stages=(0, 1, 2)) as v:
         v.add(2, NanPacket)
         honest = v.people[2]
 
@@ -99,7 +99,7 @@ class OutOfMemory(Recording):
 
 
 async def test_a_replica_that_fails_to_send_leaves_its_partner_running() -> None:
-    async with village(manifest(), stages=(0, 1, 2)) as v:
+    async with village(manifest(round_samples=48), stages=(0, 1, 2)) as v:
         broken, honest = v.add(2, OutOfMemory), v.people[2]
         assert broken.task is not None
         with pytest.raises(ExceptionGroup) as caught:
@@ -129,7 +129,7 @@ class Flipped(Recording):
 async def test_a_liar_is_told_what_is_made_of_its_packets_and_left_out_by_nobody_for_its_direction() -> None:
     """Of two replicas one turns its packets round. One partner alone is no evidence (sequential_test.py): the packets
     may be taken, and training goes on."""
-    async with village(manifest(codec="modular4", acceptance="guarded"), stages=(0, 1, 2)) as v:
+    async with village(manifest(codec="modular4", acceptance="guarded", round_samples=48), stages=(0, 1, 2)) as v:
         liar, honest = v.add(2, Flipped), v.people[2]
 
         def told(event: str, who: int) -> list[dict[str, object]]:
@@ -182,7 +182,7 @@ def test_packets_of_the_wrong_shape_change_nothing() -> None:
 async def test_a_replica_whose_packets_break_the_rules_is_left_out_by_all() -> None:
     """Four replicas of the last stage, one of which sends what nobody can take: all leave it out in time, and until
     then another one's packet stands in for the liar's."""
-    async with village(manifest(codec="fp32", round_samples=48), stages=(0, 1, 2, 2, 2)) as v:
+    async with village(manifest(codec="fp32", round_samples=24), stages=(0, 1, 2, 2, 2)) as v:
         liar, honest = v.add(2, NanPacket), v.people[2:5]
 
         def out(person: Villager) -> dict[str, str]:

@@ -118,7 +118,7 @@ async def test_another_replica_saves_when_the_first_does_not(tmp_path: Path, mon
     monkeypatch.setattr("swarmnode.node.checkpointer.PATIENCE_S", 0.01)
 
     # Time enough between two checkpoints for patience to run out, also on a fast machine.
-    async with village(run_of(stages=1, every=8)) as v:
+    async with village(run_of(stages=1, every=8, round_samples=32)) as v:
         v.saving = CheckpointOptions(Deaf(tmp_path))
         v.add(0)
         v.saving = CheckpointOptions(FolderStore(tmp_path))
