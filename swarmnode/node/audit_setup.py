@@ -21,7 +21,7 @@ from swarmnode.pipeline.feeder import RATE_SPAN_S, Samples
 from swarmnode.pipeline.input_check import FeederInput, InputAuditor
 from swarmnode.pipeline.recompute import RecomputeService, Text, hop_again
 from swarmnode.pipeline.stage_worker import StageAudits
-from swarmnode.pipeline.statement import HopAnswer, HopClaim, HopEvidence, StepsContradicted
+from swarmnode.pipeline.statement import HopAnswer, HopClaim, HopEvidence, StepsApart, StepsContradicted
 from swarmnode.ports import Priority, Replica, WireTensor
 from swarmnode.transfer.download import DonorClient, DownloadLimits
 from swarmnode.wire import call_pb2 as wire
@@ -138,7 +138,7 @@ class HopReplayer:
         came_s: float | None = None,
     ) -> tuple[T, int]:
         """(`work` on a replica of `stage` with the weights of `peer`, the steps between these and those after
-        `inner_steps`). Raises Unavailable if they are more than STEPS_APART_MAX, StepsContradicted if they are more
+        `inner_steps`). Raises StepsApart if they are more than STEPS_APART_MAX, StepsContradicted if they are more
         than a replica can have taken since `came_s`."""
         compute = self._ports.compute
         self._begun = self._begun or (asyncio.get_running_loop().time(), self._samples_total())
@@ -153,7 +153,7 @@ class HopReplayer:
                 what = f"the weights of {short(peer)} are {apart} inner steps from those that answered"
                 if came_s is not None and apart > STEPS_APART_MAX + self._steps_since(came_s):
                     raise StepsContradicted(what)
-                raise Unavailable(what)
+                raise StepsApart(what)
 
             def loaded() -> T:
                 replica.load(state)

@@ -16,7 +16,9 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from swarmnode.ids import PeerId
+from swarmnode.remembered import Remembered
 from swarmnode.sequential_test import DOUBT, LIMIT, MOST, SequentialTest
+from swarmnode.token_bucket import TokenBucket
 
 DOUBTED_RIGHT = 32  # derived: who lies once in ten is caught again at 97 % before so many are right
 LIES = 2  # guess: a single one may be a memory error, or come from weights that were being replaced
@@ -25,7 +27,6 @@ FORGIVEN_RIGHT = 100  # guess: so many right answers in a row cancel earlier wro
 SNAPSHOT_AGE_S = 30.0  # guess: donors make a new snapshot every ten seconds, later while they are busy
 WITHHELD_MAX = 6  # guess: far answers of a replica that never gives weights near them; an honest donor is busy at times
 UNSHOWN_MAX = 32  # guess: refused openings in a row; an honest replica keeps its last answers for a while
-PEERS_MAX = 4096  # guess: replicas remembered; the least recently checked are forgotten first
 BUDGET_FIRST = 8.0  # guess: recomputed hops beyond the manifest's share of answers, to examine newcomers
 # Recomputed hops beyond as many again, to examine doubted replicas. Measured: a caller excludes one that steers after
 # some twenty; so many right ones end a doubt.
@@ -90,7 +91,8 @@ class Weighed:
     """One of several answers to a hop, with what is known of it: its similarity to the others, whether its server is
     suspected, whether this answer `speaks` against it, and whether its weights are many steps `behind`. `own`: its
     similarity to the hop made again with its server's own weights, `apart` steps from those that answered (None: it
-    gives none); `residual_share`: of its running residual in what these weights leave unexplained."""
+    gives none, or if `late` others); `residual_share`: of its running residual in what these weights leave
+    unexplained."""
 
     vote: AnswerSimilarity
     suspected: bool = False
@@ -98,6 +100,7 @@ class Weighed:
     behind: bool = False
     own: AnswerSimilarity | None = None
     apart: int = 0
+    late: bool = False
     residual_share: float = 0.0
 
     @property
@@ -130,9 +133,10 @@ def is_false(one: Weighed, other: Weighed | None = None) -> bool:
 
 
 def hides(one: Weighed, other: Weighed | None = None) -> bool:
-    """Whether the server of an answer that is far from the others gives no weights to judge it by, or says that it was
-    behind, so that what it gives may have met the others since."""
-    unseen = one.vote.cosine < ALIKE if one.own is None else one.suspected and one.behind
+    """Whether the server of an answer that is far from the others, or that is suspected, gives no weights to judge it
+    by, or says that it was behind, so that what it gives may have met the others since."""
+    unseen = one.suspected and (not one.late if one.own is None else one.behind)
+    unseen = unseen or (one.own is None and one.vote.cosine < ALIKE)
     if not one.speaks or one.explained or not unseen:
         return False
     return other is None or (other.own is not None and other.own.cosine >= ALIKE)
@@ -273,9 +277,10 @@ class Audits:
 
     def __init__(self, share: float) -> None:
         self._share = share
-        self._records: dict[PeerId, _Record] = {}
-        self._budget = BUDGET_FIRST
-        self._doubt_budget = DOUBT_FIRST
+        self._records = Remembered[PeerId, _Record]()
+        self._answers = 0
+        # In recomputed hops, by the number of answers.
+        self._budget, self._doubt_budget = (TokenBucket.full(share, first, 0) for first in (BUDGET_FIRST, DOUBT_FIRST))
         self._shortfalls: dict[int, Shortfall] = {}
         self._coherences: dict[int, Coherence] = {}
 
@@ -312,8 +317,7 @@ class Audits:
 
     def chosen(self, peer: PeerId, draw: float) -> bool:
         """Whether to check an answer of `peer` that just arrived; `draw` is a random number in [0, 1)."""
-        self._budget = max(self._budget, min(self._budget + self._share, BUDGET_FIRST))
-        self._doubt_budget = max(self._doubt_budget, min(self._doubt_budget + self._share, DOUBT_FIRST))
+        self._answers += 1
         return draw < self.share(peer)
 
     def share(self, peer: PeerId) -> float:
@@ -322,20 +326,18 @@ class Audits:
         The doubted have a budget of their own, as large as the others' in the long run, of which half is for what we
         saw ourselves. So an honest swarm recomputes twice the manifest's share at most, whoever doubts whom.
         """
-        known = self._records.get(peer, _Record())
-        seen = self._speaks(peer)
-        if self._share > 0.0 and (seen or known.doubted) and self._doubt_budget >= (1.0 if seen else DOUBT_FIRST / 2.0):
-            return 1.0
-        if self._budget < 1.0:
+        known, seen = self._records.get(peer, _Record()), self._speaks(peer)
+        left = self._doubt_budget.fill(self._answers) if seen or known.doubted else 0.0
+        if left >= (1.0 if seen else DOUBT_FIRST / 2.0):
+            return float(self._share > 0.0)
+        if self._budget.fill(self._answers) < 1.0:
             return 0.0
         return self._share if known.right else math.ceil(self._share)
 
     def spent(self, about: PeerId) -> None:
         """Charge one recomputed hop of a check of `about`."""
-        if self.doubted(about) and self._doubt_budget > 0.0:
-            self._doubt_budget = max(0.0, self._doubt_budget - 1.0)
-        else:
-            self._budget = max(0.0, self._budget - 1.0)
+        doubt = self.doubted(about) and self._doubt_budget.tokens > 0.0
+        (self._doubt_budget if doubt else self._budget).spend(self._answers, 1.0)
 
     def doubted(self, peer: PeerId) -> bool:
         """Whether `peer` is examined: checks speak against it, or others say that it lies."""
@@ -408,8 +410,5 @@ class Audits:
 
     def _of(self, peer: PeerId) -> _Record:
         """The record of `peer`, moved to the most recently checked place."""
-        known = self._records.pop(peer, None) or _Record()
-        self._records[peer] = known
-        if len(self._records) > PEERS_MAX:
-            del self._records[next(iter(self._records))]
+        known = self._records[peer] = self._records.get(peer) or _Record()
         return known

@@ -25,7 +25,6 @@ import contextlib
 import math
 import random
 import statistics
-from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import replace
 from typing import Any
@@ -52,8 +51,16 @@ from swarmnode.pipeline.audit import (
 )
 from swarmnode.pipeline.backlog import check_activations
 from swarmnode.pipeline.recompute import Recomputation, recomputed_statement
-from swarmnode.pipeline.statement import HopAnswer, HopClaim, HopEvidence, StepsContradicted, TensorFingerprints
+from swarmnode.pipeline.statement import (
+    HopAnswer,
+    HopClaim,
+    HopEvidence,
+    StepsApart,
+    StepsContradicted,
+    TensorFingerprints,
+)
 from swarmnode.ports import Answer, Call, Compute, Priority, Replica, Telemetry, Transport, WireTensor
+from swarmnode.remembered import Remembered
 from swarmnode.wire import call_pb2 as wire
 
 AT_ONCE_MAX = 2  # guess: concurrent checks; further answers are not checked meanwhile
@@ -62,8 +69,6 @@ VOTES_MAX = 7  # guess: replicas whose answers are compared after a contradictio
 WARNED_MAX = 16  # guess: peers told of a false answer
 NOBODY_ELSE = "no other replica of the stage"  # why an answer of a stage's only replica is not checked
 WARN_TIMEOUT_S = 5.0  # guess: one small message
-AT_WORK_MAX = 4096  # guess: peers remembered that answered
-WARNINGS_KEPT = 256  # guess: remembered so that none counts twice
 TIMEOUT_S = 30.0  # guess: for one recomputation
 SUSPECTED = RemoteFault("its answers are farther from those of its stage than others' are")
 EXAMINED_S = 5.0  # guess: between two answers of a suspected replica, which are not used
@@ -113,8 +118,8 @@ class Auditor:
         self.boundary_digest = replica.boundary_digest()
         self.feeders = feeder_place(manifest)
         self._under_way = 0
-        self._at_work: OrderedDict[PeerId, None] = OrderedDict()  # whose answers came: they are asked first
-        self._warned: deque[tuple[PeerId, PeerId]] = deque(maxlen=WARNINGS_KEPT)  # (caller, about)
+        self._at_work = Remembered[PeerId, None]()  # whose answers came: they are asked first
+        self._warned = Remembered[tuple[PeerId, PeerId], None]()  # (caller, about)
         self.audits = Audits(manifest.pipeline.audit_share)
         # Of sketches: a liar that knew them could point where they do not look.
         self._signs = seeded("sketch", identity.seed.hex()).getrandbits(32)
@@ -146,7 +151,7 @@ class Auditor:
 
     def observe_answer(self, claim: HopClaim) -> None:
         """Consider an answer for an audit."""
-        self._works(claim.server)
+        self._at_work[claim.server] = None
         self.audits.coherence(claim.statement.stage).observe(claim.server, claim.coherence)
         came = replace(claim, came_s=asyncio.get_running_loop().time())
         self.perhaps(claim.server, lambda: self._check(came))
@@ -309,8 +314,8 @@ class Auditor:
             self.audits.spent(peer)
         except StepsContradicted:
             return replace(case, own=AnswerSimilarity(-1.0))
-        except (Unavailable, RemoteFault):
-            return case
+        except (Unavailable, RemoteFault) as error:
+            return replace(case, late=isinstance(error, StepsApart))
         share, residual = 0.0, self.audits.residual(peer)
         if case.suspected and residual.coherent:
             share = residual.share_of(await self._residual(claim, answered, own))
@@ -391,7 +396,7 @@ class Auditor:
         statements.check(stated)
         about = PeerId(stated.server)
         if (peer, about) not in self._warned:  # once of each caller, since it costs audits
-            self._warned.append((peer, about))
+            self._warned[peer, about] = None
             self.audits.doubt(about)
             self._telemetry.event("audit.suspicion", peer=peer, about=about)
         return Answer(wire.Reply(suspicion=wire.SuspicionTaken()))
@@ -416,12 +421,6 @@ class Auditor:
         drawn = self._rng.sample(known, min(VOTES_MAX - 1, len(known)))
         others = [peer for peer in found if peer not in self._at_work]
         return drawn + self._rng.sample(others, min(VOTES_MAX - 1 - len(drawn), len(others)))
-
-    def _works(self, peer: PeerId) -> None:
-        self._at_work[peer] = None
-        self._at_work.move_to_end(peer)
-        if len(self._at_work) > AT_WORK_MAX:
-            self._at_work.popitem(last=False)
 
     def other_feeders(self, *but: PeerId) -> Sequence[tuple[PeerId, int]]:
         """(peer, place) of a few other nodes that feed, in random order."""
@@ -541,7 +540,7 @@ class Auditor:
         call.header.run_id = self.run_id
         answer = await self.transport.call(peer, call, timeout_s=timeout_s, reply_bytes_max=most)
         self.audits.spent(about)
-        self._works(peer)
+        self._at_work[peer] = None
         return answer
 
     async def cosine(self, one: WireTensor, other: WireTensor, samples: int) -> float:

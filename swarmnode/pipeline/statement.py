@@ -15,7 +15,7 @@ import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from swarmnode.errors import RemoteFault
+from swarmnode.errors import RemoteFault, Unavailable
 from swarmnode.identity import SIGNATURE_BYTES, Identity, unsigned, verify
 from swarmnode.ids import PeerId, RunId, short
 from swarmnode.ports import WireTensor
@@ -87,6 +87,10 @@ def check(statement: wire.Statement) -> None:
 
 class StepsContradicted(RemoteFault):
     """A peer gives weights that cannot be those it stated it had: it took too many or too few inner steps since."""
+
+
+class StepsApart(Unavailable):
+    """A peer gives weights that took too many inner steps since its answer to judge it."""
 
 
 @dataclass(frozen=True, slots=True)

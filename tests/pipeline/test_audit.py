@@ -154,6 +154,8 @@ def test_a_suspected_replica_that_says_it_is_behind_is_excused_six_times() -> No
     assert not is_false(one) and hides(one) and not one.explained
     assert replace(one, own=AnswerSimilarity(0.99)).explained and not hides(replace(one, own=AnswerSimilarity(0.99)))
     assert not hides(replace(one, suspected=False))
+    silent = replace(one, behind=False, own=None)
+    assert hides(silent) and not hides(replace(silent, late=True)) and not hides(replace(silent, suspected=False))
 
 
 def test_the_median_over_the_others_is_the_better_one() -> None:
