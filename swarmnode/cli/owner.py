@@ -7,11 +7,12 @@ import json
 import math
 import os
 import re
+import time
 import tomllib
 import urllib.request
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -63,14 +64,19 @@ def round_ahead(home: Path, round_samples: int) -> int:
     """A round that comes when every member has heard, by the page of the coordinator in `home`. Raises UsageError if
     none runs there."""
     from swarmnode.daemon import ready_file
+    from swarmnode.daemon.service_manager import doing
     from swarmnode.node.access_list import PERIOD_S
 
     ready = ready_file.read(home)
     try:
         if ready is None or not ready.dashboard:
             raise OSError("no coordinator runs there")
-        with urllib.request.urlopen(f"{ready.dashboard.rstrip('/')}/api/v1/summary", timeout=PAGE_TIMEOUT_S) as page:
-            view = json.load(page)
+        with doing("waiting until the coordinator knows the run's speed"):
+            until_s = time.monotonic() + AHEAD_PERIODS * PERIOD_S  # a run that stands still has none
+            while (view := _summary(ready.dashboard))["phase"] == "training" and not view["tokens_per_s"]:
+                if time.monotonic() > until_s:
+                    break
+                time.sleep(1.0)
         per_s = view["tokens_per_s"] * view["samples"] / max(1, view["tokens"])
         ahead = 1 + math.ceil(AHEAD_PERIODS * PERIOD_S * float(per_s) / round_samples)
         return int(view["samples"]) // round_samples + ahead
@@ -78,6 +84,11 @@ def round_ahead(home: Path, round_samples: int) -> int:
         raise UsageError(
             f"--home {home}: the run's round is not known ({error}): give --from-round N, or the coordinator's home"
         ) from None
+
+
+def _summary(page: str) -> dict[str, Any]:
+    with urllib.request.urlopen(f"{page.rstrip('/')}/api/v1/summary", timeout=PAGE_TIMEOUT_S) as answer:
+        return dict(json.load(answer))
 
 
 @click.group(short_help="which keys sign for the run: add one, or replace a lost one")

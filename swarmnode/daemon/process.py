@@ -347,10 +347,11 @@ async def _start(options: NodeOptions, stack: contextlib.AsyncExitStack, before:
     metrics_address = await telemetry.serve(options.metrics_port, options.metrics_host)
     reachability = "public" if options.bootstrap_only else options.reachability
     network_mode = first_network_mode(options.listen, reachability)
+    listen = [options.listen] if before is None else before.transport.daemon.listen  # the port that others know
     given = {"network_mode": network_mode, "telemetry": telemetry, "named": bootstraps, "lan": options.lan}
     path = options.home / KEY_FILE
     with doing("opening the network"):
-        transport = await Libp2pTransport.create(path, identity, run_id, [options.listen], **given)  # type: ignore[arg-type]
+        transport = await Libp2pTransport.create(path, identity, run_id, listen, **given)  # type: ignore[arg-type]
     stack.push_async_callback(transport.close)
     contacts = Contacts.load(options.home / CONTACTS_FILE, clock.unix_s())
     known = [*bootstraps, *((peer, list(one.addresses)) for peer, one in contacts.latest(CONTACTS_ASKED_MAX))]

@@ -207,6 +207,7 @@ class _Restoration:
         self._disk_searched = False
         self._returning: bool | None = None  # as seen at the first look
         self._samples = 0  # of the run, as far as the state restored goes
+        self._claimed = 0  # the most samples that anybody claimed since this attempt began
         self._nbytes = 0  # that this attempt received
 
     async def run(self) -> RestoredState:
@@ -274,6 +275,9 @@ class _Restoration:
         total = self._samples = supposed.middle
         if self._returning is None:
             self._returning = not all(swarm.serving(at) for at in range(stages) if at != stage)
+        # Who claimed them may leave before this node looks again: to begin anew meanwhile would split the run.
+        asked = 0 if total or waited_s > CLAIM_WAIT_S else await self._membership.claimed()
+        self._claimed = max(self._claimed, total, asked)
         round_now = total // self._manifest.gossip.round_samples
         before = swarm.serving((stage - 1) % stages)
         cut, _ = to_keep(
@@ -289,7 +293,7 @@ class _Restoration:
             stages,
             total,
             round_now,
-            claimed=0 if total or waited_s > CLAIM_WAIT_S else await self._membership.claimed(),
+            claimed=self._claimed,
             samples_least=supposed.least,
             donors=donors,
             unsure=silent(swarm.stages[stage], alive, self._restorer.clock.unix_s(), self._manifest.limits),

@@ -96,6 +96,7 @@ class P2pdProcess:
         except (P2PDaemonError, OSError) as error:
             await self.p2p.shutdown()
             raise LocalFault(f"p2pd died while it was starting: {error}") from error
+        self.listen = list(map(str, self.listening()))  # a p2pd started later keeps the port that others know
         self.running.set()
 
     async def stop(self) -> None:
@@ -142,7 +143,6 @@ class P2pdProcess:
             deaths = [when for when in deaths if when > loop.time() - RESTARTS_WINDOW_S] + [loop.time()]
             if len(deaths) > RESTARTS_MAX:
                 raise LocalFault(f"p2pd died {len(deaths)} times in {RESTARTS_WINDOW_S:.0f} s (exit code {code})")
-            self.listen = list(map(str, self.listening()))  # keep the port that others know
             self._judge_no_more()
             await self.p2p.shutdown()
             await self._start_again()

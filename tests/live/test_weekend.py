@@ -1,6 +1,6 @@
 """The weekend, with real processes: all leave and come back, one of them as a later version, the coordinator dies and
-moves to another home, the owner amends twice, machines are added, the meeting point is away; the run ends where an
-undisturbed one ends, its model is exported, and trains on in three stages. `make soak`: away for ten minutes, and three
+moves to another home, the owner amends twice and cuts the run into three stages, machines are added, the meeting point
+is away; the run ends where an undisturbed one ends, its model is exported, and trains on in two stages. `make soak`: away for ten minutes, and three
 undisturbed runs."""
 
 import asyncio
@@ -108,6 +108,12 @@ async def test_a_weekend_ends_where_an_undisturbed_run_ends(tmp_path: Path, earl
         await run.until(lambda: bool(run.events("c", "node.ready")), "one joins by the new coordinator")
         second = run.once("amend", "run", "inner.clip_norm=0.8", "--home", "moved")
         await run.trained(1800)
+        volunteers = ("a", "b", "old", "c")
+        cut = {name: run.lines(name) for name in volunteers}
+        third = run.once("amend", "run", "pipeline.stages=3", "--home", "moved")
+        await run.until(lambda: all(run.events(n, "node.ready", cut[n]) for n in volunteers), "all are in three stages")
+        assert not any(run.events(n, "state.fresh", cut[n]) for n in volunteers), "a stage began anew at the cut"
+        await run.trained(max(run.measured()) + 512)
 
         await run.kill("moved")
         before = max(run.measured())
@@ -123,7 +129,7 @@ async def test_a_weekend_ends_where_an_undisturbed_run_ends(tmp_path: Path, earl
             said = run.text(f"{name}/events.jsonl")
             assert "is forged" not in said and "peer.excluded" not in said, name
         listed = run.once("amend", "run", "--list")
-        assert listed == first + second
+        assert listed == first + second + third
         shown = json.loads(run.once("status", "--json", "--home", "d"))["amendments"]
         assert shown == [f"{line} (in force)" for line in listed.splitlines()], shown
         made = json.loads(run.once("export", "run", "--out", "model", "--json"))
@@ -134,7 +140,7 @@ async def test_a_weekend_ends_where_an_undisturbed_run_ends(tmp_path: Path, earl
         assert abs(loss - statistics.median(losses)) <= spread
         for name in list(run.processes):
             await run.kill(name)
-        up = ["up", "--resume", "run/archive", "--nodes", "3", "--stages", "3"]
+        up = ["up", "--resume", "run/archive", "--nodes", "2", "--stages", "2"]
         samples = str(made["samples"] + 512)
-        found = json.loads(run.once(*up, "--samples", samples, "--out", "three", "--json"))
+        found = json.loads(run.once(*up, "--samples", samples, "--out", "two", "--json"))
         assert found["samples"] >= made["samples"] + 512 and found["loss_validation_last"] < loss + NEAR, found

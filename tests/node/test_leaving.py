@@ -6,7 +6,7 @@ import pytest
 
 from swarmnode.node.drain import DrainReport, DrainStep
 from swarmnode.node.drain_steps import mates
-from swarmnode.node.notice import Notice, NoticeKind
+from swarmnode.node.notice import GRACE_S, Notice, NoticeKind
 from swarmnode.wire import record_pb2
 from tests.support.village import Village, Villager, manifest, told, village
 
@@ -114,6 +114,19 @@ async def test_when_the_whole_run_stops_nobody_hands_anything_over() -> None:
         await v.fed(128)
         await v.leave()
         assert not [p for p in v.people if told(p, "handover.done") or told(p, "drain.cut")]
+
+
+async def test_when_the_whole_run_stops_nobody_waits_for_a_stage_that_has_left() -> None:
+    async with village(manifest(), stages=(0, 1, 2)) as v:
+        await v.fed(128)
+        first, second, _ = v.people
+        await v.until(lambda: first.served.held_work.held > 0, "a microbatch is under way")
+        await second.die()
+        first.notices.leave("the run goes on in other stages", NoticeKind.STOP)
+        assert first.task is not None
+        await v.until(first.task.done, "it leaves")
+        report = first.task.result()
+        assert report.seconds < GRACE_S / 3 and first.saved, report
 
 
 async def test_who_leave_together_name_none_of_each_other() -> None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from benchmarks.memory_network import MemoryDirectory
 from swarmnode.wire import record_pb2
 from tests.support.false_donor import giving
 from tests.support.stranger import Stranger
@@ -137,3 +138,18 @@ async def test_a_node_that_goes_to_a_lost_stage_takes_along_what_it_kept_of_it()
         if mover is backup:
             assert told(mover, "recovery.done")[0]["nbytes"] == 0, "nothing had to be downloaded"
         await v.trains(256, "training goes on", BOUND_S)
+
+
+async def test_who_claimed_progress_may_leave_and_a_joiner_still_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = list[int]()
+
+    async def claimed(_: MemoryDirectory) -> int:
+        looks.append(0 if looks else 2422)
+        return looks[-1]
+
+    monkeypatch.setattr(MemoryDirectory, "claimed", claimed)
+    async with village(manifest()) as v:
+        joiner = v.add(0)
+        await v.until(lambda: len(looks) > 3, "the joiner looks again and again")
+        assert "trained 2422 samples" in str(told(joiner, "recovery.waiting")[0]["reason"])
+        assert not told(joiner, "state.fresh"), "it began the run anew"
