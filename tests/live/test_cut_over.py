@@ -30,7 +30,7 @@ async def test_a_run_goes_on_in_three_stages(tmp_path: Path) -> None:
             run.join(name)
         await run.until(lambda: max(measured(run, "abc"), default=(0, 0.0))[0] >= SAMPLES, f"{SAMPLES} samples")
         since = {name: run.lines(name) for name in "abc"}
-        addresses = [known.addresses for name in "abc" if (known := ready_file.read(tmp_path / name))]
+        homes = [ready_file.read(tmp_path / name) for name in "abc"]
         before = measured(run, "abc")[-LAST:]
         made = run.once("amend", "run", "pipeline.stages=3", "--home", "meet")
         assert "pipeline.stages 2 -> 3" in made, made
@@ -40,7 +40,9 @@ async def test_a_run_goes_on_in_three_stages(tmp_path: Path) -> None:
 
         await run.until(lambda: all(map(ready, "abc")), "all serve in the new stages")
         done = [run.events(name, "recovery.done", since[name])[0]["fields"] for name in "abc"]
-        assert addresses == [known.addresses for name in "abc" if (known := ready_file.read(tmp_path / name))]
+        for name, known in zip("abc", homes, strict=True):
+            now = ready_file.read(tmp_path / name)
+            assert now is not None and known is not None and now.addresses == known.addresses, "it keeps its port"
         print(made, [(row["stage"], row["method"], row["behind"], row["reason"]) for row in done])
         await run.until(lambda: len(measured(run, "abc", since)) >= 2 * LAST, "held-out losses")
         run.join("d")  # with the invite of before

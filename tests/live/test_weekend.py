@@ -1,7 +1,7 @@
 """The weekend, with real processes: all leave and come back, one of them as a later version, the coordinator dies and
 moves to another home, the owner amends twice and cuts the run into three stages, machines are added, the meeting point
-is away; the run ends where an undisturbed one ends, its model is exported, and trains on in two stages. `make soak`: away for ten minutes, and three
-undisturbed runs."""
+is away; the run ends where an undisturbed one ends, its model is exported, and trains on in two stages. `make soak`:
+away for ten minutes, and three undisturbed runs."""
 
 import asyncio
 import json
