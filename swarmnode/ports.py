@@ -107,7 +107,7 @@ class Directory(Protocol):
 
     async def claimed(self) -> int:
         """Most samples that this node, its bootstraps or its contacts remember of the run; 0: none. It proves
-        nothing."""
+        nothing. Raises Unavailable when this node remembers none and nobody that it knows answers."""
         ...
 
 

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from swarmnode.errors import Unavailable
 from swarmnode.ids import PeerId, RunId, digest64
 from swarmnode.membership.record import check_record
 from swarmnode.membership.stage_view import view_after, view_of
@@ -382,7 +383,10 @@ class SimDirectory:
     async def claimed(self) -> int:
         """The samples that this home has heard of the run in all its lives, and the bootstrap's home likewise."""
         told, away = self._dht.remembered, self._dht.away
-        return max(told.get(self._plug.label, 0), 0 if away else told.get(MEETING_POINT, 0))
+        own = told.get(self._plug.label, 0)
+        if away and not own:
+            raise Unavailable("the meeting point does not answer")
+        return max(own, 0 if away else told.get(MEETING_POINT, 0))
 
     def _found(self, stage: int) -> list[record_pb2.SignedRecord]:
         dht, faults = self._dht, self._dht.faults

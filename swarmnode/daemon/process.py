@@ -417,7 +417,7 @@ async def _cut(amendments: Amendments, contacts: Contacts, transport: Libp2pTran
     for peer, addresses in bootstraps if len(amendments.cuts) > 1 else ():
         with contextlib.suppress(RemoteFault, Unavailable):
             await transport.connect(peer, addresses)
-            samples.append(await claimed_by(transport, peer))
+            samples.append(await claimed_by(transport, peer) or 0)
     return amendments.cut(max(samples) // amendments.newest.gossip.round_samples)
 
 
@@ -432,7 +432,9 @@ async def _stay_in_cut(process: DaemonContext, node: Node | None, notices: Notic
         if node is not None and node.served is not None and node.state == record_pb2.NODE_STATE_TRAINING:
             done = node.stage_status().round_index
         else:  # the run may have gone on where this node sees nobody
-            done = await process.directory.claimed() // manifest.gossip.round_samples
+            done = 0
+            with contextlib.suppress(Unavailable):
+                done = await process.directory.claimed() // manifest.gossip.round_samples
         if (cut := amendments.cut(done)) > process.cut:
             process.recut.append(cut)
             # Nodes of two cuts do not see each other: whoever has not heard of this one would stay behind.

@@ -218,5 +218,5 @@ class MembershipView(Protocol):
         ...
 
     async def claimed(self) -> int:
-        """Samples of the run that the directory's meeting points remember."""
+        """Samples of the run that the directory's meeting points remember. Raises Unavailable when none answers."""
         ...

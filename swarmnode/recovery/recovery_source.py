@@ -68,6 +68,7 @@ class RecoveryView:
     samples_total: int  # the median of what the peers that answer claim; so is round_now
     round_now: int
     claimed: int = 0  # samples that bootstraps, contacts or this disk remember, where nobody serves
+    unanswered: bool = False  # nobody that this node knows of says how far the run is
     samples_least: int = 0  # the lower third of it
     donors: tuple[PeerId, ...] = ()  # replicas that serve and answer
     unsure: int = 0  # replicas that do not answer, heard of less than LOST_PERIODS announce periods ago
@@ -92,6 +93,8 @@ def choose_source(view: RecoveryView, spec: RecoverySpec) -> tuple[RecoverySourc
     stage = view.stage
     if view.samples_total == 0 and view.claimed and view.waited_s < CLAIM_WAIT_S:
         return RecoverySource.WAIT, f"the run has trained {view.claimed} samples, but no node that has them is here yet"
+    if view.samples_total == 0 and view.unanswered and view.waited_s < CLAIM_WAIT_S:
+        return RecoverySource.WAIT, "no machine that this one knows answers, so that nobody says how far the run is"
     if view.samples_total == 0:
         return _begun(view, "the run has not trained yet")
     if view.saved_round == view.round_now and RecoverySource.CHECKPOINT not in view.failed:

@@ -276,8 +276,12 @@ class _Restoration:
         if self._returning is None:
             self._returning = not all(swarm.serving(at) for at in range(stages) if at != stage)
         # Who claimed them may leave before this node looks again: to begin anew meanwhile would split the run.
-        asked = 0 if total or waited_s > CLAIM_WAIT_S else await self._membership.claimed()
-        self._claimed = max(self._claimed, total, asked)
+        self._claimed, silent_peers = max(self._claimed, total), False
+        if not total and waited_s <= CLAIM_WAIT_S:
+            try:
+                self._claimed = max(self._claimed, await self._membership.claimed())
+            except Unavailable:
+                silent_peers = True
         round_now = total // self._manifest.gossip.round_samples
         before = swarm.serving((stage - 1) % stages)
         cut, _ = to_keep(
@@ -294,6 +298,7 @@ class _Restoration:
             total,
             round_now,
             claimed=self._claimed,
+            unanswered=silent_peers,
             samples_least=supposed.least,
             donors=donors,
             unsure=silent(swarm.stages[stage], alive, self._restorer.clock.unix_s(), self._manifest.limits),

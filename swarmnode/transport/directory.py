@@ -66,13 +66,13 @@ def key_of(run_id: RunId, place: int) -> DHTID:
     return DHTID.generate(source=f"{run_id}/{place}/0")
 
 
-async def claimed_by(transport: Libp2pTransport, peer: PeerId) -> int:
-    """Samples that the run has trained as `peer` knows; 0 if it does not answer."""
+async def claimed_by(transport: Libp2pTransport, peer: PeerId) -> int | None:
+    """Samples that the run has trained as `peer` knows; None if it does not answer."""
     try:
         ping = Call(call_pb2.Request(ping=call_pb2.Ping()))
         answer = await transport.call(peer, ping, timeout_s=RPC_TIMEOUT_S, reply_bytes_max=0)
     except (RemoteFault, Unavailable):
-        return 0
+        return None
     return answer.header.pong.samples
 
 
@@ -329,7 +329,10 @@ class DhtDirectory:
             [*(peer for peer, _ in self._bootstrap), *(p for p, _ in self.contacts.latest(ASKED_MAX))]
         )
         totals = await asyncio.gather(*(claimed_by(self._transport, peer) for peer in peers))
-        return max(self.contacts.samples.get(self._run_id, 0), *totals, 0)
+        answers, own = [total for total in totals if total is not None], self.contacts.samples.get(self._run_id, 0)
+        if peers and not answers and not own:
+            raise Unavailable(f"none of the {len(peers)} machines known to this one answers")
+        return max(own, *answers, 0)
 
     async def clocks_ahead(self) -> list[float]:
         """Seconds that some neighbours' clocks are ahead of ours, of those that answer."""

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from benchmarks.memory_network import MemoryDirectory
+from swarmnode.errors import Unavailable
 from swarmnode.wire import record_pb2
 from tests.support.false_donor import giving
 from tests.support.stranger import Stranger
@@ -144,12 +145,15 @@ async def test_who_claimed_progress_may_leave_and_a_joiner_still_waits(monkeypat
     looks = list[int]()
 
     async def claimed(_: MemoryDirectory) -> int:
-        looks.append(0 if looks else 2422)
+        looks.append(2422 if len(looks) == 1 else 0)
+        if len(looks) == 1:
+            raise Unavailable("nobody answers")
         return looks[-1]
 
     monkeypatch.setattr(MemoryDirectory, "claimed", claimed)
     async with village(manifest()) as v:
         joiner = v.add(0)
         await v.until(lambda: len(looks) > 3, "the joiner looks again and again")
-        assert "trained 2422 samples" in str(told(joiner, "recovery.waiting")[0]["reason"])
+        reasons = [str(fields["reason"]) for fields in told(joiner, "recovery.waiting")]
+        assert "nobody says how far" in reasons[0] and "trained 2422 samples" in reasons[1], reasons
         assert not told(joiner, "state.fresh"), "it began the run anew"

@@ -223,5 +223,7 @@ def test_a_run_that_somebody_remembers_is_not_begun_from_the_seed() -> None:
     assert source is RecoverySource.WAIT and "4640 samples" in why
     late = replace(alone, claimed=4640, waited_s=CLAIM_WAIT_S)
     assert choose_source(late, RecoverySpec())[0] is RecoverySource.FRESH, "a lone lie holds nobody up for ever"
+    assert choose_source(replace(alone, unanswered=True), RecoverySpec())[0] is RecoverySource.WAIT, "it may not know"
+    assert choose_source(replace(late, unanswered=True), RecoverySpec())[0] is RecoverySource.FRESH
     here = replace(alone, claimed=4640, samples_total=4600, round_now=30, donors=(PeerId("b"),))
     assert choose_source(here, RecoverySpec())[0] is RecoverySource.REPLICA
