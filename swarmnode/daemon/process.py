@@ -347,8 +347,10 @@ async def _start(options: NodeOptions, stack: contextlib.AsyncExitStack, before:
     metrics_address = await telemetry.serve(options.metrics_port, options.metrics_host)
     reachability = "public" if options.bootstrap_only else options.reachability
     network_mode = first_network_mode(options.listen, reachability)
-    listen = [options.listen] if before is None else before.transport.daemon.listen  # the port that others know
+    listen = [options.listen]
     given = {"network_mode": network_mode, "telemetry": telemetry, "named": bootstraps, "lan": options.lan}
+    if before is not None:  # others know its port, and it knows where they are
+        listen, given["book"] = list(before.transport.daemon.listen), before.transport.daemon.book
     path = options.home / KEY_FILE
     with doing("opening the network"):
         transport = await Libp2pTransport.create(path, identity, run_id, listen, **given)  # type: ignore[arg-type]

@@ -133,12 +133,14 @@ class Libp2pTransport(StreamTransport):
         telemetry: Telemetry | None = None,
         named: Sequence[tuple[PeerId, Sequence[str]]] = (),
         lan: bool = False,
+        book: DialBook | None = None,
     ) -> Libp2pTransport:
         """A transport that can call others at once, and answers them after `start`.
 
         `identity_path` is the key file of `identity` (transport/key_file.py), which p2pd reads itself. `announce`
         replaces the addresses announced to others. `network_mode` sets p2pd's reachability. `named`: the bootstraps,
-        which may have host names and lie in the local network; `lan`: so may others.
+        which may have host names and lie in the local network; `lan`: so may others. `book`: of the transport that this
+        one replaces: where peers were met they may be dialled again and again.
 
         Raises UsageError (a bad address, a port in use), LocalFault (no p2pd).
         """
@@ -147,7 +149,7 @@ class Libp2pTransport(StreamTransport):
         if not listen:
             raise UsageError("no address to listen on; give at least one, such as /ip4/127.0.0.1/tcp/0")
         sockets = SocketDir()
-        mode, book = network_mode or NetworkMode(), DialBook([*listen, *announce], lan=lan)
+        mode, book = network_mode or NetworkMode(), book or DialBook([*listen, *announce], lan=lan)
         daemon = P2pdProcess(identity_path, sockets.path, tuple(listen), tuple(announce), mode, book=book)
         transport = cls(daemon, sockets, identity.peer_id, run_id, telemetry)
         transport._named = frozenset(peer for peer, _ in named)
