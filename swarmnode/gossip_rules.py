@@ -46,6 +46,8 @@ class MethodRules:
     """Its own outer learning rate; None: it has none."""
     pull: bool = False
     """Whether gossip.gamma has an effect: the pull towards the partner's slow weights."""
+    meets: bool = True
+    """Whether replicas of a stage meet in rounds."""
     in_groups: bool = False
     """Whether any part of a stage can meet; else slow weights are shared by the whole stage."""
     in_fragments: bool = False
@@ -64,8 +66,8 @@ class MethodRules:
     averages_gradients: bool = False
     """Whether inner steps only gather gradients, and rounds make Muon's and AdamW's steps of their mean."""
     chosen_by: str = ""
-    """The setting that chooses it instead of gossip.method: then `implementation` is a function of a stage and its
-    replica's peer id."""
+    """The setting that chooses it instead of gossip.method: then `implementation` makes, of a stage and its replica's
+    peer id, the outer side and the trainer."""
 
 
 BY_BYTES = "training.kind"  # one_byte
@@ -109,14 +111,22 @@ def methods() -> dict[str, MethodRules]:
     )
     # Replicas never meet. The slow weights are kept all the same, so that snapshots have one format.
     none = dataclasses.replace(
-        noloco, name="none", alpha=None, beta=None, pull=False, of_whole_weights=False, takes_fallback=False
+        noloco,
+        name="none",
+        alpha=None,
+        beta=None,
+        pull=False,
+        meets=False,
+        of_whole_weights=False,
+        takes_fallback=False,
     )
     added = [rules for rules in plugin.rows(plugin.METHODS, MethodRules) if not rules.chosen_by]
     return {rules.name: rules for rules in (noloco, average, none, *added)}
 
 
 def implementation_of(setting: str) -> Any:
-    """The maker of the outer side where `setting` chooses it. Raises ManifestError where its package is missing."""
+    """The maker of outer side and trainer where `setting` chooses them. Raises ManifestError where its package is
+    missing."""
     for rules in plugin.rows(plugin.METHODS, MethodRules):
         if rules.chosen_by == setting:
             return plugin.implementation(rules.implementation)

@@ -22,7 +22,7 @@ import torch
 
 from swarmnode.errors import ManifestError, RemoteFault
 from swarmnode.gossip.compression import Codec
-from swarmnode.gossip.outer.method import Outer, believed, one_by_one
+from swarmnode.gossip.outer.method import Outer, one_by_one
 from swarmnode.gossip.outer.noloco import Average
 from swarmnode.manifest import OuterConstants
 from swarmnode.ports import OuterReport, Packet, StreamingMessage, WireTensor
@@ -111,21 +111,18 @@ class DesLoc(Average):
             least = min(least, float(block.min()))
         return least
 
-    @torch.no_grad()
-    def apply(
-        self, round_index: int, own_weight: float, packets: Sequence[Packet], *, lone: bool = True
+    def _outer_step(
+        self, own_weight: float, packets: Sequence[Packet], taken: Sequence[tuple[Packet, float]]
     ) -> OuterReport:
-        report = super().apply(round_index, own_weight, packets, lone=lone)
-        taken = [packet for packet, _ in believed(packets, report.verdicts)]
-        total = own_weight + sum(packet.weight for packet in taken)
-        if not taken:
-            return report
-        for number, (moment, marked) in enumerate(zip(self._due(round_index), self._averaged, strict=True)):
+        assert self.round is not None
+        due, total = self._due(self.round), own_weight + sum(packet.weight for packet, _ in taken)
+        report = super()._outer_step(own_weight, packets, taken)
+        for number, (moment, marked) in enumerate(zip(due, self._averaged, strict=True) if taken else ()):
             for start in range(0, moment.numel(), self._block):
                 end = min(start + self._block, moment.numel())
                 mean, theirs = (scratch[: end - start] for scratch in self._scratch[:2])
                 torch.mul(marked[start:end], own_weight / total, out=mean)
-                for packet in taken:
+                for packet, _ in taken:
                     self.codec.read(self._moment(packet, number), start, theirs)
                     if self.guard is not None:
                         most = MOMENT_MOST * marked[start:end].abs()

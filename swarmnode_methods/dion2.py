@@ -164,10 +164,9 @@ class Dion2(Outer):
         return self._part._tried(packet, keep)
 
     @torch.no_grad()
-    def apply(
+    def apply_slow(
         self, round_index: int, own_weight: float, packets: Sequence[Packet], *, lone: bool = True
     ) -> OuterReport:
-        assert self.round == round_index, f"outer step of round {round_index}; the boundary marked is {self.round}"
         part = self._part
         before, phi = part.theta.clone(), part.phi.clone()
         report = part.apply(round_index, own_weight, packets, lone=lone)

@@ -17,7 +17,7 @@ from typing import ClassVar
 import torch
 
 from swarmnode.gossip.compression import Codec
-from swarmnode.ports import OuterReport, Packet, StreamingMessage
+from swarmnode.ports import Packet, StreamingMessage
 from swarmnode_methods.mean import DeltaMean, WeightedPacket
 
 
@@ -46,12 +46,8 @@ class Eager(DeltaMean):
             self.theta.add_(self._ahead)
         return draft
 
-    @torch.no_grad()
-    def apply(
-        self, round_index: int, own_weight: float, packets: Sequence[Packet], *, lone: bool = True
-    ) -> OuterReport:
+    def prepare(self, packets: Sequence[Packet]) -> None:
         self._go_back()
-        return super().apply(round_index, own_weight, packets, lone=lone)
 
     def _go_back(self) -> None:
         """Restore the fast weights as if only inner steps had moved them since the boundary."""

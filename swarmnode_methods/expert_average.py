@@ -31,13 +31,14 @@ import torch
 from swarmnode.ema import Ema, EmaStart
 from swarmnode.errors import RemoteFault
 from swarmnode.gossip.compression import codec
-from swarmnode.gossip.outer.method import Outer, believed, check_weight, one_by_one
+from swarmnode.gossip.outer.method import Outer, check_weight, one_by_one
 from swarmnode.gossip.outer.noloco import block_elements
 from swarmnode.gossip.robust import FIRST_CLIP, PacketMeasures, guard
 from swarmnode.ids import digest64
 from swarmnode.manifest import GossipSpec
 from swarmnode.model.expert_share import ExpertLayout, FlatSegment, overlaps
 from swarmnode.model.stage import StageReplica
+from swarmnode.model.trainer import Trainer
 from swarmnode.ports import OuterReport, Packet, StreamingMessage, WireTensor
 
 PERIOD = 16  # guess: rounds in which a replica hears of most others of a stage of some dozen
@@ -68,7 +69,6 @@ class ExpertAverage(Outer):
     name: ClassVar[str] = "average"
     slow_on_host: ClassVar[bool] = True
     group_size: ClassVar[int | None] = 2
-    block: int
 
     def __init__(self, theta: torch.Tensor, gossip: GossipSpec, layout: ExpertLayout, sender: str, block: int) -> None:
         super().__init__(theta, codec(gossip.codec), 0.0)
@@ -133,15 +133,10 @@ class ExpertAverage(Outer):
             weights += float(torch.dot(slow, slow))
         return PacketMeasures(math.sqrt(own) if judged_by_own else 0.0, math.sqrt(gap), math.sqrt(weights))
 
-    @torch.no_grad()
-    def apply(
-        self, round_index: int, own_weight: float, packets: Sequence[Packet], *, lone: bool = True
+    def _outer_step(
+        self, own_weight: float, packets: Sequence[Packet], taken: Sequence[tuple[Packet, float]]
     ) -> OuterReport:
-        assert self.round == round_index, f"outer step of round {round_index}; the boundary marked is {self.round}"
-        verdicts = [self._judge(own_weight, packet) for packet in packets]
-        taken = believed(packets, verdicts)
-        if not taken and not lone:
-            return OuterReport(0, 0.0, 0.0, verdicts, None)
+        assert self.round is not None
         own = own_weight if taken else 1.0
         limit = self._foreign_limit() if self.guard is not None else math.inf
         givers = [
@@ -150,11 +145,11 @@ class ExpertAverage(Outer):
         ]
         foreign = {one.block: torch.empty_like(self._scratch[0]) for one in givers if one.block != self.block}
         squares = [self._step(start, end, own, givers, foreign) for start, end in self._spans]
-        self._got |= dict.fromkeys(foreign, round_index)
+        self._got |= dict.fromkeys(foreign, self.round)
+        self._choose(self.round, {packet.sender: _block_of(packet) for packet, _ in taken})
         self.round, self.stepping = None, False
-        self._choose(round_index, {packet.sender: _block_of(packet) for packet, _ in taken})
         delta_norm, step_norm = (math.sqrt(sum(column)) for column in zip(*squares, strict=True))
-        return OuterReport(len(taken) + (own_weight > 0.0 or not taken), delta_norm, step_norm, verdicts, None)
+        return OuterReport(len(taken) + (own_weight > 0.0 or not taken), delta_norm, step_norm)
 
     def _step(
         self, start: int, end: int, own: float, givers: Sequence[Giver], foreign: dict[int, torch.Tensor]
@@ -283,7 +278,20 @@ def _block_of(packet: Packet) -> int:
     return int(np.frombuffer(packet.tensors[0].data, "<u2")[0])
 
 
-def make(stage: StageReplica, sender: str) -> ExpertAverage:
-    """The outer side of the replica `sender` of `stage`."""
+class ExpertTrainer(Trainer):
+    """Trains the experts of `stage` that `shared` chose in the last round."""
+
+    def __init__(self, stage: StageReplica, shared: ExpertAverage) -> None:
+        super().__init__(stage)
+        self._shared = shared
+
+    def applied(self) -> None:
+        if self._shared.block != self.stage.block:
+            self.stage.train_experts(self._shared.block)
+
+
+def trainer(stage: StageReplica, sender: str) -> tuple[ExpertAverage, ExpertTrainer]:
+    """The outer side and the trainer of the replica `sender` of `stage`."""
     assert stage.layout is not None, "every replica trains all experts"
-    return ExpertAverage(stage.theta.data, stage.manifest.gossip, stage.layout, sender, stage.block)
+    shared = ExpertAverage(stage.theta.data, stage.manifest.gossip, stage.layout, sender, stage.block)
+    return shared, ExpertTrainer(stage, shared)

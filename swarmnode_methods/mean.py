@@ -29,7 +29,7 @@ import torch
 
 from swarmnode.errors import ManifestError, RemoteFault
 from swarmnode.gossip.compression import Codec
-from swarmnode.gossip.outer.method import Outer, believed, check_weight, one_by_one
+from swarmnode.gossip.outer.method import Outer, check_weight, one_by_one
 from swarmnode.gossip.robust import PacketMeasures
 from swarmnode.manifest import OuterConstants
 from swarmnode.ports import OuterReport, Packet, StreamingMessage, WireTensor
@@ -129,23 +129,17 @@ class DeltaMean(Outer):
         if self.healing:
             fragment.check_fragment(packet.tensors[1], self.parameters, self.round)
 
-    @torch.no_grad()
-    def apply(
-        self, round_index: int, own_weight: float, packets: Sequence[Packet], *, lone: bool = True
+    def _outer_step(
+        self, own_weight: float, packets: Sequence[Packet], taken: Sequence[tuple[Packet, float]]
     ) -> OuterReport:
-        assert self.round == round_index, f"outer step of round {round_index}; the boundary marked is {self.round}"
-        verdicts = [self._judge(own_weight, packet) for packet in packets]
-        probed = self._probe_one(own_weight, packets, verdicts)
-        taken = believed(packets, verdicts)
-        if not taken and not lone:
-            return OuterReport(0, 0.0, 0.0, verdicts, probed)
+        assert self.round is not None
         met = [(packet, keep) for packet, keep in taken if not packet.final_delta]
-        first, last = self._span(round_index)
+        first, last = self._span(self.round)
         if not met and (own_weight == 0.0 or any(not packet.final_delta for packet in packets)):
             self.codec.take_back(self._own, (self._boundary - self.phi)[first:last])
             self.round = None
             self._inherit(first, last, taken)
-            return OuterReport(0, float((self._boundary - self.phi).norm()), 0.0, verdicts, probed)
+            return OuterReport(0, float((self._boundary - self.phi).norm()), 0.0)
         if own_weight == 0.0:  # nothing of ours counts, so nothing of ours was sent
             self.codec.take_back(self._own, (self._boundary - self.phi)[first:last])
         given = [WeightedPacket(own_weight if met else 1.0, self._own)]
@@ -171,7 +165,7 @@ class DeltaMean(Outer):
         self.round = None
         self._inherit(first, last, taken)
         self.stepping = False
-        return OuterReport(len(given), math.sqrt(delta_squared), math.sqrt(step_squared), verdicts, probed, apart)
+        return OuterReport(len(given), math.sqrt(delta_squared), math.sqrt(step_squared), apart=apart)
 
     def _inherit(self, first: int, last: int, taken: Sequence[tuple[Packet, float]]) -> None:
         """Add the packets of leaving replicas to the fast weights."""

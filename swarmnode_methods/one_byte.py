@@ -40,12 +40,13 @@ from torch import Tensor
 
 from swarmnode.errors import RemoteFault
 from swarmnode.gossip.compression import codec
-from swarmnode.gossip.outer.method import Outer, believed, check_weight
+from swarmnode.gossip.outer.method import Outer, check_weight
 from swarmnode.gossip.robust import PacketMeasures
 from swarmnode.ids import digest64
 from swarmnode.manifest import Manifest
 from swarmnode.model.optimizer import learning_rate
 from swarmnode.model.stage import StageReplica
+from swarmnode.model.trainer import Trainer
 from swarmnode.ports import (
     LossResult,
     OuterReport,
@@ -235,26 +236,21 @@ class OneByte(Outer):
             return Verdict(0.0, "newcomer", "the last bytes of a replica that left reach one member alone")
         return Verdict(1.0, "accepted", "each byte is one clipped step")
 
-    @torch.no_grad()
-    def apply(
-        self, round_index: int, own_weight: float, packets: Sequence[Packet], *, lone: bool = True
+    def _outer_step(
+        self, own_weight: float, packets: Sequence[Packet], taken: Sequence[tuple[Packet, float]]
     ) -> OuterReport:
-        assert self.round == round_index, f"outer step of round {round_index}; the boundary marked is {self.round}"
-        verdicts = [self._judge(own_weight, packet) for packet in packets]
-        taken = [packet for packet, _ in believed(packets, verdicts)]
-        if not taken and not lone:
-            return OuterReport(0, 0.0, 0.0, verdicts)
-        given = {packet.sender: decode_steps(packet.tensors[0].data) for packet in taken}
+        assert self.round is not None
+        given = {packet.sender: decode_steps(packet.tensors[0].data) for packet, _ in taken}
         own, own_since = self._own, self._heard.get(self.sender, self._first)
-        steps = self._steps_of({**given, self.sender: own}, round_index)
+        steps = self._steps_of({**given, self.sender: own}, self.round)
         write_moved(self.phi, steps, self.phi)
         self.theta.copy_(self.phi)
-        self.done, self.round = max(self.done, round_index), None
+        self.done, self.round = max(self.done, self.round), None
         root = math.sqrt(self.parameters)
         mine = [self._length(one, said) for one in own if one.round > own_since for said in one.said]
         # Directions are nearly orthogonal: lengths add up as squares.
         delta, moved = math.hypot(*mine) * root, math.hypot(*(length for _, length in steps)) * root
-        return OuterReport(1 + len(taken), delta, moved, verdicts)
+        return OuterReport(1 + len(taken), delta, moved)
 
     def _steps_of(self, given: dict[str, list[SharedSteps]], round_index: int) -> list[tuple[int, float]]:
         """(seed, length) of the steps not applied yet, in order of round and sender; they count as applied."""
@@ -285,15 +281,19 @@ class OneByte(Outer):
         raise NotImplementedError("bytes are clipped by their form, no guard tries them")
 
 
-@dataclass(slots=True)
-class ForwardTrainer:
-    """Measures slopes for `shared` with the model `stage`. `waiting`: samples measured since the last inner step, which
-    moves no weight here: steps are taken in rounds."""
+class ForwardTrainer(Trainer):
+    """Measures slopes for `shared` with the model `stage`. An inner step moves no weight here: steps are taken in
+    rounds."""
 
-    stage: StageReplica
-    shared: OneByte
-    waiting: int = 0
-    slope: float = 0.0  # the newest, in nats a token
+    def __init__(self, stage: StageReplica, shared: OneByte) -> None:
+        super().__init__(stage)
+        self.shared = shared
+        self.slope = 0.0  # the newest, in nats a token
+        self._waiting = 0
+
+    @property
+    def waiting(self) -> int:
+        return self._waiting
 
     def loss(self, x: WireTensor, tokens: WireTensor, samples: int, *, accumulate: bool) -> LossResult:
         """The mean of the losses on both sides along one direction; with `accumulate` the slope becomes a step. Theta
@@ -306,22 +306,21 @@ class ForwardTrainer:
         if accumulate and plus.tokens:
             self.slope = self.shared.projected(plus.loss_sum / plus.tokens, minus.loss_sum / minus.tokens)
             self.shared.measure_step(self.slope)
-        self.waiting += samples if accumulate else 0
+        self._waiting += samples if accumulate else 0
         return LossResult((plus.loss_sum + minus.loss_sum) / 2.0, plus.tokens, None)
 
-    def step(self) -> StepReport:
+    def step(self, samples_total: int, batch: float, averaged: int) -> StepReport:
         """The end of the replica's share of a batch: reports, and changes nothing."""
-        samples, self.waiting = self.waiting, 0
+        samples, self._waiting = self._waiting, 0
         rate = self.shared.rate(self.shared.done + 1)
         return StepReport(self.stage.inner_steps, abs(self.slope), rate, samples)
 
     def applied(self) -> None:
-        """Weights moved in a round: the number of inner steps is that of the round."""
+        """The number of inner steps is that of the round."""
         self.stage.stepped_in_round(self.shared.done, abs(self.slope))
 
     def loaded(self) -> None:
-        """Weights came from elsewhere."""
-        self.waiting = 0
+        self._waiting = 0
         self.shared.begin(self.stage.inner_steps)
 
 

@@ -80,5 +80,5 @@ METHODS = (
     ),
     MethodRules("desloc", "swarmnode_methods.desloc:DesLoc", WEIGHTS, in_groups=True, slow_on_host=True),
     MethodRules("one_byte", "swarmnode_methods.one_byte:trainer", ("fp32",), chosen_by=BY_BYTES),
-    MethodRules("expert_average", "swarmnode_methods.expert_average:make", WEIGHTS, chosen_by=OF_EXPERTS),
+    MethodRules("expert_average", "swarmnode_methods.expert_average:trainer", WEIGHTS, chosen_by=OF_EXPERTS),
 )

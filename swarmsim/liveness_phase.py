@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from swarmnode.manifest.gossip_compat import meets
 from swarmnode.planner.geography import Nat
 from swarmsim.capacity import even, optimum
 from swarmsim.replica import DIMENSIONS, FakeReplica
@@ -102,7 +103,7 @@ def _spread(world: World, outcome: Outcome) -> None:
     for stage in range(len(world.parts)):
         replicas = [(p, p.replica.inner) for p in world.nodes if p.training and p.stage == stage and p.replica]
         fakes: list[tuple[SimNode, FakeReplica]] = [(p, r) for p, r in replicas if isinstance(r, FakeReplica)]
-        if len(fakes) < 2 or world.scenario.manifest.gossip.method == "none":
+        if len(fakes) < 2 or not meets(world.scenario.manifest.gossip):
             continue
         spread = 0.0
         for k in range(DIMENSIONS):

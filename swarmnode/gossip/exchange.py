@@ -36,7 +36,7 @@ from swarmnode.gossip.round import RoundPace, Rounds, Spent, usual
 from swarmnode.identity import Identity
 from swarmnode.ids import PeerId, RunId, digest64, short
 from swarmnode.manifest import Manifest
-from swarmnode.manifest.gossip_compat import sends_pseudo_gradients
+from swarmnode.manifest.gossip_compat import meets, sends_pseudo_gradients
 from swarmnode.membership.swarm import GOSSIPING, Member, Swarm
 from swarmnode.membership.trust import Trials
 from swarmnode.metrics import name
@@ -309,7 +309,7 @@ class Gossip:
     def meeting(self, replicas: int) -> int:
         """The number of the stage's `replicas`, this one included, that meet in rounds: keys that only announce
         themselves send no packet that is believed."""
-        if self._manifest.gossip.method == "none":
+        if not meets(self._manifest.gossip):
             return replicas
         return 1 + round(max(0, replicas - 1 - self._absent) * self._met.value)
 
@@ -344,7 +344,7 @@ class Gossip:
     @property
     def unsent(self) -> int:
         """Samples trained here since the last round, of which no other replica has a part."""
-        met = self._manifest.gossip.method != "none" and not self.newcomer
+        met = meets(self._manifest.gossip) and not self.newcomer
         return self._samples_here() - self._samples_before if met else 0
 
     async def parting(self, round_index: int | None = None) -> tuple[wire.FinalDelta, Sequence[WireTensor]]:
@@ -399,11 +399,11 @@ class Gossip:
         their packets were not refused too often, by this replica or by most others."""
         me, left_out = self._transport.peer_id, self._left_out()
 
-        def meets(member: Member) -> bool:
+        def takes_part(member: Member) -> bool:
             return not round_index % member.round_stride and not self._is_gone(member)
 
         here = [m for m in self._swarm().stages[self._stage] if m.state in GOSSIPING and m.peer not in left_out]
-        return tuple([member.peer for member in here if member.peer == me or meets(member)])  # in order of names
+        return tuple([member.peer for member in here if member.peer == me or takes_part(member)])  # in order of names
 
     def _count_absent(self) -> int:
         """The stage's replicas that are left out of rounds, or could not be reached."""
@@ -446,7 +446,7 @@ class Gossip:
         self._advanced = asyncio.Event()
 
     async def _round(self, round_index: int) -> None:
-        if self._manifest.gossip.method == "none":
+        if not meets(self._manifest.gossip):
             self._finish(round_index)
             return
         members = self._members(round_index)

@@ -7,13 +7,13 @@ import hashlib
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from swarmnode.errors import LocalFault, RemoteFault, UsageError
-from swarmnode.gossip.outer import NoLoCo, Outer, outer
+from swarmnode.gossip.outer import Outer, outer
 from swarmnode.gossip.robust import GUARDED
 from swarmnode.gossip_rules import BY_BYTES, OF_EXPERTS, implementation_of
 from swarmnode.large_buffer import large_buffer
@@ -30,6 +30,7 @@ from swarmnode.model.stage import BUMP_STEPS, StageReplica
 from swarmnode.model.state_stream import Buffers, GivenState, Part, section_parts, spans_of
 from swarmnode.model.tensor import check_finite, cosine, decode, decode_flat, decode_tokens, encode, sketch
 from swarmnode.model.tied_table import TiedTable
+from swarmnode.model.trainer import Trainer
 from swarmnode.parted_work import Parts, run_whole
 from swarmnode.ports import (
     LossResult,
@@ -48,26 +49,18 @@ from swarmnode.recovery.state_check import apart
 T = TypeVar("T")
 
 
-class GradientFree(Protocol):
-    """The trainer of a stage that is the whole model, by forward passes alone (swarmnode_methods/one_byte.py)."""
-
-    waiting: int
-    """Samples measured since the last inner step."""
-
-    def loss(self, x: WireTensor, tokens: WireTensor, samples: int, *, accumulate: bool) -> LossResult: ...
-
-    def step(self) -> StepReport: ...
-
-    def applied(self) -> None:
-        """Weights moved in a round."""
-
-    def loaded(self) -> None:
-        """Weights came from elsewhere."""
+def trainer_of(stage: StageReplica, sender: str, secret: str) -> tuple[Outer, Trainer]:
+    """The outer side and the trainer of the replica `sender` of `stage`, as its run says."""
+    if by_forward_passes(stage.manifest):
+        return implementation_of(BY_BYTES)(stage, sender)  # type: ignore[no-any-return]
+    if stage.layout is not None:
+        return implementation_of(OF_EXPERTS)(stage, sender)  # type: ignore[no-any-return]
+    return outer(stage.manifest.gossip, stage.theta.data, sender, secret=secret), Trainer(stage)
 
 
 def slow_and_fast(
     stage: StageReplica,
-    outer: NoLoCo,
+    outer: Outer,
     slow_step: Callable[[], OuterReport],
     again_beside: Callable[[Callable[[], Any]], Parts[Any]],
     *,
@@ -123,14 +116,7 @@ class TorchReplica:
             block=first_block(manifest, sender),
         )
         # Autograd does not notice outer steps (`data`): tapes find theta restored, see model/weight_stash.py.
-        self.forward_trainer: GradientFree | None = None
-        self.outer: Outer
-        if by_forward_passes(manifest):
-            self.outer, self.forward_trainer = implementation_of(BY_BYTES)(self.stage, sender)
-        elif self.stage.layout is not None:
-            self.outer = implementation_of(OF_EXPERTS)(self.stage, sender)
-        else:
-            self.outer = outer(manifest.gossip, self.stage.theta.data, sender, secret=secret)
+        self.outer, self.trainer = trainer_of(self.stage, sender, secret)
         share = manifest.inner.average_share
         beside = self.stage.device.type != "cpu"
         self.average = RunningMean(share, beside=beside) if share > 0.0 else None
@@ -145,17 +131,12 @@ class TorchReplica:
         assert self._sizes == {name: len(part) for name, part in self._parts_of_state().items()}, self._sizes
         if (free := free_nbytes(str(self.stage.device))) is not None:
             self.stage.backprop.limit(int(PASS_SHARE * free))
+        steps_in_rounds = averages_gradients(manifest)
+        if (steps_in_rounds or self.outer.averages_moments) and optimizer_state != "device":
+            raise UsageError(f"gossip.method {manifest.gossip.method} needs moments: give --optimizer-state device")
         if self.outer.averages_moments:
-            if optimizer_state != "device":
-                raise UsageError(
-                    f"gossip.method {manifest.gossip.method} averages moments: give --optimizer-state device"
-                )
             self.outer.attend(self.stage.exp_avg, self.stage.exp_avg_sq)
-        if averages_gradients(manifest):
-            if optimizer_state != "device":
-                raise UsageError(
-                    f"gossip.method {manifest.gossip.method} takes inner steps: give --optimizer-state device"
-                )
+        if steps_in_rounds:
             self.outer.attend_gradients(*self.stage.stepped_apart(), manifest.inner, partial(rate_of_rows, manifest))
         if manifest.gossip.acceptance == GUARDED:
             self.stage.keeps_probe, self.outer.probe = True, self.stage.probe
@@ -168,7 +149,7 @@ class TorchReplica:
     @property
     def accumulated(self) -> int:
         """Samples whose gradient waits for the next inner step."""
-        return self.stage.accumulated if self.forward_trainer is None else self.forward_trainer.waiting
+        return self.trainer.waiting
 
     @property
     def recomputed(self) -> int:
@@ -213,10 +194,10 @@ class TorchReplica:
         self, x: WireTensor, tokens: WireTensor, samples: int, *, train: bool, accumulate: bool = True
     ) -> LossResult:
         def work() -> LossResult:
-            if train and self.forward_trainer is not None:
-                return self.forward_trainer.loss(x, tokens, samples, accumulate=accumulate)
-            with contextlib.nullcontext() if train else self._averaged():
-                return self.stage.loss(x, tokens, samples, train=train, accumulate=accumulate)
+            if train:
+                return self.trainer.loss(x, tokens, samples, accumulate=accumulate)
+            with self._averaged():
+                return self.stage.loss(x, tokens, samples, train=False)
 
         return self._twice(work)
 
@@ -281,9 +262,7 @@ class TorchReplica:
         self.stage.release(tape)
 
     def step(self, samples_total: int, batch: float = math.inf, averaged: int = 1) -> StepReport:
-        if self.forward_trainer is not None:
-            return self.forward_trainer.step()
-        report = self.stage.step(samples_total, batch, averaged)
+        report = self.trainer.step(samples_total, batch, averaged)
         if (average := self.average) is not None:
             done, _ = tried(lambda: average.see(self.stage.theta, samples_total))
             self.out_of_memory += not done  # the mean does without these weights
@@ -301,12 +280,12 @@ class TorchReplica:
         if self.outer.steps_early:
             self.stage.stash.before_step(inner=False)
         draft = self._again(lambda: self.outer.draft(round_index))
-        return draft.written_beside() if self._splits else draft
+        return draft.written_beside() if self.outer.splits else draft
 
     def apply(
         self, round_index: int, own_weight: float, packets: Sequence[Packet], *, lone: bool = True
     ) -> OuterReport:
-        if self._splits:
+        if self.outer.splits:
             parts = self.apply_in_parts(round_index, own_weight, packets, lone=lone)
             return parts if isinstance(parts, OuterReport) else run_whole(parts)
         self.stage.stash.before_step(inner=False)
@@ -315,20 +294,13 @@ class TorchReplica:
             return report
         # Coding errors of packets lie partly outside the subspace. The step is linear: this projects each packet.
         self._again(lambda: self.stage.hold(self.outer.theta, self.outer.phi))
-        if self.outer.block not in (None, self.stage.block):
-            self.stage.train_experts(self.outer.block)
-        if self.forward_trainer is not None:
-            self.forward_trainer.applied()
+        self.trainer.applied()
         return report
-
-    @property
-    def _splits(self) -> bool:
-        return isinstance(self.outer, NoLoCo) and self.outer.splits
 
     def apply_in_parts(
         self, round_index: int, own_weight: float, packets: Sequence[Packet], *, lone: bool = True
     ) -> OuterReport | Parts[OuterReport]:
-        if not isinstance(self.outer, NoLoCo) or not self._splits:
+        if not self.outer.splits:
             return self.apply(round_index, own_weight, packets, lone=lone)
         slow = partial(self.outer.apply_slow, round_index, own_weight, packets, lone=lone)
         self._again(partial(self.outer.prepare, packets))
@@ -471,8 +443,7 @@ class TorchReplica:
 
     def _anew(self) -> None:
         """Other weights are here: what was gathered of the former ones is of no use."""
-        if self.forward_trainer is not None:
-            self.forward_trainer.loaded()
+        self.trainer.loaded()
         if self.average is not None:
             self.average.forget()
 

@@ -97,6 +97,11 @@ def keeps_subspace(m: Manifest) -> bool:
     return m.pipeline.boundary != "subspace" or rules_of(m.gossip).in_subspace
 
 
+def meets(gossip: GossipSpec) -> bool:
+    """Whether replicas of a stage meet in rounds."""
+    return rules_of(gossip).meets
+
+
 def meets_all(m: Manifest) -> bool:
     """Whether the method's slow weights can be equal in such a group."""
     return m.gossip.group == 0 or rules_of(m.gossip).in_groups

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from swarmnode.manifest.gossip_compat import rules_of
 from swarmnode.manifest.spec import ADAPTERS, ONE_BYTE, PRETRAIN, Manifest, ModelSpec
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
@@ -16,7 +17,8 @@ def ties(m: Manifest) -> bool:
     """Whether a tied model's table stays one matrix: it lies in one stage, both ends hold it frozen, or both train it
     and meet (model/tied_table.py), which takes rounds that only average weights."""
     alone = m.pipeline.stages == 1 or m.training.kind == ADAPTERS
-    return alone or (m.gossip.method in ("average", "noloco") and not trains_experts_apart(m))
+    rules = rules_of(m.gossip)
+    return alone or (rules.meets and rules.in_subspace and not trains_experts_apart(m))
 
 
 def trains_both_ends(m: Manifest) -> bool:

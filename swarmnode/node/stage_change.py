@@ -14,6 +14,7 @@ from swarmnode.errors import Unavailable
 from swarmnode.gossip.exchange import Gossip
 from swarmnode.ids import PeerId, RunId
 from swarmnode.manifest import Manifest
+from swarmnode.manifest.gossip_compat import meets
 from swarmnode.membership.liveness import PINGED_MAX, SOON_SHARE, Pinger
 from swarmnode.membership.place import places
 from swarmnode.membership.swarm import COMING, SERVING, Swarm
@@ -239,7 +240,7 @@ class StageRebalancer:
         Not asked in the first rounds, where replicas never meet, and where a stage stands empty: then no round comes.
         """
         presence, gossip = self._presence, self._manifest.gossip
-        if gossip.method == "none" or presence.progress.total < FIRST_ROUNDS * gossip.round_samples or not move.before:
+        if not meets(gossip) or presence.progress.total < FIRST_ROUNDS * gossip.round_samples or not move.before:
             return True, "nobody can have met"
         here, at_work = presence.peer_table.swarm().settled(move.source), presence.run_progress.clock.history.at_work
         workers = sum(member.peer in at_work for member in here)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from swarmnode.ema import Ema, EmaStart
 from swarmnode.manifest import Manifest
+from swarmnode.manifest.gossip_compat import meets
 from swarmnode.metrics.name import STALENESS
 from swarmnode.model.optimizer import inner_batch
 from swarmnode.ports import Tape
@@ -52,7 +53,7 @@ def averaged(manifest: Manifest, replicas: int) -> int:
     """The replicas of a stage of `replicas` whose steps one round averages, at most AVERAGED_MAX; 1 where the learning
     rate does not follow them."""
     gossip = manifest.gossip
-    if manifest.inner.replica_rate == "same" or gossip.method == "none":
+    if manifest.inner.replica_rate == "same" or not meets(gossip):
         return 1
     return max(1, min(replicas, gossip.group or replicas, AVERAGED_MAX))
 

@@ -18,6 +18,7 @@ import math
 from dataclasses import dataclass
 
 from swarmnode.manifest import Manifest
+from swarmnode.manifest.gossip_compat import meets
 from swarmnode.manifest.recipe import law_batch
 
 LAW_B, LAW_BETA = 410.7, 0.28  # arXiv 2203.15556, eq. 10: loss = 1.69 + 406.4 / N^0.34 + 410.7 / D^0.28
@@ -106,7 +107,7 @@ def efficiency(manifest: Manifest, replicas: int, tokens: float) -> float:
     least = min(inner.replica_batch_min, inner.microbatch)
     batch = max(inner.inner_batch, inner.inner_batch_max, replicas * least) * context
     share = of_batch(batch, tokens) * (LATE if manifest.pipeline.stages > 1 else 1.0)
-    if replicas > 1 and gossip.method == "none":
+    if replicas > 1 and not meets(gossip):
         return share / replicas
     steps_of_round = gossip.fragments * gossip.round_samples * context / batch
     share *= of_replicas(replicas, batch / replicas, tokens, steps_of_round)

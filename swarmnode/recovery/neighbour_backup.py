@@ -12,6 +12,7 @@ from dataclasses import replace
 from swarmnode.errors import RemoteFault, Unavailable
 from swarmnode.ids import PeerId, RunId, digest64, short
 from swarmnode.manifest import Manifest, RecoverySpec
+from swarmnode.manifest.gossip_compat import meets
 from swarmnode.membership.run_progress import MembershipView
 from swarmnode.membership.stage_view import rank
 from swarmnode.membership.swarm import Swarm
@@ -88,7 +89,7 @@ class NeighbourBackup:
         self._membership = membership
         self._apart = replica.apart
         self._spec = manifest.recovery
-        self._diverging = manifest.gossip.method == "none"  # replicas that never meet differ without a fault
+        self._diverging = not meets(manifest.gossip)  # replicas that never meet differ without a fault
         self._period_s = manifest.limits.announce_period_s
         self._run_id = run_id
         self.stage = (stage + 1) % manifest.pipeline.stages

@@ -18,6 +18,7 @@ from swarmnode.concurrency import gather_or_cancel
 from swarmnode.errors import DataError, LocalFault, RemoteFault, Unavailable
 from swarmnode.ids import PeerId, RunId
 from swarmnode.manifest import Manifest, from_base
+from swarmnode.manifest.gossip_compat import meets
 from swarmnode.membership.liveness import LOOK_SHARE, SOON_SHARE, Pinger
 from swarmnode.membership.progress import Progress
 from swarmnode.membership.run_progress import MembershipView
@@ -148,7 +149,7 @@ class StateRestorer:
     @property
     def meets(self) -> bool:
         """Whether replicas of a stage meet in rounds."""
-        return self.manifest.gossip.method != "none"
+        return meets(self.manifest.gossip)
 
     async def load(self, replica: Replica, state: State) -> None:
         """Load `state`. Raises RemoteFault for numbers that cannot be a state."""
@@ -542,7 +543,7 @@ class _Restoration:
     ) -> StateCheck | None:
         """A check of a state of `stage` by replicas, `others`, and by `keepers` of snapshots. None where replicas never
         meet: they differ without a fault."""
-        if self._manifest.gossip.method == "none":
+        if not meets(self._manifest.gossip):
             return None
         return StateCheck(self._client(stage), others, self._replica.apart, keepers=keepers, within=within)
 

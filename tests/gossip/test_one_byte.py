@@ -53,8 +53,8 @@ def measure(replica: TorchReplica, run: Manifest, first: int) -> float:
     """One microbatch of the samples from `first` on; the slope."""
     wire = Numbers(run).train(range(first, first + 4))
     replica.loss(wire, wire, 4, train=True)
-    assert isinstance(replica.forward_trainer, ForwardTrainer)
-    return replica.forward_trainer.slope
+    assert isinstance(replica.trainer, ForwardTrainer)
+    return replica.trainer.slope
 
 
 def packet(replica: TorchReplica, round_index: int) -> Packet:

@@ -54,9 +54,6 @@ class Outer(ABC):
     averages_moments: ClassVar[bool] = False
     """Whether `attend` has an effect."""
 
-    block: int | None = None
-    """The experts that this replica trains, where each trains some alone; None: all weights."""
-
     healing = False
     """Whether each message carries a fragment of the slow weights, where it holds pseudo-gradients."""
 
@@ -128,7 +125,6 @@ class Outer(ABC):
     def check(self, packet: Packet) -> None:
         """Raises RemoteFault if `packet` cannot come from a partner's `message` or is not finite."""
 
-    @abstractmethod
     def apply(
         self, round_index: int, own_weight: float, packets: Sequence[Packet], *, lone: bool = True
     ) -> OuterReport:
@@ -138,6 +134,47 @@ class Outer(ABC):
         they had come alone. Without a packet of positive weight that the guard believes it is a lone step; with
         lone=False there is no step and the boundary stays marked.
         """
+        self.prepare(packets)
+        report = self.apply_slow(round_index, own_weight, packets, lone=lone)
+        self.follow()
+        return report
+
+    @property
+    def splits(self) -> bool:
+        """Whether `apply_slow` may run beside the device of the fast weights, between `prepare` and `follow`."""
+        return False
+
+    def prepare(self, packets: Sequence[Packet]) -> None:  # noqa: B027  most need nothing
+        """Read the fast weights that `apply_slow` needs beside the marked ones."""
+
+    def follow(self) -> None:  # noqa: B027
+        """Let fast weights on another device take the step of `apply_slow`."""
+
+    @torch.no_grad()
+    def apply_slow(
+        self, round_index: int, own_weight: float, packets: Sequence[Packet], *, lone: bool = True
+    ) -> OuterReport:
+        """`apply` after `prepare`, but fast weights on another device than the slow ones take the step only in
+        `follow`."""
+        assert self.round == round_index, f"outer step of round {round_index}; the boundary marked is {self.round}"
+        assert 0.0 <= own_weight <= WEIGHT_MAX, f"own weight {own_weight}"
+        verdicts = [self._judge(own_weight, packet) for packet in packets]
+        probed = self._probe_one(own_weight, packets, verdicts)
+        taken = [
+            (packet, verdict.keep) for packet, verdict in zip(packets, verdicts, strict=True) if verdict.keep > 0.0
+        ]
+        report = OuterReport(0, 0.0, 0.0)
+        if taken or lone:
+            report = self._outer_step(own_weight, packets, taken)
+        report.verdicts, report.probed = verdicts, probed
+        return report
+
+    def _outer_step(
+        self, own_weight: float, packets: Sequence[Packet], taken: Sequence[tuple[Packet, float]]
+    ) -> OuterReport:
+        """Step with the packets `taken` of all `packets`, each with the share of its distance from ours that counts;
+        alone if there is none. Ends the round. The report needs no verdicts."""
+        raise NotImplementedError(self.name)
 
     @abstractmethod
     def measure(self, packet: Packet, *, judged_by_own: bool = True) -> PacketMeasures:
@@ -192,11 +229,6 @@ class Outer(ABC):
             assert momentum.shape == self.momentum.shape, f"momentum of {momentum.numel()} elements"
             self.momentum.copy_(momentum)
         self.round = None
-
-
-def believed(packets: Sequence[Packet], verdicts: Sequence[Verdict]) -> list[tuple[Packet, float]]:
-    """The packets that count, each with the share of its distance from ours that does."""
-    return [(packet, verdict.keep) for packet, verdict in zip(packets, verdicts, strict=True) if verdict.keep > 0.0]
 
 
 def one_by_one(*drafts: StreamingMessage) -> StreamingMessage:

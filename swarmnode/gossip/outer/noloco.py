@@ -15,7 +15,7 @@ from swarmnode.errors import ManifestError, RemoteFault
 from swarmnode.gossip.compression import Codec
 from swarmnode.gossip.compression.codec import BLOCK_ELEMENTS
 from swarmnode.gossip.compression.tiles import blocks
-from swarmnode.gossip.outer.method import Outer, believed, check_weight, one_by_one
+from swarmnode.gossip.outer.method import Outer, check_weight, one_by_one
 from swarmnode.gossip.robust import PacketMeasures
 from swarmnode.manifest import OuterConstants
 from swarmnode.model.tensor import begin_to_host, copy_over, marked_now
@@ -147,7 +147,7 @@ class NoLoCo(Outer):
     group_size: ClassVar[int | None] = 2
 
     in_halves: ClassVar[bool] = True
-    """Whether `prepare`, `apply_slow` and `follow` are all of `apply`."""
+    """Whether `apply_slow` touches nothing on the device of the fast weights."""
 
     @classmethod
     def make(cls, theta: torch.Tensor, codec: Codec, step: OuterConstants, fragments: int) -> Outer:
@@ -238,17 +238,14 @@ class NoLoCo(Outer):
 
     @property
     def splits(self) -> bool:
-        """Whether `apply_slow` may run beside the device of the fast weights."""
         return self.remote and self.in_halves and self.probe is None
 
     def prepare(self, packets: Sequence[Packet]) -> None:
-        """Read the fast weights that `apply_slow` needs beside the marked ones."""
         assert self._marked is not None
         self._all = self._every() if any(packet.final_delta for packet in packets) else [self._marked]
 
     @torch.no_grad()
     def follow(self) -> None:
-        """Let the fast weights take the step of `apply_slow`."""
         self.stepping, crossing = bool(self._steps), list[Callable[[], None]]()
         for part in self._steps:
             for start, end in self._blocks(part.fragment):
@@ -311,38 +308,15 @@ class NoLoCo(Outer):
             return [tensors]
         return [tensors[: self.codec.tensors], tensors[self.codec.tensors :]]
 
-    def apply(
-        self, round_index: int, own_weight: float, packets: Sequence[Packet], *, lone: bool = True
-    ) -> OuterReport:
-        self.prepare(packets)
-        report = self.apply_slow(round_index, own_weight, packets, lone=lone)
-        self.follow()
-        return report
-
-    @torch.no_grad()
-    def apply_slow(
-        self, round_index: int, own_weight: float, packets: Sequence[Packet], *, lone: bool = True
-    ) -> OuterReport:
-        """`apply` after `prepare`, but fast weights on another device than the slow ones take the step only in
-        `follow`."""
-        assert self.round == round_index, f"outer step of round {round_index}; the boundary marked is {self.round}"
-        assert 0.0 <= own_weight <= 1.0, f"own weight {own_weight}"
-        assert self._marked is not None
-        self._steps = []
-        return self._apply(own_weight, packets, lone)
-
     def _every(self) -> list[FragmentView]:
         """All fragments: the marked one, and the current state of the others in their own memory."""
         assert self._marked is not None
         marked = self._marked.fragment
         return [self._marked if one == marked else self._mark(one, anew=True) for one in self.fragments]
 
-    def _apply(self, own_weight: float, packets: Sequence[Packet], lone: bool) -> OuterReport:
-        verdicts = [self._judge(own_weight, packet) for packet in packets]
-        probed = self._probe_one(own_weight, packets, verdicts)
-        taken = believed(packets, verdicts)
-        if not taken and not lone:
-            return OuterReport(0, 0.0, 0.0, verdicts, probed)
+    def _outer_step(
+        self, own_weight: float, packets: Sequence[Packet], taken: Sequence[tuple[Packet, float]]
+    ) -> OuterReport:
         shares: dict[int, list[Share]] = {}
         for packet, keep in taken:
             for part, tensors in self._said(packet):
@@ -359,8 +333,6 @@ class NoLoCo(Outer):
             members=len(taken) + (own_weight > 0.0 or not taken),
             delta_norm=math.sqrt(squares[0]),
             step_norm=math.sqrt(squares[1]),
-            verdicts=verdicts,
-            probed=probed,
         )
 
     def _step_part(self, part: FragmentView, own_weight: float, givers: Sequence[Share]) -> tuple[float, float]:

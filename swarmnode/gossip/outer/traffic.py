@@ -8,6 +8,7 @@ import torch
 
 from swarmnode.gossip.outer import outer
 from swarmnode.manifest import GossipSpec
+from swarmnode.manifest.gossip_compat import meets
 
 SETTLED = 1 << 20  # a round after every warm-up: k of topk has fallen, fragments are few
 ROUNDS = 12  # whole periods of streaming's fragments (4) and of desloc's moments (3, 6)
@@ -26,7 +27,7 @@ def message_nbytes(gossip: GossipSpec, parameters: int, seconds: int) -> float:
 
 def messages(gossip: GossipSpec, replicas: int) -> int:
     """Messages that the replicas of a stage send per round: each goes to every other member of its group."""
-    if gossip.method == "none":
+    if not meets(gossip):
         return 0
     size = min(gossip.group, replicas) if gossip.group else replicas
     if size < 2:
