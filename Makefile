@@ -28,13 +28,14 @@ PARTS := rest round node storm live late
 
 SETSID := $(shell command -v setsid)
 
-.PHONY: help setup demo test nightly chaos check proto docs site wheel lock bench soak clean
+.PHONY: help setup demo test nightly people chaos check proto docs site wheel lock bench soak clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo    a local swarm of 6 node processes trains a language model, loses one, and exports it"
 	@echo "make test    everything CI runs: format, lint, types, floors, stale code, and all tests"
 	@echo "make nightly the tests that make test leaves out: research methods, benchmarks, more pages, more live tests"
+	@echo "make people  a volunteer, an organiser and a researcher, each from nothing but the wheel"
 	@echo "make chaos   one life of a swarm under seventeen kinds of real faults, some minutes (SEED=1000)"
 	@echo "make check   only the quick part: format, lint, types, floors, stale code"
 	@echo "make setup   install into .venv (the others do it when needed)"
@@ -88,6 +89,10 @@ nightly: setup $(LINT)
 	@SWARMNODE_NIGHTLY=1 $(PYTEST) $(SLOWEST) -m nightly tests
 	@$(PYTEST) $(SLOWEST) -m unit --hypothesis-profile nightly tests
 	@$(MAKE) -s site
+
+# Three people, from nothing but the wheel.
+people: setup
+	@SWARMNODE_NIGHTLY=1 $(PYTEST) -s tests/live/test_people.py
 
 chaos: setup
 	@$(BIN)/swarmnode bench chaos --seed $(SEED)

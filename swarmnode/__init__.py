@@ -6,6 +6,7 @@ _PLACES = {
     **dict.fromkeys(("Run", "connect", "plan", "up"), "swarmnode.api"),
     "RunHistory": "swarmnode.run_history",
     **dict.fromkeys(("Comparison", "compare", "simulate"), "swarmsim.api"),
+    **dict.fromkeys(("PAPERS", "paper"), "swarmnode_methods.papers"),
 }
 """What `import swarmnode` offers, imported when it is first used; __init__.pyi has the types."""
 

@@ -54,15 +54,16 @@ class Comparison:
         return library("pandas", "to_pandas()").DataFrame(self.rows())
 
     def svg(self) -> str:
-        """Held-out loss over samples, a curve for each run, as a picture for a page or a file."""
-        curves = [
-            Curve(name, COLOURS[at % len(COLOURS)], [(n, loss) for n, _, loss in sorted(run.validations) if n])
-            for at, (name, runs) in enumerate(self.histories.items())
-            for run in runs
-        ]
-        return drawing(curves, "samples", "held-out nats a token").replace(
-            "<svg ", "<svg xmlns='http://www.w3.org/2000/svg' ", 1
-        )
+        """Held-out loss over samples, a curve for each run, thin ones for further seeds, as a picture for a page or a
+        file."""
+        curves = []
+        for at, (name, runs) in enumerate(self.histories.items()):
+            for seed, run in enumerate(runs):
+                title = f"{name}, {len(runs)} seeds" if len(runs) > 1 else name
+                points = [(n, loss) for n, _, loss in sorted(run.validations) if n]
+                curves.append(Curve("" if seed else title, COLOURS[at % len(COLOURS)], points))
+        picture = drawing(curves, "samples", "held-out nats a token")
+        return picture.replace("<svg ", "<svg xmlns='http://www.w3.org/2000/svg' ", 1)  # a file of its own needs it
 
     def _repr_html_(self) -> str:
         """The curves and the rows, for a notebook."""

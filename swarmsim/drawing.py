@@ -22,7 +22,7 @@ STYLE = (
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """A curve of a plot: points (x, y), x above zero."""
+    """A curve of a plot: points (x, y), x above zero. Without a name it is thin: another seed of a named one."""
 
     name: str
     colour: str
@@ -51,23 +51,26 @@ def drawing(lines: Sequence[Curve], x_name: str, y_name: str, floor: float | Non
     right, bottom = WIDTH - RIGHT, HEIGHT - BOTTOM
     parts = []
     for tick in _logarithmic(math.exp(low), math.exp(high)):
-        parts.append(f"<line x1={x(tick):.1f} x2={x(tick):.1f} y1={TOP} y2={bottom} stroke=#eee />")
+        parts.append(f"<line x1='{x(tick):.1f}' x2='{x(tick):.1f}' y1='{TOP}' y2='{bottom}' stroke='#eee'/>")
         parts.append(_text(x(tick), bottom + 18, f"{tick:,g}", "middle"))
     for tick in _linear(least, most):
-        parts.append(f"<line x1={LEFT} x2={right} y1={y(tick):.1f} y2={y(tick):.1f} stroke=#eee />")
+        parts.append(f"<line x1='{LEFT}' x2='{right}' y1='{y(tick):.1f}' y2='{y(tick):.1f}' stroke='#eee'/>")
         parts.append(_text(LEFT - 8, y(tick) + 4, f"{tick:.4g}", "end"))
     for line in lines:
         points = " ".join(f"{x(a):.1f},{y(b):.1f}" for a, b in line.points)
-        dashes = " stroke-dasharray=5" if line.dashed else ""
-        parts.append(f"<polyline points='{points}' fill=none stroke={line.colour} stroke-width=2{dashes} />")
-    parts += _names(lines, [y(line.points[-1][1]) for line in lines], [x(line.points[-1][0]) for line in lines])
+        dashes = " stroke-dasharray='5'" if line.dashed else ""
+        width = 2 if line.name else 1
+        parts.append(f"<polyline points='{points}' fill='none' stroke='{line.colour}' stroke-width='{width}'{dashes}/>")
+    named = [line for line in lines if line.name]
+    parts += _names(named, [y(line.points[-1][1]) for line in named], [x(line.points[-1][0]) for line in named])
     parts.append(_text((LEFT + right) / 2, HEIGHT - 6, x_name, "middle"))
     parts.append(
-        f"<text transform='translate(14 {(TOP + bottom) / 2:.0f}) rotate(-90)' text-anchor=middle>{y_name}</text>"
+        f"<text transform='translate(14 {(TOP + bottom) / 2:.0f}) rotate(-90)' text-anchor='middle'>{y_name}</text>"
     )
     label = html.escape(f"{y_name} over {x_name}")
     return (
-        f"<svg viewBox='0 0 {WIDTH} {HEIGHT}' width={WIDTH} height={HEIGHT} font-size=13 role=img aria-label='{label}'>"
+        f"<svg viewBox='0 0 {WIDTH} {HEIGHT}' width='{WIDTH}' height='{HEIGHT}'"
+        f" font-size='13' font-family='sans-serif' role='img' aria-label='{label}'>"
         f"{''.join(parts)}</svg>"
     )
 
@@ -80,18 +83,18 @@ def _names(lines: Sequence[Curve], heights: Sequence[float], ends: Sequence[floa
         line = lines[index]
         taken = max(heights[index], taken + 17)
         x = WIDTH - RIGHT + 26
-        dashes = " stroke-dasharray=2" if line.dashed else ""
-        parts.append(f"<circle cx={ends[index]:.1f} cy={heights[index]:.1f} r=3 fill={line.colour} />")
+        dashes = " stroke-dasharray='2'" if line.dashed else ""
+        parts.append(f"<circle cx='{ends[index]:.1f}' cy='{heights[index]:.1f}' r='3' fill='{line.colour}'/>")
         parts.append(
-            f"<path d='M{ends[index]:.1f} {heights[index]:.1f}L{x - 6} {taken:.1f}' stroke={line.colour} stroke-width=1"
-            f" stroke-opacity=.35{dashes} />"
+            f"<path d='M{ends[index]:.1f} {heights[index]:.1f}L{x - 6} {taken:.1f}' stroke='{line.colour}'"
+            f" stroke-width='1' stroke-opacity='.35'{dashes}/>"
         )
-        parts.append(f"<text x={x} y={taken + 4:.1f} fill={line.colour}>{html.escape(line.name)}</text>")
+        parts.append(f"<text x='{x}' y='{taken + 4:.1f}' fill='{line.colour}'>{html.escape(line.name)}</text>")
     return parts
 
 
 def _text(x: float, y: float, text: str, anchor: str) -> str:
-    return f"<text x={x:.1f} y={y:.1f} text-anchor={anchor} fill=#555>{html.escape(text)}</text>"
+    return f"<text x='{x:.1f}' y='{y:.1f}' text-anchor='{anchor}' fill='#555'>{html.escape(text)}</text>"
 
 
 def _logarithmic(low: float, high: float) -> list[float]:

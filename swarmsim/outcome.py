@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from swarmnode.metrics import name
 from swarmnode.node.report import KIND_OF_METHOD
@@ -189,6 +190,7 @@ class Outcome:
         return sum(above(a) * (b.at_s - a.at_s) for a, b in pairs) / whole if whole else 0.0
 
     def to_json(self) -> dict[str, Any]:
+        """All of it as strict JSON has it: a number that is none, a diverged loss or an unknown time, is null."""
         found = dataclasses.asdict(self)
         found["share_of_optimum"] = self.share
         found["share_of_ideal"] = self.share_ideal
@@ -196,7 +198,19 @@ class Outcome:
         found["share_training"] = self.share_training
         found["share_even"] = self.share_even
         found["callbacks_per_cpu_s"] = self.callbacks / max(1e-9, self.cpu_s)
-        return found
+        return cast(dict[str, Any], _finite(found))
+
+
+def _finite(value: Any) -> Any:
+    match value:
+        case float():
+            return value if math.isfinite(value) else None
+        case dict():
+            return {key: _finite(one) for key, one in value.items()}
+        case list() | tuple():
+            return [_finite(one) for one in value]
+        case _:
+            return value
 
 
 def _over(curve: list[CurvePoint], until_s: float, could: Any) -> float:

@@ -50,7 +50,7 @@ NIGHTLY_FILES = {
     *(f"tests/gossip/test_{name}.py" for name in ("delta", "dion2", "family", "fragment", "one_byte", "tile_bitpack")),
     *(
         f"tests/live/test_{name}.py"
-        for name in ("coordinator", "cut_over", "lan", "preempt", "resumed_id", "verbs", "weekend")
+        for name in ("coordinator", "cut_over", "lan", "people", "preempt", "resumed_id", "verbs", "weekend")
     ),
     "tests/model/test_expert_share.py",
     "tests/model/test_template_families.py",
@@ -137,9 +137,18 @@ def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest
 
 
 def pytest_runtest_teardown(item: pytest.Item) -> None:
-    """No node of a test calls another a forger, in whichever home its log is, unless the test has a liar."""
+    """No node of a test says anything on stderr but our own lines, nor calls another a forger, in whichever home its
+    log is, unless the test has a liar."""
     folder = getattr(item, "funcargs", {}).get("tmp_path")
-    if folder is None or item.get_closest_marker("liar") is not None:
+    if folder is None:
+        return
+    if item.get_closest_marker("live") is not None:
+        from tests.support.processes import OURS  # above, its assertions would not be rewritten
+
+        said = [line for log in folder.rglob("stderr.log") for line in log.read_text(errors="replace").splitlines()]
+        foreign = [line for line in said if not OURS.fullmatch(line)]
+        assert not foreign, f"nodes said on stderr what is not ours: {foreign[:5]}"
+    if item.get_closest_marker("liar") is not None:
         return
     forged = [reason for log in folder.rglob("events.jsonl*") for reason in called_forged(read_lines(log))]
     assert not forged, f"honest nodes are called forgers: {forged[:3]}"

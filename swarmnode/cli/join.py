@@ -106,7 +106,8 @@ class JoinScreen:
         said, at, loop = "", 0.0, asyncio.get_running_loop()
         while True:
             if (status := await self._status()) is not None:
-                text = paused_text(status) if status.limits.reason and not status.limits.running else headline(status)
+                paused = status.limits.reason and not status.limits.running
+                text = f"paused: {paused_text(status)}" if paused else headline(status)
                 if text != said or loop.time() > at + LINE_PERIOD_S:
                     again = f"; {thanks(status)}" if text == said else ""
                     click.echo(f"{text}{again}", err=True)

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -19,6 +20,7 @@ from swarmnode.dashboard.history import history_path
 from swarmnode.errors import ManifestError, RemoteFault, Unavailable, UsageError
 from swarmnode.manifest import parse
 from swarmnode.membership.invite import Invite, encode
+from swarmsim.scenario import chosen
 from tests.support.watched import RUN, TINY, watched_run
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -137,34 +139,16 @@ def test_runs_are_compared_at_the_samples_that_all_reached() -> None:
     assert first["loss_validation"] == pytest.approx(1.1 + second["loss_validation"] - 2.0)
     assert first["spread"] == pytest.approx(0.2 / 2**0.5) and second["spread"] is None
     assert first["sent_nbytes"] == 10_000 and first["time_s"] == 1000.0
+    texts = "".join(ElementTree.fromstring(compared.svg()).itertext())
+    assert texts.count("a, 2 seeds") == 1 and texts.count("b") == 1, "a file of its own, one name for all seeds"
     assert compared.svg().count("<polyline") == 3 and "<table" in compared._repr_html_()
 
 
-@pytest.mark.nightly
-def test_the_notebook_runs(tmp_path: Path) -> None:
-    """All cells in order, in a process whose thread runs an event loop, as Jupyter's kernel does."""
-    notebook = json.loads((EXAMPLES / "notebooks" / "compare-methods.ipynb").read_text())
-    cells = ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"]
-    program = (
-        "import asyncio, json, sys\n"
-        "async def kernel():\n"
-        "    shared = {}\n"
-        "    for cell in json.load(sys.stdin):\n"
-        "        exec(compile(cell, 'cell', 'exec'), shared)\n"
-        "    print(json.dumps(shared['comparison'].rows()))\n"
-        "asyncio.run(kernel())\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        input=json.dumps(cells),
-        capture_output=True,
-        text=True,
-        cwd=EXAMPLES.parent,
-        env=with_own_method(tmp_path),
-        timeout=380,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    rows = {row["name"]: row for row in json.loads(done.stdout.splitlines()[-1])}
-    assert set(rows) == {"noloco", "diloco", "none", "cautious"}
-    assert all(rows[name]["loss_validation"] < rows["none"]["loss_validation"] for name in ("diloco", "cautious"))
+@pytest.mark.parametrize("name", swarmnode.PAPERS)
+def test_a_papers_settings_are_a_manifests(name: str) -> None:
+    changes = swarmnode.paper(name, inner_batch=64)
+    manifest = chosen("methods", None, None, changes).manifest
+    assert manifest.gossip.method == swarmnode.PAPERS[name].method
+    assert manifest.gossip.round_samples == 64 * swarmnode.PAPERS[name].inner_steps
+    with pytest.raises(UsageError, match="sparseloco"):
+        swarmnode.paper("attention", inner_batch=64)

@@ -10,7 +10,6 @@ import re
 import subprocess
 import sys
 import tomllib
-import venv
 import zipfile
 from importlib import metadata
 from pathlib import Path
@@ -18,6 +17,8 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+
+from tests.support.fresh import make_environment, make_wheel
 
 ROOT = Path(__file__).resolve().parents[2]
 LOCKS = ("requirements.txt", "requirements-cpu.txt")
@@ -137,12 +138,7 @@ def test_no_line_installs_another_projects_package() -> None:
 
 @pytest.mark.nightly
 def test_the_wheel_is_ours(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", str(tmp_path), str(ROOT)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=150, check=False)
-    if done.returncode and re.search(r"connection|resolve|No matching distribution", done.stderr, re.IGNORECASE):
-        pytest.skip("no index here to fetch what builds it")
-    assert done.returncode == 0, done.stderr
-    (wheel,) = tmp_path.glob("*.whl")
+    wheel = make_wheel(tmp_path)
     assert wheel.name.startswith("swarmnode_trainer-") and wheel.name.endswith("-py3-none-any.whl")
     with zipfile.ZipFile(wheel) as found:
         names = found.namelist()
@@ -161,21 +157,18 @@ def test_the_wheel_is_ours(tmp_path: Path) -> None:
     }
     assert made <= set(names)
     assert not [name for name in names if name.endswith((".so", ".key", ".signed"))]
-    _works_alone(wheel, tmp_path / "fresh")
-
-
-def _works_alone(wheel: Path, fresh: Path) -> None:
-    """The wheel in an environment of its own, outside the repository, beside what is installed here but us."""
-    venv.create(fresh, symlinks=True)
-    python = fresh / "bin" / "python"
-    install = [sys.executable, "-m", "pip", "--python", str(python), "install", "-q", "--no-deps", "--no-index"]
-    subprocess.run([*install, str(wheel)], check=True, timeout=150)
-    (site,) = fresh.glob("lib/python*/site-packages")
-    (site / "others.pth").write_text("\n".join(path for path in sys.path if path.endswith("site-packages")))
+    commands = make_environment(wheel, tmp_path / "fresh")
+    (site,) = commands.parent.glob("lib/python*/site-packages")
     fleet = str(site / "swarmsim" / "examples" / "home.csv")
     for words in (["init", "run"], ["plan", "run", fleet], ["simulate", "--for", "5s"]):
-        command = [str(fresh / "bin" / "swarmnode"), *words]
-        done = subprocess.run(command, cwd=fresh, capture_output=True, text=True, timeout=300, check=False)
+        done = subprocess.run(
+            [str(commands / "swarmnode"), *words],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
         assert done.returncode == 0, done.stderr
 
 

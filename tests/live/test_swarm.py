@@ -3,7 +3,6 @@
 import asyncio
 import math
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -18,12 +17,6 @@ from swarmnode.local.child import Child
 from swarmnode.local.summary import count, totals
 from swarmnode.metrics import name
 from tests.support.live_swarm import BOUND_S, swarm_in
-
-OURS = re.compile(
-    r"(peer|control|metrics|dashboard|left:|paused:|stage \d+|thank you:?|looking for|others join with) .*"
-    r"|(loading|opening|checking|looking|asking) .* \.\.\."
-)
-"""All that a node says on stderr: nothing of asyncio, of gRPC, of Go's dials."""
 
 
 def fetch(child: Child, path: str) -> str:
@@ -88,8 +81,6 @@ async def test_a_swarm_survives_and_leaves_nothing(tmp_path: Path) -> None:
         child.name: child.reason for child in fleet.nodes
     }
     assert swarm.left_running() == []
-    said = [(log.parent.name, line) for log in tmp_path.rglob("stderr.log") for line in log.read_text().splitlines()]
-    assert len(said) > 30 and not [(who, line) for who, line in said if not OURS.fullmatch(line)]
     # What killed nodes could not remove themselves, the next node of this user sweeps.
     homes = {child.plan.home for child in [*killed, fleet.bootstrap] if child is not None}
     files = [path for kind in ("ready.json", "*.sock") for path in tmp_path.rglob(kind)]
