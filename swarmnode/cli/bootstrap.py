@@ -26,6 +26,7 @@ from swarmnode.cli.option.param import (
     TRACK,
     check_own_run,
     check_peer,
+    notify_option,
 )
 from swarmnode.daemon.options import ArchiveOptions, NodeOptions
 from swarmnode.errors import NotPermitted, UsageError
@@ -297,6 +298,7 @@ def _warrant_for(run: Path, peer: str) -> str:
 )
 @click.option("--publish-model", is_flag=True, help="With --public: also for a restricted run.")
 @TRACK
+@notify_option("Tell you of alarms: on this desktop, or by a POST to a webhook (Slack, Mattermost, Discord).")
 @archive_options
 def coordinator(
     port: int,

@@ -27,6 +27,7 @@ from swarmnode.cli.option.param import (
     STAGE,
     URL,
     limit_options,
+    notify_option,
     taken_limits,
 )
 from swarmnode.daemon.options import NodeOptions
@@ -49,8 +50,9 @@ HINT = "Ctrl-C is fine: this machine then finishes what it holds"
 class JoinScreen:
     """Shows the node of `home` through its control socket. For one use."""
 
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home: Path, notify: str = "") -> None:
         self._home = home
+        self._notify, self._notified = notify, ""
         self._last: StatusReply | None = None
 
     async def run(self, ready: Ready) -> None:
@@ -69,6 +71,20 @@ class JoinScreen:
             from swarmnode.local.swarm_view import thanks
 
             click.echo(thanks(self._last), err=True)
+            self._tell_person(thanks(self._last))
+
+    def _tell_person(self, text: str) -> None:
+        """Notify of `text` if whoever joined asked for it, and it is new."""
+        if not self._notify or text in ("", self._notified) or self._last is None:
+            return
+        from swarmnode.dashboard.start import notify
+
+        self._notified = text
+        try:
+            notify(self._notify, self._last.run_name, text)
+        except (OSError, subprocess.SubprocessError) as error:
+            click.echo(f"swarmnode: --notify {self._notify[:60]}: {error}", err=True)
+            self._notify = ""
 
     async def _status(self) -> StatusReply | None:
         from swarmnode.control import client
@@ -77,6 +93,8 @@ class JoinScreen:
             self._last = await asyncio.to_thread(client.status, self._home)
         except SwarmnodeError:  # it ends, or is busy: the next one may come
             return None
+        if self._notify:
+            await asyncio.to_thread(self._tell_person, _news(self._last))
         return self._last
 
     async def _live(self) -> None:
@@ -113,6 +131,15 @@ class JoinScreen:
                     click.echo(f"{text}{again}", err=True)
                     said, at = text, loop.time()
             await asyncio.sleep(PERIOD_S)
+
+
+def _news(status: StatusReply) -> str:
+    """What a person is notified of: that the machine trains, or why and until when it pauses; "" in between."""
+    from swarmnode.local.swarm_view import STATE_WORDS, of_stages, paused_text
+
+    if not status.limits.running and status.limits.reason:
+        return f"paused: {paused_text(status)}"
+    return f"trains stage {of_stages(status)}" if status.state and status.state not in STATE_WORDS else ""
 
 
 def device_arguments(arguments: Sequence[str], words: Sequence[str], device: str, home: Path, name: str) -> list[str]:
@@ -195,6 +222,7 @@ def join_all(arguments: Sequence[str], words: Sequence[str], home: Path, name: s
 )
 @click.option("--name", help="Display name of this node.  [default: two words made of its key]")
 @click.option("--credit", "credited", is_flag=True, help="Let published models name this node by --name.")
+@notify_option("Tell you that it trains, pauses or ends: on this desktop, or by a POST to a webhook.")
 @click.option("--checkpoints", default="", metavar="URL", help="Save the run there.  [default: nowhere]")
 @click.option("--use-bucket", is_flag=True, help="Save it in the manifest's bucket, with this user's keys.")
 @click.option("--data-root", type=FOLDER, help="Let the run read its data files below this folder.  [default: none]")
@@ -316,7 +344,7 @@ def _join(options: NodeOptions) -> int:
     """Join with one device, and thank for what it gave."""
     from swarmnode.daemon.launch import launch
 
-    screen = JoinScreen(options.home)
+    screen = JoinScreen(options.home, options.notify)
     code = launch(options, screen.run)
     screen.thank()
     return code

@@ -91,7 +91,13 @@ async def watch(
             process.signed,
             options.home,
             PageAddress(
-                host.strip("[]"), int(port), options.public, join, publish or not options.public, options.track
+                host.strip("[]"),
+                int(port),
+                options.public,
+                join,
+                publish or not options.public,
+                options.track,
+                options.notify,
             ),
             transport=process.transport,
             directory=process.directory,

@@ -78,6 +78,7 @@ class NodeOptions:
     dashboard: str | None = None  # HOST:PORT of a coordinator's page
     public: bool = False  # the page answers other machines, too
     track: str = ""  # the library that the page's numbers are logged by: trackio, wandb
+    notify: str = ""  # where a person is told of alarms, pauses and the end: "desktop", or a webhook's URL
     archive: ArchiveOptions | None = None
     checkpoints: str = ""
     use_bucket: bool = False

@@ -11,7 +11,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import html
+import json
+import subprocess
 import sys
+import urllib.request
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,6 +47,8 @@ REPORT_BYTES_MAX = 256 << 10  # guess: 64 links, 64 events and 200 counters are 
 TICK_S = 0.25
 
 
+NOTIFY_S = 10.0  # guess: webhooks answer within a second
+ALARM_S = 20.0  # guess: an alarm that stands for less is over before a person could look
 TRACK_EVERY_S = 10.0  # guess: W&B's free plan takes one a second
 COLUMNS = ("loss_train", "loss_validation", "tokens", "tokens_per_s", "samples", "round")
 
@@ -79,6 +85,39 @@ async def track(library: str, board: Board, facts: view.Json, clock: Clock, tele
             run.finish()
     except Exception as error:  # noqa: BLE001  a library's own; training does not depend on it
         telemetry.event("dashboard.tracking_failed", level="error", library=library, reason=str(error)[:300])
+
+
+def notify(where: str, title: str, text: str) -> None:
+    """Tell a person: by notify-send (macOS: osascript) where `where` is "desktop", else by a POST of JSON to that URL,
+    as Slack and Mattermost (`text`) and Discord (`content`) read it. Raises OSError and SubprocessError."""
+    if where == "desktop":
+        script = ("on run argv", "display notification (item 2 of argv) with title (item 1 of argv)", "end run")
+        mac = ["osascript", *(word for line in script for word in ("-e", line)), title, text]
+        linux = ["notify-send", "--app-name=swarmnode", "--", title, html.escape(text)]
+        subprocess.run(mac if sys.platform == "darwin" else linux, check=True, capture_output=True, timeout=NOTIFY_S)
+        return
+    said = f"{title}: {text}"
+    body = json.dumps({"text": said, "content": said}).encode()
+    request = urllib.request.Request(where, body, {"Content-Type": "application/json"})
+    urllib.request.urlopen(request, timeout=NOTIFY_S).close()
+
+
+async def notify_of_alarms(where: str, live: Heartbeat, title: str, telemetry: Telemetry) -> None:
+    """Tell of each alarm that stands for ALARM_S, and when it is over, until cancelled."""
+    told, before = dict[tuple[str, str], str](), set[tuple[str, str]]()
+    while True:
+        await asyncio.sleep(ALARM_S)
+        standing = {(alarm.kind, alarm.about): alarm for alarm in live.alarms}
+        lasting = {key: alarm for key, alarm in standing.items() if key in before and key not in told}
+        texts = [f"{alarm.title}. {alarm.reason}" for alarm in lasting.values()]
+        texts += [f"over: {told.pop(key)}" for key in list(told) if key not in standing and key not in before]
+        told |= {key: alarm.title for key, alarm in lasting.items()}
+        before = set(standing)
+        for text in texts:
+            try:
+                await asyncio.to_thread(notify, where, title, text)
+            except (OSError, subprocess.SubprocessError) as error:
+                telemetry.event("dashboard.notify_failed", level="warning", reason=str(error)[:300])
 
 
 def ask_period_s(node: NodeView, nodes: int, least_s: float) -> float:
@@ -205,6 +244,7 @@ class PageAddress:
     join: Sequence[str] = ()
     publish: bool = True  # the page offers the archive's model for download
     track: str = ""  # the library that the run's numbers are logged by, too
+    notify: str = ""  # where alarms are told: "desktop", or a webhook's URL
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,6 +298,8 @@ async def dashboard(
                 working = [tasks.create_task(collector.run()), tasks.create_task(live.run())]
                 if place.track:
                     working.append(tasks.create_task(track(place.track, board, facts, clock, telemetry)))
+                if place.notify:
+                    working.append(tasks.create_task(notify_of_alarms(place.notify, live, manifest.name, telemetry)))
                 telemetry.event("dashboard.serving", url=url)
                 yield Dashboard(url, live, collector, archive)
                 await server.close()

@@ -267,6 +267,7 @@ EVENTS: Final[dict[str, EventKind]] = {
     "dashboard.history_failed": _event(
         "the disk failed for the coordinator's history; the dashboard continues without it", "reason"
     ),
+    "dashboard.notify_failed": _event("a notification of --notify could not be given", "reason"),
     "dashboard.tracking_failed": _event("--track ended: its library failed; the coordinator goes on", "library reason"),
     "events.more": _event(
         "a peer caused too many events of one kind; the number that was not written", "of peer count seconds"

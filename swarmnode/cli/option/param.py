@@ -128,6 +128,13 @@ def check_url(text: str) -> str:
     return text.rstrip("/")
 
 
+def check_notify(text: str) -> str:
+    """`text`, if a person can be told there: desktop, the URL of a webhook, "" for nowhere. Raises ValueError."""
+    if text not in ("", "desktop") and not re.match(r"https?://[^/\s?#]+", text):
+        raise ValueError("use desktop, or a webhook's https://...")
+    return text
+
+
 def check_card(text: str) -> float:
     """Gigabytes of `12GB`, `12GiB` or `12`: sellers of cards use the units alike. Raises ValueError."""
     nbytes = parse_nbytes(f"{text}GB" if text.strip().isdecimal() else text)
@@ -191,6 +198,11 @@ STAGE = click.IntRange(0, STAGES_MAX - 1)
 DURATION = Parsed("duration", parse_duration)
 CARD = Parsed("GB", check_card)
 RATE = Parsed("Mbit", parse_rate)
+
+
+def notify_option(text: str) -> Callable[[F], F]:
+    """The option --notify."""
+    return click.option("--notify", type=Parsed("where", check_notify), default="", metavar="desktop|URL", help=text)
 
 
 def limit_options(command: F) -> F:
