@@ -134,7 +134,7 @@ class JoinScreen:
 
 
 def _news(status: StatusReply) -> str:
-    """What a person is notified of: that the machine trains, or why and until when it pauses; "" in between."""
+    """The text of a notification: that the machine trains, or why and until when it pauses; "" in between."""
     from swarmnode.local.swarm_view import STATE_WORDS, of_stages, paused_text
 
     if not status.limits.running and status.limits.reason:

@@ -1,0 +1,117 @@
+"""`--notify`: alarms that last, by a webhook and on the desktop; what fails is an event, or one line."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from swarmnode.cli.join import JoinScreen
+from swarmnode.dashboard import start
+from swarmnode.dashboard.alarm import Alarm
+from swarmnode.wire.record_pb2 import NODE_STATE_JOINING, NODE_STATE_TRAINING
+from swarmnode.wire.report_pb2 import LimitsReply, StatusReply
+from tests.support.fake_telemetry import Quiet
+
+EMPTY = Alarm("stage_empty", "error", "Nobody serves stage 1", "One more volunteer is needed.")
+SLOW = Alarm("slow", "warning", "Slow", "It waits.")
+
+
+@pytest.fixture
+def webhook() -> Iterator[tuple[str, list[dict[str, str]]]]:
+    """(URL, what was posted there)."""
+    posted: list[dict[str, str]] = []
+
+    class Answer(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            posted.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(204)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Answer) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}/hook", posted
+        server.shutdown()
+        thread.join()
+
+
+async def test_an_alarm_that_lasts_is_told_once_and_so_is_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = [[EMPTY, SLOW], [EMPTY], [EMPTY], [], [SLOW], [], []]
+    live, told, telemetry = SimpleNamespace(alarms=[]), list[str](), Quiet()
+
+    class Over(Exception):
+        pass
+
+    async def sleep(_: float) -> None:
+        if not looks:
+            raise Over
+        live.alarms = looks.pop(0)
+
+    def notify(where: str, title: str, text: str) -> None:
+        told.append(f"{where} {title} {text}")
+        if text.startswith("over"):
+            raise OSError("no route")
+
+    monkeypatch.setattr(start.asyncio, "sleep", sleep)
+    monkeypatch.setattr(start, "notify", notify)
+    with pytest.raises(Over):
+        await start.notify_of_alarms("http://x", cast(Any, live), "meadow", telemetry)
+    assert told == [
+        "http://x meadow Nobody serves stage 1. One more volunteer is needed.",
+        "http://x meadow over: Nobody serves stage 1",
+    ]
+    assert [event for event, _ in telemetry.events] == ["dashboard.notify_failed"]
+
+
+def status(state: int, reason: str = "within its limits") -> StatusReply:
+    limits = LimitsReply(running=reason == "within its limits", reason=reason)
+    return StatusReply(run_name="meadow", state=state, stage=1, stages=3, limits=limits)  # type: ignore[arg-type]
+
+
+async def test_a_volunteer_hears_that_it_trains_pauses_and_ends(
+    webhook: tuple[str, list[dict[str, str]]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    url, posted = webhook
+    looks = [
+        status(NODE_STATE_JOINING),
+        status(NODE_STATE_TRAINING),
+        status(NODE_STATE_TRAINING),
+        status(NODE_STATE_TRAINING, "steam runs"),
+        status(NODE_STATE_TRAINING),
+    ]
+    monkeypatch.setattr("swarmnode.control.client.status", lambda home: looks.pop(0))
+    screen = JoinScreen(tmp_path, url)
+    for _ in range(5):
+        assert await screen._status() is not None
+    screen.thank()
+    said = [one["text"] for one in posted]
+    assert said[:3] == ["meadow: trains stage 1 of 3", "meadow: paused: steam runs", "meadow: trains stage 1 of 3"]
+    assert len(said) == 4 and said[3].startswith("meadow: thank you") and posted[0]["content"] == said[0]
+    assert "--notify" not in capsys.readouterr().err
+
+    tool = tmp_path / "notify-send"
+    tool.write_text(f'#!/bin/sh\nprintf "%s|" "$@" > {tmp_path}/told\n')
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setattr(start.sys, "platform", "linux")
+    start.notify("desktop", "meadow", "<b>eve</b> & co")
+    assert (tmp_path / "told").read_text() == "--app-name=swarmnode|--|meadow|&lt;b&gt;eve&lt;/b&gt; &amp; co|"
+    tool.unlink()
+    looks += [status(NODE_STATE_TRAINING), status(NODE_STATE_TRAINING, "steam runs")]
+    silent = JoinScreen(tmp_path, "desktop")
+    for _ in range(2):
+        await silent._status()
+    (line,) = capsys.readouterr().err.splitlines()[-1:]
+    assert line.startswith("swarmnode: --notify desktop: ") and "notify-send" in line, "said once, and it goes on"
