@@ -28,7 +28,7 @@ PARTS := rest round node storm live late
 
 SETSID := $(shell command -v setsid)
 
-.PHONY: help setup demo test nightly people chaos check proto docs site wheel lock bench soak clean
+.PHONY: help setup demo test nightly people chaos check proto docs site wheel release lock bench soak clean
 .DEFAULT_GOAL := help
 
 help:
@@ -41,6 +41,7 @@ help:
 	@echo "make setup   install into .venv (the others do it when needed)"
 	@echo "make proto   generate swarmnode/wire again from proto/"
 	@echo "make wheel   dist/*.whl, what volunteers install; make lock: requirements.txt, every package by its hash"
+	@echo "make release wheel, source, SBOM, provenance, hashes and notes in dist/, the same on each machine; KEY=... signs the tag"
 	@echo "make docs    write what is made from the code: tables in docs/, the Grafana board, cloud-init"
 	@echo "make site    the pages as a site in build/site, strictly; make docs first"
 	@echo "make bench   measure throughput of the swarm and of the transport"
@@ -118,6 +119,11 @@ wheel:
 	@PIP_CONSTRAINT=constraints.txt $(PYTHON) -m pip wheel -q --disable-pip-version-check --no-deps -w dist .
 	@! grep -q 'Source = "https://example.org' pyproject.toml || echo "pyproject.toml: Source is a placeholder: links of the README lead nowhere"
 	@sha256sum dist/*.whl
+
+# In an environment of its own, as the site.
+release:
+	@test -x build/release/bin/cyclonedx-py || { $(PYTHON) -m venv build/release && build/release/bin/pip install -q --disable-pip-version-check build==1.6.1 cyclonedx-bom==7.5.0; }
+	@build/release/bin/python deploy/release.py $(KEY)
 
 lock: setup
 	@$(BIN)/python deploy/lock.py

@@ -38,6 +38,7 @@ SECONDS = 20.0
 REPEATS = 3
 RATE = 100.0  # guess: messages a second from one attacker to each node
 WARM_SAMPLES = 400  # guess: nodes have measured each other, and examined newcomers, by then
+WARM_MAX_S = 600.0  # guess: a machine on which others work
 CALIBRATION_S = 10.0
 FORGET_S = TTL_S + 5.0  # until the records of the last attack have expired everywhere
 ANSWER_S = 60.0  # guess: a busy machine; an attacker imports hivemind first
@@ -77,8 +78,10 @@ def run(
 
 async def _one(way: str, clock: Clock, seconds: float, repeats: int, rate: float) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="swarmnode-bench-") as folder:
-        fleet = fleet_in(Path(folder), PRESETS["demo"], NODES, command=partial(resting, load=LOAD))
-        swarm = SwarmHarness(fleet)
+        demo = PRESETS["demo"]
+        manifest = replace(demo, pipeline=replace(demo.pipeline, stages=STAGES))
+        fleet = fleet_in(Path(folder), manifest, NODES, command=partial(resting, load=LOAD))
+        swarm = SwarmHarness(fleet, bound_s=WARM_MAX_S)
         async with swarm.running():
             await swarm.progress(WARM_SAMPLES, "before the attack")
             meter, rest, attack = FleetMeter(fleet, clock), list[RateWindow](), list[RateWindow]()
