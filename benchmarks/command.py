@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 @click.option(
     "--methods",
     default="",
+    show_default=False,
     help="METHOD/CODEC[/FRAGMENTS][+NAME=NUMBER][@SCHEDULE],... instead of the default list; NAME: alpha, beta, gamma,"
     " rate.",
 )
@@ -40,7 +41,9 @@ if TYPE_CHECKING:
 @click.option("--beta1", type=click.FloatRange(0.0, 1.0, max_open=True), default=None, help="AdamW's. Default: 0.9.")
 @click.option("--momentum", type=click.FloatRange(0.0, 1.0, max_open=True), default=None, help="Muon's. Default: 0.95.")
 @click.option("--nesterov/--no-nesterov", default=None, help="Of Muon. Default: with.")
-@click.option("--acceptance", default="", help="A value of gossip.acceptance instead of its default.")
+@click.option(
+    "--acceptance", default="", show_default=False, help="A value of gossip.acceptance instead of its default."
+)
 @click.option("--seeds", type=click.IntRange(1, 100), default=None, help="Seeds 0 to N-1; default: the preset's.")
 @click.option("--jobs", type=click.IntRange(1, 64), default=2, show_default=True, help="Processes, a thread each.")
 @click.option("--text", type=click.Path(exists=True), default=None, help="A text file or a folder of .txt files.")
@@ -83,7 +86,7 @@ def gossip(
 
 @command.command()
 @click.option("--preset", default="quick", show_default=True, help="quick (minutes) or standard.")
-@click.option("--attacks", default="", help="Names with commas between, instead of all.")
+@click.option("--attacks", default="", show_default=False, help="Names with commas between, instead of all.")
 @click.option("--codec", default="noloco/modular4", show_default=True, help="METHOD/CODEC.")
 @click.option("--acceptance", default="guarded,clipped,all", show_default=True, help="Values of gossip.acceptance.")
 @click.option("--seeds", type=click.IntRange(1, 100), default=1, show_default=True, help="Seeds 0 to N-1.")

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from swarmnode.cli.option.param import DASHBOARD_PORT
 from swarmnode.concurrency import beside_loop
+from swarmnode.daemon.options import DASHBOARD_PORT
 from swarmnode.errors import RemoteFault, SwarmnodeError, Unavailable, UsageError
 from swarmnode.manifest import SIGNED_FILE, Manifest, manifest_at, parse, read_signed, verify
 from swarmnode.manifest.text import from_tree

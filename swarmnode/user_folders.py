@@ -8,6 +8,8 @@ from pathlib import Path
 
 from swarmnode.errors import UsageError
 
+CACHE_NBYTES = 8 * 10**9  # as --data-cache; derived: 4e9 tokens, half a day of a feeder at 100,000 a second
+
 
 def default_home(kind: str) -> Path:
     """The home of a `kind` of process, node or bootstrap: $XDG_DATA_HOME/swarmnode/`kind`, or below ~/.local/share.

@@ -69,7 +69,7 @@ def transport(as_json: bool) -> None:
 
 
 @command.command()
-@click.option("--device", default="auto", show_default=True, metavar="auto|cpu|cuda|cuda:1|mps|xpu", help="Device.")
+@click.option("--device", default="auto", metavar="auto|cpu|cuda|cuda:1|mps|xpu", help="Device.")
 @click.option("--small", is_flag=True, help="A model of a few megabytes; seconds on a CPU.")
 @JSON
 def gpu(device: str, small: bool, as_json: bool) -> None:
@@ -82,8 +82,8 @@ def gpu(device: str, small: bool, as_json: bool) -> None:
 
 
 @command.command()
-@click.option("--boundary", type=click.Choice(["bf16", "subspace"]), default="bf16", show_default=True)
-@click.option("--microbatch", type=click.IntRange(1, 64), default=4, show_default=True, help="Samples of 2,048 tokens.")
+@click.option("--boundary", type=click.Choice(["bf16", "subspace"]), default="bf16")
+@click.option("--microbatch", type=click.IntRange(1, 64), default=4, help="Samples of 2,048 tokens.")
 def memory(boundary: str, microbatch: int) -> None:
     """Stages of Llama 3 1B, 8B and 70B that fit on cards of 8 to 48 GB and hosts of 16 and 32 GB, by the formula of
     `join` and `plan`; a table to paste."""

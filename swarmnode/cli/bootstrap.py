@@ -15,21 +15,21 @@ from swarmnode.cli.option.param import (
     ARCHIVE_EVERY_S,
     ARCHIVE_KEEP,
     BOOTSTRAP,
-    DASHBOARD_PORT,
     DISK,
     DURATION,
     FOLDER,
     HOST,
-    LISTEN,
+    NETWORK_OPTIONS,
     OWN_RUN,
     PORT,
     TRACK,
     check_own_run,
     check_peer,
     notify_option,
+    together,
 )
-from swarmnode.daemon.options import ArchiveOptions, NodeOptions
-from swarmnode.errors import NotPermitted, UsageError
+from swarmnode.daemon.options import DASHBOARD_PORT, ArchiveOptions, NodeOptions
+from swarmnode.errors import UsageError
 from swarmnode.machine.folder_store import keeper
 from swarmnode.plugin import check_library
 from swarmnode.user_folders import default_cache, default_home
@@ -37,24 +37,13 @@ from swarmnode.user_folders import default_cache, default_home
 
 def meeting_point(kind: str) -> Callable[[Callable[..., int]], Callable[..., int]]:
     """The argument and the options of a node that does not train; the command gets them as `where`, for `meet`."""
-    given = (
+    return together(
         click.argument("run", metavar="RUN", type=OWN_RUN),
-        click.option(
-            "--listen", type=LISTEN, default="/ip4/0.0.0.0/tcp/0", show_default=True, help="Where peers reach us."
-        ),
+        NETWORK_OPTIONS,
         click.option(
             "--peer", "bootstrap", type=BOOTSTRAP, multiple=True, help="A member of the run; may be repeated."
         ),
         click.option("--home", type=FOLDER, help=f"Its own folder.  [default: ~/.local/share/swarmnode/{kind}]"),
-        click.option("--metrics-port", type=PORT, default=0, show_default="any", help="Prometheus, /healthz, /readyz."),
-        click.option("--lan", is_flag=True, help="Find members in this network by multicast, and be found."),
-        click.option(
-            "--metrics-host",
-            type=HOST,
-            default="127.0.0.1",
-            show_default=True,
-            help="Address to serve them on; 0.0.0.0: all.",
-        ),
         click.option(
             "--data-root",
             type=FOLDER,
@@ -71,15 +60,8 @@ def meeting_point(kind: str) -> Callable[[Callable[..., int]], Callable[..., int
             type=DISK,
             help="Give members at most so much of the data set and base model in a day.  [default: no limit]",
         ),
-        click.option("--name", default=kind, show_default=True, help="Display name."),
+        click.option("--name", default=kind, help="Display name."),
     )
-
-    def decorate(command: Callable[..., int]) -> Callable[..., int]:
-        for add in reversed(given):
-            command = add(command)
-        return command
-
-    return decorate
 
 
 def meet(
@@ -148,51 +130,49 @@ FOLDER_NAME = "archive"
 FILE = click.Path(dir_okay=False, path_type=Path)
 
 
-def archive_options(command: Callable[..., int]) -> Callable[..., int]:
-    """The options of an archive; the command gets them as `kept`, for `options_of`."""
-    given = (
-        click.option(
-            "--archive-every",
-            "every_s",
-            type=DURATION,
-            default=ARCHIVE_EVERY_S,
-            show_default="1h",
-            help="How often the run is copied, after the copies of its first half hour.",
-        ),
-        click.option(
-            "--archive-keep",
-            "keep",
-            type=click.IntRange(1, 1000),
-            default=ARCHIVE_KEEP,
-            show_default=True,
-            help="Newest checkpoints kept; the best by validation is kept, too.",
-        ),
-        click.option(
-            "--push",
-            metavar="URL",
-            default="",
-            help="Also copy them there: a folder or s3://BUCKET/PREFIX, with your keys.",
-        ),
-        click.option(
-            "--push-to-hub",
-            "hub",
-            metavar="OWNER/NAME",
-            default="",
-            help="Also push the newest as a revision of that model on the Hugging Face Hub, with a model card.",
-        ),
-        click.option("--warrant", type=FILE, help="The owner's permission, if the owner's key is not beside RUN."),
-    )
-    for add in reversed(given):
-        command = add(command)
-    return command
+ARCHIVE_OPTIONS = together(
+    click.option(
+        "--archive-every",
+        "every_s",
+        type=DURATION,
+        default=ARCHIVE_EVERY_S,
+        show_default="1h",
+        help="How often the run is copied, after the copies of its first half hour.",
+    ),
+    click.option(
+        "--archive-keep",
+        "keep",
+        type=click.IntRange(1, 1000),
+        default=ARCHIVE_KEEP,
+        help="Newest checkpoints kept; the best by validation is kept, too.",
+    ),
+    click.option(
+        "--push",
+        metavar="URL",
+        default="",
+        show_default=False,
+        help="Also copy them there: a folder or s3://BUCKET/PREFIX, with your keys.",
+    ),
+    click.option(
+        "--push-to-hub",
+        "hub",
+        metavar="OWNER/NAME",
+        default="",
+        show_default=False,
+        help="Also push the newest as a revision of that model on the Hugging Face Hub, with a model card.",
+    ),
+    click.option("--warrant", type=FILE, help="The owner's permission, if the owner's key is not beside RUN."),
+)
+"""Those of an archive; the command gets them among `where`, from which `options_of` takes them."""
+ARCHIVED = ("every_s", "keep", "push", "hub", "warrant")
 
 
-def options_of(run: str, folder: Path, kept: dict[str, Any], **more: Any) -> ArchiveOptions:
-    """The options of an archive of RUN in `folder`."""
-    if kept["hub"]:
+def options_of(run: str, folder: Path, where: dict[str, Any], **more: Any) -> ArchiveOptions:
+    """The options of an archive of RUN in `folder`, those of ARCHIVED taken out of `where`."""
+    if where["hub"]:
         check_library("huggingface_hub", "--push-to-hub")
-    data = more.pop("data", None) or (Path(run) if Path(run).is_dir() else None)
-    return ArchiveOptions(folder=folder, data=data, **kept, **more)
+    data = where["data_root"] or (Path(run) if Path(run).is_dir() else None)
+    return ArchiveOptions(folder=folder, data=data, **{key: where.pop(key) for key in ARCHIVED}, **more)
 
 
 @click.command(short_help="copy the model out of a running swarm")
@@ -200,16 +180,11 @@ def options_of(run: str, folder: Path, kept: dict[str, Any], **more: Any) -> Arc
 @click.option("--out", type=FOLDER, help="Folder of the checkpoints.  [default: archive, in RUN]")
 @click.option("--once", is_flag=True, help="Make one checkpoint, print its folder and leave.")
 @click.option("--allow", metavar="PEER_ID", help="Print the owner's permission for that machine to archive RUN.")
-@archive_options
+@ARCHIVE_OPTIONS
 def archive(
     out: Path | None,
     once: bool,
     allow: str | None,
-    every_s: float,
-    keep: int,
-    push: str,
-    hub: str,
-    warrant: Path | None,
     **where: Any,
 ) -> int:
     """Copy the slow weights of every stage of RUN from the nodes that train it, and keep complete checkpoints.
@@ -229,14 +204,13 @@ def archive(
     if allow is not None:
         click.echo(_warrant_for(Path(run), check_peer(allow)))
         return 0
-    kept = {"every_s": every_s, "keep": keep, "push": push, "hub": hub, "warrant": warrant}
     if not Path(run).is_dir() and out is None:
         raise click.UsageError("--out DIR is required (RUN is not a folder)")
     folder = out or Path(run) / FOLDER_NAME
     if once and (home := keeper(folder)) is not None:
         click.echo(_asked(home))
         return 0
-    options = options_of(run, folder, kept, once=once, data=where["data_root"])
+    options = options_of(run, folder, where, once=once)
     where["bootstrap"] = where["bootstrap"] or _here(run)
     return meet("archive", where, archive=options)
 
@@ -266,7 +240,7 @@ def _here(run: str) -> tuple[str, ...]:
 
 def _warrant_for(run: Path, peer: str) -> str:
     """The warrant as a line of text. Raises NotPermitted without the owner's key."""
-    from swarmnode import owner
+    from swarmnode.cli.owner import key_beside
     from swarmnode.daemon.admission import OWN_PASS_S
     from swarmnode.ids import PeerId
     from swarmnode.manifest import read_signed, verify
@@ -275,19 +249,14 @@ def _warrant_for(run: Path, peer: str) -> str:
 
     path = signed_of(Path(check_own_run(str(run))))
     signed, _ = read_signed(path)
-    key_path = path.parent / owner.FILE_NAME
-    if not key_path.exists():
-        raise NotPermitted(f"only the run's owner can permit an archive: {key_path} is not here")
-    key = owner.load_owner(key_path)
-    if owner.public_bytes(key) != signed.owner:
-        raise NotPermitted(f"{key_path} is not the key that {path} is signed with")
+    key = key_beside(path, signed, "only the run's owner can permit an archive")
     warrant = sign_warrant(key, verify(signed, None)[1], PeerId(peer), int(time.time()) + OWN_PASS_S)
     return base64.b64encode(warrant.SerializeToString(deterministic=True)).decode()
 
 
 @click.command(short_help="show a run on a web page, and be its bootstrap")
 @meeting_point("coordinator")
-@click.option("--port", type=PORT, default=DASHBOARD_PORT, show_default=True, help="Of the page; 0: any free one.")
+@click.option("--port", type=PORT, default=DASHBOARD_PORT, help="Of the page; 0: any free one.")
 @click.option("--bind", "host", type=HOST, help="Where the page listens.  [default: 127.0.0.1, --public: 0.0.0.0]")
 @click.option("--public", is_flag=True, help="Let other machines open the page. It is read-only; addresses are hidden.")
 @click.option(
@@ -299,7 +268,7 @@ def _warrant_for(run: Path, peer: str) -> str:
 @click.option("--publish-model", is_flag=True, help="With --public: also for a restricted run.")
 @TRACK
 @notify_option("Tell you of alarms: on this desktop, or by a POST to a webhook (Slack, Mattermost, Discord).")
-@archive_options
+@ARCHIVE_OPTIONS
 def coordinator(
     port: int,
     host: str | None,
@@ -308,11 +277,6 @@ def coordinator(
     archive_folder: Path | None,
     publish_model: bool,
     track: str | None,
-    every_s: float,
-    keep: int,
-    push: str,
-    hub: str,
-    warrant: Path | None,
     **where: Any,
 ) -> int:
     """Show RUN on a live web page, hold its directory and give its manifest to joiners, as `bootstrap` does. RUN is a
@@ -329,11 +293,9 @@ def coordinator(
     address = host or ("0.0.0.0" if public else "127.0.0.1")
     run = str(where["run"])
     above = Path(run) if Path(run).is_dir() else where["home"] or default_home("coordinator")
-    asked = bool(archives or archive_folder or push or hub or warrant)
-    kept = {"every_s": every_s, "keep": keep, "push": push, "hub": hub, "warrant": warrant}
-    archive = options_of(
-        run, archive_folder or above / FOLDER_NAME, kept, asked=asked, publish=publish_model, data=where["data_root"]
-    )
+    asked = bool(archives or archive_folder or where["push"] or where["hub"] or where["warrant"])
+    folder = archive_folder or above / FOLDER_NAME
+    archive = options_of(run, folder, where, asked=asked, publish=publish_model)
     page = f"{address}:{port}"
     return meet(
         "coordinator", where, page, public=public, track=track or "", archive=None if archives is False else archive

@@ -12,7 +12,7 @@ from swarmnode.cli.option.param import FOLDER
 from swarmnode.errors import UsageError
 from swarmnode.untrusted_text import readable
 
-FEW_TOKENS = 4096  # guess: 32 samples of the demo
+FEW_TOKENS = 4096  # derived: 32 samples of the demo
 
 
 @click.group(short_help="make a data set of text, which a run then names by content")
@@ -39,16 +39,20 @@ def command() -> None:
     multiple=True,
     help="Copies of each document, one number for each --from in turn; .5 takes every second.  [default: 1]",
 )
-@click.option(
-    "--tokenizer", default="bytes", show_default=True, metavar="PATH|bytes", help="A Hugging Face tokenizer.json."
-)
+@click.option("--tokenizer", default="bytes", metavar="PATH|bytes", help="A Hugging Face tokenizer.json.")
 @click.option("--field", help="Key or column that holds a document's text.  [default: text]")
 @click.option(
     "--messages",
     help="Key or column that holds a conversation; only what the assistant says counts in the loss. It goes before"
     " --field in rows that have both.  [default: messages]",
 )
-@click.option("--encoding", default="", metavar="NAME", help="Of text files that are not UTF-8, such as latin-1.")
+@click.option(
+    "--encoding",
+    default="",
+    show_default=False,
+    metavar="NAME",
+    help="Of text files that are not UTF-8, such as latin-1.",
+)
 @click.option(
     "--special-tokens",
     is_flag=True,
@@ -58,7 +62,6 @@ def command() -> None:
     "--skip-bad",
     type=click.IntRange(0),
     default=0,
-    show_default=True,
     metavar="N",
     help="Leave out files that are no text and rows that cannot be read or rendered, N at most; each is counted.",
 )
@@ -66,18 +69,14 @@ def command() -> None:
     "--validation",
     type=click.FloatRange(0.0, 0.5, min_open=True),
     default=0.01,
-    show_default=True,
     help="Share of the tokens that count which is held out, whole documents chosen by hash.",
 )
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of the order of documents.")
-@click.option(
-    "--split", default="train", show_default=True, help="Which split of a hub data set, or of a saved DatasetDict."
-)
+@click.option("--seed", type=click.IntRange(0), default=0, help="Of the order of documents.")
+@click.option("--split", default="train", help="Which split of a hub data set, or of a saved DatasetDict.")
 @click.option(
     "--document-max",
     type=click.IntRange(1 << 10, 64 << 20),
     default=1 << 20,
-    show_default=True,
     help="Cut longer documents after so many bytes, at a line's end; shorter where there is little text.",
 )
 @click.option(
@@ -189,10 +188,8 @@ def check(out: Path) -> None:
 
 @command.command()
 @click.argument("out", metavar="OUT", type=FOLDER)
-@click.option("--row", type=click.IntRange(0), default=0, show_default=True, help="The document, counted from 0.")
-@click.option(
-    "--split", type=click.Choice(["train", "validation"]), default="train", show_default=True, help="Of which split."
-)
+@click.option("--row", type=click.IntRange(0), default=0, help="The document, counted from 0.")
+@click.option("--split", type=click.Choice(["train", "validation"]), default="train", help="Of which split.")
 def show(out: Path, row: int, split: str) -> None:
     """Print a document of the data set in OUT as it is trained on: green counts in the loss, grey is only read. Without
     colours, what counts is between double angle quotes. Its end is a token of its own, shown by its name or number."""

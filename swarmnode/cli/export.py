@@ -16,7 +16,7 @@ from swarmnode.plugin import check_library
 from swarmnode.user_folders import default_cache, default_home
 
 KINDS = ("auto", "stages", "checkpoint")
-KIND = click.option("--from", "kind", type=click.Choice(KINDS), default="auto", show_default=True, help="What to take.")
+KIND = click.option("--from", "kind", type=click.Choice(KINDS), default="auto", help="What to take.")
 LAST = click.option("--last", is_flag=True, help="Use replicas' last weights, not their running mean.")
 DATA = click.option(
     "--data", type=FOLDER, help="Folder of the manifest's paths.  [default: the run's folder; for a bucket: none]"

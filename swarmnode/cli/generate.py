@@ -22,25 +22,11 @@ if TYPE_CHECKING:
 @click.command(short_help="text from an exported model, or from a checkpoint")
 @click.argument("source", metavar="SOURCE")
 @click.option("--prompt", help="Text to continue.  [default: stdin]")
-@click.option(
-    "--tokens", type=click.IntRange(1, 1 << 20), default=200, show_default=True, help="Most tokens to generate."
-)
-@click.option(
-    "--temperature",
-    type=click.FloatRange(0, 100),
-    default=0.8,
-    show_default=True,
-    help="0: always the most likely token.",
-)
+@click.option("--tokens", type=click.IntRange(1, 1 << 20), default=200, help="Most tokens to generate.")
+@click.option("--temperature", type=click.FloatRange(0, 100), default=0.8, help="0: always the most likely token.")
 @click.option("--top-k", type=click.IntRange(0), default=0, show_default="all", help="Choose among the K most likely.")
-@click.option("--top-p", type=click.FloatRange(0, 1, min_open=True), default=0.95, show_default=True, help="Nucleus.")
-@click.option(
-    "--seed",
-    type=click.IntRange(0, (1 << 63) - 1),
-    default=0,
-    show_default=True,
-    help="The same seed gives the same text.",
-)
+@click.option("--top-p", type=click.FloatRange(0, 1, min_open=True), default=0.95, help="Nucleus.")
+@click.option("--seed", type=click.IntRange(0, (1 << 63) - 1), default=0, help="The same seed gives the same text.")
 @KIND
 @DATA
 @click.option(
@@ -123,20 +109,10 @@ def spoken(tokenizer: Tokenizer, tokens: Iterator[int]) -> Iterator[str]:
 @click.command(short_help="talk with an exported model")
 @click.argument("source", metavar="SOURCE")
 @click.option("--system", help="The system message of the conversation.")
-@click.option(
-    "--tokens", type=click.IntRange(1, 1 << 20), default=256, show_default=True, help="Most tokens an answer."
-)
-@click.option(
-    "--temperature",
-    type=click.FloatRange(0, 100),
-    default=0.7,
-    show_default=True,
-    help="0: always the most likely token.",
-)
-@click.option("--top-p", type=click.FloatRange(0, 1, min_open=True), default=0.95, show_default=True, help="Nucleus.")
-@click.option(
-    "--seed", type=click.IntRange(0, (1 << 62) - 1), default=0, show_default=True, help="Of the first answer."
-)
+@click.option("--tokens", type=click.IntRange(1, 1 << 20), default=256, help="Most tokens an answer.")
+@click.option("--temperature", type=click.FloatRange(0, 100), default=0.7, help="0: always the most likely token.")
+@click.option("--top-p", type=click.FloatRange(0, 1, min_open=True), default=0.95, help="Nucleus.")
+@click.option("--seed", type=click.IntRange(0, (1 << 62) - 1), default=0, help="Of the first answer.")
 @KIND
 @DATA
 def chat(

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -129,7 +129,7 @@ def _pinned(model: str, reader: HttpRangeReader, runner: asyncio.Runner) -> str:
 
 @click.command(short_help="make a new run")
 @click.argument("folder", metavar="DIR", type=click.Path(file_okay=False, path_type=Path))
-@click.option("--preset", type=click.Choice(PRESETS), default="demo", show_default=True, help="Initial values.")
+@click.option("--preset", type=click.Choice(PRESETS), default="demo", help="Initial values.")
 @click.option(
     "--parameters", type=click.IntRange(1, COUNT_MAX), help="Approximate size of the model.  [default: the preset's]"
 )
@@ -171,28 +171,7 @@ def _pinned(model: str, reader: HttpRangeReader, runner: asyncio.Runner) -> str:
 )
 @click.option("--full", is_flag=True, help="Write every field, with its meaning, allowed values and origin.")
 @click.option("--untie", is_flag=True, help="With --from: train a tied model with a head of its own.")
-def command(
-    folder: Path,
-    preset: str,
-    parameters: int | None,
-    nodes: int | None,
-    card_gb: float | None,
-    up_bps: float | None,
-    fleet: Path | None,
-    samples: int | None,
-    tokens: float | None,
-    stages: int | None,
-    anyway: bool,
-    data: Path | None,
-    locations: tuple[str, ...],
-    model: str | None,
-    kind: str | None,
-    base_locations: tuple[str, ...],
-    context: int | None,
-    new_run: bool,
-    full: bool,
-    untie: bool,
-) -> None:
+def command(folder: Path, new_run: bool, full: bool, anyway: bool, **given: Any) -> None:
     """Write DIR/manifest.toml, ready to edit in the order of four questions (what, on what, how long, who may), and
     DIR/owner.key, which signs it.
 
@@ -214,34 +193,11 @@ def command(
         return
     if folder.is_dir() and any(folder.iterdir()) and not (folder / MANIFEST_FILE).exists():
         raise click.UsageError(f"{folder} holds other files: give a new folder for the run, its key is kept there")
-    if samples is not None and tokens is not None:
-        raise click.UsageError("--samples and --tokens both say how long the run is: give one")
-    if fleet is not None and (nodes, card_gb, up_bps) != (None, None, None):
-        raise click.UsageError("--fleet says what the machines are: leave out --nodes, --card and --up")
-    preset_made = _on_data(manifest.PRESETS[preset], data, locations, kind)
-    if tokens is not None and context is not None:
-        samples = max(1, round(tokens / context))
-    wanted = (nodes, card_gb, up_bps, fleet, samples, tokens, stages)
-    searched = parameters is not None or any(value is not None for value in wanted)
-    if model is not None:
-        if parameters is not None:
-            raise click.UsageError("--parameters sizes a new model, --from goes on from one that has its size")
-        if tokens is not None and context is None:
-            raise click.UsageError("--tokens with --from needs --context, or give --samples")
-        start = manifest.of_kind(preset_made, kind or KINDS[0])
-        pretrained = _from_model(folder, model, start, base_locations, data, context, samples, untie=untie)
-        made = pretrained.recipe
-        made = manifest.Recipe(made.manifest, {**start.origins, **made.origins})
-        searched = searched and (kind or KINDS[0]) in SEARCHED
-    else:
-        if base_locations or kind is not None or untie:
-            raise click.UsageError("--kind, --base-location and --untie belong to --from MODEL")
-        pretrained, made = None, manifest.Recipe(preset_made, {})
-        if searched or context is not None:
-            made = _new_model(preset_made, parameters, context, samples, tokens)
-    if searched:
-        made = _searched(made, _fleet(fleet, nodes, card_gb, up_bps, made.manifest), stages, anyway=anyway)
-    _check_text(made.manifest, data)
+    options = InitOptions(**given)
+    made, pretrained = _begun(folder, options)
+    if options.searches:
+        made = _searched(made, _fleet(options, made.manifest), options.stages, anyway=anyway)
+    _check_text(made.manifest, options.data)
     named = made.manifest if pretrained is not None else _named(made.manifest, folder)
     for path in manifest.init(folder, named, made.origins, full=full):
         click.echo(path)
@@ -249,8 +205,79 @@ def command(
         from swarmnode.local.pretrained import lay_out
 
         click.echo(lay_out(folder, pretrained))
-    _link(folder, data)
+    _link(folder, options.data)
     click.echo(f"next: swarmnode up {folder}; with other machines: swarmnode coordinator {folder}", err=True)
+
+
+@dataclass(frozen=True, slots=True)
+class InitOptions:
+    """The options that decide what a new run is. Raises click.UsageError where two of them contradict each other."""
+
+    preset: str
+    parameters: int | None
+    nodes: int | None
+    card_gb: float | None
+    up_bps: float | None
+    fleet: Path | None
+    samples: int | None
+    tokens: float | None
+    stages: int | None
+    data: Path | None
+    locations: tuple[str, ...]
+    model: str | None
+    kind: str | None
+    base_locations: tuple[str, ...]
+    context: int | None
+    untie: bool
+
+    def __post_init__(self) -> None:
+        if self.samples is not None and self.tokens is not None:
+            raise click.UsageError("--samples and --tokens both say how long the run is: give one")
+        if self.fleet is not None and (self.nodes, self.card_gb, self.up_bps) != (None, None, None):
+            raise click.UsageError("--fleet says what the machines are: leave out --nodes, --card and --up")
+        if self.model is None and (self.base_locations or self.kind is not None or self.untie):
+            raise click.UsageError("--kind, --base-location and --untie belong to --from MODEL")
+        if self.model is not None and self.parameters is not None:
+            raise click.UsageError("--parameters sizes a new model, --from goes on from one that has its size")
+        if self.model is not None and self.tokens is not None and self.context is None:
+            raise click.UsageError("--tokens with --from needs --context, or give --samples")
+        if self.data is None and self.kind == "finetune":
+            raise click.UsageError("--kind finetune needs --data OUT, documents of their own (swarmnode data make OUT)")
+        if self.data is None and self.locations:
+            raise click.UsageError("--location says where the files of --data can be had: give both")
+
+    @property
+    def length(self) -> int | None:
+        """Samples of the run, as far as the options say."""
+        if self.tokens is not None and self.context is not None:
+            return max(1, round(self.tokens / self.context))
+        return self.samples
+
+    @property
+    def searches(self) -> bool:
+        """Whether the best settings are searched for: with any word on the model's size, the machines or the length."""
+        words = (self.nodes, self.card_gb, self.up_bps, self.fleet, self.length, self.tokens, self.stages)
+        asked = self.parameters is not None or any(value is not None for value in words)
+        return asked and (self.model is None or (self.kind or KINDS[0]) in SEARCHED)
+
+
+def _begun(folder: Path, options: InitOptions) -> tuple[Recipe, Pretrained | None]:
+    """The run before the search for its machines, and the model that it starts from."""
+    from swarmnode import manifest
+
+    preset = manifest.PRESETS[options.preset]
+    if options.data is not None:
+        from swarmnode.data.indexed import on_data_set
+
+        preset = on_data_set(preset, options.data, options.locations)
+    if options.model is not None:
+        start = manifest.of_kind(preset, options.kind or KINDS[0])
+        pretrained = _from_model(folder, options.model, start, options)
+        made = pretrained.recipe
+        return manifest.Recipe(made.manifest, {**start.origins, **made.origins}), pretrained
+    if options.searches or options.context is not None:
+        return _new_model(preset, options), None
+    return manifest.Recipe(preset, {}), None
 
 
 def _named(made: Manifest, folder: Path) -> Manifest:
@@ -261,27 +288,13 @@ def _named(made: Manifest, folder: Path) -> Manifest:
     return made if BY_NAME["name"].check.accept(name) is None else dataclasses.replace(made, name=name)
 
 
-def _on_data(start: Manifest, data: Path | None, locations: tuple[str, ...], kind: str | None) -> Manifest:
-    """`start` with the data set in folder `data`, if there is one."""
-    if data is None:
-        if kind == "finetune":
-            raise click.UsageError("--kind finetune needs --data OUT, documents of their own (swarmnode data make OUT)")
-        if locations:
-            raise click.UsageError("--location says where the files of --data can be had: give both")
-        return start
-    from swarmnode.data.indexed import on_data_set
-
-    return on_data_set(start, data, locations)
-
-
-def _new_model(
-    start: Manifest, parameters: int | None, context: int | None, samples: int | None, tokens: float | None
-) -> Recipe:
-    """`start` with a model of `parameters` and a run of that length, before the search for its machines."""
+def _new_model(start: Manifest, options: InitOptions) -> Recipe:
+    """`start` with a model of the asked size and a run of the asked length."""
     from swarmnode import manifest
     from swarmnode.manifest.recipe import context_of, parameters_of
     from swarmnode.planner.fitted import CARDS_FROM
 
+    parameters, tokens, samples = options.parameters, options.tokens, options.length
     if parameters is not None and parameters > CARDS_FROM and start.model.vocabulary == 256:
         click.echo(
             f"{parameters:_} parameters that read bytes: a tokenizer makes a run shorter: swarmnode data make"
@@ -289,7 +302,7 @@ def _new_model(
             err=True,
         )
     count = parameters or parameters_of(start.model)
-    context = context or context_of(count, start.model.context)
+    context = options.context or context_of(count, start.model.context)
     if samples is None and (tokens is not None or parameters is not None):
         samples = max(1, round((tokens or TOKENS_A_PARAMETER * count) / context))
     origin = "the requested context, or GPT-2's from 1e8 parameters on and LLaMA's from 1e9"
@@ -299,16 +312,14 @@ def _new_model(
     return manifest.Recipe(made.manifest, {**origins, **made.origins})
 
 
-def _fleet(
-    path: Path | None, nodes: int | None, card_gb: float | None, up_bps: float | None, made: Manifest
-) -> tuple[MachineKind, ...]:
+def _fleet(options: InitOptions, made: Manifest) -> tuple[MachineKind, ...]:
     from swarmnode.manifest.recipe import parameters_of
     from swarmnode.planner.fitted import machines
     from swarmnode.planner.fleet import read_fleet
 
-    if path is not None:
-        return read_fleet(path)
-    return (machines(nodes or NODES, card_gb, up_bps, parameters_of(made.model)),)
+    if options.fleet is not None:
+        return read_fleet(options.fleet)
+    return (machines(options.nodes or NODES, options.card_gb, options.up_bps, parameters_of(made.model)),)
 
 
 def _searched(start: Recipe, fleet: tuple[MachineKind, ...], stages: int | None, *, anyway: bool) -> Recipe:
@@ -345,17 +356,7 @@ def _link(folder: Path, data: Path | None) -> None:
         click.echo(link(folder, data))
 
 
-def _from_model(
-    folder: Path,
-    model: str,
-    start: Recipe,
-    locations: tuple[str, ...],
-    data: Path | None,
-    context: int | None,
-    samples: int | None,
-    *,
-    untie: bool,
-) -> Pretrained:
+def _from_model(folder: Path, model: str, start: Recipe, options: InitOptions) -> Pretrained:
     """The run that starts from `model`."""
     from swarmnode.cli.output.console import bar
     from swarmnode.local.pretrained import pretrained
@@ -371,10 +372,10 @@ def _from_model(
             opened.files,
             start.manifest,
             name=opened.name,
-            locations=(*opened.locations, *locations),
-            data=data,
-            context=context,
-            samples=samples,
+            locations=(*opened.locations, *options.base_locations),
+            data=options.data,
+            context=options.context,
+            samples=options.length,
             report=moved,
-            untie=untie,
+            untie=options.untie,
         )

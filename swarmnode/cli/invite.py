@@ -14,7 +14,7 @@ import click
 from click.core import ParameterSource
 
 from swarmnode.cli.option.param import BOOTSTRAP, DURATION, FOLDER, check_own_run, check_peer
-from swarmnode.errors import NotPermitted, UsageError
+from swarmnode.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,7 +33,7 @@ EXPIRES_S = 30 * 86_400.0  # guess
 @click.option("--home", type=FOLDER, help="Home of the run's bootstrap on this machine, for its addresses.")
 @click.option("--expires", "expires_s", type=DURATION, default=EXPIRES_S, show_default="30d", help="Validity.")
 @click.option(
-    "--machines", type=click.IntRange(0, 1_000_000), default=0, help="Number of machines it admits.  [default: any]"
+    "--machines", type=click.IntRange(0, 1_000_000), default=0, show_default="any", help="Number of machines it admits."
 )
 @click.option("--machine", metavar="PEER_ID", help="Only for this machine (`swarmnode identity` there prints its id).")
 @click.option(
@@ -120,7 +120,7 @@ def _own_run(text: str) -> str:
 
 def _of_run(run: Path, bootstraps: tuple[str, ...], home: Path | None, expires_s: float, machines: int) -> Invite:
     """An invite to `run`, with a new secret if it is restricted. Raises NotPermitted without its owner's key."""
-    from swarmnode import owner
+    from swarmnode.cli.owner import key_beside
     from swarmnode.identity import Identity
     from swarmnode.manifest import read_signed, verify
     from swarmnode.manifest.folder import signed_of
@@ -134,12 +134,7 @@ def _of_run(run: Path, bootstraps: tuple[str, ...], home: Path | None, expires_s
     invite = Invite(run_id, signed.owner, tuple(addresses))
     if manifest.access.mode == "open":
         return invite
-    key_path = path.parent / owner.FILE_NAME
-    if not key_path.exists():
-        raise NotPermitted(f"{run} is restricted, and only its owner can invite: {key_path} is not here")
-    key = owner.load_owner(key_path)
-    if owner.public_bytes(key) != signed.owner:
-        raise NotPermitted(f"{key_path} is not the key that {path} is signed with")
+    key = key_beside(path, signed, f"{run} is restricted, and only its owner can invite")
     delegate = Identity.generate()
     grant = sign_grant(key, run_id, delegate, int(time.time() + expires_s), machines)
     return dataclasses.replace(invite, grant=grant, secret=delegate.seed)

@@ -20,9 +20,7 @@ from swarmnode.cli.option.param import (
     DISK,
     DURATION,
     FOLDER,
-    HOST,
-    LISTEN,
-    PORT,
+    NETWORK_OPTIONS,
     RUN,
     STAGE,
     URL,
@@ -203,27 +201,22 @@ def join_all(arguments: Sequence[str], words: Sequence[str], home: Path, name: s
     "--role",
     type=click.Choice([role.value for role in NodeRole]),
     default=NodeRole.ANY.value,
-    show_default=True,
     help="feeder: only feed text, without a stage; replica: only serve stages, without text; any: both.",
 )
-@click.option("--listen", type=LISTEN, default="/ip4/0.0.0.0/tcp/0", show_default=True, help="Where peers reach us.")
+@NETWORK_OPTIONS
 @click.option("--home", type=FOLDER, help="The node's own folder.  [default: ~/.local/share/swarmnode/node]")
-@click.option("--metrics-port", type=PORT, default=0, show_default="any", help="Prometheus, /healthz, /readyz.")
 @click.option(
     "--reachability",
     type=click.Choice(["auto", "public", "private"]),
     default="auto",
-    show_default=True,
     help="auto: peers test it, with relays as fallback; public: direct; private: through relays.",
-)
-@click.option("--lan", is_flag=True, help="Find members in this network by multicast, and be found.")
-@click.option(
-    "--metrics-host", type=HOST, default="127.0.0.1", show_default=True, help="Address to serve them on; 0.0.0.0: all."
 )
 @click.option("--name", help="Display name of this node.  [default: two words made of its key]")
 @click.option("--credit", "credited", is_flag=True, help="Let published models name this node by --name.")
 @notify_option("Tell you that it trains, pauses or ends: on this desktop, or by a POST to a webhook.")
-@click.option("--checkpoints", default="", metavar="URL", help="Save the run there.  [default: nowhere]")
+@click.option(
+    "--checkpoints", default="", show_default=False, metavar="URL", help="Save the run there.  [default: nowhere]"
+)
 @click.option("--use-bucket", is_flag=True, help="Save it in the manifest's bucket, with this user's keys.")
 @click.option("--data-root", type=FOLDER, help="Let the run read its data files below this folder.  [default: none]")
 @click.option(
@@ -236,7 +229,6 @@ def join_all(arguments: Sequence[str], words: Sequence[str], home: Path, name: s
     "data_cache_nbytes",
     type=DISK,
     default="8GB",
-    show_default=True,
     help="Keep at most so much of the run's data set and base model on disk.",
 )
 @click.option(
@@ -244,23 +236,17 @@ def join_all(arguments: Sequence[str], words: Sequence[str], home: Path, name: s
     is_flag=True,
     help="Let the manifest name machines of this network as places of its data.",
 )
-@click.option("--resume", default="", metavar="URL", help="Start from the newest checkpoint there.")
+@click.option("--resume", default="", show_default=False, metavar="URL", help="Start from the newest checkpoint there.")
 @click.option("--resume-other", is_flag=True, help="Also one of another run with the same model.")
 @click.option("--cache", type=FOLDER, help="Folder of tokens.  [default: ~/.cache/swarmnode]")
 @click.option(
     "--notice",
     type=click.Choice(["auto", "aws", "gcp", "azure", "none"]),
     default="auto",
-    show_default=True,
     envvar="SWARMNODE_NOTICE",
     help="Cloud whose preemption notices to watch; auto: the cloud of this machine.",
 )
-@click.option(
-    "--notice-url",
-    type=URL,
-    envvar="SWARMNODE_NOTICE_URL",
-    help="URL of its metadata service.",
-)
+@click.option("--notice-url", type=URL, envvar="SWARMNODE_NOTICE_URL", help="URL of its metadata service.")
 @click.option(
     "--grace",
     "grace_s",
@@ -273,7 +259,6 @@ def join_all(arguments: Sequence[str], words: Sequence[str], home: Path, name: s
 @click.option(
     "--device",
     default="auto",
-    show_default=True,
     metavar="auto|all|cpu|cuda|cuda:1|mps|xpu",
     help="Device to use. auto: the GPU with the most free memory, else the CPU; all: one node for each GPU.",
 )
@@ -281,14 +266,12 @@ def join_all(arguments: Sequence[str], words: Sequence[str], home: Path, name: s
     "--precision",
     type=click.Choice(["auto", "fp32", "bf16"]),
     default="auto",
-    show_default=True,
     help="Precision of matrix products. auto: bf16 on GPUs (fp16 before Ampere), the faster on CPUs.",
 )
 @click.option(
     "--optimizer-state",
     type=click.Choice(["auto", "device", "8bit", "host"]),
     default="auto",
-    show_default=True,
     help="Where optimizer moments are kept: on the device, there in 8 bits, or in main memory. auto: the first of them"
     " with which the stage fits.",
 )

@@ -95,10 +95,8 @@ POLL_S = 0.2
 
 @click.command(short_help="print the node's events")
 @click.option("--follow", "-f", is_flag=True, help="Print new events as they come, until Ctrl-C.")
-@click.option(
-    "--lines", "-n", type=click.IntRange(0, 100_000), default=20, show_default=True, help="Number of last events."
-)
-@click.option("--level", type=click.Choice(LEVELS), default="info", show_default=True, help="This level and above.")
+@click.option("--lines", "-n", type=click.IntRange(0, 100_000), default=20, help="Number of last events.")
+@click.option("--level", type=click.Choice(LEVELS), default="info", help="This level and above.")
 @click.option("--json", "as_json", is_flag=True, help="Print the JSON lines unchanged.")
 @home_option
 def logs(follow: bool, lines: int, level: str, as_json: bool, home: Path) -> None:

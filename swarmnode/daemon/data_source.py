@@ -4,7 +4,7 @@ meeting points."""
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,7 +17,7 @@ from swarmnode.data.index import Index
 from swarmnode.errors import Unavailable
 from swarmnode.metrics.events import Echo
 from swarmnode.transfer.chunk_server import BlobSource, ChunkServer, ServeLimits
-from swarmnode.transfer.chunk_set import SetPorts, WebReader, base_set_of, data_set_of
+from swarmnode.transfer.chunk_set import ChunkSet, SetIndex, SetPorts, WebReader, base_set_of, data_set_of
 from swarmnode.transport.address import parse_bootstraps
 
 if TYPE_CHECKING:
@@ -52,23 +52,43 @@ def told_on_terminal(then: Echo) -> Echo:
 
 def data_ports(process: DaemonContext, stack: contextlib.AsyncExitStack) -> SetPorts[Index] | None:
     """Data ports of a node that may feed; None if the run's text is not a data set. Opens nothing yet."""
-    options, manifest = process.options, process.manifest
-    points = [peer for peer, _ in parse_bootstraps(options.bootstrap)]
-    if manifest.data.source != "index":
+    if (data := _data(process, process.options.data_root, "its chunks are fetched")) is None:
         return None
-    _tell_of_other_set(process, "its chunks are fetched")
-    web = _web(process, stack) if manifest.data.locations else None
-    return SetPorts(data_set_of(manifest, _cache(process), options.data_root, process.telemetry), web, lambda: points)
+    return _ports(process, stack, data, process.manifest.data.locations)
 
 
 def base_ports(process: DaemonContext, stack: contextlib.AsyncExitStack) -> SetPorts[BaseIndex] | None:
     """Ports of the base model of a node that trains; None if the run starts from random weights. Opens nothing yet."""
-    manifest, points = process.manifest, [peer for peer, _ in parse_bootstraps(process.options.bootstrap)]
-    if not manifest.base.index:
+    if (base := _base(process)) is None:
         return None
-    web = _web(process, stack) if manifest.base.locations else None
-    base = base_set_of(manifest, _cache(process), process.options.base_folder, process.telemetry)
-    return SetPorts(base, web, lambda: points)
+    return _ports(process, stack, base, process.manifest.base.locations)
+
+
+def _data(process: DaemonContext, folder: Path | None, then: str) -> ChunkSet[Index] | None:
+    """The run's data set, if it has one. Tells on stderr where --data-root holds another; `then` is what follows."""
+    options, data = process.options, process.manifest.data
+    if data.source != "index":
+        return None
+    if (
+        options.data_root is not None
+        and (reason := other_set(options.data_root, bytes.fromhex(data.index))) is not None
+    ):
+        click.echo(f"--data-root: {reason}: {then}", err=True)
+    return data_set_of(process.manifest, _cache(process), folder, process.telemetry)
+
+
+def _base(process: DaemonContext) -> ChunkSet[BaseIndex] | None:
+    """The model that the run starts from, if it does."""
+    if not process.manifest.base.index:
+        return None
+    return base_set_of(process.manifest, _cache(process), process.options.base_folder, process.telemetry)
+
+
+def _ports(
+    process: DaemonContext, stack: contextlib.AsyncExitStack, of: ChunkSet[SetIndex], locations: Sequence[str]
+) -> SetPorts[SetIndex]:
+    points = [peer for peer, _ in parse_bootstraps(process.options.bootstrap)]
+    return SetPorts(of, _web(process, stack) if locations else None, lambda: points)
 
 
 def _web(process: DaemonContext, stack: contextlib.AsyncExitStack) -> WebReader:
@@ -84,27 +104,14 @@ async def give_chunks(process: DaemonContext, folder: Path | None) -> None:
     """Serve the chunks in `folder`, in the folder of the base model and in this machine's cache to members, from a
     bootstrap or coordinator."""
     sources = list[BlobSource]()
-    if process.manifest.data.source == "index":
-        _tell_of_other_set(process, "members get no chunks of it from here")
-        data = data_set_of(process.manifest, _cache(process), folder, process.telemetry)
+    for each in (_data(process, folder, "members get no chunks of it from here"), _base(process)):
         with contextlib.suppress(Unavailable):
-            await data.open()
-            sources.append(data)
-    if process.manifest.base.index:
-        base = base_set_of(process.manifest, _cache(process), process.options.base_folder, process.telemetry)
-        with contextlib.suppress(Unavailable):
-            await base.open()
-            sources.append(base)
+            if each is not None:
+                await each.open()
+                sources.append(each)
     if sources:
         limits, heard = replace(GIVING, day_nbytes=process.options.max_give_nbytes), process.directory.contacts.known
         ChunkServer(sources, process.transport, process.telemetry, limits, heard.__contains__).serve()
-
-
-def _tell_of_other_set(process: DaemonContext, then: str) -> None:
-    """On stderr, where --data-root does not hold the run's data set; `then` is what follows."""
-    folder = process.options.data_root
-    if folder is not None and (reason := other_set(folder, bytes.fromhex(process.manifest.data.index))) is not None:
-        click.echo(f"--data-root: {reason}: {then}", err=True)
 
 
 def _cache(process: DaemonContext) -> ChunkCache:

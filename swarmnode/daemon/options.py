@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING
 
 from swarmnode.node.limits import NodeRole
 from swarmnode.node.notice import GRACE_S
+from swarmnode.user_folders import CACHE_NBYTES
 
 if TYPE_CHECKING:
     from swarmnode.membership.invite import Invite
 
+DASHBOARD_PORT = 7070  # as no well-known program (IANA: ARCP, obsolete)
 HOME_ADVICE = "free space there, or choose another --home"
-LOGS_NBYTES = (
-    64 << 20
-)  # guess: events.jsonl twice (metrics/events.py), what the process says, and what is kept in memory
+# Derived: events.jsonl twice, 16 MiB each (metrics/events.py), and as much for what the process says and keeps.
+LOGS_NBYTES = 64 << 20
 RUN_ID = re.compile(r"[0-9a-f]{64}\Z")
 
 
@@ -83,7 +84,7 @@ class NodeOptions:
     checkpoints: str = ""
     use_bucket: bool = False
     data_root: Path | None = None
-    data_cache_nbytes: int = 8 * 10**9  # as data/chunk_store.py, which brings NumPy
+    data_cache_nbytes: int = CACHE_NBYTES
     max_give_nbytes: int | None = None  # of chunks in a day, by a meeting point
     base: Path | None = None
     allow_private_addresses: bool = False

@@ -46,7 +46,7 @@ from swarmnode.daemon.reachability import (
 )
 from swarmnode.daemon.service_manager import Supervisor, doing
 from swarmnode.data.base_index import BaseIndex
-from swarmnode.data.corpus import open_corpus
+from swarmnode.data.corpus import Corpus, open_corpus
 from swarmnode.data.index import Index
 from swarmnode.errors import (
     EXIT_PREEMPTED,
@@ -70,7 +70,8 @@ from swarmnode.machine.receipt_store import Receipts
 from swarmnode.machine.replica import TorchReplica
 from swarmnode.machine.samples import CorpusSamples
 from swarmnode.machine.sensors import DailyTraffic, Sensors, local_time
-from swarmnode.manifest import read_signed, verify
+from swarmnode.machine.stage_fit import StageFit
+from swarmnode.manifest import Manifest, read_signed, verify
 from swarmnode.membership.admission import Admission
 from swarmnode.membership.amendment import Amendments
 from swarmnode.membership.place import places
@@ -319,21 +320,6 @@ async def _unless_told(starting: Coroutine[Any, Any, DaemonContext], notices: No
     return None if started.cancelled() else started.result()
 
 
-def _telemetry(
-    options: NodeOptions,
-    run_id: RunId,
-    peer: PeerId,
-    recent: RecentEvents,
-    clock: SystemClock,
-    stack: contextlib.AsyncExitStack,
-) -> PrometheusTelemetry:
-    """The telemetry of this process, whose events are written in its home and kept in `recent`."""
-    path, echo = options.home / EVENTS_FILE, told_on_terminal(recent)
-    telemetry = PrometheusTelemetry(clock=clock, run=run_id, node=peer, path=path, echo=echo)
-    stack.push_async_callback(telemetry.close)
-    return telemetry
-
-
 async def _start(options: NodeOptions, stack: contextlib.AsyncExitStack, before: DaemonContext | None) -> DaemonContext:
     """Set up key, telemetry, transport, manifest and directory, in this order; `stack` takes each down."""
     identity = key_file.load_or_create(options.home / KEY_FILE)
@@ -343,7 +329,9 @@ async def _start(options: NodeOptions, stack: contextlib.AsyncExitStack, before:
     clock = SystemClock()
     hivemind_patches.keep_time(clock.unix_s)
     recent = RecentEvents(clock)
-    telemetry = _telemetry(options, run_id, identity.peer_id, recent, clock, stack)
+    path, echo = options.home / EVENTS_FILE, told_on_terminal(recent)
+    telemetry = PrometheusTelemetry(clock=clock, run=run_id, node=identity.peer_id, path=path, echo=echo)
+    stack.push_async_callback(telemetry.close)
     metrics_address = await telemetry.serve(options.metrics_port, options.metrics_host)
     reachability = "public" if options.bootstrap_only else options.reachability
     network_mode = first_network_mode(options.listen, reachability)
@@ -376,12 +364,7 @@ async def _start(options: NodeOptions, stack: contextlib.AsyncExitStack, before:
         options = replace(options, stage=None, resume="")  # they are of the cut before
     cut = await _cut(amendments, contacts, transport, bootstraps) if before is None else before.recut[0]
     manifest, swarm = amendments.after(cut) if cut else manifest, swarm_of(run_id, cut)
-    with doing("checking compiler, disk and data"):
-        if manifest.gossip.codec not in ("fp32", "bf16"):
-            # takes a second, once per machine; without a compiler torch does it, slower
-            await asyncio.to_thread(kernel.build)
-        fit = None if options.bootstrap_only else usable_stages(options, manifest)
-        corpus = None if fit is None else await check_can_work(options, manifest, fit)
+    fit, corpus = await _able(options, manifest)
     transport.let_in(admission)
     with doing("asking whether this machine may take part"):
         await _hear_access(admission, transport, bootstraps, run_id)
@@ -395,22 +378,31 @@ async def _start(options: NodeOptions, stack: contextlib.AsyncExitStack, before:
         reach = await settle(transport, known, network_mode, reachability, telemetry)
     if network_mode.kind == "open" and reachability == "auto":
         transport.spawn(stay_reachable(transport, known, network_mode, reach, telemetry))
-    join = partial(
-        DhtDirectory.create,
-        transport,
-        run_id=swarm,
-        stages=len(places(manifest)),
-        ttl_max_s=STRETCH_MAX * manifest.limits.record_ttl_s,
-        telemetry=telemetry,
-        contacts=contacts,
-        admission=admission,
-        join_timeout_s=JOIN_TIMEOUT_S if before is None else LOST_WAIT_S,  # all start again, each when it can
-    )
     with doing("looking for the other machines"):
-        directory = await join(_first_asked(options, contacts, bootstraps))
+        directory = await DhtDirectory.create(
+            transport,
+            _first_asked(options, contacts, bootstraps),
+            run_id=swarm,
+            stages=len(places(manifest)),
+            ttl_max_s=STRETCH_MAX * manifest.limits.record_ttl_s,
+            telemetry=telemetry,
+            contacts=contacts,
+            admission=admission,
+            join_timeout_s=JOIN_TIMEOUT_S if before is None else LOST_WAIT_S,  # all start again, each when it can
+        )
     stack.push_async_callback(directory.close)
     here = options, run_id, manifest, transport, directory, telemetry, metrics_address
     return DaemonContext(*here, recent, signed, admission, clock, cut, swarm, fit, corpus)
+
+
+async def _able(options: NodeOptions, manifest: Manifest) -> tuple[StageFit | None, Corpus | None]:
+    """The stages that this machine can serve, None for a bootstrap, and the run's text in its files, if it feeds."""
+    with doing("checking compiler, disk and data"):
+        if manifest.gossip.codec not in ("fp32", "bf16"):
+            # takes a second, once per machine; without a compiler torch does it, slower
+            await asyncio.to_thread(kernel.build)
+        fit = None if options.bootstrap_only else usable_stages(options, manifest)
+        return fit, None if fit is None else await check_can_work(options, manifest, fit)
 
 
 async def _cut(amendments: Amendments, contacts: Contacts, transport: Libp2pTransport, bootstraps: Bootstraps) -> int:
@@ -522,23 +514,15 @@ async def _live(
     )
     stack.callback(ready_file.clear, options.home)
     telemetry.event("node.started", addresses=addresses, version=__version__, pid=os.getpid(), name=options.name)
-    clock_period_s = process.manifest.limits.record_ttl_s / 2  # before others find our records too old or too new
     async with asyncio.TaskGroup() as tasks:
-        moved: Callable[[list[str]], None] = (lambda now: None) if node is None else node.presence.on_new_addresses
         watcher = await watched(options.notice, options.notice_url, process.clock, telemetry, stack)
         watching = [tasks.create_task(watcher.run(give))] if watcher is not None else []
-        others = [
-            tasks.create_task(process.transport.wait_failed()),
-            tasks.create_task(Supervisor().attend(lambda: telemetry.readiness()[1])),
-            tasks.create_task(keep_current(process.transport, process.directory.contacts, options.home, moved)),
-            tasks.create_task(watch_clock(process.clock, process.directory.clocks_ahead, telemetry, clock_period_s)),
-            tasks.create_task(stay_permitted(process, node, notices)),
-            tasks.create_task(_stay_in_cut(process, node, notices)),
-            tasks.create_task(api.finished()),
-            *([tasks.create_task(api.regulator.run())] if api.regulator is not None else []),
-            tasks.create_task(run_archive(archive, options.archive, notices)),
-            *([tasks.create_task(thanking(process, node, kept, process.clock))] if node is not None else []),
-        ]
+        beside = [*_beside(process, node, notices), api.finished(), run_archive(archive, options.archive, notices)]
+        if node is not None:
+            beside.append(thanking(process, node, kept, process.clock))
+        if api.regulator is not None:
+            beside.append(api.regulator.run())
+        others = [tasks.create_task(each) for each in beside]
         drain_report = None
         if node is None:
             await notices.wait()
@@ -555,6 +539,19 @@ async def _live(
     if process.forbidden:
         raise NotPermitted(f"run {process.run_id[:16]}: {process.forbidden[0]}")
     return drain_report
+
+
+def _beside(process: DaemonContext, node: Node | None, notices: Notices) -> Iterator[Coroutine[Any, Any, None]]:
+    """What every daemon does until it leaves."""
+    transport, directory, telemetry, clock = process.transport, process.directory, process.telemetry, process.clock
+    moved: Callable[[list[str]], None] = (lambda now: None) if node is None else node.presence.on_new_addresses
+    yield transport.wait_failed()
+    yield Supervisor().attend(lambda: telemetry.readiness()[1])
+    yield keep_current(transport, directory.contacts, process.options.home, moved)
+    period_s = process.manifest.limits.record_ttl_s / 2  # before others find our records too old or too new
+    yield watch_clock(clock, directory.clocks_ahead, telemetry, period_s)
+    yield stay_permitted(process, node, notices)
+    yield _stay_in_cut(process, node, notices)
 
 
 async def _built(process: DaemonContext, stack: contextlib.AsyncExitStack) -> tuple[Node, ThreadCompute]:

@@ -22,7 +22,7 @@ from swarmnode.transport.reachability import AGAIN_S, Reachability, ReachReport,
 
 HELPERS_MAX = 4
 UPNP_WAIT_S = 6.0  # guess: time for a home router to open a port
-RELAY_WAIT_S = 20.0  # guess: measured 1.8 s to a place at a relay
+RELAY_WAIT_S = 20.0  # derived: ten times the 1.8 s measured to a place at a relay
 ADDRESSES_PERIOD_S = 30.0
 SAVE_S = 2.0  # guess: a process killed by SIGKILL loses no older contact
 REACH_PERIOD_S = 1800.0  # guess: a router may close an open port without any address changing

@@ -25,7 +25,7 @@ from swarmnode.ids import PeerId
 from swarmnode.wire.call_pb2 import Receipt
 
 POINTS_MAX = 4000
-"""Points of the curves. Beyond this, every second point of the older half is dropped. Guess: 0.3 MB."""
+"""Points of the curves. Beyond this, every second point of the older half is dropped. Derived: 0.3 MB."""
 
 ENTRIES_MAX = 20_000
 MODELS_MAX = 200  # guess: steps of a slider; with 16 prompts of 48 tokens 0.6 MB

@@ -24,9 +24,8 @@ import numpy as np
 from swarmnode.data.index import INDEX_FILE, INDEX_NBYTES_MAX, Chunk
 from swarmnode.errors import DataError
 from swarmnode.ports import Telemetry
+from swarmnode.user_folders import CACHE_NBYTES
 
-CACHE_NBYTES = 8 * 10**9
-"""Bound of the cache, as --data-cache (guess: two thousand chunks, hours of a fast feeder)."""
 MEMORY_CHUNKS = 8
 """Chunks kept in memory: enough for the current group and the next (guess; 32 MiB)."""
 

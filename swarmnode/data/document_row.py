@@ -21,7 +21,7 @@ from swarmnode.data.chat_template import Conversation, conversation
 from swarmnode.errors import DataError
 
 DOCUMENT_BYTES_MAX = 1 << 20
-"""Longer documents are cut at a line's end (guess: 250,000 tokens, more than a context)."""
+"""Longer documents are cut at a line's end (derived: 250,000 tokens, more than a context)."""
 LINE_BYTES_MAX = 64 << 20
 JSON_BYTES_MAX = 2 << 30
 """An array of JSON is read whole; a longer one should be lines (guess)."""

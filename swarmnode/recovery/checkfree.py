@@ -1,7 +1,7 @@
 """Rebuild a stage from its neighbours' slow weights: CheckFree (arXiv 2506.15461) and its simpler relatives.
 
 Layers of neighbouring stages resemble each other because each refines the same residual stream. A neighbour's weights
-are therefore a far better guess than random ones. The methods differ only in how two guesses become one.
+are therefore a far better start than random ones. The methods differ only in how two stages' become one.
 """
 
 from __future__ import annotations

@@ -20,6 +20,7 @@ from typing import Any
 from swarmnode.errors import DataError
 from swarmnode.ids import PeerId, RunId, digest64, short
 from swarmnode.manifest import Manifest
+from swarmnode.manifest.spec import LAYERS_MAX
 from swarmnode.model.section import SECTIONS
 from swarmnode.recovery import tensorfile
 from swarmnode.recovery.tensorfile import Shape
@@ -35,7 +36,6 @@ COUNT_MAX = 1 << 53
 ModelValue = int | float | bool | str | tuple[int, ...]
 """A field of the manifest's model."""
 WORD_MAX = 64  # characters of a word in a ModelSpec
-LAYERS_MAX = 4096  # guess: layers named in a list, as many as a model can have
 
 
 @dataclass(frozen=True, slots=True)

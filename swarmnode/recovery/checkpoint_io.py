@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +25,7 @@ from swarmnode.wire import record_pb2
 
 PARALLEL = 2  # measured: files at once; a third adds nothing on two cores (bench checkpoint)
 
+T = TypeVar("T")
 Shapes = Mapping[str, Mapping[str, Shape]]
 """By section and parameter, in their order in the flat buffers (model/section.py)."""
 
@@ -60,22 +62,20 @@ async def save_stage(
 
     Raises LocalFault when the store refuses; the files written by then are deleted.
     """
-    gate = asyncio.Semaphore(PARALLEL)
     written: list[str] = []
 
     async def write(cut: form.ShardSpan) -> ShardFile:
-        async with gate:
-            head = tensorfile.header(cut.tensors, {"format": "pt", "section": cut.section, "stage": str(holding.stage)})
-            data = memoryview(state.sections[cut.section]).cast("B")[cut.start : cut.end]
-            written.append(f"{place}/{cut.name}")
-            sha256 = await store.write(written[-1], [head, data])
-            moved(len(head) + data.nbytes)
-            return ShardFile(cut.name, cut.section, len(head) + data.nbytes, sha256, cut.tensors)
+        head = tensorfile.header(cut.tensors, {"format": "pt", "section": cut.section, "stage": str(holding.stage)})
+        data = memoryview(state.sections[cut.section]).cast("B")[cut.start : cut.end]
+        written.append(f"{place}/{cut.name}")
+        sha256 = await store.write(f"{place}/{cut.name}", [head, data])
+        moved(len(head) + data.nbytes)
+        return ShardFile(cut.name, cut.section, len(head) + data.nbytes, sha256, cut.tensors)
 
     done = False
     try:
         cuts = form.cuts(holding.stage, holding.peer, shapes, shard_nbytes)
-        files = await gather_or_cancel([partial(write, cut) for cut in cuts])
+        files = await _some_at_once([partial(write, cut) for cut in cuts])
         part = StagePart(
             stage=holding.stage,
             round=holding.round,
@@ -206,21 +206,35 @@ async def load_tensors(
     store: Store, base: str, checkpoint: Checkpoint, section: str, *, moved: Moved = _ignore
 ) -> Tensors:
     """Shape and bytes of every parameter in `section`, of all stages. Raises DataError, LocalFault as `load_stage`."""
-    gate = asyncio.Semaphore(PARALLEL)
     tensors: dict[str, tuple[Shape, memoryview]] = {}
 
     async def read(file: ShardFile) -> None:
-        async with gate:
-            where = f"{base}{file.name}"
-            data = await store.read(where, file.sha256)
-            if data is None:
-                raise DataError(f"{where}: missing; use another checkpoint")
-            tensors.update(tensorfile.read(data, where)[0])
-            moved(len(data))
+        data = await _read(store, base, file)
+        tensors.update(tensorfile.read(data, f"{base}{file.name}")[0])
+        moved(len(data))
 
     held = form.held_as(checkpoint, section)
-    await gather_or_cancel([partial(read, file) for file in checkpoint.files if file.section == held])
+    await _some_at_once([partial(read, file) for file in checkpoint.files if file.section == held])
     return tensors
+
+
+async def _read(store: Store, base: str, file: ShardFile) -> bytes:
+    """The bytes of a checkpoint's file, verified. Raises DataError, LocalFault."""
+    data = await store.read(f"{base}{file.name}", file.sha256)
+    if data is None:
+        raise DataError(f"{base}{file.name}: missing; use another checkpoint")
+    return data
+
+
+async def _some_at_once(works: Sequence[Callable[[], Awaitable[T]]]) -> list[T]:
+    """The results of `works`, PARALLEL of which run at a time."""
+    gate = asyncio.Semaphore(PARALLEL)
+
+    async def gated(work: Callable[[], Awaitable[T]]) -> T:
+        async with gate:
+            return await work()
+
+    return await gather_or_cancel([partial(gated, work) for work in works])
 
 
 async def load_stage(
@@ -239,33 +253,29 @@ async def load_stage(
     for section, spans in places.items():
         size = max((end for _, end in spans.values()), default=0)
         flats[section] = np.zeros(size, np.uint8) if section in anew else np.empty(size, np.uint8)
-    gate = asyncio.Semaphore(PARALLEL)
 
     async def read(section: str, file: ShardFile) -> None:
-        async with gate:
-            where = f"{base}{file.name}"
-            room = _room(file, places[section])
-            if room is not None:  # file and flat buffer have the same order: read in place
-                head = bytearray(file.nbytes - (room[1] - room[0]))
-                flat = flats[section].data[room[0] : room[1]]
-                if not await store.fill(where, [memoryview(head), flat], file.sha256):
-                    raise DataError(f"{where}: missing; use another checkpoint")
-                tensorfile.check_head(head, file.tensors, where)
-                moved(file.nbytes)
-                return
-            data = await store.read(where, file.sha256)
-            if data is None:
+        where = f"{base}{file.name}"
+        room = _room(file, places[section])
+        if room is not None:  # file and flat buffer have the same order: read in place
+            head = bytearray(file.nbytes - (room[1] - room[0]))
+            flat = flats[section].data[room[0] : room[1]]
+            if not await store.fill(where, [memoryview(head), flat], file.sha256):
                 raise DataError(f"{where}: missing; use another checkpoint")
-            tensors, _ = tensorfile.read(data, where)
-            for name in file.tensors.keys() & places[section].keys():
-                begin, end = places[section][name]
-                held = tensors.get(name)
-                if held is None or held[1].nbytes != end - begin:
-                    raise DataError(f"{where}: does not hold {name} as {form.ROOT} says; use another checkpoint")
-                flats[section][begin:end] = np.frombuffer(held[1], np.uint8)
-            moved(len(data))
+            tensorfile.check_head(head, file.tensors, where)
+            moved(file.nbytes)
+            return
+        data = await _read(store, base, file)
+        tensors, _ = tensorfile.read(data, where)
+        for name in file.tensors.keys() & places[section].keys():
+            begin, end = places[section][name]
+            held = tensors.get(name)
+            if held is None or held[1].nbytes != end - begin:
+                raise DataError(f"{where}: does not hold {name} as {form.ROOT} says; use another checkpoint")
+            flats[section][begin:end] = np.frombuffer(held[1], np.uint8)
+        moved(len(data))
 
-    await gather_or_cancel([partial(read, section, file) for section, files in plan for file in files])
+    await _some_at_once([partial(read, section, file) for section, files in plan for file in files])
     names = shapes["theta"].keys()
     parts = [part for part in checkpoint.parts if any(f.tensors.keys() & names for f in part.files)]
     sections = {section: flat.data.toreadonly() for section, flat in flats.items()}
@@ -310,15 +320,11 @@ def progress_of(checkpoint: Checkpoint) -> Progress:
 
 async def verify(store: Store, base: str, checkpoint: Checkpoint, *, moved: Moved = _ignore) -> None:
     """Read every file and compare its hash. Raises DataError that names the first missing or changed file."""
-    gate = asyncio.Semaphore(PARALLEL)
 
     async def read(file: ShardFile) -> None:
-        async with gate:
-            if await store.read(f"{base}{file.name}", file.sha256) is None:
-                raise DataError(f"{base}{file.name}: missing; use another checkpoint")
-            moved(file.nbytes)
+        moved(len(await _read(store, base, file)))
 
-    await gather_or_cancel([partial(read, file) for file in checkpoint.files])
+    await _some_at_once([partial(read, file) for file in checkpoint.files])
 
 
 def blocks_of(checkpoint: Checkpoint, block_samples: int) -> record_pb2.Blocks:

@@ -1,6 +1,6 @@
 """Backups in a ring: a few nodes of each stage keep the latest state of the next stage, the last stage's of the first.
 
-A stage whose replicas all die at once is restored from its backup instead of guessed.
+A stage whose replicas all die at once is restored from its backup instead of rebuilt.
 """
 
 from __future__ import annotations

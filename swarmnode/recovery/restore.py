@@ -48,8 +48,8 @@ from swarmnode.transfer.snapshot import SLOW, WHOLE, Snapshot, StateSlice, newco
 from swarmnode.wire import access_pb2, record_pb2
 from swarmnode.wire import call_pb2 as wire
 
-SAMPLE = 8  # guess: of a larger stage so many are pinged first; if half of them live, the others are believed
-SAMPLE_UNBEGUN = 1  # guess: the same before the run has trained: no replica has a state to give
+SAMPLE = 8  # of a larger stage so many are pinged first; derived: of a stage half dead one lives, but in 1 of 256 draws
+SAMPLE_UNBEGUN = 1  # the same before the run has trained: no replica has a state to give
 # A joiner of a stage that others serve leaves a third of its donor's uplink to training at any time [guess].
 POLITE = DownloadLimits(rest=0.5)
 FIRST_ROUNDS = 4  # guess: rounds of the run in which a replica may not have done its first

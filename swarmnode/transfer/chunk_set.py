@@ -223,7 +223,7 @@ class ChunkSources:
 
 
 PREFETCH_CHUNKS = 3
-"""Chunks fetched ahead of those in work (guess: twelve MiB, an hour of text at 2,000 tokens a second)."""
+"""Chunks fetched ahead of those in work (derived: twelve MiB, an hour of text at 2,000 tokens a second)."""
 
 SetIndex = TypeVar("SetIndex", bound=ChunkIndex)
 

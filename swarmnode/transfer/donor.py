@@ -232,7 +232,7 @@ def largeness(snapshot: Snapshot) -> float:
 
 
 SNAPSHOTS_MAX = 2
-PARTS_MAX = 8  # guess: parts kept of a snapshot: slow weights, embedding or head, all of it, slices
+PARTS_MAX = 8  # derived: all of it, slow weights, its ends, what newcomers take, and four slices of a check
 
 
 @dataclass(slots=True)

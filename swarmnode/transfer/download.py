@@ -143,7 +143,7 @@ class Donors:
 Accept = Callable[[State], Awaitable[None]]
 Compare = Callable[[State, wire.Snapshot, Collection[PeerId]], Awaitable[object]]
 Chunk = memoryview | bytes | bytearray
-REPORTS = 20  # guess: progress events of a download, at most, for each donor
+REPORTS = 20  # progress is told in steps of 5 %
 
 
 @dataclass(frozen=True, slots=True)

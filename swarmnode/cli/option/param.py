@@ -22,7 +22,6 @@ F = TypeVar("F", bound=Callable[..., object])
 PORT_MAX = 65535
 ARCHIVE_EVERY_S = 3600.0  # guess: an owner can afford to lose an hour of a swarm's work
 ARCHIVE_KEEP = 2  # guess: the newest two, besides the best
-DASHBOARD_PORT = 7070  # guess: free on most machines
 TRACK = click.option(
     "--track", type=click.Choice(("trackio", "wandb")), help="Log losses, tokens and machines there, too."
 )
@@ -193,6 +192,19 @@ home_option = click.option(
     help="The node's own folder.  [default: ~/.local/share/swarmnode/node]",
 )
 PORT = click.IntRange(0, PORT_MAX)
+
+
+def together(*adds: Callable[[F], F]) -> Callable[[F], F]:
+    """A decorator that adds the arguments and options `adds`, in this order."""
+    return lambda command: functools.reduce(lambda made, add: add(made), reversed(adds), command)
+
+
+NETWORK_OPTIONS = together(
+    click.option("--listen", type=LISTEN, default="/ip4/0.0.0.0/tcp/0", help="Where peers reach us."),
+    click.option("--lan", is_flag=True, help="Find members in this network by multicast, and be found."),
+    click.option("--metrics-port", type=PORT, default=0, show_default="any", help="Prometheus, /healthz, /readyz."),
+    click.option("--metrics-host", type=HOST, default="127.0.0.1", help="Address to serve them on; 0.0.0.0: all."),
+)
 DISK = Parsed("size", parse_nbytes)
 STAGE = click.IntRange(0, STAGES_MAX - 1)
 DURATION = Parsed("duration", parse_duration)
