@@ -542,7 +542,7 @@ async def _live(
 
 
 def _beside(process: DaemonContext, node: Node | None, notices: Notices) -> Iterator[Coroutine[Any, Any, None]]:
-    """What every daemon does until it leaves."""
+    """The work of every daemon until it leaves."""
     transport, directory, telemetry, clock = process.transport, process.directory, process.telemetry, process.clock
     moved: Callable[[list[str]], None] = (lambda now: None) if node is None else node.presence.on_new_addresses
     yield transport.wait_failed()

@@ -214,7 +214,9 @@ RATE = Parsed("Mbit", parse_rate)
 
 def notify_option(text: str) -> Callable[[F], F]:
     """The option --notify."""
-    return click.option("--notify", type=Parsed("where", check_notify), default="", metavar="desktop|URL", help=text)
+    return click.option(
+        "--notify", type=Parsed("where", check_notify), default="", show_default=False, metavar="desktop|URL", help=text
+    )
 
 
 def limit_options(command: F) -> F:
