@@ -8,9 +8,9 @@ import torch
 
 from benchmarks.swarm import learning, learning_page, plain_grid, pytorch_learning
 from benchmarks.swarm.learning import BoundedNumber
-from benchmarks.swarm.learning_swarm import CounterReading, SwarmRun, Validation, reading_at
+from benchmarks.swarm.learning_swarm import SwarmRun, Validation
 from benchmarks.swarm.plain_grid import GridConditions, Journal, PlainRun
-from benchmarks.swarm.pytorch_learning import GridPoint, LossPoint, TrainingTask, looks_from, train
+from benchmarks.swarm.pytorch_learning import GridPoint, LossPoint, TrainingTask, train
 from swarmnode.bench import pytorch_model
 from swarmnode.data.corpus import open_corpus
 from swarmnode.errors import UsageError
@@ -83,18 +83,6 @@ def test_the_plain_model_is_hugging_faces():
         torch.testing.assert_close(net(tokens), theirs(tokens).logits, rtol=0, atol=1e-4)
 
 
-def test_initial_weights_have_the_deviations_that_are_told():
-    wide = dataclasses.replace(SMALL, width=128, ffn=256)
-    net = pytorch_model.PlainLlama(wide)
-    pytorch_model.initialise(net.requires_grad_(False), wide, 0)
-    deviation = math.sqrt(2 / (5 * 128))
-    assert net.layers[0].gate.weight.std() == pytest.approx(deviation, rel=0.03)  # type: ignore[operator]
-    assert net.embedding.weight.std() == pytest.approx(deviation, rel=0.03)
-    for writes in (net.layers[1].o.weight, net.layers[1].down.weight):
-        assert writes.std() == pytest.approx(deviation / 2, rel=0.03)  # type: ignore[operator]
-    assert torch.equal(net.norm.weight, torch.ones(128))
-
-
 @pytest.mark.parametrize(
     ("shape", "dtype"), [((24, 40), torch.float32), ((40, 24), torch.float32), ((32, 32), torch.bfloat16)]
 )
@@ -109,27 +97,6 @@ def test_a_step_of_muon_moves_along_all_directions_alike(shape, dtype):
     assert moved.min() > 0.65 and moved.max() < 1.25
     against = (matrix.detach() * matrix.grad).sum()
     assert against < 0  # downhill
-
-
-def test_muon_decays_weights_and_has_momentum():
-    matrix = torch.nn.Parameter(torch.eye(4))
-    optimizer = pytorch_model.PlainMuon([matrix], lr=0.1, momentum=0.9, weight_decay=0.5, dtype=torch.float32)
-    matrix.grad = torch.zeros(4, 4)
-    optimizer.step()
-    torch.testing.assert_close(matrix.detach(), torch.eye(4) * 0.95)
-    matrix.grad = torch.eye(4)
-    optimizer.step()
-    before = matrix.detach().clone()
-    matrix.grad = torch.zeros(4, 4)
-    optimizer.step()  # the gradient is gone, the momentum is not
-    assert matrix[0, 0] < before[0, 0] * 0.95 - 0.01
-
-
-def test_looks_are_where_every_batch_of_the_grid_ends():
-    looks = looks_from(0)
-    found = [next(looks) for _ in range(60)]
-    assert found[:4] == [256, 512, 768, 1024] and 7680 in found and found == sorted(set(found))
-    assert all(samples % batch == 0 for samples in found for batch in plain_grid.BATCHES)
 
 
 @pytest.mark.parametrize("setting", [ADAMW, MUON], ids=str)
@@ -161,15 +128,6 @@ def test_held_out_loss_is_of_the_samples_that_the_swarm_validates_on(ground, man
     assert pytorch_learning.held_out(net, manifest, corpus, task) == pytest.approx(float(expected), rel=1e-5)
 
 
-def test_a_journal_keeps_what_was_measured(ground, tmp_path):
-    path, said = tmp_path / "journal.jsonl", list[str]()
-    first = plain_grid.measure(ground, [(ADAMW, 256, 0)], Journal(path), said.append)
-    again = plain_grid.measure(ground, [(ADAMW, 256, 0)], Journal(path), said.append)
-    assert again == first and first[0].looks[-1].samples == 256
-    assert len(path.read_text().splitlines()) == 1
-    assert said[0].endswith("CPU s") and said[1].endswith("from the journal")
-
-
 def test_a_journal_answers_only_what_was_asked(ground, tmp_path):
     journal = Journal(tmp_path / "journal.jsonl")
     key = ground.key(ADAMW, 0, 1)
@@ -185,12 +143,6 @@ def test_a_journal_answers_only_what_was_asked(ground, tmp_path):
     assert (
         dataclasses.replace(ground, manifest=dataclasses.replace(ground.manifest, name="other")).key(ADAMW, 0, 1) == key
     )
-
-
-def test_a_reading_between_two_is_linear():
-    readings = [CounterReading(10.0, 0, 4.0), CounterReading(12.0, 100, 8.0)]
-    assert reading_at(readings, 10.5) == CounterReading(10.5, 25, 5.0)
-    assert reading_at(readings, 9.0) == readings[0] and reading_at(readings, 13.0) == readings[1]
 
 
 def curve(setting: GridPoint, decades: float, threads: int = 1) -> PlainRun:
@@ -229,12 +181,6 @@ def test_the_page_has_every_curve_and_loads_nothing():
     assert page.count("<svg") == 3 and page.count("<polyline") == 3 + 3 + 1
     assert "plain AdamW" in page and "plain Muon" in page and "2 a stage" in page
     assert "http" not in page and "<script" not in page
-
-
-def test_the_page_of_a_bench_without_swarms_says_so():
-    found = learning.report(Manifest(), [curve(ADAMW, 1.0), curve(MUON, 2.0)], None, [], 1000)
-    page = learning_page.page(learning._without_nan(found))
-    assert page.count("<svg") == 2 and "not measured" in page
 
 
 def test_numbers_of_replicas_are_read_or_refused():

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from swarmnode.cli.main import VERBS, main
+from swarmnode.cli.main import main
 from swarmnode.cli.option import config_file
 
 
@@ -101,7 +101,3 @@ def test_text_of_a_peer_does_nothing_to_the_terminal(here: Path, capsys: pytest.
     assert main(["logs", "--home", str(here)]) == 0
     out = capsys.readouterr().out
     assert "[2J" in out and all(line.isprintable() for line in out.splitlines())
-
-
-def test_every_verb_knows_its_variables() -> None:
-    assert {"join", "limit", "pause", "finish", "config", "completion"} <= set(VERBS)

@@ -90,28 +90,12 @@ def test_totals_add_what_is_counted_and_take_the_largest_of_what_is_known() -> N
     )
 
 
-def test_of_nobody_nothing_is_known() -> None:
-    found = totals([NodeFacts("node-00", None, None)])
-    losses = (found.loss_train, found.loss_validation, found.loss_validation_first)
-    assert (found.samples, losses) == (0, (None, None, None))
-
-
 def test_a_count_takes_every_series_with_the_labels_asked_for() -> None:
     assert count(NODES, name.LINK_BYTES) == 119
     assert count(NODES, name.LINK_BYTES, direction="received") == 99
     assert count(NODES, "swarmnode_link_bytes") == 0
     assert parse_series(SENT) == ("swarmnode_link_bytes_total", {"direction": "sent", "kind": "gossip"})
     assert parse_series("swarmnode_samples_total") == ("swarmnode_samples_total", {})
-
-
-def test_the_rate_is_between_the_first_and_last_progress() -> None:
-    rate = TokenRate()
-    for now_s, tokens in [(0, 0), (5, 0), (10, 1000), (11, 3000), (20, 21_000), (60, 21_000)]:
-        rate.see(now_s, tokens)
-    assert rate.tokens_per_s == 2000.0
-    once = TokenRate()
-    once.see(3, 100)
-    assert once.tokens_per_s == 0.0
 
 
 @given(st.lists(st.tuples(st.floats(0.01, 100), st.integers(0, 10_000)), max_size=30))

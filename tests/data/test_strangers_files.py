@@ -14,6 +14,7 @@ import tokenizers
 from click.testing import CliRunner
 from tokenizers import Regex, normalizers, pre_tokenizers
 
+from swarmnode import limited_child
 from swarmnode.cli.data import make
 from swarmnode.cli.init import command
 from swarmnode.data.tokenizer_file import check_tokenizer
@@ -25,6 +26,13 @@ from tests.support.published_model import llama
 
 ENDLESS = pre_tokenizers.Split(Regex(r"(?:a|a|aa)+$"), "isolated")
 LOOP = "{% for a in range(99999) %}{% for b in range(99999) %}{{ a * b }}{% endfor %}{% endfor %}"
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A trial ends by its processor time, however long a loaded machine takes for that; and it has little of it."""
+    monkeypatch.setattr(limited_child, "WALL_SHARE", 300)
+    monkeypatch.setitem(limited_child.run_limited.__kwdefaults__, "cpu_s", 3)
 
 
 @pytest.fixture(scope="module")

@@ -139,6 +139,15 @@ def test_garbage_is_refused_or_finite(name: str, data: bytes) -> None:
     assert harmless(out)
 
 
+@pytest.mark.parametrize("name", ["fp32", "bf16"])
+def test_dense_codecs_send_the_nearest_number_ties_to_even(name: str) -> None:
+    step = 2.0**-7
+    flat = torch.cat([flats(SMALL)[0], torch.tensor([1 + step / 2, 1 + 3 * step / 2, -1 - step / 2, 1 + step * 0.51])])
+    out = decoded(name, codec(name).encode(flat), flat)
+    assert out is not None and torch.equal(out, flat if name == "fp32" else flat.bfloat16().float())
+    assert name == "fp32" or out[-4:].tolist() == [1.0, 1 + 2 * step, -1.0, 1 + step]
+
+
 def test_an_unknown_codec_is_the_operators_error() -> None:
     with pytest.raises(ManifestError, match=r"'zip'.*fp32, bf16"):
         codec("zip")

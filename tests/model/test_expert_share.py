@@ -14,8 +14,6 @@ from swarmnode.ids import digest64
 from swarmnode.machine.replica import TorchReplica
 from swarmnode.manifest import GossipSpec, Manifest, TrainingSpec, parse, template
 from swarmnode.model.expert_share import EXPERT, expert_layout, gradient_count
-from swarmnode.model.memory_budget import ComputeMode, device_state_nbytes, memory_need
-from swarmnode.model.split import stages_of
 from swarmnode.model.stage import StageReplica
 from swarmnode.model.weight_stash import WorkingCopy
 from swarmnode.ports import OuterReport, Packet, WireTensor
@@ -236,28 +234,6 @@ def test_a_block_that_nobody_trains_is_taken_up(copied: bool, monkeypatch: pytes
             assert not trained or not name.endswith("proj.weight") or not torch.equal(view, before[name]), name
 
 
-def test_states_are_those_of_any_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A replica takes the state of one that trains other experts, also packed, and trains on."""
-    a, b = replicas(run_of(), 0, 1)
-    train(a, 1, steps=3)
-    for packed in (False, True):
-        b.load(a.snapshot(packed=packed))
-        assert b.digest() == a.digest()
-        train(b, 2)
-
-
-def test_memory_falls_by_the_share() -> None:
-    part = stages_of(run_of())[0]
-    apart = gradient_count(run_of(trained=0), part) - gradient_count(run_of(), part)
-    assert apart == pytest.approx(2 / 3 * 2 * 6 * 3 * SPARSE.width * SPARSE.expert_ffn)
-    for mode in (ComputeMode(), ComputeMode(separate=True, autocast=True)):
-        needs = [memory_need(run_of(trained=trained), part, mode) for trained in (0, 2)]
-        assert (needs[0].device or needs[0].host) - (needs[1].device or needs[1].host) >= 8 * apart * 0.99
-    card = ComputeMode(separate=True, autocast=True)
-    states = [device_state_nbytes(run_of(trained=trained), part, card) for trained in (0, 2)]
-    assert states[0] - states[1] == 8 * apart
-
-
 @pytest.mark.parametrize(
     ("change", "said"),
     [({"experts_trained": 4}, "a part of model.experts = 6"), ({"experts_trained": 6}, "a part of model.experts = 6")],
@@ -275,24 +251,6 @@ def test_shares_that_do_not_fit(change: dict[str, Any], said: str) -> None:
 def test_gossip_that_does_not_fit(gossip: dict[str, Any], said: str) -> None:
     with pytest.raises(ManifestError, match=said):
         parse(template(run_of(**gossip)), "m.toml")
-
-
-def test_three_that_train_a_third_each_learn_nearly_as_well() -> None:
-    tokens = [token_wire(token_batch(SPARSE, seed=seed)) for seed in range(3)]
-    nats = {}
-    for trained in (0, 2):
-        run = run_of(trained, codec="int8", acceptance="clipped")
-        run = replace(run, inner=replace(run.inner, muon_learning_rate=0.03, learning_rate=0.03))
-        apart = replicas(run, 0, 1, 2) if trained else [TorchReplica(run, 0, sender=f"r{i}") for i in range(3)]
-        for round_index in range(1, 21):
-            for member, each in zip(apart, tokens, strict=True):
-                for _ in range(2):
-                    member.loss(each, each, 4, train=True)
-                    member.step(1000)
-            meet(apart, round_index)
-        losses = [m.loss(each, each, 4, train=False).loss_sum for m, each in zip(apart, tokens, strict=True)]
-        nats[trained] = sum(losses) / (3 * 4 * SPARSE.context)
-    assert nats[0] < 3.4 and nats[2] < nats[0] + 0.1, nats  # a guess costs 3.91
 
 
 @pytest.mark.parametrize("idle", [False, True])

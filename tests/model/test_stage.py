@@ -159,25 +159,6 @@ def test_norms_do_not_decay():
         torch.testing.assert_close(value, before[name] * (1.0 if value.dim() == 1 else 0.95))
 
 
-def test_another_replica_that_copies_the_buffers_goes_on_alike():
-    first, second = (stages_of(manifest(), torch.float64) for _ in range(2))
-    for step in range(3):
-        train_on(first, token_batch(seed=step))
-        for stage in first:
-            stage.step(8 * step)
-    for stage, copy in zip(first, second, strict=True):
-        for name in ("theta", "exp_avg", "exp_avg_sq"):
-            getattr(copy, name).copy_(getattr(stage, name))
-        copy.inner_steps, copy.gradient_norm = stage.inner_steps, stage.gradient_norm
-        copy.touched()
-    for chain in (first, second):
-        train_on(chain, token_batch(seed=9))
-    for stage, copy in zip(first, second, strict=True):
-        assert stage.step(99) == copy.step(99)
-        assert torch.equal(stage.theta, copy.theta) and torch.equal(stage.exp_avg_sq, copy.exp_avg_sq)
-        assert stage.gradient_norm == copy.gradient_norm
-
-
 def test_gradient_norm_is_a_bias_corrected_mean_before_clipping():
     expected, value, raw = [], 0.0, 0.0
     for count, norm in enumerate((4.0, 2.0, 8.0, 1.0), start=1):

@@ -8,8 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from swarmnode.errors import LocalFault
 from swarmnode.machine.checkup import find_resumptions
 from swarmnode.machine.folder_store import FolderStore
@@ -113,7 +111,6 @@ class Deaf(FolderStore):
         return ""
 
 
-@pytest.mark.timeout(400)
 async def test_another_replica_saves_when_the_first_does_not(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr("swarmnode.node.checkpointer.PATIENCE_S", 0.01)
 
