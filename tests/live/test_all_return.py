@@ -16,7 +16,7 @@ from swarmnode.manifest import PRESETS
 
 BOUND_S = 200.0
 STAGES = 3
-SAMPLES = 1000  # by then far more than a nat is learned: what is lost would be seen
+SAMPLES = 768  # by then far more than a nat is learned: what is lost would be seen
 LAST = 4  # held-out losses before the end whose median counts: one measured in a round differs by .03
 
 

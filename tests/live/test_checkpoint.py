@@ -77,23 +77,23 @@ def events(folder: Path, event: str) -> list[dict[str, Any]]:
 
 def test_a_swarm_stops_and_goes_on_from_a_bucket_with_other_stages(tmp_path: Path, bucket: dict[str, str]) -> None:
     preset = PRESETS["tiny"]
-    gossip = replace(preset.gossip, round_samples=256, round_seconds_min=0.0)
+    gossip = replace(preset.gossip, round_samples=128, round_seconds_min=0.0)
     run = tmp_path / "run"
     manifests.init(run, replace(preset, gossip=gossip, checkpoint=CheckpointSpec(f"s3://{BUCKET}/all", 1, 2)))
-    first = up(tmp_path, bucket, str(run), "--nodes", "3", "--samples", "1000", "--use-bucket")
+    first = up(tmp_path, bucket, str(run), "--nodes", "3", "--samples", "640", "--use-bucket")
     assert first["checkpoint"].startswith(f"s3://{BUCKET}/all/{first['run'][:16]}/round-")
     assert first["checkpoint"].endswith("-final") and not (run / "checkpoints").exists()
     assert events(Path(tmp_path / first["folder"]), "checkpoint.pruned"), "the budget is kept"
     assert not events(Path(tmp_path / first["folder"]), "checkpoint.failed")
 
     layers = preset.model.layers
-    size = ("--nodes", str(layers), "--stages", str(layers), "--samples", str(first["samples"] + 300))
+    size = ("--nodes", str(layers), "--stages", str(layers), "--samples", str(first["samples"] + 128))
     second = up(tmp_path, bucket, "--resume", f"s3://{BUCKET}/all", *size)
     loaded = events(tmp_path / second["folder"], "checkpoint.loaded")
     assert sorted(row["stage"] for row in loaded) == list(range(layers)) != list(range(preset.pipeline.stages))
     counted = {row["samples_total"] for row in loaded}
-    assert len(counted) == 1 and counted.pop() >= first["samples"] >= 1000
-    assert second["samples"] >= first["samples"] + 300 and second["run"] != first["run"]
+    assert len(counted) == 1 and counted.pop() >= first["samples"] >= 640
+    assert second["samples"] >= first["samples"] + 128 and second["run"] != first["run"]
     # The curve goes on: where it stood, not at the beginning (which is above 5), and further down.
     assert second["loss_validation_first"] < math.log(256) - 1.0
     assert second["loss_validation_first"] < first["loss_validation_last"] + 0.3

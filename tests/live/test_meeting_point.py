@@ -103,7 +103,7 @@ async def run_of(folder: Path, verb: str, kind: type[R] = Run) -> AsyncIterator[
     run.once("init", "run", "--preset", "tiny", "--full")
     path = folder / "run" / "manifest.toml"
     text = re.sub(r"(?m)^stages = .*", "stages = 2", path.read_text())
-    path.write_text(re.sub(r"(?m)^validation_every_samples = .*", "validation_every_samples = 256", text))
+    path.write_text(re.sub(r"(?m)^validation_every_samples = .*", "validation_every_samples = 128", text))
     try:
         yield run
     finally:

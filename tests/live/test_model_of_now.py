@@ -58,12 +58,12 @@ async def test_a_command_on_a_run_that_trains_takes_the_model_of_now(tmp_path: P
         def samples() -> int:
             return min(0 if child.status is None else child.status.samples_total for child in children[1:])
 
-        await until(children, lambda: samples() >= 8 * run.gossip.round_samples, "it trains for some rounds")
+        await until(children, lambda: samples() >= 5 * run.gossip.round_samples, "it trains for some rounds")
         seen = samples()
         code, out, error = await ended("export", str(folder), "--out", str(tmp_path / "model"), "--json")
         assert code == 0, error
         found = json.loads(out)
-        assert found["samples"] >= seen - two_rounds and found["round"] >= 6, (found, seen)
+        assert found["samples"] >= seen - two_rounds and found["round"] >= 3, (found, seen)
         assert said_model(error)[:2] == (found["round"], found["samples"])
         assert 0 <= found["age_s"] < 600.0 and 0 < found["validation"] < 6.0
         assert (await asyncio.to_thread(archived, coordinator))[0]["round"] >= found["round"]

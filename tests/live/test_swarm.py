@@ -41,7 +41,7 @@ async def test_a_swarm_survives_and_leaves_nothing(tmp_path: Path) -> None:
     swarm = swarm_in(tmp_path)
     fleet = swarm.fleet
     async with swarm.running():
-        await swarm.progress(256, "from the start")
+        await swarm.progress(128, "from the start")
 
         for stage in (1, 0):
             await swarm.until(lambda stage=stage: len(swarm.training(stage)) == 2, f"two replicas of {stage}")
@@ -71,7 +71,7 @@ async def test_a_swarm_survives_and_leaves_nothing(tmp_path: Path) -> None:
         assert fleet.bootstrap is not None
         fleet.bootstrap.signal(signal.SIGKILL)
         await swarm.until(lambda: not fleet.bootstrap.alive, "the bootstrap is gone")  # type: ignore[union-attr]
-        await swarm.progress(256, "without the bootstrap")
+        await swarm.progress(128, "without the bootstrap")
 
         done = totals(fleet.facts())
         # Of those that live: who saw the first loss, near that of a guess among 256 bytes, may have been killed.
