@@ -179,6 +179,7 @@ def test_packets_of_the_wrong_shape_change_nothing() -> None:
     assert replica.digest() != before
 
 
+@pytest.mark.nightly  # tests/gossip has refusals that add up, and a third one's packet
 async def test_a_replica_whose_packets_break_the_rules_is_left_out_by_all() -> None:
     """Four replicas of the last stage, one of which sends what nobody can take: all leave it out in time, and until
     then another one's packet stands in for the liar's."""

@@ -21,7 +21,7 @@ BOUND_S = 120.0
 async def back(v: Village, joiners: list[Villager]) -> None:
     training = record_pb2.NODE_STATE_TRAINING
     await v.until(lambda: all(j.node.state == training for j in joiners), "the stage is served again", BOUND_S)
-    await v.trains(256, "training goes on", BOUND_S)
+    await v.trains(128, "training goes on", BOUND_S)
 
 
 @pytest.mark.parametrize("stage", [0, pytest.param(2, marks=pytest.mark.nightly)])
@@ -66,7 +66,7 @@ async def test_an_inner_stage_is_rebuilt_from_its_neighbours(method: str = "weig
     run = with_recovery(manifest(), method=method, keepers=0)
 
     async with village(run, stages=(0, 1, 2, 0, 1, 2)) as v:
-        await v.fed(512)
+        await v.fed(256)
         await lose(v, 1)
         joiners = [v.add(None), v.add(None)]
         await back(v, joiners)
@@ -81,7 +81,7 @@ async def test_no_stage_is_rebuilt_from_what_one_neighbour_says() -> None:
     run = with_recovery(manifest(), method="copy", keepers=0)
 
     async with village(run, stages=(0, 0, 1, 2)) as v:
-        await v.fed(512)
+        await v.fed(256)
 
         def noise(number: int) -> Callable[[np.ndarray], np.ndarray]:
             return lambda phi: np.random.default_rng(number).standard_normal(len(phi)) * 100.0
@@ -104,7 +104,7 @@ async def test_of_two_neighbours_lost_at_once_only_what_is_kept_comes_back() -> 
 
     async with village(run, stages=(0, 1, 2, 0)) as v:
         v.add(0)
-        await v.fed(512)
+        await v.fed(256)
         here = lambda stage: [p for p in v.people if p.node.stage == stage]  # noqa: E731
         # Stage 1's is kept by stage 0, which lives; stage 2's, and its head, by stage 1, which dies with it.
         await v.until(lambda: any(p.served.backup.kept_round for p in here(0)), "a snapshot is kept")
@@ -138,7 +138,7 @@ async def test_a_node_that_goes_to_a_lost_stage_takes_along_what_it_kept_of_it()
         backup = next(p for p in others if told(p, "recovery.kept"))
         if mover is backup:
             assert told(mover, "recovery.done")[0]["nbytes"] == 0, "nothing had to be downloaded"
-        await v.trains(256, "training goes on", BOUND_S)
+        await v.trains(128, "training goes on", BOUND_S)
 
 
 async def test_who_claimed_progress_may_leave_and_a_joiner_still_waits(monkeypatch: pytest.MonkeyPatch) -> None:
