@@ -14,7 +14,7 @@ def clocks(v: Village) -> list[int]:
 
 
 async def test_six_sybils_move_no_clock_and_a_joiner_meets_the_others() -> None:
-    async with village(manifest(round_samples=64), stages=(0, 1, 2, 2)) as v:
+    async with village(manifest(round_samples=64), stages=(0, 1, 2, 0, 1)) as v:
         await v.fed(128)
         sybils = [Stranger(v, number) for number in range(6)]
 
