@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from swarmnode.manifest import Manifest
     from swarmnode.membership.invite import Invite
     from swarmnode.transport.capacity import LinkCapacity
-    from swarmnode.transport.libp2p import Libp2pTransport
+    from swarmnode.transport.stream_transport import StreamTransport
 
 PROBE_TIMES = 3
 MEASURE_S = 10.0
@@ -88,7 +88,7 @@ async def _of_run(invite: Invite, home: Path, device: str, found: dict[str, obje
     from swarmnode.model.memory_budget import mode_of
     from swarmnode.transport import key_file
     from swarmnode.transport.address import parse_bootstraps
-    from swarmnode.transport.libp2p import Libp2pTransport
+    from swarmnode.transport.kind import kind_of, open_transport
 
     loop, checks = asyncio.get_running_loop(), []
     # Use the node's own key, so that its own permission is checked; if the node runs already, use a copy to avoid
@@ -99,7 +99,8 @@ async def _of_run(invite: Invite, home: Path, device: str, found: dict[str, obje
         path.touch(mode=0o600)
         path.write_bytes((home / "node.key").read_bytes())
         named = parse_bootstraps(invite.bootstraps)
-        transport = await Libp2pTransport.create(path, identity, invite.run_id, ["/ip4/127.0.0.1/tcp/0"], named=named)
+        kind, here = kind_of(invite.bootstraps), ["/ip4/127.0.0.1/tcp/0"]
+        transport = await open_transport(kind, path, identity, invite.run_id, here, named=named)
         try:
             transport.own_pass = pass_of_invite(invite, identity.peer_id)
             begun = loop.time()
@@ -161,7 +162,7 @@ def _base_text(manifest: Manifest, stages: Sequence[int]) -> str:
 
 
 async def _capacity(
-    transport: Libp2pTransport, bootstraps: Sequence[tuple[PeerId, list[str]]]
+    transport: StreamTransport, bootstraps: Sequence[tuple[PeerId, list[str]]]
 ) -> tuple[LinkCapacity | None, str]:
     """Bandwidth between us and the first few of `bootstraps` that answer, measured in seconds."""
     from swarmnode.daemon.control_api import MEASURED_MAX

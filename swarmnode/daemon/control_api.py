@@ -33,10 +33,10 @@ from swarmnode.node.notice import Notice, NoticeKind, Notices
 from swarmnode.node.regulator import Regulator
 from swarmnode.ports import Call, Transport
 from swarmnode.transport.address import parse_bootstraps
+from swarmnode.transport.call_directory import CallDirectory
 from swarmnode.transport.capacity import best
-from swarmnode.transport.directory import DhtDirectory
-from swarmnode.transport.libp2p import Libp2pTransport
 from swarmnode.transport.reachability import ask, verdict
+from swarmnode.transport.stream_transport import StreamTransport
 from swarmnode.wire import call_pb2 as wire
 from swarmnode.wire import record_pb2, report_pb2
 
@@ -86,8 +86,8 @@ class DaemonContext:
     options: NodeOptions
     run_id: RunId
     manifest: Manifest
-    transport: Libp2pTransport
-    directory: DhtDirectory
+    transport: StreamTransport
+    directory: CallDirectory
     telemetry: PrometheusTelemetry
     metrics_address: str
     recent: RecentEvents

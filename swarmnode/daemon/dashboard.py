@@ -59,7 +59,7 @@ def tell_watchers(process: DaemonContext, api: ControlApi, kept: Receipts, clock
         return await reporter.answer(peer, call)
 
     transport.serve("report", answer, tensor_bytes_max=0)
-    transport.spawn(measure(transport, transport.daemon.connections, transport.links))
+    transport.spawn(measure(transport, transport.connections, transport.links))
 
 
 async def open_page(

@@ -19,7 +19,7 @@ from swarmnode.ids import PeerId, RunId
 from swarmnode.manifest import verify
 from swarmnode.ports import Call
 from swarmnode.transport.address import first_that_accepts
-from swarmnode.transport.libp2p import Libp2pTransport
+from swarmnode.transport.stream_transport import StreamTransport
 from swarmnode.wire import call_pb2 as wire
 from swarmnode.wire import record_pb2
 
@@ -31,7 +31,7 @@ Bootstraps = Sequence[tuple[PeerId, list[str]]]
 
 
 async def fetch_manifest(
-    transport: Libp2pTransport, bootstraps: Bootstraps, run_id: RunId
+    transport: StreamTransport, bootstraps: Bootstraps, run_id: RunId
 ) -> record_pb2.SignedManifest:
     """The run's manifest from any bootstrap, verified against `run_id`.
 
@@ -64,7 +64,7 @@ async def fetch_manifest(
 
 
 async def _manifest_of(
-    transport: Libp2pTransport, peer: PeerId, addresses: Sequence[str], run_id: RunId
+    transport: StreamTransport, peer: PeerId, addresses: Sequence[str], run_id: RunId
 ) -> record_pb2.SignedManifest | SwarmnodeError:
     """The run's manifest from `peer`, or why there is none."""
     request = Call(wire.Request(manifest=wire.ManifestRequest()))

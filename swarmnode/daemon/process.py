@@ -96,11 +96,12 @@ from swarmnode.recovery.resumption import CheckpointOptions
 from swarmnode.transfer.chunk_set import SetPorts
 from swarmnode.transport import hivemind_patches, key_file
 from swarmnode.transport.address import parse_bootstraps
+from swarmnode.transport.call_directory import JOIN_TIMEOUT_S, claimed_by
 from swarmnode.transport.capacity import CapacityResponder
 from swarmnode.transport.contact import Contacts
-from swarmnode.transport.directory import JOIN_TIMEOUT_S, DhtDirectory, claimed_by
-from swarmnode.transport.libp2p import Libp2pTransport
+from swarmnode.transport.kind import directory_of, kind_of, open_transport
 from swarmnode.transport.reachability import ReachHelper
+from swarmnode.transport.stream_transport import StreamTransport
 from swarmnode.wire import record_pb2
 
 KEY_FILE = "node.key"
@@ -320,6 +321,15 @@ async def _unless_told(starting: Coroutine[Any, Any, DaemonContext], notices: No
     return None if started.cancelled() else started.result()
 
 
+def _transport_kind(
+    signed: record_pb2.SignedManifest | None, run_id: RunId, options: NodeOptions, contacts: Contacts
+) -> str:
+    """The run's transport by its manifest, else by the addresses of its machines that are known here."""
+    if signed is not None:
+        return verify(signed, run_id)[0].transport.kind
+    return kind_of([*options.bootstrap, *(one for _, contact in contacts.latest(1) for one in contact.addresses)])
+
+
 async def _start(options: NodeOptions, stack: contextlib.AsyncExitStack, before: DaemonContext | None) -> DaemonContext:
     """Set up key, telemetry, transport, manifest and directory, in this order; `stack` takes each down."""
     identity = key_file.load_or_create(options.home / KEY_FILE)
@@ -338,12 +348,12 @@ async def _start(options: NodeOptions, stack: contextlib.AsyncExitStack, before:
     listen = [options.listen]
     given = {"network_mode": network_mode, "telemetry": telemetry, "named": bootstraps, "lan": options.lan}
     if before is not None:  # others know its port, and it knows where they are
-        listen, given["book"] = list(before.transport.daemon.listen), before.transport.daemon.book
-    path = options.home / KEY_FILE
-    with doing("opening the network"):
-        transport = await Libp2pTransport.create(path, identity, run_id, listen, **given)  # type: ignore[arg-type]
-    stack.push_async_callback(transport.close)
+        listen, given["book"] = before.transport.listening, before.transport.book
     contacts = Contacts.load(options.home / CONTACTS_FILE, clock.unix_s())
+    kind = _transport_kind(signed, run_id, options, contacts)
+    with doing("opening the network"):
+        transport = await open_transport(kind, options.home / KEY_FILE, identity, run_id, listen, **given)
+    stack.push_async_callback(transport.close)
     known = [*bootstraps, *((peer, list(one.addresses)) for peer, one in contacts.latest(CONTACTS_ASKED_MAX))]
     if options.invite is not None:
         transport.own_pass = pass_of_invite(options.invite, identity.peer_id)
@@ -353,6 +363,8 @@ async def _start(options: NodeOptions, stack: contextlib.AsyncExitStack, before:
         with doing(f"asking {len(known)} meeting point{'s' * (len(known) != 1)} for the run"):
             signed = await fetch_manifest(transport, known, run_id)
     manifest, _ = verify(signed, run_id)
+    if manifest.transport.kind != kind:
+        raise ManifestError(f"the run talks over {manifest.transport.kind}: ask the organiser for a new invite")
     if options.invite is not None and signed.owner != options.invite.owner:
         raise ManifestError("the invite names another owner than the run's manifest: ask the organiser for a new one")
     telemetry.event("manifest.verified", name=manifest.name)
@@ -379,7 +391,7 @@ async def _start(options: NodeOptions, stack: contextlib.AsyncExitStack, before:
     if network_mode.kind == "open" and reachability == "auto":
         transport.spawn(stay_reachable(transport, known, network_mode, reach, telemetry))
     with doing("looking for the other machines"):
-        directory = await DhtDirectory.create(
+        directory = await directory_of(kind, clock.unix_s)(
             transport,
             _first_asked(options, contacts, bootstraps),
             run_id=swarm,
@@ -405,7 +417,7 @@ async def _able(options: NodeOptions, manifest: Manifest) -> tuple[StageFit | No
         return fit, None if fit is None else await check_can_work(options, manifest, fit)
 
 
-async def _cut(amendments: Amendments, contacts: Contacts, transport: Libp2pTransport, bootstraps: Bootstraps) -> int:
+async def _cut(amendments: Amendments, contacts: Contacts, transport: StreamTransport, bootstraps: Bootstraps) -> int:
     """The cut of the run's stages now, as far as this home and `bootstraps` know how far the run is."""
     samples = [contacts.samples.get(swarm_of(amendments.run_id, cut), 0) for cut in amendments.cuts]
     for peer, addresses in bootstraps if len(amendments.cuts) > 1 else ():
@@ -454,7 +466,7 @@ def _first_asked(options: NodeOptions, contacts: Contacts, bootstraps: Bootstrap
     return ()
 
 
-async def _hear_access(admission: Admission, transport: Libp2pTransport, bootstraps: Bootstraps, run_id: RunId) -> None:
+async def _hear_access(admission: Admission, transport: StreamTransport, bootstraps: Bootstraps, run_id: RunId) -> None:
     """Ask `bootstraps` for the owner's newest access list; amendments came with the manifest. Raises NotPermitted if
     this node may not take part."""
     for peer, addresses in bootstraps:

@@ -16,9 +16,9 @@ from swarmnode.ports import Telemetry
 from swarmnode.transport import lan
 from swarmnode.transport.address import parse_endpoint
 from swarmnode.transport.contact import CONTACTS_MAX, Contacts
-from swarmnode.transport.libp2p import Libp2pTransport
 from swarmnode.transport.p2pd import NetworkMode
 from swarmnode.transport.reachability import AGAIN_S, Reachability, ReachReport, ask, is_global, verdict
+from swarmnode.transport.stream_transport import StreamTransport
 
 HELPERS_MAX = 4
 UPNP_WAIT_S = 6.0  # guess: time for a home router to open a port
@@ -40,7 +40,7 @@ def first_network_mode(listen: str, choice: str) -> NetworkMode:
 
 
 async def settle(
-    transport: Libp2pTransport,
+    transport: StreamTransport,
     bootstraps: Sequence[tuple[PeerId, Sequence[str]]],
     network_mode: NetworkMode,
     choice: str,
@@ -67,13 +67,13 @@ async def settle(
         # Behind a cloud's one-to-one NAT or an open router port, p2pd knows only its inner address.
         outer = {address for one in seen if is_global(one.observed) for address in one.reached}
         own = await transport.addresses()
-        if not outer & set(own) or transport.daemon.network_mode.kind == "private":
+        if not outer & set(own) or transport.network_mode.kind == "private":
             await transport.stand(network_mode, [*sorted(outer), *own])
     return _tell(reach, reason, telemetry)
 
 
 async def stay_reachable(
-    transport: Libp2pTransport,
+    transport: StreamTransport,
     bootstraps: Sequence[tuple[PeerId, Sequence[str]]],
     network_mode: NetworkMode,
     reach: Reachability,
@@ -101,7 +101,7 @@ async def stay_reachable(
 
 
 async def _ask(
-    transport: Libp2pTransport, bootstraps: Sequence[tuple[PeerId, Sequence[str]]]
+    transport: StreamTransport, bootstraps: Sequence[tuple[PeerId, Sequence[str]]]
 ) -> tuple[Reachability, str, list[ReachReport]]:
     helpers = []
     for peer, addresses in bootstraps[:HELPERS_MAX]:
@@ -115,13 +115,13 @@ async def _ask(
 
 
 async def _by_relay(
-    transport: Libp2pTransport,
+    transport: StreamTransport,
     bootstraps: Sequence[tuple[PeerId, Sequence[str]]],
     reason: str,
     telemetry: Telemetry,
 ) -> Reachability:
     relays = tuple(f"{address}/p2p/{peer}" for peer, addresses in bootstraps for address in addresses)
-    if relays:
+    if relays and transport.can_relay:
         await transport.stand(NetworkMode("private", relays))
         try:
             async with asyncio.timeout(RELAY_WAIT_S):
@@ -132,8 +132,9 @@ async def _by_relay(
             pass
     _tell(Reachability.PRIVATE, reason, telemetry)
     raise Unreachable(
-        f"others cannot reach this machine ({reason}) and no bootstrap relays for it: open a TCP port in the router "
-        "and firewall and listen there (--listen /ip4/0.0.0.0/tcp/4001); or --reachability public if you know better"
+        f"others cannot reach this machine ({reason}) and no bootstrap relays for it: open a port (TCP, over "
+        "iroh UDP) in the router and firewall and listen there (--listen /ip4/0.0.0.0/tcp/4001); or --reachability "
+        "public if you know better"
     )
 
 
@@ -144,7 +145,7 @@ def _tell(reach: Reachability, reason: str, telemetry: Telemetry) -> Reachabilit
 
 
 async def listen_around(
-    transport: Libp2pTransport, run_id: RunId, contacts: Contacts, known: list[tuple[PeerId, list[str]]]
+    transport: StreamTransport, run_id: RunId, contacts: Contacts, known: list[tuple[PeerId, list[str]]]
 ) -> None:
     """Announce this node in the local network; add discovered peers to `contacts`, and to `known` for joining."""
     own = await transport.addresses()
@@ -158,7 +159,7 @@ async def listen_around(
 
 
 async def keep_current(
-    transport: Libp2pTransport, contacts: Contacts, home: Path, moved: Callable[[list[str]], None]
+    transport: StreamTransport, contacts: Contacts, home: Path, moved: Callable[[list[str]], None]
 ) -> None:
     """Pass our current addresses to `moved`, and save `contacts` on disk, new ones soon, until cancelled."""
     saved = -1

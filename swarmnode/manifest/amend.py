@@ -47,6 +47,7 @@ WHY = {
     "data": "samples are numbered in the run's text, and others would be trained under the same numbers",
     "gossip": "rounds, and with them the ages of states and checkpoints, would be counted or averaged otherwise",
     "inner": "the optimizer's state, or the size of a microbatch, would not fit",
+    "transport": "nodes of two transports do not reach each other",
     "evaluation": "checkpoints measured otherwise do not compare with those before",
     "pipeline": "stages would exchange other activations, and all had to change at once",
 }

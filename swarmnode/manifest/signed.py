@@ -26,12 +26,12 @@ SIGNED_BYTES_MAX = MANIFEST_BYTES_MAX + 1024 + 64 * 4200  # 64 amendments (membe
 
 def canonical(manifest: Manifest) -> bytes:
     """The canonical bytes of `manifest`: JSON, keys sorted, no spaces, ASCII, every field present but empty ones
-    of [about], floats in the shortest form that reads back the same. Raises ManifestError for a value that is not
-    allowed."""
+    of [about] and the default of [transport], floats in the shortest form that reads back the same. Raises
+    ManifestError for a value that is not allowed."""
     tree: dict[str, Any] = {"format": FORMAT}
     for field in FIELDS:
         value = field.check.accept(value_of(manifest, field.name))
-        if field.table == "about" and value == "":
+        if (field.table, value) in (("about", ""), ("transport", "libp2p")):
             continue  # runs that were signed before there was such a table stay what they are
         place = tree.setdefault(field.table, {}) if field.table else tree
         if value is None:

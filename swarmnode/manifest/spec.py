@@ -709,6 +709,19 @@ class AccessSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class TransportSpec:
+    """The way in which nodes reach each other (docs/p2pd.md). The default is left out of the signed manifest."""
+
+    kind: str = key(
+        "libp2p",
+        one_of("libp2p", "iroh"),
+        "libp2p: over TCP, through p2pd, with relays for machines that let nothing in; iroh: QUIC over UDP, without"
+        " relays; each machine needs `pip install 'swarmnode[iroh]'`.",
+        "measured: docs/p2pd.md",
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class EvaluationSpec:
     """Measurements of each checkpoint by the owner's archive, beside the validation loss."""
 
@@ -777,6 +790,7 @@ class Manifest:
     limits: LimitsSpec = field(default_factory=LimitsSpec)
     recovery: RecoverySpec = field(default_factory=RecoverySpec)
     access: AccessSpec = field(default_factory=AccessSpec)
+    transport: TransportSpec = field(default_factory=TransportSpec)
     evaluation: EvaluationSpec = field(default_factory=EvaluationSpec)
     about: AboutSpec = field(default_factory=AboutSpec)
 

@@ -15,6 +15,7 @@ import ipaddress
 import struct
 from collections import deque
 from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -201,7 +202,7 @@ class IrohTransport(StreamTransport):
         super().__init__(peer_id, run_id, telemetry)
         self._iroh = iroh
         self._book = book
-        self._mode = NetworkMode()
+        self._mode, self._listening = NetworkMode(), list[str]()
         self._announce: tuple[str, ...] = ()
         self._endpoint: Any = None
         self._connections: dict[PeerId, Any] = {}
@@ -222,13 +223,14 @@ class IrohTransport(StreamTransport):
         telemetry: Telemetry | None = None,
         named: Sequence[tuple[PeerId, Sequence[str]]] = (),
         lan: bool = False,
+        book: DialBook | None = None,
     ) -> IrohTransport:
         """A transport, for the arguments of Libp2pTransport.create.
 
         Raises UsageError (a bad address, a port in use, no iroh), LocalFault.
         """
         iroh = library()
-        transport = cls(iroh, identity.peer_id, run_id, telemetry, DialBook([*listen, *announce], lan=lan))
+        transport = cls(iroh, identity.peer_id, run_id, telemetry, book or DialBook([*listen, *announce], lan=lan))
         transport._mode, transport._announce = network_mode or NetworkMode(), tuple(announce)
         transport._named = frozenset(peer for peer, _ in named)
         for _, addresses in named:
@@ -239,11 +241,13 @@ class IrohTransport(StreamTransport):
         builder.secret_key(identity.seed)
         builder.alpns([protocol.encode() for protocol in transport._protocols])
         try:
-            for bound in _bound_to(listen):
-                builder.bind_addr(bound)
+            for where in _bound_to(listen):
+                builder.bind_addr(where)
             transport._endpoint = await builder.bind()
         except iroh.IrohError as error:
             raise LocalFault(f"iroh does not listen on {', '.join(listen)}: {error.message()}") from None
+        bound = {one.family: one.port for one in map(_endpoint_of, reversed(transport._endpoint.bound_sockets()))}
+        transport._listening = [str(replace(one, port=bound[one.family])) for one in map(parse_endpoint, listen)]
         await transport._run()
         return transport
 
@@ -261,6 +265,10 @@ class IrohTransport(StreamTransport):
                     await endpoint.close()
 
     # The port.
+
+    @property
+    def listening(self) -> list[str]:
+        return self._listening
 
     @property
     def book(self) -> DialBook:

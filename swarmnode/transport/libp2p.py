@@ -201,6 +201,10 @@ class Libp2pTransport(StreamTransport):
         return self._daemon
 
     @property
+    def listening(self) -> list[str]:
+        return list(self._daemon.listen)
+
+    @property
     def book(self) -> DialBook:
         return self._daemon.book
 

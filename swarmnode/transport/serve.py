@@ -101,6 +101,9 @@ class StreamServer:
         assert method not in self._served, f"{method!r} is served already"
         self._served[method] = ServedMethod(handler, tensor_bytes_max, admit)
 
+    def withdraw(self, method: str) -> None:
+        del self._served[method]
+
     def cut(self, cut_off: Callable[[PeerId], None]) -> None:
         """Call `cut_off` with a stranger, or a peer that sends noise, that keeps opening streams."""
         self._cut_off = cut_off

@@ -76,6 +76,11 @@ class StreamTransport:
     # What a subclass has.
 
     @property
+    def listening(self) -> list[str]:
+        """The addresses that it listens on, with the ports that it has."""
+        raise NotImplementedError
+
+    @property
     def book(self) -> DialBook:
         """The addresses that may be dialled."""
         raise NotImplementedError
@@ -196,6 +201,10 @@ class StreamTransport:
     def serve(self, method: str, handler: Handler, *, tensor_bytes_max: int, admit: Admit | None = None) -> None:
         """See ports.Transport. May be called before or after `start`."""
         self._server.register(method, handler, tensor_bytes_max, admit)
+
+    def withdraw(self, method: str) -> None:
+        """Serve `method` no longer."""
+        self._server.withdraw(method)
 
     async def call(self, peer: PeerId, call: Call, *, timeout_s: float, reply_bytes_max: int) -> Answer:
         """See ports.Transport."""

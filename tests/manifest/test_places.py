@@ -56,6 +56,7 @@ NAMES = {
     "recovery.itinerary": WORD,
     "recovery.while_lost": WORD,
     "access.mode": WORD,
+    "transport.kind": WORD,
     "evaluation.sets": FILE,  # below the folder of whoever keeps the archive, with the owner's permission
     "evaluation.tasks": "the name of a task of lm-eval, if that is installed there",
     "evaluation.prompts": "a text that is continued and shown",

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+
+import pytest
 
 from swarmnode.identity import Identity
 from swarmnode.ids import RunId
 from swarmnode.transport.iroh import IrohTransport
 from tests.support.transport_contract import RUN
+
+NEEDS_IROH = pytest.mark.skipif(importlib.util.find_spec("iroh") is None, reason="iroh is not installed")
 
 
 @asynccontextmanager

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from swarmnode.identity import Identity
 from swarmnode.ids import PeerId, RunId
 from swarmnode.membership.record import sign_record
-from swarmnode.transport import contact, directory
+from swarmnode.transport import call_directory, contact
 from swarmnode.transport.contact import CONTACTS_MAX, Contact, Contacts, islands, whom_to_try
 from swarmnode.transport.directory import DhtDirectory
 from tests.support.libp2p_node import node
@@ -137,7 +137,7 @@ def test_the_users_addresses_are_always_tried() -> None:
 @pytest.mark.loop("uvloop")
 async def test_two_islands_become_one_when_a_node_hears_of_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
     """Four nodes, two and two, with a bootstrap each; then one of them is told one address."""
-    monkeypatch.setattr(directory, "RETRY_MIN_S", 0.2)
+    monkeypatch.setattr(call_directory, "RETRY_MIN_S", 0.2)
 
     async with AsyncExitStack() as living:
         nodes = [await living.enter_async_context(node()) for _ in range(4)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import time
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -14,9 +13,10 @@ import uvloop
 
 from benchmarks.memory_network import MemoryDirectory, MemoryNetwork, MemoryTransport
 from swarmnode.identity import Identity
+from swarmnode.transport.call_directory import CallDirectory
 from swarmnode.transport.directory import DhtDirectory
 from swarmnode.transport.libp2p import Libp2pTransport
-from tests.support.iroh_node import iroh_node
+from tests.support.iroh_node import NEEDS_IROH, iroh_node
 from tests.support.libp2p_node import WallClock, node
 from tests.support.transport_contract import RUN, Directories, DirectoryContract, Pair, TransportContract
 
@@ -65,7 +65,7 @@ class TestLibp2pTransport(TransportContract):
             yield Pair(self.here, there, there.close)
 
 
-@pytest.mark.skipif(importlib.util.find_spec("iroh") is None, reason="iroh is not installed")
+@NEEDS_IROH
 class TestIrohTransport(TransportContract):
     def run(self, main: Coroutine[Any, Any, None]) -> None:
         uvloop.run(main)
@@ -89,6 +89,23 @@ class TestMemoryDirectory(DirectoryContract):
         here, there = (MemoryDirectory(network, RUN, clock) for _ in range(2))
         identities = (Identity.of_seed(bytes([1] * 32)), Identity.of_seed(bytes([2] * 32)))
         yield Directories(here, there, identities, clock.unix_s)
+
+
+@NEEDS_IROH
+class TestCallDirectory(DirectoryContract):
+    def run(self, main: Coroutine[Any, Any, None]) -> None:
+        uvloop.run(main)
+
+    @asynccontextmanager
+    async def directories(self) -> AsyncIterator[Directories]:
+        identities = (Identity.of_seed(bytes([1] * 32)), Identity.of_seed(bytes([2] * 32)))
+        async with iroh_node(1) as here, iroh_node(2) as there:
+            first = await CallDirectory.create(here, [], RUN, 3, unix_s=time.time)
+            meeting = [(here.peer_id, await here.addresses())]
+            second = await CallDirectory.create(there, meeting, RUN, 3, unix_s=time.time)
+            yield Directories(first, second, identities, time.time)
+            await second.close()
+            await first.close()
 
 
 class TestDhtDirectory(DirectoryContract):

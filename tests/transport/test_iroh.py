@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib.util
 import socket
 import sys
 from pathlib import Path
@@ -19,10 +18,9 @@ from swarmnode.transport import iroh
 from swarmnode.transport.address import Endpoint, parse_endpoint, speaks_quic
 from swarmnode.transport.iroh import STRANGERS_BURST, IrohTransport, StrangerDoor
 from swarmnode.wire import call_pb2 as wire
-from tests.support.iroh_node import iroh_node
+from tests.support.iroh_node import NEEDS_IROH, iroh_node
 from tests.support.transport_contract import RUN, ping, pong
 
-needs_iroh = pytest.mark.skipif(importlib.util.find_spec("iroh") is None, reason="iroh is not installed")
 HANG = Call(wire.Request(exchange=wire.Exchange()))
 
 
@@ -48,14 +46,14 @@ async def test_without_the_package_it_is_said_what_to_install(monkeypatch: pytes
         await IrohTransport.create(Path(), Identity.of_seed(bytes(32)), RUN)
 
 
-@needs_iroh
+@NEEDS_IROH
 @pytest.mark.parametrize("listen", ["/ip4/127.0.0.1/tcp/0", ""])
 async def test_it_listens_on_udp_only(listen: str) -> None:
     with pytest.raises(UsageError, match=r"/udp/"):
         await IrohTransport.create(Path(), Identity.of_seed(bytes(32)), RUN, [listen] if listen else [])
 
 
-@needs_iroh
+@NEEDS_IROH
 async def test_a_port_in_use_is_said() -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as taken:
         taken.bind(("127.0.0.1", 0))
@@ -64,7 +62,7 @@ async def test_a_port_in_use_is_said() -> None:
             await IrohTransport.create(Path(), Identity.of_seed(bytes(32)), RUN, [where])
 
 
-@needs_iroh
+@NEEDS_IROH
 async def test_another_key_or_run_is_not_reached() -> None:
     async with iroh_node(1) as here, iroh_node(2) as there, iroh_node(3, RunId("cd" * 32)) as other:
         for peer, addresses in (
@@ -76,7 +74,7 @@ async def test_another_key_or_run_is_not_reached() -> None:
             assert not await here.connections()
 
 
-@needs_iroh
+@NEEDS_IROH
 async def test_a_hundred_keys_make_nobody_dial_a_third_party() -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as third:
         third.bind(("127.0.0.1", 0))
@@ -97,7 +95,7 @@ async def test_a_hundred_keys_make_nobody_dial_a_third_party() -> None:
             third.recv(2000)
 
 
-@needs_iroh
+@NEEDS_IROH
 async def test_a_closed_port_is_told_from_quic_and_from_silence() -> None:
     async with iroh_node(1) as here:
         [where] = map(parse_endpoint, await here.addresses())
@@ -109,7 +107,7 @@ async def test_a_closed_port_is_told_from_quic_and_from_silence() -> None:
     assert await speaks_quic(silent, 60.0) is False
 
 
-@needs_iroh
+@NEEDS_IROH
 @pytest.mark.live
 @pytest.mark.loop("uvloop")
 async def test_a_peer_killed_mid_call_is_a_fault_at_once() -> None:

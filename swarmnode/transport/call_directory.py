@@ -1,0 +1,421 @@
+"""Records by calls alone: meeting points and members are asked, and no DHT is needed.
+
+A node's record goes to the holders of its place: the meeting points, and the members whose digest comes first, which
+all who know the same members choose alike (rendezvous hashing, Thaler and Ravishankar 1996). A look asks two holders
+and a member for the records that are new here (RecordsRequest); a refresh asks one member, now and then a holder
+instead: news spread among members as rumours do (Demers et al. 1987, "Epidemic algorithms"). All values are verified
+SignedRecords. Crashed nodes delay nothing, frozen ones seconds. So every wait is bounded, and a timeout returns less
+than was asked for instead of failing. transport/directory.py adds a DHT, which chooses the holders instead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Coroutine, Sequence
+from statistics import median_low
+from typing import Any, Self
+
+from swarmnode.errors import LocalFault, RemoteFault, Unavailable, Unreachable
+from swarmnode.ids import PeerId, RunId, digest64, seeded, short
+from swarmnode.membership.admission import Admission
+from swarmnode.membership.liveness import SMALL_CALL_S
+from swarmnode.membership.record import CLOCK_SKEW_MAX_S, check_record
+from swarmnode.ports import Answer, Call, Telemetry
+from swarmnode.remembered import Remembered
+from swarmnode.transport.address import dialable_of, first_that_accepts
+from swarmnode.transport.contact import RETRY_MIN_S, STALE_S, Contacts, whom_to_try
+from swarmnode.transport.record_book import HOLDERS, HOLDERS_ASKED, NEWS_MAX, PLACE_MAX, RPC_TIMEOUT_S, RecordBook
+from swarmnode.transport.stream_transport import StreamTransport
+from swarmnode.wire import call_pb2
+from swarmnode.wire import record_pb2 as wire
+
+TTL_MAX_S = 300.0  # DHT records cannot be deleted, so they must expire soon
+MUTE_S = 30.0  # guess: who did not answer, or speaks an older version, is asked again
+JOIN_TIMEOUT_S = 30.0  # guess: covers a bootstrap started at the same time on a busy machine
+JOIN_DELAY_S = 0.3
+TOLD_EVERY = 20  # guess: failures with a bootstrap for one event
+ASKED_MAX = 8  # guess: contacts asked how far the run is
+TELLING = (wire.NODE_STATE_TRAINING, wire.NODE_STATE_DRAINING, wire.NODE_STATE_LEFT)
+CLOCKS_MAX = 5  # guess: neighbours whose clocks are compared with ours at a time
+
+
+async def claimed_by(transport: StreamTransport, peer: PeerId) -> int | None:
+    """Samples that the run has trained as `peer` knows; None if it does not answer."""
+    try:
+        ping = Call(call_pb2.Request(ping=call_pb2.Ping()))
+        answer = await transport.call(peer, ping, timeout_s=RPC_TIMEOUT_S, reply_bytes_max=0)
+    except (RemoteFault, Unavailable):
+        return None
+    return answer.header.pong.samples
+
+
+class CallDirectory:
+    """Implements ports.Directory. `create` joins the others, `close` leaves them. The transport stays open."""
+
+    _faults: tuple[type[Exception], ...] = (OSError, Unavailable, RemoteFault)  # of asking; a timeout is an OSError
+
+    def __init__(
+        self,
+        transport: StreamTransport,
+        bootstrap: Sequence[tuple[PeerId, Sequence[str]]],
+        run_id: RunId,
+        book: RecordBook,
+        telemetry: Telemetry | None,
+        contacts: Contacts,
+        unix_s: Callable[[], float],
+    ) -> None:
+        self._transport = transport
+        self._bootstrap = [(peer, addresses) for peer, addresses in bootstrap if peer != transport.peer_id]
+        self.contacts = contacts
+        for peer, addresses in self._bootstrap:
+            contacts.tell(peer, addresses)
+        self._run_id = run_id
+        self._book = book
+        self._unix_s = unix_s
+        self.prefer(lambda peer: False, lambda: False)
+        self._own: wire.SignedRecord | None = None  # our last record
+        self._mute = Remembered[PeerId, float]()  # peers that do not answer RecordsRequest, until when
+        self._reached = Remembered[PeerId, float]()  # peers that answered or asked us, and when
+        self._telemetry = telemetry
+        self._keeping: asyncio.Task[None] | None = None
+        self._chance = seeded(run_id, "clocks", transport.peer_id)
+
+    @classmethod
+    async def create(
+        cls,
+        transport: StreamTransport,
+        bootstrap: Sequence[tuple[PeerId, Sequence[str]]],
+        run_id: RunId,
+        stages: int,
+        *,
+        ttl_max_s: float = TTL_MAX_S,
+        join_timeout_s: float = JOIN_TIMEOUT_S,
+        admission: Admission | None = None,
+        telemetry: Telemetry | None = None,
+        contacts: Contacts | None = None,
+        unix_s: Callable[[], float],
+    ) -> Self:
+        """A directory that joined through one of `bootstrap`, or waits for others if that is empty.
+
+        `contacts` are peers from earlier runs. They are asked beside the bootstraps, and again whenever they are lost.
+
+        Starts the transport: from now on others may learn this node's address. Raises Unreachable if no bootstrap
+        answers within `join_timeout_s`, LocalFault if this machine's clock is wrong.
+        """
+        contacts = Contacts() if contacts is None else contacts
+        book = book_of(transport, run_id, stages, ttl_max_s, admission, contacts, unix_s)
+        transport.start()
+        directory = cls(transport, bootstrap, run_id, book, telemetry, contacts, unix_s)
+        await directory._open(join_timeout_s)
+        return directory
+
+    async def _open(self, join_timeout_s: float) -> None:
+        self._transport.serve("records", self._answer, tensor_bytes_max=0)
+        try:
+            await self._join(join_timeout_s)
+        except BaseException:
+            self._transport.withdraw("records")
+            await self.close()
+            raise
+        self._keeping = self._transport.spawn(self._keep_joined())
+        self._transport.after_restart.append(self._rejoin)
+
+    def prefer(self, works: Callable[[PeerId], bool], doubtful: Callable[[], bool]) -> None:
+        """Know records of peers for which `works` is true beside a flood of others; show few of these while strangers
+        are `doubtful`."""
+        me = self._transport.peer_id
+        self._book.prefer(lambda peer: peer == me or works(peer), doubtful)
+
+    async def close(self) -> None:
+        """Look for nobody any more."""
+        if self._keeping is not None:
+            self._keeping.cancel()
+            self._transport.after_restart.remove(self._rejoin)
+            self._keeping = None
+
+    # The port.
+
+    async def announce(self, record: wire.SignedRecord) -> bool:
+        """Publish our record until its expiry, which must be later than the previous one's. False if no peer stored it
+        within SMALL_CALL_S."""
+        own = check_record(record, run_id=self._run_id)
+        self._own, stored = record, list[bool | None]()
+        if not self._book.take(own.stage, record, self._unix_s()):
+            return False
+        try:
+            async with asyncio.timeout(SMALL_CALL_S):
+                holders = await self._holders(own.stage)
+                stored = await asyncio.gather(*(self._store_at(peer, own, record) for peer in holders))
+        except self._faults:
+            pass
+        if None in stored or not stored:
+            self._forget(own.stage)
+        if not any(stored):
+            self._event("directory.failed", "warning", reason="nobody stored our record", stage=own.stage)
+        return any(stored)
+
+    async def _store_at(self, peer: PeerId, own: wire.Record, record: wire.SignedRecord) -> bool | None:
+        """Whether `peer` keeps our record; None if it did not answer."""
+        if peer == self._transport.peer_id:
+            return True
+        answer = await self._ask(peer, call_pb2.RecordsRequest(place=own.stage, announces=True))
+        return None if answer is None else answer.kept
+
+    async def lookup(self, stage: int) -> list[wire.SignedRecord]:
+        """Verified, unexpired records of `stage`, sorted by peer: those found within SMALL_CALL_S, perhaps none."""
+        return await self._read(stage, self._look)
+
+    async def lookups(self, stages: Sequence[int]) -> list[list[wire.SignedRecord]]:
+        return await asyncio.gather(*map(self.lookup, stages))
+
+    async def refresh(self, stages: Sequence[int]) -> list[list[wire.SignedRecord]]:
+        return await asyncio.gather(*(self._read(stage, self._ask_one) for stage in stages))
+
+    async def _read(self, place: int, ask: Callable[[int], Coroutine[Any, Any, None]]) -> list[wire.SignedRecord]:
+        try:
+            async with asyncio.timeout(SMALL_CALL_S):
+                await ask(place)
+        except self._faults:
+            self._event("directory.failed", "warning", reason="nobody answers a look-up", stage=place)
+        known = self._book.known(place, self._unix_s())
+        return [known[peer].signed for peer in sorted(known)]
+
+    async def _look(self, place: int) -> None:
+        """Learn what HOLDERS_ASKED holders and a member know."""
+        holders = self._speaking(await self._holders(place))
+        chosen = self._chance.sample(holders, min(HOLDERS_ASKED, len(holders)))
+        members = [peer for peer in self._members(place) if peer not in chosen]
+        chosen += self._chance.sample(members, min(1, len(members)))
+        if not any(await asyncio.gather(*(self._learn(peer, place) for peer in chosen))):
+            self._forget(place)
+            await self._search(place)
+
+    async def _ask_one(self, place: int) -> None:
+        """Learn what one member knows, or with the chance of one of HOLDERS among the members a holder."""
+        members = self._members(place)
+        if self._chance.random() * len(members) < HOLDERS:
+            members = self._speaking(await self._holders(place))
+        if not members or not await self._learn(self._chance.choice(members), place):
+            await self._look(place)
+
+    def _members(self, place: int) -> list[PeerId]:
+        return self._speaking(sorted(self._book.known(place, self._unix_s())))
+
+    def _speaking(self, peers: Sequence[PeerId]) -> list[PeerId]:
+        """The ones of `peers` that may answer a RecordsRequest, without this node."""
+        now_s, mute = asyncio.get_running_loop().time(), self._mute
+        return [peer for peer in peers if peer != self._transport.peer_id and mute.get(peer, 0.0) <= now_s]
+
+    async def _ask(self, peer: PeerId, request: call_pb2.RecordsRequest) -> call_pb2.Records | None:
+        """The answer of `peer`, which gets our record; None if there is none."""
+        loop = asyncio.get_running_loop()
+        call = Call(call_pb2.Request(run_id=self._run_id, record=self._own, records=request))
+        try:
+            answer = await self._transport.call(peer, call, timeout_s=RPC_TIMEOUT_S, reply_bytes_max=0)
+        except (RemoteFault, Unavailable):
+            self._mute[peer] = loop.time() + MUTE_S
+            return None
+        self._reached[peer] = loop.time()
+        return answer.header.records
+
+    async def _learn(self, peer: PeerId, place: int) -> bool:
+        """Take the records of `place` that `peer` has and this node lacks; whether it answered."""
+        for _ in range(PLACE_MAX // NEWS_MAX):
+            known = self._book.known(place, self._unix_s()).values()
+            request = call_pb2.RecordsRequest(
+                place=place,
+                peers=[one.mark for one in known],
+                expires_unix_ms=[one.expires_unix_ms for one in known],
+            )
+            if (answer := await self._ask(peer, request)) is None:
+                return False
+            news = answer.records
+            taken = self._book.take_all(place, news, self._unix_s())
+            if len(news) < NEWS_MAX or not taken:
+                break
+        return True
+
+    async def _answer(self, peer: PeerId, call: Call) -> Answer:
+        """Handler of method "records"."""
+        request, now_s, record = call.header.records, self._unix_s(), call.header.record
+        if request.place >= self._book.places or len(request.peers) != len(request.expires_unix_ms):
+            raise RemoteFault(f"records of place {request.place}, of {len(request.peers)} peers")
+        kept = self._book.take(None, record, now_s, of=peer)
+        self._reached[peer] = asyncio.get_running_loop().time()
+        reply = call_pb2.Records(kept=kept, unix_ms=round(now_s * 1000))
+        had = dict(zip(request.peers, request.expires_unix_ms, strict=True))
+        if not request.announces:
+            reply.records.extend(self._book.news(request.place, had, now_s))
+        return Answer(call_pb2.Reply(records=reply))
+
+    async def _holders(self, place: int) -> list[PeerId]:
+        """The meeting points and members that keep the records of `place`; this node, if it knows nobody."""
+        points = [peer for peer, _ in self._bootstrap]
+        members = sorted(self._members(place), key=lambda peer: digest64("holder", place, peer))
+        return list(dict.fromkeys([*self._speaking(points), *members]))[:HOLDERS] or [self._transport.peer_id]
+
+    def _forget(self, place: int) -> None:
+        """Nobody of the holders of `place` answered."""
+
+    async def _search(self, place: int) -> None:
+        """Ask whoever else may have the records of `place`."""
+        near = self._speaking([peer for peer in self._here() if peer not in self._members(place)])
+        for peer in self._chance.sample(near, min(1, len(near))):
+            await self._learn(peer, place)
+
+    async def claimed(self) -> int:
+        peers = dict.fromkeys(
+            [*(peer for peer, _ in self._bootstrap), *(p for p, _ in self.contacts.latest(ASKED_MAX))]
+        )
+        totals = await asyncio.gather(*(claimed_by(self._transport, peer) for peer in peers))
+        answers, own = [total for total in totals if total is not None], self.contacts.samples.get(self._run_id, 0)
+        if peers and not answers and not own:
+            raise Unavailable(f"none of the {len(peers)} machines known to this one answers")
+        return max(own, *answers, 0)
+
+    async def clocks_ahead(self) -> list[float]:
+        """Seconds that some neighbours' clocks are ahead of ours, of those that answer."""
+        near = sorted(self._here())
+        chosen = self._chance.sample(near, min(CLOCKS_MAX, len(near)))
+        answers = await asyncio.gather(*map(self._clock_ahead, chosen))
+        return [ahead_s for ahead_s in answers if ahead_s is not None]
+
+    async def _clock_ahead(self, peer: PeerId) -> float | None:
+        begun = self._unix_s()
+        answer = await self._ask(peer, call_pb2.RecordsRequest(announces=True))
+        if answer is None or not answer.unix_ms:
+            return None
+        return answer.unix_ms / 1000.0 - (begun + self._unix_s()) / 2.0
+
+    # Membership.
+
+    async def _join(self, timeout_s: float) -> None:
+        if not self._bootstrap:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(SMALL_CALL_S):  # then `_keep_joined` goes on
+                    await self._ask_bootstraps({})
+            return
+        reasons: dict[PeerId, str] = {}
+        try:
+            async with asyncio.timeout(timeout_s):
+                while True:
+                    if await self._ask_bootstraps(reasons):
+                        return
+                    await asyncio.sleep(JOIN_DELAY_S)
+        except TimeoutError:
+            tried = "; ".join(f"{peer} at {', '.join(addresses)}" for peer, addresses in self._bootstrap)
+            why = next(iter(reasons.values()), "no answer")
+            raise Unreachable(
+                f"no bootstrap answers within {timeout_s:.0f} s (tried {tried}; last: {why}): "
+                "is one running there, and does its firewall let the port in?"
+            ) from None
+
+    async def _ask_bootstraps(self, reasons: dict[PeerId, str]) -> bool:
+        """Contact bootstraps and former peers at once, and our neighbours through those that answer."""
+        for peer, _ in self._bootstrap:  # they are due whatever was tried before
+            self.contacts.known[peer].retry()
+        met = await self._try_lost(reasons)
+        if met:
+            await self._look_around()
+        return met
+
+    async def _look_around(self) -> None:
+        """Learn what those that were reached last know: a part of the swarm that nobody here had heard of."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(SMALL_CALL_S):
+                for peer in list(reversed(self._reached))[:HOLDERS_ASKED]:
+                    for place in range(self._book.places):
+                        await self._learn(peer, place)
+
+    async def _try_lost(self, reasons: dict[PeerId, str] | None = None) -> bool:
+        """Dial contacts that are missing; return whether one answered."""
+        now, here, reasons = self._unix_s(), self._here(), {} if reasons is None else reasons
+        lost = whom_to_try(self.contacts.known, here, now)
+        met = await asyncio.gather(*(self._meet(peer, self.contacts.known[peer].addresses, reasons) for peer in lost))
+        for peer, answered in zip(lost, met, strict=True):
+            self.contacts.record_try(peer, answered, now)
+            if answered and here:
+                self._event("directory.merged", "info", peer=short(peer), here=len(here))
+        return any(met)
+
+    def _here(self) -> set[PeerId]:
+        """Peers that are in touch."""
+        oldest = asyncio.get_running_loop().time() - STALE_S
+        return {peer for peer, at in self._reached.items() if at > oldest}
+
+    async def _greet(self, peer: PeerId) -> bool:
+        """Whether `peer` answers. Raises LocalFault if our clocks differ too much."""
+        ahead_s = await self._clock_ahead(peer)
+        if ahead_s is not None and abs(ahead_s) > CLOCK_SKEW_MAX_S:
+            raise LocalFault(
+                f"this machine's clock or {short(peer)}'s is off: they differ by {ahead_s:.1f} s; set it by NTP"
+            )
+        return ahead_s is not None
+
+    async def _meet(self, peer: PeerId, addresses: Sequence[str], reasons: dict[PeerId, str]) -> bool:
+        tries, fixed = self.contacts.known[peer].failures, self.contacts.known[peer].fixed
+        try:
+            async with asyncio.timeout(None if fixed else SMALL_CALL_S):
+                if fixed and await first_that_accepts(addresses) is None:
+                    raise Unavailable(f"no process listens at {', '.join(addresses)}")
+                await self._transport.connect(peer, addresses)
+                met = await self._greet(peer)
+        except TimeoutError:
+            met, reasons[peer] = False, f"no answer within {SMALL_CALL_S:.0f} s"
+        except self._faults as error:
+            met, reasons[peer] = False, str(error)
+        if all(peer != told for told, _ in self._bootstrap) or (not met and tries % TOLD_EVERY):
+            return met
+        self._event(
+            "bootstrap.connected" if met else "bootstrap.unreachable",
+            "info" if met else "warning",
+            peer=short(peer),
+            **({"why": reasons.get(peer, "no answer")} if not met else {}),
+        )
+        return met
+
+    async def _keep_joined(self) -> None:
+        """Look for lost contacts: a partition may have healed, p2pd or all nodes restarted, or a swarm split in two."""
+        while True:
+            if not self._here():
+                await self._rejoin()
+            elif await self._try_lost():
+                await self._look_around()
+            await asyncio.sleep(RETRY_MIN_S)
+
+    async def _rejoin(self) -> None:
+        """Ask the bootstraps again."""
+        self._mute.clear()
+        with contextlib.suppress(LocalFault):  # a wrong clock: the node reports it at its next start
+            await self._ask_bootstraps({})
+
+    def _event(self, event: str, level: str, **fields: object) -> None:
+        if self._telemetry is not None:
+            self._telemetry.event(event, level=level, **fields)
+
+
+def book_of(
+    transport: StreamTransport,
+    run_id: RunId,
+    stages: int,
+    ttl_max_s: float,
+    admission: Admission | None,
+    contacts: Contacts,
+    unix_s: Callable[[], float],
+) -> RecordBook:
+    """The records of this node. What comes into it makes its peer reachable, a contact, and a witness of progress."""
+    totals = Remembered[PeerId, int]()
+
+    def taken(record: wire.Record) -> None:
+        peer = PeerId(record.peer_id)
+        if peer == transport.peer_id:
+            return
+        usable = dialable_of(record.addresses)
+        transport.remember(peer, usable)
+        contacts.hear(peer, usable, unix_s())
+        if record.state in TELLING:
+            totals[peer] = record.progress.total
+            contacts.trained(run_id, median_low(totals.values()))
+
+    return RecordBook(run_id, stages, ttl_max_s, admission, taken)
