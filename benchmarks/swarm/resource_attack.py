@@ -41,7 +41,7 @@ WARM_SAMPLES = 400  # guess: nodes have measured each other, and examined newcom
 WARM_MAX_S = 600.0  # guess: a machine on which others work
 CALIBRATION_S = 10.0
 FORGET_S = TTL_S + 5.0  # until the records of the last attack have expired everywhere
-ANSWER_S = 60.0  # guess: a busy machine; an attacker imports hivemind first
+ANSWER_S = 120.0  # guess: a busy machine; an attacker imports hivemind and joins the DHT first
 
 
 @dataclass(frozen=True, slots=True)

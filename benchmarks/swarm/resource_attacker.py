@@ -214,13 +214,16 @@ class ResourceAttacker:
 
     # ---- when
 
-    async def attack(self, way: str) -> None:
-        """Attack all targets until cancelled."""
-        if way in ("records", "keys") and self._directory is None:
+    async def prepare(self, way: str) -> None:
+        """Join the DHT, where the attack needs it. It cannot be cancelled and begun again."""
+        if way in ("records", "keys"):
             known = [(PeerId(peer), addresses) for peer, _, addresses in self._order.targets]
             self._directory = await DhtDirectory.create(
                 self._transport, known, self._run_id, self._order.stages, ttl_max_s=TTL_S
             )
+
+    async def attack(self, way: str) -> None:
+        """Attack all targets until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             for peer, stage, addresses in self._order.targets:
                 await self._until_connected(PeerId(peer), addresses)
@@ -306,6 +309,7 @@ async def _serve(way: str) -> None:
         """Processor time of this process and its p2pd so far."""
         return time.process_time() + sum(p2pd.cpu_times()[:2])
 
+    await attacker.prepare(way)
     begun_s, before_s, attacking = loop.time(), used_s(), False
     try:
         while line := (await loop.run_in_executor(None, sys.stdin.readline)).strip():

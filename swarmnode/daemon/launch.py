@@ -19,6 +19,7 @@ from swarmnode.daemon.options import HOME_ADVICE, LOGS_NBYTES, ArchiveOptions, N
 from swarmnode.daemon.ready_file import Ready
 from swarmnode.daemon.service_manager import doing
 from swarmnode.errors import NotPermitted, Unavailable
+from swarmnode.limited_child import deny_calls
 from swarmnode.transport import key_file
 from swarmnode.transport.address import Endpoint, check_listenable, parse_endpoint
 
@@ -64,8 +65,11 @@ def launch(options: NodeOptions, tell: Callable[[Ready], Awaitable[None]]) -> in
 
 
 def _confine(options: NodeOptions) -> None:
-    """Keep this process and its p2pd out of its user's other files. Those of the system can be read as before; of all
-    homes only Python's own folders and what `options` name. An owner's archive, which keeps keys, is free."""
+    """Keep this process and its p2pd out of its user's other files, and from calls of the kernel that no node makes.
+    Files of the system can be read as before; of all homes only Python's own folders and what `options` name. An
+    owner's archive, which keeps keys, is free to open files."""
+    if sys.platform == "linux":
+        deny_calls(landlock.DENIED.get(os.uname().machine, ()))
     if options.archive is not None or not landlock.available():
         return
     names = ("HOME", "TMPDIR", "XDG_RUNTIME_DIR", "XDG_CACHE_HOME")

@@ -13,10 +13,11 @@ import pytest
 from swarmnode import landlock
 
 CHILD = """
-import subprocess, sys
+import ctypes, os, subprocess, sys
 from pathlib import Path
 from swarmnode.daemon.launch import _confine
 from swarmnode.daemon.options import NodeOptions
+from swarmnode.landlock import DENIED
 home = Path(sys.argv[1])
 node = NodeOptions("0" * 64, (), None, "", home / "node", 0, home / ".cache" / "swarmnode", "", data_root=home / "data")
 _confine(node)
@@ -26,6 +27,8 @@ assert (home / "data" / "text").read_text() == "text"
 def denied(command):
     done = subprocess.run(["/bin/sh", "-c", command], capture_output=True, text=True)
     assert "ermission denied" in done.stderr, command
+traced = ctypes.CDLL(None, use_errno=True)
+assert traced.syscall(DENIED[os.uname().machine][0], 0, 0, 0, 0) == -1 and ctypes.get_errno() == 13, "ptrace"
 denied(f"cat {home}/.ssh/id")
 denied(f"echo x > {home}/data/text")
 denied(f"mkdir {home}/new")
