@@ -205,7 +205,7 @@ def up(
     run, cache = None if run is None else Path(run), cache or default_cache()
     stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")  # noqa: TID251  names a folder
     screen = screen or PlainScreen(sys.stderr)
-    resumed = run_folder.resume(resume, run, nodes, stages, stamp, screen.note, data_root) if resume else None
+    resumed = run_folder.resume(resume, run, nodes, stages, stamp, screen.note, data_root, samples) if resume else None
     if not resumed:  # before anything is signed
         check_run(run, stages, data_root, cache, checkpoints)
     prepared = resumed.prepared if resumed else prepare(run, nodes, stages, stamp, data_root)

@@ -374,7 +374,7 @@ async def _start(options: NodeOptions, stack: contextlib.AsyncExitStack, before:
     if before is not None:
         admission.learn(before.admission.news(0, 0))
         options = replace(options, stage=None, resume="")  # they are of the cut before
-    cut = await _cut(amendments, contacts, transport, bootstraps) if before is None else before.recut[0]
+    cut = await _cut(options, amendments, contacts, transport) if before is None else before.recut[0]
     manifest, swarm = amendments.after(cut) if cut else manifest, swarm_of(run_id, cut)
     fit, corpus = await _able(options, manifest)
     transport.let_in(admission)
@@ -417,10 +417,15 @@ async def _able(options: NodeOptions, manifest: Manifest) -> tuple[StageFit | No
         return fit, None if fit is None else await check_can_work(options, manifest, fit)
 
 
-async def _cut(amendments: Amendments, contacts: Contacts, transport: StreamTransport, bootstraps: Bootstraps) -> int:
-    """The cut of the run's stages now, as far as this home and `bootstraps` know how far the run is."""
+async def _cut(options: NodeOptions, amendments: Amendments, contacts: Contacts, transport: StreamTransport) -> int:
+    """The cut of the run's stages now, as far as this home, bootstraps and the checkpoint to resume know how far the
+    run is."""
+    if len(amendments.cuts) == 1:
+        return 0
     samples = [contacts.samples.get(swarm_of(amendments.run_id, cut), 0) for cut in amendments.cuts]
-    for peer, addresses in bootstraps if len(amendments.cuts) > 1 else ():
+    if options.resume:
+        samples.append((await find_resumptions(options.resume, amendments.run_id))[0].checkpoint.samples)
+    for peer, addresses in parse_bootstraps(options.bootstrap):
         with contextlib.suppress(RemoteFault, Unavailable):
             await transport.connect(peer, addresses)
             samples.append(await claimed_by(transport, peer) or 0)

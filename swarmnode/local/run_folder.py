@@ -20,6 +20,7 @@ from swarmnode.local.model_source import manifest_in
 from swarmnode.machine import checkup
 from swarmnode.machine.bucket_store import is_url, open_store
 from swarmnode.manifest import MANIFEST_FILE, PRESETS, SIGNED_FILE, Manifest, manifest_at, verify
+from swarmnode.membership.amendment import Amendments
 from swarmnode.model.section import section_sizes, state_nbytes
 from swarmnode.model.split import stages_of
 from swarmnode.recovery.resumption import Resumption
@@ -59,14 +60,19 @@ def prepare(run: Path | None, nodes: int, stages: int | None, stamp: str, data_r
     return _prepare_signed(run, nodes, stages, RUNS, stamp, data_root)
 
 
-def prepare_given(signed: SignedManifest, nodes: int, stages: int | None, stamp: str) -> RunFolder:
-    """`prepare` for a signed manifest without a folder; with other `stages` it is signed again, as a new run."""
-    manifest, _ = manifests.verify(signed, None)
-    if _with_stages(manifest, stages) != manifest:
-        return _prepare_new(manifest, nodes, stages, stamp)
-    folder = _fresh(RUNS, f"{_checked(manifest, nodes).name}-{stamp}")
+def prepare_given(
+    signed: SignedManifest, nodes: int, stages: int | None, stamp: str, round_index: int = 0
+) -> RunFolder:
+    """`prepare` for a signed manifest without a folder, whose amendments are in force as after `round_index`; with
+    other `stages` it is signed again, as a new run."""
+    manifest, run_id = manifests.verify(signed, None)
+    amendments = Amendments.of(signed, manifest, run_id)
+    now = amendments.after(amendments.cut(round_index))
+    if _with_stages(now, stages) != now:
+        return _prepare_new(amendments.at(round_index), nodes, stages, stamp)
+    folder = _fresh(RUNS, f"{_checked(now, nodes).name}-{stamp}")
     manifests.write_signed(folder / SIGNED_FILE, signed)
-    return RunFolder(manifest, manifests.verify(signed, None)[1], folder / SIGNED_FILE, folder)
+    return RunFolder(now, run_id, folder / SIGNED_FILE, folder)
 
 
 def _prepare_new(given: Manifest, nodes: int, stages: int | None, stamp: str) -> RunFolder:
@@ -209,11 +215,14 @@ def resume(
     stamp: str,
     note: Callable[[str], None],
     data_root: Path | None = None,
+    samples: int | None = None,
 ) -> ResumedRun:
     """The newest intact checkpoint at `text` (every byte is read), and a session of `run` that resumes from it. With
-    `run` None it uses the checkpoint's own manifest, and needs a `data_root` if that reads files. Raises UsageError,
-    DataError, ManifestError."""
+    `run` None it uses the checkpoint's own manifest, and needs a `data_root` if that reads files. `samples`:
+    where it is to end. Raises UsageError, DataError, ManifestError."""
     resumption = asyncio.run(_choose(text, note))
+    if samples is not None and samples <= (trained := resumption.checkpoint.samples):
+        raise UsageError(f"--samples {samples}: {resumption.checkpoint.label} has {trained:,} already; give more")
     origin = resumption.checkpoint.origin
     where = resumption.where
     if run is None:
@@ -222,7 +231,9 @@ def resume(
             raise UsageError(
                 f"--resume {text}: run {origin.run_name!r} reads files: give RUN, or --data-root with their folder"
             )
-        prepared = replace(prepare_given(signed, nodes, stages, stamp), data_root=data_root)
+        prepared = replace(
+            prepare_given(signed, nodes, stages, stamp, resumption.checkpoint.round), data_root=data_root
+        )
     else:
         prepared = prepare(run, nodes, stages, stamp, data_root)
     checkup.check(resumption, prepared.manifest, prepared.run_id, other=True, where=where)
