@@ -3,7 +3,7 @@
 `python -m benchmarks.swarm.screenshots [FOLDER [png]] [MOOD ...]`; `png` takes whole pages, without it small JPEGs of
 what a screen shows. The moods: empty (two of three stages have nobody), three nodes, 300 nodes, stopped, and after a
 kill. Everything is real but the nodes' training, the history of the days before, and the archive. `ui` is the page of
-`swarmnode ui`, of a made-up node that keeps real limits.
+`swarmnode ui`, of a made-up node that keeps real limits; `terminal` what `join`, `top` and `up` show in four widths.
 """
 
 from __future__ import annotations
@@ -12,13 +12,17 @@ import asyncio
 import contextlib
 import dataclasses
 import importlib
+import io
 import math
 import sys
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Collection
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
+
+from rich.console import Console, RenderableType
+from rich.terminal_theme import MONOKAI
 
 from benchmarks.swarm.dashboard import CHROMIUM, FLAGS, RUN, manifest_for, watched
 from benchmarks.swarm.fake_fleet import FakeFleet, LoopClock
@@ -32,10 +36,14 @@ from swarmnode.errors import UsageError
 from swarmnode.identity import Identity
 from swarmnode.ids import PeerId, seeded
 from swarmnode.local.node_page import NodePage
+from swarmnode.local.session import SessionView
+from swarmnode.local.summary import NodeFacts, Totals
+from swarmnode.local.swarm_view import NodeWatch, picture, render
 from swarmnode.machine.receipt_store import Receipts
 from swarmnode.machine.run_archive import Archive
 from swarmnode.manifest import Manifest
 from swarmnode.membership.receipt import WorkDone, sign_receipt
+from swarmnode.metrics import name
 from swarmnode.metrics.events import EventLog
 from swarmnode.node.limits import NOT_ASKED, AskedPause, Limits, SensorReading, change, decide, show
 from swarmnode.recovery.archive import ArchiveEntry, Score, Scores, StageProvenance
@@ -45,7 +53,8 @@ from swarmnode.wire.report_pb2 import LimitsReply, PeerStatus, StatusReply
 SIZES = {"wide": (1920, 1200), "desktop": (1360, 900), "tablet": (820, 1180), "phone": (390, 844)}
 MOODS = {"empty": 3, "three": 3, "crowd": 300, "stopped": 3, "killed": 18}
 """The nodes of each mood's swarm."""
-OWN = "ui"
+OWN, TERMINAL = "ui", "terminal"
+WIDTHS = (60, 80, 100, 140)
 TOKEN = "6f" * 16
 
 HOURS = 60
@@ -190,7 +199,23 @@ class OwnNode:
             loss_train=3.412,
             tokens_given=9_400_000 + 2600 * self.asked_times,
             tokens_total=380_000_000 + 9100 * self.asked_times,
-            peers=[PeerStatus(peer_id=f"p{s}", stage=s, state=NODE_STATE_TRAINING) for s in (0, 1, 3)],
+            peers=[
+                PeerStatus(
+                    peer_id=friend.peer_id,
+                    stage=stage,
+                    state=NODE_STATE_TRAINING,
+                    samples_per_second=9.0 + stage,
+                    queue=stage,
+                    latency_s=0.08,
+                )
+                for stage, friend in zip((0, 1, 3), self.friends, strict=False)
+            ],
+            resident_nbytes=812 << 20,
+            counters={
+                name.series(name.LINK_BYTES, kind="pipeline", direction=way): 2e6 * self.asked_times
+                for way in ("sent", "received")
+            }
+            | {name.COMPUTE_SECONDS: 0.7 * self.asked_times},
             page="http://192.0.2.7:7070/",
         )
         reply.limits.CopyFrom(self.limit({}))
@@ -242,6 +267,85 @@ async def own_page() -> AsyncIterator[tuple[str, OwnNode]]:
             await control.stop()
 
 
+def terminals() -> dict[str, list[Callable[[int], RenderableType]]]:
+    """What terminals show, by mood, as functions of the width."""
+    node = OwnNode(Path())
+    peers = list(node.status().peers)
+
+    def panel_of(**changes: Any) -> Callable[[int], RenderableType]:
+        watch = NodeWatch()
+        for at in range(12):
+            status = node.status()
+            status.loss_train -= at / 50
+            for key, value in changes.items():
+                status.ClearField(key)
+                if isinstance(value, list):
+                    getattr(status, key).extend(value)
+                else:
+                    setattr(status, key, value)
+            watch.add(float(at), status)
+        return lambda width: picture(watch)
+
+    def swarm_of(nodes: int, dead: Collection[int] = ()) -> Callable[[int], RenderableType]:
+        facts = []
+        for number in range(nodes):
+            status = node.status()
+            status.peer_id, status.stage, status.stages = PeerId(f"peer{number:08}"), number % 3, 3
+            status.tokens_per_second, status.inner_steps, status.resident_nbytes = (
+                900.0 + number,
+                400 + number,
+                430 << 20,
+            )
+            status.loss_validation = 3.51
+            reason = "killed by SIGKILL" if number in dead else ""
+            facts.append(NodeFacts(f"node-{number:02}", status.stage, status, reason))
+        done = Totals(
+            samples=26_000,
+            tokens=3_328_000,
+            round=412,
+            loss_train=3.412,
+            loss_validation=3.51,
+            bytes={"pipeline": 8 * 10**8},
+        )
+        view = SessionView(92.0, 80.0, 1.1e4, tuple(facts), done, "http://127.0.0.1:7070/")
+        return lambda width: render(view, width)
+
+    empty = panel_of(peers=[], tokens_given=0, loss_train=0.0, tokens_total=0, round=0)
+    node.pause(3600.0, "snoozed")
+    paused = panel_of(peers=peers)
+    node.resume()
+    return {
+        "empty": [empty],
+        "three": [panel_of(peers=peers), swarm_of(3)],
+        "crowd": [panel_of(peers=peers[:2] * 8), swarm_of(18)],
+        "stopped": [paused],
+        "killed": [panel_of(peers=peers[:2]), swarm_of(6, (1, 4))],
+    }
+
+
+def shoot_terminals(folder: Path, kind: str) -> None:
+    """A picture of each mood's terminals, in WIDTHS."""
+    with importlib.import_module("playwright.sync_api").sync_playwright() as p:
+        browser: Any = p.chromium.launch(executable_path=CHROMIUM, args=list(FLAGS))
+        for mood, shown in terminals().items():
+            parts = []
+            for width in WIDTHS:
+                console = Console(record=True, width=width, file=io.StringIO(), force_terminal=True)
+                for one in shown:
+                    console.print(one(width), "\n")
+                text = console.export_html(inline_styles=True, code_format="<pre>{code}</pre>", theme=MONOKAI)
+                parts.append(f"<section style='width:{width}ch'>{text}</section>")
+            page = browser.new_context(viewport={"width": 1500, "height": 800}).new_page()
+            page.set_content(
+                "<style>body{background:#0c0c0c;color:#d9d9d9;font:13px/1.35 monospace;margin:16px;display:flex;"
+                "flex-wrap:wrap;gap:16px}section{border:1px solid #444;padding:8px;overflow:hidden}"
+                f"pre{{margin:0;font:inherit}}</style>{''.join(parts)}"
+            )
+            how = {"type": "png"} if kind == "png" else {"type": "jpeg", "quality": 60}
+            page.screenshot(path=folder / f"terminal-{mood}.{kind}", full_page=True, **how)
+        browser.close()
+
+
 def shoot(url: str, node: str, mood: str, folder: Path, kind: str) -> list[str]:
     """Take the pictures of a page; returns what its console said."""
     said: list[str] = []
@@ -276,8 +380,10 @@ async def main(folder: Path, kind: str, moods: list[str]) -> None:
     if OWN in moods:
         async with own_page() as (url, _):
             print(OWN, *await asyncio.to_thread(shoot, url, "", OWN, folder, kind))
+    if TERMINAL in moods:
+        await asyncio.to_thread(shoot_terminals, folder, kind)
     for mood in moods:
-        if mood == OWN:
+        if mood in (OWN, TERMINAL):
             continue
         async with page_of(mood) as (url, node):
             said = await asyncio.to_thread(shoot, url, node, mood, folder, kind)
@@ -285,7 +391,7 @@ async def main(folder: Path, kind: str, moods: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    known = (OWN, *MOODS)
+    known = (OWN, TERMINAL, *MOODS)
     words = [word for word in sys.argv[1:] if word not in known]
     moods = [mood for mood in known if mood in sys.argv] or list(known)
     asyncio.run(main(Path(words[0] if words else "docs/screenshots"), "png" if "png" in words[1:] else "jpg", moods))

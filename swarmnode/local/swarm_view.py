@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TextIO
 
-from rich.columns import Columns
 from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Column, Table
@@ -274,7 +273,7 @@ def render(picture: SessionView, width: int = 160) -> Group:
         )
     told = max((list(node.status.amendments) for node in picture.nodes if node.status is not None), key=len, default=[])
     page = [f"dashboard {picture.page}"] if picture.page else []
-    head = Columns([Text(part.strip(), style="bold") for part in parts(picture)], padding=(0, 2))
+    head = Text("  ".join(part.strip() for part in parts(picture)), style="bold")
     return Group(head, table, *map(Text, [*told, *page]), Text("Ctrl-C stops all nodes in order", style="dim"))
 
 
