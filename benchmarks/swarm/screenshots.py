@@ -268,7 +268,7 @@ async def own_page() -> AsyncIterator[tuple[str, OwnNode]]:
 
 
 def terminals() -> dict[str, list[Callable[[int], RenderableType]]]:
-    """What terminals show, by mood, as functions of the width."""
+    """The pictures of terminals by mood, as functions of the width."""
     node = OwnNode(Path())
     peers = list(node.status().peers)
 
@@ -276,13 +276,10 @@ def terminals() -> dict[str, list[Callable[[int], RenderableType]]]:
         watch = NodeWatch()
         for at in range(12):
             status = node.status()
-            status.loss_train -= at / 50
-            for key, value in changes.items():
+            status.MergeFrom(StatusReply(loss_train=3.9 - at / 50))
+            for key in changes:
                 status.ClearField(key)
-                if isinstance(value, list):
-                    getattr(status, key).extend(value)
-                else:
-                    setattr(status, key, value)
+            status.MergeFrom(StatusReply(**changes))
             watch.add(float(at), status)
         return lambda width: picture(watch)
 
@@ -290,15 +287,18 @@ def terminals() -> dict[str, list[Callable[[int], RenderableType]]]:
         facts = []
         for number in range(nodes):
             status = node.status()
-            status.peer_id, status.stage, status.stages = PeerId(f"peer{number:08}"), number % 3, 3
-            status.tokens_per_second, status.inner_steps, status.resident_nbytes = (
-                900.0 + number,
-                400 + number,
-                430 << 20,
+            own = StatusReply(
+                peer_id=f"peer{number:08}",
+                stage=number % 3,
+                stages=3,
+                tokens_per_second=900.0 + number,
+                inner_steps=400 + number,
+                loss_validation=3.51,
             )
-            status.loss_validation = 3.51
+            status.MergeFrom(own)
+            status.ClearField("peers")
             reason = "killed by SIGKILL" if number in dead else ""
-            facts.append(NodeFacts(f"node-{number:02}", status.stage, status, reason))
+            facts.append(NodeFacts(f"node-{number:02}", number % 3, status, reason))
         done = Totals(
             samples=26_000,
             tokens=3_328_000,

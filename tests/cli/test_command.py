@@ -92,7 +92,7 @@ MISTAKES = [
     (["invite", "nowhere"], 2, "no such folder or file"),
     (["join", BOOTSTRAP], 2, "--run"),
     (["join", BOOTSTRAP, "--run", "abc"], 2, "neither a run id (64 hex digits) nor a signed manifest"),
-    (["join", "127.0.0.1:4001", "--run", "ab" * 32], 2, "use /ip4/ADDRESS/tcp/PORT/p2p/PEER_ID"),
+    (["join", "127.0.0.1:4001", "--run", "ab" * 32], 2, "names no peer; write it like /ip4/"),
     (["join", BOOTSTRAP, "--run", "ab" * 32, "--listen", "/ip4/1.2.3/tcp/0"], 2, "'1.2.3' is not an ip4 address"),
     (["join", BOOTSTRAP, "--run", "ab" * 32, "--metrics-port", "70000"], 2, "--metrics-port"),
     (["join", BOOTSTRAP, "--run", "ab" * 32, "--stage", "-1"], 2, "--stage"),
@@ -269,7 +269,7 @@ def test_where_to_listen(text: str) -> None:
 NOT_TO_LISTEN = [
     "",
     "0.0.0.0:1",
-    "/ip4/0.0.0.0/udp/1",
+    "/ip4/0.0.0.0/sctp/1",
     "/ip4/::1/tcp/1",
     "/ip4/0.0.0.0/tcp/65536",
     "/dns/a/tcp/1",
@@ -279,7 +279,7 @@ NOT_TO_LISTEN = [
 
 @pytest.mark.parametrize("text", NOT_TO_LISTEN)
 def test_where_not_to_listen(text: str) -> None:
-    with pytest.raises(ValueError, match=r"^use /ip4/|is not"):
+    with pytest.raises(ValueError, match=r"write it like|address is needed"):
         check_listen(text)
 
 
@@ -301,7 +301,7 @@ NO_PEERS = [
     "/",
     PEER,
     "/ip4/127.0.0.1/tcp/1",
-    f"/ip4/127.0.0.1/udp/1/p2p/{PEER}",
+    f"/ip4/127.0.0.1/sctp/1/p2p/{PEER}",
     "/ip4/127.0.0.1/tcp/1/p2p/0OIl",
     f"/ip4/300.0.0.1/tcp/1/p2p/{PEER}",
 ]
@@ -309,7 +309,7 @@ NO_PEERS = [
 
 @pytest.mark.parametrize("text", NO_PEERS)
 def test_malformed_peer_addresses_are_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=r"^use /ip4/|is not|only tcp"):
+    with pytest.raises(ValueError, match=r"write it like|is not"):
         check_bootstrap(text)
 
 

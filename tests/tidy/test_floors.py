@@ -34,7 +34,7 @@ HOMES = {
         "benchmarks.fake_cloud",
     ),
     "transformers": ("swarmnode.data.chat_template", "swarmnode.model.base_weights"),
-    "rich": ("swarmnode.cli", "swarmnode.local", "swarmsim.command"),
+    "rich": ("swarmnode.cli", "swarmnode.local", "swarmsim.command", "benchmarks.swarm.screenshots"),
     "click": ("swarmnode.cli", "swarmnode.daemon", "swarmsim.command", "benchmarks.command"),
     "torch": (
         "swarmnode.model",

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import ipaddress
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
 from swarmnode.daemon.options import RUN_ID
-from swarmnode.errors import RemoteFault
+from swarmnode.errors import RemoteFault, UsageError
 from swarmnode.node.limits import LIFTED, LIMIT_KINDS, parse_nbytes, parse_rate
 from swarmnode.user_folders import default_home
 
@@ -31,34 +32,33 @@ DURATION_MAX_S = 366 * 86400.0
 
 _PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
 _PLAIN = re.compile(r"\d+(?:\.\d+)?\Z")
-PEER_ID = re.compile(r"[1-9A-HJ-NP-Za-km-z]{20,80}\Z")
 
 
 def check_listen(text: str) -> str:
     """`text`, if it is a multiaddr to listen at: /ip4/ADDRESS/tcp/PORT. Raises ValueError with the problem."""
-    parts = text.split("/")
-    if len(parts) != 5 or parts[0] or parts[1] not in ("ip4", "ip6") or parts[3] not in ("tcp", "udp"):
-        raise ValueError("use /ip4/ADDRESS/tcp/PORT, for example /ip4/0.0.0.0/tcp/0 (port 0: any free one)")
-    _check_ip(parts[1], parts[2])
-    _check_port(parts[4])
+    from swarmnode.transport.address import parse_endpoint
+
+    with _as_value_error():
+        if parse_endpoint(text).family not in ("ip4", "ip6"):
+            raise UsageError("this machine's IP address is needed, as in /ip4/0.0.0.0/tcp/0 (port 0: any free one)")
     return text
 
 
 def check_bootstrap(text: str) -> str:
     """`text`, if it is a multiaddr of a peer, which ends in /p2p/PEER_ID. Raises ValueError with the problem."""
-    parts = text.split("/")
-    if len(parts) < 7 or (len(parts) % 2 == 0 and "p2p-circuit" not in parts) or parts[0] or parts[-2] != "p2p":
-        raise ValueError("use /ip4/ADDRESS/tcp/PORT/p2p/PEER_ID, as printed by `swarmnode bootstrap`")
-    if parts[1] in ("ip4", "ip6"):
-        _check_ip(parts[1], parts[2])
-    elif parts[1] not in ("dns", "dns4", "dns6") or not parts[2]:
-        raise ValueError("an address begins with /ip4/, /ip6/, /dns/, /dns4/ or /dns6/")
-    if parts[3] not in ("tcp", "udp"):
-        raise ValueError("only tcp, and udp for a run over iroh, are supported")
-    _check_port(parts[4])
-    if not PEER_ID.match(parts[-1]):
-        raise ValueError(f"{parts[-1][:60]!r} is not a peer id")
+    from swarmnode.transport.address import parse_bootstrap
+
+    with _as_value_error():
+        parse_bootstrap(text)
     return text
+
+
+@contextlib.contextmanager
+def _as_value_error() -> Iterator[None]:
+    try:
+        yield
+    except UsageError as error:
+        raise ValueError(str(error)) from None
 
 
 def check_run(text: str) -> str:
@@ -104,20 +104,6 @@ def check_own_run(text: str) -> str:
     if not Path(text).exists() and not RUN_ID.match(text.lower()):
         raise ValueError(f"no such folder or file; `swarmnode init {text[:60]}` makes a run")
     return check_run(text)
-
-
-def _check_ip(family: str, text: str) -> None:
-    try:
-        address = ipaddress.ip_address(text)
-    except ValueError:
-        raise ValueError(f"{text[:60]!r} is not an {family} address") from None
-    if address.version != int(family[-1]):
-        raise ValueError(f"{text} is not an {family} address")
-
-
-def _check_port(text: str) -> None:
-    if not text.isdecimal() or int(text) > PORT_MAX:
-        raise ValueError(f"port {text[:20]!r} is not between 0 and {PORT_MAX}")
 
 
 def check_url(text: str) -> str:
