@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import codecs
+import contextlib
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import click
@@ -129,7 +131,7 @@ def make(
             return {}
         return files_beside(path, raw, template, opened, rendered=rendered)
 
-    with _Progress() as report:
+    with _progress() as report:
         index, bad = made_of(out, options, Encoding(opened, template, special_tokens), beside, report)
     train, held_out = index.train, index.validation
     for line in bad.lines:
@@ -219,31 +221,22 @@ def show(out: Path, row: int, split: str) -> None:
     click.echo()
 
 
-class _Progress:
-    """A bar on stderr; nothing where nobody looks."""
+@contextlib.contextmanager
+def _progress() -> Iterator[Callable[[str, int, int, int, int], None]]:
+    """A function that draws a bar on stderr for each kind of work; nothing where nobody looks."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-    def __enter__(self) -> _Progress:
-        self._bar = None
-        if sys.stderr.isatty():
-            from rich.console import Console
-            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    shown, tasks = sys.stderr.isatty(), dict[str, TaskID]()
+    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not shown) as drawn:
 
-            columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-            self._bar = Progress(*columns, console=Console(stderr=True), transient=True)
-            self._bar.start()
-            self._tasks: dict[str, object] = {}
-        return self
+        def report(what: str, done: int, of: int, documents: int, tokens: int) -> None:
+            unit = "MB" if what == "tokenise" else "M tokens"
+            text = f"{what}: {documents:,} documents, {tokens / 1e6:,.1f} M tokens ({unit})"
+            if what not in tasks:
+                tasks[what] = drawn.add_task(text)
+            total = of // 1_000_000 if of else None
+            drawn.update(tasks[what], description=text, completed=done // 1_000_000, total=total)
 
-    def __exit__(self, *error: object) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-
-    def __call__(self, what: str, done: int, of: int, documents: int, tokens: int) -> None:
-        if self._bar is None:
-            return
-        unit = "MB" if what == "tokenise" else "M tokens"
-        text = f"{what}: {documents:,} documents, {tokens / 1e6:,.1f} M tokens ({unit})"
-        if what not in self._tasks:
-            self._tasks[what] = self._bar.add_task(text)
-        total = of // 1_000_000 if of else None
-        self._bar.update(self._tasks[what], description=text, completed=done // 1_000_000, total=total)  # type: ignore[arg-type]
+        yield report

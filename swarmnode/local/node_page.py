@@ -117,6 +117,8 @@ def _entry(line: str) -> dict[str, str] | None:
     try:
         row = json.loads(line)
         event, level, fields = str(row["event"]), str(row["level"]), row.get("fields") or {}
+        if isinstance(changed := fields.get("changed"), dict):
+            fields = {"changed": ", ".join(f"{key} {value}" for key, value in changed.items())}
         texts = {key: value if isinstance(value, str) else json.dumps(value) for key, value in fields.items()}
     except (ValueError, TypeError, KeyError, AttributeError):
         return None
