@@ -202,7 +202,7 @@ BY_FIELD: Mapping[str, Bound] = {
     "DataChunkRequest.sha256": DIGEST,
     "DataChunkRequest.index": DIGEST,
     "DataChunkRequest.offset": number(1 << 25, "bytes", "data/index.py: the longest index"),
-    "DataChunkRequest.nbytes": number(1 << 19, "bytes", "transfer/chunk_server.py: a piece"),
+    "DataChunkRequest.nbytes": number(1 << 19, "bytes", "transfer/chunk_set.py: a piece"),
     "DataChunk.nbytes": number(1 << 25, "bytes", "data/index.py: the longest index"),
     "DataChunk.held": opaque(1 << 17, "data/index.py: a million chunks"),
     "ReportRequest.page_port": number(65_535, "", "a TCP port"),

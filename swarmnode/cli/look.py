@@ -174,6 +174,7 @@ def receipts(as_json: bool, home: Path) -> None:
     A client signs what was done for it; anybody can check that with its peer id alone.
     """
     from swarmnode.machine.receipt_store import checked
+    from swarmnode.membership.receipt import receipt_to_json
 
     total = 0
     for receipt, fault in checked(home):
@@ -182,17 +183,7 @@ def receipts(as_json: bool, home: Path) -> None:
             continue
         total += receipt.samples
         if as_json:
-            totals = {
-                "run": receipt.run_id,
-                "server": receipt.server,
-                "client": receipt.client,
-                "microbatches": receipt.microbatches,
-                "samples": receipt.samples,
-                "from_unix_s": receipt.from_unix_s,
-                "until_unix_s": receipt.until_unix_s,
-                "signature": receipt.signature.hex(),
-            }
-            click.echo(json.dumps(totals))
+            click.echo(json.dumps(receipt_to_json(receipt)))
             continue
         until = datetime.datetime.fromtimestamp(receipt.until_unix_s).strftime("%Y-%m-%d %H:%M")
         click.echo(

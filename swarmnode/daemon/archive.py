@@ -26,8 +26,7 @@ from swarmnode.dashboard.history import history_path, read_members
 from swarmnode.data.tokenizer_file import carried_files, tokenizer_file
 from swarmnode.errors import NotPermitted, RemoteFault, SwarmnodeError, Unavailable, UsageError
 from swarmnode.machine.archive_sources import ArchiveSources
-from swarmnode.machine.bucket_store import open_store
-from swarmnode.machine.folder_store import FolderStore, hold
+from swarmnode.machine.folder_store import FolderStore, hold, open_store
 from swarmnode.machine.run_archive import RETRY_S, Archive, ArchivePlan, Evaluate, Measured, ModelFiles
 from swarmnode.machine.stage_fit import free_memory
 from swarmnode.manifest import Manifest

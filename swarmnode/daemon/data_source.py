@@ -16,8 +16,17 @@ from swarmnode.data.chunk_store import ChunkCache, other_set
 from swarmnode.data.index import Index
 from swarmnode.errors import Unavailable
 from swarmnode.metrics.events import Echo
-from swarmnode.transfer.chunk_server import BlobSource, ChunkServer, ServeLimits
-from swarmnode.transfer.chunk_set import ChunkSet, SetIndex, SetPorts, WebReader, base_set_of, data_set_of
+from swarmnode.transfer.chunk_set import (
+    BlobSource,
+    ChunkServer,
+    ChunkSet,
+    ServeLimits,
+    SetIndex,
+    SetPorts,
+    WebReader,
+    base_set_of,
+    data_set_of,
+)
 from swarmnode.transport.address import parse_bootstraps
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from swarmnode.daemon.options import HOME_ADVICE, LOGS_NBYTES, NodeOptions
 from swarmnode.data.base_index import other_base
 from swarmnode.data.corpus import Corpus, open_corpus
 from swarmnode.errors import DataError, HardwareFault, NotPermitted, UsageError
-from swarmnode.machine.bucket_store import is_url, open_store
+from swarmnode.machine.folder_store import is_url, open_store
 from swarmnode.machine.stage_fit import Shortage, StageFit, best_fit, machine_memory, states_of
 from swarmnode.manifest import Manifest
 from swarmnode.model.adapter import trained_count

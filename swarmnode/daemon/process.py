@@ -62,10 +62,9 @@ from swarmnode.errors import (
 from swarmnode.gossip.compression import kernel
 from swarmnode.identity import friendly_name
 from swarmnode.ids import PeerId, RunId, seeded, swarm_of
-from swarmnode.machine.bucket_store import open_store
 from swarmnode.machine.checkup import check, find_resumptions
 from swarmnode.machine.compute import ThreadCompute
-from swarmnode.machine.folder_store import FolderStore
+from swarmnode.machine.folder_store import FolderStore, open_store
 from swarmnode.machine.receipt_store import Receipts
 from swarmnode.machine.replica import TorchReplica
 from swarmnode.machine.samples import CorpusSamples

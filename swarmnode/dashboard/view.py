@@ -13,6 +13,7 @@ from swarmnode.dashboard.history import HistoryPoint
 from swarmnode.dashboard.totals import LATE, SENT
 from swarmnode.ids import PeerId
 from swarmnode.manifest import PRESETS, Manifest
+from swarmnode.membership.receipt import receipt_to_json
 from swarmnode.pipeline.microbatch_size import LOOPBACK, SETTLED_S, slowness
 from swarmnode.wire import record_pb2, report_pb2
 
@@ -183,20 +184,8 @@ def contributors(board: Board) -> list[Json]:
 def receipts(board: Board, peer: PeerId) -> Json:
     """The receipts that `peer` has shown, in the form of `swarmnode receipts --json`, so that anyone can check the
     signatures. `counts`: whether the client took part itself."""
-    rows = [
-        {
-            "run": one.run_id,
-            "server": one.server,
-            "client": one.client,
-            "microbatches": one.microbatches,
-            "samples": one.samples,
-            "from_unix_s": one.from_unix_s,
-            "until_unix_s": one.until_unix_s,
-            "signature": one.signature.hex(),
-            "counts": one.client in board.contributions,
-        }
-        for one in board.ledger.of(peer)
-    ]
+    shown = board.ledger.of(peer)
+    rows = [{**receipt_to_json(one), "counts": one.client in board.contributions} for one in shown]
     return {"receipts": sorted(rows, key=lambda row: (-row["samples"], row["client"], row["from_unix_s"]))}  # type: ignore[operator]
 
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from swarmnode.data.chunk_store import find_index, read_regular
-from swarmnode.data.index import CHUNK_NBYTES_MAX, HASH_NBYTES, INDEX_NBYTES_MAX, Chunk, checked_digest
+from swarmnode.data.index import CHUNK_NBYTES_MAX, HASH_NBYTES, INDEX_NBYTES_MAX, Chunk, parsed
 from swarmnode.errors import DataError
 from swarmnode.ports import Telemetry
 from swarmnode.wire_tensor import WireTensor
@@ -180,20 +180,8 @@ class BaseIndex:
 
 
 def parse_base(raw: bytes, expected: bytes | None = None, origin: str = BASE_INDEX_FILE) -> BaseIndex:
-    """Parses the base index `raw` and checks its size, hash, form and every number.
-
-    `expected` is its SHA-256 (None accepts any). Raises DataError with a message that begins with `origin`.
-    """
-    digest = checked_digest(raw, expected, origin, "a base index")
-    try:
-        index = _index_of(json.loads(raw.decode("ascii")), digest)
-    except RecursionError:
-        raise DataError(f"{origin}: nested too deeply; `swarmnode init --from` makes a base index") from None
-    except (KeyError, TypeError, ValueError) as error:
-        raise DataError(f"{origin}: {str(error)[:160]}; `swarmnode init --from` makes a base index") from None
-    if index.canonical() != raw:
-        raise DataError(f"{origin}: not in canonical form; made by another version of swarmnode?")
-    return index
+    """Parses the base index `raw` and checks its size, hash, form and every number. Raises DataError as `parsed`."""
+    return parsed(raw, expected, origin, "a base index", _index_of, "swarmnode init --from")
 
 
 def _index_of(tree: Any, digest: bytes) -> BaseIndex:

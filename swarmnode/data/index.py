@@ -17,8 +17,9 @@ import hashlib
 import itertools
 import json
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import numpy as np
 
@@ -169,23 +170,35 @@ def checked_digest(raw: bytes, expected: bytes | None, origin: str, what: str) -
     return digest
 
 
-def parse_index(raw: bytes, expected: bytes | None = None, origin: str = "index") -> Index:
-    """Parses the index `raw` and checks its size, hash, form and every number.
+class _Canonical(Protocol):
+    def canonical(self) -> bytes: ...
 
-    `expected` is its SHA-256 (None accepts any). Raises DataError with a message that begins with `origin`.
-    """
-    digest = checked_digest(raw, expected, origin, "an index")
+
+AnyIndex = TypeVar("AnyIndex", bound=_Canonical)
+
+
+def parsed(
+    raw: bytes, expected: bytes | None, origin: str, what: str, of: Callable[[Any, bytes], AnyIndex], makes: str
+) -> AnyIndex:
+    """The index `of` makes of the JSON in `raw` and its SHA-256, which is `expected` (None accepts any). `what` it is,
+    and the command that `makes` one. Raises DataError with a message that begins with `origin`."""
+    digest = checked_digest(raw, expected, origin, what)
     try:
         tree = json.loads(raw.decode("ascii"))
     except (ValueError, RecursionError):
-        raise DataError(f"{origin}: not JSON; `swarmnode data make` makes an index") from None
+        raise DataError(f"{origin}: not JSON; `{makes}` makes {what}") from None
     try:
-        index = _index_of(tree, digest)
+        index = of(tree, digest)
     except (KeyError, TypeError, ValueError) as error:
-        raise DataError(f"{origin}: {error}; made by another version of swarmnode?") from None
+        raise DataError(f"{origin}: {str(error)[:160]}; `{makes}` makes {what}") from None
     if index.canonical() != raw:
         raise DataError(f"{origin}: not in canonical form; made by another version of swarmnode?")
     return index
+
+
+def parse_index(raw: bytes, expected: bytes | None = None, origin: str = "index") -> Index:
+    """Parses the index `raw` and checks its size, hash, form and every number. Raises DataError as `parsed`."""
+    return parsed(raw, expected, origin, "an index", _index_of, "swarmnode data make")
 
 
 def _index_of(tree: Any, digest: bytes) -> Index:

@@ -65,26 +65,14 @@ class NodePlan:
 
 def node_command(plan: NodePlan) -> list[str]:
     """The command line of a real node for `plan`."""
-    command = [*NODE]
     common = ["--listen", "/ip4/127.0.0.1/tcp/0", "--home", str(plan.home), "--metrics-port", "0", "--name", plan.name]
-    if plan.bootstrap and plan.dashboard_port is not None:
-        return [
-            *command,
-            "coordinator",
-            str(plan.manifest),
-            "--no-archive",
-            "--port",
-            str(plan.dashboard_port),
-            *common,
-        ]
     if plan.bootstrap:
-        return [*command, "bootstrap", str(plan.manifest), *common]
-    stage = [] if plan.stage is None else ["--stage", str(plan.stage)]
+        page = [] if plan.dashboard_port is None else ["--no-archive", "--port", str(plan.dashboard_port)]
+        return [*NODE, "coordinator" if page else "bootstrap", str(plan.manifest), *page, *common]
     join = ["join", *plan.bootstraps, "--run", str(plan.manifest), "--cache", str(plan.cache), *plan.flags]
-    saving = ["--checkpoints", plan.checkpoints] if plan.checkpoints else []
-    reading = ["--data-root", str(plan.data_root)] if plan.data_root is not None else []
-    resuming = ["--resume", plan.resume, "--resume-other"] if plan.resume else []
-    return [*command, *join, *stage, *common, *saving, *reading, *resuming]
+    given = {"stage": plan.stage, "checkpoints": plan.checkpoints, "data-root": plan.data_root, "resume": plan.resume}
+    options = [word for key, value in given.items() if value not in (None, "") for word in (f"--{key}", str(value))]
+    return [*NODE, *join, *common, *options, *(["--resume-other"] if plan.resume else [])]
 
 
 def environment() -> dict[str, str]:

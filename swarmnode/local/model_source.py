@@ -16,8 +16,7 @@ from google.protobuf.message import DecodeError
 from swarmnode.daemon.clock import SystemClock
 from swarmnode.errors import DataError, NoDaemon, SwarmnodeError, Unavailable, UsageError
 from swarmnode.machine import checkup
-from swarmnode.machine.bucket_store import is_url
-from swarmnode.machine.folder_store import keeper
+from swarmnode.machine.folder_store import is_url, keeper
 from swarmnode.manifest import MANIFEST_FILE, SIGNED_FILE, manifest_at, read_signed, verify
 from swarmnode.recovery import checkpoint_io
 from swarmnode.recovery.archive import ABOUT, FRESH_S, ONCE_S, read_entry

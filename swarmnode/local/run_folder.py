@@ -18,7 +18,7 @@ from swarmnode.errors import DataError, NotPermitted, UsageError
 from swarmnode.ids import RunId
 from swarmnode.local.model_source import manifest_in
 from swarmnode.machine import checkup
-from swarmnode.machine.bucket_store import is_url, open_store
+from swarmnode.machine.folder_store import is_url, open_store
 from swarmnode.manifest import MANIFEST_FILE, PRESETS, SIGNED_FILE, Manifest, manifest_at, verify
 from swarmnode.membership.amendment import Amendments
 from swarmnode.model.section import section_sizes, state_nbytes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from swarmnode.wire.record_pb2 import NODE_STATE_TRAINING
 from swarmnode.wire.report_pb2 import StatusReply
 
 OUTCOMES = ("done", "lost", "retried", "duplicate")
+SHOWN_AS = {"round": "rounds", "loss_train": "loss_train_last", "loss_validation": "loss_validation_last"}
 KINDS = ("pipeline", "gossip", "state", "control")
 
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
@@ -143,29 +145,7 @@ class Summary:
 
     def to_json(self) -> dict[str, object]:
         """A JSON object; `swarmnode up --help` documents its keys."""
-        t = self.totals
-        return {
-            "run": self.run,
-            "nodes": self.nodes,
-            "wall_s": round(self.wall_s, 3),
-            "samples": t.samples,
-            "tokens": t.tokens,
-            "tokens_per_s": round(self.tokens_per_s, 1),
-            "loss_validation_first": t.loss_validation_first,
-            "loss_validation_last": t.loss_validation,
-            "loss_train_last": t.loss_train,
-            "rounds": t.round,
-            "exchanges": dict(t.exchanges),
-            "microbatches": dict(t.microbatches),
-            "staleness": dict(t.staleness),
-            "samples_duplicate": t.samples_duplicate,
-            "recoveries": t.recoveries,
-            "bytes": dict(t.bytes),
-            "killed": self.killed,
-            "stopped": self.stopped,
-            "exit_reasons": dict(self.exit_reasons),
-            "folder": self.folder,
-            "model": self.model,
-            "failure": self.failure,
-            "checkpoint": self.checkpoint,
-        }
+        fields = dataclasses.asdict(self)
+        totals = {SHOWN_AS.get(key, key): value for key, value in fields.pop("totals").items()}
+        del fields["exit_code"]
+        return {**fields, **totals, "wall_s": round(self.wall_s, 3), "tokens_per_s": round(self.tokens_per_s, 1)}

@@ -15,7 +15,7 @@ from swarmnode import landlock
 from swarmnode.concurrency import processors
 from swarmnode.errors import DataError, HardwareFault, NotPermitted, RemoteFault, Unreachable, UsageError
 from swarmnode.ids import RunId
-from swarmnode.machine.bucket_store import is_url, open_store
+from swarmnode.machine.folder_store import is_url, open_store
 from swarmnode.machine.stage_fit import StageFit
 from swarmnode.manifest import Manifest
 from swarmnode.recovery import checkpoint as form

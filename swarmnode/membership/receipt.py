@@ -20,6 +20,13 @@ AHEAD_MAX_S = 86_400.0  # guess: tolerated error of a client's clock
 _DOMAIN = b"swarmnode/receipt/v1\0"
 
 
+def receipt_to_json(receipt: wire.Receipt) -> dict[str, object]:
+    """All that a signature covers, and the signature, so that anybody can check it."""
+    fields = ("server", "client", "microbatches", "samples", "from_unix_s", "until_unix_s")
+    shown = {field: getattr(receipt, field) for field in fields}
+    return {"run": receipt.run_id, **shown, "signature": receipt.signature.hex()}
+
+
 @dataclass(slots=True)
 class WorkDone:
     """Work of one peer for us."""

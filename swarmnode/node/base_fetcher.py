@@ -22,8 +22,7 @@ from swarmnode.model.split import parameter_shapes, stages_of
 from swarmnode.node.node_ports import NodePorts
 from swarmnode.node.presence import Presence
 from swarmnode.ports import Priority, Replica, Transport
-from swarmnode.transfer.chunk_server import ChunkServer, ServeLimits
-from swarmnode.transfer.chunk_set import PREFETCH_CHUNKS, ChunkSources
+from swarmnode.transfer.chunk_set import PREFETCH_CHUNKS, ChunkServer, ChunkSources, ServeLimits
 
 WAIT_S = 120.0  # guess: for a chunk; after it the node looks again for replicas that have a state
 

@@ -5,6 +5,7 @@ The format (huggingface.co/docs/safetensors): eight bytes of header length, a JS
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import struct
@@ -27,15 +28,18 @@ def nbytes_of(shape: Shape) -> int:
 
 def header(tensors: Mapping[str, Shape], metadata: Mapping[str, str]) -> bytes:
     """The bytes before the data of `tensors`, which follow in this order. Padded to a multiple of ALIGNMENT bytes."""
-    table: dict[str, object] = {"__metadata__": dict(metadata)}
-    start = 0
-    for name, shape in tensors.items():
-        end = start + nbytes_of(shape)
-        table[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [start, end]}
-        start = end
-    text = json.dumps(table, separators=(",", ":")).encode()
+    text = json.dumps({"__metadata__": dict(metadata), **_rows(tensors)}, separators=(",", ":")).encode()
     text += b" " * (-len(text) % ALIGNMENT)
     return _LENGTH.pack(len(text)) + text
+
+
+def _rows(tensors: Mapping[str, Shape]) -> dict[str, object]:
+    """The header's row of each of `tensors`, which follow in this order."""
+    ends = list(itertools.accumulate(map(nbytes_of, tensors.values()), initial=0))
+    return {
+        name: {"dtype": "F32", "shape": list(shape), "data_offsets": [start, end]}
+        for (name, shape), start, end in zip(tensors.items(), ends[:-1], ends[1:], strict=True)
+    }
 
 
 def read(data: bytes, origin: str) -> tuple[dict[str, tuple[Shape, memoryview]], dict[str, str]]:
@@ -69,12 +73,7 @@ def check_head(head: bytes | bytearray, tensors: Mapping[str, Shape], origin: st
         table = json.loads(head[_LENGTH.size :]) if _LENGTH.unpack_from(head)[0] == len(head) - _LENGTH.size else None
     except (ValueError, RecursionError, struct.error):
         table = None
-    start, expected = 0, {}
-    for name, shape in tensors.items():
-        end = start + nbytes_of(shape)
-        expected[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [start, end]}
-        start = end
-    if not isinstance(table, dict) or {key: row for key, row in table.items() if key != "__metadata__"} != expected:
+    if not isinstance(table, dict) or {k: row for k, row in table.items() if k != "__metadata__"} != _rows(tensors):
         raise DataError(f"{origin}: its header does not say what the checkpoint says of it; use another checkpoint")
 
 

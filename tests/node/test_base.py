@@ -23,8 +23,7 @@ from swarmnode.identity import Identity
 from swarmnode.local.pretrained import lay_out
 from swarmnode.manifest import Manifest, ModelSpec
 from swarmnode.model.split import parameter_shapes, stages_of
-from swarmnode.transfer.chunk_server import ChunkServer, ServeLimits
-from swarmnode.transfer.chunk_set import SetPorts, base_set_of
+from swarmnode.transfer.chunk_set import ChunkServer, ServeLimits, SetPorts, base_set_of
 from swarmnode.transport.web import AddressRules, HttpRangeReader
 from tests.support.fake_telemetry import Quiet
 from tests.support.published_model import llama, start_from

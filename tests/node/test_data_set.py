@@ -16,8 +16,7 @@ from swarmnode.errors import DataError, Unavailable
 from swarmnode.identity import Identity
 from swarmnode.ids import PeerId
 from swarmnode.manifest import DataSpec, Manifest
-from swarmnode.transfer.chunk_server import ChunkServer, ServeLimits
-from swarmnode.transfer.chunk_set import SetPorts, data_set_of
+from swarmnode.transfer.chunk_set import ChunkServer, ServeLimits, SetPorts, data_set_of
 from tests.support.data_sets import data_set
 from tests.support.fake_telemetry import Quiet
 from tests.support.village import RUN, Numbers, Village, manifest, told, village
