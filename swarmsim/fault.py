@@ -7,8 +7,8 @@ import random
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from swarmnode.planner.geography import NetworkCut
 from swarmnode.ports import WireTensor
+from swarmsim.network import NetworkCut
 from swarmsim.preemption_record import PreemptionRecord
 from swarmsim.replica import MARK, ROW, ROW_BYTES, first, repeated
 from swarmsim.scenario import FAULT_NAMES, FaultSpec

@@ -12,9 +12,59 @@ from dataclasses import dataclass
 from typing import Any
 
 from swarmnode.ids import PeerId
-from swarmnode.planner.geography import RELAY_RATE, Address, Nat, ReachabilityMap, rtt_s
+from swarmnode.planner.geography import RELAY_RATE, Address, Nat, rtt_s
 from swarmnode.uplink_scheduler import BULK_BYTES, UplinkScheduler
 from swarmsim.link import LinkFlow, SimLink
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkCut:
+    """No message passes from a node of `senders` to one of `receivers`. A node in both is a bridge and never cut
+    off."""
+
+    senders: frozenset[str]
+    receivers: frozenset[str]
+    both_ways: bool = True
+
+    def blocks(self, sender: str, receiver: str) -> bool:
+        if self._one_way(sender, receiver):
+            return True
+        return self.both_ways and self._one_way(receiver, sender)
+
+    def _one_way(self, sender: str, receiver: str) -> bool:
+        a = sender in self.senders and sender not in self.receivers
+        return a and receiver in self.receivers and receiver not in self.senders
+
+
+class ReachabilityMap:
+    """Which nodes can reach each other now."""
+
+    def __init__(self) -> None:
+        self.cuts: list[NetworkCut] = []
+        self._called: dict[str, set[str]] = {}  # by nodes that cannot be dialled: the nodes they called
+
+    def blocked(self, sender: str, receiver: str) -> bool:
+        """Whether a message between the two gets lost now."""
+        return any(cut.blocks(sender, receiver) for cut in self.cuts) if self.cuts else False
+
+    def can_dial(self, sender: str, sender_nat: Nat, receiver: str, receiver_nat: Nat) -> bool:
+        """Whether `sender` can open a stream to `receiver`; remembers the calls of unreachable nodes."""
+        if receiver_nat is Nat.UNREACHABLE and sender not in self._called.get(receiver, ()):
+            return False
+        if sender_nat is Nat.UNREACHABLE:
+            self._called.setdefault(sender, set()).add(receiver)
+        return True
+
+    def forget(self, label: str) -> None:
+        """Drop the connections of `label`, which died."""
+        self._called.pop(label, None)
+        for called in self._called.values():
+            called.discard(label)
+
+    def heal(self, cut: NetworkCut) -> None:
+        if cut in self.cuts:
+            self.cuts.remove(cut)
+
 
 FINE = 4  # guess: if one chunk of a state stands for a thousand, it is a quarter of a normal one
 

@@ -15,7 +15,7 @@ from swarmnode.errors import UsageError
 from swarmnode.manifest import Manifest
 from swarmnode.manifest.text import from_tree
 from swarmnode.planner.fleet import MachineKind, parse_fleet, read_fleet, scaled
-from swarmnode.planner.stage_memory import check_fleet
+from swarmnode.planner.stage_memory import ADVICE, shortages, tightest
 from swarmsim.directory import DirectoryFaults
 from swarmsim.network import Weather
 
@@ -206,7 +206,10 @@ def _check(scenario: Scenario, origin: str) -> None:
     stages = scenario.manifest.pipeline.stages
     if any(kind.stage is not None and kind.stage >= stages for kind in scenario.fleet):
         raise UsageError(f"{origin}: a machine at stage {stages} or above; stages are 0 to {stages - 1}")
-    check_fleet(scenario.manifest, scenario.fleet, origin)
+    if short := shortages(scenario.manifest, scenario.fleet):
+        raise UsageError(f"{origin}: {short[0]}; {ADVICE}")
+    if (worst := tightest(scenario.manifest, scenario.fleet)) is not None:
+        raise UsageError(f"{origin}: {worst[1]}")
     if scenario.nodes < stages:
         raise UsageError(f"{origin}: {scenario.nodes} machines for {stages} stages; each stage needs at least one")
 

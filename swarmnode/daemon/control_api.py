@@ -22,7 +22,7 @@ from swarmnode.manifest import Manifest
 from swarmnode.manifest.spec import FIELDS
 from swarmnode.manifest.text import value_of
 from swarmnode.membership.admission import Admission
-from swarmnode.membership.place import feeder_place
+from swarmnode.membership.swarm import feeder_place
 from swarmnode.metrics import name
 from swarmnode.metrics.events import RecentEvents
 from swarmnode.metrics.exporter import PrometheusTelemetry

@@ -73,8 +73,8 @@ from swarmnode.machine.stage_fit import StageFit
 from swarmnode.manifest import Manifest, read_signed, verify
 from swarmnode.membership.admission import Admission
 from swarmnode.membership.amendment import Amendments
-from swarmnode.membership.place import places
 from swarmnode.membership.record import STRETCH_MAX
+from swarmnode.membership.swarm import places
 from swarmnode.metrics.events import RecentEvents
 from swarmnode.metrics.exporter import PrometheusTelemetry
 from swarmnode.model.device import autocasts, check_device, resolve_device, use_device

@@ -31,8 +31,8 @@ from swarmnode.errors import Busy, RemoteFault, Unavailable
 from swarmnode.ids import PeerId, RunId
 from swarmnode.machine.run_archive import Archive
 from swarmnode.manifest import Manifest
-from swarmnode.membership.place import places
 from swarmnode.membership.record import STRETCH_MAX, open_record
+from swarmnode.membership.swarm import places
 from swarmnode.ports import Call, Clock, Directory, Telemetry, Transport
 from swarmnode.wire import call_pb2 as wire
 from swarmnode.wire import record_pb2, report_pb2

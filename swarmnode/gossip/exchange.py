@@ -227,47 +227,48 @@ class Gossip:
         self.acceptance = Acceptance(
             run_id, stage, identity, transport, telemetry, lambda: self._swarm().gossiping(stage), packet_taken
         )
-        self.serve_receipt = self.acceptance.serve_receipt
         self.fallback = FallbackPartner(
             run_id, stage, transport, manifest.limits.exchange_timeout_s, self._left_out, lambda: self._newest_round
         )
-        self.serve_fallback = self.fallback.serve
         self._outer_step = OuterStep(replica, compute, self.acceptance, self.fallback, telemetry)
-        self._tasks = asyncio.TaskGroup()  # of `run`
         self._weight = RoundWeight(
             manifest.gossip.fragments, samples_here, newcomer=newcomer, least=lambda: self._half_a_round
         )
         self._rounds = Rounds(manifest.gossip.round_samples)
-        self.stride = 1  # this replica meets at multiples of it; announced in its record
-        self._pace = RoundPace()
-        self._ended = (asyncio.get_running_loop().time(), compute.worked_s)  # the last round: when, device seconds
-        self._sent = SentBytes(transport)
-        self._gone: dict[PeerId, int] = {}  # partners that could not be reached, by the sequence of their last record
-        self._met = Ema(start=EmaStart.FIRST)  # share of its partners that a round is done with
-        self._met.add(1.0)
         self._strangers = Strangers(run_id, stage, self.acceptance.packets_taken)
-        self._absent = 0  # of the stage's replicas, as of the last round: left out, gone, or strangers that do not come
-        self._samples_before = 0
-        self._wake = asyncio.Event()
-        self._held = False  # while this node is paused: no rounds
-        self._of_progress = sends_pseudo_gradients(manifest.gossip)
-        self.missed = False  # a newcomer met nobody in a round of pseudo-gradients: it lacks that outer step
         self._machine = ExchangeMachine(
             transport.peer_id, done, off_stride=self._off_stride, newest=lambda: self._newest_round
         )
         self.exchanges = ExchangeDriver(run_id, stage, transport, telemetry, self._machine, self._lost)
-        self.serve_exchange, self.serve_commit = self.exchanges.serve_exchange, self.exchanges.serve_commit
-        self._advanced = asyncio.Event()  # set when `done` grows, and replaced
-        self._stepping = done  # the last round whose packets were gathered: a final delta is for a later one
         self.final_deltas = FinalDeltas(
             manifest, stage, lambda: self._after(max(self.done, self._stepping)), telemetry, self.acceptance
         )
-        self.serve_final_delta = self.final_deltas.serve
+        self._final_delta = OwnFinalDelta(manifest, stage, replica, compute, samples_total)
+        self._of_progress = sends_pseudo_gradients(manifest.gossip)
+        self._begin(done)
+
+    def _begin(self, done: int) -> None:
+        """Set what rounds change, as after round `done`."""
+        self._tasks = asyncio.TaskGroup()  # of `run`
+        self.stride = 1  # this replica meets at multiples of it; announced in its record
+        self._pace = RoundPace()
+        now_s = asyncio.get_running_loop().time()
+        self._ended = now_s, self._compute.worked_s  # the last round: when, and the device's seconds until then
+        self._sent = SentBytes(self._transport)
+        self._gone: dict[PeerId, int] = {}  # partners that could not be reached, by the sequence of their last record
+        self._met = Ema(start=EmaStart.FIRST)  # share of its partners that a round is done with
+        self._met.add(1.0)
+        self._absent = 0  # of the stage's replicas, as of the last round: left out, gone, or strangers that do not come
+        self._samples_before = 0
+        self._wake = asyncio.Event()
+        self._held = False  # while this node is paused: no rounds
+        self.missed = False  # a newcomer met nobody in a round of pseudo-gradients: it lacks that outer step
+        self._advanced = asyncio.Event()  # set when `done` grows, and replaced
+        self._stepping = done  # the last round whose packets were gathered: a final delta is for a later one
         self.behind: Callable[[int], bool] = lambda due: False  # whether to take the state of others before round `due`
         self._resting = False
         self.idle = asyncio.Event()  # set while no round is under way: then the replica may be given a state
         self.idle.set()
-        self._final_delta = OwnFinalDelta(manifest, stage, replica, compute, samples_total)
 
     def on_progress(self) -> None:
         """Begin a round if one is due: the run's sample count grew."""

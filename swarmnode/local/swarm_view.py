@@ -278,7 +278,7 @@ def render(picture: SessionView, width: int = 160) -> Group:
 
 
 def stage_text(stage: int, stages: int) -> str:
-    """`stage` of a run of `stages` as a table shows it: "feeder" for a node that only feeds (membership/place.py)."""
+    """`stage` of a run of `stages` as a table shows it: "feeder" for a node that only feeds (membership/swarm.py)."""
     return "feeder" if stage == stages else str(stage)
 
 

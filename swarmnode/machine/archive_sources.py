@@ -21,9 +21,8 @@ from swarmnode.concurrency import gather_or_cancel
 from swarmnode.errors import Busy, RemoteFault, Unavailable
 from swarmnode.ids import PeerId, RunId, seeded, short
 from swarmnode.manifest import Manifest
-from swarmnode.membership.place import places
 from swarmnode.membership.record import STRETCH_MAX, check_member, check_time
-from swarmnode.membership.swarm import SERVING, Member, Swarm
+from swarmnode.membership.swarm import SERVING, Member, Swarm, places
 from swarmnode.metrics import name
 from swarmnode.model.section import section_sizes
 from swarmnode.model.split import stages_of

@@ -16,8 +16,7 @@ from swarmnode.manifest.folder import (
 )
 from swarmnode.manifest.gossip_compat import OuterConstants, constants
 from swarmnode.manifest.kind_compat import by_forward_passes, from_base
-from swarmnode.manifest.preset import PRESETS
-from swarmnode.manifest.recipe import Recipe, fit, of_kind
+from swarmnode.manifest.recipe import PRESETS, Recipe, fit, of_kind
 from swarmnode.manifest.signed import canonical, parse_signed, read_signed, run_id_of, sign, verify
 from swarmnode.manifest.spec import (
     BYTES_END,

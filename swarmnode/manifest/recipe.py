@@ -18,7 +18,18 @@ from collections.abc import Iterator
 from typing import Any
 
 from swarmnode.errors import UsageError
-from swarmnode.manifest.spec import ADAPTERS, FINETUNE, ONE_BYTE, PRETRAIN, InnerSpec, Manifest, ModelSpec
+from swarmnode.manifest.spec import (
+    ADAPTERS,
+    FINETUNE,
+    ONE_BYTE,
+    PRETRAIN,
+    GossipSpec,
+    InnerSpec,
+    LimitsSpec,
+    Manifest,
+    ModelSpec,
+    PipelineSpec,
+)
 
 RATE_PARAMETERS, RATE_EXPONENT = 1e6, -0.17
 RATES = {
@@ -37,6 +48,44 @@ CONTEXTS = ((1_000_000_000, 2048), (100_000_000, 1024))  # by parameters: LLaMA,
 ASPECT = 64  # width over layers: GPT-3 125M, arXiv 2005.14165, table 2.1; LLaMA 7B has 128
 HEAD_WIDTH, HEADS_LEAST = 64, 4  # GPT-3 125M, arXiv 2005.14165, table 2.1; the demo
 WIDTH_STEP, WIDE, WIDE_STEP, WIDTH_MAX = 32, 512, 128, 1 << 13
+
+
+DEMO = Manifest(limits=LimitsSpec(tape_bytes_max=60 << 20))
+"""1.0 M parameters over bytes of the demo corpus: readable text in minutes on two CPU cores (measured). Four tapes of
+13 MiB are kept (three of 18 without bfloat16 matrix products): a node stays below 450 MB, and a quarter of the forwards
+are recomputed, with one tape three quarters (measured)."""
+
+TINY = Manifest(
+    name="tiny",
+    model=ModelSpec(layers=4, width=32, heads=2, kv_heads=1, ffn=64, context=32),
+    pipeline=PipelineSpec(stages=2, validation_samples=16),
+    inner=InnerSpec(
+        learning_rate=1e-2,
+        muon_learning_rate=1e-2,
+        warmup_samples=64,
+        decay_samples=20_000,
+        microbatch=4,
+        inner_batch=8,
+    ),
+)
+"""Some ten thousand parameters: for tests and first steps. Learning rate and rounds: guess."""
+
+SMALL = Manifest(
+    name="small",
+    model=ModelSpec(layers=6, width=512, heads=8, kv_heads=4, ffn=1376, context=256),
+    inner=InnerSpec(
+        learning_rate=1e-3,
+        muon_learning_rate=2e-3,
+        warmup_samples=2048,
+        decay_samples=2_000_000,
+        microbatch=8,
+        inner_batch=32,
+    ),
+    gossip=GossipSpec(round_samples=1024, round_seconds_min=5.0),
+)
+"""17 M parameters: hours on CPUs, minutes on a GPU. Learning rate and rounds: guess."""
+
+PRESETS = {"demo": DEMO, "tiny": TINY, "small": SMALL}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

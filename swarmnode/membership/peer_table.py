@@ -20,7 +20,7 @@ SPECIAL_MAX = 4  # guess
 
 class PeerTable:
     """The newest record of every known peer, until it expires. Records come verified. Nodes that only feed are kept one
-    place after the last stage (place.py), and counted at no stage.
+    place after the last stage (swarm.py), and counted at no stage.
 
     Of stages that this node does not attend, at most CROWD_MAX members are kept: those of the least `rank`, a random
     order of this node. If the first to arrive were kept, all nodes would know the same ones, and some of a hundred

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from swarmnode.ids import PeerId
+from swarmnode.manifest import Manifest
 from swarmnode.wire import record_pb2 as wire
 
 SERVING = wire.NODE_STATE_TRAINING
@@ -16,6 +17,28 @@ GOSSIPING = (wire.NODE_STATE_TRAINING, wire.NODE_STATE_SYNCING)
 COMING = (wire.NODE_STATE_TRAINING, wire.NODE_STATE_SYNCING, wire.NODE_STATE_JOINING)
 
 SHARED_MAX = 0  # recognised messages; a process of many nodes raises it (`remember`)
+
+
+# The places of a run: its stages, and one after the last for nodes that only feed.
+#
+# A record names its node's place where a stage would stand. A feeder's place is no stage of the manifest, so every
+# check
+# of a stage refuses it, and it counts nowhere as a replica.
+
+
+def feeder_place(manifest: Manifest) -> int:
+    """The place of nodes that only feed: the run's number of stages."""
+    return manifest.pipeline.stages
+
+
+def places(manifest: Manifest) -> range:
+    """All places of the run, the feeders' last."""
+    return range(manifest.pipeline.stages + 1)
+
+
+def feeds_at(manifest: Manifest, place: int) -> bool:
+    """Whether nodes at `place` may feed: at the first stage, or without one."""
+    return place in (0, feeder_place(manifest))
 
 
 @dataclass(frozen=True, slots=True)

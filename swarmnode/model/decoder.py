@@ -19,8 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from swarmnode.manifest import ModelSpec
 from swarmnode.model.architecture import architecture_of
-from swarmnode.model.attention import Attend, causal_attention
-from swarmnode.model.documents import Documents
+from swarmnode.model.documents import Attend, Documents, causal_attention
 from swarmnode.model.split import StageLayers
 
 # Norms

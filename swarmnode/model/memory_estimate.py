@@ -1,5 +1,5 @@
 """Formulas for the memory of a stage's graphs, without tensors: of a tape, of the chunks in which the head's loss is
-computed (linear_loss.py), and at the peak of a pass. The memory of a whole replica is memory_budget.py's.
+computed (backprop.py), and at the peak of a pass. The memory of a whole replica is memory_budget.py's.
 
 A microbatch is cut into passes of some samples: the gradients are sums over samples, so nothing is computed twice. If
 even a single sample's graph is too large, a pass keeps only the inputs of its layers and recomputes each layer in the

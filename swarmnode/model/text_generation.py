@@ -14,9 +14,8 @@ from swarmnode.data.sample import IGNORED, SampleBatch
 from swarmnode.errors import UsageError
 from swarmnode.manifest import ModelSpec
 from swarmnode.model.architecture import DECODER
-from swarmnode.model.attention import causal_attention
 from swarmnode.model.decoder import Decoder, rope_table
-from swarmnode.model.documents import Documents
+from swarmnode.model.documents import Documents, causal_attention
 from swarmnode.model.split import split
 
 KEPT_SHARE = 0.5  # guess: share of the context that is kept when it is full

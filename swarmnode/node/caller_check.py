@@ -31,8 +31,7 @@ from swarmnode.errors import RemoteFault, Unavailable
 from swarmnode.ids import PeerId, RunId, short
 from swarmnode.manifest import Manifest
 from swarmnode.membership.access import check_warrant
-from swarmnode.membership.place import feeder_place
-from swarmnode.membership.swarm import Member
+from swarmnode.membership.swarm import Member, feeder_place
 from swarmnode.node.presence import Presence
 from swarmnode.pipeline.route import successors
 from swarmnode.ports import Admit, Clock

@@ -72,7 +72,7 @@ class FailureDetector:
                 presence.mark_dead(dead)
 
     def _quiet(self, places: Iterable[int]) -> dict[int, list[PeerId]]:
-        """Members that went silent, by place (place.py); this node is not among them. No stage of which all have: that
+        """Members that went silent, by place (swarm.py); this node is not among them. No stage of which all have: that
         is `_look`'s."""
         swarm, now_unix_s, me = self._presence.peer_table.swarm(), self._clock.unix_s(), self._presence.me
         quiet_of = {}

@@ -10,7 +10,7 @@ from swarmnode.concurrency import background_tasks, forever
 from swarmnode.errors import RemoteFault
 from swarmnode.ids import PeerId
 from swarmnode.membership.liveness import SOON_SHARE
-from swarmnode.membership.place import feeder_place
+from swarmnode.membership.swarm import feeder_place
 from swarmnode.node.drain import DrainReport, DrainStep, DrainTask, drain
 from swarmnode.node.drain_steps import MARGIN, HeldWork
 from swarmnode.node.feeder_loop import feeding, make_feeder
@@ -54,7 +54,7 @@ class CountedRounds:
 
 
 class FeederOnly(StageObserver):
-    """A node at the feeders' place (place.py), from `open` until the end of its block. `begin` makes it feed."""
+    """A node at the feeders' place (swarm.py), from `open` until the end of its block. `begin` makes it feed."""
 
     def __init__(self, context: NodeContext, samples: Samples, tasks: asyncio.TaskGroup) -> None:
         manifest, presence, telemetry = context.manifest, context.presence, context.telemetry

@@ -17,7 +17,7 @@ from swarmnode.concurrency import background_tasks, forever
 from swarmnode.ids import PeerId, RunId, swarm_of
 from swarmnode.manifest import Manifest
 from swarmnode.membership.liveness import Pinger
-from swarmnode.membership.place import places
+from swarmnode.membership.swarm import places
 from swarmnode.node.base_fetcher import BaseFetcher, serve_chunks
 from swarmnode.node.caller_check import CallerCheck
 from swarmnode.node.checkpointer import announce_checkpoints

@@ -19,12 +19,11 @@ from swarmnode.membership.access import too_old
 from swarmnode.membership.admission import Admission
 from swarmnode.membership.liveness import LOOK_SHARE, SOON_SHARE
 from swarmnode.membership.peer_table import PeerTable
-from swarmnode.membership.place import feeder_place, feeds_at, places
 from swarmnode.membership.progress import Progress
 from swarmnode.membership.record import STRETCH_MAX, check_member, check_record, check_time, pass_of, sign_record
 from swarmnode.membership.run_progress import RunProgress
 from swarmnode.membership.stage_view import StageView, view_of
-from swarmnode.membership.swarm import SERVING, Member, Swarm, shared
+from swarmnode.membership.swarm import SERVING, Member, Swarm, feeder_place, feeds_at, places, shared
 from swarmnode.membership.trust import BelievedSwarm
 from swarmnode.metrics import name
 from swarmnode.pipeline.believed_rate import allowed_samples_per_s
@@ -255,7 +254,7 @@ class Presence:
         self._status = replace(self._status, allowance=allowance)
 
     def attend(self, stage: int, sends_to: Collection[int], samples_per_second: float, saved_samples: int = 0) -> None:
-        """Be at `stage` from now on, or at the feeders' place (place.py): know all its members, where this node may
+        """Be at `stage` from now on, or at the feeders' place (swarm.py): know all its members, where this node may
         feed all feeders as well, and send work to those of `sends_to`. `samples_per_second`: the speed expected there;
         0: not known yet. `saved_samples`: of the run, when this node saved that stage on its disk; 0: it has not."""
         speed = samples_per_second

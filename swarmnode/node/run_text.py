@@ -17,8 +17,7 @@ from swarmnode.errors import DataError, HardwareFault, NotPermitted, Unavailable
 from swarmnode.ids import PeerId, RunId, seeded
 from swarmnode.manifest import Manifest
 from swarmnode.manifest.location import base_url
-from swarmnode.membership.place import places
-from swarmnode.membership.swarm import SERVING, Member, Swarm
+from swarmnode.membership.swarm import SERVING, Member, Swarm, places
 from swarmnode.metrics import name
 from swarmnode.node.chunk_samples import ChunkSamples
 from swarmnode.node.limits import NodeRole

@@ -16,8 +16,7 @@ from swarmnode.ids import PeerId, RunId
 from swarmnode.manifest import Manifest
 from swarmnode.manifest.gossip_compat import meets
 from swarmnode.membership.liveness import PINGED_MAX, SOON_SHARE, Pinger
-from swarmnode.membership.place import places
-from swarmnode.membership.swarm import COMING, SERVING, Swarm
+from swarmnode.membership.swarm import COMING, SERVING, Swarm, places
 from swarmnode.metrics import name
 from swarmnode.model.section import Sizes, snapshot_nbytes
 from swarmnode.model.split import stages_of

@@ -34,8 +34,7 @@ from swarmnode.errors import LocalFault, RemoteFault, Unavailable
 from swarmnode.identity import Identity
 from swarmnode.ids import PeerId, seeded, short
 from swarmnode.manifest import Manifest
-from swarmnode.membership.place import feeder_place
-from swarmnode.membership.swarm import Swarm
+from swarmnode.membership.swarm import Swarm, feeder_place
 from swarmnode.metrics import name
 from swarmnode.pipeline import statement as statements
 from swarmnode.pipeline.audit import (

@@ -234,11 +234,66 @@ def plan_move(
     (`_exchange`); its first half is returned.
     """
     now = load(swarm, costs)
+    need = _need(swarm, now, costs, rules)
+    target, before, there = need.target, now.capacity[need.target], need.there
+    listing = _listing(now.capacity)
+    if not need.sources and not need.urgent:
+        return None, f"stages are alike: samples/s by stage {listing}"
+    large = sum(swarm.sizes) > SMALL
+    if me is not None:
+        mine = next((member for stage in need.sources if (member := _find(there[stage], me)) is not None), None)
+        if mine is None or target in mine.unable:
+            return None, f"no node of this stage should move: samples/s by stage {listing}"
+        # In a large swarm others' moves are considered only if this node's own would help: that is most of the work.
+        if large and not need.urgent:
+            after = _weaker(now, costs, mine, target)
+            move = _move(now, costs, mine, target, min(before, now.sure[mine.stage]), after, safety=False)
+            if not _helps(move, rules):
+                return None, f"this node's move does not help: samples/s by stage {listing}"
+    best, own = _best_move(now, costs, need, rules, me)
+    if best is None:
+        # In a large swarm some node always fits.
+        best = None if need.urgent or large else _exchange(now, costs, need.sources, target, there)
+        if best is None or not _helps(best, rules):
+            return None, f"no move helps: samples/s by stage {listing}"
+        reason = f"stage {target} is the slowest (samples/s by stage {listing}); with {short(best.peer)} in exchange"
+        return best, f"{reason} for one of {best.against:.3g} it would have {best.after:.3g}"
+    if own is not None and len(there[own.source]) <= need.keep + 1:
+        own = None  # two nodes leaving at the same time would leave too few
+    # Slightly worse movers may go instead. Not for an exchange: its second half fills the gap its first half opened.
+    close = max(best.before + NEARLY * (best.after - best.before), best.after * (1.0 - rules.gain_min / 4.0))
+    good = best.after * NEARLY_SAFE if need.urgent else close
+    if own is not None and own.after >= good:
+        best = own
+    reason = f"stage {target} {need.what} (samples/s by stage {listing}); "
+    return best, reason + f"with {short(best.peer)} it would have {before + best.speed:.3g}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Need:
+    """The stage that needs a replica most, `what` is wrong there, and the stages that can give one. `there`: by stage
+    the replicas that stay; a source keeps `keep` of them. `empty`, or `thin`: with fewer than it should have."""
+
+    target: int
+    what: str
+    there: Sequence[Sequence[Member]]
+    sources: Sequence[int]
+    keep: int
+    empty: bool
+    thin: bool
+
+    @property
+    def urgent(self) -> bool:
+        """Whether a move helps whatever it costs the source in speed."""
+        return self.empty or self.thin
+
+
+def _need(swarm: Swarm, now: StageLoad, costs: Sequence[float], rules: RebalanceRules) -> _Need:
     capacity, replicas, stages = now.capacity, now.replicas, len(now.capacity)
     empty = [stage for stage, count in enumerate(replicas) if not count]
     thin = _thin(replicas, rules.min_keep)
     target = max(empty, key=lambda s: (costs[s], -s)) if empty else min(thin or range(stages), key=capacity.__getitem__)
-    # an empty stage stops the whole run, so a stage may give all but its last replica
+    # An empty stage stops the whole run, so a stage may give all but its last replica.
     keep = 1 if empty else rules.min_keep
     # A stage whose relief is still on its way gives none: it needs more than `keep` present and staying.
     there = [swarm.settled(stage) for stage in range(stages)]
@@ -247,57 +302,33 @@ def plan_move(
         for stage in range(stages)
         if stage != target and len(there[stage]) > keep and any(target not in m.unable for m in there[stage])
     ]
-    listing = _listing(capacity)
-    safety = bool(thin) and not empty
     if thin:
+        # Replicas count here and not speed: the stage that misses one least gives it.
         sources = sorted(able, key=capacity.__getitem__)[-1:]
     else:
         sources = [stage for stage in able if now.sure[stage] > rules.ratio * capacity[target] * EQUAL]
-        if not sources:
-            return None, f"stages are alike: samples/s by stage {listing}"
-    large = sum(swarm.sizes) > SMALL
-    if me is not None:
-        mine = next((member for stage in sources if (member := _find(there[stage], me)) is not None), None)
-        if mine is None or target in mine.unable:
-            return None, f"no node of this stage should move: samples/s by stage {listing}"
-        if large and not (safety or empty):  # consider others' moves only if this node's own would help
-            before = min(capacity[target], now.sure[mine.stage])
-            after = _weaker(now, costs, mine, target)
-            if not _helps(_move(now, costs, mine, target, before, after, safety), rules):
-                return None, f"this node's move does not help: samples/s by stage {listing}"
-    best, own = None, None
-    for stage in sources:
-        before = min(capacity[target], now.sure[stage])
-        least = -math.inf if safety or empty else (1.0 + rules.gain_min) * before
-        for member in there[stage]:
+    what = "is empty" if empty else f"has {replicas[target]} of {rules.min_keep} replicas" if thin else "is the slowest"
+    return _Need(target, what, there, sources, keep, bool(empty), bool(thin))
+
+
+def _best_move(
+    now: StageLoad, costs: Sequence[float], need: _Need, rules: RebalanceRules, me: PeerId | None
+) -> tuple[StageMove | None, StageMove | None]:
+    """(the move after which the weaker of the two stages is strongest, the move of `me`), of those that help."""
+    best, own, target, safety = None, None, need.target, need.thin and not need.empty
+    for stage in need.sources:
+        before = min(now.capacity[target], now.sure[stage])
+        least = -math.inf if need.urgent else (1.0 + rules.gain_min) * before
+        for member in need.there[stage]:
             after = _weaker(now, costs, member, target)
-            if (
-                target in member.unable
-                or after < least
-                or (best is not None and after < best.after and member.peer != me)
-            ):
+            worse = best is not None and after < best.after and member.peer != me
+            if target in member.unable or after < least or worse:
                 continue  # the usual case: skip it cheaply
             move = _move(now, costs, member, target, before, after, safety)
-            if safety or empty or _helps(move, rules):
+            if need.urgent or _helps(move, rules):
                 best = move if best is None else max(best, move, key=lambda one: (one.after, -one.speed, one.peer))
                 own = move if member.peer == me else own
-    if best is None:
-        # In a large swarm some node always fits.
-        best = None if safety or empty or large else _exchange(now, costs, sources, target, there)
-        if best is None or not _helps(best, rules):
-            return None, f"no move helps: samples/s by stage {listing}"
-        reason = f"stage {target} is the slowest (samples/s by stage {listing}); with {short(best.peer)} in exchange"
-        return best, f"{reason} for one of {best.against:.3g} it would have {best.after:.3g}"
-    if own is not None and len(there[own.source]) <= keep + 1:
-        own = None  # two nodes leaving at the same time would leave too few
-    # Slightly worse movers may go instead. Not for an exchange: its second half fills the gap its first half opened.
-    close = max(best.before + NEARLY * (best.after - best.before), best.after * (1.0 - rules.gain_min / 4.0))
-    good = best.after * NEARLY_SAFE if safety or empty else close
-    if own is not None and own.after >= good:
-        best = own
-    what = "is empty" if empty else f"has {replicas[target]} of {rules.min_keep} replicas" if thin else "is the slowest"
-    reason = f"stage {target} {what} (samples/s by stage {listing}); "
-    return best, reason + f"with {short(best.peer)} it would have {capacity[target] + best.speed:.3g}"
+    return best, own
 
 
 def still_good(swarm: Swarm, costs: Sequence[float], move: StageMove, rules: RebalanceRules) -> tuple[bool, Reason]:

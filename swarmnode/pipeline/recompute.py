@@ -16,7 +16,7 @@ from swarmnode.errors import Busy, RemoteFault, Unavailable
 from swarmnode.ids import MICROBATCH_ID_BYTES, PeerId
 from swarmnode.manifest import Manifest
 from swarmnode.manifest.check import COUNT_MAX
-from swarmnode.membership.place import feeder_place
+from swarmnode.membership.swarm import feeder_place
 from swarmnode.metrics import name
 from swarmnode.pipeline.backlog import check_activations, check_inputs, check_samples, check_tokens
 from swarmnode.pipeline.statement import Fingerprint, HopEvidence

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 RTT_MS_PLACES: Mapping[str, tuple[float, float]] = {
@@ -46,57 +46,3 @@ def rtt_s(a: Address, b: Address) -> float:
     (ax, ay), (bx, by) = RTT_MS_PLACES[a.region], RTT_MS_PLACES[b.region]
     relayed = RELAY_RTT_S if Nat.RELAYED in (a.nat, b.nat) else 0.0
     return math.hypot(ax - bx, ay - by) / 1000.0 + a.access_s + b.access_s + relayed
-
-
-@dataclass(frozen=True, slots=True)
-class NetworkCut:
-    """No message passes from a node of `senders` to one of `receivers`. A node in both is a bridge and never cut
-    off."""
-
-    senders: frozenset[str]
-    receivers: frozenset[str]
-    both_ways: bool = True
-
-    def blocks(self, sender: str, receiver: str) -> bool:
-        if self._one_way(sender, receiver):
-            return True
-        return self.both_ways and self._one_way(receiver, sender)
-
-    def _one_way(self, sender: str, receiver: str) -> bool:
-        a = sender in self.senders and sender not in self.receivers
-        return a and receiver in self.receivers and receiver not in self.senders
-
-
-class ReachabilityMap:
-    """Which nodes can reach each other now."""
-
-    def __init__(self) -> None:
-        self.cuts: list[NetworkCut] = []
-        self._called: dict[str, set[str]] = {}  # by nodes that cannot be dialled: the nodes they called
-
-    def blocked(self, sender: str, receiver: str) -> bool:
-        """Whether a message between the two gets lost now."""
-        return any(cut.blocks(sender, receiver) for cut in self.cuts) if self.cuts else False
-
-    def can_dial(self, sender: str, sender_nat: Nat, receiver: str, receiver_nat: Nat) -> bool:
-        """Whether `sender` can open a stream to `receiver`; remembers the calls of unreachable nodes."""
-        if receiver_nat is Nat.UNREACHABLE and sender not in self._called.get(receiver, ()):
-            return False
-        if sender_nat is Nat.UNREACHABLE:
-            self._called.setdefault(sender, set()).add(receiver)
-        return True
-
-    def forget(self, label: str) -> None:
-        """Drop the connections of `label`, which died."""
-        self._called.pop(label, None)
-        for called in self._called.values():
-            called.discard(label)
-
-    def heal(self, cut: NetworkCut) -> None:
-        if cut in self.cuts:
-            self.cuts.remove(cut)
-
-
-def parts(labels: Collection[str], chosen: Collection[str]) -> tuple[frozenset[str], frozenset[str]]:
-    """(`chosen`, all the others)."""
-    return frozenset(chosen), frozenset(labels) - frozenset(chosen)

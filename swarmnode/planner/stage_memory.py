@@ -6,7 +6,6 @@ import functools
 from collections.abc import Sequence
 from dataclasses import replace
 
-from swarmnode.errors import UsageError
 from swarmnode.machine.stage_fit import FreeMemory, MachineMemory, StageFit, best_fit
 from swarmnode.manifest import LimitsSpec, Manifest
 from swarmnode.model.memory_budget import CARD, CPU
@@ -72,14 +71,6 @@ def shortages(manifest: Manifest, fleet: Sequence[MachineKind]) -> list[str]:
             least = min((one for one in short if one is not None), key=lambda one: one.needed - one.free.nbytes)
             said.append(f"{kind.count} machines {kind.name!r} can serve no stage: the smallest {least}")
     return said
-
-
-def check_fleet(manifest: Manifest, fleet: Sequence[MachineKind], origin: str) -> None:
-    """Raises UsageError, with bytes, if a stage fits no machine of the fleet or a machine can serve no stage."""
-    if said := shortages(manifest, fleet):
-        raise UsageError(f"{origin}: {said[0]}; {ADVICE}")
-    if (short := tightest(manifest, fleet)) is not None:
-        raise UsageError(f"{origin}: {short[1]}")
 
 
 def tightest(manifest: Manifest, fleet: Sequence[MachineKind]) -> tuple[int, str] | None:

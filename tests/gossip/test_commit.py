@@ -85,8 +85,8 @@ class Party:
             samples = round_index * PRESETS["tiny"].gossip.round_samples
             self.gossip._pace.boundary(round_index * round_s, samples, 0)
         transport.serve("ping", pong, tensor_bytes_max=0)
-        transport.serve("exchange", self.gossip.serve_exchange, tensor_bytes_max=1 << 20)
-        transport.serve("commit", self.gossip.serve_commit, tensor_bytes_max=0)
+        transport.serve("exchange", self.gossip.exchanges.serve_exchange, tensor_bytes_max=1 << 20)
+        transport.serve("commit", self.gossip.exchanges.serve_commit, tensor_bytes_max=0)
 
     async def meet(self, after_s: float, *others: PeerId) -> tuple[dict[PeerId, Packet], str]:
         await asyncio.sleep(after_s)
@@ -191,7 +191,7 @@ async def test_a_caller_that_is_gone_may_call_again() -> None:
     caller, responder = Party(here, WHO[0]), Party(here, WHO[1])
     packet = WireTensor("u8", (NBYTES,), bytearray(NBYTES))
     header = wire.Request(run_id=RUN, exchange=wire.Exchange(round=1, stage=1, samples=8))
-    early = asyncio.ensure_future(responder.gossip.serve_exchange(CALLER, Call(header, [packet])))
+    early = asyncio.ensure_future(responder.gossip.exchanges.serve_exchange(CALLER, Call(header, [packet])))
     await asyncio.sleep(1.0)
     early.cancel()
     (ours, _), (theirs, _) = await asyncio.gather(caller.meet(1.0, RESPONDER), responder.meet(2.0, CALLER))

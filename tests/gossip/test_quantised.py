@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swarmnode.errors import ManifestError, RemoteFault
-from swarmnode.gossip.compression import Codec, codec, dither, kernel
+from swarmnode.gossip.compression import Codec, codec, kernel, tiles
 from swarmnode.gossip.compression.codec import CHUNK, TILE
 from swarmnode.gossip.compression.modular import ESCAPE_NBYTES, HEADER, Modular4, SpreadObservation
 from swarmnode.gossip.outer import NoLoCo
@@ -93,7 +93,7 @@ def twin_modular(bits: int, flat: list[float], phi: list[float], seed: int) -> t
     step = max(f32(most) * f32(8 / 2**bits), least)
     up = ((int(np.array(step, f32).view(np.uint32)) + 0xFFFF) >> 16) << 16
     step = float(np.array(up, np.uint32).view(f32))  # type: ignore[assignment]
-    drawn = dither.pool(seed)[dither.offset(seed, 0) :]
+    drawn = tiles.pool(seed)[tiles.offset(seed, 0) :]
     codes, values = [], []
     for i, x in enumerate(flat):
         d = int(drawn[i]) | 1

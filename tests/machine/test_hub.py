@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from swarmnode.manifest import PRESETS, AboutSpec
-from swarmnode.model.model_card import model_card
+from swarmnode.model.export import model_card
 
 REPO = "ada/model"
 TOKEN = "hf_stand_in"

@@ -340,7 +340,7 @@ def test_training_by_bytes_says_what_it_needs() -> None:
         ("average_share = 0.0", "average_share = 0.1", "inner.average_share = 0.1: allowed is 0.0 with"),
         ('"adamw"', '"muon"', 'inner.optimizer = "muon": allowed is "adamw" with'),
         ("group = 0", "group = 2", "gossip.group = 2: allowed is 0 with"),
-        ('"average"', '"noloco"', 'gossip.method = "noloco": allowed is "average" in one fragment with'),
+        ('"average"', '"noloco"', 'gossip.method = "noloco": allowed is "average" with'),
         ('"all"', '"clipped"', 'gossip.acceptance = "clipped": allowed is "all" with'),
     ):
         assert said in mistakes(ONE_BYTE.replace(before, after)), said

@@ -7,9 +7,8 @@ from torch import Tensor
 
 from swarmnode.manifest import DataSpec, Manifest, ModelSpec, PipelineSpec, parse, template
 from swarmnode.manifest.recipe import parameters_of
-from swarmnode.model.attention import causal_attention
 from swarmnode.model.decoder import Decoder, RMSNorm, SparseFeedForward
-from swarmnode.model.documents import Documents
+from swarmnode.model.documents import Documents, causal_attention
 from swarmnode.model.split import initial, layer_flops, parameter_shapes, split
 from tests.support.tiny_model import FAMILIES, TINY, manifest, randomised, stages_of, token_batch, train_on
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from swarmnode.data.sample import IGNORED
 from swarmnode.model import memory_estimate
-from swarmnode.model.linear_loss import HeadProgress, head_loss
+from swarmnode.model.backprop import HeadProgress, head_loss
 from swarmnode.model.memory_estimate import chunk_rows, head_nbytes
 from swarmnode.model.tensor import decode, encode
 from tests.support.tiny_model import TINY, manifest, stages_of, token_batch, token_wire, train_on

@@ -60,7 +60,7 @@ def test_absent_sections_take_no_memory() -> None:
 
 def test_tapes_are_kept_while_there_is_room() -> None:
     few, many = (replace(PRESETS["demo"], limits=LimitsSpec(tape_bytes_max=nbytes)) for nbytes in (0, 1 << 40))
-    tape = 19 << 20  # as preset.py says
+    tape = 19 << 20  # as recipe.py says
     for less, more in list(zip(needed(few), needed(many), strict=True))[:-1]:
         assert abs(more - less - memory_estimate.TAPES * tape) < tape / 2
     assert needed(few)[-1] == needed(many)[-1]  # the last stage keeps none

@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 
 from swarmnode.errors import UsageError
 from swarmnode.planner.fleet import parse_fleet, scaled
-from swarmnode.planner.geography import Address, Nat, NetworkCut, ReachabilityMap, rtt_s
+from swarmnode.planner.geography import Address, Nat, rtt_s
 from swarmsim import virtual_time
 from swarmsim.link import SimLink
+from swarmsim.network import NetworkCut, ReachabilityMap
 
 ARRIVALS = st.lists(st.tuples(st.floats(0, 10), st.integers(1, 1000)), min_size=1, max_size=12)
 

@@ -6,10 +6,9 @@ import pytest
 
 from swarmnode.ids import PeerId, seeded
 from swarmnode.manifest import Manifest
-from swarmnode.membership.partition import TrainedApart
 from swarmnode.membership.peer_table import PeerTable
 from swarmnode.membership.progress import Progress
-from swarmnode.membership.run_progress import RunProgress
+from swarmnode.membership.run_progress import RunProgress, TrainedApart
 from swarmsim.law import Laws
 from swarmsim.learned import LearnedSamples
 from swarmsim.life import simulate

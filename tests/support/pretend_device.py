@@ -24,10 +24,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from swarmnode.model import attention, moments
+from swarmnode.model import documents, moments
 
 NAME = "pretend"
-CACHES = (moments.codes, attention._window_mask)
+CACHES = (moments.codes, documents._window_mask)
 """Caches of tensors in the product: nothing real enters the books, and nothing made under them outlives them."""
 PRODUCTS = ("aten.mm.", "aten.addmm.", "aten.bmm.", "aten.baddbmm.")
 

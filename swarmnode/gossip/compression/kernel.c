@@ -198,7 +198,7 @@ static inline __attribute__((always_inline)) void decode_blocks(const uint8_t *s
     }
 }
 
-/* A packet's layout (modular.py), and where dither lies in the pool (dither.py). */
+/* A packet's layout (modular.py), and where dither lies in the pool (tiles.py). */
 #define CHUNK (1L << 18)
 #define TILE (1L << 19)
 #define OFFSETS 64

@@ -1,6 +1,6 @@
 """Modular low-bit pairs (ours): send only the low bits of a weight; the partner's own weight supplies the high ones.
 
-The partner knows theta to within the replicas' spread, so per block of 64, with d an odd byte of dither (dither.py):
+The partner knows theta to within the replicas' spread, so per block of 64, with d an odd byte of dither (tiles.py):
 
     s = kappa max(max|D|, mean of max|D|) / 2^b, rounded up to bfloat16     D = theta - phi, the sender's own
     Q = floor(theta / s + d / 256)         sent: Q mod 2^b

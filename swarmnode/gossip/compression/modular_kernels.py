@@ -20,7 +20,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import torch
 
-from swarmnode.gossip.compression import dither, kernel
+from swarmnode.gossip.compression import kernel, tiles
 from swarmnode.gossip.compression.codec import BLOCK_ELEMENTS, CHUNK, TILE, Bytes
 from swarmnode.gossip.compression.tiles import DitherPool, blocks, by_block, chunks, read_steps, wire_steps
 
@@ -179,19 +179,19 @@ class KernelEngine:
 
     def draw_back(self, seed: int) -> None:
         if seed != self._seed:
-            self._seed, self._back = seed, dither.pool(seed)
+            self._seed, self._back = seed, tiles.pool(seed)
 
     def encoder(
         self, flat: torch.Tensor, reference: torch.Tensor, layout: PacketLayout, seed: int, scale: float
     ) -> TileWriter:
         self.dither.draw_pool(seed)
-        tiles, pool, turn = layout.data.ctypes.data, self.dither.pool, dither.turn(seed)
+        out, pool, turn = layout.data.ctypes.data, self.dither.pool, tiles.turn(seed)
 
         def write(start: int, end: int, own: torch.Tensor) -> None:
             x, phi = (whole[start:end].float().contiguous() for whole in (flat, reference))  # usually no copy
             self._library.modular_encode(
                 *(x.data_ptr(), phi.data_ptr(), end - start, pool.data_ptr(), turn, start // CHUNK),
-                *(scale, self.bits, tiles + layout.tile_at(start), own.data_ptr()),
+                *(scale, self.bits, out + layout.tile_at(start), own.data_ptr()),
             )
 
         return write
@@ -210,7 +210,7 @@ class KernelEngine:
         target = out if out.dtype == torch.float32 and out.is_contiguous() else torch.empty(out.numel())
         self._library.modular_decode(
             *(layout.data.ctypes.data, layout.parameters, start, start + out.numel(), mine.data_ptr()),
-            *(self._back.data_ptr(), dither.turn(self._seed), self.bits, target.data_ptr()),
+            *(self._back.data_ptr(), tiles.turn(self._seed), self.bits, target.data_ptr()),
             *(steps.data_ptr(), wrapped.data_ptr(), far.data_ptr()),
         )
         if target is not out:
@@ -234,13 +234,13 @@ class TorchEngine:
         self.dither = DitherPool(device)
         self._weights = torch.arange(1, 2 * BLOCK_ELEMENTS, 2, device=device, dtype=torch.int16)
         self._weights[-1] += 2  # 1, 3 … 125, 129
-        self._seed, self._back = -1, torch.empty(dither.POOL, device=device)
+        self._seed, self._back = -1, torch.empty(tiles.POOL, device=device)
 
     def draw_back(self, seed: int) -> None:
         """See Engine. Minus 1/2, in ranges."""
         if seed != self._seed:
             self._seed = seed
-            self._back.copy_(dither.pool(seed) & DITHER).add_(1 - 128).mul_(1 / (256 << self.bits))
+            self._back.copy_(tiles.pool(seed) & DITHER).add_(1 - 128).mul_(1 / (256 << self.bits))
 
     def _sums(self, words: torch.Tensor) -> torch.Tensor:
         """The sum of w Q of each block of `words` [rows, 64], whole numbers: mod 2^16, of which a checksum is made."""
@@ -301,7 +301,7 @@ class TorchEngine:
             codes = torch.from_numpy(unpack(piece.codes, self.bits)[piece.inside : piece.inside + count])
             sent = codes.to(device).view(-1, BLOCK_ELEMENTS)
             # In ranges: the distance of our theta above the value that Q = code represents, ...
-            shift = dither.offset(self._seed, piece.start)
+            shift = tiles.offset(self._seed, piece.start)
             offset = torch.sub(self._back[shift : shift + count].view(-1, BLOCK_ELEMENTS), sent.float(), alpha=share)
             above = torch.addcmul(offset, mine, torch.reciprocal(step).mul_(share))
             turns = torch.round(above)  # ... Q' >> b, ...
