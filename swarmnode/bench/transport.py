@@ -3,12 +3,16 @@ sending alternating in one run over the same two p2pds. `python -m swarmnode.ben
 
 The bare stream is the cheapest possible transfer: hivemind's binary stream handler, an 8 byte length, the bytes in the
 same frames, discarded by the receiver on arrival, and one byte back. Our calls check, allocate and keep them.
+
+Beside it the transports that are installed here, one after the other between two processes: small calls alone and many
+at once, large messages, and what both processes with their p2pds took of processors and memory.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib.util
 import json
 import statistics
 import sys
@@ -19,6 +23,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+import psutil
 import uvloop
 from hivemind.p2p import PeerID
 
@@ -26,14 +31,18 @@ from swarmnode.errors import LocalFault
 from swarmnode.ids import PeerId, RunId
 from swarmnode.ports import Answer, Call, WireTensor
 from swarmnode.transport.key_file import create
+from swarmnode.transport.kind import IROH, LIBP2P, open_transport
 from swarmnode.transport.libp2p import Libp2pTransport
 from swarmnode.transport.stream import FRAME_BYTES
+from swarmnode.transport.stream_transport import StreamTransport
 from swarmnode.wire import call_pb2 as wire
 
 SIZES_MIB = (1, 4, 16, 64)
 TARGET_RATIO = 0.7
 SECONDS_PER_SIZE = 3.0  # both ways of sending together
 ROUNDS_MIN = 5
+AT_ONCE = 32  # small calls
+SMALL_CALLS = 1500
 
 _RUN = RunId("be" * 32)
 _BARE = "swarmnode-bench-bare"
@@ -42,9 +51,12 @@ _START_TIMEOUT_S = 60.0
 
 
 def run(sizes_mib: Sequence[int] = SIZES_MIB, seconds_per_size: float = SECONDS_PER_SIZE) -> dict[str, Any]:
-    """{"sizes": [{"mib", "rounds", "bare_s", "ours_s", "bare_mb_per_s", "ours_mb_per_s", "ratio"}], "target_ratio"}.
+    """{"sizes": [{"mib", "rounds", "bare_s", "ours_s", "bare_mb_per_s", "ours_mb_per_s", "ratio"}], "target_ratio",
+    "kinds": [{"kind", "call_ms", "calls_per_s", "cpu_ms_per_call", "mb_per_s", "cpu_s_per_gb", "memory_mib"}]}.
 
     Seconds are medians of one message; `ratio` is bare seconds over ours: 1.0 means that our call costs nothing.
+    `kinds`: `call_ms` the median of one small call at a time, `calls_per_s` and `cpu_ms_per_call` of AT_ONCE at a time,
+    `mb_per_s` by size of the message in MiB; processors and memory of both processes and their p2pds.
     """
     result: dict[str, Any] = uvloop.run(_measure(sizes_mib, seconds_per_size))
     return result
@@ -52,11 +64,64 @@ def run(sizes_mib: Sequence[int] = SIZES_MIB, seconds_per_size: float = SECONDS_
 
 async def _measure(sizes_mib: Sequence[int], seconds_per_size: float) -> dict[str, Any]:
     async with answering_process() as (peer, addresses), own_transport() as transport:
+        assert isinstance(transport, Libp2pTransport)
         await transport.connect(peer, addresses)
         bare = await _BareClient.open(transport, peer)
         rows = [await _measure_size(transport, peer, bare, mib, seconds_per_size) for mib in sizes_mib]
         bare.close()
-    return {"sizes": rows, "target_ratio": TARGET_RATIO}
+    kinds = [LIBP2P, *([IROH] if importlib.util.find_spec(IROH) else [])]
+    measured = [await _measure_kind(kind, sizes_mib, seconds_per_size) for kind in kinds]
+    return {"sizes": rows, "target_ratio": TARGET_RATIO, "kinds": measured}
+
+
+async def _measure_kind(kind: str, sizes_mib: Sequence[int], seconds: float) -> dict[str, Any]:
+    loop, ping = asyncio.get_running_loop(), Call(wire.Request(ping=wire.Ping()))
+    async with answering_process(kind) as (peer, addresses), own_transport(kind=kind) as transport:
+        await transport.connect(peer, addresses)
+
+        async def small(count: int) -> None:
+            for _ in range(count):
+                await transport.call(peer, ping, timeout_s=60, reply_bytes_max=0)
+
+        await small(50)
+        took = []
+        for _ in range(SMALL_CALLS // 5):
+            began = perf_counter()
+            await small(1)
+            took.append(perf_counter() - began)
+        began, cpu_s = perf_counter(), _cpu_s()
+        await asyncio.gather(*(small(SMALL_CALLS // AT_ONCE) for _ in range(AT_ONCE)))
+        calls, calls_s, calls_cpu_s = SMALL_CALLS // AT_ONCE * AT_ONCE, perf_counter() - began, _cpu_s() - cpu_s
+        rates, sent, cpu_s = dict[int, float](), 0, _cpu_s()
+        for mib in sizes_mib:
+            data = bytes(range(256)) * (mib * _MIB // 256)
+            call = Call(wire.Request(process=wire.Process(samples=1)), [WireTensor("u8", (len(data),), data)])
+            lasted, end = list[float](), loop.time() + seconds
+            while len(lasted) < ROUNDS_MIN or loop.time() < end:
+                began = perf_counter()
+                await transport.call(peer, call, timeout_s=60, reply_bytes_max=0)
+                lasted.append(perf_counter() - began)
+                sent += len(data)
+            rates[mib] = len(data) / 1e6 / statistics.median(lasted)
+        return {
+            "kind": kind,
+            "call_ms": 1e3 * statistics.median(took),
+            "calls_per_s": calls / calls_s,
+            "cpu_ms_per_call": 1e3 * calls_cpu_s / calls,
+            "mb_per_s": rates,
+            "cpu_s_per_gb": (_cpu_s() - cpu_s) / sent * 1e9,
+            "memory_mib": sum(process.memory_full_info().uss for process in _tree()) / _MIB,
+        }
+
+
+def _tree() -> list[psutil.Process]:
+    """This process and all below it: the answering one, and the p2pd of each."""
+    me = psutil.Process()
+    return [me, *me.children(recursive=True)]
+
+
+def _cpu_s() -> float:
+    return sum(sum(process.cpu_times()[:2]) for process in _tree())
 
 
 async def _measure_size(
@@ -118,10 +183,10 @@ async def _bare_handler(_: Any, reader: asyncio.StreamReader, writer: asyncio.St
 
 
 @asynccontextmanager
-async def own_transport(run_id: RunId = _RUN) -> AsyncIterator[Libp2pTransport]:
+async def own_transport(run_id: RunId = _RUN, *, kind: str = LIBP2P) -> AsyncIterator[StreamTransport]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "node.key"
-        transport = await Libp2pTransport.create(path, create(path), run_id)
+        transport = await open_transport(kind, path, create(path), run_id, ["/ip4/127.0.0.1/tcp/0"])
         try:
             yield transport
         finally:
@@ -129,13 +194,14 @@ async def own_transport(run_id: RunId = _RUN) -> AsyncIterator[Libp2pTransport]:
 
 
 @asynccontextmanager
-async def answering_process() -> AsyncIterator[tuple[PeerId, list[str]]]:
+async def answering_process(kind: str = LIBP2P) -> AsyncIterator[tuple[PeerId, list[str]]]:
     """A second process that receives; it ends when its standard input does."""
     child = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
         "swarmnode.bench.transport",
         "--serve",
+        kind,
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
     )
@@ -152,13 +218,16 @@ async def answering_process() -> AsyncIterator[tuple[PeerId, list[str]]]:
         await child.wait()
 
 
-async def _serve() -> None:
+async def _serve(kind: str) -> None:
     async def swallow(peer: PeerId, call: Call) -> Answer:
         return Answer(wire.Reply())
 
-    async with own_transport() as transport:
-        transport.serve("process", swallow, tensor_bytes_max=1 << 30)
-        await transport.daemon.p2p.add_binary_stream_handler(_BARE, _bare_handler)
+    async with own_transport(kind=kind) as transport:
+        transport.prefer(lambda peer: True)
+        for method in ("process", "ping"):
+            transport.serve(method, swallow, tensor_bytes_max=1 << 30)
+        if isinstance(transport, Libp2pTransport):
+            await transport.daemon.p2p.add_binary_stream_handler(_BARE, _bare_handler)
         transport.start()
         said = {"peer": transport.peer_id, "addresses": await transport.addresses()}
         sys.stdout.write(json.dumps(said) + "\n")
@@ -169,7 +238,7 @@ async def _serve() -> None:
 def main(arguments: Sequence[str]) -> int:
     """0 when every size meets TARGET_RATIO."""
     if "--serve" in arguments:
-        uvloop.run(_serve())
+        uvloop.run(_serve(arguments[-1]))
         return 0
     result = run()
     out = sys.stdout
@@ -178,6 +247,13 @@ def main(arguments: Sequence[str]) -> int:
         out.write(
             f"{row['mib']:>5} {row['rounds']:>7} {row['bare_mb_per_s']:>10.0f} {row['ours_mb_per_s']:>10.0f} "
             f"{row['ratio']:>6.2f}\n"
+        )
+    for kind in result["kinds"]:
+        rates = ", ".join(f"{rate:.0f} MB/s ({mib} MiB)" for mib, rate in kind["mb_per_s"].items())
+        out.write(
+            f"{kind['kind']}: a call {kind['call_ms']:.2f} ms, {AT_ONCE} at once {kind['calls_per_s']:.0f}/s at "
+            f"{kind['cpu_ms_per_call']:.2f} ms of CPU; {rates}, {kind['cpu_s_per_gb']:.1f} s of CPU a GB; "
+            f"{kind['memory_mib']:.0f} MiB in both processes\n"
         )
     return 0 if all(row["ratio"] >= TARGET_RATIO for row in result["sizes"]) else 1
 
