@@ -34,6 +34,7 @@ from swarmnode.manifest.spec import (
     PipelineSpec,
     RecoverySpec,
     TrainingSpec,
+    TransportSpec,
 )
 from swarmnode.manifest.text import MANIFEST_BYTES_MAX, parse, template
 
@@ -60,6 +61,7 @@ __all__ = [
     "PipelineSpec",
     "RecoverySpec",
     "TrainingSpec",
+    "TransportSpec",
     "boundary_nbytes",
     "amended",
     "boundary_width",
