@@ -43,6 +43,7 @@ from swarmnode.ports import WireTensor
 from swarmnode.transport import frame
 from swarmnode.transport.frame import PREAMBLE, FrameFlag, FrameKind
 from swarmnode.wire import access_pb2, call_pb2, record_pb2
+from tests.fuzz.files import SEEDS as FILES
 from tests.fuzz.watching import receipts, reports, take_receipt, take_report
 from tests.support.method_tables import CODECS
 
@@ -65,7 +66,7 @@ class Target:
     tokens: tuple[bytes, ...] = ()
 
 
-def quietly(take: Callable[[bytes], None]) -> Callable[[bytes], bool]:
+def quietly(take: Callable[[bytes], object]) -> Callable[[bytes], bool]:
     """`take`, its refusals swallowed: they must say something. True: it accepted the input."""
 
     @functools.wraps(take)
@@ -351,6 +352,7 @@ def targets() -> Mapping[str, Target]:
         "control": Target(control, take_control),
         "receipt": Target(receipts(), take_receipt),
         "report": Target(reports(), take_report),
+        **{name: Target((seed,), quietly(take), JSON) for name, (seed, take) in FILES.items()},
     }
 
 

@@ -1,5 +1,8 @@
 """Seconds' worth of fuzzing: damaged valid inputs, and what Hypothesis thinks of. `python -m tests.fuzz` does more."""
 
+import re
+from pathlib import Path
+
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -8,6 +11,7 @@ from swarmnode.ids import seeded
 from tests.fuzz.mutate import inputs
 from tests.fuzz.targets import targets
 
+ROOT = Path(__file__).parents[2]
 NAMES = (
     *(
         "frame",
@@ -20,9 +24,10 @@ NAMES = (
         "manifest",
         "signed manifest",
     ),
-    *("manifest inside", "packet", "control", "receipt", "report"),
+    *("manifest inside", "packet", "control", "receipt", "report", "index", "base index", "safetensors header"),
+    *("tensor file", "checkpoint", "small file", "amendment inside", "warrant", "one_byte"),
 )
-COUNT = {"manifest": 300, "manifest inside": 300, "packet": 300, "report": 400}  # slower ones
+COUNT = {"amendment inside": 200, "manifest": 300, "manifest inside": 300, "packet": 300, "report": 400}  # slower ones
 
 
 def test_every_target_is_tested() -> None:
@@ -47,3 +52,61 @@ def test_any_bytes_are_refused_quietly(name: str, raw: bytes) -> None:
 @given(text=st.text(max_size=200))
 def test_any_text_is_refused_quietly(name: str, text: str) -> None:
     targets()[name].take(text.encode("utf-8", "replace"))
+
+
+PARSES = re.compile(r"json\.loads|tomllib\.loads|\.FromString\(|ParseFromString|MSGPackSerializer\.loads|unpack_from")
+OWN = "written by this user or its own processes"
+CHILD = "what a child or service of this machine says"
+PARSERS = {
+    **dict.fromkeys(("header.py",), "frame"),
+    **dict.fromkeys(("membership/record.py", "node/piggyback.py", "transport/record_book.py"), "record inside"),
+    "transport/directory.py": "record",
+    **dict.fromkeys(("membership/access.py", "membership/admission.py", "node/access_list.py"), "access list inside"),
+    "membership/invite.py": "invite",
+    "membership/amendment.py": "amendment inside",
+    "daemon/archive.py": "warrant",
+    "manifest/signed.py": "manifest inside",
+    "manifest/text.py": "manifest",
+    "local/model_source.py": "signed manifest",
+    "control/service.py": "control",
+    "dashboard/totals.py": "report",
+    "data/index.py": "index",
+    "data/base_index.py": "base index",
+    "data/base_maker.py": "safetensors header",
+    "recovery/tensorfile.py": "tensor file",
+    "recovery/checkpoint.py": "checkpoint",
+    "data/tokens.py": "small file",
+    "one_byte.py": "one_byte",
+    **dict.fromkeys(
+        (
+            "data/document_row.py",
+            "data/set_maker.py",
+        ),
+        OWN,
+    ),
+    **dict.fromkeys(
+        ("machine/receipt_store.py", "dashboard/history.py", "dashboard/server.py", "transport/contact.py"), OWN
+    ),
+    **dict.fromkeys(("recovery/archive.py", "model/gather.py", "cli/owner.py", "cli/look.py"), OWN),
+    **dict.fromkeys(("cli/option/config_file.py", "cli/manifest.py", "api.py", "daemon/process.py"), OWN),
+    **dict.fromkeys(("daemon/ready_file.py", "machine/sensors.py", "local/node_page.py"), OWN),
+    **dict.fromkeys(("transport/p2pd_process.py", "transport/libp2p.py", "transport/dial_filter.py"), CHILD),
+    **dict.fromkeys(("local/fork_server.py", "local/evaluation.py", "bench/transport.py", "control/client.py"), CHILD),
+    **dict.fromkeys(
+        (
+            "cli/init.py",
+            "node/notice.py",
+        ),
+        CHILD,
+    ),
+}
+
+
+def test_every_module_that_parses_has_a_target_or_a_reason() -> None:
+    found = set()
+    for package in ("swarmnode", "swarmnode_methods"):
+        for path in (ROOT / package).rglob("*.py"):
+            if "wire" not in path.parts and PARSES.search(path.read_text()):
+                found.add(path.relative_to(ROOT / package).as_posix())
+    assert found == set(PARSERS), "a parser without a line here, or a line without a parser"
+    assert set(PARSERS.values()) <= {*NAMES, OWN, CHILD}
