@@ -1,13 +1,14 @@
 """Fit model shape, learning rate, batch and warm-up to a model size and a fleet, each with its origin.
 
-    rate       R (N / 1e6)^-0.17                N parameters
+    rate       R (N / 1e6)^-e                   N parameters; Muon: times the root of a step's tokens over 2,048
     batch      0.58 D^0.571 tokens              D tokens of the run; the search may make it larger (plan/fitted.py)
     warm-up    the larger of 2 / (1 - beta2) inner steps and a hundredth of the run, at most a tenth
 
-The rate passes through the value measured on the demo (1 M parameters, 1.4e-3 with AdamW), GPT-3's 125 M (6e-4; arXiv
-2005.14165, table 2.1) and LLaMA's 7 B (3e-4; arXiv 2302.13971, table 2). The batch is Step Law's (arXiv 2503.04715),
-which gives 12 samples for the demo, where 8 to 16 are best (measured); it depends on the samples and hardly on the
-model's size (arXiv 2410.21676). The warm-up in steps: arXiv 1910.04209, section 5.
+AdamW's rate passes through the value measured on the demo (1 M parameters, 1.4e-3), GPT-3's 125 M (6e-4; arXiv
+2005.14165, table 2.1) and LLaMA's 7 B (3e-4; arXiv 2302.13971, table 2); Muon's near what was measured at 0.05 to 30 M
+parameters (docs/learning.md). The batch is Step Law's (arXiv 2503.04715), which gives 12 samples for the demo, where 8
+to 16 are best (measured); it depends on the samples and hardly on the model's size (arXiv 2410.21676). The warm-up in
+steps: arXiv 1910.04209, section 5.
 """
 
 from __future__ import annotations
@@ -31,13 +32,13 @@ from swarmnode.manifest.spec import (
     PipelineSpec,
 )
 
-RATE_PARAMETERS, RATE_EXPONENT = 1e6, -0.17
+RATE_PARAMETERS, RATE_EXPONENT = 1e6, {"adamw": -0.17, "muon": -0.27}
+RATE_BATCH, RATE_BATCHES_MAX = 2048, 4.0  # tokens; measured from 512 to 8,192: docs/learning.md, Rates
 RATES = {
     "adamw": {"learning_rate": 1.4e-3},
     "muon": {"learning_rate": 3e-3, "muon_learning_rate": 3e-3},
 }
-"""Rates at RATE_PARAMETERS, by inner.optimizer: measured on the demo's model, batches of 8, 7,500 samples. Muon's rate
-is assumed to fall with size as AdamW's does, because its steps are as large (arXiv 2502.16982)."""
+"""Rates at RATE_PARAMETERS, by inner.optimizer: measured on the demo's model, batches of 8, 7,500 samples."""
 BATCH_TOKENS, BATCH_EXPONENT = 0.58, 0.571  # Step Law, arXiv 2503.04715
 WARMUP_SHARE, WARMUP_SHARE_MAX = 0.01, 0.1  # GPT-3 and LLaMA warm up over 0.1 to 1 % of a run; the bound: guess
 STEPS_OF_ROUND = 8  # measured: the demo's swarm, `swarmnode bench learning`
@@ -163,19 +164,20 @@ def fit(start: Manifest, *, parameters: int | None = None, samples: int | None =
     if samples is not None:
         origins["inner.decay_samples"] = "the requested length of the run"
 
-    share = (count / RATE_PARAMETERS) ** RATE_EXPONENT
-    rates: dict[str, Any] = {key: float(f"{rate * share:.1e}") for key, rate in RATES[start.inner.optimizer].items()}
-    through = (
-        f"fitted to {count:_} parameters: through the demo (measured), GPT-3 125M (arXiv 2005.14165) and LLaMA 7B"
-        " (arXiv 2302.13971)"
-    )
-    origins |= {f"inner.{key}": through for key in rates}
     tokens = law_batch(run * model.context)
     batch = min(1 << max(0, round(math.log2(tokens / model.context))), BATCH_MAX)
     microbatch = min(batch, 1 << int(math.log2(start.inner.microbatch)))
     origins["inner.inner_batch"] = f"fitted to {run:_} samples: Step Law, arXiv 2503.04715"
     if microbatch != start.inner.microbatch:
         origins["inner.microbatch"] = "fitted: a divisor of inner.inner_batch"
+    optimizer = start.inner.optimizer
+    share = (count / RATE_PARAMETERS) ** RATE_EXPONENT[optimizer]
+    through = "through the demo (measured), GPT-3 125M (arXiv 2005.14165) and LLaMA 7B (arXiv 2302.13971)"
+    if optimizer == "muon":
+        share *= math.sqrt(min(max(1.0, batch * model.context / RATE_BATCH), RATE_BATCHES_MAX))
+        through = f"and batches of {batch}: measured at 0.05 to 30 M parameters (docs/learning.md)"
+    rates: dict[str, Any] = {key: float(f"{rate * share:.1e}") for key, rate in RATES[optimizer].items()}
+    origins |= {f"inner.{key}": f"fitted to {count:_} parameters {through}" for key in rates}
     steps = 2.0 / (1.0 - start.inner.beta2)
     warmup = warmup_samples(start.inner, batch, run)
     origins["inner.warmup_samples"] = (

@@ -35,6 +35,7 @@ LARGE = 1e9  # parameters above which subspaces are tried unasked
 MICROBATCH_MORE = 4  # guess: at most so many times the manifest's microbatch
 BATCHES = (1, 2, 4, 8)  # inner batches, as multiples of Step Law's
 ROUND_STEPS = (8, 15, 30, 60, 125, 250, 500)  # inner steps of a round; 500: DiLoCo's, arXiv 2311.08105
+PAIR = 2  # the least group of replicas: NoLoCo's, arXiv 2506.10911
 BATCH_MAX_PARTS = (4, 2)  # of the best settings' largest batch, tried last
 SPARING = (5, 0.0)  # gossip.fragments and inner.average_share where memory is short
 CODECS = ("modular4", "modular3")
@@ -42,7 +43,7 @@ FALLING_MAX = 3  # guess: numbers of stages in a row that are no better, where e
 FIELDS = {
     "pipeline": ("stages", "memory_weight", "boundary", "boundary_rank", "window_max"),
     "inner": ("microbatch", "inner_batch", "inner_batch_max", "average_share"),
-    "gossip": ("codec", "fragments", "round_samples"),
+    "gossip": ("codec", "group", "fragments", "round_samples"),
     "limits": (
         "microbatch_timeout_s",
         "hop_timeout_min_s",
@@ -272,11 +273,14 @@ def _batches(manifest: Manifest, tokens: float) -> list[int]:
     return list(dict.fromkeys([manifest.inner.inner_batch, *(1 << max(0, round(math.log2(n * law))) for n in BATCHES)]))
 
 
-def _rounds(manifest: Manifest) -> list[int]:
-    """The manifest's own, and longer ones of ROUND_STEPS inner steps."""
+def _rounds(manifest: Manifest) -> list[tuple[int, int]]:
+    """(gossip.round_samples, gossip.group): the manifest's own, then pairs, as long and after more of ROUND_STEPS inner
+    steps. Pairs after H steps send less and lose less than groups of four after 1.5 H (learning_efficiency.py)."""
     own, step = manifest.gossip.round_samples, max(manifest.inner.inner_batch, manifest.inner.inner_batch_end)
-    longer = [-(-step * count // manifest.gossip.fragments) for count in ROUND_STEPS]
-    return sorted({max(own, step), *(samples for samples in longer if samples > max(own, step))})
+    least, group = max(own, step), manifest.gossip.group
+    longer = [samples for steps in ROUND_STEPS if (samples := -(-step * steps // manifest.gossip.fragments)) > least]
+    pairs = PAIR if group > PAIR else group
+    return list(dict.fromkeys([(least, group), (least, pairs), *((samples, pairs) for samples in longer)]))
 
 
 def with_values(manifest: Manifest, **changed: float | str) -> Manifest:
@@ -380,15 +384,15 @@ def _try_all(
                 needed = in_flight_needed(same, fleet)
                 for batch in _batches(manifest, tokens):
                     start = with_values(same, inner_batch=batch)
-                    start = with_values(start, round_samples=_rounds(start)[0])
+                    start = with_values(start, round_samples=_rounds(start)[0][0])
                     start = _kept_busy(start, nodes, needed, tokens)
                     most = _bound(start, fleet) * efficiency(start, max(1, nodes // stages), tokens)
                     if not _allowed(start) or (not by_money and bars.below(most)):
                         continue
                     if tightest(start, fleet) is not None:
                         continue
-                    for round_samples in _rounds(start):
-                        made = with_values(start, round_samples=round_samples)
+                    for round_samples, group in _rounds(start):
+                        made = with_values(start, round_samples=round_samples, group=group)
                         one = _candidate(made, manifest, fleet, left_out, tokens, by_money=by_money)
                         if not one.plan.tokens_per_s:
                             break
@@ -409,11 +413,11 @@ def _try_all(
     chosen = _chosen(found) if found else None
     if chosen is None or chosen.manifest.gossip.codec not in CODECS or chosen.left_out != left_out:
         return
-    for codec in CODECS:
-        for round_samples in _rounds(with_values(chosen.manifest, round_samples=manifest.gossip.round_samples)):
-            made = with_values(chosen.manifest, codec=codec, round_samples=round_samples)
-            if _allowed(made):
-                found.append(_candidate(made, manifest, fleet, left_out, tokens, by_money=by_money))
+    own = with_values(chosen.manifest, round_samples=manifest.gossip.round_samples, group=manifest.gossip.group)
+    for codec, (round_samples, group) in itertools.product(CODECS, _rounds(own)):
+        made = with_values(chosen.manifest, codec=codec, round_samples=round_samples, group=group)
+        if _allowed(made):
+            found.append(_candidate(made, manifest, fleet, left_out, tokens, by_money=by_money))
 
 
 def _may_gain(manifest: Manifest, last: Candidate | None, fleet: Sequence[MachineKind]) -> bool:

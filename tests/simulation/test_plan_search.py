@@ -83,14 +83,14 @@ def test_no_setting_by_hand_is_better_than_the_one_found(name: str) -> None:
     best = search(RUN, fleet, TOKENS).best
     assert best.plan == plan(best.manifest, fleet, TOKENS)
     scores: dict[int, float] = {}
-    for stages, boundary, microbatch, batch, steps in itertools.product(
-        (1, 2, 3, 4), ("bf16", "int8"), (1, 2, 4, 8), (32, 512, 4096), (8, 60, 250)
+    for stages, boundary, microbatch, batch, (steps, group) in itertools.product(
+        (1, 2, 3, 4), ("bf16", "int8"), (1, 2, 4, 8), (32, 512, 4096), ((8, 4), (60, 4), (60, 2), (250, 2))
     ):
         made = replace(
             RUN,
             pipeline=replace(RUN.pipeline, stages=stages, boundary=boundary),
             inner=replace(RUN.inner, microbatch=microbatch, inner_batch=batch),
-            gossip=replace(RUN.gossip, round_samples=batch * steps),
+            gossip=replace(RUN.gossip, round_samples=batch * steps, group=group),
         )
         assert all(across.holds(made) for across in ACROSS)
         try:
