@@ -7,6 +7,7 @@ import os
 import pathlib
 import subprocess
 import sys
+from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
@@ -247,75 +248,47 @@ def test_durations(text: str, seconds: float) -> None:
     assert parse_duration(text) == seconds
 
 
-NO_DURATIONS = ["", "s", "-5", "5x", "1m1h", "1m 30s", "1m1m", "0", "nan", "inf", "1e3", "9999d", "s1"]
-
-
-@pytest.mark.parametrize("text", NO_DURATIONS)
-def test_malformed_durations_are_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="duration"):
-        parse_duration(text)
-
-
 @given(st.integers(0, 99), st.integers(0, 59), st.integers(1, 59))
 def test_durations_agree_with_a_dumb_twin(hours: int, minutes: int, seconds: int) -> None:
     assert parse_duration(f"{hours}h{minutes}m{seconds}s") == hours * 3600 + minutes * 60 + seconds
 
 
-@pytest.mark.parametrize("text", ["/ip4/0.0.0.0/tcp/0", "/ip6/::1/tcp/65535"])
-def test_where_to_listen(text: str) -> None:
-    assert check_listen(text) == text
-
-
-NOT_TO_LISTEN = [
-    "",
-    "0.0.0.0:1",
-    "/ip4/0.0.0.0/sctp/1",
-    "/ip4/::1/tcp/1",
-    "/ip4/0.0.0.0/tcp/65536",
-    "/dns/a/tcp/1",
-    "/ip4/0.0.0.0/tcp/1/",
-]
-
-
-@pytest.mark.parametrize("text", NOT_TO_LISTEN)
-def test_where_not_to_listen(text: str) -> None:
-    with pytest.raises(ValueError, match=r"write it like|address is needed"):
-        check_listen(text)
-
-
+TO_LISTEN = ["/ip4/0.0.0.0/tcp/0", "/ip6/::1/tcp/65535"]
 PEERS = [
     BOOTSTRAP,
     f"/dns4/a.example/tcp/1/p2p/{PEER}",
     f"/ip6/::1/tcp/1/p2p/{PEER}",
     f"{BOOTSTRAP}/p2p-circuit/p2p/{PEER}",
 ]
+NO_DURATIONS = ["", "s", "-5", "5x", "1m1h", "1m 30s", "1m1m", "0", "nan", "inf", "1e3", "9999d", "s1"]
+NOT_TO_LISTEN = """
+0.0.0.0:1 /ip4/0.0.0.0/sctp/1 /ip4/::1/tcp/1 /ip4/0.0.0.0/tcp/65536 /dns/a/tcp/1 /ip4/0.0.0.0/tcp/1/
+""".split()
+NO_PEERS = f"""
+/ {PEER} /ip4/127.0.0.1/tcp/1 /ip4/127.0.0.1/sctp/1/p2p/{PEER} /ip4/127.0.0.1/tcp/1/p2p/0OIl
+/ip4/300.0.0.1/tcp/1/p2p/{PEER}
+""".split()
+CHECKS: dict[Callable[[str], object], tuple[list[str], list[str], str]] = {
+    parse_duration: ([], NO_DURATIONS, "duration"),
+    check_listen: (TO_LISTEN, ["", *NOT_TO_LISTEN], "write it like|address is needed"),
+    check_bootstrap: (PEERS, ["", *NO_PEERS], "write it like|is not"),
+}
 
 
-@pytest.mark.parametrize("text", PEERS)
-def test_addresses_of_peers(text: str) -> None:
-    assert check_bootstrap(text) == text
+@pytest.mark.parametrize(("check", "text"), [(check, text) for check, (good, _, _) in CHECKS.items() for text in good])
+def test_addresses_that_can_be_used_stay_as_they_are(check: Callable[[str], object], text: str) -> None:
+    assert check(text) == text
 
 
-NO_PEERS = [
-    "",
-    "/",
-    PEER,
-    "/ip4/127.0.0.1/tcp/1",
-    f"/ip4/127.0.0.1/sctp/1/p2p/{PEER}",
-    "/ip4/127.0.0.1/tcp/1/p2p/0OIl",
-    f"/ip4/300.0.0.1/tcp/1/p2p/{PEER}",
-]
-
-
-@pytest.mark.parametrize("text", NO_PEERS)
-def test_malformed_peer_addresses_are_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=r"write it like|is not"):
-        check_bootstrap(text)
+@pytest.mark.parametrize(("check", "text"), [(check, text) for check, (_, bad, _) in CHECKS.items() for text in bad])
+def test_malformed_durations_and_addresses_are_refused(check: Callable[[str], object], text: str) -> None:
+    with pytest.raises(ValueError, match=CHECKS[check][2]):
+        check(text)
 
 
 @given(st.text(max_size=80))
 def test_no_text_breaks_the_checks(text: str) -> None:
-    for check in (check_listen, check_bootstrap, parse_duration):
+    for check in CHECKS:
         try:
             check(text)
         except ValueError as error:

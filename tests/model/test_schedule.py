@@ -11,33 +11,17 @@ COSINE = InnerSpec(learning_rate=1.0, warmup_samples=100, decay_samples=1100, le
 
 
 @pytest.mark.parametrize(
-    ("samples", "rate"),
-    [(0, 0.0), (1, 0.01), (50, 0.5), (100, 1.0), (350, 0.8681981), (600, 0.55), (1100, 0.1), (10**12, 0.1)],
+    ("decay", "rates"),
+    [
+        ("cosine", {0: 0.0, 1: 0.01, 50: 0.5, 100: 1.0, 350: 0.8681981, 600: 0.55, 1100: 0.1, 10**12: 0.1}),
+        ("constant", {0: 0.0, 25: 0.25, 100: 1.0, 10**9: 1.0}),
+        ("linear", {50: 0.5, 100: 1.0, 350: 0.775, 600: 0.55, 1099: 0.1009, 1100: 0.1, 10**12: 0.1}),
+        ("wsd", {50: 0.5, 100: 1.0, 700: 1.0, 800: 0.55, 1000: 0.22057713659, 1100: 0.1, 10**12: 0.1}),
+    ],
 )
-def test_warmup_then_cosine(samples, rate):
-    assert learning_rate(COSINE, samples) == pytest.approx(rate, abs=1e-7)
-
-
-@pytest.mark.parametrize(("samples", "rate"), [(0, 0.0), (25, 0.25), (100, 1.0), (10**9, 1.0)])
-def test_warmup_then_constant(samples, rate):
-    inner = InnerSpec(learning_rate=1.0, warmup_samples=100, decay="constant")
-    assert learning_rate(inner, samples) == rate
-
-
-@pytest.mark.parametrize(
-    ("samples", "rate"), [(50, 0.5), (100, 1.0), (350, 0.775), (600, 0.55), (1099, 0.1009), (1100, 0.1), (10**12, 0.1)]
-)
-def test_warmup_then_linear(samples, rate):
-    assert learning_rate(replace(COSINE, decay="linear"), samples) == pytest.approx(rate, abs=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("samples", "rate"),
-    [(50, 0.5), (100, 1.0), (700, 1.0), (800, 0.55), (1000, 0.22057713659), (1100, 0.1), (10**12, 0.1)],
-)
-def test_warmup_then_stable_then_one_minus_the_root(samples, rate):
-    inner = replace(COSINE, decay="wsd", cooldown_samples=400)
-    assert learning_rate(inner, samples) == pytest.approx(rate, abs=1e-9)
+def test_the_rate_rises_in_warmup_then_falls_as_its_decay_says(decay, rates):
+    inner = replace(COSINE, decay=decay, cooldown_samples=400 if decay == "wsd" else COSINE.cooldown_samples)
+    assert {samples: learning_rate(inner, samples) for samples in rates} == pytest.approx(rates, abs=1e-7)
 
 
 @given(

@@ -37,7 +37,7 @@ def slow_weights(person: Villager) -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize(("before", "after"), [(2, 3), pytest.param(3, 2, marks=pytest.mark.nightly)])
 async def test_all_nodes_go_on_in_another_number_of_stages(tmp_path: Path, before: int, after: int) -> None:
-    run = manifest(before, round_samples=64)
+    run = manifest(before)
     run = dataclasses.replace(run, model=dataclasses.replace(run.model, vocabulary=256))  # as bytes need it
     signed = Amendments(run, RUN, owner.public_bytes(OWNER))
 
