@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib.util
 import json
 import os
 import pathlib
@@ -14,7 +13,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from types import ModuleType
 
 import psutil
 import pytest
@@ -29,20 +27,9 @@ from swarmnode.local.swarm_view import PlainScreen
 from swarmnode.model import device
 from swarmnode.wire.record_pb2 import NODE_STATE_JOINING, NODE_STATE_TRAINING
 from swarmnode.wire.report_pb2 import StatusReply
+from tests.support import drive
 
-HERE = pathlib.Path(__file__).parent
 WAIT_S = 150.0
-
-
-def load_drive() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("drive", HERE / "drive.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-drive = load_drive()
 
 
 @pytest.fixture(autouse=True)
@@ -77,11 +64,11 @@ def screen() -> PlainScreen:
 @contextlib.contextmanager
 def driven(folder: pathlib.Path, *arguments: str, **environment: str) -> Iterator[subprocess.Popen[str]]:
     process = subprocess.Popen(
-        [sys.executable, "-B", str(HERE / "drive.py"), str(folder), *arguments],
+        [sys.executable, "-B", drive.__file__, str(folder), *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": str(HERE.parents[1]), **environment},
+        env={**os.environ, "PYTHONPATH": str(pathlib.Path(__file__).parents[2]), **environment},
     )
     try:
         yield process

@@ -14,26 +14,14 @@ from swarmnode.errors import DataError, DiskFull, LocalFault, NotPermitted, Swar
 from swarmnode.machine.stage_fit import FreeMemory, MachineMemory, StageFit
 from swarmnode.manifest import PRESETS, DataSpec, Manifest, ModelSpec
 from swarmnode.model.memory_budget import CPU
+from tests.support.options import options as node_options
 
 TINY = PRESETS["tiny"]
 VAST = replace(TINY, model=ModelSpec(layers=64, width=1 << 17, heads=64, kv_heads=64, ffn=1 << 19, vocabulary=256))
 
 
 def options(folder: Path, **more: object) -> NodeOptions:
-    plain: dict[str, object] = {
-        "run": "ab" * 32,
-        "bootstrap": (),
-        "stage": None,
-        "listen": "/ip4/127.0.0.1/tcp/0",
-        "home": folder / "home",
-        "metrics_port": 0,
-        "cache": folder / "cache",
-        "name": "node",
-        "bootstrap_only": False,
-        "out": None,
-        "data_root": folder,
-    }
-    return NodeOptions(**(plain | more))  # type: ignore[arg-type]
+    return node_options(folder, **({"data_root": folder} | more))
 
 
 def fails(manifest: Manifest, asked: NodeOptions, unable: frozenset[int] = frozenset()) -> SwarmnodeError | None:

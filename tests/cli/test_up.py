@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import json
 import os
 import pathlib
@@ -18,8 +17,8 @@ from swarmnode.daemon import ready_file
 from swarmnode.daemon.ready_file import Ready
 from swarmnode.errors import LocalFault, ManifestError, NotPermitted, UsageError
 from swarmnode.local.run_folder import prepare
+from tests.support import drive
 
-HERE = pathlib.Path(__file__).parent
 TINY = manifests.PRESETS["tiny"]
 
 
@@ -80,10 +79,6 @@ def test_a_folder_that_cannot_be_written(run: pathlib.Path) -> None:
 
 @pytest.fixture
 def _fell_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    spec = importlib.util.spec_from_file_location("drive", HERE / "drive.py")
-    assert spec is not None and spec.loader is not None
-    drive = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(drive)
     monkeypatch.setattr("swarmnode.local.child.node_command", drive.fake_command)
     monkeypatch.setattr("swarmnode.local.session.PERIOD_S", 0.1)
 

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from swarmnode.daemon.options import NodeOptions
 from swarmnode.daemon.preflight import checkpoints, usable_stages
 from swarmnode.errors import HardwareFault, NotPermitted, UsageError
 from swarmnode.machine.stage_fit import FreeMemory, MachineMemory, free_memory, of_groups
@@ -18,6 +16,7 @@ from swarmnode.model.memory_budget import CARD, memory_need, mode_of
 from swarmnode.model.memory_estimate import Passes
 from swarmnode.model.split import split, stages_of
 from swarmnode.node.limits import NodeRole
+from tests.support.options import options
 
 FILES = replace(PRESETS["tiny"], data=DataSpec(source="text", paths=("books",)))
 BUCKET = replace(PRESETS["tiny"], checkpoint=CheckpointSpec("s3://theirs/run"))
@@ -26,46 +25,34 @@ GIANT = Manifest(
 )
 
 
-def told(**given: object) -> NodeOptions:
-    known: dict[str, Any] = {
-        "run": "ab" * 32,
-        "bootstrap": (),
-        "stage": None,
-        "listen": "/ip4/127.0.0.1/tcp/0",
-        "home": Path("home"),
-    }
-    known |= {"metrics_port": 0, "cache": Path("cache"), "name": "n", "bootstrap_only": False, "out": None}
-    return NodeOptions(**{**known, **given})  # type: ignore[arg-type]
-
-
 @pytest.mark.node
 def test_a_run_on_files_is_fed_only_where_a_folder_is_open(capsys: pytest.CaptureFixture[str]) -> None:
-    assert not usable_stages(told(), PRESETS["tiny"]).no_files
-    found = usable_stages(told(), FILES)
+    assert not usable_stages(options(), PRESETS["tiny"]).no_files
+    found = usable_stages(options(), FILES)
     assert found.no_files and not found.unable
     assert "--data-root" in capsys.readouterr().err
-    assert usable_stages(told(stage=1), FILES).no_files
-    assert not usable_stages(told(data_root=Path("books")), FILES).no_files
-    assert usable_stages(told(stage=0, role=NodeRole.REPLICA), FILES).no_files, "others feed it"
+    assert usable_stages(options(stage=1), FILES).no_files
+    assert not usable_stages(options(data_root=Path("books")), FILES).no_files
+    assert usable_stages(options(stage=0, role=NodeRole.REPLICA), FILES).no_files, "others feed it"
     with pytest.raises(NotPermitted, match=r"reads files \(books\).*a feeder reads them"):
-        usable_stages(told(role=NodeRole.FEEDER), FILES)
+        usable_stages(options(role=NodeRole.FEEDER), FILES)
     with pytest.raises(NotPermitted, match=r"reads files \(books\).*--data-root"):
-        usable_stages(told(stage=0), FILES)
+        usable_stages(options(stage=0), FILES)
     with pytest.raises(NotPermitted, match="--data-root"):
-        usable_stages(told(), replace(FILES, pipeline=replace(FILES.pipeline, stages=1)))
+        usable_stages(options(), replace(FILES, pipeline=replace(FILES.pipeline, stages=1)))
     tokenizer = replace(FILES, data=DataSpec(tokenizer="tokenizer.json"))
-    assert usable_stages(told(), tokenizer).no_files
+    assert usable_stages(options(), tokenizer).no_files
 
 
 def test_a_bucket_is_used_only_when_the_user_says_so(capsys: pytest.CaptureFixture[str]) -> None:
-    assert checkpoints(told(), BUCKET) == ""
+    assert checkpoints(options(), BUCKET) == ""
     assert "--use-bucket" in capsys.readouterr().err
-    assert checkpoints(told(use_bucket=True), BUCKET) == "s3://theirs/run"
-    assert checkpoints(told(checkpoints="/mine"), BUCKET) == "/mine"
-    assert checkpoints(told(checkpoints="s3://mine/x", use_bucket=True), BUCKET) == "s3://mine/x"
-    assert checkpoints(told(), PRESETS["tiny"]) == ""
+    assert checkpoints(options(use_bucket=True), BUCKET) == "s3://theirs/run"
+    assert checkpoints(options(checkpoints="/mine"), BUCKET) == "/mine"
+    assert checkpoints(options(checkpoints="s3://mine/x", use_bucket=True), BUCKET) == "s3://mine/x"
+    assert checkpoints(options(), PRESETS["tiny"]) == ""
     with pytest.raises(UsageError, match="names no bucket"):
-        checkpoints(told(use_bucket=True), PRESETS["tiny"])
+        checkpoints(options(use_bucket=True), PRESETS["tiny"])
 
 
 @pytest.mark.parametrize("stage", [None, 0, 1])
@@ -73,7 +60,7 @@ def test_a_stage_too_large_is_refused_with_bytes(stage: int | None) -> None:
     needed = min(memory_need(GIANT, part).host for part in split(GIANT.model, 2))
     assert needed > 1e12
     with pytest.raises(HardwareFault, match=r"needs .* GB of memory \(\d+ bytes\), and .* \(\d+ bytes\) are free by"):
-        usable_stages(told(stage=stage), GIANT)
+        usable_stages(options(stage=stage), GIANT)
 
 
 def test_a_smaller_stage_is_left_where_the_choice_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,13 +78,13 @@ def test_a_smaller_stage_is_left_where_the_choice_is_free(monkeypatch: pytest.Mo
             "swarmnode.daemon.preflight.machine_memory",
             lambda device, most, n=bound: MachineMemory(replace(held, nbytes=n)),
         )
-        assert usable_stages(told(), run).unable == unable
+        assert usable_stages(options(), run).unable == unable
     monkeypatch.setattr(
         "swarmnode.daemon.preflight.machine_memory",
         lambda device, most: MachineMemory(replace(held, nbytes=needed[small] - 1)),
     )
     with pytest.raises(HardwareFault, match="no stage of this run fits"):
-        usable_stages(told(), run)
+        usable_stages(options(), run)
 
 
 def test_a_card_and_its_host_are_refused_each_with_its_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,7 +98,7 @@ def test_a_card_and_its_host_are_refused_each_with_its_bytes(monkeypatch: pytest
     def unable(device: int, host: int) -> frozenset[int]:
         memory = MachineMemory(FreeMemory(host, "the host"), FreeMemory(device, "the card"))
         monkeypatch.setattr("swarmnode.daemon.preflight.machine_memory", lambda where, most: memory)
-        return usable_stages(told(device="cuda", optimizer_state="device"), run).unable
+        return usable_stages(options(device="cuda", optimizer_state="device"), run).unable
 
     assert unable(device, host) == frozenset()
     assert unable(device - 1, host) == {stage for stage, need in enumerate(needs) if need.device == device}
@@ -127,7 +114,7 @@ def test_the_users_own_limit_counts() -> None:
     free = free_memory(1)
     assert (free.nbytes, free.bound) == (0, "--max-memory")
     with pytest.raises(HardwareFault, match="--max-memory"):
-        usable_stages(told(limits={"max-memory": "1MB"}), PRESETS["tiny"])
+        usable_stages(options(limits={"max-memory": "1MB"}), PRESETS["tiny"])
 
 
 def test_a_containers_limit_counts(tmp_path: Path) -> None:

@@ -63,18 +63,9 @@ def test_whatever_is_fitted_is_a_manifest_and_says_from_where(preset, parameters
 
 BY_VALUE = [
     *(f"model.{key}" for key in ("layers", "width", "heads", "kv_heads", "ffn", "context", "vocabulary")),
-    *(
-        f"inner.{key}"
-        for key in (
-            "learning_rate",
-            "muon_learning_rate",
-            "warmup_samples",
-            "decay",
-            "decay_samples",
-            "cooldown_samples",
-        )
-    ),
-    *("inner.microbatch", "inner.inner_batch", "inner.inner_batch_end", "gossip.round_samples", "data.block_samples"),
+    *(f"inner.{key}" for key in ("learning_rate", "muon_learning_rate", "warmup_samples", "decay", "decay_samples")),
+    *(f"inner.{key}" for key in ("cooldown_samples", "microbatch", "inner_batch", "inner_batch_end")),
+    *("gossip.round_samples", "data.block_samples"),
 ]
 
 

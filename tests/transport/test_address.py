@@ -98,23 +98,11 @@ def test_a_port_that_is_taken_cannot_be_listened_on() -> None:
 
 @pytest.mark.parametrize(
     "host",
-    [
-        "ip4/168.63.129.16",
-        "ip4/192.0.0.192",
-        "ip4/169.254.1.1",
-        "ip4/100.100.100.200",
-        "ip6/fd00:ec2::23",
-        "ip6/fd20:ce::254",
-        "ip6/fe80::a9fe:a9fe",
-        "ip6/::ffff:168.63.129.16",
-        "ip6/::168.63.129.16",
-        "ip6/64:ff9b::a83f:8110",
-        "ip6/2002:a83f:8110::1",
-        "dns4/2852039166",
-        "dns4/0xa9fea9fe",
-        "dns4/169.254.43518",
-        "dns/0xa9.0xfe.0xa9.0xfe",
-    ],
+    """
+ip4/168.63.129.16 ip4/192.0.0.192 ip4/169.254.1.1 ip4/100.100.100.200 ip6/fd00:ec2::23 ip6/fd20:ce::254
+ip6/fe80::a9fe:a9fe ip6/::ffff:168.63.129.16 ip6/::168.63.129.16 ip6/64:ff9b::a83f:8110 ip6/2002:a83f:8110::1
+dns4/2852039166 dns4/0xa9fea9fe dns4/169.254.43518 dns/0xa9.0xfe.0xa9.0xfe
+""".split(),
 )
 def test_no_form_of_a_metadata_service_is_a_peer(host: str) -> None:
     assert dialable_of([f"/{host}/tcp/80"], names=True) == []
