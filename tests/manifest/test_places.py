@@ -17,46 +17,27 @@ from swarmnode.manifest.text import value_of
 
 WORD, NUMBERS, LABEL, KEY, FILE = "word", "numbers", "label", "key", "file"
 BUCKET, HASH, URL = "bucket", "hash", "url"
+WORDS = """
+model.qk_norm model.norm_placement model.rope_scaling pipeline.boundary data.source data.documents
+inner.optimizer inner.decay inner.replica_rate pipeline.weight_prediction gossip.method gossip.alpha gossip.beta
+gossip.gamma gossip.codec gossip.acceptance gossip.rounds training.kind training.method training.targets
+training.base_format recovery.method recovery.itinerary recovery.while_lost access.mode transport.kind
+""".split()
 NAMES = {
+    **dict.fromkeys(WORDS, WORD),
     "name": LABEL,  # shown, and part of the name of a folder below runs/
-    "model.qk_norm": WORD,
-    "model.norm_placement": WORD,
-    "model.rope_scaling": WORD,
     "model.architecture": KEY,  # an entry point of a package that the user has installed
     "model.unrotated_layers": NUMBERS,
     "model.sliding_layers": NUMBERS,
     "model.dense_layers": NUMBERS,
-    "pipeline.boundary": WORD,
-    "data.source": WORD,
     "data.paths": FILE,  # below --data-root
     "base.index": HASH,  # of bytes; says nothing of where they are
     "base.locations": URL,  # asked for chunks over HTTP, at addresses that data/web.py lets pass
     "data.index": HASH,  # of bytes; says nothing of where they are
     "data.locations": URL,  # asked for chunks over HTTP, at addresses that data/web.py lets pass
-    "data.documents": WORD,
     "data.field": KEY,  # of an object in a line of those files
     "data.tokenizer": FILE,  # "bytes", or below --data-root
-    "inner.optimizer": WORD,
-    "inner.decay": WORD,
-    "inner.replica_rate": WORD,
-    "pipeline.weight_prediction": WORD,
-    "gossip.method": WORD,
-    "gossip.alpha": WORD,
-    "gossip.beta": WORD,
-    "gossip.gamma": WORD,
-    "gossip.codec": WORD,
-    "gossip.acceptance": WORD,
-    "gossip.rounds": WORD,
-    "training.kind": WORD,
-    "training.method": WORD,
-    "training.targets": WORD,
-    "training.base_format": WORD,
     "checkpoint.url": BUCKET,  # with --use-bucket
-    "recovery.method": WORD,
-    "recovery.itinerary": WORD,
-    "recovery.while_lost": WORD,
-    "access.mode": WORD,
-    "transport.kind": WORD,
     "evaluation.sets": FILE,  # below the folder of whoever keeps the archive, with the owner's permission
     "evaluation.tasks": "the name of a task of lm-eval, if that is installed there",
     "evaluation.prompts": "a text that is continued and shown",
