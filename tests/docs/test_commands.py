@@ -81,7 +81,13 @@ def test_commands_of_a_page_run(page: Path, tmp_path: Path, tmp_path_factory: py
             command = ["bash", "-euo", "pipefail", "-c", ("exec " if block.background else "") + block.text]
             with log.open("wb") as out:
                 process = subprocess.Popen(
-                    command, cwd=tmp_path, env=environ, stdin=subprocess.DEVNULL, stdout=out, stderr=out
+                    command,
+                    cwd=tmp_path,
+                    env=environ,
+                    stdin=subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=out,
+                    start_new_session=True,
                 )
             if block.background:
                 running.append((block, process, log))
@@ -96,7 +102,8 @@ def test_commands_of_a_page_run(page: Path, tmp_path: Path, tmp_path_factory: py
             assert process.wait(BOUND_S) == 0, f"{block.text}\n{log.read_text()[-3000:]}"
     finally:
         for _, process, _ in running:
-            process.kill()
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)  # the shell, and what it started
             process.wait()
 
 
