@@ -198,7 +198,7 @@ PACKETS = _counter(
 RESERVATIONS = _counter(
     "swarmnode_reservations_total",
     "questions",
-    "Replicas asked whether a microbatch may be sent, by answer (pipeline/reservation.py).",
+    "Replicas asked whether a microbatch may be sent, by answer (pipeline/next_hop.py).",
     outcome=("granted", "full", "unheard"),
 )
 FALLBACK_PACKETS = _counter(

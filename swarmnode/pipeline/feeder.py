@@ -18,10 +18,9 @@ from swarmnode.ids import PeerId, digest64, microbatch_id
 from swarmnode.manifest import Manifest
 from swarmnode.membership.swarm import Swarm
 from swarmnode.metrics import name
-from swarmnode.pipeline.microbatch_size import MicrobatchSizer
+from swarmnode.pipeline.microbatch_size import MicrobatchSizer, Window
 from swarmnode.pipeline.next_hop import MicrobatchResult, RoundTrip
 from swarmnode.pipeline.route import itinerary
-from swarmnode.pipeline.window import Window
 from swarmnode.ports import Telemetry, WireTensor
 from swarmnode.wire import call_pb2 as wire
 from swarmnode.wire import record_pb2

@@ -8,8 +8,8 @@ import pytest
 from benchmarks.memory_network import MemoryNetwork, MemoryTransport
 from swarmnode.ids import PeerId
 from swarmnode.membership.liveness import SMALL_CALL_S
-from swarmnode.pipeline import reservation
-from swarmnode.pipeline.reservation import HOLD_MAX_S, READY_AHEAD, ReservationClient, Reservations
+from swarmnode.pipeline import next_hop
+from swarmnode.pipeline.next_hop import HOLD_MAX_S, READY_AHEAD, ReservationClient, Reservations
 from swarmnode.pipeline.route import Router
 from swarmnode.ports import Answer, Call
 from swarmnode.wire import call_pb2 as wire
@@ -101,7 +101,7 @@ async def test_a_silent_peer_comes_after_all_others() -> None:
     loop = asyncio.get_running_loop()
     for left_s, most_s in ((100.0, SMALL_CALL_S), (2.0, 2.0), (0.0, 0.0)):
         begun_s = loop.time()
-        assert await ReservationClient(RUN, us, quiet).ask(THEM, left_s) == reservation.UNHEARD_AHEAD
+        assert await ReservationClient(RUN, us, quiet).ask(THEM, left_s) == next_hop.UNHEARD_AHEAD
         assert loop.time() - begun_s <= most_s + 0.01
     assert quiet.total("swarmnode_reservations_total", outcome="unheard") == 3
 

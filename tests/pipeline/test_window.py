@@ -2,7 +2,7 @@
 
 import pytest
 
-from swarmnode.pipeline.window import QUEUED_HIGH, Window
+from swarmnode.pipeline.microbatch_size import QUEUED_HIGH, Window
 
 
 def pipeline(window: Window, knee: float, completions: int, service_s: float = 1.0) -> list[int]:
