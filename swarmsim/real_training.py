@@ -12,9 +12,9 @@ import numpy.typing as npt
 
 from swarmnode.data.corpus import open_corpus
 from swarmnode.machine.replica import TorchReplica
-from swarmnode.machine.samples import CorpusSamples
 from swarmnode.manifest import Manifest
 from swarmnode.model.device import use_one_thread
+from swarmnode.node.chunk_samples import CorpusSamples
 from swarmnode.pipeline.feeder import Samples
 from swarmnode.ports import Replica, WireTensor
 from swarmnode.user_folders import default_cache

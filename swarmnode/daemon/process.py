@@ -10,7 +10,7 @@ import math
 import os
 import signal
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -67,7 +67,6 @@ from swarmnode.machine.compute import ThreadCompute
 from swarmnode.machine.folder_store import FolderStore, open_store
 from swarmnode.machine.receipt_store import Receipts
 from swarmnode.machine.replica import TorchReplica
-from swarmnode.machine.samples import CorpusSamples
 from swarmnode.machine.sensors import DailyTraffic, Sensors, local_time
 from swarmnode.machine.stage_fit import StageFit
 from swarmnode.manifest import Manifest, read_signed, verify
@@ -80,6 +79,7 @@ from swarmnode.metrics.exporter import PrometheusTelemetry
 from swarmnode.model.device import autocasts, check_device, resolve_device, use_device
 from swarmnode.model.export import StageLabel, save_stage, stage_state_dict
 from swarmnode.node import access_list, membership_handlers
+from swarmnode.node.chunk_samples import CorpusSamples
 from swarmnode.node.drain import DrainReport
 from swarmnode.node.limits import NOT_ASKED, AskedPause, Limits, LimitVerdict, change
 from swarmnode.node.membership_handlers import MembershipHandlers
@@ -358,14 +358,7 @@ async def _start(options: NodeOptions, stack: contextlib.AsyncExitStack, before:
         transport.own_pass = pass_of_invite(options.invite, identity.peer_id)
     if options.lan:
         await listen_around(transport, run_id, contacts, known)
-    if signed is None:
-        with doing(f"asking {len(known)} meeting point{'s' * (len(known) != 1)} for the run"):
-            signed = await fetch_manifest(transport, known, run_id)
-    manifest, _ = verify(signed, run_id)
-    if manifest.transport.kind != kind:
-        raise ManifestError(f"the run talks over {manifest.transport.kind}: ask the organiser for a new invite")
-    if options.invite is not None and signed.owner != options.invite.owner:
-        raise ManifestError("the invite names another owner than the run's manifest: ask the organiser for a new one")
+    signed, manifest = await _manifest(signed, run_id, options, known, kind, transport)
     telemetry.event("manifest.verified", name=manifest.name)
     admission = make_admission(signed, manifest, run_id, options, identity, clock)
     amendments = admission.amendments
@@ -404,6 +397,26 @@ async def _start(options: NodeOptions, stack: contextlib.AsyncExitStack, before:
     stack.push_async_callback(directory.close)
     here = options, run_id, manifest, transport, directory, telemetry, metrics_address
     return DaemonContext(*here, recent, signed, admission, clock, cut, swarm, fit, corpus)
+
+
+async def _manifest(
+    signed: record_pb2.SignedManifest | None,
+    run_id: RunId,
+    options: NodeOptions,
+    known: Sequence[tuple[PeerId, list[str]]],
+    kind: str,
+    transport: StreamTransport,
+) -> tuple[record_pb2.SignedManifest, Manifest]:
+    """The run's manifest, asked of those `known` where it is not here. Raises ManifestError for another's invite."""
+    if signed is None:
+        with doing(f"asking {len(known)} meeting point{'s' * (len(known) != 1)} for the run"):
+            signed = await fetch_manifest(transport, known, run_id)
+    manifest, _ = verify(signed, run_id)
+    if manifest.transport.kind != kind:
+        raise ManifestError(f"the run talks over {manifest.transport.kind}: ask the organiser for a new invite")
+    if options.invite is not None and signed.owner != options.invite.owner:
+        raise ManifestError("the invite names another owner than the run's manifest: ask the organiser for a new one")
+    return signed, manifest
 
 
 async def _able(options: NodeOptions, manifest: Manifest) -> tuple[StageFit | None, Corpus | None]:

@@ -42,15 +42,13 @@ async def keep_access_list(
         heard = 0 if amendments is None else len(amendments.chain)
         others = [peer for peer in peers() if peer != me]
         ahead, admission.ahead = admission.ahead, None
-        try:
-            if (own := here()) is not None:
-                admission.learn(own)
-        except RemoteFault as error:
-            telemetry.event("access_list.failed", level="debug", reason=str(error))
-        # A random peer as well: anybody may say that it is ahead.
-        for peer in (*([rng.choice(others)] if others else []), *([] if ahead is None else [ahead])):
+        # The owner's file, and a random peer as well: anybody may say that it is ahead.
+        for peer in (None, *([rng.choice(others)] if others else []), *([] if ahead is None else [ahead])):
             try:
-                await ask(admission, transport, peer)
+                if peer is not None:
+                    await ask(admission, transport, peer)
+                elif (own := here()) is not None:
+                    admission.learn(own)
             except Forbidden as refusal:
                 take_evidence(admission, refusal)
             except (RemoteFault, Unavailable) as error:

@@ -18,6 +18,7 @@ from statistics import median
 
 from swarmnode.errors import DataError
 from swarmnode.ids import PeerId, short
+from swarmnode.recovery.recovery_source import CLAIM_WAIT_S
 from swarmnode.recovery.state_check import APART_MAX
 
 
@@ -63,7 +64,7 @@ NO_SCORES = Scores()
 COPIES_MAX = 3  # derived: replicas of a stage that are compared: with three, one liar is outvoted
 EARLY_S = (120.0, 300.0, 900.0, 1800.0)  # guess: of training; an owner looks at a new run often
 FRESH_S = 60.0  # guess: a copy so old is as good as one made now
-ONCE_S = 300.0  # guess: whoever waits for a copy waits so long: a lost stage is recovered within this time
+ONCE_S = CLAIM_WAIT_S  # whoever waits for a copy waits so long: a lost stage is recovered within this time
 WHOLE_CHUNKS = 64  # of more, so many are drawn; derived: 5 % of them spoilt pass in one draw of 27
 
 ABOUT = "archive.json"

@@ -22,7 +22,7 @@ SLOW_SHARE = 0.5  # guess: of the median speed of a stage's replicas
 # Announce periods without a record after which one replica of many is looked up again, and pinged if that tells nothing
 # newer [guess].
 QUIET_PERIODS = 2
-LOST_PERIODS = 3  # guess: announce periods without a record after which a silent replica counts as gone
+LOST_PERIODS = QUIET_PERIODS + 1  # derived: a silent replica counts as gone a period after it was looked up
 # A node that brings a stage back serves it after BUILDER_S or BUILDER_PERIODS announce periods at least [guess], and
 # after its snapshot was fetched over a home's line at BUILDER_BYTES_PER_S [guess].
 BUILDER_S, BUILDER_PERIODS = 3.0, 3

@@ -27,11 +27,9 @@ from swarmnode.metrics import name
 from swarmnode.ports import Answer, Call, Telemetry, Transport, WireTensor
 from swarmnode.remembered import REMEMBERED_MAX, Remembered
 from swarmnode.token_bucket import TokenBucket, TokenBuckets
-from swarmnode.transfer.download import GiverRecord, pause_s
+from swarmnode.transfer.download import PAUSE_MAX_S, PAUSE_S, SLOWEST_BYTES_PER_S, GiverRecord, pause_s
 from swarmnode.wire import call_pb2 as wire
 
-BACKOFF_S, BACKOFF_MAX_S = 1.0, 60.0  # guess: after a failure, doubling
-PAUSE_S, PAUSE_MAX_S = 0.5, 8.0  # guess: when nobody gave anything, doubling
 HOLDS_S = 15.0  # guess: a member that did not hold a chunk is asked again after so long
 MEMBERS_ASKED_MAX = 8  # guess: for one chunk, in a row
 
@@ -46,7 +44,6 @@ MEMBERS_ASKED_MAX = 8  # guess: for one chunk, in a row
 # delays a gradient for long.
 
 PIECE_NBYTES = 512 << 10  # derived: half a second of a home's uplink at 8 Mbit/s
-SLOWEST_BYTES_PER_S = 24_000  # guess: what is left of a home's uplink while it trains
 PIECE_TIMEOUT_S = PIECE_NBYTES / SLOWEST_BYTES_PER_S
 CHUNK_TIMEOUT_S = 4 * PIECE_TIMEOUT_S  # a member that gives the eight pieces more slowly is left for another
 METHOD = "data_chunk"
@@ -292,7 +289,7 @@ class ChunkSources:
             giver.busy(max(PAUSE_S, busy.retry_after_s))
             return None, None
         except (Unavailable, RemoteFault) as failure:
-            giver.record_failure(BACKOFF_S, BACKOFF_MAX_S)
+            giver.record_failure(2 * PAUSE_S, AGAIN_S)
             return None, str(failure)
         if data is None:
             return None, None

@@ -40,6 +40,9 @@ from swarmnode.transfer.snapshot import (
 from swarmnode.wire import access_pb2
 from swarmnode.wire import call_pb2 as wire
 
+PAUSE_S, PAUSE_MAX_S = 0.5, 8.0  # guess: before anybody is asked again; doubles
+SLOWEST_BYTES_PER_S = CHUNK_NBYTES / 40.0  # guess: 210 kbit/s, what is left of a home's uplink while it trains
+
 
 @dataclass(frozen=True, slots=True)
 class DownloadLimits:
@@ -60,10 +63,10 @@ class DownloadLimits:
     silent_s: float = 30.0  # other donors are asked when the first one sends nothing for so long
     rest: float = 0.0  # seconds of rest after a chunk for each second it took: 1.0 leaves half of the donor's uplink
     offer_timeout_s: float = 60.0  # the donor copies and hashes its state in this time
-    chunk_timeout_s: float = 40.0  # for each MiB, at 210 kbit/s: what is left of a home's uplink while it trains
+    chunk_timeout_s: float = CHUNK_NBYTES / SLOWEST_BYTES_PER_S  # for each MiB
     patience_s: float = 2.0  # of either request; then the donor is pinged
-    pause_s: float = 0.5  # before the first repetition; doubles up to pause_max_s
-    pause_max_s: float = 8.0
+    pause_s: float = PAUSE_S  # before the first repetition; doubles up to pause_max_s
+    pause_max_s: float = PAUSE_MAX_S
     nbytes_max: int = 1 << 36
 
 

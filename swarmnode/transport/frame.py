@@ -19,20 +19,18 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 
 from swarmnode.errors import RemoteFault
-from swarmnode.header import (
-    HEADER_BYTES_MAX,
-    LEAST,
-    TENSORS_MAX,
-    VERSION,
-    check_tensors,
-    check_version,
-    open_reply,
-    open_request,
-    raise_for,
-    reply_of,
-    seal_reply,
-    seal_request,
-)
+from swarmnode.header import HEADER_BYTES_MAX as HEADER_BYTES_MAX
+from swarmnode.header import LEAST as LEAST
+from swarmnode.header import TENSORS_MAX as TENSORS_MAX
+from swarmnode.header import VERSION as VERSION
+from swarmnode.header import check_tensors as check_tensors
+from swarmnode.header import check_version
+from swarmnode.header import open_reply as open_reply
+from swarmnode.header import open_request as open_request
+from swarmnode.header import raise_for as raise_for
+from swarmnode.header import reply_of as reply_of
+from swarmnode.header import seal_reply as seal_reply
+from swarmnode.header import seal_request as seal_request
 from swarmnode.membership.access import PASS_BYTES_MAX
 from swarmnode.membership.admission import parse_pass
 from swarmnode.ports import WireTensor
@@ -155,30 +153,3 @@ async def receive_tensors(
             arrive(len(piece))
             await stream.read_into(piece)
     return tensors
-
-
-__all__ = [
-    "HEADER_BYTES_MAX",
-    "LEAST",
-    "PREAMBLE",
-    "TENSORS_MAX",
-    "VERSION",
-    "FrameFlag",
-    "FrameKind",
-    "allocate",
-    "check_tensors",
-    "kind_of",
-    "open_preamble",
-    "open_reply",
-    "open_request",
-    "preamble",
-    "raise_for",
-    "receive_header",
-    "receive_pass",
-    "receive_tensors",
-    "reply_of",
-    "seal_pass",
-    "seal_reply",
-    "seal_request",
-    "send",
-]

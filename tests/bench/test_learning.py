@@ -112,7 +112,7 @@ def test_the_plain_process_learns(ground, manifest, setting):
 
 
 def test_held_out_loss_is_of_the_samples_that_the_swarm_validates_on(ground, manifest):
-    from swarmnode.machine.samples import CorpusSamples
+    from swarmnode.node.chunk_samples import CorpusSamples
 
     corpus = open_corpus(manifest, ground.data, ground.cache)
     net = pytorch_model.PlainLlama(SMALL)

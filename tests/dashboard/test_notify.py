@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -61,7 +63,7 @@ async def test_an_alarm_that_lasts_is_told_once_and_so_is_its_end(monkeypatch: p
         if text.startswith("over"):
             raise OSError("no route")
 
-    monkeypatch.setattr(start.asyncio, "sleep", sleep)
+    monkeypatch.setattr(asyncio, "sleep", sleep)
     monkeypatch.setattr(start, "notify", notify)
     with pytest.raises(Over):
         await start.notify_of_alarms("http://x", cast(Any, live), "meadow", telemetry)
@@ -105,7 +107,7 @@ async def test_a_volunteer_hears_that_it_trains_pauses_and_ends(
     tool.write_text(f'#!/bin/sh\nprintf "%s|" "$@" > {tmp_path}/told\n')
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    monkeypatch.setattr(start.sys, "platform", "linux")
+    monkeypatch.setattr(sys, "platform", "linux")
     start.notify("desktop", "meadow", "<b>eve</b> & co")
     assert (tmp_path / "told").read_text() == "--app-name=swarmnode|--|meadow|&lt;b&gt;eve&lt;/b&gt; &amp; co|"
     tool.unlink()
