@@ -32,7 +32,9 @@ LOOP = "{% for a in range(99999) %}{% for b in range(99999) %}{{ a * b }}{% endf
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A trial ends by its processor time, however long a loaded machine takes for that; and it has little of it."""
     monkeypatch.setattr(limited_child, "WALL_SHARE", 300)
-    monkeypatch.setitem(limited_child.run_limited.__kwdefaults__, "cpu_s", 3)
+    defaults = limited_child.run_limited.__kwdefaults__
+    assert defaults is not None
+    monkeypatch.setitem(defaults, "cpu_s", 3)
 
 
 @pytest.fixture(scope="module")

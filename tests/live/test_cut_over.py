@@ -21,13 +21,13 @@ def measured(run: Run, homes: str, since: dict[str, int] | None = None) -> list[
 
 
 async def test_a_run_goes_on_in_three_stages(tmp_path: Path) -> None:
-    with run_of(tmp_path, "coordinator") as run:
-        where = ["--home", "meet", "--port", "0", "--listen", f"/ip4/127.0.0.1/tcp/{run.port}"]
-        run.start("meet", "coordinator", "run", *where, "--archive-every", "20s")
+    async with run_of(tmp_path, "coordinator") as run:
+        where = ["--home", run.at("meet"), "--port", "0", "--listen", f"/ip4/127.0.0.1/tcp/{run.port}"]
+        await run.start("meet", "coordinator", run.at("run"), *where, "--archive-every", "20s")
         await run.until(lambda: "/p2p/" in run.text("meet.out"), "the coordinator is up")
         (tmp_path / "invite.txt").write_text(run.once("invite", "run", "--home", "meet"))
         for name in "abc":
-            run.join(name)
+            await run.join(name)
         await run.until(lambda: max(measured(run, "abc"), default=(0, 0.0))[0] >= SAMPLES, f"{SAMPLES} samples")
         since = {name: run.lines(name) for name in "abc"}
         homes = [ready_file.read(tmp_path / name) for name in "abc"]
@@ -45,7 +45,7 @@ async def test_a_run_goes_on_in_three_stages(tmp_path: Path) -> None:
             assert now is not None and known is not None and now.addresses == known.addresses, "it keeps its port"
         print(made, [(row["stage"], row["method"], row["behind"], row["reason"]) for row in done])
         await run.until(lambda: len(measured(run, "abc", since)) >= 2 * LAST, "held-out losses")
-        run.join("d")  # with the invite of before
+        await run.join("d")  # with the invite of before
         await run.until(lambda: bool(run.events("d", "node.ready")), "a joiner serves")
         after = [row for row in measured(run, "abc", since) if row[0] > before[-1][0]]
         print("before", before, "after", after)
