@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
+import swarmnode
 from swarmnode import errors
 from swarmnode.bounds import FIELDS as WIRE_FIELDS
 from swarmnode.bounds import Bound
@@ -15,6 +19,7 @@ from swarmnode.metrics import name
 from swarmnode.metrics.event import EVENTS
 
 HERE = Path(__file__).parent
+CODE_COLUMNS = 96
 MADE = "<!-- Made by docs/generate.py from {source}: edit that, then `make docs`. -->\n"
 
 
@@ -145,7 +150,44 @@ def wire() -> str:
     return "\n".join(lines) + "\n"
 
 
-PAGES = {"metrics.md": metrics, "exit-codes.md": exit_codes, "manifest.md": manifest, "wire.md": wire}
+def api() -> str:
+    """Every name of `import swarmnode`, with its signature and docstring."""
+    lines = [
+        MADE.format(source="the docstrings of swarmnode's public names"),
+        "# API reference\n",
+        "The names of `import swarmnode`; [From Python](python.md) shows how they go together. Defaults of a scenario or of a",
+        "plan are those of the verbs `simulate` and `plan`.",
+    ]
+    for public in sorted(swarmnode._PLACES, key=str.lower):
+        value = getattr(swarmnode, public)
+        lines += ["", f"## swarmnode.{public}\n"]
+        if isinstance(value, dict):
+            lines.append(f"A dictionary: {', '.join(f'`{key}`' for key in value)}.")
+            continue
+        lines += documented(public, value)
+        for key, member in vars(value).items() if inspect.isclass(value) else ():
+            if not key.startswith("_") and inspect.isfunction(member):
+                lines += ["", f"### {public}.{key}\n", *documented(key, member)]
+    return "\n".join(lines) + "\n"
+
+
+def documented(called: str, value: Any) -> Iterator[str]:
+    """Signature and docstring of a function or class."""
+    signature = inspect.signature(value)
+    parts = []
+    for parameter in signature.parameters.values():
+        if parameter.kind is parameter.KEYWORD_ONLY and "*" not in parts:
+            parts.append("*")
+        parts.append(re.sub(r": '([^']*)'", r": \1", str(parameter)).replace("mappingproxy({})", "{}"))
+    returns = "" if inspect.isclass(value) else f" -> {signature.return_annotation!s}"
+    line = f"{called}({', '.join(parts)}){returns}"
+    if len(line) > CODE_COLUMNS:
+        line = f"{called}(\n    " + ",\n    ".join(parts) + f",\n){returns}"
+    yield f"```python\n{line}\n```\n"
+    yield inspect.getdoc(value) or ""
+
+
+PAGES = {"api.md": api, "metrics.md": metrics, "exit-codes.md": exit_codes, "manifest.md": manifest, "wire.md": wire}
 
 
 def main(folder: Path) -> None:
