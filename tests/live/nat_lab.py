@@ -142,14 +142,14 @@ def main(folder: Path) -> None:
     signed, cache = str(run / "manifest.signed"), str(folder / "cache")
     join = ["join", address, "--run", signed, "--cache", cache, "--listen", f"/ip4/0.0.0.0/{protocol}/4001", "--stage"]
     processes += [start(name, folder, *join, stage) for name, stage in (("alice", "0"), ("bob", "1"), ("carol", "1"))]
-    names = ("alice", "bob", "carol")
+    names = ["alice", "bob", "carol"]
     found = {
         name: wait(lambda name=name: said(folder / name, "node.reach"), f"{name}'s reach", folder) for name in names
     }
     if iroh:
         wait(processes[2].poll, "bob's end", folder)
         found["bob"]["says"] = (folder / "bob" / "stderr").read_text().splitlines()[-1]
-        names = ("alice", "carol")
+        names = ["alice", "carol"]
     for name in names:
         wait(lambda name=name: said(folder / name, "node.ready"), f"{name} serves", folder)
     for name in names[1:]:  # only alice feeds, so what they train on has come through the NATs

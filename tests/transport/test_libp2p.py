@@ -390,7 +390,7 @@ async def test_a_warm_stream_is_used_again_and_closed_when_idle(monkeypatch: pyt
                 await other.call(here.peer_id, process(tensor(MIB)), timeout_s=60, reply_bytes_max=0)
         assert here._incoming == 1
         assert [len(idle) for idle in other._pool._idle.values()] == [1]
-        monkeypatch.setattr("swarmnode.transport.libp2p.IDLE_S", 0.0)
+        monkeypatch.setattr("swarmnode.transport.stream_transport.IDLE_S", 0.0)
         other._pool.sweep()
         assert not other._pool._idle
         await until(lambda: here._incoming == 0)
@@ -398,7 +398,7 @@ async def test_a_warm_stream_is_used_again_and_closed_when_idle(monkeypatch: pyt
 
 @pytest.mark.loop("uvloop")
 async def test_too_many_calls_to_one_peer_are_busy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("swarmnode.transport.libp2p.IN_USE_MAX", 1)
+    monkeypatch.setattr("swarmnode.transport.stream_transport.IN_USE_MAX", 1)
     async with node() as (here, _), node() as (other, _):
         await other.connect(here.peer_id, await here.addresses())
         first = asyncio.get_running_loop().create_task(
