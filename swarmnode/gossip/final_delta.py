@@ -30,7 +30,6 @@ from swarmnode.wire import call_pb2 as wire
 
 KEPT_MAX = 2  # guess: leavers from which a replica takes a message in a round; other leavers ask another replica
 RETRY_S = 1.0
-TIMEOUT_S = 20.0  # guess: as an exchange
 ATTEMPTS_MAX = 8  # guess, with the pause: some seconds, which the notice may cut
 BEHIND_MAX = 60  # guess: the same while a successor is still in a round that is over here: half a minute
 PAUSE_S = 0.5
@@ -166,10 +165,11 @@ async def send_final_delta(
     make: Make,
     telemetry: Telemetry,
     rng: random.Random,
+    timeout_s: float,
     met: Callable[[PeerId], int] = lambda peer: 0,
 ) -> PeerId:
     """Give the message to the first of `successors` that takes it: those first that were `met` in a round, because at
-    them it counts whole, else in a random order. Raises Unavailable if none does.
+    them it counts whole, else in a random order. `timeout_s`: of an exchange. Raises Unavailable if none does.
 
     Successors are asked several times, since a round may begin there between the answer and the message made for it.
     A successor whose answer was lost is asked again before another is, so that the message does not count twice.
@@ -185,7 +185,7 @@ async def send_final_delta(
             for _ in range(TRIES_AT_ONE):
                 call = Call(wire.Request(run_id=run_id, final_delta=message), tensors)
                 try:
-                    answer = await _ask(transport, successor, call)
+                    answer = await _ask(transport, successor, call, timeout_s)
                 except SwarmnodeError as error:
                     reason = f"{short(successor)}: {error}"
                     break
@@ -204,16 +204,16 @@ async def send_final_delta(
     raise Unavailable(reason)
 
 
-async def _ask(transport: Transport, successor: PeerId, call: Call) -> Answer:
+async def _ask(transport: Transport, successor: PeerId, call: Call, timeout_s: float) -> Answer:
     """Call `successor`, and again where no answer arrived. Raises what the last call raised."""
-    doubts, timeout_s = 0, TIMEOUT_S
+    doubts, again_s = 0, max(SMALL_CALL_S, timeout_s / TRIES_AT_ONE)
     while True:
         try:
             return await transport.call(successor, call, timeout_s=timeout_s, reply_bytes_max=0)
         except Refused:
             raise
         except RemoteFault:
-            doubts, timeout_s = doubts + 1, SMALL_CALL_S
+            doubts, timeout_s = doubts + 1, again_s
             if doubts > TRIES_AT_ONE:
                 raise
         await asyncio.sleep(PAUSE_S)

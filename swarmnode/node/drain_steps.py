@@ -198,7 +198,8 @@ class StageDrain:
             return
         context, gossip = self._context, self._gossip
         parting, met = gossip.parting, gossip.acceptance.packets_taken
-        await send_final_delta(context.transport, context.run_id, staying, parting, context.telemetry, self._rng, met)
+        limit_s, told = context.manifest.limits.exchange_timeout_s, context.telemetry
+        await send_final_delta(context.transport, context.run_id, staying, parting, told, self._rng, limit_s, met)
         self._report.all_sent()
 
     async def _hand_over(self) -> None:

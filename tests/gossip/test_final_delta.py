@@ -109,7 +109,7 @@ async def test_a_final_delta_is_made_for_the_round_that_comes_next_there(begins:
 
     final_deltas = FinalDeltas(manifest(), 1, next_round, quiet, acceptance(us.peer_id))
     successor.serve("final_delta", final_deltas.serve, tensor_bytes_max=100)
-    peer = await send_final_delta(us, RUN, [successor.peer_id], leaver.make, quiet, random.Random(0))
+    peer = await send_final_delta(us, RUN, [successor.peer_id], leaver.make, quiet, random.Random(0), 20.0)
     assert peer == successor.peer_id
     assert leaver.made == ([6, 28, 32] if begins else [6, 28])
     taken = final_deltas.take(leaver.made[-1], 80)
@@ -137,7 +137,7 @@ async def test_it_is_given_once_though_its_answer_was_lost(merged: bool) -> None
     first, second = (FinalDeltas(manifest(), 1, lambda: 10 if packets else 6, quiet, met) for _ in successors)
     for successor, final_deltas in zip(successors, (first, second), strict=True):
         successor.serve("final_delta", final_deltas.serve, tensor_bytes_max=100)
-    await send_final_delta(us, RUN, peers[1:], leaver.make, quiet, random.Random(0))
+    await send_final_delta(us, RUN, peers[1:], leaver.make, quiet, random.Random(0), 20.0)
     assert lost == 1 and leaver.made == [6]
     packets += [*first.take(6, 80), *second.take(6, 80)]
     assert [packet.samples for packet in packets] == [40]
@@ -153,7 +153,7 @@ async def test_a_replica_that_was_met_is_asked_first() -> None:
         successor.serve("final_delta", taken.serve, tensor_bytes_max=100)
     for seed, known in enumerate(peers[1:]):
         given = await send_final_delta(
-            us, RUN, peers[1:], leaver.make, quiet, random.Random(seed), lambda peer, known=known: peer == known
+            us, RUN, peers[1:], leaver.make, quiet, random.Random(seed), 20.0, lambda peer, known=known: peer == known
         )
         assert given == known
 
@@ -163,4 +163,4 @@ async def test_a_final_delta_that_no_replica_takes_is_reported() -> None:
     quiet = Quiet()
     us = MemoryTransport(MemoryNetwork(), Identity.of_seed(b"1" * 32).peer_id, RUN, telemetry=quiet)
     with pytest.raises(Unavailable, match="no other replica"):
-        await send_final_delta(us, RUN, [], Leaver().make, quiet, random.Random(0))
+        await send_final_delta(us, RUN, [], Leaver().make, quiet, random.Random(0), 20.0)
