@@ -16,9 +16,9 @@ from swarmnode.manifest import PRESETS, SIGNED_FILE, Manifest
 BOUND_S = 240.0  # for one condition, on a machine that others load
 # All that a node says on stderr: nothing of asyncio, of gRPC, of Go's dials (tests/conftest.py looks at all logs).
 OURS = re.compile(
-    r"(peer|control|metrics|dashboard|joined by|left:|starts again:|paused:|waits:|stage \d+|none of \d+:|archive of|"
-    r"thank you:?|looking for|others join with|swarmnode:|this machine|no archive is|--data-root:|the run keeps) .*|"
-    r"a meeting point .*|(loading|opening|checking|looking|asking|trying) .* \.\.\."
+    r"(peer|control|metrics|dashboard|joined by|left:|starts again:|paused:|waits:|stage (?:\d+|none)|none of \d+:|"
+    r"archive of|thank you:?|looking for|others join with|swarmnode:|this machine|no archive is|--data-root:|"
+    r"the run keeps) .*|a meeting point .*|(loading|opening|checking|looking|asking|trying) .* \.\.\."
 )
 HERE = ["--listen", "/ip4/127.0.0.1/tcp/0"]
 
