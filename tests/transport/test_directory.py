@@ -201,7 +201,7 @@ async def test_one_bad_entry_in_the_dictionary_of_an_older_version_does_not_hide
 async def test_a_frozen_neighbour_makes_lookups_slow_but_never_hang(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("swarmnode.transport.directory.SMALL_CALL_S", 0.5)
+    monkeypatch.setattr("swarmnode.transport.call_directory.SMALL_CALL_S", 0.5)
     async with peer_process(tmp_path / "0.key", RUN) as first, node() as (here, me):
         directory = await DhtDirectory.create(here, [(first.peer_id, first.addresses)], RUN, STAGES)
         record = sign_record(record_of(me, time.time(), ttl_s=60), me)
