@@ -43,7 +43,7 @@ class Row:
     replicas: int
     own: int
     tokens: float
-    steps_of_round: int
+    steps_of_round: float
     efficiency: float
     group: int = 4
 
