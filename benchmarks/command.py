@@ -267,17 +267,6 @@ def swarm(as_json: bool) -> None:
 
 
 @command.command()
-@click.option("--full", is_flag=True, help="A data set of 1 GB and 16 MB of text; minutes.")
-@JSON
-def data(full: bool, as_json: bool) -> None:
-    """A feeder's text behind a web server of 50 Mbit/s: seconds to its first microbatch, bytes fetched a byte trained,
-    time spent waiting. And tokenising, against the tokenizers library alone."""
-    from benchmarks.micro import data_set as measured
-
-    show(measured.run(full=full), as_json)
-
-
-@command.command()
 @click.option("--runs", type=click.IntRange(1, 1000), default=1, show_default=True, help="Lives, one seed each.")
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of the first life.")
 @click.option(
@@ -322,15 +311,6 @@ def checkpoint(preset: str, repeats: int, folder: Path | None, as_json: bool) ->
     from benchmarks.micro import checkpoint as bench
 
     show(bench.run(preset, repeats, folder), as_json)
-
-
-@command.command()
-@JSON
-def recovery(as_json: bool) -> None:
-    """Seconds until a stage is back when all its replicas are killed: the middle, first and last of a local swarm."""
-    from benchmarks.swarm import recovery as bench
-
-    show(bench.run(say=lambda line: click.echo(line, err=True)), as_json)
 
 
 @command.command()

@@ -20,7 +20,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 HOMES = {
     "hivemind": ("swarmnode.transport", "swarmnode.bench", "benchmarks"),
     "prometheus_client": ("swarmnode.metrics.exporter",),
-    "tokenizers": ("swarmnode.data.tokens", "swarmnode.data.chat_template", "benchmarks.micro.data_set"),
+    "tokenizers": ("swarmnode.data.tokens", "swarmnode.data.chat_template"),
     "safetensors": ("swarmnode.model.export",),
     "aiohttp": (
         "swarmnode.cloud",
@@ -30,7 +30,6 @@ HOMES = {
         "swarmnode.metrics.exporter",
         "swarmnode.metrics.http_server",
         "swarmnode.transport.web",
-        "benchmarks.micro.data_set",
         "benchmarks.fake_cloud",
     ),
     "transformers": ("swarmnode.data.chat_template", "swarmnode.model.base_weights"),
