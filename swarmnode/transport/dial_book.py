@@ -14,6 +14,8 @@ from swarmnode.token_bucket import TokenBuckets
 from swarmnode.transport.address import Endpoint, is_circuit, is_metadata, is_public, parse_endpoint, plain
 
 PERIOD_S = 60.0
+# Two nodes that dial each other at once both fail, and may try again at a met host; libp2p itself waits for 5 s.
+MET_PERIOD_S = 10.0
 MET_PORTS = 8.0  # guess: ports of a met address tried a minute; a house behind one router has fewer machines
 ROUTER_DIALS = 12.0  # guess: a minute; UPnP renews a port every 20 s by a few calls
 DIRECT_MAX = 2  # addresses of one peer
@@ -92,14 +94,15 @@ class DialBook:
         if not met and _network(host) not in self._networks:
             return False, f"a {_network(host)} address, where nobody was met"
         keys = [(host, port)] if met else [(host, port), (_site(host), 0)]
-        if any(now_s - self._dialled.get(key, -PERIOD_S) < PERIOD_S for key in keys):
-            return False, "dialled a minute ago, and nobody was met there"
+        period_s = MET_PERIOD_S if met else PERIOD_S
+        if any(now_s - self._dialled.get(key, -PERIOD_S) < period_s for key in keys):
+            return False, f"dialled less than {period_s:.0f} s ago, and nobody was met there"
         if met and _network(host) != "loopback" and not self._take(host, MET_PORTS, now_s):
             return False, "many ports of one address"
         for key in keys:
             self._dialled[key] = now_s
         self._news = True
-        return True, "not dialled for a minute"
+        return True, f"not dialled for {period_s:.0f} s"
 
     def revoke(self, host: str, port: int) -> None:
         """Strike the last dial: it did not take place."""

@@ -9,7 +9,7 @@ import pytest
 from swarmnode.errors import RemoteFault, Unavailable
 from swarmnode.identity import Identity
 from swarmnode.transport.address import numeric, parse_endpoint
-from swarmnode.transport.dial_book import MET_PORTS, PERIOD_S, DialBook
+from swarmnode.transport.dial_book import MET_PERIOD_S, MET_PORTS, PERIOD_S, DialBook
 from tests.support.libp2p_node import node, until
 
 HERE = "/ip4/127.0.0.1/tcp/0"
@@ -32,7 +32,8 @@ def test_a_peer_that_was_met_is_dialled_freely_and_its_neighbours_a_few_times() 
     book.meet("93.184.215.14", 4001)
     assert all(book.permit("93.184.215.14", 4001, 0.0)[0] for _ in range(100))
     assert sum(book.permit("93.184.215.14", 1000 + n, 0.0)[0] for n in range(100)) == MET_PORTS
-    assert not book.permit("93.184.215.14", 1000, 30.0)[0], "each port once a minute"
+    assert not book.permit("93.184.215.14", 1000, MET_PERIOD_S - 1.0)[0], "each port now and then"
+    assert book.permit("93.184.215.14", 1000, MET_PERIOD_S)[0], "two that dialled each other at once both failed"
 
 
 def test_the_local_network_is_dialled_where_the_swarm_lives_in_it() -> None:
@@ -52,7 +53,7 @@ def test_the_local_network_is_dialled_where_the_swarm_lives_in_it() -> None:
 def test_one_machine_may_hold_a_swarm() -> None:
     book = DialBook([HERE])
     assert all(book.permit("127.0.0.1", port, 0.0)[0] for port in range(1000, 1100))
-    assert not any(book.permit("127.0.0.1", port, 59.0)[0] for port in range(1000, 1100))
+    assert not any(book.permit("127.0.0.1", port, MET_PERIOD_S - 1.0)[0] for port in range(1000, 1100))
 
 
 def test_two_addresses_of_a_peer_are_tried() -> None:
