@@ -716,7 +716,7 @@ class TransportSpec:
         "libp2p",
         one_of("libp2p", "iroh"),
         "libp2p: over TCP, through p2pd, with relays for machines that let nothing in; iroh: QUIC over UDP, without"
-        " relays; each machine needs `pip install 'swarmnode[iroh]'`.",
+        " relays; each machine needs `pip install iroh`.",
         "measured: docs/p2pd.md",
     )
 

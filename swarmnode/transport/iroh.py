@@ -1,6 +1,6 @@
 """Calls over iroh: QUIC in this process, without p2pd and without a relay or a discovery service of anybody.
 
-iroh's Python package (`pip install 'swarmnode[iroh]'`) is optional. A node's endpoint id is the public key inside its
+iroh's Python package (`pip install iroh`) is optional. A node's endpoint id is the public key inside its
 peer id, so identities, invites and receipts are the same over both transports. One connection with a peer carries the
 calls of both directions; whoever dialled it, both open streams on it.
 """
@@ -56,7 +56,7 @@ def library() -> Any:
         iroh = importlib.import_module(PACKAGE)
     except ImportError as error:
         raise UsageError(
-            f"this run talks over iroh, whose package is not usable here ({error}): pip install 'swarmnode[iroh]'"
+            f"this run talks over iroh, whose package is not usable here ({error}): pip install iroh"
         ) from None
     _write_whole(importlib.import_module(f"{PACKAGE}.iroh_ffi"))
     return iroh
