@@ -232,7 +232,7 @@ async def test_a_flood_of_keys_stops_neither_rounds_nor_microbatches_and_moves_n
             events = [e for e, _ in v.people[at].quiet.events[marks[at] :]]
             return events.count("exchange.paired"), events.count("exchange.lone")
 
-        await v.until(lambda: all(sum(met(at)) >= 8 for at in range(4)), "rounds go on")
+        await v.until(lambda: all(sum(met(at)) >= 24 for at in range(4)), "rounds go on")
         paired = [met(at)[0] / sum(met(at)) for at in range(4)]
         assert sum(paired) / 4 > 0.4, paired
         assert not said(v, "stage.moving"), "nobody is pulled away"
