@@ -151,7 +151,7 @@ class StageDrain:
         self._work.refuse("this node is leaving")
         report, gossip = self._report, self._gossip
         report.expect(held=self._work.held, unsent=gossip.unsent)
-        finish_s = self._finish_s if report.held else 0.0
+        finish_s = MARGIN * self._work.seconds if report.held else 0.0
         exchange_s = max(EXCHANGE_S, MARGIN * gossip.exchange_s) if report.unsent or report.held else 0.0
         steps = [
             DrainTask(DrainStep.FINISH, finish_s, self._finish, self._count),
@@ -172,14 +172,10 @@ class StageDrain:
         """True if the whole run stops: then no node needs this node's update or state."""
         return self._report.notice.kind is NoticeKind.STOP
 
-    @property
-    def _finish_s(self) -> float:
-        return MARGIN * self._work.seconds
-
     async def _finish(self) -> None:
         # Where all leave at once, a microbatch that takes longer than usual waits for a stage that has left already.
         try:
-            async with asyncio.timeout(max(EXCHANGE_S, self._finish_s) if self._stopping else None):
+            async with asyncio.timeout(max(EXCHANGE_S, MARGIN * self._work.seconds) if self._stopping else None):
                 await self._work.finish()
         finally:
             self._count()

@@ -277,12 +277,13 @@ class _Restoration:
         if self._returning is None:
             self._returning = not all(swarm.serving(at) for at in range(stages) if at != stage)
         # Who claimed them may leave before this node looks again: to begin anew meanwhile would split the run.
-        self._claimed, silent_peers = max(self._claimed, total), False
+        claimed, unanswered = total, False
         if not total and waited_s <= CLAIM_WAIT_S:
             try:
-                self._claimed = max(self._claimed, await self._membership.claimed())
+                claimed = await self._membership.claimed()
             except Unavailable:
-                silent_peers = True
+                unanswered = True
+        self._claimed = max(self._claimed, claimed)
         round_now = total // self._manifest.gossip.round_samples
         before = swarm.serving((stage - 1) % stages)
         cut, _ = to_keep(
@@ -299,7 +300,7 @@ class _Restoration:
             total,
             round_now,
             claimed=self._claimed,
-            unanswered=silent_peers,
+            unanswered=unanswered,
             samples_least=supposed.least,
             donors=donors,
             unsure=silent(swarm.stages[stage], alive, self._restorer.clock.unix_s(), self._manifest.limits),
@@ -398,9 +399,8 @@ class _Restoration:
         cut = newcomer_part(self._manifest.gossip, self._replica.sizes_of(view.stage)) if view.round_now else WHOLE
         state, offer = await self._download(replace(whole, cut=cut), donors, check, self._load)
         if cut != WHOLE and not offer.round and view.round_now <= FIRST_ROUNDS:
-            state, offer = await self._download(
-                whole, donors, check, self._load
-            )  # before its first round the fast weights hold all that was learned
+            # Before its first round the fast weights hold all that was learned.
+            state, offer = await self._download(whole, donors, check, self._load)
         # The median tolerates one liar about the run's count among the donor, the confirming peer and the pinged peers.
         totals = [offer.progress.total, view.samples_least, *([] if check is None else check.totals[:1])]
         total = median_low(totals)

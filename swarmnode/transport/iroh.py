@@ -28,8 +28,6 @@ from swarmnode.token_bucket import TokenBucket
 from swarmnode.transport.address import (
     Endpoint,
     check_listenable,
-    dialable_of,
-    numeric,
     parse_endpoint,
     speaks_quic,
 )
@@ -232,9 +230,7 @@ class IrohTransport(StreamTransport):
         iroh = library()
         transport = cls(iroh, identity.peer_id, run_id, telemetry, book or DialBook([*listen, *announce], lan=lan))
         transport._mode, transport._announce = network_mode or NetworkMode(), tuple(announce)
-        transport._named = frozenset(peer for peer, _ in named)
-        for _, addresses in named:
-            transport._book.name(map(parse_endpoint, await _usable(addresses, names=True)))
+        await transport._name(named)
         builder = iroh.EndpointBuilder()
         builder.apply_minimal()  # no discovery service
         builder.relay_mode(iroh.RelayMode.disabled())
@@ -291,17 +287,15 @@ class IrohTransport(StreamTransport):
     async def stand(self, network_mode: NetworkMode, announce: Sequence[str] = ()) -> None:
         self._mode, self._announce = network_mode, tuple(announce)
 
+    def _speaks(self, address: str) -> bool:
+        return "/udp/" in address
+
     async def connections(self) -> Mapping[PeerId, bool]:
         return dict.fromkeys(self._connections, False)
 
     async def connect(self, peer: PeerId, addresses: Sequence[str]) -> None:
         """Make `peer` reachable at `addresses` and remember them. Raises Unavailable."""
-        usable = await _usable(addresses, names=peer in self._named)
-        if peer in self._named:
-            self._book.name(map(parse_endpoint, usable))
-        if not usable:
-            raise Unavailable(f"{short(peer)} announced no usable address")
-        self._known[peer] = tuple(usable)
+        await self._remember(peer, addresses)
         try:
             await self._connected(peer)
         except RemoteFault as fault:
@@ -439,10 +433,6 @@ class IrohTransport(StreamTransport):
         said = await asyncio.gather(*(speaks_quic(one, SILENT_S) for one in paths))
         if said and all(one is False for one in said):
             self._drop(peer, connection)
-
-
-async def _usable(addresses: Sequence[str], *, names: bool) -> list[str]:
-    return await numeric([one for one in dialable_of(addresses, names=names) if "/udp/" in one])
 
 
 def _bound_to(listen: Sequence[str]) -> list[str]:

@@ -16,10 +16,10 @@ from hivemind.utils.multiaddr import Multiaddr
 
 from swarmnode.errors import Busy, LocalFault, RemoteFault, Unavailable, UsageError
 from swarmnode.identity import Identity
-from swarmnode.ids import PeerId, RunId, short
+from swarmnode.ids import PeerId, RunId
 from swarmnode.metrics import name
 from swarmnode.ports import Telemetry
-from swarmnode.transport.address import dialable, dialable_of, is_circuit, numeric, parse_endpoint
+from swarmnode.transport.address import dialable, dialable_of, is_circuit, parse_endpoint
 from swarmnode.transport.dial_book import DialBook
 from swarmnode.transport.flood_guard import FloodGate, FloodGuard
 from swarmnode.transport.p2pd import NetworkMode
@@ -152,10 +152,7 @@ class Libp2pTransport(StreamTransport):
         mode, book = network_mode or NetworkMode(), book or DialBook([*listen, *announce], lan=lan)
         daemon = P2pdProcess(identity_path, sockets.path, tuple(listen), tuple(announce), mode, book=book)
         transport = cls(daemon, sockets, identity.peer_id, run_id, telemetry)
-        transport._named = frozenset(peer for peer, _ in named)
-        for _, addresses in named:
-            direct = [one for one in await numeric(dialable_of(addresses, names=True)) if not is_circuit(one)]
-            book.name(map(parse_endpoint, direct))
+        await transport._name(named)
         try:
             await daemon.start()
             if str(daemon.peer_id) != identity.peer_id:
@@ -231,12 +228,7 @@ class Libp2pTransport(StreamTransport):
 
     async def connect(self, peer: PeerId, addresses: Sequence[str]) -> None:
         """Make `peer` reachable at `addresses` and remember them. Raises Unavailable after CONNECT_ATTEMPTS."""
-        usable = await numeric(dialable_of(addresses, names=peer in self._named))
-        if peer in self._named:
-            self._daemon.book.name(parse_endpoint(one) for one in usable if not is_circuit(one))
-        if not usable:
-            raise Unavailable(f"{short(peer)} announced no usable address")
-        self._known[peer] = tuple(usable)
+        usable = await self._remember(peer, addresses)
         for attempt in range(CONNECT_ATTEMPTS):
             try:
                 await self._daemon.dial(peer, usable)

@@ -7,13 +7,13 @@ import contextlib
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 
-from swarmnode.errors import Broken, Busy, PeerTimeout, RemoteFault
+from swarmnode.errors import Broken, Busy, PeerTimeout, RemoteFault, Unavailable
 from swarmnode.ids import PeerId, RunId, short
 from swarmnode.membership.admission import Admission
 from swarmnode.ports import Admit, Answer, Call, Handler, Telemetry
 from swarmnode.remembered import Remembered
 from swarmnode.transport import frame
-from swarmnode.transport.address import ip_of
+from swarmnode.transport.address import dialable_of, ip_of, is_circuit, numeric, parse_endpoint
 from swarmnode.transport.budget import ByteBudget
 from swarmnode.transport.dial_book import DialBook
 from swarmnode.transport.frame import FrameFlag, FrameKind
@@ -106,6 +106,10 @@ class StreamTransport:
         """See ports.Transport."""
         raise NotImplementedError
 
+    def _speaks(self, address: str) -> bool:
+        """Whether peers can be dialled at `address`, by its protocol."""
+        return True
+
     async def close(self) -> None:
         """End all calls, streams and tasks. May be called repeatedly."""
         raise NotImplementedError
@@ -113,6 +117,30 @@ class StreamTransport:
     def _work(self) -> list[Coroutine[object, object, None]]:
         """Tasks beside the calls, which `close` cancels."""
         raise NotImplementedError
+
+    # Addresses of peers.
+
+    async def _name(self, named: Sequence[tuple[PeerId, Sequence[str]]]) -> None:
+        """Note the bootstraps that this machine's user named: they may be dialled wherever they are."""
+        self._named = frozenset(peer for peer, _ in named)
+        for peer, addresses in named:
+            await self._usable(peer, addresses)
+
+    async def _usable(self, peer: PeerId, addresses: Sequence[str]) -> list[str]:
+        """The `addresses` at which `peer` can be dialled, host names as IP addresses."""
+        is_named = peer in self._named
+        usable = await numeric([one for one in dialable_of(addresses, names=is_named) if self._speaks(one)])
+        if is_named:
+            self.book.name(parse_endpoint(one) for one in usable if not is_circuit(one))
+        return usable
+
+    async def _remember(self, peer: PeerId, addresses: Sequence[str]) -> list[str]:
+        """`_usable`, kept for later dials. Raises Unavailable if there are none."""
+        usable = await self._usable(peer, addresses)
+        if not usable:
+            raise Unavailable(f"{short(peer)} announced no usable address")
+        self._known[peer] = tuple(usable)
+        return usable
 
     async def _reach(self, peer: PeerId) -> P2pdStream:
         """A new stream to `peer`. Raises RemoteFault, Unavailable."""
