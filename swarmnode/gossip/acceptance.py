@@ -25,8 +25,9 @@ from swarmnode.gossip.robust import EQUAL
 from swarmnode.identity import SIGNATURE_BYTES, Identity, unsigned, verify
 from swarmnode.ids import PeerId, RunId, short
 from swarmnode.membership.liveness import SMALL_CALL_S
+from swarmnode.membership.swarm import StageContext
 from swarmnode.metrics import name
-from swarmnode.ports import Answer, Call, OuterReport, Packet, Telemetry, Transport, Verdict
+from swarmnode.ports import Answer, Call, OuterReport, Packet, Verdict
 from swarmnode.remembered import REMEMBERED_MAX, Remembered
 from swarmnode.untrusted_text import printable
 from swarmnode.wire import call_pb2 as wire
@@ -137,24 +138,9 @@ class Reputation:
 class Acceptance:
     """One replica's dealings with what its partners sent. The verdicts themselves are robust.py's."""
 
-    def __init__(
-        self,
-        run_id: RunId,
-        stage: int,
-        identity: Identity,
-        transport: Transport,
-        telemetry: Telemetry,
-        mates: Callable[[], Collection[PeerId]],
-        packet_taken: Callable[[PeerId], None] = lambda peer: None,
-    ) -> None:
-        """`mates`: the stage's replicas, as far as is known here; `packet_taken` is told each peer whose packet was
-        averaged."""
-        self._run_id = run_id
-        self._stage = stage
-        self._identity = identity
-        self._transport = transport
-        self._telemetry = telemetry
-        self._mates = mates
+    def __init__(self, here: StageContext, packet_taken: Callable[[PeerId], None] = lambda peer: None) -> None:
+        """`packet_taken` is told each peer whose packet was averaged."""
+        self._here = here
         self.reputation = Reputation()
         self._packet_taken = packet_taken
         self._out: dict[PeerId, str] = {}  # left out and why, as of the last look
@@ -167,12 +153,12 @@ class Acceptance:
             self._out = {}
             return set()
         now_s = asyncio.get_running_loop().time()
-        members = self._mates() if members is None else members
+        members = self._here.swarm().gossiping(self._here.stage) if members is None else members
         out = {peer: self.reputation.meets(peer, now_s)[1] for peer in self.reputation.excluded(now_s) & {*members}}
         for peer, reason in out.items():
             if peer not in self._out:
-                self._telemetry.count(name.PEER_FAULTS, kind="distrusted")
-                self._telemetry.event("peer.left_out", level="warning", peer=peer, reason=reason)
+                self._here.telemetry.count(name.PEER_FAULTS, kind="distrusted")
+                self._here.telemetry.event("peer.left_out", level="warning", peer=peer, reason=reason)
         self._out = out
         return {*out}
 
@@ -183,7 +169,7 @@ class Acceptance:
     def record_final_deltas(self, leavers: Sequence[Packet], verdicts: Sequence[Verdict], round_index: int) -> None:
         """Count, log and remember the verdicts on the packets of replicas that left."""
         for packet, verdict in zip(leavers, verdicts, strict=True):
-            self._telemetry.count(name.PACKETS, step=verdict.step)
+            self._here.telemetry.count(name.PACKETS, step=verdict.step)
             if verdict.keep == 0.0:
                 self._doubt(round_index, PeerId(packet.sender), verdict)
 
@@ -192,18 +178,18 @@ class Acceptance:
     ) -> list[PeerId]:
         """Count, log, remember and, in one of `tasks`, sign the verdicts on the packets that `came`, the first ones of
         the report. Returns whom this replica met: whose packet was taken, and newcomers, who had nothing to give."""
-        met = []
+        here, met = self._here, list[PeerId]()
         for (other, packet), verdict in zip(came.items(), report.verdicts, strict=False):  # what leavers gave follows
             self._weigh(round_index, other, verdict)
-            receipt_given = receipt(self._identity, self._run_id, self._stage, round_index, other, packet, verdict)
-            tasks.create_task(self._tell(other, receipt_given))
+            given = receipt(here.identity, here.run_id, here.stage, round_index, other, packet, verdict)
+            tasks.create_task(self._tell(other, given))
             if verdict.keep > 0.0 or verdict.step == NEWCOMER:
                 met.append(other)
         return met
 
     def _weigh(self, round_index: int, other: PeerId, verdict: Verdict) -> None:
-        step, reason = verdict.step, verdict.reason
-        self._telemetry.count(name.PACKETS, step=step)
+        step, telemetry = verdict.step, self._here.telemetry
+        telemetry.count(name.PACKETS, step=step)
         if verdict.keep > 0.0:
             if verdict.reason != EQUAL:  # sending ours back is no work
                 self._packet_taken(other)
@@ -212,7 +198,7 @@ class Acceptance:
         elif step != NEWCOMER:
             self._doubt(round_index, other, verdict)
         if step in ("clipped", "direction", "loss") and verdict.keep > 0.0:
-            self._telemetry.event("exchange.clipped", round=round_index, peer=other, keep=verdict.keep, reason=reason)
+            telemetry.event("exchange.clipped", round=round_index, peer=other, keep=verdict.keep, reason=verdict.reason)
 
     def _doubt(self, round_index: int, other: PeerId, verdict: Verdict) -> None:
         """Hold a refused packet against `other`, if it broke the rules, and log it."""
@@ -220,8 +206,8 @@ class Acceptance:
         trust = (self.reputation.record_broken_packet if verdict.step in PROVEN else self.reputation.trust)(
             other, now_s
         )
-        self._telemetry.count(name.PEER_FAULTS, kind="packet")
-        self._telemetry.event(
+        self._here.telemetry.count(name.PEER_FAULTS, kind="packet")
+        self._here.telemetry.event(
             "exchange.refused",
             level="warning",
             round=round_index,
@@ -232,22 +218,22 @@ class Acceptance:
         )
 
     async def _tell(self, peer: PeerId, given: wire.PacketReceipt) -> None:
-        call = Call(wire.Request(run_id=self._run_id, packet_receipt=bare(given)))
+        call = Call(wire.Request(run_id=self._here.run_id, packet_receipt=bare(given)))
         try:
-            await self._transport.call(peer, call, timeout_s=SMALL_CALL_S, reply_bytes_max=0)
+            await self._here.transport.call(peer, call, timeout_s=SMALL_CALL_S, reply_bytes_max=0)
         except (RemoteFault, Unavailable):
             return
-        self._telemetry.event("receipt.given", level="debug", round=given.round, peer=peer, step=given.step)
+        self._here.telemetry.event("receipt.given", level="debug", round=given.round, peer=peer, step=given.step)
 
     async def serve_receipt(self, peer: PeerId, call: Call) -> Answer:
         """Handler of method "packet_receipt": what a partner made of our packet, kept in the log with its signature. A
         word on a third peer's packet, as older nodes send it, is dropped."""
-        given, me = call.header.packet_receipt, self._transport.peer_id
+        given, me = call.header.packet_receipt, self._here.me
         if given.giver and given.giver != me:
             return Answer(wire.Reply(packet_receipt=wire.PacketReceiptTaken()))
-        given = whole(given, self._run_id, me, peer)
-        check_receipt(given, self._run_id, me, peer)
-        self._telemetry.event(
+        given = whole(given, self._here.run_id, me, peer)
+        check_receipt(given, self._here.run_id, me, peer)
+        self._here.telemetry.event(
             "receipt.got",
             round=given.round,
             peer=peer,

@@ -33,14 +33,12 @@ from swarmnode.gossip.outgoing_packet import OutgoingPacket, RoundWeight, SentBy
 from swarmnode.gossip.pairing import ALONE, partners
 from swarmnode.gossip.robust import EQUAL
 from swarmnode.gossip.round import RoundPace, Rounds, Spent, usual
-from swarmnode.identity import Identity
 from swarmnode.ids import PeerId, RunId, digest64, short
-from swarmnode.manifest import Manifest
 from swarmnode.manifest.gossip_compat import meets, sends_pseudo_gradients
-from swarmnode.membership.swarm import GOSSIPING, Member, Swarm
+from swarmnode.membership.swarm import GOSSIPING, Member, StageContext
 from swarmnode.membership.trust import Trials
 from swarmnode.metrics import name
-from swarmnode.ports import Compute, OuterReport, Packet, Priority, Replica, Telemetry, Transport, WireTensor
+from swarmnode.ports import OuterReport, Packet, Priority, WireTensor
 from swarmnode.wire import call_pb2 as wire
 
 TRIES = 4  # guess: before them nobody is kept out; one newcomer with a bad line is no flood
@@ -79,11 +77,9 @@ class OuterStepResult:
 class OuterStep:
     """Takes one replica's outer steps. Verdicts on packets are signed in the tasks of its rounds."""
 
-    replica: Replica
-    compute: Compute
+    here: StageContext
     acceptance: Acceptance
     fallback: FallbackPartner
-    telemetry: Telemetry
 
     async def take(
         self,
@@ -117,7 +113,7 @@ class OuterStep:
                     continue
                 report, reason = await self._apply(ours, ours.weight, [packet], reason, lone=False)
                 self.acceptance.judged(tasks, ours.round_index, {peer: packet}, report)
-                self.telemetry.count(name.FALLBACK_PACKETS, outcome="taken" if report.believed else "refused")
+                self.here.telemetry.count(name.FALLBACK_PACKETS, outcome="taken" if report.believed else "refused")
                 if report.believed:
                     return OuterStepResult([peer], report, f"{short(peer)} stood in: {reason}", fallback=True)
         report, _ = await self._apply(ours, weight, [], reason)
@@ -132,25 +128,25 @@ class OuterStep:
             packet = await self.fallback.ask(peer, ours.round_index, ours.nbytes, left_s)
         except (RemoteFault, Unavailable) as error:
             why = f"no answer within {left_s:.3g} s" if isinstance(error, PeerTimeout) else str(error)
-            self.telemetry.count(name.FALLBACK_PACKETS, outcome="none")
-            self.telemetry.event("exchange.fallback", round=ours.round_index, peer=peer, given=False, reason=why)
+            self.here.telemetry.count(name.FALLBACK_PACKETS, outcome="none")
+            self.here.telemetry.event("exchange.fallback", round=ours.round_index, peer=peer, given=False, reason=why)
             return None
-        self.telemetry.event("exchange.fallback", round=ours.round_index, peer=peer, given=True, reason=reason)
+        self.here.telemetry.event("exchange.fallback", round=ours.round_index, peer=peer, given=True, reason=reason)
         return packet
 
     async def _apply(
         self, ours: OutgoingPacket, weight: float, packets: Sequence[Packet], reason: str, *, lone: bool = True
     ) -> tuple[OuterReport, str]:
         """(the report of the outer step; why the last packet was refused, `reason` where none was)."""
-        step = partial(self.replica.apply_in_parts, ours.round_index, weight, packets, lone=lone)
-        report = await self.compute.run(Priority.OUTER, 0, step)
+        step = partial(self.here.replica.apply_in_parts, ours.round_index, weight, packets, lone=lone)
+        report = await self.here.compute.run(Priority.OUTER, 0, step)
         for verdict in report.verdicts:
             if verdict.keep == 0.0:
                 reason = f"packet refused ({verdict.step}): {verdict.reason}"
         if report.probed is not None:
             refused = any(verdict.step == "loss" and verdict.keep == 0.0 for verdict in report.verdicts)
-            self.telemetry.count(name.LOSS_PROBES, outcome="refused" if refused else "kept")
-            self.telemetry.event("exchange.probed", round=ours.round_index, change=report.probed, refused=refused)
+            self.here.telemetry.count(name.LOSS_PROBES, outcome="refused" if refused else "kept")
+            self.here.telemetry.event("exchange.probed", round=ours.round_index, change=report.probed, refused=refused)
         return report, reason
 
 
@@ -196,55 +192,29 @@ class Gossip:
 
     def __init__(
         self,
-        manifest: Manifest,
-        run_id: RunId,
-        stage: int,
-        transport: Transport,
-        replica: Replica,
-        compute: Compute,
-        swarm: Callable[[], Swarm],
-        samples_total: Callable[[], int],
+        here: StageContext,
         samples_here: Callable[[], int],
-        telemetry: Telemetry,
         *,
-        identity: Identity,
         done: int,
         newcomer: bool,
         packet_taken: Callable[[PeerId], None] = lambda peer: None,
     ) -> None:
         """`done`: the last round behind the replica's state; `newcomer`: its next round of each fragment counts nothing
         of its own; `packet_taken` is told each peer whose packet was averaged."""
-        self._manifest = manifest
-        self._run_id = run_id
-        self._stage = stage
-        self._transport = transport
-        self._replica = replica
-        self._compute = compute
-        self._swarm = swarm
-        self._samples_total = samples_total
+        self._here = here
         self._samples_here = samples_here
-        self._telemetry = telemetry
-        self.acceptance = Acceptance(
-            run_id, stage, identity, transport, telemetry, lambda: self._swarm().gossiping(stage), packet_taken
-        )
-        self.fallback = FallbackPartner(
-            run_id, stage, transport, manifest.limits.exchange_timeout_s, self._left_out, lambda: self._newest_round
-        )
-        self._outer_step = OuterStep(replica, compute, self.acceptance, self.fallback, telemetry)
-        self._weight = RoundWeight(
-            manifest.gossip.fragments, samples_here, newcomer=newcomer, least=lambda: self._half_a_round
-        )
-        self._rounds = Rounds(manifest.gossip.round_samples)
-        self._strangers = Strangers(run_id, stage, self.acceptance.packets_taken)
-        self._machine = ExchangeMachine(
-            transport.peer_id, done, off_stride=self._off_stride, newest=lambda: self._newest_round
-        )
-        self.exchanges = ExchangeDriver(run_id, stage, transport, telemetry, self._machine, self._lost)
-        self.final_deltas = FinalDeltas(
-            manifest, stage, lambda: self._after(max(self.done, self._stepping)), telemetry, self.acceptance
-        )
-        self._final_delta = OwnFinalDelta(manifest, stage, replica, compute, samples_total)
-        self._of_progress = sends_pseudo_gradients(manifest.gossip)
+        gossip = here.manifest.gossip
+        self.acceptance = Acceptance(here, packet_taken)
+        self.fallback = FallbackPartner(here, self._left_out, lambda: self._newest_round)
+        self._outer_step = OuterStep(here, self.acceptance, self.fallback)
+        self._weight = RoundWeight(gossip.fragments, samples_here, newcomer=newcomer, least=lambda: self._half_a_round)
+        self._rounds = Rounds(gossip.round_samples)
+        self._strangers = Strangers(here.run_id, here.stage, self.acceptance.packets_taken)
+        self._machine = ExchangeMachine(here.me, done, off_stride=self._off_stride, newest=lambda: self._newest_round)
+        self.exchanges = ExchangeDriver(here, self._machine, self._lost)
+        self.final_deltas = FinalDeltas(here, lambda: self._after(max(self.done, self._stepping)), self.acceptance)
+        self._final_delta = OwnFinalDelta(here)
+        self._of_progress = sends_pseudo_gradients(gossip)
         self._begin(done)
 
     def _begin(self, done: int) -> None:
@@ -253,8 +223,8 @@ class Gossip:
         self.stride = 1  # this replica meets at multiples of it; announced in its record
         self._pace = RoundPace()
         now_s = asyncio.get_running_loop().time()
-        self._ended = now_s, self._compute.worked_s  # the last round: when, and the device's seconds until then
-        self._sent = SentBytes(self._transport)
+        self._ended = now_s, self._here.compute.worked_s  # the last round: when, and the device's seconds until then
+        self._sent = SentBytes(self._here.transport)
         self._gone: dict[PeerId, int] = {}  # partners that could not be reached, by the sequence of their last record
         self._met = Ema(start=EmaStart.FIRST)  # share of its partners that a round is done with
         self._met.add(1.0)
@@ -272,7 +242,7 @@ class Gossip:
 
     def on_progress(self) -> None:
         """Begin a round if one is due: the run's sample count grew."""
-        if self._rounds.newest(self._samples_total(), self.stride) > self.done:
+        if self._rounds.newest(self._here.samples_total(), self.stride) > self.done:
             self._wake.set()
 
     @property
@@ -304,13 +274,13 @@ class Gossip:
     @property
     def _half_a_round(self) -> int:
         """Samples that a replica of this stage trains in half a round."""
-        size = self._manifest.gossip.round_samples * self.stride
-        return size // (2 * max(1, self.meeting(self._swarm().sizes[self._stage])))
+        size = self._here.manifest.gossip.round_samples * self.stride
+        return size // (2 * max(1, self.meeting(self._here.swarm().sizes[self._here.stage])))
 
     def meeting(self, replicas: int) -> int:
         """The number of the stage's `replicas`, this one included, that meet in rounds: keys that only announce
         themselves send no packet that is believed."""
-        if not meets(self._manifest.gossip):
+        if not meets(self._here.manifest.gossip):
             return replicas
         return 1 + round(max(0, replicas - 1 - self._absent) * self._met.value)
 
@@ -340,12 +310,12 @@ class Gossip:
     @property
     def left(self) -> int:
         """Samples of the run until the next round this replica takes part in."""
-        return self._rounds.left(self._samples_total(), self.stride)
+        return self._rounds.left(self._here.samples_total(), self.stride)
 
     @property
     def unsent(self) -> int:
         """Samples trained here since the last round, of which no other replica has a part."""
-        met = meets(self._manifest.gossip) and not self.newcomer
+        met = meets(self._here.manifest.gossip) and not self.newcomer
         return self._samples_here() - self._samples_before if met else 0
 
     async def parting(self, round_index: int | None = None) -> tuple[wire.FinalDelta, Sequence[WireTensor]]:
@@ -364,14 +334,14 @@ class Gossip:
 
     async def run(self) -> None:
         """Run round after round until cancelled. A replica begins with the stride of most others of its stage."""
-        here, me = self._swarm().stages[self._stage], self._transport.peer_id
+        here, me = self._mates(), self._here.me
         self.stride = usual(member.round_stride for member in here if member.peer != me)
         async with self._tasks:
             await self._run()
 
     async def _run(self) -> None:
         while not self._resting:
-            due, _ = self._rounds.due(self._samples_total(), self.done, self.stride)
+            due, _ = self._rounds.due(self._here.samples_total(), self.done, self.stride)
             if due is not None and not self._held and not self.behind(due):
                 self.idle.clear()
                 try:
@@ -385,30 +355,34 @@ class Gossip:
 
     def _keep_pace(self) -> None:
         """Choose the stride anew from how fast samples come, how long exchanges take and what the line carries."""
-        gossip, sent = self._manifest.gossip, self._transport.bytes_by_method().items()
+        gossip, sent = self._here.manifest.gossip, self._here.transport.bytes_by_method().items()
         sent_nbytes = sum(nbytes for (_, direction), nbytes in sent if direction == "sent")
-        self._pace.boundary(asyncio.get_running_loop().time(), self._samples_total(), sent_nbytes)
+        self._pace.boundary(asyncio.get_running_loop().time(), self._here.samples_total(), sent_nbytes)
         needed_s, why = self._pace.needed_s(gossip.uplink_share)
         needed_s = max(gossip.round_seconds_min, needed_s)
         stride, reason = self._rounds.stride(self._pace.samples_per_second, needed_s, self.stride)
         if stride != self.stride:
-            self._telemetry.event("round.stride", stride=stride, before=self.stride, reason=f"{reason}; {why}")
+            self._here.telemetry.event("round.stride", stride=stride, before=self.stride, reason=f"{reason}; {why}")
             self.stride = stride
+
+    def _mates(self) -> Sequence[Member]:
+        """The members of this stage, this one included."""
+        return self._here.swarm().stages[self._here.stage]
 
     def _members(self, round_index: int) -> tuple[PeerId, ...]:
         """The replicas that meet at `round_index`: it is a multiple of their stride, they are not known to be gone, and
         their packets were not refused too often, by this replica or by most others."""
-        me, left_out = self._transport.peer_id, self._left_out()
+        me, left_out = self._here.me, self._left_out()
 
         def takes_part(member: Member) -> bool:
             return not round_index % member.round_stride and not self._is_gone(member)
 
-        here = [m for m in self._swarm().stages[self._stage] if m.state in GOSSIPING and m.peer not in left_out]
+        here = [m for m in self._mates() if m.state in GOSSIPING and m.peer not in left_out]
         return tuple([member.peer for member in here if member.peer == me or takes_part(member)])  # in order of names
 
     def _count_absent(self) -> int:
         """The stage's replicas that are left out of rounds, or could not be reached."""
-        left_out, here = self._left_out(), self._swarm().stages[self._stage]
+        left_out, here = self._left_out(), self._mates()
         return sum(m.peer in left_out or self._is_gone(m) for m in here)
 
     def _is_gone(self, member: Member) -> bool:
@@ -417,12 +391,12 @@ class Gossip:
 
     def _left_out(self) -> set[PeerId]:
         """The stage's replicas whose packets were refused too often."""
-        return self.acceptance.left_out() - {self._transport.peer_id}
+        return self.acceptance.left_out() - {self._here.me}
 
     @property
     def _newest_round(self) -> int:
         """The round after the newest that the samples seen here complete."""
-        return self._after(self._rounds.newest(self._samples_total(), self.stride))
+        return self._after(self._rounds.newest(self._here.samples_total(), self.stride))
 
     def _off_stride(self, round_index: int) -> str:
         """Why this replica skips a round, "" where it does not."""
@@ -431,7 +405,7 @@ class Gossip:
 
     def _lost(self, peer: PeerId) -> None:
         """Leave out a peer that could not be reached, until it publishes a new record."""
-        for member in self._swarm().stages[self._stage]:
+        for member in self._mates():
             if member.peer == peer:
                 self._gone[peer] = member.sequence
 
@@ -447,24 +421,24 @@ class Gossip:
         self._advanced = asyncio.Event()
 
     async def _round(self, round_index: int) -> None:
-        if not meets(self._manifest.gossip):
+        if not meets(self._here.manifest.gossip):
             self._finish(round_index)
             return
         members = self._members(round_index)
-        me = self._transport.peer_id
+        me = self._here.me
         kept_out = self._strangers.kept_out(members, me)
         if kept_out and not self._strangers.is_open(round_index):
             members = tuple([peer for peer in members if peer not in kept_out])
         self._absent = self._count_absent() + len(kept_out)
-        size = self._manifest.gossip.group or None
-        others, reason = partners(self._run_id, self._stage, round_index, members, me, size)
+        size = self._here.manifest.gossip.group or None
+        others, reason = partners(self._here.run_id, self._here.stage, round_index, members, me, size)
         samples = self._samples_here() - self._samples_before
         loop = asyncio.get_running_loop()
-        begun, worked_s = loop.time(), self._compute.worked_s
+        begun, worked_s = loop.time(), self._here.compute.worked_s
         between = (begun - self._ended[0], worked_s - self._ended[1])
         self.fallback.drop()
         weight = self._weight.of(round_index)
-        draft = await self._compute.run(Priority.OUTER, 0, lambda: self._replica.draft(round_index))
+        draft = await self._here.compute.run(Priority.OUTER, 0, lambda: self._here.replica.draft(round_index))
         ours = OutgoingPacket(round_index, weight, samples, draft.tensors)
         strangers = self._strangers.among(others)
         came, why = await while_written(draft, self._meet(others, ours))
@@ -473,7 +447,7 @@ class Gossip:
             self._pace.exchanged(loop.time() - begun, ours.nbytes * len(came))
         await self.fallback.offer(ours)
         self._stepping = round_index
-        others_here = any(m.peer != me and m.state in GOSSIPING for m in self._swarm().stages[self._stage])
+        others_here = any(m.peer != me and m.state in GOSSIPING for m in self._mates())
         took = await self._outer_step.take(
             self._tasks,
             ours,
@@ -492,7 +466,7 @@ class Gossip:
         self._samples_before += samples
         self._weight.on_round_end(round_index, self._samples_before)
         self._finish(round_index)
-        self._ended = (loop.time(), self._compute.worked_s)
+        self._ended = (loop.time(), self._here.compute.worked_s)
         within = (self._ended[0] - begun, self._ended[1] - worked_s)
         self._report(round_index, took, samples, within, between)
 
@@ -500,31 +474,31 @@ class Gossip:
         self, round_index: int, members: Sequence[PeerId], others: Sequence[PeerId]
     ) -> Callable[[], Sequence[PeerId]] | None:
         """The `members` of a round to ask for a packet if none of `others`, our partners, sends one; None: nobody."""
-        me = self._transport.peer_id
-        if not others or not allows_fallback(self._manifest.gossip) or len({*members, me}) <= 1 + len(others):
+        me = self._here.me
+        if not others or not allows_fallback(self._here.manifest.gossip) or len({*members, me}) <= 1 + len(others):
             return None
         able = {*members} - {me, *others}
-        return lambda: fallback_order(self._run_id, self._stage, round_index, me, able)[0]
+        return lambda: fallback_order(self._here.run_id, self._here.stage, round_index, me, able)[0]
 
     async def _meet(self, others: Sequence[PeerId], ours: OutgoingPacket) -> tuple[dict[PeerId, Packet], str]:
         """(the packets of those of `others` that are to be averaged; why the last other one failed)."""
         # A partner that has not called when the next round is near has another view, or is at another round.
         rounds = self._after(ours.round_index) - ours.round_index
-        round_s = self._pace.seconds(rounds * self._manifest.gossip.round_samples)
+        round_s = self._pace.seconds(rounds * self._here.manifest.gossip.round_samples)
         silence_s = max(PARTNER_PATIENCE_S, round_s)
         return await self.exchanges.meet(others, ours, self._patience_s(ours), silence_s)
 
     def _patience_s(self, ours: OutgoingPacket) -> float:
-        return ours.patience_s(self._manifest.limits.exchange_timeout_s)
+        return ours.patience_s(self._here.manifest.limits.exchange_timeout_s)
 
     def _report(self, round_index: int, took: OuterStepResult, samples: int, within: Spent, between: Spent) -> None:
         """`samples` trained for it; time `within` this round, and `between` the last one and it."""
         outcome = "paired" if took.met else "lone"
-        self._telemetry.count(name.ROUNDS)
-        self._telemetry.count(name.EXCHANGES, outcome=outcome)
-        self._telemetry.observe(name.EXCHANGE_SECONDS, within[0])
-        self._telemetry.gauge(name.ROUND, float(round_index))
-        self._telemetry.event(
+        self._here.telemetry.count(name.ROUNDS)
+        self._here.telemetry.count(name.EXCHANGES, outcome=outcome)
+        self._here.telemetry.observe(name.EXCHANGE_SECONDS, within[0])
+        self._here.telemetry.gauge(name.ROUND, float(round_index))
+        self._here.telemetry.event(
             f"exchange.{outcome}",
             level="debug" if took.reason.endswith(ALONE) else "info",  # no news: nobody is there to meet
             round=round_index,
@@ -535,7 +509,7 @@ class Gossip:
             between_s=round(between[0], 4),
             between_worked_s=round(between[1], 4),
             sent_bytes=self._sent.since_last(),
-            samples_total=self._samples_total(),
+            samples_total=self._here.samples_total(),
         )
         if len(took.met) > 1:
-            self._telemetry.event("exchange.group", round=round_index, peers=list(took.met))
+            self._here.telemetry.event("exchange.group", round=round_index, peers=list(took.met))

@@ -20,10 +20,11 @@ from swarmnode.gossip.exchange_machine import (
     RoundStopped,
 )
 from swarmnode.gossip.outgoing_packet import OutgoingPacket, packet_of, reply_bytes_max, weight_of
-from swarmnode.ids import PeerId, RunId
+from swarmnode.ids import PeerId
 from swarmnode.membership.liveness import PING_TIMEOUT_S, SMALL_CALL_S, patiently
+from swarmnode.membership.swarm import StageContext
 from swarmnode.metrics import name
-from swarmnode.ports import Answer, Call, Packet, Telemetry, Transport
+from swarmnode.ports import Answer, Call, Packet
 from swarmnode.wire import call_pb2 as wire
 
 PARTNER_PATIENCE_S = PING_TIMEOUT_S  # a partner that has not called by then is asked whether it lives
@@ -33,20 +34,9 @@ NETWORK = frozenset({ExchangeAction.SEND_PACKET, ExchangeAction.AWAIT_PARTNER, E
 class ExchangeDriver:
     """The exchanges of one replica with its partners, and the handlers of their calls."""
 
-    def __init__(
-        self,
-        run_id: RunId,
-        stage: int,
-        transport: Transport,
-        telemetry: Telemetry,
-        machine: ExchangeMachine,
-        lost: Callable[[PeerId], None],
-    ) -> None:
+    def __init__(self, here: StageContext, machine: ExchangeMachine, lost: Callable[[PeerId], None]) -> None:
         """`lost` is told of partners that could not be reached."""
-        self._run_id = run_id
-        self._stage = stage
-        self._transport = transport
-        self._telemetry = telemetry
+        self._here = here
         self._machine = machine
         self._lost = lost
         self._ours: OutgoingPacket | None = None  # of the round under way
@@ -109,12 +99,13 @@ class ExchangeDriver:
     async def _send_packet(self, peer: PeerId) -> ExchangeEvent:
         exchange, ours = self._machine.exchanges[peer], self._ours
         assert ours is not None
-        request = wire.Exchange(round=ours.round_index, stage=self._stage, newcomer=ours.newcomer, samples=ours.samples)
+        here = self._here
+        request = wire.Exchange(round=ours.round_index, stage=here.stage, newcomer=ours.newcomer, samples=ours.samples)
         try:
             async with asyncio.timeout_at(exchange.deadline):
-                answer = await self._transport.call(
+                answer = await here.transport.call(
                     peer,
-                    Call(wire.Request(run_id=self._run_id, exchange=request), ours.tensors),
+                    Call(wire.Request(run_id=here.run_id, exchange=request), ours.tensors),
                     timeout_s=exchange.patience_s,
                     reply_bytes_max=reply_bytes_max(ours.nbytes),
                 )
@@ -127,9 +118,9 @@ class ExchangeDriver:
 
     async def _send_commit(self, peer: PeerId) -> ExchangeEvent:
         round_index = self._machine.exchanges[peer].round_index
-        commit = wire.Request(run_id=self._run_id, commit=wire.Commit(round=round_index, apply=True))
+        commit = wire.Request(run_id=self._here.run_id, commit=wire.Commit(round=round_index, apply=True))
         try:
-            await self._transport.call(peer, Call(commit), timeout_s=SMALL_CALL_S, reply_bytes_max=0)
+            await self._here.transport.call(peer, Call(commit), timeout_s=SMALL_CALL_S, reply_bytes_max=0)
         except (RemoteFault, Unavailable) as error:
             return _failed(ExchangeInput.COMMIT_FAILED, peer, round_index, error)
         return ExchangeEvent(ExchangeInput.ACKNOWLEDGED, peer, round_index)
@@ -139,7 +130,7 @@ class ExchangeDriver:
         exchange = self._machine.exchanges[peer]
         try:
             async with asyncio.timeout_at(exchange.deadline):
-                await patiently(self._transport, self._run_id, peer, self._ended(peer), PARTNER_PATIENCE_S)
+                await patiently(self._here.transport, self._here.run_id, peer, self._ended(peer), PARTNER_PATIENCE_S)
         except TimeoutError:
             return ExchangeEvent(ExchangeInput.DEADLINE, peer, exchange.round_index)
         except (RemoteFault, Unavailable) as error:
@@ -164,8 +155,8 @@ class ExchangeDriver:
         """Handler of method "exchange": our packet for the caller's. Waits until this replica has reached the round.
         Raises RemoteFault for another stage, and Unavailable where the two do not meet."""
         request = call.header.exchange
-        if request.stage != self._stage:
-            raise RemoteFault(f"exchange for stage {request.stage} sent to a replica of stage {self._stage}")
+        if request.stage != self._here.stage:
+            raise RemoteFault(f"exchange for stage {request.stage} sent to a replica of stage {self._here.stage}")
         packet = Packet(weight_of(request), request.samples, call.tensors, sender=peer)
         return await self._answer(ExchangeInput.PACKET, peer, request.round, packet)
 
@@ -217,8 +208,8 @@ class ExchangeDriver:
                 self._reply(effect, effect.reason)
             case ExchangeAction.COUNT_ONESIDED:
                 fields = {"round": effect.round_index, "peer": effect.peer, "reason": effect.reason}
-                self._telemetry.count(name.ONESIDED_COMMITS)
-                self._telemetry.event("exchange.onesided", level="warning", **fields)
+                self._here.telemetry.count(name.ONESIDED_COMMITS)
+                self._here.telemetry.event("exchange.onesided", level="warning", **fields)
             case ExchangeAction.REPORT_LOST:
                 self._lost(effect.peer)
             case ExchangeAction.END:

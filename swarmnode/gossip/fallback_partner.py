@@ -22,7 +22,8 @@ from swarmnode.gossip.outgoing_packet import OutgoingPacket, packet_of, reply_by
 from swarmnode.ids import PeerId, RunId, seeded, short
 from swarmnode.manifest import GossipSpec
 from swarmnode.manifest.gossip_compat import rules_of
-from swarmnode.ports import Answer, Call, Packet, Transport
+from swarmnode.membership.swarm import StageContext
+from swarmnode.ports import Answer, Call, Packet
 from swarmnode.wire import call_pb2 as wire
 
 ASKED_MAX = 3  # guess: of six honest replicas each gives to one; two askers seldom collide three times
@@ -52,20 +53,11 @@ class FallbackPartner:
     """Gives one replica's packet of its last round to the first asker, and asks others for theirs."""
 
     def __init__(
-        self,
-        run_id: RunId,
-        stage: int,
-        transport: Transport,
-        timeout_s: float,
-        left_out: Callable[[], Collection[PeerId]],
-        round_max: Callable[[], int],
+        self, here: StageContext, left_out: Callable[[], Collection[PeerId]], round_max: Callable[[], int]
     ) -> None:
         """`left_out` returns the stage's replicas that this one does not meet. `round_max` returns the last round
         that may be asked for."""
-        self._run_id = run_id
-        self._stage = stage
-        self._transport = transport
-        self._timeout_s = timeout_s
+        self._here = here
         self._left_out = left_out
         self._round_max = round_max
         self._round = -1  # the last round whose exchanges are over
@@ -87,10 +79,10 @@ class FallbackPartner:
     async def ask(self, peer: PeerId, round_index: int, nbytes: int, timeout_s: float) -> Packet:
         """Return the packet of `peer`, expected to be about as large as ours of `nbytes`. Raises RemoteFault or
         Unavailable."""
-        request = wire.FallbackRequest(round=round_index, stage=self._stage)
-        answer = await self._transport.call(
+        request = wire.FallbackRequest(round=round_index, stage=self._here.stage)
+        answer = await self._here.transport.call(
             peer,
-            Call(wire.Request(run_id=self._run_id, fallback=request)),
+            Call(wire.Request(run_id=self._here.run_id, fallback=request)),
             timeout_s=timeout_s,
             reply_bytes_max=reply_bytes_max(nbytes),
         )
@@ -100,14 +92,14 @@ class FallbackPartner:
         """Handler of method "fallback". Waits a bounded time for the end of our own exchanges. Raises RemoteFault
         for another stage, and Unavailable if there is no packet to give."""
         request = call.header.fallback
-        if request.stage != self._stage:
-            raise RemoteFault(f"a packet of stage {request.stage} asked of a replica of stage {self._stage}")
+        if request.stage != self._here.stage:
+            raise RemoteFault(f"a packet of stage {request.stage} asked of a replica of stage {self._here.stage}")
         if peer in self._left_out():  # an unknown replica may ask: perhaps its partner did not know it either
             raise Unavailable(f"{short(peer)} is left out here")
         if request.round > self._round_max():
             raise Unavailable(f"round {request.round} is beyond {self._round_max()}, the next one here")
         try:
-            async with asyncio.timeout(self._timeout_s), self._changed:
+            async with asyncio.timeout(self._here.manifest.limits.exchange_timeout_s), self._changed:
                 await self._changed.wait_for(lambda: self._round >= request.round)
         except TimeoutError:
             raise Unavailable(f"still in round {request.round}, or before it") from None

@@ -21,10 +21,10 @@ from dataclasses import dataclass
 from swarmnode.errors import Busy, Refused, RemoteFault, SwarmnodeError, Unavailable
 from swarmnode.gossip.acceptance import Acceptance
 from swarmnode.ids import PeerId, RunId, short
-from swarmnode.manifest import Manifest
 from swarmnode.membership.liveness import SMALL_CALL_S
+from swarmnode.membership.swarm import StageContext
 from swarmnode.metrics import name
-from swarmnode.ports import Answer, Call, Compute, Packet, Priority, Replica, Telemetry, Transport, WireTensor
+from swarmnode.ports import Answer, Call, Packet, Priority, Telemetry, Transport, WireTensor
 from swarmnode.remembered import Remembered
 from swarmnode.wire import call_pb2 as wire
 
@@ -55,20 +55,11 @@ class _FinalDelta:
 class FinalDeltas:
     """The messages that leavers gave this replica for its next round."""
 
-    def __init__(
-        self,
-        manifest: Manifest,
-        stage: int,
-        next_round: Callable[[], int],
-        telemetry: Telemetry,
-        acceptance: Acceptance,
-    ) -> None:
+    def __init__(self, here: StageContext, next_round: Callable[[], int], acceptance: Acceptance) -> None:
+        self._here = here
         self._acceptance = acceptance
         self._given = Remembered[PeerId, tuple[int, int]]()  # round of each key's last, packets then met
-        self._manifest = manifest
-        self._stage = stage
         self._next_round = next_round
-        self._telemetry = telemetry
         self._kept: list[_FinalDelta] = []
         self._merged: set[tuple[PeerId, int]] = set()  # (leaver, round) of those that the last round with any took
 
@@ -77,9 +68,9 @@ class FinalDeltas:
         counted is acknowledged again, since the answer was lost. Raises RemoteFault for another stage or codec,
         Unavailable for a peer that is not met or gave one already, and Busy when enough messages are kept."""
         request = call.header.final_delta
-        if request.stage != self._stage:
-            raise RemoteFault(f"final delta for stage {request.stage} sent to a replica of stage {self._stage}")
-        if request.codec != (ours := self._manifest.gossip.codec):
+        if request.stage != self._here.stage:
+            raise RemoteFault(f"final delta for stage {request.stage} sent to a replica of stage {self._here.stage}")
+        if request.codec != (ours := self._here.manifest.gossip.codec):
             raise RemoteFault(f"final delta in codec {request.codec[:16]!r}; this run uses {ours}")
         due = self._next_round()
         if (peer, request.round) in self._merged:
@@ -113,7 +104,7 @@ class FinalDeltas:
         packets = []
         for final_delta in kept:
             good = final_delta.round_index == round_index
-            self._telemetry.event(
+            self._here.telemetry.event(
                 "final_delta.merged" if good else "final_delta.stale",
                 level="info" if good else "warning",
                 peer=final_delta.peer,
@@ -133,29 +124,23 @@ class FinalDeltas:
 class OwnFinalDelta:
     """Makes a leaver's message, once a round: what it learned since the last round of each fragment of the weights."""
 
-    def __init__(
-        self, manifest: Manifest, stage: int, replica: Replica, compute: Compute, samples_total: Callable[[], int]
-    ) -> None:
-        self._manifest = manifest
-        self._stage = stage
-        self._replica = replica
-        self._compute = compute
-        self._samples_total = samples_total
+    def __init__(self, here: StageContext) -> None:
+        self._here = here
         self._made: tuple[wire.FinalDelta, Sequence[WireTensor]] | None = None  # the last message
 
     async def of(self, round_index: int, samples: int) -> tuple[wire.FinalDelta, Sequence[WireTensor]]:
         """The message for a round, with the `samples` behind it. Gradients that wait for a step are stepped first."""
-        codec = self._manifest.gossip.codec
-        header = wire.FinalDelta(round=round_index, stage=self._stage, codec=codec, samples=samples)
+        codec = self._here.manifest.gossip.codec
+        header = wire.FinalDelta(round=round_index, stage=self._here.stage, codec=codec, samples=samples)
 
         def make() -> tuple[wire.FinalDelta, Sequence[WireTensor]]:
             if self._made is None or self._made[0].round != round_index:
-                if self._replica.accumulated:
-                    self._replica.step(self._samples_total())
-                self._made = header, self._replica.final_delta(round_index)
+                if self._here.replica.accumulated:
+                    self._here.replica.step(self._here.samples_total())
+                self._made = header, self._here.replica.final_delta(round_index)
             return self._made
 
-        return await self._compute.run(Priority.OUTER, 0, make)
+        return await self._here.compute.run(Priority.OUTER, 0, make)
 
 
 async def send_final_delta(

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from swarmnode.ids import PeerId
+from swarmnode.identity import Identity
+from swarmnode.ids import PeerId, RunId
 from swarmnode.manifest import Manifest
+from swarmnode.ports import Compute, Replica, Telemetry, Transport
 from swarmnode.wire import record_pb2 as wire
 
 SERVING = wire.NODE_STATE_TRAINING
@@ -254,3 +256,25 @@ class Swarm:
         """The members of all stages, and the nodes that only feed."""
         yield from self.members()
         yield from self.without_stage
+
+
+@dataclass(frozen=True, slots=True)
+class StageContext:
+    """The surroundings of one `replica` of `stage`, shared by all parts that work on it. `swarm`: as this node knows it
+    now; `samples_total`: that the whole run has trained, as far as known here."""
+
+    manifest: Manifest
+    run_id: RunId
+    stage: int
+    replica: Replica
+    transport: Transport
+    compute: Compute
+    identity: Identity
+    telemetry: Telemetry
+    swarm: Callable[[], Swarm]
+    samples_total: Callable[[], int]
+
+    @property
+    def me(self) -> PeerId:
+        """This node's peer id."""
+        return self.identity.peer_id

@@ -10,13 +10,13 @@ from swarmnode.errors import DataError, LocalFault, SwarmnodeError
 from swarmnode.gossip.exchange import Gossip
 from swarmnode.ids import PeerId
 from swarmnode.manifest import Manifest
-from swarmnode.membership.swarm import GOSSIPING
+from swarmnode.membership.swarm import GOSSIPING, StageContext
 from swarmnode.metrics import name
 from swarmnode.model.section import snapshot_nbytes
 from swarmnode.node.node_ports import NodeContext
 from swarmnode.node.presence import Presence
 from swarmnode.parted_work import Parts, timed
-from swarmnode.ports import Priority, Replica, State, Store
+from swarmnode.ports import Priority, State, Store
 from swarmnode.recovery import checkpoint as form
 from swarmnode.recovery import checkpoint_io
 from swarmnode.recovery.checkpoint import Origin
@@ -49,29 +49,23 @@ class Checkpointer:
     def __init__(
         self,
         context: NodeContext,
+        here: StageContext,
         store: Store,
-        stage: int,
-        replica: Replica,
         gossip: Gossip,
         finished_blocks: Callable[[], record_pb2.Blocks],
     ) -> None:
-        """`replica` of `stage` is saved in `store`, with the run's progress and the data blocks finished by then."""
-        self._manifest, self._run_id, self._me = context.manifest, context.run_id, context.me
+        """The replica is saved in `store`, with the run's progress and the data blocks finished by then."""
+        self._here = here
         self._options = context.ports.saving
         self._store = store
-        self._stage = stage
-        self._replica = replica
         self._gossip = gossip
         self._progress = context.presence.progress
         self._finished_blocks = finished_blocks
-        self._compute = context.ports.compute
-        self._swarm = context.presence.peer_table.swarm
-        self._telemetry = context.telemetry
-        self._origin = Origin.of(context.manifest, context.run_id, self._options.signed)
-        self._shapes = self._options.shapes(context.manifest, stage)
+        self._origin = Origin.of(here.manifest, here.run_id, self._options.signed)
+        self._shapes = self._options.shapes(here.manifest, here.stage)
         self._wake = asyncio.Event()
         self._time = asyncio.get_running_loop().time
-        self._patience_s = PATIENCE_S + snapshot_nbytes(replica.sizes_of(stage)) / PATIENCE_RATE
+        self._patience_s = PATIENCE_S + snapshot_nbytes(here.replica.sizes_of(here.stage)) / PATIENCE_RATE
 
     def on_progress(self) -> None:
         """The run's sample count grew: look whether a checkpoint is due."""
@@ -101,27 +95,29 @@ class Checkpointer:
 
     def _round(self) -> int:
         """The run's round, the same for all replicas. A replica may itself take part in every second or fourth only."""
-        return self._progress.total // self._manifest.gossip.round_samples
+        return self._progress.total // self._here.manifest.gossip.round_samples
 
     def _due(self, saved: int) -> int | None:
-        return form.due(self._round(), saved, self._manifest.checkpoint.every_rounds)
+        return form.due(self._round(), saved, self._here.manifest.checkpoint.every_rounds)
 
     async def _turn(self, label: str, due: int) -> str | None:
         """The reason why this replica saves; None once another one has, or when the next checkpoint is due."""
         loop = asyncio.get_running_loop()
         begun = loop.time()
-        stage = self._stage
-        able = [member.peer for member in self._swarm().stages[stage] if member.saves and member.state in GOSSIPING]
-        order = form.order(self._run_id, stage, label, {*able, self._me})
+        stage = self._here.stage
+        able = [
+            member.peer for member in self._here.swarm().stages[stage] if member.saves and member.state in GOSSIPING
+        ]
+        order = form.order(self._here.run_id, stage, label, {*able, self._here.me})
         while self._due(due) is None:
-            alive = [member.peer for member in self._swarm().serving(stage)]
-            mine, reason = form.turn(order, self._me, alive, loop.time() - begun, self._patience_s)
+            alive = [member.peer for member in self._here.swarm().serving(stage)]
+            mine, reason = form.turn(order, self._here.me, alive, loop.time() - begun, self._patience_s)
             if mine:
                 part = await self._store.read(f"{self._place(label)}/{form.part_name(stage)}")
                 if part is None:
                     await self._boundary(due)
                 return reason if part is None else None
-            await asyncio.sleep(self._manifest.limits.announce_period_s)
+            await asyncio.sleep(self._here.manifest.limits.announce_period_s)
         return None
 
     async def _boundary(self, due: int) -> None:
@@ -135,11 +131,11 @@ class Checkpointer:
     async def _save(self, label: str, reason: str) -> None:
         loop = asyncio.get_running_loop()
         begun, round_index = loop.time(), self._gossip.done
-        state, pause_s = await self._compute.run(Priority.OUTER, 0, self._copy)
+        state, pause_s = await self._here.compute.run(Priority.OUTER, 0, self._copy)
         holding = ReplicaHoldings(
-            stage=self._stage,
+            stage=self._here.stage,
             round=round_index,
-            peer=self._me,
+            peer=self._here.me,
             progress=self._progress.to_wire(),
             blocks=self._finished_blocks(),
         )
@@ -148,13 +144,13 @@ class Checkpointer:
             self._store, place, state, self._shapes, holding, shard_nbytes=self._options.shard_nbytes
         )
         seconds, nbytes = loop.time() - begun, sum(file.nbytes for file in part.files)
-        self._telemetry.count(name.CHECKPOINTS, outcome="saved")
-        self._telemetry.gauge(name.CHECKPOINT_SECONDS, seconds)
-        self._telemetry.gauge(name.CHECKPOINT_PAUSE_SECONDS, pause_s)
-        self._telemetry.event(
+        self._here.telemetry.count(name.CHECKPOINTS, outcome="saved")
+        self._here.telemetry.gauge(name.CHECKPOINT_SECONDS, seconds)
+        self._here.telemetry.gauge(name.CHECKPOINT_PAUSE_SECONDS, pause_s)
+        self._here.telemetry.event(
             "checkpoint.saved",
             label=label,
-            stage=self._stage,
+            stage=self._here.stage,
             round=round_index,
             nbytes=nbytes,
             seconds=round(seconds, 4),
@@ -166,24 +162,26 @@ class Checkpointer:
     def _copy(self) -> tuple[State, float] | Parts[tuple[State, float]]:
         """On the compute thread: the state, and the seconds for which training stood still."""
         begun = self._time()
-        state = self._replica.snapshot_in_parts()
+        state = self._here.replica.snapshot_in_parts()
         return (state, self._time() - begun) if isinstance(state, State) else timed(state, self._time)
 
     async def _complete(self, label: str) -> None:
         saved = await checkpoint_io.complete(self._store, self._origin, label)
         if saved is None:
             return
-        self._telemetry.count(name.CHECKPOINTS, outcome="complete")
-        self._telemetry.event(
+        self._here.telemetry.count(name.CHECKPOINTS, outcome="complete")
+        self._here.telemetry.event(
             "checkpoint.complete", label=label, round=saved.round, samples_total=saved.samples, nbytes=saved.nbytes
         )
-        gone = await checkpoint_io.prune(self._store, self._run_id, self._manifest.checkpoint.keep)
+        gone = await checkpoint_io.prune(self._store, self._here.run_id, self._here.manifest.checkpoint.keep)
         if gone:
-            self._telemetry.event("checkpoint.pruned", labels=gone, keep=self._manifest.checkpoint.keep)
+            self._here.telemetry.event("checkpoint.pruned", labels=gone, keep=self._here.manifest.checkpoint.keep)
 
     def _failed(self, label: str, error: SwarmnodeError) -> None:
-        self._telemetry.count(name.CHECKPOINTS, outcome="failed")
-        self._telemetry.event("checkpoint.failed", level="error", label=label, stage=self._stage, reason=str(error))
+        self._here.telemetry.count(name.CHECKPOINTS, outcome="failed")
+        self._here.telemetry.event(
+            "checkpoint.failed", level="error", label=label, stage=self._here.stage, reason=str(error)
+        )
 
     def _place(self, label: str) -> str:
-        return form.place(self._run_id, label)
+        return form.place(self._here.run_id, label)

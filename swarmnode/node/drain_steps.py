@@ -9,15 +9,14 @@ from swarmnode.errors import SwarmnodeError, Unavailable
 from swarmnode.gossip.exchange import Gossip
 from swarmnode.gossip.final_delta import send_final_delta
 from swarmnode.ids import PeerId, seeded, short
-from swarmnode.membership.swarm import Swarm
+from swarmnode.membership.swarm import StageContext, Swarm
 from swarmnode.model.section import snapshot_nbytes
 from swarmnode.node.drain import DrainReport, DrainStep, DrainTask
-from swarmnode.node.node_ports import NodeContext
 from swarmnode.node.notice import NoticeKind
 from swarmnode.pipeline.backlog import Backlog
 from swarmnode.pipeline.feeder import Feeder
 from swarmnode.pipeline.rebalance import DOWNLOAD_RATE
-from swarmnode.ports import Call, Replica
+from swarmnode.ports import Call
 from swarmnode.transfer.donor import StageDonor
 from swarmnode.wire import call_pb2 as wire
 
@@ -123,9 +122,7 @@ class StageDrain:
 
     def __init__(
         self,
-        context: NodeContext,
-        stage: int,
-        replica: Replica,
+        here: StageContext,
         gossip: Gossip,
         donor: StageDonor,
         work: HeldWork,
@@ -133,17 +130,13 @@ class StageDrain:
         report: DrainReport,
     ) -> None:
         """`save` writes the stage to this machine's disk."""
-        self._context = context
-        self._me = context.me
-        self._stage = stage
-        self._swarm = context.presence.peer_table.swarm
-        self._replica = replica
+        self._here = here
         self._gossip = gossip
         self._donor = donor
         self._work = work
         self._save = save
         self._report = report
-        self._rng = seeded(context.manifest.seed, "leaving", context.me, gossip.done)
+        self._rng = seeded(here.manifest.seed, "leaving", here.me, gossip.done)
         self._finished_before = work.finished
 
     def steps(self) -> list[DrainTask]:
@@ -159,12 +152,12 @@ class StageDrain:
                 DrainStep.EXCHANGE, exchange_s, self._exchange, lambda: f"{report.unsent - report.sent} samples learnt"
             ),
         ]
-        if not self._stopping and successors(self._swarm(), self._stage, self._me)[0]:
-            due_s = snapshot_nbytes(self._replica.sizes_of(self._stage)) / DOWNLOAD_RATE
-            undone = f"the state of stage {self._stage}"
+        if not self._stopping and successors(self._here.swarm(), self._here.stage, self._here.me)[0]:
+            due_s = snapshot_nbytes(self._here.replica.sizes_of(self._here.stage)) / DOWNLOAD_RATE
+            undone = f"the state of stage {self._here.stage}"
             steps.append(DrainTask(DrainStep.HANDOVER, due_s, self._hand_over, lambda: undone))
         save_s = min(self._work.seconds, TURN_MAX_S) if report.held else 0.0
-        save_s += sum(self._replica.sizes_of(self._stage).values()) * SAVED_BYTES / SAVE_BYTES_PER_S
+        save_s += sum(self._here.replica.sizes_of(self._here.stage).values()) * SAVED_BYTES / SAVE_BYTES_PER_S
         return [*steps, DrainTask(DrainStep.SAVE, save_s, self._save, lambda: "the stage on disk")]
 
     @property
@@ -189,33 +182,31 @@ class StageDrain:
         """Give the update since the last round to another replica of the stage."""
         await self._gossip.rest()
         self._report.expect(unsent=self._gossip.unsent)
-        staying = mates(self._swarm(), self._stage, self._me)
+        staying = mates(self._here.swarm(), self._here.stage, self._here.me)
         if self._stopping or not self._report.unsent or not staying:
             return
-        context, gossip = self._context, self._gossip
+        here, gossip = self._here, self._gossip
         parting, met = gossip.parting, gossip.acceptance.packets_taken
-        limit_s, told = context.manifest.limits.exchange_timeout_s, context.telemetry
-        await send_final_delta(context.transport, context.run_id, staying, parting, told, self._rng, limit_s, met)
+        limit_s, told = here.manifest.limits.exchange_timeout_s, here.telemetry
+        await send_final_delta(here.transport, here.run_id, staying, parting, told, self._rng, limit_s, met)
         self._report.all_sent()
 
     async def _hand_over(self) -> None:
         """Give the state of the last replica to a node of the stage before. Raises Unavailable when none takes it."""
         self._donor.close()  # its snapshots were copied before the last inner step
-        if mates(self._swarm(), self._stage, self._me):  # a replica came after this step was planned
+        if mates(self._here.swarm(), self._here.stage, self._here.me):  # a replica came after this step was planned
             if self._report.sent < self._report.unsent:
                 await self._exchange()
             return
-        able, reason = successors(self._swarm(), self._stage, self._me)
+        able, reason = successors(self._here.swarm(), self._here.stage, self._here.me)
         for successor in able:
-            request = wire.Request(run_id=self._context.run_id, handover=wire.Handover(stage=self._stage))
+            request = wire.Request(run_id=self._here.run_id, handover=wire.Handover(stage=self._here.stage))
             try:
-                await self._context.transport.call(
-                    successor, Call(request), timeout_s=HANDOVER_MAX_S, reply_bytes_max=0
-                )
+                await self._here.transport.call(successor, Call(request), timeout_s=HANDOVER_MAX_S, reply_bytes_max=0)
             except SwarmnodeError as error:
                 reason = f"{short(successor)}: {error}"
                 continue
             self._report.all_sent(successor)
-            self._context.telemetry.event("handover.done", peer=successor, stage=self._stage, reason=reason)
+            self._here.telemetry.event("handover.done", peer=successor, stage=self._here.stage, reason=reason)
             return
         raise Unavailable(reason)

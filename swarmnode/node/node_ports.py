@@ -12,6 +12,7 @@ from swarmnode.ids import PeerId, RunId
 from swarmnode.manifest import Manifest
 from swarmnode.membership.admission import Admission
 from swarmnode.membership.liveness import Pinger
+from swarmnode.membership.swarm import StageContext
 from swarmnode.node.caller_check import CallerCheck
 from swarmnode.node.failure_detector import FailureDetector
 from swarmnode.node.limits import NodeRole
@@ -80,3 +81,10 @@ class NodeContext:
     def telemetry(self) -> Telemetry:
         """The telemetry port."""
         return self.ports.telemetry
+
+    def at(self, stage: int, replica: Replica) -> StageContext:
+        """The surroundings of `replica` of `stage` on this node."""
+        ports, presence = self.ports, self.presence
+        where = self.manifest, self.run_id, stage, replica, self.transport
+        known = presence.peer_table.swarm, presence.samples_total
+        return StageContext(*where, ports.compute, ports.identity, ports.telemetry, *known)

@@ -23,7 +23,7 @@ from swarmnode.node.node_ports import NodeContext
 from swarmnode.node.notice import Notices
 from swarmnode.node.presence import StageObserver, StageStatus
 from swarmnode.node.run_text import JoinedStage
-from swarmnode.node.snapshot_source import GIVING, copy_replica, make_stage_donor
+from swarmnode.node.snapshot_source import GIVING, make_donor
 from swarmnode.node.stage_change import ROUND_WAIT_MAX_S, StageRebalancer, StageTransfer, costs
 from swarmnode.node.tied_ends import TiedEnds
 from swarmnode.pipeline.backlog import Backlog
@@ -36,7 +36,6 @@ from swarmnode.ports import Answer, Call, Compute, Handler, Priority, Replica, S
 from swarmnode.recovery.neighbour_backup import NeighbourBackup
 from swarmnode.recovery.recovery_source import RecoverySource, donors_of
 from swarmnode.recovery.restore import RestoredState
-from swarmnode.transfer.donor import SnapshotDonor, StageDonor
 from swarmnode.wire import record_pb2
 
 
@@ -113,52 +112,17 @@ class Speed:
         return self._samples / self._seconds
 
 
-def make_gossip(context: NodeContext, joined: JoinedStage, samples_here: Callable[[], int]) -> Gossip:
-    """The part that runs the outer rounds of the replica; `samples_here` were trained here since it was joined."""
-    presence = context.presence
-    return Gossip(
-        context.manifest,
-        context.run_id,
-        joined.stage,
-        context.transport,
-        joined.replica,
-        context.ports.compute,
-        presence.peer_table.swarm,
-        presence.samples_total,
-        samples_here,
-        context.telemetry,
-        identity=context.ports.identity,
-        done=joined.restored.round,
-        newcomer=joined.restored.newcomer,
-        packet_taken=presence.run_progress.clock.history.record_work,
-    )
-
-
-def make_donor(context: NodeContext, joined: JoinedStage, gossip: Gossip, backup: NeighbourBackup) -> StageDonor:
-    """The part that gives state to others: of the replica, what this node received itself, and what `backup` keeps."""
-    stage, replica = joined.stage, joined.replica
-    joiners = SnapshotDonor(
-        context.run_id,
-        stage,
-        partial(copy_replica, context, stage, replica, gossip),
-        # Behind other work a busy replica would never hash, and it needs the joiner that waits.
-        partial(context.ports.compute.run, Priority.OUTER, 0),
-        context.telemetry,
-        limits=context.ports.donating,
-        kept=backup.kept,
-        received=joined.restored.snapshot,
-    )
-    return make_stage_donor(context, stage, replica, gossip, joiners)
-
-
 class ServedStage(StageObserver):
     """A stage in service, from `open` until the end of its block. `feeder` is None until `begin`, at every stage
     but the first, and where there is no text. `checkpointer` is None on nodes that save no checkpoints."""
 
     def __init__(self, context: NodeContext, joined: JoinedStage, served_before: int, tasks: asyncio.TaskGroup) -> None:
         """`served_before`: stages that this process served before; `tasks` run as long as the stage is served."""
-        manifest, presence, ports, telemetry = context.manifest, context.presence, context.ports, context.telemetry
+        manifest, presence, telemetry = context.manifest, context.presence, context.telemetry
+        here = context.at(joined.stage, joined.replica)
+        history = presence.run_progress.clock.history
         self._context = context
+        self._here = here
         self._served_before = served_before
         self._tasks = tasks
         self._newcomer, self._done, self._text = joined.restored.newcomer, joined.restored.round, joined.text
@@ -168,42 +132,32 @@ class ServedStage(StageObserver):
         self.held_work = HeldWork(self.backlog)
         self._next_hop = NextHop(context.run_id, context.transport, presence.routers, telemetry, manifest)
         self.audits = stage_audits(context, self.stage, self.replica, tasks, self._training_text)
-        self.hop = Hop(
-            manifest,
-            self.stage,
-            context.me,
-            self.replica,
-            ports.compute,
-            self._next_hop,
-            self.backlog,
-            presence.samples_total,
-            telemetry,
-            presence.run_progress.clock.history,
-            self.audits,
-            replicas=lambda: self._replicas,
+        self.hop = Hop(here, self._next_hop, self.backlog, history, self.audits, self._replicas)
+        restored = joined.restored
+        self.gossip = Gossip(
+            here,
+            lambda: self.hop.samples,
+            done=restored.round,
+            newcomer=restored.newcomer,
+            packet_taken=history.record_work,
         )
-        self.gossip = make_gossip(context, joined, lambda: self.hop.samples)
-        self.backup = NeighbourBackup(
-            manifest, context.run_id, self.stage, context.transport, presence, telemetry, self.replica
-        )
-        self.donor = make_donor(context, joined, self.gossip, self.backup)
-        self._speed = Speed(self.hop, ports.compute, joined.samples_per_second)
+        self.backup = NeighbourBackup(here, presence)
+        self.donor = make_donor(context, here, self.gossip, restored.snapshot, self.backup.kept)
+        self._speed = Speed(self.hop, here.compute, joined.samples_per_second)
         self.feeder: Feeder | None = None
         self.checkpointer: Checkpointer | None = None
-        if (store := ports.saving.store) is not None:
-            parts = self.stage, self.replica, self.gossip
-            self.checkpointer = Checkpointer(context, store, *parts, self._finished_blocks)
-        self.tied_ends = TiedEnds(context, self.stage, self.replica, self.gossip)
+        if (store := context.ports.saving.store) is not None:
+            self.checkpointer = Checkpointer(context, here, store, self.gossip, self._finished_blocks)
+        self.tied_ends = TiedEnds(here, self.gossip)
         self._behind = asyncio.Event()  # set while this replica waits for a state further than its own
         self._in_vain = context.presence.run_progress.in_vain  # what was known to be trained in vain
         self._from: frozenset[PeerId] = frozenset()  # then: who has the state, of all that serve the stage
         self.gossip.behind = self._fell_behind
         self._handlers = self._make_handlers()
 
-    @property
     def _replicas(self) -> int:
         """The replicas of this stage whose steps rounds average."""
-        return self.gossip.meeting(self._context.presence.peer_table.swarm().sizes[self.stage])
+        return self.gossip.meeting(self._here.swarm().sizes[self.stage])
 
     @classmethod
     @asynccontextmanager
@@ -261,19 +215,14 @@ class ServedStage(StageObserver):
     async def _until_moved(self) -> StageTransfer:
         """Wait until this node should serve another stage, and has that stage's state."""
         context, presence = self._context, self._context.presence
+        chance = seeded(context.manifest.seed, "moving", context.me, presence.incarnation, self._served_before)
         rebalancer = StageRebalancer(
-            context.manifest,
-            context.run_id,
-            presence,
-            context.transport,
-            context.pinger,
-            self.replica.sizes_of,
+            context,
+            self.replica,
             self.gossip,
-            context.telemetry,
-            seeded(context.manifest.seed, "moving", context.me, presence.incarnation, self._served_before),
+            chance,
             samples_here=lambda: self.hop.samples,
             speed=self._speed,
-            apart=self.replica.apart,
             work_here=lambda: self.hop.worked,
         )
         return await rebalancer.run()
@@ -329,8 +278,7 @@ class ServedStage(StageObserver):
                 await context.presence.look([0])  # feeders that have left said in their last records what they fed
                 await self.checkpointer.save(checkpoint)
 
-        parts = self.replica, self.gossip, self.donor, self.held_work
-        return StageDrain(context, self.stage, *parts, save, report).steps()
+        return StageDrain(self._here, self.gossip, self.donor, self.held_work, save, report).steps()
 
     async def save(self) -> None:
         """Write the stage to this machine's disk: its whole state, and unless one of more samples is saved there, its

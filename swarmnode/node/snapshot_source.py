@@ -3,26 +3,57 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from functools import partial
 
 from swarmnode.errors import Unavailable
 from swarmnode.gossip.exchange import Gossip
+from swarmnode.membership.swarm import StageContext
 from swarmnode.node.node_ports import NodeContext
 from swarmnode.parted_work import Parts
-from swarmnode.ports import Priority, Replica, State
-from swarmnode.transfer.donor import SnapshotDonor, StageDonor
+from swarmnode.ports import Priority, State
+from swarmnode.transfer.donor import DonorLimits, SnapshotDonor, StageDonor
 from swarmnode.transfer.snapshot import WHOLE, Snapshot, StateSlice
 from swarmnode.wire import record_pb2
 
 GIVING = (record_pb2.NODE_STATE_TRAINING, record_pb2.NODE_STATE_DRAINING)
 
 
-async def copy_replica(context: NodeContext, stage: int, replica: Replica, gossip: Gossip, cut: StateSlice) -> Snapshot:
-    """An immutable copy of the replica of `stage`, hashed when all of it or whole sections are wanted. Raises
-    Unavailable while this node has no state to give, RemoteFault for a `cut` that it does not have."""
+def make_donor(
+    context: NodeContext,
+    here: StageContext,
+    gossip: Gossip,
+    received: Snapshot | None,
+    kept: Callable[[int], Snapshot | None],
+) -> StageDonor:
+    """The part that gives state to others: of the replica, what this node `received` itself, and what is `kept` of
+    other stages. Archives get copies of the slow weights, which are hashed beside the compute thread where possible."""
+    ports, given = context.ports, (here.run_id, here.stage)
+    # Behind other work a busy replica would never hash, and it needs the joiner that waits.
+    run = partial(here.compute.run, Priority.OUTER, 0)
+    take, limits = partial(copy_replica, context, here, gossip), ports.donating
+    joiners = SnapshotDonor(*given, take, run, here.telemetry, limits, kept, received)
+
+    async def slow(cut: StateSlice) -> Snapshot:
+        while True:
+            check_gives(context)
+            done, progress = gossip.done, context.presence.progress.to_wire()
+            state = await run(partial(here.replica.snapshot_in_parts, packed=True, only=cut.sections))
+            if gossip.done == done:
+                return Snapshot.of(state, here.stage, done, progress, limits.chunk_nbytes)
+
+    # Archives get one of two places: a donor reserves one for peers that cannot work without the state.
+    archive = SnapshotDonor(*given, slow, ports.hashing or run, here.telemetry, DonorLimits(downloads_max=2))
+    return StageDonor(here.stage, joiners, archive, context.caller_check.archives, ports.archiving)
+
+
+async def copy_replica(context: NodeContext, here: StageContext, gossip: Gossip, cut: StateSlice) -> Snapshot:
+    """An immutable copy of the replica, hashed when all of it or whole sections are wanted. Raises Unavailable while
+    this node has no state to give, RemoteFault for a `cut` that it does not have."""
     check_gives(context)
+    replica, stage = here.replica, here.stage
     cut.sizes(replica.sizes_of(stage))  # raises RemoteFault, before anything is copied
-    run, size = partial(context.ports.compute.run, Priority.OUTER, 0), context.ports.donating.chunk_nbytes
+    run, size = partial(here.compute.run, Priority.OUTER, 0), context.ports.donating.chunk_nbytes
     at_once = cut.first == 0 and cut.count is None
     while True:
         done, progress, snapshots = gossip.done, context.presence.progress.to_wire(), list[Snapshot]()
@@ -50,27 +81,6 @@ async def copy_replica(context: NodeContext, stage: int, replica: Replica, gossi
         await asyncio.gather(copied, *([run(hashed)] if at_once else []))
         if gossip.done == done:  # else an outer step came in between, and its round would be the wrong label
             return snapshots[0]
-
-
-def make_stage_donor(
-    context: NodeContext, stage: int, replica: Replica, gossip: Gossip, joiners: SnapshotDonor
-) -> StageDonor:
-    """The part that gives state to `joiners` and copies of the slow weights to archives; these are hashed beside the
-    compute thread where possible."""
-    ports = context.ports
-
-    async def take() -> Snapshot:
-        while True:
-            check_gives(context)
-            done, progress = gossip.done, context.presence.progress.to_wire()
-            copy = partial(replica.snapshot_in_parts, packed=True, only=("phi",))
-            state = await ports.compute.run(Priority.OUTER, 0, copy)
-            if gossip.done == done:
-                return Snapshot.of(state, stage, done, progress, ports.donating.chunk_nbytes)
-
-    hashing = ports.hashing or partial(ports.compute.run, Priority.OUTER, 0)
-    archives = context.caller_check.archives
-    return StageDonor(context.run_id, stage, joiners, archives, take, hashing, context.telemetry, ports.archiving)
 
 
 def check_gives(context: NodeContext) -> None:

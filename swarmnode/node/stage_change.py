@@ -12,7 +12,7 @@ from functools import partial
 
 from swarmnode.errors import Unavailable
 from swarmnode.gossip.exchange import Gossip
-from swarmnode.ids import PeerId, RunId
+from swarmnode.ids import PeerId
 from swarmnode.manifest import Manifest
 from swarmnode.manifest.gossip_compat import meets
 from swarmnode.membership.liveness import PINGED_MAX, SOON_SHARE, Pinger
@@ -20,6 +20,7 @@ from swarmnode.membership.swarm import COMING, SERVING, Swarm, places
 from swarmnode.metrics import name
 from swarmnode.model.section import Sizes, snapshot_nbytes
 from swarmnode.model.split import stages_of
+from swarmnode.node.node_ports import NodeContext
 from swarmnode.node.presence import Presence
 from swarmnode.pipeline.believed_rate import bounded, evened, witnessed
 from swarmnode.pipeline.rebalance import (
@@ -38,10 +39,10 @@ from swarmnode.pipeline.rebalance import (
     uneven,
     worth_it,
 )
-from swarmnode.ports import Clock, Telemetry, Transport
+from swarmnode.ports import Clock, Replica, Telemetry
 from swarmnode.recovery.recovery_source import donors_of
 from swarmnode.recovery.restore import FIRST_ROUNDS, SAMPLE
-from swarmnode.recovery.state_check import Apart, StateCheck, apart
+from swarmnode.recovery.state_check import StateCheck
 from swarmnode.transfer.download import DonorClient
 from swarmnode.transfer.snapshot import WHOLE, Snapshot, newcomer_part
 from swarmnode.wire import record_pb2
@@ -101,43 +102,32 @@ class StageRebalancer:
 
     def __init__(
         self,
-        manifest: Manifest,
-        run_id: RunId,
-        presence: Presence,
-        line: Transport,
-        pinger: Pinger,
-        sizes: Callable[[int], Sizes],
+        context: NodeContext,
+        replica: Replica,
         gossip: Gossip,
-        telemetry: Telemetry,
         rng: random.Random,
         samples_here: Callable[[], int],
         speed: Callable[[], float],
-        apart: Apart = apart,
-        *,
         work_here: Callable[[], float],
     ) -> None:
-        """`sizes` gives the sizes of a stage as its replicas count
-        them; `gossip` runs the rounds of the present stage; `samples_here` counts the samples trained there; `speed` is
-        this machine's, in samples/s; `work_here` grows with each microbatch that comes; `apart` as in ports.Replica."""
+        """`replica` is of the present stage, and `gossip` runs its rounds; `samples_here` counts the samples trained
+        there; `speed` is this machine's, in samples/s; `work_here` grows with each microbatch that comes."""
+        manifest = context.manifest
+        self._context = context
         self._manifest = manifest
-        self._run_id = run_id
-        self._presence = presence
-        self._line = line
-        self._pinger = pinger
-        self._sizes = sizes
-        self._apart = apart
+        self._presence = context.presence
+        self._replica = replica
         self._gossip = gossip
-        self._telemetry = telemetry
         self._rng = rng
         self._samples_here = samples_here
         self._speed = speed
-        self._idle = IdleStages(manifest, presence, work_here)
+        self._idle = IdleStages(manifest, self._presence, work_here)
         self._costs = costs(manifest)
         pipeline = manifest.pipeline
         self._rules = RebalanceRules(pipeline.rebalance_ratio, pipeline.min_keep)
         self._rate = DOWNLOAD_RATE
         self._unrest = UNREST  # this node has just come itself
-        self._since_s, self._since_total = asyncio.get_running_loop().time(), presence.progress.total
+        self._since_s, self._since_total = asyncio.get_running_loop().time(), self._presence.progress.total
         self._seen = self._since_s, self._since_total, 0  # at the last wait's begin: loop time, samples, of them here
 
     @property
@@ -223,7 +213,7 @@ class StageRebalancer:
         good, why = self._leaves_workers(move) if good else (good, why)
         good, why = self._agrees(move) if good else (good, why)
         if not good:
-            self._telemetry.event("stage.stays", source=move.source, target=move.target, reason=why)
+            self._context.telemetry.event("stage.stays", source=move.source, target=move.target, reason=why)
         return (move, reason) if good else (None, why)
 
     def _counts_workers(self, move: StageMove) -> tuple[bool, str]:
@@ -286,14 +276,14 @@ class StageRebalancer:
 
     async def _prepare(self, move: StageMove, reason: str) -> StageTransfer | None:
         """Fetch the state of the new stage, then look again; None when this node stays."""
-        sizes, gossip = self._sizes(move.target), self._manifest.gossip
+        sizes, gossip = self._replica.sizes_of(move.target), self._manifest.gossip
         cut = newcomer_part(gossip, sizes) if self._presence.progress.total >= gossip.round_samples else WHOLE
         good, why = worth_it(move, snapshot_nbytes(cut.sizes(sizes)) / self._rate)
         if not good:
             self._stay(move, why)
             return None
-        self._telemetry.event("stage.moving", source=move.source, target=move.target, reason=reason)
-        self._say(move.target)
+        self._context.telemetry.event("stage.moving", source=move.source, target=move.target, reason=reason)
+        self._presence.going_to(move.target)
         idle = move.target in self._idle
         if idle or not self._presence.peer_table.swarm().stages[move.target]:
             good, why = await self._replaced(move.source)
@@ -304,9 +294,14 @@ class StageRebalancer:
         loop = asyncio.get_running_loop()
         begun_s = loop.time()
         try:
-            client, donors = self._client(move.target, sizes), partial(self._donors, move.target)
+            client = self._client(move.target, sizes)
+            donors = partial(self._donors, move.target)
             # Replicas that never meet may differ.
-            check = None if self._manifest.gossip.method == "none" else StateCheck(client, donors, self._apart).compare
+            check = (
+                None
+                if self._manifest.gossip.method == "none"
+                else StateCheck(client, donors, self._replica.apart).compare
+            )
             state, offer = await replace(client, cut=cut).download(donors, compare=check)
             if cut != WHOLE and not offer.round:  # as restore.py does
                 state, offer = await client.download(donors, compare=check)
@@ -324,7 +319,7 @@ class StageRebalancer:
         if not good:
             self._stay(move, why)
             return None
-        self._telemetry.count(name.RECOVERIES, method="replica")
+        self._context.telemetry.count(name.RECOVERIES, method="replica")
         return StageTransfer(move.target, f"{reason}; {why}", move.speed, Snapshot.of_offer(offer, state))
 
     async def _still_good(self, move: StageMove) -> tuple[bool, str]:
@@ -339,9 +334,12 @@ class StageRebalancer:
         return verdict
 
     def _client(self, stage: int, sizes: Sizes) -> DonorClient:
-        run_progress = self._presence.run_progress
-        here = self._line, self._run_id, stage, sizes, self._telemetry
+        context, run_progress = self._context, self._presence.run_progress
+        here = context.transport, context.run_id, stage, sizes, context.telemetry
         return DonorClient(*here, lambda: run_progress.rounds_max)
+
+    def _donors(self, stage: int) -> Sequence[PeerId]:
+        return donors_of(self._presence.peer_table.swarm(), stage, self._presence.me)
 
     async def _replaced(self, stage: int) -> tuple[bool, str]:
         """Whether another replica of `stage`, ours, is sure to stay: it answers, and has not announced that it goes.
@@ -354,7 +352,7 @@ class StageRebalancer:
         await self._presence.announce()
         await self._presence.look([stage])
         mates = [member.peer for member in self._presence.peer_table.swarm().settled(stage) if member.peer != me]
-        answering = await self._pinger.answering(mates[:SAMPLE])
+        answering = await self._context.pinger.answering(mates[:SAMPLE])
         return bool(
             answering
         ), f"of the others of stage {stage} {len(mates)} mean to stay, and {len(answering)} of them answer"
@@ -384,15 +382,9 @@ class StageRebalancer:
         rate = (total - since_total) / seconds if seconds > 0.0 else 0.0
         return (size - total % size) / rate if rate > 0.0 else float("inf")
 
-    def _donors(self, stage: int) -> Sequence[PeerId]:
-        return donors_of(self._presence.peer_table.swarm(), stage, self._presence.me)
-
-    def _say(self, moving_to: int | None) -> None:
-        self._presence.going_to(moving_to)
-
     def _stay(self, move: StageMove, why: str) -> None:
-        self._say(None)
-        self._telemetry.event("stage.stays", source=move.source, target=move.target, reason=why)
+        self._presence.going_to(None)
+        self._context.telemetry.event("stage.stays", source=move.source, target=move.target, reason=why)
 
 
 PATIENCE = 2.0  # guess: a microbatch taken within the first `microbatch_timeout_s` is answered within the second

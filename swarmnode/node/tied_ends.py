@@ -16,8 +16,8 @@ from swarmnode.gossip.fallback_partner import ASKED_MAX
 from swarmnode.gossip.outgoing_packet import PACKETS_BYTES_PER_S, reply_bytes_max
 from swarmnode.ids import PeerId, seeded
 from swarmnode.manifest.kind_compat import trains_both_ends
-from swarmnode.node.node_ports import NodeContext
-from swarmnode.ports import Answer, Call, Priority, Replica, WireTensor
+from swarmnode.membership.swarm import StageContext
+from swarmnode.ports import Answer, Call, Priority, WireTensor
 from swarmnode.wire import call_pb2 as wire
 
 GIVEN_MAX = 2  # times that one replica of the other end gets the part of a round: an answer may be lost
@@ -25,14 +25,16 @@ ITEMSIZE = 2  # f16
 
 
 class TiedEnds:
-    """Keeps the table of `replica`, of an end, equal to that of the other end's replicas. At other stages, and where
+    """Keeps the table of the replica of an end equal to that of the other end's replicas. At other stages, and where
     the ends `share` no table, it does nothing."""
 
-    def __init__(self, context: NodeContext, stage: int, replica: Replica, gossip: Gossip) -> None:
-        self._context, self._replica, self._gossip = context, replica, gossip
-        self._other = context.manifest.pipeline.stages - 1 - stage
-        self.share = trains_both_ends(context.manifest) and 0 in (stage, self._other)
-        self._nbytes = ITEMSIZE * context.manifest.model.vocabulary * context.manifest.model.width
+    def __init__(self, here: StageContext, gossip: Gossip) -> None:
+        model = here.manifest.model
+        self._here = here
+        self._gossip = gossip
+        self._other = here.manifest.pipeline.stages - 1 - here.stage
+        self.share = trains_both_ends(here.manifest) and 0 in (here.stage, self._other)
+        self._nbytes = ITEMSIZE * model.vocabulary * model.width
         self._part: tuple[int, WireTensor] | None = None  # the last one given, and its round
         self._given: Counter[PeerId] = Counter()  # of that round
         self._making = asyncio.Lock()
@@ -47,13 +49,13 @@ class TiedEnds:
 
     async def _take(self, done: int) -> None:
         """Take the part of a replica of the other end, another one each round."""
-        context, limit_s = self._context, self._context.manifest.limits.exchange_timeout_s
-        donors = [member.peer for member in context.presence.peer_table.swarm().serving(self._other)]
-        seeded("table", context.run_id, context.me, done).shuffle(donors)
+        here, limit_s = self._here, self._here.manifest.limits.exchange_timeout_s
+        donors = [member.peer for member in here.swarm().serving(self._other)]
+        seeded("table", here.run_id, here.me, done).shuffle(donors)
         for peer in donors[:ASKED_MAX]:
-            call = Call(wire.Request(run_id=context.run_id, table=wire.TableRequest(round=done)))
+            call = Call(wire.Request(run_id=here.run_id, table=wire.TableRequest(round=done)))
             try:
-                answer = await context.transport.call(
+                answer = await here.transport.call(
                     peer,
                     call,
                     timeout_s=2 * limit_s + self._nbytes / PACKETS_BYTES_PER_S,
@@ -63,15 +65,15 @@ class TiedEnds:
                     raise RemoteFault(f"a tied table in {len(answer.tensors)} tensors")
                 await self._put(answer.tensors[0])
             except (RemoteFault, Unavailable) as error:
-                context.telemetry.event("table.missed", peer=peer, round=done, reason=str(error))
+                here.telemetry.event("table.missed", peer=peer, round=done, reason=str(error))
             else:
-                context.telemetry.event("table.taken", peer=peer, round=done, of_round=answer.header.table.round)
+                here.telemetry.event("table.taken", peer=peer, round=done, of_round=answer.header.table.round)
                 return
 
     async def _put(self, part: WireTensor) -> None:
         """Put the part into the table, between two rounds."""
-        gossip, run = self._gossip, partial(self._context.ports.compute.run, Priority.OUTER, 0)
-        while not await run(partial(self._replica.take_table, part)):
+        gossip, run = self._gossip, partial(self._here.compute.run, Priority.OUTER, 0)
+        while not await run(partial(self._here.replica.take_table, part)):
             if gossip.idle.is_set():  # a node that leaves has marked a boundary
                 await gossip.beyond(gossip.done)
             await gossip.idle.wait()
@@ -83,14 +85,14 @@ class TiedEnds:
             raise Unavailable("this stage has no table that both ends train")
         gossip, due = self._gossip, call.header.table.round
         try:
-            async with asyncio.timeout(self._context.manifest.limits.exchange_timeout_s):
+            async with asyncio.timeout(self._here.manifest.limits.exchange_timeout_s):
                 while gossip.done < due - due % gossip.stride:
                     await gossip.beyond(gossip.done)
         except TimeoutError:
             pass  # what it has is better than nothing
         async with self._making:
             if self._part is None or self._part[0] != gossip.done:
-                part = await self._context.ports.compute.run(Priority.OUTER, 0, self._replica.table_part)
+                part = await self._here.compute.run(Priority.OUTER, 0, self._here.replica.table_part)
                 self._part = gossip.done, part
                 self._given.clear()
         self._given[peer] += 1

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from swarmnode.errors import Busy, RemoteFault, StartAnew, Unavailable
 from swarmnode.ids import MicrobatchId, PeerId
-from swarmnode.manifest import Manifest
+from swarmnode.membership.swarm import StageContext
 from swarmnode.membership.trust import PeerHistory
 from swarmnode.metrics import name
 from swarmnode.pipeline.auditor import EXAMINED_S, SUSPECTED
@@ -22,7 +22,7 @@ from swarmnode.pipeline.next_hop import MicrobatchResult, NextHop, Reservations,
 from swarmnode.pipeline.stage_worker import HopInput, StageAudits, StageWorker
 from swarmnode.pipeline.staleness import PendingForward, label
 from swarmnode.pipeline.statement import HopEvidence, TensorFingerprints, check_feed
-from swarmnode.ports import Answer, Call, Compute, Priority, Replica, StepReport, Telemetry, WireTensor
+from swarmnode.ports import Answer, Call, Priority, StepReport, WireTensor
 from swarmnode.wire import call_pb2 as wire
 
 T = TypeVar("T")
@@ -43,35 +43,25 @@ class Hop:
 
     def __init__(
         self,
-        manifest: Manifest,
-        stage: int,
-        me: PeerId,
-        replica: Replica,
-        compute: Compute,
+        here: StageContext,
         next_hop: NextHop,
         backlog: Backlog,
-        samples_total: Callable[[], int],
-        telemetry: Telemetry,
         history: PeerHistory,
         audits: StageAudits,
         replicas: Callable[[], int] = lambda: 1,
     ) -> None:
         """`replicas` returns the stage's replica count: each steps on its share of the inner batch. `history` records
         peers whose gradient or input was trained on."""
-        self.boundary_digest = replica.boundary_digest()
+        self._here = here
+        self.boundary_digest = here.replica.boundary_digest()
         self._audits = audits
-        self._manifest = manifest
         self._replicas = replicas
-        self._stage = stage
-        self._me = me
-        self._compute = compute
         self._next_hop = next_hop
         self._backlog = backlog
-        self._telemetry = telemetry
         self._history = history
         self._now = asyncio.get_running_loop().time
-        self.worker = StageWorker(manifest, replica, samples_total, self._now, self._audits, telemetry)
-        self._reservations = Reservations(lambda: compute.waiting + next_hop.line_queue)
+        self.worker = StageWorker(here, self._now, audits)
+        self._reservations = Reservations(lambda: here.compute.waiting + next_hop.line_queue)
         self.inner_steps = 0
         self.samples = 0  # trained here since start
         self.worked = 0.0  # the same as compute work, including microbatches not yet returned
@@ -105,7 +95,7 @@ class Hop:
         report = wire.Processed(
             loss_sum=outcome.loss_sum,
             tokens=outcome.tokens,
-            path=[self._me, *outcome.path],
+            path=[self._here.me, *outcome.path],
             retries=outcome.retries,
             onward_s=outcome.onward_s,
             queued_s=outcome.queued_s,
@@ -135,7 +125,7 @@ class Hop:
         if auditor is None or prints is None:
             return answer
         if repeat is not None:
-            mine = await self._compute.run(Priority.BACKWARD, 0, partial(self.worker.fingerprints, repeat))
+            mine = await self._here.compute.run(Priority.BACKWARD, 0, partial(self.worker.fingerprints, repeat))
             if mine != (prints.x, prints.tokens):
                 raise StartAnew("this microbatch was counted here with another input")
         reply = wire.Reply()
@@ -223,10 +213,10 @@ class Hop:
         result, queued_s = await self._await_worker(Priority.BACKWARD, self.worker.loss, hop)
         self.worked += process.samples if hop.train else FORWARD_SHARE * process.samples
         if hop.train:
-            self._telemetry.count(name.GRADIENTS, staleness=label(0))
+            self._here.telemetry.count(name.GRADIENTS, staleness=label(0))
             self.loss.add(result.loss_sum, result.tokens)
             if self.loss.known:
-                self._telemetry.gauge(name.LOSS, self.loss.value, split="train")
+                self._here.telemetry.gauge(name.LOSS, self.loss.value, split="train")
             self._trained(process.samples, result.step)
         gradient, prints = result.gradient, result.prints
         return MicrobatchResult(gradient, result.loss_sum, result.tokens, prints=prints, queued_s=queued_s)
@@ -235,7 +225,7 @@ class Hop:
         """(`work` of `hop` by the worker, the seconds it queued for the compute thread)."""
         piece = partial(self.worker.piece, self._now(), work, hop)
         try:
-            return await self._compute.run(priority, hop.process.samples, piece)
+            return await self._here.compute.run(priority, hop.process.samples, piece)
         except Busy:  # out of memory: nothing was counted
             self._revoke(hop)
             raise
@@ -249,16 +239,16 @@ class Hop:
         self.samples += samples
         if step is not None:
             self.inner_steps = step.step
-            self._telemetry.count(name.INNER_STEPS)
-            self._telemetry.gauge(name.GRADIENT_NORM, step.gradient_norm)
-            self._telemetry.gauge(name.LEARNING_RATE, step.learning_rate)
+            self._here.telemetry.count(name.INNER_STEPS)
+            self._here.telemetry.gauge(name.GRADIENT_NORM, step.gradient_norm)
+            self._here.telemetry.gauge(name.LEARNING_RATE, step.learning_rate)
 
     def _check(self, peer: PeerId, call: Call) -> tuple[wire.Process, WireTensor, WireTensor]:
         """The microbatch of a request, its input and its tokens, checked as far as possible without arithmetic. At
         position 0 the input is the tokens, and the microbatch goes on in our subspace."""
         process, tensors = call.header.process, call.tensors
-        manifest, mine = self._manifest, self.boundary_digest
-        check_way(manifest, self._stage, process)
+        manifest, mine = self._here.manifest, self.boundary_digest
+        check_way(manifest, self._here.stage, process)
         if process.position == 0:
             check_samples(manifest, process.samples, mine, mine)
             tokens = check_tokens(manifest, process.samples, tensors)

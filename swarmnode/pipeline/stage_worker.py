@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from swarmnode.errors import Unavailable
 from swarmnode.ids import PeerId
-from swarmnode.manifest import Manifest
+from swarmnode.membership.swarm import StageContext
 from swarmnode.metrics import name
 from swarmnode.model.optimizer import inner_batch
 from swarmnode.pipeline.accusation import Accusations
@@ -28,7 +28,7 @@ from swarmnode.pipeline.staleness import (
     replica_share,
 )
 from swarmnode.pipeline.statement import HopClaim, TensorFingerprints
-from swarmnode.ports import Answer, Call, Replica, StepReport, Telemetry, WireTensor
+from swarmnode.ports import Answer, Call, StepReport, WireTensor
 from swarmnode.wire import call_pb2 as wire
 
 T = TypeVar("T")
@@ -95,22 +95,13 @@ class StageWorker:
     """Owns a replica, its tapes, its pending gradients and its steps. Every method runs on the compute thread. Other
     threads read `inner_steps` and drop a `PendingForward`, which no longer counts here from then on."""
 
-    def __init__(
-        self,
-        manifest: Manifest,
-        replica: Replica,
-        samples_total: Callable[[], int],
-        now: Callable[[], float],
-        audits: StageAudits,
-        telemetry: Telemetry,
-    ) -> None:
-        """`samples_total` and `now`, the event loop's clock, may be read from any thread."""
-        self._manifest = manifest
+    def __init__(self, here: StageContext, now: Callable[[], float], audits: StageAudits) -> None:
+        """`here.samples_total` and `now`, the event loop's clock, may be read from any thread."""
+        manifest, replica = here.manifest, here.replica
+        self._here = here
         self._replica = replica
-        self._samples_total = samples_total
         self._now = now
         self._audits = audits
-        self._telemetry = telemetry
         self._tape_max = max(manifest.limits.tape_bytes_max, int(OWN_SHARE * replica.spare_nbytes))
         self._tape_nbytes_last = 0  # of the last tape with its graph: the next takes as much
         self.pending = PendingGradients(manifest.pipeline.staleness_max)
@@ -127,8 +118,8 @@ class StageWorker:
             return work(hop), waited_s
         finally:
             if self._replica.out_of_memory > before:
-                self._telemetry.count(name.OUT_OF_MEMORY, self._replica.out_of_memory - before)
-            self._telemetry.gauge(name.TAPE_BYTES, float(self.pending.nbytes))
+                self._here.telemetry.count(name.OUT_OF_MEMORY, self._replica.out_of_memory - before)
+            self._here.telemetry.gauge(name.TAPE_BYTES, float(self.pending.nbytes))
 
     def forward(self, hop: HopInput) -> tuple[WireTensor, PendingForward | None]:
         """The activations to send on and, in training, the forward whose gradient is due. Raises Busy if memory runs
@@ -143,7 +134,7 @@ class StageWorker:
         if room:
             self._tape_nbytes_last = tape.nbytes
         else:
-            self._telemetry.count(name.RELEASED_TAPES)
+            self._here.telemetry.count(name.RELEASED_TAPES)
         return y, self.pending.opened(steps, self._now(), hop.process.samples, tape)
 
     def claim(self, hop: HopInput, y: WireTensor, answer: MicrobatchResult) -> HopClaim | None:
@@ -171,17 +162,17 @@ class StageWorker:
             raise Unavailable("this node has given up the microbatch")
         assert gradient is not None
         age = pending.age(replica.inner_steps)
-        fresh = age <= self._manifest.pipeline.staleness_max
+        fresh = age <= self._here.manifest.pipeline.staleness_max
         before, clipped = replica.recomputed, replica.clipped
         gradient_up = replica.backward(tape, gradient, samples, accumulate=fresh)
         self.pending.closed(pending, self._now())
-        self._telemetry.count(name.GRADIENTS, staleness=label(age))
+        self._here.telemetry.count(name.GRADIENTS, staleness=label(age))
         if not fresh:
-            self._telemetry.count(name.STALE_GRADIENTS)
+            self._here.telemetry.count(name.STALE_GRADIENTS)
         if replica.clipped > clipped:
-            self._telemetry.count(name.CLIPPED_GRADIENTS)
+            self._here.telemetry.count(name.CLIPPED_GRADIENTS)
         if recomputed := replica.recomputed > before:
-            self._telemetry.count(name.RECOMPUTED_TAPES)
+            self._here.telemetry.count(name.RECOMPUTED_TAPES)
         result = self._result(hop, gradient_up, claim)
         result.recomputed = recomputed
         return result
@@ -217,15 +208,19 @@ class StageWorker:
         """Whether the gradient of a forward made now will come after the next inner step: those before it complete a
         batch."""
         waiting = self._replica.accumulated + self.pending.samples
-        return waiting >= replica_share(self._manifest, self._samples_total(), replicas)
+        return waiting >= replica_share(self._here.manifest, self._here.samples_total(), replicas)
 
     def _step(self, replicas: int) -> StepReport | None:
         """Take an inner step if the batch is complete."""
-        accumulated, samples_total, inner = self._replica.accumulated, self._samples_total(), self._manifest.inner
-        if accumulated < replica_share(self._manifest, samples_total, replicas):
+        accumulated, samples_total, inner = (
+            self._replica.accumulated,
+            self._here.samples_total(),
+            self._here.manifest.inner,
+        )
+        if accumulated < replica_share(self._here.manifest, samples_total, replicas):
             return None
         together = inner_batch(inner, samples_total)
-        most = PUT_OFF * replica_batch(self._manifest, max(together, inner.inner_batch_max), replicas)
+        most = PUT_OFF * replica_batch(self._here.manifest, max(together, inner.inner_batch_max), replicas)
         if accumulated < most and self.pending.put_off(self._replica.inner_steps, self._now()):
             return None
-        return self._replica.step(samples_total, together / max(1, replicas), averaged(self._manifest, replicas))
+        return self._replica.step(samples_total, together / max(1, replicas), averaged(self._here.manifest, replicas))

@@ -11,13 +11,13 @@ from dataclasses import replace
 
 from swarmnode.errors import RemoteFault, Unavailable
 from swarmnode.ids import PeerId, RunId, digest64, short
-from swarmnode.manifest import Manifest, RecoverySpec
+from swarmnode.manifest import RecoverySpec
 from swarmnode.manifest.gossip_compat import meets
 from swarmnode.membership.run_progress import MembershipView
 from swarmnode.membership.stage_view import rank
-from swarmnode.membership.swarm import Swarm
+from swarmnode.membership.swarm import StageContext, Swarm
 from swarmnode.model.section import Sizes, snapshot_nbytes
-from swarmnode.ports import Answer, Call, Replica, State, Telemetry, Transport
+from swarmnode.ports import Answer, Call, State
 from swarmnode.recovery.recovery_source import keeps
 from swarmnode.recovery.state_check import ROUNDS_APART_MAX, StateCheck, drawn_now, slices_of
 from swarmnode.transfer.donor import DonorLimits
@@ -75,33 +75,21 @@ def renewal(
 class NeighbourBackup:
     """A node's backup of the stage after its own, renewed every `recovery.snapshot_rounds` rounds."""
 
-    def __init__(
-        self,
-        manifest: Manifest,
-        run_id: RunId,
-        stage: int,
-        transport: Transport,
-        membership: MembershipView,
-        telemetry: Telemetry,
-        replica: Replica,
-    ) -> None:
-        """The node serves `stage` with `replica`."""
+    def __init__(self, here: StageContext, membership: MembershipView) -> None:
+        manifest, replica = here.manifest, here.replica
+        self._here = here
         self._membership = membership
         self._apart = replica.apart
         self._spec = manifest.recovery
         self._diverging = not meets(manifest.gossip)  # replicas that never meet differ without a fault
         self._period_s = manifest.limits.announce_period_s
-        self._run_id = run_id
-        self.stage = (stage + 1) % manifest.pipeline.stages
+        self.stage = (here.stage + 1) % manifest.pipeline.stages
         self._alone = manifest.pipeline.stages == 1
-        self._transport = transport
-        self._swarm = membership.peer_table.swarm
         self._round_samples = manifest.gossip.round_samples
-        self._telemetry = telemetry
         self._sizes = replica.sizes_of(self.stage)
         self._cut, self._reason = to_keep(self._spec.snapshot_bytes_max, self._sizes, replica.ends_of(self.stage))
-        here = transport, run_id, self.stage, self._sizes, telemetry
-        self._client = DonorClient(*here, lambda: membership.run_progress.rounds_max)
+        asked = here.transport, here.run_id, self.stage, self._sizes, here.telemetry
+        self._client = DonorClient(*asked, lambda: membership.run_progress.rounds_max)
         self.snapshot: Snapshot | None = None  # what is kept
         self._held = False  # while this node is paused: nothing is downloaded
 
@@ -121,12 +109,14 @@ class NeighbourBackup:
     async def run(self) -> None:
         """Renew the backup when it is due, until cancelled. Returns at once when this run keeps none."""
         if self._cut is None or self._spec.keepers == 0 or self._alone:
-            self._telemetry.event("recovery.kept", of_stage=self.stage, nbytes=0, reason=self._reason)
+            self._here.telemetry.event("recovery.kept", of_stage=self.stage, nbytes=0, reason=self._reason)
             return
         pause_s = self._period_s
         while True:
-            me, now = self._transport.peer_id, self._membership.progress.total // self._round_samples
-            due, reason = renewal(self._swarm(), self.stage, me, self._run_id, self._spec, now, self.kept_round)
+            me, now = self._here.me, self._membership.progress.total // self._round_samples
+            due, reason = renewal(
+                self._here.swarm(), self.stage, me, self._here.run_id, self._spec, now, self.kept_round
+            )
             failed = due and not self._held and not await self._renew(self._cut, reason)
             pause_s = max(self._period_s, min(2.0 * pause_s, RETRY_MAX_S)) if failed else self._period_s
             await asyncio.sleep(pause_s)
@@ -142,7 +132,7 @@ class NeighbourBackup:
             raise RemoteFault(f"handover of stage {request.stage}; stage {self.stage} is kept here")
         if self._cut != WHOLE or self._alone:
             raise Unavailable(f"of stage {self.stage} is kept {self._reason}")
-        swarm = self._swarm()
+        swarm = self._here.swarm()
         giver = next((m for m in swarm.stages[self.stage] if m.peer == peer and m.state in GIVING), None)
         if giver is None:
             raise RemoteFault(f"handover by {short(peer)}, who does not serve stage {self.stage}")
@@ -154,17 +144,19 @@ class NeighbourBackup:
 
     async def _renew(self, cut: StateSlice, reason: str) -> bool:
         """Fetch the part `cut` anew. Returns whether that worked."""
-        salt = digest64("renewal", self._transport.peer_id)
+        salt = digest64("renewal", self._here.me)
         donors = sorted(self._serving(), key=lambda peer: rank(peer, salt))
         try:
             await self._fetch(cut, donors, GENTLE, reason)
         except Unavailable as error:
-            self._telemetry.event("recovery.kept", level="warning", of_stage=self.stage, nbytes=0, reason=str(error))
+            self._here.telemetry.event(
+                "recovery.kept", level="warning", of_stage=self.stage, nbytes=0, reason=str(error)
+            )
             return False
         return True
 
     def _serving(self) -> list[PeerId]:
-        return [member.peer for member in self._swarm().serving(self.stage)]
+        return [member.peer for member in self._here.swarm().serving(self.stage)]
 
     async def _compare(self, state: State, offer: call_pb2.Snapshot, givers: Collection[PeerId]) -> None:
         """Raise RemoteFault for a state that other replicas contradict.
@@ -177,7 +169,7 @@ class NeighbourBackup:
         words = await StateCheck(self._client, others, self._apart).compare(state, offer, givers)
         if words or self.snapshot is None or offer.round - self.snapshot.round_index > ROUNDS_APART_MAX:
             return
-        at = drawn_now(self._sizes["phi"], self._transport.peer_id, offer.id.hex())
+        at = drawn_now(self._sizes["phi"], self._here.me, offer.id.hex())
         far = self._apart(slices_of(state.sections["phi"], at), slices_of(self.snapshot.state.sections["phi"], at))
         if far > KEPT_APART_MAX:
             raise RemoteFault(f"slow weights {far:.3g} of their length from those kept here, and nobody confirms them")
@@ -191,7 +183,7 @@ class NeighbourBackup:
         kept = self.snapshot  # a handover may have come while this was on its way
         if kept is None or (offer.round, offer.inner_steps) >= (kept.round_index, kept.state.inner_steps):
             self.snapshot = Snapshot.of_offer(offer, state, cut.first)
-        self._telemetry.event(
+        self._here.telemetry.event(
             "recovery.kept",
             of_stage=self.stage,
             round=offer.round,

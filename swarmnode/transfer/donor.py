@@ -516,24 +516,18 @@ class StageDonor:
 
     def __init__(
         self,
-        run_id: RunId,
         stage: int,
         joiners: SnapshotDonor,
+        archive: SnapshotDonor,
         archives: Callable[[PeerId], bool],
-        take: Callable[[], Awaitable[Snapshot]],
-        offload: Callable[[Callable[[], wire.Snapshot]], Awaitable[wire.Snapshot]],
-        telemetry: Telemetry,
-        budget: ArchiveBudget = ArchiveBudget(),
+        budget: ArchiveBudget,
     ) -> None:
-        """`archives`: whether a caller is one. `take` copies the slow weights on the compute thread; `offload` hashes
-        them away from it."""
+        """`archive` copies the slow weights for those whom `archives` says to be archives."""
         self._stage = stage
         self._joiners = joiners
         self._archives = archives
         self._budget = budget
-        # Archives get one of two places: a donor reserves one for peers that cannot work without the state.
-        limits = DonorLimits(downloads_max=2)
-        self._archive = SnapshotDonor(run_id, stage, lambda cut: take(), offload, telemetry, limits)
+        self._archive = archive
         self._begun_s = self._made_s = 0.0
         self._next_s = -math.inf
 

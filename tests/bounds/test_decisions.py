@@ -59,6 +59,7 @@ from swarmnode.transfer.snapshot import StateSlice, check_offer
 from swarmnode.wire import call_pb2, record_pb2, report_pb2
 from tests.support.fake_telemetry import Quiet
 from tests.support.messages import messages
+from tests.support.stage_context import stage_context
 
 RUN = RunId("ab" * 32)
 NOW = 1.75e9
@@ -248,8 +249,9 @@ def test_final_deltas_of_any_form(said: call_pb2.FinalDelta, due: int) -> None:
     with within_bounds():
         identity, quiet = Identity.of_seed(b"1" * 32), Quiet()
         transport = MemoryTransport(MemoryNetwork(), identity.peer_id, RUN, telemetry=quiet)
-        acceptance = Acceptance(RUN, 1, identity, transport, quiet, tuple)
-        final_deltas = FinalDeltas(MANIFEST, 1, lambda: due, quiet, acceptance)
+        here = stage_context(MANIFEST, 1, RUN, transport=transport, identity=identity, telemetry=quiet)
+        acceptance = Acceptance(here)
+        final_deltas = FinalDeltas(here, lambda: due, acceptance)
         final_deltas.take(said.round, said.samples)
 
 

@@ -15,12 +15,12 @@ from swarmnode.gossip.robust import EQUAL
 from swarmnode.identity import Identity
 from swarmnode.ids import PeerId, RunId
 from swarmnode.manifest import PRESETS
-from swarmnode.membership.swarm import Swarm
 from swarmnode.metrics import name
 from swarmnode.ports import Answer, Call, OuterReport, Packet, Verdict, WireTensor
 from swarmnode.wire import call_pb2 as wire
 from swarmsim import virtual_time
 from tests.support.fake_telemetry import Quiet
+from tests.support.stage_context import stage_context
 from tests.support.transport_contract import pong
 
 RUN = RunId("ab" * 32)
@@ -66,21 +66,16 @@ class Party:
         transport = Slow(network, self.me, RUN, telemetry=self.quiet)
         transport.commit_s = commit_s
         limits = replace(PRESETS["tiny"].limits, exchange_timeout_s=TIMEOUT_S)
-        self.gossip = Gossip(
+        here = stage_context(
             replace(PRESETS["tiny"], limits=limits),
-            RUN,
             1,
-            transport,
-            None,  # type: ignore[arg-type]
-            SimpleNamespace(worked_s=0.0),
-            lambda: Swarm.of([], 2),
-            lambda: 0,
-            lambda: 0,
-            self.quiet,
+            RUN,
+            transport=transport,
+            compute=SimpleNamespace(worked_s=0.0),
             identity=identity,
-            done=0,
-            newcomer=False,
+            telemetry=self.quiet,
         )
+        self.gossip = Gossip(here, lambda: 0, done=0, newcomer=False)
         for round_index in range(2):
             samples = round_index * PRESETS["tiny"].gossip.round_samples
             self.gossip._pace.boundary(round_index * round_s, samples, 0)

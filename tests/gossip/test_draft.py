@@ -19,12 +19,13 @@ from swarmnode.gossip.outer.noloco import NoLoCo
 from swarmnode.gossip.outgoing_packet import OutgoingPacket, while_written
 from swarmnode.ids import PeerId
 from swarmnode.machine.compute import ThreadCompute
-from swarmnode.manifest import GossipSpec
+from swarmnode.manifest import GossipSpec, Manifest
 from swarmnode.ports import Answer, Call, Packet, Priority
 from swarmnode.wire import call_pb2 as wire
 from tests.support.fake_telemetry import Quiet
 from tests.support.libp2p_node import node, until
 from tests.support.method_tables import CODECS, METHODS, NONE
+from tests.support.stage_context import stage_context
 from tests.support.transport_contract import RUN
 
 PARAMETERS = 2 * TILE + 4096 + 777
@@ -135,7 +136,9 @@ async def test_the_first_bytes_leave_before_the_packet_is_written(breaks: bool) 
 
             # The lowest id of all: it is the one that calls.
             machine = ExchangeMachine(PeerId(""), 0, off_stride=lambda _: "", newest=lambda: 1)
-            exchanges = ExchangeDriver(RUN, 0, here, Quiet(), machine, lambda peer: None)
+            exchanges = ExchangeDriver(
+                stage_context(Manifest(), 0, RUN, transport=here, telemetry=Quiet()), machine, lambda peer: None
+            )
 
             async def meet() -> Packet:
                 ours = OutgoingPacket(1, 1.0, 10, draft.tensors)

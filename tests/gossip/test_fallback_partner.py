@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import dataclasses
 from collections.abc import AsyncIterator
 
 import pytest
@@ -20,12 +21,13 @@ from swarmnode.gossip.outgoing_packet import OutgoingPacket
 from swarmnode.identity import Identity
 from swarmnode.ids import PeerId, RunId
 from swarmnode.machine.compute import ThreadCompute
-from swarmnode.manifest import GossipSpec
+from swarmnode.manifest import GossipSpec, Manifest
 from swarmnode.ports import Packet, WireTensor
 from swarmnode_methods.desloc import DesLoc
 from tests.support.fake_telemetry import Quiet
 from tests.support.method_tables import FALLBACK as STANDING_IN
 from tests.support.method_tables import METHODS
+from tests.support.stage_context import stage_context
 
 RUN = RunId("ab" * 32)
 NAMES = [PeerId(f"peer{i}") for i in range(8)]
@@ -68,6 +70,9 @@ def optimizer(seed: int, method: str = "noloco", codec: str = "fp32") -> Outer:
     return found
 
 
+PATIENT = dataclasses.replace(Manifest(), limits=dataclasses.replace(Manifest().limits, exchange_timeout_s=5.0))
+
+
 def misshapen() -> list[WireTensor]:
     """What no honest replica sends, and what is refused at once."""
     return [WireTensor("f32", (3,), bytes(12))]
@@ -108,11 +113,19 @@ class Node:
     def __init__(self, network: MemoryNetwork, number: int, compute: ThreadCompute | None = None) -> None:
         self.me, self.quiet, self.optimizer = WHO[number].peer_id, Quiet(), optimizer(number)
         self.transport = MemoryTransport(network, self.me, RUN, telemetry=self.quiet)
-        mates = [one.peer_id for one in WHO[:4]]
-        self.fallback = FallbackPartner(RUN, 1, self.transport, 5.0, lambda: [WHO[4].peer_id], lambda: 4)
-        acceptance = Acceptance(RUN, 1, WHO[number], self.transport, self.quiet, lambda: mates)
-        replica = Replica(self.optimizer)
-        self.taking = OuterStep(replica, compute, acceptance, self.fallback, self.quiet)  # type: ignore[arg-type]
+        here = stage_context(
+            PATIENT,
+            1,
+            RUN,
+            replica=Replica(self.optimizer),
+            transport=self.transport,
+            compute=compute,
+            identity=WHO[number],
+            telemetry=self.quiet,
+        )
+        self.fallback = FallbackPartner(here, lambda: [WHO[4].peer_id], lambda: 4)
+        acceptance = Acceptance(here)
+        self.taking = OuterStep(here, acceptance, self.fallback)
         self.transport.serve("fallback", self.fallback.serve, tensor_bytes_max=0)
         self.transport.serve("packet_receipt", acceptance.serve_receipt, tensor_bytes_max=0)
         self.ours = OutgoingPacket(3, 1.0, 77, self.optimizer.message(3))
@@ -212,7 +225,7 @@ async def test_a_packet_is_given_once_and_to_nobody_left_out() -> None:
         await refused(second, 3, "given away, or there is none")
         await giver.fallback.offer(OutgoingPacket(4, 0.0, 0, giver.ours.tensors))
         await refused(second, 4, "there is none")
-        giver.fallback._stage = 2
+        giver.fallback._here = dataclasses.replace(giver.fallback._here, stage=2)
         await refused(second, 4, "of stage 1 asked of a replica of stage 2", RemoteFault)
 
 

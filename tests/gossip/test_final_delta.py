@@ -11,9 +11,11 @@ from swarmnode.gossip.acceptance import Acceptance
 from swarmnode.gossip.final_delta import AGAIN_ROUNDS, FinalDeltas, send_final_delta
 from swarmnode.identity import Identity
 from swarmnode.ids import PeerId, RunId
+from swarmnode.membership.swarm import SERVING, Member, Swarm
 from swarmnode.ports import Call, Packet, Verdict, WireTensor
 from swarmnode.wire import call_pb2 as wire
 from tests.support.fake_telemetry import Quiet
+from tests.support.stage_context import stage_context
 from tests.support.village import manifest
 
 RUN = RunId("ab" * 32)
@@ -32,11 +34,15 @@ class Leaver:
         return said, [WireTensor("f32", (1,), float(due).hex().encode()[:4])]
 
 
+MEMBERS = [Member(PeerId("liar"), 1, SERVING, 1, 1e12, 1.0, 0, 0)]
+HERE = stage_context(
+    manifest(), 1, RUN, identity=Identity.of_seed(b"9" * 32), telemetry=Quiet(), swarm=lambda: Swarm.of(MEMBERS, 3)
+)
+
+
 def acceptance(*met: PeerId) -> Acceptance:
     """Of a replica that has met these peers in a round."""
-    identity, quiet = Identity.of_seed(b"9" * 32), Quiet()
-    transport = MemoryTransport(MemoryNetwork(), identity.peer_id, RUN, telemetry=quiet)
-    made = Acceptance(RUN, 1, identity, transport, quiet, tuple)
+    made = Acceptance(HERE)
     for peer in met:
         meet(made, peer)
     return made
@@ -60,7 +66,7 @@ async def ask(final_deltas: FinalDeltas, peer: PeerId, round_index: int, samples
 async def test_a_key_counts_once_until_it_is_met_again() -> None:
     """Who stays and gives a final delta in every round, at every replica, would weigh more than any partner does."""
     liar, due, made = PeerId("liar"), 1, acceptance(PeerId("liar"))
-    final_deltas = FinalDeltas(manifest(), 1, lambda: due, Quiet(), made)
+    final_deltas = FinalDeltas(HERE, lambda: due, made)
     assert await ask(final_deltas, liar, 1, samples=2**53) == "taken"
     (packet,) = final_deltas.take(1, 80)
     assert packet.sender == liar and packet.weight == 1.0, "the guard knows whose it is"
@@ -77,7 +83,7 @@ async def test_a_key_counts_once_until_it_is_met_again() -> None:
 
 async def test_keys_that_were_never_met_count_little() -> None:
     known, due = PeerId("known"), 1
-    final_deltas = FinalDeltas(manifest(), 1, lambda: due, Quiet(), acceptance(known))
+    final_deltas = FinalDeltas(HERE, lambda: due, acceptance(known))
     assert [await ask(final_deltas, PeerId(f"key{n}"), 1, 2**53) for n in range(3)] == ["taken", "Busy", "Busy"]
     assert await ask(final_deltas, known, 1) == "taken", "keys take no place of replicas"
     assert [(packet.sender, packet.weight) for packet in final_deltas.take(1, 80)] == [("key0", 0.25), (known, 0.5)]
@@ -85,11 +91,10 @@ async def test_keys_that_were_never_met_count_little() -> None:
 
 async def test_an_excluded_replica_gives_no_final_delta() -> None:
     liar, made = PeerId("liar"), acceptance(PeerId("liar"))
-    final_deltas = FinalDeltas(manifest(), 1, lambda: 1, Quiet(), made)
+    final_deltas = FinalDeltas(HERE, lambda: 1, made)
     rubbish = Packet(1.0, 8, (), final_delta=True, sender=liar)
     for _ in range(6):
         made.record_final_deltas([rubbish], [Verdict(0.0, "misshapen", "not finite")], 1)
-    made._mates = lambda: [liar]
     assert await ask(final_deltas, liar, 1) == "Unavailable"
 
 
@@ -107,7 +112,7 @@ async def test_a_final_delta_is_made_for_the_round_that_comes_next_there(begins:
         due, now = next(rounds), due
         return now
 
-    final_deltas = FinalDeltas(manifest(), 1, next_round, quiet, acceptance(us.peer_id))
+    final_deltas = FinalDeltas(HERE, next_round, acceptance(us.peer_id))
     successor.serve("final_delta", final_deltas.serve, tensor_bytes_max=100)
     peer = await send_final_delta(us, RUN, [successor.peer_id], leaver.make, quiet, random.Random(0), 20.0)
     assert peer == successor.peer_id
@@ -134,7 +139,7 @@ async def test_it_is_given_once_though_its_answer_was_lost(merged: bool) -> None
     network, quiet, leaver, packets = MemoryNetwork(link), Quiet(), Leaver(), list[Packet]()
     us, *successors = (MemoryTransport(network, peer, RUN, telemetry=quiet) for peer in peers)
     met = acceptance(us.peer_id)
-    first, second = (FinalDeltas(manifest(), 1, lambda: 10 if packets else 6, quiet, met) for _ in successors)
+    first, second = (FinalDeltas(HERE, lambda: 10 if packets else 6, met) for _ in successors)
     for successor, final_deltas in zip(successors, (first, second), strict=True):
         successor.serve("final_delta", final_deltas.serve, tensor_bytes_max=100)
     await send_final_delta(us, RUN, peers[1:], leaver.make, quiet, random.Random(0), 20.0)
@@ -149,7 +154,7 @@ async def test_a_replica_that_was_met_is_asked_first() -> None:
     peers = [Identity.of_seed(bytes([n]) * 32).peer_id for n in range(1, 10)]
     us, *successors = (MemoryTransport(network, peer, RUN, telemetry=quiet) for peer in peers)
     for successor in successors:
-        taken = FinalDeltas(manifest(), 1, lambda: 6, quiet, acceptance(us.peer_id))
+        taken = FinalDeltas(HERE, lambda: 6, acceptance(us.peer_id))
         successor.serve("final_delta", taken.serve, tensor_bytes_max=100)
     for seed, known in enumerate(peers[1:]):
         given = await send_final_delta(

@@ -12,6 +12,7 @@ from benchmarks.memory_network import MemoryNetwork, MemoryTransport
 from swarmnode.gossip.acceptance import Acceptance, bare, receipt
 from swarmnode.identity import Identity
 from swarmnode.ids import RunId
+from swarmnode.manifest import Manifest
 from swarmnode.metrics.event import EVENTS
 from swarmnode.metrics.exporter import (
     ALL_BURST,
@@ -25,6 +26,7 @@ from swarmnode.metrics.exporter import (
 )
 from swarmnode.ports import Call, Packet, Verdict, WireTensor
 from swarmnode.wire import call_pb2 as wire
+from tests.support.stage_context import stage_context
 
 RUN = RunId("ab" * 32)
 GOT = {"peer": "p1"}
@@ -51,8 +53,7 @@ async def test_receipts_without_end_do_not_push_the_history_out(tmp_path: pathli
 
     async def flood() -> None:
         transport = MemoryTransport(MemoryNetwork(), me.peer_id, RUN)
-        mates = (me.peer_id, sender.peer_id)
-        acceptance = Acceptance(RUN, 1, me, transport, exporter, lambda: mates)
+        acceptance = Acceptance(stage_context(Manifest(), 1, RUN, transport=transport, identity=me, telemetry=exporter))
         packet = Packet(1.0, 8, [WireTensor("u8", (4,), bytes(4))])
         signed = receipt(sender, RUN, 1, 7, me.peer_id, packet, Verdict(0.0, "misshapen", "x" * 160))
         call = Call(wire.Request(run_id=RUN, packet_receipt=bare(signed)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import random
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -95,6 +96,14 @@ async def test_a_node_told_to_go_while_it_moves_leaves_cleanly() -> None:
         await v.trains(128, "the others go on")
 
 
+def rebalancer_of(
+    run: Manifest, presence: Any, *, gossip: Any = None, samples_here: Callable[[], int] = lambda: 0
+) -> StageRebalancer:
+    """One that is asked for decisions, of a machine of 10 samples/s."""
+    context: Any = SimpleNamespace(manifest=run, presence=presence)
+    return StageRebalancer(context, None, gossip, random.Random(0), samples_here, lambda: 10.0, lambda: 0.0)  # type: ignore[arg-type]
+
+
 ASKED_TWICE = ("microbatch.", "stage.moved", "peer.", "drain.cut", "node.state")
 
 
@@ -129,18 +138,13 @@ async def test_a_leaving_replica_asks_whether_another_stays() -> None:
         node, presence = here.node, other.node.presence
         await presence.announce()
         rebalancer = StageRebalancer(
-            v.run,
-            RUN,
-            node.presence,
-            node.transport,
-            node.pinger,
-            lambda stage: {},
+            node._context,
+            here.served.replica,
             here.served.gossip,
-            here.quiet,
             random.Random(0),
             lambda: 0,
             lambda: 0.0,
-            work_here=lambda: 0.0,
+            lambda: 0.0,
         )
 
         async def told(stays: bool) -> str:
@@ -171,11 +175,9 @@ async def test_a_mover_waits_for_a_round_while_one_is_near(rate: int, waited_s: 
     pipeline = dataclasses.replace(run.pipeline, rebalance_period_s=300.0)
     run = dataclasses.replace(run, limits=limits, pipeline=pipeline)
 
-    loop, nobody = asyncio.get_running_loop(), None
+    loop = asyncio.get_running_loop()
     progress, gossip = SimpleNamespace(total=0), CountedRounds()
-    others: Any = SimpleNamespace(progress=progress), nobody, nobody, nobody, gossip, nobody
-    rest: Any = random.Random(0), lambda: 0, lambda: 0.0
-    rebalancer = StageRebalancer(run, RUN, *others, *rest, work_here=lambda: 0.0)
+    rebalancer = rebalancer_of(run, SimpleNamespace(progress=progress), gossip=gossip)
     await asyncio.sleep(100.0)
     progress.total = 7000
 
@@ -285,9 +287,7 @@ async def test_a_replica_leaves_a_stage_only_if_it_is_asked_for_as_little_as_is_
     progress, here = SimpleNamespace(total=100), [0]
     peer_table = SimpleNamespace(swarm=lambda: swarm, serving=lambda: swarm.sizes)
     presence: Any = SimpleNamespace(progress=progress, peer_table=peer_table, me=members[1].peer)
-    nobody: Any = None
-    rest: Any = random.Random(0), lambda: here[0], lambda: 10.0
-    rebalancer = StageRebalancer(run, RUN, presence, *[nobody] * 5, *rest, work_here=lambda: 0.0)
+    rebalancer = rebalancer_of(run, presence, samples_here=lambda: here[0])
     rebalancer._costs = (1.0, 1.0, 1.0)
     move = StageMove(members[1].peer, 1, 0, before=10.0, after=15.0, speed=10.0)
     found, reason = rebalancer._agrees(move)
@@ -307,10 +307,8 @@ async def test_a_replica_leaves_a_stage_only_if_it_is_asked_for_as_little_as_is_
 @pytest.mark.loop("virtual")
 async def test_no_move_while_most_strangers_are_idle(doubtful: bool, before: float, good: bool) -> None:
     """But where a stage stands empty."""
-    nobody: Any = None
     presence: Any = SimpleNamespace(progress=SimpleNamespace(total=0), doubtful=doubtful)
-    rest = [random.Random(0), lambda: 0, lambda: 10.0]
-    rebalancer = StageRebalancer(moving_manifest(), RUN, presence, *[nobody] * 5, *rest, work_here=lambda: 0.0)
+    rebalancer = rebalancer_of(moving_manifest(), presence)
     move = StageMove(PeerId("peer1"), 1, 0, before=before, after=15.0, speed=10.0)
     assert rebalancer._counts_workers(move)[0] is good
 
@@ -344,8 +342,6 @@ async def test_keys_beside_the_last_replica_that_works_are_no_replacement(
         run_progress=SimpleNamespace(clock=SimpleNamespace(history=observed)),
         me=members[1].peer,
     )
-    nobody: Any = None
-    rest: Any = random.Random(0), lambda: 0, lambda: 10.0
-    rebalancer = StageRebalancer(run, RUN, presence, *[nobody] * 5, *rest, work_here=lambda: 0.0)
+    rebalancer = rebalancer_of(run, presence)
     move = StageMove(members[1].peer, 1, 0, before=before, after=15.0, speed=10.0, safety=True)
     assert rebalancer._leaves_workers(move)[0] is leaves

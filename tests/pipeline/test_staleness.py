@@ -19,6 +19,7 @@ from swarmnode.pipeline.staleness import STRAGGLER, PendingGradients, averaged, 
 from swarmnode.wire import call_pb2 as wire
 from tests.support.fake_telemetry import Quiet
 from tests.support.hop_chain import chain
+from tests.support.stage_context import stage_context
 from tests.support.tiny_model import manifest as tiny_manifest
 from tests.support.tiny_model import stages_of, token_batch, token_wire, train_on
 
@@ -124,7 +125,8 @@ def test_a_gradient_that_is_too_old_is_passed_on_and_not_added() -> None:
     tokens = token_wire(token_batch(run.model))
     process = wire.Process(samples=4, purpose=wire.PURPOSE_TRAIN, itinerary=range(2))
     hop = HopInput(process, tokens, tokens, replicas=1)
-    worker = StageWorker(run, first, lambda: 0, lambda: 0.0, StageAudits(cast(RecomputeService, None)), quiet)
+    here = stage_context(run, 0, "", replica=first, telemetry=quiet)
+    worker = StageWorker(here, lambda: 0.0, StageAudits(cast(RecomputeService, None)))
     for late, added in ((2, 0), (0, 4)):
         y, pending = worker.forward(hop)
         assert pending is not None and worker.pending.nbytes > 0

@@ -7,6 +7,7 @@ import contextlib
 import random
 import threading
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
 from typing import Any
 
 from benchmarks.memory_network import MemoryNetwork, MemoryTransport
@@ -28,6 +29,7 @@ from swarmnode.ports import Answer, Call, Priority
 from swarmnode.wire import call_pb2 as wire
 from swarmnode.wire import record_pb2
 from tests.support.fake_telemetry import Quiet
+from tests.support.stage_context import stage_context
 from tests.support.village import RUN, Numbers, manifest
 
 STAGES = 3
@@ -46,12 +48,21 @@ class Served:
         self.routers = [Router(random.Random(n), epsilon=0.0) for n in range(STAGES)]
         self.backlog = Backlog(tasks, 4, quiet)
         self.next_hop = NextHop(RUN, self.transport, self.routers, quiet, run)
-        me = self.transport.peer_id
         self.samples_total = 0
         digest = self.replica.boundary_digest()
         self.audits = StageAudits(RecomputeService(run, stage, self.replica, self.compute, digest, quiet))
-        parts = self.replica, self.compute, self.next_hop, self.backlog, lambda: self.samples_total, quiet
-        self.hop = Hop(run, stage, me, *parts, PeerHistory(), self.audits)  # type: ignore[arg-type]
+        here = stage_context(
+            run,
+            stage,
+            RUN,
+            replica=self.replica,
+            transport=transport,
+            compute=self.compute,
+            telemetry=quiet,
+            identity=SimpleNamespace(peer_id=transport.peer_id),
+            samples_total=lambda: self.samples_total,
+        )
+        self.hop = Hop(here, self.next_hop, self.backlog, PeerHistory(), self.audits)
         self.answering = lambda: None
         MembershipHandlers(record_pb2.SignedManifest()).serve(self.transport)
         self.transport.serve("process", self._serve, tensor_bytes_max=1 << 20)

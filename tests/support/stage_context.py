@@ -1,0 +1,17 @@
+"""A StageContext for tests, with the parts that they need."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from swarmnode.ids import RunId
+from swarmnode.manifest import Manifest
+from swarmnode.membership.swarm import StageContext, Swarm
+
+
+def stage_context(manifest: Manifest, stage: int, run_id: str, **parts: Any) -> StageContext:
+    """The context of a replica of `stage` with `parts`; an empty swarm that has trained nothing, and nothing else."""
+    nobody = Swarm.of([], manifest.pipeline.stages)
+    known: dict[str, Any] = dict.fromkeys(("replica", "transport", "compute", "identity", "telemetry"))
+    known |= {"swarm": lambda: nobody, "samples_total": lambda: 0}
+    return StageContext(manifest, RunId(run_id), stage, **known | parts)
