@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from statistics import median_low
 from typing import Any, Self
 
@@ -315,7 +315,7 @@ class CallDirectory:
         """Contact bootstraps and former peers at once, and our neighbours through those that answer."""
         for peer, _ in self._bootstrap:  # they are due whatever was tried before
             self.contacts.known[peer].retry()
-        met = await self._try_lost(reasons)
+        met = await self._try_lost(reasons, here=set())  # who greeted us meanwhile is asked, too
         if met:
             await self._look_around()
         return met
@@ -328,9 +328,9 @@ class CallDirectory:
                     for place in range(self._book.places):
                         await self._learn(peer, place)
 
-    async def _try_lost(self, reasons: dict[PeerId, str] | None = None) -> bool:
-        """Dial contacts that are missing; return whether one answered."""
-        now, here, reasons = self._unix_s(), self._here(), {} if reasons is None else reasons
+    async def _try_lost(self, reasons: dict[PeerId, str], here: Collection[PeerId]) -> bool:
+        """Dial contacts that are not `here`; return whether one answered."""
+        now = self._unix_s()
         lost = whom_to_try(self.contacts.known, here, now)
         met = await asyncio.gather(*(self._meet(peer, self.contacts.known[peer].addresses, reasons) for peer in lost))
         for peer, answered in zip(lost, met, strict=True):
@@ -364,7 +364,8 @@ class CallDirectory:
         except TimeoutError:
             met, reasons[peer] = False, f"no answer within {SMALL_CALL_S:.0f} s"
         except self._faults as error:
-            met, reasons[peer] = False, str(error)
+            met, why = False, str(error)
+            reasons[peer] = reasons.get(peer, why) if "dial backoff" in why else why
         if all(peer != told for told, _ in self._bootstrap) or (not met and tries % TOLD_EVERY):
             return met
         self._event(
@@ -380,7 +381,7 @@ class CallDirectory:
         while True:
             if not self._here():
                 await self._rejoin()
-            elif await self._try_lost():
+            elif await self._try_lost({}, self._here()):
                 await self._look_around()
             await asyncio.sleep(RETRY_MIN_S)
 

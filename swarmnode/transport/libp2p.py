@@ -228,15 +228,15 @@ class Libp2pTransport(StreamTransport):
 
     async def connect(self, peer: PeerId, addresses: Sequence[str]) -> None:
         """Make `peer` reachable at `addresses` and remember them. Raises Unavailable after CONNECT_ATTEMPTS."""
-        usable = await self._remember(peer, addresses)
+        usable, why = await self._remember(peer, addresses), ""
         for attempt in range(CONNECT_ATTEMPTS):
+            await asyncio.sleep(CONNECT_DELAY_S * attempt)
             try:
                 await self._daemon.dial(peer, usable)
                 return
             except RemoteFault as fault:
-                if attempt == CONNECT_ATTEMPTS - 1:
-                    raise Unavailable(str(fault), CONNECT_DELAY_S * 2**attempt) from None
-            await asyncio.sleep(CONNECT_DELAY_S * 2**attempt)
+                why = why or str(fault)  # of the later ones libp2p says "dial backoff" only
+        raise Unavailable(why, CONNECT_DELAY_S * CONNECT_ATTEMPTS)
 
     async def _broke(self, method: str) -> None:
         if not await self._daemon.answers():

@@ -29,11 +29,12 @@ from swarmnode.identity import Identity
 from swarmnode.ids import PeerId, RunId
 from swarmnode.membership.record import sign_record
 from swarmnode.transport import hivemind_patches
+from swarmnode.transport.contact import Contacts
 from swarmnode.transport.directory import DhtDirectory
 from swarmnode.transport.key_file import create
 from swarmnode.transport.libp2p import Libp2pTransport
 from swarmnode.wire import record_pb2
-from tests.support.libp2p_node import node
+from tests.support.libp2p_node import node, until
 from tests.support.records import resigned
 from tests.support.transport_contract import RUN, record_of
 
@@ -119,6 +120,25 @@ async def test_a_bootstrap_that_never_answers_is_unreachable() -> None:
         # Nothing of the attempt is in the way of the next one.
         directory = await DhtDirectory.create(here, [], RUN, 1)
         await directory.close()
+
+
+@pytest.mark.loop("uvloop")
+async def test_a_node_that_a_former_contact_greets_first_has_joined(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after a cut: all start again, each tries the others before they listen, and the bootstrap is gone for good."""
+    monkeypatch.setattr("swarmnode.transport.contact.RETRY_MIN_S", 0.1)
+    nobody, closed = Identity.of_seed(bytes(32)).peer_id, ["/ip4/127.0.0.1/tcp/9"]
+    async with node() as (here, _), node() as (there, _):
+        other, contacts = await DhtDirectory.create(there, [], RUN, 1), Contacts()
+        contacts.hear(there.peer_id, closed, time.time())
+        create = DhtDirectory.create(here, [(nobody, closed)], RUN, 1, join_timeout_s=60, contacts=contacts)
+        joining = asyncio.get_running_loop().create_task(create)
+        await until(lambda: contacts.known[there.peer_id].failures > 0)
+        await there.connect(here.peer_id, await here.addresses())
+        while not await other._greet(here.peer_id):
+            await asyncio.sleep(0.02)
+        directory = await joining
+        await directory.close()
+        await other.close()
 
 
 @asynccontextmanager
