@@ -13,7 +13,8 @@ from swarmnode.errors import UsageError
 
 @dataclass(frozen=True, slots=True)
 class PaperSettings:
-    """`inner_steps`: of a replica between two rounds. `group` 0: all replicas of a stage meet."""
+    """`inner_steps`: of a replica between two rounds. `group` 0: all replicas of a stage meet. `verified`: whether
+    `inner_steps` was read in the paper or its authors' code; where it was not, give your own."""
 
     paper: str
     method: str
@@ -21,14 +22,15 @@ class PaperSettings:
     codec: str = "fp32"
     optimizer: str = "adamw"
     group: int = 0
+    verified: bool = True
 
 
 PAPERS = {
     "diloco": PaperSettings("arXiv 2311.08105", "diloco", 500),
-    "async-local-sgd": PaperSettings("arXiv 2401.09135", "delayed", 50),
-    "edit": PaperSettings("arXiv 2412.07210", "edit", 128),
+    "async-local-sgd": PaperSettings("arXiv 2401.09135", "delayed", 50, verified=False),
+    "edit": PaperSettings("arXiv 2412.07210", "edit", 128, verified=False),
     "streaming-diloco": PaperSettings("arXiv 2501.18512", "streaming", 100, "e3m0"),
-    "muloco": PaperSettings("arXiv 2505.23725", "diloco", 30, optimizer="muon"),
+    "muloco": PaperSettings("arXiv 2505.23725", "diloco", 30, optimizer="muon"),  # github.com/bentherien/muloco-1
     "noloco": PaperSettings("arXiv 2506.10911", "noloco", 50, group=2),
     "sparseloco": PaperSettings("arXiv 2508.15706", "sparseloco", 30, "topk64"),
 }

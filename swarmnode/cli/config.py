@@ -55,11 +55,8 @@ def _of_join() -> tuple[tuple[str, str, str], ...]:
         return origins(ctx)
 
 
-SHELLS = ("bash", "zsh", "fish")
-
-
 @click.command(short_help="print a shell completion script")
-@click.argument("shell", type=click.Choice(SHELLS))
+@click.argument("shell", type=click.Choice(("bash", "zsh", "fish")))
 def completion(shell: str) -> None:
     """Print the completion script of SHELL. In bash: eval "$(swarmnode completion bash)". To keep it, put that line
     into ~/.bashrc (or ~/.zshrc); for fish: swarmnode completion fish > ~/.config/fish/completions/swarmnode.fish"""

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
+import itertools
 import json
 import os
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,7 @@ import click
 from swarmnode import __version__
 from swarmnode.cli.option.param import DURATION, home_option
 from swarmnode.cli.output.console import paper
+from swarmnode.control import client
 from swarmnode.errors import NoDaemon, NotPermitted, Unavailable, UsageError
 from swarmnode.metrics.event import LEVELS
 from swarmnode.metrics.events import digits, tail
@@ -34,8 +38,6 @@ def status(home: Path, as_json: bool, metrics: bool) -> None:
 
     Exit code 69 if no node runs there.
     """
-    from swarmnode.control import client
-
     if as_json and metrics:
         raise click.UsageError("--json and --metrics are two forms of the status: give one")
     reply = client.status(home)
@@ -72,20 +74,19 @@ def top(every_s: float, times: int | None, home: Path) -> None:
     from rich.console import Console
     from rich.live import Live
 
-    from swarmnode.control import client
     from swarmnode.local.swarm_view import NodeWatch, picture
 
     console = Console()
     if not console.is_terminal and times is None:
         raise UsageError("top needs a terminal: use `swarmnode status --json`, or --times 1")
-    watch, left = NodeWatch(), times
+    watch = NodeWatch()
     with Live(console=console, auto_refresh=False, screen=times is None and sys.stdout.isatty()) as live:
-        while left is None or left > 0:
+        for look in itertools.count(1):
             watch.add(time.monotonic(), client.status(home))
             live.update(picture(watch), refresh=True)
-            left = None if left is None else left - 1
-            if left != 0:
-                time.sleep(every_s)
+            if look == times:
+                break
+            time.sleep(every_s)
     if not console.is_terminal:
         console.print()  # rich leaves the last line open there
 
@@ -105,14 +106,9 @@ def logs(follow: bool, lines: int, level: str, as_json: bool, home: Path) -> Non
     if not path.is_file():
         raise NoDaemon(f"no node has run in {path.parent}: give its folder with --home")
     worse = LEVELS[LEVELS.index(level) :]
-    shown = [text for text in tail(path) if (row := _parse(text)) is not None and row.get("level") in worse]
-    for text in shown[len(shown) - min(lines, len(shown)) :]:
-        _show(text, as_json)
-    if follow:
-        for text in _coming(path):
-            row = _parse(text)
-            if row is not None and row.get("level") in worse:
-                _show(text, as_json)
+    last = deque(_of_levels(tail(path), worse), maxlen=lines)
+    for text, row in itertools.chain(last, _of_levels(_coming(path), worse) if follow else ()):
+        _show(text, row, as_json)
 
 
 def _coming(path: Path) -> Iterator[str]:
@@ -136,17 +132,16 @@ def _coming(path: Path) -> Iterator[str]:
         time.sleep(POLL_S)
 
 
-def _parse(text: str) -> dict[str, Any] | None:
-    try:
-        fields = json.loads(text)
-    except ValueError:
-        return None
-    return fields if isinstance(fields, dict) else None
+def _of_levels(texts: Iterable[str], levels: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The lines of these levels, as they are and parsed."""
+    for text in texts:
+        with contextlib.suppress(ValueError):
+            if isinstance(row := json.loads(text), dict) and row.get("level") in levels:
+                yield text, row
 
 
-def _show(text: str, as_json: bool) -> None:
-    row = _parse(text)
-    if as_json or row is None:
+def _show(text: str, row: dict[str, Any], as_json: bool) -> None:
+    if as_json:
         click.echo(printable(text, len(text)))
         return
     fields = row.get("fields")
@@ -210,7 +205,6 @@ def update(home: Path, check: bool) -> None:
 
     A node that the owner does not admit any more says so when it starts, with the line to run.
     """
-    from swarmnode.control import client
     from swarmnode.membership.access import too_old
 
     reply = client.status(home)

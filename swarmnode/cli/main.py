@@ -8,6 +8,7 @@ import importlib
 import os
 import signal
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 
 import click
@@ -125,13 +126,21 @@ def cli() -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; return the exit code (errors.py lists them)."""
-    quick = signal.getsignal(signal.SIGINT) is signal.SIG_DFL
-    if not quick:
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_DFL:
         return _main(arguments)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    sys.unraisablehook = _interrupt_again
     code = _main(arguments)
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # no word of Python's own end either
     return code
+
+
+def _interrupt_again(lost: sys.UnraisableHookArgs) -> None:
+    """Ctrl-C that came in a callback of Python's own, as imports have, where it can only be dropped: it comes again."""
+    if issubclass(lost.exc_type, KeyboardInterrupt):
+        threading.Timer(0.01, signal.pthread_kill, (threading.get_ident(), signal.SIGINT)).start()
+    else:
+        sys.__unraisablehook__(lost)
 
 
 def _main(arguments: Sequence[str] | None) -> int:

@@ -11,13 +11,13 @@ import click
 
 from swarmnode.cli.option.config_file import config_path
 from swarmnode.cli.option.param import DURATION, PORT, home_option, limit_options, taken_limits
+from swarmnode.control import client
 from swarmnode.errors import EXIT_PREEMPTED_INCOMPLETE
 from swarmnode.node.notice import GRACE_S
 
 
 def _ask_limits(home: Path, verb: str, **arguments: Any) -> dict[str, Any]:
     """The daemon's reply; prints its verdict on stderr: `paused: snoozed; until 14:05`."""
-    from swarmnode.control import client
     from swarmnode.machine.sensors import local_time
 
     reply = client.ask(home, verb, **arguments)
@@ -103,8 +103,6 @@ def finish(home: Path) -> None:
 
     To leave faster: `swarmnode leave`.
     """
-    from swarmnode.control import client
-
     client.ask(home, "finish", reason="swarmnode finish")
     click.echo("finishing: the node takes no new work and leaves when all is done", err=True)
 
@@ -113,8 +111,6 @@ def finish(home: Path) -> None:
 @home_option
 def leave(home: Path) -> None:
     """Finish held work within seconds, save, announce the leave, stop. Returns when leaving has begun."""
-    from swarmnode.control import client
-
     client.ask(home, "leave", reason="swarmnode leave")
     click.echo("leaving", err=True)
 
@@ -132,8 +128,6 @@ def drain(home: Path, notice: float, reason: str, as_json: bool) -> int:
 
     Exit code 0 if nothing was lost, 31 if something was cut, 69 if no node runs there.
     """
-    from swarmnode.control import client
-
     reply = client.drain(home, notice, reason)
     if as_json:
         click.echo(json.dumps(reply, sort_keys=True))

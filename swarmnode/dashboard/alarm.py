@@ -99,7 +99,7 @@ def thin_stages(replicas: Sequence[int]) -> list[Alarm]:
                 "warning",
                 f"{_stages(lonely).capitalize()} hang{'s' if len(lonely) == 1 else ''} by one node"
                 + ("" if len(lonely) == 1 else " each"),
-                f"If it dies, the stage has to be rebuilt. What helps: {_more_people(len(lonely))}.",
+                f"A stage whose last node dies has to be rebuilt. What helps: {_more_people(len(lonely))}.",
             )
         )
     return thin

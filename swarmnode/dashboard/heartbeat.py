@@ -221,7 +221,7 @@ class Heartbeat:
             if key not in self._seen_alarms:
                 self.board.tell(now_s, None, "alarm", alarm.level, f"{alarm.title}. {alarm.reason}")
                 if alarm.kind == "slow":
-                    sys.stderr.write(f"swarmnode: {alarm.title}: {alarm.reason}\n")
+                    sys.stderr.write(f"swarmnode: {alarm.title}. {alarm.reason}\n")
         for key, title in self._seen_alarms.items():
             if key not in standing:
                 self.board.tell(now_s, None, "alarm", "info", f"Over: {title[:1].lower()}{title[1:]}")

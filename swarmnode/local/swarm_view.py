@@ -34,6 +34,7 @@ from swarmnode.wire.record_pb2 import (
 from swarmnode.wire.report_pb2 import StatusReply
 
 LOOKS_MAX = 120
+LOSSES_MAX = 1000
 STATE_WORDS = {
     NODE_STATE_JOINING: "fetching its weights",
     NODE_STATE_SYNCING: "falling in with the others",
@@ -49,9 +50,13 @@ class NodeWatch:
     """The last statuses of one node."""
 
     looks: deque[tuple[float, StatusReply]] = field(default_factory=lambda: deque(maxlen=LOOKS_MAX))
+    losses: list[float] = field(default_factory=list)
+    """Of all looks; of old ones, in a long life, every second, fourth, ..."""
 
     def add(self, at_s: float, status: StatusReply) -> None:
         self.looks.append((at_s, status))
+        if status.loss_train:
+            self.losses = [*(self.losses[::2] if len(self.losses) == LOSSES_MAX else self.losses), status.loss_train]
 
     @property
     def now(self) -> StatusReply:
@@ -77,12 +82,12 @@ def _sum(status: StatusReply, counter: str) -> float:
 
 
 def spark(values: list[float]) -> str:
-    """Values as a row of bars; "" for fewer than two."""
+    """Values as a row of at most 40 bars; "" for fewer than two."""
     if len(values) < 2:
         return ""
-    low, high = min(values), max(values)
-    span = (high - low) or 1.0
-    return "".join(_BARS[min(7, int(8 * (value - low) / span))] for value in values[-40:])
+    low, span, bars = min(values), (max(values) - min(values)) or 1.0, min(40, len(values))
+    shown = (values[-1 - part * len(values) // bars] for part in reversed(range(bars)))
+    return "".join(_BARS[min(7, int(8 * (value - low) / span))] for value in shown)
 
 
 def picture(watch: NodeWatch) -> Group:
@@ -131,7 +136,6 @@ def _facts(watch: NodeWatch) -> list[tuple[str, str | Text]]:
         role = "a meeting point of the run: it trains nothing"
         more = [("clock", status.clock), ("up", span_text(status.uptime_s)), ("memory", memory), ("metrics", metrics)]
         return [("role", role), *more]
-    losses = [look.loss_train for _, look in watch.looks if look.loss_train]
     up, down = watch.rate(f'{name.LINK_BYTES}|direction="sent"'), watch.rate(f'{name.LINK_BYTES}|direction="received"')
     speed = f"{watch.growth('tokens_total'):,.0f} tokens/s of the run, {watch.growth('tokens_given'):,.0f} with us"
     busy = f"; {100 * min(1.0, watch.rate(name.COMPUTE_SECONDS)):.0f} % of the device"
@@ -147,7 +151,7 @@ def _facts(watch: NodeWatch) -> list[tuple[str, str | Text]]:
         ("speed", speed + busy if measured else ""),
         ("given", f"{status.tokens_given:,} tokens in {span_text(status.uptime_s)}"),
         ("run so far", f"round {status.round}, {status.tokens_total:,} tokens"),
-        ("loss", f"{loss_text(status.loss_train or None)} {spark(losses)}" if losses else ""),
+        ("loss", f"{loss_text(status.loss_train or None)} {spark(watch.losses)}" if watch.losses else ""),
         ("validation", loss_text(status.loss_validation or None, "")),
         ("traffic", f"up {nbytes_text(up)}/s, down {nbytes_text(down)}/s" if measured else ""),
         ("memory", memory),

@@ -181,6 +181,7 @@ class Archive:
             ages_s = [max(0.0, unix_s - entry.unix_s) for entry in self.entries.values()]
             self._current_s = now_s - min(ages_s, default=math.inf)
             await self.sources.trains()
+            self.status = "ready"
         except (SwarmnodeError, OSError) as error:
             self.status = f"waits: {error}"
             raise

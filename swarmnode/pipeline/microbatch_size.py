@@ -210,9 +210,9 @@ def slowness(
     in_flight, _ = window_limit(manifest, sizes, 1, samples_total, 1)
     needed = math.ceil(IN_FLIGHT * most)
     if len(parts) > 1 and in_flight < needed:
-        reason = f"at most {in_flight} samples are in flight; inner.inner_batch_max = {needed} would keep more at work"
+        reason = f"At most {in_flight} samples are in flight; inner.inner_batch_max = {needed} would keep more at work"
     else:
-        reason = "they wait for lines or rounds; `swarmnode plan --search` finds settings that suit them"
+        reason = "They wait for lines or rounds; `swarmnode plan --search` finds settings that suit them"
     if samples_per_s < max(alone):
         rate, one = samples_per_s * context, max(alone) * context
         title = f"The swarm does {rate:,.0f} tokens/s; one of its machines alone would do {one:,.0f}"

@@ -311,3 +311,19 @@ def test_a_closed_pipe_is_no_traceback() -> None:
     os.close(writing)
     assert done.stderr == ""
     assert done.returncode == 1
+
+
+def test_ctrl_c_that_came_in_a_callback_ends_the_command() -> None:
+    """Python drops it there, says so in six lines, and goes on."""
+    code = (
+        "import signal, sys, time; signal.signal(signal.SIGINT, signal.SIG_DFL)\n"
+        "from swarmnode.cli import main\n"
+        "class Callback:\n"
+        "    def __del__(self): raise KeyboardInterrupt\n"
+        "def verb(**_):\n"
+        "    Callback(); time.sleep(300)\n"
+        "main.cli.main = verb\n"
+        "sys.exit(main.main([]))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (130, "")

@@ -143,7 +143,7 @@ def test_a_swarm_with_few_samples_in_flight_says_what_would_keep_its_machines_at
     assert slowness(run(), six, 50.0, 0) is None
     found = slowness(run(), six, 20.0, 0)
     assert found is not None and found[0] == "2 of 6 machines work at a time"
-    assert "at most 8 samples are in flight; inner.inner_batch_max = 24" in found[1]
+    assert "At most 8 samples are in flight; inner.inner_batch_max = 24" in found[1]
     assert slowness(run(), six, 20.0, 0, at_once=2.0) is None, "they share two processors"
     alone = slowness(run(batch=64), six, 5.0, 0)
     assert alone is not None and "one of its machines alone would do" in alone[0] and "plan --search" in alone[1]
