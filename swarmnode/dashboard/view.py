@@ -289,9 +289,9 @@ def health(board: Board, points: Sequence[HistoryPoint], now_s: float) -> Health
 
 
 def _slowness(board: Board, now_s: float) -> tuple[str, str] | None:
-    """By the announced speeds of nodes that serve for long enough to be measured; None while others arrive."""
+    """By the announced speeds of nodes; None until they serve, and the board watches, for long enough to measure."""
     serving = [node for node in board.living() if node.serving and node.stage < board.manifest.pipeline.stages]
-    if any(now_s - node.joined_s < SETTLED_S for node in serving):
+    if now_s - max([board.began_s, *(node.joined_s for node in serving)]) < SETTLED_S:
         return None
     here = sum(bool(node.addresses) and all(a.startswith(LOOPBACK) for a in node.addresses) for node in serving)
     at_once = len(serving) - here + min(here, processors())
