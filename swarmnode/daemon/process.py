@@ -383,11 +383,12 @@ async def _start(options: NodeOptions, stack: contextlib.AsyncExitStack, before:
     if network_mode.kind == "open" and reachability == "auto":
         transport.spawn(stay_reachable(transport, known, network_mode, reach, telemetry))
     with doing("looking for the other machines"):
-        directory = await directory_of(kind, clock.unix_s)(
+        directory = await directory_of(kind).create(
             transport,
             _first_asked(options, contacts, bootstraps),
             run_id=swarm,
             stages=len(places(manifest)),
+            unix_s=clock.unix_s,
             ttl_max_s=STRETCH_MAX * manifest.limits.record_ttl_s,
             telemetry=telemetry,
             contacts=contacts,

@@ -60,7 +60,9 @@ class CallDirectory:
         transport: StreamTransport,
         bootstrap: Sequence[tuple[PeerId, Sequence[str]]],
         run_id: RunId,
-        book: RecordBook,
+        stages: int,
+        ttl_max_s: float,
+        admission: Admission | None,
         telemetry: Telemetry | None,
         contacts: Contacts,
         unix_s: Callable[[], float],
@@ -71,10 +73,11 @@ class CallDirectory:
         for peer, addresses in self._bootstrap:
             contacts.tell(peer, addresses)
         self._run_id = run_id
-        self._book = book
+        self._book = RecordBook(run_id, stages, ttl_max_s, admission, self._record_taken)
         self._unix_s = unix_s
         self.prefer(lambda peer: False, lambda: False)
         self._own: wire.SignedRecord | None = None  # our last record
+        self._totals = Remembered[PeerId, int]()  # samples of the run by each peer's record
         self._mute = Remembered[PeerId, float]()  # peers that do not answer RecordsRequest, until when
         self._reached = Remembered[PeerId, float]()  # peers that answered or asked us, and when
         self._telemetry = telemetry
@@ -89,12 +92,12 @@ class CallDirectory:
         run_id: RunId,
         stages: int,
         *,
+        unix_s: Callable[[], float],
         ttl_max_s: float = TTL_MAX_S,
         join_timeout_s: float = JOIN_TIMEOUT_S,
         admission: Admission | None = None,
         telemetry: Telemetry | None = None,
         contacts: Contacts | None = None,
-        unix_s: Callable[[], float],
     ) -> Self:
         """A directory that joined through one of `bootstrap`, or waits for others if that is empty.
 
@@ -104,22 +107,34 @@ class CallDirectory:
         answers within `join_timeout_s`, LocalFault if this machine's clock is wrong.
         """
         contacts = Contacts() if contacts is None else contacts
-        book = book_of(transport, run_id, stages, ttl_max_s, admission, contacts, unix_s)
+        directory = cls(transport, bootstrap, run_id, stages, ttl_max_s, admission, telemetry, contacts, unix_s)
+        await directory._prepare()
         transport.start()
-        directory = cls(transport, bootstrap, run_id, book, telemetry, contacts, unix_s)
-        await directory._open(join_timeout_s)
+        transport.serve("records", directory._answer, tensor_bytes_max=0)
+        try:
+            await directory._join(join_timeout_s)
+        except BaseException:
+            transport.withdraw("records")
+            await directory.close()
+            raise
+        directory._keeping = transport.spawn(directory._keep_joined())
+        transport.after_restart.append(directory._rejoin)
         return directory
 
-    async def _open(self, join_timeout_s: float) -> None:
-        self._transport.serve("records", self._answer, tensor_bytes_max=0)
-        try:
-            await self._join(join_timeout_s)
-        except BaseException:
-            self._transport.withdraw("records")
-            await self.close()
-            raise
-        self._keeping = self._transport.spawn(self._keep_joined())
-        self._transport.after_restart.append(self._rejoin)
+    async def _prepare(self) -> None:
+        """What precedes the start of the transport."""
+
+    def _record_taken(self, record: wire.Record) -> None:
+        """A record came into the book: its peer is reachable, a contact, and a witness of the run's progress."""
+        peer = PeerId(record.peer_id)
+        if peer == self._transport.peer_id:
+            return
+        usable = dialable_of(record.addresses)
+        self._transport.remember(peer, usable)
+        self.contacts.hear(peer, usable, self._unix_s())
+        if record.state in TELLING:
+            self._totals[peer] = record.progress.total
+            self.contacts.trained(self._run_id, median_low(self._totals.values()))
 
     def prefer(self, works: Callable[[PeerId], bool], doubtful: Callable[[], bool]) -> None:
         """Know records of peers for which `works` is true beside a flood of others; show few of these while strangers
@@ -394,29 +409,3 @@ class CallDirectory:
     def _event(self, event: str, level: str, **fields: object) -> None:
         if self._telemetry is not None:
             self._telemetry.event(event, level=level, **fields)
-
-
-def book_of(
-    transport: StreamTransport,
-    run_id: RunId,
-    stages: int,
-    ttl_max_s: float,
-    admission: Admission | None,
-    contacts: Contacts,
-    unix_s: Callable[[], float],
-) -> RecordBook:
-    """The records of this node. What comes into it makes its peer reachable, a contact, and a witness of progress."""
-    totals = Remembered[PeerId, int]()
-
-    def taken(record: wire.Record) -> None:
-        peer = PeerId(record.peer_id)
-        if peer == transport.peer_id:
-            return
-        usable = dialable_of(record.addresses)
-        transport.remember(peer, usable)
-        contacts.hear(peer, usable, unix_s())
-        if record.state in TELLING:
-            totals[peer] = record.progress.total
-            contacts.trained(run_id, median_low(totals.values()))
-
-    return RecordBook(run_id, stages, ttl_max_s, admission, taken)

@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections.abc import Sequence
 from typing import Any
 
 from hivemind.dht import DHTNode
@@ -27,12 +26,9 @@ from hivemind.utils import MSGPackSerializer, timed_storage
 
 from swarmnode.errors import LocalFault, RemoteFault
 from swarmnode.ids import PeerId, RunId, short
-from swarmnode.membership.admission import Admission
 from swarmnode.membership.liveness import SMALL_CALL_S
 from swarmnode.membership.record import SIGNED_BYTES_MAX
-from swarmnode.ports import Telemetry
-from swarmnode.transport.call_directory import JOIN_TIMEOUT_S, TTL_MAX_S, CallDirectory, book_of
-from swarmnode.transport.contact import Contacts
+from swarmnode.transport.call_directory import CallDirectory
 from swarmnode.transport.libp2p import Libp2pTransport
 from swarmnode.transport.record_book import HOLDERS, NEAR_S, RPC_TIMEOUT_S, RecordBook
 from swarmnode.wire import record_pb2 as wire
@@ -47,9 +43,9 @@ class RecordValidator(RecordValidatorBase):  # type: ignore[misc]
     """Decides what this node stores for others and takes from their dictionaries: records that `book` takes, under the
     right key and subkey. Runs on every store and every entry read."""
 
-    def __init__(self, run_id: RunId, places: int, book: RecordBook) -> None:
+    def __init__(self, run_id: RunId, book: RecordBook) -> None:
         self._book = book
-        self._places = {key_of(run_id, place).to_bytes(): place for place in range(places)}
+        self._places = {key_of(run_id, place).to_bytes(): place for place in range(book.places)}
 
     def validate(self, entry: DHTRecord) -> bool:
         """Whether `entry` may be stored and returned; never raises."""
@@ -77,28 +73,12 @@ class DhtDirectory(CallDirectory):
     _node: Any
     _nearest: dict[int, tuple[float, list[DHTID], list[PeerId]]]  # place -> (until, neighbours, holders)
 
-    @classmethod
-    async def create(  # type: ignore[override]  # the DHT has a clock of its own, and lives in p2pd
-        cls,
-        transport: Libp2pTransport,
-        bootstrap: Sequence[tuple[PeerId, Sequence[str]]],
-        run_id: RunId,
-        stages: int,
-        *,
-        ttl_max_s: float = TTL_MAX_S,
-        join_timeout_s: float = JOIN_TIMEOUT_S,
-        admission: Admission | None = None,
-        telemetry: Telemetry | None = None,
-        contacts: Contacts | None = None,
-    ) -> DhtDirectory:
-        """A directory that joined through one of `bootstrap`, or starts a new DHT if that is empty. Raises as
-        CallDirectory.create."""
-        contacts, unix_s = Contacts() if contacts is None else contacts, timed_storage.get_dht_time
-        book = book_of(transport, run_id, stages, ttl_max_s, admission, contacts, unix_s)
-        node = await DHTNode.create(
-            p2p=transport.daemon,
-            node_id=DHTID.generate(source=transport.peer_id),
-            record_validator=RecordValidator(run_id, stages, book),
+    async def _prepare(self) -> None:
+        self._nearest = {}
+        self._node = await DHTNode.create(
+            p2p=self._transport.daemon,
+            node_id=DHTID.generate(source=self._transport.peer_id),
+            record_validator=RecordValidator(self._run_id, self._book),
             num_replicas=HOLDERS,
             wait_timeout=RPC_TIMEOUT_S,
             cache_locally=False,
@@ -107,11 +87,6 @@ class DhtDirectory(CallDirectory):
             cache_refresh_before_expiry=0,
             reuse_get_requests=False,
         )
-        transport.start()
-        directory = cls(transport, bootstrap, run_id, book, telemetry, contacts, unix_s)
-        directory._node, directory._nearest = node, {}
-        await directory._open(join_timeout_s)
-        return directory
 
     async def close(self) -> None:
         """Stop answering the DHT's requests."""
@@ -148,13 +123,13 @@ class DhtDirectory(CallDirectory):
         await self._node.get_many_by_id([key_of(self._run_id, place)], math.inf)  # the validator takes what comes
 
     async def _clock_ahead(self, peer: PeerId) -> float | None:
-        begun = timed_storage.get_dht_time()
+        begun = self._unix_s()
         try:
             stub = self._node.protocol.get_stub(PeerID.from_base58(peer))
             dht_time = (await stub.rpc_ping(dht_pb2.PingRequest(), timeout=RPC_TIMEOUT_S)).dht_time
         except Exception:  # noqa: BLE001  hivemind's stubs raise many kinds, and a silent peer has no say
             return None
-        ahead_s = dht_time - (begun + timed_storage.get_dht_time()) / 2.0
+        ahead_s = dht_time - (begun + self._unix_s()) / 2.0
         return ahead_s if dht_time and math.isfinite(ahead_s) else None
 
     async def _look_around(self) -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from functools import partial
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +33,10 @@ async def open_transport(
     return await Libp2pTransport.create(identity_path, identity, run_id, listen, **given)
 
 
-def directory_of(kind: str, unix_s: Callable[[], float]) -> Callable[..., Awaitable[CallDirectory]]:
-    """The `create` of the directory that goes with a transport of `kind`."""
+def directory_of(kind: str) -> type[CallDirectory]:
+    """The directory that goes with a transport of `kind`."""
     if kind == IROH:
-        return partial(CallDirectory.create, unix_s=unix_s)
+        return CallDirectory
     from swarmnode.transport.directory import DhtDirectory
 
-    return DhtDirectory.create
+    return DhtDirectory

@@ -67,7 +67,7 @@ async def live(pipe: Connection, path: Path, run_id: RunId, listen: str, bootstr
     identity = load_or_create(path)
     transport = await Libp2pTransport.create(path, identity, run_id, [listen])
     serve(transport)
-    directory = await DhtDirectory.create(transport, parse_bootstraps(bootstraps), run_id, STAGES)
+    directory = await DhtDirectory.create(transport, parse_bootstraps(bootstraps), run_id, STAGES, unix_s=time.time)
     pipe.send(
         {
             "peer": transport.peer_id,

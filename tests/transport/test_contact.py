@@ -145,7 +145,7 @@ async def test_two_islands_become_one_when_a_node_hears_of_the_other(monkeypatch
         for index, (transport, _) in enumerate(nodes):
             first = nodes[index // 2 * 2][0]
             known = [] if first is transport else [(first.peer_id, await first.addresses())]
-            made = await DhtDirectory.create(transport, known, RUN, 1)
+            made = await DhtDirectory.create(transport, known, RUN, 1, unix_s=time.time)
             living.push_async_callback(made.close)
             directories.append(made)
 

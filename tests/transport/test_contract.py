@@ -115,8 +115,10 @@ class TestDhtDirectory(DirectoryContract):
     @asynccontextmanager
     async def directories(self) -> AsyncIterator[Directories]:
         async with node() as (here, mine), node() as (there, theirs):
-            first = await DhtDirectory.create(here, [], RUN, 3)
-            second = await DhtDirectory.create(there, [(here.peer_id, await here.addresses())], RUN, 3)
+            first = await DhtDirectory.create(here, [], RUN, 3, unix_s=time.time)
+            second = await DhtDirectory.create(
+                there, [(here.peer_id, await here.addresses())], RUN, 3, unix_s=time.time
+            )
             yield Directories(first, second, (mine, theirs), time.time)
             await second.close()
             await first.close()

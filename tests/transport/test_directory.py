@@ -72,7 +72,7 @@ async def test_independent_processes_find_each_other(tmp_path: Path) -> None:
 async def test_a_directory_survives_the_death_of_its_p2pd(tmp_path: Path) -> None:
     async with peer_process(tmp_path / "0.key", RUN) as first, node() as (here, me):
         known = [(first.peer_id, first.addresses)]
-        directory = await DhtDirectory.create(here, known, RUN, STAGES)
+        directory = await DhtDirectory.create(here, known, RUN, STAGES, unix_s=time.time)
         assert await first.ask("announce")
         os.kill(here.daemon.pid, signal.SIGKILL)
         for attempt in range(600):
@@ -96,13 +96,13 @@ async def test_joining_waits_for_a_bootstrap_that_is_not_up_yet(tmp_path: Path) 
         address = f"/ip4/127.0.0.1/tcp/{free.getsockname()[1]}"
     async with node() as (here, _):
         joining = asyncio.get_running_loop().create_task(
-            DhtDirectory.create(here, [(identity.peer_id, [address])], RUN, 1, join_timeout_s=60)
+            DhtDirectory.create(here, [(identity.peer_id, [address])], RUN, 1, join_timeout_s=60, unix_s=time.time)
         )
         await asyncio.sleep(0.5)
         assert not joining.done()
         late = await Libp2pTransport.create(key, identity, RUN, [address])
         try:
-            first = await DhtDirectory.create(late, [], RUN, 1)
+            first = await DhtDirectory.create(late, [], RUN, 1, unix_s=time.time)
             second = await joining
             await second.close()
             await first.close()
@@ -115,10 +115,12 @@ async def test_a_bootstrap_that_never_answers_is_unreachable() -> None:
     nobody = Identity.of_seed(bytes(32)).peer_id
     async with node() as (here, _):
         with pytest.raises(Unreachable, match=rf"within 1 s \(tried {nobody} at /ip4/127.0.0.1/tcp/9;") as caught:
-            await DhtDirectory.create(here, [(nobody, ["/ip4/127.0.0.1/tcp/9"])], RUN, 1, join_timeout_s=1)
+            await DhtDirectory.create(
+                here, [(nobody, ["/ip4/127.0.0.1/tcp/9"])], RUN, 1, join_timeout_s=1, unix_s=time.time
+            )
         assert "\n" not in str(caught.value)
         # Nothing of the attempt is in the way of the next one.
-        directory = await DhtDirectory.create(here, [], RUN, 1)
+        directory = await DhtDirectory.create(here, [], RUN, 1, unix_s=time.time)
         await directory.close()
 
 
@@ -128,9 +130,11 @@ async def test_a_node_that_a_former_contact_greets_first_has_joined(monkeypatch:
     monkeypatch.setattr("swarmnode.transport.contact.RETRY_MIN_S", 0.1)
     nobody, closed = Identity.of_seed(bytes(32)).peer_id, ["/ip4/127.0.0.1/tcp/9"]
     async with node() as (here, _), node() as (there, _):
-        other, contacts = await DhtDirectory.create(there, [], RUN, 1), Contacts()
+        other, contacts = await DhtDirectory.create(there, [], RUN, 1, unix_s=time.time), Contacts()
         contacts.hear(there.peer_id, closed, time.time())
-        create = DhtDirectory.create(here, [(nobody, closed)], RUN, 1, join_timeout_s=60, contacts=contacts)
+        create = DhtDirectory.create(
+            here, [(nobody, closed)], RUN, 1, join_timeout_s=60, contacts=contacts, unix_s=time.time
+        )
         joining = asyncio.get_running_loop().create_task(create)
         await until(lambda: contacts.known[there.peer_id].failures > 0)
         await there.connect(here.peer_id, await here.addresses())
@@ -145,8 +149,10 @@ async def test_a_node_that_a_former_contact_greets_first_has_joined(monkeypatch:
 async def liar_and_victim() -> AsyncIterator[tuple[Any, Identity, DhtDirectory, Libp2pTransport]]:
     """(the liar's DHT node, its identity, the victim's directory and transport); they know each other."""
     async with node() as (here, _), node() as (there, liar):
-        victim = await DhtDirectory.create(here, [], RUN, 2, ttl_max_s=100)
-        lying = await DhtDirectory.create(there, bootstrap(here, await here.addresses()), RUN, 2, ttl_max_s=100)
+        victim = await DhtDirectory.create(here, [], RUN, 2, ttl_max_s=100, unix_s=time.time)
+        lying = await DhtDirectory.create(
+            there, bootstrap(here, await here.addresses()), RUN, 2, ttl_max_s=100, unix_s=time.time
+        )
         yield lying._node, liar, victim, here
         await lying.close()
         await victim.close()
@@ -223,7 +229,7 @@ async def test_a_frozen_neighbour_makes_lookups_slow_but_never_hang(
 ) -> None:
     monkeypatch.setattr("swarmnode.transport.call_directory.SMALL_CALL_S", 0.5)
     async with peer_process(tmp_path / "0.key", RUN) as first, node() as (here, me):
-        directory = await DhtDirectory.create(here, [(first.peer_id, first.addresses)], RUN, STAGES)
+        directory = await DhtDirectory.create(here, [(first.peer_id, first.addresses)], RUN, STAGES, unix_s=time.time)
         record = sign_record(record_of(me, time.time(), ttl_s=60), me)
         assert await directory.announce(record)
         os.kill(first.pid, signal.SIGSTOP)
