@@ -22,6 +22,7 @@ import uvloop
 from hypothesis import settings
 
 from benchmarks.swarm.laws import called_forged, read_lines
+from swarmnode.daemon import service_manager
 from swarmnode.local.spawn import SPAWNER
 from swarmnode_methods.rules import CODECS, METHODS
 from swarmsim import virtual_time
@@ -35,6 +36,8 @@ settings.register_profile("soak", deadline=None, print_blob=True, max_examples=1
 settings.load_profile("swarmnode")
 
 GOODBYE_S = 5.0
+# This process begins long before the verbs in it, which would say at once what they do.
+service_manager.SILENCE_S = 3600.0
 # An async test is cancelled so long before pytest-timeout would interrupt the process: its nodes and processes then
 # end as in any error.
 CANCELLED_BEFORE_S = 10.0

@@ -64,16 +64,8 @@ def meeting_point(kind: str) -> Callable[[Callable[..., int]], Callable[..., int
     )
 
 
-def meet(
-    kind: str,
-    where: dict[str, Any],
-    dashboard: str | None = None,
-    *,
-    public: bool = False,
-    track: str = "",
-    archive: ArchiveOptions | None = None,
-) -> int:
-    """Run the node described by `where`, the options of `meeting_point`. Returns the exit code."""
+def meet(kind: str, where: dict[str, Any], dashboard: str | None = None, **more: Any) -> int:
+    """Run the node described by `where`, the options of `meeting_point`, and `more`. Returns the exit code."""
     from swarmnode.daemon.launch import launch
     from swarmnode.daemon.ready_file import Ready
 
@@ -99,9 +91,7 @@ def meet(
         bootstrap_only=True,
         out=None,
         dashboard=dashboard,
-        public=public,
-        track=track,
-        archive=archive,
+        **more,
         **where,
     )
     return launch(options, tell)
@@ -181,12 +171,7 @@ def options_of(run: str, folder: Path, where: dict[str, Any], **more: Any) -> Ar
 @click.option("--once", is_flag=True, help="Make one checkpoint, print its folder and leave.")
 @click.option("--allow", metavar="PEER_ID", help="Print the owner's permission for that machine to archive RUN.")
 @ARCHIVE_OPTIONS
-def archive(
-    out: Path | None,
-    once: bool,
-    allow: str | None,
-    **where: Any,
-) -> int:
+def archive(out: Path | None, once: bool, allow: str | None, **where: Any) -> int:
     """Copy the slow weights of every stage of RUN from the nodes that train it, and keep complete checkpoints.
 
     Replicas of a stage are compared with each other first: a copy that others contradict is refused. Each checkpoint is

@@ -8,7 +8,7 @@ import dataclasses
 import json
 import math
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -53,13 +53,13 @@ def command(words: tuple[str, ...], invite_file: Path | None, device: str, home:
     if words and invite is None:
         raise click.UsageError(f"{words[0][:60]!r} is not an invite: one line, as `swarmnode invite` prints it")
     device = resolve_device(device)
-    checks = list(machine(home, device))
+    checks = _shown(machine(home, device), quiet=as_json)
     facts: dict[str, object] = {}
     verdict = "this machine can take part"
     if invite is not None:
-        checks += asyncio.run(_of_run(invite, home, device, facts))
+        checks += _shown(asyncio.run(_of_run(invite, home, device, facts)), quiet=as_json)
         verdict = str(facts.get("verdict", verdict))
-    checks += _of_daemon(home)
+    checks += _shown(_of_daemon(home), quiet=as_json)
     code = exit_code(checks)
     if code:
         verdict = "this machine cannot take part yet: " + "; ".join(c.name for c in checks if c.ok is False)
@@ -67,13 +67,20 @@ def command(words: tuple[str, ...], invite_file: Path | None, device: str, home:
         rows = [dataclasses.asdict(check) for check in checks]
         click.echo(json.dumps({"checks": rows, **facts, "verdict": verdict, "exit_code": code}))
         return code
-    for check in checks:
-        mark = {True: "ok", False: "FAILS", None: "?"}[check.ok]
-        click.echo(f"{mark:>5}  {check.name:<10} {check.says}")
-        if check.fix and check.ok is not True:
-            click.echo(f"{'':>5}  {'':<10} fix: {check.fix}")
     click.echo(verdict)
     return code
+
+
+def _shown(checks: Iterable[HealthCheck], *, quiet: bool) -> list[HealthCheck]:
+    """`checks`, each printed as it comes unless `quiet`."""
+    known = []
+    for check in checks:
+        known.append(check)
+        mark = {True: "ok", False: "FAILS", None: "?"}[check.ok]
+        fix = f"\n{'':>5}  {'':<10} fix: {check.fix}" if check.fix and check.ok is not True else ""
+        if not quiet:
+            click.echo(f"{mark:>5}  {check.name:<10} {check.says}{fix}")
+    return known
 
 
 async def _of_run(invite: Invite, home: Path, device: str, found: dict[str, object]) -> list[HealthCheck]:

@@ -305,13 +305,15 @@ def command(
     """
     from swarmnode.cli.option.invite import find_invite
 
+    if role == NodeRole.FEEDER and stage is not None:
+        raise click.UsageError("--stage and --role feeder: a feeder serves no stage; omit one of the two")
     invite = find_invite(words, invite_file)
     options = NodeOptions(
         run=_run_of(run, invite),
         bootstrap=invite.bootstraps if invite is not None else _bootstraps(words),
         invite=invite,
         stage=stage,
-        role=_role_of(role, stage),
+        role=NodeRole(role),
         home=home or default_home("node"),
         cache=cache or default_cache(),
         name=name or "",
@@ -348,13 +350,6 @@ def _run_of(run: str | None, invite: Invite | None) -> str:
     if run is not None and invite is not None and run != invite.run_id:
         raise click.UsageError(f"--run {run[:80]}: the invite is for run {invite.run_id[:16]}; omit --run")
     return run or (invite.run_id if invite is not None else "")
-
-
-def _role_of(role: str, stage: int | None) -> NodeRole:
-    """The node's role. Raises click.UsageError for a feeder with a stage."""
-    if role == NodeRole.FEEDER and stage is not None:
-        raise click.UsageError("--stage and --role feeder: a feeder serves no stage; omit one of the two")
-    return NodeRole(role)
 
 
 def _bootstraps(words: tuple[str, ...]) -> tuple[str, ...]:

@@ -70,7 +70,9 @@ TOGETHER: Mapping[str, str] = {
     "completion": "config",
 }
 """Verbs that are in another one's module, by their own name."""
-
+SLOW = {"doctor": "checking", "eval": "measuring", "export": "making the model", "generate": "loading the model"}
+SLOW |= {"init": "choosing settings", "plan": "estimating", "simulate": "simulating"}
+"""What verbs say that else say nothing for long."""
 
 SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 110, "show_default": True}
 
@@ -94,12 +96,17 @@ class Verbs(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         try:
-            return super().resolve_command(ctx, args)
+            found = super().resolve_command(ctx, args)
         except click.UsageError as error:
             hint = did_you_mean(args[0], self.list_commands(ctx))
             if not hint or args[0].startswith("-"):
                 raise
             raise click.UsageError(f"no such verb: {args[0][:40]}{hint}", error.ctx) from None
+        if found[0] in SLOW:
+            from swarmnode.daemon.service_manager import doing
+
+            ctx.with_resource(doing(SLOW[found[0]]))
+        return found
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Verbs"):
@@ -159,6 +166,8 @@ def _main(arguments: Sequence[str] | None) -> int:
         _complain(f"{error.format_message()} (see {where} --help)")
         return error.exit_code
     except (KeyboardInterrupt, click.Abort):
+        if sys.unraisablehook is _interrupt_again:
+            sys.unraisablehook = lambda lost: None  # coroutines that end now where they stand
         return EXIT_INTERRUPTED
     except (SwarmnodeError, BaseExceptionGroup) as error:
         leaf = _leaf(error)

@@ -122,7 +122,7 @@ class CallDirectory:
         return directory
 
     async def _prepare(self) -> None:
-        """What precedes the start of the transport."""
+        """Work before the start of the transport: none here."""
 
     def _record_taken(self, record: wire.Record) -> None:
         """A record came into the book: its peer is reachable, a contact, and a witness of the run's progress."""

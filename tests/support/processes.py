@@ -19,7 +19,8 @@ OURS = re.compile(
     r"(peer|control|metrics|dashboard|joined by|left:|starts again:|paused:|waits:|stage (?:\d+|none)|none of \d+:|"
     r"archive of|thank you:?|looking for|others join with|swarmnode:|this machine|no archive is|--data-root:|"
     r"the run keeps|one node each on) .*|.* holds a secret and others could read it .*|"
-    r"a meeting point .*|(loading|opening|checking|looking|asking|trying) .* \.\.\."
+    r"a meeting point .*|"
+    r"(loading|opening|checking|looking|asking|trying|measuring|making|choosing|estimating|simulating)( .*)? \.\.\."
 )
 HERE = ["--listen", "/ip4/127.0.0.1/tcp/0"]
 
