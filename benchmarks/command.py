@@ -88,7 +88,7 @@ def gossip(
 @click.option("--preset", default="quick", show_default=True, help="quick (minutes) or standard.")
 @click.option("--attacks", default="", show_default=False, help="Names with commas between, instead of all.")
 @click.option("--codec", default="noloco/modular4", show_default=True, help="METHOD/CODEC.")
-@click.option("--acceptance", default="guarded,clipped,all", show_default=True, help="Values of gossip.acceptance.")
+@click.option("--acceptance", default="clipped,all", show_default=True, help="Values of gossip.acceptance.")
 @click.option("--seeds", type=click.IntRange(1, 100), default=1, show_default=True, help="Seeds 0 to N-1.")
 @click.option("--text", type=click.Path(exists=True), default=None, help="A text file or a folder of .txt files.")
 @click.option("--jobs", type=click.IntRange(1, 64), default=2, show_default=True, help="Processes, a thread each.")

@@ -277,7 +277,6 @@ class OuterReport:
     delta_norm: float
     step_norm: float
     verdicts: Sequence[Verdict] = ()
-    probed: float | None = None  # change of our loss in nats by averaging with a packet, if measured
     apart: float | None = None  # distance of our slow weights from the members' middle, measured on a fragment
 
     @property

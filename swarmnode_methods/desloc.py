@@ -9,8 +9,8 @@
 differ and can be averaged rarely. Averaging them at all keeps the convergence of synchronous AdamW, which averaging of
 weights alone does not. Over EVERY_SECOND rounds it sends 1 + 1/3 + 1/6 = 1.5 buffers per round instead of 3.
 
-Where packets are guarded, each element of a partner's moment counts up to MOMENT_MOST times our own: AdamW divides one
-moment by the root of the other, so a single large element made the next step 70,700 rates long (measured).
+Unless all packets are believed, each element of a partner's moment counts up to MOMENT_MOST times our own: AdamW
+divides one moment by the root of the other, so a single large element made the next step 70,700 rates long (measured).
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from swarmnode.errors import ManifestError
 from swarmnode.gossip.compression import Codec
-from swarmnode.gossip.outer.method import MatrixOf, Outer, Probe, Rate
+from swarmnode.gossip.outer.method import MatrixOf, Outer, Rate
 from swarmnode.gossip.robust import PacketGuard, PacketMeasures
 from swarmnode.manifest import InnerSpec, OuterConstants
 from swarmnode.model.muon import BATCH_ELEMENTS, RMS, orthogonalize
@@ -54,9 +54,9 @@ class PickedRows(DeltaMean):
         self._block = min(BLOCK, len(theta))
         self._mean, self._theirs = torch.empty_like(theta[: self._block]), torch.empty_like(theta[: self._block])
 
-    def judge_by(self, guard: PacketGuard | None, probe: Probe | None, *, healing: bool) -> None:
-        """Judge and heal as the whole method does."""
-        self.guard, self.probe, self.healing = guard, probe, healing
+    def judge_by(self, sender: str, guard: PacketGuard | None, *, healing: bool) -> None:
+        """Judge, round and heal as the whole method of `sender` does."""
+        self.sender, self.guard, self.healing = sender, guard, healing
 
     def _advance(self, phi: Tensor, m: Tensor, mean: Tensor, start: int) -> None:
         if self.mean is None:
@@ -136,16 +136,8 @@ class Dion2(Outer):
         self.round = round_index
         part = self._part
         part.pick(theta, phi)
-        part.name_replica(self.sender, self.secret)
-        part.judge_by(self.guard, self._probe_packed if self.probe is not None else None, healing=self.healing)
+        part.judge_by(self.sender, self.guard, healing=self.healing)
         return part.draft(round_index)
-
-    def _probe_packed(self, before: Tensor, after: Tensor) -> float | None:
-        assert self.probe is not None
-        whole = [self.theta.clone() for _ in range(2)]
-        for flat, packed in zip(whole, (before, after), strict=True):
-            self._add(flat, packed - self._part.theta)
-        return self.probe(*whole)
 
     def _add(self, flat: Tensor, packed: Tensor) -> None:
         assert self.round is not None
@@ -159,9 +151,6 @@ class Dion2(Outer):
 
     def measure(self, packet: Packet, *, judged_by_own: bool = True) -> PacketMeasures:
         return self._part.measure(packet, judged_by_own=judged_by_own)
-
-    def _tried(self, packet: Packet, keep: float) -> tuple[Tensor, Tensor]:
-        return self._part._tried(packet, keep)
 
     @torch.no_grad()
     def apply_slow(

@@ -239,9 +239,6 @@ class ExpertAverage(Outer):
         for there, here in overlaps(segments, start, len(values)):
             flat[there].copy_(values[here])
 
-    def _tried(self, packet: Packet, keep: float) -> tuple[torch.Tensor, torch.Tensor]:
-        raise AssertionError("gossip.acceptance guarded does not go with training.experts_trained")
-
     def _choose(self, round_index: int, said: Mapping[str, int]) -> None:
         """Move to a block with fewer replicas, as far as known, if there is one: looked at every PERIOD rounds with
         partners. `said`: by the senders of this round's packets, the blocks they train."""

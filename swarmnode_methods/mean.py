@@ -227,14 +227,3 @@ class DeltaMean(Outer):
             theirs.sub_(wanted)
             gap += torch.dot(theirs, theirs).item()
         return PacketMeasures(math.sqrt(own) if judged_by_own else 0.0, math.sqrt(gap), math.sqrt(weights))
-
-    def _tried(self, packet: Packet, keep: float) -> tuple[torch.Tensor, torch.Tensor]:
-        assert self.round is not None
-        first, last = self._span(self.round)
-        after = self._boundary.clone()
-        theirs = torch.empty_like(after[first:last])
-        self.codec.read(packet.tensors[:1], 0, theirs)
-        said = theirs.ne(0.0)
-        theirs.add_(self.phi[first:last]).sub_(after[first:last]).mul_(said)
-        after[first:last].add_(theirs, alpha=keep / 2)
-        return self._boundary, after

@@ -277,9 +277,6 @@ class OneByte(Outer):
     def measure(self, packet: Packet, *, judged_by_own: bool = True) -> PacketMeasures:
         raise NotImplementedError("bytes are clipped by their form, no guard measures them")
 
-    def _tried(self, packet: Packet, keep: float) -> tuple[torch.Tensor, torch.Tensor]:
-        raise NotImplementedError("bytes are clipped by their form, no guard tries them")
-
 
 class ForwardTrainer(Trainer):
     """Measures slopes for `shared` with the model `stage`. An inner step moves no weight here: steps are taken in

@@ -19,7 +19,7 @@ from benchmarks.method.gossip import in_processes
 from benchmarks.method.inner_optimizer import ADAMW, MUON
 from benchmarks.method.replica_batch import ToySpec
 from swarmnode.gossip.compression import kernel
-from swarmnode.gossip.robust import GUARDED
+from swarmnode.gossip.robust import CLIPPED
 from swarmnode.ports import OuterReport, Packet
 
 RESULTS = "honest.json"
@@ -70,7 +70,7 @@ class HonestBatch(AttackedBatch):
             elsewhere=RATES[ADAMW],
         )
         text = village_text(setting.text)
-        super().__init__(size, setting.seed, setting.codec, text, None, acceptance=GUARDED)
+        super().__init__(size, setting.seed, setting.codec, text, None, acceptance=CLIPPED)
         self.packets, self.whole = [0, 0], [0, 0]
 
     def step(

@@ -634,7 +634,6 @@ def _node(
             device=options.device,
             autocast=fast,
             sender=process.transport.peer_id,
-            secret=seeded("guard", identity.seed.hex()).randbytes(16).hex(),
             optimizer_state=process.fit.mode.optimizer_state,
             draw=False,
         ),

@@ -197,7 +197,7 @@ class Acceptance:
             self._met[other] = self.packets_taken(other) + 1
         elif step != NEWCOMER:
             self._doubt(round_index, other, verdict)
-        if step in ("clipped", "direction", "loss") and verdict.keep > 0.0:
+        if step == "clipped" and verdict.keep > 0.0:
             telemetry.event("exchange.clipped", round=round_index, peer=other, keep=verdict.keep, reason=verdict.reason)
 
     def _doubt(self, round_index: int, other: PeerId, verdict: Verdict) -> None:

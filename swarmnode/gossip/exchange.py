@@ -143,10 +143,6 @@ class OuterStep:
         for verdict in report.verdicts:
             if verdict.keep == 0.0:
                 reason = f"packet refused ({verdict.step}): {verdict.reason}"
-        if report.probed is not None:
-            refused = any(verdict.step == "loss" and verdict.keep == 0.0 for verdict in report.verdicts)
-            self.here.telemetry.count(name.LOSS_PROBES, outcome="refused" if refused else "kept")
-            self.here.telemetry.event("exchange.probed", round=ours.round_index, change=report.probed, refused=refused)
         return report, reason
 
 

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from swarmnode.errors import LocalFault, RemoteFault, UsageError
 from swarmnode.gossip.outer import Outer, outer
-from swarmnode.gossip.robust import GUARDED
 from swarmnode.gossip_rules import BY_BYTES, OF_EXPERTS, implementation_of
 from swarmnode.large_buffer import large_buffer
 from swarmnode.manifest import Manifest, by_forward_passes, from_base
@@ -49,13 +48,13 @@ from swarmnode.recovery.state_check import apart
 T = TypeVar("T")
 
 
-def trainer_of(stage: StageReplica, sender: str, secret: str) -> tuple[Outer, Trainer]:
+def trainer_of(stage: StageReplica, sender: str) -> tuple[Outer, Trainer]:
     """The outer side and the trainer of the replica `sender` of `stage`, as its run says."""
     if by_forward_passes(stage.manifest):
         return implementation_of(BY_BYTES)(stage, sender)  # type: ignore[no-any-return]
     if stage.layout is not None:
         return implementation_of(OF_EXPERTS)(stage, sender)  # type: ignore[no-any-return]
-    return outer(stage.manifest.gossip, stage.theta.data, sender, secret=secret), Trainer(stage)
+    return outer(stage.manifest.gossip, stage.theta.data, sender), Trainer(stage)
 
 
 def slow_and_fast(
@@ -97,12 +96,11 @@ class TorchReplica:
         *,
         autocast: bool = False,
         sender: str = "",
-        secret: str = "",
         optimizer_state: str = "device",
         draw: bool = True,
         buffers: Buffers = large_buffer,
     ) -> None:
-        """`sender`, the peer id, seeds the rounding of lossy codecs: all should not round alike. `secret`: of `outer`.
+        """`sender`, the peer id, seeds the rounding of lossy codecs: all should not round alike.
         `optimizer_state`: of `--optimizer-state`; without `draw` the weights are drawn by `draw_weights`, or loaded.
         `buffers` makes room for snapshots."""
         self.stage = StageReplica(
@@ -116,7 +114,7 @@ class TorchReplica:
             block=first_block(manifest, sender),
         )
         # Autograd does not notice outer steps (`data`): tapes find theta restored, see model/weight_stash.py.
-        self.outer, self.trainer = trainer_of(self.stage, sender, secret)
+        self.outer, self.trainer = trainer_of(self.stage, sender)
         share = manifest.inner.average_share
         beside = self.stage.device.type != "cpu"
         self.average = RunningMean(share, beside=beside) if share > 0.0 else None
@@ -138,8 +136,6 @@ class TorchReplica:
             self.outer.attend(self.stage.exp_avg, self.stage.exp_avg_sq)
         if steps_in_rounds:
             self.outer.attend_gradients(*self.stage.stepped_apart(), manifest.inner, partial(rate_of_rows, manifest))
-        if manifest.gossip.acceptance == GUARDED:
-            self.stage.keeps_probe, self.outer.probe = True, self.stage.probe
 
     @property
     def parameters(self) -> int:

@@ -425,11 +425,6 @@ ACROSS: tuple[CrossFieldCheck, ...] = (
         lambda m: f"{' or '.join(WEIGHTS)} with training.experts_trained: others need weights like one's own",
     ),
     _across(
-        "gossip.acceptance training.experts_trained",
-        lambda m: not trains_experts_apart(m) or m.gossip.acceptance != "guarded",
-        '"clipped" or "all" with training.experts_trained: nobody can judge experts that only others train',
-    ),
-    _across(
         "limits.frame_bytes_max inner.microbatch model.context model.width pipeline.boundary",
         lambda m: m.limits.frame_bytes_max >= _boundary_nbytes(m),
         lambda m: f"at least {_boundary_nbytes(m):_}, the bytes of one microbatch between stages",

@@ -507,9 +507,9 @@ class GossipSpec:
     acceptance: str = key(
         "clipped",
         one_of("all", "clipped", "guarded"),
-        "Acceptance of a partner's packet: all: every well-formed one; clipped: up to the usual distance; guarded:"
-        " also less of a peer whose packets cost loss on our own text (swarmnode/gossip/robust.py).",
-        "measured: `swarmnode bench attack`; clipped costs .05 nat under a sign flip by a quarter, guarded .03",
+        "Acceptance of a partner's packet: all: every well-formed one; clipped: up to the usual distance"
+        " (swarmnode/gossip/robust.py); guarded, in older manifests: clipped.",
+        "measured: `swarmnode bench attack`; clipped costs .05 nat under a sign flip by a quarter",
     )
     group: int = key(
         4,

@@ -208,12 +208,6 @@ FALLBACK_PACKETS = _counter(
     " (gossip/fallback_partner.py).",
     outcome=("taken", "refused", "none"),
 )
-LOSS_PROBES = _counter(
-    "swarmnode_loss_probes_total",
-    "packets",
-    "Packets whose average with our weights was tried on our text (gossip.acceptance guarded, one round in four).",
-    outcome=("kept", "refused"),
-)
 FINAL_DELTAS = _counter(
     "swarmnode_final_deltas_total",
     "exchanges",

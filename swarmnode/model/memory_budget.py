@@ -91,7 +91,7 @@ def memory_need(
         return MemoryNeed(0, _shared_nbytes(manifest, part, mode))
     work = microbatch_nbytes(manifest, part, mode, passes)
     transient = max(work, step_nbytes(manifest, part, mode))
-    if manifest.inner.average_share > 0.0 or manifest.gossip.acceptance == "guarded":
+    if manifest.inner.average_share > 0.0:
         transient = max(transient, ITEMSIZE * trained_count(manifest, part) + work)  # other weights in their place
     return MemoryNeed(_held_nbytes(manifest, part, mode) + transient, _host_nbytes(manifest, part, mode))
 

@@ -54,19 +54,6 @@ class StageTape:
         return self.kept.nbytes + (self.graph_nbytes if self.output is not None else 0)
 
 
-@dataclass(slots=True)
-class QualityProbe:
-    """A microbatch and a measure of a stage's output on it."""
-
-    kept: StageInput
-    wanted: Tensor  # the gradient of the output, or on the last stage the targets [B, T]
-    weight: float  # samples that the counted targets amount to
-
-    @property
-    def nbytes(self) -> int:
-        return self.kept.nbytes + self.wanted.nbytes
-
-
 Draw = Callable[[str, tuple[int, ...]], Tensor]
 
 
@@ -179,8 +166,6 @@ class StageReplica:
         self.bump_steps = 0  # inner steps left at a raised rate
         self._accumulated = 0
         self._weight = 0.0  # of the accumulated gradient: as `_weight_of`
-        self.keeps_probe = False  # keep the last trained microbatch for `probe`
-        self._probe: QualityProbe | None = None
         self.incoming = IncomingNorms()
         self._boundary = "fp64" if dtype == torch.float64 else manifest.pipeline.boundary
 
@@ -349,8 +334,8 @@ class StageReplica:
 
     @property
     def held_nbytes(self) -> int:
-        """Bytes of older weights, and of the microbatch kept for `probe`."""
-        return self.stash.nbytes + (0 if self._probe is None else self._probe.nbytes)
+        """Bytes of older weights."""
+        return self.stash.nbytes
 
     def stepped_in_round(self, inner_steps: int, gradient_norm: float) -> None:
         """A round moved the weights by steps that were measured here and elsewhere: what snapshots say of them."""
@@ -383,7 +368,7 @@ class StageReplica:
         weight = self._weight_of(tape.kept)
         there = to_device(dy, self.device)
         if (factor := self.incoming.factor(there, weight, learn=accumulate)) < 1.0:
-            dy, there = dy * factor, there * factor
+            there = there * factor
         weights = tape.weights
         if tape.version != self.version:
             self.release(tape)
@@ -398,7 +383,6 @@ class StageReplica:
         tape.weights = None
         self.backprop.restart()
         if accumulate:
-            self._keep_probe(tape.kept, dy)
             self._accumulated += samples
             self._weight += weight
         return wire_gradient
@@ -428,7 +412,6 @@ class StageReplica:
         wire_gradient = None if gradient is None else self._to_wire(gradient)
         self.backprop.restart()
         if train and accumulate:
-            self._keep_probe(kept, targets)
             self._accumulated += samples
             self._weight += self._weight_of(kept)
         return LossResult(value, kept.counted, wire_gradient)
@@ -438,34 +421,9 @@ class StageReplica:
         shape = (samples, self.manifest.model.context, boundary_width(self.manifest))
         return decode_boundary(tensor, self._boundary, shape, "tensor compared")
 
-    def probe(self, before: Tensor, after: Tensor) -> float | None:
-        """Change of the loss on the last microbatch trained here, in nats per token, when theta goes from `before` to
-        `after`, both [N]; None before any training. Exact on the last stage; on others to first order, dL/dy · (y' -
-        y), a lower bound for a convex loss. Theta is restored."""
-        if self._probe is None:
-            return None
-        values = []
-        for flat in (before, after):
-            with self.instead(flat):
-                values.append(self._probe_value(self._probe))
-        return values[1] - values[0]
-
-    def _probe_value(self, probe: QualityProbe) -> float:
-        """Nats per token on `probe`, up to a constant independent of this stage's weights."""
-        self.stash.refresh()
-        output = self.backprop.run(probe.kept, train=False)[1]
-        if probe.wanted.is_floating_point():
-            return float((probe.wanted.to(self.device).double() * output.double()).sum()) / probe.weight
-        loss_sum, _ = self.backprop.head(output, probe.wanted, 1.0, train=False, progress=None)
-        return float(loss_sum) / probe.kept.counted
-
     def _weight_of(self, kept: StageInput) -> float:
         """Samples that a microbatch's counted targets amount to."""
         return kept.counted / self.manifest.model.context
-
-    def _keep_probe(self, kept: StageInput, wanted: Tensor) -> None:
-        if self.keeps_probe and kept.counted:
-            self._probe = QualityProbe(kept, wanted, self._weight_of(kept))
 
     # An inner step
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
@@ -101,7 +100,7 @@ class HopReplayer:
         (loss_sum, tensors), apart = await self._with_weights(
             peer, stated.stage, claim.samples, work, stated.inner_steps, claim.came_s
         )
-        return replace(HopAnswer.of(tensors, loss_sum), apart=apart)
+        return HopAnswer.of(tensors, loss_sum, apart=apart)
 
     async def weigh_feeder(self, peer: PeerId, fed: FeederInput) -> WireTensor:
         """The activations of what was fed, with the weights of the feeder `peer`. Raises Unavailable, RemoteFault."""

@@ -8,8 +8,10 @@ A record is believed that its peer signed and that has not run out; it comes fro
                                                    signature it shows; at stage 0 a feeder itself
     reserve                                        a replica of a stage that sends microbatches to ours; at stage 0 a
                                                    feeder
-    opening, recompute, accusation                 a replica of another stage: checks follow an answer to its end; a
+    opening, recompute                             a replica of another stage: checks follow an answer to its end; a
                                                    feeder without a stage answers "recompute" alone, with text
+    accusation                                     any replica: who found an answer false shows it to its server's stage
+                                                   and to that server's other callers
     exchange, commit, fallback, packet_receipt,
     suspicion                                      a replica of our own stage
     final_delta                                    a replica of our own stage that leaves
@@ -40,7 +42,7 @@ from swarmnode.wire import access_pb2, record_pb2
 from swarmnode.wire import call_pb2 as wire
 
 OWN_STAGE = frozenset({"exchange", "commit", "fallback", "packet_receipt", "final_delta", "suspicion"})
-CHECKS = frozenset({"opening", "recompute", "accusation"})
+CHECKS = frozenset({"opening", "recompute"})
 MEMBERS = frozenset({"snapshot", "chunk"})
 
 
@@ -116,6 +118,8 @@ class CallerCheck:
             return range(self._stages) if method == "recompute" else ()
         if method in OWN_STAGE:
             return (own,)
+        if method == "accusation":
+            return range(self._stages)
         if method == "handover":
             return ((own + 1) % self._stages,)
         if method == "table":

@@ -1,11 +1,13 @@
-"""Find a replica that gives false answers, by the other replicas of its stage, which never see each other's answers.
+"""Find a replica that gives false answers, by what one of its callers shows: to the other replicas of its stage, which
+never see each other's answers, and to its other callers, of whom each sees few.
 
-A caller that found an answer false shows it to the other replicas of that stage: the server's signed statement and the
-tensors that the statement names. Each of them recomputes the hop with its own weights. If that contradicts the answer,
-it recomputes with the weights that the accused gives. So an accusation needs no trust. A false accusation only costs
-its sender's reputation, because an honest answer fits the weights that made it, whatever the request was.
+A caller that found an answer false shows the server's signed statement and the tensors that the statement names. A
+replica of that stage recomputes the hop with its own weights; another caller has one of them do so. If that contradicts
+the answer, it recomputes with the weights that the accused gives. So an accusation needs no trust. A false accusation
+only costs its sender's reputation, because an honest answer fits the weights that made it, whatever the request was.
 
-Without accusations, a replica that no longer gets work would still take part in its stage's rounds.
+Without accusations, a replica that no longer gets work would still take part in its stage's rounds, and in a stage of
+eight each of eight callers would have to gather all evidence itself.
 
 An accuser chooses the input that it shows. It may have been made so that the gradient vanishes at the weights of the
 accused: then the answers of two replicas, or of one a step later, have nothing in common, and an honest one looks
@@ -19,7 +21,8 @@ import contextlib
 import math
 import statistics
 from collections import deque
-from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 
 from swarmnode.errors import Busy, RemoteFault, Unavailable
 from swarmnode.ids import PeerId, short
@@ -43,7 +46,7 @@ VANISHING = 0.25
 
 
 class UsualNorm:
-    """The usual length of the gradients that `replica` answers with. Called on the compute thread."""
+    """The usual length of the gradients of one stage's answers. Called on the compute thread."""
 
     def __init__(self, replica: Replica) -> None:
         self._replica = replica
@@ -76,8 +79,12 @@ class Accusations:
         self._one = asyncio.Lock()  # one at a time: each may need a whole replica's state
         self._rate = TokenBuckets()
         self._waiting = 0
-        self.usual_norm = UsualNorm(replica)
+        self._norms = dict[int, UsualNorm]()
         self._usual = Shortfall()  # as before any pair was seen: nobody audits their own stage
+
+    def usual_norm(self, stage: int) -> UsualNorm:
+        """The usual length of the answers of `stage`: our own, or those to us."""
+        return self._norms.setdefault(stage, UsualNorm(self._replica))
 
     async def serve(self, peer: PeerId, call: Call) -> Answer:
         """Handler of method "accusation". The answer only confirms receipt, so a liar learns nothing from it.
@@ -100,13 +107,13 @@ class Accusations:
         """The claim and evidence in `call`, checked except for fingerprints. Raises RemoteFault."""
         charge, manifest = call.header.accusation, self._auditor.manifest
         stated, samples = charge.statement, charge.samples
-        if (stated.run_id, stated.stage) != (self._auditor.run_id, self._stage):
-            raise RemoteFault(f"accusation of a replica of stage {stated.stage}; this one is of stage {self._stage}")
+        if stated.run_id != self._auditor.run_id or not 0 < stated.stage < manifest.pipeline.stages:
+            raise RemoteFault(f"accusation of a replica of stage {stated.stage} in another run or of none")
         if stated.server == self._auditor.me:
             raise RemoteFault("accusation of this replica itself")
-        last = self._stage == manifest.pipeline.stages - 1
-        if self._stage == 0 or len(call.tensors) != (3 if last else 5) or last == bool(stated.sent):
-            raise RemoteFault(f"accusation of a replica of stage {self._stage} with {len(call.tensors)} tensors")
+        last = stated.stage == manifest.pipeline.stages - 1
+        if len(call.tensors) != (3 if last else 5) or last == bool(stated.sent):
+            raise RemoteFault(f"accusation of a replica of stage {stated.stage} with {len(call.tensors)} tensors")
         check_samples(manifest, samples, charge.boundary_digest, self._auditor.boundary_digest)
         x, tokens = check_inputs(manifest, samples, call.tensors[:2])
         for tensor, of in zip(call.tensors[2:], ("gradient", "activations", "gradient"), strict=False):
@@ -135,37 +142,47 @@ class Accusations:
         finally:
             self._waiting -= 1
 
+    async def _again(self, claim: HopClaim, shown: HopEvidence | None) -> HopAnswer:
+        """The hop of `claim` by our own weights, or by another replica of its stage; `apart`: inner steps from those
+        that the accused states. Raises Unavailable, RemoteFault."""
+        auditor, stated = self._auditor, claim.statement
+        if stated.stage == self._stage:
+            got = None if shown is None else shown.got
+            again = partial(hop_again, self._replica, claim.x, claim.tokens, claim.samples, got)
+            loss_sum, tensors = await self._compute.run(Priority.BACKWARD, claim.samples, again)
+            return HopAnswer.of(tensors, loss_sum, apart=abs(self._replica.inner_steps - stated.inner_steps))
+        for peer in auditor.others(stated.stage, claim.server):
+            with contextlib.suppress(Unavailable, RemoteFault):  # the next one may do it
+                answer = await auditor.recomputed(peer, claim, shown)
+                assert answer.statement is not None
+                return replace(answer, apart=abs(answer.statement.inner_steps - stated.inner_steps))
+        raise Unavailable(f"no other replica of stage {stated.stage} recomputes the hop")
+
     async def _look(self, peer: PeerId, claim: HopClaim, shown: HopEvidence | None) -> None:
         """Decide whether the accused's answer is false, and record the outcome."""
-        got = None if shown is None else shown.got
-        theirs = claim.answer(None if shown is None else shown.sent)
-
-        def work() -> tuple[float, Sequence[WireTensor], bool, int]:
-            loss_sum, tensors = hop_again(self._replica, claim.x, claim.tokens, claim.samples, got)
-            vanishes = self.usual_norm.vanishes(tensors[-1], claim.samples)
-            return loss_sum, tensors, vanishes, self._replica.inner_steps
-
+        theirs, stage = claim.answer(None if shown is None else shown.sent), claim.statement.stage
         auditor, reason, false = self._auditor, "", False
         try:
             async with self._one:
-                loss_sum, tensors, vanishes, steps = await self._compute.run(Priority.BACKWARD, claim.samples, work)
-                mine = await auditor.like(claim, theirs, HopAnswer.of(tensors, loss_sum))
-                if shown is not None:
-                    loss_sum = shown.next.loss_sum
-                apart = abs(steps - claim.statement.inner_steps)
+                again = await self._again(claim, shown)
+                vanishes = await self._compute.run(
+                    Priority.BACKWARD, 0, partial(self.usual_norm(stage).vanishes, again.gradient, claim.samples)
+                )
+                mine = await auditor.like(claim, theirs, again)
+                loss_sum = again.loss_sum if shown is None else shown.next.loss_sum
                 differs = not mine.close or self._usual.short(mine.distance)
                 if differs and not vanishes and not auditor.is_noise(claim, loss_sum):
                     own = await self._weigh(claim.server, claim, shown)
                     verdict = await auditor.like(claim, theirs, own)
                     # Its accuser chose when to show it, so only nearby steps let half of the distance convict.
-                    fresh = mine.close and apart <= NEAR_STEPS and own.apart <= NEAR_STEPS
+                    fresh = mine.close and again.apart <= NEAR_STEPS and own.apart <= NEAR_STEPS
                     false = verdict.contradicts(own.apart) or (fresh and verdict.distance > EXPLAINED * mine.distance)
                     reason = f"shown by {short(peer)}; like ours: {mine}; like its own weights: {verdict}"
         except (Unavailable, RemoteFault) as error:
-            auditor.tell(claim.server, self._stage, "undone", str(error))
+            auditor.tell(claim.server, stage, "undone", str(error))
             return
         if false:
             came_s = math.inf if mine.cosine < OPPOSITE else None
-            auditor.record_false(claim.server, self._stage, bytes(claim.statement.microbatch_id), reason, came_s)
+            auditor.record_false(claim.server, stage, bytes(claim.statement.microbatch_id), reason, came_s)
         else:
-            auditor.tell(claim.server, self._stage, "undecided", reason or f"shown by {short(peer)}; like ours: {mine}")
+            auditor.tell(claim.server, stage, "undecided", reason or f"shown by {short(peer)}; like ours: {mine}")

@@ -11,14 +11,21 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
 from swarmnode.ids import PeerId
 from swarmnode.remembered import Remembered
-from swarmnode.sequential_test import DOUBT, LIMIT, MOST, SequentialTest
 from swarmnode.token_bucket import TokenBucket
+
+LIMIT = math.log(1e4)  # guess: a peer is suspected at these odds
+DOUBT = math.log(1e3)  # the tail of S is exp(-S) at most for an honest peer: one answer in a thousand is above
+MOST = LIMIT - 0.1 * (LIMIT - DOUBT)  # by which one answer raises S: guess, a little less than LIMIT
+WORST = 1.5  # guess: the most of S, in LIMITs, so that a peer that stops lying is believed again after a few answers
+QUANTILE, DEVIATIONS = 0.8, 0.842  # this quantile of a normal distribution lies so many deviations above its mean
+RECENT = 64  # guess: the noise is estimated from so many answers
 
 DOUBTED_RIGHT = 32  # derived: who lies once in ten is caught again at 97 % before so many are right
 LIES = 2  # guess: a single one may be a memory error, or come from weights that were being replaced
@@ -142,6 +149,44 @@ def hides(one: Weighed, other: Weighed | None = None) -> bool:
     return other is None or (other.own is not None and other.own.cosine >= ALIKE)
 
 
+@dataclass
+class SequentialTest:
+    """A sequential test for each peer (Page's CUSUM, Biometrika 41, 1954): the sum of log-likelihood ratios of a lie
+    over an honest answer, never below 0.
+
+        S  <- min(max(S + ratio, 0), WORST LIMIT)
+
+    The noise, estimated from the answers lately believed, decides how many answers a suspicion takes: two where lies
+    are clearly distinct, dozens where they are not.
+    """
+
+    _sums: Remembered[PeerId, float] = field(default_factory=Remembered, init=False)
+    _recent: deque[float] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._recent = deque(maxlen=RECENT)
+
+    def against(self, peer: PeerId) -> float:
+        """The sum S of `peer`; 0.0 for an unknown one."""
+        return self._sums.get(peer, 0.0)
+
+    def forget(self, peer: PeerId) -> None:
+        """Drop the sum of `peer`: it is explained."""
+        self._sums.pop(peer, None)
+
+    def _add(self, peer: PeerId, ratio: float) -> None:
+        """One more answer of `peer`, of log-likelihood ratio `ratio`. No single one decides."""
+        self._sums[peer] = min(max(self.against(peer) + min(max(ratio, -MOST), MOST), 0.0), WORST * LIMIT)
+
+    def _usual(self, *, below: bool = False) -> tuple[float, float]:
+        """(median, standard deviation) of the answers lately believed, which must not be none. Only those above their
+        median enter the deviation (`below`: those below it), since lies lie on the other side."""
+        count, ordered = len(self._recent), sorted(self._recent)
+        median = statistics.median(ordered)
+        spread = median - ordered[int((1.0 - QUANTILE) * count)] if below else ordered[int(QUANTILE * count)] - median
+        return median, spread / DEVIATIONS
+
+
 class Shortfall(SequentialTest):
     """Tests whether a replica's answers are farther from those of others of its stage than is usual there.
 
@@ -174,7 +219,7 @@ class Shortfall(SequentialTest):
 
     def _deviations(self, distance: float, usual: float) -> tuple[float, float]:
         """(x, its deviations above the median x, or above that of a distance `usual` if this is more)."""
-        median, spread = self._usual(0.0)
+        median, spread = self._usual()
         x, beside = self._log(distance), self._log(usual)
         return x, (x - max(median, beside)) / min(max(self.NOISE_LEAST, spread), self.NOISE_MOST)
 
@@ -187,9 +232,8 @@ class Shortfall(SequentialTest):
         Returns whether it speaks against `peer`."""
         x, deviations = self._deviations(distance, usual)
         odds = math.exp(min(self.SHIFT * (deviations - self.SHIFT / 2.0), MOST))
-        known = self._peer(peer)
-        known.add(math.log(1.0 - self.LYING + self.LYING * odds))
-        if known.against <= DOUBT / 2.0 and deviations <= self.HONEST:  # a lie says nothing about the honest
+        self._add(peer, math.log(1.0 - self.LYING + self.LYING * odds))
+        if self.against(peer) <= DOUBT / 2.0 and deviations <= self.HONEST:  # a lie says nothing about the honest
             self._recent.append(x)
         return odds > 1.0
 
@@ -212,11 +256,11 @@ class Coherence(SequentialTest):
 
     def observe(self, peer: PeerId, length: float) -> None:
         """Update the test with an answer of `peer`."""
-        x, known = math.log(max(length, 1e-6)), self._peer(peer)
+        x = math.log(max(length, 1e-6))
         if len(self._recent) >= self.RECENT_LEAST:
-            median, spread = self._usual(0.0, below=True)  # liars are above
-            known.add(self.SHIFT * ((x - median) / max(self.NOISE_LEAST, spread) - self.SHIFT / 2.0))
-        if known.against <= DOUBT / 2.0:
+            median, spread = self._usual(below=True)  # liars are above
+            self._add(peer, self.SHIFT * ((x - median) / max(self.NOISE_LEAST, spread) - self.SHIFT / 2.0))
+        if self.against(peer) <= DOUBT / 2.0:
             self._recent.append(x)
 
 

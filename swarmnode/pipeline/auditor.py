@@ -206,7 +206,7 @@ class Auditor:
         close = False
         for peer in others:
             try:
-                voters.append((peer, await self._recomputed(peer, claim, shown)))
+                voters.append((peer, await self.recomputed(peer, claim, shown)))
             except (Unavailable, RemoteFault) as error:
                 failures.append(f"{short(peer)}: {error}")
                 continue
@@ -361,15 +361,15 @@ class Auditor:
         return loss_sum / self._counted(claim) < LOSS_LEAST
 
     async def _accuse(self, claim: HopClaim, shown: HopEvidence | None, answered: HopAnswer) -> None:
-        """Show a false answer for the hop of `claim` to the other replicas of its stage, one after another
-        (accusation.py)."""
+        """Show a false answer for the hop of `claim` to other replicas of its stage and other callers, one after
+        another (accusation.py)."""
         stated = answered.statement or claim.statement
         accusation = wire.Accusation(statement=stated, samples=claim.samples, boundary_digest=self.boundary_digest)
         tensors: tuple[WireTensor, ...] = (claim.x, claim.tokens, answered.gradient)
         if shown is not None and answered.sent is not None:
             tensors += (answered.sent, shown.got)
             accusation.next.CopyFrom(shown.next)
-        for peer in self.others(stated.stage, PeerId(stated.server)):
+        for peer in (*self.others(self._stage), *self.others(stated.stage, PeerId(stated.server))):
             call = Call(wire.Request(run_id=self.run_id, accusation=accusation), tensors)
             with contextlib.suppress(Unavailable, RemoteFault):  # the next one may accept it
                 await self.transport.call(peer, call, timeout_s=TIMEOUT_S, reply_bytes_max=REPLY_SLACK_BYTES)
@@ -466,7 +466,7 @@ class Auditor:
             raise RemoteFault("the next server's statement is about something else")
         statements.check(then)
 
-    async def _recomputed(self, peer: PeerId, claim: HopClaim, shown: HopEvidence | None) -> HopAnswer:
+    async def recomputed(self, peer: PeerId, claim: HopClaim, shown: HopEvidence | None) -> HopAnswer:
         """The hop of `claim`, recomputed by `peer`. Raises Unavailable, RemoteFault."""
         request = wire.Recompute(
             stage=claim.statement.stage, samples=claim.samples, boundary_digest=self.boundary_digest

@@ -147,6 +147,7 @@ class StageWorker:
         prints = TensorFingerprints(*self.fingerprints(tensors))
         stated = auditor.checked(onward(hop.process), answer.peer, answer.report, prints)
         coherence = auditor.coherence(answer.gradient, hop.tokens, hop.process.samples)
+        self._record_norm(stated.stage, answer.gradient, hop)
         return HopClaim(stated, hop.process.samples, *tensors, coherence=coherence)
 
     def backward(self, y: WireTensor, answer: MicrobatchResult, pending: PendingForward, hop: HopInput) -> StageResult:
@@ -200,9 +201,12 @@ class StageWorker:
             tokens = of(hop.tokens) if next_hop is None else next_hop.tokens
             sent, got = (b"", b"") if next_hop is None else (next_hop.x, next_hop.gradient)
             prints = TensorFingerprints(of(hop.x), tokens, of(gradient), sent, got)
-        if self._audits.accusations is not None and gradient is not None:
-            self._audits.accusations.usual_norm.record(gradient, hop.process.samples)
+            self._record_norm(hop.process.itinerary[hop.process.position], gradient, hop)
         return StageResult(gradient, prints, step, claim)
+
+    def _record_norm(self, stage: int, gradient: WireTensor, hop: HopInput) -> None:
+        if self._audits.accusations is not None:
+            self._audits.accusations.usual_norm(stage).record(gradient, hop.process.samples)
 
     def _late(self, replicas: int) -> bool:
         """Whether the gradient of a forward made now will come after the next inner step: those before it complete a

@@ -132,10 +132,12 @@ class HopAnswer:
     apart: int = 0
 
     @classmethod
-    def of(cls, tensors: Sequence[WireTensor], loss_sum: float, statement: wire.Statement | None = None) -> HopAnswer:
+    def of(
+        cls, tensors: Sequence[WireTensor], loss_sum: float, statement: wire.Statement | None = None, apart: int = 0
+    ) -> HopAnswer:
         """The result of a recomputed hop after the first stage. `tensors`: the activations sent on, but at the last
         stage, and the gradient of x."""
-        return cls(tensors[-1], tensors[0] if len(tensors) == 2 else None, loss_sum, statement)
+        return cls(tensors[-1], tensors[0] if len(tensors) == 2 else None, loss_sum, statement, apart)
 
 
 @dataclass(frozen=True, slots=True)

@@ -147,13 +147,13 @@ def test_bench_codec_measures_every_codec() -> None:
 @pytest.mark.parametrize("name", ["nan", "malformed"])
 @pytest.mark.parametrize("coding", ["noloco/fp32", "noloco/modular4", "partial_average/topk512", "sparseloco/e3m0"])
 def test_packets_against_the_rules_are_refused_at_once(name: str, coding: str) -> None:
-    found = attack.measure(attack.AttackRun(TINY, name, coding, "guarded"))
+    found = attack.measure(attack.AttackRun(TINY, name, coding, "clipped"))
     assert found["lies refused"] >= 0.9 and found["nats"] < math.log(256)
 
 
 @pytest.mark.parametrize("name", sorted(ATTACKS))
 def test_no_attack_keeps_honest_replicas_from_learning_or_makes_them_refuse_each_other(name: str) -> None:
-    found = attack.measure(attack.AttackRun(BRIEF, name, "noloco/modular4", "guarded"))
+    found = attack.measure(attack.AttackRun(BRIEF, name, "noloco/modular4", "clipped"))
     assert found["nats"] < math.log(256), "below a guess among 256 bytes"
     assert found["honest refused"] == found["honest left out"] == 0.0
 
@@ -161,11 +161,11 @@ def test_no_attack_keeps_honest_replicas_from_learning_or_makes_them_refuse_each
 def test_bench_attack_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(attack.PRESETS, "quick", BRIEF)
     said: list[str] = []
-    attack.run("quick", ("zero",), acceptances=("guarded",), seeds=1, say=said.append, out=tmp_path)
-    assert len(said) == 4  # liars absent; all honest, believed and guarded; the attack
+    attack.run("quick", ("zero",), acceptances=("clipped",), seeds=1, say=said.append, out=tmp_path)
+    assert len(said) == 4  # liars absent; all honest, believed and clipped; the attack
     found = attack.run(
         *("quick", ("zero",)),
-        acceptances=("guarded",),
+        acceptances=("clipped",),
         seeds=2,
         say=said.append,
         out=tmp_path,
@@ -176,11 +176,11 @@ def test_bench_attack_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.M
     nats = [row["nats"] for row in found["runs"] if row["attack"] == attack.ABSENT and row["seed"] == 0]
     assert len(set(nats)) == 3, "others meet"
     (row,) = found["attacks"]
-    assert math.isfinite(row["cost, guarded"]) and math.isfinite(row["spread, guarded"])
+    assert math.isfinite(row["cost, clipped"]) and math.isfinite(row["spread, clipped"])
     assert [reference["run"].split(" (")[0] for reference in found["reference"]] == [
         "liars absent",
         "all honest, believed",
-        "all honest, guarded",
+        "all honest, clipped",
     ]
     with pytest.raises(UsageError, match="attack"):
         attack.run("quick", ("bribe",))
@@ -205,12 +205,12 @@ def test_honest_packets_are_taken_whole(optimizer: str, steps: int, replicas: in
 
 def test_honest_replicas_are_never_called_liars() -> None:
     """Replicas that lie in other runs choose whom to meet as all others do, and are judged and counted like them."""
-    replica_batch = attack.AttackedBatch(TINY, 0, "noloco/fp32", TEXT, None, acceptance="guarded")
+    replica_batch = attack.AttackedBatch(TINY, 0, "noloco/fp32", TEXT, None, acceptance="clipped")
     one = LIARS[0]
     for _ in range(8):
         replica_batch.reputation[one].record_broken_packet(replica_batch.names[0], 1.0)
     assert 0 not in replica_batch.view(one, 1) and 1 in replica_batch.view(one, 1)
-    fresh = attack.AttackedBatch(TINY, 0, "noloco/fp32", TEXT, None, acceptance="guarded")
+    fresh = attack.AttackedBatch(TINY, 0, "noloco/fp32", TEXT, None, acceptance="clipped")
     fresh.learn(1)
     fresh.round(1)
     assert fresh.honest_packets == TINY.replicas and fresh.lies == 0, "one of each, in pairs"

@@ -65,7 +65,7 @@ def optimizer(seed: int, method: str = "noloco", codec: str = "fp32") -> Outer:
     """Somebody who learnt something of their own since the common start, and something that all learn."""
     group = {} if method in STANDING_IN else {"group": 0}
     theta = weights(0)
-    found = outer(GossipSpec(method=method, codec=codec, acceptance="guarded", **group), theta, f"sender {seed}")  # type: ignore[arg-type]
+    found = outer(GossipSpec(method=method, codec=codec, acceptance="clipped", **group), theta, f"sender {seed}")  # type: ignore[arg-type]
     found.theta.add_(weights(99) + weights(seed), alpha=0.01)
     return found
 

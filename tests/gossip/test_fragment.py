@@ -159,7 +159,7 @@ def test_the_middle_is_where_most_are() -> None:
 def test_a_bad_fragment_is_refused_alone(wrong: WireTensor) -> None:
     with pytest.raises(RemoteFault, match="fragment of slow weights"):
         check_fragment(wrong, SIZE, 1)
-    group = members("sparseloco", "topk64", 3, acceptance="guarded")
+    group = members("sparseloco", "topk64", 3, acceptance="clipped")
     learn(1, group)
     messages = [one.message(1) for one in group]
     packets = [Packet(1.0, 0, [messages[1][0], wrong]), Packet(1.0, 0, messages[2]), Packet(1.0, 0, messages[1][:1])]
@@ -169,9 +169,9 @@ def test_a_bad_fragment_is_refused_alone(wrong: WireTensor) -> None:
 
 @given(st.integers(0, 2**20), st.binary(max_size=3 * 84), st.binary(max_size=200))
 def test_arbitrary_bytes_change_nothing_but_a_verdict(seed: int, packet: bytes, rest: bytes) -> None:
-    one, other = members("sparseloco", "topk64", 2, acceptance="guarded")
+    one, other = members("sparseloco", "topk64", 2, acceptance="clipped")
     learn(1, [one, other])
-    twin = members("sparseloco", "topk64", 1, acceptance="guarded")[0]
+    twin = members("sparseloco", "topk64", 1, acceptance="clipped")[0]
     twin.theta.copy_(one.theta)
     good = other.message(1)
     one.message(1), twin.message(1)
@@ -219,7 +219,7 @@ def test_a_final_delta_travels_on_with_the_successors_next_packet() -> None:
 @pytest.mark.parametrize(("method", "coding"), METHODS)
 def test_lies_are_refused_or_made_small(method: str, coding: str) -> None:
     for factor, steps in ((100.0, {"clipped"}), (1.0, {"accepted", "clipped"})):
-        group, liar = members(method, coding, 3, acceptance="guarded"), members(method, coding, 1)[0]
+        group, liar = members(method, coding, 3, acceptance="clipped"), members(method, coding, 1)[0]
         rounds, way = 40, normal(-1, 1e-2)
         for r in range(1, rounds + 1):
             liar.reset(group[0].phi, group[0].momentum)
@@ -246,7 +246,7 @@ def test_lies_are_refused_or_made_small(method: str, coding: str) -> None:
 def test_a_lie_in_the_fragment_moves_no_majority_and_one_other_by_little() -> None:
     for honest, most in ((3, 0.0), (1, 4.0)):
         group, liar = (
-            members("sparseloco", "topk64", honest, acceptance="guarded"),
+            members("sparseloco", "topk64", honest, acceptance="clipped"),
             members("sparseloco", "topk64", 1)[0],
         )
         learn(1, [*group, liar])

@@ -16,11 +16,10 @@ from swarmnode_methods import expert_average
 from tests.support.village import Villager, losses, manifest, told, village
 
 pytestmark = [pytest.mark.node, pytest.mark.loop("village")]
-KEPT = ("kept", "refused")
 
 
 @pytest.mark.parametrize(
-    ("codec", "acceptance"), [("int8", "guarded"), pytest.param("modular4", "all", marks=pytest.mark.nightly)]
+    ("codec", "acceptance"), [("int8", "clipped"), pytest.param("modular4", "all", marks=pytest.mark.nightly)]
 )
 async def test_a_swarm_trains_with(codec: str, acceptance: str) -> None:
     async with village(manifest(stages=2, codec=codec, acceptance=acceptance)) as v:
@@ -30,24 +29,11 @@ async def test_a_swarm_trains_with(codec: str, acceptance: str) -> None:
         def paired() -> float:
             return sum(p.quiet.total("swarmnode_exchanges_total", outcome="paired") for p in v.people)
 
-        def probed() -> bool:
-            return any(event == "exchange.probed" for p in v.people for event, _ in p.quiet.events)
-
         # On a busy machine the first rounds may end before all have seen each other.
         await v.until(lambda: v.total() >= 640 and paired() >= 6, "640 samples and 6 outer steps in pairs")
-        if acceptance == "guarded":
-            await v.until(probed, "averages tried on a replica's own text")
         await v.leave()
         assert losses(v)[-1] < math.log(v.run.model.vocabulary) - 0.5, "below a guess at random"
-        told = [fields for p in v.people for event, fields in p.quiet.events if event == "exchange.probed"]
-        if acceptance == "guarded":
-            assert told and all(math.isfinite(float(str(f["change"]))) for f in told), "loss probes, and their say"
-            probes = sum(p.quiet.total("swarmnode_loss_probes_total", outcome=o) for p in v.people for o in KEPT)
-            assert probes == len(told)
-        else:
-            assert not told
-        refused = [fields for p in v.people for event, fields in p.quiet.events if event == "exchange.refused"]
-        assert not [f for f in refused if f["step"] != "loss"], refused  # honest ones are, now and then
+        assert not [fields for p in v.people for event, fields in p.quiet.events if event == "exchange.refused"]
 
 
 async def test_a_swarm_trains_by_fragments() -> None:

@@ -20,7 +20,7 @@ from swarmnode.gossip.robust import (
     Z,
 )
 from swarmnode.manifest import GossipSpec
-from swarmnode.ports import Packet, Verdict
+from swarmnode.ports import Packet
 
 GOOD = PacketMeasures(own_norm=1.0, gap=1.5)
 
@@ -83,56 +83,7 @@ def test_never_more_than_clip(seen: list[tuple[float, float]]) -> None:
     assert sum(guard.counts.values()) == len(seen)
 
 
-def test_loss() -> None:
-    guard, good = PacketGuard(), Verdict(1.0, "accepted", "")
-    assert guard.judge_loss(good, "one", 0.01).keep == guard.judge_loss(good, "one", -3.0).keep == 1.0
-    assert guard.judge_loss(good, "two", 0.3).step == guard.judge_loss(good, "third", math.nan).step == "loss"
-    assert guard.counts["loss"] == 2
-    assert guard.judge_loss(good, "one", None) == good, "a packet that is not tried is judged by those that were"
-    assert guard.judge_loss(good, "two", None).keep < 1.0
-
-
-@pytest.mark.parametrize("gamma", [0.7, 0.4])
-def test_now_and_then_the_average_is_tried_on_our_own_text(gamma: float) -> None:
-    """The first packets of a peer and then a quarter; what costs more than LOSS_MOST is refused, and the probe sees the
-    average itself."""
-    tried: list[tuple[torch.Tensor, torch.Tensor]] = []
-    refused = probed = 0
-    a, b = pair("fp32", acceptance="guarded", gamma=gamma)
-    for round_index in range(1, 81):
-        a.theta.add_(0.01)
-        b.theta.add_(0.01)
-        costs = 0.0 if round_index % 8 else 1.0
-
-        def probe(before: torch.Tensor, after: torch.Tensor, costs: float = costs) -> float:
-            tried.append((before.clone(), after.clone()))
-            return costs
-
-        a.probe = probe
-        messages = [one.message(round_index) for one in (a, b)]
-        mine, theirs = a.theta.clone(), b.theta.clone()
-        report = a.apply(round_index, 1.0, [Packet(1.0, 1, messages[1])])
-        b.apply(round_index, 1.0, [Packet(1.0, 1, messages[0])])
-        if report.probed is not None:
-            probed += 1
-            assert report.probed == costs and torch.allclose(tried[-1][1], (mine + theirs) / 2, atol=1e-5)
-            assert torch.equal(tried[-1][0], mine)
-            assert (report.verdicts[0].step == "loss") == (costs > 0) and report.members == (1 if costs > 0 else 2)
-            refused += costs > 0
-    assert 8 <= probed == len(tried) <= 40 and refused
-
-
-def test_a_newcomer_probes_nothing_and_neither_does_who_believes_all() -> None:
-    for acceptance, weight in (("guarded", 0.0), ("all", 1.0)):
-        a, b = pair("fp32", acceptance=acceptance)
-        a.probe = lambda before, after: 1.0
-        for round_index in range(1, 20):
-            message = b.message(round_index)
-            a.message(round_index)
-            assert a.apply(round_index, weight, [Packet(1.0, 1, message)]).probed is None
-
-
-def pair(codec_name: str, size: int = 5000, acceptance: str = "guarded", gamma: float = 0.7) -> tuple[NoLoCo, NoLoCo]:
+def pair(codec_name: str, size: int = 5000, acceptance: str = "clipped", gamma: float = 0.7) -> tuple[NoLoCo, NoLoCo]:
     """Two that start alike and have learned something alike."""
     draw = torch.Generator().manual_seed(1)
     start, common = torch.randn(size, generator=draw), torch.randn(size, generator=draw) * 1e-2

@@ -95,14 +95,13 @@ def test_the_last_stage_of_an_8b_model_fits_beside_its_state() -> None:
 
 @pytest.mark.parametrize("boundary", ["fp32", "subspace"])
 def test_a_last_stage_in_chunks_is_the_stage(boundary: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Loss, gradients, held-out loss, audits and probes, of text in which some targets do not count."""
+    """Loss, gradients, held-out loss and audits, of text in which some targets do not count."""
     run = manifest(boundary=boundary, rank=8 if boundary == "subspace" else 0)
     told = []
     for nbytes in (1 << 40, 5 * TINY.vocabulary * 8):
         monkeypatch.setitem(memory_estimate.CHUNK_NBYTES, "cpu", nbytes)
         stages = stages_of(run, torch.float64)
         last = stages[-1]
-        last.keeps_probe = True
         tokens = token_batch().to(torch.uint32)
         tokens[:, 3:9] |= 1 << 31  # not in the loss
         losses = [train_on(stages, encode(tokens))]
@@ -112,9 +111,7 @@ def test_a_last_stage_in_chunks_is_the_stage(boundary: str, monkeypatch: pytest.
         validated = last.loss(x, encode(tokens), 4, train=False)
         audited = last.loss(x, encode(tokens), 4, train=True, accumulate=False)
         assert audited.gradient is not None and audited.tokens == validated.tokens == 4 * (TINY.context - 6)
-        probed = last.probe(last.theta, last.theta + 1e-3)
-        assert probed is not None
-        losses += [validated.loss_sum, audited.loss_sum, probed]
+        losses += [validated.loss_sum, audited.loss_sum]
         assert torch.equal(torch.cat([stage.grad for stage in stages]), grads)
         told.append((torch.tensor(losses, dtype=torch.float64), grads, decode(audited.gradient).clone()))
     for whole, parts in zip(*told, strict=True):

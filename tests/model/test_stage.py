@@ -474,46 +474,6 @@ def test_validation_trains_nothing():
     assert result.loss_sum == pytest.approx(train_on(chain, tokens), rel=1e-6)
 
 
-def test_a_probe_foretells_what_other_weights_cost():
-    """Exact on the last stage, to first order on the first; theta and the tapes are left as they were."""
-    stages = stages_of(manifest(stages=2), torch.float64)
-    for stage in stages:
-        stage.keeps_probe = True
-    assert [stage.probe(stage.theta, stage.theta) for stage in stages] == [None, None]
-    tokens = token_batch()
-    train_on(stages, tokens)
-    net = plain_model(stages, torch.float64)
-    before = float(mean_loss(net, tokens).detach())
-    for stage, bound in zip(stages, (0.1, 0.01), strict=True):
-        mine = stage.theta.clone()
-        draw = torch.Generator().manual_seed(stage.part.stage)
-        after = mine + 1e-3 * torch.randn(mine.shape, generator=draw, dtype=mine.dtype)
-        said = stage.probe(mine, after)
-        assert torch.equal(stage.theta, mine)
-        stage.theta.copy_(after)
-        change = float(mean_loss(plain_model(stages, torch.float64), tokens).detach()) - before
-        stage.theta.copy_(mine)
-        assert said is not None and abs(change) > 1e-5 and abs(said - change) < bound * abs(change), (said, change)
-
-
-def test_a_probe_spoils_no_tape():
-    """A packet that is tried and refused leaves the weights as they were: gradients on their way are still good."""
-    stages = stages_of(manifest(stages=2))
-    stages[0].keeps_probe = True
-    tokens = token_batch()
-    train_on(stages, tokens)
-    wanted = stages[0].grad.clone()
-    stages[0].discard()
-    x = token_wire(tokens)
-    y, tape = stages[0].forward(x, keep=True)
-    assert tape is not None
-    assert stages[0].probe(stages[0].theta, stages[0].theta + 0.1) is not None
-    gradient = stages[1].loss(y, x, len(tokens), train=True).gradient
-    assert gradient is not None
-    stages[0].backward(tape, gradient, len(tokens))
-    assert torch.equal(stages[0].grad, wanted) and not stages[0].recomputed
-
-
 def test_a_share_in_pieces_has_the_gradient_of_the_whole() -> None:
     """Eight samples at once, or in microbatches of 4, 2 and twice 1: the same sum, and after the step the same weights,
     but for rounding."""

@@ -305,7 +305,7 @@ async def test_an_honest_answer_is_not_called_false_because_the_check_comes_late
             claim = replace(early, came_s=asyncio.get_running_loop().time())
             mates = [p.node.me for p in v.people[:3] if p.node.me != claim.server]
             voters = [(claim.server, claim.answer(None))]
-            voters += [(mate, await auditor._recomputed(mate, claim, None)) for mate in mates]
+            voters += [(mate, await auditor.recomputed(mate, claim, None)) for mate in mates]
             await auditor._judge(claim, None, voters)
             outcomes.append(str(told(feeder, "audit.done")[-1]["outcome"]))
         assert set(outcomes) == {"undecided"}

@@ -55,7 +55,7 @@ def life(run: Manifest, device: str | torch.device) -> list[float]:
 @pytest.mark.parametrize(
     "given",
     [
-        {"codec": "modular4", "acceptance": "guarded"},
+        {"codec": "modular4", "acceptance": "clipped"},
         {"codec": "int8", "acceptance": "clipped"},
         {"method": "partial_average", "codec": "topk64", "group": 0},
         {"method": "desloc", "codec": "int8", "group": 0},

@@ -16,13 +16,13 @@ from swarmnode.ids import PeerId
 from swarmnode.model.tensor import sketch
 from swarmnode.pipeline.audit import (
     EXPLAINED,
+    LIMIT,
     AnswerSimilarity,
     Audits,
     Coherence,
     RunningResidual,
     Shortfall,
 )
-from swarmnode.sequential_test import LIMIT
 
 LIAR, HONEST, OTHER = (PeerId(letter * 52) for letter in "lho")
 

@@ -66,7 +66,7 @@ def test_no_honest_replica_is_left_out() -> None:
 
 def test_a_step_that_was_no_step_is_told_with_the_one_that_follows() -> None:
     """The partner may have applied ours: that is not one-sided."""
-    run = replace(Manifest(), gossip=GossipSpec(acceptance="guarded"))
+    run = replace(Manifest(), gossip=GossipSpec(acceptance="clipped"))
     laws, part = Laws(), stages_of(run)[1]
     one, newcomer, third = (FakeReplica(run, part, i, laws, random.Random(i), 1.0) for i in range(3))
     for each in (one, newcomer, third):

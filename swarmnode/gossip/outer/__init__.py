@@ -14,11 +14,8 @@ from swarmnode.manifest import GossipSpec, constants
 from swarmnode.plugin import implementation
 
 
-def outer(
-    gossip: GossipSpec, theta: torch.Tensor, sender: str = "", *, healing: bool = True, secret: str = ""
-) -> Outer:
+def outer(gossip: GossipSpec, theta: torch.Tensor, sender: str = "", *, healing: bool = True) -> Outer:
     """The manifest's outer optimizer over `theta` [P] for the replica `sender` (a peer id, which seeds the rounding).
-    `secret` draws which packets are tried; a liar that knew it would be honest there alone.
 
     `healing`: send a fragment of the slow weights with pseudo-gradients, for groups in which not all members get every
     packet. Raises ManifestError for an unknown method or codec, or parameters that do not go together.
@@ -32,7 +29,7 @@ def outer(
     kind = implementation(rules.implementation)
     assert isinstance(kind, type) and issubclass(kind, Outer), rules
     method = kind.make(theta, codec(gossip.codec), constants(gossip), gossip.fragments)
-    method.name_replica(sender, secret)
+    method.sender = sender
     method.healing = healing
     method.guard = guard(gossip.acceptance)
     return method

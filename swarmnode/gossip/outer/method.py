@@ -11,7 +11,7 @@ import torch
 
 from swarmnode.errors import RemoteFault
 from swarmnode.gossip.compression import Codec
-from swarmnode.gossip.robust import PROBE_EVERY, PacketGuard, PacketMeasures
+from swarmnode.gossip.robust import PacketGuard, PacketMeasures
 from swarmnode.ids import digest64
 from swarmnode.manifest import InnerSpec, OuterConstants
 from swarmnode.model.optimizer import AdamWPart
@@ -25,10 +25,6 @@ MatrixOf = Callable[[torch.Tensor], torch.Tensor]
 
 Rate = Callable[[int, int], float]
 """AdamW's rate of the step in a round, for the gradients of so many rounds."""
-
-Probe = Callable[[torch.Tensor, torch.Tensor], float | None]
-"""The loss on our own text with the second weights minus that with the first, in nats, both [P]; None if it cannot be
-measured yet."""
 
 
 class Outer(ABC):
@@ -84,13 +80,7 @@ class Outer(ABC):
         self._square = self.phi.new_empty(())  # of a norm: nothing is allocated after an outer step's first write
         self.stepping = False  # while a round writes what can be neither undone nor written again
         self.guard: PacketGuard | None = None  # judges packets; None: all that pass the codec's checks are accepted
-        self.probe: Probe | None = None  # called for a partner's packet every few rounds
         self.sender = ""  # the replica's peer id: replicas with different ids round differently
-        self.secret = ""  # what only this replica knows: in which rounds it tries others' packets
-
-    def name_replica(self, sender: str, secret: str) -> None:
-        """Set whose slow weights these are."""
-        self.sender, self.secret = sender, secret
 
     def seed(self, what: str) -> int:
         """A 64-bit seed for rounding `what` at the marked boundary, different for all senders, rounds and buffers."""
@@ -159,14 +149,13 @@ class Outer(ABC):
         assert self.round == round_index, f"outer step of round {round_index}; the boundary marked is {self.round}"
         assert 0.0 <= own_weight <= WEIGHT_MAX, f"own weight {own_weight}"
         verdicts = [self._judge(own_weight, packet) for packet in packets]
-        probed = self._probe_one(own_weight, packets, verdicts)
         taken = [
             (packet, verdict.keep) for packet, verdict in zip(packets, verdicts, strict=True) if verdict.keep > 0.0
         ]
         report = OuterReport(0, 0.0, 0.0)
         if taken or lone:
             report = self._outer_step(own_weight, packets, taken)
-        report.verdicts, report.probed = verdicts, probed
+        report.verdicts = verdicts
         return report
 
     def _outer_step(
@@ -180,10 +169,6 @@ class Outer(ABC):
     def measure(self, packet: Packet, *, judged_by_own: bool = True) -> PacketMeasures:
         """The measures that the guard needs of a checked packet, in one pass of decoding. A newcomer has learned
         nothing to judge by."""
-
-    @abstractmethod
-    def _tried(self, packet: Packet, keep: float) -> tuple[torch.Tensor, torch.Tensor]:
-        """(fast weights at the boundary, their average with the kept part of the packet), both [P]."""
 
     def nbytes_of(self, round_index: int) -> int:
         """Bytes of tensors in the message of a round without earlier faults, by formula."""
@@ -201,22 +186,6 @@ class Outer(ABC):
         if self.guard is None:
             return Verdict(1.0, "accepted", "whatever is well-formed")
         return self.guard.judge(self.measure(packet, judged_by_own=own_weight > 0.0))
-
-    def _probe_one(self, own_weight: float, packets: Sequence[Packet], verdicts: list[Verdict]) -> float | None:
-        """Measure how averaging with one of the believed packets changes our loss: one of a new or doubted peer if
-        there is any, else one in some rounds. Verdicts may change, also of packets that were not tried now. Returns the
-        change in nats, or None."""
-        believed = [i for i, verdict in enumerate(verdicts) if verdict.keep > 0.0]
-        if self.guard is None or self.probe is None or own_weight == 0.0 or not believed:
-            return None
-        draw, losses = digest64("probe", self.secret or self.sender, self.round or 0), self.guard.losses
-        due = [i for i in believed if losses.due(packets[i].sender, draw)]
-        which = due[draw // PROBE_EVERY % len(due)] if due else None
-        change = None if which is None else self.probe(*self._tried(packets[which], verdicts[which].keep))
-        for i in believed:
-            tried = change if i == which else None
-            verdicts[i] = self.guard.judge_loss(verdicts[i], packets[i].sender, tried)
-        return change
 
     @torch.no_grad()
     def reset(self, phi: torch.Tensor, momentum: torch.Tensor | None = None) -> None:

@@ -238,7 +238,7 @@ class NoLoCo(Outer):
 
     @property
     def splits(self) -> bool:
-        return self.remote and self.in_halves and self.probe is None
+        return self.remote and self.in_halves
 
     def prepare(self, packets: Sequence[Packet]) -> None:
         assert self._marked is not None
@@ -348,21 +348,6 @@ class NoLoCo(Outer):
         if self.remote:
             self._steps.append(part)
         return delta_squared, step_squared
-
-    def _tried(self, packet: Packet, keep: float) -> tuple[torch.Tensor, torch.Tensor]:
-        said = self._said(packet)
-        if said[0][0].fragment.whole:
-            part, tensors = said[0]
-            theirs = torch.empty_like(part.boundary)
-            self._read(part, tensors, 0, theirs)
-            return part.boundary, torch.lerp(part.boundary, theirs, keep / 2, out=theirs)
-        before, after = (self.theta.to(self.phi.device, copy=True) for _ in range(2))
-        for part, tensors in said:
-            theirs = torch.empty_like(part.boundary)
-            self._read(part, tensors, 0, theirs)
-            part.fragment.put(before, 0, part.count, part.boundary)
-            part.fragment.put(after, 0, part.count, torch.lerp(part.boundary, theirs, keep / 2, out=theirs))
-        return before, after
 
     def _read(
         self, part: FragmentView, tensors: Sequence[Sequence[WireTensor]], start: int, theirs: torch.Tensor
