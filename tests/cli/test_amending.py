@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 from pathlib import Path
 
 import pytest
@@ -9,8 +11,11 @@ import pytest
 from swarmnode import manifest as manifests
 from swarmnode import owner
 from swarmnode.cli.main import main
-from swarmnode.cli.owner import chain_of
+from swarmnode.cli.owner import AHEAD_PERIODS, chain_of
+from swarmnode.daemon import ready_file
 from swarmnode.manifest import PRESETS, SIGNED_FILE
+from swarmnode.node.access_list import PERIOD_S
+from tests.support.web_folder import web_folder
 
 Capture = pytest.CaptureFixture[str]
 
@@ -33,6 +38,24 @@ def run_id(run: Path) -> str:
 
 def amend(run: Path, change: str = "inner.clip_norm=0.5") -> int:
     return main(["amend", str(run), change, "--from-round", "3"])
+
+
+def test_an_amendment_without_a_round_is_from_one_that_all_hear_of_before(
+    run: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    page, home, samples_per_s = tmp_path / "page" / "api" / "v1" / "summary", tmp_path / "home", 50.0
+    page.parent.mkdir(parents=True)
+    round_samples = PRESETS["tiny"].gossip.round_samples
+    done = {"phase": "training", "samples": 10 * round_samples, "tokens": 5120 * round_samples}
+    page.write_text(json.dumps(done | {"tokens_per_s": 512.0 * samples_per_s}))
+    assert main(["amend", str(run), "inner.clip_norm=0.5", "--home", str(home)]) == 2
+    assert "give --from-round N" in capsys.readouterr().err
+    home.mkdir()
+    with web_folder(tmp_path / "page") as (url, _):
+        ready_file.write(home, ready_file.Ready(1, "", "", (), "", "", dashboard=url))
+        assert main(["amend", str(run), "inner.clip_norm=0.5", "--home", str(home)]) == 0
+    ahead = math.ceil(AHEAD_PERIODS * PERIOD_S * samples_per_s / round_samples)
+    assert chain_of(run).chain[0].from_round == 10 + 1 + ahead
 
 
 def test_an_added_key_replaces_a_lost_one(run: Path, tmp_path: Path, capsys: Capture) -> None:
@@ -78,6 +101,7 @@ def test_a_malformed_key_is_not_added(run: Path, key: str, capsys: Capture) -> N
         ("inner.clip_norm=-1", "allowed is"),
         ("evaluation.prompt_tokens=9", "do not compare"),
         ("pipeline.boundary=fp32", "begin another run"),
+        ("model.width=512", "another shape"),
     ],
 )
 def test_a_refused_amendment_leaves_the_run_as_it_is(run: Path, change: str, why: str, capsys: Capture) -> None:

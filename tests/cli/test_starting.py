@@ -131,12 +131,5 @@ def test_a_process_with_threads_is_not_forked() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, timeout=150)
 
 
-def test_importing_a_node_starts_no_thread(tmp_path: Path) -> None:
-    """Else no node would be forked any more, and nobody would notice but by the clock."""
-    modules = ", ".join(spawn.PRELOADED)
-    code = f"import {modules}; from swarmnode.local.fork_server import alone; assert alone()"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=150, env={**os.environ, "OMP_NUM_THREADS": "1"})
-
-
 def alive(process: spawn.ChildProcess) -> bool:
     return psutil.pid_exists(process.pid)

@@ -237,7 +237,7 @@ def conversations(draw: st.DrawFn) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_ids_and_masks_are_those_of_transformers(
     tmp_path_factory: pytest.TempPathFactory, kind: str, data: st.DataObject

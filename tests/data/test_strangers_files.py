@@ -34,7 +34,7 @@ def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limited_child, "WALL_SHARE", 300)
     defaults = limited_child.run_limited.__kwdefaults__
     assert defaults is not None
-    monkeypatch.setitem(defaults, "cpu_s", 3)
+    monkeypatch.setitem(defaults, "cpu_s", 2)
 
 
 @pytest.fixture(scope="module")

@@ -123,8 +123,10 @@ def test_a_life_is_that_on_the_cpu(name: str) -> None:
         assert apart.max() < NEAR[autocast] * COARSE.get(name, 1.0), (autocast, apart.argmax(), apart)
 
 
-@pytest.mark.parametrize("state", ["8bit", "host"])
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+@pytest.mark.parametrize(
+    ("state", "optimizer"),
+    [("host", "adamw"), ("8bit", "muon")] + ([("8bit", "adamw"), ("host", "muon")] if DEVICE != "cpu" else []),
+)
 def test_moments_may_lie_elsewhere(state: str, optimizer: str) -> None:
     run = manifest(WIDE, 2, optimizer=optimizer)
     wanted = np.array(life(run, DEVICE, autocast=True))

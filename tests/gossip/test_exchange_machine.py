@@ -466,4 +466,4 @@ def test_without_faults_all_average_with_all() -> None:
 
 TestThree = Exchanges.TestCase
 TestTwo = Pair.TestCase
-TestThree.settings = TestTwo.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestThree.settings = TestTwo.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)

@@ -22,8 +22,8 @@ LAST = 4  # held-out losses before the end whose median counts: one measured in 
 
 def told(home: Path, event: str) -> list[dict[str, Any]]:
     """The fields of each `event` in a node's log, with its Unix time as `unix_s`."""
-    rows = map(json.loads, (home / "events.jsonl").read_text().splitlines())
-    found = [row for row in rows if row["event"] == event]
+    lines = (home / "events.jsonl").read_text().splitlines()
+    found = [json.loads(line) for line in lines if f'"event":"{event}"' in line]
     return [row["fields"] | {"unix_s": datetime.fromisoformat(row["ts"]).timestamp()} for row in found]
 
 

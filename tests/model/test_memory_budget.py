@@ -20,7 +20,7 @@ def needed(run: Manifest) -> list[int]:
     return [memory_need(run, part).host for part in stages_of(run)]
 
 
-@pytest.mark.parametrize("stage", [0, 16, pytest.param(31, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("stage", [16, *(pytest.param(end, marks=pytest.mark.nightly) for end in (0, 31))])
 def test_the_formula_of_a_card_is_within_15_percent_of_the_books(stage: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Llama 3 8B in 32 stages; `python -m tests.support.stage_books` has all of 1B, 8B and 70B."""
     found = live(monkeypatch, llama3("8B", 32), stage)

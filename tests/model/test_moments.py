@@ -57,7 +57,7 @@ def test_rounding_is_small_beside_each_blocks_largest(signed: bool) -> None:
     assert not kept.read(0, values.numel()).any()
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+@pytest.mark.parametrize("optimizer", [pytest.param("adamw", marks=pytest.mark.nightly), "muon"])
 def test_80_steps_in_8_bits_stay_close(optimizer: str) -> None:
     """The text is learned in half as many."""
     run = run_of(optimizer)

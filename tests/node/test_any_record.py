@@ -57,18 +57,18 @@ async def test_a_joiner_meets_others_whatever_stride_a_stranger_announces() -> N
 
 
 async def test_records_of_any_numbers_that_are_in_range_stop_nobody() -> None:
-    """Sixty keys, each a record whose every field is an edge of its range or anything between, heard by calls and from
-    the directory; and again as some of them change."""
+    """Three dozen keys, each a record whose every field is an edge of its range or anything between, heard by calls and
+    from the directory; and again as some of them change."""
 
     rng = seeded("village", "any record")
     async with village(manifest()) as v:
         for index in range(NODES):
             v.add(index % 3)
         await v.fed(64)
-        strangers = [Stranger(v, number) for number in range(60)]
+        strangers = [Stranger(v, number) for number in range(36)]
         heard = set[tuple[str, str]]()  # at once, for records expire
         for turn in range(2):
-            for stranger in strangers[turn * 20 :]:
+            for stranger in strangers[turn * 12 :]:
                 record = record_pb2.Record()
                 fill(record, rng, share=0.9)
                 record.run_id, record.peer_id, record.sequence = RUN, stranger.me, turn + 1
@@ -88,7 +88,7 @@ async def test_records_of_any_numbers_that_are_in_range_stop_nobody() -> None:
                 table = ((p.node.me, p.node.presence.peer_table.member(stranger.me)) for p in v.people)
                 heard |= {(me, stranger.me) for me, member in table if member is not None}
             await trains_on(v, 128, f"training through records of turn {turn}")
-        assert len(heard) >= len(v.people) * 20, "most were taken in, not refused"
+        assert len(heard) >= len(v.people) * 12, "most were taken in, not refused"
 
 
 async def test_a_nodes_own_record_is_in_range() -> None:

@@ -145,8 +145,9 @@ async def found_out(v: Village, liar: Villager) -> None:
     assert not any(excluded(person) - {liar.node.me} for person in v.people), "nobody honest is"
 
 
-@pytest.mark.parametrize("kind", [Flips, FlipsFar, Noise, Nothing, FlipsAtTimes])
-@pytest.mark.parametrize("replicas", [2, 3])
+@pytest.mark.parametrize(
+    ("kind", "replicas"), [(Flips, 2), (Flips, 3), (FlipsFar, 2), (Noise, 3), (Nothing, 2), (FlipsAtTimes, 3)]
+)
 async def test_a_replica_that_answers_false_gradients_is_excluded(kind: type[Liar], replicas: int) -> None:
     async with village(manifest(stages=2)) as v:
         liar = v.add(1, kind)
@@ -328,8 +329,7 @@ def misread(tokens: WireTensor) -> WireTensor:
     return replace(tokens, data=np.ascontiguousarray(found[:, ::-1]).tobytes())
 
 
-@pytest.mark.parametrize("feeders", [2, 3])
-@pytest.mark.parametrize("lie", ["labels", "text", "activations"])
+@pytest.mark.parametrize(("lie", "feeders"), [("labels", 2), ("text", 3), ("activations", 2), ("text", 2)])
 async def test_a_feeder_whose_samples_are_not_the_text_is_excluded(lie: str, feeders: int) -> None:
     async with village(manifest(stages=2)) as v:
         liar = v.add(0, SendsNoise if lie == "activations" else None)

@@ -11,7 +11,6 @@ import torch
 
 from swarmnode.errors import LocalFault, RemoteFault
 from swarmnode.ports import LossResult, Packet, StreamingMessage, WireTensor
-from swarmnode.wire import record_pb2
 from tests.support.village import Recording, Villager, manifest, village
 
 
@@ -54,15 +53,16 @@ class NanPacket(Recording):
         return StreamingMessage([poisoned(tensor, float("inf")) for tensor in super().draft(round_index).finish()])
 
 
-@pytest.mark.parametrize("kind", [NanGradient, WrongShape])
-async def test_a_bad_gradient_bans_its_sender_and_training_goes_on(kind: type[Recording]) -> None:
+async def test_bad_gradients_ban_their_senders_and_training_goes_on() -> None:
     async with village(manifest(), stages=(0, 1, 2)) as v:
-        liar = v.add(2, kind)
-        await v.until(lambda: liar.node.state == record_pb2.NODE_STATE_TRAINING, "the liar serves")
-        await v.trains(512, "progress beside a liar")
-        caller = v.people[1]
-        bans = [fields for event, fields in caller.quiet.events if event == "peer.banned"]
-        assert bans and {fields["peer"] for fields in bans} == {liar.node.me}, "only the liar is banned"
+        liars = [v.add(2, kind) for kind in (NanGradient, WrongShape)]
+
+        def banned() -> set[object]:
+            return {fields["peer"] for event, fields in v.people[1].quiet.events if event == "peer.banned"}
+
+        await v.until(lambda: banned() == {liar.node.me for liar in liars}, "both liars are banned, and nobody else")
+        await v.trains(256, "progress beside liars")
+        assert banned() == {liar.node.me for liar in liars}
         assert all(np.isfinite(p.replica.stage.theta.numpy()).all() for p in v.people[:3] if p.replica)
 
 
@@ -135,7 +135,7 @@ async def test_a_liar_is_told_what_is_made_of_its_packets_and_left_out_by_nobody
         def told(event: str, who: int) -> list[dict[str, object]]:
             return [fields for said, fields in v.people[who].quiet.events if said == event]
 
-        await v.until(lambda: len(told("receipt.got", 3)) >= 8, "the liar has eight receipts")
+        await v.until(lambda: len(told("receipt.got", 3)) >= 4, "the liar has four receipts")
         got = told("receipt.got", 3)
         assert {f["step"] for f in got} <= {"accepted", "clipped", "newcomer"}
         assert {f["peer"] for f in got} == {honest.node.me}

@@ -26,7 +26,7 @@ async def gone(v: Village, person: Villager, seconds: float) -> None:
     await v.until(person.task.done, "the node told has left")
 
 
-@pytest.mark.parametrize("ways", [{}, {"method": "average", "fragments": 3}])
+@pytest.mark.parametrize("ways", [{}, pytest.param({"method": "average", "fragments": 3}, marks=pytest.mark.nightly)])
 async def test_a_leavers_learning_counts_in_the_next_round(ways: dict[str, object]) -> None:
     """All of it, also where a round is about a third of the weights."""
     async with village(manifest(round_samples=512, **ways)) as v:  # type: ignore[arg-type]

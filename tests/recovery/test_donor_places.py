@@ -10,7 +10,6 @@ import pytest
 from swarmnode.errors import Busy, Unavailable
 from swarmnode.ids import PeerId
 from swarmnode.ports import Answer, Call, State
-from swarmnode.remembered import REMEMBERED_MAX
 from swarmnode.transfer.donor import DonorLimits, SnapshotDonor
 from swarmnode.transfer.download import DonorClient, DownloadLimits
 from swarmnode.transfer.snapshot import Snapshot, StateSlice
@@ -210,13 +209,14 @@ async def test_those_without_a_turn_come_first_then_those_that_wait_longest() ->
     assert came[:3] == [ME, D, B]
 
 
-async def test_a_bounded_number_of_refused_peers_is_remembered() -> None:
+async def test_a_bounded_number_of_refused_peers_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("swarmnode.remembered.REMEMBERED_MAX", 20)
     donor = Slow(World(), A, 100, ONE_PLACE).donor
     await take(donor, B, 1)
-    for number in range(REMEMBERED_MAX + 10):
+    for number in range(30):
         with pytest.raises(Busy):
             await donor.offer(PeerId(f"peer{number}"), ask())
-    assert len(donor._places._refused) == REMEMBERED_MAX
+    assert len(donor._places._refused) == 20
 
 
 def test_turns_fit_what_clients_need() -> None:

@@ -2,12 +2,10 @@
 
 import dataclasses
 
-import pytest
-
 from swarmnode.recovery.recovery_source import CLAIM_WAIT_S
 from swarmsim.life import simulate
 from swarmsim.outcome import Outcome
-from swarmsim.scenario import FaultSpec, find, parse_scenario, read_scenario
+from swarmsim.scenario import FaultSpec, find, read_scenario
 from swarmsim.world import World
 
 FLEET = [{"count": 6, "flops": 1e10, "up_mbps": 1000, "down_mbps": 1000}]
@@ -39,36 +37,3 @@ def test_without_a_checkpoint_it_begins_anew_and_says_so() -> None:
     outcome, world = live(4, faults=faults, seconds=80.0 + CLAIM_WAIT_S, fleet=fleet)
     assert not outcome.failures, outcome.failures
     assert world.resumed == [0]
-
-
-def test_a_full_disk_stops_no_training() -> None:
-    scenario = parse_scenario(
-        {
-            "fleet": FLEET,
-            "seconds": 60,
-            "work_factor": 5,
-            "checkpoints": True,
-            "manifest": {
-                "checkpoint": {"every_rounds": 1},
-                "gossip": {"round_samples": 256},
-                "inner": {"inner_batch": 64},
-            },
-        },
-        "test",
-        find("calm").parent,
-        "full",
-    )
-
-    def shrink(world: World) -> None:
-        assert world.trace.by_event["checkpoint.failed"] > 0
-
-    import swarmsim.world as module
-
-    class Small(module.Disk):  # type: ignore[name-defined]
-        def __init__(self, capacity: int) -> None:
-            super().__init__(30_000_000 if capacity > 1 << 40 else capacity)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "Disk", Small)
-        outcome = simulate(scenario, 5, look=shrink)
-    assert not outcome.failures, outcome.failures

@@ -13,7 +13,11 @@ from swarmsim.world import World
 
 @pytest.mark.parametrize(
     ("stage", "keepers", "methods"),
-    [(0, 2, {"ring"}), (1, 0, {"checkfree"}), pytest.param(3, 2, {"ring"}, marks=pytest.mark.nightly)],
+    [
+        (0, 2, {"ring"}),
+        pytest.param(1, 0, {"checkfree"}, marks=pytest.mark.nightly),
+        pytest.param(3, 2, {"ring"}, marks=pytest.mark.nightly),
+    ],
 )
 def test_a_lost_stage_is_brought_back_by_one_and_copied_by_the_others(
     stage: int, keepers: int, methods: set[str]

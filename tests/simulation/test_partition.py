@@ -49,7 +49,7 @@ def live(seconds: float, count: int, share: float, kind: str = "partition", seed
     return outcome, worlds[0]
 
 
-@pytest.mark.parametrize(("count", "share"), [(6, 0.34), (4, 0.5)])
+@pytest.mark.parametrize(("count", "share"), [(6, 0.34), pytest.param(4, 0.5, marks=pytest.mark.nightly)])
 def test_the_part_that_trained_less_takes_the_state_of_the_other(count: int, share: float) -> None:
     outcome, world = live(60.0, count, share)
     assert not outcome.failures, outcome.failures

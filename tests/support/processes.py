@@ -14,6 +14,7 @@ from swarmnode.local.spawn import NODE, SPAWNER
 from swarmnode.manifest import PRESETS, SIGNED_FILE, Manifest
 
 BOUND_S = 240.0  # for one condition, on a machine that others load
+POLL_S = 0.25  # each look costs a node and the test some milliseconds
 # All that a node says on stderr: nothing of asyncio, of gRPC, of Go's dials (tests/conftest.py looks at all logs).
 OURS = re.compile(
     r"(peer|control|metrics|dashboard|joined by|left:|starts again:|paused:|waits:|stage (?:\d+|none)|none of \d+:|"
@@ -91,7 +92,7 @@ async def until(children: list[Child], condition: object, what: str) -> None:
                 assert all(child.alive for child in children), [
                     (child.name, (child.plan.home / "stderr.log").read_text()[-500:]) for child in children
                 ]
-                await asyncio.sleep(0.05)
+                await asyncio.sleep(POLL_S)
     except TimeoutError:
         raise AssertionError(f"not within {BOUND_S:g} s: {what}: {[child.status for child in children]}") from None
 
