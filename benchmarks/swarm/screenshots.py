@@ -1,9 +1,10 @@
 """Screenshots of the page, four sizes by five moods, of made-up swarms.
 
 `python -m benchmarks.swarm.screenshots [FOLDER [png]] [MOOD ...]`; `png` takes whole pages, without it small JPEGs of
-what a screen shows. The moods: empty (two of three stages have nobody), three nodes, 300 nodes, stopped, and after a
-kill. Everything is real but the nodes' training, the history of the days before, and the archive. `ui` is the page of
-`swarmnode ui`, of a made-up node that keeps real limits; `terminal` what `join`, `top` and `up` show in four widths.
+what a screen shows (the whole page on a desktop with three and with 300 nodes). The moods: empty (two of three stages
+have nobody), three nodes, 300 nodes, stopped, and after a kill. Everything is real but the nodes' training, the history
+of the days before, and the archive. `ui` is the page of `swarmnode ui`, of a made-up node that keeps real limits;
+`terminal` what `join`, `top` and `up` show in four widths.
 """
 
 from __future__ import annotations
@@ -53,6 +54,7 @@ from swarmnode.wire.report_pb2 import LimitsReply, PeerStatus, StatusReply
 SIZES = {"wide": (1920, 1200), "desktop": (1360, 900), "tablet": (820, 1180), "phone": (390, 844)}
 MOODS = {"empty": 3, "three": 3, "crowd": 300, "stopped": 3, "killed": 18}
 """The nodes of each mood's swarm."""
+WHOLE = ("three", "crowd")  # also as a JPEG, on a desktop
 OWN, TERMINAL = "ui", "terminal"
 WIDTHS = (60, 80, 100, 140)
 TOKEN = "6f" * 16
@@ -364,7 +366,7 @@ def shoot(url: str, node: str, mood: str, folder: Path, kind: str) -> list[str]:
                     break
                 page.wait_for_timeout(100)
             page.wait_for_timeout(5000 if mood == OWN else 600)
-            whole = kind == "png" and size != "wide"
+            whole = (kind == "png" and size != "wide") or (mood in WHOLE and size == "desktop")
             page.screenshot(path=folder / f"{mood}-{size}.{kind}", full_page=whole, **how)
             if mood == "killed" and size in ("desktop", "phone"):
                 page.goto(url + node)
