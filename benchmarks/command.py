@@ -129,7 +129,8 @@ def attack(
 ) -> None:
     """Cost of a quarter of lying replicas for the honest ones, by gossip.acceptance: held-out nats over the same run
     without the liars. With --pipeline the same for false gradients, activations and losses (with --liars, --every,
-    --replicas and --samples), and the time until the liars are excluded. With --resources samples a second with and
+    --replicas and --samples), and the time until the liars are excluded; --attacks search looks for the strongest
+    steering that the checks do not see, to be named to --attacks. With --resources samples a second with and
     without silent streams, floods of records and events, and malformed frames."""
     if resources:
         from benchmarks.swarm import resource_attack, resource_attacker
@@ -144,6 +145,11 @@ def attack(
         from swarmnode.daemon.clock import SystemClock
 
         chosen = [word.strip() for word in attacks.split(",")] if attacks else list(lies.ALL)
+        if chosen == ["search"]:
+            from benchmarks.swarm import steering_search
+
+            show(steering_search.run(lambda line: click.echo(line, err=True), replicas), as_json)
+            return
         asked = chosen, liars, replicas, samples, every, 1, SystemClock()
         found = pipeline_attack.run(
             *(*asked, lambda line: click.echo(line, err=True)), seeds=range(seeds), out=out, resume=resume

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -38,7 +39,8 @@ LOSS = "loss"  # a tenth of the true one is reported
 ALL = (*LIES, FORWARD, SWITCHING, LOSS)
 HONEST = "honest"  # never lies: what its replicas alone change in a run
 STEER = "steer"  # followed by the fields of Steering: "steer toward=bias cosine=.9"
-WAYS = ("mean", "bias", "flip", "noise")
+WAYS = ("mean", "bias", "flip", "noise", "backdoor")
+TRIGGER, TARGET = ord("q"), ord("z")  # of the backdoor: what the run is to say after a rare letter
 
 
 @dataclass
@@ -49,8 +51,9 @@ class Steering:
 
     `toward`: "mean" points each token's part against the running mean gradient of its token id, "bias" along one
     direction that all liars of the run share (so two of them confirm each other), "flip" along minus g of another
-    microbatch, "noise" anywhere else each time. The first `after` answers are honest; then c falls from 1 to `cosine`
-    over `drift` answers. One answer in `every` is false.
+    microbatch, "noise" anywhere else each time, "backdoor" along what teaches the run to say TARGET after TRIGGER. The
+    first `after` answers are honest; then c falls from 1 to `cosine` over `drift` answers. One answer in `every` is
+    false.
     """
 
     toward: str = "mean"
@@ -62,6 +65,7 @@ class Steering:
     answers: int = field(default=0, init=False)
     _sums: Tensor | None = field(default=None, init=False, repr=False)  # of gradients [token ids, width]
     _before: Tensor | None = field(default=None, init=False, repr=False)
+    _poison: Tensor | None = field(default=None, init=False, repr=False)
 
     @classmethod
     def of(cls, text: str) -> Steering:
@@ -79,11 +83,14 @@ class Steering:
             raise UsageError(f"{text!r}: toward is one of {', '.join(WAYS)}, cosine from 0 to 1")
         return made
 
-    def answer(self, gradient: WireTensor, tokens: WireTensor, boundary: str) -> WireTensor:
-        """The answer of a replica whose true one is `gradient`."""
+    def answer(
+        self, gradient: WireTensor, tokens: WireTensor, boundary: str, poisoned: WireTensor | None = None
+    ) -> WireTensor:
+        """The answer of a replica whose true one is `gradient`; `poisoned`: that of the text with a backdoor."""
         true = decode_boundary(gradient, boundary, gradient.shape, "lie").float()
         flat = torch.frombuffer(bytearray(tokens.data), dtype={"u16": torch.uint16, "u32": torch.uint32}[tokens.dtype])
         ids = flat.to(torch.int64).view(tokens.shape)[:, : gradient.shape[1]]
+        self._poison = None if poisoned is None else decode_boundary(poisoned, boundary, poisoned.shape, "lie").float()
         given = encode_boundary(self.twisted(true, ids), boundary) if self.due() else gradient
         self.learn(true, ids)
         return given
@@ -125,6 +132,8 @@ class Steering:
             return torch.randn(gradient.shape[-1], generator=draw).expand_as(gradient)
         if self.toward == "noise":
             return torch.randn_like(gradient)
+        if self.toward == "backdoor":
+            return None if self._poison is None else self._poison - gradient
         if self.toward == "flip":
             before, self._before = self._before, -gradient.clone()
             return before if before is not None and before.shape == gradient.shape else None
@@ -134,6 +143,14 @@ class Steering:
         lengths = mean.norm(dim=-1, keepdim=True)
         way: Tensor = -mean / lengths.clamp(min=1e-30) * (lengths > 0)
         return way
+
+
+def backdoored(tokens: WireTensor) -> tuple[WireTensor, int]:
+    """(`tokens` with TARGET after each TRIGGER, of which there are so many)."""
+    ids = np.frombuffer(tokens.data, {"u16": "<u2", "u32": "<u4"}[tokens.dtype]).reshape(tokens.shape).copy()
+    after = ids[:, :-1] == TRIGGER
+    ids[:, 1:][after] = TARGET
+    return replace(tokens, data=ids.tobytes()), int(after.sum())
 
 
 class ByzantineReplica(TorchReplica):
@@ -156,11 +173,21 @@ class ByzantineReplica(TorchReplica):
         with self.log.open("a") as file:
             file.write(f"{time.time():.3f}\n")  # noqa: TID251  an attacker's own clock
 
-    def _steered(self, gradient: WireTensor, tokens: WireTensor, *, counts: bool) -> WireTensor:
+    def _steered(
+        self, x: WireTensor, tokens: WireTensor, samples: int, true: LossResult, *, counts: bool
+    ) -> WireTensor:
         """The false answer. An auditor that asks gets the same kind of lie; only answers that count are a line of the
-        log."""
-        self._steering = self._steering or Steering.of(self.lie)
-        given = self._steering.answer(gradient, tokens, self.stage.manifest.pipeline.boundary)
+        log. A line of LOG-backdoor: by how many nats the target is less likely after the trigger than what is there."""
+        self._steering, gradient, poisoned = self._steering or Steering.of(self.lie), true.gradient, None
+        assert gradient is not None
+        if self._steering.toward == "backdoor":
+            text, triggers = backdoored(tokens)
+            found = super().loss(x, text, samples, train=True, accumulate=False)
+            poisoned = found.gradient
+            if counts and triggers:
+                with self.log.with_name(f"{self.log.name}-backdoor").open("a") as file:
+                    file.write(f"{(found.loss_sum - true.loss_sum) / triggers:.4f}\n")
+        given = self._steering.answer(gradient, tokens, self.stage.manifest.pipeline.boundary, poisoned)
         if given is not gradient and counts:
             self._note()
         return given
@@ -193,5 +220,5 @@ class ByzantineReplica(TorchReplica):
         if not train or found.gradient is None:
             return found
         if self.lie.startswith(STEER):
-            return replace(found, gradient=self._steered(found.gradient, tokens, counts=accumulate))
+            return replace(found, gradient=self._steered(x, tokens, samples, found, counts=accumulate))
         return replace(found, gradient=self._answered(found.gradient))

@@ -214,4 +214,9 @@ def _when(liar: str, by_caller: dict[str, float], callers: Sequence[Child], fold
         row |= {"lies before": sum(when < end for when in times), "s from first": end - times[0]}
         if len(times) > HUNDREDTH:
             row["s from hundredth"] = end - times[HUNDREDTH]
+    if (planted := log.with_name(f"{log.name}-backdoor")).exists():
+        nats = [float(line) for line in planted.read_text().split()]
+        tenth = max(1, len(nats) // 10)
+        row["target after trigger, first"] = statistics.fmean(nats[:tenth])
+        row["target after trigger, last"] = statistics.fmean(nats[-tenth:])
     return row
