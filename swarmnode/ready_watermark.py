@@ -13,43 +13,33 @@ class ReadyWatermark:
     """Watermark of `nbytes` that are written in order. It only rises, and stops for good when writing fails. One thread
     writes; any number of coroutines, in any event loops, wait."""
 
-    __slots__ = ("_error", "_lock", "_ready_nbytes", "_waiters", "nbytes")
+    __slots__ = ("_lock", "_waiters", "error", "nbytes", "ready_nbytes")
 
     def __init__(self, nbytes: int) -> None:
         self.nbytes = nbytes
-        self._ready_nbytes = 0
-        self._error: BaseException | None = None
+        self.ready_nbytes = 0  # the number of leading bytes that are final
+        self.error: BaseException | None = None  # the error that stopped the writer, or None
         self._lock = threading.Lock()
         self._waiters: dict[asyncio.Future[None], int] = {}
 
     @property
-    def ready_nbytes(self) -> int:
-        """The number of leading bytes that are final."""
-        return self._ready_nbytes
-
-    @property
     def complete(self) -> bool:
-        return self._ready_nbytes == self.nbytes
-
-    @property
-    def error(self) -> BaseException | None:
-        """The error that stopped the writer, or None."""
-        return self._error
+        return self.ready_nbytes == self.nbytes
 
     # The writer.
 
     def reach(self, nbytes: int) -> None:
         """Mark the first `nbytes` as final and wake exactly the waiters that need no more."""
-        assert self._ready_nbytes <= nbytes <= self.nbytes, f"{nbytes} bytes after {self._ready_nbytes}"
+        assert self.ready_nbytes <= nbytes <= self.nbytes, f"{nbytes} bytes after {self.ready_nbytes}"
         with self._lock:
-            self._ready_nbytes = nbytes
+            self.ready_nbytes = nbytes
             self._wake([waiter for waiter, wanted in self._waiters.items() if wanted <= nbytes])
 
     def fail(self, error: BaseException) -> None:
         """Stop the watermark with `error`; the remaining bytes will never be final. Does nothing if all are."""
         with self._lock:
-            if not self.complete and self._error is None:
-                self._error = error
+            if not self.complete and self.error is None:
+                self.error = error
                 self._wake(list(self._waiters))
 
     def _wake(self, waiters: list[asyncio.Future[None]]) -> None:
@@ -63,14 +53,14 @@ class ReadyWatermark:
 
     def check(self) -> None:
         """Raises LocalFault if the writer failed."""
-        if self._error is not None:
-            raise LocalFault(f"the message to send could not be produced: {self._error!r}") from self._error
+        if self.error is not None:
+            raise LocalFault(f"the message to send could not be produced: {self.error!r}") from self.error
 
     def wake(self, waiter: asyncio.Future[None], nbytes: int) -> None:
         """Resolve `waiter` once the first `nbytes` are final or the writer failed. Call `forget` afterwards."""
         with self._lock:
             self._waiters[waiter] = nbytes
-            if self._ready_nbytes >= nbytes or self._error is not None:
+            if self.ready_nbytes >= nbytes or self.error is not None:
                 self._wake([waiter])
 
     def forget(self, waiter: asyncio.Future[None]) -> None:
@@ -80,7 +70,7 @@ class ReadyWatermark:
 
     async def until(self, nbytes: int) -> None:
         """Return once the first `nbytes` are final. Raises LocalFault if the writer failed."""
-        while self._ready_nbytes < nbytes:
+        while self.ready_nbytes < nbytes:
             self.check()
             waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self.wake(waiter, nbytes)

@@ -84,7 +84,7 @@ class BlockLedger:
         self._seed = seed
         self._span = span
         self._ahead = max(AHEAD_MAX, AHEAD_SPANS * span)
-        self._frontier = 0
+        self.frontier = 0  # all blocks below this number are known to be finished by some feeder
         # Own finished blocks. Those up to `_ahead` below the frontier are kept too, to notice late claims of others.
         self._own: set[int] = set()
         self._others: set[int] = set()
@@ -99,11 +99,6 @@ class BlockLedger:
         return REACH * self._ahead
 
     @property
-    def frontier(self) -> int:
-        """All blocks below this number are known to be finished by some feeder."""
-        return self._frontier
-
-    @property
     def under_way(self) -> frozenset[int]:
         """Blocks that were taken and are neither finished nor abandoned."""
         return frozenset(self._under_way)
@@ -116,14 +111,14 @@ class BlockLedger:
         owners work upwards. Blocks whose runner-up is this feeder come first.
         """
         self._look(frozenset(feeders) | {self.me})
-        end = self._frontier + self._ahead
+        end = self.frontier + self._ahead
         own, others, begun, known, span = self._own, self._others, self._under_way, self._owners, self._span
-        for block in range(self._frontier, end):  # most blocks are finished, or belong to others
+        for block in range(self.frontier, end):  # most blocks are finished, or belong to others
             if block in own or block in others or block in begun:
                 continue
             if (known[block // span][0] if block // span in known else self._owner(block)) == self.me:
                 return self._begin(block), "own"
-        rest = [block for block in range(end - 1, self._frontier - 1, -1) if self._is_open(block)]
+        rest = [block for block in range(end - 1, self.frontier - 1, -1) if self._is_open(block)]
         for block in rest:
             self._owner(block)
             if self._owners[block // span][1] == self.me:
@@ -137,7 +132,7 @@ class BlockLedger:
     def coming(self, feeders: Iterable[PeerId]) -> Iterator[int]:
         """Yields the blocks that `take` returns next, if these feeders stay and take over no blocks of others."""
         self._look(frozenset(feeders) | {self.me})
-        for block in range(self._frontier, self._frontier + self._ahead):
+        for block in range(self.frontier, self.frontier + self._ahead):
             if self._is_open(block) and self._owner(block) == self.me:
                 yield block
 
@@ -145,7 +140,7 @@ class BlockLedger:
         """Mark a taken `block` as finished: the gradient of each of its samples came back."""
         assert block in self._under_way, f"block {block} was not taken"
         self._under_way.remove(block)
-        if block < self._frontier or block in self._others:
+        if block < self.frontier or block in self._others:
             self._count(block)
         self._own.add(block)
         self._advance()
@@ -183,22 +178,22 @@ class BlockLedger:
             for block in claims & self._own:
                 self._count(block)
             self._others |= claims
-        self._frontier = max(self._frontier, blocks.finished_below)
+        self.frontier = max(self.frontier, blocks.finished_below)
 
     def record(self) -> record_pb2.Blocks:
         """The finished blocks for this feeder's record, at most RECORD_ENTRIES_MAX. Blocks that others own come first,
         because their owners would draw them again. Then come the lowest."""
         reach = self._reach
-        own = sorted(block for block in self._own if 0 <= block - self._frontier < reach)
+        own = sorted(block for block in self._own if 0 <= block - self.frontier < reach)
         if len(own) > RECORD_ENTRIES_MAX:
             own.sort(key=lambda block: (bool(self._view) and self._owner(block) == self.me, block))
             own = sorted(own[:RECORD_ENTRIES_MAX])
-        return record_pb2.Blocks(finished_below=self._frontier, finished=own)
+        return record_pb2.Blocks(finished_below=self.frontier, finished=own)
 
     def finished(self) -> record_pb2.Blocks:
         """All blocks known to be finished, with at most CLAIMS_MAX above the frontier. Checkpoints store this."""
-        above = sorted(block for block in self._own | self._others if block >= self._frontier)
-        return record_pb2.Blocks(finished_below=self._frontier, finished=above[:CLAIMS_MAX])
+        above = sorted(block for block in self._own | self._others if block >= self.frontier)
+        return record_pb2.Blocks(finished_below=self.frontier, finished=above[:CLAIMS_MAX])
 
     def _checked(self, feeder: PeerId, blocks: record_pb2.Blocks, frontier_max: int) -> set[int]:
         below, claims = blocks.finished_below, blocks.finished[:]
@@ -240,13 +235,13 @@ class BlockLedger:
 
     def _advance(self) -> None:
         """Move the frontier past finished blocks and drop the entries that are no longer needed behind it."""
-        before = self._frontier
-        while self._frontier in self._own or self._frontier in self._others:
-            self._frontier += 1
-        self._others = {block for block in self._others if block >= self._frontier}
-        if self._frontier != before or len(self._own) > 4 * self._ahead:
-            kept = self._frontier - self._ahead
+        before = self.frontier
+        while self.frontier in self._own or self.frontier in self._others:
+            self.frontier += 1
+        self._others = {block for block in self._others if block >= self.frontier}
+        if self.frontier != before or len(self._own) > 4 * self._ahead:
+            kept = self.frontier - self._ahead
             self._own = {block for block in self._own if block >= kept}
             self._counted = {block for block in self._counted if block >= kept}
-            first = self._frontier // self._span
+            first = self.frontier // self._span
             self._owners = {piece: who for piece, who in self._owners.items() if piece >= first}

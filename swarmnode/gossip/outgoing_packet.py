@@ -16,6 +16,7 @@ from swarmnode.ports import Answer, Packet, StreamingMessage, Transport, WireTen
 from swarmnode.wire import call_pb2 as wire
 
 
+@dataclass(eq=False)
 class RoundWeight:
     """The weight of one replica's packets.
 
@@ -23,32 +24,27 @@ class RoundWeight:
     others have. A replica that has trained nothing since the last round of a fragment is idle: it takes what its
     partner learned. Averaged with the same weight, it would halve that (measured: `bench attack --pipeline`, where a
     replica that its callers excluded still met the others of its stage, cost .04 to .06 nat after 5,000 samples).
+
+    `least`: samples of half a round, which a newcomer that serves before it received one must have trained to count. It
+    began from slow weights, and averaged with the same weight would halve what its partner learned.
     """
 
-    def __init__(
-        self,
-        fragments: int,
-        samples_here: Callable[[], int],
-        *,
-        newcomer: bool,
-        least: Callable[[], int] = lambda: 0,
-    ) -> None:
-        """`least`: samples of half a round, which a newcomer that serves before it received one must have trained to
-        count. It began from slow weights, and averaged with the same weight would halve what its partner learned."""
-        self._fragments = fragments
-        self._samples_here = samples_here
-        self._least = least
+    fragments: int
+    samples_here: Callable[[], int]
+    newcomer: bool
+    least: Callable[[], int] = lambda: 0
+
+    def __post_init__(self) -> None:
         self._received = set[int]()  # a newcomer's: fragments that had a round
         self._short: dict[int, int] = {}  # fragments without a round when it began to serve, and samples until then
         self._trained: dict[int, int] = {}  # samples trained here by the last round of each fragment
-        self.newcomer = newcomer
 
     def of(self, round_index: int) -> float:
         """0 for a newcomer, and where no sample was trained since the fragment's last round. Before its first round a
         replica that is no newcomer counts: its snapshot may hold what was learned."""
-        fragment, samples = round_index % self._fragments, self._samples_here()
+        fragment, samples = round_index % self.fragments, self.samples_here()
         unheard = self.newcomer and fragment not in self._received
-        few = fragment in self._short and samples - self._short[fragment] < self._least()
+        few = fragment in self._short and samples - self._short[fragment] < self.least()
         return 0.0 if unheard or few or self._trained.get(fragment) == samples else 1.0
 
     def on_round_end(self, round_index: int, samples: int) -> None:
@@ -56,17 +52,17 @@ class RoundWeight:
 
         A lone step ends a newcomer's wait too: where rounds are slow, a newcomer that waited for a pair stood by for
         minutes (simulated: everything, seeds 102 and 104)."""
-        fragment = round_index % self._fragments
+        fragment = round_index % self.fragments
         self._trained[fragment] = samples
         self._received.add(fragment)
         self._short.pop(fragment, None)
-        if not self.newcomer or len(self._received) == self._fragments:
+        if not self.newcomer or len(self._received) == self.fragments:
             self.restored(newcomer=False)
 
     def serve(self) -> None:
         """A newcomer begins to serve, whatever rounds it received."""
         if self.newcomer:
-            self._short = dict.fromkeys({*range(self._fragments)} - self._received, self._samples_here())
+            self._short = dict.fromkeys({*range(self.fragments)} - self._received, self.samples_here())
         self.restored(newcomer=False)
 
     def restored(self, *, newcomer: bool) -> None:

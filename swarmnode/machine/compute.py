@@ -51,17 +51,13 @@ class ThreadCompute:
         self._aside: ThreadPoolExecutor | None = None  # made when first needed
         self._beside = False  # whether a piece is under way there
         self._serial = 0
-        self._waiting = 0
+        self.waiting = 0
         self._worked_s = 0.0  # in finished pieces, with their rests
         self._since_s: float | None = None  # start of the running piece, by the same clock
         self._closing = False
         self._more = threading.Condition()
         self._thread = threading.Thread(target=self._serve, name="compute", daemon=True)
         self._thread.start()
-
-    @property
-    def waiting(self) -> int:
-        return self._waiting
 
     @property
     def worked_s(self) -> float:
@@ -75,15 +71,15 @@ class ThreadCompute:
         result: asyncio.Future[T] = self._loop.create_future()
         self._serial += 1
         piece = _Work(priority, self._serial, work, result)
-        self._waiting += 1
+        self.waiting += 1
         try:
             with self._more:
                 self._queue.append(piece)
                 self._more.notify()
             return await result
         finally:
-            self._waiting -= 1
-            self._telemetry.gauge(name.COMPUTE_WAITING, float(self._waiting))
+            self.waiting -= 1
+            self._telemetry.gauge(name.COMPUTE_WAITING, float(self.waiting))
 
     def close(self) -> None:
         """Finish the pieces that have begun, cancel the queued ones, end the threads."""

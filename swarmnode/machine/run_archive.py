@@ -89,27 +89,20 @@ class ArchivePlan:
     shard_nbytes: int = form.SHARD_NBYTES
 
 
+@dataclass(eq=False)
 class Archive:
     """Copies the run repeatedly and when asked (`ask`) until cancelled (`run`), or once (`once`)."""
 
-    def __init__(
-        self,
-        manifest: Manifest,
-        origin: Origin,
-        plan: ArchivePlan,
-        sources: ArchiveSources,
-        evaluate: Evaluate,
-        model_files: ModelFiles,
-        telemetry: Telemetry,
-    ) -> None:
-        self._manifest = manifest
-        self._origin = origin
-        self._plan = plan
-        self.sources = sources
-        self._evaluate = evaluate
-        self._model_files = model_files
-        self._telemetry = telemetry
-        self._store = FolderStore(plan.folder, "free space or choose another --archive")
+    manifest: Manifest
+    origin: Origin
+    plan: ArchivePlan
+    sources: ArchiveSources
+    evaluate: Evaluate
+    model_files: ModelFiles
+    telemetry: Telemetry
+
+    def __post_init__(self) -> None:
+        self._store = FolderStore(self.plan.folder, "free space or choose another --archive")
         self.entries: dict[str, ArchiveEntry] = {}
         """Complete checkpoints by label."""
         self.status = "starting"
@@ -121,7 +114,7 @@ class Archive:
     @property
     def folder(self) -> Path:
         """The folder of this run's checkpoints."""
-        return self._plan.folder / self._place("")
+        return self.plan.folder / self._place("")
 
     @property
     def newest(self) -> ArchiveEntry | None:
@@ -160,7 +153,7 @@ class Archive:
                     await self.once()
                     copied_s = loop.time() - began_s
                 failures = 0
-                wait_s = began_s + next_copy_s(copied_s, self._plan.every_s) - loop.time()
+                wait_s = began_s + next_copy_s(copied_s, self.plan.every_s) - loop.time()
             except (SwarmnodeError, OSError) as error:
                 failures += began_s <= loop.time()
                 least_s = max(RETRY_S, error.retry_after_s if isinstance(error, Unavailable) else 0.0)
@@ -202,8 +195,8 @@ class Archive:
         except (SwarmnodeError, OSError) as error:
             waits = isinstance(error, Unavailable | RemoteFault)
             self.status = f"{'waits' if waits else 'cannot write'}: {error}"
-            self._telemetry.count(name.ARCHIVES, outcome="failed")
-            self._telemetry.event("archive.failed", level="warning" if waits else "error", reason=str(error))
+            self.telemetry.count(name.ARCHIVES, outcome="failed")
+            self.telemetry.event("archive.failed", level="warning" if waits else "error", reason=str(error))
             raise
         self._current_s = begun_s
         await self._prune()
@@ -217,14 +210,14 @@ class Archive:
         await asyncio.to_thread(shutil.rmtree, self.sources.scratch, ignore_errors=True)
         for folder in await asyncio.to_thread(_incomplete, self.folder):
             await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
-            self._telemetry.event("archive.pruned", labels=[folder.name], reason="it was not complete")
+            self.telemetry.event("archive.pruned", labels=[folder.name], reason="it was not complete")
         entries = dict[str, ArchiveEntry]()  # the page shows those of before meanwhile
         for label in await self._labels(self._store):
             place = self._place(label)
             try:
                 entries[label] = await self._entry(place) or await self._finish(label)
             except DataError as error:  # left to its owner: it is neither offered nor deleted
-                self._telemetry.event("archive.failed", level="error", label=label, reason=str(error))
+                self.telemetry.event("archive.failed", level="error", label=label, reason=str(error))
         self.entries = entries
 
     async def _entry(self, place: str) -> ArchiveEntry | None:
@@ -245,14 +238,14 @@ class Archive:
 
     async def _copy_run(self, before: ArchiveEntry | None) -> RunCopy | None:
         sizes = [PACKED_ITEMSIZE["phi"] * of["phi"] for of in self.sources.sizes]
-        check_free(self._plan.folder, needed_nbytes(sizes, CHUNK_NBYTES) + RESERVE_NBYTES, "the next checkpoint")
+        check_free(self.plan.folder, needed_nbytes(sizes, CHUNK_NBYTES) + RESERVE_NBYTES, "the next checkpoint")
         self.sources.scratch.mkdir(parents=True, exist_ok=True)
         self.status = "copies the run"
         if before is None:
             return await self.sources.copy_run()
         data = await self._store.read(f"{self._place(before.label)}/{form.ROOT}")
         checkpoint = form.checkpoint_of(data or b"", before.label)
-        same = checkpoint.origin.stages == self._origin.stages  # cut otherwise, parameters have another order
+        same = checkpoint.origin.stages == self.origin.stages  # cut otherwise, parameters have another order
         last = partial(saved_elements, self.folder_of(before), checkpoint) if same else None
         return await self.sources.copy_run(last, before.round)
 
@@ -265,16 +258,16 @@ class Archive:
         for stage, taken in enumerate(copy_run.stages):
             await self._save_stage(label, stage, taken, copy_run)
             taken.copy.drop()
-        checkpoint = await checkpoint_io.assembled(self._store, self._origin, label)
+        checkpoint = await checkpoint_io.assembled(self._store, self.origin, label)
         assert checkpoint is not None, "every stage was saved"
         words = [_word(stage, taken) for stage, taken in enumerate(copy_run.stages)]
         for file, data in {**self._files(checkpoint), COPIES: provenance_to_text(words)}.items():
             await self._store.write(f"{self._place(label)}/{file}", [data])
-        await checkpoint_io.complete(self._store, self._origin, label)
+        await checkpoint_io.complete(self._store, self.origin, label)
         entry = self.entries[label] = await self._finish(label)
-        self._telemetry.count(name.ARCHIVES, outcome="saved")
-        self._telemetry.gauge(name.ARCHIVE_SAMPLES, float(entry.samples))
-        self._telemetry.event(
+        self.telemetry.count(name.ARCHIVES, outcome="saved")
+        self.telemetry.gauge(name.ARCHIVE_SAMPLES, float(entry.samples))
+        self.telemetry.event(
             "archive.saved",
             label=label,
             round=entry.round,
@@ -286,8 +279,8 @@ class Archive:
         return entry
 
     async def _save_stage(self, label: str, stage: int, taken: TakenCopy, copy_run: RunCopy) -> None:
-        part = stages_of(self._manifest)[stage]
-        shapes = {"phi": section_shapes(self._manifest, part)["phi"]}
+        part = stages_of(self.manifest)[stage]
+        shapes = {"phi": section_shapes(self.manifest, part)["phi"]}
         holding = ReplicaHoldings(stage, taken.copy.offer.round, taken.copy.peer, copy_run.progress, copy_run.blocks)
         await checkpoint_io.save_stage(
             self._store,
@@ -295,15 +288,15 @@ class Archive:
             taken.copy.state(),
             shapes,
             holding,
-            shard_nbytes=self._plan.shard_nbytes,
+            shard_nbytes=self.plan.shard_nbytes,
         )
 
     def _files(self, checkpoint: Checkpoint) -> Mapping[str, bytes]:
         where = {tensor: file.name for file in checkpoint.files for tensor in file.tensors}
-        about = {"run_id": self._origin.run_id, "run_name": self._origin.run_name}
+        about = {"run_id": self.origin.run_id, "run_name": self.origin.run_name}
         about |= {"kind": f"archive {checkpoint.label}"}
         numbers = {"round": checkpoint.round, "samples": checkpoint.samples, "replicas": 1}
-        return self._model_files(where, checkpoint.nbytes, {**about, **numbers})
+        return self.model_files(where, checkpoint.nbytes, {**about, **numbers})
 
     async def _finish(self, label: str) -> ArchiveEntry:
         """Evaluate the complete checkpoint `label` and record the known facts about it."""
@@ -311,7 +304,7 @@ class Archive:
         data = await self._store.read(f"{place}/{form.ROOT}")
         checkpoint = form.checkpoint_of(data or b"", f"{place}/{form.ROOT}")
         self.status = f"measures {label}"
-        measured = await self._evaluate(self._plan.folder / place, checkpoint.samples)
+        measured = await self.evaluate(self.plan.folder / place, checkpoint.samples)
         words = read_provenance(await self._store.read(f"{place}/{COPIES}") or b"", f"{place}/{COPIES}")
         hashes = {file.name: file.sha256 for file in checkpoint.files}
         files = []
@@ -334,18 +327,18 @@ class Archive:
             measured.scores,
         )
         for score in measured.scores.scores:
-            self._telemetry.gauge(name.ARCHIVE_SCORE, score.value, score=score.name)
+            self.telemetry.gauge(name.ARCHIVE_SCORE, score.value, score=score.name)
         await self._store.write(f"{place}/{ABOUT}", [entry.to_text()])
         return entry
 
     async def _prune(self) -> None:
-        stay = labels_to_keep({label: entry.loss for label, entry in self.entries.items()}, self._plan.keep)
+        stay = labels_to_keep({label: entry.loss for label, entry in self.entries.items()}, self.plan.keep)
         gone = sorted(self.entries.keys() - stay)
         for label in gone:
             del self.entries[label]
             await self._delete(self._store, label)
         if gone:
-            self._telemetry.event("archive.pruned", labels=gone, keep=self._plan.keep)
+            self.telemetry.event("archive.pruned", labels=gone, keep=self.plan.keep)
 
     async def _delete(self, store: Store, label: str) -> None:
         """Delete a checkpoint; the file that makes it a checkpoint goes first, so that no partial one is ever seen."""
@@ -355,7 +348,7 @@ class Archive:
 
     async def _push(self) -> None:
         """Synchronise the bucket or folder with the archive. A failure is logged and retried the next time."""
-        store = self._plan.push
+        store = self.plan.push
         if store is None:
             return
         try:
@@ -367,15 +360,15 @@ class Archive:
                     data = await self._store.read(f"{self._place(label)}/{each}")
                     assert data is not None, "nobody else deletes here"
                     await store.write(f"{self._place(label)}/{each}", [data])
-                self._telemetry.event("archive.pushed", label=label, where=str(store))
+                self.telemetry.event("archive.pushed", label=label, where=str(store))
             for label in there.keys() - self.entries.keys():
                 await self._delete(store, label)
         except (LocalFault, DataError) as error:
-            self._telemetry.event("archive.push_failed", level="error", where=str(store), reason=str(error))
+            self.telemetry.event("archive.push_failed", level="error", where=str(store), reason=str(error))
 
     async def _push_to_hub(self, entry: ArchiveEntry) -> None:
         """Make the hub's repository hold `entry`, once. A failure is logged and retried the next time."""
-        hub, label = self._plan.hub, entry.label
+        hub, label = self.plan.hub, entry.label
         if not hub or label == self._on_hub:
             return
         self.status = f"pushes {label} to {hub}"
@@ -384,13 +377,13 @@ class Archive:
         try:
             where = await asyncio.to_thread(push_folder, self.folder_of(entry), hub, label, message)
         except SwarmnodeError as error:
-            self._telemetry.event("archive.push_failed", level="error", where=hub, reason=str(error))
+            self.telemetry.event("archive.push_failed", level="error", where=hub, reason=str(error))
         else:
             self._on_hub = label
-            self._telemetry.event("archive.pushed", label=label, where=where)
+            self.telemetry.event("archive.pushed", label=label, where=where)
 
     def _place(self, label: str) -> str:
-        return form.place(self._origin.run_id, label)
+        return form.place(self.origin.run_id, label)
 
 
 def _incomplete(folder: Path) -> list[Path]:

@@ -70,7 +70,7 @@ class Progress:
         assert entries_max >= 2, f"{entries_max} entries; at least 2: one feeder and the floor"
         self._own = own
         self._entries_max = entries_max
-        self._samples: dict[str, int] = {}  # in the order of their last change, oldest first
+        self.feeders: dict[str, int] = {}  # in the order of their last change, oldest first
         self._listed = 0  # sum of the entries
         self._folded: dict[str, int] = {}
         self._base = 0
@@ -78,27 +78,12 @@ class Progress:
         self.version = 0  # grows with each change of an entry or of the base
         self._base_version = 0
         self._heard = 0  # the largest total that any peer announced
-        self._total = 0
-        self._top = math.inf
-
-    @property
-    def total(self) -> int:
-        """Known samples of the whole run. Never shrinks."""
-        return self._total
-
-    @property
-    def feeders(self) -> Mapping[str, int]:
-        """Entries that are not folded."""
-        return self._samples
-
-    @property
-    def top(self) -> float:
-        """Samples up to which other nodes are believed."""
-        return self._top
+        self.total = 0  # known samples of the whole run. Never shrinks
+        self.top = math.inf  # samples up to which other nodes are believed
 
     def believe_up_to(self, top: float) -> None:
         """Believe other nodes up to `top` samples (membership/clock.py); inf: whatever they tell."""
-        self._top = top
+        self.top = top
 
     def add(self, own: PeerId, samples: int) -> int:
         """Count `samples` more for this node's own feeder; return the total. Only the feeder itself may call this."""
@@ -106,8 +91,8 @@ class Progress:
         assert self._own is None or own == self._own, f"entry of {own} added to by {self._own}"
         self._own = own
         self._counted += samples
-        total = self._samples.get(own, self._folded.get(own, 0)) + samples
-        if total > self._samples.get(own, -1):
+        total = self.feeders.get(own, self._folded.get(own, 0)) + samples
+        if total > self.feeders.get(own, -1):
             self._raise_entries({own: total})
         return self._settle()
 
@@ -119,7 +104,7 @@ class Progress:
         What was counted since the start is added on top. Raises RemoteFault, and changes nothing, if the total would be
         absurd, ProgressOverclaim if it would exceed `top`.
         """
-        return self._merge(other._samples, other._sum(), other._heard)
+        return self._merge(other.feeders, other._sum(), other._heard)
 
     def merge_wire(self, message: record_pb2.Progress) -> int:
         """Same as `merge` of `from_wire`, including the errors, but faster: most calls carry such a message."""
@@ -131,17 +116,17 @@ class Progress:
         return self._merge(told, sum(told.values()))
 
     def _merge(self, told: Mapping[str, int] | Mapping[PeerId, int], total: int, heard: int = 0) -> int:
-        if self._total + total > SAMPLES_MAX:
-            raise RemoteFault(f"progress of {total} samples in all, here {self._total}; at most {SAMPLES_MAX}")
-        known = self._samples.get
+        if self.total + total > SAMPLES_MAX:
+            raise RemoteFault(f"progress of {total} samples in all, here {self.total}; at most {SAMPLES_MAX}")
+        known = self.feeders.get
         news = {feeder: samples for feeder, samples in told.items() if samples > known(feeder, -1)}
-        if not news and total <= self._sum() and heard <= self._total:
-            return self._total
+        if not news and total <= self._sum() and heard <= self.total:
+            return self.total
         if self._own in news:
             news[self._own] += self._counted
         before = sum(known(feeder, self._folded.get(feeder, 0)) for feeder in news)
-        if (after := max(self._sum() - before + sum(news.values()), total, heard)) > max(self._top, self._total):
-            raise ProgressOverclaim(after, self._top)
+        if (after := max(self._sum() - before + sum(news.values()), total, heard)) > max(self.top, self.total):
+            raise ProgressOverclaim(after, self.top)
         self._heard = max(self._heard, heard)
         self._raise_entries(news)
         self._raise_base(max(0, total - self._sum()))
@@ -149,8 +134,8 @@ class Progress:
 
     def to_wire(self) -> record_pb2.Progress:
         """All entries, at most `entries_max` including the floor, which exists only if something was folded."""
-        message = to_message(self._samples | {FLOOR: self._sum()} if self._base else self._samples)
-        message.total = self._total
+        message = to_message(self.feeders | {FLOOR: self._sum()} if self._base else self.feeders)
+        message.total = self.total
         return message
 
     def news(
@@ -165,7 +150,7 @@ class Progress:
         publishes its entry in its record. Written into `into`, if given.
         """
         # At most so many entries changed; if one changed twice, one too many is sent.
-        newest = list(itertools.islice(reversed(self._samples.items()), min(NEWS_MAX, self.version - since)))
+        newest = list(itertools.islice(reversed(self.feeders.items()), min(NEWS_MAX, self.version - since)))
         newer = dict(reversed(newest))
         # If entries were left out, the floor would count for them, and they would count again later.
         if self._base and self._base_version > since and len(newer) < NEWS_MAX:
@@ -174,15 +159,15 @@ class Progress:
             theirs = dict(zip(known.feeders, known.samples, strict=False))
             newer = {feeder: samples for feeder, samples in newer.items() if samples > theirs.get(feeder, -1)}
         message = to_message(newer, into)
-        if known is None or known.total < self._total:
-            message.total = self._total
+        if known is None or known.total < self.total:
+            message.total = self.total
         return message
 
     def entry(self, feeder: PeerId) -> record_pb2.Progress:
         """The entry of `feeder`, if any, and the total: for its record."""
-        samples = self._samples.get(feeder)
+        samples = self.feeders.get(feeder)
         message = to_message({} if samples is None else {feeder: samples})
-        message.total = self._total
+        message.total = self.total
         return message
 
     @classmethod
@@ -190,7 +175,7 @@ class Progress:
         """The counter of a peer. Raises RemoteFault for too many entries or an impossible feeder id or count."""
         by_feeder, total = _checked(message, entries_max)
         progress = cls(entries_max=entries_max)
-        progress._samples = by_feeder
+        progress.feeders = by_feeder
         progress._listed, progress._heard = sum(by_feeder.values()), message.total
         progress._base = total - progress._sum()
         progress._settle()
@@ -205,9 +190,9 @@ class Progress:
             news = {feeder: samples for feeder, samples in news.items() if samples > self._folded.get(feeder, -1)}
             for feeder in self._folded.keys() & news:  # it feeds again: its entry takes back its part of the base
                 self._base -= self._folded.pop(feeder)
-        before = self._samples.pop  # changed entries move to the end
+        before = self.feeders.pop  # changed entries move to the end
         self._listed += sum(news.values()) - sum([before(feeder, 0) for feeder in news])
-        self._samples.update(zip(map(sys.intern, news), news.values(), strict=True))
+        self.feeders.update(zip(map(sys.intern, news), news.values(), strict=True))
         self.version += len(news)
 
     def _raise_base(self, samples: int) -> None:
@@ -218,18 +203,18 @@ class Progress:
 
     def _settle(self) -> int:
         """Fold entries that do not fit, then update the total."""
-        if len(self._samples) > self._entries_max - 1:
-            idle = [feeder for feeder in self._samples if feeder != self._own]
-            for feeder in idle[: len(self._samples) - (self._entries_max - 1)]:
-                samples = self._samples.pop(feeder)
+        if len(self.feeders) > self._entries_max - 1:
+            idle = [feeder for feeder in self.feeders if feeder != self._own]
+            for feeder in idle[: len(self.feeders) - (self._entries_max - 1)]:
+                samples = self.feeders.pop(feeder)
                 self._listed -= samples
                 self._folded[feeder] = samples
                 self._raise_base(samples)
             for feeder in list(self._folded)[: max(0, len(self._folded) - FOLDED_MAX)]:
                 del self._folded[feeder]
         total = max(self._sum(), self._heard)
-        assert total >= self._total, f"samples of the run shrank from {self._total} to {total}"
-        self._total = total
+        assert total >= self.total, f"samples of the run shrank from {self.total} to {total}"
+        self.total = total
         return total
 
 

@@ -12,7 +12,7 @@ many they are (`UnknownPeers`).
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from swarmnode.ema import Ema, EmaStart
@@ -51,35 +51,25 @@ class PeerHistory:
     """The machines seen since this node started."""
 
     def __init__(self) -> None:
-        self._times: OrderedDict[PeerId, int] = OrderedDict()
-        self._worked: set[PeerId] = set()  # of these
+        self.times: OrderedDict[PeerId, int] = OrderedDict()  # the number of times each machine was seen
+        self.at_work: set[PeerId] = set()  # of these
 
     def record_work(self, peer: PeerId) -> None:
         """Record that `peer` was seen at work."""
         self.record_request(peer)
-        self._worked.add(peer)
+        self.at_work.add(peer)
 
     def record_request(self, peer: PeerId) -> None:
         """Record that `peer` sent a microbatch that was trained here."""
-        self._times[peer] = self._times.pop(peer, 0) + 1
-        if len(self._times) > REMEMBERED_MAX:
-            oldest, _ = self._times.popitem(last=False)
-            self._worked.discard(oldest)
+        self.times[peer] = self.times.pop(peer, 0) + 1
+        if len(self.times) > REMEMBERED_MAX:
+            oldest, _ = self.times.popitem(last=False)
+            self.at_work.discard(oldest)
 
     def forget(self, peer: PeerId) -> None:
         """Drop `peer`, which was found to lie."""
-        self._times.pop(peer, None)
-        self._worked.discard(peer)
-
-    @property
-    def times(self) -> Mapping[PeerId, int]:
-        """The number of times each machine was seen."""
-        return self._times
-
-    @property
-    def at_work(self) -> Set[PeerId]:
-        """Machines of `times` that did work which was checked here."""
-        return self._worked
+        self.times.pop(peer, None)
+        self.at_work.discard(peer)
 
 
 def machines(times: Iterable[int]) -> float:

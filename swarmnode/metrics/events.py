@@ -86,6 +86,7 @@ def tail(path: Path) -> list[str]:
         return []
 
 
+@dataclass(eq=False)
 class EventLog:
     """Writes one JSON object a line: ts, level, event, run, node, stage, fields.
 
@@ -94,40 +95,32 @@ class EventLog:
     `dropped` and reported once on stderr; no exception is raised.
     """
 
-    def __init__(
-        self,
-        path: Path | None,
-        *,
-        clock: Clock,
-        run: str,
-        node: str,
-        nbytes_max: int = LOG_BYTES_MAX,
-        echo: Echo | None = None,
-    ) -> None:
-        self.path = path
-        self.run = run
-        self.node = node
+    path: Path | None
+    clock: Clock
+    run: str
+    node: str
+    nbytes_max: int = LOG_BYTES_MAX
+    echo: Echo | None = None
+
+    def __post_init__(self) -> None:
         self.stage: int | None = None
         self.dropped = 0
-        self._clock = clock
-        self._nbytes_max = nbytes_max
-        self._echo = echo
         self._descriptor: int | None = None
         self._nbytes = 0
         self._told = False
-        if path is not None:
-            self._open(path)
+        if self.path is not None:
+            self._open(self.path)
 
     def write(self, event: str, *, level: str = "info", fields: Mapping[str, object] | None = None) -> None:
         """Append one line. AssertionError for an event or level missing in metrics/event.py."""
         check_event(event, level)
         fields = fields or {}
-        if self._echo is not None:
-            self._echo(level, event, fields)
+        if self.echo is not None:
+            self.echo(level, event, fields)
         if self.path is None:
             return
         line = {
-            "ts": timestamp(self._clock.unix_s()),
+            "ts": timestamp(self.clock.unix_s()),
             "level": level,
             "event": event,
             "run": self.run,
@@ -146,7 +139,7 @@ class EventLog:
     def _append(self, path: Path, line: bytes) -> None:
         if self._descriptor is None and self.dropped % REOPEN_EVERY == 0:
             self._open(path)
-        if self._nbytes and self._nbytes + len(line) > self._nbytes_max:
+        if self._nbytes and self._nbytes + len(line) > self.nbytes_max:
             self._rotate(path)
         if self._descriptor is None:
             self.dropped += 1

@@ -164,7 +164,7 @@ class StageReplica:
         self._copy_weights()
         self.recomputed = 0  # tapes run forward again
         self.bump_steps = 0  # inner steps left at a raised rate
-        self._accumulated = 0
+        self.accumulated = 0  # samples whose gradient waits for the next inner step
         self._weight = 0.0  # of the accumulated gradient: as `_weight_of`
         self.incoming = IncomingNorms()
         self._boundary = "fp64" if dtype == torch.float64 else manifest.pipeline.boundary
@@ -249,11 +249,6 @@ class StageReplica:
         """Elements in the flat buffer."""
         return self.theta.numel()
 
-    @property
-    def accumulated(self) -> int:
-        """Samples whose gradient waits for the next inner step."""
-        return self._accumulated
-
     def touched(self) -> None:
         """Invalidate tapes, because theta was written from outside and not by a step."""
         self.version += 1
@@ -273,7 +268,7 @@ class StageReplica:
     def discard(self) -> None:
         """Drop the gradient accumulated so far: it belongs to other weights."""
         self.grad.zero_()
-        self._accumulated, self._weight = 0, 0.0
+        self.accumulated, self._weight = 0, 0.0
 
     def begin_anew(self, *, raised: bool = True) -> None:
         """Other weights are here: fresh AdamW, no gradient, and if `raised` a higher rate for BUMP_STEPS steps."""
@@ -383,7 +378,7 @@ class StageReplica:
         tape.weights = None
         self.backprop.restart()
         if accumulate:
-            self._accumulated += samples
+            self.accumulated += samples
             self._weight += weight
         return wire_gradient
 
@@ -412,7 +407,7 @@ class StageReplica:
         wire_gradient = None if gradient is None else self._to_wire(gradient)
         self.backprop.restart()
         if train and accumulate:
-            self._accumulated += samples
+            self.accumulated += samples
             self._weight += self._weight_of(kept)
         return LossResult(value, kept.counted, wire_gradient)
 
@@ -433,8 +428,8 @@ class StageReplica:
         ratio (arXiv 2205.10287, section 4), and by the root of `averaged`, the replicas whose steps are averaged.
 
         Raises LocalFault if the gradient is not finite: theta has diverged. The gradient is dropped."""
-        assert self._accumulated > 0, "an inner step needs a gradient"
-        samples, self._accumulated = self._accumulated, 0
+        assert self.accumulated > 0, "an inner step needs a gradient"
+        samples, self.accumulated = self.accumulated, 0
         weight, self._weight = self._weight or 1.0, 0.0  # if no target counted, the gradient is zero
         try:
             norm = twice(lambda: self._clip_mean(weight), self.relieve, "an inner step")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 
 from swarmnode.errors import SwarmnodeError, Unavailable
 from swarmnode.gossip.exchange import Gossip
@@ -117,34 +118,28 @@ def successors(swarm: Swarm, stage: int, me: PeerId) -> tuple[list[PeerId], str]
     return able, f"this is the last replica of stage {stage}; {len(able)} nodes of stage {before} may keep its state"
 
 
+@dataclass(eq=False)
 class StageDrain:
-    """The drain steps of one served stage. They fill in `report` as they go."""
+    """The drain steps of one served stage. They fill in `report` as they go. `save` writes the stage to this machine's
+    disk."""
 
-    def __init__(
-        self,
-        here: StageContext,
-        gossip: Gossip,
-        donor: StageDonor,
-        work: HeldWork,
-        save: Callable[[], Awaitable[None]],
-        report: DrainReport,
-    ) -> None:
-        """`save` writes the stage to this machine's disk."""
-        self._here = here
-        self._gossip = gossip
-        self._donor = donor
-        self._work = work
-        self._save = save
-        self._report = report
-        self._rng = seeded(here.manifest.seed, "leaving", here.me, gossip.done)
-        self._finished_before = work.finished
+    here: StageContext
+    gossip: Gossip
+    donor: StageDonor
+    work: HeldWork
+    save: Callable[[], Awaitable[None]]
+    report: DrainReport
+
+    def __post_init__(self) -> None:
+        self._rng = seeded(self.here.manifest.seed, "leaving", self.here.me, self.gossip.done)
+        self._finished_before = self.work.finished
 
     def steps(self) -> list[DrainTask]:
         """Refuse new work, and return what is to be done, in order."""
-        self._work.refuse("this node is leaving")
-        report, gossip = self._report, self._gossip
-        report.expect(held=self._work.held, unsent=gossip.unsent)
-        finish_s = MARGIN * self._work.seconds if report.held else 0.0
+        self.work.refuse("this node is leaving")
+        report, gossip = self.report, self.gossip
+        report.expect(held=self.work.held, unsent=gossip.unsent)
+        finish_s = MARGIN * self.work.seconds if report.held else 0.0
         exchange_s = max(EXCHANGE_S, MARGIN * gossip.exchange_s) if report.unsent or report.held else 0.0
         steps = [
             DrainTask(DrainStep.FINISH, finish_s, self._finish, self._count),
@@ -152,61 +147,61 @@ class StageDrain:
                 DrainStep.EXCHANGE, exchange_s, self._exchange, lambda: f"{report.unsent - report.sent} samples learnt"
             ),
         ]
-        if not self._stopping and successors(self._here.swarm(), self._here.stage, self._here.me)[0]:
-            due_s = snapshot_nbytes(self._here.replica.sizes_of(self._here.stage)) / DOWNLOAD_RATE
-            undone = f"the state of stage {self._here.stage}"
+        if not self._stopping and successors(self.here.swarm(), self.here.stage, self.here.me)[0]:
+            due_s = snapshot_nbytes(self.here.replica.sizes_of(self.here.stage)) / DOWNLOAD_RATE
+            undone = f"the state of stage {self.here.stage}"
             steps.append(DrainTask(DrainStep.HANDOVER, due_s, self._hand_over, lambda: undone))
-        save_s = min(self._work.seconds, TURN_MAX_S) if report.held else 0.0
-        save_s += sum(self._here.replica.sizes_of(self._here.stage).values()) * SAVED_BYTES / SAVE_BYTES_PER_S
-        return [*steps, DrainTask(DrainStep.SAVE, save_s, self._save, lambda: "the stage on disk")]
+        save_s = min(self.work.seconds, TURN_MAX_S) if report.held else 0.0
+        save_s += sum(self.here.replica.sizes_of(self.here.stage).values()) * SAVED_BYTES / SAVE_BYTES_PER_S
+        return [*steps, DrainTask(DrainStep.SAVE, save_s, self.save, lambda: "the stage on disk")]
 
     @property
     def _stopping(self) -> bool:
         """True if the whole run stops: then no node needs this node's update or state."""
-        return self._report.notice.kind is NoticeKind.STOP
+        return self.report.notice.kind is NoticeKind.STOP
 
     async def _finish(self) -> None:
         # Where all leave at once, a microbatch that takes longer than usual waits for a stage that has left already.
         try:
-            async with asyncio.timeout(max(EXCHANGE_S, MARGIN * self._work.seconds) if self._stopping else None):
-                await self._work.finish()
+            async with asyncio.timeout(max(EXCHANGE_S, MARGIN * self.work.seconds) if self._stopping else None):
+                await self.work.finish()
         finally:
             self._count()
 
     def _count(self) -> str:
         """Note how much of the held work is done; what is left, in words."""
-        self._report.count_finished(self._work.finished - self._finished_before)
-        return f"{self._report.held - self._report.finished} of {self._report.held} microbatches"
+        self.report.count_finished(self.work.finished - self._finished_before)
+        return f"{self.report.held - self.report.finished} of {self.report.held} microbatches"
 
     async def _exchange(self) -> None:
         """Give the update since the last round to another replica of the stage."""
-        await self._gossip.rest()
-        self._report.expect(unsent=self._gossip.unsent)
-        staying = mates(self._here.swarm(), self._here.stage, self._here.me)
-        if self._stopping or not self._report.unsent or not staying:
+        await self.gossip.rest()
+        self.report.expect(unsent=self.gossip.unsent)
+        staying = mates(self.here.swarm(), self.here.stage, self.here.me)
+        if self._stopping or not self.report.unsent or not staying:
             return
-        here, gossip = self._here, self._gossip
+        here, gossip = self.here, self.gossip
         parting, met = gossip.parting, gossip.acceptance.packets_taken
         limit_s, told = here.manifest.limits.exchange_timeout_s, here.telemetry
         await send_final_delta(here.transport, here.run_id, staying, parting, told, self._rng, limit_s, met)
-        self._report.all_sent()
+        self.report.all_sent()
 
     async def _hand_over(self) -> None:
         """Give the state of the last replica to a node of the stage before. Raises Unavailable when none takes it."""
-        self._donor.close()  # its snapshots were copied before the last inner step
-        if mates(self._here.swarm(), self._here.stage, self._here.me):  # a replica came after this step was planned
-            if self._report.sent < self._report.unsent:
+        self.donor.close()  # its snapshots were copied before the last inner step
+        if mates(self.here.swarm(), self.here.stage, self.here.me):  # a replica came after this step was planned
+            if self.report.sent < self.report.unsent:
                 await self._exchange()
             return
-        able, reason = successors(self._here.swarm(), self._here.stage, self._here.me)
+        able, reason = successors(self.here.swarm(), self.here.stage, self.here.me)
         for successor in able:
-            request = wire.Request(run_id=self._here.run_id, handover=wire.Handover(stage=self._here.stage))
+            request = wire.Request(run_id=self.here.run_id, handover=wire.Handover(stage=self.here.stage))
             try:
-                await self._here.transport.call(successor, Call(request), timeout_s=HANDOVER_MAX_S, reply_bytes_max=0)
+                await self.here.transport.call(successor, Call(request), timeout_s=HANDOVER_MAX_S, reply_bytes_max=0)
             except SwarmnodeError as error:
                 reason = f"{short(successor)}: {error}"
                 continue
-            self._report.all_sent(successor)
-            self._here.telemetry.event("handover.done", peer=successor, stage=self._here.stage, reason=reason)
+            self.report.all_sent(successor)
+            self.here.telemetry.event("handover.done", peer=successor, stage=self.here.stage, reason=reason)
             return
         raise Unavailable(reason)

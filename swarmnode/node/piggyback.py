@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Container, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from google.protobuf.message import DecodeError
 
@@ -24,58 +24,51 @@ SILENT = frozenset({*METHODS, "reserve"}) - {"exchange"}
 Learn = Callable[[record_pb2.SignedRecord], object]
 
 
+@dataclass(eq=False)
 class PiggybackTransport:
     """ports.Transport around a ports.Transport. `progressed` is called when a peer's progress told something new,
     `overclaimed` with a peer that tells of more samples than can be believed. Calls of `excluded` peers are refused."""
 
-    def __init__(
-        self,
-        transport: Transport,
-        progress: Progress,
-        record: Callable[[], tuple[int, record_pb2.SignedRecord] | None],
-        learn: Learn,
-        progressed: Callable[[], None],
-        overclaimed: Callable[[PeerId], None] = lambda peer: None,
-        excluded: Container[PeerId] = (),
-    ) -> None:
-        self._transport = transport
-        self._progress = progress
-        self._record = record
-        self._learn = learn
-        self._progressed = progressed
-        self._overclaimed = overclaimed
-        self._excluded = excluded
+    transport: Transport
+    progress: Progress
+    record: Callable[[], tuple[int, record_pb2.SignedRecord] | None]
+    learn: Learn
+    progressed: Callable[[], None]
+    overclaimed: Callable[[PeerId], None] = lambda peer: None
+    excluded: Container[PeerId] = ()
+
+    def __post_init__(self) -> None:
         self._seen = Remembered[PeerId, int]()
         self.work = Work()
         self._told = Remembered[PeerId, int]()  # version of our progress that a peer was told
 
     @property
     def peer_id(self) -> PeerId:
-        return self._transport.peer_id
+        return self.transport.peer_id
 
     async def addresses(self) -> list[str]:
-        return await self._transport.addresses()
+        return await self.transport.addresses()
 
     @property
     def line_queue(self) -> int:
-        return self._transport.line_queue
+        return self.transport.line_queue
 
     def bytes_by_method(self) -> dict[tuple[str, str], int]:
-        return self._transport.bytes_by_method()
+        return self.transport.bytes_by_method()
 
     async def connect(self, peer: PeerId, addresses: Sequence[str]) -> None:
-        await self._transport.connect(peer, addresses)
+        await self.transport.connect(peer, addresses)
 
     def serve(self, method: str, handler: Handler, *, tensor_bytes_max: int, admit: Admit | None = None) -> None:
         def admitted(peer: PeerId, header: wire.Request) -> None:
-            if peer in self._excluded:
+            if peer in self.excluded:
                 raise Unavailable("this node works with you no more")
             self._hear_record(peer, header)  # before the check, which asks who the caller is
             if admit is not None:
                 admit(peer, header)
 
         if method in SILENT:
-            self._transport.serve(method, handler, tensor_bytes_max=tensor_bytes_max, admit=admitted)
+            self.transport.serve(method, handler, tensor_bytes_max=tensor_bytes_max, admit=admitted)
             return
 
         async def with_news(peer: PeerId, call: Call) -> Answer:
@@ -93,14 +86,14 @@ class PiggybackTransport:
             self._ride(peer, method, header, call.header.progress)
             return replace(answer, header=header)
 
-        self._transport.serve(method, with_news, tensor_bytes_max=tensor_bytes_max, admit=admitted)
+        self.transport.serve(method, with_news, tensor_bytes_max=tensor_bytes_max, admit=admitted)
 
     async def call(self, peer: PeerId, call: Call, *, timeout_s: float, reply_bytes_max: int) -> Answer:
         method = call.header.WhichOneof("body")
         assert method is not None, "a call without a body asks for nothing"
         self._ride(peer, method, call.header)
         try:
-            answer = await self._transport.call(peer, call, timeout_s=timeout_s, reply_bytes_max=reply_bytes_max)
+            answer = await self.transport.call(peer, call, timeout_s=timeout_s, reply_bytes_max=reply_bytes_max)
         except Busy:
             raise
         except (RemoteFault, Unavailable) as error:  # it may not have had the news, or have forgotten who we are
@@ -136,7 +129,7 @@ class PiggybackTransport:
             if peer not in self._seen and isinstance(header, wire.Request) and (signed := self._say(peer)) is not None:
                 header.record.CopyFrom(signed)
             return
-        if heard is None or heard.total < self._progress.total:  # else the caller knows no less than we
+        if heard is None or heard.total < self.progress.total:  # else the caller knows no less than we
             self._news(peer, header.progress)
         signed = self._say(peer)
         if signed is not None:
@@ -149,12 +142,12 @@ class PiggybackTransport:
         sample or record.
         """
         into.Clear()
-        self._progress.news(self._told.get(peer, 0), into, heard)
-        self._told[peer] = self._progress.version
+        self.progress.news(self._told.get(peer, 0), into, heard)
+        self._told[peer] = self.progress.version
 
     def _say(self, peer: PeerId) -> record_pb2.SignedRecord | None:
         """Our record for `peer`; None when the peer has received this version."""
-        current = self._record()
+        current = self.record()
         if current is None:
             return None
         sequence, signed = current
@@ -164,19 +157,19 @@ class PiggybackTransport:
         return signed
 
     def _hear_progress(self, peer: PeerId, progress: record_pb2.Progress) -> None:
-        before = self._progress.total
+        before = self.progress.total
         try:
-            if (progress.samples or progress.total > before) and self._progress.merge_wire(progress) > before:
-                self._progressed()
+            if (progress.samples or progress.total > before) and self.progress.merge_wire(progress) > before:
+                self.progressed()
         except ProgressOverclaim:  # the call itself may still be good
-            self._overclaimed(peer)
+            self.overclaimed(peer)
 
     def _hear_record(self, peer: PeerId, header: wire.Request | wire.Reply) -> None:
         """Learn the record that rides on a message of `peer`, if it is its own: else one peer could tell of as many
         keys as it can sign with, at no price but that."""
         if header.HasField("record") and _is_of(peer, header.record):
             with contextlib.suppress(RemoteFault):  # a stale or odd record: the call itself may still be good
-                self._learn(header.record)
+                self.learn(header.record)
 
 
 def _is_of(peer: PeerId, signed: record_pb2.SignedRecord) -> bool:

@@ -146,7 +146,7 @@ class Presence:
         self._telemetry = telemetry
         self.me = identity.peer_id
         self._stage = stage
-        self._status = LocalStatus(unable=unable, saves_checkpoints=saves_checkpoints)
+        self.status = LocalStatus(unable=unable, saves_checkpoints=saves_checkpoints)
         self.progress = Progress()
         self.peer_table = PeerTable(manifest.pipeline.stages)
         self.banned = asyncio.Event()  # a router banned a peer; whoever waits clears it
@@ -158,8 +158,8 @@ class Presence:
         self.peer_table.prefer(seen)
         self._believed = BelievedSwarm(self.me, seen, self._strangers_work, stages=manifest.pipeline.stages)
         self.blocks_heard: dict[PeerId, record_pb2.Blocks] = {}
-        self._joined_unix_ms = int(clock.unix_s() * 1000)
-        self._sequence = self._joined_unix_ms
+        self.incarnation = int(clock.unix_s() * 1000)  # differs between two processes with the same key
+        self._sequence = self.incarnation
         self._signed: record_pb2.SignedRecord | None = None
         self._signed_at = float("-inf")
         self._stretch = 1  # of our next record
@@ -168,12 +168,7 @@ class Presence:
         self._unix_ahead_s = 0.0  # Unix time less loop time, as the routers were told
         self._announce_now = asyncio.Event()
         self._sends_to: Collection[int] = ()  # nobody, before a stage is chosen
-        self._chance = seeded(manifest.seed, "look", self.me, self._joined_unix_ms)
-
-    @property
-    def status(self) -> LocalStatus:
-        """The facts about this node that do not depend on the stage it serves."""
-        return self._status
+        self._chance = seeded(manifest.seed, "look", self.me, self.incarnation)
 
     @property
     def doubtful(self) -> bool:
@@ -187,7 +182,7 @@ class Presence:
 
     def believed(self) -> Swarm:
         """The swarm as this node counts it (membership/trust.py)."""
-        return self._believed.of(self.peer_table.swarm(), self._status.stage, self._sends_to)
+        return self._believed.of(self.peer_table.swarm(), self.status.stage, self._sends_to)
 
     def _on_progress(self) -> None:
         self._stage().on_progress()
@@ -204,7 +199,7 @@ class Presence:
     def _stretched(self, nbytes: int) -> int:
         """Announce periods of the run between two of our records: as many as keep the records that this node reads,
         those of its stage each time and a part of the others, of `nbytes` each, within READ_BYTES_PER_S."""
-        own, sizes = self._status.stage, self.believed().sizes
+        own, sizes = self.status.stage, self.believed().sizes
         here = sizes[own] if own is not None and own < len(sizes) else 0
         read = nbytes * (here + (sum(sizes) - here) / OTHERS_PERIODS)
         return min(STRETCH_MAX, max(1, math.ceil(read / READ_BYTES_PER_S / self._manifest.limits.announce_period_s)))
@@ -213,53 +208,48 @@ class Presence:
         """Samples that the whole run has trained, as far as known here."""
         return self.progress.total
 
-    @property
-    def incarnation(self) -> int:
-        """Differs between two processes with the same key."""
-        return self._joined_unix_ms
-
     def on_new_addresses(self, addresses: list[str]) -> None:
         """Other nodes reach this one at `addresses` from now on."""
-        self._status = replace(self._status, addresses=tuple(addresses))
+        self.status = replace(self.status, addresses=tuple(addresses))
 
     def going_to(self, stage: int | None) -> None:
         """Announce that this node is about to serve `stage` instead; None: that it stays."""
-        self._status = replace(self._status, moving_to=stage)
+        self.status = replace(self.status, moving_to=stage)
         self.announce_change()
 
     def announce_speed(self, rates: SampleRates) -> None:
         """Announce how fast this machine is on its stage."""
-        self._status = replace(self._status, rates=rates, samples_per_second=rates.best)
+        self.status = replace(self.status, rates=rates, samples_per_second=rates.best)
         self.announce_change()
 
     def suppose_rates(self, rates: SampleRates) -> None:
         """Assume these rates by microbatch size of the run's devices, where this node probes none."""
-        self._status = replace(self._status, rates=rates)
+        self.status = replace(self.status, rates=rates)
 
     def has_text(self, digest: bytes) -> None:
         """Note the digest of the run's text on this machine, for the next record."""
-        self._status = replace(self._status, data_digest=digest)
+        self.status = replace(self.status, data_digest=digest)
 
     def can_serve(self, stage: int, able: bool) -> None:
         """Note whether this machine can serve `stage`, for the next record."""
-        unable = self._status.unable - {stage} if able else self._status.unable | {stage}
-        self._status = replace(self._status, unable=unable)
+        unable = self.status.unable - {stage} if able else self.status.unable | {stage}
+        self.status = replace(self.status, unable=unable)
 
     def made_subspace(self, digest: bytes) -> None:
         """Note the digest of the frozen subspace made here, for the next record."""
-        self._status = replace(self._status, boundary_digest=digest)
+        self.status = replace(self.status, boundary_digest=digest)
 
     def allow(self, allowance: record_pb2.Allowance | None) -> None:
         """Note the limits that other nodes should expect, for the next record; None: none."""
-        self._status = replace(self._status, allowance=allowance)
+        self.status = replace(self.status, allowance=allowance)
 
     def attend(self, stage: int, sends_to: Collection[int], samples_per_second: float, saved_samples: int = 0) -> None:
         """Be at `stage` from now on, or at the feeders' place (swarm.py): know all its members, where this node may
         feed all feeders as well, and send work to those of `sends_to`. `samples_per_second`: the speed expected there;
         0: not known yet. `saved_samples`: of the run, when this node saved that stage on its disk; 0: it has not."""
         speed = samples_per_second
-        self._status = replace(
-            self._status, stage=stage, samples_per_second=speed, saved_samples=saved_samples, moving_to=None
+        self.status = replace(
+            self.status, stage=stage, samples_per_second=speed, saved_samples=saved_samples, moving_to=None
         )
         feeders = (0, feeder_place(self._manifest)) if feeds_at(self._manifest, stage) else ()
         self.peer_table.attend(stage, *feeders)
@@ -270,13 +260,13 @@ class Presence:
 
     async def reserve(self, stage: int) -> None:
         """Announce that this node joins at `stage`, unless another one that chooses now does so before it."""
-        self._status = replace(self._status, stage=stage, moving_to=stage, samples_per_second=0.0)
+        self.status = replace(self.status, stage=stage, moving_to=stage, samples_per_second=0.0)
         self.announce_change()
         await self.announce()
 
     def set_state(self, state: record_pb2.NodeState, reason: str) -> None:
         """Change the state others see; announced at once."""
-        self._status = replace(self._status, state=state)
+        self.status = replace(self.status, state=state)
         self._telemetry.gauge(name.STATE, float(state))
         self._telemetry.event("node.state", state=record_pb2.NodeState.Name(state)[11:].lower(), reason=reason)
         self.announce_change()
@@ -290,7 +280,7 @@ class Presence:
     def record(self) -> tuple[int, record_pb2.SignedRecord] | None:
         """(sequence, our record), signed anew when the last one is old; None before a stage is chosen."""
         now = asyncio.get_running_loop().time()
-        if self._status.stage is None:
+        if self.status.stage is None:
             return None
         if self._signed is None or now - self._signed_at > self._period_s:
             self._sequence += 1
@@ -301,7 +291,7 @@ class Presence:
         return self._sequence, self._signed
 
     def _describe(self, now_unix_s: float) -> record_pb2.Record:
-        us, stage = self._status, self._stage().status()
+        us, stage = self.status, self._stage().status()
         assert us.stage is not None
         speed = 0.0  # of a node without a stage
         if us.stage < self._manifest.pipeline.stages:
@@ -319,7 +309,7 @@ class Presence:
             queue=min(QUEUE_MAX, stage.queue),
             round=stage.round_index,
             round_stride=stage.round_stride,
-            joined_unix_ms=self._joined_unix_ms,
+            joined_unix_ms=self.incarnation,
             version=__version__,
             progress=self.progress.entry(self.me),
             moving_to=us.moving_to,

@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import math
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 
 from swarmnode.errors import Unavailable
 from swarmnode.node.limits import DAY_S, NOT_ASKED, AskedPause, Limits, LimitVerdict, SensorReading, change, decide
@@ -20,43 +21,34 @@ Sense = Callable[[Limits], Awaitable[SensorReading]]
 """The machine now; what none of the limits asks for need not be measured."""
 
 
+@dataclass(eq=False)
 class Regulator:
-    """`change`, `pause` and `resume` are what people ask for; `run` makes it so."""
+    """`change`, `pause` and `resume` are what people ask for; `run` makes it so. `changed` is told the limits at once
+    and whenever they change: for rates, which the transport keeps. `asked` is a person's pause from before a
+    restart; `keep` is told each new one."""
 
-    def __init__(
-        self,
-        limits: Limits,
-        sense: Sense,
-        pause_control: PauseControl,
-        presence: Presence,
-        telemetry: Telemetry,
-        changed: Callable[[Limits], None] = lambda limits: None,
-        period_s: float = PERIOD_S,
-        asked: AskedPause = NOT_ASKED,
-        keep: Callable[[AskedPause], None] = lambda asked: None,
-    ) -> None:
-        """`changed` is told the limits at once and whenever they change: for rates, which the transport keeps.
-        `asked` is a person's pause from before a restart; `keep` is told each new one."""
-        self.limits = limits
+    limits: Limits
+    sense: Sense
+    pause_control: PauseControl
+    presence: Presence
+    telemetry: Telemetry
+    changed: Callable[[Limits], None] = lambda limits: None
+    period_s: float = PERIOD_S
+    asked: AskedPause = NOT_ASKED
+    keep: Callable[[AskedPause], None] = lambda asked: None
+
+    def __post_init__(self) -> None:
         self.reading: SensorReading | None = None
         self.verdict = LimitVerdict(True, None, "starting")
-        self._sense = sense
-        self._pause_control = pause_control
-        self._presence = presence
-        self._telemetry = telemetry
-        self._changed = changed
-        self._period_s = period_s
-        self._asked = asked
-        self._keep = keep
         self._now = asyncio.Event()
         self._standing_back = False
-        changed(limits)
+        self.changed(self.limits)
 
     def change(self, changed: Mapping[str, str]) -> None:
         """Set or lift limits, as written on the command line. Raises ValueError, and changes nothing then."""
         self.limits = change(self.limits, changed)
-        self._changed(self.limits)
-        self._telemetry.event("limits.changed", changed=dict(changed))
+        self.changed(self.limits)
+        self.telemetry.event("limits.changed", changed=dict(changed))
         self._now.set()
 
     def pause(self, for_s: float, reason: str) -> None:
@@ -70,10 +62,10 @@ class Regulator:
         self._ask(NOT_ASKED)
 
     def _ask(self, asked: AskedPause) -> None:
-        self._asked = asked
+        self.asked = asked
         if self.reading is not None:
             self._decide(self.reading)
-        self._keep(asked)
+        self.keep(asked)
 
     def stand_back(self) -> None:
         """Leave the node as it is from now on: it is finishing."""
@@ -85,26 +77,26 @@ class Regulator:
             self._now.clear()
             await self.once()
             try:
-                async with asyncio.timeout(self._period_s):
+                async with asyncio.timeout(self.period_s):
                     await self._now.wait()
             except TimeoutError:
                 pass
 
     async def once(self) -> None:
         """Take one reading and act on it."""
-        reading = await self._sense(self.limits)
+        reading = await self.sense(self.limits)
         self._decide(dataclasses.replace(reading, running=self.verdict.running))
         if self._standing_back:
             return
-        await self._pause_control.apply(self.verdict.running, self.verdict.reason)
+        await self.pause_control.apply(self.verdict.running, self.verdict.reason)
 
     def _decide(self, reading: SensorReading) -> None:
         before = self.verdict
-        self.reading = dataclasses.replace(reading, asked=self._asked)
+        self.reading = dataclasses.replace(reading, asked=self.asked)
         self.verdict = decide(self.limits, self.reading)
-        self._presence.allow(allowance(self.limits, self.verdict, reading.unix_s))
+        self.presence.allow(allowance(self.limits, self.verdict, reading.unix_s))
         if self.verdict.running != before.running:
-            self._telemetry.event("limits.verdict", running=self.verdict.running, reason=self.verdict.reason)
+            self.telemetry.event("limits.verdict", running=self.verdict.running, reason=self.verdict.reason)
             self._now.set()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from swarmnode.errors import Busy, RemoteFault, Unavailable
 from swarmnode.identity import Identity
@@ -47,25 +48,19 @@ FIRST_S = 4.0  # guess: a volunteer who looks just after joining sees receipts
 PERIOD_S = 30.0  # guess: between two rounds of asking; a kill loses the receipts of so long
 
 
+@dataclass(eq=False)
 class ReceiptExchange:
     """Handler of "receipt", and the asking. `keep` is given every receipt that verifies, the newest of its client."""
 
-    def __init__(
-        self,
-        run_id: RunId,
-        identity: Identity,
-        work: Work,
-        clock: Clock,
-        telemetry: Telemetry,
-        keep: Callable[[wire.Receipt], Awaitable[None]],
-    ) -> None:
-        self._run_id = run_id
-        self._identity = identity
-        self._work = work
-        self._clock = clock
-        self._telemetry = telemetry
-        self._keep = keep
-        self._began_unix_s = int(clock.unix_s())
+    run_id: RunId
+    identity: Identity
+    work: Work
+    clock: Clock
+    telemetry: Telemetry
+    keep: Callable[[wire.Receipt], Awaitable[None]]
+
+    def __post_init__(self) -> None:
+        self._began_unix_s = int(self.clock.unix_s())
 
     def serve(self, transport: Transport) -> None:
         """Register."""
@@ -73,11 +68,11 @@ class ReceiptExchange:
 
     async def sign(self, peer: PeerId, call: Call) -> Answer:
         """A receipt for the work of `peer` for this process so far. Raises Unavailable when there is none."""
-        if (done := self._work.done.get(peer)) is None:
+        if (done := self.work.done.get(peer)) is None:
             raise Unavailable("nothing was worked off for this node")
-        until = max(self._began_unix_s, int(self._clock.unix_s()))
+        until = max(self._began_unix_s, int(self.clock.unix_s()))
         return Answer(
-            wire.Reply(receipt=sign_receipt(self._identity, self._run_id, peer, done, self._began_unix_s, until))
+            wire.Reply(receipt=sign_receipt(self.identity, self.run_id, peer, done, self._began_unix_s, until))
         )
 
     async def collect(self, transport: Transport) -> None:
@@ -90,19 +85,19 @@ class ReceiptExchange:
 
     async def once(self, transport: Transport) -> None:
         """Ask each of the last REPORT_RECEIPTS_MAX clients once."""
-        for client in list(self._work.clients)[-REPORT_RECEIPTS_MAX:]:
+        for client in list(self.work.clients)[-REPORT_RECEIPTS_MAX:]:
             request = Call(wire.Request(receipt=wire.ReceiptRequest()))
             try:
                 answer = await transport.call(client, request, timeout_s=SMALL_CALL_S, reply_bytes_max=0)
                 receipt = answer.header.receipt
-                check_receipt(receipt, self._run_id, transport.peer_id)
+                check_receipt(receipt, self.run_id, transport.peer_id)
                 if receipt.client != client:
                     raise RemoteFault("a receipt of somebody else")
             except (RemoteFault, Unavailable) as error:
-                self._telemetry.event("receipt.failed", level="debug", peer=client, reason=str(error))
+                self.telemetry.event("receipt.failed", level="debug", peer=client, reason=str(error))
                 continue
             if receipt.microbatches:
-                await self._keep(receipt)
+                await self.keep(receipt)
 
 
 async def measuring(
@@ -142,6 +137,7 @@ def _tell_swarm(counts: Sequence[tuple[int, int]], telemetry: Telemetry) -> None
     telemetry.gauge(name.REPLICAS_FEWEST, float(min(serving)))
 
 
+@dataclass(eq=False)
 class Reporter:
     """Answers with `facts()`, gathered at most every FRESH_S, and the events and receipts asked for.
 
@@ -149,17 +145,12 @@ class Reporter:
     `receipts(serial, most)` gives those after `serial`, serialised, and the serial of the last of them.
     """
 
-    def __init__(
-        self,
-        facts: Callable[[], report_pb2.Report],
-        recent: RecentEvents,
-        incarnation: int,
-        receipts: Callable[[int, int], tuple[int, list[bytes]]] = lambda serial, most: (serial, []),
-    ) -> None:
-        self._facts = facts
-        self._receipts = receipts
-        self._recent = recent
-        self._incarnation = incarnation
+    facts: Callable[[], report_pb2.Report]
+    recent: RecentEvents
+    incarnation: int
+    receipts: Callable[[int, int], tuple[int, list[bytes]]] = lambda serial, most: (serial, [])
+
+    def __post_init__(self) -> None:
         self._gathered: report_pb2.Report | None = None
         self._gathered_at = -math.inf
         self._allowed: TokenBucket | None = None
@@ -171,16 +162,16 @@ class Reporter:
         if not self._allowed.take(now_s):
             raise Busy("this node is asked for reports too often", 1.0)
         if self._gathered is None or now_s - self._gathered_at > FRESH_S:
-            self._gathered, self._gathered_at = self._facts(), now_s
+            self._gathered, self._gathered_at = self.facts(), now_s
         request = call.header.report
         report = report_pb2.Report()
         report.CopyFrom(self._gathered)
-        report.incarnation = self._incarnation
-        same = request.incarnation == self._incarnation
+        report.incarnation = self.incarnation
+        same = request.incarnation == self.incarnation
         after = request.events_after if same else 0
-        report.receipts_serial, receipts = self._receipts(request.receipts_after if same else 0, REPORT_RECEIPTS_MAX)
+        report.receipts_serial, receipts = self.receipts(request.receipts_after if same else 0, REPORT_RECEIPTS_MAX)
         report.receipts.extend(receipts)
-        report.events.extend(_to_wire(event, report) for event in self._recent.after(after, REPORT_EVENTS_MAX))
+        report.events.extend(_to_wire(event, report) for event in self.recent.after(after, REPORT_EVENTS_MAX))
         return Answer(wire.Reply(report=report))
 
 

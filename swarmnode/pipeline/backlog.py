@@ -6,7 +6,7 @@ import asyncio
 import math
 import threading
 from collections import Counter, OrderedDict
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 from swarmnode.ema import Ema, EmaStart
@@ -115,22 +115,17 @@ class Slots:
 
     def __init__(self, slots: int) -> None:
         self._slots = slots
-        self._taken: Counter[int] = Counter()
+        self.taken: Counter[int] = Counter()  # places taken at each position
         self._taken_by: Counter[tuple[int, PeerId]] = Counter()
         self._fresh: Counter[int] = Counter()  # slots held by callers that have not worked with us
         self._worked = Remembered[PeerId, tuple[int, float]]()  # microbatches, loop time of the last
 
     def __len__(self) -> int:
-        return self._taken.total()
-
-    @property
-    def taken(self) -> Mapping[int, int]:
-        """Places taken at each position."""
-        return self._taken
+        return self.taken.total()
 
     def refusal(self, position: int, caller: PeerId, now_s: float) -> str | None:
         """Why `caller` gets no slot at `position` now; None if it may take one."""
-        if self._taken[position] >= self._slots:
+        if self.taken[position] >= self._slots:
             return f"all {self._slots} slots of position {position} are taken"
         others = self._others(caller, now_s)
         if not others:
@@ -145,14 +140,14 @@ class Slots:
     def take(self, position: int, caller: PeerId) -> Slot:
         """Take a slot, to be given back once."""
         slot = Slot(position, caller, not self._known(caller))
-        self._taken[position] += 1
+        self.taken[position] += 1
         self._taken_by[position, caller] += 1
         self._fresh[position] += slot.fresh
         return slot
 
     def give(self, slot: Slot) -> None:
         """Give `slot` back."""
-        self._taken[slot.position] -= 1
+        self.taken[slot.position] -= 1
         self._taken_by[slot.position, slot.caller] -= 1
         self._fresh[slot.position] -= slot.fresh
         if not self._taken_by[slot.position, slot.caller]:
@@ -248,7 +243,7 @@ class Backlog:
         self._first_s: float | None = None  # start of the first one, until one has been answered
         self._empty = asyncio.Event()
         self._empty.set()
-        self._refusing: str | None = None
+        self.refusing: str | None = None  # the reason for which no new microbatch is taken; None: they are taken
         self.finished = 0  # microbatches answered since start
 
     def __len__(self) -> int:
@@ -258,14 +253,9 @@ class Backlog:
         """Whether the microbatch is in work here, or its answer is kept."""
         return key in self._held or key in self._answers
 
-    @property
-    def refusing(self) -> str | None:
-        """The reason for which no new microbatch is taken; None: they are taken."""
-        return self._refusing
-
     def refuse(self, reason: str | None) -> None:
         """Take no new microbatch for `reason`; None: take them again."""
-        self._refusing = reason
+        self.refusing = reason
 
     @property
     def seconds(self) -> float:

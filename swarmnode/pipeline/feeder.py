@@ -242,7 +242,7 @@ class Feeder:
         self._again: deque[SampleSpan] = deque()  # pieces that found no route, to be sent again
         self._block, self._cut = 0, range(0)  # the block in work, and its samples not yet in a piece
         self._left: dict[int, int] = {}  # block -> samples not yet done
-        self._under_way = 0
+        self.under_way = 0  # microbatches started and not completed
         self.returned = 0  # microbatches whose gradient came back, since start
         self._changed = asyncio.Event()
         self._drew = asyncio.Event()  # a block was taken: others are coming
@@ -287,12 +287,12 @@ class Feeder:
     async def _start_all(self, tasks: asyncio.TaskGroup) -> None:
         while not self.draining:
             self._limit_window()
-            if self._held or self._under_way >= self.window.size:
+            if self._held or self.under_way >= self.window.size:
                 await self._change()
                 continue
             piece = self._next()
             if await self._text.at_hand(tasks, piece):
-                self._under_way += 1
+                self.under_way += 1
                 tasks.create_task(self._run_microbatch(piece))
 
     async def prefetch(self) -> None:
@@ -304,11 +304,6 @@ class Feeder:
         if self._cut:
             yield self._block
         yield from self.ledger.coming(self._swarm().feeders())
-
-    @property
-    def under_way(self) -> int:
-        """Microbatches started and not completed."""
-        return self._under_way
 
     @property
     def seconds(self) -> float:
@@ -430,7 +425,7 @@ class Feeder:
         else:
             self._done(piece, outcome, loop.time() - begun)
         finally:
-            self._under_way -= 1
+            self.under_way -= 1
             self._changed.set()
 
     def _done(self, piece: SampleSpan, outcome: MicrobatchResult, seconds: float) -> None:

@@ -140,27 +140,22 @@ class RoundTrip:
 
     def __init__(self, least_s: float) -> None:
         self._least_s = least_s
-        self._mean_s = self._deviation_s = 0.0
+        self.seconds = self._deviation_s = 0.0  # smoothed seconds of a microbatch, there and back; 0 before the first
         self._known = False
         self._grown_s = -math.inf  # when it was last doubled
 
     @property
     def limit_s(self) -> float:
         """Time limit in seconds of a microbatch started now."""
-        return min(LIMIT_MAX_S, max(self._least_s, self._mean_s + 4.0 * self._deviation_s))
-
-    @property
-    def seconds(self) -> float:
-        """Smoothed seconds of a microbatch, there and back; 0 before the first."""
-        return self._mean_s
+        return min(LIMIT_MAX_S, max(self._least_s, self.seconds + 4.0 * self._deviation_s))
 
     def record_trip(self, seconds: float) -> None:
         """Record a completed microbatch."""
         if not self._known:
-            self._known, self._mean_s, self._deviation_s = True, seconds, seconds / 2.0
+            self._known, self.seconds, self._deviation_s = True, seconds, seconds / 2.0
         else:
-            self._deviation_s += (abs(seconds - self._mean_s) - self._deviation_s) / 4.0
-            self._mean_s += (seconds - self._mean_s) / 8.0
+            self._deviation_s += (abs(seconds - self.seconds) - self._deviation_s) / 4.0
+            self.seconds += (seconds - self.seconds) / 8.0
 
     def record_loss(self, begun_s: float, now_s: float) -> None:
         """Record a microbatch, begun at `begun_s`, that missed its limit. Of those begun under one limit only the first

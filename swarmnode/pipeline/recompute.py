@@ -66,30 +66,22 @@ def recomputed_statement(
     )
 
 
+@dataclass(eq=False)
 class RecomputeService:
-    """A replica's service to auditors."""
+    """A replica's service to auditors. `text` returns tokens [B, T+1] of training samples, None if they are not at
+    hand; no `text`: this node feeds nothing. `sign` completes and signs a statement as this node; None: recomputed
+    hops are not signed."""
 
-    def __init__(
-        self,
-        manifest: Manifest,
-        stage: int,
-        replica: Replica,
-        compute: Compute,
-        boundary_digest: bytes,
-        telemetry: Telemetry,
-        text: Text | None = None,
-        sign: Sign | None = None,
-    ) -> None:
-        """`text` returns tokens [B, T+1] of training samples, None if they are not at hand; no `text`: this node feeds
-        nothing. `sign` completes and signs a statement as this node; None: recomputed hops are not signed."""
-        self._sign = sign
-        self._text = text
-        self._manifest = manifest
-        self._stage = stage
-        self._replica = replica
-        self._compute = compute
-        self._boundary_digest = boundary_digest
-        self._telemetry = telemetry
+    manifest: Manifest
+    stage: int
+    replica: Replica
+    compute: Compute
+    boundary_digest: bytes
+    telemetry: Telemetry
+    text: Text | None = None
+    sign: Sign | None = None
+
+    def __post_init__(self) -> None:
         self._shown: OrderedDict[tuple[bytes, int], HopEvidence] = OrderedDict()
         self._nbytes = 0
         self._under_way = set[PeerId]()
@@ -99,7 +91,7 @@ class RecomputeService:
         """Keep the evidence of the answer for `microbatch` for a while."""
         self._shown[(microbatch, position)] = shown
         self._nbytes += shown.nbytes
-        most = KEPT_SHARE * self._manifest.limits.tape_bytes_max
+        most = KEPT_SHARE * self.manifest.limits.tape_bytes_max
         while len(self._shown) > KEPT_MAX or (len(self._shown) > KEPT_LEAST and self._nbytes > most):
             _, dropped = self._shown.popitem(last=False)
             self._nbytes -= dropped.nbytes
@@ -117,42 +109,42 @@ class RecomputeService:
     async def serve_recompute(self, peer: PeerId, call: Call) -> Answer:
         """Handler of method "recompute". Raises RemoteFault for a malformed request, Busy for one too many."""
         request = call.header.recompute
-        if request.stage != self._stage:
-            raise RemoteFault(f"hop of stage {request.stage} sent to a replica of stage {self._stage}")
-        check_samples(self._manifest, request.samples, request.boundary_digest, self._boundary_digest)
-        if self._stage == 0:
+        if request.stage != self.stage:
+            raise RemoteFault(f"hop of stage {request.stage} sent to a replica of stage {self.stage}")
+        check_samples(self.manifest, request.samples, request.boundary_digest, self.boundary_digest)
+        if self.stage == 0:
             return await self._fed(peer, request, call)
-        last = self._stage == self._manifest.pipeline.stages - 1
-        x, tokens = check_inputs(self._manifest, request.samples, call.tensors[:2])
+        last = self.stage == self.manifest.pipeline.stages - 1
+        x, tokens = check_inputs(self.manifest, request.samples, call.tensors[:2])
         if len(call.tensors) != (2 if last else 3):
             raise RemoteFault(f"hop to recompute with {len(call.tensors)} tensors; expected {2 if last else 3}")
         if not last:
-            check_activations(self._manifest, request.samples, call.tensors[2], "gradient")
+            check_activations(self.manifest, request.samples, call.tensors[2], "gradient")
         gradient = None if last else call.tensors[2]
-        work = partial(hop_again, self._replica, x, tokens, request.samples, gradient)
+        work = partial(hop_again, self.replica, x, tokens, request.samples, gradient)
         loss_sum, tensors = await self._done(peer, request.samples, work)
         reply = wire.Recomputed(loss_sum=loss_sum)
-        if self._sign is not None:
-            sign, result = self._sign, Recomputation(peer, x, tokens, gradient, tensors)
-            reply.inner_steps = self._replica.inner_steps
-            reply.signature = await self._compute.run(
+        if self.sign is not None:
+            sign, result = self.sign, Recomputation(peer, x, tokens, gradient, tensors)
+            reply.inner_steps = self.replica.inner_steps
+            reply.signature = await self.compute.run(
                 Priority.BACKWARD, 0, lambda: self._signed(request, result, reply, sign)
             )
         return Answer(wire.Reply(recompute=reply), tensors)
 
     def _signed(self, asked: wire.Recompute, result: Recomputation, reply: wire.Recomputed, sign: Sign) -> bytes:
         """The signature of our statement on a recomputed hop."""
-        mine = recomputed_statement(asked, result, reply, self._replica.fingerprint)
+        mine = recomputed_statement(asked, result, reply, self.replica.fingerprint)
         sign(mine)
         return mine.signature
 
     async def _fed(self, peer: PeerId, asked: wire.Recompute, call: Call) -> Answer:
         """Send the tokens of a call through the first stage, or read the text of the samples it names. Raises
         Unavailable if this node has no text."""
-        given = check_tokens(self._manifest, asked.samples, call.tensors) if call.tensors else None
+        given = check_tokens(self.manifest, asked.samples, call.tensors) if call.tensors else None
         tokens = await self._read(asked) if given is None else given
         # keep=True: with the current weights, not their running mean
-        work = partial(self._replica.forward, tokens, keep=True, graph=False, tokens=tokens)
+        work = partial(self.replica.forward, tokens, keep=True, graph=False, tokens=tokens)
         y, _ = await self._done(peer, asked.samples, work)
         return Answer(wire.Reply(recompute=wire.Recomputed()), (tokens, y) if given is None else (y,))
 
@@ -160,7 +152,7 @@ class RecomputeService:
         if asked.first_sample >= COUNT_MAX:
             raise RemoteFault(f"samples from {asked.first_sample}; no text has as many")
         indices = range(asked.first_sample, asked.first_sample + asked.samples)
-        tokens = None if self._text is None else await self._text(indices)
+        tokens = None if self.text is None else await self.text(indices)
         if tokens is None:
             raise Unavailable("this replica has no text")
         return tokens
@@ -169,10 +161,10 @@ class RecomputeService:
         """The value of `work` for `peer`, on the compute thread. Raises Busy for one too many."""
         self._admit(peer)
         try:
-            outcome = await self._compute.run(Priority.BACKWARD, samples, work)
+            outcome = await self.compute.run(Priority.BACKWARD, samples, work)
         finally:
             self._under_way.discard(peer)
-        self._telemetry.count(name.REDONE)
+        self.telemetry.count(name.REDONE)
         return outcome
 
     def _admit(self, peer: PeerId) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 
 from swarmnode.ema import Ema
 from swarmnode.errors import MicrobatchLost, Unavailable
@@ -50,25 +51,19 @@ class RemoteFirstHop:
         return outcome
 
 
+@dataclass(eq=False)
 class SharedFirstHop:
-    """feeder.FirstHop by `own`, this node's replica, and by replicas of the first stage that do not feed."""
+    """feeder.FirstHop by `own`, this node's replica, and by replicas of the first stage that do not feed. `router`
+    knows the speed of the first stage's replicas; `speed` is this machine's, in samples/s."""
 
-    def __init__(
-        self,
-        me: PeerId,
-        own: FirstHop,
-        others: RemoteFirstHop,
-        router: Router,
-        swarm: Callable[[], Swarm],
-        speed: Callable[[], float],
-    ) -> None:
-        """`router` knows the speed of the first stage's replicas; `speed` is this machine's, in samples/s."""
-        self._me = me
-        self._own = own
-        self._others = others
-        self._router = router
-        self._swarm = swarm
-        self._speed = speed
+    me: PeerId
+    own: FirstHop
+    others: RemoteFirstHop
+    router: Router
+    swarm: Callable[[], Swarm]
+    speed: Callable[[], float]
+
+    def __post_init__(self) -> None:
         self._took = Ema()  # seconds of a sample in our own replica, with what it waits there
         self._seen: Swarm | None = None  # the view that `_idle` is of
         self._idle: list[PeerId] = []  # replicas of the first stage that do not feed
@@ -78,7 +73,7 @@ class SharedFirstHop:
     @property
     def boundary_digest(self) -> bytes:
         """See feeder.FirstHop."""
-        return self._own.boundary_digest
+        return self.own.boundary_digest
 
     async def run_microbatch(
         self, process: wire.Process, x: WireTensor, tokens: WireTensor, deadline: float
@@ -86,42 +81,42 @@ class SharedFirstHop:
         """See feeder.FirstHop. Held-out microbatches stay here."""
         if process.purpose == wire.PURPOSE_TRAIN and self._is_theirs(process.samples):
             digest = process.boundary_digest
-            process.boundary_digest = self._others.boundary_digest
+            process.boundary_digest = self.others.boundary_digest
             try:
-                return await self._others.run_microbatch(process, x, tokens, deadline, but=self._feeding())
+                return await self.others.run_microbatch(process, x, tokens, deadline, but=self._feeding())
             except MicrobatchLost:
                 raise
             except Unavailable:  # they are busy or gone, and we are here
                 process.boundary_digest = digest
         loop = asyncio.get_running_loop()
         begun = loop.time()
-        outcome = await self._own.run_microbatch(process, x, tokens, deadline)
+        outcome = await self.own.run_microbatch(process, x, tokens, deadline)
         if process.purpose == wire.PURPOSE_TRAIN:
             self._took.add(max(0.0, loop.time() - begun - outcome.onward_s - outcome.sent_s) / process.samples)
         return outcome
 
     def _feeding(self) -> tuple[PeerId, ...]:
         """This node and the other feeders, which have work of their own."""
-        return (self._me, *self._swarm().feeders())
+        return (self.me, *self.swarm().feeders())
 
     def _without_text(self) -> Sequence[PeerId]:
-        swarm = self._swarm()
+        swarm = self.swarm()
         if swarm is not self._seen:
             feeding = set(self._feeding())
             self._seen, self._idle = swarm, [m.peer for m in swarm.serving(0) if m.peer not in feeding]
-        able = self._idle and self._router.able(asyncio.get_running_loop().time(), set(self._feeding()))
+        able = self._idle and self.router.able(asyncio.get_running_loop().time(), set(self._feeding()))
         return self._idle if able else ()
 
     def _is_theirs(self, samples: int) -> bool:
         """Whether a microbatch of so many samples should go to a replica without text; charges whoever gets it."""
-        others = [peer for peer in self._without_text() if peer in self._router]
+        others = [peer for peer in self._without_text() if peer in self.router]
         if not others:
             self._sharing = False
             return False
         if not self._sharing:  # whoever comes is neither flooded nor starved
             self._sharing, self._own_s, self._others_s = True, 0.0, 0.0
-        own_s = samples * (self._took.value if self._took.known else 1.0 / self._speed())
-        others_s = samples * max(1, len(self._swarm().feeders())) / self._rate(others, 1.0 / max(1e-9, own_s / samples))
+        own_s = samples * (self._took.value if self._took.known else 1.0 / self.speed())
+        others_s = samples * max(1, len(self.swarm().feeders())) / self._rate(others, 1.0 / max(1e-9, own_s / samples))
         if self._others_s + others_s < self._own_s + own_s:
             self._others_s += others_s
             return True
@@ -133,10 +128,10 @@ class SharedFirstHop:
         as most that were tried did answer; then all together for a share of what the others and we do."""
         known, unknown = 0.0, 0.0
         for peer in others:
-            rate = 1.0 / max(1e-9, self._router.seconds(peer, 1))
-            if self._router.expected_s(peer, 1) is None:
+            rate = 1.0 / max(1e-9, self.router.seconds(peer, 1))
+            if self.router.expected_s(peer, 1) is None:
                 unknown += rate
             else:
                 known += rate
-        share = self._router.unknown_share(1.0 / own)
+        share = self.router.unknown_share(1.0 / own)
         return known + (unknown if share == 1.0 else min(unknown, own + known) * share)

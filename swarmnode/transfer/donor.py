@@ -510,57 +510,52 @@ class ArchiveBudget:
     made_share: float = 0.01  # of the time that copies are made and hashed, at most
 
 
+@dataclass(eq=False)
 class StageDonor:
     """Serves "snapshot" and "chunk" for a stage: to archives, callers with the owner's warrant (node/caller_check.py
-    checks it), slow weights within a budget, and to all others what `joiners` gives."""
+    checks it), slow weights within a budget, and to all others what `joiners` gives. `archive` copies the slow
+    weights for those whom `archives` says to be archives."""
 
-    def __init__(
-        self,
-        stage: int,
-        joiners: SnapshotDonor,
-        archive: SnapshotDonor,
-        archives: Callable[[PeerId], bool],
-        budget: ArchiveBudget,
-    ) -> None:
-        """`archive` copies the slow weights for those whom `archives` says to be archives."""
-        self._stage = stage
-        self._joiners = joiners
-        self._archives = archives
-        self._budget = budget
-        self._archive = archive
+    stage: int
+    joiners: SnapshotDonor
+    archive: SnapshotDonor
+    archives: Callable[[PeerId], bool]
+    budget: ArchiveBudget
+
+    def __post_init__(self) -> None:
         self._begun_s = self._made_s = 0.0
         self._next_s = -math.inf
 
     def close(self) -> None:
         """Forget every copy."""
-        self._archive.close()
-        self._joiners.close()
+        self.archive.close()
+        self.joiners.close()
 
     async def offer(self, peer: PeerId, call: Call) -> Answer:
         """Handler of "snapshot". For archives, raises RemoteFault for anything but the slow weights of this stage, Busy
         while the budget is used up or another archive copies, Unavailable when this replica has no state to give."""
-        if not self._archives(peer):
-            return await self._joiners.offer(peer, call)
+        if not self.archives(peer):
+            return await self.joiners.offer(peer, call)
         request = call.header.snapshot
-        if request.stage != self._stage or StateSlice.of(request) != SLOW or not request.nobody_waits:
-            raise RemoteFault(f"an archive may copy the slow weights of stage {self._stage} here, and nothing else")
+        if request.stage != self.stage or StateSlice.of(request) != SLOW or not request.nobody_waits:
+            raise RemoteFault(f"an archive may copy the slow weights of stage {self.stage} here, and nothing else")
         now_s = asyncio.get_running_loop().time()
         if now_s < self._next_s:
             raise Busy("an archive has copied this replica a moment ago", min(self._next_s - now_s, BUSY_MAX_S))
         self._begun_s, self._made_s, self._next_s = now_s, 0.0, math.inf  # until this one is made
-        self._archive.close()  # of two copies the older one goes before the new one takes memory
+        self.archive.close()  # of two copies the older one goes before the new one takes memory
         try:
-            return await self._archive.offer(peer, call)
+            return await self.archive.offer(peer, call)
         finally:
             self._made_s = asyncio.get_running_loop().time() - now_s
-            self._next_s = now_s + self._made_s + self._budget.rest_s
+            self._next_s = now_s + self._made_s + self.budget.rest_s
 
     async def chunk(self, peer: PeerId, call: Call) -> Answer:
         """Handler of "chunk"; raises as SnapshotDonor.chunk does."""
-        if not self._archives(peer):
-            return await self._joiners.chunk(peer, call)
-        answer = await self._archive.chunk(peer, call)
+        if not self.archives(peer):
+            return await self.joiners.chunk(peer, call)
+        answer = await self.archive.chunk(peer, call)
         took_s = asyncio.get_running_loop().time() - self._begun_s
-        rest_s = max(took_s / self._budget.share, self._made_s / self._budget.made_share)
+        rest_s = max(took_s / self.budget.share, self._made_s / self.budget.made_share)
         self._next_s = max(self._next_s, self._begun_s + rest_s)
         return answer

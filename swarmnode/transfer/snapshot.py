@@ -108,7 +108,7 @@ class Snapshot:
         self.round_index = round_index
         self.chunk_nbytes = chunk_nbytes
         self.first = first
-        self._progress = progress
+        self.progress = progress  # the run's progress when the snapshot was made
         self._sections = [memoryview(section).cast("B").toreadonly() for section in state.sections.values()]
         self._ends = list(itertools.accumulate(section.nbytes for section in self._sections))
         self.nbytes = self._ends[-1]
@@ -163,7 +163,7 @@ class Snapshot:
             sections[name] = data[itemsize * here.first : itemsize * (here.first + count)]
         counters = self.state.inner_steps, self.state.gradient_norm
         state = State(sections, *counters, bump_steps=self.state.bump_steps, packed=True)
-        part = Snapshot.of(state, self.stage, self.round_index, self._progress, self.chunk_nbytes)
+        part = Snapshot.of(state, self.stage, self.round_index, self.progress, self.chunk_nbytes)
         if whole:
             self._whole_sections[cut.sections] = part
         return part
@@ -181,11 +181,6 @@ class Snapshot:
     @property
     def id(self) -> bytes:
         return self.manifest().id
-
-    @property
-    def progress(self) -> record_pb2.Progress:
-        """The run's progress when the snapshot was made."""
-        return self._progress
 
     @property
     def hashed(self) -> bool:
@@ -206,7 +201,7 @@ class Snapshot:
                 elements=self.sizes.values(),
                 sections=self.sizes,
                 inner_steps=self.state.inner_steps,
-                progress=self._progress,
+                progress=self.progress,
                 gradient_norm=self.state.gradient_norm,
                 bump_steps=self.state.bump_steps,
             )

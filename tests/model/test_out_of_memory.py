@@ -97,7 +97,7 @@ class Saved:
             getattr(self.stage, name).copy_(flat)
         self.stage.touched()
         self.stage.inner_steps, self.stage.gradient_norm = 0, 0.0
-        self.stage._accumulated = self.stage._weight = 4
+        self.stage.accumulated = self.stage._weight = 4
 
 
 @pytest.mark.parametrize("lasting", [1, 10**9], ids=["once", "from-then-on"])

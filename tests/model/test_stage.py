@@ -153,7 +153,7 @@ def test_norms_do_not_decay():
     rates: dict[str, Any] = {"learning_rate": 0.1, "muon_learning_rate": 0.1}
     stage = StageReplica(manifest(weight_decay=0.5, decay="constant", **rates), 1)
     before = {name: value.clone() for name, value in stage.named(stage.theta).items()}
-    stage._accumulated = 1  # a zero gradient
+    stage.accumulated = 1  # a zero gradient
     stage.step(1000)
     for name, value in stage.named(stage.theta).items():
         torch.testing.assert_close(value, before[name] * (1.0 if value.dim() == 1 else 0.95))
@@ -204,7 +204,7 @@ def backward_today(stage: StageReplica, x: WireTensor, dy: WireTensor) -> tuple[
     assert dx is not None
     result = stage.grad.clone(), decode(dx).clone()
     stage.grad.copy_(kept)
-    stage._accumulated -= 4
+    stage.accumulated -= 4
     return result
 
 
@@ -457,7 +457,7 @@ def test_theta_that_has_diverged_is_our_own_fault():
     train_on(stages_of(manifest()), token_batch())
     stage = chain[1]
     stage.grad.fill_(math.inf)
-    stage._accumulated = 4
+    stage.accumulated = 4
     before = stage.theta.clone()
     with pytest.raises(LocalFault, match="gradient norm inf in inner step 1"):
         stage.step(8)

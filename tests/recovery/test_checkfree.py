@@ -75,11 +75,11 @@ def test_the_higher_rate_decays() -> None:
     rates = []
     replica.stage.begin_anew()
     for _ in range(3):
-        replica.stage._accumulated = 2
+        replica.stage.accumulated = 2
         replica.stage.grad.fill_(1e-3)
         rates.append(replica.step(10_000).learning_rate)
     replica.stage.bump_steps = 0
-    replica.stage._accumulated = 2
+    replica.stage.accumulated = 2
     plain = replica.step(10_000).learning_rate
     assert rates[0] == pytest.approx(1.1 * plain) and rates[0] > rates[1] > rates[2] > plain
 
