@@ -293,9 +293,6 @@ class StageArithmetic(Protocol):
     the manifest's boundary dtype, or [B, T, k] in a subspace.
     """
 
-    @property
-    def parameters(self) -> int: ...  # elements in the flat buffer
-
     def boundary_digest(self) -> bytes:
         """Digest of what replicas must share to understand each other's activations; b"" if nothing."""
 
@@ -304,8 +301,8 @@ class StageArithmetic(Protocol):
     ) -> tuple[WireTensor, Tape | None]:
         """Forward of all stages but the last: x is tokens (first stage) or activations.
 
-        keep=True returns a tape for `backward`. With graph=False the tape holds only the input, as after `release`, and
-        costs no more memory than that. late=True: the gradient is expected after the next inner step; the weights are
+        keep=True returns a tape for `backward`. With graph=False the tape holds only the input: `backward` computes the rest
+        again. late=True: the gradient is expected after the next inner step; the weights are
         then predicted, where the run does that. A subspace boundary, and documents read apart, need `tokens`
         beside the activations; the gradient is weighted by the targets that count in them.
 
@@ -339,9 +336,6 @@ class StageArithmetic(Protocol):
     def sketch(self, gradient: WireTensor, tokens: WireTensor, samples: int, seed: int) -> Sequence[float]:
         """A short vector linear in `gradient`: means of its rows with signs drawn by `seed` from their token ids, in
         units of `norm`. Equal rows have the length of their norm, independent ones next to none. Raises RemoteFault."""
-
-    def release(self, tape: Tape) -> None:
-        """Drop all of the tape but its input to save memory; `backward` then recomputes."""
 
     @property
     def spare_nbytes(self) -> int: ...  # free memory of a dedicated device; 0 if it shares the machine's memory

@@ -241,10 +241,6 @@ class FakeReplica:
     def sketch(self, gradient: WireTensor, tokens: WireTensor, samples: int, seed: int) -> Sequence[float]:
         return (0.0,)
 
-    def release(self, tape: Tape) -> None:
-        assert isinstance(tape, FakeTape)
-        tape.version = VOID
-
     def step(self, samples_total: int, batch: float = math.inf, averaged: int = 1) -> StepReport:
         draw = self._rng.gauss
         self.theta = tuple(value + DRIFT + draw(0.0, NOISE) for value in self.theta)

@@ -51,7 +51,7 @@ def run(preset: str = "small", repeats: int = 3, folder: Path | None = None) -> 
         disk = asyncio.run(_disk(replica.snapshot(), CheckpointOptions().shapes(manifest, 0), manifest, place, repeats))
     finally:
         shutil.rmtree(place)
-    return {"parameters": replica.parameters, **pause, **disk}
+    return {"parameters": replica.stage.parameters, **pause, **disk}
 
 
 def _pause(replica: TorchReplica, manifest: Manifest, repeats: int) -> dict[str, Any]:

@@ -131,7 +131,7 @@ def _stage(model: ModelSpec, layers: int, device: str, fast: bool, peak: float, 
     seconds, alone = _best(whole, device, times), _best(bare, device, times)
     flops = 3.0 * stage.part.cost * samples * model.context
     row: dict[str, Any] = {
-        "parameters / M": replica.parameters / 1e6,
+        "parameters / M": replica.stage.parameters / 1e6,
         "ms a microbatch": 1e3 * seconds,
         "ms of the layers alone": 1e3 * alone,
         "ms of plain PyTorch": 1e3 * plain,
@@ -142,7 +142,7 @@ def _stage(model: ModelSpec, layers: int, device: str, fast: bool, peak: float, 
         "formula / GB over state": microbatch_nbytes(manifest, stage.part, ComputeMode(cuda, fast)) / 1e9,
     }
     if cuda:
-        row |= _card(replica, whole, device, before + state) | {"bytes a parameter": state / replica.parameters}
+        row |= _card(replica, whole, device, before + state) | {"bytes a parameter": state / replica.stage.parameters}
     replica.step(samples)  # the first makes room
     whole()
     row["ms of an inner step"] = 1e3 * _timed(lambda: replica.step(samples), device)[1]

@@ -145,10 +145,6 @@ class BlockLedger:
         self._own.add(block)
         self._advance()
 
-    def abandon(self, block: int) -> None:
-        """Give up a taken `block` that was not finished. Its owner may take it again."""
-        self._under_way.discard(block)
-
     def merge(self, feeder: PeerId, blocks: record_pb2.Blocks, frontier_max: int) -> None:
         """Add the blocks that `feeder` reports as finished.
 

@@ -138,11 +138,6 @@ class TorchReplica:
             self.outer.attend_gradients(*self.stage.stepped_apart(), manifest.inner, partial(rate_of_rows, manifest))
 
     @property
-    def parameters(self) -> int:
-        """Elements in the flat buffer."""
-        return self.stage.parameters
-
-    @property
     def accumulated(self) -> int:
         """Samples whose gradient waits for the next inner step."""
         return self.trainer.waiting
@@ -168,11 +163,6 @@ class TorchReplica:
     def inner_steps(self) -> int:
         """Inner steps of these weights, including those before a download."""
         return self.stage.inner_steps
-
-    @property
-    def message_nbytes(self) -> int:
-        """Most bytes of tensors in a round's message."""
-        return self.outer.message_nbytes
 
     def forward(
         self, x: WireTensor, *, keep: bool, graph: bool = True, tokens: WireTensor | None = None, late: bool = False
@@ -253,9 +243,6 @@ class TorchReplica:
         if self.average is None or self.average.value is None:
             return contextlib.nullcontext()
         return self.stage.instead(self.average.value)
-
-    def release(self, tape: Tape) -> None:
-        self.stage.release(tape)
 
     def step(self, samples_total: int, batch: float = math.inf, averaged: int = 1) -> StepReport:
         report = self.trainer.step(samples_total, batch, averaged)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from swarmnode.gossip_rules import WEIGHTS, with_property
 from swarmnode.manifest import gossip_compat
+from swarmnode.manifest.gossip_compat import rules_of
 from swarmnode.manifest.kind_compat import (
     by_forward_passes,
     experts_fit,
@@ -15,7 +16,7 @@ from swarmnode.manifest.kind_compat import (
     ties,
     trains_experts_apart,
 )
-from swarmnode.manifest.spec import ADAPTERS, BYTES_END, FINETUNE, ONE_BYTE, PRETRAIN, Manifest, ModelSpec
+from swarmnode.manifest.spec import ADAPTERS, BYTES_END, FINETUNE, ONE_BYTE, OWN, PRETRAIN, Manifest, ModelSpec
 
 PATHLESS = ("demo", "index")  # data sources that read no file named by the manifest
 BOUNDARY_BLOCK = 64  # numbers of a token's vector that share a step; as in the codecs of gossip
@@ -214,7 +215,7 @@ ACROSS: tuple[CrossFieldCheck, ...] = (
     ),
     _across(
         "gossip.method pipeline.boundary",
-        gossip_compat.keeps_subspace,
+        lambda m: m.pipeline.boundary != "subspace" or rules_of(m.gossip).in_subspace,
         lambda m: f'{" or ".join(with_property("in_subspace"))} with pipeline.boundary = "subspace"',
     ),
     _across(
@@ -320,23 +321,42 @@ ACROSS: tuple[CrossFieldCheck, ...] = (
             f" {m.gossip.codec!r}, which sends weights alone"
         ),
     ),
-    _across("gossip.alpha gossip.method", gossip_compat.has_alpha, lambda m: _own_alone(m, "no momentum")),
-    _across("gossip.beta gossip.method", gossip_compat.has_beta, lambda m: _own_alone(m, "no outer learning rate")),
-    _across("gossip.gamma gossip.method", gossip_compat.has_gamma, lambda m: _own_alone(m, "no such pull")),
-    _across("gossip.codec gossip.method", gossip_compat.goes_together, gossip_compat.allowed_codecs),
+    _across(
+        "gossip.alpha gossip.method",
+        lambda m: m.gossip.alpha == OWN or rules_of(m.gossip).alpha is not None,
+        lambda m: _own_alone(m, "no momentum"),
+    ),
+    _across(
+        "gossip.beta gossip.method",
+        lambda m: m.gossip.beta == OWN or rules_of(m.gossip).beta is not None,
+        lambda m: _own_alone(m, "no outer learning rate"),
+    ),
+    _across(
+        "gossip.gamma gossip.method",
+        lambda m: m.gossip.gamma == OWN or rules_of(m.gossip).pull,
+        lambda m: _own_alone(m, "no such pull"),
+    ),
+    _across(
+        "gossip.codec gossip.method",
+        lambda m: m.gossip.codec in rules_of(m.gossip).codecs,
+        gossip_compat.allowed_codecs,
+    ),
     _across(
         "gossip.group gossip.method",
-        gossip_compat.meets_all,
+        lambda m: m.gossip.group == 0 or rules_of(m.gossip).in_groups,
         "0 with gossip.method = {m.gossip.method!r}: slow weights are equal at members that get the same packets",
     ),
     _across(
         "gossip.method inner.optimizer training.experts_trained",
-        gossip_compat.has_gradients,
+        lambda m: (
+            not rules_of(m.gossip).averages_gradients
+            or (gossip_compat.averages_gradients(m) and not m.training.experts_trained)
+        ),
         'not "{m.gossip.method}" without inner.optimizer = "muon", or with training.experts_trained',
     ),
     _across(
         "gossip.fragments gossip.method",
-        gossip_compat.takes_fragments,
+        lambda m: m.gossip.fragments == 1 or rules_of(m.gossip).in_fragments,
         lambda m: (
             f"1 with gossip.method = {m.gossip.method!r}; fragments go with "
             f"{' or '.join(with_property('in_fragments'))}"

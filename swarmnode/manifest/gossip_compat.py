@@ -35,19 +35,6 @@ def _number(given: float | str, own: float) -> float:
     return float(given) if given != OWN else own
 
 
-def has_alpha(m: Manifest) -> bool:
-    """Whether a number in gossip.alpha has an effect; likewise the next two."""
-    return m.gossip.alpha == OWN or rules_of(m.gossip).alpha is not None
-
-
-def has_beta(m: Manifest) -> bool:
-    return m.gossip.beta == OWN or rules_of(m.gossip).beta is not None
-
-
-def has_gamma(m: Manifest) -> bool:
-    return m.gossip.gamma == OWN or rules_of(m.gossip).pull
-
-
 def sends_weights_alone(m: Manifest) -> bool:
     """Whether gamma equals beta if the codec needs it."""
     step = constants(m.gossip)
@@ -60,10 +47,6 @@ def allowed_codecs(m: Manifest) -> str:
     takers = [name for name, rules in methods().items() if codec in rules.codecs]
     allowed = " or ".join(rules_of(m.gossip).codecs)
     return f"{allowed} with gossip.method = {method!r}; {codec} goes with {' or '.join(takers)}"
-
-
-def goes_together(m: Manifest) -> bool:
-    return m.gossip.codec in rules_of(m.gossip).codecs
 
 
 def begins_from_slow_weights(gossip: GossipSpec) -> bool:
@@ -83,25 +66,6 @@ def averages_gradients(m: Manifest) -> bool:
     return rules_of(m.gossip).averages_gradients and m.inner.optimizer == "muon"
 
 
-def has_gradients(m: Manifest) -> bool:
-    """Whether the run trains as a method that averages gradients needs."""
-    return not rules_of(m.gossip).averages_gradients or (averages_gradients(m) and not m.training.experts_trained)
-
-
-def takes_fragments(m: Manifest) -> bool:
-    return m.gossip.fragments == 1 or rules_of(m.gossip).in_fragments
-
-
-def keeps_subspace(m: Manifest) -> bool:
-    """Whether the method keeps weights in the subspace of pipeline.boundary, if there is one."""
-    return m.pipeline.boundary != "subspace" or rules_of(m.gossip).in_subspace
-
-
 def meets(gossip: GossipSpec) -> bool:
     """Whether replicas of a stage meet in rounds."""
     return rules_of(gossip).meets
-
-
-def meets_all(m: Manifest) -> bool:
-    """Whether the method's slow weights can be equal in such a group."""
-    return m.gossip.group == 0 or rules_of(m.gossip).in_groups

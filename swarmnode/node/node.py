@@ -83,7 +83,6 @@ class Node:
             presence.run_progress.report_overclaim,
             presence.peer_table.excluded,
         )
-        self._text = RunText(manifest, run_id, ports, self.transport, presence, ports.telemetry)
         serve_chunks(ports, self.transport, presence.run_progress.clock.history.times.__contains__)
         self.pinger = pinger = Pinger(self.transport, run_id)
         self.restorer = restorer = StateRestorer(
@@ -106,6 +105,7 @@ class Node:
         self._context = NodeContext(
             manifest, run_id, ports, presence, self._caller_check, self.transport, pinger, restorer, failure_detector
         )
+        self._text = RunText(self._context)
         self.pause_control = PauseControl(presence, slot, ports.telemetry)
         self.drain_report: DrainReport | None = None  # once the node leaves
         self._final_checkpoint = ""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from swarmnode.errors import DataError, HardwareFault, NotPermitted, Unavailable
-from swarmnode.ids import PeerId, RunId, seeded
+from swarmnode.ids import PeerId, seeded
 from swarmnode.manifest import Manifest
 from swarmnode.manifest.location import base_url
 from swarmnode.membership.swarm import SERVING, Member, Swarm, places
@@ -22,14 +22,14 @@ from swarmnode.metrics import name
 from swarmnode.node.chunk_samples import ChunkSamples
 from swarmnode.node.limits import NodeRole
 from swarmnode.node.membership_handlers import telling
-from swarmnode.node.node_ports import NodeContext, NodePorts
+from swarmnode.node.node_ports import NodeContext
 from swarmnode.node.presence import Presence
 from swarmnode.node.stage_change import StageTransfer, costs, living_members
 from swarmnode.pipeline.believed_rate import bounded
 from swarmnode.pipeline.feeder import Samples
 from swarmnode.pipeline.rebalance import RebalanceRules, choose_stage, reserved_stage
 from swarmnode.pipeline.route import successors
-from swarmnode.ports import Compute, Priority, Replica, Telemetry, Transport
+from swarmnode.ports import Compute, Priority, Replica
 from swarmnode.recovery.restore import RestoredState
 from swarmnode.transfer.chunk_set import ChunkSources
 from swarmnode.transfer.snapshot import Snapshot
@@ -134,28 +134,21 @@ async def join_stage(
 class RunText:
     """The run's text on one node, for the node's whole life and whichever stage it serves."""
 
-    def __init__(
-        self,
-        manifest: Manifest,
-        run_id: RunId,
-        world: NodePorts,
-        line: Transport,
-        presence: Presence,
-        telemetry: Telemetry,
-    ) -> None:
+    def __init__(self, context: NodeContext) -> None:
+        manifest, world, presence = context.manifest, context.ports, context.presence
         self._manifest = manifest
         self._world = world
         self._presence = presence
-        self._telemetry = telemetry
+        self._telemetry = context.telemetry
         self._samples: Samples | None = None
         self._asked: int | None = None
         self._refused = False  # this machine's own files are unusable, or another text than the run's
         if world.role is NodeRole.REPLICA or world.no_files:
             presence.can_serve(0, False)
         if (ports := world.data) is not None:
-            asked = line, telemetry, ports.meeting_points, self._holders
+            asked = context.transport, context.telemetry, ports.meeting_points, self._holders
             urls = [str(base_url(one)) for one in manifest.data.locations]
-            ports.set.fetch_from(ChunkSources(run_id, urls, ports.web, *asked))
+            ports.set.fetch_from(ChunkSources(context.run_id, urls, ports.web, *asked))
 
     def ask_for(self, stage: int | None) -> None:
         """Note the stage that this machine's user named; None: none."""

@@ -170,12 +170,12 @@ def test_it_learns() -> None:
 def test_it_keeps_no_gradient_and_no_moments() -> None:
     run = run_of()
     (replica,) = replicas(run, ["anna"])
-    assert replica.sizes_of(0) == {"theta": replica.parameters, "phi": replica.parameters}
+    assert replica.sizes_of(0) == {"theta": replica.stage.parameters, "phi": replica.stage.parameters}
     assert replica.stage.grad.numel() == replica.stage.exp_avg.numel() == replica.stage.exp_avg_sq.numel() == 0
     whole = replace(run, training=replace(run.training, kind="pretrain"))
     part = split(run.model, 1)[0]
     saved = memory_need(whole, part).host - memory_need(run, part).host
-    assert saved >= 12 * replica.parameters, "gradient and both moments"
+    assert saved >= 12 * replica.stage.parameters, "gradient and both moments"
 
 
 BAD = {

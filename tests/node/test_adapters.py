@@ -42,7 +42,7 @@ async def test_adapters_meet_are_downloaded_and_begin_again() -> None:
         assert sorted(str(told(j, "recovery.done")[0]["method"]) for j in joiners) == ["base", "replica"]
         await v.trains(64, "training goes on")
         for replica in v.made:
-            assert replica.message_nbytes == 2 * trained_count(run, replica.stage.part)
+            assert replica.outer.message_nbytes == 2 * trained_count(run, replica.stage.part)
         one, *others = (replica.stage for replica in v.made if replica.stage.part.stage == 1)
         for other in others:
             for mine, theirs in zip(one.module.buffers(), other.module.buffers(), strict=True):

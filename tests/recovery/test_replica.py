@@ -74,9 +74,9 @@ def contents(state: State) -> dict[str, bytes]:
 
 def test_it_is_a_replica() -> None:
     replica: Replica = TorchReplica(MANIFEST, 0)  # mypy holds this against the port
-    assert replica.parameters == TorchReplica(MANIFEST, 0).parameters
+    assert replica.stage.parameters == TorchReplica(MANIFEST, 0).stage.parameters
     assert TorchReplica(MANIFEST, 0).digest() == TorchReplica(MANIFEST, 0).digest()
-    assert TorchReplica(MANIFEST, 0).message_nbytes == 4 * replica.parameters
+    assert TorchReplica(MANIFEST, 0).outer.message_nbytes == 4 * replica.stage.parameters
 
 
 def test_a_copy_goes_on_to_the_bit() -> None:
@@ -274,7 +274,7 @@ def test_a_bad_state_is_refused_and_changes_nothing(spoil: Callable[[State], Non
 def test_a_packed_state_whose_sum_is_not_finite_is_refused() -> None:
     replica, state = lived(1), lived(2).snapshot(packed=True)
     before = contents(replica.snapshot())
-    huge = torch.full((replica.parameters,), 3e38)
+    huge = torch.full((replica.stage.parameters,), 3e38)
     state.sections["theta"] = memoryview(huge.to(torch.bfloat16).view(torch.uint8).numpy().tobytes())
     state.sections["phi"] = memoryview(huge.numpy().tobytes())
     with pytest.raises(RemoteFault, match="section theta"):
