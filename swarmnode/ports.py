@@ -301,10 +301,10 @@ class StageArithmetic(Protocol):
     ) -> tuple[WireTensor, Tape | None]:
         """Forward of all stages but the last: x is tokens (first stage) or activations.
 
-        keep=True returns a tape for `backward`. With graph=False the tape holds only the input: `backward` computes the rest
-        again. late=True: the gradient is expected after the next inner step; the weights are
-        then predicted, where the run does that. A subspace boundary, and documents read apart, need `tokens`
-        beside the activations; the gradient is weighted by the targets that count in them.
+        keep=True returns a tape for `backward`. With graph=False the tape holds only the input: `backward` computes the
+        rest again. late=True: the gradient is expected after the next inner step; the weights are then predicted, where
+        the run does that. A subspace boundary, and documents read apart, need `tokens` beside the activations; the
+        gradient is weighted by the targets that count in them.
 
         Raises RemoteFault if x has the wrong dtype or shape, token ids out of range, or NaN or Inf.
         """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from swarmnode.cloud.metadata_client import Metadata
@@ -72,12 +72,5 @@ async def _answers(metadata: Metadata, cloud: str) -> bool:
 
 def watcher_of(cloud: str, metadata: Metadata, clock: Clock, telemetry: Telemetry) -> Watcher:
     """The watcher for one of CLOUDS."""
-    match cloud:
-        case "aws":
-            return Aws(metadata, clock, telemetry)
-        case "gcp":
-            return Gcp(metadata, telemetry)
-        case "azure":
-            return Azure(metadata, clock, telemetry)
-        case _:
-            raise AssertionError(f"no cloud {cloud!r}")
+    kinds: Mapping[str, Callable[[Metadata, Clock, Telemetry], Watcher]] = {"aws": Aws, "gcp": Gcp, "azure": Azure}
+    return kinds[cloud](metadata, clock, telemetry)

@@ -6,7 +6,8 @@ import asyncio
 import json
 import re
 from collections.abc import Awaitable, Callable
-from typing import Protocol
+from dataclasses import dataclass
+from typing import ClassVar
 
 from swarmnode.cloud.metadata_client import Metadata, Response
 from swarmnode.errors import RemoteFault, Unavailable
@@ -35,42 +36,40 @@ GCP_INSTANCE = "computeMetadata/v1/instance"
 Give = Callable[[Notice], object]
 
 
-class Watcher(Protocol):
-    """Interface of a cloud's watcher."""
+@dataclass
+class Watcher:
+    """Watches one cloud's metadata service, which is asked every `period_s` seconds."""
 
-    source: str
+    metadata: Metadata
+    clock: Clock
+    telemetry: Telemetry
+    period_s: float
+    source: ClassVar[str]
 
     async def run(self, give: Give) -> None:
         """Give every notice to `give`, until cancelled."""
-        ...
+        await asking(lambda: self._look(give), self.period_s, self.telemetry, self.source)
 
     async def acknowledge(self, told: Notice) -> bool:
-        """Tell the cloud that this machine is ready to go now; return whether there was a notice to acknowledge."""
-        ...
-
-
-class Aws:
-    """EC2 spot: the interruption notice and the rebalance recommendation, with IMDSv2 tokens."""
-
-    source = "aws"
-
-    def __init__(self, metadata: Metadata, clock: Clock, telemetry: Telemetry, period_s: float = AWS_PERIOD_S) -> None:
-        self._metadata = metadata
-        self._clock = clock
-        self._telemetry = telemetry
-        self._period_s = period_s
-        self._token = ""
-        self._token_until = 0.0
-
-    async def run(self, give: Give) -> None:
-        await asking(lambda: self._look(give), self._period_s, self._telemetry, self.source)
-
-    async def acknowledge(self, told: Notice) -> bool:
+        """Tell the cloud that this machine is ready to go now; return whether it takes such a word."""
         return False
 
     async def _look(self, give: Give) -> None:
+        """Ask once."""
+
+
+@dataclass
+class Aws(Watcher):
+    """EC2 spot: the interruption notice and the rebalance recommendation, with IMDSv2 tokens."""
+
+    period_s: float = AWS_PERIOD_S
+    source = "aws"
+    _token: str = ""
+    _token_until: float = 0.0
+
+    async def _look(self, give: Give) -> None:
         action = await self._get("latest/meta-data/spot/instance-action")
-        event = notice.aws_action(action.status, action.body, self._clock.unix_s())
+        event = notice.aws_action(action.status, action.body, self.clock.unix_s())
         if event is None:
             advice = await self._get("latest/meta-data/events/recommendations/rebalance")
             event = notice.aws_rebalance(advice.status, advice.body)
@@ -81,7 +80,7 @@ class Aws:
         for _ in range(2):
             token = await self.token()
             headers = {"X-aws-ec2-metadata-token": token}
-            answer = await self._metadata.ask("GET", path, headers, timeout_s=TIMEOUT_S)
+            answer = await self.metadata.ask("GET", path, headers, timeout_s=TIMEOUT_S)
             if answer.status != 401:
                 break
             self._token = ""  # expired early
@@ -92,7 +91,7 @@ class Aws:
         now = asyncio.get_running_loop().time()
         if not self._token or now >= self._token_until:
             headers = {"X-aws-ec2-metadata-token-ttl-seconds": str(AWS_TOKEN_TTL_S)}
-            answer = await self._metadata.ask("PUT", "latest/api/token", headers, timeout_s=TIMEOUT_S)
+            answer = await self.metadata.ask("PUT", "latest/api/token", headers, timeout_s=TIMEOUT_S)
             token = answer.body.strip()
             if answer.status != 200 or not token.isascii() or not token.isprintable() or not token:
                 raise RemoteFault(f"api/token answers HTTP {answer.status} and no token: is IMDS switched off?")
@@ -100,26 +99,18 @@ class Aws:
         return self._token
 
 
-class Gcp:
-    """Compute Engine: `preempted` and `maintenance-event`, each by a request that waits for a change."""
+@dataclass
+class Gcp(Watcher):
+    """Compute Engine: `preempted` and `maintenance-event`, each by a request that waits up to `hang_s` for a change."""
 
+    period_s: float = GCP_PERIOD_S
+    hang_s: float = GCP_HANG_S
     source = "gcp"
-
-    def __init__(
-        self, metadata: Metadata, telemetry: Telemetry, period_s: float = GCP_PERIOD_S, hang_s: float = GCP_HANG_S
-    ) -> None:
-        self._metadata = metadata
-        self._telemetry = telemetry
-        self._period_s = period_s
-        self._hang_s = hang_s
 
     async def run(self, give: Give) -> None:
         async with asyncio.TaskGroup() as tasks:
             for key, read in (("preempted", notice.gcp_preempted), ("maintenance-event", notice.gcp_maintenance)):
                 tasks.create_task(self._watch(key, read, give))
-
-    async def acknowledge(self, told: Notice) -> bool:
-        return False
 
     async def _watch(self, key: str, read: Callable[[int, str], Notice | None], give: Give) -> None:
         etag = ""
@@ -127,10 +118,10 @@ class Gcp:
         async def look() -> None:
             nonlocal etag
             # The first request is answered at once, later ones when the value no longer matches `etag`.
-            wait = f"?wait_for_change=true&timeout_sec={self._hang_s:.0f}&last_etag={etag}" if etag else ""
-            timeout_s = TIMEOUT_S + (self._hang_s if etag else 0.0)
+            wait = f"?wait_for_change=true&timeout_sec={self.hang_s:.0f}&last_etag={etag}" if etag else ""
+            timeout_s = TIMEOUT_S + (self.hang_s if etag else 0.0)
             known, etag = etag, ""  # after a failure ask again without waiting
-            answer = await self._metadata.ask("GET", f"{GCP_INSTANCE}/{key}{wait}", GCP_HEADERS, timeout_s=timeout_s)
+            answer = await self.metadata.ask("GET", f"{GCP_INSTANCE}/{key}{wait}", GCP_HEADERS, timeout_s=timeout_s)
             if answer.headers.get("metadata-flavor") != "Google":
                 raise RemoteFault(f"instance/{key} is not answered by Google's metadata service")
             event = read(answer.status, answer.body)
@@ -140,46 +131,37 @@ class Gcp:
             if not etag.isascii() or not etag.replace("-", "").replace("_", "").isalnum():
                 etag = ""
 
-        await asking(look, self._period_s, self._telemetry, self.source)
+        await asking(look, self.period_s, self.telemetry, self.source)
 
 
-class Azure:
+@dataclass
+class Azure(Watcher):
     """Scheduled Events, filtered for this machine: a scale set announces the events of all its machines."""
 
+    period_s: float = AZURE_PERIOD_S
     source = "azure"
-
-    def __init__(
-        self, metadata: Metadata, clock: Clock, telemetry: Telemetry, period_s: float = AZURE_PERIOD_S
-    ) -> None:
-        self._metadata = metadata
-        self._clock = clock
-        self._telemetry = telemetry
-        self._period_s = period_s
-        self._machine = ""
-        self._first = True
-
-    async def run(self, give: Give) -> None:
-        await asking(lambda: self._look(give), self._period_s, self._telemetry, self.source)
+    _machine: str = ""
+    _first: bool = True
 
     async def acknowledge(self, told: Notice) -> bool:
         if not told.id:
             return False
         body = json.dumps({"StartRequests": [{"EventId": told.id}]})
-        answer = await self._metadata.ask("POST", AZURE_EVENTS, AZURE_HEADERS, timeout_s=TIMEOUT_S, body=body)
+        answer = await self.metadata.ask("POST", AZURE_EVENTS, AZURE_HEADERS, timeout_s=TIMEOUT_S, body=body)
         if answer.status != 200:
             raise RemoteFault(f"scheduledevents answers HTTP {answer.status} to our readiness")
         return True
 
     async def _look(self, give: Give) -> None:
         if not self._machine:
-            answer = await self._metadata.ask("GET", AZURE_NAME, AZURE_HEADERS, timeout_s=TIMEOUT_S)
+            answer = await self.metadata.ask("GET", AZURE_NAME, AZURE_HEADERS, timeout_s=TIMEOUT_S)
             if answer.status != 200 or not AZURE_MACHINE.match(answer.body.strip()):
                 raise RemoteFault(f"compute/name answers HTTP {answer.status}: this machine's name is unknown")
             self._machine = answer.body.strip()
         timeout_s = AZURE_FIRST_S if self._first else TIMEOUT_S
-        answer = await self._metadata.ask("GET", AZURE_EVENTS, AZURE_HEADERS, timeout_s=timeout_s)
+        answer = await self.metadata.ask("GET", AZURE_EVENTS, AZURE_HEADERS, timeout_s=timeout_s)
         self._first = False
-        event, _ = notice.azure_events(answer.status, answer.body, self._machine, self._clock.unix_s())
+        event, _ = notice.azure_events(answer.status, answer.body, self._machine, self.clock.unix_s())
         if event is not None:
             give(event)
 

@@ -227,7 +227,7 @@ def _azure_event(event: Mapping[str, Any], now_unix_s: float) -> Notice | None:
     if state == "Scheduled":
         left_s = AZURE_NOTICE_S
         if not_before := str(event.get("NotBefore") or ""):
-            left_s = max(STARTED_S, _rfc_moment(not_before) - now_unix_s)
+            left_s = max(STARTED_S, _moment(not_before, email.utils.parsedate_to_datetime) - now_unix_s)
     kind = NoticeKind.ADVICE if what == "Freeze" else NoticeKind.PREEMPT
     return Notice("azure", kind, left_s, f"scheduled event: {_cut(what)}, {state}", str(event.get("EventId", "")))
 
@@ -286,19 +286,10 @@ def _text(table: Mapping[str, Any], key: str, what: str) -> str:
     return value
 
 
-def _moment(text: str) -> float:
-    """ISO 8601 in UTC as Unix seconds."""
+def _moment(text: str, read: Callable[[str], datetime.datetime] = datetime.datetime.fromisoformat) -> float:
+    """A time in UTC as Unix seconds: ISO 8601, unless `read` reads something else."""
     try:
-        moment = datetime.datetime.fromisoformat(text)
-        return (moment if moment.tzinfo else moment.replace(tzinfo=datetime.UTC)).timestamp()
-    except (ValueError, OverflowError):
-        raise RemoteFault(f"{_cut(text)} is not a time") from None
-
-
-def _rfc_moment(text: str) -> float:
-    """RFC 1123 as Unix seconds."""
-    try:
-        moment = email.utils.parsedate_to_datetime(text)
+        moment = read(text)
         return (moment if moment.tzinfo else moment.replace(tzinfo=datetime.UTC)).timestamp()
     except (ValueError, OverflowError):
         raise RemoteFault(f"{_cut(text)} is not a time") from None

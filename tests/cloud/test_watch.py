@@ -42,7 +42,7 @@ class Scene:
             case "aws":
                 return Aws(self.metadata, WallClock(), self.quiet, PERIOD_S)
             case "gcp":
-                return Gcp(self.metadata, self.quiet, PERIOD_S, hang_s=1.0)
+                return Gcp(self.metadata, WallClock(), self.quiet, PERIOD_S, hang_s=1.0)
             case _:
                 return Azure(self.metadata, WallClock(), self.quiet, PERIOD_S)
 

@@ -235,7 +235,7 @@ def test_a_liar_says_no_more_than_the_whole_run_can_measure() -> None:
     assert torch.equal(victim.stage.theta.detach(), before)
     most = [SharedSteps(number, number - 1, (LEVELS,) * (2 * run_steps)) for number in range(2, 10)]
     assert victim.apply(9, 1.0, [rubbish(most)], lone=False).believed
-    step = shared(victim).rate(9) * run.inner.clip_norm * victim.parameters**0.5
+    step = shared(victim).rate(9) * run.inner.clip_norm * victim.stage.parameters**0.5
     moved = float((victim.stage.theta.detach() - before).norm())
     assert moved < 2.0 * step * (8 * 2 * run_steps) ** 0.5, (moved, step)
 

@@ -74,9 +74,9 @@ def contents(state: State) -> dict[str, bytes]:
 
 def test_it_is_a_replica() -> None:
     replica: Replica = TorchReplica(MANIFEST, 0)  # mypy holds this against the port
-    assert replica.stage.parameters == TorchReplica(MANIFEST, 0).stage.parameters
+    assert replica.sizes_of(0)["theta"] == TorchReplica(MANIFEST, 0).stage.parameters
     assert TorchReplica(MANIFEST, 0).digest() == TorchReplica(MANIFEST, 0).digest()
-    assert TorchReplica(MANIFEST, 0).outer.message_nbytes == 4 * replica.stage.parameters
+    assert TorchReplica(MANIFEST, 0).outer.message_nbytes == 4 * replica.sizes_of(0)["theta"]
 
 
 def test_a_copy_goes_on_to_the_bit() -> None:
@@ -104,7 +104,7 @@ def test_a_newcomer_takes_what_rounds_move_and_begins_the_rest_itself() -> None:
     given = Snapshot.of(original.snapshot(packed=True), 0, 1, Progress().to_wire())
     part = given.part(newcomer_part(MANIFEST.gossip, given.sizes))
     assert given.part(newcomer_part(MANIFEST.gossip, given.sizes)) is part, "hashed once"
-    assert part.nbytes == 6 * original.parameters < 0.6 * given.nbytes
+    assert part.nbytes == 6 * original.stage.parameters < 0.6 * given.nbytes
     copy.load(part.state)
     assert copy.digest() == original.digest() and copy.inner_steps == original.inner_steps == 3
     there, slow = contents(copy.snapshot()), contents(original.snapshot())["phi"]
