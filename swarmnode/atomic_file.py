@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from swarmnode.errors import DiskFull, LocalFault, NotPermitted
+from swarmnode.errors import DiskFull, LocalFault, NotPermitted, SwarmnodeError
 
 TEMPORARY = ".part"  # how the names of unfinished files end
 
@@ -20,17 +20,24 @@ FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 ADVICE = "free space there, or choose another folder"
 
 
-def write_fault(path: Path, error: OSError, nbytes: int | None = None, advice: str = ADVICE) -> LocalFault:
-    """The error for a failed write of `nbytes` to `path`. Raises DiskFull itself if space or quota is used up (ENOSPC,
-    EDQUOT)."""
-    raise_if_full(path, error, nbytes, advice)
-    return LocalFault(f"cannot write {path}: {error.strerror or error}; {advice}")
-
-
-def raise_if_full(path: Path, error: OSError, nbytes: int | None = None, advice: str = ADVICE) -> None:
-    """Raises DiskFull where `error`, of a write of `nbytes` to `path`, says that space or quota is used up."""
-    if error.errno in FULL:
-        raise DiskFull(full_text(path, nbytes, quota=error.errno == errno.EDQUOT, advice=advice)) from error
+@contextlib.contextmanager
+def write_errors(
+    path: Path,
+    nbytes: int | None = None,
+    advice: str = ADVICE,
+    *,
+    kind: type[SwarmnodeError] = LocalFault,
+    what: str = "",
+) -> Iterator[None]:
+    """Raises DiskFull for an OSError of a write of `nbytes` to `path` where space or quota is used up (ENOSPC, EDQUOT),
+    else `kind`. `what` failed, in its text; "": the write, with `advice`."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in FULL:
+            raise DiskFull(full_text(path, nbytes, quota=error.errno == errno.EDQUOT, advice=advice)) from error
+        why = error.strerror or error
+        raise kind(f"{what}: {why}" if what else f"cannot write {path}: {why}; {advice}") from error
 
 
 def full_text(path: Path, nbytes: int | None, *, quota: bool = False, advice: str = ADVICE) -> str:
@@ -61,14 +68,12 @@ def check_free(folder: Path, nbytes: int, what: str, advice: str = ADVICE) -> No
 def check_writable(folder: Path, advice: str = ADVICE) -> None:
     """Make `folder` and a file in it, and delete the file again. Raises DiskFull, LocalFault."""
     probe = folder / f".write-{os.getpid()}"
-    try:
+    with write_errors(folder, 4096, advice):
         folder.mkdir(parents=True, exist_ok=True)
-        probe.write_bytes(b"x" * 4096)
-        probe.unlink()
-    except OSError as error:
-        with contextlib.suppress(OSError):
+        try:
+            probe.write_bytes(b"x" * 4096)
+        finally:
             probe.unlink(missing_ok=True)
-        raise write_fault(folder, error, 4096, advice) from error
 
 
 def atomic_write(
@@ -134,12 +139,9 @@ def write_whole(path: Path, content: bytes | Callable[[BinaryIO], object]) -> No
     """Write `content`, or what it writes to a file, to `path` atomically. Raises DiskFull if the disk is, NotPermitted
     if the file cannot be written otherwise."""
     nbytes = len(content) if isinstance(content, bytes) else None
-    try:
-        with atomic_file(path) as file:
-            if isinstance(content, bytes):
-                file.write(content)
-            else:
-                content(file)
-    except OSError as error:
-        raise_if_full(path, error, nbytes)
-        raise NotPermitted(f"{path} cannot be written: {error.strerror}") from error
+    what = f"{path} cannot be written"
+    with write_errors(path, nbytes, kind=NotPermitted, what=what), atomic_file(path) as file:
+        if isinstance(content, bytes):
+            file.write(content)
+        else:
+            content(file)

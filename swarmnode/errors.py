@@ -11,6 +11,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import ClassVar, Final
 
 EXIT_PREEMPTED: Final = 30
@@ -150,3 +152,12 @@ class MicrobatchLost(Unavailable):
 class StartAnew(MicrobatchLost):
     """A replica has counted the microbatch in a call whose answer does not fit this one; its feeder can start it anew,
     and nobody else."""
+
+
+@contextlib.contextmanager
+def os_errors(kind: type[SwarmnodeError], what: str, advice: str = "") -> Iterator[None]:
+    """Raises `kind` for an OSError in the block: `what` failed, the system's reason, `advice`."""
+    try:
+        yield
+    except OSError as error:
+        raise kind(f"{what}: {error.strerror or error}{advice}") from error

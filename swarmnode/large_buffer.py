@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from swarmnode.errors import LocalFault
+from swarmnode.errors import LocalFault, os_errors
 
 IN_MEMORY_NBYTES = 256 << 20  # guess: below it a file saves nothing that matters
 FOLDER = Path("/var/tmp")  # kept on disk by the Filesystem Hierarchy Standard; /tmp is often memory
@@ -21,9 +21,7 @@ def large_buffer(nbytes: int) -> memoryview:
     if nbytes < IN_MEMORY_NBYTES:
         return np.empty(nbytes, np.uint8).data
     folder = FOLDER if os.access(FOLDER, os.W_OK) else Path(tempfile.gettempdir())
-    try:
-        with tempfile.TemporaryFile(dir=folder) as file:
-            os.posix_fallocate(file.fileno(), 0, nbytes)
-            return memoryview(mmap.mmap(file.fileno(), nbytes))
-    except OSError as error:
-        raise LocalFault(f"{nbytes} bytes for a state do not fit in {folder}: {error.strerror}; make room") from error
+    full = os_errors(LocalFault, f"{nbytes} bytes for a state do not fit in {folder}", "; make room")
+    with full, tempfile.TemporaryFile(dir=folder) as file:
+        os.posix_fallocate(file.fileno(), 0, nbytes)
+        return memoryview(mmap.mmap(file.fileno(), nbytes))

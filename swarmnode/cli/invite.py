@@ -93,13 +93,11 @@ def command(
 
 
 def _write(out: Path, line: str, wheel: str | None) -> None:
-    from swarmnode.atomic_file import atomic_write, write_fault
+    from swarmnode.atomic_file import atomic_write, write_errors
 
     install = f"# install: uv tool install 'swarmnode-trainer @ {wheel}'   (or pipx install)\n" if wheel else ""
-    try:
+    with write_errors(out):
         atomic_write(out, f"{install}{line}\n".encode(), mode=0o600)
-    except OSError as error:
-        raise write_fault(out, error) from None
     if sys.stderr.isatty():
         with contextlib.suppress(ImportError):  # a checkout that was set up before segno was needed
             import segno

@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 
 from swarmnode.atomic_file import atomic_write
-from swarmnode.errors import LocalFault, NoDaemon, NotPermitted, UsageError
+from swarmnode.errors import LocalFault, NoDaemon, NotPermitted, UsageError, os_errors
 
 SOCKET_PATH_BYTES_MAX = 103
 """Longest path of a unix socket: sun_path holds 108 bytes on Linux and 104 on macOS, including the final zero."""
@@ -88,11 +88,9 @@ def _fits(path: Path) -> bool:
 
 
 def _make_private(folder: Path) -> None:
-    try:
+    with os_errors(LocalFault, f"cannot make the socket folder {folder}"):
         folder.mkdir(mode=0o700, exist_ok=True)
         status = folder.lstat()
-    except OSError as error:
-        raise LocalFault(f"cannot make the socket folder {folder}: {error.strerror}") from None
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
         raise NotPermitted(f"{folder} is not private to this user (0700): remove it, or use a shorter --home")
 
@@ -103,10 +101,8 @@ def take_home(home: Path) -> int:
     Raises UsageError if another daemon holds it, LocalFault if it cannot be written.
     """
     path = home / LOCK_NAME
-    try:
+    with os_errors(LocalFault, f"cannot write in {home}", "; give another --home"):
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise LocalFault(f"cannot write in {home}: {error.strerror}; give another --home") from None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

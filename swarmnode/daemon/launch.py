@@ -18,7 +18,7 @@ from swarmnode.daemon import ready_file
 from swarmnode.daemon.options import HOME_ADVICE, LOGS_NBYTES, ArchiveOptions, NodeOptions
 from swarmnode.daemon.ready_file import Ready
 from swarmnode.daemon.service_manager import doing
-from swarmnode.errors import NotPermitted, Unavailable
+from swarmnode.errors import NotPermitted, Unavailable, os_errors
 from swarmnode.limited_child import deny_calls
 from swarmnode.transport import key_file
 from swarmnode.transport.address import Endpoint, check_listenable, parse_endpoint
@@ -34,10 +34,8 @@ def launch(options: NodeOptions, tell: Callable[[Ready], Awaitable[None]]) -> in
     Home, disk and ports are checked before torch is imported, which takes seconds. Raises NotPermitted if the home
     cannot be made, UsageError if another daemon or program has home or port, and the node's own errors.
     """
-    try:
+    with os_errors(NotPermitted, f"--home {options.home}"):
         options.home.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as error:
-        raise NotPermitted(f"--home {options.home}: {error.strerror}") from None
     lock = take_home(options.home)
     check_writable(options.home, HOME_ADVICE)
     check_free(options.home, LOGS_NBYTES, "what this node keeps", HOME_ADVICE)

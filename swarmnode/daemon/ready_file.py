@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from swarmnode.atomic_file import atomic_write, write_fault
+from swarmnode.atomic_file import atomic_write, write_errors
 from swarmnode.errors import LocalFault
 from swarmnode.user_folders import default_home
 
@@ -36,10 +36,8 @@ class Ready:
 def write(home: Path, ready: Ready) -> None:
     """Replace the file of `home`. Raises LocalFault if the disk fails."""
     path = home / FILE_NAME
-    try:
+    with write_errors(path, advice="free space there, or choose another --home"):
         atomic_write(path, json.dumps(dataclasses.asdict(ready)).encode())
-    except OSError as error:
-        raise write_fault(path, error, advice="free space there, or choose another --home") from None
 
 
 def meeting_homes() -> list[Path]:

@@ -25,7 +25,7 @@ from typing import Any, ClassVar
 
 from swarmnode.data.chunk_store import find_index, read_regular
 from swarmnode.data.index import CHUNK_NBYTES_MAX, HASH_NBYTES, INDEX_NBYTES_MAX, Chunk, parsed
-from swarmnode.errors import DataError
+from swarmnode.errors import DataError, os_errors
 from swarmnode.ports import Telemetry
 from swarmnode.wire_tensor import WireTensor
 
@@ -319,10 +319,8 @@ def check_lengths(folder: Path, index: BaseIndex) -> None:
         if not file.starts:
             continue
         path, least = folder / file.name, file.starts[-1] + file.sizes[-1]
-        try:
+        with os_errors(DataError, f"{path}", ": a file of the base model is missing"):
             status = path.stat()
-        except OSError as error:
-            raise DataError(f"{path}: {error.strerror}: a file of the base model is missing") from None
         if not stat.S_ISREG(status.st_mode) or status.st_size < least:
             raise DataError(f"{path}: {status.st_size} bytes where the base model has {least}: it is cut off")
 

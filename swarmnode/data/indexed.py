@@ -16,7 +16,7 @@ from swarmnode.data.index import INDEX_FILE, INDEX_NBYTES_MAX, TOKENIZER_FILE, I
 from swarmnode.data.sample import SampleBatch
 from swarmnode.data.sampler import ChunkSampler, Indices, layout, spread
 from swarmnode.data.tokens import Tokens
-from swarmnode.errors import DataError, NotPermitted, Unavailable, UsageError
+from swarmnode.errors import DataError, NotPermitted, Unavailable, UsageError, os_errors
 from swarmnode.manifest import Manifest
 from swarmnode.manifest.spec import BY_NAME
 
@@ -55,10 +55,8 @@ def link(run: Path, folder: Path) -> Path:
     place = run / FOLDER
     if place.exists() and os.path.samefile(place, folder):
         return place
-    try:
+    with os_errors(NotPermitted, f"{place} cannot be made to lead to {folder}"):
         place.symlink_to(folder.resolve(), target_is_directory=True)
-    except OSError as error:
-        raise NotPermitted(f"{place} cannot be made to lead to {folder}: {error.strerror}") from error
     return place
 
 

@@ -24,7 +24,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from swarmnode.atomic_file import raise_if_full, write_whole
+from swarmnode.atomic_file import write_errors, write_whole
 from swarmnode.data.chat_template import ChatTemplate
 from swarmnode.data.document_row import DOCUMENT_BYTES_MAX, BadRows, DocumentSpan, Placed, Reading
 from swarmnode.data.document_source import documents, find_work
@@ -147,7 +147,7 @@ def _write_part(
     """Write the part's tokens and mask. Returns its table. Raises DataError when they cannot be written."""
     rows, at = list[tuple[int, int, int]](), 0
     mask_path = folder / f"{name}.mask"
-    try:
+    with write_errors(folder, kind=DataError, what=f"{folder}: cannot be written"):
         with (folder / f"{name}.tokens").open("wb") as file, mask_path.open("wb") as masks:
             counted = True
             for rank, tokens, mask in _encoded(work, reading, encoding, bad):
@@ -164,9 +164,6 @@ def _write_part(
                 os.fsync(one.fileno())
         if counted:
             mask_path.unlink()
-    except OSError as error:
-        raise_if_full(folder, error)
-        raise DataError(f"{folder}: cannot be written: {error.strerror}") from error
     return np.array(rows, ROW)
 
 
@@ -299,22 +296,19 @@ def _begin(out: Path, folder: Path, options: MakeOptions, encoding: Encoding) ->
     plan = digest(*map(os.fsencode, options.sources), *options.weights, *told, *how).hex()
     if (out / INDEX_FILE).exists():
         raise UsageError(f"{out} holds a data set already; choose another folder, or remove it")
-    try:
+    with write_errors(folder, kind=DataError, what=f"{folder}: cannot be used"):
         folder.mkdir(parents=True, exist_ok=True)
-        if (folder / PLAN_FILE).exists():
-            if json.loads((folder / PLAN_FILE).read_text()).get("plan") != plan:
-                raise UsageError(
-                    f"{out} holds the beginning of another data set: say the same as then, choose another folder, or"
-                    f" remove {folder}"
-                )
-            return
-        if any(out.glob("*.bin")):
-            raise UsageError(f"{out} holds shards without an index; choose another folder")
+        begun = (folder / PLAN_FILE).read_text() if (folder / PLAN_FILE).exists() else ""
+    if begun:
+        if begun != json.dumps({"plan": plan}):
+            raise UsageError(
+                f"{out} holds the beginning of another data set: say the same as then, choose another folder, or remove"
+                f" {folder}"
+            )
+    elif any(out.glob("*.bin")):
+        raise UsageError(f"{out} holds shards without an index; choose another folder")
+    else:
         write_whole(folder / PLAN_FILE, json.dumps({"plan": plan}).encode())
-    except (OSError, ValueError) as error:
-        if isinstance(error, OSError):
-            raise_if_full(folder, error)
-        raise DataError(f"{folder}: cannot be used: {error}") from error
 
 
 def _write(

@@ -14,9 +14,9 @@ from typing import NamedTuple, cast
 
 import numpy as np
 
-from swarmnode.atomic_file import raise_if_full
+from swarmnode.atomic_file import write_errors
 from swarmnode.data.tokens import Tokens, dtype_of
-from swarmnode.errors import DataError
+from swarmnode.errors import DataError, os_errors
 
 HASH_NBYTES = 32
 SUFFIX = ".tokens"
@@ -49,11 +49,8 @@ class ShardWriter:
 
     def __enter__(self) -> ShardWriter:
         sweep(self._path.parent)
-        try:
+        with self._write_errors(HASH_NBYTES):
             self._open_locked()
-        except OSError as error:
-            raise_if_full(self._path, error, HASH_NBYTES, CACHE_ADVICE)
-            raise DataError(f"{self._path}: cannot be written: {error.strerror}") from error
         return self
 
     def _open_locked(self) -> None:
@@ -72,11 +69,8 @@ class ShardWriter:
         if tokens.size and int(tokens.max()) >= self._vocabulary:
             raise DataError(f"{self._path}: token {int(tokens.max())} is outside the vocabulary of {self._vocabulary}")
         raw = np.ascontiguousarray(tokens, dtype=self._dtype).data.cast("B") if tokens.size else b""
-        try:
+        with self._write_errors(self._nbytes + len(raw)):
             self._file.write(raw)
-        except OSError as error:
-            raise_if_full(self._path, error, self._nbytes + len(raw), CACHE_ADVICE)
-            raise DataError(f"{self._partial}: cannot be written: {error.strerror}") from error
         self._hash.update(raw)
         self.count += tokens.size
 
@@ -85,17 +79,19 @@ class ShardWriter:
     ) -> None:
         try:
             if kind is None and self.keep:
-                self._file.write(self._hash.digest())
-                self._file.flush()
-                os.fsync(self._file.fileno())
-                self._partial.replace(self._path)
-        except OSError as failure:
-            raise_if_full(self._path, failure, self._nbytes, CACHE_ADVICE)
-            raise DataError(f"{self._path}: cannot be written: {failure.strerror}") from failure
+                with self._write_errors(self._nbytes):
+                    self._file.write(self._hash.digest())
+                    self._file.flush()
+                    os.fsync(self._file.fileno())
+                    self._partial.replace(self._path)
         finally:
             self._partial.unlink(missing_ok=True)
             with contextlib.suppress(OSError):  # closing flushes again, which a full disk has already refused
                 self._file.close()
+
+    def _write_errors(self, nbytes: int) -> contextlib.AbstractContextManager[None]:
+        what = f"{self._path}: cannot be written"
+        return write_errors(self._path, nbytes, CACHE_ADVICE, kind=DataError, what=what)
 
     @property
     def _nbytes(self) -> int:
@@ -104,11 +100,8 @@ class ShardWriter:
 
 def sweep(folder: pathlib.Path) -> None:
     """Make `folder` and remove the temporary files of dead writers. Raises DataError when it cannot be made."""
-    try:
+    with write_errors(folder, None, CACHE_ADVICE, kind=DataError, what=f"{folder}: cannot be made"):
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise_if_full(folder, error, None, CACHE_ADVICE)
-        raise DataError(f"{folder}: cannot be made: {error.strerror}") from error
     for left in sorted(folder.glob(f".*{SUFFIX}.*.tmp")):
         with contextlib.suppress(OSError), left.open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -119,13 +112,10 @@ def open_shard(path: pathlib.Path, vocabulary: int) -> Shard:
     """The tokens at `path`, ids below `vocabulary`, memory-mapped; files up to VERIFY_BYTES_MAX are hashed. Raises
     DataError where it cannot be read, is cut short or does not match its hash."""
     dtype = dtype_of(vocabulary)
-    try:
-        with path.open("rb") as file:
-            nbytes = os.fstat(file.fileno()).st_size - HASH_NBYTES
-            file.seek(max(0, nbytes))
-            digest = file.read(HASH_NBYTES)
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror}") from error
+    with os_errors(DataError, f"{path}: cannot be read"), path.open("rb") as file:
+        nbytes = os.fstat(file.fileno()).st_size - HASH_NBYTES
+        file.seek(max(0, nbytes))
+        digest = file.read(HASH_NBYTES)
     if nbytes < 0 or nbytes % dtype.itemsize:
         raise DataError(f"{path}: cut short or damaged: {nbytes + HASH_NBYTES} bytes")
     count = nbytes // dtype.itemsize

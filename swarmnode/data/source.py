@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from swarmnode.data import demo_corpus
 from swarmnode.data.document_row import BadRows, DocumentSpan, Reading, read_jsonl
 from swarmnode.data.root import DataRoot
-from swarmnode.errors import DataError
+from swarmnode.errors import DataError, os_errors
 from swarmnode.ids import digest, digest64
 from swarmnode.manifest import DataSpec
 
@@ -63,10 +63,8 @@ def cache_key(spec: DataSpec, files: list[SourceFile], tokenizer: bytes) -> str:
     if spec.source == "demo":
         return digest(*parts, demo_corpus.SHA256).hex()[:32]
     for file in files:
-        try:
+        with os_errors(DataError, f"{file.path}: cannot be read"):
             status = file.path.stat()
-        except OSError as error:
-            raise DataError(f"{file.path}: cannot be read: {error.strerror}") from error
         parts += [file.name, str(file.path), status.st_size, status.st_mtime_ns]
     return digest(*parts).hex()[:32]
 
@@ -163,8 +161,5 @@ def _walk(root: pathlib.Path, name: str, follow: Callable[[pathlib.Path], pathli
 
 
 def _is_binary(path: pathlib.Path) -> bool:
-    try:
-        with path.open("rb") as file:
-            return b"\0" in file.read(PROBE_BYTES)
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror}") from error
+    with os_errors(DataError, f"{path}: cannot be read"), path.open("rb") as file:
+        return b"\0" in file.read(PROBE_BYTES)

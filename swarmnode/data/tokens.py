@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from swarmnode.data.root import DataRoot
-from swarmnode.errors import DataError
+from swarmnode.errors import DataError, os_errors
 from swarmnode.ids import digest
 from swarmnode.manifest import BYTES_END
 
@@ -174,11 +174,9 @@ def open_tokenizer(name: str, folder: DataRoot) -> Tokenizer:
     if name == "bytes":
         return ByteTokenizer()
     path = folder.find(name)
-    try:
-        with path.open("rb") as file:
-            raw = file.read(TOKENIZER_BYTES_MAX + 1)
-    except OSError as error:
-        raise DataError(f"{path}: tokenizer cannot be read: {error.strerror}; data.tokenizer names it") from error
+    unread = os_errors(DataError, f"{path}: tokenizer cannot be read", "; data.tokenizer names it")
+    with unread, path.open("rb") as file:
+        raw = file.read(TOKENIZER_BYTES_MAX + 1)
     return huggingface_tokenizer(raw, str(path), named_eos(path.parent))
 
 

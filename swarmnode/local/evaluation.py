@@ -24,7 +24,7 @@ from swarmnode.data.root import DataRoot
 from swarmnode.data.sample import SampleBatch
 from swarmnode.data.tokenizer_file import carried_files, run_tokenizer, tokenizer_file
 from swarmnode.data.tokens import Tokenizer, Tokens
-from swarmnode.errors import DataError, SwarmnodeError, Unavailable, UsageError
+from swarmnode.errors import DataError, SwarmnodeError, Unavailable, UsageError, os_errors
 from swarmnode.local.model_source import Moved, Note, WeightChoice, facts, gather
 from swarmnode.manifest import EvaluationSpec, Manifest
 from swarmnode.model.adapter import has_adapters
@@ -72,11 +72,9 @@ def read_text(data: Path | None, name: str) -> bytes:
     files = sorted(each for each in path.rglob("*") if each.is_file()) if path.is_dir() else [path]
     pieces, left = list[bytes](), 16 * SET_TOKENS_MAX
     for file in files:
-        try:
-            with root.inside(file).open("rb") as opened:
-                pieces.append(opened.read(left))
-        except OSError as error:
-            raise DataError(f"{file}: cannot be read: {error.strerror}; evaluation.sets names it") from None
+        unread = os_errors(DataError, f"{file}: cannot be read", "; evaluation.sets names it")
+        with unread, root.inside(file).open("rb") as opened:
+            pieces.append(opened.read(left))
         left -= len(pieces[-1])
     return b"\n".join(pieces)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from swarmnode.atomic_file import atomic_write, raise_if_full
+from swarmnode.atomic_file import atomic_write, write_errors
 from swarmnode.data.base_index import (
     BASE_INDEX_FILE,
     CONFIG,
@@ -142,7 +142,7 @@ def lay_out(run: Path, model: Pretrained) -> Path:
     """`run`/base with the index and the small files of `model`, and links to its weights; returns the folder. Raises
     NotPermitted when it cannot be made."""
     place = run / FOLDER
-    try:
+    with write_errors(place, kind=NotPermitted, what=f"{place} cannot be made"):
         place.mkdir(parents=True, exist_ok=True, mode=0o700)
         for name, raw in model.files.items():
             atomic_write(place / name, raw, mode=0o600)  # until `export` publishes them
@@ -152,9 +152,6 @@ def lay_out(run: Path, model: Pretrained) -> Path:
                 link, real = place / file.name, (model.folder / file.name).resolve()
                 if not (link.exists() and link.samefile(real)):
                     link.symlink_to(real)
-    except OSError as error:
-        raise_if_full(place, error)
-        raise NotPermitted(f"{place} cannot be made: {error.strerror}") from error
     return place
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from swarmnode import manifest as manifests
 from swarmnode import owner
-from swarmnode.atomic_file import check_free, check_writable, raise_if_full
+from swarmnode.atomic_file import check_free, check_writable, write_errors
 from swarmnode.data.base_index import FOLDER as BASE_FOLDER
 from swarmnode.data.base_index import local_base
 from swarmnode.data.indexed import open_text
@@ -134,7 +134,7 @@ def _checked(manifest: Manifest, nodes: int) -> Manifest:
 
 def _fresh(where: Path, name: str) -> Path:
     """A new folder `where`/`name`, with a number appended if that name is taken."""
-    try:
+    with write_errors(where / name, kind=NotPermitted, what=f"{where / name} cannot be made"):
         where.mkdir(parents=True, exist_ok=True)
         for serial in range(1, 1000):
             folder = where / (name if serial == 1 else f"{name}-{serial}")
@@ -143,9 +143,6 @@ def _fresh(where: Path, name: str) -> Path:
             except FileExistsError:
                 continue
             return folder
-    except OSError as error:
-        raise_if_full(where / name, error)
-        raise NotPermitted(f"{where / name} cannot be made: {error.strerror}") from None
     raise NotPermitted(f"{where / name} and its successors exist: clear {where}")
 
 

@@ -16,7 +16,7 @@ from statistics import median_low
 
 import numpy as np
 
-from swarmnode.atomic_file import write_fault
+from swarmnode.atomic_file import write_errors
 from swarmnode.concurrency import gather_or_cancel
 from swarmnode.errors import Busy, RemoteFault, Unavailable
 from swarmnode.ids import PeerId, RunId, seeded, short
@@ -66,7 +66,7 @@ class SlowCopy:
 
     def _write(self, index: int, data: Chunk) -> None:
         start, _ = chunk_span(self.offer, index)
-        try:
+        with write_errors(self.path, self.offer.nbytes):
             descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT, 0o600)
             try:
                 rest = memoryview(data)
@@ -75,8 +75,6 @@ class SlowCopy:
                     rest, start = rest[count:], start + count
             finally:
                 os.close(descriptor)
-        except OSError as error:
-            raise write_fault(self.path, error, self.offer.nbytes) from error
         self.have.add(index)
 
     def chunk(self, index: int) -> np.ndarray:

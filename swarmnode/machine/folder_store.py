@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from swarmnode.atomic_file import TEMPORARY, atomic_write, write_fault
-from swarmnode.errors import DataError, LocalFault, UsageError
+from swarmnode.atomic_file import TEMPORARY, atomic_write, write_errors
+from swarmnode.errors import DataError, LocalFault, UsageError, os_errors
 from swarmnode.ports import Store
 from swarmnode.recovery.tensorfile import scatter
 
@@ -82,12 +82,10 @@ class FolderStore:
 
     def _write(self, name: str, parts: Sequence[bytes | memoryview]) -> str:
         path = self._path(name)
-        try:
+        with write_errors(path, sum(memoryview(part).nbytes for part in parts), self._advice):
             path.parent.mkdir(parents=True, exist_ok=True)
             with HashingThread() as hashing:
                 atomic_write(path, hashing.of(pieces(parts)))
-        except OSError as error:
-            raise write_fault(path, error, sum(memoryview(part).nbytes for part in parts), self._advice) from error
         return hashing.hex
 
     def _read(self, name: str, sha256: str | None) -> bytes | None:
@@ -139,12 +137,10 @@ class FolderStore:
 
     def _delete(self, name: str) -> None:
         path = self._path(name)
-        try:
+        with os_errors(LocalFault, f"cannot delete {path}"):
             path.unlink(missing_ok=True)
             with contextlib.suppress(OSError):
                 path.parent.rmdir()  # only if it is empty
-        except OSError as error:
-            raise LocalFault(f"cannot delete {path}: {error.strerror or error}") from error
 
     def __str__(self) -> str:
         return str(self._folder)

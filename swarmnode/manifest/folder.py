@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from swarmnode import owner as owner_key
 from swarmnode.atomic_file import write_whole
-from swarmnode.errors import ManifestError, NotPermitted, UsageError
+from swarmnode.errors import ManifestError, NotPermitted, UsageError, os_errors
 from swarmnode.manifest.signed import read_signed, sign
 from swarmnode.manifest.spec import Manifest
 from swarmnode.manifest.text import MANIFEST_BYTES_MAX, SCHEMA_FILE, brief, difference, parse, schema, template
@@ -34,10 +34,8 @@ def init(
     for path in (manifest_path, key_path):
         if path.exists() or path.is_symlink():
             raise UsageError(f"{path} exists and is not overwritten; choose another folder, or move it away")
-    try:
+    with os_errors(NotPermitted, f"{folder} cannot be made"):
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise NotPermitted(f"{folder} cannot be made: {error.strerror}") from error
     owner_key.create_owner(key_path)
     manifest = manifest or Manifest()
     text = template(manifest, origins) if full else brief(manifest, origins or {})
@@ -107,12 +105,10 @@ def put_aside(folder: pathlib.Path) -> pathlib.Path | None:
     if not path.exists():
         return None
     label = hashlib.sha256(path.read_bytes()).hexdigest()[:12]
-    try:
+    with os_errors(NotPermitted, f"{path} cannot be renamed"):
         for old in (folder / "access.signed", path):
             if old.exists():
                 kept = old.rename(old.with_name(f"{old.stem}-{label}{old.suffix}"))
-    except OSError as error:
-        raise NotPermitted(f"{path} cannot be renamed: {error.strerror}") from error
     return kept
 
 

@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from google.protobuf.message import DecodeError
 
 from swarmnode import owner as owner_key
-from swarmnode.errors import ManifestError, ManifestVersionError
+from swarmnode.errors import ManifestError, ManifestVersionError, os_errors
 from swarmnode.ids import RunId, digest
 from swarmnode.manifest.spec import FIELDS, Manifest
 from swarmnode.manifest.text import MANIFEST_BYTES_MAX, from_tree, value_of
@@ -108,9 +108,6 @@ def parse_signed(raw: bytes, origin: str, expected_run_id: RunId | None) -> tupl
 
 def read_signed(path: pathlib.Path, expected_run_id: RunId | None = None) -> tuple[record_pb2.SignedManifest, Manifest]:
     """The signed manifest in the file `path`, verified. Raises ManifestError."""
-    try:
-        with path.open("rb") as file:
-            raw = file.read(SIGNED_BYTES_MAX + 1)
-    except OSError as error:
-        raise ManifestError(f"{path}: cannot be read: {error.strerror}") from error
+    with os_errors(ManifestError, f"{path}: cannot be read"), path.open("rb") as file:
+        raw = file.read(SIGNED_BYTES_MAX + 1)
     return parse_signed(raw, str(path), expected_run_id)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from swarmnode.data.base_index import BASE_INDEX_FILE, FOLDER, BaseIndex, local_base
 from swarmnode.data.chunk_store import find_index
-from swarmnode.errors import DataError, NotPermitted, UsageError
+from swarmnode.errors import DataError, NotPermitted, UsageError, os_errors
 from swarmnode.limited_child import CPU_S, NBYTES, run_limited
 
 if TYPE_CHECKING:
@@ -47,17 +47,12 @@ def to_folder(file: Path, folder: Path) -> None:
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         raise UsageError(f"GGUF files need {', '.join(missing)}: pip install {' '.join(NEEDED)}")
-    try:
-        with file.open("rb") as opened:
-            begun = opened.read(len(MAGIC))
-    except OSError as error:
-        raise DataError(f"{file}: {error.strerror}") from error
+    with os_errors(DataError, f"{file}"), file.open("rb") as opened:
+        begun = opened.read(len(MAGIC))
     if begun != MAGIC:
         raise DataError(f"{file}: not a GGUF file")
-    try:
+    with os_errors(NotPermitted, f"{folder} cannot be made", "; give another run's folder"):
         folder.mkdir(parents=True)
-    except OSError as error:
-        raise NotPermitted(f"{folder} cannot be made: {error.strerror}; give another run's folder") from error
     try:
         nbytes = file.stat().st_size
         run_limited(
@@ -96,11 +91,9 @@ def convert(given: str, out: str) -> None:
     plain = type(model)(type(model.config).from_dict(config)).to(torch.bfloat16)
     plain.load_state_dict(model.state_dict())
     del model
-    try:
+    with os_errors(NotPermitted, f"{folder}"):
         plain.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
-    except OSError as error:
-        raise NotPermitted(f"{folder}: {error.strerror}") from error
 
 
 def base_weights(found: Gathered) -> BaseWeights | None:

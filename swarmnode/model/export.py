@@ -14,7 +14,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from swarmnode.atomic_file import atomic_write, write_fault
+from swarmnode.atomic_file import atomic_write, write_errors
 from swarmnode.data.tokens import json_object
 from swarmnode.errors import DataError
 from swarmnode.manifest import BYTES_END, MANIFEST_FILE, Manifest, template
@@ -309,10 +309,8 @@ def _json_bytes(value: Mapping[str, object]) -> bytes:
 
 def _write_folder(out_dir: Path, files: Mapping[str, bytes], weights: str, tensors: Mapping[str, Tensor]) -> int:
     """Write `files` and, last, the `tensors` to `out_dir`; return the number of their elements."""
-    try:
+    with write_errors(out_dir):
         out_dir.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise write_fault(out_dir, error) from error
     for name, data in files.items():
         _write(out_dir / name, data)
     _write(out_dir / weights, safetensors.torch.save(dict(tensors), {"format": "pt"}))
@@ -321,7 +319,5 @@ def _write_folder(out_dir: Path, files: Mapping[str, bytes], weights: str, tenso
 
 def _write(path: Path, data: bytes) -> None:
     """`atomic_write` that raises LocalFault with path and reason."""
-    try:
+    with write_errors(path, len(data)):
         atomic_write(path, data)
-    except OSError as error:
-        raise write_fault(path, error, len(data)) from error

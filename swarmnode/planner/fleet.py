@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from swarmnode.errors import UsageError
+from swarmnode.errors import UsageError, os_errors
 from swarmnode.planner.geography import RTT_MS_PLACES, Address, Nat
 
 COLUMNS = (
@@ -54,11 +54,8 @@ class MachineKind:
 
 def read_fleet(path: Path) -> tuple[MachineKind, ...]:
     """The rows of `path`. Raises UsageError that names the file, the line and the expected value."""
-    try:
-        with open(path, newline="", encoding="utf-8") as file:
-            lines = [line for line in file if line.strip() and not line.lstrip().startswith("#")]
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}") from None
+    with os_errors(UsageError, f"{path} cannot be read"), open(path, newline="", encoding="utf-8") as file:
+        lines = [line for line in file if line.strip() and not line.lstrip().startswith("#")]
     return parse_fleet(csv.DictReader(lines), str(path))
 
 

@@ -7,8 +7,8 @@ import os
 import stat
 from pathlib import Path
 
-from swarmnode.atomic_file import atomic_write, raise_if_full
-from swarmnode.errors import LocalFault, NotPermitted
+from swarmnode.atomic_file import atomic_write, write_errors
+from swarmnode.errors import NotPermitted
 from swarmnode.identity import PUBLIC_KEY_BYTES, SEED_BYTES, Identity
 
 # protobuf PrivateKey{Type: Ed25519 (08 01), Data: 64 bytes (12 40 seed public)}
@@ -24,25 +24,19 @@ def load_or_create(path: Path) -> Identity:
     try:
         return load(path)
     except FileNotFoundError:
-        pass
-    with contextlib.suppress(FileExistsError):  # another process was faster
-        create(path)
-    return load(path)
+        return create(path)
 
 
 def create(path: Path) -> Identity:
-    """Write a new key to `path` atomically. Raises FileExistsError, or LocalFault (disk full, read only)."""
+    """The identity in `path`, a new one unless another process was faster, written atomically. Raises LocalFault (disk
+    full, read only)."""
     identity = Identity.generate()
     raw = _PREFIX + identity.seed + identity.public_key
-    try:
+    with write_errors(path, _FILE_BYTES, what=f"node key {path} cannot be written"):
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        atomic_write(path, raw, mode=0o600, replace=False)
-    except FileExistsError:
-        raise
-    except OSError as error:
-        raise_if_full(path, error, _FILE_BYTES)
-        raise LocalFault(f"node key {path} cannot be written: {error.strerror}") from error
-    return identity
+        with contextlib.suppress(FileExistsError):
+            atomic_write(path, raw, mode=0o600, replace=False)
+    return load(path)
 
 
 def load(path: Path) -> Identity:

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from swarmnode.errors import UsageError
+from swarmnode.errors import UsageError, os_errors
 from swarmnode.membership.invite import INVITE_CHARACTERS_MAX, Invite, decode, looks_like_invite
 
 VARIABLE = "SWARMNODE_INVITE"
@@ -74,12 +74,9 @@ def _hide(invite: str, words: Sequence[str], argv: Sequence[str]) -> None:
 
 
 def _read_file(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
-            raw = file.read(2 * INVITE_CHARACTERS_MAX)
-    except OSError as error:
-        raise UsageError(f"--invite-file {path}: {error.strerror}") from None
+    with os_errors(UsageError, f"--invite-file {path}"), path.open("rb") as file:
+        mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+        raw = file.read(2 * INVITE_CHARACTERS_MAX)
     lines = raw.decode("ascii", "replace").splitlines()
     invite = "\n".join(line for line in lines if not line.startswith("#"))  # how to install
     if mode & 0o077 and decode(invite).is_secret:
