@@ -4,7 +4,7 @@ __version__ = "0.1.0"
 
 _PLACES = {
     **dict.fromkeys(("Run", "connect", "plan", "up"), "swarmnode.api"),
-    "RunHistory": "swarmnode.run_history",
+    "RunHistory": "swarmnode.api",
     **dict.fromkeys(("Comparison", "compare", "simulate"), "swarmsim.api"),
     **dict.fromkeys(("PAPERS", "paper"), "swarmnode_methods.papers"),
 }

@@ -1,8 +1,8 @@
 from swarmnode.api import Run as Run
+from swarmnode.api import RunHistory as RunHistory
 from swarmnode.api import connect as connect
 from swarmnode.api import plan as plan
 from swarmnode.api import up as up
-from swarmnode.run_history import RunHistory as RunHistory
 from swarmnode_methods.papers import PAPERS as PAPERS
 from swarmnode_methods.papers import paper as paper
 from swarmsim.api import Comparison as Comparison

@@ -37,8 +37,7 @@ from swarmnode.gossip.robust import FIRST_CLIP, PacketMeasures, guard
 from swarmnode.ids import digest64
 from swarmnode.manifest import GossipSpec
 from swarmnode.model.expert_share import ExpertLayout, FlatSegment, overlaps
-from swarmnode.model.stage import StageReplica
-from swarmnode.model.trainer import Trainer
+from swarmnode.model.stage import StageReplica, Trainer
 from swarmnode.ports import OuterReport, Packet, StreamingMessage, WireTensor
 
 PERIOD = 16  # guess: rounds in which a replica hears of most others of a stage of some dozen

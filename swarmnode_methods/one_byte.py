@@ -45,8 +45,7 @@ from swarmnode.gossip.robust import PacketMeasures
 from swarmnode.ids import digest64
 from swarmnode.manifest import Manifest
 from swarmnode.model.optimizer import learning_rate
-from swarmnode.model.stage import StageReplica
-from swarmnode.model.trainer import Trainer
+from swarmnode.model.stage import StageReplica, Trainer
 from swarmnode.ports import (
     LossResult,
     OuterReport,

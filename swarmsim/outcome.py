@@ -10,9 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
+from swarmnode.api import RunHistory
 from swarmnode.metrics import name
 from swarmnode.node.report import KIND_OF_METHOD
-from swarmnode.run_history import RunHistory
 from swarmnode.wire import record_pb2
 from swarmsim import capacity
 

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.method.inner_optimizer import ADAMW, BETA2, MUON, WEIGHT_DECAY, BatchOptimizer, MatrixRows, outside
-from swarmnode.data.demo_corpus import documents
+from swarmnode.data.source import demo_documents
 from swarmnode.gossip.fallback_partner import fallback_order
 from swarmnode.gossip.outer import NoLoCo, Outer
 from swarmnode.gossip.pairing import groups
@@ -73,7 +73,9 @@ def read_text(path: str | None = None) -> tuple[npt.NDArray[np.uint8], npt.NDArr
         data = np.frombuffer(root.read_bytes()[:TEXT_BYTES_MAX], np.uint8)
         cut = len(data) - len(data) // 20
         return data[:cut], data[cut:]
-    texts = (text for _, text in documents()) if root is None else map(Path.read_bytes, sorted(root.rglob("*.txt")))
+    texts = (
+        (text for _, text in demo_documents()) if root is None else map(Path.read_bytes, sorted(root.rglob("*.txt")))
+    )
     parts: dict[bool, list[bytes]] = {True: [], False: []}
     for text in texts:
         parts[digest(text)[0] < HELD_OUT].append(text)

@@ -19,7 +19,7 @@ import tarfile
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from swarmnode.data.demo_corpus import ARCHIVE, LICENSE, NBYTES, SHA256  # noqa: E402
+from swarmnode.data.source import DEMO_ARCHIVE, DEMO_LICENSE, DEMO_NBYTES, DEMO_SHA256  # noqa: E402
 
 PREFIX = "python3.11"
 SKIPPED = frozenset({"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"})
@@ -42,7 +42,7 @@ def archive(folder: pathlib.Path) -> bytes:
     """The uncompressed archive: the licence, then the sources; no times, owners or modes of this machine."""
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w:", format=tarfile.USTAR_FORMAT) as opened:
-        for name, text in [("LICENSE.txt", LICENSE.read_bytes()), *sources(folder)]:
+        for name, text in [("DEMO_LICENSE.txt", DEMO_LICENSE.read_bytes()), *sources(folder)]:
             member = tarfile.TarInfo(name)
             member.size = len(text)
             opened.addfile(member, io.BytesIO(text))
@@ -56,11 +56,11 @@ def main() -> int:
     options = parser.parse_args()
     raw = archive(options.folder)
     found = hashlib.sha256(raw).hexdigest()
-    if not options.pin and (found, len(raw)) != (SHA256, NBYTES):
-        sys.stderr.write(f"{options.folder}: {found}, {len(raw)} bytes; pinned are {SHA256}, {NBYTES} bytes\n")
+    if not options.pin and (found, len(raw)) != (DEMO_SHA256, DEMO_NBYTES):
+        sys.stderr.write(f"{options.folder}: {found}, {len(raw)} bytes; pinned are {DEMO_SHA256}, {DEMO_NBYTES} bytes\n")
         return 1
-    ARCHIVE.write_bytes(gzip.compress(raw, 9, mtime=0))
-    sys.stdout.write(f'SHA256 = "{found}"\nNBYTES = {len(raw)}\n')
+    DEMO_ARCHIVE.write_bytes(gzip.compress(raw, 9, mtime=0))
+    sys.stdout.write(f'DEMO_SHA256 = "{found}"\nNBYTES = {len(raw)}\n')
     return 0
 
 

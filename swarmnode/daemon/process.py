@@ -20,7 +20,7 @@ import click
 
 from swarmnode import __version__
 from swarmnode.atomic_file import atomic_write
-from swarmnode.cloud import detect
+from swarmnode.cloud import watch
 from swarmnode.cloud.metadata_client import ADDRESS, Metadata
 from swarmnode.cloud.watch import Watcher
 from swarmnode.concurrency import processors
@@ -175,19 +175,19 @@ async def watched(
         return None
     reason = "asked for"
     if cloud == "auto" and url is None:
-        watcher = detect.by_dmi(detect.read_dmi())
+        watcher = watch.by_dmi(watch.read_dmi())
         if watcher is None:
             return None
         cloud, reason = watcher, "this machine's firmware says so"
     metadata = Metadata(url or ADDRESS)
     stack.push_async_callback(metadata.close)
     if cloud == "auto":
-        watcher = await detect.by_asking(metadata)
+        watcher = await watch.by_asking(metadata)
         if watcher is None:
             raise Unavailable(f"--notice-url {url}: no metadata service of AWS, GCP or Azure answers there")
         cloud, reason = watcher, "it answers"
     telemetry.event("notice.watching", source=cloud, url=metadata.base, reason=reason)
-    return detect.watcher_of(cloud, metadata, clock, telemetry)
+    return watch.watcher_of(cloud, metadata, clock, telemetry)
 
 
 async def acknowledge(watcher: Watcher, told: Notice, telemetry: Telemetry) -> None:

@@ -5,12 +5,16 @@ The order of documents depends on names and contents only. Documents are cut int
 
 from __future__ import annotations
 
+import gzip
+import hashlib
+import io
 import os
 import pathlib
+import tarfile
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from swarmnode.data import demo_corpus
 from swarmnode.data.document_row import BadRows, DocumentSpan, Reading, read_jsonl
 from swarmnode.data.root import DataRoot
 from swarmnode.errors import DataError, os_errors
@@ -30,6 +34,36 @@ READ_BYTES = 1 << 20
 PROBE_BYTES = 8 << 10
 
 
+# The demo's text: a frozen copy of the standard library of CPython 3.11.7, so samples are the same on all machines.
+#
+# `demo_corpus.tar.gz` holds the sources without tests and build outputs. It is real text that a small model learns in
+# minutes, and it does not depend on the Python that runs swarmnode. deploy/demo_corpus/generate.py makes it again.
+# `DEMO_SHA256` is the hash of the uncompressed archive. Licence: PSF-2.0 (demo_corpus.LICENSE.txt, also in the archive).
+# Third-party notices are in their files.
+
+DEMO_ARCHIVE = pathlib.Path(__file__).with_name("demo_corpus.tar.gz")
+DEMO_LICENSE = pathlib.Path(__file__).with_name("demo_corpus.LICENSE.txt")
+DEMO_SHA256 = "c2fbecf9c355d2c54661c888b951472d8524b40b3d196fdc0175f8e85f54813d"
+DEMO_NBYTES = 12_666_880
+"""Size of the uncompressed archive."""
+
+
+def demo_documents(archive: pathlib.Path = DEMO_ARCHIVE) -> Iterator[tuple[str, bytes]]:
+    """Yields (name, text) of each document, sorted by name. Raises DataError unless `archive` matches `DEMO_SHA256`."""
+    try:
+        with gzip.open(archive) as file:
+            raw = file.read(DEMO_NBYTES + 1)  # a limit, in case the file unpacks to more
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"{archive}: the demo corpus cannot be read ({error}); install swarmnode again") from None
+    if len(raw) != DEMO_NBYTES or hashlib.sha256(raw).hexdigest() != DEMO_SHA256:
+        raise DataError(f"{archive}: not the demo corpus of this version: its hash differs; install swarmnode again")
+    with tarfile.open(fileobj=io.BytesIO(raw), mode="r:") as opened:
+        for member in opened:
+            file_of = opened.extractfile(member) if member.name.endswith(".py") else None
+            if file_of is not None:
+                yield member.name, file_of.read()
+
+
 @dataclass(frozen=True, slots=True)
 class SourceFile:
     """One file to read. Files are sorted by `name`, which is the same on every machine."""
@@ -43,7 +77,7 @@ def source_files(spec: DataSpec, folder: DataRoot) -> list[SourceFile]:
     found, NotPermitted when a path or a link leads out of `folder`."""
     match spec.source:
         case "demo":
-            return [SourceFile("demo corpus", demo_corpus.ARCHIVE)]
+            return [SourceFile("demo corpus", DEMO_ARCHIVE)]
         case "text":
             files = [file for file in _listed(spec, folder, "") if not _is_binary(file.path)]
             where = f"{', '.join(spec.paths)}: no text file found; data.paths names files or folders"
@@ -61,7 +95,7 @@ def cache_key(spec: DataSpec, files: list[SourceFile], tokenizer: bytes) -> str:
     """A key of 32 hex digits that changes with the files (name, path, size, modification time), tokenizer and split."""
     parts: list[str | bytes | int | float] = ["corpus", 3, spec.source, spec.field, spec.validation_fraction, tokenizer]
     if spec.source == "demo":
-        return digest(*parts, demo_corpus.SHA256).hex()[:32]
+        return digest(*parts, DEMO_SHA256).hex()[:32]
     for file in files:
         with os_errors(DataError, f"{file.path}: cannot be read"):
             status = file.path.stat()
@@ -73,7 +107,7 @@ def pieces(spec: DataSpec, files: list[SourceFile]) -> Iterator[str]:
     """The text of `files`, piece by piece. Raises DataError with the file and line at fault: no letter is replaced in
     silence."""
     if spec.source == "demo":
-        for _, text in demo_corpus.documents():
+        for _, text in demo_documents():
             yield from (piece.decode() for piece in cut_lines([text], PIECE_BYTES_MAX))
         return
     try:

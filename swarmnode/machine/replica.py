@@ -25,11 +25,10 @@ from swarmnode.model.optimizer import rate_of_rows
 from swarmnode.model.running_mean import RunningMean
 from swarmnode.model.section import SECTIONS, section_sizes
 from swarmnode.model.split import TABLE, StageLayers, is_writer, stages_of
-from swarmnode.model.stage import BUMP_STEPS, StageReplica
+from swarmnode.model.stage import BUMP_STEPS, StageReplica, Trainer
 from swarmnode.model.state_stream import Buffers, GivenState, Part, section_parts, spans_of
 from swarmnode.model.tensor import check_finite, cosine, decode, decode_flat, decode_tokens, encode, sketch
 from swarmnode.model.tied_table import TiedTable
-from swarmnode.model.trainer import Trainer
 from swarmnode.parted_work import Parts, run_whole
 from swarmnode.ports import (
     LossResult,

@@ -17,11 +17,10 @@ from swarmnode.node.feeder_loop import feeding, make_feeder
 from swarmnode.node.node_ports import NodeContext
 from swarmnode.node.notice import Notices
 from swarmnode.node.presence import StageObserver, StageStatus
-from swarmnode.pipeline.feeder import Feeder, Samples
+from swarmnode.pipeline.feeder import Feeder, RemoteFirstHop, Samples
 from swarmnode.pipeline.microbatch_size import SampleRates
 from swarmnode.pipeline.next_hop import NextHop
 from swarmnode.pipeline.recompute import TextService
-from swarmnode.pipeline.shared_first_hop import RemoteFirstHop
 from swarmnode.ports import Handler
 from swarmnode.wire import record_pb2
 

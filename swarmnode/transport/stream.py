@@ -11,8 +11,8 @@ from collections.abc import Callable
 from typing import cast
 
 from swarmnode.header import VERSION
-from swarmnode.ready_watermark import ReadyWatermark
 from swarmnode.transport.throttle import RateThrottle
+from swarmnode.wire_tensor import ReadyWatermark
 
 LOOKAHEAD_BYTES = 16 << 10  # guess: bytes that may arrive before a read; small calls fit, big ones copy little
 FRAME_BYTES = 512 << 10  # frames of 256 KiB to 1 MiB are fastest (measured)

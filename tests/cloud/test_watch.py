@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.fake_cloud import FakeMetadata
-from swarmnode.cloud import detect
+from swarmnode.cloud import watch
 from swarmnode.cloud.metadata_client import Metadata
 from swarmnode.cloud.watch import Aws, Azure, Gcp, Watcher
 from swarmnode.errors import Unavailable
@@ -76,7 +76,7 @@ async def scene(notice_s: float = 120.0) -> AsyncIterator[Scene]:
         await fake.close()
 
 
-@pytest.mark.parametrize("cloud", detect.CLOUDS)
+@pytest.mark.parametrize("cloud", watch.CLOUDS)
 async def test_a_preemption_is_heard(cloud: str) -> None:
     async with scene(notice_s=100.0) as s, s.watching(cloud):
         await s.until(lambda: s.fake.played.asked >= 4)
@@ -114,7 +114,7 @@ async def test_azure_is_told_that_we_are_ready() -> None:
         assert not await s.watcher("aws").acknowledge(s.heard[0])
 
 
-@pytest.mark.parametrize("cloud", detect.CLOUDS)
+@pytest.mark.parametrize("cloud", watch.CLOUDS)
 @pytest.mark.parametrize("trouble", ["rubbish", "forbid"])
 async def test_a_service_that_talks_nonsense_is_told_of_once_and_asked_again(cloud: str, trouble: str) -> None:
     async with scene() as s:
@@ -160,13 +160,13 @@ async def test_no_answer_is_unavailable_and_no_cloud() -> None:
     metadata = Metadata("http://127.0.0.1:9")
     with pytest.raises(Unavailable, match="127.0.0.1:9"):
         await metadata.ask("GET", "x", {}, timeout_s=5.0)
-    assert await detect.by_asking(metadata) is None
+    assert await watch.by_asking(metadata) is None
     await metadata.close()
 
 
 async def test_a_service_is_known_by_its_answers() -> None:
     async with scene() as s:
-        assert await detect.by_asking(s.metadata) == "aws"  # the fake plays all three: the first
+        assert await watch.by_asking(s.metadata) == "aws"  # the fake plays all three: the first
 
 
 @pytest.mark.parametrize(
@@ -184,4 +184,4 @@ async def test_a_service_is_known_by_its_answers() -> None:
 def test_the_firmware_says_whose_machine_it_is(tmp_path: Path, words: dict[str, str], cloud: str | None) -> None:
     for field_name, text in words.items():
         (tmp_path / field_name).write_text(text + "\n")
-    assert detect.by_dmi(detect.read_dmi(tmp_path)) == cloud
+    assert watch.by_dmi(watch.read_dmi(tmp_path)) == cloud

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from swarmnode.data import demo_corpus
+from swarmnode.data import source
 from swarmnode.data.corpus import open_corpus
 from swarmnode.data.root import DataRoot
 from swarmnode.data.sample import IGNORED
@@ -125,9 +125,9 @@ def test_missing_and_empty_sources(tmp_path: pathlib.Path) -> None:
     with pytest.raises(DataError, match=r"gone: no such file or folder; data\.paths"):
         open_corpus(manifest_of("text", "gone"), tmp_path, tmp_path / "cache")
     (tmp_path / "empty").mkdir()
-    for source in ("text", "jsonl"):
+    for kind in ("text", "jsonl"):
         with pytest.raises(DataError, match=r"empty: no .*file found"):
-            open_corpus(manifest_of(source, "empty"), tmp_path, tmp_path / "cache")
+            open_corpus(manifest_of(kind, "empty"), tmp_path, tmp_path / "cache")
 
 
 def test_lines_without_end_are_cut_between_characters(tmp_path: pathlib.Path) -> None:
@@ -210,7 +210,7 @@ def test_the_demo_corpus_can_be_made_again_to_the_byte(tmp_path: pathlib.Path) -
     assert spec is not None and spec.loader is not None
     generate = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(generate)
-    for name, text in demo_corpus.documents():
+    for name, text in source.demo_documents():
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(text)
@@ -219,24 +219,24 @@ def test_the_demo_corpus_can_be_made_again_to_the_byte(tmp_path: pathlib.Path) -
         (lib / name).parent.mkdir(exist_ok=True)
         (lib / name).write_text("not part of it")
     raw = generate.archive(lib)
-    assert (hashlib.sha256(raw).hexdigest(), len(raw)) == (demo_corpus.SHA256, demo_corpus.NBYTES)
+    assert (hashlib.sha256(raw).hexdigest(), len(raw)) == (source.DEMO_SHA256, source.DEMO_NBYTES)
 
 
 @pytest.mark.parametrize("fault", ["cut", "bit", "other", "empty", "gone", "bomb"])
 def test_another_demo_corpus_is_refused(tmp_path: pathlib.Path, fault: str) -> None:
-    good, path = demo_corpus.ARCHIVE.read_bytes(), tmp_path / "demo_corpus.tar.gz"
+    good, path = source.DEMO_ARCHIVE.read_bytes(), tmp_path / "demo_corpus.tar.gz"
     made = {
         "cut": good[:-1000],
         "bit": good[:1_000_000] + bytes([good[1_000_000] ^ 1]) + good[1_000_001:],
-        "other": gzip.compress(bytes(demo_corpus.NBYTES), 1),
+        "other": gzip.compress(bytes(source.DEMO_NBYTES), 1),
         "empty": b"",
         "gone": None,
-        "bomb": gzip.compress(bytes(4 * demo_corpus.NBYTES), 1),
+        "bomb": gzip.compress(bytes(4 * source.DEMO_NBYTES), 1),
     }[fault]
     if made is not None:
         path.write_bytes(made)
     with pytest.raises(DataError, match=r"demo_corpus\.tar\.gz: .*demo corpus.*; install swarmnode again"):
-        list(demo_corpus.documents(path))
+        list(source.demo_documents(path))
 
 
 def test_processes_share_the_demo_corpus_at_once(tmp_path: pathlib.Path) -> None:

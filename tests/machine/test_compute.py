@@ -10,7 +10,7 @@ from swarmnode.errors import LocalFault
 from swarmnode.machine.compute import ThreadCompute
 from swarmnode.parted_work import Parts
 from swarmnode.ports import Priority, StreamingMessage, WireTensor
-from swarmnode.ready_watermark import ReadyWatermark
+from swarmnode.wire_tensor import ReadyWatermark
 from tests.support.fake_telemetry import Quiet
 
 PIECE_S = 0.02

@@ -13,10 +13,10 @@ import pytest
 from swarmnode.errors import LocalFault, PeerTimeout, Refused, RemoteFault
 from swarmnode.ids import PeerId
 from swarmnode.ports import Answer, Call, StreamingMessage, WireTensor
-from swarmnode.ready_watermark import ReadyWatermark
 from swarmnode.transport.libp2p import Libp2pTransport
 from swarmnode.transport.stream import FRAME_BYTES, LOOKAHEAD_BYTES
 from swarmnode.wire import call_pb2 as wire
+from swarmnode.wire_tensor import ReadyWatermark
 from tests.support.libp2p_node import node, until
 from tests.support.transport_contract import MIB, echo, ping, pong, process, tensor
 

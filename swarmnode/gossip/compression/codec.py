@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 
 from swarmnode.ports import StreamingMessage, WireTensor
-from swarmnode.ready_watermark import ReadyWatermark
+from swarmnode.wire_tensor import ReadyWatermark
 
 BLOCK = 1 << 18  # elements per pass, 1 MiB of float32; measured: 2^18 is the best of 2^12 .. 2^19
 TILE = 1 << 19  # elements whose steps are sent together; measured: work on steps 0.08 ns an element, 0.27 at 2^17

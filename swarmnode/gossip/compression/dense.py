@@ -13,7 +13,7 @@ from swarmnode.errors import RemoteFault
 from swarmnode.gossip.compression.codec import BLOCK, TILE, Bytes, Codec, Done
 from swarmnode.model.tensor import check_finite
 from swarmnode.ports import WireTensor
-from swarmnode.ready_watermark import ReadyWatermark
+from swarmnode.wire_tensor import ReadyWatermark
 
 assert sys.byteorder == "little", "wire tensors are little endian and are read here without swapping"
 
