@@ -16,7 +16,7 @@ from swarmnode.untrusted_text import REASON_CHARACTERS_MAX, printable
 from swarmnode.wire import call_pb2 as wire
 
 VERSION = 2  # of headers and of all codecs' packets; raise it whenever another version would misread either
-HEADER_BYTES_MAX = 1 << 20  # guess: 1000 records fit
+HEADER_BYTES_MAX = 1 << 20  # derived: 800 records of the largest size fit
 DIMENSIONS_MAX = 8
 TENSORS_MAX = 64  # guess: an exchange of every outer method here needs fewer than 8
 CODEC_CHARACTERS_MAX = 32

@@ -42,7 +42,7 @@ def archive(folder: pathlib.Path) -> bytes:
     """The uncompressed archive: the licence, then the sources; no times, owners or modes of this machine."""
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w:", format=tarfile.USTAR_FORMAT) as opened:
-        for name, text in [("DEMO_LICENSE.txt", DEMO_LICENSE.read_bytes()), *sources(folder)]:
+        for name, text in [("LICENSE.txt", DEMO_LICENSE.read_bytes()), *sources(folder)]:
             member = tarfile.TarInfo(name)
             member.size = len(text)
             opened.addfile(member, io.BytesIO(text))

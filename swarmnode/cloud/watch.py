@@ -12,11 +12,12 @@ from typing import ClassVar
 
 from swarmnode.cloud.metadata_client import Metadata, Response
 from swarmnode.errors import RemoteFault, Unavailable
+from swarmnode.membership.liveness import SMALL_CALL_S
 from swarmnode.node import notice
 from swarmnode.node.notice import Notice
 from swarmnode.ports import Clock, Telemetry
 
-TIMEOUT_S = 5.0  # guess: these services answer in milliseconds
+TIMEOUT_S = SMALL_CALL_S  # these services answer in milliseconds
 PAUSE_MAX_S = 60.0  # guess: longest pause between requests to a failing service
 PAUSE_GROWTH = 2.0
 

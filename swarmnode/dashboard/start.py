@@ -31,6 +31,7 @@ from swarmnode.errors import Busy, RemoteFault, Unavailable
 from swarmnode.ids import PeerId, RunId
 from swarmnode.machine.run_archive import Archive
 from swarmnode.manifest import Manifest
+from swarmnode.membership.liveness import PING_TIMEOUT_S, SMALL_CALL_S
 from swarmnode.membership.record import STRETCH_MAX, open_record
 from swarmnode.membership.swarm import places
 from swarmnode.ports import Call, Clock, Directory, Telemetry, Transport
@@ -38,7 +39,7 @@ from swarmnode.wire import call_pb2 as wire
 from swarmnode.wire import record_pb2, report_pb2
 
 REPORTS_PER_S = 10.0  # derived: 2 % of a core at 2 ms a call; a thousand nodes are asked every 100 s
-ASK_TIMEOUT_S = 4.0  # guess: busy machines answer within a second
+ASK_TIMEOUT_S = 2.0 * PING_TIMEOUT_S  # a report is larger than a ping
 ASKING_MAX = 8  # calls at once
 BACKOFF_MAX_S = 60.0
 LOOK_S_PER_NODE = 0.01  # records, 0.2 ms each to verify (measured), then cost 2 % of a core
@@ -47,7 +48,7 @@ REPORT_BYTES_MAX = 256 << 10  # derived: six times the 40 kB of 64 links, 64 eve
 TICK_S = 0.25
 
 
-NOTIFY_S = 10.0  # guess: webhooks answer within a second
+NOTIFY_S = 2.0 * SMALL_CALL_S  # webhooks answer within a second
 ALARM_S = 20.0  # guess: an alarm that stands for less is over before a person could look
 TRACK_EVERY_S = 10.0  # derived: a tenth of what W&B's free plan takes
 COLUMNS = ("loss_train", "loss_validation", "tokens", "tokens_per_s", "samples", "round")

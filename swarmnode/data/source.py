@@ -38,8 +38,8 @@ PROBE_BYTES = 8 << 10
 #
 # `demo_corpus.tar.gz` holds the sources without tests and build outputs. It is real text that a small model learns in
 # minutes, and it does not depend on the Python that runs swarmnode. deploy/demo_corpus/generate.py makes it again.
-# `DEMO_SHA256` is the hash of the uncompressed archive. Licence: PSF-2.0 (demo_corpus.LICENSE.txt, also in the archive).
-# Third-party notices are in their files.
+# `DEMO_SHA256` is the hash of the uncompressed archive. Licence: PSF-2.0 (demo_corpus.LICENSE.txt, in the archive
+# too). Third-party notices are in their files.
 
 DEMO_ARCHIVE = pathlib.Path(__file__).with_name("demo_corpus.tar.gz")
 DEMO_LICENSE = pathlib.Path(__file__).with_name("demo_corpus.LICENSE.txt")

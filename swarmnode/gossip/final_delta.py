@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from swarmnode.errors import Busy, Refused, RemoteFault, SwarmnodeError, Unavailable
 from swarmnode.gossip.acceptance import Acceptance
 from swarmnode.ids import PeerId, RunId, short
-from swarmnode.membership.liveness import SMALL_CALL_S
+from swarmnode.membership.liveness import SMALL_CALL_S, TRIES
 from swarmnode.membership.swarm import StageContext
 from swarmnode.metrics import name
 from swarmnode.ports import Answer, Call, Packet, Priority, Telemetry, Transport, WireTensor
@@ -33,7 +33,7 @@ RETRY_S = 1.0
 ATTEMPTS_MAX = 8  # guess, with the pause: some seconds, which the notice may cut
 BEHIND_MAX = 60  # guess: the same while a successor is still in a round that is over here: half a minute
 PAUSE_S = 0.5
-TRIES_AT_ONE = 3  # guess: the first learns the round, the second is for it unless that round has just begun
+TRIES_AT_ONE = TRIES  # the first learns the round, the second is for it unless that round has just begun
 SHARE_MAX = 1.0  # a leaver counts at most as much as a replica that stays
 UNMET_MAX = 1  # guess: leavers of KEPT_MAX of whom no packet was ever taken here
 UNMET_SHARE_MAX = 0.25  # guess: the most that such a one counts

@@ -21,6 +21,7 @@ from swarmnode.concurrency import gather_or_cancel
 from swarmnode.errors import Busy, RemoteFault, Unavailable
 from swarmnode.ids import PeerId, RunId, seeded, short
 from swarmnode.manifest import Manifest
+from swarmnode.membership.liveness import TRIES
 from swarmnode.membership.record import STRETCH_MAX, check_member, check_time
 from swarmnode.membership.swarm import SERVING, Member, Swarm, places
 from swarmnode.metrics import name
@@ -139,7 +140,7 @@ def _apart(pairs: Iterable[tuple[np.ndarray, np.ndarray]]) -> float:
 
 
 ASKED_MAX = 8  # derived: if half of a stage's replicas give a copy, so many give COPIES_MAX six times in seven
-ALONE_TRIES = 3  # guess: then a single copy is accepted although others give none: silence must not stop the archive
+ALONE_TRIES = TRIES  # then a single copy is accepted although others give none: silence must not stop the archive
 
 PreviousWeights = Callable[[int, int, int], np.ndarray]
 """Elements [first, last) of a stage's slow weights in the previous checkpoint: (stage, first, last)."""

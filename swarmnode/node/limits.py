@@ -18,7 +18,7 @@ DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 COOL_C = 5.0  # guess: degrees below the limit before work goes on, so that it does not flutter
 FREE_SHARE = 0.05  # guess: the same for memory
 QUOTA_SHARE = 0.995  # of the quota: the rest is for saying that we pause; so it stops within 1 %
-QUOTA_AHEAD_S = 2.0  # what is under way when the quota is near still goes through; guess: two readings
+QUOTA_AHEAD_S = 2.0  # derived: two readings; what is under way when the quota is near still goes through
 YIELD_MAX = 16
 LOAD_LEAST = 0.05  # guess: below that others take the node for one that hangs
 

@@ -29,7 +29,7 @@ AZURE_NOTICE_S = 30.0  # Azure: Preempt events are announced at least 30 s befor
 BATCH_NOTICE_S = 60.0  # SLURM's --signal without a time
 STARTED_S = 5.0  # guess: what is left when the event has begun already
 SAME_S = 0.5  # guess: the same event asked about again gives a deadline that differs by so much at most
-EARLY_S = 120.0  # guess: a machine that goes later than this trains on until then
+EARLY_S = AWS_NOTICE_S  # derived: a machine that goes later than by the longest such notice trains on until then
 TEXT_CHARS_MAX = 120
 
 

@@ -39,7 +39,7 @@ OTHERS_PERIODS = 3  # as recovery_source.LOST_PERIODS: rarer, and the failure de
 # holder has twice that.
 READ_BYTES_PER_S = 5000.0
 ADDRESSES_MAX = 8
-AHEAD_TOLERANCE_S = 0.001  # guess: of wall clocks; nodes foresee their pauses in whole seconds
+AHEAD_TOLERANCE_S = 0.001  # derived: of wall clocks; nodes foresee their pauses in whole seconds
 
 Read = list[list[record_pb2.SignedRecord]]
 

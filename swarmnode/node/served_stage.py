@@ -12,6 +12,7 @@ from swarmnode.concurrency import background_tasks
 from swarmnode.errors import RemoteFault, Unavailable
 from swarmnode.gossip.exchange import Gossip
 from swarmnode.ids import PeerId, seeded
+from swarmnode.membership.liveness import TRIES
 from swarmnode.membership.run_progress import APART_ROUNDS
 from swarmnode.membership.swarm import StageContext, Swarm
 from swarmnode.node.audit_setup import stage_audits
@@ -151,7 +152,7 @@ METHODS: Mapping[str, bool] = {
 """The methods that a served stage answers, and whether their calls carry tensors."""
 
 BEHIND_S = 15.0  # guess: where rounds are short, an exchange that times out costs many; longer than that no lag lasts
-SYNCS_AGAIN = 2  # guess: times that a newcomer which missed its first round takes the state again
+SYNCS_AGAIN = TRIES - 1  # times that a newcomer which missed its first round takes the state again
 FINISH_S = 8.0  # guess: before a move, held work is finished within this
 FINISH_SOON_S = 0.5  # guess: the same while a stage stands empty and all wait for the mover, or when it is HOPELESS
 HOPELESS_S = 4.0 * FINISH_S  # of work that takes so long little is finished; callers ask another replica sooner

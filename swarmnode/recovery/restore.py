@@ -19,7 +19,7 @@ from swarmnode.errors import DataError, LocalFault, RemoteFault, Unavailable
 from swarmnode.ids import PeerId, RunId
 from swarmnode.manifest import Manifest, from_base
 from swarmnode.manifest.gossip_compat import meets
-from swarmnode.membership.liveness import LOOK_SHARE, SOON_SHARE, Pinger
+from swarmnode.membership.liveness import LOOK_SHARE, SOON_SHARE, TRIES, Pinger
 from swarmnode.membership.progress import Progress
 from swarmnode.membership.run_progress import MembershipView
 from swarmnode.membership.swarm import Swarm
@@ -54,7 +54,7 @@ SAMPLE_UNBEGUN = 1  # the same before the run has trained: no replica has a stat
 POLITE = DownloadLimits(rest=0.5)
 FIRST_ROUNDS = 4  # guess: rounds of the run in which a replica may not have done its first
 BACKUP_LIMITS = DownloadLimits(sources=1)  # backups of different keepers are of rounds far apart
-TRIES_MAX = 3  # guess: times that living replicas are asked for state before this process gives up
+TRIES_MAX = TRIES  # times that living replicas are asked for state before this process gives up
 
 # During these a node elsewhere may have brought the stage back first.
 CONTESTED = (

@@ -24,6 +24,7 @@ import numpy as np
 
 from swarmnode.errors import RemoteFault, Unavailable
 from swarmnode.ids import PeerId, seeded, short
+from swarmnode.membership.liveness import TRIES
 from swarmnode.model.section import PACKED_ITEMSIZE
 from swarmnode.ports import State
 from swarmnode.transfer.download import PAUSE_S, DonorClient, DownloadLimits
@@ -43,7 +44,6 @@ ROUNDS_APART_MAX = 4  # guess: within so many rounds weights move less; older sn
 MOMENTUM_RATIO_MAX = 16.0
 WORDS_S = 60.0  # guess: seconds for all that others say of a state; a stage may stand still meanwhile
 ASKED_MAX = 4  # guess: peers asked in one try; some of them give to joiners now
-TRIES = 3  # guess: all peers have a joiner's record after an announce period
 BRIEF = DownloadLimits(busy_max_s=0.0, waited_for=False, offer_timeout_s=20.0, chunk_timeout_s=20.0)
 
 Apart = Callable[[memoryview | bytes, memoryview | bytes], float]

@@ -23,6 +23,7 @@ from swarmnode.data.index import CHUNK_NBYTES_MAX, HASH_NBYTES, INDEX_NBYTES_MAX
 from swarmnode.errors import Busy, NotPermitted, RemoteFault, Unavailable
 from swarmnode.ids import PeerId, RunId, digest64, short
 from swarmnode.manifest import Manifest
+from swarmnode.membership.trust import STRANGERS_SHARE
 from swarmnode.metrics import name
 from swarmnode.ports import Answer, Call, Telemetry, Transport, WireTensor
 from swarmnode.remembered import REMEMBERED_MAX, Remembered
@@ -52,7 +53,6 @@ KEPT_BLOBS = 2  # read from disk for askers, apart from what this node itself wo
 AGAIN_S = 60.0  # guess: a refusal for the day, after which other chunks may be asked for
 TIMES_A_DAY = 2  # a transfer that broke off, or a lost cache
 TAKEN_MAX = 16 * REMEMBERED_MAX  # derived: sixteen chunks a peer, which is a burst of bytes (asker_burst)
-STRANGERS_SHARE = 0.05  # guess: of the line and of a day's bytes
 DAY_S = 86_400.0
 LOOKUP_NBYTES = 16 << 10  # guess: the budget charged for each request, even for a blob that is not here
 

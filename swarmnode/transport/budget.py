@@ -14,7 +14,7 @@ from swarmnode.ids import PeerId
 
 PEER_SHARE = 16  # guess: one peer's part is a sixteenth of the total
 LARGE_SHARE = 2  # guess: the other half is for messages that fit into a peer's share
-RETRY_S = 0.1  # guess: a message of 1 MB at 100 Mbit/s
+RETRY_S = 0.1  # derived: a message of 1 MB at 100 Mbit/s
 
 
 class ByteLease:

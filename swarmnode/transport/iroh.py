@@ -22,6 +22,7 @@ from typing import Any, cast
 from swarmnode.errors import LocalFault, RemoteFault, Unavailable, UsageError
 from swarmnode.identity import Identity, peer_id_of, public_key_of
 from swarmnode.ids import PeerId, RunId, short
+from swarmnode.membership.liveness import PING_TIMEOUT_S
 from swarmnode.ports import Telemetry
 from swarmnode.remembered import Remembered
 from swarmnode.token_bucket import TokenBucket
@@ -40,8 +41,8 @@ from swarmnode.transport.stream_transport import ADDRESSES_MAX, StreamTransport
 
 PACKAGE = "iroh"
 DIAL_TIMEOUT_S = 5.0  # as libp2p gives an address: to its answer, and to the end of the handshake
-CLOSE_TIMEOUT_S = 2.0  # guess: tells connected peers that this node goes
-SILENT_S = 1.0  # guess: a peer that owes an answer and sent nothing for so long is looked after
+CLOSE_TIMEOUT_S = PING_TIMEOUT_S  # tells connected peers that this node goes
+SILENT_S = PING_TIMEOUT_S / 2.0  # a peer that owes an answer and sent nothing for so long is looked after
 READ_BYTES = 256 << 10  # guess: of one read; QUIC's stream window is 1.25 MB here
 UNREAD_BYTES_MAX = 64 << 20  # guess: of one connection; beside it each stream has at most its window
 CONNECTIONS_MAX = 900  # as p2pd's connection manager keeps

@@ -26,7 +26,7 @@ from swarmnode.errors import LocalFault, RemoteFault, Unavailable, UsageError
 from swarmnode.header import LEAST, VERSION
 from swarmnode.identity import peer_id_bytes
 from swarmnode.ids import PeerId, short
-from swarmnode.membership.liveness import SMALL_CALL_S
+from swarmnode.membership.liveness import SMALL_CALL_S, TRIES
 from swarmnode.transport import hivemind_patches
 from swarmnode.transport.address import Endpoint, check_listenable, ip_of, is_circuit, parse_bootstrap, parse_endpoint
 from swarmnode.transport.dial_book import DIRECT_MAX, DialBook
@@ -38,10 +38,10 @@ from swarmnode.transport.stream import P2pdStream
 CONTROL_TIMEOUT_S = SMALL_CALL_S  # p2pd answers on its own machine within a millisecond
 CONTROL_BYTES_MAX = 64 << 10  # guess: an error text, or a few hundred addresses
 ERROR_CHARACTERS_MAX = 256
-ASK_ATTEMPTS = 3
+ASK_ATTEMPTS = TRIES
 DIAL_TIMEOUT_S = DIRECT_MAX * 5.0  # derived: libp2p gives one address 5 s
 PING_PERIOD_S = 2.0 * CONTROL_TIMEOUT_S
-PINGS_MISSED_MAX = 3  # guess, of CONTROL_TIMEOUT_S each: a busy machine is not a frozen daemon
+PINGS_MISSED_MAX = TRIES  # of CONTROL_TIMEOUT_S each: a busy machine is not a frozen daemon
 RESTARTS_MAX = 5  # in RESTARTS_WINDOW_S; guess
 RESTARTS_WINDOW_S = 60.0
 RESTART_DELAY_S = 0.1

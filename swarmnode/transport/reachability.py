@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 
 from swarmnode.errors import Busy, RemoteFault, Unavailable, UsageError
 from swarmnode.ids import PeerId
+from swarmnode.membership.liveness import PING_TIMEOUT_S
 from swarmnode.ports import Answer, Call, Transport
 from swarmnode.remembered import Remembered
 from swarmnode.transport.address import Endpoint, is_circuit, parse_endpoint, speaks_quic
@@ -26,7 +27,7 @@ PORTS_MAX = 4
 PROBE_TIMEOUT_S = 4.0  # derived: TCP's first retransmission comes after 1 s, its second after 3 s
 ASK_TIMEOUT_S = 10.0
 PROBES_MAX = 8  # guess: concurrent, for all askers
-AGAIN_S = 2.0  # guess: the same asker is refused sooner
+AGAIN_S = PING_TIMEOUT_S  # the same asker is refused sooner
 _GREETING = b"/multistream/1.0.0"
 
 

