@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from google.protobuf.message import DecodeError
 
@@ -25,22 +25,18 @@ from swarmnode.remembered import REMEMBERED_MAX
 from swarmnode.wire import access_pb2 as wire
 
 
+@dataclass(eq=False)
 class Admission:
-    """Applies `access.permitted` to peers, with the pass they showed before. `mine` is this node's own pass."""
+    """Applies `access.permitted` to peers, with the pass they showed before. `mine` is this node's own pass.
+    `amendments` None: the run has none, and hears of none."""
 
-    def __init__(
-        self,
-        rules: AccessRules,
-        clock: Clock,
-        mine: wire.Pass | None = None,
-        amendments: Amendments | None = None,
-    ) -> None:
-        """`amendments` None: the run has none, and hears of none."""
-        self.rules = rules
-        self.amendments = amendments
-        self.mine = mine
+    rules: AccessRules
+    clock: Clock
+    mine: wire.Pass | None = None
+    amendments: Amendments | None = None
+
+    def __post_init__(self) -> None:
         self.signed: wire.SignedAccessList | None = None  # the owner's newest list, to be passed on
-        self._clock = clock
         self.ahead: PeerId | None = None  # who said last that it knows more amendments
         self._passes: OrderedDict[PeerId, wire.Pass] = OrderedDict()
         self._machines: dict[bytes, set[PeerId]] = {}
@@ -50,7 +46,7 @@ class Admission:
         fresh = shown is not None and shown.HasField("grant")
         if not fresh:
             shown = self._passes.get(peer)
-        permit, reason = permitted(self.rules, peer, shown, self._clock.unix_s(), self._machines)
+        permit, reason = permitted(self.rules, peer, shown, self.clock.unix_s(), self._machines)
         if permit and fresh and shown is not None and not self.rules.is_open:
             self._remember(peer, shown)
         return permit, reason

@@ -1,4 +1,5 @@
-"""The handler of "report", by which a coordinator asks for a node's state. Its cost is bounded at any call rate."""
+"""The handler of "report", by which a coordinator asks for a node's state. The state is gathered at most every FRESH_S;
+the transport bounds how often a peer calls (transport/stranger_limit.py)."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from swarmnode.errors import Busy, RemoteFault, Unavailable
+from swarmnode.errors import RemoteFault, Unavailable
 from swarmnode.identity import Identity
 from swarmnode.ids import PeerId, RunId
 from swarmnode.membership.liveness import LOOK_SHARE, SMALL_CALL_S
@@ -15,7 +16,6 @@ from swarmnode.membership.receipt import Work, check_receipt, sign_receipt
 from swarmnode.metrics import name
 from swarmnode.metrics.events import RecentEvent, RecentEvents
 from swarmnode.ports import Answer, Call, Clock, Telemetry, Transport
-from swarmnode.token_bucket import TokenBucket
 from swarmnode.wire import call_pb2 as wire
 from swarmnode.wire import report_pb2
 
@@ -23,8 +23,6 @@ REPORT_LINKS_MAX = 64
 REPORT_EVENTS_MAX = 64
 REPORT_RECEIPTS_MAX = 32  # 8 kB; as many as a node renews at a time, so that none is left behind
 FRESH_S = 0.5  # guess: facts are gathered at most this often; a busy node answers from what it said just before
-ANSWERS_PER_S = 50.0  # guess: a flood costs an answer of a few kB each 20 ms at most
-BURST = 20.0
 
 
 KIND_OF_METHOD: Mapping[str, str] = {
@@ -141,7 +139,7 @@ def _tell_swarm(counts: Sequence[tuple[int, int]], telemetry: Telemetry) -> None
 class Reporter:
     """Answers with `facts()`, gathered at most every FRESH_S, and the events and receipts asked for.
 
-    Raises Busy above ANSWERS_PER_S, whoever asks. `incarnation` differs between two lives of the same key;
+    `incarnation` differs between two lives of the same key;
     `receipts(serial, most)` gives those after `serial`, serialised, and the serial of the last of them.
     """
 
@@ -153,14 +151,10 @@ class Reporter:
     def __post_init__(self) -> None:
         self._gathered: report_pb2.Report | None = None
         self._gathered_at = -math.inf
-        self._allowed: TokenBucket | None = None
 
     async def answer(self, peer: PeerId, call: Call) -> Answer:
         """Handler of method "report"."""
         now_s = asyncio.get_running_loop().time()
-        self._allowed = self._allowed or TokenBucket.full(ANSWERS_PER_S, BURST, now_s)
-        if not self._allowed.take(now_s):
-            raise Busy("this node is asked for reports too often", 1.0)
         if self._gathered is None or now_s - self._gathered_at > FRESH_S:
             self._gathered, self._gathered_at = self.facts(), now_s
         request = call.header.report

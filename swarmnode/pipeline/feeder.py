@@ -207,38 +207,26 @@ class FirstHop(Protocol):
         ...
 
 
+@dataclass(eq=False)
 class Feeder:
-    """Keeps a window of microbatches in flight and counts the completed ones."""
+    """Keeps a window of microbatches in flight and counts the completed ones. `lost` returns the stages without any
+    replica; microbatches skip them if the manifest says so."""
 
-    def __init__(
-        self,
-        manifest: Manifest,
-        me: PeerId,
-        incarnation: int,
-        hop: FirstHop,
-        samples: Samples,
-        sizing: MicrobatchSizer,
-        ledger: BlockLedger,
-        swarm: Callable[[], Swarm],
-        samples_total: Callable[[], int],
-        counted: Callable[[int], None],
-        telemetry: Telemetry,
-        lost: Callable[[], Sequence[int]] = tuple,
-    ) -> None:
-        """`lost` returns the stages without any replica; microbatches skip them if the manifest says so."""
-        self._manifest = manifest
-        self._lost = lost
-        self._me = me
-        self._incarnation = incarnation
-        self._hop = hop
-        self.samples = samples
-        self._sizing = sizing
+    manifest: Manifest
+    me: PeerId
+    incarnation: int
+    hop: FirstHop
+    samples: Samples
+    sizing: MicrobatchSizer
+    ledger: BlockLedger
+    swarm: Callable[[], Swarm]
+    samples_total: Callable[[], int]
+    counted: Callable[[int], None]
+    telemetry: Telemetry
+    lost: Callable[[], Sequence[int]] = tuple
+
+    def __post_init__(self) -> None:
         self._told: tuple[int, int] | None = None  # last choice logged: samples of a microbatch, limit
-        self.ledger = ledger
-        self._swarm = swarm
-        self._samples_total = samples_total
-        self._counted = counted
-        self._telemetry = telemetry
         self._serial = 0
         self._duplicates = 0
         self._again: deque[SampleSpan] = deque()  # pieces that found no route, to be sent again
@@ -248,10 +236,10 @@ class Feeder:
         self.returned = 0  # microbatches whose gradient came back, since start
         self._changed = asyncio.Event()
         self._drew = asyncio.Event()  # a block was taken: others are coming
-        self._text = TextWait(samples, telemetry, self._changed.set)
+        self._text = TextWait(self.samples, self.telemetry, self._changed.set)
         self._drained = asyncio.Event()
-        self._round_trip = RoundTrip(manifest.limits.microbatch_timeout_s)
-        self.window = Window(2 * manifest.pipeline.stages, manifest.pipeline.window_max)
+        self._round_trip = RoundTrip(self.manifest.limits.microbatch_timeout_s)
+        self.window = Window(2 * self.manifest.pipeline.stages, self.manifest.pipeline.window_max)
         self.draining = False
         self._held = False
         self._running = False
@@ -273,11 +261,11 @@ class Feeder:
 
     def _limit_window(self) -> None:
         """Bound the window by the staleness limit for the current stages."""
-        choice = self._sizing.choose(self._swarm(), self._samples_total())
+        choice = self.sizing.choose(self.swarm(), self.samples_total())
         self.window.limit(choice.limit)
         if self._told != (choice.samples, choice.limit):
             self._told = choice.samples, choice.limit
-            self._telemetry.event(
+            self.telemetry.event(
                 "feeder.window",
                 size=self.window.size,
                 limit=choice.limit,
@@ -305,7 +293,7 @@ class Feeder:
         """Blocks that this feeder will draw, the one in work first."""
         if self._cut:
             yield self._block
-        yield from self.ledger.coming(self._swarm().feeders())
+        yield from self.ledger.coming(self.swarm().feeders())
 
     @property
     def seconds(self) -> float:
@@ -350,8 +338,8 @@ class Feeder:
         new = self.ledger.duplicates - self._duplicates
         if new:
             self._duplicates = self.ledger.duplicates
-            self._telemetry.count(name.DUPLICATE_SAMPLES, new * self._manifest.data.block_samples)
-            self._telemetry.event("data.duplicate", level="warning", blocks=new)
+            self.telemetry.count(name.DUPLICATE_SAMPLES, new * self.manifest.data.block_samples)
+            self.telemetry.event("data.duplicate", level="warning", blocks=new)
 
     async def validate(self, samples_total: int) -> float | None:
         """Held-out loss in nats per token, through random routes; None if a microbatch found no route. Trains
@@ -361,25 +349,25 @@ class Feeder:
         async def one(tokens: WireTensor) -> tuple[float, int]:
             async with gate:
                 outcome = await self._send(tokens, wire.PURPOSE_VALIDATE)
-                self._telemetry.count(name.MICROBATCHES, outcome="validated")
+                self.telemetry.count(name.MICROBATCHES, outcome="validated")
                 return outcome.loss_sum, outcome.tokens
 
         await self.samples.fetch_held_out()
         try:
             results = await gather_or_cancel([partial(one, tokens) for tokens in self.samples.held_out()])
         except (Unavailable, RemoteFault) as failure:
-            self._telemetry.event("validation.failed", level="warning", reason=str(failure))
+            self.telemetry.event("validation.failed", level="warning", reason=str(failure))
             return None
         counted = sum(tokens for _, tokens in results)
         if not counted:
-            self._telemetry.event("validation.failed", level="warning", reason="no held-out token counts in the loss")
+            self.telemetry.event("validation.failed", level="warning", reason="no held-out token counts in the loss")
             return None
         loss = sum(total for total, _ in results) / counted
         self.validation = (loss, samples_total)
         if self.validation_first is None:
             self.validation_first = loss
-        self._telemetry.gauge(name.LOSS, loss, split="validation")
-        self._telemetry.event("validation.done", loss=loss, samples_total=samples_total)
+        self.telemetry.gauge(name.LOSS, loss, split="validation")
+        self.telemetry.event("validation.done", loss=loss, samples_total=samples_total)
         return loss
 
     def validation_due(self, before: int, after: int) -> bool:
@@ -389,25 +377,25 @@ class Feeder:
     def validates(self, round_index: int) -> bool:
         """Whether this feeder validates after `round_index`: VALIDATORS feeders by hash, so that one may have died
         without its record having expired."""
-        feeders, turn = {*self._swarm().feeders(), self._me}, self._validation_index(round_index)
-        order = sorted(feeders, key=lambda peer: digest64(self._manifest.seed, "validate", turn, peer))
-        return self._me in order[:VALIDATORS]
+        feeders, turn = {*self.swarm().feeders(), self.me}, self._validation_index(round_index)
+        order = sorted(feeders, key=lambda peer: digest64(self.manifest.seed, "validate", turn, peer))
+        return self.me in order[:VALIDATORS]
 
     def _validation_index(self, round_index: int) -> int:
-        samples = round_index * self._manifest.gossip.round_samples
-        return samples // self._manifest.pipeline.validation_every_samples
+        samples = round_index * self.manifest.gossip.round_samples
+        return samples // self.manifest.pipeline.validation_every_samples
 
     def _next(self) -> SampleSpan:
         """The next microbatch to start: one that found no route, else one of the current block, else of a new block."""
         if waiting := self._again or self._text.come:
             return waiting.popleft()
         if not self._cut:
-            self._block, reason = self.ledger.take(self._swarm().feeders())
-            self._telemetry.event("data.block", level="debug", block=self._block, state="taken", reason=reason)
+            self._block, reason = self.ledger.take(self.swarm().feeders())
+            self.telemetry.event("data.block", level="debug", block=self._block, state="taken", reason=reason)
             self._drew.set()
-            size = self._manifest.data.block_samples
+            size = self.manifest.data.block_samples
             self._cut, self._left[self._block] = range(self._block * size, (self._block + 1) * size), size
-        most = self._sizing.choose(self._swarm(), self._samples_total()).samples
+        most = self.sizing.choose(self.swarm(), self.samples_total()).samples
         indices, self._cut = self._cut[:most], self._cut[most:]
         return SampleSpan(self._block, tuple(indices))
 
@@ -418,8 +406,8 @@ class Feeder:
             tokens = self.samples.train(piece.indices)
             outcome = await self._send(tokens, wire.PURPOSE_TRAIN, piece.indices[0])
         except (MicrobatchLost, Busy) as lost:  # Busy: out of memory in this stage
-            self._telemetry.count(name.MICROBATCHES, outcome="lost")
-            self._telemetry.event("microbatch.lost", level="warning", reason=str(lost), block=piece.block)
+            self.telemetry.count(name.MICROBATCHES, outcome="lost")
+            self.telemetry.event("microbatch.lost", level="warning", reason=str(lost), block=piece.block)
             self._again.appendleft(piece)
             self._round_trip.record_loss(begun, loop.time())
             self.window.record_loss()
@@ -435,48 +423,48 @@ class Feeder:
         self.returned += 1
         self._round_trip.record_trip(seconds)
         self.window.record_trip(seconds, outcome.queued_s, self._machines())
-        self._sizing.record_trip(len(piece.indices), seconds, outcome.queued_s)
+        self.sizing.record_trip(len(piece.indices), seconds, outcome.queued_s)
         self.loss.add(outcome.loss_sum, tokens)
         self.done += 1
         self.losses.append((outcome.loss_sum, tokens))
         self._recent.append((now, tokens))
-        self._telemetry.count(name.MICROBATCHES, outcome="done")
-        self._telemetry.count(name.TOKENS, tokens)
-        self._telemetry.count(name.SAMPLES, len(piece.indices))
-        self._telemetry.gauge(name.WINDOW, float(self.window.size))
-        self._telemetry.gauge(name.WINDOW_WANTED, float(self.window.wanted))
-        self._counted(len(piece.indices))
+        self.telemetry.count(name.MICROBATCHES, outcome="done")
+        self.telemetry.count(name.TOKENS, tokens)
+        self.telemetry.count(name.SAMPLES, len(piece.indices))
+        self.telemetry.gauge(name.WINDOW, float(self.window.size))
+        self.telemetry.gauge(name.WINDOW_WANTED, float(self.window.wanted))
+        self.counted(len(piece.indices))
         self._left[piece.block] -= len(piece.indices)
         if self._left[piece.block] == 0:
             del self._left[piece.block]
             self.ledger.finish(piece.block)
-            self._telemetry.event("data.block", level="debug", block=piece.block, state="done")
+            self.telemetry.event("data.block", level="debug", block=piece.block, state="done")
             self._count_duplicates()
 
     def _machines(self) -> float:
         """Replicas of all stages per feeder: the number this one should keep supplied."""
-        swarm = self._swarm()
+        swarm = self.swarm()
         return sum(swarm.sizes) / max(1, len(swarm.feeders()))
 
     async def _send(self, tokens: WireTensor, purpose: wire.Purpose, first_sample: int = 0) -> MicrobatchResult:
         self._serial += 1
         process = wire.Process(
-            microbatch_id=microbatch_id(self._me, self._incarnation, self._serial),
-            feeder=self._me,
+            microbatch_id=microbatch_id(self.me, self.incarnation, self._serial),
+            feeder=self.me,
             samples=tokens.shape[0],
             purpose=purpose,
             itinerary=self._itinerary(),
             position=0,
-            boundary_digest=self._hop.boundary_digest,
+            boundary_digest=self.hop.boundary_digest,
             first_sample=first_sample,
         )
         deadline = asyncio.get_running_loop().time() + self._round_trip.limit_s
-        return await self._hop.run_microbatch(process, tokens, tokens, deadline)
+        return await self.hop.run_microbatch(process, tokens, tokens, deadline)
 
     def _itinerary(self) -> tuple[int, ...]:
-        spec = self._manifest.recovery
-        lost = self._lost() if spec.while_lost == "skip" else ()
-        return itinerary(self._manifest.pipeline.stages, lost)
+        spec = self.manifest.recovery
+        lost = self.lost() if spec.while_lost == "skip" else ()
+        return itinerary(self.manifest.pipeline.stages, lost)
 
     async def _change(self) -> None:
         self._changed.clear()

@@ -77,29 +77,23 @@ class _Peer:
     answers: int = 0  # answers of all peers at its first missed deadline
 
 
+@dataclass(eq=False)
 class Router:
-    """Chooses among the replicas of one stage. Pure: loop time is an argument, randomness comes from `rng`."""
+    """Chooses among the replicas of one stage. Pure: loop time is an argument, randomness comes from `rng`. `samples`:
+    size of most microbatches. `possible_s`: least seconds per sample on any device. `confirmed` counts a peer's
+    confirmed answers in a row; `on_ban` is called after each ban."""
 
-    def __init__(
-        self,
-        rng: random.Random,
-        epsilon: float = EPSILON,
-        samples: int = 1,
-        possible_s: float = 0.0,
-        faster_max: float = FASTER_MAX,
-        confirmed: Callable[[PeerId], int] = lambda peer: 0,
-        on_ban: Callable[[], object] = lambda: None,
-    ) -> None:
-        """`samples`: size of most microbatches. `possible_s`: least seconds per sample on any device. `confirmed`
-        counts a peer's confirmed answers in a row; `on_ban` is called after each ban."""
-        self._faster_max = faster_max
-        self._confirmed = confirmed
-        self._possible_s = possible_s
+    rng: random.Random
+    epsilon: float = EPSILON
+    samples: int = 1
+    possible_s: float = 0.0
+    faster_max: float = FASTER_MAX
+    confirmed: Callable[[PeerId], int] = lambda peer: 0
+    on_ban: Callable[[], object] = lambda: None
+
+    def __post_init__(self) -> None:
         self._usual: tuple[int, float] = -1, 0.0  # (answers when computed, seconds a sample with little queued)
         self._median: float | None = None  # of announced samples per second; None: to be recomputed
-        self._rng = rng
-        self._epsilon = epsilon
-        self._samples = samples
         self._peers: dict[PeerId, _Peer] = {}
         self._members: dict[PeerId, Member] = {}  # the newest records of the same peers
         self._untold: dict[PeerId, None] = {}  # peers without an announced speed
@@ -115,7 +109,6 @@ class Router:
         self._banned: dict[PeerId, None] = {}  # peers banned recently, oldest first
         # Peers that left the stage with faults in a row: who goes and comes again is banned as long as before.
         self._former = Remembered[PeerId, _Peer]()
-        self._on_ban = on_ban
 
     def set_unix_ahead(self, seconds: float) -> None:
         """Set Unix time minus loop time: records hold wall clock times, everything else here is loop time."""
@@ -202,7 +195,7 @@ class Router:
         self._renew(member.peer, member)
 
     def _begin(self, peer: PeerId, least: float) -> None:
-        self._peers[peer].runtime = least + self._rng.random() * self._samples * self._seconds(peer)
+        self._peers[peer].runtime = least + self.rng.random() * self.samples * self._seconds(peer)
         self._push(peer)
 
     def _renew(self, peer: PeerId, member: Member) -> None:
@@ -240,13 +233,13 @@ class Router:
     def _choose(self, now: float, samples: int, exclude: Collection[PeerId]) -> tuple[PeerId | None, str]:
         if not self._peers:
             return None, "no replica of the stage is known"
-        if (share := self.unknown_share()) < 1.0 and self._rng.random() >= share:
+        if (share := self.unknown_share()) < 1.0 and self.rng.random() >= share:
             without = {*exclude, *self._unknown.peers}
             exclude = without if self.able(now, without) else exclude
-        if self._rng.random() < self._epsilon:
+        if self.rng.random() < self.epsilon:
             able = [peer for peer in sorted(self._peers) if peer not in exclude and self._able(peer, now)]
             if able:
-                return self._charge(self._rng.choice(able), samples), "uniform"
+                return self._charge(self.rng.choice(able), samples), "uniform"
         passed: list[tuple[float, float, int, PeerId]] = []
         chosen: PeerId | None = None
         while self._heap and chosen is None:
@@ -268,7 +261,7 @@ class Router:
     def unknown_share(self, one_s: float = 0.0) -> float:
         """The share of choices that replicas which never answered may have together; 1.0: no limit. `one_s`: the
         seconds of a sample, until others have answered."""
-        return self._unknown.share(self._samples * (self._all.value if self._all.known else one_s))
+        return self._unknown.share(self.samples * (self._all.value if self._all.known else one_s))
 
     @property
     def flooded(self) -> bool:
@@ -301,8 +294,8 @@ class Router:
         seconds = max(0.0, seconds - ours_s)
         known = self._peers.get(peer)
         one_s = seconds / samples
-        if one_s < self._possible_s:  # else it is a repeat, whose answer was kept
-            one_s = max(self._possible_s, self._usual_s())
+        if one_s < self.possible_s:  # else it is a repeat, whose answer was kept
+            one_s = max(self.possible_s, self._usual_s())
         self._all.add(one_s)
         self._answers += 1
         if known is not None:
@@ -334,7 +327,7 @@ class Router:
 
     def record_refusal(self, peer: PeerId, lost_s: float) -> None:
         """Record that `peer` said no, which cost `lost_s`. Only a slow no counts: honest peers are busy, too."""
-        if lost_s > (self.typical_s(self._samples) or QUICK_S):
+        if lost_s > (self.typical_s(self.samples) or QUICK_S):
             self._unknown.record_fault(peer, lost_s)
 
     def ban(
@@ -351,7 +344,7 @@ class Router:
         known.banned_sequence = self._members[peer].sequence
         known.banned_until = now + seconds
         self._banned[peer] = None
-        self._on_ban()
+        self.on_ban()
         return seconds
 
     def banned(self, peer: PeerId, now: float) -> bool:
@@ -426,7 +419,7 @@ class Router:
         """
         known = self._peers[peer]
         if known.seconds_per_sample.known:
-            most = faster(self._faster_max, self._confirmed(peer))
+            most = faster(self.faster_max, self.confirmed(peer))
             return max(known.seconds_per_sample.value, self._usual_s() / most)
         if (announced := self._told(peer)) > 0.0:
             return (self._stretch.value if self._stretch.known else 1.0) / announced
@@ -450,7 +443,7 @@ class Router:
         known = self._peers[peer]
         self._serial += 1
         known.serial = self._serial
-        heapq.heappush(self._heap, (known.runtime, self._rng.random(), self._serial, peer))
+        heapq.heappush(self._heap, (known.runtime, self.rng.random(), self._serial, peer))
 
 
 def routers(
