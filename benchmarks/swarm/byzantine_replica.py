@@ -17,7 +17,7 @@ from torch import Tensor
 
 from swarmnode.errors import UsageError
 from swarmnode.machine.replica import TorchReplica
-from swarmnode.model.boundary import decode_boundary, encode_boundary
+from swarmnode.model.stage_input import decode_boundary, encode_boundary
 from swarmnode.ports import LossResult, Tape, WireTensor
 
 

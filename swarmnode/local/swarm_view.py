@@ -21,7 +21,7 @@ from swarmnode.local.summary import NodeFacts, Summary, Totals
 from swarmnode.machine.sensors import local_time
 from swarmnode.metrics import name
 from swarmnode.metrics.events import nbytes_text
-from swarmnode.pipeline.staleness import shares_text
+from swarmnode.pipeline.microbatch_size import shares_text
 from swarmnode.wire.record_pb2 import (
     NODE_STATE_DRAINING,
     NODE_STATE_JOINING,

@@ -21,7 +21,6 @@ from swarmnode.errors import Busy, LocalFault
 from swarmnode.manifest import Manifest, boundary_width, by_forward_passes
 from swarmnode.model.adapter import has_adapters, initial_adapter, trained_shapes
 from swarmnode.model.backprop import Backprop
-from swarmnode.model.boundary import decode_boundary, encode_boundary
 from swarmnode.model.decoder import Decoder
 from swarmnode.model.device import give_back, half_dtype, tried, twice
 from swarmnode.model.expert_share import expert_layout
@@ -31,7 +30,14 @@ from swarmnode.model.memory_estimate import GraphMemory, Passes
 from swarmnode.model.muon import FlatMuon
 from swarmnode.model.optimizer import AdamWPart, corrected_ema, learning_rate
 from swarmnode.model.split import TABLE, StageLayers, initial, stages_of
-from swarmnode.model.stage_input import StageInput, check_samples, read_input, read_targets
+from swarmnode.model.stage_input import (
+    StageInput,
+    check_samples,
+    decode_boundary,
+    encode_boundary,
+    read_input,
+    read_targets,
+)
 from swarmnode.model.subspace import Subspace
 from swarmnode.model.tensor import to_device
 from swarmnode.model.weight_stash import WeightStash, WeightVersion, WorkingCopy, WorkingVersion, instead

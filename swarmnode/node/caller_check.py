@@ -22,7 +22,7 @@ A record is believed that its peer signed and that has not run out; it comes fro
 
 A refusal is `Unavailable`: an honest caller whose record has not come here yet is not at fault, sends its record with
 its next call, and asks another replica meanwhile. A record costs no more than a key. What a member with a false record
-uses up is bounded by the places of one caller (pipeline/slots.py) and its bytes under way (transport/budget.py).
+uses up is bounded by the places of one caller (pipeline/backlog.py) and its bytes under way (transport/serve.py).
 """
 
 from __future__ import annotations

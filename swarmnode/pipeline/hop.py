@@ -18,9 +18,9 @@ from swarmnode.pipeline.auditor import EXAMINED_S, SUSPECTED
 from swarmnode.pipeline.backlog import Backlog, InFlight, check_inputs, check_samples, check_tokens, check_way
 from swarmnode.pipeline.feeder import RunningLoss
 from swarmnode.pipeline.input_check import FeederInput
+from swarmnode.pipeline.microbatch_size import PendingForward, label
 from swarmnode.pipeline.next_hop import MicrobatchResult, NextHop, Reservations, onward
 from swarmnode.pipeline.stage_worker import HopInput, StageAudits, StageWorker
-from swarmnode.pipeline.staleness import PendingForward, label
 from swarmnode.pipeline.statement import HopEvidence, TensorFingerprints, check_feed
 from swarmnode.ports import Answer, Call, Priority, StepReport, WireTensor
 from swarmnode.wire import call_pb2 as wire

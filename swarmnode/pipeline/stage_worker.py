@@ -16,9 +16,7 @@ from swarmnode.pipeline.accusation import Accusations
 from swarmnode.pipeline.auditor import Auditor
 from swarmnode.pipeline.backlog import InFlight
 from swarmnode.pipeline.input_check import InputAuditor
-from swarmnode.pipeline.next_hop import MicrobatchResult, onward
-from swarmnode.pipeline.recompute import RecomputeService
-from swarmnode.pipeline.staleness import (
+from swarmnode.pipeline.microbatch_size import (
     PUT_OFF,
     PendingForward,
     PendingGradients,
@@ -27,6 +25,8 @@ from swarmnode.pipeline.staleness import (
     replica_batch,
     replica_share,
 )
+from swarmnode.pipeline.next_hop import MicrobatchResult, onward
+from swarmnode.pipeline.recompute import RecomputeService
 from swarmnode.pipeline.statement import HopClaim, TensorFingerprints
 from swarmnode.ports import Answer, Call, StepReport, WireTensor
 from swarmnode.wire import call_pb2 as wire

@@ -22,8 +22,7 @@ from swarmnode.model.expert_share import gradient_count
 from swarmnode.model.memory_budget import CARD, CPU, MemoryNeed, memory_need
 from swarmnode.model.section import section_sizes, snapshot_nbytes
 from swarmnode.model.split import StageLayers, stages_of
-from swarmnode.pipeline.microbatch_size import IN_FLIGHT, sizes_of, throughput
-from swarmnode.pipeline.staleness import window_limit
+from swarmnode.pipeline.microbatch_size import IN_FLIGHT, sizes_of, throughput, window_limit
 from swarmnode.planner.fleet import MachineKind
 from swarmnode.planner.geography import RELAY_RATE, Nat, rtt_s
 from swarmnode.planner.learning_efficiency import efficiency

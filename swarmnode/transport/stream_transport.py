@@ -14,13 +14,12 @@ from swarmnode.ports import Admit, Answer, Call, Handler, Telemetry
 from swarmnode.remembered import Remembered
 from swarmnode.transport import frame
 from swarmnode.transport.address import dialable_of, ip_of, is_circuit, numeric, parse_endpoint
-from swarmnode.transport.budget import ByteBudget
 from swarmnode.transport.dial_book import DialBook
 from swarmnode.transport.frame import FrameFlag, FrameKind
 from swarmnode.transport.links import LinkBook
 from swarmnode.transport.p2pd import NetworkMode
 from swarmnode.transport.serve import IDLE_S as SERVED_IDLE_S
-from swarmnode.transport.serve import STREAMS_PER_PEER_MAX, StreamServer
+from swarmnode.transport.serve import STREAMS_PER_PEER_MAX, ByteBudget, StreamServer
 from swarmnode.transport.stream import P2pdStream
 from swarmnode.transport.throttle import RateThrottle
 from swarmnode.uplink_scheduler import UplinkScheduler

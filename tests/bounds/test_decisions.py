@@ -39,9 +39,9 @@ from swarmnode.model.optimizer import inner_batch, learning_rate
 from swarmnode.node.served_stage import ready_to_serve
 from swarmnode.node.stage_change import costs
 from swarmnode.pipeline.believed_rate import allowed_samples_per_s
+from swarmnode.pipeline.microbatch_size import window_limit
 from swarmnode.pipeline.rebalance import RebalanceRules, choose_stage, load, on_the_way, plan_move, staying, still_good
 from swarmnode.pipeline.route import Router
-from swarmnode.pipeline.staleness import window_limit
 from swarmnode.recovery.neighbour_backup import renewal
 from swarmnode.recovery.recovery_source import (
     RecoveryClaims,

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from swarmnode.errors import RemoteFault
 from swarmnode.manifest import InnerSpec, Manifest, ModelSpec, PipelineSpec, boundary_nbytes
-from swarmnode.model.boundary import decode_boundary, encode_boundary
 from swarmnode.model.stage import StageReplica
+from swarmnode.model.stage_input import decode_boundary, encode_boundary
 from swarmnode.model.tensor import MAGNITUDE_MAX
 from swarmnode.ports import WireTensor
 

@@ -8,7 +8,7 @@ from collections import Counter
 
 import pytest
 
-from swarmnode.pipeline.staleness import PUT_OFF
+from swarmnode.pipeline.microbatch_size import PUT_OFF
 from swarmnode.ports import WireTensor
 from tests.support.village import Recording, manifest, village
 

@@ -19,8 +19,8 @@ from swarmnode.pipeline.microbatch_size import (
     sizes_of,
     slowness,
     throughput,
+    window_limit,
 )
-from swarmnode.pipeline.staleness import window_limit
 
 CPU = SampleRates({1: 134.0, 2: 158.0, 4: 184.0, 8: 187.0})  # measured: the demo's inner stage on one thread
 LARGE = SampleRates({1: 0.97, 2: 0.99, 4: 1.0})  # a sample keeps the device busy by itself

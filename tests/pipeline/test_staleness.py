@@ -11,11 +11,18 @@ from hypothesis import strategies as st
 from swarmnode.machine.replica import TorchReplica
 from swarmnode.manifest import GossipSpec, InnerSpec, Manifest, PipelineSpec
 from swarmnode.metrics import name
-from swarmnode.pipeline.microbatch_size import sizes_of
+from swarmnode.pipeline.microbatch_size import (
+    STRAGGLER,
+    PendingGradients,
+    averaged,
+    label,
+    replica_batch,
+    sizes_of,
+    window_limit,
+)
 from swarmnode.pipeline.next_hop import MicrobatchResult
 from swarmnode.pipeline.recompute import RecomputeService
 from swarmnode.pipeline.stage_worker import HopInput, StageAudits, StageWorker
-from swarmnode.pipeline.staleness import STRAGGLER, PendingGradients, averaged, label, replica_batch, window_limit
 from swarmnode.wire import call_pb2 as wire
 from tests.support.fake_telemetry import Quiet
 from tests.support.hop_chain import chain

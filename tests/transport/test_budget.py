@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from swarmnode.errors import Busy
 from swarmnode.ids import PeerId
-from swarmnode.transport.budget import ByteBudget, ByteLease
+from swarmnode.transport.serve import ByteBudget, ByteLease
 
 A, B = PeerId("a"), PeerId("b")
 TOTAL, SHARE = 320, 20

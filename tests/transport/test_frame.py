@@ -16,9 +16,8 @@ from swarmnode.errors import RemoteFault
 from swarmnode.ids import PeerId, RunId
 from swarmnode.ports import DTYPE_BYTES, Answer, Call, WireTensor
 from swarmnode.transport import frame, serve
-from swarmnode.transport.budget import ByteBudget
 from swarmnode.transport.frame import HEADER_BYTES_MAX, PREAMBLE, TENSORS_MAX, VERSION, FrameFlag, FrameKind
-from swarmnode.transport.serve import StreamServer
+from swarmnode.transport.serve import ByteBudget, StreamServer
 from swarmnode.transport.stream import LOOKAHEAD_BYTES, P2pdStream
 from swarmnode.uplink_scheduler import UplinkScheduler
 from swarmnode.wire import call_pb2 as wire
