@@ -57,7 +57,9 @@ def main() -> int:
     raw = archive(options.folder)
     found = hashlib.sha256(raw).hexdigest()
     if not options.pin and (found, len(raw)) != (DEMO_SHA256, DEMO_NBYTES):
-        sys.stderr.write(f"{options.folder}: {found}, {len(raw)} bytes; pinned are {DEMO_SHA256}, {DEMO_NBYTES} bytes\n")
+        sys.stderr.write(
+            f"{options.folder}: {found}, {len(raw)} bytes; pinned are {DEMO_SHA256}, {DEMO_NBYTES} bytes\n"
+        )
         return 1
     DEMO_ARCHIVE.write_bytes(gzip.compress(raw, 9, mtime=0))
     sys.stdout.write(f'DEMO_SHA256 = "{found}"\nNBYTES = {len(raw)}\n')

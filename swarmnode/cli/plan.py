@@ -270,7 +270,6 @@ def _search(
     *,
     as_json: bool,
 ) -> None:
-    from swarmnode.cli.plan import print_search, search_json
     from swarmnode.manifest.recipe import parameters_of
     from swarmnode.planner.plan_search import search
 
