@@ -24,7 +24,7 @@ from swarmnode.metrics import name
 from swarmnode.user_folders import default_cache
 from swarmnode.wire.record_pb2 import NODE_STATE_TRAINING
 
-POLL_S = 0.2
+POLL_S = 0.3
 FINE_S = 0.05
 """Time between two polls in measurements of seconds. A poll asks every node, at a cost to each."""
 

@@ -36,30 +36,12 @@ def test_efficiency_is_what_plain_needs_over_what_the_swarm_needed():
     assert efficiency(CURVE, 50.0, 5.0) == BoundedNumber(2.0, "<")
 
 
-def test_a_bound_turns_round_under_a_line():
-    assert BoundedNumber(4.0, ">").under(2.0) == BoundedNumber(0.5, "<")
-    assert BoundedNumber(4.0).under(2.0) == BoundedNumber(0.5)
-    assert math.isnan(BoundedNumber(0.0).under(2.0).value)
-
-
 def test_an_envelope_takes_the_best_of_each_cost_and_never_rises():
     quick = [(100.0, 3.0), (1000.0, 2.9), (10_000.0, 2.95)]
     slow = [(100.0, 4.0), (10_000.0, 2.0), (20_000.0, 2.1)]
     found = envelope([quick, slow])
     assert found == [(100.0, 3.0), (1000.0, 2.9), (10_000.0, 2.0), (20_000.0, 2.0)]
     assert envelope([]) == []
-
-
-def test_an_envelope_sees_a_curve_between_its_own_points():
-    sparse = [(100.0, 4.0), (10_000.0, 2.0)]
-    worse = [(100.0, 5.0), (1000.0, 4.9)]
-    assert dict(envelope([sparse, worse]))[1000.0] == pytest.approx(3.0)
-
-
-def test_smoothing_leaves_a_straight_line_as_it_is():
-    line = [(cost, 4.0 - math.log10(cost)) for cost in (100.0, 110.0, 120.0, 200.0, 210.0, 1000.0)]
-    assert smoothed(line[::-1]) == [(cost, pytest.approx(nats)) for cost, nats in line]
-    assert smoothed([]) == []
 
 
 def test_smoothing_takes_the_noise_of_single_looks_away():
@@ -69,7 +51,3 @@ def test_smoothing_takes_the_noise_of_single_looks_away():
     errors = [nats - (4.0 - math.log10(cost)) for cost, nats in smoothed(noisy)]
     assert max(map(abs, errors)) < 0.06
     assert errors[-1] == pytest.approx(0.0, abs=0.05)  # the end, too
-
-
-def test_smoothing_averages_what_was_seen_at_one_cost():
-    assert smoothed([(5.0, 1.0), (5.0, 2.0)]) == [(5.0, 1.5)]

@@ -16,16 +16,13 @@ from swarmnode.local.swarm_view import (
     LiveScreen,
     NodeWatch,
     PlainScreen,
-    conclusion,
     headline,
-    parts,
     picture,
     render,
     screen_for,
     thanks,
 )
 from swarmnode.metrics import name
-from swarmnode.metrics.events import nbytes_text
 from swarmnode.wire.record_pb2 import NODE_STATE_JOINING, NODE_STATE_TRAINING
 from swarmnode.wire.report_pb2 import PeerStatus, StatusReply
 
@@ -161,34 +158,6 @@ def test_the_json_has_what_the_issue_asks_for() -> None:
         "checkpoint": None,
         "failure": None,
     }
-
-
-def test_people_can_read_it() -> None:
-    console = Console(width=100, record=True, file=io.StringIO())
-    console.print(conclusion(summary()))
-    text = console.export_text()
-    assert "validation 5.500 at first, 2.250 at last, train 2.500" in text
-    assert "2 × left, 1 × killed by --kill" in text
-    assert nbytes_text(999) == "999 B"
-    assert nbytes_text(1_234_567) == "1.2 MB"
-
-
-def test_the_view_shows_every_node_by_stage() -> None:
-    seen = SessionView(60.0, 45.25, 1234.5, tuple(NODES), totals(NODES))
-    assert parts(seen) == [
-        "  45.2 s",
-        "nodes 2/3",
-        "samples 1,000",
-        "tokens/s 1,234",
-        "loss 2.500 validation 2.250",
-        "round 3",
-        "sent 20 B",
-    ]
-    console = Console(width=140, record=True, file=io.StringIO())
-    console.print(render(seen))
-    rows = [text.split() for text in console.export_text().splitlines() if "node-" in text]
-    assert [row[1] for row in rows] == ["node-00", "node-01", "node-03", "node-02"]
-    assert "400.0" in rows[0]
 
 
 def test_lines_come_every_few_seconds_only(capsys: pytest.CaptureFixture[str]) -> None:

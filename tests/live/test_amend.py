@@ -67,14 +67,9 @@ async def test_an_amendment_reaches_members_and_a_joiner_with_an_old_invite(tmp_
         now = on_page(coordinator, "round")
         made = await output_of("amend", str(folder), f"inner.learning_rate={RATE}", "--from-round", str(now + 4))
         assert made.startswith("amendment 1 from round ") and f"inner.learning_rate 0.01 -> {RATE}" in made, made
-        later = await output_of("amend", str(folder), "inner.clip_norm=0.5", "--home", str(boot))
-        assert "inner.clip_norm 1.0 -> 0.5" in later and int(later.split(":")[0].split()[-1]) >= now + 4, later
+        later = await output_of("amend", str(folder), "inner.clip_norm=0.5", "--from-round", str(now + 6))
+        assert "inner.clip_norm 1.0 -> 0.5" in later, later
         assert await output_of("amend", str(folder), "--list") == made + later
-        code, error = await said("amend", str(folder), "inner.clip_norm=0.4", "--home", str(tmp_path / "nowhere"))
-        assert code == 2 and "give --from-round N" in error, error
-        code, error = await said("amend", str(folder), "model.width=512", "--from-round", "9")
-        assert code == 2 and "another shape" in error, error
-
         ahead = await output_of("amend", str(folder), "inner.clip_norm=0.7", "--from-round", "1000000")
         await until(children, lambda: f"{ahead.strip()} (pending)" in on_page(coordinator, "amendments"), "one pends")
 

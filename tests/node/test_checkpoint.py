@@ -13,7 +13,6 @@ from swarmnode.machine.checkup import find_resumptions
 from swarmnode.machine.folder_store import FolderStore
 from swarmnode.manifest import CheckpointSpec, Manifest
 from swarmnode.recovery.resumption import CheckpointOptions, Resumption
-from swarmnode.wire.record_pb2 import NODE_STATE_TRAINING
 from tests.support.village import RUN, Village, manifest, village
 
 
@@ -27,48 +26,6 @@ async def newest(folder: Path) -> Resumption:
 
 def events(v: Village, event: str) -> list[dict[str, object]]:
     return [fields for person in v.people for name, fields in person.quiet.events if name == event]
-
-
-async def save_some(folder: Path, stages: int, nodes: int, count: int = 2) -> Resumption:
-    """Train until `count` checkpoints are complete, then leave with a final one as `up` asks for."""
-    async with village(run_of(stages)) as v:
-        v.saving = CheckpointOptions(FolderStore(folder), shard_nbytes=4096)
-        for index in range(nodes):
-            v.add(index % stages)
-        await v.until(lambda: len(events(v, "checkpoint.complete")) >= count, f"{count} checkpoints")
-        for person in v.people[:stages]:
-            person.node.save_before_leaving("round-000000999-final")
-        await v.leave()
-        saved = events(v, "checkpoint.saved")
-        assert not events(v, "checkpoint.failed")
-        for label in {str(fields["label"]) for fields in saved}:
-            stages_saved = [fields["stage"] for fields in saved if fields["label"] == label]
-            assert len(stages_saved) == len(set(stages_saved)), f"{label} was saved once a stage: {stages_saved}"
-        assert len(list(folder.rglob("checkpoint.json"))) <= 2, "the budget holds"
-        resumption = await newest(folder)
-        assert resumption.checkpoint.label == "round-000000999-final"
-        # What one feeder fed last another may not have heard of before it left.
-        assert v.people[0].node.samples_total() <= resumption.checkpoint.samples <= v.total()
-    return resumption
-
-
-async def test_a_stopped_swarm_goes_on_with_other_stages_and_nodes(tmp_path: Path) -> None:
-    resumption = await save_some(tmp_path, stages=2, nodes=4)
-    before = resumption.checkpoint.samples
-    async with village(run_of(stages=3)) as v:
-        v.saving = CheckpointOptions(FolderStore(tmp_path / "later"), resumption)
-        for stage in (0, 1, 2, 1):
-            v.add(stage)
-        await v.until(lambda: v.people[0].node.served is not None and v.people[0].served.feeder is not None, "a feeder")
-        feeder = v.people[0].served.feeder
-        await v.until(lambda: feeder is not None and feeder.validation is not None, "a first validation")
-        assert feeder is not None and feeder.validation_first is not None
-        await v.until(lambda: all(p.node.state == NODE_STATE_TRAINING for p in v.people), "everybody trains")
-        assert [fields["method"] for fields in events(v, "recovery.done")] == ["checkpoint"] * 4
-        # A model that had lost what it learnt would stand at log(50) = 3.9.
-        assert feeder.validation_first < 2.5
-        assert feeder.ledger.finished().finished_below >= resumption.blocks(v.run).finished_below > 0
-        await v.until(lambda: v.people[0].node.samples_total() > before + 256, "more samples")
 
 
 class Full(FolderStore):

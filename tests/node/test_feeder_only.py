@@ -65,31 +65,12 @@ async def test_replicas_without_text_are_fed_by_a_node_without_a_stage() -> None
         assert -too_old(v) <= counted(v) - v.total() <= 4 * 4
 
 
-async def test_a_feeder_with_a_stage_shares_with_replicas_of_it_that_read_no_text() -> None:
-    async with village(manifest(stages=2)) as v:
-        feeder = v.add(0)
-        without = [v.add(0, role=NodeRole.REPLICA) for _ in range(2)]
-        v.add(1)
-        await v.until(lambda: all(p.node.state == record_pb2.NODE_STATE_TRAINING for p in v.people), "all train")
-        await v.trains(400, "they train")
-        worked = [p.served.hop.samples for p in (feeder, *without)]
-        assert min(worked) > 0.1 * sum(worked), f"each of three replicas has work: {worked}"
-        assert all(p.served.feeder is None for p in without) and feeder.fed == v.total()
-        await v.until(lambda: all(p.served.gossip.done > 1 for p in without), "they meet in rounds")
-        await without[0].die()
-        await v.trains(128, "it goes on without one of them")
-        async with asyncio.timeout(20):
-            await v.leave()
-        # Every gradient was added once, but what the dead replica held, which was sent again.
-        assert -too_old(v) <= counted(v) - v.total() <= 8 * 4
-
-
 async def test_two_feeders_share_a_replica_without_text_and_audits_blame_nobody() -> None:
     async with village(audited()) as v:
         feeders = [v.add(0), v.add(0)]
         without, *last = v.add(0, role=NodeRole.REPLICA), v.add(1), v.add(1)
         await v.until(lambda: all(p.node.state == record_pb2.NODE_STATE_TRAINING for p in v.people), "all train")
-        await v.trains(512, "they train")
+        await v.trains(320, "they train")
         worked = [p.served.hop.samples for p in (*feeders, without)]
         assert min(worked) > 0.1 * sum(worked), f"each of three replicas has work: {worked}"
         assert all(p.fed > 64 for p in feeders)

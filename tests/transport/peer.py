@@ -38,19 +38,7 @@ def peer_main(pipe: Connection, key: str, run: str, listen: str, bootstraps: lis
 
 
 def serve(transport: Libp2pTransport) -> None:
-    """ping, process (echo), exchange (hangs), commit (how many of those were cancelled), manifest (calls back)."""
-    hanging, cancelled = Hanging(), 0
-
-    async def count(peer: PeerId, call: Call) -> Answer:
-        return Answer(wire.Reply(exchanged=wire.Exchanged(round=cancelled)))
-
-    async def hang(peer: PeerId, call: Call) -> Answer:
-        nonlocal cancelled
-        try:
-            return await hanging(peer, call)
-        except asyncio.CancelledError:
-            cancelled += 1
-            raise
+    """ping, process (echo), exchange (hangs), manifest (calls back)."""
 
     async def back(peer: PeerId, call: Call) -> Answer:
         answer = await transport.call(peer, Call(wire.Request(ping=wire.Ping())), timeout_s=60, reply_bytes_max=0)
@@ -58,8 +46,7 @@ def serve(transport: Libp2pTransport) -> None:
 
     transport.serve("ping", pong, tensor_bytes_max=0)
     transport.serve("process", echo, tensor_bytes_max=64 << 20)
-    transport.serve("exchange", hang, tensor_bytes_max=0)
-    transport.serve("commit", count, tensor_bytes_max=0)
+    transport.serve("exchange", Hanging(), tensor_bytes_max=0)
     transport.serve("manifest", back, tensor_bytes_max=0)
 
 

@@ -30,7 +30,6 @@ from .peer import PeerProcess, peer_process
 pytestmark = pytest.mark.node  # real processes of p2pd
 
 HANG = Call(wire.Request(exchange=wire.Exchange()))
-COUNT = Call(wire.Request(commit=wire.Commit()))
 
 
 def gone(pid: int) -> bool:
@@ -79,21 +78,6 @@ async def test_a_frozen_peer_is_a_timeout_and_works_again_when_it_thaws(tmp_path
                 await here.call(peer.peer_id, call, timeout_s=0.4, reply_bytes_max=64 * MIB)
         os.kill(peer.pid, signal.SIGCONT)
         await here.call(peer.peer_id, ping(), timeout_s=60, reply_bytes_max=0)
-
-
-@pytest.mark.live
-@pytest.mark.loop("uvloop")
-async def test_cancelling_reaches_the_handler_in_the_other_process(tmp_path: Path) -> None:
-    async with pair(tmp_path) as (here, peer):
-        call = asyncio.get_running_loop().create_task(here.call(peer.peer_id, HANG, timeout_s=100, reply_bytes_max=0))
-        await until(lambda: here._pool._in_use[peer.peer_id] > 0)
-        with pytest.raises(PeerTimeout):
-            await here.call(peer.peer_id, HANG, timeout_s=1.0, reply_bytes_max=0)
-        call.cancel()
-        while True:
-            answer = await here.call(peer.peer_id, COUNT, timeout_s=60, reply_bytes_max=0)
-            if answer.header.exchanged.round == 2:
-                break
 
 
 async def answers(here: Libp2pTransport, peer: PeerId) -> bool:
