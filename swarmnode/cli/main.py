@@ -70,7 +70,7 @@ TOGETHER: Mapping[str, str] = {
     "completion": "config",
 }
 """Verbs that are in another one's module, by their own name."""
-SLOW = {"doctor": "checking", "eval": "measuring", "export": "making the model", "generate": "loading the model"}
+SLOW = {"bench": "measuring", "doctor": "checking", "eval": "measuring", "export": "making the model"}
 SLOW |= {"init": "choosing settings", "plan": "estimating", "simulate": "simulating"}
 """What verbs say that else say nothing for long."""
 
