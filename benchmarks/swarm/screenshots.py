@@ -54,8 +54,9 @@ from swarmnode.wire.report_pb2 import LimitsReply, PeerStatus, StatusReply
 SIZES = {"wide": (1920, 1200), "desktop": (1360, 900), "tablet": (820, 1180), "phone": (390, 844)}
 MOODS = {"empty": 3, "three": 3, "crowd": 300, "stopped": 3, "killed": 18}
 """The nodes of each mood's swarm."""
-WHOLE = ("three", "crowd")  # also as a JPEG, on a desktop
 OWN, TERMINAL = "ui", "terminal"
+STILL = (OWN, "empty", "stopped")  # nothing trains there
+WHOLE = ("three", "crowd")  # also as a JPEG, on a desktop
 WIDTHS = (60, 80, 100, 140)
 TOKEN = "6f" * 16
 
@@ -362,7 +363,8 @@ def shoot(url: str, node: str, mood: str, folder: Path, kind: str) -> list[str]:
             page.on("pageerror", lambda error: said.append(str(error)))
             page.goto(url)
             for _ in range(300 if mood != OWN else 0):
-                if page.evaluate("performance.getEntriesByName('swarmnode-update').length") >= 4:
+                updates = page.evaluate("performance.getEntriesByName('swarmnode-update').length")
+                if updates >= 4 and (mood in STILL or page.locator("#n-speed").inner_text() not in "0–"):
                     break
                 page.wait_for_timeout(100)
             page.wait_for_timeout(5000 if mood == OWN else 600)
