@@ -366,7 +366,7 @@ def dashboard(nodes: int, look_s: float | None, port: int, as_json: bool) -> Non
     "--machines", default="1,2,4,8,16,32", show_default=True, metavar="N,...", help="Numbers of equal machines."
 )
 @click.option("--lines", default="LAN,home", show_default=True, metavar="LINE,...", help="LAN, home.")
-@click.option("--samples", type=click.IntRange(100), default=20_000, show_default=True, help="Of each life.")
+@click.option("--samples", type=click.IntRange(100), default=8_000, show_default=True, help="Of each life.")
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
 @click.option(
     "--out", type=click.Path(path_type=Path), default=Path("runs/scaling"), show_default=True, help="Results."
@@ -374,7 +374,8 @@ def dashboard(nodes: int, look_s: float | None, port: int, as_json: bool) -> Non
 @JSON
 def scaling(machines: str, lines: str, samples: int, seed: int, out: Path, as_json: bool) -> None:
     """Time to a loss of one machine over that of many, each as `init` makes the run for them: real learning in virtual
-    time, on a local network and on home lines. Writes OUT/scaling.html (the curves)."""
+    time, on a local network and on home lines, with the factors that make the ratio. Writes OUT/scaling.html (the
+    curves)."""
     from benchmarks.swarm import scaling as bench
 
     try:
