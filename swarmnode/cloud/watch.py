@@ -12,13 +12,13 @@ from typing import ClassVar
 
 from swarmnode.cloud.metadata_client import Metadata, Response
 from swarmnode.errors import RemoteFault, Unavailable
-from swarmnode.membership.liveness import SMALL_CALL_S
+from swarmnode.membership.liveness import AGAIN_S, SMALL_CALL_S
 from swarmnode.node import notice
 from swarmnode.node.notice import Notice
 from swarmnode.ports import Clock, Telemetry
 
 TIMEOUT_S = SMALL_CALL_S  # these services answer in milliseconds
-PAUSE_MAX_S = 60.0  # guess: longest pause between requests to a failing service
+PAUSE_MAX_S = AGAIN_S  # longest pause between requests to a failing service
 PAUSE_GROWTH = 2.0
 
 AWS_PERIOD_S = 5.0  # AWS: "we recommend that you check every 5 seconds"

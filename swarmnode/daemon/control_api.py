@@ -22,6 +22,7 @@ from swarmnode.manifest import Manifest
 from swarmnode.manifest.spec import FIELDS
 from swarmnode.manifest.text import value_of
 from swarmnode.membership.admission import Admission
+from swarmnode.membership.liveness import SAMPLE
 from swarmnode.membership.swarm import feeder_place
 from swarmnode.metrics import name
 from swarmnode.metrics.events import RecentEvents
@@ -45,7 +46,7 @@ PINGS = 3  # the first may open a stream: the fastest counts
 HELPERS_MAX = 4
 MEASURED_MAX = 2  # guess: of those that answer, the nearest: our own limit shows with any
 MEASURE_S = 8.0
-EXAMINED_MAX = 8  # guess: peers asked in one examination, which takes a few seconds
+EXAMINED_MAX = SAMPLE  # peers asked in one examination, which takes a few seconds
 
 
 @dataclass(slots=True)

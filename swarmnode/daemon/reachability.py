@@ -11,6 +11,7 @@ from pathlib import Path
 
 from swarmnode.errors import RemoteFault, Unavailable, Unreachable
 from swarmnode.ids import PeerId, RunId
+from swarmnode.membership.liveness import SAMPLE
 from swarmnode.metrics import name
 from swarmnode.ports import Telemetry
 from swarmnode.transport import lan
@@ -26,7 +27,7 @@ RELAY_WAIT_S = 20.0  # derived: ten times the 1.8 s measured to a place at a rel
 ADDRESSES_PERIOD_S = 30.0
 SAVE_S = 2.0  # guess: a process killed by SIGKILL loses no older contact
 REACH_PERIOD_S = 1800.0  # guess: a router may close an open port without any address changing
-CONTACTS_ASKED_MAX = 8  # guess: dead ones cost up to 10 s each, and only if no bootstrap answers
+CONTACTS_ASKED_MAX = SAMPLE  # dead ones cost up to 10 s each, and only if no bootstrap answers
 CONTACTS_FILE = "contacts.json"
 
 _LEVEL = {Reachability.PUBLIC: 1.0, Reachability.LOCAL: 1.0, Reachability.RELAYED: 0.5}

@@ -203,9 +203,9 @@ class Gossip:
         self.acceptance = Acceptance(here, packet_taken)
         self.fallback = FallbackPartner(here, self._left_out, lambda: self._newest_round)
         self._outer_step = OuterStep(here, self.acceptance, self.fallback)
-        self._weight = RoundWeight(gossip.fragments, samples_here, newcomer=newcomer, least=lambda: self._half_a_round)
+        self.weight = RoundWeight(gossip.fragments, samples_here, newcomer=newcomer, least=lambda: self._half_a_round)
         self._rounds = Rounds(gossip.round_samples)
-        self._strangers = Strangers(here.run_id, here.stage, self.acceptance.packets_taken)
+        self.strangers = Strangers(here.run_id, here.stage, self.acceptance.packets_taken)
         self._machine = ExchangeMachine(here.me, done, off_stride=self._off_stride, newest=lambda: self._newest_round)
         self.exchanges = ExchangeDriver(here, self._machine, self._lost)
         self.final_deltas = FinalDeltas(here, lambda: self._after(max(self.done, self._stepping)), self.acceptance)
@@ -217,7 +217,7 @@ class Gossip:
         """Set what rounds change, as after round `done`."""
         self._tasks = asyncio.TaskGroup()  # of `run`
         self.stride = 1  # this replica meets at multiples of it; announced in its record
-        self._pace = RoundPace()
+        self.pace = RoundPace()
         now_s = asyncio.get_running_loop().time()
         self._ended = now_s, self._here.compute.worked_s  # the last round: when, and the device's seconds until then
         self._sent = SentBytes(self._here.transport)
@@ -246,11 +246,6 @@ class Gossip:
         """The last round finished, or behind the state that this replica was given."""
         return self._machine.done
 
-    @property
-    def newcomer(self) -> bool:
-        """Whether this replica's next round of some fragment of the weights counts nothing of its own."""
-        return self._weight.newcomer
-
     def hold(self, held: bool) -> None:
         """Begin no round while `held`, because this node is paused; the round under way goes on."""
         self._held = held
@@ -259,13 +254,9 @@ class Gossip:
 
     def restored(self, done: int, *, newcomer: bool) -> None:
         """The replica was given the stage's state after round `done`; `newcomer` as in the constructor."""
-        self._weight.restored(newcomer=newcomer)
+        self.weight.restored(newcomer=newcomer)
         self.missed = False
         self._finish(done)
-
-    def end_newcomer(self) -> None:
-        """Wait no longer for a round to receive: this replica serves. It counts once it trained enough."""
-        self._weight.serve()
 
     @property
     def _half_a_round(self) -> int:
@@ -279,21 +270,6 @@ class Gossip:
         if not meets(self._here.manifest.gossip):
             return replicas
         return 1 + round(max(0, replicas - 1 - self._absent) * self._met.value)
-
-    @property
-    def strangers_come(self) -> bool:
-        """Whether most replicas that were never met come when a round is tried with them."""
-        return self._strangers.come
-
-    @property
-    def samples_per_second(self) -> float:
-        """The run's samples a second, as rounds come here; 0 before the second round."""
-        return self._pace.samples_per_second
-
-    @property
-    def exchange_s(self) -> float:
-        """Seconds that an exchange with a partner takes, smoothed; 0 before the first."""
-        return self._pace.exchange_s
 
     @property
     def next_round(self) -> int:
@@ -311,7 +287,7 @@ class Gossip:
     @property
     def unsent(self) -> int:
         """Samples trained here since the last round, of which no other replica has a part."""
-        met = meets(self._here.manifest.gossip) and not self.newcomer
+        met = meets(self._here.manifest.gossip) and not self.weight.newcomer
         return self._samples_here() - self._samples_before if met else 0
 
     async def parting(self, round_index: int | None = None) -> tuple[wire.FinalDelta, Sequence[WireTensor]]:
@@ -353,10 +329,10 @@ class Gossip:
         """Choose the stride anew from how fast samples come, how long exchanges take and what the line carries."""
         gossip, sent = self._here.manifest.gossip, self._here.transport.bytes_by_method().items()
         sent_nbytes = sum(nbytes for (_, direction), nbytes in sent if direction == "sent")
-        self._pace.boundary(asyncio.get_running_loop().time(), self._here.samples_total(), sent_nbytes)
-        needed_s, why = self._pace.needed_s(gossip.uplink_share)
+        self.pace.boundary(asyncio.get_running_loop().time(), self._here.samples_total(), sent_nbytes)
+        needed_s, why = self.pace.needed_s(gossip.uplink_share)
         needed_s = max(gossip.round_seconds_min, needed_s)
-        stride, reason = self._rounds.stride(self._pace.samples_per_second, needed_s, self.stride)
+        stride, reason = self._rounds.stride(self.pace.samples_per_second, needed_s, self.stride)
         if stride != self.stride:
             self._here.telemetry.event("round.stride", stride=stride, before=self.stride, reason=f"{reason}; {why}")
             self.stride = stride
@@ -422,8 +398,8 @@ class Gossip:
             return
         members = self._members(round_index)
         me = self._here.me
-        kept_out = self._strangers.kept_out(members, me)
-        if kept_out and not self._strangers.is_open(round_index):
+        kept_out = self.strangers.kept_out(members, me)
+        if kept_out and not self.strangers.is_open(round_index):
             members = tuple([peer for peer in members if peer not in kept_out])
         self._absent = self._count_absent() + len(kept_out)
         size = self._here.manifest.gossip.group or None
@@ -433,14 +409,14 @@ class Gossip:
         begun, worked_s = loop.time(), self._here.compute.worked_s
         between = (begun - self._ended[0], worked_s - self._ended[1])
         self.fallback.drop()
-        weight = self._weight.of(round_index)
+        weight = self.weight.of(round_index)
         draft = await self._here.compute.run(Priority.OUTER, 0, lambda: self._here.replica.draft(round_index))
         ours = OutgoingPacket(round_index, weight, samples, draft.tensors)
-        strangers = self._strangers.among(others)
+        strangers = self.strangers.among(others)
         came, why = await while_written(draft, self._meet(others, ours))
         reason = why or reason
         if came:
-            self._pace.exchanged(loop.time() - begun, ours.nbytes * len(came))
+            self.pace.exchanged(loop.time() - begun, ours.nbytes * len(came))
         await self.fallback.offer(ours)
         self._stepping = round_index
         others_here = any(m.peer != me and m.state in GOSSIPING for m in self._mates())
@@ -450,17 +426,17 @@ class Gossip:
             came,
             self.final_deltas.take(round_index, samples),
             self._to_ask(round_index, members, others),
-            min(self._patience_s(ours), self._pace.seconds(self.left)),
+            min(self._patience_s(ours), self.pace.seconds(self.left)),
             reason,
             others_here=others_here,
         )
         for peer in strangers:
-            self._strangers.record_try(peer in came)
+            self.strangers.record_try(peer in came)
         if others and not kept_out.issuperset(others):
             self._met.add(min(1.0, took.count_believed(len(came)) / len(others)))
-        self.missed = self._of_progress and self.newcomer and others_here and not took.met
+        self.missed = self._of_progress and self.weight.newcomer and others_here and not took.met
         self._samples_before += samples
-        self._weight.on_round_end(round_index, self._samples_before)
+        self.weight.on_round_end(round_index, self._samples_before)
         self._finish(round_index)
         self._ended = (loop.time(), self._here.compute.worked_s)
         within = (self._ended[0] - begun, self._ended[1] - worked_s)
@@ -480,7 +456,7 @@ class Gossip:
         """(the packets of those of `others` that are to be averaged; why the last other one failed)."""
         # A partner that has not called when the next round is near has another view, or is at another round.
         rounds = self._after(ours.round_index) - ours.round_index
-        round_s = self._pace.seconds(rounds * self._here.manifest.gossip.round_samples)
+        round_s = self.pace.seconds(rounds * self._here.manifest.gossip.round_samples)
         silence_s = max(PARTNER_PATIENCE_S, round_s)
         return await self.exchanges.meet(others, ours, self._patience_s(ours), silence_s)
 

@@ -170,7 +170,7 @@ class RunProgress:
         self._supposed = Supposed()
         self._unheard: dict[PeerId, int] = {}  # what feeders told before anybody was believed
         self._overclaimers: dict[PeerId, None] = {}  # told of more samples since the last look than were believed
-        self._watch = PartitionWatch(me, APART_ROUNDS * self._round_samples, manifest.limits.record_ttl_s)
+        self.watch = PartitionWatch(me, APART_ROUNDS * self._round_samples, manifest.limits.record_ttl_s)
         self.in_vain: TrainedApart | None = None
         """What this part of the swarm trained before it last met one of more progress."""
         self.owed = 0  # samples that this node is to train again without counting them
@@ -237,16 +237,6 @@ class RunProgress:
         if self._progress.total > total:
             self._progressed()
 
-    @property
-    def merging(self) -> bool:
-        """Whether another part of the swarm, which trained apart from this one, came within the last minute."""
-        return self._watch.merging
-
-    @property
-    def back(self) -> Collection[PeerId]:
-        """Peers that came within the last minute: those of another part of the swarm are among them."""
-        return self._watch.back
-
     def record_fed(self, samples: int) -> None:
         """Count `samples` that this node fed, except those that it counted before and trains again."""
         again = min(self.owed, samples)
@@ -256,10 +246,10 @@ class RunProgress:
     def compare_parts(self) -> None:
         """Note when a part of the swarm is back that trained more than this one."""
         now, total = self._wall.unix_s(), self._progress.total
-        if not self.begun or not self._watch.due(now, total):
+        if not self.begun or not self.watch.due(now, total):
             return
         present = [member.peer for member in self._peer_table.swarm().everyone()]
-        split = self._watch.look(now, total, self._progress.feeders, present)
+        split = self.watch.look(now, total, self._progress.feeders, present)
         if split is not None:
             self.in_vain, self.owed = split, self.owed + split.own
             self._telemetry.event(

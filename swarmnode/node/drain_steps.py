@@ -85,17 +85,14 @@ class HeldWork:
         """After `refuse`: wait until nothing is held any more."""
         if self._feeder is not None:
             await self._feeder.drain()
-        await self._emptied()
+        await self.emptied()
 
     async def emptied(self) -> None:
         """After `hold`: wait until nothing is held any more."""
-        await self._emptied()
-        while self._feeder is not None and self._feeder.under_way:  # noqa: ASYNC110
-            await asyncio.sleep(LOOK_S)
-
-    async def _emptied(self) -> None:
         if self._backlog is not None:
             await self._backlog.empty()
+        while self._feeder is not None and self._feeder.under_way:  # noqa: ASYNC110
+            await asyncio.sleep(LOOK_S)
 
 
 def mates(swarm: Swarm, stage: int, me: PeerId) -> list[PeerId]:
@@ -140,7 +137,7 @@ class StageDrain:
         report, gossip = self.report, self.gossip
         report.expect(held=self.work.held, unsent=gossip.unsent)
         finish_s = MARGIN * self.work.seconds if report.held else 0.0
-        exchange_s = max(EXCHANGE_S, MARGIN * gossip.exchange_s) if report.unsent or report.held else 0.0
+        exchange_s = max(EXCHANGE_S, MARGIN * gossip.pace.exchange_s) if report.unsent or report.held else 0.0
         steps = [
             DrainTask(DrainStep.FINISH, finish_s, self._finish, self._count),
             DrainTask(

@@ -11,7 +11,7 @@ from swarmnode.data.blocks import BlockLedger
 from swarmnode.ids import PeerId
 from swarmnode.manifest import Manifest
 from swarmnode.node.node_ports import NodeContext
-from swarmnode.node.presence import Presence
+from swarmnode.node.presence import NO_STAGE, Presence, StageStatus
 from swarmnode.pipeline.feeder import Feeder, FirstHop, Samples
 from swarmnode.pipeline.microbatch_size import MicrobatchSizer
 from swarmnode.wire import record_pb2
@@ -78,6 +78,21 @@ def make_feeder(
         counted,
         ports.telemetry,
         context.failure_detector.lost,
+    )
+
+
+def fed_status(feeder: Feeder | None) -> StageStatus:
+    """The part of a node's status that its `feeder` knows."""
+    if feeder is None:
+        return NO_STAGE
+    loss, samples = feeder.validation or (None, 0)
+    return StageStatus(
+        loss_train=feeder.loss.value if feeder.loss.known else None,
+        tokens_per_second=feeder.tokens_per_second(),
+        loss_validation=loss,
+        loss_validation_samples=samples,
+        loss_validation_first=feeder.validation_first,
+        blocks=feeder.ledger.record(),
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 from swarmnode.concurrency import background_tasks, forever
 from swarmnode.errors import RemoteFault
@@ -13,10 +14,10 @@ from swarmnode.membership.liveness import SOON_SHARE
 from swarmnode.membership.swarm import feeder_place
 from swarmnode.node.drain import DrainReport, DrainStep, DrainTask, drain
 from swarmnode.node.drain_steps import MARGIN, HeldWork
-from swarmnode.node.feeder_loop import feeding, make_feeder
+from swarmnode.node.feeder_loop import fed_status, feeding, make_feeder
 from swarmnode.node.node_ports import NodeContext
 from swarmnode.node.notice import Notices
-from swarmnode.node.presence import StageObserver, StageStatus
+from swarmnode.node.presence import NO_STAGE, StageObserver, StageStatus
 from swarmnode.pipeline.feeder import Feeder, RemoteFirstHop, Samples
 from swarmnode.pipeline.microbatch_size import SampleRates
 from swarmnode.pipeline.next_hop import NextHop
@@ -152,19 +153,7 @@ class FeederOnly(StageObserver):
 
     def status(self) -> StageStatus:
         """The feeder at this moment."""
-        feeder = self.feeder
-        if feeder is None:
-            return StageStatus()
-        validation = feeder.validation
-        return StageStatus(
-            round_index=self._rounds.done,
-            loss_train=feeder.loss.value if feeder.loss.known else None,
-            tokens_per_second=feeder.tokens_per_second(),
-            loss_validation=None if validation is None else validation[0],
-            loss_validation_samples=0 if validation is None else validation[1],
-            loss_validation_first=feeder.validation_first,
-            blocks=feeder.ledger.record(),
-        )
+        return NO_STAGE if self.feeder is None else replace(fed_status(self.feeder), round_index=self._rounds.done)
 
     def on_progress(self) -> None:
         """The run's sample count grew: a validation may be due, or another part of the swarm is back."""

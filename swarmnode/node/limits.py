@@ -134,7 +134,11 @@ def decide(limits: Limits, reading: SensorReading) -> LimitVerdict:
     """Whether to run now. With several reasons to pause, the verdict gives the one that lasts longest."""
     pauses = [verdict for check in _CHECKS if (verdict := check(limits, reading)) is not None]
     if not pauses:
-        blind = "; nothing here tells when somebody uses this machine" if _unseen(limits, reading) else ""
+        blind = (
+            "; nothing here tells when somebody uses this machine"
+            if limits.when_idle_s is not None and reading.idle_s is None
+            else ""
+        )
         return LimitVerdict(True, _closes(limits.hours, reading), f"within its limits{blind}")
     return max(pauses, key=lambda verdict: math.inf if verdict.until_unix_s is None else verdict.until_unix_s)
 
@@ -191,10 +195,6 @@ def _yield(limits: Limits, reading: SensorReading) -> LimitVerdict | None:
             says = "a program fills the screen" if name == FULL_SCREEN else f"{name} runs"
             return LimitVerdict(False, None, says)
     return None
-
-
-def _unseen(limits: Limits, reading: SensorReading) -> bool:
-    return limits.when_idle_s is not None and reading.idle_s is None
 
 
 def _used(limits: Limits, reading: SensorReading) -> LimitVerdict | None:

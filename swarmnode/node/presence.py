@@ -152,7 +152,14 @@ class Presence:
         self.banned = asyncio.Event()  # a router banned a peer; whoever waits clears it
         self.routers = routers(manifest, self.me, lambda peer: stage().confirmed(peer), self.banned.set)
         self.run_progress = RunProgress(
-            manifest, self.me, self.peer_table, self.progress, clock, telemetry, self._refused, self._on_progress
+            manifest,
+            self.me,
+            self.peer_table,
+            self.progress,
+            clock,
+            telemetry,
+            self._refused,
+            lambda: stage().on_progress(),
         )
         seen = self.run_progress.clock.history.times
         self.peer_table.prefer(seen)
@@ -184,13 +191,10 @@ class Presence:
         """The swarm as this node counts it (membership/trust.py)."""
         return self._believed.of(self.peer_table.swarm(), self.status.stage, self._sends_to)
 
-    def _on_progress(self) -> None:
-        self._stage().on_progress()
-
     def _strangers_work(self) -> Iterator[bool]:
         yield self._stage().strangers_come()
         for stage in self._sends_to:
-            yield not self.routers[stage].flooded
+            yield not self.routers[stage].unknown.flooded
 
     @property
     def _period_s(self) -> float:

@@ -17,6 +17,7 @@ from swarmnode.errors import DataError, HardwareFault, NotPermitted, Unavailable
 from swarmnode.ids import PeerId, seeded
 from swarmnode.manifest import Manifest
 from swarmnode.manifest.location import base_url
+from swarmnode.membership.liveness import AGAIN_S
 from swarmnode.membership.swarm import SERVING, Member, Swarm, places
 from swarmnode.metrics import name
 from swarmnode.node.chunk_samples import ChunkSamples
@@ -37,7 +38,6 @@ from swarmnode.wire import record_pb2
 
 DIGEST_NBYTES = 8  # of the digest, in records
 LOOK_S = 20.0  # guess: the index of 100 GB of text at 1 Mbit/s; a node without it then chooses another stage
-AGAIN_S = 60.0  # guess: seconds between further attempts
 
 
 # The first part of a node's time at a stage: announce itself there, probe the machine, and bring a replica to the

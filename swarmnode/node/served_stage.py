@@ -6,6 +6,7 @@ import asyncio
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from functools import partial
 
 from swarmnode.concurrency import background_tasks
@@ -19,7 +20,7 @@ from swarmnode.node.audit_setup import stage_audits
 from swarmnode.node.checkpointer import Checkpointer
 from swarmnode.node.drain import DrainReport, DrainTask, drain
 from swarmnode.node.drain_steps import HeldWork, StageDrain
-from swarmnode.node.feeder_loop import feeding, make_feeder
+from swarmnode.node.feeder_loop import fed_status, feeding, make_feeder
 from swarmnode.node.node_ports import NodeContext
 from swarmnode.node.notice import Notices
 from swarmnode.node.presence import StageObserver, StageStatus
@@ -227,7 +228,23 @@ class ServedStage(StageObserver):
         self._in_vain = context.presence.run_progress.in_vain  # what was known to be trained in vain
         self._from: frozenset[PeerId] = frozenset()  # then: who has the state, of all that serve the stage
         self.gossip.behind = self._fell_behind
-        self._handlers = self._make_handlers()
+        self._handlers: Mapping[str, Handler] = {
+            "process": self._in_service(self.hop.serve),
+            "reserve": self._in_service(self.hop.reserve),
+            "opening": self._in_service(self.audits.recompute.serve_opening),
+            "suspicion": self._in_service(self.audits.serve_suspicion),
+            "accusation": self._in_service(self.audits.serve_accusation),
+            "recompute": self._in_service(self.audits.recompute.serve_recompute),
+            "exchange": self.gossip.exchanges.serve_exchange,
+            "final_delta": self.gossip.final_deltas.serve,
+            "handover": self._inherit,
+            "commit": self.gossip.exchanges.serve_commit,
+            "fallback": self.gossip.fallback.serve,
+            "packet_receipt": self.gossip.acceptance.serve_receipt,
+            "snapshot": self.donor.offer,
+            "chunk": self.donor.chunk,
+            "table": self.tied_ends.serve,
+        }
 
     def _replicas(self) -> int:
         """The replicas of this stage whose steps rounds average."""
@@ -331,7 +348,7 @@ class ServedStage(StageObserver):
         self.gossip.hold(True)
         await self.gossip.idle.wait()
         state, done = await run(self.replica.snapshot), self.gossip.done
-        restored = RestoredState(RecoverySource.REPLICA, "amendment", done, self.gossip.newcomer)
+        restored = RestoredState(RecoverySource.REPLICA, "amendment", done, self.gossip.weight.newcomer)
         stage, speed, text = self.stage, self._speed(), self._text
         return lambda replica: JoinedStage(stage, replica, restored, speed, text), state, done
 
@@ -424,7 +441,7 @@ class ServedStage(StageObserver):
         One that lies about its round cannot bring this about: the count is believed in bounds (membership/clock.py).
         The state that is taken is checked by others, as a joiner's."""
         presence, done, size = self._context.presence, self.gossip.done, self._context.manifest.gossip.round_samples
-        bound = max(APART_ROUNDS * self.gossip.stride, int(BEHIND_S * self.gossip.samples_per_second / size))
+        bound = max(APART_ROUNDS * self.gossip.stride, int(BEHIND_S * self.gossip.pace.samples_per_second / size))
         if self._behind.is_set() or presence.status.state != record_pb2.NODE_STATE_TRAINING:
             return False  # while it catches up, it is held
         run_progress = presence.run_progress
@@ -433,9 +450,9 @@ class ServedStage(StageObserver):
             m.peer: m.round_index for m in presence.peer_table.swarm().serving(self.stage) if m.peer != presence.me
         }
         vain, ahead = run_progress.in_vain, max(mates.values(), default=0)
-        if vain is not None and vain is not self._in_vain and (others := mates.keys() & run_progress.back):
+        if vain is not None and vain is not self._in_vain and (others := mates.keys() & run_progress.watch.back):
             self._in_vain, self._from, reason = vain, frozenset(others), f"{vain.reason}: it takes their state"
-        elif due <= done + bound or ahead <= done + bound or run_progress.merging:
+        elif due <= done + bound or ahead <= done + bound or run_progress.watch.merging:
             return False
         else:
             reason = f"others of stage {self.stage} are in round {ahead}, this replica in {done}: it takes their state"
@@ -481,7 +498,11 @@ class ServedStage(StageObserver):
         begun = asyncio.get_running_loop().time()
         presence.set_state(record_pb2.NODE_STATE_SYNCING, "state loaded")
         while True:
-            done, waited_s, received = gossip.done, asyncio.get_running_loop().time() - begun, not gossip.newcomer
+            done, waited_s, received = (
+                gossip.done,
+                asyncio.get_running_loop().time() - begun,
+                not gossip.weight.newcomer,
+            )
             swarm = presence.peer_table.swarm()
             # The run is at most as fast as its slowest stage says it could be.
             fastest = min(load(swarm, shares).capacity)
@@ -492,7 +513,7 @@ class ServedStage(StageObserver):
                 swarm, self.stage, presence.me, received=received, waited_s=waited_s, round_in_s=round_in_s
             )
             if ready:
-                gossip.end_newcomer()
+                gossip.weight.serve()  # it waits no longer for a round to receive
                 self._context.telemetry.event("node.state", state="synced", reason=reason)
                 return
             with suppress(TimeoutError):
@@ -504,25 +525,6 @@ class ServedStage(StageObserver):
     def handlers(self) -> Mapping[str, Handler]:
         """The handlers of METHODS."""
         return self._handlers
-
-    def _make_handlers(self) -> Mapping[str, Handler]:
-        return {
-            "process": self._in_service(self.hop.serve),
-            "reserve": self._in_service(self.hop.reserve),
-            "opening": self._in_service(self.audits.recompute.serve_opening),
-            "suspicion": self._in_service(self.audits.serve_suspicion),
-            "accusation": self._in_service(self.audits.serve_accusation),
-            "recompute": self._in_service(self.audits.recompute.serve_recompute),
-            "exchange": self.gossip.exchanges.serve_exchange,
-            "final_delta": self.gossip.final_deltas.serve,
-            "handover": self._inherit,
-            "commit": self.gossip.exchanges.serve_commit,
-            "fallback": self.gossip.fallback.serve,
-            "packet_receipt": self.gossip.acceptance.serve_receipt,
-            "snapshot": self.donor.offer,
-            "chunk": self.donor.chunk,
-            "table": self.tied_ends.serve,
-        }
 
     def _in_service(self, handler: Handler) -> Handler:
         """`handler`, which refuses calls while this node does not serve microbatches."""
@@ -541,10 +543,11 @@ class ServedStage(StageObserver):
 
     def status(self) -> StageStatus:
         """The stage at this moment."""
-        feeder, kept = self.feeder, self.backup.snapshot
-        loss = self.hop.loss if feeder is None else feeder.loss
-        validation = None if feeder is None else feeder.validation
-        return StageStatus(
+        fed, kept = fed_status(self.feeder), self.backup.snapshot
+        if self.feeder is None and self.hop.loss.known:
+            fed = replace(fed, loss_train=self.hop.loss.value)
+        return replace(
+            fed,
             samples_per_second=self._speed(),
             queue=self._context.ports.compute.waiting,
             round_index=self.gossip.done,
@@ -552,12 +555,6 @@ class ServedStage(StageObserver):
             kept_round=None if kept is None else kept.round_index,
             kept_steps=0 if kept is None else kept.state.inner_steps,
             inner_steps=self.hop.inner_steps,
-            loss_train=loss.value if loss.known else None,
-            tokens_per_second=0.0 if feeder is None else feeder.tokens_per_second(),
-            loss_validation=None if validation is None else validation[0],
-            loss_validation_samples=0 if validation is None else validation[1],
-            loss_validation_first=None if feeder is None else feeder.validation_first,
-            blocks=None if feeder is None else feeder.ledger.record(),
         )
 
     def on_progress(self) -> None:
@@ -578,7 +575,7 @@ class ServedStage(StageObserver):
 
     def strangers_come(self) -> bool:
         """Whether most replicas that were never met come when a round is tried with them."""
-        return self.gossip.strangers_come
+        return self.gossip.strangers.come
 
     def confirmed(self, peer: PeerId) -> int:
         """Answers of `peer` in a row that were checked and right."""

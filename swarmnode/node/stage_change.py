@@ -15,7 +15,7 @@ from swarmnode.gossip.exchange import Gossip
 from swarmnode.ids import PeerId
 from swarmnode.manifest import Manifest
 from swarmnode.manifest.gossip_compat import meets
-from swarmnode.membership.liveness import PINGED_MAX, SOON_SHARE, Pinger
+from swarmnode.membership.liveness import PINGED_MAX, SAMPLE, SOON_SHARE, Pinger
 from swarmnode.membership.swarm import COMING, SERVING, Swarm, places
 from swarmnode.metrics import name
 from swarmnode.model.section import Sizes, snapshot_nbytes
@@ -41,7 +41,7 @@ from swarmnode.pipeline.rebalance import (
 )
 from swarmnode.ports import Clock, Replica, Telemetry
 from swarmnode.recovery.recovery_source import donors_of
-from swarmnode.recovery.restore import FIRST_ROUNDS, SAMPLE
+from swarmnode.recovery.restore import FIRST_ROUNDS
 from swarmnode.recovery.state_check import StateCheck
 from swarmnode.transfer.download import DonorClient
 from swarmnode.transfer.snapshot import WHOLE, Snapshot, newcomer_part

@@ -61,7 +61,7 @@ class Hop:
         self._history = history
         self._now = asyncio.get_running_loop().time
         self.worker = StageWorker(here, self._now, audits)
-        self._reservations = Reservations(lambda: here.compute.waiting + next_hop.line_queue)
+        self._reservations = Reservations(lambda: here.compute.waiting + here.transport.line_queue)
         self.inner_steps = 0
         self.samples = 0  # trained here since start
         self.worked = 0.0  # the same as compute work, including microbatches not yet returned

@@ -102,23 +102,19 @@ class ReservationClient:
         self._transport = transport
         self._telemetry = telemetry
         self._asking = Ema()  # seconds until an answer
-        self._coming = Ema()  # seconds from sending a microbatch until it arrives, our uplink's queue included
+        self.transit = Ema()  # seconds from sending a microbatch until it arrives, our uplink's queue included
 
     def worth_it(self, router: Router, peer: PeerId, samples: int) -> bool:
         """Whether asking costs little compared with a microbatch of `samples`."""
         asking_s = self._asking.value if self._asking.known else ASKING_S
         return len(router) > 1 and router.seconds(peer, samples) >= max(WORTH_MIN_S, WORTH * asking_s)
 
-    def record_transit(self, seconds: float) -> None:
-        """Record the seconds between sending a microbatch and its arrival."""
-        self._coming.add(seconds)
-
     async def ask(self, peer: PeerId, left_s: float) -> int | None:
         """Pieces of work ahead of our microbatch at `peer`; None if a place was granted. Waits at most SMALL_CALL_S and
         `left_s`. Raises RemoteFault if `peer` cannot be reached, Unavailable if it serves no microbatches."""
         loop = asyncio.get_running_loop()
         begun_s, timeout_s = loop.time(), max(0.0, min(SMALL_CALL_S, left_s))
-        hold_s = min(HOLD_MAX_S, SLACK_S + HOLD_FACTOR * self._coming.value)
+        hold_s = min(HOLD_MAX_S, SLACK_S + HOLD_FACTOR * self.transit.value)
         request = wire.Request(run_id=self._run_id, reserve=wire.Reserve(hold_ms=int(1000.0 * hold_s)))
         try:
             answer = await self._transport.call(peer, Call(request), timeout_s=timeout_s, reply_bytes_max=0)
@@ -214,7 +210,7 @@ class NextHop:
         self, run_id: RunId, transport: Transport, routers: Sequence[Router], telemetry: Telemetry, manifest: Manifest
     ) -> None:
         self.run_id = run_id
-        self._transport = transport
+        self.transport = transport
         self._routers = routers
         self._telemetry = telemetry
         self._limits = manifest.limits
@@ -222,11 +218,6 @@ class NextHop:
         self._watches: dict[PeerId, dict[LivenessWatch, None]] = {}  # calls waiting for each peer
         self._reserving = ReservationClient(run_id, transport, telemetry)
         self._usual: dict[int, Ema] = {}  # seconds from each stage to the last and back
-
-    @property
-    def line_queue(self) -> int:
-        """Bulk messages queued on this node's uplink."""
-        return self._transport.line_queue
 
     async def send(
         self,
@@ -320,7 +311,7 @@ class NextHop:
     def _refused(self, peer: PeerId, stage: int, error: Unavailable | RemoteFault, lost_s: float) -> None:
         """Handle the refusal or failure of `peer` to take a microbatch, known after `lost_s`."""
         router, now = self._routers[stage], asyncio.get_running_loop().time()
-        router.record_stage_refusal(now)
+        router.unknown.record_stage_refusal(now)
         if isinstance(error, Unavailable):
             router.record_refusal(peer, lost_s)
         if isinstance(error, Busy):
@@ -369,7 +360,7 @@ class NextHop:
         try:
             return await ask()
         except Broken:
-            silent = await ping_fault(self._transport, self.run_id, peer)
+            silent = await ping_fault(self.transport, self.run_id, peer)
             if silent is not None or asyncio.get_running_loop().time() >= deadline:
                 raise
         self._telemetry.count(name.MICROBATCHES, outcome="retried")
@@ -400,13 +391,13 @@ class NextHop:
         next_hop.CopyFrom(process)
         next_hop.deadline_ms = int(left_s * FINISH_SHARE ** (1.0 / hops) * 1000)
         sent_at = loop.time()
-        call = self._transport.call(
+        call = self.transport.call(
             peer,
             Call(wire.Request(run_id=self.run_id, process=next_hop), (y, tokens) if process.position else (tokens,)),
             timeout_s=left_s + SLACK_S,
             reply_bytes_max=y.nbytes + REPLY_SLACK_BYTES,
         )
-        watch = LivenessWatch(self._transport, self.run_id, peer, waits.ping_s)
+        watch = LivenessWatch(self.transport, self.run_id, peer, waits.ping_s)
         watches = self._watches.setdefault(peer, {})
         watches[watch] = None
         try:
@@ -428,7 +419,7 @@ class NextHop:
         own_s = seconds - answer.waited_s - _within(report.onward_s, seconds - answer.waited_s)
         coming_in_s = _within(report.received_s, own_s)
         sent_s = answer.waited_s
-        self._reserving.record_transit(sent_s + coming_in_s)
+        self._reserving.transit.add(sent_s + coming_in_s)
         if train:
             sent_s += router.record_answer(peer, process.samples, own_s, coming_in_s)
         return MicrobatchResult(

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from swarmnode.ema import Ema
 from swarmnode.ids import PeerId, seeded
 from swarmnode.manifest import Manifest
+from swarmnode.membership.liveness import AGAIN_S
 from swarmnode.membership.swarm import Member
 from swarmnode.membership.trust import UnknownPeers
 from swarmnode.pipeline.believed_rate import ANNOUNCED_MAX, FASTER_MAX, faster, lowest, median_speed, possible_s, usual
@@ -26,7 +27,7 @@ from swarmnode.remembered import Remembered
 EPSILON = 0.1  # guess
 UNKNOWN_SECONDS_PER_SAMPLE = 1e-3  # guess: only until the first answer of any peer
 BAN_FIRST_S = 1.0  # guess; doubles with each fault in a row, so that a peer that accepts and never answers costs little
-BAN_MAX_S = 60.0  # guess
+BAN_MAX_S = AGAIN_S
 LATE_MAX = 2  # guess: missed deadlines in a row while other peers answered
 USUAL_SHARE = 8  # guess: recompute the usual time after answers of an eighth of the replicas
 QUICK_S = 1.0  # guess: of a refusal, where nobody has answered yet
@@ -105,7 +106,7 @@ class Router:
         self._answers = 0
         self._unix_ahead_s = 0.0  # Unix time minus loop time, for wall clock times in records
         self._pausing: dict[PeerId, None] = {}  # peers that announced a pause
-        self._unknown = UnknownPeers()
+        self.unknown = UnknownPeers()
         self._banned: dict[PeerId, None] = {}  # peers banned recently, oldest first
         # Peers that left the stage with faults in a row: who goes and comes again is banned as long as before.
         self._former = Remembered[PeerId, _Peer]()
@@ -157,7 +158,7 @@ class Router:
             if self._peers[peer].faults_in_row:
                 self._former[peer] = self._peers[peer]
             self._median = None
-            self._unknown.forget(peer)
+            self.unknown.forget(peer)
             for known in (self._peers, self._untold, self._pausing):
                 known.pop(peer, None)
 
@@ -190,7 +191,7 @@ class Router:
         if (former := self._former.pop(member.peer, None)) is not None:
             known.faults_in_row, known.banned_until = former.faults_in_row, former.banned_until
         self._peers[member.peer], self._members[member.peer], self._median = known, member, None
-        self._unknown.enter(member.peer)
+        self.unknown.enter(member.peer)
         self._begin(member.peer, least)
         self._renew(member.peer, member)
 
@@ -234,7 +235,7 @@ class Router:
         if not self._peers:
             return None, "no replica of the stage is known"
         if (share := self.unknown_share()) < 1.0 and self.rng.random() >= share:
-            without = {*exclude, *self._unknown.peers}
+            without = {*exclude, *self.unknown.peers}
             exclude = without if self.able(now, without) else exclude
         if self.rng.random() < self.epsilon:
             able = [peer for peer in sorted(self._peers) if peer not in exclude and self._able(peer, now)]
@@ -261,20 +262,11 @@ class Router:
     def unknown_share(self, one_s: float = 0.0) -> float:
         """The share of choices that replicas which never answered may have together; 1.0: no limit. `one_s`: the
         seconds of a sample, until others have answered."""
-        return self._unknown.share(self.samples * (self._all.value if self._all.known else one_s))
-
-    @property
-    def flooded(self) -> bool:
-        """Whether most of many replicas that never answered before did not answer when they were tried."""
-        return self._unknown.flooded
-
-    def record_stage_refusal(self, now: float) -> None:
-        """Record that a replica of the stage refused a request, for whatever reason."""
-        self._unknown.record_stage_refusal(now)
+        return self.unknown.share(self.samples * (self._all.value if self._all.known else one_s))
 
     def idle(self, now: float, least_s: float) -> bool:
         """Whether no replica here ever answered, and those asked for `least_s` or longer all refused."""
-        return 0 < len(self._peers) == len(self._unknown.peers) and self._unknown.in_vain(now, least_s)
+        return 0 < len(self._peers) == len(self.unknown.peers) and self.unknown.in_vain(now, least_s)
 
     def able(self, now: float, exclude: Collection[PeerId]) -> bool:
         """Whether a peer not in `exclude` could be chosen now."""
@@ -299,7 +291,7 @@ class Router:
         self._all.add(one_s)
         self._answers += 1
         if known is not None:
-            self._unknown.record_answer(peer)
+            self.unknown.record_answer(peer)
             known.late = 0
             known.seconds_per_sample.add(one_s)
             known.low_s = lowest(known.low_s, one_s)
@@ -328,7 +320,7 @@ class Router:
     def record_refusal(self, peer: PeerId, lost_s: float) -> None:
         """Record that `peer` said no, which cost `lost_s`. Only a slow no counts: honest peers are busy, too."""
         if lost_s > (self.typical_s(self.samples) or QUICK_S):
-            self._unknown.record_fault(peer, lost_s)
+            self.unknown.record_fault(peer, lost_s)
 
     def ban(
         self, peer: PeerId, now: float, most_s: float = BAN_MAX_S, lost_s: float = 0.0, *, least_s: float = 0.0
@@ -340,7 +332,7 @@ class Router:
             return 0.0
         seconds = min(most_s, max(least_s, BAN_FIRST_S * 2.0**known.faults_in_row))
         known.faults_in_row += 1
-        self._unknown.record_fault(peer, lost_s)
+        self.unknown.record_fault(peer, lost_s)
         known.banned_sequence = self._members[peer].sequence
         known.banned_until = now + seconds
         self._banned[peer] = None

@@ -19,7 +19,7 @@ from swarmnode.errors import DataError, LocalFault, RemoteFault, Unavailable
 from swarmnode.ids import PeerId, RunId
 from swarmnode.manifest import Manifest, from_base
 from swarmnode.manifest.gossip_compat import meets
-from swarmnode.membership.liveness import LOOK_SHARE, SOON_SHARE, TRIES, Pinger
+from swarmnode.membership.liveness import LOOK_SHARE, SAMPLE, SOON_SHARE, TRIES, Pinger
 from swarmnode.membership.progress import Progress
 from swarmnode.membership.run_progress import MembershipView
 from swarmnode.membership.swarm import Swarm
@@ -48,7 +48,6 @@ from swarmnode.transfer.snapshot import SLOW, WHOLE, Snapshot, StateSlice, newco
 from swarmnode.wire import access_pb2, record_pb2
 from swarmnode.wire import call_pb2 as wire
 
-SAMPLE = 8  # of a larger stage so many are pinged first; derived: of a stage half dead one lives, but in 1 of 256 draws
 SAMPLE_UNBEGUN = 1  # the same before the run has trained: no replica has a state to give
 # A joiner of a stage that others serve leaves a third of its donor's uplink to training at any time [guess].
 POLITE = DownloadLimits(rest=0.5)

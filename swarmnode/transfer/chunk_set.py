@@ -23,6 +23,7 @@ from swarmnode.data.index import CHUNK_NBYTES_MAX, HASH_NBYTES, INDEX_NBYTES_MAX
 from swarmnode.errors import Busy, NotPermitted, RemoteFault, Unavailable
 from swarmnode.ids import PeerId, RunId, digest64, short
 from swarmnode.manifest import Manifest
+from swarmnode.membership.liveness import AGAIN_S, SAMPLE
 from swarmnode.membership.trust import STRANGERS_SHARE
 from swarmnode.metrics import name
 from swarmnode.ports import Answer, Call, Telemetry, Transport, WireTensor
@@ -32,7 +33,7 @@ from swarmnode.transfer.download import PAUSE_MAX_S, PAUSE_S, SLOWEST_BYTES_PER_
 from swarmnode.wire import call_pb2 as wire
 
 HOLDS_S = 15.0  # guess: a member that did not hold a chunk is asked again after so long
-MEMBERS_ASKED_MAX = 8  # guess: for one chunk, in a row
+MEMBERS_ASKED_MAX = SAMPLE  # for one chunk, in a row
 
 
 # Serves the chunks and indexes held on this node to other members, so that the swarm distributes its own data set and
@@ -50,7 +51,6 @@ CHUNK_TIMEOUT_S = 4 * PIECE_TIMEOUT_S  # a member that gives the eight pieces mo
 METHOD = "data_chunk"
 AT_ONCE_MAX = 4  # pieces under way; derived: 2 MiB fill a line of 100 Mbit/s over 160 ms
 KEPT_BLOBS = 2  # read from disk for askers, apart from what this node itself works with
-AGAIN_S = 60.0  # guess: a refusal for the day, after which other chunks may be asked for
 TIMES_A_DAY = 2  # a transfer that broke off, or a lost cache
 TAKEN_MAX = 16 * REMEMBERED_MAX  # derived: sixteen chunks a peer, which is a burst of bytes (asker_burst)
 DAY_S = 86_400.0

@@ -78,7 +78,7 @@ class Party:
         self.gossip = Gossip(here, lambda: 0, done=0, newcomer=False)
         for round_index in range(2):
             samples = round_index * PRESETS["tiny"].gossip.round_samples
-            self.gossip._pace.boundary(round_index * round_s, samples, 0)
+            self.gossip.pace.boundary(round_index * round_s, samples, 0)
         transport.serve("ping", pong, tensor_bytes_max=0)
         transport.serve("exchange", self.gossip.exchanges.serve_exchange, tensor_bytes_max=1 << 20)
         transport.serve("commit", self.gossip.exchanges.serve_commit, tensor_bytes_max=0)

@@ -318,10 +318,10 @@ def test_a_stage_where_all_refuse_for_long_is_idle_until_one_answers() -> None:
     router.update([member("a"), member("b")])
     for now in range(20):
         assert router.idle(now, 10.0) == (now >= 10), "eight refusals, over ten seconds"
-        router.record_stage_refusal(float(now))
+        router.unknown.record_stage_refusal(float(now))
     router.record_answer(PeerId("b"), 1, 1.0)
     for now in range(20, 60):
-        router.record_stage_refusal(float(now))
+        router.unknown.record_stage_refusal(float(now))
     assert not router.idle(60.0, 10.0), "one of them works"
     router.forget(PeerId("b"))
     assert router.idle(60.0, 10.0), "it is gone"
