@@ -394,12 +394,15 @@ class Audits:
 
     def weighs(self, peers: Sequence[PeerId], now_s: float) -> bool:
         """Whether to fetch the weights of `peers`, all of them: donors have none much newer than those fetched last."""
-        known = [self._of(peer) for peer in peers]
-        if any(now_s < one.weighed_s + SNAPSHOT_AGE_S / 3.0 for one in known):
+        if not all(self.weighable(peer, now_s) for peer in peers):
             return False
-        for one in known:
-            one.weighed_s = now_s
+        for peer in peers:
+            self._of(peer).weighed_s = now_s
         return True
+
+    def weighable(self, peer: PeerId, now_s: float) -> bool:
+        """Whether donors may have newer weights of `peer` than those fetched last."""
+        return now_s >= self._of(peer).weighed_s + SNAPSHOT_AGE_S / 3.0
 
     def in_row(self, peer: PeerId) -> int:
         """Right answers of `peer` in a row, since the last contradicted or withheld one."""

@@ -41,6 +41,7 @@ from swarmnode.pipeline.audit import (
     LOSS_LEAST,
     NEAR_STEPS,
     OPPOSITE,
+    SNAPSHOT_AGE_S,
     AnswerSimilarity,
     Audits,
     Weighed,
@@ -70,7 +71,7 @@ NOBODY_ELSE = "no other replica of the stage"  # why an answer of a stage's only
 WARN_TIMEOUT_S = 5.0  # guess: one small message
 TIMEOUT_S = 30.0  # guess: for one recomputation
 SUSPECTED = RemoteFault("its answers are farther from those of its stage than others' are")
-EXAMINED_S = 5.0  # guess: between two answers of a suspected replica, which are not used
+EXAMINED_S = SNAPSHOT_AGE_S / 3.0  # between two answers of a suspected replica, which are not used: as its weights
 REPLY_SLACK_BYTES = 4096
 
 Exclude = Callable[[PeerId, str], None]
@@ -151,9 +152,11 @@ class Auditor:
     def observe_answer(self, claim: HopClaim) -> None:
         """Consider an answer for an audit."""
         self._at_work[claim.server] = None
-        self.audits.coherence(claim.statement.stage).observe(claim.server, claim.coherence)
-        came = replace(claim, came_s=asyncio.get_running_loop().time())
-        self.perhaps(claim.server, lambda: self._check(came))
+        server, stage, now_s = claim.server, claim.statement.stage, asyncio.get_running_loop().time()
+        self.audits.coherence(stage).observe(server, claim.coherence)
+        # Without its weights a check decides nothing about a suspected replica, and the budget is for those that do.
+        if self.audits.weighable(server, now_s) or not self.audits.suspected(server, stage):
+            self.perhaps(server, lambda: self._check(replace(claim, came_s=now_s)))
 
     def withholds(self, peer: PeerId, stage: int) -> bool:
         """Whether not to use an answer of `peer`, of `stage`: another replica can answer whose answers are usable."""
@@ -268,7 +271,9 @@ class Auditor:
             if index in false:
                 opposite = case.vote.cosine < OPPOSITE  # of whatever weights
                 proven = self.wrong(peer, microbatch, reason, math.inf if opposite else claim.came_s)
-                self.spawn(self._accuse(claim, shown, answered))
+                # Where it was behind, other callers could not tell a lie from weights that met others since.
+                callers = not (case.behind and case.vote.close)
+                self.spawn(self._accuse(claim, shown, answered, callers=callers))
                 outcome = outcome if index else "wrong" if proven else "undecided"
             elif hides(case, other):
                 if self.audits.withheld(peer, microbatch):
@@ -360,16 +365,19 @@ class Auditor:
         """Whether the text is memorised, so that its gradients are noise."""
         return loss_sum / self._counted(claim) < LOSS_LEAST
 
-    async def _accuse(self, claim: HopClaim, shown: HopEvidence | None, answered: HopAnswer) -> None:
-        """Show a false answer for the hop of `claim` to other replicas of its stage and other callers, one after
-        another (accusation.py)."""
+    async def _accuse(
+        self, claim: HopClaim, shown: HopEvidence | None, answered: HopAnswer, *, callers: bool = True
+    ) -> None:
+        """Show a false answer for the hop of `claim` to other replicas of its stage and, with `callers`, to its other
+        callers, one after another (accusation.py)."""
         stated = answered.statement or claim.statement
         accusation = wire.Accusation(statement=stated, samples=claim.samples, boundary_digest=self.boundary_digest)
         tensors: tuple[WireTensor, ...] = (claim.x, claim.tokens, answered.gradient)
         if shown is not None and answered.sent is not None:
             tensors += (answered.sent, shown.got)
             accusation.next.CopyFrom(shown.next)
-        for peer in (*self.others(self._stage), *self.others(stated.stage, PeerId(stated.server))):
+        mates = self.others(stated.stage, PeerId(stated.server))
+        for peer in (*self.others(self._stage), *mates) if callers else mates:
             call = Call(wire.Request(run_id=self.run_id, accusation=accusation), tensors)
             with contextlib.suppress(Unavailable, RemoteFault):  # the next one may accept it
                 await self.transport.call(peer, call, timeout_s=TIMEOUT_S, reply_bytes_max=REPLY_SLACK_BYTES)
@@ -475,7 +483,8 @@ class Auditor:
         tensors = (claim.x, claim.tokens) if shown is None else (claim.x, claim.tokens, shown.got)
         most = 2 * max(claim.x.nbytes, claim.gradient.nbytes) + REPLY_SLACK_BYTES
         call = Call(wire.Request(recompute=request), tensors)
-        answer = await self.ask(peer, call, about=claim.server, timeout_s=TIMEOUT_S, most=most)
+        about = None if claim.came_s is None else claim.server  # what others show is bounded by their number
+        answer = await self.ask(peer, call, about=about, timeout_s=TIMEOUT_S, most=most)
         due = 1 if shown is None else 2
         if len(answer.tensors) != due:
             raise RemoteFault(f"{len(answer.tensors)} tensors of a recomputed hop; expected {due}")
@@ -533,12 +542,13 @@ class Auditor:
         proven = self.wrong(peer, microbatch, reason, came_s)
         self.tell(peer, stage, "wrong" if proven else "undecided", reason)
 
-    async def ask(self, peer: PeerId, call: Call, *, about: PeerId, timeout_s: float, most: int) -> Answer:
-        """Have `peer` recompute a hop of a check of `about`, charged to our budget if it answers. Raises Unavailable,
-        RemoteFault."""
+    async def ask(self, peer: PeerId, call: Call, *, about: PeerId | None, timeout_s: float, most: int) -> Answer:
+        """Have `peer` recompute a hop of a check of `about`, charged to our budget if it answers (None: to nobody's).
+        Raises Unavailable, RemoteFault."""
         call.header.run_id = self.run_id
         answer = await self.transport.call(peer, call, timeout_s=timeout_s, reply_bytes_max=most)
-        self.audits.spent(about)
+        if about is not None:
+            self.audits.spent(about)
         self._at_work[peer] = None
         return answer
 
