@@ -230,6 +230,10 @@ def command(
 
     The estimate is by formula; --simulate runs the nodes' own code in virtual time and prints its result beside it.
     --search tries other settings by the same formula, and says which lines of the manifest to change.
+
+    \b
+    A fleet of eight cards at home:   count,flops,up_mbps,down_mbps
+                                      8,2e13,20,100
     """
     from swarmnode import api
     from swarmnode.planner.fitted import alone, forecast
