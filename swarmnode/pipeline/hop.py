@@ -38,30 +38,24 @@ class UnsignedAnswer(Answer):
     prints: TensorFingerprints | None = None
 
 
+@dataclass(eq=False)
 class Hop:
-    """Serves microbatches on one replica. All arithmetic is `worker`'s, through `compute`."""
+    """Serves microbatches on one replica. All arithmetic is `worker`'s, through `compute`. `replicas` returns the
+    stage's replica count: each steps on its share of the inner batch. `history` records peers whose gradient or
+    input was trained on."""
 
-    def __init__(
-        self,
-        here: StageContext,
-        next_hop: NextHop,
-        backlog: Backlog,
-        history: PeerHistory,
-        audits: StageAudits,
-        replicas: Callable[[], int] = lambda: 1,
-    ) -> None:
-        """`replicas` returns the stage's replica count: each steps on its share of the inner batch. `history` records
-        peers whose gradient or input was trained on."""
-        self._here = here
-        self.boundary_digest = here.replica.boundary_digest()
-        self._audits = audits
-        self._replicas = replicas
-        self._next_hop = next_hop
-        self._backlog = backlog
-        self._history = history
+    here: StageContext
+    next_hop: NextHop
+    backlog: Backlog
+    history: PeerHistory
+    audits: StageAudits
+    replicas: Callable[[], int] = lambda: 1
+
+    def __post_init__(self) -> None:
+        self.boundary_digest = self.here.replica.boundary_digest()
         self._now = asyncio.get_running_loop().time
-        self.worker = StageWorker(here, self._now, audits)
-        self._reservations = Reservations(lambda: here.compute.waiting + here.transport.line_queue)
+        self.worker = StageWorker(self.here, self._now, self.audits)
+        self._reservations = Reservations(lambda: self.here.compute.waiting + self.here.transport.line_queue)
         self.inner_steps = 0
         self.samples = 0  # trained here since start
         self.worked = 0.0  # the same as compute work, including microbatches not yet returned
@@ -74,9 +68,9 @@ class Hop:
         process, x, tokens = self._check(peer, call)
         deadline = self._now() + process.deadline_ms / 1000.0
         key = (MicrobatchId(process.microbatch_id), process.position)
-        repeat = (x, tokens) if key in self._backlog else None
+        repeat = (x, tokens) if key in self.backlog else None
         work = partial(self._answer, peer, call, process, x, tokens, deadline)
-        answer = await self._backlog.once(key, work, peer)
+        answer = await self.backlog.once(key, work, peer)
         assert isinstance(answer, UnsignedAnswer)
         return await self._signed(answer, process, peer, repeat)
 
@@ -95,7 +89,7 @@ class Hop:
         report = wire.Processed(
             loss_sum=outcome.loss_sum,
             tokens=outcome.tokens,
-            path=[self._here.me, *outcome.path],
+            path=[self.here.me, *outcome.path],
             retries=outcome.retries,
             onward_s=outcome.onward_s,
             queued_s=outcome.queued_s,
@@ -103,12 +97,12 @@ class Hop:
         )
         if outcome.prints is not None:
             report.inner_steps = self.worker.inner_steps
-            if (inputs := self._audits.input_auditor) is not None and process.position == 1:
+            if (inputs := self.audits.input_auditor) is not None and process.position == 1:
                 named = bytes(process.microbatch_id), process.first_sample, process.samples
                 inputs.observe_input(FeederInput(PeerId(process.feeder), peer, *named, tokens, x))
         tensors = () if outcome.gradient is None else (outcome.gradient,)
         if process.purpose == wire.PURPOSE_TRAIN and process.position:
-            self._history.record_request(peer)  # a feeder without a stage does no work of the run
+            self.history.record_request(peer)  # a feeder without a stage does no work of the run
         return UnsignedAnswer(wire.Reply(processed=report), tensors, urgent=True, prints=outcome.prints)
 
     async def _signed(
@@ -121,11 +115,11 @@ class Hop:
         """`answer` with our signed statement of it to `caller`. `repeat` is the input of a caller whose microbatch was
         in work or answered already: the answer is one to that input too, or StartAnew is raised. A statement names
         the caller and its input, so each caller gets its own."""
-        auditor, prints = self._audits.auditor, answer.prints
+        auditor, prints = self.audits.auditor, answer.prints
         if auditor is None or prints is None:
             return answer
         if repeat is not None:
-            mine = await self._here.compute.run(Priority.BACKWARD, 0, partial(self.worker.fingerprints, repeat))
+            mine = await self.here.compute.run(Priority.BACKWARD, 0, partial(self.worker.fingerprints, repeat))
             if mine != (prints.x, prints.tokens):
                 raise StartAnew("this microbatch was counted here with another input")
         reply = wire.Reply()
@@ -135,8 +129,8 @@ class Hop:
 
     async def reserve(self, peer: PeerId, call: Call) -> Answer:
         """Handler of method "reserve". Raises Unavailable while this replica drains."""
-        if self._backlog.refusing is not None:
-            raise Unavailable(self._backlog.refusing)
+        if self.backlog.refusing is not None:
+            raise Unavailable(self.backlog.refusing)
         return self._reservations.serve(peer, call)
 
     async def run_microbatch(
@@ -147,13 +141,13 @@ class Hop:
         The feeder calls this for its own microbatches (x are the tokens, so there is no gradient). Raises
         MicrobatchLost if the deadline passes first, Busy if memory runs out here, RemoteFault if `x` itself is bad.
         """
-        hop = HopInput(process, x, tokens, self._replicas(), held)
+        hop = HopInput(process, x, tokens, self.replicas(), held)
         if process.position == len(process.itinerary) - 1:
             return await self._finish(hop)
         (y, pending), queued_s = await self._await_worker(Priority.FORWARD, self.worker.forward, hop)
         self.worked += FORWARD_SHARE * process.samples
         if pending is None:
-            return await self._next_hop.send(onward(process), y, tokens, deadline)
+            return await self.next_hop.send(onward(process), y, tokens, deadline)
         try:
             outcome = await self._return(hop, y, pending, deadline)
             outcome.queued_s += queued_s
@@ -164,9 +158,9 @@ class Hop:
     async def _return(self, hop: HopInput, y: WireTensor, pending: PendingForward, deadline: float) -> MicrobatchResult:
         """Send `y` onward and run the gradient back through the tape. A bad gradient is the next peer's fault: ask
         another."""
-        process, auditor = hop.process, self._audits.auditor
+        process, auditor = hop.process, self.audits.auditor
         while True:
-            outcome = await self._next_hop.send(onward(process), y, hop.tokens, deadline)
+            outcome = await self.next_hop.send(onward(process), y, hop.tokens, deadline)
             assert outcome.peer is not None and outcome.gradient is not None
             peer, next_stage = outcome.peer, process.itinerary[process.position + 1]
             try:
@@ -178,14 +172,14 @@ class Hop:
                     )
                     assert claim is not None
                     auditor.observe_answer(claim)
-                    self._next_hop.blame(peer, next_stage, SUSPECTED, least_s=EXAMINED_S)
+                    self.next_hop.blame(peer, next_stage, SUSPECTED, least_s=EXAMINED_S)
                     continue
                 work = partial(self.worker.backward, y, outcome, pending)
                 # The replicas may have changed while the gradient was under way.
-                hop = replace(hop, replicas=self._replicas())
+                hop = replace(hop, replicas=self.replicas())
                 result, queued_s = await self._await_worker(Priority.BACKWARD, work, hop)
             except RemoteFault as fault:
-                self._next_hop.blame(peer, next_stage, fault)
+                self.next_hop.blame(peer, next_stage, fault)
                 # Nothing was added, so the caller may withdraw again. The tape is whole: another peer is asked.
                 self._revoke(hop)
                 continue
@@ -193,7 +187,7 @@ class Hop:
             sent_back = outcome.gradient
             outcome.gradient, outcome.prints = result.gradient, result.prints
             outcome.queued_s += queued_s
-            self._history.record_work(peer)
+            self.history.record_work(peer)
             self.worked += (1.0 - FORWARD_SHARE) * process.samples
             self.reworked += FORWARD_SHARE * process.samples * result.recomputed
             self._trained(process.samples, result.step)
@@ -201,7 +195,7 @@ class Hop:
                 # Our own caller's audit may ask what this answer was made of.
                 if hop.held is not None:
                     shown = HopEvidence(y, sent_back, result.claim.statement)
-                    self._audits.recompute.keep(bytes(process.microbatch_id), process.position, shown)
+                    self.audits.recompute.keep(bytes(process.microbatch_id), process.position, shown)
                 auditor.observe_answer(result.claim)
             return outcome
 
@@ -213,10 +207,10 @@ class Hop:
         result, queued_s = await self._await_worker(Priority.BACKWARD, self.worker.loss, hop)
         self.worked += process.samples if hop.train else FORWARD_SHARE * process.samples
         if hop.train:
-            self._here.telemetry.count(name.GRADIENTS, staleness=label(0))
+            self.here.telemetry.count(name.GRADIENTS, staleness=label(0))
             self.loss.add(result.loss_sum, result.tokens)
             if self.loss.known:
-                self._here.telemetry.gauge(name.LOSS, self.loss.value, split="train")
+                self.here.telemetry.gauge(name.LOSS, self.loss.value, split="train")
             self._trained(process.samples, result.step)
         gradient, prints = result.gradient, result.prints
         return MicrobatchResult(gradient, result.loss_sum, result.tokens, prints=prints, queued_s=queued_s)
@@ -225,7 +219,7 @@ class Hop:
         """(`work` of `hop` by the worker, the seconds it queued for the compute thread)."""
         piece = partial(self.worker.piece, self._now(), work, hop)
         try:
-            return await self._here.compute.run(priority, hop.process.samples, piece)
+            return await self.here.compute.run(priority, hop.process.samples, piece)
         except Busy:  # out of memory: nothing was counted
             self._revoke(hop)
             raise
@@ -239,20 +233,20 @@ class Hop:
         self.samples += samples
         if step is not None:
             self.inner_steps = step.step
-            self._here.telemetry.count(name.INNER_STEPS)
-            self._here.telemetry.gauge(name.GRADIENT_NORM, step.gradient_norm)
-            self._here.telemetry.gauge(name.LEARNING_RATE, step.learning_rate)
+            self.here.telemetry.count(name.INNER_STEPS)
+            self.here.telemetry.gauge(name.GRADIENT_NORM, step.gradient_norm)
+            self.here.telemetry.gauge(name.LEARNING_RATE, step.learning_rate)
 
     def _check(self, peer: PeerId, call: Call) -> tuple[wire.Process, WireTensor, WireTensor]:
         """The microbatch of a request, its input and its tokens, checked as far as possible without arithmetic. At
         position 0 the input is the tokens, and the microbatch goes on in our subspace."""
         process, tensors = call.header.process, call.tensors
-        manifest, mine = self._here.manifest, self.boundary_digest
-        check_way(manifest, self._here.stage, process)
+        manifest, mine = self.here.manifest, self.boundary_digest
+        check_way(manifest, self.here.stage, process)
         if process.position == 0:
             check_samples(manifest, process.samples, mine, mine)
             tokens = check_tokens(manifest, process.samples, tensors)
-            check_feed(process, tokens, self._next_hop.run_id)
+            check_feed(process, tokens, self.next_hop.run_id)
             ours = wire.Process()
             ours.CopyFrom(process)
             ours.boundary_digest = mine
@@ -260,5 +254,5 @@ class Hop:
         check_samples(manifest, process.samples, process.boundary_digest, mine)
         x, tokens = check_inputs(manifest, process.samples, tensors)
         if process.position == 1 and process.feeder != peer:
-            check_feed(process, tokens, self._next_hop.run_id)
+            check_feed(process, tokens, self.next_hop.run_id)
         return process, x, tokens

@@ -87,29 +87,24 @@ SLOW = StateSlice(("phi",))
 """The slow weights alone: neighbours give them to rebuild a stage."""
 
 
+@dataclass(eq=False)
 class Snapshot:
     """An immutable copy of a replica's state at the end of round `round_index`.
 
     The constructor copies and hashes nothing. `manifest` hashes at its first call (0.5 s/GB: not on the event loop).
+
+    `first`: the element of the stage with which its sections begin.
     """
 
-    def __init__(
-        self,
-        state: State,
-        stage: int,
-        round_index: int,
-        progress: record_pb2.Progress,
-        chunk_nbytes: int,
-        first: int = 0,
-    ) -> None:
-        """`first`: the element of the stage with which its sections begin."""
-        self.state = state
-        self.stage = stage
-        self.round_index = round_index
-        self.chunk_nbytes = chunk_nbytes
-        self.first = first
-        self.progress = progress  # the run's progress when the snapshot was made
-        self._sections = [memoryview(section).cast("B").toreadonly() for section in state.sections.values()]
+    state: State
+    stage: int
+    round_index: int
+    progress: record_pb2.Progress
+    chunk_nbytes: int
+    first: int = 0
+
+    def __post_init__(self) -> None:
+        self._sections = [memoryview(section).cast("B").toreadonly() for section in self.state.sections.values()]
         self._ends = list(itertools.accumulate(section.nbytes for section in self._sections))
         self.nbytes = self._ends[-1]
         self._manifest: wire.Snapshot | None = None
