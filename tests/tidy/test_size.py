@@ -5,9 +5,9 @@ import ast
 from tests.support.package_source import MODULES, PRODUCT, ROOT, nodes, tree
 
 # Of `swarmnode/`, and of all packages together, without generated code; CONTRIBUTING.md says how to raise them.
-LINES_MAX = 64_450
-FILES_MAX = 330
-ALL_LINES_MAX = 80_000
+LINES_MAX = 63_600
+FILES_MAX = 315
+ALL_LINES_MAX = 79_300
 FUNCTION_LINES_MAX = 80
 
 
