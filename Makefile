@@ -18,10 +18,12 @@ export PYTHONDONTWRITEBYTECODE :=
 
 PYTEST = $(BIN)/python -m pytest -q -p no:cacheprovider
 SLOWEST := --durations=30 --durations-min=1
-# Real processes, for seconds to minutes each, in two parts; a life in the storm, live and in virtual time; whole nodes,
-# in virtual time; rounds, models, text and commands. Together they take two cores, so all should end at about one time.
-LIVE := $(wildcard tests/live/test_[a-l]*.py) tests/live/test_meeting_point.py
+# Real processes, for seconds to minutes each, in two parts, of which the first has whole nodes, too; a life in the
+# storm, live and in virtual time; whole nodes, in virtual time; rounds, models, text and commands. Together they take
+# two cores, so all should end at about one time.
+LIVE := $(wildcard tests/live/test_[a-l]*.py tests/node/test_[ab]*.py) tests/live/test_meeting_point.py
 LATE := $(filter-out $(LIVE),$(wildcard tests/live/test_*.py))
+NODE := $(filter-out $(LIVE),$(wildcard tests/node/test_*.py))
 STORM := tests/docs tests/chaos tests/simulation tests/dashboard
 ROUND := tests/gossip tests/model tests/data tests/cli
 
@@ -78,7 +80,7 @@ demo: setup
 test: $(STAMP)
 	@$(MAKE) -s -j 2 setup $(LINT)
 	@mkdir -p build; $(BIN)/python -m compileall -qq -j 0 $(OURS); part() { $(SETSID) $(PYTEST) $(SLOWEST) $$2 > build/$$1-tests.txt 2>&1 & }; \
-	part live '$(LIVE)'; live=$$!; part late '$(LATE)'; late=$$!; part storm '$(STORM)'; storm=$$!; part node tests/node; node=$$!; part round '$(ROUND)'; round=$$!; \
+	part live '$(LIVE)'; live=$$!; part late '$(LATE)'; late=$$!; part storm '$(STORM)'; storm=$$!; part node '$(NODE)'; node=$$!; part round '$(ROUND)'; round=$$!; \
 	trap 'kill $$live $$late $$storm $$node $$round' INT TERM; \
 	{ $(PYTEST) $(SLOWEST) tests $(addprefix --ignore=,tests/live $(STORM) tests/node $(ROUND)); echo $$? > build/rest-code; } 2>&1 \
 	  | tee build/rest-tests.txt; rest=$$(cat build/rest-code); \
