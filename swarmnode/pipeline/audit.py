@@ -32,6 +32,7 @@ LIES = 2  # guess: a single one may be a memory error, or come from weights that
 SUSPECT = LIMIT / 2.0  # derived: an honest replica's sum is above it 1 % of the time, so doubt costs as little
 FORGIVEN_RIGHT = 100  # guess: so many right answers in a row cancel earlier wrong ones
 SNAPSHOT_AGE_S = 30.0  # guess: donors make a new snapshot every ten seconds, later while they are busy
+EXAMINED_S = 12.0  # between answers of a suspected replica; measured: after ten, every other snapshot is the old one
 WITHHELD_MAX = 6  # guess: far answers of a replica that never gives weights near them; an honest donor is busy at times
 UNSHOWN_MAX = 32  # guess: refused openings in a row; an honest replica keeps its last answers for a while
 BUDGET_FIRST = 8.0  # guess: recomputed hops beyond the manifest's share of answers, to examine newcomers
@@ -402,7 +403,7 @@ class Audits:
 
     def weighable(self, peer: PeerId, now_s: float) -> bool:
         """Whether donors may have newer weights of `peer` than those fetched last."""
-        return now_s >= self._of(peer).weighed_s + SNAPSHOT_AGE_S / 3.0
+        return now_s >= self._of(peer).weighed_s + EXAMINED_S
 
     def in_row(self, peer: PeerId) -> int:
         """Right answers of `peer` in a row, since the last contradicted or withheld one."""

@@ -38,10 +38,10 @@ from swarmnode.membership.swarm import Swarm, feeder_place
 from swarmnode.metrics import name
 from swarmnode.pipeline import statement as statements
 from swarmnode.pipeline.audit import (
+    EXPLAINED,
     LOSS_LEAST,
     NEAR_STEPS,
     OPPOSITE,
-    SNAPSHOT_AGE_S,
     AnswerSimilarity,
     Audits,
     Weighed,
@@ -71,7 +71,6 @@ NOBODY_ELSE = "no other replica of the stage"  # why an answer of a stage's only
 WARN_TIMEOUT_S = 5.0  # guess: one small message
 TIMEOUT_S = 30.0  # guess: for one recomputation
 SUSPECTED = RemoteFault("its answers are farther from those of its stage than others' are")
-EXAMINED_S = SNAPSHOT_AGE_S / 3.0  # between two answers of a suspected replica, which are not used: as its weights
 REPLY_SLACK_BYTES = 4096
 
 Exclude = Callable[[PeerId, str], None]
@@ -154,8 +153,9 @@ class Auditor:
         self._at_work[claim.server] = None
         server, stage, now_s = claim.server, claim.statement.stage, asyncio.get_running_loop().time()
         self.audits.coherence(stage).observe(server, claim.coherence)
-        # Without its weights a check decides nothing about a suspected replica, and the budget is for those that do.
-        if self.audits.weighable(server, now_s) or not self.audits.suspected(server, stage):
+        # Once its residuals point one way only its weights decide, and the budget is for checks with these.
+        coherent = self.audits.residual(server).coherent and self.audits.suspected(server, stage)
+        if not coherent or self.audits.weighable(server, now_s):
             self.perhaps(server, lambda: self._check(replace(claim, came_s=now_s)))
 
     def withholds(self, peer: PeerId, stage: int) -> bool:
@@ -269,8 +269,9 @@ class Auditor:
             reasons.append(reason)
             microbatch = bytes(claim.statement.microbatch_id)
             if index in false:
-                opposite = case.vote.cosine < OPPOSITE  # of whatever weights
-                proven = self.wrong(peer, microbatch, reason, math.inf if opposite else claim.came_s)
+                # Of whatever weights: no meeting moves them along what so many checks left unexplained.
+                certain = case.vote.cosine < OPPOSITE or case.residual_share > EXPLAINED
+                proven = self.wrong(peer, microbatch, reason, math.inf if certain else claim.came_s)
                 # Where it was behind, other callers could not tell a lie from weights that met others since.
                 callers = not (case.behind and case.vote.close)
                 self.spawn(self._accuse(claim, shown, answered, callers=callers))

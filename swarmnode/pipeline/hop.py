@@ -14,7 +14,8 @@ from swarmnode.ids import MicrobatchId, PeerId
 from swarmnode.membership.swarm import StageContext
 from swarmnode.membership.trust import PeerHistory
 from swarmnode.metrics import name
-from swarmnode.pipeline.auditor import EXAMINED_S, SUSPECTED
+from swarmnode.pipeline.audit import EXAMINED_S
+from swarmnode.pipeline.auditor import SUSPECTED
 from swarmnode.pipeline.backlog import Backlog, InFlight, check_inputs, check_samples, check_tokens, check_way
 from swarmnode.pipeline.feeder import RunningLoss
 from swarmnode.pipeline.input_check import FeederInput

@@ -35,6 +35,7 @@ def slow(stages: int) -> Manifest:
 def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Villagers answer a hundred times as fast as machines do."""
     monkeypatch.setattr("swarmnode.pipeline.audit.SNAPSHOT_AGE_S", 0.0)
+    monkeypatch.setattr("swarmnode.pipeline.audit.EXAMINED_S", 0.0)
     monkeypatch.setattr("swarmnode.pipeline.recompute.PER_MINUTE_MAX", 1000)
     monkeypatch.setattr("swarmnode.pipeline.hop.EXAMINED_S", 0.1)
 

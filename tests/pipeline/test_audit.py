@@ -16,6 +16,7 @@ from swarmnode.pipeline.audit import (
     BUDGET_FIRST,
     DOUBT_FIRST,
     DOUBTED_RIGHT,
+    EXAMINED_S,
     FORGIVEN_RIGHT,
     LIES,
     LOSS_STEPS,
@@ -100,7 +101,7 @@ def test_checks_stay_within_their_budgets() -> None:
 def test_weights_are_fetched_again_when_donors_may_have_newer_ones() -> None:
     audits = Audits(SHARE)
     assert audits.weighs([A], 0.0) and not audits.weighs([A, B], 1.0) and audits.weighs([B], 1.0)
-    assert audits.weighs([A, B], 1.0 + SNAPSHOT_AGE_S / 3.0)
+    assert audits.weighs([A, B], 1.0 + EXAMINED_S)
 
 
 def alike(*cosines: float) -> list[AnswerSimilarity]:
