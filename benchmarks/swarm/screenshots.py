@@ -172,7 +172,7 @@ class OwnNode:
         rng, now, receipts = seeded(2, "screenshots"), int(self.clock.unix_s()), Receipts(self.home)
         for ago in range(27, -1, -1):
             for friend in self.friends[: rng.randrange(1, 5)]:
-                until = now - 86_400 * ago - rng.randrange(9000)
+                until = now - 86_400 * ago - rng.randrange(9000) % (now % 86_400 + 1)  # of that day, also at night
                 done = WorkDone(900, rng.randrange(2000, 9000))
                 receipt = sign_receipt(friend, RUN, self.identity.peer_id, done, until - 9000, until)
                 await receipts.keep(receipt)
