@@ -20,9 +20,8 @@ from contextlib import asynccontextmanager
 
 from swarmnode.errors import Unavailable
 
-BULK_BYTES = (
-    16 << 10
-)  # what fits into a congestion window (RFC 6928: ten segments) is sent beside the bulk, not behind it
+# What fits into a congestion window (RFC 6928: ten segments) is sent beside the bulk, not behind it.
+BULK_BYTES = 16 << 10
 SPAN_S = 5.0  # guess: buffers on the path take 4 MiB at once; at 50 Mbit/s that is 13 % of what passes in a span
 GAINS = (1.25, 0.75, 1.0, 1.0, 1.0, 1.0)  # BBR's cycle: probe for more, drain the excess, then cruise
 WAIT_SHARE = 0.9  # guess: share of a call's timeout that it may queue; the rest would be too short to send it anyway

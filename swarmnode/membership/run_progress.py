@@ -33,12 +33,9 @@ Feeding = tuple[PeerId, float]
 # The run's counter has an entry for each feeder and only grows (progress.py). While a network is cut, entries of the
 # other part's feeders stand still; once it heals, they jump. What jumps is what the others trained; what all the other
 # entries grew by since then is what this part did. The part that did less takes the other one's state, and what it did
-# is
-# in no weights any more. It stays counted, as no node can take back what others may have merged: each of its feeders,
-# or
-# its heir, trains as many samples again that it does not count. So the count is what the weights have learned, and
-# nodes
-# of earlier versions need not know of it.
+# is in no weights any more. It stays counted, as no node can take back what others may have merged: each of its
+# feeders, or its heir, trains as many samples again that it does not count. So the count is what the weights have
+# learned, and nodes of earlier versions need not know of it.
 #
 # Pure: times and entries are arguments.
 

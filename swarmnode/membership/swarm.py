@@ -24,8 +24,7 @@ SHARED_MAX = 0  # recognised messages; a process of many nodes raises it (`remem
 # The places of a run: its stages, and one after the last for nodes that only feed.
 #
 # A record names its node's place where a stage would stand. A feeder's place is no stage of the manifest, so every
-# check
-# of a stage refuses it, and it counts nowhere as a replica.
+# check of a stage refuses it, and it counts nowhere as a replica.
 
 
 def feeder_place(manifest: Manifest) -> int:

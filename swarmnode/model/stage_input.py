@@ -39,8 +39,7 @@ from swarmnode.ports import WireTensor
 # with a step s (bfloat16) for every 64 neighbours in a token's vector, so that outlier channels only affect their own
 # block. Both round to the nearest, without randomness. On the wire: the steps of all tokens, then one byte per element,
 # 1.03 a number; codec "int8" or "fp8", dtype "f32" and the shape of the decoded tensor. "subspace" (subspace.py) is
-# bf16
-# with k numbers a token: the token's own row, the large part of the stream, is neither sent nor rounded.
+# bf16 with k numbers a token: the token's own row, the large part of the stream, is neither sent nor rounded.
 
 CPU = torch.device("cpu")
 LARGEST = {"int8": 127.0, "fp8": 448.0}

@@ -154,8 +154,7 @@ class Auditor:
         server, stage, now_s = claim.server, claim.statement.stage, asyncio.get_running_loop().time()
         self.audits.coherence(stage).observe(server, claim.coherence)
         # Once its residuals point one way only its weights decide, and the budget is for checks with these.
-        coherent = self.audits.residual(server).coherent and self.audits.suspected(server, stage)
-        if not coherent or self.audits.weighable(server, now_s):
+        if not self.audits.residual(server).coherent or self.audits.weighable(server, now_s):
             self.perhaps(server, lambda: self._check(replace(claim, came_s=now_s)))
 
     def withholds(self, peer: PeerId, stage: int) -> bool:

@@ -20,9 +20,8 @@ from swarmnode.remembered import REMEMBERED_MAX, Remembered
 from swarmnode.wire import call_pb2 as wire
 
 CACHE_BYTES_MAX = 8 << 20  # guess: the last 32 answers at the demo size; a retry comes within seconds
-COUNTED_MAX = (
-    16 * REMEMBERED_MAX
-)  # derived: sixteen of each caller, 16 bytes each; a retry comes within one microbatch deadline
+# Guess: sixteen of each caller, 16 bytes each; a retry comes within one microbatch deadline.
+COUNTED_MAX = 16 * REMEMBERED_MAX
 RETRY_FIRST_S = 0.05  # guess: until the first microbatch has shown how long one takes
 # guess: a refused caller retries after this share of the time the first microbatch has taken so far
 WAITED_SHARE = 0.25

@@ -474,8 +474,7 @@ class Feeder:
 # The first hop of a feeder that serves the first stage: its own replica, or one of that stage that reads no text.
 #
 # A replica without text gets no microbatch unless a feeder gives it some, and a feeder at the first stage would else
-# keep
-# all of its own. Both are given work in proportion to their speed, by virtual runtime as in route.py: whichever is
+# keep all of its own. Both are given work in proportion to their speed, by virtual runtime as in route.py: whichever is
 # behind gets the next microbatch. Each feeder counts its part of the others' speed.
 
 

@@ -60,12 +60,11 @@ QUEUED_HIGH = 2.0
 # The age of gradients, in inner steps of their replica between forward and backward, and how it is bounded.
 #
 # If the replicas of a stage together average B samples between two steps, and f samples are in flight in the whole
-# swarm,
-# a gradient is about f / B steps late (PipeDream, arXiv 1806.03377, section 3.3, counts the same delay). Late gradients
-# are the main loss of a swarm's learning per sample [measured: `swarmnode bench learning`]. Two rules bound the delay
-# at
-# `pipeline.staleness_max` steps: a feeder keeps no more in flight than `window_limit`, and a replica postpones an inner
-# step that would make an outstanding gradient too old. A gradient that is too old nevertheless is not added.
+# swarm, a gradient is about f / B steps late (PipeDream, arXiv 1806.03377, section 3.3, counts the same delay). Late
+# gradients are the main loss of a swarm's learning per sample [measured: `swarmnode bench learning`]. Two rules bound
+# the delay at `pipeline.staleness_max` steps: a feeder keeps no more in flight than `window_limit`, and a replica
+# postpones an inner step that would make an outstanding gradient too old. A gradient that is too old nevertheless is
+# not added.
 
 AVERAGED_MAX = 4  # guess: replicas for which the learning rate grows; more were not measured
 

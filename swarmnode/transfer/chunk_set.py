@@ -41,9 +41,8 @@ MEMBERS_ASKED_MAX = SAMPLE  # for one chunk, in a row
 #
 # The cost is bounded. Each asker, and all askers together, have a byte budget, and a key gets each chunk twice a day.
 # Keys that were not seen at work share a twentieth of the budget, however many they are: a signed record costs nothing.
-# A
-# node that trains serves nothing while its own messages wait for the line. Pieces are at most half a MiB, so that none
-# delays a gradient for long.
+# A node that trains serves nothing while its own messages wait for the line. Pieces are at most half a MiB, so that
+# none delays a gradient for long.
 
 PIECE_NBYTES = 512 << 10  # derived: half a second of a home's uplink at 8 Mbit/s
 PIECE_TIMEOUT_S = PIECE_NBYTES / SLOWEST_BYTES_PER_S

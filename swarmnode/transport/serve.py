@@ -34,10 +34,8 @@ AT_ONCE_MAX = {"exchange": 2, "final_delta": 2, "fallback": 2, "handover": 1, "t
 # Bound the tensor bytes being received at once, in total and per peer.
 #
 # Bytes count when they arrive, as parts of incomplete messages; an announcement reserves nothing. One peer has
-# PEER_SHARE
-# of the total, so fifteen others always find room beside it. A message larger than this share is admitted only alone
-# for
-# its peer, and all such messages together get half of the total.
+# PEER_SHARE of the total, so fifteen others always find room beside it. A message larger than this share is admitted
+# only alone for its peer, and all such messages together get half of the total.
 
 PEER_SHARE = 16  # guess: one peer's part is a sixteenth of the total
 LARGE_SHARE = 2  # guess: the other half is for messages that fit into a peer's share

@@ -11,9 +11,8 @@ import asyncio
 from swarmnode.membership.trust import STRANGERS_SHARE
 from swarmnode.token_bucket import TokenBucket
 
-OVERHEAD = (
-    1.03  # derived: 12 + 18 bytes a frame of 64 KiB at most, 52 of 1,500 for TCP/IP, half of which loopback saves
-)
+# Derived: 12 + 18 bytes a frame of 64 KiB at most, 52 of 1,500 for TCP/IP, half of which loopback saves.
+OVERHEAD = 1.03
 BURST_S = 0.05
 PIECE_S = 0.02  # duration of a piece at the rate: several streams take turns within a tenth of a second
 PIECE_BYTES_MIN, PIECE_BYTES_MAX = 2 << 10, 512 << 10
