@@ -1,4 +1,5 @@
-"""Additions of other packages to swarmnode, by entry points: verbs, outer methods, codecs, the simulator.
+"""Additions of other packages to swarmnode, by entry points: verbs, outer methods, codecs, transports,
+the simulator.
 
 A package names them in its pyproject.toml: `[project.entry-points."swarmnode.verbs"]` with `mine = "package:command"`.
 """
@@ -16,6 +17,7 @@ from swarmnode.errors import UsageError
 VERBS = "swarmnode.verbs"  # click commands by verb; one of our own names replaces ours
 METHODS = "swarmnode.methods"  # tuples of gossip_rules.MethodRules
 CODECS = "swarmnode.codecs"  # tuples of gossip_rules.CodecRules
+TRANSPORTS = "swarmnode.transports"  # see transport/kind.py
 SIMULATOR = "swarmnode.simulator"  # `rate`: see swarmsim/simulated_rate.py
 
 

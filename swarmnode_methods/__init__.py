@@ -1,1 +1,1 @@
-"""Research: outer methods and codecs that runs may choose beside those of swarmnode. `rules.py` lists them."""
+"""Research: outer methods, codecs (`rules.py` lists them) and a transport that runs may choose beside swarmnode's."""

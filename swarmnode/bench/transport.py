@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib.util
 import json
 import statistics
 import sys
@@ -27,11 +26,12 @@ import psutil
 import uvloop
 from hivemind.p2p import PeerID
 
-from swarmnode.errors import LocalFault
+from swarmnode import plugin
+from swarmnode.errors import LocalFault, UsageError
 from swarmnode.ids import PeerId, RunId
 from swarmnode.ports import Answer, Call, WireTensor
 from swarmnode.transport.key_file import create
-from swarmnode.transport.kind import IROH, LIBP2P, open_transport
+from swarmnode.transport.kind import LIBP2P, open_transport
 from swarmnode.transport.libp2p import Libp2pTransport
 from swarmnode.transport.stream import FRAME_BYTES
 from swarmnode.transport.stream_transport import StreamTransport
@@ -69,14 +69,16 @@ async def _measure(sizes_mib: Sequence[int], seconds_per_size: float) -> dict[st
         bare = await _BareClient.open(transport, peer)
         rows = [await _measure_size(transport, peer, bare, mib, seconds_per_size) for mib in sizes_mib]
         bare.close()
-    kinds = [LIBP2P, *([IROH] if importlib.util.find_spec(IROH) else [])]
-    measured = [await _measure_kind(kind, sizes_mib, seconds_per_size) for kind in kinds]
+    measured = [await _measure_kind(LIBP2P, sizes_mib, seconds_per_size)]
+    for kind in plugin.names(plugin.TRANSPORTS):
+        with contextlib.suppress(UsageError):  # its library is not installed
+            measured.append(await _measure_kind(kind, sizes_mib, seconds_per_size))
     return {"sizes": rows, "target_ratio": TARGET_RATIO, "kinds": measured}
 
 
 async def _measure_kind(kind: str, sizes_mib: Sequence[int], seconds: float) -> dict[str, Any]:
     loop, ping = asyncio.get_running_loop(), Call(wire.Request(ping=wire.Ping()))
-    async with answering_process(kind) as (peer, addresses), own_transport(kind=kind) as transport:
+    async with own_transport(kind=kind) as transport, answering_process(kind) as (peer, addresses):
         await transport.connect(peer, addresses)
 
         async def small(count: int) -> None:

@@ -376,7 +376,7 @@ async def _start(options: NodeOptions, stack: contextlib.AsyncExitStack, before:
         contacts.trained(swarm, amendments.chain[cut - 1].from_round * manifest.gossip.round_samples)
         contacts.save(options.home / CONTACTS_FILE)  # killed a second later it comes back to this cut
     MembershipHandlers(signed, admission, lambda: contacts.samples.get(swarm, 0)).serve(transport)
-    ReachHelper(transport.observed).serve(transport)
+    ReachHelper(transport.observed, transport.greets).serve(transport)
     CapacityResponder().serve(transport)
     with doing("trying whether others reach this machine"):
         reach = await settle(transport, known, network_mode, reachability, telemetry)

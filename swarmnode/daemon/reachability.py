@@ -133,9 +133,9 @@ async def _by_relay(
             pass
     _tell(Reachability.PRIVATE, reason, telemetry)
     raise Unreachable(
-        f"others cannot reach this machine ({reason}) and no bootstrap relays for it: open a port (TCP, over "
-        "iroh UDP) in the router and firewall and listen there (--listen /ip4/0.0.0.0/tcp/4001); or --reachability "
-        "public if you know better"
+        f"others cannot reach this machine ({reason}) and no bootstrap relays for it: open a port"
+        f" ({transport.ip_protocol.upper()}) in the router and firewall and listen there (--listen"
+        " /ip4/0.0.0.0/tcp/4001); or --reachability public if you know better"
     )
 
 

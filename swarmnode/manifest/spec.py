@@ -9,6 +9,7 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from swarmnode import plugin
 from swarmnode.gossip_rules import codecs, methods
 from swarmnode.manifest.check import (
     BYTES_MAX,
@@ -714,9 +715,9 @@ class TransportSpec:
 
     kind: str = key(
         "libp2p",
-        one_of("libp2p", "iroh"),
-        "libp2p: over TCP, through p2pd, with relays for machines that let nothing in; iroh: QUIC over UDP, without"
-        " relays; each machine needs `pip install iroh`.",
+        one_of("libp2p", *plugin.names(plugin.TRANSPORTS)),
+        "libp2p: over TCP, through p2pd, with relays for machines that let nothing in; or one of an installed package"
+        " (iroh: docs/p2pd.md).",
         "measured: docs/p2pd.md",
     )
 

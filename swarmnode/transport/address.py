@@ -38,13 +38,12 @@ _NAT64 = tuple(map(ipaddress.ip_network, ("64:ff9b::/96", "64:ff9b:1::/48", "::/
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 PROBE_TIMEOUT_S = 5.0  # libp2p's own limit for one address
 PROTOCOLS = ("tcp", "udp")
-_PROBE = b"\xc0\x0a\x0a\x0a\x0a\x08swarmnod\x08probe..."  # RFC 9000, 17.2: a version that no QUIC speaks
 _EXAMPLE = "/ip4/203.0.113.7/tcp/4001"
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """An address. `family` is ip4, ip6, dns, dns4 or dns6; `protocol` tcp (libp2p) or udp (iroh)."""
+    """An address. `family` is ip4, ip6, dns, dns4 or dns6; `protocol` tcp or udp."""
 
     family: str
     host: str
@@ -210,60 +209,21 @@ def parse_bootstraps(texts: Sequence[str]) -> list[tuple[PeerId, list[str]]]:
 
 
 async def first_that_accepts(addresses: Sequence[str]) -> str | None:
-    """The first of `addresses` whose port accepts a TCP connection, or answers QUIC, within PROBE_TIMEOUT_S, or None.
+    """The first of `addresses` whose port accepts a TCP connection within PROBE_TIMEOUT_S, or None.
 
     p2pd waits 5 s and more after a refused dial. Probing the port first keeps a joiner from waiting that long for a
     bootstrap that starts a moment later.
     """
     for address in addresses:
-        if is_circuit(address):
-            return address  # only a dial can tell whether the relay has a free place
+        if is_circuit(address) or "/udp/" in address:
+            return address  # only a dial can tell
         endpoint = parse_endpoint(address)
-        if endpoint.protocol == "udp":
-            for numbers in map(parse_endpoint, await numeric([str(endpoint)])):
-                if await speaks_quic(numbers, PROBE_TIMEOUT_S):
-                    return str(endpoint)
-            continue
         with contextlib.suppress(OSError, TimeoutError):
             async with asyncio.timeout(PROBE_TIMEOUT_S):
                 _, writer = await asyncio.open_connection(endpoint.host, endpoint.port)
             writer.close()
             return str(endpoint)
     return None
-
-
-class _Probe(asyncio.DatagramProtocol):
-    def __init__(self) -> None:
-        self.answer: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-
-    def datagram_received(self, data: bytes, addr: tuple[str, int]) -> None:
-        self._tell(data[1:5] == bytes(4) and _PROBE[6:14] in data[:32])
-
-    def error_received(self, exc: Exception) -> None:
-        self._tell(False)
-
-    def _tell(self, speaks: bool) -> None:
-        if not self.answer.done():
-            self.answer.set_result(speaks)
-
-
-async def speaks_quic(endpoint: Endpoint, timeout_s: float) -> bool | None:
-    """Whether QUIC is spoken at `endpoint`, which has numbers: a server answers any unknown version with those that it
-    has (RFC 9000, 6.1). False: the port is closed, as its kernel says; None: silence, as of a firewall."""
-    loop = asyncio.get_running_loop()
-    try:
-        transport, probe = await loop.create_datagram_endpoint(_Probe, remote_addr=(endpoint.host, endpoint.port))
-    except OSError:
-        return None
-    try:
-        for _ in range(2):  # a datagram may be lost
-            transport.sendto(_PROBE.ljust(1200, b"\0"))  # shorter ones are not answered
-            done, _ = await asyncio.wait([probe.answer], timeout=timeout_s / 2)
-            if done:
-                return probe.answer.result()
-        return None
-    finally:
-        transport.close()
 
 
 def check_listenable(endpoint: Endpoint, option: str = "--listen") -> None:

@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import enum
 import ipaddress
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from swarmnode.errors import Busy, RemoteFault, Unavailable, UsageError
@@ -20,7 +20,7 @@ from swarmnode.ids import PeerId
 from swarmnode.membership.liveness import PING_TIMEOUT_S
 from swarmnode.ports import Answer, Call, Transport
 from swarmnode.remembered import Remembered
-from swarmnode.transport.address import Endpoint, is_circuit, parse_endpoint, speaks_quic
+from swarmnode.transport.address import Endpoint, is_circuit, parse_endpoint
 from swarmnode.wire import call_pb2 as wire
 
 PORTS_MAX = 4
@@ -90,9 +90,11 @@ def ports_of(addresses: Iterable[str]) -> list[int]:
 
 @dataclass(slots=True)
 class ReachHelper:
-    """Answers "reach". `observed` returns the IP address of a peer's connection, "" if unknown or relayed."""
+    """Answers "reach". `observed` returns the IP address of a peer's connection, "" if unknown or relayed; `greets`
+    whether a node answers somewhere."""
 
     observed: Callable[[PeerId], str]
+    greets: Callable[[Endpoint], Awaitable[bool]]
     _asked: Remembered[PeerId, float] = field(default_factory=Remembered)
     _slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(PROBES_MAX))
 
@@ -117,15 +119,13 @@ class ReachHelper:
             protocol = "udp" if any("/udp/" in one for one in asked) else "tcp"
             tries = [Endpoint(family, host, port, protocol) for port in ports_of(asked)]
             async with self._slots:
-                greeted = await asyncio.gather(*(greets(endpoint) for endpoint in tries))
+                greeted = await asyncio.gather(*(self.greets(endpoint) for endpoint in tries))
             reached = [str(endpoint) for endpoint, answered in zip(tries, greeted, strict=True) if answered]
         return Answer(wire.Reply(reach=wire.Reached(reached=reached, observed=host)))
 
 
 async def greets(endpoint: Endpoint) -> bool:
-    """Whether a libp2p host, or QUIC, answers at `endpoint`: some routers accept every connection themselves."""
-    if endpoint.protocol == "udp":
-        return await speaks_quic(endpoint, PROBE_TIMEOUT_S) is True
+    """Whether a libp2p host answers at `endpoint`: some routers accept every connection themselves."""
     writer = None
     try:
         async with asyncio.timeout(PROBE_TIMEOUT_S):

@@ -1,4 +1,4 @@
-"""Calls over the streams of any network: what the transports over p2pd and over iroh have in common."""
+"""Calls over the streams of any network: what all transports have in common."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from swarmnode.membership.admission import Admission
 from swarmnode.ports import Admit, Answer, Call, Handler, Telemetry
 from swarmnode.remembered import Remembered
 from swarmnode.transport import frame
-from swarmnode.transport.address import dialable_of, ip_of, is_circuit, numeric, parse_endpoint
+from swarmnode.transport.address import Endpoint, dialable_of, ip_of, is_circuit, numeric, parse_endpoint
 from swarmnode.transport.dial_book import DialBook
 from swarmnode.transport.frame import FrameFlag, FrameKind
 from swarmnode.transport.links import LinkBook
 from swarmnode.transport.p2pd import NetworkMode
+from swarmnode.transport.reachability import greets
 from swarmnode.transport.serve import IDLE_S as SERVED_IDLE_S
 from swarmnode.transport.serve import STREAMS_PER_PEER_MAX, ByteBudget, StreamServer
 from swarmnode.transport.stream import P2pdStream
@@ -37,6 +38,7 @@ class StreamTransport:
     early.
     """
 
+    ip_protocol = "tcp"  # of its addresses
     can_relay = False  # whether a node that lets nothing in can be reached through others
 
     def __init__(
@@ -105,9 +107,9 @@ class StreamTransport:
         """See ports.Transport."""
         raise NotImplementedError
 
-    def _speaks(self, address: str) -> bool:
-        """Whether peers can be dialled at `address`, by its protocol."""
-        return True
+    async def greets(self, endpoint: Endpoint) -> bool:
+        """Whether a node of this transport answers at `endpoint`."""
+        return await greets(endpoint)
 
     async def close(self) -> None:
         """End all calls, streams and tasks. May be called repeatedly."""
@@ -128,7 +130,8 @@ class StreamTransport:
     async def _usable(self, peer: PeerId, addresses: Sequence[str]) -> list[str]:
         """The `addresses` at which `peer` can be dialled, host names as IP addresses."""
         is_named = peer in self._named
-        usable = await numeric([one for one in dialable_of(addresses, names=is_named) if self._speaks(one)])
+        dialable = dialable_of(addresses, names=is_named)
+        usable = await numeric([one for one in dialable if f"/{self.ip_protocol}/" in one])
         if is_named:
             self.book.name(parse_endpoint(one) for one in usable if not is_circuit(one))
         return usable

@@ -11,7 +11,7 @@ import pytest
 
 from swarmnode.identity import Identity
 from swarmnode.ids import RunId
-from swarmnode.transport.iroh import IrohTransport
+from swarmnode_methods.iroh_transport import IrohTransport
 from tests.support.transport_contract import RUN
 
 NEEDS_IROH = pytest.mark.skipif(importlib.util.find_spec("iroh") is None, reason="iroh is not installed")

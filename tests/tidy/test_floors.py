@@ -52,7 +52,14 @@ HOMES = {
 # What is put together at the top: these modules may be imported only from these.
 PROTECTED = {
     # The simulated directory loses and finds its contacts by the real rules, which are pure.
-    "swarmnode.transport": ("swarmnode.cli", "swarmnode.bench", "benchmarks", "swarmnode.daemon", "swarmsim.directory"),
+    "swarmnode.transport": (
+        "swarmnode.cli",
+        "swarmnode.bench",
+        "benchmarks",
+        "swarmnode.daemon",
+        "swarmsim.directory",
+        "swarmnode_methods.iroh_transport",
+    ),
     "swarmnode.node.node": ("swarmnode.daemon", "swarmsim"),
     "swarmnode.metrics.exporter": ("swarmnode.daemon",),
     "swarmnode.control": ("swarmnode.cli", "swarmnode.daemon", "swarmnode.local", "benchmarks"),

@@ -16,12 +16,12 @@ from swarmnode.identity import Identity
 from swarmnode.ids import PeerId, RunId
 from swarmnode.membership.record import sign_record
 from swarmnode.ports import Call
-from swarmnode.transport import iroh
-from swarmnode.transport.address import Endpoint, parse_endpoint, speaks_quic
+from swarmnode.transport.address import Endpoint, parse_endpoint
 from swarmnode.transport.call_directory import CallDirectory
-from swarmnode.transport.iroh import STRANGERS_BURST, IrohTransport, StrangerDoor
 from swarmnode.wire import call_pb2 as wire
 from swarmnode.wire.record_pb2 import Record
+from swarmnode_methods import iroh_transport
+from swarmnode_methods.iroh_transport import STRANGERS_BURST, IrohTransport, StrangerDoor, speaks_quic
 from tests.support.iroh_node import NEEDS_IROH, iroh_node
 from tests.support.transport_contract import RUN, ping, pong, record_of
 
@@ -45,7 +45,7 @@ def test_a_door_lets_in_whom_it_knows_and_some_strangers() -> None:
 
 
 async def test_without_the_package_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(iroh, "PACKAGE", "iroh_that_nobody_has")
+    monkeypatch.setattr(iroh_transport, "PACKAGE", "iroh_that_nobody_has")
     with pytest.raises(UsageError, match="pip install iroh"):
         await IrohTransport.create(Path(), Identity.of_seed(bytes(32)), RUN)
 

@@ -60,7 +60,7 @@ def test_addresses_through_relays_are_addresses() -> None:
 @pytest.mark.loop("uvloop")
 async def test_a_helper_reaches_who_can_be_reached() -> None:
     async with node() as (here, _), node() as (helper, _):
-        ReachHelper(helper.observed).serve(helper)
+        ReachHelper(helper.observed, helper.greets).serve(helper)
         helper.start()
         await here.connect(helper.peer_id, await helper.addresses())
         (seen,) = await ask(here, [helper.peer_id])
@@ -129,7 +129,7 @@ async def test_a_node_that_comes_to_be_reached_finds_out(monkeypatch: pytest.Mon
 
     heard = Heard()
     async with node() as (here, _), node() as (helper, _):
-        ReachHelper(helper.observed).serve(helper)
+        ReachHelper(helper.observed, helper.greets).serve(helper)
         helper.start()
         known = [(helper.peer_id, await helper.addresses())]
         here.spawn(reachability.stay_reachable(here, known, NetworkMode("open"), Reachability.PRIVATE, heard))

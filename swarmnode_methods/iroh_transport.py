@@ -30,11 +30,11 @@ from swarmnode.transport.address import (
     Endpoint,
     check_listenable,
     parse_endpoint,
-    speaks_quic,
 )
 from swarmnode.transport.dial_book import DialBook
 from swarmnode.transport.flood_guard import ADMIT_PER_S, DENIED_S
 from swarmnode.transport.p2pd import NetworkMode
+from swarmnode.transport.reachability import PROBE_TIMEOUT_S
 from swarmnode.transport.serve import STREAMS_PER_PEER_MAX
 from swarmnode.transport.stream import LOOKAHEAD_BYTES, P2pdStream
 from swarmnode.transport.stream_transport import ADDRESSES_MAX, StreamTransport
@@ -47,6 +47,7 @@ READ_BYTES = 256 << 10  # guess: of one read; QUIC's stream window is 1.25 MB he
 UNREAD_BYTES_MAX = 64 << 20  # guess: of one connection; beside it each stream has at most its window
 CONNECTIONS_MAX = 900  # as p2pd's connection manager keeps
 STRANGERS_BURST = 64.0  # guess: handshakes at once of addresses where no member was met
+_PROBE = b"\xc0\x0a\x0a\x0a\x0a\x08swarmnod\x08probe..."  # RFC 9000, 17.2: a version that no QUIC speaks
 
 
 def library() -> Any:
@@ -197,6 +198,8 @@ class IrohPipe:
 class IrohTransport(StreamTransport):
     """Implements ports.Transport. `create` starts it; `close` ends it and everything it started."""
 
+    ip_protocol = "udp"
+
     def __init__(self, iroh: Any, peer_id: PeerId, run_id: RunId, telemetry: Telemetry | None, book: DialBook) -> None:
         super().__init__(peer_id, run_id, telemetry)
         self._iroh = iroh
@@ -288,8 +291,8 @@ class IrohTransport(StreamTransport):
     async def stand(self, network_mode: NetworkMode, announce: Sequence[str] = ()) -> None:
         self._mode, self._announce = network_mode, tuple(announce)
 
-    def _speaks(self, address: str) -> bool:
-        return "/udp/" in address
+    async def greets(self, endpoint: Endpoint) -> bool:
+        return await speaks_quic(endpoint, PROBE_TIMEOUT_S) is True
 
     async def connections(self) -> Mapping[PeerId, bool]:
         return dict.fromkeys(self._connections, False)
@@ -434,6 +437,40 @@ class IrohTransport(StreamTransport):
         said = await asyncio.gather(*(speaks_quic(one, SILENT_S) for one in paths))
         if said and all(one is False for one in said):
             self._drop(peer, connection)
+
+
+class _Probe(asyncio.DatagramProtocol):
+    def __init__(self) -> None:
+        self.answer: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+
+    def datagram_received(self, data: bytes, addr: tuple[str, int]) -> None:
+        self._tell(data[1:5] == bytes(4) and _PROBE[6:14] in data[:32])
+
+    def error_received(self, exc: Exception) -> None:
+        self._tell(False)
+
+    def _tell(self, speaks: bool) -> None:
+        if not self.answer.done():
+            self.answer.set_result(speaks)
+
+
+async def speaks_quic(endpoint: Endpoint, timeout_s: float) -> bool | None:
+    """Whether QUIC is spoken at `endpoint`, which has numbers: a server answers any unknown version with those that it
+    has (RFC 9000, 6.1). False: the port is closed, as its kernel says; None: silence, as of a firewall."""
+    loop = asyncio.get_running_loop()
+    try:
+        transport, probe = await loop.create_datagram_endpoint(_Probe, remote_addr=(endpoint.host, endpoint.port))
+    except OSError:
+        return None
+    try:
+        for _ in range(2):  # a datagram may be lost
+            transport.sendto(_PROBE.ljust(1200, b"\0"))  # shorter ones are not answered
+            done, _ = await asyncio.wait([probe.answer], timeout=timeout_s / 2)
+            if done:
+                return probe.answer.result()
+        return None
+    finally:
+        transport.close()
 
 
 def _bound_to(listen: Sequence[str]) -> list[str]:
