@@ -71,7 +71,6 @@ class MethodRules:
 
 
 BY_BYTES = "training.kind"  # one_byte
-OF_EXPERTS = "training.experts_trained"
 
 
 @functools.cache

@@ -89,7 +89,7 @@ class Dion2(Outer):
             raise ManifestError(f"gossip.codec {codec.name} keeps a residual, but the next packet is of other weights")
         self.of = of
         self._matrices: Sequence[MatrixOf] = ()
-        self._others: Sequence[AdamWPart] = [AdamWPart(Span(0, len(theta), False, 0), self.momentum, self.momentum)]
+        self._others: Sequence[AdamWPart] = [AdamWPart(Span(0, len(theta), False), self.momentum, self.momentum)]
         self._inner = InnerSpec()
         self._rate: Rate = lambda round_index, rounds: 0.0
         self._last: int | None = None  # the round of the last step of these weights, if that was here

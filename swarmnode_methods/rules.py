@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from swarmnode.gossip_rules import BY_BYTES, MODULAR, OF_EXPERTS, WEIGHTS, CodecRules, MethodRules
+from swarmnode.gossip_rules import BY_BYTES, MODULAR, WEIGHTS, CodecRules, MethodRules
 
 UNBIASED = ("e3m0", "ternary")
 SPARSE = ("topk", "topk512", "topk64")
@@ -80,5 +80,4 @@ METHODS = (
     ),
     MethodRules("desloc", "swarmnode_methods.desloc:DesLoc", WEIGHTS, in_groups=True, slow_on_host=True),
     MethodRules("one_byte", "swarmnode_methods.one_byte:trainer", ("fp32",), chosen_by=BY_BYTES),
-    MethodRules("expert_average", "swarmnode_methods.expert_average:trainer", WEIGHTS, chosen_by=OF_EXPERTS),
 )

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from swarmnode.manifest import Manifest
-from swarmnode.model.expert_share import gradient_count
+from swarmnode.model.adapter import trained_count
 from swarmnode.model.section import outer_sections, section_sizes, snapshot_nbytes, state_nbytes
 from swarmnode.model.split import StageLayers
 from swarmnode.planner.plan import PIECE_TOKENS
@@ -59,7 +59,7 @@ class MeteredReplica:
         self._witness = witness
         self._flops = part.cost * manifest.model.context * work_factor  # forward, of one sample
         self._idle = self._flops * PIECE_TOKENS / manifest.model.context
-        self._nbytes = float(gradient_count(manifest, part))
+        self._nbytes = float(trained_count(manifest, part))
         sizes = section_sizes(manifest, part)
         self._outer = outer_sections(sizes)
         self._copied = float(STATE_TRAFFIC * state_nbytes(sizes))

@@ -16,8 +16,7 @@ from swarmnode.data.sample import counted_targets
 from swarmnode.errors import RemoteFault
 from swarmnode.gossip.robust import PacketMeasures, guard
 from swarmnode.manifest import Manifest, boundary_nbytes, boundary_width, constants, from_base
-from swarmnode.model.adapter import adapter_graph
-from swarmnode.model.expert_share import gradient_count
+from swarmnode.model.adapter import adapter_graph, trained_count
 from swarmnode.model.memory_estimate import graph_nbytes
 from swarmnode.model.section import ITEMSIZE, PACKED_ITEMSIZE, outer_sections, section_sizes
 from swarmnode.model.split import StageLayers, stages_of
@@ -103,7 +102,7 @@ class FakeReplica:
         self.stage = part.stage
         self._witness = witness
         self._rng = rng
-        self._sent = gradient_count(manifest, part)  # in a round
+        self._sent = trained_count(manifest, part)  # in a round
         self._state_share = state_share
         self._sizes = self.sizes_of(part.stage)
         self.parameters = self._sizes["theta"]

@@ -55,7 +55,6 @@ NIGHTLY_FILES = {
         f"tests/live/test_{name}.py"
         for name in ("coordinator", "cut_over", "lan", "people", "preempt", "resumed_id", "verbs", "weekend")
     ),
-    "tests/model/test_expert_share.py",
     "tests/model/test_template_families.py",
     "tests/node/test_one_byte.py",
 }

@@ -199,7 +199,7 @@ class ReplicaBatch:
         )
         for i, outer in enumerate(stepping):
             moments = self._inner.exp_avg[i], self._inner.exp_avg_sq[i]
-            spans = [Span(first, last, True, first) for first, last in outside(by_muon, self.parameters)]
+            spans = [Span(first, last, True) for first, last in outside(by_muon, self.parameters)]
             others = [AdamWPart(span, *(flat[span.there] for flat in moments)) for span in spans]
             outer.attend_gradients([partial(_view, one) for one in by_muon], others, inner, self._rate_of_rows)
         self.steps = 0

@@ -14,12 +14,11 @@ from torch import Tensor
 
 from swarmnode.errors import LocalFault, RemoteFault, UsageError
 from swarmnode.gossip.outer import Outer, outer
-from swarmnode.gossip_rules import BY_BYTES, OF_EXPERTS, implementation_of
+from swarmnode.gossip_rules import BY_BYTES, implementation_of
 from swarmnode.large_buffer import large_buffer
 from swarmnode.manifest import Manifest, by_forward_passes, from_base
 from swarmnode.manifest.gossip_compat import averages_gradients
 from swarmnode.model.device import free_nbytes, tried, twice
-from swarmnode.model.expert_share import first_block
 from swarmnode.model.memory_estimate import PASS_SHARE
 from swarmnode.model.optimizer import rate_of_rows
 from swarmnode.model.running_mean import RunningMean
@@ -51,8 +50,6 @@ def trainer_of(stage: StageReplica, sender: str) -> tuple[Outer, Trainer]:
     """The outer side and the trainer of the replica `sender` of `stage`, as its run says."""
     if by_forward_passes(stage.manifest):
         return implementation_of(BY_BYTES)(stage, sender)  # type: ignore[no-any-return]
-    if stage.layout is not None:
-        return implementation_of(OF_EXPERTS)(stage, sender)  # type: ignore[no-any-return]
     return outer(stage.manifest.gossip, stage.theta.data, sender), Trainer(stage)
 
 
@@ -110,7 +107,6 @@ class TorchReplica:
             autocast=autocast,
             optimizer_state=optimizer_state,
             draw=draw,
-            block=first_block(manifest, sender),
         )
         # Autograd does not notice outer steps (`data`): tapes find theta restored, see model/weight_stash.py.
         self.outer, self.trainer = trainer_of(self.stage, sender)

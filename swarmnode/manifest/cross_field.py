@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from swarmnode.gossip_rules import WEIGHTS, with_property
+from swarmnode.gossip_rules import with_property
 from swarmnode.manifest import gossip_compat
 from swarmnode.manifest.gossip_compat import rules_of
 from swarmnode.manifest.kind_compat import (
     by_forward_passes,
-    experts_fit,
     rank_max,
     targets_exist,
     ties,
-    trains_experts_apart,
 )
 from swarmnode.manifest.spec import ADAPTERS, BYTES_END, FINETUNE, ONE_BYTE, OWN, PRETRAIN, Manifest, ModelSpec
 
@@ -173,11 +171,11 @@ MODEL_ACROSS: tuple[CrossFieldCheck, ...] = (
         "0 with model.experts = 0",
     ),
     _across(
-        "model.tied pipeline.stages training.kind gossip.method training.experts_trained",
+        "model.tied pipeline.stages training.kind gossip.method",
         lambda m: not m.model.tied or ties(m),
         lambda m: (
-            f"false with pipeline.stages = {m.pipeline.stages}, unless gossip.method is average or noloco and"
-            f' training.experts_trained 0, or training.kind = "{ADAPTERS}"'
+            f"false with pipeline.stages = {m.pipeline.stages}, unless gossip.method is average or noloco,"
+            f' or training.kind = "{ADAPTERS}"'
         ),
     ),
     _across(
@@ -347,12 +345,9 @@ ACROSS: tuple[CrossFieldCheck, ...] = (
         "0 with gossip.method = {m.gossip.method!r}: slow weights are equal at members that get the same packets",
     ),
     _across(
-        "gossip.method inner.optimizer training.experts_trained",
-        lambda m: (
-            not rules_of(m.gossip).averages_gradients
-            or (gossip_compat.averages_gradients(m) and not m.training.experts_trained)
-        ),
-        'not "{m.gossip.method}" without inner.optimizer = "muon", or with training.experts_trained',
+        "gossip.method inner.optimizer",
+        lambda m: not rules_of(m.gossip).averages_gradients or gossip_compat.averages_gradients(m),
+        'not "{m.gossip.method}" without inner.optimizer = "muon"',
     ),
     _across(
         "gossip.fragments gossip.method",
@@ -413,36 +408,6 @@ ACROSS: tuple[CrossFieldCheck, ...] = (
         "data.documents training.kind",
         lambda m: m.training.kind != FINETUNE or m.data.documents == "masked",
         '"masked" with training.kind = "finetune": each conversation by itself',
-    ),
-    _across(
-        "training.experts_trained model.experts",
-        experts_fit,
-        "0, or a part of model.experts = {m.model.experts} without a rest",
-    ),
-    _across(
-        "training.experts_trained training.kind",
-        lambda m: not trains_experts_apart(m) or m.training.kind in (PRETRAIN, FINETUNE),
-        '0 with training.kind = "{m.training.kind}", which does not train experts by gradients',
-    ),
-    _across(
-        "training.experts_trained pipeline.boundary",
-        lambda m: not trains_experts_apart(m) or m.pipeline.boundary != "subspace",
-        '0 with pipeline.boundary = "subspace"',
-    ),
-    _across(
-        "inner.optimizer training.experts_trained",
-        lambda m: not trains_experts_apart(m) or m.inner.optimizer == "muon",
-        '"muon" with training.experts_trained',
-    ),
-    _across(
-        "gossip.method gossip.fragments training.experts_trained",
-        lambda m: not trains_experts_apart(m) or (m.gossip.method == "average" and m.gossip.fragments == 1),
-        '"average" in one fragment with training.experts_trained',
-    ),
-    _across(
-        "gossip.codec training.experts_trained",
-        lambda m: not trains_experts_apart(m) or m.gossip.codec in WEIGHTS,
-        lambda m: f"{' or '.join(WEIGHTS)} with training.experts_trained: others need weights like one's own",
     ),
     _across(
         "limits.frame_bytes_max inner.microbatch model.context model.width pipeline.boundary",

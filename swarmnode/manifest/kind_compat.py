@@ -18,7 +18,7 @@ def ties(m: Manifest) -> bool:
     and meet (model/tied_table.py), which takes rounds that only average weights."""
     alone = m.pipeline.stages == 1 or m.training.kind == ADAPTERS
     rules = rules_of(m.gossip)
-    return alone or (rules.meets and rules.in_subspace and not trains_experts_apart(m))
+    return alone or (rules.meets and rules.in_subspace)
 
 
 def trains_both_ends(m: Manifest) -> bool:
@@ -51,13 +51,3 @@ def _shorter_side(model: ModelSpec, target: str) -> int:
 def by_forward_passes(m: Manifest) -> bool:
     """Whether weights only move in rounds, by bytes that each machine measured with the whole model."""
     return m.training.kind == ONE_BYTE
-
-
-def trains_experts_apart(m: Manifest) -> bool:
-    """Whether each replica trains only some experts of a sparse layer."""
-    return m.training.experts_trained > 0
-
-
-def experts_fit(m: Manifest) -> bool:
-    trained, experts = m.training.experts_trained, m.model.experts
-    return trained == 0 or (trained < experts and experts % trained == 0)

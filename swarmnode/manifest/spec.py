@@ -600,13 +600,6 @@ class TrainingSpec:
         "one_byte: the loss is measured with every weight this much higher or lower.",
         "MeZO, arXiv 2305.17333, appendix E",
     )
-    experts_trained: int = key(
-        0,
-        whole(0, EXPERTS_MAX),
-        "Experts of each sparse layer that one replica trains, a part of model.experts; it takes the others as replicas"
-        " that train them send them, and has no gradients and moments for them (arXiv 2602.11543); 0: all.",
-        "every replica trains everything",
-    )
 
 
 @dataclass(frozen=True, slots=True)

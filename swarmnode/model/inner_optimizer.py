@@ -6,7 +6,6 @@ from __future__ import annotations
 import math
 import statistics
 from collections import deque
-from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -15,7 +14,6 @@ from swarmnode.manifest import Manifest, boundary_width, by_forward_passes
 from swarmnode.manifest.gossip_compat import averages_gradients
 from swarmnode.manifest.kind_compat import trains_both_ends
 from swarmnode.model.architecture import Shapes
-from swarmnode.model.expert_share import FlatSegment
 from swarmnode.model.moments import Moments, MomentSection
 from swarmnode.model.muon import FlatMuon, MuonMatrix
 from swarmnode.model.optimizer import FlatAdamW, Span
@@ -76,12 +74,10 @@ def optimizer_of(
     *,
     autocast: bool,
     state: str = "device",
-    places: Mapping[str, int] | None = None,
 ) -> FlatAdamW | FlatMuon:
-    """The manifest's optimizer on `theta` [P] by `grad` [N], of parameters with `shapes`; with `places`, only those
-    named there step, and their gradients lie there. Matrices decay; a table that both ends train only at the last. With
-    a subspace boundary, the token table is frozen and writers stay in the span. `state`: where moments are kept
-    (moments.py)."""
+    """The manifest's optimizer on `theta` [P] by `grad` [P], of parameters with `shapes`. Matrices decay; a table that
+    both ends train only at the last. With a subspace boundary, the token table is frozen and writers stay in the span.
+    `state`: where moments are kept (moments.py)."""
     if by_forward_passes(manifest):  # no moments, nothing to step
         return FlatAdamW(theta.data[:0], grad, manifest.inner, [])
     first = 0
@@ -89,17 +85,17 @@ def optimizer_of(
     matrices: list[MuonMatrix] = []
     shared: list[tuple[int, tuple[int, ...]]] = []
     for name, shape in shapes.items():
-        last, at = first + math.prod(shape), first if places is None else places.get(name, -1)
+        last = first + math.prod(shape)
         decays = len(shape) > 1 and not (name == TABLE and first == 0 and trains_both_ends(manifest))
-        match StepRule.NOT if at < 0 else stepped(manifest, name, shape):
+        match stepped(manifest, name, shape):
             case StepRule.MUON:
-                matrices.append(MuonMatrix(first, shape, at, subspace is not None and is_writer(name)))
+                matrices.append(MuonMatrix(first, shape, subspace is not None and is_writer(name)))
             case StepRule.SHARED:
                 shared.append((first, shape))
-            case StepRule.ADAMW if spans and _continues(spans[-1], first, at, decays=decays):
-                spans[-1] = Span(spans[-1].first, last, decays, spans[-1].at)
+            case StepRule.ADAMW if spans and spans[-1].last == first and spans[-1].decays == decays:
+                spans[-1] = Span(spans[-1].first, last, decays)
             case StepRule.ADAMW:
-                spans.append(Span(first, last, decays, at))
+                spans.append(Span(first, last, decays))
         first = last
     theta = theta.data  # autograd is not told of steps: `backward` restores the graph's theta
     inner, rank = manifest.inner, boundary_width(manifest)
@@ -109,11 +105,6 @@ def optimizer_of(
             theta, grad, inner, matrices, spans, subspace=subspace, autocast=autocast, gathers=gathers, state=state
         )
     return FlatAdamW(theta, grad, inner, spans, shared=shared, rank=rank, state=state)
-
-
-def _continues(span: Span, first: int, at: int, *, decays: bool) -> bool:
-    """Whether a parameter from `first` on, at place `at`, goes on where `span` ends."""
-    return span.last == first and span.there.stop == at and span.decays == decays
 
 
 def sections_of(optimizer: FlatAdamW | FlatMuon, count: int) -> dict[str, MomentSection]:
@@ -133,15 +124,3 @@ def sections_of(optimizer: FlatAdamW | FlatMuon, count: int) -> dict[str, Moment
         packed.append((at, kept))
         at += len(kept)
     return {"exp_avg": MomentSection(whole, count), "exp_avg_sq": MomentSection(packed, at)}
-
-
-def carried(moments: Mapping[str, MomentSection], shared: Sequence[FlatSegment]) -> list[tuple[str, int, Tensor]]:
-    """Copies in main memory, as (section, first element, values), of the moments that a replica keeps when it trains
-    other experts: first ones of the `shared` segments, all second ones."""
-    rows = []
-    for name, section in moments.items():
-        for first, last in section.spans():
-            keeps = name != "exp_avg" or any(one.first <= first and last <= one.last for one in shared)
-            if keeps and (values := section.read(first, last)) is not None:
-                rows.append((name, first, values.to("cpu", copy=True)))
-    return rows

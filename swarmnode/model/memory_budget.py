@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 from swarmnode.manifest import Manifest, boundary_nbytes, boundary_width, by_forward_passes
 from swarmnode.manifest.gossip_compat import averages_gradients, rules_of
-from swarmnode.manifest.kind_compat import trains_experts_apart
 from swarmnode.model.adapter import (
     adapter_graph,
     frozen_format,
@@ -22,7 +21,6 @@ from swarmnode.model.adapter import (
     trained_count,
     trained_shapes,
 )
-from swarmnode.model.expert_share import gradient_count
 from swarmnode.model.memory_estimate import (
     COPIES_MAX,
     FILLED,
@@ -122,8 +120,7 @@ def _shared_nbytes(manifest: Manifest, part: StageLayers, mode: ComputeMode) -> 
     model, width = manifest.model, boundary_width(manifest)
     sizes = section_sizes(manifest, part)
     state = state_nbytes(sizes) + SNAPSHOTS * snapshot_nbytes(sizes)
-    state -= ITEMSIZE * _others_count(manifest, part)  # no moments
-    state += 0 if by_forward_passes(manifest) else ITEMSIZE * gradient_count(manifest, part)
+    state += 0 if by_forward_passes(manifest) else ITEMSIZE * trained_count(manifest, part)
     state += older_weights_nbytes(manifest, part, mode)
     if manifest.inner.average_share > 0.0:
         state += ITEMSIZE * trained_count(manifest, part)
@@ -192,11 +189,7 @@ def device_state_nbytes(manifest: Manifest, part: StageLayers, mode: ComputeMode
     older ones that tapes need; slow weights only if the run's method keeps them there. Forward passes alone need
     a second copy of the weights instead of the gradient."""
     count = trained_count(manifest, part)
-    state = (
-        ITEMSIZE * (count + gradient_count(manifest, part))
-        + moments_nbytes(manifest, part, mode.optimizer_state)
-        + _table_nbytes(manifest)
-    )
+    state = 2 * ITEMSIZE * count + moments_nbytes(manifest, part, mode.optimizer_state) + _table_nbytes(manifest)
     state += HALF * (count - _own_table(manifest, part)) if mode.autocast else 0
     state += older_weights_nbytes(manifest, part, mode)
     if not rules_of(manifest.gossip).slow_on_host:
@@ -208,7 +201,6 @@ def moments_nbytes(manifest: Manifest, part: StageLayers, optimizer_state: str) 
     """Bytes of the optimizer's moments on the device."""
     sizes = section_sizes(manifest, part)
     first, second = sizes.get("exp_avg", 0), sizes.get("exp_avg_sq", 0)
-    first -= _others_count(manifest, part)
     if optimizer_state == "device":
         return ITEMSIZE * (first + second)
     if optimizer_state == "host":
@@ -217,19 +209,12 @@ def moments_nbytes(manifest: Manifest, part: StageLayers, optimizer_state: str) 
     return int((1 + ITEMSIZE / SCALED) * (first - frozen + second))
 
 
-def _others_count(manifest: Manifest, part: StageLayers) -> int:
-    """Parameters that only other replicas of the stage train: experts, of which this one has no moments."""
-    return trained_count(manifest, part) - gradient_count(manifest, part)
-
-
 def slow_nbytes(manifest: Manifest, part: StageLayers) -> int:
     """Bytes of the slow weights, the outer momentum, a tied table's other part, and the copy of the boundary."""
     sizes, fragments = section_sizes(manifest, part), manifest.gossip.fragments
     boundary = -(-trained_count(manifest, part) // fragments) * (1 if fragments == 1 else 2)
     if averages_gradients(manifest):
         boundary = PICKED * -(-trained_count(manifest, part) // fragments)
-    if trains_experts_apart(manifest):
-        boundary = gradient_count(manifest, part)
     return ITEMSIZE * (sizes["phi"] + sizes.get("momentum", 0) + sizes.get("table", 0) + boundary)
 
 
@@ -309,10 +294,9 @@ def _host_nbytes(manifest: Manifest, part: StageLayers, mode: ComputeMode) -> in
     if rules_of(gossip).slow_on_host:
         nbytes += slow_nbytes(manifest, part)
     if mode.optimizer_state == "host":
-        moments = sizes.get("exp_avg", 0) + sizes.get("exp_avg_sq", 0)
-        nbytes += ITEMSIZE * (moments - _others_count(manifest, part))
+        nbytes += ITEMSIZE * (sizes.get("exp_avg", 0) + sizes.get("exp_avg_sq", 0))
     if manifest.inner.average_share > 0.0:
         nbytes += ITEMSIZE * trained_count(manifest, part)
     packets = gossip.group or PACKETS  # of the whole stage only so many are held at once
-    coded = PACKET_BYTES.get(gossip.codec, float(ITEMSIZE)) * gradient_count(manifest, part) / gossip.fragments
+    coded = PACKET_BYTES.get(gossip.codec, float(ITEMSIZE)) * trained_count(manifest, part) / gossip.fragments
     return nbytes + int(packets * coded) + HOST_SCRATCH_NBYTES

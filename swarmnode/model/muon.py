@@ -86,21 +86,15 @@ def _by_gram(x: Tensor, gram: Tensor, steps: int) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class MuonMatrix:
-    """A hidden matrix [D_out, D_in] in the flat buffer, from element `first` on, and from `at` on among gradients and
-    moments. `writer`: it stays in the subspace."""
+    """A hidden matrix [D_out, D_in] in flat buffers, from element `first` on. `writer`: it stays in the subspace."""
 
     first: int
     shape: tuple[int, ...]
-    at: int
     writer: bool = False
 
-    def weights(self, theta: Tensor) -> Tensor:
-        """The matrix in `theta` [P]."""
-        return theta[self.first : self.first + math.prod(self.shape)].view(self.shape)
-
-    def gradient(self, flat: Tensor) -> Tensor:
-        """The matrix's part of gradients or moments `flat` [N], as a matrix."""
-        return flat[self.at : self.at + math.prod(self.shape)].view(self.shape)
+    def view(self, flat: Tensor) -> Tensor:
+        """The matrix in weights, gradients or moments `flat` [P]."""
+        return flat[self.first : self.first + math.prod(self.shape)].view(self.shape)
 
 
 GATHERED_RMS = 0.02
@@ -109,11 +103,11 @@ tenth of Muon's own, so that weights stay near, and yet 1e4 roundings of a weigh
 
 
 class FlatMuon:
-    """Muon on `theta` [P] by `grad` [N]: `matrices` take its steps, `spans` those of AdamW (`FlatAdamW`). With
+    """Muon on `theta` [P] by `grad` [P]: `matrices` take its steps, `spans` those of AdamW (`FlatAdamW`). With
     `gathers` all descend by their plain gradients instead: rounds average what these add up to and make Muon's and
     AdamW's steps of it (swarmnode_methods/dion2.py).
 
-    `exp_avg` [N] holds Muon's momentum of matrices; `exp_avg_sq` [Q] is only of `spans`; `state` as in FlatAdamW.
+    `exp_avg` [P] holds Muon's momentum of matrices; `exp_avg_sq` [Q] is only of `spans`; `state` as in FlatAdamW.
     Matrices of one shape, or its transpose, are orthogonalised as one batch, in bfloat16 with `autocast`.
     """
 
@@ -135,9 +129,9 @@ class FlatMuon:
         self.matrices, self._theta, self._inner, self._subspace = matrices, theta, inner, subspace
         self._gathered = GATHERED_RMS * inner.muon_learning_rate * math.sqrt(grad.numel()) if gathers else 0.0
         self._dtype = torch.bfloat16 if autocast else theta.dtype
-        self._weights = [matrix.weights(theta) for matrix in matrices]
-        self._gradients = [matrix.gradient(grad) for matrix in matrices]
-        flats = [one.gradient(self.exp_avg).view(-1) if state == "device" else None for one in matrices]
+        self._weights = [matrix.view(theta) for matrix in matrices]
+        self._gradients = [matrix.view(grad) for matrix in matrices]
+        flats = [one.view(self.exp_avg).view(-1) if state == "device" else None for one in matrices]
         self._moments = [
             made(state, math.prod(one.shape), theta, signed=True, flat=flat)
             for one, flat in zip(matrices, flats, strict=True)

@@ -83,18 +83,16 @@ def rate_of_rows(manifest: Manifest, round_index: int, rounds: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Elements [first, last) of a flat buffer that AdamW updates; `decays`: with weight decay. `at`: place of the first
-    among gradients and moments."""
+    """Elements [first, last) of a flat buffer that AdamW updates; `decays`: with weight decay."""
 
     first: int
     last: int
     decays: bool
-    at: int
 
     @property
     def there(self) -> slice:
-        """The elements among gradients and moments."""
-        return slice(self.at, self.at + self.last - self.first)
+        """The elements among weights, gradients and moments."""
+        return slice(self.first, self.last)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -107,10 +105,9 @@ class AdamWPart:
 
 
 class FlatAdamW:
-    """AdamW [arXiv 1711.05101] on `theta` [P] by `grad` [N], only in `spans`; other elements do not change. N is P but
-    where a replica trains a part of the stage (expert_share.py).
+    """AdamW [arXiv 1711.05101] on `theta` [P] by `grad` [P], only in `spans`; other elements do not change.
 
-    `state` says where moments are kept (moments.py). On the device `exp_avg` is flat [N] too, and `exp_avg_sq` [Q] only
+    `state` says where moments are kept (moments.py). On the device `exp_avg` is flat [P] too, and `exp_avg_sq` [Q] only
     has room for stepped elements, in the order of the flat buffer. Both and `theta` may be overwritten in place between
     steps. Elsewhere moments are read, used and written back part by part; those in main memory give equal weights to
     the bit, those in 8 bits are used exactly and rounded for the next step. The arithmetic is the kernel of
@@ -193,7 +190,7 @@ class FlatAdamW:
         exp_avg, exp_avg_sq = firsts.read(start, end), seconds.read(start, end)
         torch._fused_adamw_(
             [self._theta[span.first + start : span.first + end]],
-            [self.grad[span.at + start : span.at + end]],
+            [self.grad[span.first + start : span.first + end]],
             [exp_avg],
             [exp_avg_sq],
             [],

@@ -23,9 +23,8 @@ from swarmnode.model.adapter import has_adapters, initial_adapter, trained_shape
 from swarmnode.model.backprop import Backprop
 from swarmnode.model.decoder import Decoder
 from swarmnode.model.device import give_back, half_dtype, tried, twice
-from swarmnode.model.expert_share import expert_layout
 from swarmnode.model.frozen import FrozenParameters
-from swarmnode.model.inner_optimizer import IncomingNorms, carried, optimizer_of, sections_of
+from swarmnode.model.inner_optimizer import IncomingNorms, optimizer_of, sections_of
 from swarmnode.model.memory_estimate import GraphMemory, Passes
 from swarmnode.model.muon import FlatMuon
 from swarmnode.model.optimizer import AdamWPart, corrected_ema, learning_rate
@@ -88,17 +87,11 @@ def stage_module(
     return module, frozen
 
 
-def attach_gradients(module: Decoder, gradients: Mapping[str, Tensor], frozen: str | None) -> list[torch.nn.Parameter]:
-    """Let the gradients of `module` add up in `gradients`, by parameter name; others, and `frozen`, are not trained.
-    Returns those that begin to be trained."""
-    begun = []
+def attach_gradients(module: Decoder, gradients: Mapping[str, Tensor], frozen: str | None) -> None:
+    """Let the gradients of `module` add up in `gradients`, by parameter name; others, and `frozen`, are not trained."""
     for name, parameter in module.named_parameters():
-        wanted = name != frozen and name in gradients
-        if wanted and not parameter.requires_grad:
-            begun.append(parameter)
         parameter.grad = gradients.get(name)
-        parameter.requires_grad_(wanted)
-    return begun
+        parameter.requires_grad_(name != frozen and name in gradients)
 
 
 BUMP, BUMP_STEPS = 0.1, 500
@@ -127,19 +120,16 @@ class StageReplica:
         autocast: bool = False,
         optimizer_state: str = "device",
         draw: bool = True,
-        block: int = 0,
     ) -> None:
         """`optimizer_state`: as `--optimizer-state` (moments.py). Without `draw` the weights are zeros until
-        `draw_weights`, or until a state is loaded. `block`: of the experts trained here (expert_share.py)."""
+        `draw_weights`, or until a state is loaded."""
         self.manifest = manifest
         self.part = stages_of(manifest)[stage]
         self.device = torch.device(device)
         self.shapes = trained_shapes(manifest, self.part)
         self.theta = torch.zeros(sum(map(math.prod, self.shapes.values())), dtype=dtype, device=self.device)
         self._by_forward = by_forward_passes(manifest)  # then there is no gradient: the buffer is empty
-        self.layout, self.block = expert_layout(manifest, self.shapes), block
-        count = 0 if self._by_forward else len(self.theta) if self.layout is None else self.layout.count
-        self.grad = torch.zeros_like(self.theta[:count])
+        self.grad = torch.zeros_like(self.theta[:0] if self._by_forward else self.theta)
         self.undrawn = not draw and not manifest.base.index and not has_adapters(manifest)
         if not self.undrawn:
             self.initialize()
@@ -148,8 +138,7 @@ class StageReplica:
             self.subspace = Subspace.of(manifest, self.device, dtype)
             self.subspace.constrain_(self.named(self.theta))
         self.module, self.frozen = stage_module(manifest, self.part, self.device, dtype, self.named(self.theta))
-        self._attach_gradients()
-        self._autocast, self._optimizer_state = autocast, optimizer_state
+        attach_gradients(self.module, self.gradients(), TABLE if self.subspace is not None else None)
         self.backprop = Backprop(
             self.module,
             self.part,
@@ -160,14 +149,20 @@ class StageReplica:
             memory=GraphMemory(manifest, self.part, dtype.itemsize, autocast, self.device.type),
         )
         self._tapes: weakref.WeakSet[StageTape] = weakref.WeakSet()  # with a graph
-        self._make_optimizer()
+        flats = self.shapes, self.theta, self.grad, self.subspace
+        self._optimizer = optimizer_of(manifest, *flats, autocast=autocast, state=optimizer_state)
+        if optimizer_state == "device":
+            self.exp_avg, self.exp_avg_sq = self._optimizer.exp_avg, self._optimizer.exp_avg_sq
+        self.moments = sections_of(self._optimizer, 0 if self._by_forward else self.parameters)
         self.inner_steps = 0
         self.moments_since = 0  # inner steps when the moments began: AdamW corrects their bias by their age
         self.gradient_norm = 0.0
         self.version = 0  # grows with `touched`
         stashed, predicts = torch.bfloat16 if autocast else dtype, manifest.pipeline.predicts_weights
         self.stash: WeightStash | WorkingCopy = WeightStash(self.theta, stashed, predicts)
-        self._copy_weights()
+        if self.frozen is None and not self._by_forward and WorkingCopy.possible(self.device, autocast=autocast):
+            dtype, watch = half_dtype(self.device), self.backprop.watch
+            self.stash = WorkingCopy(self.module, self.shapes, self.theta, self.gradients(), dtype, watch)
         self.recomputed = 0  # tapes run forward again
         self.bump_steps = 0  # inner steps left at a raised rate
         self.accumulated = 0  # samples whose gradient waits for the next inner step
@@ -192,50 +187,14 @@ class StageReplica:
 
     def gradients(self) -> dict[str, Tensor]:
         """The gradients by parameter name, as views of `grad` [N]."""
-        if self.layout is None:
-            return {} if self._by_forward else self.named(self.grad)
-        return self.layout.views(self.grad, self.block, self.shapes)
-
-    def _attach_gradients(self) -> list[torch.nn.Parameter]:
-        return attach_gradients(self.module, self.gradients(), TABLE if self.subspace is not None else None)
-
-    def _make_optimizer(self) -> None:
-        layout, state = self.layout, self._optimizer_state
-        places = None if layout is None else layout.names[self.block]
-        flats = self.shapes, self.theta, self.grad, self.subspace
-        self._optimizer = optimizer_of(self.manifest, *flats, autocast=self._autocast, state=state, places=places)
-        if state == "device":
-            self.exp_avg, self.exp_avg_sq = self._optimizer.exp_avg, self._optimizer.exp_avg_sq
-        self.moments = sections_of(self._optimizer, 0 if self._by_forward else self.parameters)
+        return {} if self._by_forward else self.named(self.grad)
 
     def stepped_apart(self) -> tuple[list[Callable[[Tensor], Tensor]], list[AdamWPart]]:
         """(views of flat buffers [P] that Muon steps, what AdamW steps), where rounds take the steps."""
         assert isinstance(self._optimizer, FlatMuon)
         parts = sorted(self._optimizer.adamw.parts, key=lambda part: part[0].first)
         others = [AdamWPart(span, exp_avg.flat, exp_avg_sq.flat) for span, exp_avg, exp_avg_sq in parts]
-        return [matrix.weights for matrix in self._optimizer.matrices], others
-
-    def _copy_weights(self) -> None:
-        """On a card with autocast: keep a working copy of the weights."""
-        if self.frozen is None and not self._by_forward and WorkingCopy.possible(self.device, autocast=self._autocast):
-            dtype, watch = half_dtype(self.device), self.backprop.watch
-            self.stash = WorkingCopy(self.module, self.shapes, self.theta, self.gradients(), dtype, watch)
-
-    def train_experts(self, block: int) -> None:
-        """Train the experts of `block` from now on. Their moments begin at zero; the others' are kept. The accumulated
-        gradient is dropped, and graphs are made again."""
-        assert self.layout is not None
-        kept = carried(self.moments, self.layout.shared)
-        self.block = block
-        if not isinstance(self.stash, WorkingCopy):  # that has parameters of its own
-            for parameter in self._attach_gradients():
-                self.backprop.watch(parameter)
-        self._make_optimizer()
-        for section, at, values in kept:
-            self.moments[section].load(at, values)
-        self.discard()
-        self.touched()
-        self._copy_weights()
+        return [matrix.view for matrix in self._optimizer.matrices], others
 
     def hold(self, *flats: Tensor) -> None:
         """Restore the constraints on weights [N] written from outside: with a subspace boundary, project writers into

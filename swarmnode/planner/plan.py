@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from swarmnode.errors import UsageError
 from swarmnode.gossip.outer.traffic import message_nbytes, messages
 from swarmnode.manifest import Manifest, boundary_nbytes, boundary_width
-from swarmnode.model.expert_share import gradient_count
+from swarmnode.model.adapter import trained_count
 from swarmnode.model.memory_budget import CARD, CPU, MemoryNeed, memory_need
 from swarmnode.model.section import section_sizes, snapshot_nbytes
 from swarmnode.model.split import StageLayers, stages_of
@@ -305,7 +305,7 @@ def _gossip_bytes(manifest: Manifest, part: StageLayers, replicas: int) -> float
         return 0.0
     seconds = section_sizes(manifest, part).get("exp_avg_sq", 0)
     return (
-        sent * message_nbytes(manifest.gossip, gradient_count(manifest, part), seconds) / manifest.gossip.round_samples
+        sent * message_nbytes(manifest.gossip, trained_count(manifest, part), seconds) / manifest.gossip.round_samples
     )
 
 

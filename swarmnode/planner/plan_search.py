@@ -19,7 +19,7 @@ from swarmnode.gossip.outer.traffic import message_nbytes
 from swarmnode.manifest import Manifest
 from swarmnode.manifest.cross_field import ACROSS
 from swarmnode.manifest.recipe import STEPS_OF_ROUND, law_batch, parameters_of
-from swarmnode.model.expert_share import gradient_count
+from swarmnode.model.adapter import trained_count
 from swarmnode.model.split import stages_of
 from swarmnode.planner.fleet import MachineKind
 from swarmnode.planner.learning_efficiency import boundary_nats, critical_batch, efficiency
@@ -321,7 +321,7 @@ def with_patience(candidate: Candidate) -> Manifest:
     trip_s = max(inner.inner_batch, inner.inner_batch_max) / forecast.samples_per_s
     slowest = min(kind.up for kind in candidate.fleet)
     sent = max(
-        message_nbytes(manifest.gossip, gradient_count(manifest, stage.part), 0) * max(1, manifest.gossip.group - 1)
+        message_nbytes(manifest.gossip, trained_count(manifest, stage.part), 0) * max(1, manifest.gossip.group - 1)
         for stage in forecast.stages
     )
     patience_s = max(limits.microbatch_timeout_s, float(math.ceil(WAITS * trip_s))) if len(forecast.stages) > 1 else 0.0

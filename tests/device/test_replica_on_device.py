@@ -31,11 +31,6 @@ RUNS = {
     "adamw": manifest(WIDE, 2, optimizer="adamw"),
     "wide experts": manifest(replace(WIDE, **SPARSE), 2),  # type: ignore[arg-type]
     "narrow experts": manifest(FAMILIES["olmoe"], 2),
-    "experts apart": replace(
-        manifest(replace(WIDE, **SPARSE), 2),  # type: ignore[arg-type]
-        training=TrainingSpec(experts_trained=4),
-        gossip=GossipSpec(codec="int8"),
-    ),
     "subspace": manifest(WIDE, 3, "subspace", 16),
     "subspace, adamw": manifest(WIDE, 3, "subspace", 16, optimizer="adamw"),
     "int8": manifest(WIDE, 3, "int8"),

@@ -33,7 +33,7 @@ def members(count: int, of: int, codec: str = "fp32", *, healing: bool = True) -
         spec = GossipSpec(method="dion2", codec=codec, fragments=of, group=0, acceptance="all")
         one = outer(spec, normal(0, 0.02), f"member{number}", healing=healing)
         assert isinstance(one, Dion2)
-        part = AdamWPart(Span(ROWS * COLUMNS, SIZE, True, 0), torch.zeros(OTHERS), torch.zeros(OTHERS))
+        part = AdamWPart(Span(ROWS * COLUMNS, SIZE, True), torch.zeros(OTHERS), torch.zeros(OTHERS))
         one.attend_gradients([matrix], [part], INNER, lambda round_index, rounds: RATE * math.sqrt(rounds))
         found.append(one)
     return found

@@ -1,18 +1,14 @@
 """Whole nodes that meet with each codec: real coroutines and replicas, transport in memory (support/village.py)."""
 
 import math
-from dataclasses import replace
 
 import pytest
 
 from benchmarks.memory_network import MemoryTransport
 from swarmnode.errors import Unavailable
 from swarmnode.ids import PeerId
-from swarmnode.machine.replica import TorchReplica
-from swarmnode.manifest import TrainingSpec
 from swarmnode.ports import Answer, Call
 from swarmnode.wire import record_pb2
-from swarmnode_methods import expert_average
 from tests.support.village import Villager, losses, manifest, told, village
 
 pytestmark = [pytest.mark.node, pytest.mark.loop("village")]
@@ -105,38 +101,6 @@ async def test_a_whole_stage_meets_with(method: str, codec: str) -> None:
         assert losses(v)[-1] < math.log(v.run.model.vocabulary) - 0.5, "below a guess at random"
         refused = [f for p in v.people for e, f in p.quiet.events if e == "exchange.refused"]
         assert not [f for f in refused if f["step"] != "loss"], refused
-
-
-@pytest.mark.nightly
-async def test_replicas_that_train_a_part_of_the_experts_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever joins or dies meanwhile, the stage learns, every block of experts is trained, and nobody is shut out."""
-    monkeypatch.setattr(expert_average, "PERIOD", 4)
-    run = manifest(stages=2, method="average", codec="int8", group=4, round_samples=64)
-    model = replace(run.model, experts=4, experts_active=2, expert_ffn=16, router_balance=0.01)
-    run = replace(run, model=model, training=TrainingSpec(experts_trained=2))
-    async with village(run) as v:
-        for stage in (0, 1, 1, 1):
-            v.add(stage)
-
-        def met(how: str) -> int:
-            return sum(event == how for p in v.people for event, _ in p.quiet.events)
-
-        await v.until(lambda: met("exchange.paired") >= 8, "8 outer steps with others")
-        joiner = v.add(1)
-        await v.until(lambda: joiner.node.state == record_pb2.NODE_STATE_TRAINING, "the joiner works")
-        await v.people[1].die()
-        before = v.total()
-        await v.until(lambda: v.total() >= before + 512, "512 samples more")
-        await v.until(lambda: met("exchange.paired") >= 20, "they meet")
-
-        def blocks() -> set[int]:
-            return {p.replica.stage.block for p in v.people[2:] if isinstance(p.replica, TorchReplica)}
-
-        await v.until(lambda: blocks() == {0, 1}, "each block is trained by somebody")
-        await v.leave()
-        assert losses(v)[-1] < math.log(v.run.model.vocabulary) - 0.5, "below a guess at random"
-        assert not [f for p in v.people for e, f in p.quiet.events if e == "exchange.refused"]
-        assert not [f for p in v.people for e, f in p.quiet.events if e == "peer.excluded"]
 
 
 @pytest.mark.parametrize(("method", "coding"), [("sparseloco", "topk64"), ("eager", "int8")])
