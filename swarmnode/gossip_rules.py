@@ -6,10 +6,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 from dataclasses import dataclass
-from typing import Any
 
 from swarmnode import plugin
-from swarmnode.errors import ManifestError
 
 WEIGHTS = ("fp32", "bf16", "int8")
 """Codecs of any weights."""
@@ -65,12 +63,6 @@ class MethodRules:
     """Whether a replica whose partner is missing may ask another for its packet; else all need equal slow weights."""
     averages_gradients: bool = False
     """Whether inner steps only gather gradients, and rounds make Muon's and AdamW's steps of their mean."""
-    chosen_by: str = ""
-    """The setting that chooses it instead of gossip.method: then `implementation` makes, of a stage and its replica's
-    peer id, the outer side and the trainer."""
-
-
-BY_BYTES = "training.kind"  # one_byte
 
 
 @functools.cache
@@ -119,17 +111,7 @@ def methods() -> dict[str, MethodRules]:
         of_whole_weights=False,
         takes_fallback=False,
     )
-    added = [rules for rules in plugin.rows(plugin.METHODS, MethodRules) if not rules.chosen_by]
-    return {rules.name: rules for rules in (noloco, average, none, *added)}
-
-
-def implementation_of(setting: str) -> Any:
-    """The maker of outer side and trainer where `setting` chooses them. Raises ManifestError where its package is
-    missing."""
-    for rules in plugin.rows(plugin.METHODS, MethodRules):
-        if rules.chosen_by == setting:
-            return plugin.implementation(rules.implementation)
-    raise ManifestError(f"{setting} needs the package swarmnode_methods: install swarmnode again")
+    return {rules.name: rules for rules in (noloco, average, none, *plugin.rows(plugin.METHODS, MethodRules))}
 
 
 def with_property(name: str) -> list[str]:

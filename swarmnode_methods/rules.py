@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from swarmnode.gossip_rules import BY_BYTES, MODULAR, WEIGHTS, CodecRules, MethodRules
+from swarmnode.gossip_rules import MODULAR, WEIGHTS, CodecRules, MethodRules
 
 UNBIASED = ("e3m0", "ternary")
 SPARSE = ("topk", "topk512", "topk64")
@@ -79,5 +79,4 @@ METHODS = (
         averages_gradients=True,
     ),
     MethodRules("desloc", "swarmnode_methods.desloc:DesLoc", WEIGHTS, in_groups=True, slow_on_host=True),
-    MethodRules("one_byte", "swarmnode_methods.one_byte:trainer", ("fp32",), chosen_by=BY_BYTES),
 )

@@ -50,13 +50,12 @@ FOLDERS |= dict.fromkeys(("chaos", "docs", "live"), "live")
 # Left to `make nightly`: what nobody runs by default, and live tests whose subject another one has, too.
 NIGHTLY_FILES = {
     *(f"tests/bench/test_{name}.py" for name in ("efficiency", "gossip", "gpu", "inner_optimizer", "learning")),
-    *(f"tests/gossip/test_{name}.py" for name in ("delta", "dion2", "family", "fragment", "one_byte", "tile_bitpack")),
+    *(f"tests/gossip/test_{name}.py" for name in ("delta", "dion2", "family", "fragment", "tile_bitpack")),
     *(
         f"tests/live/test_{name}.py"
         for name in ("coordinator", "cut_over", "lan", "people", "preempt", "resumed_id", "verbs", "weekend")
     ),
     "tests/model/test_template_families.py",
-    "tests/node/test_one_byte.py",
 }
 RESEARCH = {rules.name for rules in (*METHODS, *CODECS)}
 """Tests with one of these among their parameters are of research, too."""

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from swarmnode.transport.web import HttpRangeReader
 
 
-KINDS = ("pretrain", "finetune", "adapters", "one_byte")
+KINDS = ("pretrain", "finetune", "adapters")
 PRESETS = ("demo", "tiny", "small")
 COUNT_MAX = 10**12
 NODES = 6
@@ -159,8 +159,7 @@ def _pinned(model: str, reader: HttpRangeReader, runner: asyncio.Runner) -> str:
 @click.option(
     "--kind",
     type=click.Choice(KINDS),
-    help="With --from: train all weights on text or on conversations, adapters alone, or all weights by forward passes"
-    " that send one byte each.  [default: pretrain]",
+    help="With --from: train all weights on text or on conversations, or adapters alone.  [default: pretrain]",
 )
 @click.option(
     "--base-location", "base_locations", multiple=True, metavar="URL", help="Where its files can be had; repeatable."

@@ -34,7 +34,7 @@ from swarmnode.errors import DataError, NotPermitted, UsageError
 from swarmnode.ids import digest
 from swarmnode.manifest import Manifest, ModelSpec, Recipe, fit, parse, template
 from swarmnode.manifest.kind_compat import ties
-from swarmnode.manifest.spec import ADAPTERS, BY_NAME, ONE_BYTE
+from swarmnode.manifest.spec import ADAPTERS, BY_NAME
 from swarmnode.model.huggingface import source_names, spec_of
 from swarmnode.model.split import parameter_shapes, split
 
@@ -45,7 +45,6 @@ RATE_SHARE = 0.1
 arXiv 2307.09288, sections 2.2 and 3.1), and continued pretraining re-warms up to the whole of it (arXiv 2403.08763,
 section 6.1); between the two by guess."""
 
-ONE_BYTE_RATE = 1e-6
 OPTIMIZER = "adamw"
 """Published models are pretrained by AdamW, and tuning by Muon then gains nothing (arXiv 2502.16982, section 3.5.2).
 Measured: 160 samples of 128 tokens take SmolLM2-135M from 2.431 to 2.144 nats with AdamW, to 2.227 with Muon, whose
@@ -217,9 +216,6 @@ def _recipe(
     signed = "a tenth of what a model of this size is pretrained at: between arXiv 2307.09288, 3.1, and 2403.08763, 6.1"
     if adapts:
         signed = "ten times what all weights would take: QLoRA, arXiv 2305.14314, table 9, has 2e-4 for 7B and 13B"
-    if start.training.kind == ONE_BYTE:
-        rates["learning_rate"] = ONE_BYTE_RATE
-        signed = "MeZO, arXiv 2305.17333, appendix E, tries 1e-7 to 1e-5: the more weights, the less"
     warm = "; the rate re-warms from 0, arXiv 2403.08763, section 6.1"
     origins = {
         **recipe.origins,

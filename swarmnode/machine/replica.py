@@ -14,9 +14,8 @@ from torch import Tensor
 
 from swarmnode.errors import LocalFault, RemoteFault, UsageError
 from swarmnode.gossip.outer import Outer, outer
-from swarmnode.gossip_rules import BY_BYTES, implementation_of
 from swarmnode.large_buffer import large_buffer
-from swarmnode.manifest import Manifest, by_forward_passes, from_base
+from swarmnode.manifest import Manifest, from_base
 from swarmnode.manifest.gossip_compat import averages_gradients
 from swarmnode.model.device import free_nbytes, tried, twice
 from swarmnode.model.memory_estimate import PASS_SHARE
@@ -24,7 +23,7 @@ from swarmnode.model.optimizer import rate_of_rows
 from swarmnode.model.running_mean import RunningMean
 from swarmnode.model.section import SECTIONS, section_sizes
 from swarmnode.model.split import TABLE, StageLayers, is_writer, stages_of
-from swarmnode.model.stage import BUMP_STEPS, StageReplica, Trainer
+from swarmnode.model.stage import BUMP_STEPS, StageReplica
 from swarmnode.model.state_stream import Buffers, GivenState, Part, section_parts, spans_of
 from swarmnode.model.tensor import check_finite, cosine, decode, decode_flat, decode_tokens, encode, sketch
 from swarmnode.model.tied_table import TiedTable
@@ -44,13 +43,6 @@ from swarmnode.recovery import checkfree
 from swarmnode.recovery.state_check import apart
 
 T = TypeVar("T")
-
-
-def trainer_of(stage: StageReplica, sender: str) -> tuple[Outer, Trainer]:
-    """The outer side and the trainer of the replica `sender` of `stage`, as its run says."""
-    if by_forward_passes(stage.manifest):
-        return implementation_of(BY_BYTES)(stage, sender)  # type: ignore[no-any-return]
-    return outer(stage.manifest.gossip, stage.theta.data, sender), Trainer(stage)
 
 
 def slow_and_fast(
@@ -109,7 +101,7 @@ class TorchReplica:
             draw=draw,
         )
         # Autograd does not notice outer steps (`data`): tapes find theta restored, see model/weight_stash.py.
-        self.outer, self.trainer = trainer_of(self.stage, sender)
+        self.outer: Outer = outer(manifest.gossip, self.stage.theta.data, sender)
         share = manifest.inner.average_share
         beside = self.stage.device.type != "cpu"
         self.average = RunningMean(share, beside=beside) if share > 0.0 else None
@@ -135,7 +127,7 @@ class TorchReplica:
     @property
     def accumulated(self) -> int:
         """Samples whose gradient waits for the next inner step."""
-        return self.trainer.waiting
+        return self.stage.accumulated
 
     @property
     def recomputed(self) -> int:
@@ -176,7 +168,7 @@ class TorchReplica:
     ) -> LossResult:
         def work() -> LossResult:
             if train:
-                return self.trainer.loss(x, tokens, samples, accumulate=accumulate)
+                return self.stage.loss(x, tokens, samples, train=True, accumulate=accumulate)
             with self._averaged():
                 return self.stage.loss(x, tokens, samples, train=False)
 
@@ -240,7 +232,7 @@ class TorchReplica:
         return self.stage.instead(self.average.value)
 
     def step(self, samples_total: int, batch: float = math.inf, averaged: int = 1) -> StepReport:
-        report = self.trainer.step(samples_total, batch, averaged)
+        report = self.stage.step(samples_total, batch, averaged)
         if (average := self.average) is not None:
             done, _ = tried(lambda: average.see(self.stage.theta, samples_total))
             self.out_of_memory += not done  # the mean does without these weights
@@ -272,7 +264,6 @@ class TorchReplica:
             return report
         # Coding errors of packets lie partly outside the subspace. The step is linear: this projects each packet.
         self._again(lambda: self.stage.hold(self.outer.theta, self.outer.phi))
-        self.trainer.applied()
         return report
 
     def apply_in_parts(
@@ -421,7 +412,6 @@ class TorchReplica:
 
     def _anew(self) -> None:
         """Other weights are here: what was gathered of the former ones is of no use."""
-        self.trainer.loaded()
         if self.average is not None:
             self.average.forget()
 

@@ -16,7 +16,6 @@ from swarmnode.manifest.folder import sign_folder as sign_folder
 from swarmnode.manifest.folder import write_signed as write_signed
 from swarmnode.manifest.gossip_compat import OuterConstants as OuterConstants
 from swarmnode.manifest.gossip_compat import constants as constants
-from swarmnode.manifest.kind_compat import by_forward_passes as by_forward_passes
 from swarmnode.manifest.kind_compat import from_base as from_base
 from swarmnode.manifest.recipe import PRESETS as PRESETS
 from swarmnode.manifest.recipe import Recipe as Recipe

@@ -9,12 +9,11 @@ from swarmnode.gossip_rules import with_property
 from swarmnode.manifest import gossip_compat
 from swarmnode.manifest.gossip_compat import rules_of
 from swarmnode.manifest.kind_compat import (
-    by_forward_passes,
     rank_max,
     targets_exist,
     ties,
 )
-from swarmnode.manifest.spec import ADAPTERS, BYTES_END, FINETUNE, ONE_BYTE, OWN, PRETRAIN, Manifest, ModelSpec
+from swarmnode.manifest.spec import ADAPTERS, BYTES_END, FINETUNE, OWN, PRETRAIN, Manifest, ModelSpec
 
 PATHLESS = ("demo", "index")  # data sources that read no file named by the manifest
 BOUNDARY_BLOCK = 64  # numbers of a token's vector that share a step; as in the codecs of gossip
@@ -82,17 +81,6 @@ def _of_experts(name: str, low: int, high: Callable[[ModelSpec], int], bound: st
         return f"{low} to {bound}{high(m.model):_}" if m.model.experts else "0 with model.experts = 0"
 
     return CrossFieldCheck((f"model.{name}", "model.experts"), holds, allowed)
-
-
-def _by_bytes(name: str, value: object, why: str) -> CrossFieldCheck:
-    """The field `name` is `value` where a run trains by bytes."""
-    table, key = name.split(".")
-    text = f'"{value}"' if isinstance(value, str) else f"{value}"
-    return _across(
-        f"{name} training.kind",
-        lambda m: not by_forward_passes(m) or getattr(getattr(m, table), key) == value,
-        f'{text} with training.kind = "{ONE_BYTE}": {why}',
-    )
 
 
 def _in_subspace(model: ModelSpec) -> bool:
@@ -389,21 +377,9 @@ ACROSS: tuple[CrossFieldCheck, ...] = (
     ),
     _across(
         "inner.optimizer training.kind",
-        lambda m: m.training.kind not in (ADAPTERS, ONE_BYTE) or m.inner.optimizer == "adamw",
+        lambda m: m.training.kind != ADAPTERS or m.inner.optimizer == "adamw",
         '"adamw" with training.kind = "{m.training.kind}"',
     ),
-    *[
-        _by_bytes(*row)
-        for row in (
-            ("pipeline.stages", 1, "each machine holds the whole model"),
-            ("inner.weight_decay", 0.0, "weights move by the shared bytes alone"),
-            ("inner.average_share", 0.0, "it would be one more copy of the weights"),
-            ("gossip.method", "average", "the bytes are of all weights"),
-            ("gossip.fragments", 1, "the bytes are of all weights"),
-            ("gossip.group", 0, "everybody hears everybody's bytes"),
-            ("gossip.acceptance", "all", "bytes are clipped by their form"),
-        )
-    ],
     _across(
         "data.documents training.kind",
         lambda m: m.training.kind != FINETUNE or m.data.documents == "masked",

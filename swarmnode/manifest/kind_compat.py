@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from swarmnode.manifest.gossip_compat import rules_of
-from swarmnode.manifest.spec import ADAPTERS, ONE_BYTE, PRETRAIN, Manifest, ModelSpec
+from swarmnode.manifest.spec import ADAPTERS, PRETRAIN, Manifest, ModelSpec
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 
@@ -46,8 +46,3 @@ def _shorter_side(model: ModelSpec, target: str) -> int:
     dense = model.sparse_layers < model.layers
     inner = [size for size, there in ((model.ffn, dense), (model.shared_expert_ffn, model.sparse_layers > 0)) if there]
     return min([model.width, *(size for size in inner if size)])
-
-
-def by_forward_passes(m: Manifest) -> bool:
-    """Whether weights only move in rounds, by bytes that each machine measured with the whole model."""
-    return m.training.kind == ONE_BYTE

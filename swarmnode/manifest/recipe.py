@@ -22,7 +22,6 @@ from swarmnode.errors import UsageError
 from swarmnode.manifest.spec import (
     ADAPTERS,
     FINETUNE,
-    ONE_BYTE,
     PRETRAIN,
     GossipSpec,
     InnerSpec,
@@ -225,23 +224,4 @@ def of_kind(start: Manifest, kind: str) -> Recipe:
     if kind == FINETUNE:
         data = dataclasses.replace(data, documents="masked")
         origins["data.documents"] = "each conversation by itself"
-    made = dataclasses.replace(start, training=training, inner=inner, data=data)
-    return _of_one_byte(made, origins) if kind == ONE_BYTE else Recipe(made, origins)
-
-
-def _of_one_byte(start: Manifest, origins: dict[str, str]) -> Recipe:
-    """Values without which training by forward passes alone is refused (kind_compat.py)."""
-    inner = dataclasses.replace(start.inner, weight_decay=0.0, average_share=0.0)
-    pipeline = dataclasses.replace(start.pipeline, stages=1)
-    gossip = dataclasses.replace(start.gossip, method="average", fragments=1, group=0, acceptance="all")
-    origins = {
-        **origins,
-        "inner.optimizer": "has no effect: weights move by the shared bytes alone",
-        "inner.weight_decay": "weights move by the shared bytes alone",
-        "inner.average_share": "would be one more copy of the weights",
-        "pipeline.stages": "each machine holds the whole model",
-        "gossip.method": "has no effect: the shared bytes are applied, not averaged",
-        "gossip.group": "everybody hears everybody's bytes",
-        "gossip.acceptance": "bytes are clipped by their form",
-    }
-    return Recipe(dataclasses.replace(start, inner=inner, pipeline=pipeline, gossip=gossip), origins)
+    return Recipe(dataclasses.replace(start, training=training, inner=inner, data=data), origins)

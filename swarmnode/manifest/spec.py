@@ -41,7 +41,7 @@ OWN = "own"
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 """training.targets: the matrices of a layer that adapters can change."""
 
-PRETRAIN, FINETUNE, ADAPTERS, ONE_BYTE = KINDS = ("pretrain", "finetune", "adapters", "one_byte")
+PRETRAIN, FINETUNE, ADAPTERS = KINDS = ("pretrain", "finetune", "adapters")
 
 LAYERS_MAX = 512  # guess: GPT-3 has 96; they are divided into stages within a second (model/split.py)
 CONTEXT_MAX = 1 << 24
@@ -557,9 +557,7 @@ class TrainingSpec:
         one_of(*KINDS),
         "pretrain: all weights, on running text; finetune: all weights of a trained model, on conversations or other"
         ' separate documents (data.documents = "masked"; only answers count in the loss if the data set says so);'
-        " adapters: small matrices beside the frozen weights of a trained model; only these are sent and saved;"
-        " one_byte: all weights by forward passes alone, each machine with the whole model; a microbatch sends one byte"
-        " (arXiv 2306.10015).",
+        " adapters: small matrices beside the frozen weights of a trained model; only these are sent and saved.",
         "no model to start from is needed",
     )
     method: str = key(
@@ -593,12 +591,6 @@ class TrainingSpec:
         "adapters: number format of the frozen weights in memory; int8: matrices of layers with a step for each row"
         " (arXiv 2208.07339); nf4: these in 4 bits with a scale for each 64 (arXiv 2305.14314); all else bf16.",
         "the format most models are published in",
-    )
-    perturbation: float = key(
-        1e-3,
-        real(0.0, 1.0, above=True),
-        "one_byte: the loss is measured with every weight this much higher or lower.",
-        "MeZO, arXiv 2305.17333, appendix E",
     )
 
 

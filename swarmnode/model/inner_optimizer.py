@@ -10,7 +10,7 @@ from collections import deque
 import torch
 from torch import Tensor
 
-from swarmnode.manifest import Manifest, boundary_width, by_forward_passes
+from swarmnode.manifest import Manifest, boundary_width
 from swarmnode.manifest.gossip_compat import averages_gradients
 from swarmnode.manifest.kind_compat import trains_both_ends
 from swarmnode.model.architecture import Shapes
@@ -78,8 +78,6 @@ def optimizer_of(
     """The manifest's optimizer on `theta` [P] by `grad` [P], of parameters with `shapes`. Matrices decay; a table that
     both ends train only at the last. With a subspace boundary, the token table is frozen and writers stay in the span.
     `state`: where moments are kept (moments.py)."""
-    if by_forward_passes(manifest):  # no moments, nothing to step
-        return FlatAdamW(theta.data[:0], grad, manifest.inner, [])
     first = 0
     spans: list[Span] = []
     matrices: list[MuonMatrix] = []

@@ -10,7 +10,7 @@ import math
 from collections import Counter
 from dataclasses import dataclass
 
-from swarmnode.manifest import Manifest, boundary_nbytes, boundary_width, by_forward_passes
+from swarmnode.manifest import Manifest, boundary_nbytes, boundary_width
 from swarmnode.manifest.gossip_compat import averages_gradients, rules_of
 from swarmnode.model.adapter import (
     adapter_graph,
@@ -99,7 +99,7 @@ def passes_in(manifest: Manifest, part: StageLayers, mode: ComputeMode, free: in
     machine/replica.py chooses them once its state is there. A device that shares the host's memory computes it at
     once, as long as memory does not run out."""
     samples = manifest.inner.microbatch
-    if free is None or not mode.separate or by_forward_passes(manifest):
+    if free is None or not mode.separate:
         return Passes(samples, False)
     left = max(0, free - _held_nbytes(manifest, part, mode))
     graph = GraphMemory(manifest, part, ITEMSIZE, mode.autocast, CARD_KIND)
@@ -115,12 +115,12 @@ def _held_nbytes(manifest: Manifest, part: StageLayers, mode: ComputeMode) -> in
 
 
 def _shared_nbytes(manifest: Manifest, part: StageLayers, mode: ComputeMode) -> int:
-    """State, gradient (of forward passes alone: none) and older weights, the kept snapshot of the next stage, a
+    """State, gradient and older weights, the kept snapshot of the next stage, a
     microbatch in work, waiting ones, and kept tapes (fewer when memory is short: the others are recomputed)."""
     model, width = manifest.model, boundary_width(manifest)
     sizes = section_sizes(manifest, part)
     state = state_nbytes(sizes) + SNAPSHOTS * snapshot_nbytes(sizes)
-    state += 0 if by_forward_passes(manifest) else ITEMSIZE * trained_count(manifest, part)
+    state += ITEMSIZE * trained_count(manifest, part)
     state += older_weights_nbytes(manifest, part, mode)
     if manifest.inner.average_share > 0.0:
         state += ITEMSIZE * trained_count(manifest, part)
@@ -131,8 +131,6 @@ def _shared_nbytes(manifest: Manifest, part: StageLayers, mode: ComputeMode) -> 
     graph = graph_nbytes(
         model, part, tokens, width, ITEMSIZE, mode.autocast, _filled(manifest), adapters=adapter_graph(manifest, part)
     )
-    if by_forward_passes(manifest):
-        graph //= max(1, len(part.layers))  # of the layer in work alone
     if part.has_head:
         return (
             int(state) + graph + head_nbytes(tokens, model.vocabulary, model.width, autocast=mode.autocast, kind="cpu")
@@ -186,8 +184,7 @@ def _filled(manifest: Manifest) -> float | None:
 
 def device_state_nbytes(manifest: Manifest, part: StageLayers, mode: ComputeMode) -> int:
     """Bytes on the device between two pieces of work: trained weights, gradient, moments, the working copy, and the
-    older ones that tapes need; slow weights only if the run's method keeps them there. Forward passes alone need
-    a second copy of the weights instead of the gradient."""
+    older ones that tapes need; slow weights only if the run's method keeps them there."""
     count = trained_count(manifest, part)
     state = 2 * ITEMSIZE * count + moments_nbytes(manifest, part, mode.optimizer_state) + _table_nbytes(manifest)
     state += HALF * (count - _own_table(manifest, part)) if mode.autocast else 0

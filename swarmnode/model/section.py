@@ -18,7 +18,7 @@ import math
 from collections.abc import Mapping
 from enum import Enum, auto
 
-from swarmnode.manifest import Manifest, by_forward_passes, constants
+from swarmnode.manifest import Manifest, constants
 from swarmnode.manifest.kind_compat import trains_both_ends
 from swarmnode.model.adapter import trained_shapes
 from swarmnode.model.architecture import Shapes
@@ -77,8 +77,6 @@ def section_shapes(manifest: Manifest, part: StageLayers) -> dict[str, Shapes]:
     shapes["table"] = tied_table(manifest, part)
     if not shapes["table"]:
         del shapes["table"]
-    if by_forward_passes(manifest):
-        del shapes["exp_avg"], shapes["exp_avg_sq"]
     return shapes
 
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from swarmnode.errors import Busy, LocalFault
-from swarmnode.manifest import Manifest, boundary_width, by_forward_passes
+from swarmnode.manifest import Manifest, boundary_width
 from swarmnode.model.adapter import has_adapters, initial_adapter, trained_shapes
 from swarmnode.model.backprop import Backprop
 from swarmnode.model.decoder import Decoder
@@ -128,8 +128,7 @@ class StageReplica:
         self.device = torch.device(device)
         self.shapes = trained_shapes(manifest, self.part)
         self.theta = torch.zeros(sum(map(math.prod, self.shapes.values())), dtype=dtype, device=self.device)
-        self._by_forward = by_forward_passes(manifest)  # then there is no gradient: the buffer is empty
-        self.grad = torch.zeros_like(self.theta[:0] if self._by_forward else self.theta)
+        self.grad = torch.zeros_like(self.theta)
         self.undrawn = not draw and not manifest.base.index and not has_adapters(manifest)
         if not self.undrawn:
             self.initialize()
@@ -138,7 +137,7 @@ class StageReplica:
             self.subspace = Subspace.of(manifest, self.device, dtype)
             self.subspace.constrain_(self.named(self.theta))
         self.module, self.frozen = stage_module(manifest, self.part, self.device, dtype, self.named(self.theta))
-        attach_gradients(self.module, self.gradients(), TABLE if self.subspace is not None else None)
+        attach_gradients(self.module, self.named(self.grad), TABLE if self.subspace is not None else None)
         self.backprop = Backprop(
             self.module,
             self.part,
@@ -153,16 +152,16 @@ class StageReplica:
         self._optimizer = optimizer_of(manifest, *flats, autocast=autocast, state=optimizer_state)
         if optimizer_state == "device":
             self.exp_avg, self.exp_avg_sq = self._optimizer.exp_avg, self._optimizer.exp_avg_sq
-        self.moments = sections_of(self._optimizer, 0 if self._by_forward else self.parameters)
+        self.moments = sections_of(self._optimizer, self.parameters)
         self.inner_steps = 0
         self.moments_since = 0  # inner steps when the moments began: AdamW corrects their bias by their age
         self.gradient_norm = 0.0
         self.version = 0  # grows with `touched`
         stashed, predicts = torch.bfloat16 if autocast else dtype, manifest.pipeline.predicts_weights
         self.stash: WeightStash | WorkingCopy = WeightStash(self.theta, stashed, predicts)
-        if self.frozen is None and not self._by_forward and WorkingCopy.possible(self.device, autocast=autocast):
+        if self.frozen is None and WorkingCopy.possible(self.device, autocast=autocast):
             dtype, watch = half_dtype(self.device), self.backprop.watch
-            self.stash = WorkingCopy(self.module, self.shapes, self.theta, self.gradients(), dtype, watch)
+            self.stash = WorkingCopy(self.module, self.shapes, self.theta, self.named(self.grad), dtype, watch)
         self.recomputed = 0  # tapes run forward again
         self.bump_steps = 0  # inner steps left at a raised rate
         self.accumulated = 0  # samples whose gradient waits for the next inner step
@@ -184,10 +183,6 @@ class StageReplica:
         self.hold(self.theta)
         self.undrawn = False
         self.touched()
-
-    def gradients(self) -> dict[str, Tensor]:
-        """The gradients by parameter name, as views of `grad` [N]."""
-        return {} if self._by_forward else self.named(self.grad)
 
     def stepped_apart(self) -> tuple[list[Callable[[Tensor], Tensor]], list[AdamWPart]]:
         """(views of flat buffers [P] that Muon steps, what AdamW steps), where rounds take the steps."""
@@ -296,10 +291,6 @@ class StageReplica:
     def held_nbytes(self) -> int:
         """Bytes of older weights."""
         return self.stash.nbytes
-
-    def stepped_in_round(self, inner_steps: int, gradient_norm: float) -> None:
-        """A round moved the weights by steps that were measured here and elsewhere: what snapshots say of them."""
-        self.inner_steps, self.gradient_norm = inner_steps, gradient_norm
 
     def give_up(self) -> None:
         """Leave the microbatch in work. If its gradient is partly counted, drop all that is accumulated."""
@@ -438,36 +429,6 @@ class StageReplica:
     def _clip_mean(self, weight: float) -> float:
         """Make `grad` the mean over `weight` samples, in the span and clipped; returns its norm before clipping."""
         if self.subspace is not None:
-            self.subspace.project_(self.gradients())
+            self.subspace.project_(self.named(self.grad))
         inner, stages = self.manifest.inner, self.manifest.pipeline.stages
         return self._optimizer.clip_mean(weight * self.backprop.scale, inner.clip_norm / math.sqrt(stages))
-
-
-# The trainer of a replica: by gradients of the whole stage. Those by forward passes alone and of some experts are in
-# `swarmnode_methods/one_byte.py` and `expert_average.py`.
-
-
-class Trainer:
-    """Trains `stage` by gradients. Subclasses train it another way, beside an outer side of their own."""
-
-    def __init__(self, stage: StageReplica) -> None:
-        self.stage = stage
-
-    @property
-    def waiting(self) -> int:
-        """Samples that count for the next inner step."""
-        return self.stage.accumulated
-
-    def loss(self, x: WireTensor, tokens: WireTensor, samples: int, *, accumulate: bool) -> LossResult:
-        """A training microbatch at the last stage, see ports.Replica.loss."""
-        return self.stage.loss(x, tokens, samples, train=True, accumulate=accumulate)
-
-    def step(self, samples_total: int, batch: float, averaged: int) -> StepReport:
-        """An inner step, see ports.Replica.step."""
-        return self.stage.step(samples_total, batch, averaged)
-
-    def applied(self) -> None:
-        """Weights moved in a round."""
-
-    def loaded(self) -> None:
-        """Weights came from elsewhere."""

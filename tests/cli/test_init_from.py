@@ -208,11 +208,3 @@ def test_the_kind_of_training_sets_what_suits_it(tmp_path: Path) -> None:
         command, [str(tmp_path / "chat"), "--from", str(tmp_path / "model"), "--kind", "finetune"]
     )
     assert failed.exit_code == 2 and "--kind finetune needs --data OUT" in failed.output
-
-
-def test_training_by_bytes_begins_with_what_it_needs(tmp_path: Path) -> None:
-    llama(tmp_path / "model", tied=True)
-    run(str(tmp_path / "bytes"), "--from", str(tmp_path / "model"), "--kind", "one_byte")
-    made = read_manifest(tmp_path / "bytes" / "manifest.toml")
-    assert made.training.kind == "one_byte" and made.pipeline.stages == 1 and made.gossip.group == 0
-    assert made.inner.learning_rate == 1e-6 and made.inner.weight_decay == 0.0

@@ -14,7 +14,6 @@ from swarmnode.manifest import DataSpec, GossipSpec, Manifest, TrainingSpec
 from swarmnode.model.device import devices, free_nbytes, half_dtype, use_device
 from swarmnode.parted_work import run_whole
 from swarmnode.ports import Packet, State, WireTensor
-from tests.support.one_byte_run import by_bytes
 from tests.support.tiny_model import FAMILIES, TINY, manifest, token_batch, token_wire
 
 DEVICE = devices()[0]
@@ -182,20 +181,6 @@ def test_training_goes_on_beside_rounds_and_copies() -> None:
         slow = [float(replica.outer.phi.double().square().sum()) for replica in chain]
         ends.append([descend(chain, tokens[2], train=False), *slow])
     assert ends[0] == pytest.approx(ends[1], rel=1e-3)
-
-
-def test_forward_passes_alone() -> None:
-    """`one_byte`: the same seeds give the same perturbations on every device."""
-    found = []
-    for device in ("cpu", DEVICE):
-        (replica,) = made(by_bytes(manifest(WIDE, 1), rate=1e-2), device, autocast=False)
-        tokens = [token_wire(token_batch(WIDE, seed=seed)) for seed in range(2)]
-        losses = [descend([replica], each) for each in tokens]
-        replica.step(8)
-        packet = Packet(1.0, 8, replica.message(1), sender="b")
-        replica.apply(1, 1.0, [packet], lone=False)
-        found.append([*losses, descend([replica], tokens[0], train=False)])
-    assert found[1] == pytest.approx(found[0], rel=NEAR[False])
 
 
 def test_weights_are_drawn_alike_everywhere() -> None:

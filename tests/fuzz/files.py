@@ -19,7 +19,6 @@ from swarmnode.membership.amendment import Amendments
 from swarmnode.recovery import tensorfile
 from swarmnode.recovery.checkpoint import checkpoint_of
 from swarmnode.wire import access_pb2
-from swarmnode_methods.one_byte import SharedSteps, decode_steps, encode_steps
 
 RUN, MACHINE = RunId("ab" * 32), Identity.of_seed(b"m" * 32).peer_id
 OWNER = Ed25519PrivateKey.from_private_bytes(b"o" * 32)
@@ -122,11 +121,6 @@ def take_warrant(raw: bytes) -> None:
     )
 
 
-def take_one_byte(raw: bytes) -> None:
-    steps = decode_steps(raw)
-    assert encode_steps(steps) == raw
-
-
 SEEDS: dict[str, tuple[bytes, Callable[[bytes], object]]] = {
     "index": (index(), parse_index),
     "base index": (base_index(), parse_base),
@@ -136,5 +130,4 @@ SEEDS: dict[str, tuple[bytes, Callable[[bytes], object]]] = {
     "small file": (canonical({"model_type": "llama", "hidden_size": 8}), take_small_file),
     "amendment inside": (amendment(), take_amendment_inside),
     "warrant": (sign_warrant(OWNER, RUN, MACHINE, 2 * 10**9).SerializeToString(), take_warrant),
-    "one_byte": (encode_steps([SharedSteps(4, 2, (1, -2)), SharedSteps(5, 4, (127,))]), take_one_byte),
 }

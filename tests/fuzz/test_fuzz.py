@@ -25,7 +25,7 @@ NAMES = (
         "signed manifest",
     ),
     *("manifest inside", "packet", "control", "receipt", "report", "index", "base index", "safetensors header"),
-    *("tensor file", "checkpoint", "small file", "amendment inside", "warrant", "one_byte"),
+    *("tensor file", "checkpoint", "small file", "amendment inside", "warrant"),
 )
 COUNT = {"amendment inside": 200, "manifest": 300, "manifest inside": 300, "packet": 300, "report": 400}  # slower ones
 
@@ -76,7 +76,6 @@ PARSERS = {
     "recovery/tensorfile.py": "tensor file",
     "recovery/checkpoint.py": "checkpoint",
     "data/tokens.py": "small file",
-    "one_byte.py": "one_byte",
     **dict.fromkeys(
         (
             "data/document_row.py",

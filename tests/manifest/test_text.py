@@ -314,33 +314,3 @@ def test_own_constants_are_the_methods() -> None:
     assert constants(GossipSpec(method="noloco", beta=1)) == OuterConstants(0.5, 1.0, 1.0), "gamma's own is beta"
     told = parse('[gossip]\nmethod = "noloco"\ncodec = "fp32"\nalpha = 0\ngamma = 0.3', "here").gossip
     assert constants(told) == OuterConstants(0.0, 0.7, 0.3)
-
-
-ONE_BYTE = """
-[pipeline]
-stages = 1
-[inner]
-optimizer = "adamw"
-weight_decay = 0.0
-average_share = 0.0
-[gossip]
-method = "average"
-group = 0
-acceptance = "all"
-[training]
-kind = "one_byte"
-"""
-
-
-def test_training_by_bytes_says_what_it_needs() -> None:
-    assert parse(ONE_BYTE, "one byte").training.perturbation == 1e-3
-    for before, after, said in (
-        ("stages = 1", "stages = 2", "pipeline.stages = 2: allowed is 1 with"),
-        ("weight_decay = 0.0", "weight_decay = 0.1", "inner.weight_decay = 0.1: allowed is 0.0 with"),
-        ("average_share = 0.0", "average_share = 0.1", "inner.average_share = 0.1: allowed is 0.0 with"),
-        ('"adamw"', '"muon"', 'inner.optimizer = "muon": allowed is "adamw" with'),
-        ("group = 0", "group = 2", "gossip.group = 2: allowed is 0 with"),
-        ('"average"', '"noloco"', 'gossip.method = "noloco": allowed is "average" with'),
-        ('"all"', '"clipped"', 'gossip.acceptance = "clipped": allowed is "all" with'),
-    ):
-        assert said in mistakes(ONE_BYTE.replace(before, after)), said
