@@ -319,11 +319,12 @@ def export_model(
     tokenizer = tokenizer_file(data or folder, model.manifest.data)
     base_folder = None if folder is None else folder / FOLDER
     carried = carried_files(base_folder, model.manifest.base.index, tokenizer)
-    base = base_weights(model)
     if adapter:
         if model.whole or not has_adapters(model.manifest):
             raise UsageError(f"--adapter: {source} holds a whole model; give the folder of a run that trains adapters")
-        parameters = write_adapter(merged(model), model.manifest, out, tokenizer, about, carried, base)
+        parameters = write_adapter(merged(model), model.manifest, out, tokenizer, about, carried)
     else:
-        parameters = write_model(model_of(model, merged(model), base), model.manifest, out, tokenizer, about, carried)
+        parameters = write_model(
+            model_of(model, merged(model), base_weights(model)), model.manifest, out, tokenizer, about, carried
+        )
     return {"model": str(out), "parameters": parameters, **about, **facts(model, SystemClock().unix_s())}

@@ -344,7 +344,6 @@ class TorchReplica:
     @torch.no_grad()
     def weights_placed(self) -> None:
         if self.stage.frozen is not None:
-            self.stage.frozen.placed()
             self.stage.touched()
             return
         self._begin_anew(raised=False)

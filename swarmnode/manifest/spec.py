@@ -560,17 +560,10 @@ class TrainingSpec:
         " adapters: small matrices beside the frozen weights of a trained model; only these are sent and saved.",
         "no model to start from is needed",
     )
-    method: str = key(
-        "lora",
-        one_of("lora", "dora"),
-        "adapters: lora: W + alpha / rank · B A (arXiv 2106.09685); dora: also the length of each row of that sum"
-        " (arXiv 2402.09353).",
-        "the simpler one",
-    )
     rank: int = key(
         16,
         whole(1, 1 << 14),
-        "adapters: rows of A and columns of B.",
+        "adapters: rows of A and columns of B in W + alpha / rank · B A (arXiv 2106.09685).",
         "LoRA, arXiv 2106.09685, table 6, finds 4 to 64 alike; QLoRA, arXiv 2305.14314, uses 64",
     )
     alpha: float = key(

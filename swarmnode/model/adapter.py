@@ -2,12 +2,10 @@
 
 Everything that keeps, sends or saves weights asks here. With adapters, a target matrix W [out, in] of each layer gets
 
-    lora:  y = W x + s B A x                        s = alpha / rank        (LoRA, arXiv 2106.09685, section 4.1)
-    dora:  y = m / |W + s B A| * (W + s B A) x      |.|: of each row        (DoRA, arXiv 2402.09353, eq. 5)
+    y = W x + s B A x        s = alpha / rank        (LoRA, arXiv 2106.09685, section 4.1)
 
-    NAME.lora_A     [rank, in]    drawn from the seed, uniform's deviation 1 / sqrt(3 in) as peft has it
-    NAME.lora_B     [out, rank]   zero: the model begins as its base
-    NAME.magnitude  [out]         m - |W|, zero at first: equal on every machine, however it rounds |W|
+    NAME.lora_A  [rank, in]   drawn from the seed, uniform's deviation 1 / sqrt(3 in) as peft has it
+    NAME.lora_B  [out, rank]  zero: the model begins as its base
 
 W and all other parameters are frozen. The flat buffers theta and grad, moments, rounds, snapshots, backups and
 checkpoints hold adapters alone.
@@ -27,7 +25,7 @@ from swarmnode.model.architecture import Shapes
 from swarmnode.model.split import StageLayers, initial, parameter_shapes
 
 WEIGHT = ".weight"
-LORA_A, LORA_B, MAGNITUDE = ".lora_A", ".lora_B", ".magnitude"
+LORA_A, LORA_B = ".lora_A", ".lora_B"
 ROUTERS = ("mlp.gate.weight", "mlp.shared_expert_gate.weight")
 NF4_BLOCK = 64  # QLoRA, arXiv 2305.14314, section 3
 
@@ -52,23 +50,19 @@ def is_target(manifest: Manifest, name: str, shape: tuple[int, ...]) -> bool:
 
 
 def trained_shapes(manifest: Manifest, part: StageLayers) -> Shapes:
-    """Names and shapes of the parameters of `part` that the run trains, in the order of the flat buffer: first those
-    with weight decay."""
+    """Names and shapes of the parameters of `part` that the run trains, in the order of the flat buffer."""
     every = parameter_shapes(manifest.model, part)
     if not has_adapters(manifest):
         return every
     rank = manifest.training.rank
     matrices: Shapes = {}
-    lengths: Shapes = {}
     for name, shape in every.items():
         if is_target(manifest, name, shape):
             out, width = shape
             stem = name.removesuffix(WEIGHT)
             matrices[stem + LORA_A] = (rank, width)
             matrices[stem + LORA_B] = (out, rank)
-            if manifest.training.method == "dora":
-                lengths[stem + MAGNITUDE] = (out,)
-    return matrices | lengths
+    return matrices
 
 
 def frozen_shapes(manifest: Manifest, part: StageLayers) -> Shapes:
@@ -127,9 +121,9 @@ class AdapterGraph:
 
 
 def adapter_graph(manifest: Manifest, part: StageLayers) -> AdapterGraph | None:
-    """None if all weights are trained. Each adapter keeps A x, and with dora also what the lengths multiply."""
+    """None if all weights are trained. Each adapter keeps A x."""
     if not has_adapters(manifest):
         return None
-    shapes, dora = trained_shapes(manifest, part), manifest.training.method == "dora"
-    width = sum(shape[1] + dora * shape[0] for name, shape in shapes.items() if name.endswith(LORA_B))
+    shapes = trained_shapes(manifest, part)
+    width = sum(shape[1] for name, shape in shapes.items() if name.endswith(LORA_B))
     return AdapterGraph(width, sum(map(math.prod, shapes.values())))

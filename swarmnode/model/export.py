@@ -20,7 +20,7 @@ from swarmnode.errors import DataError
 from swarmnode.manifest import BYTES_END, MANIFEST_FILE, Manifest, template
 from swarmnode.model.adapter import has_adapters
 from swarmnode.model.architecture import DECODER
-from swarmnode.model.frozen import ADAPTER_CONFIG, ADAPTER_FILE, BaseWeights, peft_config, peft_tensors
+from swarmnode.model.frozen import ADAPTER_CONFIG, ADAPTER_FILE, peft_config, peft_tensors
 from swarmnode.model.huggingface import config_of, source_names
 from swarmnode.model.stage import StageReplica
 from swarmnode.untrusted_text import printable
@@ -195,16 +195,14 @@ def write_adapter(
     tokenizer: Path | None = None,
     about: Mapping[str, object] | None = None,
     carried: Mapping[str, bytes] | None = None,
-    base: BaseWeights | None = None,
 ) -> int:
     """Write `out_dir` as an adapter folder that peft loads beside the base model: adapter_config.json,
-    adapter_model.safetensors, and what `write_model` writes beside the weights. `base` (None: drawn from the seed) is
-    read for dora's lengths. Returns the number of parameters, and raises as `write_model`."""
+    adapter_model.safetensors, and what `write_model` writes beside the weights. Returns the number of parameters,
+    and raises as `write_model`."""
     files = _small_files(manifest, tokenizer, about or {}, carried or {}) | {ADAPTER_CONFIG: peft_config(manifest, "")}
     for name in MODEL_CONFIGS:
         files.pop(name, None)  # the base model has them
-    tensors = peft_tensors(manifest, adapters, base)
-    return _write_folder(out_dir, files, ADAPTER_FILE, tensors)
+    return _write_folder(out_dir, files, ADAPTER_FILE, peft_tensors(adapters))
 
 
 def sharded_model_files(

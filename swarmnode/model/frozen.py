@@ -23,7 +23,6 @@ from swarmnode.manifest import Manifest
 from swarmnode.model.adapter import (
     LORA_A,
     LORA_B,
-    MAGNITUDE,
     NF4_BLOCK,
     WEIGHT,
     frozen_format,
@@ -175,43 +174,18 @@ class FrozenLinear(nn.Module):
 
 
 class AdaptedLinear(FrozenLinear):
-    """y = W x + s B A x (+ b); with `magnitude` each row of the sum is set to its length."""
+    """y = W x + s B A x (+ b)."""
 
     lora_A: Tensor
     lora_B: Tensor
-    magnitude: Tensor | None
-    lengths: Tensor
 
-    def __init__(self, base: FrozenWeight, bias: Tensor | None, factor: float, dtype: torch.dtype, dora: bool) -> None:
+    def __init__(self, base: FrozenWeight, bias: Tensor | None, factor: float) -> None:
         super().__init__(base, bias)
         self.factor = factor
-        self.magnitude = None
-        if dora:
-            lengths = torch.zeros(base.shape[0], dtype=dtype, device=base.codes.device)
-            self.register_buffer("lengths", lengths, persistent=False)
-
-    @torch.no_grad()
-    def measure(self) -> None:
-        """Take the lengths |W| of the base's rows, after it was written."""
-        if "lengths" in self._buffers:
-            dense = self.base.dense(torch.float32)
-            self.lengths.copy_(torch.linalg.vector_norm(dense, dim=1, dtype=torch.float64))
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.base.times(x) + self.factor * F.linear(F.linear(x, self.lora_A), self.lora_B)
-        if self.magnitude is not None:
-            y = y * ((self.lengths + self.magnitude) / self._lengths_now()).to(y.dtype)
         return y if self.bias is None else y + self.bias
-
-    @torch.no_grad()
-    def _lengths_now(self) -> Tensor:
-        """|W + s B A| of each row [out], constant in backward (DoRA, section 4.3), from products with the rank alone:
-        |w|² + 2 s b (A w) + s² b A A^T b."""
-        a, b = self.lora_A, self.lora_B
-        with torch.autocast(a.device.type, enabled=False):
-            along = self.base.times(a).T  # (out, rank)
-            squares = self.lengths.square() + (b * (2 * self.factor * along + self.factor**2 * (b @ (a @ a.T)))).sum(1)
-        return squares.clamp_(min=0.0).sqrt_().clamp_(min=SCALE_LEAST)
 
 
 class FrozenEmbedding(nn.Module):
@@ -244,10 +218,8 @@ class FrozenParameters:
         dtype: torch.dtype,
         trained: Mapping[str, Tensor],
     ) -> None:
-        self._module = module
         self._held: dict[str, FrozenWeight | nn.Parameter] = {}
         self.shapes = frozen_shapes(manifest, part)
-        dora = manifest.training.method == "dora"
         for name, shape in self.shapes.items():
             path, _, leaf = name.rpartition(".")
             owner = module.get_submodule(path)
@@ -263,7 +235,7 @@ class FrozenParameters:
             if isinstance(owner, nn.Embedding):
                 made = FrozenEmbedding(weight, dtype)
             elif is_target(manifest, name, shape):
-                made = AdaptedLinear(weight, None, scale(manifest), dtype, dora)
+                made = AdaptedLinear(weight, None, scale(manifest))
             setattr(module.get_submodule(parent), child, made)
             self._held[name] = weight
         for name, view in trained.items():
@@ -279,20 +251,10 @@ class FrozenParameters:
         else:
             held.view(-1)[first : first + values.numel()].copy_(values)
 
-    def placed(self) -> None:
-        """Call once all are written."""
-        for module in self._module.modules():
-            if isinstance(module, AdaptedLinear):
-                module.measure()
-
     def fill(self, base: BaseWeights) -> None:
         """Write the weights of `base`, one parameter after the other."""
         for name, shape in self.shapes.items():
             self.place(name, 0, base(name, shape).reshape(-1))
-        self.placed()
-
-
-__all__ = ["LORA_A", "LORA_B", "MAGNITUDE", "WEIGHT", "BaseWeights", "FrozenLinear", "FrozenParameters", "FrozenWeight"]
 
 
 ADAPTER_CONFIG, ADAPTER_FILE = "adapter_config.json", "adapter_model.safetensors"  # peft's names
@@ -322,36 +284,12 @@ def held(manifest: Manifest, name: str, weight: Tensor) -> Tensor:
 def changed(manifest: Manifest, name: str, weight: Tensor, adapters: Mapping[str, Tensor]) -> Tensor:
     """The target `weight` [out, in] with its adapter's change added."""
     stem = name.removesuffix(WEIGHT)
-    summed = weight + scale(manifest) * (adapters[stem + LORA_B].float() @ adapters[stem + LORA_A].float())
-    if stem + MAGNITUDE in adapters:
-        summed = summed * (lengths(weight, adapters[stem + MAGNITUDE]) / _norms(summed)).unsqueeze(1)
-    return summed
+    return weight + scale(manifest) * (adapters[stem + LORA_B].float() @ adapters[stem + LORA_A].float())
 
 
-def lengths(weight: Tensor, magnitude: Tensor) -> Tensor:
-    """The lengths m of rows [out] that a magnitude stands for."""
-    return _norms(weight) + magnitude.float()
-
-
-def _norms(weight: Tensor) -> Tensor:
-    norms: Tensor = torch.linalg.vector_norm(weight, dim=1, dtype=torch.float64).float()
-    return norms
-
-
-def peft_tensors(manifest: Manifest, trained: Mapping[str, Tensor], base: BaseWeights | None) -> dict[str, Tensor]:
+def peft_tensors(trained: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The adapters by the names that peft gives them."""
-    read = base or partial(initial, manifest.model, manifest.seed)
-    shapes = parameter_shapes(manifest.model, split(manifest.model, 1)[0])
-    tensors = {}
-    for name, tensor in trained.items():
-        stem, _, kind = name.rpartition(".")
-        match "." + kind:
-            case ".magnitude":
-                weight = held(manifest, stem + WEIGHT, read(stem + WEIGHT, shapes[stem + WEIGHT]))
-                tensors[f"{PEFT_PREFIX}{stem}.lora_magnitude_vector"] = lengths(weight, tensor)
-            case _:
-                tensors[f"{PEFT_PREFIX}{name}.weight"] = tensor
-    return {name: tensor.contiguous() for name, tensor in tensors.items()}
+    return {f"{PEFT_PREFIX}{name}.weight": tensor.contiguous() for name, tensor in trained.items()}
 
 
 def peft_config(manifest: Manifest, base_model: str) -> bytes:
@@ -366,7 +304,6 @@ def peft_config(manifest: Manifest, base_model: str) -> bytes:
         "lora_alpha": spec.alpha,
         "lora_dropout": 0.0,
         "target_modules": list(spec.targets),
-        "use_dora": spec.method == "dora",
         "bias": "none",
         "fan_in_fan_out": False,
         "modules_to_save": None,

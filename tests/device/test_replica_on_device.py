@@ -37,7 +37,6 @@ RUNS = {
     "bf16": manifest(WIDE, 3, "bf16"),
     "documents": replace(manifest(WIDE, 2), data=DataSpec(documents="masked", end_token=3)),
     "adapters": ADAPTERS,
-    "dora": replace(ADAPTERS, training=replace(ADAPTERS.training, method="dora")),
     "int8 base": replace(ADAPTERS, training=replace(ADAPTERS.training, base_format="int8")),
     "4-bit base": replace(ADAPTERS, training=replace(ADAPTERS.training, base_format="nf4")),
 }

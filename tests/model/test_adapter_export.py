@@ -50,12 +50,10 @@ def base(run: Manifest) -> dict[str, Tensor]:
     return {name: held(run, name, initial(MODEL, run.seed, name, shape)) for name, shape in shapes.items()}
 
 
-@pytest.mark.parametrize(("method", "kind", "tied"), [("lora", "bf16", True), ("dora", "nf4", False)])
-def test_merged_adapters_load_in_transformers_with_the_same_logits(
-    tmp_path: Path, method: str, kind: str, tied: bool
-) -> None:
+@pytest.mark.parametrize(("kind", "tied"), [("bf16", True), ("nf4", False)])
+def test_merged_adapters_load_in_transformers_with_the_same_logits(tmp_path: Path, kind: str, tied: bool) -> None:
     transformers = pytest.importorskip("transformers")
-    run, adapters = saved(tmp_path, replace(MODEL, tied=tied), method=method, base_format=kind)
+    run, adapters = saved(tmp_path, replace(MODEL, tied=tied), base_format=kind)
     export_model(str(tmp_path), tmp_path / "out", "auto", lambda text: None)
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     tokens = token_batch(MODEL)
@@ -71,10 +69,9 @@ def test_merged_adapters_load_in_transformers_with_the_same_logits(
     assert ("lm_head.weight" in safetensors.torch.load_file(tmp_path / "out" / "model.safetensors")) != tied
 
 
-@pytest.mark.parametrize("method", ["lora", "dora"])
-def test_peft_loads_an_adapter_folder_with_the_same_logits(tmp_path: Path, method: str) -> None:
+def test_peft_loads_an_adapter_folder_with_the_same_logits(tmp_path: Path) -> None:
     peft, transformers = pytest.importorskip("peft"), pytest.importorskip("transformers")
-    run, adapters = saved(tmp_path, method=method, targets=("q_proj", "v_proj", "up_proj"))
+    run, adapters = saved(tmp_path, targets=("q_proj", "v_proj", "up_proj"))
     done = export_model(str(tmp_path), tmp_path / "adapter", "auto", lambda text: None, adapter=True)
     assert done["parameters"] == trained_count(run, WHOLE) < WHOLE.parameters / 5
     write_model(base(run), run, tmp_path / "base")

@@ -21,7 +21,7 @@ from tests.support.village import lose, losses, manifest, told, village, with_re
 
 def adapting(run: Manifest) -> Manifest:
     inner = replace(run.inner, optimizer="adamw", learning_rate=2e-2, muon_learning_rate=2e-2)
-    return replace(run, inner=inner, training=TrainingSpec(kind="adapters", method="dora", rank=4))
+    return replace(run, inner=inner, training=TrainingSpec(kind="adapters", rank=4))
 
 
 async def test_adapters_meet_are_downloaded_and_begin_again() -> None:
