@@ -1,6 +1,6 @@
 """Runs a function on a stranger's files in a child process with little time, little memory and no network.
 
-What it is for: chat templates, tokenizers and GGUF files are programs of their own, which loop, allocate or crash where
+What it is for: chat templates and tokenizers are programs of their own, which loop, allocate or crash where
 their author wants so. Then the child dies, and the user gets one line.
 """
 
@@ -26,16 +26,14 @@ _DENIED = {"x86_64": (41, 42, 59, 322, 425), "aarch64": (198, 203, 221, 281, 425
 """Numbers of socket, connect, execve, execveat and io_uring_setup (asm/unistd.h)."""
 
 
-def run_limited(
-    function: str, *arguments: str, what: str, imports: Sequence[str] = (), cpu_s: int = CPU_S, nbytes: int = NBYTES
-) -> None:
-    """Call `function` ("module:name") with `arguments` in a child that has `cpu_s` of processor time and `nbytes` of
+def run_limited(function: str, *arguments: str, what: str, imports: Sequence[str] = (), cpu_s: int = CPU_S) -> None:
+    """Call `function` ("module:name") with `arguments` in a child that has `cpu_s` of processor time and NBYTES of
     memory after it has imported `imports`. Raises DataError and NotPermitted as it does, DataError where it needs more
     or crashes; `what` names it."""
-    command = [sys.executable, "-I", "-m", __name__, function, ",".join(imports), str(cpu_s), str(nbytes), *arguments]
+    command = [sys.executable, "-I", "-m", __name__, function, ",".join(imports), str(cpu_s), *arguments]
     kept = {key: value for key, value in os.environ.items() if key in ("PATH", "HOME", "TMPDIR", "LANG")}
     quiet = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "TOKENIZERS_PARALLELISM": "false"}
-    limits = f"{cpu_s} s and {nbytes >> 30} GB"
+    limits = f"{cpu_s} s and {NBYTES >> 30} GB"
     try:
         done = subprocess.run(
             command,
@@ -57,20 +55,20 @@ def run_limited(
         case 65:
             raise DataError(said)
         case 66 | -6:
-            raise DataError(f"{what}: its trial takes more than {nbytes >> 30} GB of memory, or breaks off")
+            raise DataError(f"{what}: its trial takes more than {NBYTES >> 30} GB of memory, or breaks off")
         case -9 | -24:
             raise DataError(f"{what}: its trial takes more than {cpu_s} s of processor time")
     last = printable((done.stderr.decode(errors="replace").strip().splitlines() or [""])[-1], 200)
     raise DataError(f"{what}: its trial ends with code {done.returncode}: {last}")
 
 
-def _limit(cpu_s: int, nbytes: int) -> None:
+def _limit(cpu_s: int) -> None:
     """Bound this process. Where the kernel has no seccomp, the network stays."""
     with open("/proc/self/statm") if sys.platform == "linux" else contextlib.nullcontext() as file:
         mapped = int(file.read().split()[0]) * resource.getpagesize() if file else 0
     used = resource.getrusage(resource.RUSAGE_SELF)
     spent_s = int(used.ru_utime + used.ru_stime) + 1
-    resource.setrlimit(resource.RLIMIT_AS, (mapped + nbytes, mapped + nbytes))
+    resource.setrlimit(resource.RLIMIT_AS, (mapped + NBYTES, mapped + NBYTES))
     resource.setrlimit(resource.RLIMIT_CPU, (spent_s + cpu_s, spent_s + cpu_s))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     numbers = _DENIED.get(os.uname().machine)
@@ -92,12 +90,12 @@ def deny_calls(numbers: Sequence[int]) -> None:
     libc.prctl(22, 2, program, 0, 0)  # PR_SET_SECCOMP, SECCOMP_MODE_FILTER
 
 
-def _main(function: str, imports: str, cpu_s: str, nbytes: str, *arguments: str) -> int:
+def _main(function: str, imports: str, cpu_s: str, *arguments: str) -> int:
     module, _, name = function.partition(":")
     for each in (module, *filter(None, imports.split(","))):
         importlib.import_module(each)
     signal.signal(signal.SIGXCPU, signal.SIG_DFL)
-    _limit(int(cpu_s), int(nbytes))
+    _limit(int(cpu_s))
     try:
         getattr(sys.modules[module], name)(*arguments)
     except MemoryError:

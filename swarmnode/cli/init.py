@@ -31,7 +31,6 @@ COUNT_MAX = 10**12
 NODES = 6
 TOKENS_A_PARAMETER = 20  # arXiv 2203.15556, table 3
 SEARCHED = ("pretrain", "finetune")  # kinds whose learning the search knows
-CONVERTED = "model"  # the folder that a GGUF file becomes, in the run's
 
 
 HUB = "https://huggingface.co"
@@ -85,6 +84,8 @@ def open_model(model: str) -> Iterator[OpenedModel]:
     anything else, DataError when the hub does not know it."""
     if "://" not in model:
         folder = Path(model).expanduser()
+        if folder.suffix.lower() == ".gguf":
+            raise UsageError(f"--from {model[:200]}: transformers makes a folder of a GGUF file (docs/pretrained.md)")
         if not folder.is_dir():
             raise UsageError(f"--from {model[:200]}: no such folder; or give hf://USER/NAME or https://HOST/FOLDER")
         from swarmnode.local.pretrained import FolderFiles
@@ -153,8 +154,7 @@ def _pinned(model: str, reader: HttpRangeReader, runner: asyncio.Runner) -> str:
     "--from",
     "model",
     metavar="MODEL",
-    help="Start from a pretrained model: a Hugging Face folder, a .gguf file, hf://USER/NAME[@REVISION] or"
-    " https://HOST/FOLDER.",
+    help="Start from a pretrained model: a Hugging Face folder, hf://USER/NAME[@REVISION] or https://HOST/FOLDER.",
 )
 @click.option(
     "--kind",
@@ -193,7 +193,7 @@ def command(folder: Path, new_run: bool, full: bool, anyway: bool, **given: Any)
     if folder.is_dir() and any(folder.iterdir()) and not (folder / MANIFEST_FILE).exists():
         raise click.UsageError(f"{folder} holds other files: give a new folder for the run, its key is kept there")
     options = InitOptions(**given)
-    made, pretrained = _begun(folder, options)
+    made, pretrained = _begun(options)
     if options.searches:
         made = _searched(made, _fleet(options, made.manifest), options.stages, anyway=anyway)
     _check_text(made.manifest, options.data)
@@ -260,7 +260,7 @@ class InitOptions:
         return asked and (self.model is None or (self.kind or KINDS[0]) in SEARCHED)
 
 
-def _begun(folder: Path, options: InitOptions) -> tuple[Recipe, Pretrained | None]:
+def _begun(options: InitOptions) -> tuple[Recipe, Pretrained | None]:
     """The run before the search for its machines, and the model that it starts from."""
     from swarmnode import manifest
 
@@ -271,7 +271,7 @@ def _begun(folder: Path, options: InitOptions) -> tuple[Recipe, Pretrained | Non
         preset = on_data_set(preset, options.data, options.locations)
     if options.model is not None:
         start = manifest.of_kind(preset, options.kind or KINDS[0])
-        pretrained = _from_model(folder, options.model, start, options)
+        pretrained = _from_model(options.model, start, options)
         made = pretrained.recipe
         return manifest.Recipe(made.manifest, {**start.origins, **made.origins}), pretrained
     if options.searches or options.context is not None:
@@ -355,17 +355,11 @@ def _link(folder: Path, data: Path | None) -> None:
         click.echo(link(folder, data))
 
 
-def _from_model(folder: Path, model: str, start: Recipe, options: InitOptions) -> Pretrained:
+def _from_model(model: str, start: Recipe, options: InitOptions) -> Pretrained:
     """The run that starts from `model`."""
     from swarmnode.cli.output.console import bar
     from swarmnode.local.pretrained import pretrained
-    from swarmnode.model.base_weights import is_gguf, to_folder
 
-    if is_gguf(model):
-        converted = folder / CONVERTED
-        to_folder(Path(model), converted)
-        click.echo(converted)
-        model = str(converted)
     with open_model(model) as opened, bar("hashing") as moved:
         return pretrained(
             opened.files,

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from swarmnode.cli.init import command
 from swarmnode.data.base_index import local_base, parse_base
-from swarmnode.errors import DataError, SwarmnodeError
+from swarmnode.errors import DataError, SwarmnodeError, UsageError
 from swarmnode.local.run_folder import check_run
 from swarmnode.manifest.folder import read_manifest
 from tests.support.data_sets import data_set
@@ -204,6 +204,8 @@ def test_the_kind_of_training_sets_what_suits_it(tmp_path: Path) -> None:
     assert adapters.inner.learning_rate > plain.inner.learning_rate and adapters.base == plain.base
     failed = CliRunner().invoke(command, [str(tmp_path / "new"), "--kind", "adapters"])
     assert failed.exit_code == 2 and "--kind, --base-location and --untie belong to --from MODEL" in failed.output
+    failed = CliRunner().invoke(command, [str(tmp_path / "one"), "--from", "model.gguf"])
+    assert isinstance(failed.exception, UsageError) and "a GGUF file" in str(failed.exception)
     failed = CliRunner().invoke(
         command, [str(tmp_path / "chat"), "--from", str(tmp_path / "model"), "--kind", "finetune"]
     )
