@@ -5,9 +5,9 @@ import ast
 from tests.support.package_source import MODULES, PRODUCT, ROOT, nodes, tree
 
 # Of `swarmnode/`, and of all packages together, without generated code; CONTRIBUTING.md says how to raise them.
-LINES_MAX = 63_120
-FILES_MAX = 313
-ALL_LINES_MAX = 79_300
+LINES_MAX = 62_540
+FILES_MAX = 311
+ALL_LINES_MAX = 78_100
 FUNCTION_LINES_MAX = 80
 
 
