@@ -163,6 +163,13 @@ class Progress:
             message.total = self.total
         return message
 
+    def remind(self, feeder: PeerId, told: record_pb2.Progress, into: record_pb2.Progress) -> None:
+        """Write the entry of `feeder` into `into` if it `told` of less than half of it: it began again, and counts from
+        nothing what it trains. Else nobody counts that before it is as much as in its former life."""
+        said, known = dict(zip(told.feeders, told.samples, strict=False)).get(feeder), self.feeders.get(feeder, 0)
+        if said is not None and 2 * said < known and feeder not in into.feeders:
+            to_message({feeder: known}, into)
+
     def entry(self, feeder: PeerId) -> record_pb2.Progress:
         """The entry of `feeder`, if any, and the total: for its record."""
         samples = self.feeders.get(feeder)

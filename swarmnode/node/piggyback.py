@@ -131,6 +131,8 @@ class PiggybackTransport:
             return
         if heard is None or heard.total < self.progress.total:  # else the caller knows no less than we
             self._news(peer, header.progress)
+        if heard is not None:
+            self.progress.remind(peer, heard, header.progress)
         signed = self._say(peer)
         if signed is not None:
             header.record.CopyFrom(signed)

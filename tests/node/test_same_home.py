@@ -1,5 +1,5 @@
 """A replica dies and comes again with the same key, over and over: its neighbours hold answers made for its former
-life, and nobody is called a forger."""
+life, and nobody is called a forger. What it feeds then is counted on top of what it fed before."""
 
 from __future__ import annotations
 
@@ -40,3 +40,16 @@ async def test_a_middle_stage_that_restarts_makes_nobody_a_forger() -> None:
         assert not feeder.node.presence.routers[1].banned(middle.node.me, asyncio.get_running_loop().time())
         started_anew = [fields for fields in told(feeder, "microbatch.lost") if "counted here" in str(fields)]
         print(f"{RESTARTS} restarts, {len(started_anew)} microbatches started anew")
+
+
+async def test_what_the_only_feeder_trains_after_a_restart_is_counted() -> None:
+    """Nobody else writes its entry, and its neighbours know that as high as its former life came. Counting from below,
+    it would train as much again before the run's count, and with it rounds and validation, went on."""
+    async with village(usual(stages=2)) as v:
+        feeder, last = v.add(0), v.add(1)
+        await v.fed(300)
+        await feeder.die()
+        known, again = last.node.presence.progress.total, v.add(0, again=feeder)
+        await v.until(lambda: last.node.presence.progress.total >= known + 32, "the run's count goes on")
+        trained = again.served.hop.samples
+        assert trained <= 64, f"{trained} samples were trained until 32 of them were counted"
