@@ -64,6 +64,11 @@ class OuterStepResult:
         mine = self.report.verdicts[: 1 if self.fallback else came]
         return sum(verdict.keep > 0.0 and verdict.reason != EQUAL for verdict in mine)
 
+    @property
+    def is_far(self) -> bool:
+        """Whether of the way to each packet that was believed less than half was taken."""
+        return self.report.believed and all(verdict.keep < 0.5 for verdict in self.report.verdicts)
+
     def fields(self) -> dict[str, Any]:
         """The fields of the event that reports the round."""
         facts: dict[str, Any] = {"peer": self.met[0] if self.met else None, "reason": self.reason}
@@ -228,7 +233,8 @@ class Gossip:
         self._samples_before = 0
         self._wake = asyncio.Event()
         self._held = False  # while this node is paused: no rounds
-        self.missed = False  # a newcomer met nobody in a round of pseudo-gradients: it lacks that outer step
+        # A newcomer met nobody in a round of pseudo-gradients, or its packets were clipped: it lacks that outer step.
+        self.missed = False
         self._advanced = asyncio.Event()  # set when `done` grows, and replaced
         self._stepping = done  # the last round whose packets were gathered: a final delta is for a later one
         self.behind: Callable[[int], bool] = lambda due: False  # whether to take the state of others before round `due`
@@ -434,7 +440,8 @@ class Gossip:
             self.strangers.record_try(peer in came)
         if others and not kept_out.issuperset(others):
             self._met.add(min(1.0, took.count_believed(len(came)) / len(others)))
-        self.missed = self._of_progress and self.weight.newcomer and others_here and not took.met
+        lacking = not took.met if self._of_progress else took.is_far
+        self.missed = lacking and self.weight.newcomer and others_here
         self._samples_before += samples
         self.weight.on_round_end(round_index, self._samples_before)
         self._finish(round_index)

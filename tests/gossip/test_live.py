@@ -3,13 +3,14 @@
 import math
 
 import pytest
+import torch
 
 from benchmarks.memory_network import MemoryTransport
 from swarmnode.errors import Unavailable
 from swarmnode.ids import PeerId
 from swarmnode.ports import Answer, Call
 from swarmnode.wire import record_pb2
-from tests.support.village import Villager, losses, manifest, told, village
+from tests.support.village import Villager, losses, manifest, told, village, with_recovery
 
 pytestmark = [pytest.mark.node, pytest.mark.loop("village")]
 
@@ -149,3 +150,20 @@ async def test_a_newcomer_that_misses_its_first_round_takes_the_state_again(
     event, fields = events[loaded[-1] + 1]
     assert event == "exchange.paired"
     assert float(str(fields["apart"])) < 1e-3, "it has the others' slow weights"
+
+
+async def test_a_newcomer_whose_first_packet_is_clipped_takes_the_state_again() -> None:
+    """The slow weights that it began from are far from the fast ones: the replica was restored, and has had no round
+    since. Clipped, its packet leaves the newcomer there, which would serve and show the loss of weights long gone."""
+    run = with_recovery(manifest(stages=2, method="average", round_samples=256), keepers=0)
+    async with village(run) as v:
+        old, _ = v.add(0), v.add(1)
+        await v.heard(272)
+        assert old.served.gossip.done == 1 and old.replica is not None
+        phi = old.replica.outer.phi
+        phi.add_(torch.randn(phi.shape, generator=torch.Generator().manual_seed(1)) * phi.square().mean().sqrt())
+        joiner = v.add(0)
+        await v.until(lambda: joiner.node.state == record_pb2.NODE_STATE_TRAINING, "the joiner serves")
+        assert joiner.replica is not None and told(joiner, "exchange.clipped"), "not far enough for this test"
+        apart = (joiner.replica.outer.theta - old.replica.outer.theta).norm() / old.replica.outer.theta.norm()
+        assert float(apart) < 0.1, f"{apart:.2g} of its length from the other's weights"
