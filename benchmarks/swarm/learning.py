@@ -38,9 +38,8 @@ from benchmarks.swarm.plain_grid import (
     plain_run,
 )
 from swarmnode import manifest as manifests
-from swarmnode.bench.pytorch_model import differs_from_llama
 from swarmnode.errors import UsageError
-from swarmnode.manifest import SIGNED_FILE, Manifest
+from swarmnode.manifest import SIGNED_FILE, Manifest, ModelSpec
 from swarmnode.model.device import autocasts, use_one_thread
 from swarmnode.ports import Clock
 from swarmnode.user_folders import default_cache
@@ -183,6 +182,13 @@ def replicas_of(text: str) -> tuple[int, ...]:
     if not found or min(found) < 1:
         raise UsageError(f"--replicas {text!r}: use numbers of replicas per stage separated by commas, such as 1,2,4")
     return found
+
+
+def differs_from_llama(model: ModelSpec) -> str | None:
+    """The first field of `model` that the plain Llama does not have, as its value is not the default."""
+    known = ("layers", "width", "heads", "kv_heads", "ffn", "context", "vocabulary", "rope_theta", "norm_eps")
+    fields = (field.name for field in dataclasses.fields(model) if field.name not in known)
+    return next((name for name in fields if getattr(model, name) != getattr(ModelSpec(), name)), None)
 
 
 def run(

@@ -6,7 +6,6 @@ untied head. Sizes: B samples, T tokens, D width, H heads, K heads of keys and v
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Iterable
 
@@ -19,13 +18,6 @@ from swarmnode.manifest import ModelSpec
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # Jordan, "Muon", 2024: a quintic iteration with a steep slope at zero
 NEWTON_SCHULZ_STEPS = 5  # Jordan, 2024
 UPDATE_RMS = 0.2  # arXiv 2502.16982, section 2.2: the update's root mean square is that of a usual AdamW step
-
-
-def differs_from_llama(model: ModelSpec) -> str | None:
-    """The first field of `model` that this module does not have, as its value is not the default."""
-    known = ("layers", "width", "heads", "kv_heads", "ffn", "context", "vocabulary", "rope_theta", "norm_eps")
-    fields = (field.name for field in dataclasses.fields(model) if field.name not in known)
-    return next((name for name in fields if getattr(model, name) != getattr(ModelSpec(), name)), None)
 
 
 class PlainLayer(nn.Module):
