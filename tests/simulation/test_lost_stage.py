@@ -11,14 +11,8 @@ from swarmsim.scenario import find, read_scenario, shorter
 from swarmsim.world import World
 
 
-@pytest.mark.parametrize(
-    ("stage", "keepers", "methods"),
-    [
-        (0, 2, {"ring"}),
-        pytest.param(1, 0, {"checkfree"}, marks=pytest.mark.nightly),
-        pytest.param(3, 2, {"ring"}, marks=pytest.mark.nightly),
-    ],
-)
+@pytest.mark.nightly  # tests/node/test_lost_stage.py and the storm have lost stages in each push
+@pytest.mark.parametrize(("stage", "keepers", "methods"), [(0, 2, {"ring"}), (1, 0, {"checkfree"}), (3, 2, {"ring"})])
 def test_a_lost_stage_is_brought_back_by_one_and_copied_by_the_others(
     stage: int, keepers: int, methods: set[str]
 ) -> None:

@@ -76,7 +76,12 @@ FLEETS = {
 }
 
 
-@pytest.mark.parametrize("name", FLEETS)
+# Each push has fleets whose limits differ: lines, memory, machines unlike each other, machines that go.
+EACH_PUSH = ("slow lines", "small", "mixed", "dying")
+FLEET_NAMES = [name if name in EACH_PUSH else pytest.param(name, marks=pytest.mark.nightly) for name in FLEETS]
+
+
+@pytest.mark.parametrize("name", FLEET_NAMES)
 def test_no_setting_by_hand_is_better_than_the_one_found(name: str) -> None:
     """Against every combination, tried without the search's shortcuts."""
     fleet = FLEETS[name]
@@ -114,8 +119,10 @@ def test_lines_that_limit_the_run_get_no_more_in_flight_than_they_carry() -> Non
     assert not most or best.score >= (1.0 - ALIKE) * half.learned_per_s
 
 
-@pytest.mark.parametrize("name", FLEETS)
-@pytest.mark.parametrize("stages", [1, 2, 4])
+@pytest.mark.parametrize("name", FLEET_NAMES)
+@pytest.mark.parametrize(
+    "stages", [pytest.param(1, marks=pytest.mark.nightly), 2, pytest.param(4, marks=pytest.mark.nightly)]
+)
 def test_the_best_is_at_least_as_good_as_the_manifest(name: str, stages: int) -> None:
     found = search(cut(stages), FLEETS[name], TOKENS)
     assert found.own is not None or found.own_fault

@@ -11,7 +11,8 @@ from swarmsim.world import World
 EVERY_S = 8.0
 
 
-@pytest.mark.parametrize("kills", [20, pytest.param(50, marks=pytest.mark.nightly)])
+@pytest.mark.nightly  # tests/node/test_same_home.py has restarts in each push
+@pytest.mark.parametrize("kills", [20, 50])
 def test_kills_and_restarts_make_nobody_a_forger(kills: int) -> None:
     calm = read_scenario(find("calm"))
     crash = FaultSpec(at_s=tuple(EVERY_S * (1 + n) for n in range(kills)), back_s=3.0)
