@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import itertools
 import time
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -35,10 +37,11 @@ class TestMemoryTransport(TransportContract):
 
 
 class TestLibp2pTransport(TransportContract):
-    """`here` lives as long as the class: a p2pd takes 0.3 s to start."""
+    """`here` lives as long as the class, `there` until a test closes it: a p2pd takes .46 s of a core to start."""
 
     runner: ClassVar[asyncio.Runner]
     here: ClassVar[Libp2pTransport]
+    there: ClassVar[Libp2pTransport | None] = None
     living: ClassVar[AsyncExitStack]
 
     @classmethod
@@ -57,12 +60,26 @@ class TestLibp2pTransport(TransportContract):
 
     @asynccontextmanager
     async def pair(self) -> AsyncIterator[Pair]:
-        async with node() as (there, _):
-            await self.here.connect(there.peer_id, await there.addresses())
-            self.here.start()
+        here, kind = self.here, type(self)
+        if (there := kind.there) is None:
+            made, _ = await self.living.enter_async_context(node())
+            kind.there = there = made
+            await here.connect(there.peer_id, await there.addresses())
+            here.start()
             there.start()
-            self.here._traffic.clear()
-            yield Pair(self.here, there, there.close)
+        here._traffic.clear()
+        there._traffic.clear()
+
+        async def close() -> None:
+            kind.there = None
+            await there.close()
+
+        try:
+            yield Pair(here, there, close)
+        finally:
+            for transport, method in itertools.product((here, there), ("ping", "process")):
+                with contextlib.suppress(KeyError):
+                    transport.withdraw(method)
 
 
 @NEEDS_IROH
