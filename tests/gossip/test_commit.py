@@ -7,7 +7,6 @@ from types import SimpleNamespace
 import pytest
 
 from benchmarks.memory_network import MemoryNetwork, MemoryTransport
-from swarmnode.ema import Ema, EmaStart
 from swarmnode.errors import PeerTimeout
 from swarmnode.gossip.exchange import Gossip, OuterStepResult
 from swarmnode.gossip.outgoing_packet import OutgoingPacket
@@ -91,20 +90,6 @@ class Party:
     @property
     def onesided(self) -> float:
         return self.quiet.total(name.ONESIDED_COMMITS)
-
-
-async def test_keys_that_send_nothing_that_is_believed_are_no_replicas_to_average_with() -> None:
-    """Each took a share of the inner batch and raised the learning rate: beside many, steps were of two samples."""
-    gossip = Party(MemoryNetwork(), WHO[0]).gossip
-    assert gossip.meeting(11) == 11 and gossip.meeting(1) == 1
-    gossip._met.add(0.0)
-    assert gossip.meeting(11) == 10
-    for _ in range(40):
-        gossip._met.add(0.0)
-    assert gossip.meeting(11) == 1
-    gossip._absent, gossip._met = 4, Ema(1.0, EmaStart.FIRST)
-    gossip._met.add(1.0)
-    assert gossip.meeting(11) == 7, "those left out of rounds, or gone"
 
 
 @pytest.mark.parametrize(

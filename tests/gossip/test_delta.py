@@ -13,10 +13,8 @@ from hypothesis import strategies as st
 
 from swarmnode.errors import ManifestError, RemoteFault
 from swarmnode.gossip.compression import codec, kernel
-from swarmnode.gossip.outer import Outer
 from swarmnode.ports import Packet
 from swarmnode_methods.delta import DECAY, DeltaCodec
-from swarmnode_methods.mean import DeltaMean
 from swarmnode_methods.partial_average import PartialAverage
 from swarmnode_methods.topk import TopK, warm_k
 
@@ -176,36 +174,6 @@ def test_places_that_do_not_ascend_are_refused() -> None:
 def test_k_thins_out() -> None:
     assert [warm_k(r, 64) for r in (1, 50, 51, 75, 76, 100, 101, 999)] == [512, 512, 256, 256, 128, 128, 64, 64]
     assert warm_k(1, 512) == 512
-
-
-def meet(members: list[Outer], round_index: int) -> None:
-    messages = [member.message(round_index) for member in members]
-    for i, member in enumerate(members):
-        member.apply(round_index, 1.0, [Packet(1.0, 0, m) for j, m in enumerate(messages) if j != i])
-
-
-@pytest.mark.parametrize("name", ["topk64", "topk512", "topk", "powersgd", "e3m0"])
-@pytest.mark.parametrize("times", [1, 3])
-def test_sent_and_remaining_parts_add_up_to_the_learned_delta(name: str, times: int) -> None:
-    """A leaver makes its last message anew for the successor's next round: the one before goes nowhere."""
-    one = DeltaMean(heavy(9000, 1), codec(name))
-    one.theta.add_(heavy(9000, 2))
-    one.message(1)
-    one.apply(1, 1.0, [])
-    one.theta.add_(heavy(9000, 3))
-    coder = cast(DeltaCodec, one.codec)
-    learned = one.theta - one.phi
-    if coder.residual is not None:
-        learned = learned + DECAY * coder.residual
-    for round_index in range(2, 2 + times):
-        one.message(round_index)
-    sent = torch.empty(9000)
-    coder.decode(one.message(60), sent)  # of another k by then, where there is a schedule
-    left = coder.residual if coder.residual is not None else torch.zeros(9000)
-    if coder.feedback:
-        assert float((sent + left - learned).abs().max()) < 1e-6 * float(learned.abs().max())
-    else:
-        assert float((sent - learned).norm()) < 0.3 * float(learned.norm())
 
 
 @pytest.mark.parametrize("name", ["topk64", "topk512"])

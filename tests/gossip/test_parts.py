@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from swarmnode.gossip.compression import codec
-from swarmnode.gossip.outer import Average, NoLoCo, noloco, outer
-from swarmnode.manifest import GossipSpec
+from swarmnode.gossip.outer import Average, NoLoCo, noloco
 from swarmnode.model import state_stream
 from swarmnode.model.architecture import Shapes
 from swarmnode.model.moments import PART
@@ -16,10 +15,8 @@ from swarmnode.model.tensor import decode
 from swarmnode.parted_work import Parts, run_whole, timed
 from swarmnode.ports import Packet
 from tests.support.fake_device import elsewhere
-from tests.support.method_tables import METHODS
 
 PARAMETERS = 64 * 40 + 17
-SPARSE = ("sparseloco", "partial_average")
 
 
 def weights(seed: int) -> torch.Tensor:
@@ -95,16 +92,6 @@ def test_parts_are_timed_without_what_runs_beside() -> None:
     value, seconds = run_whole(timed(work(), lambda: float(next(clock))))
     assert value == "done" and seconds == 3.0
     assert seen[0] == 2000 and isinstance(seen[1], ZeroDivisionError)
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_only_methods_whose_halves_are_the_whole_step_are_split(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A part added to the step would touch the device from beside."""
-    with elsewhere(monkeypatch) as device:
-        spec = GossipSpec(method=method, codec="fp32" if method not in SPARSE else "topk64")
-        made = outer(spec, weights(1).to(device), "a")
-        same = type(made)._outer_step is NoLoCo._outer_step and type(made).apply_slow is NoLoCo.apply_slow
-        assert made.splits == (made.remote and same)
 
 
 def test_another_fragment_is_read_before_the_device_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,13 +78,6 @@ def test_there_and_back(name: str, size: int) -> None:
         assert abs(float((out - kept).mean())) < 4 * float(bound.mean()) / math.sqrt(3 * size)
 
 
-@pytest.mark.parametrize(("name", "nbytes"), [("int8", 135), ("modular6", 185), ("modular4", 137), ("modular3", 113)])
-def test_bytes_equal_the_formula(name: str, nbytes: int) -> None:
-    """P + 2 ceil(P / 64), and 32 + (3 + 8 b) ceil(P / 64), at P = 129."""
-    phi, flat, _ = three(129)
-    assert codec(name).encode(flat, reference=phi, seed=1)[0].nbytes == codec(name).least_nbytes(129) == nbytes
-
-
 def twin_modular(bits: int, flat: list[float], phi: list[float], seed: int) -> tuple[list[int], list[float]]:
     """(codes of one block, decoded values when the partner has the same weights), one element at a time."""
     f32 = np.float32

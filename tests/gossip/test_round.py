@@ -17,27 +17,6 @@ from swarmnode.gossip.round import (
 strides = st.integers(0, 5).map(lambda power: 2**power)
 
 
-def test_literals() -> None:
-    rounds = Rounds(round_samples=100)
-    assert rounds.index(0) == 0
-    assert rounds.index(99) == 0
-    assert rounds.index(100) == 1
-    assert rounds.left(99) == 1
-    assert rounds.left(100) == 100
-    assert rounds.due(99, 0) == (None, "1 samples until round 1")
-    assert rounds.due(100, 0) == (1, "100 samples end round 1")
-    assert rounds.due(430, 1) == (4, "430 samples end round 4, 2 skipped")
-    assert rounds.due(430, 4)[0] is None
-    assert rounds.due(430, 7)[0] is None  # a replica that is ahead of what we know waits
-    assert rounds.due(730, 3, stride=4) == (4, "730 samples end round 4")
-    assert rounds.due(730, 4, stride=4) == (None, "70 samples until round 8")
-    assert rounds.stride(50.0, 2.0, 1)[0] == 1  # exactly the seconds needed
-    assert rounds.stride(51.0, 2.0, 1)[0] == 2
-    assert rounds.stride(0.0, 2.0, 1)[0] == 1  # nothing is known yet
-    answer, reason = rounds.stride(500.0, 2.0, 1)
-    assert answer == 16 and reason == "a round takes 0.2 s, 2 s are needed: every 16"
-
-
 @given(st.integers(1, 50), st.integers(0, 500), st.integers(0, 12), strides)
 def test_twin(round_samples: int, total: int, done: int, stride: int) -> None:
     rounds = Rounds(round_samples)

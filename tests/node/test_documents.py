@@ -6,11 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-import torch
 
-from swarmnode.data.sample import SampleBatch, counted_targets
+from swarmnode.data.sample import SampleBatch
 from swarmnode.manifest import Manifest
-from swarmnode.model.stage import StageReplica
 from swarmnode.ports import WireTensor
 from tests.support.village import Numbers, manifest, village
 
@@ -29,39 +27,6 @@ class Documents(Numbers):
 
 def documents(run: Manifest) -> Manifest:
     return replace(run, data=replace(run.data, documents="masked"))
-
-
-async def test_a_pipeline_of_whole_nodes_is_one_process() -> None:
-    """Equal to 1e-5 after 12 inner steps, loss included: what counts is known at every stage."""
-    run = documents(manifest(method="none", window_max=1))
-    limits = replace(run.limits, record_ttl_s=60.0, hop_timeout_min_s=60.0, microbatch_timeout_s=100.0)
-    run = replace(run, limits=limits)
-
-    async with village(run, Documents, stages=(0, 1, 2)) as v:
-        await v.until(lambda: v.total() >= 12 * run.inner.inner_batch, "12 inner steps")
-        await v.leave()
-    replicas = [p.replica for p in v.people]
-    assert replicas[0] is not None
-    steps, text, size = replicas[0].inner_steps, Documents(run), run.inner.microbatch
-    alone = [StageReplica(run, stage) for stage in range(3)]
-    for first in range(0, steps * run.inner.inner_batch, size):
-        tokens = text.train(range(first, first + size))
-        y0, tape0 = alone[0].forward(tokens, keep=True)
-        y1, tape1 = alone[1].forward(y0, keep=True, tokens=tokens)
-        result = alone[2].loss(y1, tokens, size, train=True)
-        assert tape0 is not None and tape1 is not None and result.gradient is not None
-        dy1 = alone[1].backward(tape1, result.gradient, size)
-        assert dy1 is not None
-        alone[0].backward(tape0, dy1, size)
-        if alone[0].accumulated >= run.inner.inner_batch:
-            for each in alone:
-                each.step(first)
-    for each, replica in zip(alone, replicas, strict=True):
-        assert replica is not None and replica.inner_steps == steps
-        torch.testing.assert_close(replica.stage.theta, each.theta, rtol=0, atol=1e-5)
-    fed, done = [text.train(range(first, first + size)) for first in range(0, v.total(), size)], v.people[0].quiet.total
-    assert done("swarmnode_tokens_total") == sum(counted_targets(tokens, 0) for tokens in fed)
-    assert done("swarmnode_samples_total") == v.total(), "samples are counted whatever counts in them"
 
 
 async def test_honest_nodes_confirm_each_other_and_a_false_mask_is_found_out() -> None:
