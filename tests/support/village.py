@@ -101,15 +101,17 @@ class VillageLoop(VirtualLoop):
 
 
 class VillageMachine(SimMachine):
-    """ports.Compute in virtual time: real arithmetic, each piece of which takes about `PIECE_S`."""
+    """ports.Compute in virtual time: real arithmetic, each piece of which takes about `PIECE_S`, or of whose samples
+    each takes `sample_s`."""
 
-    def __init__(self, seed: str) -> None:
-        meter = Meter()
-        meter.state_nbytes = PIECE_S * HASH_RATE
-        super().__init__(1.0, 1.0, meter, seeded("village machine", seed), noise=0.5)
+    def __init__(self, seed: str, sample_s: float) -> None:
+        self._sample_s, self._meter = sample_s, Meter()
+        self._meter.state_nbytes = PIECE_S * HASH_RATE
+        super().__init__(1.0, 1.0, self._meter, seeded("village machine", seed), noise=0.5)
 
     async def run(self, priority: Priority, samples: int, work: Callable[[], T | Parts[T]]) -> T:
         def whole() -> T:
+            self._meter.add(samples * self._sample_s)
             value = work()
             if isinstance(value, Generator):
                 value = run_whole(value)
@@ -207,6 +209,7 @@ class Village:
         self.made: list[Recording] = []  # every replica there ever was
         self.samples: dict[PeerId, list[int]] = defaultdict(list)
         self.saving = CheckpointOptions()  # of those added from now on
+        self.sample_s = 0.0  # the same: how long a sample keeps their device busy, in virtual time
         self.cut = 0  # the same: the amendment that cut the stages of `run` as they are
         self.owner = b""  # the same: the key whose warrants they honour
         self.admission: Callable[[], Admission] | None = None  # the same: a new one for each
@@ -230,7 +233,7 @@ class Village:
         admission = None if self.admission is None else self.admission()
         MembershipHandlers(record_pb2.SignedManifest(), admission).serve(transport)
         virtual = isinstance(asyncio.get_running_loop(), VirtualLoop)
-        compute = VillageMachine(identity.peer_id) if virtual else ThreadCompute(quiet)
+        compute = VillageMachine(identity.peer_id, self.sample_s) if virtual else ThreadCompute(quiet)
         self._stack.callback(compute.close)
         clock = LoopClock()
         saved: list[tuple[int, int, int]] = []
