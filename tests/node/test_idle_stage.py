@@ -61,7 +61,15 @@ FAULTS: dict[str, Exception] = {
 }
 
 
-@pytest.mark.parametrize(("stage", "fault"), [(2, "no"), (1, "busy"), (2, "wrong"), (0, "no")])
+@pytest.mark.parametrize(
+    ("stage", "fault"),
+    [
+        (2, "no"),
+        (1, "busy"),
+        pytest.param(2, "wrong", marks=pytest.mark.nightly),
+        pytest.param(0, "no", marks=pytest.mark.nightly),
+    ],
+)
 async def test_a_run_begins_though_a_stage_is_full_of_keys_that_do_nothing(stage: int, fault: str) -> None:
     """Honest newcomers choose another stage; one of them goes where nobody works."""
     async with village(run()) as v, idle_keys(v, stage, FAULTS[fault]):

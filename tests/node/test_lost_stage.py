@@ -99,6 +99,7 @@ async def test_no_stage_is_rebuilt_from_what_one_neighbour_says() -> None:
         assert float(np.abs(rebuilt).max()) < 20.0
 
 
+@pytest.mark.nightly  # others lose one, or an inner one
 async def test_of_two_neighbours_lost_at_once_only_what_is_kept_comes_back() -> None:
     run = with_recovery(manifest())
 

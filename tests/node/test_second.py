@@ -38,7 +38,11 @@ def far(joiner: Villager, honest: Villager) -> float:
 
 @pytest.mark.parametrize(
     ("spoil", "at"),
-    [(same, FUTURE), pytest.param(noise, 0, marks=pytest.mark.nightly), (noise, SOON)],
+    [
+        (same, FUTURE),
+        pytest.param(noise, 0, marks=pytest.mark.nightly),
+        pytest.param(noise, SOON, marks=pytest.mark.nightly),
+    ],
     ids=["of the future", "noise", "noise some rounds ahead"],
 )
 async def test_a_donor_that_announces_the_highest_speed_and_lies_misleads_no_joiner(
