@@ -201,6 +201,8 @@ class Auditor:
         check cannot be made."""
         last = claim.statement.stage == self.manifest.pipeline.stages - 1
         others = self.others(claim.statement.stage, claim.server, PeerId(claim.statement.client))
+        if not self.audits.unusable(claim.server, claim.statement.stage):  # whose answers say nothing about others
+            others = [peer for peer in others if not self.audits.unusable(peer, claim.statement.stage)]
         shown = None if last or not others else await self._opened(claim)
         if not last and others and shown is None:
             return None
@@ -251,8 +253,8 @@ class Auditor:
         # Most contradict each other: nobody can be told from them.
         split = 2 * sum(not case.vote.close for case in cases) > len(cases) > 2
         doubted = [i for i, case in enumerate(cases) if case.suspected or not (split or case.vote.close)]
-        # Of two each may be the one that lies: both are weighed.
-        two, now_s = len(cases) == 2 and bool(doubted), asyncio.get_running_loop().time()
+        # Of two each may be the one that lies, until its weights cleared one of them: both are weighed.
+        two, now_s = len(cases) == len(doubted) == 2, asyncio.get_running_loop().time()
         for group in [(0, 1)] if two else [(index,) for index in doubted if cases[index].vote.cosine >= OPPOSITE]:
             if not self.audits.weighs([voters[index][0] for index in group], now_s):
                 doubted = [index for index in doubted if index not in group]
@@ -279,7 +281,8 @@ class Auditor:
                 if self.audits.withheld(peer, microbatch):
                     self._exclude(peer, f"its answers fall short, and no weights of it explain them: {reason}")
             elif case.suspected and case.explained:
-                self.audits.clear(peer, claim.statement.stage, None if false else case.vote.distance)
+                lie = bool(false) or (other is not None and not other.explained)
+                self.audits.clear(peer, claim.statement.stage, None if lie else case.vote.distance)
         if outcome == "right":
             return self._right(claim, shown, str(cases[0].vote))
         self._tell(claim, outcome, "; ".join(reasons) or ("most contradict each other" if split else "unusual"))
@@ -293,9 +296,12 @@ class Auditor:
         votes = await self._votes(claim, voters)
         usual = statistics.median_low([vote.distance for vote in votes]) if len(voters) > 2 else 0.0
         steps = [(answered.statement or claim.statement).inner_steps for _, answered in voters]
+        unsettled = [self.audits.suspected(peer, stage) for peer, _ in voters]
         cases = list[Weighed]()
         for index, ((peer, _), vote) in enumerate(zip(voters, votes, strict=True)):
-            speaks = test.observe(peer, vote.distance, usual)
+            # A suspected replica's answers say nothing about the other one of a stage of two.
+            told = len(voters) > 2 or unsettled[index] or not any(unsettled)
+            speaks = told and test.observe(peer, vote.distance, usual)
             apart = abs(steps[index] - statistics.median(steps[:index] + steps[index + 1 :]))
             cases.append(Weighed(vote, self.audits.suspected(peer, stage), speaks, apart > NEAR_STEPS))
         return cases
@@ -417,9 +423,7 @@ class Auditor:
 
     def others(self, stage: int, *but: PeerId) -> Sequence[PeerId]:
         """A few other replicas of `stage` that can recompute a hop, in random order."""
-        here = [member.peer for member in self._swarm().serving(stage)]
-        peers = [peer for peer in here if peer not in (*but, self.me)]
-        return self._drawn(peers)
+        return self._drawn([one.peer for one in self._swarm().serving(stage) if one.peer not in (*but, self.me)])
 
     def _drawn(self, found: Sequence[PeerId]) -> list[PeerId]:
         """VOTES_MAX - 1 of `found` at most, in random order: first those seen at work, because a key that is none costs

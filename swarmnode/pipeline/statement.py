@@ -110,10 +110,6 @@ class HopClaim:
     def server(self) -> PeerId:
         return PeerId(self.statement.server)
 
-    @property
-    def nbytes(self) -> int:
-        return self.x.nbytes + self.tokens.nbytes + self.gradient.nbytes
-
     def answer(self, sent: WireTensor | None) -> HopAnswer:
         """The claimed result; `sent` are the activations shown as sent on, None at the last stage. Only there the
         stated loss is the server's own."""

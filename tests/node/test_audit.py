@@ -179,6 +179,19 @@ async def test_a_replica_that_steers_by_answers_that_look_honest_is_excluded(rep
         )
 
 
+async def test_of_two_the_one_that_its_weights_cleared_is_used_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The liar's answers no longer speak against it, however long the liar's own examination takes."""
+    for module in ("audit", "hop"):
+        monkeypatch.setattr(f"swarmnode.pipeline.{module}.EXAMINED_S", 3.0)
+    monkeypatch.setattr("swarmnode.pipeline.audit.SNAPSHOT_AGE_S", 7.5)
+    async with village(slow(stages=2)) as v:
+        liar, honest, callers = v.add(1, Steers), v.add(1), [v.add(0), v.add(0)]
+        await v.until(lambda: v.total() > 1024, "training")
+        lies, answers = liar.served.hop.samples, honest.served.hop.samples
+        assert 4 * lies < answers, f"{lies} samples of the liar, {answers} of the other one"
+        assert all(one["peer"] == liar.node.me for caller in callers for one in told(caller, "peer.banned"))
+
+
 @pytest.mark.parametrize("kind", [Misstates, MisstatesLittle])
 async def test_in_a_stage_of_two_a_liar_that_misstates_its_steps_is_excluded(kind: type[Liar]) -> None:
     """The weights it gives never seem to be those that answered; the other replica's answer fits its own."""
