@@ -507,9 +507,9 @@ class GossipSpec:
     )
     acceptance: str = key(
         "clipped",
-        one_of("all", "clipped", "guarded"),
+        one_of("all", "clipped"),
         "Acceptance of a partner's packet: all: every well-formed one; clipped: up to the usual distance"
-        " (swarmnode/gossip/robust.py); guarded, in older manifests: clipped.",
+        " (swarmnode/gossip/robust.py).",
         "measured: `swarmnode bench attack`; clipped costs .05 nat under a sign flip by a quarter",
     )
     group: int = key(
@@ -531,12 +531,6 @@ class GossipSpec:
         whole(1, COUNT_MAX),
         "Samples of the whole run in a round.",
         "measured: `swarmnode bench learning`; eight inner steps of the demo",
-    )
-    rounds: str = key(
-        "even",
-        one_of("even"),
-        "The rounds at which replicas meet: all.",
-        "measured: docs/measurements/gossip.md; rounds that lengthen as the learning rate falls learned less",
     )
     round_seconds_min: float = key(0.2, real(0.0, 86_400.0), "Least seconds between rounds.", "guess")
     uplink_share: float = key(
@@ -615,18 +609,6 @@ class RecoverySpec:
         4 << 30,
         whole(0, BYTES_MAX),
         "Largest snapshot in bytes that a keeper holds in memory; of a larger one it keeps only embedding and head.",
-        "guess",
-    )
-    itinerary: str = key(
-        "straight",
-        one_of("straight"),
-        "The order in which a microbatch visits the stages.",
-        "measured: docs/measurements/lost-stages.md; CheckFree+'s swaps cost more than they saved",
-    )
-    while_lost: str = key(
-        "wait",
-        one_of("wait", "skip"),
-        "Microbatches while a stage is lost: wait, or skip it (never the first or last, at most a third).",
         "guess",
     )
 

@@ -35,7 +35,6 @@ from swarmnode.manifest import Manifest
 from swarmnode.membership.access import check_warrant
 from swarmnode.membership.swarm import Member, feeder_place
 from swarmnode.node.presence import Presence
-from swarmnode.pipeline.route import successors
 from swarmnode.ports import Admit, Clock
 from swarmnode.remembered import Remembered
 from swarmnode.wire import access_pb2, record_pb2
@@ -57,14 +56,7 @@ class CallerCheck:
         self._presence = presence
         self._clock = clock
         self._stages, self._feeders = manifest.pipeline.stages, feeder_place(manifest)
-        self._before = [self._input_auditor(manifest, stage) for stage in range(self._stages)]
         self._heard = Remembered[PeerId, Member]()
-
-    @staticmethod
-    def _input_auditor(manifest: Manifest, stage: int) -> Collection[int]:
-        """The stages that send microbatches to `stage`."""
-        stages, skips = manifest.pipeline.stages, manifest.recovery.while_lost == "skip"
-        return [other for other in range(stages) if stage in successors(other, stages, skips=skips)]
 
     def learn(self, signed: record_pb2.SignedRecord) -> None:
         """Take in a record that came with a call. Raises RemoteFault when it is forged, expired or of another run."""
@@ -126,7 +118,7 @@ class CallerCheck:
             return (self._stages - 1 - own,)
         if method in CHECKS:
             return [stage for stage in range(self._stages) if stage != own]
-        return self._before[own] if own else (0, self._feeders)
+        return (own - 1,) if own else (0, self._feeders)
 
     def _process(self, peer: PeerId, header: wire.Request) -> None:
         process = header.process

@@ -43,10 +43,6 @@ class FailureDetector:
         self._lost: dict[int, tuple[float, float | None]] = {}  # stage -> (since, loss then)
         self._returned: dict[int, tuple[float, int]] = {}  # stage -> (loss before, microbatches done when it was back)
 
-    def lost(self) -> tuple[int, ...]:
-        """Stages that have no replica alive, as far as known here, ascending."""
-        return tuple(sorted(self._lost))
-
     async def run(self) -> None:
         """Look until cancelled."""
         while True:

@@ -77,7 +77,6 @@ def make_feeder(
         presence.samples_total,
         counted,
         ports.telemetry,
-        context.failure_detector.lost,
     )
 
 

@@ -29,7 +29,6 @@ from swarmnode.node.stage_change import StageTransfer, costs, living_members
 from swarmnode.pipeline.believed_rate import bounded
 from swarmnode.pipeline.feeder import Samples
 from swarmnode.pipeline.rebalance import RebalanceRules, choose_stage, reserved_stage
-from swarmnode.pipeline.route import successors
 from swarmnode.ports import Compute, Priority, Replica
 from swarmnode.recovery.restore import RestoredState
 from swarmnode.transfer.chunk_set import ChunkSources
@@ -83,9 +82,8 @@ class JoinedStage:
 
 
 def sends_to(manifest: Manifest, stage: int) -> Collection[int]:
-    """The stages to which a replica of `stage` sends microbatches, ascending."""
-    stages, spec = manifest.pipeline.stages, manifest.recovery
-    return sorted(successors(stage, stages, skips=spec.while_lost == "skip"))
+    """The stages to which a replica of `stage` sends microbatches."""
+    return range(stage + 1, min(manifest.pipeline.stages, stage + 2))
 
 
 def attend_stage(context: NodeContext, tasks: asyncio.TaskGroup, stage: int, transfer: StageTransfer | None) -> None:

@@ -14,7 +14,6 @@ from swarmnode.errors import Busy, LocalFault, RemoteFault, StartAnew, Swarmnode
 from swarmnode.ids import MICROBATCH_ID_BYTES, MicrobatchId, PeerId
 from swarmnode.manifest import Manifest, boundary_width
 from swarmnode.metrics import name
-from swarmnode.pipeline.route import fault
 from swarmnode.ports import Answer, Telemetry, WireTensor
 from swarmnode.remembered import REMEMBERED_MAX, Remembered
 from swarmnode.wire import call_pb2 as wire
@@ -56,13 +55,10 @@ def check_way(manifest: Manifest, stage: int, process: wire.Process) -> None:
     stages = manifest.pipeline.stages
     if len(process.microbatch_id) != MICROBATCH_ID_BYTES:
         raise RemoteFault(f"microbatch id of {len(process.microbatch_id)} bytes; expected {MICROBATCH_ID_BYTES}")
-    if len(process.itinerary) > stages or process.position >= len(process.itinerary):
-        raise RemoteFault(f"position {process.position} of an itinerary of {len(process.itinerary)} stages")
-    way = tuple(process.itinerary)
-    if (wrong := fault(way, stages)) is not None:
-        raise RemoteFault(wrong)
-    if (wanted := way[process.position]) != stage:
-        raise RemoteFault(f"microbatch for stage {wanted} sent to a replica of stage {stage}")
+    if len(process.itinerary) != stages or list(process.itinerary) != list(range(stages)):
+        raise RemoteFault(f"an itinerary of {len(process.itinerary)} stages that is not 0 to {stages - 1} in order")
+    if process.position != stage:
+        raise RemoteFault(f"microbatch at position {process.position} sent to a replica of stage {stage}")
     if process.purpose not in (wire.PURPOSE_TRAIN, wire.PURPOSE_VALIDATE):
         raise RemoteFault(f"microbatch with unknown purpose {process.purpose}")
 

@@ -21,7 +21,7 @@ from swarmnode.membership.swarm import Swarm
 from swarmnode.metrics import name
 from swarmnode.pipeline.microbatch_size import MicrobatchSizer, Window
 from swarmnode.pipeline.next_hop import MicrobatchResult, NextHop, RoundTrip
-from swarmnode.pipeline.route import Router, itinerary
+from swarmnode.pipeline.route import Router
 from swarmnode.pipeline.statement import sign_feed
 from swarmnode.ports import Telemetry, WireTensor
 from swarmnode.wire import call_pb2 as wire
@@ -209,8 +209,7 @@ class FirstHop(Protocol):
 
 @dataclass(eq=False)
 class Feeder:
-    """Keeps a window of microbatches in flight and counts the completed ones. `lost` returns the stages without any
-    replica; microbatches skip them if the manifest says so."""
+    """Keeps a window of microbatches in flight and counts the completed ones."""
 
     manifest: Manifest
     me: PeerId
@@ -223,7 +222,6 @@ class Feeder:
     samples_total: Callable[[], int]
     counted: Callable[[int], None]
     telemetry: Telemetry
-    lost: Callable[[], Sequence[int]] = tuple
 
     def __post_init__(self) -> None:
         self._told: tuple[int, int] | None = None  # last choice logged: samples of a microbatch, limit
@@ -453,18 +451,13 @@ class Feeder:
             feeder=self.me,
             samples=tokens.shape[0],
             purpose=purpose,
-            itinerary=self._itinerary(),
+            itinerary=range(self.manifest.pipeline.stages),
             position=0,
             boundary_digest=self.hop.boundary_digest,
             first_sample=first_sample,
         )
         deadline = asyncio.get_running_loop().time() + self._round_trip.limit_s
         return await self.hop.run_microbatch(process, tokens, tokens, deadline)
-
-    def _itinerary(self) -> tuple[int, ...]:
-        spec = self.manifest.recovery
-        lost = self.lost() if spec.while_lost == "skip" else ()
-        return itinerary(self.manifest.pipeline.stages, lost)
 
     async def _change(self) -> None:
         self._changed.clear()

@@ -8,11 +8,10 @@ speed of a peer is bounded by its stage's (believed_rate.py).
 
 from __future__ import annotations
 
-import functools
 import heapq
 import math
 import random
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from swarmnode.ema import Ema
@@ -32,35 +31,6 @@ LATE_MAX = 2  # guess: missed deadlines in a row while other peers answered
 USUAL_SHARE = 8  # guess: recompute the usual time after answers of an eighth of the replicas
 QUICK_S = 1.0  # guess: of a refusal, where nobody has answered yet
 OTHERS_MIN = 4  # guess: answers of others meanwhile; if nobody answers, the peer is not at fault
-
-
-WAYS_KEPT = 64  # guess: a run has a few itineraries, and each call names one
-SKIPPED_SHARE_MAX = 1 / 3  # SkipPipe, arXiv 2502.19913: more costs more than waiting
-
-
-def itinerary(stages: int, lost: Sequence[int] = ()) -> tuple[int, ...]:
-    """The itinerary of a microbatch. `lost` inner stages are left out, lowest first, up to SKIPPED_SHARE_MAX of all;
-    the first and last stage stay."""
-    room = int(stages * SKIPPED_SHARE_MAX)
-    left_out = [stage for stage in sorted(lost) if 0 < stage < stages - 1][:room]
-    return tuple(stage for stage in range(stages) if stage not in left_out)
-
-
-def successors(stage: int, stages: int, *, skips: bool) -> tuple[int, ...]:
-    """The stages that a microbatch may go to from `stage`, ascending: the ones whose replicas must be known well."""
-    return tuple(range(stage + 1, min(stages, stage + 2 + skips)))
-
-
-@functools.lru_cache(maxsize=WAYS_KEPT)
-def fault(way: tuple[int, ...], stages: int) -> str | None:
-    """The error in an itinerary from outside, or None."""
-    if not way or way[0] != 0 or way[-1] != stages - 1:
-        return f"an itinerary that does not lead from stage 0 to stage {stages - 1}"
-    if len(set(way)) != len(way) or any(stage >= stages for stage in way):
-        return f"an itinerary that visits a stage twice or one that is not among {stages}"
-    if stages - len(way) > int(stages * SKIPPED_SHARE_MAX):
-        return f"an itinerary of {len(way)} of {stages} stages; a third may be left out"
-    return None
 
 
 @dataclass(slots=True)

@@ -20,8 +20,8 @@ BUCKET, HASH, URL = "bucket", "hash", "url"
 WORDS = """
 model.qk_norm model.norm_placement model.rope_scaling pipeline.boundary data.source data.documents
 inner.optimizer inner.decay inner.replica_rate pipeline.weight_prediction gossip.method gossip.alpha gossip.beta
-gossip.gamma gossip.codec gossip.acceptance gossip.rounds training.kind training.targets
-training.base_format recovery.method recovery.itinerary recovery.while_lost access.mode transport.kind
+gossip.gamma gossip.codec gossip.acceptance training.kind training.targets
+training.base_format recovery.method access.mode transport.kind
 """.split()
 NAMES = {
     **dict.fromkeys(WORDS, WORD),

@@ -43,25 +43,6 @@ async def test_a_stage_comes_back_from_the_ring(stage: int) -> None:
         assert losses(v)[-1] < losses(v)[0] - 1.0
 
 
-async def test_skipping_microbatches_train_while_a_stage_is_away() -> None:
-    run = with_recovery(manifest(stages=4), while_lost="skip", keepers=0)
-    run = replace(run, model=replace(run.model, layers=4))
-
-    async with village(run, stages=(0, 1, 2, 3)) as v:
-        await v.fed(256)
-        await lose(v, 2)
-        await v.until(lambda: bool(told(v.people[0], "stage.lost")), "the loss is noticed", BOUND_S)
-        before = v.total()
-        await v.until(lambda: v.total() >= before + 128, "training goes on without the stage", BOUND_S)
-        joiner = v.add(None)
-        await back(v, [joiner])
-        assert told(joiner, "recovery.done")[0]["method"] == "copy"
-        await v.until(lambda: bool(told(v.people[0], "recovery.loss")), "loss before and after is told", BOUND_S)
-        hop = joiner.served.hop
-        assert hop is not None
-        await v.until(lambda: hop.samples > 0, "the rebuilt stage trains")
-
-
 async def test_an_inner_stage_is_rebuilt_from_its_neighbours(method: str = "weighted") -> None:
     run = with_recovery(manifest(), method=method, keepers=0)
 

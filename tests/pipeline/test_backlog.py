@@ -6,9 +6,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from swarmnode.errors import Busy, LocalFault, MicrobatchLost, Unavailable
+from swarmnode.errors import Busy, LocalFault, MicrobatchLost, RemoteFault, Unavailable
 from swarmnode.ids import MicrobatchId, PeerId, microbatch_id
-from swarmnode.pipeline.backlog import Backlog, InFlight, Key
+from swarmnode.manifest import Manifest
+from swarmnode.pipeline.backlog import Backlog, InFlight, Key, check_way
 from swarmnode.ports import Answer, WireTensor
 from swarmnode.wire import call_pb2 as wire
 from tests.support.fake_telemetry import Quiet
@@ -237,3 +238,14 @@ async def test_work_that_is_ended_before_its_first_turn_is_told_and_keeps_no_pla
             await caller
         assert work.begun == 0 and len(backlog) == 0
         await backlog.empty()
+
+
+@pytest.mark.parametrize("way", [(), (1, 2), (0, 1), (0, 1, 1), (0, 7, 2), (2, 1, 0), (0, 1, 2, 3)])
+def test_a_microbatch_visits_all_stages_in_order(way: tuple[int, ...]) -> None:
+    good = wire.Process(microbatch_id=b"m" * 16, itinerary=range(3), position=1, purpose=wire.PURPOSE_TRAIN)
+    check_way(Manifest(), 1, good)
+    bad = wire.Process(microbatch_id=b"m" * 16, itinerary=way, position=1, purpose=wire.PURPOSE_TRAIN)
+    with pytest.raises(RemoteFault, match="in order"):
+        check_way(Manifest(), 1, bad)
+    with pytest.raises(RemoteFault, match="position 1 sent to a replica of stage 2"):
+        check_way(Manifest(), 2, good)
