@@ -272,7 +272,7 @@ def row_document(value: Any, reading: Reading, where: str, bad: BadRows, *, colu
             " and no ".join(f'"{one}"' for one in (text, messages) if one),
             ", ".join(map(str, list(value)[:8])),
         )
-        how = "--field or --messages names the key (in a manifest, data.field)"
+        how = "--field or --messages names the key"
         bad.add(where, f"no text under {asked} ({keys[:100]}); {how}")
 
 

@@ -1,4 +1,4 @@
-"""Reads text from files and folders, JSON lines, or the demo corpus that comes with swarmnode.
+"""Reads text from files and folders, or the demo corpus that comes with swarmnode.
 
 The order of documents depends on names and contents only. Documents are cut into pieces that end with a line.
 """
@@ -15,7 +15,6 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from swarmnode.data.document_row import BadRows, DocumentSpan, Reading, read_jsonl
 from swarmnode.data.root import DataRoot
 from swarmnode.errors import DataError, os_errors
 from swarmnode.ids import digest, digest64
@@ -75,25 +74,17 @@ class SourceFile:
 def source_files(spec: DataSpec, folder: DataRoot) -> list[SourceFile]:
     """Every file that `spec` names below `folder`, in order. Raises DataError when a path is missing or nothing is
     found, NotPermitted when a path or a link leads out of `folder`."""
-    match spec.source:
-        case "demo":
-            return [SourceFile("demo corpus", DEMO_ARCHIVE)]
-        case "text":
-            files = [file for file in _listed(spec, folder, "") if not _is_binary(file.path)]
-            where = f"{', '.join(spec.paths)}: no text file found; data.paths names files or folders"
-        case "jsonl":
-            files = _listed(spec, folder, ".jsonl")
-            where = f"{', '.join(spec.paths)}: no .jsonl file found; data.paths names files or folders"
-        case other:
-            raise DataError(f"data.source = {other!r} is not known")
+    if spec.source == "demo":
+        return [SourceFile("demo corpus", DEMO_ARCHIVE)]
+    files = [file for file in _listed(spec, folder) if not _is_binary(file.path)]
     if not files:
-        raise DataError(where)
+        raise DataError(f"{', '.join(spec.paths)}: no text file found; data.paths names files or folders")
     return files
 
 
 def cache_key(spec: DataSpec, files: list[SourceFile], tokenizer: bytes) -> str:
     """A key of 32 hex digits that changes with the files (name, path, size, modification time), tokenizer and split."""
-    parts: list[str | bytes | int | float] = ["corpus", 3, spec.source, spec.field, spec.validation_fraction, tokenizer]
+    parts: list[str | bytes | int | float] = ["corpus", 4, spec.source, spec.validation_fraction, tokenizer]
     if spec.source == "demo":
         return digest(*parts, DEMO_SHA256).hex()[:32]
     for file in files:
@@ -104,7 +95,7 @@ def cache_key(spec: DataSpec, files: list[SourceFile], tokenizer: bytes) -> str:
 
 
 def pieces(spec: DataSpec, files: list[SourceFile]) -> Iterator[str]:
-    """The text of `files`, piece by piece. Raises DataError with the file and line at fault: no letter is replaced in
+    """The text of `files`, piece by piece. Raises DataError with the file at fault: no letter is replaced in
     silence."""
     if spec.source == "demo":
         for _, text in demo_documents():
@@ -114,9 +105,8 @@ def pieces(spec: DataSpec, files: list[SourceFile]) -> Iterator[str]:
         total_nbytes = sum(file.path.stat().st_size for file in files)
         piece_nbytes = min(PIECE_BYTES_MAX, max(PIECE_BYTES_MIN, total_nbytes // PIECES_MIN))
         for file in files:
-            for document in _json_texts(spec, file) if spec.source == "jsonl" else [_chunks(file)]:
-                for piece in cut_lines(document, piece_nbytes):
-                    yield piece.decode()
+            for piece in cut_lines(_chunks(file), piece_nbytes):
+                yield piece.decode()
     except UnicodeDecodeError as error:
         raise DataError(
             f"{file.path}: not UTF-8: {error.object[error.start : error.start + 16]!r}; convert it: iconv -f latin1 -t"
@@ -135,15 +125,6 @@ def _chunks(file: SourceFile) -> Iterator[bytes]:
     with file.path.open("rb") as stream:
         while chunk := stream.read(READ_BYTES):
             yield chunk
-
-
-def _json_texts(spec: DataSpec, file: SourceFile) -> Iterator[list[bytes]]:
-    work = DocumentSpan(0, "jsonl", file.name, (str(file.path),))
-    for placed in read_jsonl(work, Reading(spec.field), BadRows()):
-        try:
-            yield [str(placed.document).encode()]
-        except UnicodeEncodeError:
-            raise DataError(f"{placed.where}: half a character (a lone surrogate); correct the line") from None
 
 
 def cut_lines(chunks: Iterable[bytes], piece_nbytes: int) -> Iterator[bytes]:
@@ -165,13 +146,12 @@ def cut_lines(chunks: Iterable[bytes], piece_nbytes: int) -> Iterator[bytes]:
         yield held
 
 
-def _listed(spec: DataSpec, folder: DataRoot, suffix: str) -> list[SourceFile]:
+def _listed(spec: DataSpec, folder: DataRoot) -> list[SourceFile]:
     files: list[SourceFile] = []
     for given in spec.paths:
         path = folder.find(given)
         if path.is_dir():
-            inside = _walk(path, given, folder.inside)
-            files += [file for file in inside if file.name.endswith(suffix)]
+            files += _walk(path, given, folder.inside)
         elif path.is_file():
             files.append(SourceFile(given, path))
         else:

@@ -289,10 +289,10 @@ class DataSpec:
 
     source: str = key(
         "demo",
-        one_of("demo", "index", "text", "jsonl"),
+        one_of("demo", "index", "text"),
         "demo: the corpus that comes with swarmnode, sources of Python 3.11.7's standard library; index: a data set of"
-        " `swarmnode data make`, named by data.index and fetched by every feeder; the others read files on the"
-        " node's disk: text: files and folders; jsonl: one object a line.",
+        " `swarmnode data make`, named by data.index and fetched by every feeder; text: files and folders on the"
+        " node's disk.",
         "the same real text on every machine",
     )
     paths: tuple[str, ...] = key(
@@ -325,7 +325,6 @@ class DataSpec:
         " restart with each, and its first token is no target, as if each document were alone.",
         "guess: it costs nothing, and in long documents few windows cross an end",
     )
-    field: str = key("text", text(), "jsonl: the key that holds the text.", "the usual name")
     tokenizer: str = key(
         "bytes",
         path(),

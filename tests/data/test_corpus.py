@@ -4,7 +4,6 @@ import dataclasses
 import gzip
 import hashlib
 import importlib.util
-import json
 import os
 import pathlib
 import subprocess
@@ -43,7 +42,6 @@ def folder(tmp_path: pathlib.Path) -> pathlib.Path:
     (tmp_path / "text" / "b" / "c.txt").write_text("".join(LINES[1000:]))
     (tmp_path / "text" / "picture.png").write_bytes(b"\x89PNG\0\0\0")
     (tmp_path / "text" / ".hidden").write_text("secret")
-    (tmp_path / "docs.jsonl").write_text("".join(json.dumps({"text": line, "n": 1}) + "\n" for line in LINES) + "\n")
     return tmp_path
 
 
@@ -86,28 +84,6 @@ def test_damaged_cache_is_made_again(folder: pathlib.Path) -> None:
     assert second.digest == first.digest
 
 
-def test_jsonl_equals_its_texts(folder: pathlib.Path) -> None:
-    spec = manifest_of("jsonl", "docs.jsonl").data
-    assert "".join(pieces(spec, source_files(spec, DataRoot(folder)))) == "".join(LINES)
-    assert open_corpus(manifest_of("jsonl", "docs.jsonl"), folder, folder / "cache").tokens_validation > 17
-
-
-@pytest.mark.parametrize(
-    ("line", "says"),
-    [
-        ("{", r"bad\.jsonl:2: not JSON"),
-        ("[1]", r"bad\.jsonl:2: no text: not an object but list"),
-        ('{"text": 3}', r'bad\.jsonl:2: no text under "text"'),
-        ('{"tekst": "a"}', r'bad\.jsonl:2: no text under "text" \(tekst\); .*data\.field'),
-    ],
-)
-def test_bad_json_lines_are_named(tmp_path: pathlib.Path, line: str, says: str) -> None:
-    (tmp_path / "bad.jsonl").write_text('{"text": "good"}\n' + line + "\n")
-    with pytest.raises(DataError, match=says):
-        open_corpus(manifest_of("jsonl", "bad.jsonl"), tmp_path, tmp_path / "cache")
-    assert list((tmp_path / "cache").iterdir()) == []
-
-
 def test_one_short_text_has_something_held_out(tmp_path: pathlib.Path) -> None:
     (tmp_path / "short.txt").write_text("".join(LINES[:60]))
     corpus = open_corpus(manifest_of("text", "short.txt"), tmp_path, tmp_path / "cache")
@@ -125,9 +101,8 @@ def test_missing_and_empty_sources(tmp_path: pathlib.Path) -> None:
     with pytest.raises(DataError, match=r"gone: no such file or folder; data\.paths"):
         open_corpus(manifest_of("text", "gone"), tmp_path, tmp_path / "cache")
     (tmp_path / "empty").mkdir()
-    for kind in ("text", "jsonl"):
-        with pytest.raises(DataError, match=r"empty: no .*file found"):
-            open_corpus(manifest_of(kind, "empty"), tmp_path, tmp_path / "cache")
+    with pytest.raises(DataError, match=r"empty: no text file found"):
+        open_corpus(manifest_of("text", "empty"), tmp_path, tmp_path / "cache")
 
 
 def test_lines_without_end_are_cut_between_characters(tmp_path: pathlib.Path) -> None:
@@ -163,8 +138,11 @@ def test_validation_is_fixed_and_apart_from_training(folder: pathlib.Path) -> No
 
 
 def test_documents_end_with_the_token_that_parts_them(folder: pathlib.Path) -> None:
-    """What is read apart are the documents that there are: each line of the file is one."""
-    manifest = manifest_of("jsonl", "docs.jsonl", documents="masked")
+    """What is read apart are the documents that there are: each file is one."""
+    (folder / "lines").mkdir()
+    for number, line in enumerate(LINES):
+        (folder / "lines" / f"{number}.txt").write_text(line)
+    manifest = manifest_of("text", "lines", documents="masked")
     assert manifest.data.document_end == 0
     corpus = open_corpus(manifest, folder, folder / "cache")
     batch = corpus.batch(range(100))

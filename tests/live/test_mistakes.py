@@ -17,8 +17,8 @@ NOBODY = "/ip4/127.0.0.1/tcp/1/p2p/12D3KooWNjStcekxZuKJtEW2TaSTxnK55TAvdxvzrt8w5
 def corrupt_text_run(folder: Path) -> Path:
     """A run whose training text is garbage."""
     (folder / "data").mkdir(parents=True)
-    (folder / "data" / "train.jsonl").write_bytes(b"no object at all" * 100)
-    run = replace(PRESETS["tiny"], data=DataSpec(source="jsonl", paths=("data",)))
+    (folder / "data" / "train.txt").write_bytes(b"no letters \xff\xfe" * 100)
+    run = replace(PRESETS["tiny"], data=DataSpec(source="text", paths=("data",)))
     manifests.init(folder, run)
     manifests.sign_folder(folder)
     return folder / SIGNED_FILE
@@ -98,7 +98,7 @@ async def test_mistakes_are_answered_in_one_line(tmp_path: Path) -> None:
         "forged manifest": (78, "signature"),
         "metrics port taken": (2, "--metrics-port"),
         "listen port taken": (2, "in use"),
-        "corrupt text": (78, "not JSON"),
+        "corrupt text": (78, "not UTF-8"),
         "files of a stranger": (77, "--data-root"),
         "more than there is": (20, "bytes) are free"),
         "no such stage": (2, "stage"),

@@ -35,7 +35,6 @@ NAMES = {
     "base.locations": URL,  # asked for chunks over HTTP, at addresses that data/web.py lets pass
     "data.index": HASH,  # of bytes; says nothing of where they are
     "data.locations": URL,  # asked for chunks over HTTP, at addresses that data/web.py lets pass
-    "data.field": KEY,  # of an object in a line of those files
     "data.tokenizer": FILE,  # "bytes", or below --data-root
     "checkpoint.url": BUCKET,  # with --use-bucket
     "evaluation.sets": FILE,  # below the folder of whoever keeps the archive, with the owner's permission
