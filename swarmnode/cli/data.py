@@ -31,8 +31,8 @@ def command() -> None:
     multiple=True,
     required=True,
     metavar="PATH",
-    help="Folder or file of text, JSON lines, a JSON array, CSV, Parquet or Arrow, also compressed;"
-    " hf:NAME[@REVISION][#CONFIG] of the Hugging Face hub; or a URL that fsspec reads. Repeatable.",
+    help="Folder or file of text, JSON lines, a JSON array, CSV or Parquet, also compressed; or"
+    " hf:NAME[@REVISION][#CONFIG] of the Hugging Face hub. Repeatable.",
 )
 @click.option(
     "--weight",
@@ -74,7 +74,7 @@ def command() -> None:
     help="Share of the tokens that count which is held out, whole documents chosen by hash.",
 )
 @click.option("--seed", type=click.IntRange(0), default=0, help="Of the order of documents.")
-@click.option("--split", default="train", help="Which split of a hub data set, or of a saved DatasetDict.")
+@click.option("--split", default="train", help="Which split of a hub data set.")
 @click.option(
     "--document-max",
     type=click.IntRange(1 << 10, 64 << 20),

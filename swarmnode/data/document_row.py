@@ -1,4 +1,4 @@
-"""Rows of JSON, CSV, Parquet and Arrow files and of the hub as documents: a text, or a conversation."""
+"""Rows of JSON, CSV and Parquet files and of the hub as documents: a text, or a conversation."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ class DocumentSpan:
     @property
     def remote(self) -> bool:
         """Whether it lies behind a network."""
-        return self.kind == "hub" or "://" in self.files[0]
+        return self.kind == "hub"
 
 
 def shown(name: str | os.PathLike[str]) -> str:
@@ -207,19 +207,6 @@ def read_parquet(work: DocumentSpan, reading: Reading, bad: BadRows) -> Iterator
             yield from _batches(batches, reading, work, bad, before)
 
 
-def read_arrow(work: DocumentSpan, reading: Reading, bad: BadRows) -> Iterator[Placed]:
-    """A file or a stream of Arrow's IPC format."""
-    ipc = library("pyarrow.ipc", work.name)
-    with opened(work) as raw:
-        is_file = raw.read(6) == b"ARROW1"
-        raw.seek(0)
-        table = ipc.open_file(raw) if is_file else ipc.open_stream(raw)
-        columns = _wanted_columns(table.schema.names, reading, shown(work.files[0]), bad)
-        batches = (table.get_batch(at) for at in range(table.num_record_batches)) if is_file else iter(table)
-        if columns:
-            yield from _batches((batch.select(columns) for batch in batches), reading, work, bad)
-
-
 def _batches(batches: Any, reading: Reading, work: DocumentSpan, bad: BadRows, before: int = 0) -> Iterator[Placed]:
     number = before
     for batch in batches:
@@ -286,15 +273,8 @@ def _filled(value: Any) -> Any:
 
 
 def opened(work: DocumentSpan) -> BinaryIO:
-    """Opens the file of `work`, decompressed: a local one, or one at a URL that the organiser named."""
-    if not work.remote:
-        return decompressed(work.files[0], work.compression)
-    import fsspec
-
-    try:
-        return cast(BinaryIO, fsspec.open(work.files[0], "rb", compression="infer").open())
-    except (ImportError, ValueError) as error:
-        raise DataError(f"{work.files[0]}: cannot be opened: {str(error)[:150]}") from None
+    """Opens the file of `work`, decompressed."""
+    return decompressed(work.files[0], work.compression)
 
 
 def decompressed(path: str, compression: str) -> BinaryIO:

@@ -1,4 +1,4 @@
-"""Reads the input of `data make` in pieces of work: text, JSON, CSV, Parquet and Arrow files, and sets of the hub.
+"""Reads the input of `data make` in pieces of work: text, JSON, CSV and Parquet files, and sets of the hub.
 
 What a file holds is told by its content, its name where the content cannot tell (CSV). Nothing is left out in silence:
 a file or row that cannot be read is an error with its place, or is counted where the organiser allows some
@@ -25,7 +25,6 @@ from swarmnode.data.document_row import (
     Reading,
     decompressed,
     library,
-    read_arrow,
     read_csv,
     read_json,
     read_jsonl,
@@ -41,11 +40,7 @@ WORK_BYTES = 32 << 20
 HEAD_BYTES = 64 << 10
 HUB = "hf:"
 
-MAGIC = {
-    b"PAR1": "parquet",
-    b"ARROW1": "arrow",
-    b"\xff\xff\xff\xff": "arrow",  # a stream, as the library datasets writes it
-}
+PARQUET = b"PAR1"
 COMPRESSIONS = {
     b"\x1f\x8b": "gzip",
     b"BZh": "bz2",
@@ -63,7 +58,7 @@ MARKS = (
     (codecs.BOM_UTF16_LE, "utf-16"),
     (codecs.BOM_UTF16_BE, "utf-16"),
 )
-URL_KINDS = {
+KINDS = {
     ".jsonl": "jsonl",
     ".ndjson": "jsonl",
     ".jsonlines": "jsonl",
@@ -73,7 +68,6 @@ URL_KINDS = {
     ".tsv": "csv",
     ".parquet": "parquet",
 }
-BESIDE_ARROW = ("dataset_info.json", "dataset_dict.json", "state.json")  # what datasets' save_to_disk writes
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +80,7 @@ class FileForm:
 
 
 def find_work(given: Sequence[str], reading: Reading, bad: BadRows | None = None) -> list[DocumentSpan]:
-    """The pieces of work in `given`: paths of files or folders, `hf:NAME[@REVISION][#CONFIG]`, or fsspec URLs.
+    """The pieces of work in `given`: paths of files or folders, or `hf:NAME[@REVISION][#CONFIG]`.
 
     Raises DataError when no text is found, a path or a library is missing, or more files than `bad` allows are no text.
     """
@@ -95,14 +89,10 @@ def find_work(given: Sequence[str], reading: Reading, bad: BadRows | None = None
     for source, name in enumerate(given):
         if name.startswith(HUB):
             work = _hub_work(source, name, reading)
-        elif "://" in name:
-            work = [_url_work(source, name)]
         else:
             work = _path_work(source, Path(name), reading, bad)
         if not work:
-            raise DataError(
-                f"{name}: no text found: text, JSON lines, JSON arrays, CSV, Parquet and Arrow files are read"
-            )
+            raise DataError(f"{name}: no text found: text, JSON lines, JSON arrays, CSV and Parquet files are read")
         works += work
     return works
 
@@ -143,7 +133,7 @@ def _reason(error: Exception) -> str:
 
 def _path_work(source: int, path: Path, reading: Reading, bad: BadRows) -> list[DocumentSpan]:
     if path.is_dir():
-        files = [SourceFile(str(spans.relative_to(path)), spans) for spans in _walk(path, reading.split)]
+        files = [SourceFile(str(spans.relative_to(path)), spans) for spans in _walk(path)]
     elif path.is_file():
         files = [SourceFile(path.name, path)]
     else:
@@ -189,16 +179,15 @@ def _form_of(path: Path, reading: Reading) -> FileForm | None:
         with decompressed(str(path), compression) as stream:
             head = stream.read(HEAD_BYTES)
     name = _uncompressed(path.name)
-    for magic, kind in MAGIC.items():
-        if head.startswith(magic):
-            return FileForm(kind, compression)
+    if head.startswith(PARQUET):
+        return FileForm("parquet", compression)
     encoding = next((codec for mark, codec in MARKS if head.startswith(mark)), "")
     if not encoding and reading.encoding and not _is_utf8(path, compression):
         encoding = reading.encoding
     text = codecs.getincrementaldecoder(encoding or "utf-8")("replace").decode(head)
     if NO_TEXT.match(text):
         return None
-    kind = URL_KINDS.get(os.path.splitext(name)[1], "text")
+    kind = KINDS.get(os.path.splitext(name)[1], "text")
     return FileForm(_json_kind(text, reading, kind) if kind in ("text", "json") else kind, compression, encoding)
 
 
@@ -290,13 +279,6 @@ def _read_range(work: DocumentSpan, reading: Reading, bad: BadRows) -> Iterator[
 # ---- where it lies
 
 
-def _url_work(source: int, url: str) -> DocumentSpan:
-    kind = URL_KINDS.get(os.path.splitext(_uncompressed(url.partition("?")[0]))[1])
-    if kind is None:
-        raise DataError(f"{url}: of URLs, {', '.join(URL_KINDS)} files are read, also compressed")
-    return DocumentSpan(source, kind, url, (url,), version=url)
-
-
 def _parquet_work(source: int, file: SourceFile) -> list[DocumentSpan]:
     metadata = library("pyarrow.parquet", file.name).read_metadata(file.path.open("rb"))
     works, first, nbytes, where = list[DocumentSpan](), 0, 0, (str(file.path),)
@@ -342,14 +324,13 @@ _READERS: dict[str, Callable[[DocumentSpan, Reading, BadRows], Iterator[Placed]]
     "json": read_json,
     "csv": read_csv,
     "parquet": read_parquet,
-    "arrow": read_arrow,
     "hub": _read_hub,
 }
 
 
-def _walk(root: Path, split: str) -> Iterator[Path]:
-    """All files below `root` that are not hidden, of a saved DatasetDict those of `split`. Links are followed, each
-    folder once. Raises DataError for a folder that cannot be read."""
+def _walk(root: Path) -> Iterator[Path]:
+    """All files below `root` that are not hidden. Links are followed, each folder once. Raises DataError for a folder
+    that cannot be read."""
 
     def refuse(error: OSError) -> None:
         raise DataError(f"{shown(error.filename)}: cannot be read: {error.strerror}") from None
@@ -362,14 +343,7 @@ def _walk(root: Path, split: str) -> Iterator[Path]:
             continue
         seen.add((status.st_dev, status.st_ino))
         folders[:] = sorted((folder for folder in folders if not folder.startswith(".")), key=os.fsencode)
-        if "dataset_dict.json" in files:  # what datasets saves of several splits
-            if split not in folders:
-                raise DataError(f"{shown(here)}: no split {split}, but {', '.join(folders)}; say --split")
-            folders[:] = [split]
-        arrow = any(name.endswith(".arrow") for name in files) or "dataset_dict.json" in files
-        for name in files:
-            if not name.startswith(".") and not (arrow and name in BESIDE_ARROW):
-                yield Path(here) / name
+        yield from (Path(here) / name for name in files if not name.startswith("."))
 
 
 def _version(path: Path) -> str:
