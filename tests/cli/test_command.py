@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import pathlib
@@ -17,7 +18,10 @@ from hypothesis import strategies as st
 from swarmnode import __version__
 from swarmnode.cli.main import VERBS, main
 from swarmnode.cli.option.param import check_bootstrap, check_listen, check_run, parse_duration
+from swarmnode.control.service import ControlServer
 from swarmnode.errors import Unreachable
+from swarmnode.wire.record_pb2 import NODE_STATE_TRAINING
+from swarmnode.wire.report_pb2 import StatusReply
 
 ROOT = pathlib.Path(__file__).parents[2]
 PEER = "12D3KooWGjMC5gMvFTLdPsDkN6hGbVUhd2RoZ4TpUFQxb5xDkP5u"
@@ -37,13 +41,6 @@ def test_help(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert max(len(text) for text in output.splitlines()) <= 110
 
 
-def test_help_lists_every_verb_in_the_order_one_uses_them(capsys: pytest.CaptureFixture[str]) -> None:
-    main(["--help"])
-    output = capsys.readouterr().out
-    places = [output.index(f"\n  {verb} ") for verb in VERBS]
-    assert places == sorted(places)
-
-
 def test_no_help_pays_for_heavy_imports() -> None:
     code = (
         "import sys; from swarmnode.cli.main import VERBS, main\n"
@@ -55,23 +52,6 @@ def test_no_help_pays_for_heavy_imports() -> None:
     done = subprocess.run([sys.executable, "-B", "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("Usage: swarmnode") == 1 + len(VERBS)
-
-
-def test_status_itself_needs_no_torch(tmp_path: pathlib.Path) -> None:
-    code = (
-        "import sys; from swarmnode.cli.main import main; code = main(sys.argv[1:])\n"
-        "print(sorted({'torch', 'hivemind', 'numpy'} & set(sys.modules))); sys.exit(code)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-B", "-c", code, "status", "--home", str(tmp_path)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert (done.returncode, done.stdout) == (69, "[]\n")
-    assert done.stderr.startswith(f"swarmnode: no daemon at {tmp_path}: start one with `swarmnode join`")
-    assert done.stderr.count("\n") == 1
 
 
 MISTAKES = [
@@ -201,33 +181,16 @@ def test_the_presets_of_init_are_those_of_the_manifest() -> None:
 
 
 async def test_status_of_a_real_socket_as_table_and_json(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    import asyncio
-
-    from swarmnode.control.service import ControlServer
-    from swarmnode.wire.record_pb2 import NODE_STATE_TRAINING
-    from swarmnode.wire.report_pb2 import StatusReply
-
-    reply = StatusReply(
-        run_id="ab" * 32,
-        run_name="tiny",
-        state=NODE_STATE_TRAINING,
-        stage=1,
-        stages=3,
-        counters={"swarmnode_samples_total": 5},
-    )
+    counters = {"swarmnode_samples_total": 5}
+    reply = StatusReply(run_id="ab" * 32, run_name="tiny", stage=1, stages=3, counters=counters)
+    reply.state = NODE_STATE_TRAINING
+    monkeypatch.setenv("NO_COLOR", "1")
 
     async def ask(*flags: str) -> str:
-        process = await asyncio.create_subprocess_exec(
-            *[sys.executable, "-B", "-m", "swarmnode.cli.main", "status", "--home", str(tmp_path), *flags],
-            cwd=ROOT,
-            env={**os.environ, "NO_COLOR": "1"},
-            stdout=subprocess.PIPE,
-        )
-        output, _ = await asyncio.wait_for(process.communicate(), 150)
-        assert process.returncode == 0
-        return output.decode()
+        assert await asyncio.to_thread(main, ["status", "--home", str(tmp_path), *flags]) == 0
+        return capsys.readouterr().out
 
     server = ControlServer(tmp_path, SimpleNamespace(status=lambda: reply, leave=lambda reason: None))
     await server.start()
@@ -235,7 +198,7 @@ async def test_status_of_a_real_socket_as_table_and_json(
         table = await ask()
         assert "tiny abababab" in table and "1 of 3" in table and "\x1b" not in table
         found = json.loads(await ask("--json"))
-        assert (found["stage"], found["counters"]) == (1, {"swarmnode_samples_total": 5.0})
+        assert (found["stage"], found["counters"]) == (1, counters)
     finally:
         await server.stop()
 
@@ -246,11 +209,6 @@ async def test_status_of_a_real_socket_as_table_and_json(
 )
 def test_durations(text: str, seconds: float) -> None:
     assert parse_duration(text) == seconds
-
-
-@given(st.integers(0, 99), st.integers(0, 59), st.integers(1, 59))
-def test_durations_agree_with_a_dumb_twin(hours: int, minutes: int, seconds: int) -> None:
-    assert parse_duration(f"{hours}h{minutes}m{seconds}s") == hours * 3600 + minutes * 60 + seconds
 
 
 TO_LISTEN = ["/ip4/0.0.0.0/tcp/0", "/ip6/::1/tcp/65535"]

@@ -10,10 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.swarm.fake_fleet import FakeFleet
-from swarmnode.dashboard import view
-from swarmnode.dashboard.board import RECEIPTS_MAX, Board, sane
-from swarmnode.dashboard.history import History
-from swarmnode.dashboard.totals import KEPT_EACH, KEPT_STRANGE, Contribution, Ledger
+from swarmnode.dashboard.board import RECEIPTS_MAX, sane
+from swarmnode.dashboard.totals import KEPT_EACH, KEPT_STRANGE, Ledger
 from swarmnode.errors import RemoteFault
 from swarmnode.identity import Identity
 from swarmnode.ids import PeerId, RunId
@@ -21,7 +19,7 @@ from swarmnode.machine.receipt_store import Receipts
 from swarmnode.membership.receipt import RECEIPT_BYTES_MAX, WorkDone, check_receipt, sign_receipt
 from swarmnode.wire import call_pb2 as wire
 from swarmnode.wire import report_pb2
-from tests.support.watched import DOCUMENT, NOW, RUN, TINY, Fixture, fits, report, watched
+from tests.support.watched import DOCUMENT, NOW, RUN, TINY, Fixture, fits, watched
 
 PEOPLE = [Identity.of_seed(bytes([n + 1]) * 32) for n in range(4)]
 SERVER = PEOPLE[0].peer_id
@@ -81,28 +79,6 @@ def test_made_up_clients_neither_count_nor_grow_the_books() -> None:
             refused += 1
     assert refused == KEPT_STRANGE < KEPT_EACH and ledger.total(SERVER, set()) is None
     assert len(list(ledger.of(SERVER))) == KEPT_STRANGE
-
-
-def test_the_board_counts_them_and_the_history_brings_them_back(one: Fixture, tmp_path: Path) -> None:
-    board = one.board
-    board.contributions[PEOPLE[1].peer_id] = Contribution("bo")
-    said = report()
-    said.receipts.extend([signed(1, 12, server=one.peer), b"nonsense"])
-    said.receipts_serial = 7
-    board.reported(one.peer, said, NOW, 0.0)
-    assert board.nodes[one.peer].receipts_after == 7
-    told: list[str] = []
-    history = History.open(tmp_path / "h", RUN, told.append)
-    history.write(board.take_changes(), None)
-    assert board.take_changes().receipts == [] and not told
-    again = Board(TINY, RUN)
-    history.restore(again)
-    again.contributions[PEOPLE[1].peer_id] = Contribution("bo")
-    rows = view.contributors(again)
-    thanked = {"samples": 12, "microbatches": 12, "peers": 1, "last": UNTIL}
-    assert [row["name"] for row in rows] == ["ada", "bo"], "who was thanked comes first"
-    assert [row["receipts"] for row in rows] == [thanked, None]
-    history.close()
 
 
 @pytest.fixture

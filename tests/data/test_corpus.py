@@ -4,10 +4,7 @@ import dataclasses
 import gzip
 import hashlib
 import importlib.util
-import os
 import pathlib
-import subprocess
-import sys
 from typing import Any
 
 import numpy as np
@@ -164,15 +161,6 @@ def test_a_tokenizer_that_ends_documents_otherwise_is_refused(folder: pathlib.Pa
     assert corpus.train.count > 0
 
 
-PROGRAM = """
-import pathlib, sys
-from swarmnode.data.corpus import open_corpus
-from swarmnode.manifest import Manifest
-corpus = open_corpus(Manifest(), pathlib.Path(), pathlib.Path(sys.argv[1]))
-print(corpus.digest.hex(), corpus.batch([0, 1, 2]).tokens.sum(), "torch" in sys.modules)
-"""
-
-
 def test_the_demo_is_one_text_on_all_machines(tmp_path: pathlib.Path) -> None:
     """Written down: whatever Python runs this, and wherever, sample 7 of the demo is these bytes."""
     corpus = open_corpus(Manifest(), None, tmp_path / "cache")
@@ -215,25 +203,3 @@ def test_another_demo_corpus_is_refused(tmp_path: pathlib.Path, fault: str) -> N
         path.write_bytes(made)
     with pytest.raises(DataError, match=r"demo_corpus\.tar\.gz: .*demo corpus.*; install swarmnode again"):
         list(source.demo_documents(path))
-
-
-def test_processes_share_the_demo_corpus_at_once(tmp_path: pathlib.Path) -> None:
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, str(tmp_path / "cache")],
-            env={**os.environ, "PYTHONHASHSEED": str(seed), "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for seed in range(3)
-    ]
-    try:
-        answers = [process.communicate(timeout=150)[0].strip() for process in started]
-    finally:
-        for process in started:
-            process.kill()
-            process.wait()
-    assert [process.returncode for process in started] == [0, 0, 0]
-    assert len(set(answers)) == 1
-    assert answers[0].endswith("False"), "the data must not need torch"
-    assert len(list((tmp_path / "cache").iterdir())) == 2

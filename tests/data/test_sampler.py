@@ -1,22 +1,11 @@
 """Samples by number: every window once an epoch, the same on every machine."""
 
-import os
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swarmnode.data.sampler import Permutation, Sampler, Windows, spread
-
-
-@given(size=st.integers(1, 3000), key=st.integers(0, 2**64 - 1))
-@settings(max_examples=150, deadline=None)
-def test_permutation_is_a_bijection(size: int, key: int) -> None:
-    image = Permutation(size, key)(np.arange(size))
-    assert np.array_equal(np.sort(image), np.arange(size))
 
 
 @given(size=st.integers(1, 2**61), key=st.integers(0, 2**64 - 1), data=st.data())
@@ -98,26 +87,8 @@ def test_spread_is_even_and_distinct(count: int, wanted: int) -> None:
     assert gaps.size == 0 or gaps.max() - gaps.min() <= 1
 
 
-PROGRAM = """
-import numpy as np
-from swarmnode.data.sampler import Sampler, Windows
-sampler = Sampler(Windows([np.arange(100_001, dtype=np.uint32)], 10), seed=7)
-print(sampler.batch([0, 1, 9_999, 10_000, 123_456]).tokens[:, 0].tolist())
-"""
-
-
-@pytest.mark.node
-def test_samples_do_not_depend_on_the_process() -> None:
-    answers = {
-        subprocess.run(
-            [sys.executable, "-c", PROGRAM],
-            env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
-            check=True,
-            capture_output=True,
-            text=True,
-            timeout=150,
-        ).stdout.strip()
-        for seed in ("0", "1")
-    }
-    # Written down: a change of the order is a change of every run.
-    assert answers == {"[94130, 55410, 97540, 49180, 20650]"}
+def test_the_order_of_samples_is_frozen() -> None:
+    """A change of it is a change of every run."""
+    sampler = Sampler(Windows([np.arange(100_001, dtype=np.uint32)], 10), seed=7)
+    found = sampler.batch([0, 1, 9_999, 10_000, 123_456]).tokens[:, 0].tolist()
+    assert found == [94130, 55410, 97540, 49180, 20650]

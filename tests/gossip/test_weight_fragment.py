@@ -102,8 +102,10 @@ def test_the_recursion_holds_for_a_rounds_fragment_and_nothing_else_moves(
                 assert torch.equal(gathered(momentum(replica), other, of), gathered(held, other, of))
 
 
-@pytest.mark.parametrize("name", ["fp32", "bf16", "int8", "modular6", "modular4", "modular3"])
-@pytest.mark.parametrize("of", [3, 5])
+@pytest.mark.parametrize(
+    ("name", "of"),
+    [("fp32", 3), ("bf16", 5), ("int8", 3), ("modular6", 5), ("modular4", 3), ("modular4", 5), ("modular3", 5)],
+)
 def test_a_fragment_is_what_a_model_of_its_coordinates_alone_would_be(of: int, name: str) -> None:
     """Bytes, steps, escapes and guard, to the bit, over many rounds of three replicas, of which one jumps away once."""
     size = 40 * UNIT + 9

@@ -148,25 +148,6 @@ def test_without_shared_messages_the_same_is_known() -> None:
         remember(2048)
 
 
-def test_a_view_made_from_the_one_before_is_the_view() -> None:
-    remember(1024)
-    try:
-        before = [signed(number, 0) for number in range(6)]
-        news = [told(3, samples=8, finished=2), signed(5, 0, sequence=2), told(9, samples=16, finished=4)]
-        after = [*before[:3], news[0], before[4], news[1], news[2]]
-        for message in [*before, *news]:
-            check_record(message, run_id=RUN)
-        assert view_of(before) is not None
-        view_after(after, before, news)
-        made, anew = view_of(after), view_of(list(after))
-        assert made is not None and anew is not None and made.records is after
-        assert list(made.members.items()) == list(anew.members.items())
-        assert (made.fed, made.samples, made.blocks) == (anew.fed, anew.samples, anew.blocks)
-        assert len(made.fed) == 2 and made.expires_unix_s == anew.expires_unix_s
-    finally:
-        remember(2048)
-
-
 def told(number: int, samples: int, finished: int) -> record_pb2.SignedRecord:
     """The record of a feeder."""
     identity = Identity.of_seed(digest("book", number))

@@ -19,9 +19,9 @@ COPIED_MAX = 2  # a pass: its input and the targets, or the gradient of its outp
     ("stage", "budget", "passes", "most"),
     [
         (15, 0, Passes(1, True), 2.0e9),  # the last stage, with the head: at most 2 GB over its state
-        (15, None, Passes(4, False), 4.0e9),
+        pytest.param(15, None, Passes(4, False), 4.0e9, marks=pytest.mark.nightly),
         (8, 0, Passes(1, True), 1.5e9),
-        (8, 2_500_000_000, Passes(1, False), 2.5e9),
+        pytest.param(8, 2_500_000_000, Passes(1, False), 2.5e9, marks=pytest.mark.nightly),
         (8, None, Passes(4, False), 5.5e9),
     ],
     ids=["last-least", "last-whole", "inner-least", "inner-by-sample", "inner-whole"],

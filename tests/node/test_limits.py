@@ -65,18 +65,6 @@ def test_hours_agree_with_a_table_of_minutes(
         assert verdict.until_unix_s == monday + (minute + changes[0]) * 60 - offset_h * 3600
 
 
-def test_hours_are_honoured_on_a_clock_of_our_own() -> None:
-    """Ten days in steps of a minute: it runs exactly within 22-07."""
-    limits = change(Limits(), {"hours": "22-07"})
-    ran = 0
-    for minute in range(10 * 1440):
-        verdict = decide(limits, SensorReading(NOON + minute * 60, 3600))
-        hour = (minute // 60 + 12 + 1) % 24
-        assert verdict.running == (hour >= 22 or hour < 7)
-        ran += verdict.running
-    assert ran == 10 * 9 * 60
-
-
 @given(st.integers(1, 10**7), st.floats(1e3, 1e8))
 def test_a_quota_stops_within_one_percent(step_ms: int, rate: float) -> None:
     """Bytes flow at `rate` and are read now and then: the first pause comes before the quota and not below 99 % of it,

@@ -170,13 +170,6 @@ def test_measured_speeds_that_tremble_do_not_send_a_node_to_and_fro(
         assert (move.peer, move.target) != (last.peer, last.source)
 
 
-def test_measured_speeds_that_tremble_keep_no_node_where_it_is_not_needed() -> None:
-    """Five of six equal machines at one stage: two go to the other, and it ends there."""
-    members = [member(number, int(number == 5), 4.0) for number in range(6)]
-    moves = moves_of_a_trembling_fleet(members, [1.0, 1.0], random.Random(0))
-    assert [(move.source, move.target) for move in moves] == [(0, 1)] * 2
-
-
 def moves_of_a_trembling_fleet(members: list[Member], costs: list[float], rng: random.Random) -> list[StageMove]:
     """The moves of 40 plans, each of them followed, with two percent of noise on every speed."""
     moves: list[StageMove] = []

@@ -219,12 +219,6 @@ async def test_a_bounded_number_of_refused_peers_is_remembered(monkeypatch: pyte
     assert len(donor._places._refused) == 20
 
 
-def test_turns_fit_what_clients_need() -> None:
-    giving, getting = DonorLimits(), DownloadLimits()
-    assert giving.turn_share >= getting.fruitful, "an attempt of a turn is no failure"
-    assert giving.turn_s >= getting.alone_s, "and its chunks are kept when the donor's state is another one"
-
-
 async def test_two_old_snapshots_keep_nobody_from_a_later_round() -> None:
     """Two keys that asked for a chunk of theirs now and then: a joiner got a state as old as their patience, and one
     that needed a later round none."""

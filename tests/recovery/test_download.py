@@ -1,7 +1,6 @@
 """Downloads between nodes that lie, die and dawdle, in virtual time: no test here waits for a clock."""
 
 import asyncio
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -368,19 +367,6 @@ async def test_a_donor_refuses_what_is_wrong() -> None:
         await donor.chunk(B, ask_chunk(b"x" * 32, 0))
 
 
-async def test_a_donor_serves_a_bounded_number_of_peers() -> None:
-    giver = Giver(World(), A, 100, DonorLimits(downloads_max=2, share_s=math.inf))
-    found = (await giver.donor.offer(B, ask())).header.snapshot
-    await giver.donor.offer(C, ask())
-    with pytest.raises(Busy, match="2 peers pull state here") as refusal:
-        await giver.donor.offer(PeerId("peerD"), ask())
-    assert refusal.value.retry_after_s > 0
-    for _ in range(11):  # those that pull go on
-        await asyncio.sleep(1.0)
-        await giver.donor.chunk(B, ask_chunk(found.id, 0))
-    await giver.donor.offer(PeerId("peerD"), ask())  # C has not asked for a while
-
-
 async def test_a_large_state_is_given_to_one_after_the_other() -> None:
     giver = Giver(World(), A, 100, DonorLimits(share_s=30.0, retry_max_s=60.0))
     found = (await giver.donor.offer(B, ask())).header.snapshot
@@ -484,19 +470,6 @@ async def test_waiting_for_donors_is_bounded() -> None:
         with pytest.raises(Unavailable, match="another pulls"):
             await DonorClient(Link(world, ME), RUN, 1, SIZES, Said(), limits=limits).download(lambda: [A])
         assert loop.time() - begun < most_s
-
-
-async def test_a_peer_on_a_slow_line_keeps_its_place_until_all_is_on_its_way() -> None:
-    giver = Giver(World(), A, 100, DonorLimits(downloads_max=1))
-    found = (await giver.donor.offer(B, ask())).header.snapshot
-    for index in range(CHUNKS):
-        await asyncio.sleep(8.0)
-        with pytest.raises(Busy):
-            await giver.donor.offer(C, ask())
-        await giver.donor.chunk(B, ask_chunk(found.id, index))
-    found = (await giver.donor.offer(C, ask())).header.snapshot
-    with pytest.raises(Busy, match="1 peers pull"):
-        await giver.donor.chunk(B, ask_chunk(found.id, 0))
 
 
 async def test_a_peer_without_chunks_keeps_no_place() -> None:

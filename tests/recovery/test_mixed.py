@@ -198,16 +198,6 @@ async def test_a_download_without_haste_uses_one_donor() -> None:
     assert same(found.state, state(105)) and (B, "snapshot") not in world.asked
 
 
-async def test_cancelled_beside_others_nothing_is_left() -> None:
-    world, said = World(), Said()
-    give(world, 100, 200)
-    world.faults = {A: slowly(), B: slowly()}
-    with pytest.raises(TimeoutError):
-        async with asyncio.timeout(85.0):
-            await pull(world, [A, B], said)
-    assert said.all("state.beside") and world.under_way == 0
-
-
 def test_a_state_of_one_offer_is_that_offer() -> None:
     snapshots = [Snapshot.of(state(seed), 1, 5 + k, to_message({}), CHUNK) for k, seed in enumerate((1, 2))]
     one, two = (snapshot.manifest() for snapshot in snapshots)

@@ -2,6 +2,8 @@
 
 import dataclasses
 
+import pytest
+
 from swarmnode.recovery.recovery_source import CLAIM_WAIT_S
 from swarmsim.life import simulate
 from swarmsim.outcome import Outcome
@@ -30,6 +32,7 @@ def test_a_swarm_that_died_goes_on_from_what_is_whole() -> None:
     assert last > world.resumed[1], "the counter goes on"
 
 
+@pytest.mark.nightly
 def test_without_a_checkpoint_it_begins_anew_and_says_so() -> None:
     """The homes remember that the run was trained."""
     faults = {"blackout": FaultSpec(at_s=(40.0,), count=1 << 20, back_s=20.0)}

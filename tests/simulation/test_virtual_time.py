@@ -76,6 +76,7 @@ def test_time_jumps_and_the_seed_decides_who_is_first() -> None:
     assert {told(1)[-1], told(2)[-1]} <= {13.5, 14.5}, "4 or 5 s of rivals, 5 s of timeout, 4.5 s of waiting"
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("version", VERSIONS)
 def test_every_python_tells_the_same(version: str, language: str) -> None:
     """The loop alone, from its file: other versions here have no packages. Set iteration and the order in which

@@ -227,6 +227,7 @@ def test_the_virtual_loop_leaves_the_real_one_alone() -> None:
     assert asyncio.run(asyncio.sleep(0, "real")) == "real"
 
 
+@pytest.mark.nightly  # tests/node/test_microbatch.py has a village of six
 def test_six_machines_of_their_own_are_at_work() -> None:
     """Eight samples in flight for six machines: in microbatches of a share, two at a time, a third of them worked."""
     outcome = simulate(shorter(read_scenario(find("six-machines")), 60.0), 0)

@@ -15,12 +15,9 @@ from swarmnode.transport.capacity import (
     SIZES,
     CapacityResponder,
     TimedTransfer,
-    best,
-    measure,
     rate_bps,
 )
 from swarmnode.wire import call_pb2 as wire
-from tests.support.libp2p_node import node
 
 pytestmark = pytest.mark.node  # some seconds
 
@@ -64,20 +61,3 @@ async def test_measurements_are_bounded_each_and_together() -> None:
     assert ALL_BURST_BYTES <= sum(got.values()) <= 2 * ALL_BURST_BYTES
     with pytest.raises(Busy):  # what is sent to it counts as well
         await counterpart.answer(PEERS[0], asked(0, SIZES[-1]))
-
-
-@pytest.mark.loop("uvloop")
-async def test_two_transports_measure_each_other() -> None:
-    async with node() as (here, _), node() as (helper, _), node() as (mute, _):
-        CapacityResponder().serve(helper)
-        helper.start()
-        mute.start()
-        for other in (helper, mute):
-            await here.connect(other.peer_id, await other.addresses())
-        capacity = await measure(here, helper.peer_id)
-        assert capacity.up_bps > 0 and capacity.down_bps > 0
-        found, of = await best(here, [mute.peer_id, helper.peer_id], 60.0)
-        assert found is not None and of == "with 1 of 2 peers"
-        nothing, reason = await best(here, [mute.peer_id], 60.0)
-        assert nothing is None and "not served" in reason
-        assert (await best(here, [], 1.0))[0] is None

@@ -105,7 +105,7 @@ def arrived(transport: Libp2pTransport, nbytes: int) -> Callable[[], bool]:
 
 
 @pytest.mark.live
-@pytest.mark.parametrize("bps", [None, 400e6])
+@pytest.mark.parametrize("bps", [pytest.param(None, marks=pytest.mark.nightly), 400e6])
 @pytest.mark.loop("uvloop")
 async def test_final_bytes_arrive_before_the_rest_is_written(bps: float | None) -> None:
     async with pair() as (here, there):

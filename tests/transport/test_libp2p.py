@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from swarmnode.errors import Busy, LocalFault, PeerTimeout, Refused, RemoteFault, Unavailable, UsageError
-from swarmnode.ids import PeerId, RunId
+from swarmnode.ids import PeerId
 from swarmnode.ports import Answer, Call
 from swarmnode.transport import frame
 from swarmnode.transport.frame import FrameFlag, FrameKind
@@ -297,18 +297,6 @@ async def test_a_caller_that_is_not_admitted_is_refused_before_its_tensors_are_r
         assert seen == [0] and here._budget.used_bytes == 0
         admitted.add(other.peer_id)
         await other.call(here.peer_id, process(tensor(MIB)), timeout_s=60, reply_bytes_max=MIB)
-
-
-@pytest.mark.loop("uvloop")
-async def test_the_wrong_run_is_said_to_be_wrong() -> None:
-    same_beginning = RunId(RUN[:16] + "0" * 48)
-    async with node() as (here, _), node(RunId("ef" * 32)) as (far, _), node(same_beginning) as (near, _):
-        here.serve("ping", pong, tensor_bytes_max=0)
-        here.start()
-        for other, says in ((far, "does not serve this run"), (near, "wrong run")):
-            await other.connect(here.peer_id, await here.addresses())
-            with pytest.raises(RemoteFault, match=says):
-                await other.call(here.peer_id, ping(), timeout_s=60, reply_bytes_max=0)
 
 
 @pytest.mark.loop("uvloop")

@@ -55,7 +55,7 @@ def test_a_pacer_keeps_its_rate_whoever_asks(tasks: int) -> None:
 
 
 @pytest.mark.live
-@pytest.mark.parametrize("way", ["up", "down"])
+@pytest.mark.parametrize("way", ["up", pytest.param("down", marks=pytest.mark.nightly)])
 @pytest.mark.loop("uvloop")
 async def test_bytes_take_as_long_as_the_rate_allows(way: str) -> None:
     """4 MiB at 40 Mbit/s take no less than their time; how much more depends on the machine's load."""
