@@ -40,7 +40,6 @@ from swarmnode.daemon.reachability import (
     CONTACTS_FILE,
     first_network_mode,
     keep_current,
-    listen_around,
     settle,
     stay_reachable,
 )
@@ -356,8 +355,6 @@ async def _start(options: NodeOptions, stack: contextlib.AsyncExitStack, before:
     known = [*bootstraps, *((peer, list(one.addresses)) for peer, one in contacts.latest(CONTACTS_ASKED_MAX))]
     if options.invite is not None:
         transport.own_pass = pass_of_invite(options.invite, identity.peer_id)
-    if options.lan:
-        await listen_around(transport, run_id, contacts, known)
     signed, manifest = await _manifest(signed, run_id, options, known, kind, transport)
     telemetry.event("manifest.verified", name=manifest.name)
     admission = make_admission(signed, manifest, run_id, options, identity, clock)

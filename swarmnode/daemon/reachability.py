@@ -10,13 +10,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from swarmnode.errors import RemoteFault, Unavailable, Unreachable
-from swarmnode.ids import PeerId, RunId
+from swarmnode.ids import PeerId
 from swarmnode.membership.liveness import SAMPLE
 from swarmnode.metrics import name
 from swarmnode.ports import Telemetry
-from swarmnode.transport import lan
 from swarmnode.transport.address import parse_endpoint
-from swarmnode.transport.contact import CONTACTS_MAX, Contacts
+from swarmnode.transport.contact import Contacts
 from swarmnode.transport.p2pd import NetworkMode
 from swarmnode.transport.reachability import AGAIN_S, Reachability, ReachReport, ask, is_global, verdict
 from swarmnode.transport.stream_transport import StreamTransport
@@ -143,20 +142,6 @@ def _tell(reach: Reachability, reason: str, telemetry: Telemetry) -> Reachabilit
     telemetry.gauge(name.REACH, _LEVEL.get(reach, 0.0))
     telemetry.event("node.reach", reach=reach, reason=reason)
     return reach
-
-
-async def listen_around(
-    transport: StreamTransport, run_id: RunId, contacts: Contacts, known: list[tuple[PeerId, list[str]]]
-) -> None:
-    """Announce this node in the local network; add discovered peers to `contacts`, and to `known` for joining."""
-    own = await transport.addresses()
-
-    def hint(peer: PeerId, addresses: list[str]) -> None:
-        contacts.hint(peer, addresses)
-        if (peer, addresses) not in known and len(known) < CONTACTS_MAX:
-            known.append((peer, addresses))
-
-    transport.spawn(lan.announce(run_id, transport.peer_id, lambda: own, hint))
 
 
 async def keep_current(

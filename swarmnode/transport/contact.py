@@ -113,16 +113,12 @@ class Contacts:
 
     def tell(self, peer: PeerId, addresses: Sequence[str]) -> None:
         """Add a peer named by the user: it is tried at once and never forgotten."""
-        self.hint(peer, addresses)
-        self.known[peer].given = tuple(addresses)[:ADDRESSES_MAX]
-
-    def hint(self, peer: PeerId, addresses: Sequence[str]) -> None:
-        """Add addresses of `peer` from another source: it is tried at once if it is not connected."""
         contact = self.known.get(peer)
         if contact is None or not set(addresses) <= set(contact.addresses):
             merged = dict.fromkeys((*addresses, *(contact.addresses if contact else ())))
-            seen_unix_s, hints = (contact.seen_unix_s, contact.given) if contact else (0.0, ())
-            self.known[peer] = Contact(tuple(merged)[:ADDRESSES_MAX], seen_unix_s, given=hints)
+            contact = Contact(tuple(merged)[:ADDRESSES_MAX], contact.seen_unix_s if contact else 0.0)
+            self.known[peer] = contact
+        contact.given = tuple(addresses)[:ADDRESSES_MAX]
 
     def hear(self, peer: PeerId, addresses: Iterable[str], now_unix_s: float) -> None:
         """Record that `peer` is alive at `addresses` (empty: the known ones), and at those that the user gave: a

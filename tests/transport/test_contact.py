@@ -127,7 +127,6 @@ def test_the_users_addresses_are_always_tried() -> None:
     contacts.record_try(A, False, NOW)
     contacts.hear(A, [], NOW)
     assert contacts.known[A].addresses == (given, announced)
-    contacts.hint(A, ["/ip4/1.2.3.4/tcp/9"])
     contacts.hear(A, ["/ip4/1.2.3.4/tcp/7"], NOW)
     assert contacts.known[A].addresses == (given, "/ip4/1.2.3.4/tcp/7")
     assert contacts.known[A].fixed and not contacts.known.get(B)

@@ -187,7 +187,7 @@ def together(*adds: Callable[[F], F]) -> Callable[[F], F]:
 
 NETWORK_OPTIONS = together(
     click.option("--listen", type=LISTEN, default="/ip4/0.0.0.0/tcp/0", help="Where peers reach us."),
-    click.option("--lan", is_flag=True, help="Find members in this network by multicast, and be found."),
+    click.option("--lan", is_flag=True, help="Connect to any member in this local network."),
     click.option("--metrics-port", type=PORT, default=0, show_default="any", help="Prometheus, /healthz, /readyz."),
     click.option("--metrics-host", type=HOST, default="127.0.0.1", help="Address to serve them on; 0.0.0.0: all."),
 )
