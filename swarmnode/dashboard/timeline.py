@@ -102,10 +102,6 @@ def _known(event: str, fields: Mapping[str, str]) -> tuple[str, str] | None:
             back = ": round {round}, {behind} samples behind the newest known" if "behind" in fields else ""
             source = "a replica" if fields.get("method") == "replica" else told("{method}")
             return "recovery", told(f"got its stage from {source} in {{seconds}} s{size}{back}")
-        case "recovery.loss":
-            return "recovery", told(
-                "saw the loss at {loss_before} before stage {of_stage} was lost, {loss_after} after"
-            )
         case "notice.received":
             return "preemption", told("was told by {source} that it will be taken away") + told.because
         case "drain.cut":

@@ -586,9 +586,8 @@ class RecoverySpec:
 
     method: str = key(
         "copy",
-        one_of("copy", "average", "weighted", "none"),
-        "Rebuilding a stage from its neighbours (CheckFree): by copy, norm-rescaled average, or gradient norms; none:"
-        " only snapshots.",
+        one_of("copy", "none"),
+        "Rebuilding a stage: copy: its layers from its nearer neighbours (after CheckFree); none: only snapshots.",
         "measured (docs/measurements/lost-stages.md): at p = .004 copy loses 0.11 nat, weighted 0.13, average 0.18",
     )
     keepers: int = key(

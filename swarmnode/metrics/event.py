@@ -95,7 +95,7 @@ EVENTS: Final[dict[str, EventKind]] = {
     ),
     "stage.stays": _event("this node does not move after all, and why", "source target reason"),
     "stage.moved": _event("this node moved to another stage", "source target cut reason"),
-    "stage.lost": _event("a stage has no replica alive any more", "of_stage replicas loss reason"),
+    "stage.lost": _event("a stage has no replica alive any more", "of_stage replicas reason"),
     "stage.back": _event(
         "a lost stage is served again: after how long, and the loss before and after", "of_stage seconds"
     ),
@@ -125,9 +125,6 @@ EVENTS: Final[dict[str, EventKind]] = {
         "round ahead reason",
     ),
     "recovery.waiting": _event("a lost stage's state cannot be taken yet, and why", "stage reason"),
-    "recovery.loss": _event(
-        "the training loss before a stage was lost and after it came back", "of_stage loss_before loss_after"
-    ),
     "recovery.began": _event("the recovery of a lost stage began: the method, and why", "stage method reason"),
     "recovery.source_failed": _event("one source for a stage's state failed; the next is tried", "stage method reason"),
     "recovery.kept": _event(

@@ -6,42 +6,30 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 from swarmnode.ids import PeerId
 from swarmnode.manifest import Manifest
 from swarmnode.membership.liveness import LOOK_SHARE, PINGED_MAX, Pinger, ping_fault
 from swarmnode.node.presence import Presence
-from swarmnode.pipeline.feeder import Feeder
 from swarmnode.pipeline.route import BAN_MAX_S, Router
 from swarmnode.ports import Clock, Telemetry, Transport
 from swarmnode.recovery.recovery_source import overdue, quiet
-
-SETTLED = 16  # guess: microbatches of a stage that is back, over which the loss is taken
 
 
 class FailureDetector:
     """Watches all stages for one node, and reports when a stage is lost and when it is back."""
 
     def __init__(
-        self,
-        manifest: Manifest,
-        presence: Presence,
-        pinger: Pinger,
-        clock: Clock,
-        telemetry: Telemetry,
-        feeder: Callable[[], Feeder | None],
+        self, manifest: Manifest, presence: Presence, pinger: Pinger, clock: Clock, telemetry: Telemetry
     ) -> None:
-        """`feeder` returns the feeder, which knows the loss, where this node feeds."""
         self._limits = manifest.limits
         self._stages = manifest.pipeline.stages
         self._presence = presence
         self._pinger = pinger
         self._clock = clock
         self._telemetry = telemetry
-        self._feeder = feeder
-        self._lost: dict[int, tuple[float, float | None]] = {}  # stage -> (since, loss then)
-        self._returned: dict[int, tuple[float, int]] = {}  # stage -> (loss before, microbatches done when it was back)
+        self._lost: dict[int, float] = {}  # stage -> loop time since when
 
     async def run(self) -> None:
         """Look until cancelled."""
@@ -51,8 +39,6 @@ class FailureDetector:
                 members = self._presence.peer_table.present(stage)
                 if stage in self._lost or overdue(members, self._clock.unix_s(), self._limits):
                     await self._look(stage)
-                if self._returned:
-                    self._compare(stage)
             await self._call()
 
     async def _call(self) -> None:
@@ -85,13 +71,10 @@ class FailureDetector:
         """Find out whether `stage` is lost, or back."""
         presence, loop = self._presence, asyncio.get_running_loop()
         swarm = presence.peer_table.swarm()
-        feeder = self._feeder()
         if stage in self._lost:
             if swarm.serving(stage):
-                since, loss = self._lost.pop(stage)
-                self._telemetry.event("stage.back", of_stage=stage, seconds=round(loop.time() - since, 3))
-                if feeder is not None and loss is not None:
-                    self._returned[stage] = (loss, feeder.done)
+                seconds = loop.time() - self._lost.pop(stage)
+                self._telemetry.event("stage.back", of_stage=stage, seconds=round(seconds, 3))
             return
         await presence.look([stage])  # others' records come by calls only while we have to do with them
         members = presence.peer_table.swarm().serving(stage)
@@ -100,23 +83,10 @@ class FailureDetector:
         if await self._pinger.answering([member.peer for member in members]):
             return
         presence.mark_dead([member.peer for member in members])
-        loss = feeder.loss.value if feeder is not None and feeder.loss.known else None
-        self._lost[stage] = (loop.time(), loss)
+        self._lost[stage] = loop.time()
         self._telemetry.event(
-            "stage.lost", level="warning", of_stage=stage, replicas=len(members), loss=loss, reason="none answers"
+            "stage.lost", level="warning", of_stage=stage, replicas=len(members), reason="none answers"
         )
-
-    def _compare(self, stage: int) -> None:
-        """Once SETTLED microbatches have come through: the loss before and after."""
-        feeder = self._feeder()
-        if feeder is None or stage not in self._returned:
-            return
-        before, first = self._returned[stage]
-        if feeder.done >= first + SETTLED:
-            del self._returned[stage]
-            losses = list(feeder.losses)[-(feeder.done - first) :]
-            after = math.fsum(nats for nats, _ in losses) / max(1, sum(tokens for _, tokens in losses))
-            self._telemetry.event("recovery.loss", of_stage=stage, loss_before=before, loss_after=after)
 
 
 SHARE = 0.1  # guess: of the announce period, between two rounds of pings ...

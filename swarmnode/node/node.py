@@ -101,7 +101,7 @@ class Node:
             ports.replica,
             earlier,
         )
-        failure_detector = FailureDetector(manifest, presence, pinger, ports.clock, ports.telemetry, slot.feeder)
+        failure_detector = FailureDetector(manifest, presence, pinger, ports.clock, ports.telemetry)
         self._context = NodeContext(
             manifest, run_id, ports, presence, self._caller_check, self.transport, pinger, restorer, failure_detector
         )

@@ -36,7 +36,7 @@ from swarmnode.transfer.snapshot import Snapshot
 from swarmnode.wire import record_pb2
 
 DIGEST_NBYTES = 8  # of the digest, in records
-LOOK_S = 20.0  # guess: the index of 100 GB of text at 1 Mbit/s; a node without it then chooses another stage
+LOOK_S = 20.0  # derived: the index of 100 GB of text at 1 Mbit/s; a node without it then chooses another stage
 
 
 # The first part of a node's time at a stage: announce itself there, probe the machine, and bring a replica to the

@@ -17,6 +17,7 @@ from swarmnode.errors import Busy, MicrobatchLost, RemoteFault, Unavailable
 from swarmnode.identity import Identity
 from swarmnode.ids import PeerId, digest64, microbatch_id
 from swarmnode.manifest import Manifest
+from swarmnode.membership.liveness import SMALL_CALL_S
 from swarmnode.membership.swarm import Swarm
 from swarmnode.metrics import name
 from swarmnode.pipeline.microbatch_size import MicrobatchSizer, Window
@@ -29,7 +30,6 @@ from swarmnode.wire import record_pb2
 
 RATE_SPAN_S = 10.0  # guess: window of the tokens per second average
 LOST_PAUSE_S = 0.2  # guess: pause after a loss before anything new starts
-LOSSES_KEPT = 64  # guess: enough to compare the loss before and after a stage was lost
 VALIDATORS = 2  # guess: feeders that measure the held-out loss after a round, with as many microbatches in flight each
 
 
@@ -37,7 +37,7 @@ VALIDATORS = 2  # guess: feeders that measure the held-out loss after a round, w
 #
 # If the only member with a chunk is gone, a feeder continues with the chunks that are available.
 
-PATIENCE_S = 5.0  # guess: a chunk of 4 MiB takes .7 s at 50 Mbit/s
+PATIENCE_S = SMALL_CALL_S  # a chunk of 4 MiB takes .7 s at 50 Mbit/s
 ASIDE_MAX = 512  # guess: pieces set aside, a block or more of every group
 
 
@@ -243,7 +243,6 @@ class Feeder:
         self._running = False
         self.loss = RunningLoss()
         self.done = 0  # microbatches completed
-        self.losses: deque[tuple[float, int]] = deque(maxlen=LOSSES_KEPT)  # nats, counted tokens of the last ones
         self._recent: deque[tuple[float, int]] = deque()
         self.validation: tuple[float, int] | None = None  # nats per token; the run's samples at that time
         self.validation_first: float | None = None
@@ -424,7 +423,6 @@ class Feeder:
         self.sizing.record_trip(len(piece.indices), seconds, outcome.queued_s)
         self.loss.add(outcome.loss_sum, tokens)
         self.done += 1
-        self.losses.append((outcome.loss_sum, tokens))
         self._recent.append((now, tokens))
         self.telemetry.count(name.MICROBATCHES, outcome="done")
         self.telemetry.count(name.TOKENS, tokens)

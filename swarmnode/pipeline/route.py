@@ -16,14 +16,14 @@ from dataclasses import dataclass
 
 from swarmnode.ema import Ema
 from swarmnode.ids import PeerId, seeded
-from swarmnode.manifest import Manifest
+from swarmnode.manifest import Manifest, PipelineSpec
 from swarmnode.membership.liveness import AGAIN_S
 from swarmnode.membership.swarm import Member
 from swarmnode.membership.trust import UnknownPeers
 from swarmnode.pipeline.believed_rate import ANNOUNCED_MAX, FASTER_MAX, faster, lowest, median_speed, possible_s, usual
 from swarmnode.remembered import Remembered
 
-EPSILON = 0.1  # guess
+EPSILON = PipelineSpec().epsilon
 UNKNOWN_SECONDS_PER_SAMPLE = 1e-3  # guess: only until the first answer of any peer
 BAN_FIRST_S = 1.0  # guess; doubles with each fault in a row, so that a peer that accepts and never answers costs little
 BAN_MAX_S = AGAIN_S

@@ -1,7 +1,8 @@
-"""Rebuild a stage from its neighbours' slow weights: CheckFree (arXiv 2506.15461) and its simpler relatives.
+"""Rebuild a stage from its neighbours' slow weights, after CheckFree (arXiv 2506.15461).
 
 Layers of neighbouring stages resemble each other because each refines the same residual stream. A neighbour's weights
-are therefore a far better start than random ones. The methods differ only in how two stages' become one.
+are therefore a far better start than random ones. A copied layer lost less than a mean of two, the paper's weighted one
+too (measured: docs/measurements/lost-stages.md).
 """
 
 from __future__ import annotations
@@ -16,25 +17,13 @@ from swarmnode.errors import RemoteFault
 from swarmnode.manifest import ModelSpec
 from swarmnode.model.split import HEAD, TABLE, StageLayers, parameter_shapes
 
-METHODS = ("copy", "average", "weighted")
 
-
-def rebuild(
-    model: ModelSpec,
-    parts: tuple[StageLayers, ...],
-    stage: int,
-    method: str,
-    given: Mapping[int, Tensor],
-    norms: Mapping[int, float],
-) -> Tensor:
+def rebuild(model: ModelSpec, parts: tuple[StageLayers, ...], stage: int, given: Mapping[int, Tensor]) -> Tensor:
     """The flat parameters [N] of `stage` from those of the stages in `given` (one or two neighbours, flat like theirs).
 
-    copy: each layer is that of the nearer neighbour. average: the mean, rescaled so that each tensor has the mean norm
-    of its sources (a plain mean of unlike tensors shrinks it by up to sqrt 2). weighted: the mean weighted by `norms`,
-    each neighbour's gradient norm before clipping (CheckFree eq. 1). Embedding and head, which no neighbour has, are
-    zero; the caller fills them from a mirror. Raises RemoteFault when a neighbour's buffer has another size.
+    Each layer is that of the nearer neighbour. Embedding and head, which no neighbour has, are zero; the caller fills
+    them from a mirror. Raises RemoteFault when a neighbour's buffer has another size.
     """
-    assert method in METHODS and given, f"method {method!r} from stages {list(given)}"
     part = parts[stage]
     named = {other: _named(model, parts[other], flat) for other, flat in given.items()}
     shapes = parameter_shapes(model, part)
@@ -46,10 +35,8 @@ def rebuild(
             continue
         layer, rest = _layer(name)
         position = layer - part.layers.start
-        sources = {
-            other: named[other][f"model.layers.{counterpart(parts[other], part, position)}.{rest}"] for other in given
-        }
-        piece.copy_(combine(method, sources, norms, nearer(part, position, tuple(given))).reshape(-1))
+        other = nearer(part, position, tuple(given))
+        piece.copy_(named[other][f"model.layers.{counterpart(parts[other], part, position)}.{rest}"].reshape(-1))
         assert math.prod(shape) == piece.numel()
     return flat
 
@@ -74,21 +61,6 @@ def nearer(part: StageLayers, position: int, given: tuple[int, ...]) -> int:
     above = [other for other in given if other > part.stage]
     first_half = 2 * position < len(part.layers)
     return (below or above)[0] if first_half or not above else above[0]
-
-
-def combine(method: str, sources: Mapping[int, Tensor], norms: Mapping[int, float], nearest: int) -> Tensor:
-    """Combine the tensors of the stages in `sources` into one: that of `nearest`, or their mean as `method` says."""
-    if method == "copy" or len(sources) == 1:
-        return sources[nearest]
-    weights = {stage: norms[stage] if method == "weighted" else 1.0 for stage in sources}
-    total = math.fsum(weights.values())
-    if total <= 0.0:  # both were rebuilt a moment ago: no step has measured a norm yet
-        weights, total = dict.fromkeys(sources, 1.0), float(len(sources))
-    mean = sum((tensor * (weights[stage] / total) for stage, tensor in sources.items()), torch.zeros(()))
-    if method == "average":
-        length = sum(float(torch.linalg.vector_norm(tensor)) for tensor in sources.values()) / len(sources)
-        mean = mean * (length / max(float(torch.linalg.vector_norm(mean)), 1e-12))
-    return mean
 
 
 def ends(model: ModelSpec, part: StageLayers) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""A stage made of its neighbours: which layer stands for which, and what the three methods give."""
+"""A stage made of its neighbours: which layer stands for which, and what it becomes."""
 
 from dataclasses import replace
 
@@ -10,8 +10,7 @@ from swarmnode.machine.replica import TorchReplica
 from swarmnode.manifest import InnerSpec, Manifest, ModelSpec, PipelineSpec
 from swarmnode.model.split import split
 from swarmnode.model.stage import BUMP_STEPS
-from swarmnode.ports import Neighbour
-from swarmnode.recovery.checkfree import METHODS, counterpart, ends, nearer
+from swarmnode.recovery.checkfree import counterpart, ends, nearer
 from swarmnode.transfer.snapshot import SLOW, Snapshot, StateSlice
 from swarmnode.wire import record_pb2
 
@@ -19,8 +18,8 @@ MODEL = ModelSpec(layers=6, width=16, heads=2, kv_heads=1, ffn=24, context=8, vo
 MANIFEST = Manifest(model=MODEL, pipeline=PipelineSpec(stages=3), inner=InnerSpec(microbatch=2, inner_batch=2))
 
 
-def neighbour(replica: TorchReplica, norm: float = 1.0) -> Neighbour:
-    return Neighbour(replica.stage.part.stage, replica.snapshot().sections["phi"], norm)
+def phi_of(*given: TorchReplica) -> dict[int, memoryview]:
+    return {replica.stage.part.stage: replica.snapshot().sections["phi"] for replica in given}
 
 
 def replicas() -> list[TorchReplica]:
@@ -42,25 +41,17 @@ def test_counterparts() -> None:
     assert nearer(two, 1, (0,)) == 0 and nearer(one, 0, (1,)) == 1
 
 
-def test_copy_average_weighted() -> None:
+def test_each_layer_is_that_of_the_nearer_neighbour() -> None:
     below, lost, above = replicas()
-    given = [neighbour(below, 3.0), neighbour(above, 1.0)]
-    lost.rebuild("copy", given, None)
+    lost.rebuild(phi_of(below, above), None)
     assert torch.equal(layers(lost)[2], layers(below)[0]) and torch.equal(layers(lost)[3], layers(above)[5])
-    lost.rebuild("weighted", given, None)
-    torch.testing.assert_close(layers(lost)[2], 0.75 * layers(below)[0] + 0.25 * layers(above)[4])
-    lost.rebuild("average", given, None)
-    mean = 0.5 * (layers(below)[3 - 2] + layers(above)[5])
-    norm = 0.5 * (layers(below)[1].norm() + layers(above)[5].norm())
-    torch.testing.assert_close(layers(lost)[3], mean * norm / mean.norm())
-    assert layers(lost)[3].norm() > 1.2 * mean.norm(), "a plain mean of unlike weights is too small"
 
 
 def test_a_rebuilt_replica_begins_anew() -> None:
     below, lost, above = replicas()
     lost.stage.exp_avg.fill_(1.0)
     lost.stage.inner_steps, lost.outer.momentum[:] = 9, 1.0
-    lost.rebuild("weighted", [neighbour(below, 0.0), neighbour(above, 0.0)], None)
+    lost.rebuild(phi_of(below, above), None)
     assert lost.stage.inner_steps == 0 and not lost.stage.exp_avg.any() and not lost.outer.momentum.any()
     assert torch.equal(lost.outer.phi, lost.stage.theta)
     state = lost.snapshot()
@@ -94,7 +85,7 @@ def test_the_first_and_last_take_their_ends_or_keep_those_of_the_seed(stage: int
     before = lost.stage.theta.clone()
     name = "model.embed_tokens.weight" if stage == 0 else "lm_head.weight"
     kept = lost.stage.named(before)[name].clone()
-    lost.rebuild("copy", [neighbour(middle)], mirrored)
+    lost.rebuild(phi_of(middle), mirrored)
     named = lost.stage.named(lost.stage.theta)
     assert torch.equal(named[name], kept)
     if stage == 2:
@@ -103,18 +94,16 @@ def test_the_first_and_last_take_their_ends_or_keep_those_of_the_seed(stage: int
     assert torch.equal(layers(lost)[layer], layers(middle)[2])
     anew = replicas()[stage]
     drawn = anew.stage.theta[first : first + count].clone()
-    anew.rebuild("copy", [neighbour(middle)], None)
+    anew.rebuild(phi_of(middle), None)
     assert torch.equal(anew.stage.theta[first : first + count], drawn)
     assert torch.equal(layers(anew)[layer], layers(middle)[2])
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_bad_neighbours_are_refused_and_change_nothing(method: str) -> None:
+def test_bad_neighbours_are_refused_and_change_nothing() -> None:
     below, lost, above = replicas()
-    before = lost.stage.theta.clone()
-    good = neighbour(below)
+    before, good = lost.stage.theta.clone(), phi_of(below)
     above.outer.phi[3] = float("nan")
-    for bad in (neighbour(above), Neighbour(2, good.phi[:-4], 1.0)):
+    for bad in (phi_of(above), {2: good[0][:-4]}):
         with pytest.raises(RemoteFault):
-            lost.rebuild(method, [good, bad], None)
+            lost.rebuild({**good, **bad}, None)
     assert torch.equal(lost.stage.theta, before)
