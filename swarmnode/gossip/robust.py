@@ -26,7 +26,7 @@ from swarmnode.ports import Verdict
 CLIP = 4.0  # measured (8 replicas, 40 rounds): seed 0: honest gaps were 0.5 to 2.5 times |D|
 FIRST_CLIP = 0.1  # guess: of |phi_i|, where nothing was learned yet
 HISTORY_LEAST = 5  # guess: packets accepted before history speaks
-Z = 4.0  # guess
+Z = 4.0  # derived: of honest gaps, normal in the logarithm, one in 30,000 is larger
 DEVIATION_LEAST = 0.2  # guess: of the logarithm; honest gaps wander by a factor of 1.2 without meaning harm
 
 ALL, CLIPPED = "all", "clipped"

@@ -74,7 +74,7 @@ class ProgressBound:
 
 
 LEFT = record_pb2.NODE_STATE_LEFT
-CONFIRMED = 3  # guess: machines seen at work before a node relies on them alone; fewer if there are no more
+CONFIRMED = 3  # machines seen at work before a node relies on them alone; derived: one liar has no majority
 
 
 @dataclass(frozen=True, slots=True)

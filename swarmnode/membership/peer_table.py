@@ -9,12 +9,13 @@ from collections.abc import Set as AbstractSet
 from itertools import takewhile
 
 from swarmnode.ids import PeerId
+from swarmnode.membership.liveness import PINGED_MAX
 from swarmnode.membership.stage_view import StageView, rank
 from swarmnode.membership.swarm import SERVING, Member, Swarm, shared
 from swarmnode.wire import record_pb2 as wire
 
 ABSENT = -1
-CROWD_MAX = 64  # guess: known replicas of a stage not our own; a choice among more does not balance better
+CROWD_MAX = PINGED_MAX  # known replicas of a stage not our own; a choice among more does not balance better
 SPECIAL_MAX = 4  # guess
 
 

@@ -66,7 +66,7 @@ QUEUED_HIGH = 2.0
 # postpones an inner step that would make an outstanding gradient too old. A gradient that is too old nevertheless is
 # not added.
 
-AVERAGED_MAX = 4  # guess: replicas for which the learning rate grows; more were not measured
+AVERAGED_MAX = 4  # measured up to this: replicas for which the learning rate grows (inner.replica_rate)
 
 STRAGGLER = 4.0  # guess: a gradient this many times later than usual postpones no step
 PUT_OFF = 2.0  # guess: no step is postponed beyond this multiple of a replica's largest share

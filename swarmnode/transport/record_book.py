@@ -17,16 +17,17 @@ from swarmnode.errors import RemoteFault
 from swarmnode.ids import PeerId, RunId, digest64
 from swarmnode.membership.admission import Admission
 from swarmnode.membership.liveness import PING_TIMEOUT_S
+from swarmnode.membership.peer_table import CROWD_MAX
 from swarmnode.membership.record import CLOCK_SKEW_MAX_S, SIGNED_BYTES_MAX, check_record, pass_of
 from swarmnode.token_bucket import TokenBucket
 from swarmnode.wire import record_pb2 as wire
 
 RPC_TIMEOUT_S = PING_TIMEOUT_S  # the DHT's calls are as small
 HOLDERS = 5  # hivemind's number of replicas
-HOLDERS_ASKED = 2  # guess: one of them may be new here, or lie
+HOLDERS_ASKED = 2  # derived: one of them may be new here, or lie
 NEAR_S = 120.0  # guess: a search for holders moves 26 kB; a dead one ends it sooner
 PLACE_MAX = 2048  # guess: records of one place, as long as no amount of machines of one run is larger
-STRANGERS_MAX = 64  # peer_table.CROWD_MAX: a choice among more does not balance better
+STRANGERS_MAX = CROWD_MAX
 CHECKS_PER_S, CHECKS_BURST = 100.0, 4096.0  # derived: 1.4 % of a core, and the first picture of PLACE_MAX nodes
 NEWS_MAX = 256  # derived: records of one answer, at most 330 kB, a third of what a header may have
 
