@@ -1,4 +1,4 @@
-"""Verbs that look at the node of this machine, running or not: status, top, logs, receipts, identity, update."""
+"""Verbs that look at the node of this machine, running or not: status, top, logs, receipts, identity."""
 
 from __future__ import annotations
 
@@ -17,11 +17,10 @@ from typing import Any
 
 import click
 
-from swarmnode import __version__
 from swarmnode.cli.option.param import DURATION, home_option
 from swarmnode.cli.output.console import paper
 from swarmnode.control import client
-from swarmnode.errors import NoDaemon, NotPermitted, Unavailable, UsageError
+from swarmnode.errors import NoDaemon, Unavailable, UsageError
 from swarmnode.metrics.event import LEVELS
 from swarmnode.metrics.events import digits, tail
 from swarmnode.untrusted_text import printable
@@ -195,21 +194,3 @@ def identity(home: Path) -> None:
     from swarmnode.transport.key_file import load_or_create
 
     click.echo(load_or_create(home / "node.key").peer_id)
-
-
-@click.command(short_help="whether the run still admits this version")
-@home_option
-@click.option("--check", is_flag=True, required=True, help="Only look: swarmnode never updates itself.")
-def update(home: Path, check: bool) -> None:
-    """Ask the node in --home for the oldest version that the run's owner admits, and compare the installed one.
-
-    A node that the owner does not admit any more says so when it starts, with the line to run.
-    """
-    from swarmnode.membership.access import too_old
-
-    reply = client.status(home)
-    for version in (reply.version, __version__):
-        if reason := too_old(reply.least_version, version):
-            raise NotPermitted(reason)
-    again = "" if reply.version == __version__ else f"; the node runs {reply.version} until it is started again"
-    click.echo(f"swarmnode {__version__} is admitted (the owner asks for {reply.least_version or 'no version'}){again}")

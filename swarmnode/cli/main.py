@@ -32,7 +32,6 @@ VERBS: Mapping[str, str] = {
     "amend": "change the run under way: rates, batch, codec, from a round on",
     "owner": "which keys sign for the run: add one, or replace a lost one",
     "access": "which machines the run's owner admits",
-    "update": "whether the run still admits this version",
     "identity": "this machine's peer id",
     "doctor": "check whether this machine can take part",
     "status": "status of the node on this machine",
@@ -62,7 +61,7 @@ ELSEWHERE = ("simulate", "bench")
 """Verbs of VERBS that come by entry points (swarmnode/plugin.py); `bench` has a short form here."""
 TOGETHER: Mapping[str, str] = {
     **dict.fromkeys(("ui", "drain", "pause", "resume", "snooze", "finish", "leave", "limit"), "tell"),
-    **dict.fromkeys(("status", "top", "logs", "receipts", "identity", "update"), "look"),
+    **dict.fromkeys(("status", "top", "logs", "receipts", "identity"), "look"),
     **dict.fromkeys(("amend", "access"), "owner"),
     **dict.fromkeys(("coordinator", "archive"), "bootstrap"),
     "chat": "generate",
