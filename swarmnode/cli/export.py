@@ -152,8 +152,7 @@ def eval(  # noqa: A001  the verb's name
     with bar("reading") as moved:
         weights = WeightChoice(last, checkpoints)
         model, folder = gather(source, kind, lambda text: click.echo(text, err=True), moved, weights)
-    lists_of = Path(source).expanduser() if everything else None
-    report = evaluate(model, data or folder, cache or default_cache(), samples, lists_of)
+    report = evaluate(model, data or folder, cache or default_cache(), samples, lists=everything)
     if as_json:
         click.echo(json.dumps({**report.to_json(), **facts(model, time.time())}))
         return

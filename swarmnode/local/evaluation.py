@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import math
-import subprocess
-import sys
-import tempfile
-from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -38,17 +32,12 @@ if TYPE_CHECKING:
 
 SET_TOKENS_MAX = 1 << 18  # derived: 0.01 nat of sampling error where losses deviate by 5; minutes on a CPU for 135 M
 BATCH_TOKENS = 4096  # guess: the logits of so many tokens fit into any memory
-LM_EVAL = "lm_eval"
 PROMPTS = ("The", "Once upon a time")  # an owner lists better ones
-KEEP = ("acc_norm", "acc", "exact_match", "f1", "bleu", "bits_per_byte", "perplexity", "word_perplexity")
-"""The metric shown of a task that reports several: the first of these."""
 
 
-def scores_of(
-    net: Decoder, manifest: Manifest, tokenizer: Tokenizer, data: Path | None, exported: Path | None
-) -> Scores:
-    """Everything that `manifest.evaluation` lists, measured on `net`. Texts lie below `data`; tasks read the model
-    folder `exported`. What cannot be measured becomes a line in `failed`; the rest is measured all the same."""
+def scores_of(net: Decoder, manifest: Manifest, tokenizer: Tokenizer, data: Path | None) -> Scores:
+    """Everything that `manifest.evaluation` lists, measured on `net`. Texts lie below `data`. What cannot be measured
+    becomes a line in `failed`; the rest is measured all the same."""
     asked = manifest.evaluation
     scores, failed = list[Score](), list[str]()
     for name in asked.sets:
@@ -56,11 +45,6 @@ def scores_of(
             scores.append(Score(name, "nats/token", text_loss(net, manifest, tokenizer, read_text(data, name))))
         except (SwarmnodeError, OSError) as error:
             failed.append(f"{name}: {error}")
-    if asked.tasks:
-        try:
-            scores += task_scores(exported, asked.tasks, manifest.model.context, data)
-        except (SwarmnodeError, OSError) as error:
-            failed.append(f"{', '.join(asked.tasks)}: {error}")
     return Scores(tuple(scores), continued(net, manifest, tokenizer), tuple(failed))
 
 
@@ -120,59 +104,6 @@ def continued(net: Decoder, manifest: Manifest, tokenizer: Tokenizer) -> tuple[t
     return tuple(texts)
 
 
-def task_scores(exported: Path | None, tasks: Sequence[str], context: int, data: Path | None) -> list[Score]:
-    """Scores of lm-evaluation-harness tasks for the Hugging Face model folder `exported`, by a process of its own. The
-    task files below `data` are known to it, too. Raises DataError if it is not installed or fails."""
-    if exported is None or not (exported / "config.json").is_file():
-        raise DataError("tasks need a model folder: give the folder that `swarmnode export` or `archive` wrote")
-    if find_spec(LM_EVAL) is None:
-        raise DataError('lm-evaluation-harness is not installed here: pip install "lm-eval[hf]"')
-    model = f"pretrained={exported},dtype=float32,max_length={context}"
-    if not _has_first_token(exported):
-        model += ",prefix_token_id=0"
-    with tempfile.TemporaryDirectory(prefix="swarmnode-lm-eval-") as out:
-        command = [sys.executable, "-m", LM_EVAL, "--model", "hf", "--model_args", model, "--tasks", ",".join(tasks)]
-        command += ["--device", "cpu", "--output_path", out]
-        command += ["--include_path", str(data)] if data is not None and any(data.glob("*.yaml")) else []
-        ended = subprocess.run(command, capture_output=True, cwd=data or out, check=False)
-        if ended.returncode:
-            lines = ended.stderr.decode(errors="replace").strip().splitlines() or ["no reason given"]
-            raise DataError(f"lm_eval: {lines[-1][:200]}")
-        written = sorted(Path(out).rglob("results_*.json"))
-        if not written:
-            raise DataError("lm_eval wrote no results")
-        return parsed_tasks(written[-1].read_bytes())
-
-
-def _has_first_token(exported: Path) -> bool:
-    """Whether the tokenizer has a token that begins a text; the tokenizer `bytes` has none."""
-    try:
-        tree = json.loads((exported / "tokenizer_config.json").read_bytes())
-    except (OSError, ValueError):
-        return False
-    return isinstance(tree, dict) and bool(tree.get("bos_token") or tree.get("eos_token"))
-
-
-def parsed_tasks(data: bytes) -> list[Score]:
-    """One score for each task in lm-eval's results. Raises DataError for another file."""
-    try:
-        results = json.loads(data)["results"]
-        scores = []
-        for task, row in sorted(results.items()):
-            values = {
-                key.partition(",")[0]: float(value)
-                for key, value in row.items()
-                if isinstance(value, int | float) and "stderr" not in key and math.isfinite(value)
-            }
-            values.pop("sample_len", None)
-            metric = next((name for name in KEEP if name in values), next(iter(sorted(values)), None))
-            if metric is not None:
-                scores.append(Score(str(task), metric, values[metric]))
-        return scores
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DataError(f"lm_eval's results cannot be read: {error}") from None
-
-
 @dataclass(frozen=True, slots=True)
 class Evaluation:
     """Nats per token on `tokens` held-out tokens; `replicas` has the loss of each chain of single replicas, by name;
@@ -212,12 +143,11 @@ def merged_model(found: Gathered) -> Decoder:
 
 
 def evaluate(
-    found: Gathered, folder: Path | None, cache: Path, samples: int | None, lists: Path | None = None
+    found: Gathered, folder: Path | None, cache: Path, samples: int | None, *, lists: bool = False
 ) -> Evaluation:
     """The loss of the merged model, and, with several replicas, of each chain of them, on the first `samples` (None:
-    the manifest's) held-out samples. With the model folder `lists` also what [evaluation] of the manifest lists, on
-    the merged model. Raises DataError if the run's text, a chunk of its data set, or its tokenizer cannot be read
-    here."""
+    the manifest's) held-out samples. With `lists` also what [evaluation] of the manifest lists, on the merged model.
+    Raises DataError if the run's text, a chunk of its data set, or its tokenizer cannot be read here."""
     from swarmnode.model.gather import chains, model_of, spread
     from swarmnode.model.text_generation import whole_model
 
@@ -241,16 +171,15 @@ def evaluate(
         merged=whole,
         replicas=tuple(replicas),
         spread=spread(found) if replicas else 0.0,
-        lists=None if lists is None else _lists(net, manifest, folder, lists),
+        lists=_lists(net, manifest, folder) if lists else None,
     )
 
 
-def _lists(net: Decoder, manifest: Manifest, folder: Path | None, source: Path) -> Scores:
-    """Scores of [evaluation]. Its texts and the tokenizer lie below `folder`; lm-eval reads the model folder
-    `source`."""
+def _lists(net: Decoder, manifest: Manifest, folder: Path | None) -> Scores:
+    """Scores of [evaluation]. Its texts and the tokenizer lie below `folder`."""
     try:
         tokenizer, _ = run_tokenizer(folder, manifest.data)
-        return scores_of(net, manifest, tokenizer, folder, source)
+        return scores_of(net, manifest, tokenizer, folder)
     except SwarmnodeError:
         if manifest.evaluation == EvaluationSpec():
             return Scores()  # nobody asked for any

@@ -691,12 +691,6 @@ class EvaluationSpec:
         " the archive. Each gives nats per token.",
         "none: the run's own held-out part is always measured",
     )
-    tasks: tuple[str, ...] = key(
-        (),
-        list_of(matching(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", "the name of an lm-eval task"), 32),
-        "Tasks of lm-evaluation-harness, if it is installed where the archive is kept (docs/evaluation.md).",
-        "none: they download their data",
-    )
     prompts: tuple[str, ...] = key(
         (), list_of(text(), 16), "Texts that each checkpoint continues; the page shows the continuations.", "none"
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,8 +14,8 @@ from swarmnode.cli.generate import before
 from swarmnode.cli.main import cli, main
 from swarmnode.data.chat_template import ChatTemplate
 from swarmnode.data.root import DataRoot
-from swarmnode.errors import DataError, ManifestError, NotPermitted
-from swarmnode.local.evaluation import parsed_tasks, read_text
+from swarmnode.errors import ManifestError, NotPermitted
+from swarmnode.local.evaluation import read_text
 from swarmnode.manifest import DataSpec, EvaluationSpec, Manifest, PipelineSpec
 from swarmnode.manifest.text import parse
 from swarmnode.model.export import write_model
@@ -96,8 +95,6 @@ def test_a_text_out_of_the_data_folder_is_not_read(model: Path, tmp_path: Path) 
     [
         ('sets = ["/etc/passwd"]', "evaluation.sets"),
         ('sets = ["a.txt", "a.txt"]', "different"),
-        ('tasks = ["arc; rm -rf /"]', "evaluation.tasks"),
-        ('tasks = ["--model"]', "evaluation.tasks"),
         ('prompts = [""]', "evaluation.prompts"),
         ("prompts = [3]", "evaluation.prompts"),
         ("prompt_tokens = 0", "evaluation.prompt_tokens"),
@@ -110,17 +107,6 @@ def test_a_bad_list_gets_one_line(lines: str, what: str) -> None:
 
 def test_a_manifest_without_lists_measures_nothing_more() -> None:
     assert parse("", "run.toml").evaluation == EvaluationSpec()
-
-
-def test_results_of_lm_eval_give_one_number_a_task() -> None:
-    rows = {
-        "arc_easy": {"alias": "arc_easy", "acc,none": 0.25, "acc_stderr,none": 0.1, "acc_norm,none": 0.3},
-        "swarmnode_text": {"alias": "x", "word_perplexity,none": math.inf, "bits_per_byte,none": 2.5, "sample_len": 3},
-    }
-    found = parsed_tasks(json.dumps({"results": rows}).encode())
-    assert found == [Score("arc_easy", "acc_norm", 0.3), Score("swarmnode_text", "bits_per_byte", 2.5)]
-    with pytest.raises(DataError):
-        parsed_tasks(b"[]")
 
 
 def test_scores_survive_json() -> None:

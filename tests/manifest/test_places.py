@@ -38,7 +38,6 @@ NAMES = {
     "data.tokenizer": FILE,  # "bytes", or below --data-root
     "checkpoint.url": BUCKET,  # with --use-bucket
     "evaluation.sets": FILE,  # below the folder of whoever keeps the archive, with the owner's permission
-    "evaluation.tasks": "the name of a task of lm-eval, if that is installed there",
     "evaluation.prompts": "a text that is continued and shown",
     **dict.fromkeys(("about.by", "about.why", "about.data", "about.licence"), "a line that is shown"),
     "about.page": "an address that is shown",

@@ -52,7 +52,7 @@ def test_round_trip() -> None:
 
 def test_the_id_is_of_content_and_owner() -> None:
     # Written down: another byte in the canonical form is another run.
-    assert verify(sign(Manifest(), KEY), None)[1] == "b3287abda862adb64fa9a5f7f4387525c0a778b64e3dbbf6c66e3b163121baef"
+    assert verify(sign(Manifest(), KEY), None)[1] == "7173c8b8bf4c828b50b47262d9ae9e42a4aa80e9c591572781458344acd9cd4c"
     assert verify(sign(Manifest(), OTHER), None)[1] != verify(sign(Manifest(), KEY), None)[1]
     assert verify(sign(Manifest(seed=1), KEY), None)[1] != verify(sign(Manifest(), KEY), None)[1]
 

@@ -88,7 +88,7 @@ def test_forged_foreign_and_disordered_amendments_are_refused_and_change_nothing
         ({"data.tokenizer": "a.json"}, "numbered"),
         ({"pipeline.boundary": "fp32"}, "activations"),
         ({"pipeline.stages": 511}, "together at most|allowed"),
-        ({"evaluation.tasks": ["arc_easy"]}, "do not compare"),
+        ({"evaluation.prompts": ["The"]}, "do not compare"),
         ({"inner.clip_norm": -1.0}, "allowed is"),
         ({"inner.decay_samples": 1}, "allowed is"),
         ({"inner.nothing": 1}, "unknown field"),
