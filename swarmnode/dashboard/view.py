@@ -296,7 +296,7 @@ def _slowness(board: Board, now_s: float) -> tuple[str, str] | None:
     here = sum(bool(node.addresses) and all(a.startswith(LOOPBACK) for a in node.addresses) for node in serving)
     at_once = len(serving) - here + min(here, processors())
     speeds = [(node.stage, node.speed) for node in serving]
-    return slowness(board.manifest, speeds, board.samples_per_s(), board.samples, at_once)
+    return slowness(board.manifest, speeds, board.samples_per_s(), at_once)
 
 
 def rounded(value: float | None) -> float | None:

@@ -143,7 +143,7 @@ class Session:
             return
         rate = picture.tokens_per_s / made.model.context
         at_once = math.inf if self._plan.devices else processors()
-        slow = slowness(made, speeds(picture.nodes), rate, picture.totals.samples, at_once)
+        slow = slowness(made, speeds(picture.nodes), rate, at_once)
         if slow is not None:
             self._slow = f"{slow[0]}: {slow[1]}"
             self._screen.note(self._slow)

@@ -27,7 +27,6 @@ AMENDABLE = frozenset(
                 "replica_rate",
                 "inner_batch",
                 "inner_batch_max",
-                "inner_batch_end",
             )
         ),
         *(f"gossip.{key}" for key in ("codec", "acceptance", "group", "round_seconds_min", "uplink_share")),

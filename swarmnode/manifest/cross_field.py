@@ -263,15 +263,6 @@ ACROSS: tuple[CrossFieldCheck, ...] = (
         "0, or at least inner.inner_batch = {m.inner.inner_batch}",
     ),
     _across(
-        "inner.inner_batch_end inner.inner_batch inner.microbatch",
-        lambda m: (
-            m.inner.inner_batch_end == 0
-            or (m.inner.inner_batch_end >= m.inner.inner_batch and m.inner.inner_batch_end % m.inner.microbatch == 0)
-        ),
-        "0, or a multiple of inner.microbatch = {m.inner.microbatch} that is at least inner.inner_batch ="
-        " {m.inner.inner_batch}",
-    ),
-    _across(
         "data.block_samples inner.microbatch",
         lambda m: m.data.block_samples % m.inner.microbatch == 0,
         "a multiple of inner.microbatch = {m.inner.microbatch}",
@@ -293,11 +284,6 @@ ACROSS: tuple[CrossFieldCheck, ...] = (
         "gossip.round_samples inner.inner_batch",
         lambda m: m.gossip.round_samples >= m.inner.inner_batch,
         "at least inner.inner_batch = {m.inner.inner_batch}",
-    ),
-    _across(
-        "gossip.round_samples inner.inner_batch_end",
-        lambda m: m.gossip.round_samples >= m.inner.inner_batch_end,
-        "at least inner.inner_batch_end = {m.inner.inner_batch_end}",
     ),
     _across(
         "gossip.gamma gossip.beta gossip.codec",

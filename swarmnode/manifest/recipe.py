@@ -192,7 +192,6 @@ def fit(start: Manifest, *, parameters: int | None = None, samples: int | None =
         replica_batch_min=min(start.inner.replica_batch_min, microbatch),
         inner_batch=batch,
         inner_batch_max=0,
-        inner_batch_end=0,
     )
     origins["inner.cooldown_samples"] = "fitted: a fifth of the run, arXiv 2405.18392"
     gossip, data = start.gossip, start.data

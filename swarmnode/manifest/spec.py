@@ -456,13 +456,6 @@ class InnerSpec:
         " the learning rate grows by the root of it. 0: as inner_batch. At most the critical batch (arXiv 1812.06162).",
         "no growth: larger batches learn less per sample",
     )
-    inner_batch_end: int = key(
-        0,
-        whole(0, 1 << 24),
-        "Samples a replica averages from inner.decay_samples on; before, it grows as the root of the run's samples if"
-        " that is more than inner.inner_batch (arXiv 2410.21676); 0: no growth.",
-        "not measured on a run yet: off",
-    )
 
 
 @dataclass(frozen=True, slots=True)

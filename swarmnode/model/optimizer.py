@@ -51,21 +51,6 @@ def _fallen(inner: InnerSpec, samples_total: int) -> float:
             raise AssertionError(f"inner.decay = {unknown!r} passed the manifest's checks")
 
 
-def inner_batch(inner: InnerSpec, samples_total: int) -> int:
-    """Samples that the replicas of a stage average together between two inner steps, after `samples_total` samples of
-    the whole run.
-
-    This is `inner_batch`. With an `inner_batch_end` it grows as the square root of the samples where that is more, in
-    whole microbatches, up to `inner_batch_end` from `decay_samples` on. The critical batch size, above which larger
-    batches waste samples, grows as samples^0.47 at any size of model (arXiv 2410.21676, section 4).
-    """
-    if inner.inner_batch_end == 0:
-        return inner.inner_batch
-    share = min(max(samples_total, 0) / inner.decay_samples, 1.0)
-    microbatches = int(inner.inner_batch_end // inner.microbatch * math.sqrt(share))
-    return max(inner.inner_batch, microbatches * inner.microbatch)
-
-
 ROWS_EXPONENT = (
     0.75  # measured: docs/learning.md; rows met every second, fourth, eighth round: 2, 3 and 4 times the rate
 )
@@ -77,7 +62,7 @@ def rate_of_rows(manifest: Manifest, round_index: int, rounds: int) -> float:
     (arXiv 2205.10287, section 4)."""
     inner, gossip = manifest.inner, manifest.gossip
     total = round_index * gossip.round_samples
-    more = max(1.0, rounds * gossip.round_samples / inner_batch(inner, total))
+    more = max(1.0, rounds * gossip.round_samples / inner.inner_batch)
     return learning_rate(inner, total) * float(gossip.fragments**ROWS_EXPONENT) * math.sqrt(more)
 
 

@@ -258,7 +258,7 @@ class Feeder:
 
     def _limit_window(self) -> None:
         """Bound the window by the staleness limit for the current stages."""
-        choice = self.sizing.choose(self.swarm(), self.samples_total())
+        choice = self.sizing.choose(self.swarm())
         self.window.limit(choice.limit)
         if self._told != (choice.samples, choice.limit):
             self._told = choice.samples, choice.limit
@@ -392,7 +392,7 @@ class Feeder:
             self._drew.set()
             size = self.manifest.data.block_samples
             self._cut, self._left[self._block] = range(self._block * size, (self._block + 1) * size), size
-        most = self.sizing.choose(self.swarm(), self.samples_total()).samples
+        most = self.sizing.choose(self.swarm()).samples
         indices, self._cut = self._cut[:most], self._cut[most:]
         return SampleSpan(self._block, tuple(indices))
 

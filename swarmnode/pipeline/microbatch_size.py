@@ -26,7 +26,6 @@ from swarmnode.manifest import Manifest
 from swarmnode.manifest.gossip_compat import meets
 from swarmnode.membership.swarm import Swarm
 from swarmnode.metrics.name import STALENESS
-from swarmnode.model.optimizer import inner_batch
 from swarmnode.model.split import stages_of
 from swarmnode.ports import Tape
 
@@ -91,9 +90,9 @@ def replica_batch(manifest: Manifest, batch: int, replicas: int) -> int:
     return max(least, -(-batch // max(1, replicas)))
 
 
-def replica_share(manifest: Manifest, samples_total: int, replicas: int) -> int:
-    """Samples per step of one of `replicas` replicas of a stage, after `samples_total` samples of the whole run."""
-    return replica_batch(manifest, inner_batch(manifest.inner, samples_total), replicas)
+def replica_share(manifest: Manifest, replicas: int) -> int:
+    """Samples per step of one of `replicas` replicas of a stage."""
+    return replica_batch(manifest, manifest.inner.inner_batch, replicas)
 
 
 def averaged(manifest: Manifest, replicas: int) -> int:
@@ -105,9 +104,7 @@ def averaged(manifest: Manifest, replicas: int) -> int:
     return max(1, min(replicas, gossip.group or replicas, AVERAGED_MAX))
 
 
-def window_limit(
-    manifest: Manifest, sizes: Sequence[int], feeders: int, samples_total: int, microbatch: int
-) -> tuple[int, str]:
+def window_limit(manifest: Manifest, sizes: Sequence[int], feeders: int, microbatch: int) -> tuple[int, str]:
     """(microbatches of `microbatch` samples that one of `feeders` feeders may keep in flight, the reason), given each
     stage's replicas in `sizes`.
 
@@ -115,7 +112,7 @@ def window_limit(
     """
     inner, steps = manifest.inner, max(1, manifest.pipeline.staleness_max)
     feeders, fewest = max(1, feeders), max(1, min(sizes))
-    batch = fewest * replica_batch(manifest, max(inner_batch(inner, samples_total), inner.inner_batch_max), fewest)
+    batch = fewest * replica_batch(manifest, max(inner.inner_batch, inner.inner_batch_max), fewest)
     limit = max(1, steps * batch // (microbatch * feeders))
     return limit, f"{steps} x {batch} samples in flight at {fewest} replicas, {feeders} feeders, {microbatch} at a time"
 
@@ -288,10 +285,10 @@ class SizeChoice:
     reason: str
 
 
-def sizes_of(manifest: Manifest, replicas: int, samples_total: int) -> list[int]:
+def sizes_of(manifest: Manifest, replicas: int) -> list[int]:
     """The sizes into which one of `replicas` replicas can cut its share, as evenly as possible: from the largest
     allowed, with twice as many pieces each time, down to one sample."""
-    share = replica_share(manifest, samples_total, replicas)
+    share = replica_share(manifest, replicas)
     pieces = -(-share // manifest.inner.microbatch)
     sizes: list[int] = []
     while not sizes or sizes[-1] > 1:
@@ -317,7 +314,6 @@ def slowness(
     manifest: Manifest,
     speeds: Sequence[tuple[int, float]],
     samples_per_s: float,
-    samples_total: int,
     at_once: float = math.inf,
 ) -> tuple[str, str] | None:
     """(what is wrong, the reason and what to change) if a swarm at `samples_per_s` is slower than its best machine
@@ -334,7 +330,7 @@ def slowness(
         return None
     count, most = len(alone), min(float(len(alone)), at_once)
     working, context = min(most, count * samples_per_s / sum(alone)), manifest.model.context
-    in_flight, _ = window_limit(manifest, sizes, 1, samples_total, 1)
+    in_flight, _ = window_limit(manifest, sizes, 1, 1)
     needed = math.ceil(IN_FLIGHT * most)
     if len(parts) > 1 and in_flight < needed:
         reason = f"At most {in_flight} samples are in flight; inner.inner_batch_max = {needed} would keep more at work"
@@ -374,33 +370,33 @@ class MicrobatchSizer:
         line_s = max(0.0, round_trip_s - queued_s - self._visits * self._service_s(samples))
         self._line_s.add(line_s)
 
-    def choose(self, swarm: Swarm, samples_total: int) -> SizeChoice:
+    def choose(self, swarm: Swarm) -> SizeChoice:
         """The choice for the current stages; unchanged unless they changed or another size is clearly better."""
         seen = (
             swarm.sizes,
             len(swarm.feeders()),
-            inner_batch(self._manifest.inner, samples_total),
+            self._manifest.inner.inner_batch,
             self._back // REVIEW,
         )
         if self._choice is None or seen != self._seen:
-            self._seen, self._choice = seen, self._chosen(swarm, samples_total)
+            self._seen, self._choice = seen, self._chosen(swarm)
         return self._choice
 
-    def _chosen(self, swarm: Swarm, samples_total: int) -> SizeChoice:
+    def _chosen(self, swarm: Swarm) -> SizeChoice:
         manifest, sizes = self._manifest, swarm.sizes
         feeders, total, here = max(1, len(swarm.feeders())), max(1, sum(sizes)), self._host.nodes(swarm, self._me)
         shared = min(float(here), max(1.0, self._host.processors()))
         machines = max(1.0, total - here + shared) / feeders
         # Between processes that share processors, a message costs processor time and no waiting time.
         line_s = 0.0 if here >= total and shared < here else self._line_s.value
-        options = sizes_of(manifest, max(sizes), samples_total)
+        options = sizes_of(manifest, max(sizes))
         promised: dict[int, float] = {}
         for samples in options:
-            limit, _ = window_limit(manifest, sizes, feeders, samples_total, samples)
+            limit, _ = window_limit(manifest, sizes, feeders, samples)
             count = min(limit, manifest.pipeline.window_max, self._slots(swarm))
             promised[samples] = samples * throughput(count, machines, self._visits, self._service_s(samples), line_s)
         best = self._best(promised)
-        limit, bound = window_limit(manifest, sizes, feeders, samples_total, best)
+        limit, bound = window_limit(manifest, sizes, feeders, best)
         most = self._rates.share(best)
         listing = ", ".join(f"{samples}: {rate * feeders:.3g}" for samples, rate in promised.items())
         reason = f"samples/s predicted by size: {listing} ({machines * feeders:.3g} machines, {line_s:.2g} s on links,"

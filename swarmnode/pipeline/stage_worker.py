@@ -11,7 +11,6 @@ from swarmnode.errors import Unavailable
 from swarmnode.ids import PeerId
 from swarmnode.membership.swarm import StageContext
 from swarmnode.metrics import name
-from swarmnode.model.optimizer import inner_batch
 from swarmnode.pipeline.accusation import Accusations
 from swarmnode.pipeline.auditor import Auditor
 from swarmnode.pipeline.backlog import InFlight
@@ -212,19 +211,16 @@ class StageWorker:
         """Whether the gradient of a forward made now will come after the next inner step: those before it complete a
         batch."""
         waiting = self._replica.accumulated + self.pending.samples
-        return waiting >= replica_share(self._here.manifest, self._here.samples_total(), replicas)
+        return waiting >= replica_share(self._here.manifest, replicas)
 
     def _step(self, replicas: int) -> StepReport | None:
         """Take an inner step if the batch is complete."""
-        accumulated, samples_total, inner = (
-            self._replica.accumulated,
-            self._here.samples_total(),
-            self._here.manifest.inner,
-        )
-        if accumulated < replica_share(self._here.manifest, samples_total, replicas):
+        accumulated, manifest = self._replica.accumulated, self._here.manifest
+        if accumulated < replica_share(manifest, replicas):
             return None
-        together = inner_batch(inner, samples_total)
-        most = PUT_OFF * replica_batch(self._here.manifest, max(together, inner.inner_batch_max), replicas)
+        inner = manifest.inner
+        most = PUT_OFF * replica_batch(manifest, max(inner.inner_batch, inner.inner_batch_max), replicas)
         if accumulated < most and self.pending.put_off(self._replica.inner_steps, self._now()):
             return None
-        return self._replica.step(samples_total, together / max(1, replicas), averaged(self._here.manifest, replicas))
+        share = inner.inner_batch / max(1, replicas)
+        return self._replica.step(self._here.samples_total(), share, averaged(manifest, replicas))

@@ -78,8 +78,8 @@ def in_flight_rate(
     slots = max(1, manifest.limits.in_flight_max * min(sizes) // feeders)
     wait_s, byte_s = _lines(stages)
     best = 0.0, False
-    for samples in sizes_of(manifest, max(sizes), 0):
-        limit, _ = window_limit(manifest, sizes, feeders, 0, samples)
+    for samples in sizes_of(manifest, max(sizes)):
+        limit, _ = window_limit(manifest, sizes, feeders, samples)
         count = feeders * min(limit, manifest.pipeline.window_max, slots)
         tokens = samples * manifest.model.context + PIECE_TOKENS
         work_s = sum(

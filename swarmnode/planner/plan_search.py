@@ -276,7 +276,7 @@ def _batches(manifest: Manifest, tokens: float) -> list[int]:
 def _rounds(manifest: Manifest) -> list[tuple[int, int]]:
     """(gossip.round_samples, gossip.group): the manifest's own, then pairs, as long and after more of ROUND_STEPS inner
     steps. Pairs after H steps send less and lose less than groups of four after 1.5 H (learning_efficiency.py)."""
-    own, step = manifest.gossip.round_samples, max(manifest.inner.inner_batch, manifest.inner.inner_batch_end)
+    own, step = manifest.gossip.round_samples, manifest.inner.inner_batch
     least, group = max(own, step), manifest.gossip.group
     longer = [samples for steps in ROUND_STEPS if (samples := -(-step * steps // manifest.gossip.fragments)) > least]
     pairs = PAIR if group > PAIR else group

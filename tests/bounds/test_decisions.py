@@ -35,7 +35,7 @@ from swarmnode.membership.clock import RunClock
 from swarmnode.membership.peer_table import PeerTable
 from swarmnode.membership.progress import Progress
 from swarmnode.membership.swarm import Member, Swarm
-from swarmnode.model.optimizer import inner_batch, learning_rate
+from swarmnode.model.optimizer import learning_rate
 from swarmnode.node.served_stage import ready_to_serve
 from swarmnode.node.stage_change import costs
 from swarmnode.pipeline.believed_rate import allowed_samples_per_s
@@ -135,7 +135,7 @@ def test_decisions_about_members(records: list[record_pb2.Record], total: int) -
             still_good(swarm, shares, move, rules)
             assert math.isfinite(move.worth)
         on_the_way(swarm)
-        window_limit(MANIFEST, swarm.sizes, len(swarm.feeders()), total, 8)
+        window_limit(MANIFEST, swarm.sizes, len(swarm.feeders()), 8)
         for stage in range(STAGES):
             here = swarm.stages[stage]
             peers = [m.peer for m in here]
@@ -222,7 +222,7 @@ def test_rounds(total: int, done: int, stride: int, rate: float) -> None:
         rounds.due(total, done, stride), rounds.left(total, stride), rounds.newest(total, stride)
         found, _ = rounds.stride(rate, 1.0, stride)
         assert 1 <= found <= bounds.STRIDE_MAX
-        assert math.isfinite(learning_rate(inner, total)) and inner_batch(inner, total) >= 1
+        assert math.isfinite(learning_rate(inner, total))
         pace = RoundPace()
         for at in range(4):
             pace.boundary(float(at), total * at, done)

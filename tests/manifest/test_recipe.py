@@ -64,7 +64,7 @@ def test_whatever_is_fitted_is_a_manifest_and_says_from_where(preset, parameters
 BY_VALUE = [
     *(f"model.{key}" for key in ("layers", "width", "heads", "kv_heads", "ffn", "context", "vocabulary")),
     *(f"inner.{key}" for key in ("learning_rate", "muon_learning_rate", "warmup_samples", "decay", "decay_samples")),
-    *(f"inner.{key}" for key in ("cooldown_samples", "microbatch", "inner_batch", "inner_batch_end")),
+    *(f"inner.{key}" for key in ("cooldown_samples", "microbatch", "inner_batch")),
     *("gossip.round_samples", "data.block_samples"),
 ]
 

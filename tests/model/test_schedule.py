@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmnode.manifest import InnerSpec
-from swarmnode.model.optimizer import inner_batch, learning_rate
+from swarmnode.model.optimizer import learning_rate
 
 COSINE = InnerSpec(learning_rate=1.0, warmup_samples=100, decay_samples=1100, learning_rate_min_ratio=0.1)
 
@@ -54,27 +54,3 @@ def test_no_warmup_and_a_decay_that_ends_within_it():
     assert learning_rate(InnerSpec(learning_rate=0.5, warmup_samples=0, decay="constant"), 0) == 0.5
     inner = InnerSpec(learning_rate=1.0, warmup_samples=100, decay_samples=50, learning_rate_min_ratio=0.25)
     assert [learning_rate(inner, samples) for samples in (99, 100)] == [0.99, 0.25]
-
-
-GROWING = InnerSpec(microbatch=8, inner_batch=16, inner_batch_end=64, decay_samples=1600)
-
-
-@pytest.mark.parametrize(
-    ("samples", "batch"), [(0, 16), (100, 16), (224, 16), (225, 24), (400, 32), (1599, 56), (1600, 64), (10**12, 64)]
-)
-def test_the_inner_batch_grows_as_the_root_of_the_samples(samples, batch):
-    assert inner_batch(GROWING, samples) == batch
-    assert inner_batch(replace(GROWING, inner_batch_end=0), samples) == 16
-
-
-@given(st.integers(1, 16), st.integers(1, 8), st.integers(0, 8), st.integers(1, 5000), st.integers(0, 6000))
-def test_the_inner_batch_never_shrinks_and_is_of_whole_microbatches(microbatch, first, more, horizon, samples):
-    inner = InnerSpec(
-        microbatch=microbatch,
-        inner_batch=microbatch * first,
-        inner_batch_end=microbatch * (first + more),
-        decay_samples=horizon,
-    )
-    now, then = inner_batch(inner, samples), inner_batch(inner, samples + 1)
-    assert inner.inner_batch <= now <= then <= inner.inner_batch_end and now % microbatch == 0
-    assert inner_batch(inner, horizon) == inner.inner_batch_end

@@ -340,20 +340,6 @@ async def test_a_replica_keeps_tapes_in_memory_of_its_own(
         assert [person.replica.recomputed for person in people] == [again, again, 0]
 
 
-@pytest.mark.parametrize(("samples_total", "steps"), [(0, [0, 1, 1, 2]), (100_000, [0, 0, 0, 1])])
-async def test_the_inner_batch_grows_with_the_run(samples_total: int, steps: list[int]) -> None:
-    """Of 8 samples at first and 16 in the end, in microbatches of 4."""
-    run = manifest(STAGES)
-    run = replace(run, inner=replace(run.inner, inner_batch_end=16))
-
-    async with chain(0, 1, 2, run=run) as (_, people):
-        for person in people:
-            person.samples_total = samples_total
-        for serial, step in enumerate(steps):
-            await people[0].feed(serial=serial)
-            assert [person.replica.inner_steps for person in people] == [step] * STAGES
-
-
 def signing(people: list[Served], tasks: asyncio.TaskGroup) -> list[str]:
     """Each of `people` signs its answers and checks those to it; none is audited. Returns what they find false."""
     found: list[str] = []

@@ -54,7 +54,7 @@ def sizing(manifest: Manifest, rates: SampleRates = LARGE, processors: float = m
 def test_a_share_is_cut_evenly_into_what_may_travel(batch: int, microbatch: int, replicas: int) -> None:
     manifest = run(batch, microbatch)
     share = max(min(2, microbatch), -(-batch // max(1, replicas)))
-    sizes = sizes_of(manifest, replicas, 0)
+    sizes = sizes_of(manifest, replicas)
     assert sizes[0] <= microbatch and sizes[-1] == 1 and sizes == sorted(set(sizes), reverse=True)
     for size in sizes:  # whole pieces of it hardly come to more than the share
         pieces = -(-share // size)
@@ -63,10 +63,10 @@ def test_a_share_is_cut_evenly_into_what_may_travel(batch: int, microbatch: int,
 
 def test_six_machines_of_their_own_get_the_smallest_that_pays() -> None:
     here = swarm(2, 2, 2)
-    assert sizing(run()).choose(here, 0).samples == 1
-    assert sizing(run(), CPU).choose(here, 0).samples == 1  # a third slower by itself, and four times as many at work
+    assert sizing(run()).choose(here).samples == 1
+    assert sizing(run(), CPU).choose(here).samples == 1  # a third slower by itself, and four times as many at work
     launched = SampleRates({samples: samples / (3.0 + samples) for samples in (1, 2, 4, 8)})  # mostly fixed cost
-    assert sizing(run(), launched).choose(here, 0).samples == 2
+    assert sizing(run(), launched).choose(here).samples == 2
 
 
 def test_nodes_that_share_processors_cut_no_more_than_those_can_work_on() -> None:
@@ -74,13 +74,13 @@ def test_nodes_that_share_processors_cut_no_more_than_those_can_work_on() -> Non
     assert loopback(here, ME) == 6 and loopback(swarm(2, 2, 2), ME) == 0
     assert loopback(swarm(1, addresses=("/ip4/127.0.0.1/tcp/1", "/ip4/192.168.1.7/tcp/1")), ME) == 0
     assert loopback(here, PeerId("elsewhere")) == 0, "who announces a loopback address is not thereby on our machine"
-    assert sizing(run(), CPU, processors=2).choose(here, 0).samples == 4
-    assert sizing(run(), CPU, processors=6).choose(here, 0).samples == 1
-    assert sizing(run(), CPU, processors=2).choose(swarm(2, 2, 2), 0).samples == 1
+    assert sizing(run(), CPU, processors=2).choose(here).samples == 4
+    assert sizing(run(), CPU, processors=6).choose(here).samples == 1
+    assert sizing(run(), CPU, processors=2).choose(swarm(2, 2, 2)).samples == 1
 
 
 def test_where_enough_is_in_flight_nothing_is_cut() -> None:
-    assert sizing(run(batch=256, slots=64), CPU).choose(swarm(2, 2, 2), 0).samples == 8
+    assert sizing(run(batch=256, slots=64), CPU).choose(swarm(2, 2, 2)).samples == 8
 
 
 def test_lines_that_hold_all_there_may_be_in_flight_cut_nothing() -> None:
@@ -89,16 +89,16 @@ def test_lines_that_hold_all_there_may_be_in_flight_cut_nothing() -> None:
     for _ in range(REVIEW):
         near.record_trip(6, 0.2, 0.0)
         far.record_trip(6, 5.0, 0.0)
-    assert near.choose(swarm(2, 2, 2), 0).samples < far.choose(swarm(2, 2, 2), 0).samples == 6
+    assert near.choose(swarm(2, 2, 2)).samples < far.choose(swarm(2, 2, 2)).samples == 6
 
 
 def test_it_follows_the_swarm_and_says_why() -> None:
     chooser = sizing(run(batch=48, slots=64), CPU)
-    few = chooser.choose(swarm(1, 1, 1), 0)
-    many = chooser.choose(swarm(8, 8, 8), 0)
+    few = chooser.choose(swarm(1, 1, 1))
+    many = chooser.choose(swarm(8, 8, 8))
     assert few.samples > many.samples
     assert "samples/s predicted by size" in many.reason and "24 machines" in many.reason
-    assert many.limit == window_limit(run(batch=48), (8, 8, 8), 8, 0, many.samples)[0]
+    assert many.limit == window_limit(run(batch=48), (8, 8, 8), 8, many.samples)[0]
 
 
 def test_a_size_hardly_better_does_not_take_over() -> None:
@@ -106,10 +106,10 @@ def test_a_size_hardly_better_does_not_take_over() -> None:
     even = SampleRates({1: 1.0, 2: BETTER * 0.99, 4: 1.0, 8: 1.0})
     chooser = sizing(run(batch=256, slots=64), even)
     here = swarm(2, 2, 2)
-    used = chooser.choose(here, 0).samples
+    used = chooser.choose(here).samples
     for _ in range(20 * REVIEW):
         chooser.record_trip(used, 0.2, 0.1)
-        assert chooser.choose(here, 0).samples == used
+        assert chooser.choose(here).samples == used
 
 
 def test_a_larger_size_that_is_as_good_comes_back() -> None:
@@ -117,9 +117,9 @@ def test_a_larger_size_that_is_as_good_comes_back() -> None:
     flat = SampleRates({1: 1.0, 2: 1.0, 4: 1.0, 8: 1.0})
     chooser = sizing(run(), flat, processors=2)
     loop = ("/ip4/127.0.0.1/tcp/4001",)
-    assert chooser.choose(swarm(2, 2, 2, addresses=loop), 0).samples == 4
-    assert chooser.choose(swarm(1, 2, 2, addresses=loop), 0).samples < 4
-    assert chooser.choose(swarm(2, 2, 2, addresses=loop), 0).samples == 4
+    assert chooser.choose(swarm(2, 2, 2, addresses=loop)).samples == 4
+    assert chooser.choose(swarm(1, 2, 2, addresses=loop)).samples < 4
+    assert chooser.choose(swarm(2, 2, 2, addresses=loop)).samples == 4
 
 
 @given(st.integers(1, 64), st.floats(1.0, 20.0), st.integers(1, 8), st.floats(1e-3, 10.0), st.floats(0.0, 10.0))
@@ -140,11 +140,11 @@ def test_rates_in_between_follow_the_time_a_microbatch_takes() -> None:
 
 def test_a_swarm_with_few_samples_in_flight_says_what_would_keep_its_machines_at_work() -> None:
     six = [(index % 3, 30.0) for index in range(6)]  # together 60 samples a second, one alone 10 or so
-    assert slowness(run(), six, 50.0, 0) is None
-    found = slowness(run(), six, 20.0, 0)
+    assert slowness(run(), six, 50.0) is None
+    found = slowness(run(), six, 20.0)
     assert found is not None and found[0] == "2 of 6 machines work at a time"
     assert "At most 8 samples are in flight; inner.inner_batch_max = 24" in found[1]
-    assert slowness(run(), six, 20.0, 0, at_once=2.0) is None, "they share two processors"
-    alone = slowness(run(batch=64), six, 5.0, 0)
+    assert slowness(run(), six, 20.0, at_once=2.0) is None, "they share two processors"
+    alone = slowness(run(batch=64), six, 5.0)
     assert alone is not None and "one of its machines alone would do" in alone[0] and "plan --search" in alone[1]
-    assert slowness(run(), six[:2], 1.0, 0) is None, "a stage is empty"
+    assert slowness(run(), six[:2], 1.0) is None, "a stage is empty"

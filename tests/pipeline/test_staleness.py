@@ -46,8 +46,8 @@ def test_all_feeders_together_stay_within_the_staleness(
     sizes: list[int], microbatch: int, batches: int, steps: int
 ) -> None:
     manifest = run(microbatch, microbatch * batches, steps=steps)
-    fewest, travels = max(1, min(sizes)), sizes_of(manifest, max(sizes), 0)[0]
-    limit, reason = window_limit(manifest, sizes, sizes[0], 0, travels)
+    fewest, travels = max(1, min(sizes)), sizes_of(manifest, max(sizes))[0]
+    limit, reason = window_limit(manifest, sizes, sizes[0], travels)
     in_flight = limit * travels * max(1, sizes[0])
     bound = max(1, steps) * fewest * replica_batch(manifest, microbatch * batches, fewest)
     assert limit >= 1 and reason and 1 <= travels <= microbatch
@@ -56,9 +56,9 @@ def test_all_feeders_together_stay_within_the_staleness(
 
 
 def test_a_larger_batch_allows_more_under_way() -> None:
-    assert window_limit(run(), [2, 2, 2], 2, 0, 8)[0] == 1
-    assert window_limit(run(batch_max=128), [2, 2, 2], 2, 0, 8)[0] == 8
-    assert window_limit(run(), [2, 2, 2], 2, 0, 2)[0] == 4
+    assert window_limit(run(), [2, 2, 2], 2, 8)[0] == 1
+    assert window_limit(run(batch_max=128), [2, 2, 2], 2, 8)[0] == 8
+    assert window_limit(run(), [2, 2, 2], 2, 2)[0] == 4
 
 
 def test_more_replicas_step_on_less_each() -> None:
