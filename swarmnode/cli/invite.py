@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import re
 import sys
@@ -39,7 +38,7 @@ EXPIRES_S = 30 * 86_400.0  # guess
 @click.option(
     "--out",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Write it to this file, which only you can read (0600), and show it as a QR code on a terminal.",
+    help="Write it to this file, which only you can read (0600).",
 )
 @click.option(
     "--wheel",
@@ -98,11 +97,6 @@ def _write(out: Path, line: str, wheel: str | None) -> None:
     install = f"# install: uv tool install 'swarmnode-trainer @ {wheel}'   (or pipx install)\n" if wheel else ""
     with write_errors(out):
         atomic_write(out, f"{install}{line}\n".encode(), mode=0o600)
-    if sys.stderr.isatty():
-        with contextlib.suppress(ImportError):  # a checkout that was set up before segno was needed
-            import segno
-
-            segno.make(line, error="l").terminal(sys.stderr, border=2, compact=True)
     _say(f"{out}: send it, and say: swarmnode join --invite-file {out.name}")
 
 
