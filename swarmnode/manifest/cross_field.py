@@ -37,7 +37,7 @@ def _across(names: str, holds: Callable[[Manifest], bool], allowed: str | Callab
 
 def boundary_nbytes(kind: str, tokens: int, width: int) -> int:
     """Bytes of `tokens` vectors of `width` numbers between stages (`boundary_width`), in pipeline.boundary = `kind`."""
-    if kind in ("int8", "fp8"):
+    if kind == "int8":
         return tokens * (width + 2 * -(-width // BOUNDARY_BLOCK))
     return tokens * width * {"bf16": 2, "fp32": 4, "subspace": 2}[kind]
 

@@ -219,8 +219,8 @@ class PipelineSpec:
     )
     boundary: str = key(
         "bf16",
-        one_of("bf16", "fp32", "int8", "fp8", "subspace"),
-        "Number format of activations and gradients between stages; int8 and fp8: with a step for each 64;"
+        one_of("bf16", "fp32", "int8", "subspace"),
+        "Number format of activations and gradients between stages; int8: with a step for each 64;"
         " subspace: pipeline.boundary_rank bf16 numbers a token, with layer outputs restricted to a"
         " frozen subspace and a frozen token table.",
         "guess",

@@ -34,15 +34,14 @@ from swarmnode.ports import WireTensor
 # each.
 #
 #     int8    q = round(x / s), s = max|x| / 127            [8-bit blockwise: arXiv 2110.02861, linear codes]
-#     fp8     q = e4m3(x / s),  s = max|x| / 448            [format: arXiv 2209.05433]
 #
 # with a step s (bfloat16) for every 64 neighbours in a token's vector, so that outlier channels only affect their own
-# block. Both round to the nearest, without randomness. On the wire: the steps of all tokens, then one byte per element,
-# 1.03 a number; codec "int8" or "fp8", dtype "f32" and the shape of the decoded tensor. "subspace" (subspace.py) is
-# bf16 with k numbers a token: the token's own row, the large part of the stream, is neither sent nor rounded.
+# block. It rounds to the nearest, without randomness. On the wire: the steps of all tokens, then one byte per element,
+# 1.03 a number; codec "int8", dtype "f32" and the shape of the decoded tensor. "subspace" (subspace.py) is bf16 with k
+# numbers a token: the token's own row, the large part of the stream, is neither sent nor rounded.
 
 CPU = torch.device("cpu")
-LARGEST = {"int8": 127.0, "fp8": 448.0}
+LARGEST = 127.0
 STEP_LEAST = 2.0**-100  # of a block of zeros
 RAW = {"fp32": "f32", "bf16": "bf16", "fp64": "f64", "subspace": "bf16"}
 
@@ -55,10 +54,9 @@ def encode_boundary(tensor: Tensor, kind: str) -> WireTensor:
     rows, width = x.shape[0] * x.shape[1], x.shape[2]
     blocks = -(-width // BOUNDARY_BLOCK)
     x = F.pad(x.reshape(rows, width), (0, blocks * BOUNDARY_BLOCK - width)).view(rows, blocks, BOUNDARY_BLOCK)
-    most = LARGEST[kind]
-    steps = (x.abs().amax(2) / most).clamp_(min=STEP_LEAST).to(torch.bfloat16)
-    scaled = (x / steps.float().unsqueeze(2)).clamp_(-most, most).view(rows, -1)[:, :width]
-    codes = scaled.round_().to(torch.int8) if kind == "int8" else scaled.to(torch.float8_e4m3fn)
+    steps = (x.abs().amax(2) / LARGEST).clamp_(min=STEP_LEAST).to(torch.bfloat16)
+    scaled = (x / steps.float().unsqueeze(2)).clamp_(-LARGEST, LARGEST).view(rows, -1)[:, :width]
+    codes = scaled.round_().to(torch.int8)
     wire = host_room(boundary_nbytes(kind, rows, width), x)
     cut = 2 * rows * blocks
     wire[:cut].copy_(steps.view(torch.uint8).view(-1))
@@ -82,10 +80,10 @@ def decode_boundary(
     if wire.nbytes != (expected := boundary_nbytes(kind, rows, width)):
         raise RemoteFault(f"{what}: {wire.nbytes} bytes; expected {expected}")
     data = torch.frombuffer(wire.data, dtype=torch.uint8)
-    data = to_device(data, device) if device.type == "cuda" else data  # not every kind of device knows fp8
+    data = to_device(data, device)
     cut = 2 * rows * blocks
     steps = data[:cut].clone().view(torch.bfloat16).view(rows, blocks, 1).float()
-    codes = data[cut:].view(torch.int8 if kind == "int8" else torch.float8_e4m3fn).view(rows, width)
+    codes = data[cut:].view(torch.int8).view(rows, width)
     x = F.pad(codes.float(), (0, blocks * BOUNDARY_BLOCK - width)).view(rows, blocks, BOUNDARY_BLOCK).mul_(steps)
     x = x.view(rows, -1)[:, :width].reshape(batch, length, width)
     check_finite(x, what)

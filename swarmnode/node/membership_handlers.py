@@ -88,7 +88,7 @@ def forward(replica: Replica, manifest: Manifest, stage: int, samples: int) -> N
     tokens = WireTensor("u16", (batch, model.context + 1), ids * (batch * (model.context + 1)))
     kind, shape = manifest.pipeline.boundary, (batch, model.context, boundary_width(manifest))
     blank = bytes(boundary_nbytes(kind, batch * model.context, shape[2]))  # zeros in every code
-    codec = kind if kind in ("int8", "fp8") else "raw"
+    codec = kind if kind == "int8" else "raw"
     x = tokens if stage == 0 else WireTensor(BOUNDARY_DTYPE.get(kind, "f32"), shape, blank, codec)
     if stage == manifest.pipeline.stages - 1:
         replica.loss(x, tokens, batch, train=False)

@@ -24,7 +24,7 @@ from swarmnode.manifest.gossip_compat import meets
 from swarmnode.manifest.recipe import law_batch
 
 LAW_B, LAW_BETA = 410.7, 0.28  # arXiv 2203.15556, eq. 10: loss = 1.69 + 406.4 / N^0.34 + 410.7 / D^0.28
-BOUNDARY_NATS = {"fp32": 0.0, "bf16": 0.0, "int8": 0.003, "fp8": 0.007}
+BOUNDARY_NATS = {"fp32": 0.0, "bf16": 0.0, "int8": 0.003}
 """Measured (docs/methods.md): 4 stages of width 96 over 300 steps, 3 seeds, nats a byte over fp32."""
 SUBSPACE_NATS = ((1 / 8, 0.191), (1 / 4, 0.097), (1 / 2, 0.041))  # by k / D; measured in the same table
 CODEC_NATS = {"modular3": 0.003}  # measured: docs/measurements/gossip.md; other codecs of weights: nothing measurable

@@ -247,7 +247,7 @@ def _cuts(manifest: Manifest, fleet: Sequence[MachineKind]) -> list[tuple[float,
 
 
 def _boundaries(manifest: Manifest, ranks: Sequence[int]) -> list[tuple[str, int]]:
-    """Plain ones first; fp8 sends as much as int8 and costs more, fp32 more than bf16 and brings nothing."""
+    """Plain ones first; fp32 sends more than bf16 and brings nothing."""
     own, width = (manifest.pipeline.boundary, manifest.pipeline.boundary_rank), manifest.model.width
     plain = [("bf16", 0), ("int8", 0), *([own] if own[0] != "subspace" else [])]
     tried = list(ranks)

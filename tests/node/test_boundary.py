@@ -19,7 +19,7 @@ def rank_of(kind: str) -> int:
     return RANK if kind == "subspace" else 0
 
 
-@pytest.mark.parametrize("kind", ["int8", "fp8", "subspace"])
+@pytest.mark.parametrize("kind", ["int8", "subspace"])
 async def test_a_swarm_trains_with(kind: str) -> None:
     async with village(manifest(stages=3, boundary=kind, boundary_rank=rank_of(kind)), stages=(0, 1, 2)) as v:
         learnt = math.log(v.run.model.vocabulary) - 0.5
