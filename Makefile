@@ -19,13 +19,14 @@ export PYTHONDONTWRITEBYTECODE :=
 PYTEST = $(BIN)/python -m pytest -q -p no:cacheprovider
 SLOWEST := --durations=30 --durations-min=1
 # Real processes, for seconds to minutes each, in two parts, of which the first has whole nodes, too; a life in the
-# storm, live and in virtual time; whole nodes, in virtual time; rounds, models, text and commands. Together they take
-# two cores, so all should end at about one time.
+# storm, live and in virtual time, and text; whole nodes, in virtual time, and what decides for them; rounds, models and
+# commands. Together they take two cores, so all should end at about one time: each has about as many seconds of a core.
 LIVE := $(wildcard tests/live/test_[a-l]*.py tests/node/test_[ab]*.py) tests/live/test_meeting_point.py
 LATE := $(filter-out $(LIVE),$(wildcard tests/live/test_*.py))
-NODE := $(filter-out $(LIVE),$(wildcard tests/node/test_*.py))
-STORM := tests/docs tests/chaos tests/simulation tests/dashboard
-ROUND := tests/gossip tests/model tests/data tests/cli
+DECIDED := tests/device tests/membership tests/pipeline tests/recovery
+NODE := $(filter-out $(LIVE),$(wildcard tests/node/test_*.py)) $(DECIDED)
+STORM := tests/docs tests/chaos tests/simulation tests/dashboard tests/data
+ROUND := tests/gossip tests/model tests/cli
 
 PARTS := rest round node storm live late
 
@@ -82,7 +83,7 @@ test: $(STAMP)
 	@mkdir -p build; $(BIN)/python -m compileall -qq -j 0 $(OURS); part() { $(SETSID) $(PYTEST) $(SLOWEST) $$2 > build/$$1-tests.txt 2>&1 & }; \
 	part live '$(LIVE)'; live=$$!; part late '$(LATE)'; late=$$!; part storm '$(STORM)'; storm=$$!; part node '$(NODE)'; node=$$!; part round '$(ROUND)'; round=$$!; \
 	trap 'kill $$live $$late $$storm $$node $$round' INT TERM; \
-	{ $(PYTEST) $(SLOWEST) tests $(addprefix --ignore=,tests/live $(STORM) tests/node $(ROUND)); echo $$? > build/rest-code; } 2>&1 \
+	{ $(PYTEST) $(SLOWEST) tests $(addprefix --ignore=,tests/live $(STORM) tests/node $(DECIDED) $(ROUND)); echo $$? > build/rest-code; } 2>&1 \
 	  | tee build/rest-tests.txt; rest=$$(cat build/rest-code); \
 	wait $$round; round=$$?; wait $$node; node=$$?; wait $$storm; storm=$$?; wait $$live; live=$$?; wait $$late; late=$$?; \
 	cat build/round-tests.txt build/node-tests.txt build/storm-tests.txt build/live-tests.txt build/late-tests.txt; echo; \

@@ -158,41 +158,6 @@ def test_no_attack_keeps_honest_replicas_from_learning_or_makes_them_refuse_each
     assert found["honest refused"] == found["honest left out"] == 0.0
 
 
-def test_bench_attack_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(attack.PRESETS, "quick", BRIEF)
-    said: list[str] = []
-    attack.run("quick", ("zero",), acceptances=("clipped",), seeds=1, say=said.append, out=tmp_path)
-    assert len(said) == 4  # liars absent; all honest, believed and clipped; the attack
-    found = attack.run(
-        *("quick", ("zero",)),
-        acceptances=("clipped",),
-        seeds=2,
-        say=said.append,
-        out=tmp_path,
-        resume=True,
-        references=3,
-    )
-    assert len(said) == 12, "and two more without liars of each seed"
-    nats = [row["nats"] for row in found["runs"] if row["attack"] == attack.ABSENT and row["seed"] == 0]
-    assert len(set(nats)) == 3, "others meet"
-    (row,) = found["attacks"]
-    assert math.isfinite(row["cost, clipped"]) and math.isfinite(row["spread, clipped"])
-    assert [reference["run"].split(" (")[0] for reference in found["reference"]] == [
-        "liars absent",
-        "all honest, believed",
-        "all honest, clipped",
-    ]
-    with pytest.raises(UsageError, match="attack"):
-        attack.run("quick", ("bribe",))
-
-
-def test_absent_liars_change_nothing_for_the_others() -> None:
-    replica_batch = attack.AttackedBatch(TINY, 0, "noloco/fp32", TEXT, attack.ABSENT, acceptance="all")
-    replica_batch.learn(1)
-    replica_batch.round(1)
-    assert replica_batch.lies == 0 and replica_batch.outers[LIARS[0]].round is None
-
-
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 @pytest.mark.parametrize(("steps", "replicas"), [(1, 8), (5, 2)])
 def test_honest_packets_are_taken_whole(optimizer: str, steps: int, replicas: int) -> None:

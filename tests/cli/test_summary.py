@@ -160,16 +160,6 @@ def test_the_json_has_what_the_issue_asks_for() -> None:
     }
 
 
-def test_lines_come_every_few_seconds_only(capsys: pytest.CaptureFixture[str]) -> None:
-    import sys
-
-    screen = PlainScreen(sys.stdout)
-    for wall_s in range(12):
-        screen.show(SessionView(float(wall_s), None, 0.0, (), totals([])))
-    screen.note("hello")
-    assert len(capsys.readouterr().out.splitlines()) == 4
-
-
 def test_a_terminal_gets_a_live_table_and_its_cursor_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     console = Console(file=io.StringIO(), force_terminal=True, width=140)

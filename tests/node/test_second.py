@@ -104,6 +104,7 @@ async def test_a_donor_that_gives_other_fast_weights_and_moments_changes_nothing
         assert all(far(joiner, v.people[2]) < APART_MAX for joiner in joiners)
 
 
+@pytest.mark.nightly  # the others would refuse honest replicas, or load what is not the run's
 async def test_honest_replicas_are_near_and_what_is_not_the_runs_is_far() -> None:
     async with village(manifest(), stages=(0, 1, 2, 2, 1, 0)) as v:
         await v.fed(512)

@@ -228,13 +228,13 @@ async def test_a_flood_of_keys_stops_neither_rounds_nor_microbatches_and_moves_n
         await v.until(lambda: first.doubtful and last.doubtful, "they are found to do nothing")
         assert first.peer_table.swarm().sizes > (40, 40) and max(first.believed().sizes) <= 2
         marks, since = [len(p.quiet.events) for p in v.people], v.total()
-        await v.until(lambda: v.total() >= since + 512, "training goes on")
+        await v.until(lambda: v.total() >= since + 256, "training goes on")
 
         def met(at: int) -> tuple[int, int]:
             events = [e for e, _ in v.people[at].quiet.events[marks[at] :]]
             return events.count("exchange.paired"), events.count("exchange.lone")
 
-        await v.until(lambda: all(sum(met(at)) >= 24 for at in range(4)), "rounds go on")
+        await v.until(lambda: all(sum(met(at)) >= 12 for at in range(4)), "rounds go on")
         paired = [met(at)[0] / sum(met(at)) for at in range(4)]
         assert sum(paired) / 4 > 0.4, paired
         assert not said(v, "stage.moving"), "nobody is pulled away"
@@ -259,7 +259,7 @@ async def test_a_false_speed_pulls_no_honest_replica_away() -> None:
         books = [person.node.presence.peer_table for person in v.people[2:4]]
         await v.until(lambda: all(peer_table.member(liar.peer_id) is not None for peer_table in books), "it is known")
         since, before = v.total(), len(said(v, "stage.moving"))
-        await v.until(lambda: v.total() >= since + 512, "training goes on")
+        await v.until(lambda: v.total() >= since + 256, "training goes on")
         pulled = [fields["reason"] for _, fields in said(v, "stage.moving")[before:] if fields["source"] == 1]
         assert not pulled, "pulled by a false speed"
         lying.cancel()

@@ -33,7 +33,7 @@ async def test_a_swarm_trains_meets_and_leaves() -> None:
         assert all(len(backlog) == 0 for backlog in backlogs)
 
 
-@pytest.mark.parametrize("stage", [0, 1, 2])
+@pytest.mark.parametrize("stage", [0, pytest.param(1, marks=pytest.mark.nightly), 2])
 async def test_a_replica_dies_and_training_goes_on(stage: int) -> None:
     async with village(manifest(), stages=(0, 1, 2, 0, 1, 2)) as v:
         await v.fed(128)
