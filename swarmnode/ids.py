@@ -5,6 +5,7 @@ Nothing here reads a clock or the machine's randomness, so a run can be replayed
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import random
 import struct
@@ -43,6 +44,16 @@ def digest(*parts: str | bytes | int | float) -> bytes:
 def digest64(*parts: str | bytes | int | float) -> int:
     """The first 64 bits of `digest`, as an unsigned integer."""
     return int.from_bytes(digest(*parts)[:8], "big")
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def _lot(peer: PeerId) -> int:
+    return digest64("lot", peer)
+
+
+def rank(peer: PeerId, salt: int) -> int:
+    """The position of `peer` in one node's random order of all peers. Orders of different nodes are independent."""
+    return ((_lot(peer) ^ salt) * 0x9E3779B97F4A7C15) % (1 << 64)  # an odd number, which mixes bits
 
 
 def seeded(*parts: str | bytes | int | float) -> random.Random:

@@ -18,7 +18,6 @@ from dataclasses import dataclass, field
 from swarmnode.errors import Unavailable
 from swarmnode.ids import PeerId, RunId, digest64
 from swarmnode.membership.record import check_record
-from swarmnode.membership.stage_view import view_after, view_of
 from swarmnode.ports import Clock
 from swarmnode.transport.contact import Contacts, whom_to_try
 from swarmnode.transport.record_book import HOLDERS, HOLDERS_ASKED, NEAR_S, RPC_TIMEOUT_S
@@ -148,13 +147,10 @@ class SimDht:
                 past.pictures = [*past.pictures[-PICTURES:], records]
             return records
         before = past.pictures[at]
-        if (view := view_of(before)) is not None and view.expires_unix_s[0] > now:
-            return before
         told = [check_record(signed, run_id=self.run_id) for signed in before]
         kept = [signed for signed, record in zip(before, told, strict=True) if record.expires_unix_ms > now * 1000.0]
-        if len(kept) < len(before):  # a view of its own: two that follow one view would contradict each other
-            past.pictures[at] = kept
-        return past.pictures[at]
+        past.pictures[at] = kept
+        return kept
 
     def invalidate(self, stage: int) -> None:
         """Invalidate the cached look-up of `stage`."""
@@ -187,19 +183,12 @@ class SimDht:
         """All records of `stage`, if none is hidden or forgotten. Cached while valid."""
         known = self._found.get(stage)
         if known is None or now >= known.until or loop_now >= known.then:
-            before, known = known, self._all_found(stage, now, loop_now)
-            self._found[stage] = known
-            if before is not None:
-                old = dict(zip(before.places, before.records, strict=True))
-                new = dict(zip(known.places, known.records, strict=True))
-                news = [record for peer, record in new.items() if old.get(peer) is not record]
-                view_after(known.records, before.records, news, [peer for peer in old if peer not in new])
+            known = self._found[stage] = self._all_found(stage, now, loop_now)
         elif known.announced:  # in a large stage, one of hundreds every second
             records = known.records.copy()
             for peer, record in known.announced.items():
                 at = known.places.setdefault(peer, len(records))
                 records[at : at + 1] = [record]
-            view_after(records, known.records, known.announced.values())
             known.records, known.announced = records, {}
         return known.records
 

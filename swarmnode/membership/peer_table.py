@@ -5,12 +5,9 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Collection, Container, Sequence
-from collections.abc import Set as AbstractSet
-from itertools import takewhile
 
-from swarmnode.ids import PeerId
+from swarmnode.ids import PeerId, rank
 from swarmnode.membership.liveness import PINGED_MAX
-from swarmnode.membership.stage_view import StageView, rank
 from swarmnode.membership.swarm import SERVING, Member, Swarm, shared
 from swarmnode.wire import record_pb2 as wire
 
@@ -49,9 +46,6 @@ class PeerTable:
         self._counted: tuple[int, Sequence[tuple[int, int]]] = -1, ()  # (`shape`, `counts` at that shape)
         # The members of `_present` that are not plain.
         self._special: list[dict[PeerId, Member]] = [{} for _ in range(places)]
-        self._seen: list[StageView | None] = [None] * places  # the view that `_present` matches, except for ...
-        self._apart: list[set[PeerId]] = [set() for _ in range(places)]  # ... peers with newer records since, and ...
-        self._lost: list[set[PeerId]] = [set() for _ in range(places)]  # ... peers that are gone
         self._stale = set(range(places))  # stages whose part of `_frozen` is out of date
         self._changed = set(range(places))  # stages that changed since `changed` was last called
         self._frozen = Swarm.frozen(() for _ in range(stages))
@@ -119,114 +113,6 @@ class PeerTable:
             self._drawn(member_new.stage, [peer])  # makes room if its rank is better
         return self._take(known, member_new)
 
-    def renew(self, stage: int, view: StageView, me: PeerId, rng: random.Random) -> list[PeerId]:
-        """Adopt all newer records in `view` of `stage`; return the peers whose samples or blocks should be examined.
-        Equals `news` and `learn` one by one, but faster."""
-        crowd = len(view.members) > self._crowd_max and stage not in self._own
-        was_crowd = self._sizes[stage] > 0
-        self._sized(stage, len(view.members) if crowd else 0, rng)
-        before, present, here = self._seen[stage], self._present[stage], self._places
-        members, others, unseen = view.members, list[Member](), set[PeerId]()
-        if before is not None and not (view.stage == stage and crowd == was_crowd and view.follows(before)):
-            before = None  # compare all members
-        if before is not None:
-            stays = self._follow(stage, before, view, me)
-        else:
-            newer, others = self._compare(stage, view, me)
-            stays = present.keys() - newer if view.fed else newer
-        if before is not None and not crowd:
-            unseen.update(_since(before, view.came), self._lost[stage], self._absent)
-            unseen = {peer for peer in unseen if peer in members and peer not in present}
-        else:
-            unseen.update(members.keys() - present.keys())
-        self._lost[stage].clear()
-        unseen -= self.excluded
-        kept = set[PeerId]()
-        if unseen:
-            able = view.least(self._salt, self._crowd_max) if crowd else members
-            strangers = [members[peer] for peer in able if peer in unseen and peer not in here]
-            if crowd and strangers:
-                drawn = set(self._drawn(stage, [new.peer for new in strangers]))
-                strangers = [new for new in strangers if new.peer in drawn]
-            # They were marked dead, or came from another stage.
-            back = [members[peer] for peer in sorted(unseen & here.keys())]
-            others += [new for new in back if (known := self.member(new.peer)) and known.sequence < new.sequence]
-            kept = self._settle(stage, view, strangers, me)
-        kept |= {new.peer for new in others if new.peer != me and self._take(self.member(new.peer), new)}
-        if not crowd:
-            self._lost[stage] = unseen - present.keys()  # not kept, for lack of room
-        if before is None:
-            self._seen[stage] = view if view.stage == stage else None
-            self._apart[stage] = {peer for peer, known in present.items() if members.get(peer) is not known}
-        return [peer for peer in view.fed if peer in kept or (peer in present and peer not in stays)]
-
-    def _compare(self, stage: int, view: StageView, me: PeerId) -> tuple[AbstractSet[PeerId], list[Member]]:
-        """Renew the present members of `stage`, each by its newest record; return the former members, and those now
-        elsewhere."""
-        present, member_of = self._present[stage], view.members.get
-        changed = [
-            new
-            for peer, known in present.items()
-            if (new := member_of(peer)) is not None and new is not known and new.sequence > known.sequence
-        ]
-        newer = {new.peer: new for new in changed if new.stage == stage and new.state != wire.NODE_STATE_LEFT}
-        others = [new for new in changed if new.peer not in newer] if len(newer) < len(changed) else []
-        newer.pop(me, None)
-        if newer:
-            present.update(newer)
-            self._mind(stage, {peer: member for peer, member in present.items() if not member.plain})
-            self._touch(stage)
-        return newer.keys(), others
-
-    def _follow(self, stage: int, before: StageView, view: StageView, me: PeerId) -> AbstractSet[PeerId]:
-        """`_compare` for a `view` that continues the one seen last: only changed members are compared. Returns the
-        members not renewed."""
-        present, members = self._present[stage], view.members
-        missing = {peer for peer in _since(before, view.went) if peer in present and peer not in members}
-        kept = {me: present[me]} if me in present else {}
-        for peer in sorted(missing | self._apart[stage]):
-            known, new = present[peer], members.get(peer)
-            if new is None or new.sequence <= known.sequence:
-                kept[peer] = known
-        names = [*present] if kept.keys() <= members.keys() else [peer for peer in present if peer in members]
-        present.update(zip(names, map(members.__getitem__, names), strict=True))
-        present.update(kept)
-        special = {peer: member for peer, member in view.special.items() if peer in present and peer not in kept}
-        special.update((peer, member) for peer, member in kept.items() if not member.plain)
-        self._mind(stage, special)
-        self._due_unix_s[stage] = min([view.expires_unix_s[0], *[known.expires_unix_s for known in kept.values()]])
-        self._touch(stage)
-        self._seen[stage], self._apart[stage] = view, {peer for peer in kept if peer != me}
-        return kept.keys()
-
-    def _mind(self, stage: int, special: dict[PeerId, Member]) -> None:
-        """Replace the members of `stage` that are not plain by `special`."""
-        before, self._special[stage] = self._special[stage], special
-        if before.keys() != special.keys() or any(_shape(before[peer]) != _shape(m) for peer, m in special.items()):
-            self.shape += 1
-
-    def _settle(self, stage: int, view: StageView, strangers: Sequence[Member], me: PeerId) -> set[PeerId]:
-        """`_take` all `strangers` that `view` of `stage` contains; return those taken."""
-        here = {new.peer: new for new in strangers if new.stage == stage and new.state != wire.NODE_STATE_LEFT}
-        here.pop(me, None)
-        present = self._present[stage]
-        if (
-            (stage not in self._own and len(present) + len(here) > self._crowd_max)
-            or len(here) < len(strangers)
-            or not here
-        ):
-            return {new.peer for new in strangers if new.peer != me and self._take(None, new)}
-        if len(self._places) + len(here) > self._members_max:
-            return set()
-        self._places.update(dict.fromkeys(here, stage))
-        present.update(here)
-        self.shape += 1
-        self._special[stage].update((peer, here[peer]) for peer in view.special if peer in here)
-        self._unsorted.add(stage)
-        self._due_unix_s[stage] = min(self._due_unix_s[stage], view.expires_unix_s[0])
-        self._touch(stage)
-        return set(here)
-
     def _take(self, known: Member | None, member: Member) -> bool:
         """`_keep`, if there is room and the peer is not excluded."""
         full = known is None and len(self._places) >= self._members_max
@@ -248,7 +134,6 @@ class PeerTable:
                 self.shape += 1
             present[peer] = member
             self._places[peer] = stage
-            self._apart[stage].add(peer)
             if member.plain:
                 self._special[stage].pop(peer, None)
             else:
@@ -262,28 +147,14 @@ class PeerTable:
     def expire(self, now_unix_s: float) -> list[PeerId]:
         """Drop and return the peers whose records have expired."""
         gone: list[PeerId] = []
-        for stage, due_unix_s in enumerate(self._due_unix_s):
-            if now_unix_s < due_unix_s:
-                continue
-            members, others_unix_s = self._doubtful(stage, now_unix_s)
-            ends = [member.expires_unix_s for member in members.values()]
-            if min(ends, default=math.inf) <= now_unix_s:
-                gone += [peer for peer, end in zip(members, ends, strict=True) if end <= now_unix_s]
-                ends = [end for end in ends if end > now_unix_s]
-            self._due_unix_s[stage] = min([others_unix_s, *ends])
+        for place, members in enumerate([*self._present, self._absent]):
+            if now_unix_s >= self._due_unix_s[place]:
+                gone += [peer for peer, member in members.items() if member.expires_unix_s <= now_unix_s]
+                ends = [member.expires_unix_s for member in members.values() if member.expires_unix_s > now_unix_s]
+                self._due_unix_s[place] = min(ends, default=math.inf)
         for peer in gone:
             self.forget(peer)
         return gone
-
-    def _doubtful(self, stage: int, now_unix_s: float) -> tuple[dict[PeerId, Member], float]:
-        """(members of `stage` whose records may have expired, the time before which no other expires). The absent are
-        the last stage."""
-        if stage == len(self._present):
-            return self._absent, math.inf
-        view, present = self._seen[stage], self._present[stage]
-        if view is None or view.expires_unix_s[0] <= now_unix_s:
-            return present, math.inf
-        return {peer: present[peer] for peer in sorted(self._apart[stage])}, view.expires_unix_s[0]
 
     def mark_dead(self, peer: PeerId) -> None:
         """Remove `peer` from the view, although its record has not expired, until it publishes a newer one."""
@@ -355,22 +226,9 @@ class PeerTable:
             *whole, without_stage = stages
             served = [stage for stage in calm if stage < self._stages]
             self._frozen = Swarm.frozen(whole, self._frozen, self._sizes[:-1], served, without_stage)
-            for stage in self._stale - {self._stages}:
-                self._frozen.know_speeds(stage, self._speeds(stage))
             self._stale.clear()
             self._unsorted.clear()
         return self._frozen
-
-    def _speeds(self, stage: int) -> tuple[float, int] | None:
-        """Fast form of `Swarm.speeds`: in a crowd each plain member counts with the average speed of all."""
-        view, special = self._seen[stage], self._special[stage]
-        if view is None or view.speed is None or len(view.members) <= self._crowd_max:
-            return None
-        if not special:
-            return view.speed * len(self._present[stage]), 0
-        rates = [member.samples_per_second for member in special.values() if _settled(member)]
-        plain = len(self._present[stage]) - len(special)
-        return math.fsum([view.speed * plain, *rates]), rates.count(0.0)
 
     def _sized(self, stage: int, size: int, rng: random.Random) -> None:
         self._salt = self._salt or (rng.getrandbits(64) if size else 0)
@@ -388,8 +246,6 @@ class PeerTable:
     def _remove(self, member: Member) -> None:
         if member.stage < len(self._present) and self._present[member.stage].pop(member.peer, None) is not None:
             self._special[member.stage].pop(member.peer, None)
-            self._apart[member.stage].discard(member.peer)
-            self._lost[member.stage].add(member.peer)
             self.shape += 1
             self._touch(member.stage)
 
@@ -401,12 +257,6 @@ class PeerTable:
     def _touch(self, stage: int) -> None:
         self._stale.add(stage)
         self._changed.add(stage)
-
-
-def _since(before: StageView, changes: Sequence[tuple[int, PeerId]]) -> list[PeerId]:
-    """The peers that the `changes` after `before` concern."""
-    newer = takewhile(lambda change: change[0] > before.number, reversed(changes))
-    return [peer for _, peer in newer]
 
 
 def _shape(member: Member) -> tuple[wire.NodeState, int | None, bool]:

@@ -8,7 +8,7 @@ from swarmnode import bounds
 from swarmnode.errors import RemoteFault
 from swarmnode.identity import SIGNATURE_BYTES, Identity, verify
 from swarmnode.ids import PeerId, RunId
-from swarmnode.membership import stage_view, swarm
+from swarmnode.membership import swarm
 from swarmnode.remembered import REMEMBERED_MAX
 from swarmnode.wire import access_pb2 as access
 from swarmnode.wire import record_pb2 as wire
@@ -136,4 +136,3 @@ def remember(count: int) -> None:
     _verified_max = max(1, count)
     _verified.clear()
     swarm.forget_shared(count)
-    stage_view.forget()

@@ -215,10 +215,6 @@ class Swarm:
             speeds = self._speeds[stage] = math.fsum(rates), rates.count(0.0)
         return speeds
 
-    def know_speeds(self, stage: int, found: tuple[float, int] | None) -> None:
-        """Set `speeds` to `found`, so that it need not be summed."""
-        self._speeds[stage] = found
-
     def _parted(self, stage: int) -> tuple[Members, Members]:
         serving = members = self.stages[stage]
         unsettled = tuple([m for m in members if m.state != SERVING or m.moving_to is not None])

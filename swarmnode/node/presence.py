@@ -22,7 +22,6 @@ from swarmnode.membership.peer_table import PeerTable
 from swarmnode.membership.progress import Progress
 from swarmnode.membership.record import STRETCH_MAX, check_member, check_record, check_time, pass_of, sign_record
 from swarmnode.membership.run_progress import RunProgress
-from swarmnode.membership.stage_view import StageView, view_of
 from swarmnode.membership.swarm import SERVING, Member, Swarm, feeder_place, feeds_at, places, shared
 from swarmnode.membership.trust import BelievedSwarm
 from swarmnode.metrics import name
@@ -378,9 +377,6 @@ class Presence:
     async def _adopt(self, wanted: Sequence[int], read: Callable[[Sequence[int]], Awaitable[Read]]) -> None:
         values = await read(wanted)
         for stage, records in zip(wanted, values, strict=True):
-            if (view := view_of(records)) is not None and self._believes(view):
-                self._take_view(stage, view)
-                continue
             for signed in self.peer_table.news(stage, records, self._chance):
                 with self._faults_logged():
                     record = check_record(signed, run_id=self._run_id)
@@ -397,18 +393,6 @@ class Presence:
 
     async def claimed(self) -> int:
         return await self._directory.claimed()
-
-    def _believes(self, view: StageView) -> bool:
-        """True if all records of `view` are in time and none needs a permit. Else each is checked alone."""
-        now, (first, last) = self._clock.unix_s(), view.expires_unix_s
-        return self.admission is None and first > now and last <= now + STRETCH_MAX * self._manifest.limits.record_ttl_s
-
-    def _take_view(self, stage: int, view: StageView) -> None:
-        """Apply `_take_in` to every new record in `view`."""
-        fed = self.peer_table.renew(stage, view, self.me, self._chance)
-        samples_of = {peer: view.samples[peer] for peer in fed if peer in view.samples}
-        self.run_progress.hear(samples_of)
-        self._hear_blocks({peer: view.blocks[peer] for peer in fed if peer in view.blocks})
 
     def hear_checkpoint(self, name: PeerId, blocks: record_pb2.Blocks) -> None:
         """Remember the blocks finished in a checkpoint, under `name`."""

@@ -10,11 +10,10 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from swarmnode.errors import RemoteFault, Unavailable
-from swarmnode.ids import PeerId, RunId, digest64, short
+from swarmnode.ids import PeerId, RunId, digest64, rank, short
 from swarmnode.manifest import RecoverySpec
 from swarmnode.manifest.gossip_compat import meets
 from swarmnode.membership.run_progress import MembershipView
-from swarmnode.membership.stage_view import rank
 from swarmnode.membership.swarm import StageContext, Swarm
 from swarmnode.model.section import Sizes, snapshot_nbytes
 from swarmnode.ports import Answer, Call, State

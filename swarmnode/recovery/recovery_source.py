@@ -12,9 +12,8 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from statistics import median_low
 
-from swarmnode.ids import PeerId, RunId, digest64, short
+from swarmnode.ids import PeerId, RunId, digest64, rank, short
 from swarmnode.manifest import LimitsSpec, RecoverySpec
-from swarmnode.membership.stage_view import rank
 from swarmnode.membership.swarm import Member, Swarm
 from swarmnode.wire import record_pb2
 

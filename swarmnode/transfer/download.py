@@ -19,10 +19,9 @@ from functools import partial
 
 from swarmnode.concurrency import gather_or_cancel
 from swarmnode.errors import Busy, PeerTimeout, RemoteFault, Unavailable
-from swarmnode.ids import PeerId, RunId, digest64, short
+from swarmnode.ids import PeerId, RunId, digest64, rank, short
 from swarmnode.large_buffer import large_buffer
 from swarmnode.membership.liveness import patiently
-from swarmnode.membership.stage_view import rank
 from swarmnode.metrics import name
 from swarmnode.model.section import Sizes
 from swarmnode.ports import Call, State, Telemetry, Transport

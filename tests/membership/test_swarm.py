@@ -11,7 +11,6 @@ from swarmnode.identity import Identity
 from swarmnode.ids import PeerId, RunId, digest, seeded
 from swarmnode.membership.peer_table import SPECIAL_MAX, PeerTable
 from swarmnode.membership.record import check_record, remember, sign_record
-from swarmnode.membership.stage_view import rank, view_after, view_of
 from swarmnode.membership.swarm import shared
 from swarmnode.wire import record_pb2
 
@@ -110,7 +109,7 @@ def test_keys_that_say_they_keep_a_snapshot_are_bounded_too() -> None:
 
 
 @pytest.mark.node
-@pytest.mark.parametrize("how", ["views", "shared messages", "own messages"])
+@pytest.mark.parametrize("how", ["shared messages", "own messages"])
 def test_early_and_late_peers_see_the_same_swarm(how: str) -> None:
     """A stage of 40 that fills up while 60 nodes look: each replica is known by about a fifth of them in the end."""
     found = [signed(number, 1, samples_per_second=1.0) for number in range(40)]
@@ -120,14 +119,7 @@ def test_early_and_late_peers_see_the_same_swarm(how: str) -> None:
         for node in range(60):
             peer_table, rng = PeerTable(2, crowd_max=CROWD), seeded("lot", node)
             for count in (6, CROWD, 20, 40, 40):
-                if how == "views":
-                    for message in found:
-                        check_record(message, run_id=RUN)
-                    view = view_of(found[:count])
-                    assert view is not None
-                    peer_table.renew(1, view, PeerId("me"), rng)
-                else:
-                    look(peer_table, 1, found[:count], rng)
+                look(peer_table, 1, found[:count], rng)
             assert len(peer_table.swarm().stages[1]) == CROWD
             known.update(member.peer for member in peer_table.swarm().stages[1])
     finally:
@@ -144,95 +136,5 @@ def test_without_shared_messages_the_same_is_known() -> None:
         assert len(peer_table.swarm().stages[1]) == CROWD
         assert peer_table.swarm().sizes == (0, 40)
         assert all(peer_table.knows(check_record(message, run_id=RUN)) for message in found) is False
-    finally:
-        remember(2048)
-
-
-def told(number: int, samples: int, finished: int) -> record_pb2.SignedRecord:
-    """The record of a feeder."""
-    identity = Identity.of_seed(digest("book", number))
-    more = record(identity.peer_id, 0, sequence=2)
-    more.progress.feeders.append(identity.peer_id)
-    more.progress.samples.append(samples)
-    more.blocks.finished_below = finished
-    return sign_record(more, identity)
-
-
-def test_a_lot_is_drawn_alike_of_one_and_of_many() -> None:
-    remember(64)
-    try:
-        records = [signed(number, 0, 1) for number in range(40)]
-        for message in records:
-            check_record(message, run_id=RUN)
-        view = view_of(records)
-        assert view is not None
-        for salt in (1, 2**63 + 5, 2**64 - 1):
-            least = sorted(view.members, key=lambda peer: rank(peer, salt))[:16]
-            assert view.least(salt, 16) == [peer for peer in view.members if peer in least]
-    finally:
-        remember(2048)
-
-
-@pytest.mark.node
-@pytest.mark.parametrize("own", [0, None])
-def test_following_views_equals_comparing_them(own: int | None) -> None:
-    remember(4096)
-    try:
-        for seed in range(30):
-            rng = seeded("follow", seed)
-            told = dict.fromkeys(range(12), 1)  # by whom, when
-
-            def said(number: int, at: int, rng: random.Random = rng) -> record_pb2.SignedRecord:
-                speed = float(rng.random() < 0.9)
-                return signed(number, 0, at, samples_per_second=speed, expires_unix_ms=1000 * (at + 8))
-
-            newest = {number: said(number, 1) for number in range(12)}
-            found = list(newest.values())
-            sequence, me = 1, Identity.of_seed(digest("book", 0)).peer_id
-            chances = [random.Random(seed), random.Random(seed)]
-            tables = [PeerTable(2, crowd_max=CROWD), PeerTable(2, crowd_max=CROWD)]
-            shapes = [0, 0]
-            for peer_table in tables:
-                peer_table.attend(own)  # type: ignore[arg-type]
-            for _ in range(40):
-                sequence += 1
-                gone = [number for number in newest if rng.random() < 0.02 or told[number] + 8 <= sequence]
-                for number in gone:
-                    del newest[number]
-                able = [number for number in range(16) if number not in gone]
-                news = [number for number in able if rng.random() < (0.3 if number in newest else 0.05)]
-                told |= dict.fromkeys(news, sequence)
-                newest |= {number: said(number, sequence) for number in news}
-                if rng.random() < 0.2:  # it told us first
-                    early = said(rng.choice(sorted({*newest} - {0})), sequence + 1)
-                    assert tables[0].learn(check_record(early, run_id=RUN)) == tables[1].learn(
-                        check_record(early, run_id=RUN)
-                    )
-                if rng.random() < 0.2:
-                    marked_dead = PeerId(Identity.of_seed(digest("book", rng.choice(range(16)))).peer_id)
-                    for peer_table in tables:
-                        (peer_table.mark_dead if seed % 2 else peer_table.forget)(marked_dead)
-                before, found = found, list(newest.values())
-                for message in found:
-                    check_record(message, run_id=RUN)
-                left = [PeerId(Identity.of_seed(digest("book", number)).peer_id) for number in gone]
-                view_of(before)
-                view_after(found, before, [newest[number] for number in news], left)
-                if rng.random() < 0.5:
-                    continue  # nobody looked
-                for peer_table, records, chance in zip(tables, (found, list(found)), chances, strict=True):
-                    view = view_of(records)
-                    assert view is not None
-                    assert view.special == {peer: member for peer, member in view.members.items() if not member.plain}
-                    assert view.expires_unix_s[0] <= min(member.expires_unix_s for member in view.members.values())
-                    peer_table.renew(0, view, me, chance)
-                assert sorted(tables[0].expire(sequence)) == sorted(tables[1].expire(sequence))
-                assert tables[0].swarm() == tables[1].swarm()
-                assert tables[0].choices(0) == tables[1].choices(0)
-                whole = tables[0].swarm()
-                assert tables[0].counts() == [(len(here), len(whole.serving(k))) for k, here in enumerate(whole.stages)]
-                now = [peer_table.shape for peer_table in tables]
-                assert (now[0] > shapes[0]) == (now[1] > shapes[1])
-                shapes = now
     finally:
         remember(2048)
