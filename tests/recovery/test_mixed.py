@@ -120,17 +120,6 @@ async def test_a_long_download_uses_several_donors() -> None:
     assert taken[0] > 160.0 and taken[1] < 130.0, "60 s alone, then twice as fast"
 
 
-async def test_a_short_download_uses_one_donor() -> None:
-    world, said = World(), Said()
-    give(world, 100, 200)
-    found = await pull(world, [A, B], said)
-    assert same(found.state, state(105)) and (B, "snapshot") not in world.asked
-    # Also where it takes a little longer than one should give alone: the end is in sight.
-    world.faults = {A: slowly(), B: slowly()}
-    found = await pull(world, [A, B], said, DownloadLimits(alone_s=90.0))
-    assert same(found.state, state(105)) and not said.all("state.beside")
-
-
 async def test_a_frozen_donor_keeps_what_it_gave_and_no_more() -> None:
     world, said = World(), Said()
     give(world, 100, 200)
