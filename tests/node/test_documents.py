@@ -1,4 +1,4 @@
-"""Whole nodes train on documents read apart, with a loss mask: as one process would, and checked by each other."""
+"""Whole nodes on documents read apart, with a loss mask, check each other; test_swarm.py: as one process would."""
 
 from __future__ import annotations
 

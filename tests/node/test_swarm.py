@@ -10,6 +10,7 @@ import torch
 from swarmnode.metrics import name
 from swarmnode.model.stage import StageReplica
 from swarmnode.wire import record_pb2
+from tests.node.test_documents import Documents, documents
 from tests.support.village import Numbers, losses, manifest, village
 
 
@@ -57,15 +58,18 @@ async def test_a_late_joiner_downloads_receives_a_round_and_serves() -> None:
         assert joiner.replica is not None and joiner.replica.inner_steps > 0
 
 
-async def test_one_replica_a_stage_without_gossip_is_single_process_adamw() -> None:
+@pytest.mark.parametrize("text", [Numbers, Documents])
+async def test_one_replica_a_stage_without_gossip_is_single_process_adamw(text: type[Numbers]) -> None:
     """Whole nodes, one microbatch at a time, against the same stages in one loop: equal to 1e-5 after 20 steps. A
-    microbatch asked for twice would be learnt twice: on a busy machine none may look late."""
+    microbatch asked for twice would be learnt twice: on a busy machine none may look late. What counts of documents
+    read apart is known at every stage."""
     run = manifest(method="none", window_max=1)
+    run = documents(run) if text is Documents else run
     run = replace(
         run, limits=replace(run.limits, record_ttl_s=60.0, hop_timeout_min_s=60.0, microbatch_timeout_s=100.0)
     )
 
-    async with village(run, stages=(0, 1, 2)) as v:
+    async with village(run, text, stages=(0, 1, 2)) as v:
         await v.until(lambda: v.total() >= 20 * run.inner.inner_batch, "20 inner steps")
         await v.leave()
     replicas = [p.replica for p in v.people]
@@ -75,12 +79,12 @@ async def test_one_replica_a_stage_without_gossip_is_single_process_adamw() -> N
     counted = [replica.counted for replica in replicas[:2] if replica is not None]
     assert counted == [v.total()] * 2, "each microbatch was learnt once, or there is nothing to compare"
 
-    alone, numbers = [StageReplica(run, stage) for stage in range(3)], Numbers(run)
+    alone, numbers = [StageReplica(run, stage) for stage in range(3)], text(run)
     batch, inner_batch = run.inner.microbatch, run.inner.inner_batch
     for first in range(0, steps * inner_batch, batch):
         tokens = numbers.train(range(first, first + batch))
         y0, tape0 = alone[0].forward(tokens, keep=True)
-        y1, tape1 = alone[1].forward(y0, keep=True)
+        y1, tape1 = alone[1].forward(y0, keep=True, tokens=tokens)
         result = alone[2].loss(y1, tokens, batch, train=True)
         assert tape0 is not None and tape1 is not None and result.gradient is not None
         dy1 = alone[1].backward(tape1, result.gradient, batch)
