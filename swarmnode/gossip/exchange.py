@@ -404,6 +404,9 @@ class Gossip:
             return
         members = self._members(round_index)
         me = self._here.me
+        if self.weight.newcomer and me not in members and not self._of_progress:
+            self._finish(round_index)  # over before it came: it receives the next one
+            return
         kept_out = self.strangers.kept_out(members, me)
         if kept_out and not self.strangers.is_open(round_index):
             members = tuple([peer for peer in members if peer not in kept_out])

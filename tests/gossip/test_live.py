@@ -167,3 +167,15 @@ async def test_a_newcomer_whose_first_packet_is_clipped_takes_the_state_again() 
         assert joiner.replica is not None and told(joiner, "exchange.clipped"), "not far enough for this test"
         apart = (joiner.replica.outer.theta - old.replica.outer.theta).norm() / old.replica.outer.theta.norm()
         assert float(apart) < 0.1, f"{apart:.2g} of its length from the other's weights"
+
+
+async def test_a_newcomer_whose_state_is_a_round_old_receives_one_before_it_serves() -> None:
+    """The round that ended while it downloaded is over for all others: a step alone in that one brings it nothing."""
+    async with village(manifest(stages=2, method="average", round_samples=64)) as v:
+        v.add(0)
+        v.add(1)
+        await v.heard(400)
+        joiner = v.add(0)
+        await v.until(lambda: joiner.node.state == record_pb2.NODE_STATE_TRAINING, "the joiner serves")
+        assert joiner.node.presence.progress.total // 64 > int(str(told(joiner, "state.downloaded")[0]["round"]))
+        assert told(joiner, "exchange.paired") and not told(joiner, "exchange.lone")
