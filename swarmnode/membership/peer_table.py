@@ -44,8 +44,6 @@ class PeerTable:
         self.shape = 0
         """Grows when a peer comes, goes, changes its state or goal, or first announces its speed."""
         self._counted: tuple[int, Sequence[tuple[int, int]]] = -1, ()  # (`shape`, `counts` at that shape)
-        # The members of `_present` that are not plain.
-        self._special: list[dict[PeerId, Member]] = [{} for _ in range(places)]
         self._stale = set(range(places))  # stages whose part of `_frozen` is out of date
         self._changed = set(range(places))  # stages that changed since `changed` was last called
         self._frozen = Swarm.frozen(() for _ in range(stages))
@@ -84,11 +82,11 @@ class PeerTable:
 
     def _drawn(self, stage: int, strangers: Collection[PeerId]) -> list[PeerId]:
         """Which of the unknown `strangers` to keep for the crowded `stage`. Members that they replace are dropped."""
-        salt, special, room = self._salt, self._special[stage], self._crowd_max - len(self._present[stage])
+        salt, present, room = self._salt, self._present[stage], self._crowd_max - len(self._present[stage])
         newer = sorted([(rank(peer, salt), peer) for peer in strangers])
         drawn = [peer for _, peer in newer[: max(0, room)]]
         if len(drawn) < len(newer):
-            plain = sorted([(rank(peer, salt), peer) for peer in self._present[stage] if peer not in special])
+            plain = sorted([(rank(peer, salt), peer) for peer, member in present.items() if member.plain])
             stay = {*[one for one in plain if one[1] in self._seen_at_work][: self._crowd_max // 2]}
             others = [one for one in reversed(plain) if one not in stay]
             for new, known in zip(newer[len(drawn) :], others, strict=False):
@@ -134,10 +132,6 @@ class PeerTable:
                 self.shape += 1
             present[peer] = member
             self._places[peer] = stage
-            if member.plain:
-                self._special[stage].pop(peer, None)
-            else:
-                self._special[stage][peer] = member
             self._due_unix_s[stage] = min(self._due_unix_s[stage], member.expires_unix_s)
             self._touch(stage)
         else:
@@ -180,16 +174,6 @@ class PeerTable:
             return None
         return self._absent[peer] if place == ABSENT else self._present[place][peer]
 
-    def choices(self, stage: int) -> tuple[dict[PeerId, Member], dict[PeerId, Member]]:
-        """The members serving `stage`, as in `swarm` and in that order, and those of them that are not plain."""
-        serving, special = self._present[stage].copy(), {}
-        for peer, member in self._special[stage].items():
-            if member.state == SERVING:
-                special[peer] = member
-            else:
-                del serving[peer]
-        return serving, special
-
     def present(self, stage: int) -> Collection[Member]:
         """The present members of `stage`, unsorted (`swarm` sorts them)."""
         return self._present[stage].values()
@@ -202,8 +186,7 @@ class PeerTable:
     def counts(self) -> Sequence[tuple[int, int]]:
         """(members, serving members) of each stage. Cached, as it only changes with `shape`."""
         if self._counted[0] != self.shape:
-            away = [sum(m.state != SERVING for m in special.values()) for special in self._special]
-            counts = [(len(here), len(here) - gone) for here, gone in zip(self._present, away, strict=True)]
+            counts = [(len(here), sum(m.state == SERVING for m in here.values())) for here in self._present]
             self._counted = self.shape, counts[: self._stages]
         return self._counted[1]
 
@@ -222,10 +205,8 @@ class PeerTable:
                 if stage in self._unsorted:
                     self._present[stage] = present = {peer: present[peer] for peer in sorted(present)}
                 stages[stage] = tuple(present.values())
-            calm = [stage for stage in self._stale if all(map(_settled, self._special[stage].values()))]
             *whole, without_stage = stages
-            served = [stage for stage in calm if stage < self._stages]
-            self._frozen = Swarm.frozen(whole, self._frozen, self._sizes[:-1], served, without_stage)
+            self._frozen = Swarm.frozen(whole, self._frozen, self._sizes[:-1], without_stage)
             self._stale.clear()
             self._unsorted.clear()
         return self._frozen
@@ -245,7 +226,6 @@ class PeerTable:
 
     def _remove(self, member: Member) -> None:
         if member.stage < len(self._present) and self._present[member.stage].pop(member.peer, None) is not None:
-            self._special[member.stage].pop(member.peer, None)
             self.shape += 1
             self._touch(member.stage)
 
@@ -261,7 +241,3 @@ class PeerTable:
 
 def _shape(member: Member) -> tuple[wire.NodeState, int | None, bool]:
     return member.state, member.moving_to, member.samples_per_second > 0.0
-
-
-def _settled(member: Member) -> bool:
-    return member.state == SERVING and member.moving_to is None

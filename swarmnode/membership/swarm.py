@@ -165,12 +165,10 @@ class Swarm:
         stages: Iterable[Members],
         before: Swarm | None = None,
         sizes: Sequence[int] | None = None,
-        calm: Iterable[int] = (),
         without_stage: Members = (),
     ) -> Swarm:
         """A view of members sorted by peer id in each stage, which shares equal parts with `before`. `sizes`: larger
-        stage sizes, if known. `calm`: stages known to have no unsettled member. `without_stage`: nodes that only feed,
-        sorted as well."""
+        stage sizes, if known. `without_stage`: nodes that only feed, sorted as well."""
         whole = tuple(stages)
         counts, nothing = map(len, whole), [None] * len(whole)
         largest = tuple(counts if sizes is None else map(max, counts, sizes))
@@ -181,8 +179,6 @@ class Swarm:
             for stage, members in enumerate(whole):
                 if members is before.stages[stage]:
                     swarm._parts[stage], swarm._speeds[stage] = before._parts[stage], before._speeds[stage]
-        for stage in calm:
-            swarm._parts[stage] = whole[stage], ()
         return swarm
 
     @staticmethod

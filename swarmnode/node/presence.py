@@ -503,10 +503,7 @@ class Presence:
 
     def _view_changed(self) -> None:
         self._tell_time()
-        self.peer_table.swarm()
+        swarm = self.peer_table.swarm()
         for stage in self.peer_table.take_changed():
             if stage in self._sends_to:
-                serving, special = self.peer_table.choices(stage)
-                serving.pop(self.me, None)
-                special.pop(self.me, None)
-                self.routers[stage].renew(serving, special)
+                self.routers[stage].update(member for member in swarm.serving(stage) if member.peer != self.me)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import heapq
 import math
 import random
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
 from swarmnode.ema import Ema
@@ -94,19 +94,14 @@ class Router:
         of what the machines can do).
         """
         present = {member.peer: member for member in members}
-        self.renew(present, present)
-
-    def renew(self, present: dict[PeerId, Member], special: Mapping[PeerId, Member]) -> None:
-        """`update` to the members `present`. Only those in `special` may have announced a pause or lack an announced
-        speed. Keeps a reference to `present`."""
         for peer in sorted(self._members.keys() - present.keys()):
             self.forget(peer)
         self._members, self._median = present, None
         for peer in [*self._untold, *self._pausing]:
-            if peer not in special:
+            if present[peer].plain:
                 self._renew(peer, present[peer])
-        for peer, member in special.items():
-            if peer in self._peers:
+        for peer, member in present.items():
+            if peer in self._peers and not member.plain:
                 self._renew(peer, member)
         if len(self._peers) < len(present):
             least = self._least()
