@@ -17,6 +17,15 @@ if TYPE_CHECKING:
 
 
 @command.command()
+@JSON
+def transport(as_json: bool) -> None:
+    """Tensors of 1, 4, 16 and 64 MiB between two processes, against a bare libp2p stream of the same bytes."""
+    from benchmarks.micro import transport as measured
+
+    show(measured.run(), as_json)
+
+
+@command.command()
 @click.option(
     "--preset", default="quick", show_default=True, help="quick (minutes), standard (3 seeds) or long (hours)."
 )

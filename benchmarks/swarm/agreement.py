@@ -22,8 +22,8 @@ from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from benchmarks.micro.transport import own_transport
 from benchmarks.swarm.harness import SwarmHarness, swarm_of
-from swarmnode.bench.transport import own_transport
 from swarmnode.errors import LocalFault, RemoteFault, Unavailable
 from swarmnode.ids import PeerId, RunId
 from swarmnode.local.fleet import Fleet

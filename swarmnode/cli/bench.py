@@ -60,15 +60,6 @@ def command() -> None:
 
 
 @command.command()
-@JSON
-def transport(as_json: bool) -> None:
-    """Tensors of 1, 4, 16 and 64 MiB between two processes, against a bare libp2p stream of the same bytes."""
-    from swarmnode.bench import transport as measured
-
-    show(measured.run(), as_json)
-
-
-@command.command()
 @click.option("--device", default="auto", metavar="auto|cpu|cuda|cuda:1|mps|xpu", help="Device.")
 @click.option("--small", is_flag=True, help="A model of a few megabytes; seconds on a CPU.")
 @JSON

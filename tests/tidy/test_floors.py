@@ -18,7 +18,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 # Third-party package -> the modules (and what is in them) that may import it.
 HOMES = {
-    "hivemind": ("swarmnode.transport", "swarmnode.bench", "benchmarks"),
+    "hivemind": ("swarmnode.transport", "benchmarks"),
     "prometheus_client": ("swarmnode.metrics.exporter",),
     "tokenizers": ("swarmnode.data.tokens", "swarmnode.data.chat_template"),
     "safetensors": ("swarmnode.model.export",),
@@ -32,7 +32,7 @@ HOMES = {
         "swarmnode.transport.web",
         "benchmarks.fake_cloud",
     ),
-    "transformers": ("swarmnode.data.chat_template", "swarmnode.model.base_weights"),
+    "transformers": ("swarmnode.data.chat_template",),
     "rich": ("swarmnode.cli", "swarmnode.local", "swarmsim.command", "benchmarks.swarm.screenshots"),
     "click": ("swarmnode.cli", "swarmnode.daemon", "swarmsim.command", "benchmarks.command"),
     "torch": (
@@ -54,7 +54,6 @@ PROTECTED = {
     # The simulated directory loses and finds its contacts by the real rules, which are pure.
     "swarmnode.transport": (
         "swarmnode.cli",
-        "swarmnode.bench",
         "benchmarks",
         "swarmnode.daemon",
         "swarmsim.directory",

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from swarmnode.bench.transport import TARGET_RATIO, run
+from benchmarks.micro.transport import TARGET_RATIO, run
 
 
 @pytest.mark.live

@@ -1,5 +1,5 @@
 """Throughput of calls relative to a bare libp2p stream: tensors sent one way between two processes, with both ways of
-sending alternating in one run over the same two p2pds. `python -m swarmnode.bench.transport` prints the table.
+sending alternating in one run over the same two p2pds. `python -m benchmarks.micro.transport` prints the table.
 
 The bare stream is the cheapest possible transfer: hivemind's binary stream handler, an 8 byte length, the bytes in the
 same frames, discarded by the receiver on arrival, and one byte back. Our calls check, allocate and keep them.
@@ -201,7 +201,7 @@ async def answering_process(kind: str = LIBP2P) -> AsyncIterator[tuple[PeerId, l
     child = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
-        "swarmnode.bench.transport",
+        "benchmarks.micro.transport",
         "--serve",
         kind,
         stdin=asyncio.subprocess.PIPE,
