@@ -27,9 +27,6 @@ TEXT_CHARS_MAX = 512
 
 TAIL_BYTES = 1 << 20  # some thousand lines
 
-REOPEN_EVERY = 64
-"""After a failed open, the log is opened again after so many events. Guess."""
-
 Echo = Callable[[str, str, Mapping[str, object]], None]
 """Called with (level, event, fields) for each line; `join` uses it to show events on a terminal."""
 
@@ -137,7 +134,7 @@ class EventLog:
         self._descriptor, self.path = None, None
 
     def _append(self, path: Path, line: bytes) -> None:
-        if self._descriptor is None and self.dropped % REOPEN_EVERY == 0:
+        if self._descriptor is None:
             self._open(path)
         if self._nbytes and self._nbytes + len(line) > self.nbytes_max:
             self._rotate(path)

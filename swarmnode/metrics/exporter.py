@@ -2,9 +2,9 @@
 
 Rate limits for events that peers cause, so that one peer cannot push a node's history out of its log.
 
-There is a bucket for each kind of event from each peer, one for all kinds from a peer, and one for all peers, so that
-many keys gain little. Excess events are counted and reported in one line per minute: "N more of EVENT from PEER".
-Events of a node's own rhythm, such as the end of a round, are never limited.
+There is a bucket for each peer, and one for all peers, so that many keys gain little. Excess events are counted and
+reported in one line per minute: "N more of EVENT from PEER". Events of a node's own rhythm, such as the end of a round,
+are never limited.
 """
 
 from __future__ import annotations
@@ -59,8 +59,7 @@ PROVOKED: Final = frozenset(
 )
 """Events that a peer can cause as often as it likes, or as often as we call it."""
 
-KIND_PER_S, KIND_BURST = 1.0, 64.0  # guess: of one kind from one peer; honest receipts of rounds a second apart pass
-PEER_PER_S, PEER_BURST = 2.0, 128.0  # derived: of all kinds from one peer: 1 KB/s, and a log of 32 MiB lasts nine hours
+PEER_PER_S, PEER_BURST = 2.0, 128.0  # derived: of one peer: 1 KB/s, and a log of 32 MiB lasts nine hours
 ALL_PER_S, ALL_BURST = 8.0, 1024.0  # derived: of all peers: 4 KB/s, more than two hours
 SUMMARY_S = 60.0  # guess: between two lines about the same peer and kind
 KEPT_MAX = 4096  # derived: buckets and counts kept, 0.8 MB
@@ -99,7 +98,6 @@ class EventLimiter:
         wanted = [(("", ""), ALL_PER_S, ALL_BURST)]
         if peer:
             wanted.append((("", peer), PEER_PER_S, PEER_BURST))
-        wanted.append(((event, peer), KIND_PER_S, KIND_BURST))
         buckets = [self._buckets.of(key, rate, burst, now_s) for key, rate, burst in wanted]
         if min(bucket.fill(now_s) for bucket in buckets) >= 1.0:
             for bucket in buckets:

@@ -78,25 +78,6 @@ def wait_s(contact: Contact, now_unix_s: float) -> float:
     return min(RETRY_LATELY_S if lately else RETRY_MAX_S, RETRY_MIN_S * 2.0 ** min(doubled, 16))
 
 
-def islands(views: Mapping[PeerId, Collection[PeerId]]) -> list[frozenset[PeerId]]:
-    """The parts of a swarm that know nothing of each other, largest first. A connected swarm is one part.
-
-    `views` maps each node to the peers it sees. One direction suffices: a record that travels one way soon travels
-    back.
-    """
-    parts: list[set[PeerId]] = []
-    for node, seen in views.items():
-        joined = {node, *(peer for peer in seen if peer in views)}
-        apart = []
-        for part in parts:
-            if part & joined:
-                joined |= part
-            else:
-                apart.append(part)
-        parts = [*apart, joined]
-    return sorted((frozenset(part) for part in parts), key=lambda part: (-len(part), min(part)))
-
-
 @dataclass(slots=True)
 class Contacts:
     """The contact list of one node, and how far it knows each of its runs to be."""

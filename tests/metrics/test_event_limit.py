@@ -16,9 +16,8 @@ from swarmnode.manifest import Manifest
 from swarmnode.metrics.event import EVENTS
 from swarmnode.metrics.exporter import (
     ALL_BURST,
-    KIND_BURST,
-    KIND_PER_S,
     PEER_BURST,
+    PEER_PER_S,
     PROVOKED,
     SUMMARY_S,
     EventLimiter,
@@ -80,7 +79,7 @@ async def test_receipts_without_end_do_not_push_the_history_out(tmp_path: pathli
     more = next(line["fields"] for line in said if line["event"] == "events.more")
     assert isinstance(more, dict)
     assert (more["of"], more["peer"], more["count"]) == ("receipt.got", sender.peer_id, 4_000 - written)
-    assert written <= KIND_BURST + 5 * KIND_PER_S
+    assert written <= PEER_BURST + 5 * PEER_PER_S
 
 
 def test_many_keys_together_and_kinds_of_one_key_are_bounded_too() -> None:

@@ -11,36 +11,32 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from swarmnode.identity import Identity
 from swarmnode.ids import PeerId, RunId
 from swarmnode.membership.record import sign_record
 from swarmnode.transport import call_directory, contact
-from swarmnode.transport.contact import CONTACTS_MAX, Contact, Contacts, islands, whom_to_try
+from swarmnode.transport.contact import CONTACTS_MAX, Contact, Contacts, whom_to_try
 from swarmnode.transport.directory import DhtDirectory
 from tests.support.libp2p_node import node
 from tests.support.transport_contract import RUN, record_of
 
 NOW = 1_000_000.0
 A, B, C = (PeerId(name) for name in "abc")
-peers = st.sampled_from([PeerId(f"p{i}") for i in range(7)])
 
 
-@given(st.dictionaries(peers, st.frozensets(peers)))
-def test_islands_are_the_connected_parts(views: dict[PeerId, frozenset[PeerId]]) -> None:
-    """Against a dumb twin: labels spread until nothing changes."""
-    label = {peer: peer for peer in views}
-    for _ in range(len(views) ** 2):
-        for peer, seen in views.items():
-            for other in seen & views.keys():
-                label[peer] = label[other] = min(label[peer], label[other])
-    found = islands(views)
-    assert sorted(sorted(part) for part in found) == sorted(
-        sorted(p for p in views if label[p] == name) for name in set(label.values())
-    )
-    assert [len(part) for part in found] == sorted((len(part) for part in found), reverse=True)
+def islands(views: dict[PeerId, set[PeerId]]) -> list[set[PeerId]]:
+    """The parts of a swarm that know nothing of each other, by whom each node sees; largest first."""
+    parts: list[set[PeerId]] = []
+    for me, seen in views.items():
+        joined, apart = {me, *(seen & views.keys())}, list[set[PeerId]]()
+        for part in parts:
+            if part & joined:
+                joined |= part
+            else:
+                apart.append(part)
+        parts = [*apart, joined]
+    return sorted(parts, key=len, reverse=True)
 
 
 def test_whom_to_try() -> None:
