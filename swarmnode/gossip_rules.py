@@ -62,7 +62,7 @@ class MethodRules:
     takes_fallback: bool = False
     """Whether a replica whose partner is missing may ask another for its packet; else all need equal slow weights."""
     averages_gradients: bool = False
-    """Whether inner steps only gather gradients, and rounds make Muon's and AdamW's steps of their mean."""
+    """Whether rounds average gradients and take the inner steps: each replica trains its share, then waits for it."""
 
 
 @functools.cache

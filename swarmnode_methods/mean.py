@@ -189,17 +189,25 @@ class DeltaMean(Outer):
         if not self.healing or not met:
             return None
         assert self.round is not None
-        phi, theta, boundary = (fragment.part(f, self.round) for f in (self.phi, self.theta, self._boundary))
+        phi = fragment.part(self.phi, self.round)
         move = fragment.pull(phi, [packet.tensors[1] for packet in met], counts=own_weight > 0.0)
         apart = float(move.norm()) * math.sqrt(self.parameters / len(move))
-        if self.guard is not None and len(met) + (own_weight > 0.0) <= 2:  # no majority: as far as D is believed
-            own = float((self._boundary - self.phi).norm()) if own_weight > 0.0 else 0.0
-            limit, _ = self.guard.limit(PacketMeasures(own, 0.0, float(self.phi.norm())))
-            if apart > limit:
-                move.mul_(limit / apart)
-        for flat in (phi, theta, boundary):
-            flat.add_(move)
+        two = self.guard is not None and len(met) + (own_weight > 0.0) <= 2  # no majority: as far as D is believed
+        if two and apart > (limit := self._heal_limit(own_weight)):
+            move.mul_(limit / apart)
+        for flat in self._heal_flats():
+            fragment.part(flat, self.round).add_(move)
         return apart
+
+    def _heal_flats(self) -> Sequence[torch.Tensor]:
+        """The buffers that move with the slow weights, and these."""
+        return self.phi, self.theta, self._boundary
+
+    def _heal_limit(self, own_weight: float) -> float:
+        """The distance that two members move towards each other at most."""
+        assert self.guard is not None
+        own = float((self._boundary - self.phi).norm()) if own_weight > 0.0 else 0.0
+        return self.guard.limit(PacketMeasures(own, 0.0, float(self.phi.norm())))[0]
 
     def _wanted(self, start: int, first: int, out: torch.Tensor) -> None:
         """The content of our own packet before coding, elements from `start` on: D plus the residual of earlier

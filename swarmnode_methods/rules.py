@@ -71,10 +71,9 @@ METHODS = (
         of_whole_weights=True,
     ),
     MethodRules(
-        "dion2",
-        "swarmnode_methods.dion2:Dion2",
-        (*WEIGHTS, *UNBIASED),  # as streaming
-        in_fragments=True,
+        "gradient",
+        "swarmnode_methods.gradient:Gradient",
+        (*WEIGHTS, *UNBIASED),  # what others drop is fed back once
         of_progress=True,
         averages_gradients=True,
     ),

@@ -27,7 +27,7 @@ from swarmnode.errors import UsageError
 from swarmnode.gossip.compression import kernel
 from swarmnode.gossip.outer import Outer, outer
 from swarmnode.gossip_rules import with_property
-from swarmnode.manifest import GossipSpec
+from swarmnode.manifest import GossipSpec, InnerSpec
 from swarmnode.manifest.text import from_tree
 from swarmsim.drawing import STYLE, Curve, drawing
 from swarmsim.drawing import table as html_table
@@ -160,7 +160,9 @@ def spec(what: str) -> GossipSpec:
         "fragments": int(fragments or 1),
         "group": 2 if method in with_property("in_groups") else 0,
     }
-    return from_tree({"gossip": table}, what).gossip
+    if method in with_property("averages_gradients"):
+        table["round_samples"] = InnerSpec().inner_batch
+    return from_tree({"gossip": table, "pipeline": {"stages": 1}}, what).gossip
 
 
 def quadratic(rate: float, growth: float, least: int, most: int = 1 << 20) -> int:

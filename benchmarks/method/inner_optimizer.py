@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from swarmnode.errors import UsageError
-from swarmnode.model.muon import GATHERED_RMS, orthogonalize
+from swarmnode.model.muon import orthogonalize
 
 ADAMW, MUON = "adamw", "muon"
 OPTIMIZERS = (ADAMW, MUON)
@@ -54,12 +54,9 @@ class BatchOptimizer:
         beta1: float,
         momentum: float,
         nesterov: bool = True,
-        gathers: float = 0.0,
     ) -> None:
-        """Without `nesterov` U is of M alone. `gathers`: the peak rate, if all descend by their gradients alone as in
-        swarmnode/model/muon.py."""
+        """Without `nesterov` U is of M alone."""
         self._nesterov = nesterov
-        self._gathered = gathers * GATHERED_RMS * math.sqrt(theta.shape[1])
         self.theta, self.beta1, self.momentum = theta.detach(), beta1, momentum
         self.exp_avg, self.exp_avg_sq = torch.zeros_like(self.theta), torch.zeros_like(self.theta)
         self.steps = 0
@@ -73,9 +70,6 @@ class BatchOptimizer:
         """Take one step along `gradient` [R, P], which is overwritten. `rate` is for Muon's matrices, `rate_elsewhere`
         for AdamW."""
         self.steps += 1
-        if self._gathered:
-            self.theta.sub_(gradient, alpha=self._gathered)
-            return
         for (short, long), matrices in self._shapes.items():
             views = [[one.of(flat) for one in matrices] for flat in (self.theta, gradient, self.exp_avg)]
             weights, gradients, averages = ([x if x.shape[1] == short else x.mT for x in some] for some in views)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TypeGuard
@@ -20,17 +20,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks.method.inner_optimizer import ADAMW, BETA2, MUON, WEIGHT_DECAY, BatchOptimizer, MatrixRows, outside
+from benchmarks.method.inner_optimizer import ADAMW, MUON, BatchOptimizer, MatrixRows
 from swarmnode.data.source import demo_documents
 from swarmnode.gossip.fallback_partner import fallback_order
 from swarmnode.gossip.outer import NoLoCo, Outer
 from swarmnode.gossip.pairing import groups
 from swarmnode.ids import PeerId, RunId, digest, digest64
-from swarmnode.manifest import InnerSpec
-from swarmnode.model.optimizer import AdamWPart, Span
 from swarmnode.ports import OuterReport, Packet, WireTensor
 from swarmnode_methods.desloc import DesLoc
-from swarmnode_methods.dion2 import Dion2
+from swarmnode_methods.gradient import Gradient, GradientOf
 
 TEXT_BYTES_MAX = 24 << 20
 HELD_OUT = 13  # of 256 files, by hash
@@ -148,9 +146,21 @@ def _attention(size: ToySpec, x: Tensor, projection: Tensor, output: Tensor, bat
     return torch.bmm(mixed.transpose(1, 2).reshape(replicas, rows, width), output)
 
 
-def _view(one: MatrixRows, flat: Tensor) -> Tensor:
-    """The matrix `one` in one replica's `flat` [P], outputs first."""
-    return one.of(flat.unsqueeze(0))[0].mT
+class RowGradient(GradientOf):
+    """The gradient `gathered` [P] and the `step` of one of `replicas` rows."""
+
+    def __init__(self, gathered: Tensor, replicas: int, step: Callable[[Tensor], None]) -> None:
+        self._gathered, self._replicas, self._step = gathered, replicas, step
+
+    def take(self, out: Tensor) -> None:
+        torch.div(self._gathered, self._replicas, out=out)
+        self._gathered.zero_()
+
+    def give(self, flat: Tensor) -> None:
+        self._gathered.add_(flat, alpha=self._replicas)
+
+    def step(self, mean: Tensor, round_index: int) -> None:
+        self._step(mean.unsqueeze(0).clone())
 
 
 Liar = Callable[[int, int, list[WireTensor]], list[WireTensor]]
@@ -189,19 +199,17 @@ class ReplicaBatch:
         self._train, self._held = text
         self._draws = [np.random.Generator(np.random.Philox(key=digest64("text", seed, name))) for name in self.names]
         by_muon = matrices(size) if size.optimizer == MUON else []
-        stepping = [outer for outer in self.outers if isinstance(outer, Dion2)]
-        gathers = size.learning_rate if stepping else 0.0
-        momenta = {"beta1": size.beta1, "momentum": size.momentum}
-        self._inner = BatchOptimizer(self.theta, by_muon, **momenta, nesterov=size.nesterov, gathers=gathers)
-        inner = InnerSpec(beta1=size.beta1, beta2=BETA2, weight_decay=WEIGHT_DECAY)
-        inner = replace(
-            inner, learning_rate=size.elsewhere or size.learning_rate, muon_learning_rate=size.learning_rate
-        )
-        for i, outer in enumerate(stepping):
-            moments = self._inner.exp_avg[i], self._inner.exp_avg_sq[i]
-            spans = [Span(first, last, True) for first, last in outside(by_muon, self.parameters)]
-            others = [AdamWPart(span, *(flat[span.there] for flat in moments)) for span in spans]
-            outer.attend_gradients([partial(_view, one) for one in by_muon], others, inner, self._rate_of_rows)
+
+        def optimizer(theta: Tensor) -> BatchOptimizer:
+            momenta = {"beta1": size.beta1, "momentum": size.momentum}
+            return BatchOptimizer(theta, by_muon, **momenta, nesterov=size.nesterov)
+
+        self._inner = optimizer(self.theta)
+        averaging = [outer for outer in self.outers if isinstance(outer, Gradient)]
+        self._gathered = torch.zeros(len(averaging), self.parameters)
+        for i, outer in enumerate(averaging):
+            step = partial(self._step, optimizer(self.theta.detach()[i : i + 1]))
+            outer.gather(RowGradient(self._gathered[i], size.replicas, step))
         self.steps = 0
         self.nbytes = 0  # sent by all replicas: a message counts as often as it is sent
 
@@ -218,12 +226,19 @@ class ReplicaBatch:
             (gradient,) = torch.autograd.grad(losses(size, self.theta, tokens).sum(), self.theta)
             if self.together:
                 gradient.copy_(gradient.mean(0, keepdim=True).expand_as(gradient))
-            norms = torch.linalg.vector_norm(gradient, dim=1, keepdim=True)
-            gradient.mul_((1.0 / (norms + 1e-6)).clamp_(max=1.0))
             self.steps += 1
-            rate = self.warm_rate
-            self._inner.step(gradient, rate, rate * (size.elsewhere or size.learning_rate) / size.learning_rate)
+            if len(self._gathered):
+                self._gathered.add_(gradient)
+                continue
+            self._step(self._inner, gradient)
             self._attend()
+
+    def _step(self, optimizer: BatchOptimizer, gradient: Tensor) -> None:
+        """Clip `gradient` [R, P] and step by it; it is overwritten."""
+        norms = torch.linalg.vector_norm(gradient, dim=1, keepdim=True)
+        gradient.mul_((1.0 / (norms + 1e-6)).clamp_(max=1.0))
+        size, rate = self.size, self.warm_rate
+        optimizer.step(gradient, rate, rate * (size.elsewhere or size.learning_rate) / size.learning_rate)
 
     @property
     def rate(self) -> float:
@@ -239,9 +254,6 @@ class ReplicaBatch:
     def warm_rate(self) -> float:
         """The learning rate after the steps done so far, with its warm-up."""
         return self.rate * min(1.0, self.steps / self.size.warmup)
-
-    def _rate_of_rows(self, round_index: int, rounds: int) -> float:
-        return self.warm_rate * (self.size.elsewhere or self.size.learning_rate) / self.size.learning_rate
 
     @property
     def spread(self) -> float:

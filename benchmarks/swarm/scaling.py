@@ -37,7 +37,7 @@ RATE = 0.02
 """Of Muon and AdamW for one machine. Measured at a context of 32: nats of one machine with batches of 32 after 6,432 of
 12,000 samples at .0049, .0098, .02, .04 and .08: 1.839, 1.682, 1.586, 1.636 and 1.733."""
 VALIDATED = 2048  # tokens held out
-LOOKS = 40
+LOOKS = 20
 SPARE = 1.15  # of a life's length over the plan's: joining, and speeds that differ
 
 

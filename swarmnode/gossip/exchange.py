@@ -17,9 +17,12 @@ same ones, and in the others those that have met before meet each other.
 from __future__ import annotations
 
 import asyncio
+import math
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from statistics import median_low
 from typing import Any
 
 from swarmnode.ema import Ema, EmaStart
@@ -32,9 +35,9 @@ from swarmnode.gossip.final_delta import FinalDeltas, OwnFinalDelta
 from swarmnode.gossip.outgoing_packet import OutgoingPacket, RoundWeight, SentBytes, while_written
 from swarmnode.gossip.pairing import ALONE, partners
 from swarmnode.gossip.robust import EQUAL
-from swarmnode.gossip.round import RoundPace, Rounds, Spent, usual
+from swarmnode.gossip.round import RoundPace, Rounds, Share, Spent, usual
 from swarmnode.ids import PeerId, RunId, digest64, short
-from swarmnode.manifest.gossip_compat import meets, sends_pseudo_gradients
+from swarmnode.manifest.gossip_compat import averages_gradients, meets, sends_pseudo_gradients
 from swarmnode.membership.swarm import GOSSIPING, Member, StageContext
 from swarmnode.membership.trust import Trials
 from swarmnode.metrics import name
@@ -42,6 +45,7 @@ from swarmnode.ports import OuterReport, Packet, Priority, WireTensor
 from swarmnode.wire import call_pb2 as wire
 
 TRIES = 4  # guess: before them nobody is kept out; one newcomer with a bad line is no flood
+STEPS_WAITED = 2  # guess: so many usual steps are a slow member's; pings find a dead one sooner
 OPEN_EVERY = 4  # guess: a newcomer waits for four rounds beside a flood of keys, and the others lose a fourth of theirs
 
 
@@ -210,6 +214,7 @@ class Gossip:
         self._outer_step = OuterStep(here, self.acceptance, self.fallback)
         self.weight = RoundWeight(gossip.fragments, samples_here, newcomer=newcomer, least=lambda: self._half_a_round)
         self._rounds = Rounds(gossip.round_samples)
+        self._share = Share(gossip.round_samples) if averages_gradients(here.manifest) else None
         self.strangers = Strangers(here.run_id, here.stage, self.acceptance.packets_taken)
         self._machine = ExchangeMachine(here.me, done, off_stride=self._off_stride, newest=lambda: self._newest_round)
         self.exchanges = ExchangeDriver(here, self._machine, self._lost)
@@ -233,6 +238,8 @@ class Gossip:
         self._samples_before = 0
         self._wake = asyncio.Event()
         self._held = False  # while this node is paused: no rounds
+        self._ended_here: Callable[[], None] | None = None  # told of each round that is done; None: nothing is fed here
+        self._spared: Callable[[], bool] = lambda: False  # whether it does other work, so that no step waits for it
         # A newcomer met nobody in a round of pseudo-gradients, or its packets were clipped: it lacks that outer step.
         self.missed = False
         self._advanced = asyncio.Event()  # set when `done` grows, and replaced
@@ -242,10 +249,33 @@ class Gossip:
         self.idle = asyncio.Event()  # set while no round is under way: then the replica may be given a state
         self.idle.set()
 
+    def feed_by(self, ended: Callable[[], None], spared: Callable[[], bool]) -> None:
+        """This node feeds its replica, unless it is `spared` for other work. `ended` is told of each round."""
+        self._ended_here, self._spared = ended, spared
+
     def on_progress(self) -> None:
         """Begin a round if one is due: the run's sample count grew."""
-        if self._rounds.newest(self._here.samples_total(), self.stride) > self.done:
+        if self._due() is not None:
             self._wake.set()
+
+    def _due(self) -> int | None:
+        """The round whose boundary is now, or None. A replica that was away is due for the newest round at once: its
+        packet holds what it did in those it missed."""
+        if self._share is None:
+            newest = self._rounds.newest(self._here.samples_total(), self.stride)
+            return newest if newest > self.done else None
+        called = max((call.round_index for call in self._machine.waiting), default=0)
+        others = [m.round_index for m in self._mates() if m.peer != self._here.me and m.state in GOSSIPING]
+        passed = median_low(others or [0])  # by most: it is over there, and would be in vain here
+        due = max(self.done, called - 1, passed) + 1
+        idle = (self.weight.newcomer or self._spared()) and len(self._members(due)) > 1
+        ready = self.room() <= 0 or idle or (called > self.done and self._ended_here is None)
+        return due if ready else None
+
+    def room(self) -> int:
+        """Samples that this replica trains before its next round, at most: where that is a step, more wait for it."""
+        trained = self._samples_here() - self._samples_before
+        return sys.maxsize if self._share is None else self._share.now - trained
 
     @property
     def done(self) -> int:
@@ -319,12 +349,14 @@ class Gossip:
 
     async def _run(self) -> None:
         while not self._resting:
-            due, _ = self._rounds.due(self._here.samples_total(), self.done, self.stride)
+            due = self._due()
             if due is not None and not self._held and not self.behind(due):
                 self.idle.clear()
                 try:
-                    await self._round(due)
+                    learned = await self._round(due)
                     self._keep_pace()
+                    if self._share is not None and not learned:  # nothing sets the pace of such rounds
+                        await asyncio.sleep(self._here.manifest.limits.announce_period_s)
                 finally:
                     self.idle.set()
                 continue
@@ -339,7 +371,7 @@ class Gossip:
         needed_s, why = self.pace.needed_s(gossip.uplink_share)
         needed_s = max(gossip.round_seconds_min, needed_s)
         stride, reason = self._rounds.stride(self.pace.samples_per_second, needed_s, self.stride)
-        if stride != self.stride:
+        if stride != self.stride and self._share is None:
             self._here.telemetry.event("round.stride", stride=stride, before=self.stride, reason=f"{reason}; {why}")
             self.stride = stride
 
@@ -374,6 +406,8 @@ class Gossip:
     @property
     def _newest_round(self) -> int:
         """The round after the newest that the samples seen here complete."""
+        if self._share is not None:  # a partner may have done the next one, too, before this replica could apply it
+            return self.done + 2
         return self._after(self._rounds.newest(self._here.samples_total(), self.stride))
 
     def _off_stride(self, round_index: int) -> str:
@@ -395,18 +429,20 @@ class Gossip:
     def _finish(self, round_index: int) -> None:
         """`round_index` is done: answer the calls for it, and wake whoever waits for a round to end."""
         self.exchanges.finished(round_index)
+        if self._ended_here is not None:
+            self._ended_here()
         self._advanced.set()
         self._advanced = asyncio.Event()
 
-    async def _round(self, round_index: int) -> None:
+    async def _round(self, round_index: int) -> bool:
         if not meets(self._here.manifest.gossip):
             self._finish(round_index)
-            return
+            return True
         members = self._members(round_index)
         me = self._here.me
         if self.weight.newcomer and me not in members and not self._of_progress:
             self._finish(round_index)  # over before it came: it receives the next one
-            return
+            return True
         kept_out = self.strangers.kept_out(members, me)
         if kept_out and not self.strangers.is_open(round_index):
             members = tuple([peer for peer in members if peer not in kept_out])
@@ -446,11 +482,19 @@ class Gossip:
         lacking = not took.met if self._of_progress else took.is_far
         self.missed = lacking and self.weight.newcomer and others_here
         self._samples_before += samples
+        waited = self._share is not None and loop.time() - begun >= self._step_patience_s
+        for peer in others if waited else ():
+            if peer not in came:  # the next step does not wait for it again
+                self._lost(peer)
         self.weight.on_round_end(round_index, self._samples_before)
+        if self._share is not None:
+            speeds = {me: 0.0} | {m.peer: m.samples_per_second for m in self._mates() if m.state in GOSSIPING}
+            self._share.next(me, speeds, round_index * self._rounds.round_samples - self._here.samples_total())
         self._finish(round_index)
         self._ended = (loop.time(), self._here.compute.worked_s)
         within = (self._ended[0] - begun, self._ended[1] - worked_s)
         self._report(round_index, took, samples, within, between)
+        return took.report.members > 0
 
     def _to_ask(
         self, round_index: int, members: Sequence[PeerId], others: Sequence[PeerId]
@@ -467,8 +511,15 @@ class Gossip:
         # A partner that has not called when the next round is near has another view, or is at another round.
         rounds = self._after(ours.round_index) - ours.round_index
         round_s = self.pace.seconds(rounds * self._here.manifest.gossip.round_samples)
-        silence_s = max(PARTNER_PATIENCE_S, round_s)
-        return await self.exchanges.meet(others, ours, self._patience_s(ours), silence_s)
+        patience_s, silence_s = self._patience_s(ours), max(PARTNER_PATIENCE_S, round_s)
+        if self._share is not None and math.isfinite(self._step_patience_s):
+            patience_s = silence_s = self._step_patience_s
+        return await self.exchanges.meet(others, ours, patience_s, silence_s)
+
+    @property
+    def _step_patience_s(self) -> float:
+        """Seconds that a step waits for a member that takes longer than the others."""
+        return max(PARTNER_PATIENCE_S, STEPS_WAITED * self.pace.seconds(self._here.manifest.gossip.round_samples))
 
     def _patience_s(self, ours: OutgoingPacket) -> float:
         return ours.patience_s(self._here.manifest.limits.exchange_timeout_s)

@@ -10,12 +10,13 @@ its record: a replica that meets more rarely still meets at rounds that the othe
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from statistics import median_low
 
 from swarmnode.bounds import STRIDE_MAX
 from swarmnode.ema import Ema, EmaStart
+from swarmnode.ids import PeerId
 
 NARROWING = (
     1.5  # guess: the stride falls only when half of it would do this much more than well, so that it does not flap
@@ -62,20 +63,6 @@ class Rounds:
         """Samples until the next round of `stride` ends, at least 1."""
         return self.following(self.index(total_samples), stride) * self.round_samples - total_samples
 
-    def due(self, total_samples: int, round_done: int, stride: int = 1) -> tuple[int | None, str]:
-        """(the round whose boundary is now, or None; the reason).
-
-        `round_done` is the last round this replica finished or joined at. A replica that was away is due for the
-        newest round at once: those it missed are not made up for, because its pseudo-gradient already holds what it
-        did in them.
-        """
-        newest = self.newest(total_samples, stride)
-        if newest <= round_done:
-            following = self.following(newest, stride)
-            return None, f"{self.left(total_samples, stride)} samples until round {following}"
-        missed = (newest - round_done - 1) // stride
-        return newest, f"{total_samples} samples end round {newest}" + (f", {missed} skipped" if missed else "")
-
     def stride(self, samples_per_second: float, seconds_min: float, now: int) -> tuple[int, str]:
         """(the stride at which rounds are at least `seconds_min` apart, or as at `now`; the reason).
 
@@ -89,6 +76,31 @@ class Rounds:
             stride //= 2
         seconds = self.round_samples / samples_per_second if samples_per_second > 0 else float("inf")
         return stride, f"a round takes {seconds:.3g} s, {seconds_min:.3g} s are needed: every {stride}"
+
+
+SPEEDS_MAX = 4.0  # guess: a machine's share, over that of the median one, whatever speed it announces
+CATCH_UP = 0.25  # guess: of a round more or less where rounds and the run's count of samples are a round apart
+
+
+@dataclass(slots=True)
+class Share:
+    """`now`: one replica's samples of the next round, an inner step, by its speed: so all are ready together."""
+
+    round_samples: int
+    now: int = 1
+
+    def next(self, me: PeerId, speeds: Mapping[PeerId, float], late: int) -> None:
+        """Set it from the announced `speeds`, ours among them. `late`: samples that the run's count is behind the
+        rounds. The largest remainders get a sample more (Hamilton): machines of nearly one speed have equal shares."""
+        usual_speed = median_low(speeds.values()) or 1.0
+        least, most = usual_speed / SPEEDS_MAX, usual_speed * SPEEDS_MAX
+        bounded = {peer: min(max(speed, least), most) for peer, speed in speeds.items()}
+        apart = min(max(int(late / self.round_samples), -1), 1)
+        wanted, total = self.round_samples + round(CATCH_UP * apart * self.round_samples), sum(bounded.values())
+        parts = {peer: wanted * speed / total for peer, speed in bounded.items()}
+        left = wanted - sum(map(int, parts.values()))
+        order = sorted(parts, key=lambda peer: (int(parts[peer]) - parts[peer], peer))
+        self.now = max(1, int(parts[me]) + (me in order[:left]))
 
 
 @dataclass(slots=True)

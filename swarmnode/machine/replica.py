@@ -18,7 +18,6 @@ from swarmnode.manifest import Manifest, from_base
 from swarmnode.manifest.gossip_compat import averages_gradients
 from swarmnode.model.device import free_nbytes, tried, twice
 from swarmnode.model.memory_estimate import PASS_SHARE
-from swarmnode.model.optimizer import rate_of_rows
 from swarmnode.model.running_mean import RunningMean
 from swarmnode.model.section import SECTIONS, section_sizes
 from swarmnode.model.split import TABLE, StageLayers, is_writer, stages_of
@@ -114,18 +113,18 @@ class TorchReplica:
         assert self._sizes == {name: len(part) for name, part in self._parts_of_state().items()}, self._sizes
         if (free := free_nbytes(str(self.stage.device))) is not None:
             self.stage.backprop.limit(int(PASS_SHARE * free))
-        steps_in_rounds = averages_gradients(manifest)
-        if (steps_in_rounds or self.outer.averages_moments) and optimizer_state != "device":
+        if self.outer.averages_moments and optimizer_state != "device":
             raise UsageError(f"gossip.method {manifest.gossip.method} needs moments: give --optimizer-state device")
         if self.outer.averages_moments:
             self.outer.attend(self.stage.exp_avg, self.stage.exp_avg_sq)
-        if steps_in_rounds:
-            self.outer.attend_gradients(*self.stage.stepped_apart(), manifest.inner, partial(rate_of_rows, manifest))
+        self.steps_in_rounds = averages_gradients(manifest)
+        if self.steps_in_rounds:
+            self.outer.attend_gradients(self)
 
     @property
     def accumulated(self) -> int:
         """Samples whose gradient waits for the next inner step."""
-        return self.stage.accumulated
+        return 0 if self.steps_in_rounds else self.stage.accumulated
 
     @property
     def recomputed(self) -> int:

@@ -319,9 +319,14 @@ ACROSS: tuple[CrossFieldCheck, ...] = (
         "0 with gossip.method = {m.gossip.method!r}: slow weights are equal at members that get the same packets",
     ),
     _across(
-        "gossip.method inner.optimizer",
-        lambda m: not rules_of(m.gossip).averages_gradients or gossip_compat.averages_gradients(m),
-        'not "{m.gossip.method}" without inner.optimizer = "muon"',
+        "gossip.method gossip.round_samples inner.inner_batch pipeline.stages",
+        # With more stages, replicas of two of them could wait for each other's step in a circle.
+        lambda m: (
+            not gossip_compat.averages_gradients(m)
+            or (m.gossip.round_samples == m.inner.inner_batch and m.pipeline.stages == 1)
+        ),
+        'not "{m.gossip.method}" unless pipeline.stages = 1 and gossip.round_samples = inner.inner_batch ='
+        " {m.inner.inner_batch}",
     ),
     _across(
         "gossip.fragments gossip.method",

@@ -62,8 +62,8 @@ def sends_pseudo_gradients(gossip: GossipSpec) -> bool:
 
 
 def averages_gradients(m: Manifest) -> bool:
-    """Whether inner steps only gather gradients, and rounds take Muon's and AdamW's steps."""
-    return rules_of(m.gossip).averages_gradients and m.inner.optimizer == "muon"
+    """Whether rounds average gradients and take the inner steps."""
+    return rules_of(m.gossip).averages_gradients
 
 
 def meets(gossip: GossipSpec) -> bool:

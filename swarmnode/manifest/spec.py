@@ -465,9 +465,9 @@ class GossipSpec:
     method: str = key(
         "average",
         one_of(*methods()),
-        "The outer optimizer (docs/methods.md); average: no momentum; diloco to dion2: pseudo-gradients, in groups of"
-        " the whole stage (gossip.group = 0); dion2: gradients, before Muon's step; desloc: also AdamW's moments; none:"
-        " replicas never meet.",
+        "The outer optimizer (docs/methods.md); average: no momentum; diloco to edit: pseudo-gradients, in groups of"
+        " the whole stage (gossip.group = 0); gradient: gradients, likewise, before each inner step; desloc: also"
+        " AdamW's moments; none: replicas never meet.",
         "NoLoCo, arXiv 2506.10911",
     )
     alpha: float | str = key(
@@ -515,7 +515,7 @@ class GossipSpec:
         1,
         odd(1, FRAGMENTS_MAX),
         "F: a round averages only every F-th block of the weights, so F rounds cover all; 1: all in each round. "
-        "Odd, so that replicas that meet at every second or fourth round reach all. For noloco, average and dion2.",
+        "Odd, so that replicas that meet at every second or fourth round reach all. For noloco and average.",
         "whole packets",
     )
     round_samples: int = key(

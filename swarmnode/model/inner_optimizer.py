@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from swarmnode.manifest import Manifest, boundary_width
-from swarmnode.manifest.gossip_compat import averages_gradients
 from swarmnode.manifest.kind_compat import trains_both_ends
 from swarmnode.model.architecture import Shapes
 from swarmnode.model.moments import Moments, MomentSection
@@ -98,10 +97,7 @@ def optimizer_of(
     theta = theta.data  # autograd is not told of steps: `backward` restores the graph's theta
     inner, rank = manifest.inner, boundary_width(manifest)
     if inner.optimizer == "muon":
-        gathers = averages_gradients(manifest)
-        return FlatMuon(
-            theta, grad, inner, matrices, spans, subspace=subspace, autocast=autocast, gathers=gathers, state=state
-        )
+        return FlatMuon(theta, grad, inner, matrices, spans, subspace=subspace, autocast=autocast, state=state)
     return FlatAdamW(theta, grad, inner, spans, shared=shared, rank=rank, state=state)
 
 

@@ -40,7 +40,7 @@ HALF = 2  # bytes of a bfloat16 number
 NEWTON_SCHULZ = 3  # copies of a batch of matrices at once: itself, its normalised copy, the next iterate
 SCRATCH_NBYTES = 3 << 26  # of the outer step, on a device
 HOST_SCRATCH_NBYTES = 1 << 28  # guess: of parts of states, packets under way, chunks
-PICKED = 9  # buffers of what a round of dion2 picks, at the end of its step (swarmnode_methods/dion2.py)
+AVERAGED = 4  # the own gradient, another's, their mean and what is gathered (swarmnode_methods/gradient.py)
 PACKET_BYTES = {"bf16": 2.0, "int8": 1.03, "modular6": 0.8, "modular4": 0.56, "modular3": 0.43}  # a parameter
 PACKETS = 4  # guess
 SCALED = 256  # moments.py: elements of a block with one scale
@@ -211,7 +211,7 @@ def slow_nbytes(manifest: Manifest, part: StageLayers) -> int:
     sizes, fragments = section_sizes(manifest, part), manifest.gossip.fragments
     boundary = -(-trained_count(manifest, part) // fragments) * (1 if fragments == 1 else 2)
     if averages_gradients(manifest):
-        boundary = PICKED * -(-trained_count(manifest, part) // fragments)
+        boundary = AVERAGED * trained_count(manifest, part)
     return ITEMSIZE * (sizes["phi"] + sizes.get("momentum", 0) + sizes.get("table", 0) + boundary)
 
 

@@ -97,15 +97,8 @@ class MuonMatrix:
         return flat[self.first : self.first + math.prod(self.shape)].view(self.shape)
 
 
-GATHERED_RMS = 0.02
-"""Root mean square of an element's step where gradients are gathered, over the peak rate, for a gradient of norm 1: a
-tenth of Muon's own, so that weights stay near, and yet 1e4 roundings of a weight (of .02, at a rate of .001)."""
-
-
 class FlatMuon:
-    """Muon on `theta` [P] by `grad` [P]: `matrices` take its steps, `spans` those of AdamW (`FlatAdamW`). With
-    `gathers` all descend by their plain gradients instead: rounds average what these add up to and make Muon's and
-    AdamW's steps of it (swarmnode_methods/dion2.py).
+    """Muon on `theta` [P] by `grad` [P]: `matrices` take its steps, `spans` those of AdamW (`FlatAdamW`).
 
     `exp_avg` [P] holds Muon's momentum of matrices; `exp_avg_sq` [Q] is only of `spans`; `state` as in FlatAdamW.
     Matrices of one shape, or its transpose, are orthogonalised as one batch, in bfloat16 with `autocast`.
@@ -121,13 +114,11 @@ class FlatMuon:
         *,
         subspace: Subspace | None = None,
         autocast: bool = False,
-        gathers: bool = False,
         state: str = "device",
     ) -> None:
         self.adamw = FlatAdamW(theta, grad, inner, spans, state=state)
         self.exp_avg, self.exp_avg_sq = self.adamw.exp_avg, self.adamw.exp_avg_sq
         self.matrices, self._theta, self._inner, self._subspace = matrices, theta, inner, subspace
-        self._gathered = GATHERED_RMS * inner.muon_learning_rate * math.sqrt(grad.numel()) if gathers else 0.0
         self._dtype = torch.bfloat16 if autocast else theta.dtype
         self._weights = [matrix.view(theta) for matrix in matrices]
         self._gradients = [matrix.view(grad) for matrix in matrices]
@@ -163,9 +154,6 @@ class FlatMuon:
     def step(self, steps_before: int, learning_rate: float) -> None:
         """Update theta in place as step number `steps_before` + 1. `learning_rate` is AdamW's; Muon's follows by the
         ratio of the manifest's two peaks."""
-        if self._gathered:
-            self._theta.add_(self.adamw.grad, alpha=-self._gathered)
-            return
         self.adamw.step(steps_before, learning_rate)
         if not self._weights:
             return

@@ -11,7 +11,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from swarmnode.manifest import InnerSpec, Manifest
+from swarmnode.manifest import InnerSpec
 from swarmnode.model.moments import Moments, made
 
 NORM_EMA = 0.1  # weight of the newest gradient norm [guess]
@@ -51,21 +51,6 @@ def _fallen(inner: InnerSpec, samples_total: int) -> float:
             raise AssertionError(f"inner.decay = {unknown!r} passed the manifest's checks")
 
 
-ROWS_EXPONENT = (
-    0.75  # measured: docs/learning.md; rows met every second, fourth, eighth round: 2, 3 and 4 times the rate
-)
-
-
-def rate_of_rows(manifest: Manifest, round_index: int, rounds: int) -> float:
-    """AdamW's rate of the step in round `round_index` that each matrix's rows take in turn, for the gradients of
-    `rounds` rounds. With more samples than inner_batch it grows by the root of their ratio, as an inner step's does
-    (arXiv 2205.10287, section 4)."""
-    inner, gossip = manifest.inner, manifest.gossip
-    total = round_index * gossip.round_samples
-    more = max(1.0, rounds * gossip.round_samples / inner.inner_batch)
-    return learning_rate(inner, total) * float(gossip.fragments**ROWS_EXPONENT) * math.sqrt(more)
-
-
 @dataclass(frozen=True, slots=True)
 class Span:
     """Elements [first, last) of a flat buffer that AdamW updates; `decays`: with weight decay."""
@@ -78,15 +63,6 @@ class Span:
     def there(self) -> slice:
         """The elements among weights, gradients and moments."""
         return slice(self.first, self.last)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class AdamWPart:
-    """A span with its moments [last - first], live buffers."""
-
-    span: Span
-    exp_avg: Tensor
-    exp_avg_sq: Tensor
 
 
 class FlatAdamW:

@@ -26,8 +26,7 @@ from swarmnode.model.device import give_back, half_dtype, tried, twice
 from swarmnode.model.frozen import FrozenParameters
 from swarmnode.model.inner_optimizer import IncomingNorms, optimizer_of, sections_of
 from swarmnode.model.memory_estimate import GraphMemory, Passes
-from swarmnode.model.muon import FlatMuon
-from swarmnode.model.optimizer import AdamWPart, corrected_ema, learning_rate
+from swarmnode.model.optimizer import corrected_ema, learning_rate
 from swarmnode.model.split import TABLE, StageLayers, initial, stages_of
 from swarmnode.model.stage_input import (
     StageInput,
@@ -183,13 +182,6 @@ class StageReplica:
         self.hold(self.theta)
         self.undrawn = False
         self.touched()
-
-    def stepped_apart(self) -> tuple[list[Callable[[Tensor], Tensor]], list[AdamWPart]]:
-        """(views of flat buffers [P] that Muon steps, what AdamW steps), where rounds take the steps."""
-        assert isinstance(self._optimizer, FlatMuon)
-        parts = sorted(self._optimizer.adamw.parts, key=lambda part: part[0].first)
-        others = [AdamWPart(span, exp_avg.flat, exp_avg_sq.flat) for span, exp_avg, exp_avg_sq in parts]
-        return [matrix.view for matrix in self._optimizer.matrices], others
 
     def hold(self, *flats: Tensor) -> None:
         """Restore the constraints on weights [N] written from outside: with a subspace boundary, project writers into

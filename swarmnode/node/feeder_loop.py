@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sys
 from collections.abc import Callable
 from typing import Protocol
 
@@ -58,11 +59,12 @@ def make_feeder(
     samples: Samples,
     speed: Callable[[], float],
     counted: Callable[[int], None],
+    room: Callable[[], int] = lambda: sys.maxsize,
 ) -> Feeder:
     """A feeder of `samples`. It knows which blocks are finished, as far as this node has heard.
 
     `incarnation` differs between all feeders of the same key; `speed` is this machine's, in samples/s; `counted` is
-    told the samples of each microbatch that came back.
+    told the samples of each microbatch that came back; at most `room` samples are in flight.
     """
     manifest, presence, ports = context.manifest, context.presence, context.ports
     return Feeder(
@@ -74,9 +76,9 @@ def make_feeder(
         MicrobatchSizer(manifest, presence.me, presence.status.rates, speed, ports.host),
         ledger_of(presence, manifest, samples.span),
         presence.believed,
-        presence.samples_total,
         counted,
         ports.telemetry,
+        room,
     )
 
 

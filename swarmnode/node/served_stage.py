@@ -293,7 +293,8 @@ class ServedStage(StageObserver):
         others = RemoteFirstHop(self._next_hop, context.ports.identity, worked)
         swarm = presence.peer_table.swarm
         hop = SharedFirstHop(context.me, self.hop, others, presence.routers[0], swarm, self._speed)
-        self.feeder = feeder = make_feeder(context, hop, incarnation, samples, self._speed, self._fed)
+        self.feeder = feeder = make_feeder(context, hop, incarnation, samples, self._speed, self._fed, self.gossip.room)
+        self.gossip.feed_by(feeder.changed.set, lambda: feeder.validating)
         self.held_work.feed_by(feeder)
         resumed = context.ports.saving.resume is not None or bool(context.restorer.saved.found)
         self._tasks.create_task(feeding(feeder, self.gossip, presence.samples_total, self._done, resumed))

@@ -17,6 +17,7 @@ from swarmnode.errors import Busy, MicrobatchLost, RemoteFault, Unavailable
 from swarmnode.identity import Identity
 from swarmnode.ids import PeerId, digest64, microbatch_id
 from swarmnode.manifest import Manifest
+from swarmnode.manifest.gossip_compat import averages_gradients
 from swarmnode.membership.liveness import SMALL_CALL_S
 from swarmnode.membership.swarm import Swarm
 from swarmnode.metrics import name
@@ -66,6 +67,13 @@ class RunningLoss:
     def value(self) -> float:
         """Nats per token; 0 before any token was counted."""
         return self._nats.value / self._tokens.value if self.known else 0.0
+
+
+def rows(tokens: WireTensor) -> list[WireTensor]:
+    """Each sample of `tokens` [B, T+1] by itself."""
+    count, width = tokens.shape
+    size, data = tokens.nbytes // count, bytes(memoryview(tokens.data))
+    return [WireTensor(tokens.dtype, (1, width), data[at : at + size]) for at in range(0, count * size, size)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +217,7 @@ class FirstHop(Protocol):
 
 @dataclass(eq=False)
 class Feeder:
-    """Keeps a window of microbatches in flight and counts the completed ones."""
+    """Keeps a window of microbatches in flight, of at most `room` samples, and counts the completed ones."""
 
     manifest: Manifest
     me: PeerId
@@ -219,9 +227,9 @@ class Feeder:
     sizing: MicrobatchSizer
     ledger: BlockLedger
     swarm: Callable[[], Swarm]
-    samples_total: Callable[[], int]
     counted: Callable[[int], None]
     telemetry: Telemetry
+    room: Callable[[], int]
 
     def __post_init__(self) -> None:
         self._told: tuple[int, int] | None = None  # last choice logged: samples of a microbatch, limit
@@ -231,10 +239,13 @@ class Feeder:
         self._block, self._cut = 0, range(0)  # the block in work, and its samples not yet in a piece
         self._left: dict[int, int] = {}  # block -> samples not yet done
         self.under_way = 0  # microbatches started and not completed
+        self._samples_under_way = 0
+        self.validating = False
+        self._together = averages_gradients(self.manifest)  # replicas wait for each other before each step
         self.returned = 0  # microbatches whose gradient came back, since start
-        self._changed = asyncio.Event()
+        self.changed = asyncio.Event()
         self._drew = asyncio.Event()  # a block was taken: others are coming
-        self._text = TextWait(self.samples, self.telemetry, self._changed.set)
+        self._text = TextWait(self.samples, self.telemetry, self.changed.set)
         self._drained = asyncio.Event()
         self._round_trip = RoundTrip(self.manifest.limits.microbatch_timeout_s)
         self.window = Window(2 * self.manifest.pipeline.stages, self.manifest.pipeline.window_max)
@@ -274,12 +285,15 @@ class Feeder:
     async def _start_all(self, tasks: asyncio.TaskGroup) -> None:
         while not self.draining:
             self._limit_window()
-            if self._held or self.under_way >= self.window.size:
+            room = self.room() - self._samples_under_way
+            spared = self.validating and self._together
+            if self._held or spared or self.under_way >= self.window.size or room <= 0:
                 await self._change()
                 continue
-            piece = self._next()
+            piece = self._next(room)
             if await self._text.at_hand(tasks, piece):
                 self.under_way += 1
+                self._samples_under_way += len(piece.indices)
                 tasks.create_task(self._run_microbatch(piece))
 
     async def prefetch(self) -> None:
@@ -300,13 +314,13 @@ class Feeder:
     def hold(self, held: bool) -> None:
         """Start nothing new while `held`; microbatches in flight continue."""
         self._held = held
-        self._changed.set()
+        self.changed.set()
 
     def stop(self) -> None:
         """Start nothing new."""
         self.draining = True
         self._text.stop()
-        self._changed.set()
+        self.changed.set()
 
     async def drain(self) -> None:
         """Start nothing new; return when all microbatches in flight are complete."""
@@ -350,11 +364,19 @@ class Feeder:
                 return outcome.loss_sum, outcome.tokens
 
         await self.samples.fetch_held_out()
+        pieces = self.samples.held_out()
+        if self._together:  # small ones: the step waits for the one in work
+            pieces = [row for piece in pieces for row in rows(piece)]
+        self.validating = True
         try:
-            results = await gather_or_cancel([partial(one, tokens) for tokens in self.samples.held_out()])
+            results = await gather_or_cancel([partial(one, tokens) for tokens in pieces])
         except (Unavailable, RemoteFault) as failure:
             self.telemetry.event("validation.failed", level="warning", reason=str(failure))
             return None
+        finally:
+            self.validating = False
+            if self._together:
+                self.changed.set()
         counted = sum(tokens for _, tokens in results)
         if not counted:
             self.telemetry.event("validation.failed", level="warning", reason="no held-out token counts in the loss")
@@ -382,8 +404,9 @@ class Feeder:
         samples = round_index * self.manifest.gossip.round_samples
         return samples // self.manifest.pipeline.validation_every_samples
 
-    def _next(self) -> SampleSpan:
-        """The next microbatch to start: one that found no route, else one of the current block, else of a new block."""
+    def _next(self, room: int) -> SampleSpan:
+        """The next microbatch to start: one that found no route, else one of the current block, else of a new block, of
+        at most `room` samples."""
         if waiting := self._again or self._text.come:
             return waiting.popleft()
         if not self._cut:
@@ -392,7 +415,7 @@ class Feeder:
             self._drew.set()
             size = self.manifest.data.block_samples
             self._cut, self._left[self._block] = range(self._block * size, (self._block + 1) * size), size
-        most = self.sizing.choose(self.swarm()).samples
+        most = min(room, self.sizing.choose(self.swarm()).samples)
         indices, self._cut = self._cut[:most], self._cut[most:]
         return SampleSpan(self._block, tuple(indices))
 
@@ -413,7 +436,8 @@ class Feeder:
             self._done(piece, outcome, loop.time() - begun)
         finally:
             self.under_way -= 1
-            self._changed.set()
+            self._samples_under_way -= len(piece.indices)
+            self.changed.set()
 
     def _done(self, piece: SampleSpan, outcome: MicrobatchResult, seconds: float) -> None:
         now, tokens = asyncio.get_running_loop().time(), outcome.tokens
@@ -458,8 +482,8 @@ class Feeder:
         return await self.hop.run_microbatch(process, tokens, tokens, deadline)
 
     async def _change(self) -> None:
-        self._changed.clear()
-        await self._changed.wait()
+        self.changed.clear()
+        await self.changed.wait()
 
 
 # The first hop of a feeder that serves the first stage: its own replica, or one of that stage that reads no text.

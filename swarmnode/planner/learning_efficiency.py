@@ -6,10 +6,11 @@
                step, H steps a round, T steps in the run, law = Step Law's batch for the run (manifest/recipe.py),
                A = 3/4 g / (g - 1) for groups of g: a round takes 1 / g of their variance for 1, and the steps between
                two bring as much again, so it stays at g / (g - 1). Measured for 2 over 4: 1.48
+               1 where gossip.method averages gradients before each step: measured, docs/learning.md
     late       gradients that come a step late in a pipeline of several stages
     boundary   tokens that the nats of pipeline.boundary and gossip.codec are worth, by the law of LAW_B and LAW_BETA
 
-`MEASURED` holds what n is fitted to, a test fits it again. The formula is within a factor of 2.5 of each row's n.
+n is fitted to the measurements in tests/simulation/test_learning_efficiency.py, within a factor of 2.5 of each row's.
 Limits: docs/learning.md.
 """
 
@@ -17,10 +18,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass
 
 from swarmnode.manifest import Manifest
-from swarmnode.manifest.gossip_compat import meets
+from swarmnode.manifest.gossip_compat import averages_gradients, meets
 from swarmnode.manifest.recipe import law_batch
 
 LAW_B, LAW_BETA = 410.7, 0.28  # arXiv 2203.15556, eq. 10: loss = 1.69 + 406.4 / N^0.34 + 410.7 / D^0.28
@@ -32,51 +32,6 @@ CRITICAL = 8.0
 """Measured: the replica bench with one replica and 983,040 tokens, batches of 8, 32, 64, 128 samples (.3, 1.3, 2.7,
 5.3 times the law's) 1.693, 1.683, 1.703 and 1.795 nats at the best of two rates: efficiency 1, 1, .92, .62."""
 LATE = 0.88  # measured: docs/learning.md, the demo's swarm of one replica a stage, over plain Muon
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """`replicas` that each take `own` tokens a step of a run of `tokens`, and meet every `steps_of_round` steps in
-    groups of `group` (0: all), learn `efficiency` of what one replica with all tokens of a step learns."""
-
-    source: str
-    replicas: int
-    own: int
-    tokens: float
-    steps_of_round: float
-    efficiency: float
-    group: int = 4
-
-
-_REPLICA_BENCH = "`bench gossip`, docs/learning.md, Many replicas of a stage; one replica with batches of 64 has .92"
-_ONE_SCHEDULE = "`bench gossip --decay wsd`, docs/learning.md, Averaging before the step"
-_PILOT = "the same network, WSD, rates tried by hand, one seed; a factor of two in samples is .13 nat there"
-_SCALING = "`bench scaling`, docs/learning.md, one seed; in virtual time"
-_LIVE = "`bench learning --replicas 1,2,4`, docs/learning.md; over one replica's .88"
-_MULOCO = "MuLoCo with 16 workers over 1, github.com/bentherien/muloco-1 at 33cc333; nats by the law of LAW_B"
-MEASURED = (
-    Row(_REPLICA_BENCH, 4, 1024, 983_040, 8, 0.64),
-    Row(_REPLICA_BENCH, 16, 256, 983_040, 8, 0.24),
-    Row(_REPLICA_BENCH, 64, 64, 983_040, 8, 0.11),
-    Row(_REPLICA_BENCH, 16, 256, 983_040, 2, 0.39),
-    Row(_ONE_SCHEDULE, 4, 1024, 983_040, 8, 0.84),
-    Row(_ONE_SCHEDULE, 4, 1024, 983_040, 4, 0.92),
-    Row(_ONE_SCHEDULE, 16, 256, 983_040, 8, 0.39),
-    Row(_ONE_SCHEDULE, 16, 256, 983_040, 4, 0.56),
-    Row(_ONE_SCHEDULE, 16, 256, 983_040, 8, 0.30, 2),
-    Row(_ONE_SCHEDULE, 16, 256, 983_040, 4, 0.41, 2),
-    Row(_PILOT, 4, 1024, 983_040, 8, 0.64),
-    Row(_PILOT, 4, 1024, 3_932_160, 8, 0.88),
-    Row(_PILOT, 4, 1024, 3_932_160, 32, 0.70),
-    Row(_PILOT, 4, 1024, 3_932_160, 96, 0.59),
-    Row(_SCALING, 8, 512, 1_024_000, 3.5, 0.58),
-    Row(_LIVE, 2, 512, 960_000, 8, 0.88),
-    Row(_LIVE, 4, 256, 960_000, 8, 0.72),
-    Row(_MULOCO, 16, 262_144, 3.0e9, 30, 0.69, 0),
-    Row(_MULOCO, 16, 262_144, 1.8e10, 30, 0.74, 0),
-    Row(_MULOCO, 16, 262_144, 6.2e10, 30, 0.69, 0),
-    Row(_MULOCO, 16, 262_144, 3.0e11, 30, 0.64, 0),
-)
 
 
 FIT = (-1.397, 0.723, 0.520, 0.416, 0.331)  # a, p, q, r and u of n
@@ -112,11 +67,14 @@ def critical_batch(tokens: float) -> float:
 def efficiency(manifest: Manifest, replicas: int, tokens: float) -> float:
     """Learning efficiency of `manifest` in a run of `tokens`, with so many replicas of each stage."""
     inner, gossip, context = manifest.inner, manifest.gossip, manifest.model.context
-    least = min(inner.replica_batch_min, inner.microbatch)
+    together = averages_gradients(manifest)
+    least = 1 if together else min(inner.replica_batch_min, inner.microbatch)
     batch = max(inner.inner_batch, inner.inner_batch_max, replicas * least) * context
     share = of_batch(batch, tokens) * (LATE if manifest.pipeline.stages > 1 else 1.0)
     if replicas > 1 and not meets(gossip):
         return share / replicas
+    if together:
+        return share * worth(boundary_nats(manifest), tokens)
     steps_of_round = gossip.fragments * gossip.round_samples * context / batch
     share *= of_replicas(replicas, batch / replicas, tokens, steps_of_round, gossip.group)
     return share * worth(boundary_nats(manifest) + CODEC_NATS.get(gossip.codec, 0.0) * (replicas > 1), tokens)

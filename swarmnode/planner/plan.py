@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from swarmnode.errors import UsageError
 from swarmnode.gossip.outer.traffic import message_nbytes, messages
 from swarmnode.manifest import Manifest, boundary_nbytes, boundary_width
+from swarmnode.manifest.gossip_compat import averages_gradients
 from swarmnode.model.adapter import trained_count
 from swarmnode.model.memory_budget import CARD, CPU, MemoryNeed, memory_need
 from swarmnode.model.section import section_sizes, snapshot_nbytes
@@ -35,6 +36,7 @@ ms for each sample of 128 tokens, forward and backward."""
 
 ALIKE = 0.01  # guess: what an estimate cannot tell apart
 SHARE_ALONE = 0.95  # simulated: of its FLOP/s, a machine that holds the whole model and waits for nobody
+ROUND_TRIPS = 2.0  # of an exchange: the packets and the commit (gossip/exchange_machine.py)
 EXCHANGE_SHARE = 0.5  # of a round's time, at most, goes to its exchange (gossip/round.py)
 
 
@@ -197,7 +199,7 @@ def plan(
     stages = manifest.pipeline.stages
     if memory and fleet and all(fit_of(manifest, kind).unable == set(range(stages)) for kind in fleet):
         raise UsageError(f"{shortages(manifest, fleet)[0]}; {ADVICE}")
-    parts = stages_of(manifest)
+    parts, together = stages_of(manifest), averages_gradients(manifest)
     share = share if stages > 1 else SHARE_ALONE
     any_round = replace(manifest, gossip=replace(manifest.gossip, round_samples=1))
     placements, in_flight, saturated = _work(any_round, tuple(fleet), share, memory)
@@ -205,7 +207,14 @@ def plan(
     speeds, lines = [], []
     for part, placed in zip(parts, placements, strict=True):
         here = placed.machines
+        if together and here:  # pieces are no larger than a share of the step, and of whole samples
+            share_now = math.ceil(part_of_step := manifest.gossip.round_samples / len(here))
+            piece = PIECE_TOKENS / min(share_now, manifest.inner.microbatch)
+            tokens_of_sample = (manifest.model.context + piece) * share_now / part_of_step
         speeds.append(share * placed.flops / (3.0 * part.cost * tokens_of_sample))
+        if together:
+            lines.append(manifest.gossip.round_samples / step_exchange_s(manifest, part, here))
+            continue
         up, gossip = sum(kind.up for kind in here), _gossip_bytes(manifest, part, len(here))
         traffic = max(sample_bytes(manifest, part, stages) + gossip, gossip / _gossip_share(manifest))
         lines.append(up / traffic if here and traffic else math.inf if here else 0.0)
@@ -216,6 +225,8 @@ def plan(
     }
     limit_kind = min(limits, key=lambda name: limits[name][0])
     samples_per_s, limit = limits[limit_kind]
+    if together:  # one after the other
+        samples_per_s = 1.0 / (1.0 / min(speeds) + 1.0 / min(lines)) if min(speeds) else 0.0
     if limit_kind == "in flight" and saturated:
         limit_kind, limit = "arithmetic", "the arithmetic of all machines, some of which wait for others"
     planned = tuple(
@@ -279,6 +290,15 @@ def _per_hour(here: Sequence[MachineKind], egress: float) -> float:
     """Money an hour for the machines of a stage, each of which sends `egress` bytes a second."""
     gigabytes = egress * 3600.0 / 1e9
     return sum(kind.price + gigabytes * kind.egress_price for kind in here)
+
+
+def step_exchange_s(manifest: Manifest, part: StageLayers, here: Sequence[MachineKind]) -> float:
+    """Seconds between two steps in which the machines `here` send each other their gradients; ROUND_TRIPS at least."""
+    if len(here) < 2:
+        return 1e-9
+    nbytes = _gossip_bytes(manifest, part, len(here)) * manifest.gossip.round_samples / len(here)
+    line_s = max(nbytes / min(kind.up, kind.down) for kind in here)
+    return line_s + ROUND_TRIPS * max(rtt_s(one.address, other.address) for one in set(here) for other in set(here))
 
 
 def _gossip_share(manifest: Manifest) -> float:

@@ -18,6 +18,7 @@ from swarmnode.errors import UsageError
 from swarmnode.gossip.outer.traffic import message_nbytes
 from swarmnode.manifest import Manifest
 from swarmnode.manifest.cross_field import ACROSS
+from swarmnode.manifest.gossip_compat import averages_gradients
 from swarmnode.manifest.recipe import STEPS_OF_ROUND, law_batch, parameters_of
 from swarmnode.model.adapter import trained_count
 from swarmnode.model.split import stages_of
@@ -43,7 +44,7 @@ FALLING_MAX = 3  # guess: numbers of stages in a row that are no better, where e
 FIELDS = {
     "pipeline": ("stages", "memory_weight", "boundary", "boundary_rank", "window_max"),
     "inner": ("microbatch", "inner_batch", "inner_batch_max", "average_share"),
-    "gossip": ("codec", "group", "fragments", "round_samples"),
+    "gossip": ("method", "codec", "group", "fragments", "round_samples"),
     "limits": (
         "microbatch_timeout_s",
         "hop_timeout_min_s",
@@ -283,6 +284,12 @@ def _rounds(manifest: Manifest) -> list[tuple[int, int]]:
     return list(dict.fromkeys([(least, group), (least, pairs), *((samples, pairs) for samples in longer)]))
 
 
+def together(manifest: Manifest) -> Manifest:
+    """`manifest` with gradients averaged before each step instead of weights after some."""
+    batch = manifest.inner.inner_batch
+    return with_values(manifest, method="gradient", codec="int8", group=0, fragments=1, round_samples=batch)
+
+
 def with_values(manifest: Manifest, **changed: float | str) -> Manifest:
     """`manifest` with other values of FIELDS, by key."""
     tables = {
@@ -321,11 +328,13 @@ def with_patience(candidate: Candidate) -> Manifest:
     trip_s = max(inner.inner_batch, inner.inner_batch_max) / forecast.samples_per_s
     slowest = min(kind.up for kind in candidate.fleet)
     sent = max(
-        message_nbytes(manifest.gossip, trained_count(manifest, stage.part), 0) * max(1, manifest.gossip.group - 1)
+        message_nbytes(manifest.gossip, trained_count(manifest, stage.part), 0)
+        * max(1, (manifest.gossip.group or stage.replicas) - 1)
         for stage in forecast.stages
     )
     patience_s = max(limits.microbatch_timeout_s, float(math.ceil(WAITS * trip_s))) if len(forecast.stages) > 1 else 0.0
-    rounds = max(1.0, manifest.gossip.round_samples / inner.inner_batch / STEPS_OF_ROUND)
+    least = 0.0 if averages_gradients(manifest) else 1.0
+    rounds = max(least, manifest.gossip.round_samples / inner.inner_batch / STEPS_OF_ROUND)
     made = with_values(
         manifest,
         exchange_timeout_s=max(limits.exchange_timeout_s, float(math.ceil(WAITS * EXCHANGE_SHARE * sent / slowest))),
@@ -391,6 +400,10 @@ def _try_all(
                         continue
                     if tightest(start, fleet) is not None:
                         continue
+                    made = together(start)
+                    if stages == 1 and nodes > 1 and _allowed(made) and tightest(made, fleet) is None:
+                        found.append(_candidate(made, manifest, fleet, left_out, tokens, by_money=by_money))
+                        bars.add(found[-1])
                     for round_samples, group in _rounds(start):
                         made = with_values(start, round_samples=round_samples, group=group)
                         one = _candidate(made, manifest, fleet, left_out, tokens, by_money=by_money)

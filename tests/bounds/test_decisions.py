@@ -216,17 +216,17 @@ def test_blocks(told: list[record_pb2.Blocks], most: int) -> None:
 
 @given(st.integers(0, 2**53), st.integers(0, 2**53), st.sampled_from([1, 2, 64, 1024]), st.floats(0.0, 1e9))
 @SETTINGS
-def test_rounds(total: int, done: int, stride: int, rate: float) -> None:
+def test_rounds(total: int, sent: int, stride: int, rate: float) -> None:
     with within_bounds():
         rounds, inner = Rounds(MANIFEST.gossip.round_samples), MANIFEST.inner
-        rounds.due(total, done, stride), rounds.left(total, stride), rounds.newest(total, stride)
+        rounds.left(total, stride), rounds.newest(total, stride)
         found, _ = rounds.stride(rate, 1.0, stride)
         assert 1 <= found <= bounds.STRIDE_MAX
         assert math.isfinite(learning_rate(inner, total))
         pace = RoundPace()
         for at in range(4):
-            pace.boundary(float(at), total * at, done)
-            pace.exchanged(1.0, done)
+            pace.boundary(float(at), total * at, sent)
+            pace.exchanged(1.0, sent)
         pace.needed_s(0.5), pace.seconds(total)
 
 

@@ -26,9 +26,9 @@ async def test_a_replica_that_is_rounds_behind_takes_the_state_before_a_round(
         cut.served.gossip._held = True  # no round reaches it, as on an island
         begun, restored = gossip._round, len(told(cut, "recovery.done"))
 
-        async def watched(round_index: int) -> None:
+        async def watched(round_index: int) -> bool:
             rounds.append(len(told(cut, "recovery.done")) - restored)
-            await begun(round_index)
+            return await begun(round_index)
 
         gossip._round = watched  # type: ignore[method-assign]
         before = gossip.done

@@ -10,13 +10,13 @@ import pytest
 
 from swarmnode.cli.main import main
 from swarmnode.errors import UsageError
-from swarmnode.manifest import DataSpec, InnerSpec, Manifest, ModelSpec, PipelineSpec, template
+from swarmnode.manifest import PRESETS, DataSpec, InnerSpec, Manifest, ModelSpec, PipelineSpec, fit, template
 from swarmnode.manifest.cross_field import ACROSS
 from swarmnode.planner.fleet import MachineKind
 from swarmnode.planner.geography import Address
 from swarmnode.planner.learning_efficiency import LAW_B, LAW_BETA, boundary_nats, worth
-from swarmnode.planner.plan import ALIKE, in_flight_needed, plan
-from swarmnode.planner.plan_search import limit_of, search, with_values
+from swarmnode.planner.plan import ALIKE, in_flight_needed, plan, step_exchange_s
+from swarmnode.planner.plan_search import limit_of, search, together, with_values
 from swarmnode.planner.stage_memory import fit_of
 
 RUN = Manifest(
@@ -336,3 +336,30 @@ def test_records_are_rarer_in_a_larger_swarm() -> None:
     few, many = (search(RUN, [card(count=count)], TOKENS).best.manifest.limits for count in (4, 400))
     assert few.announce_period_s == 2.0 and many.announce_period_s >= 30.0
     assert many.record_ttl_s >= 2 * many.announce_period_s
+
+
+def test_gradients_are_averaged_before_each_step_where_lines_carry_that() -> None:
+    """On a local network a step waits for its exchange; over a home's line local steps are sooner at the loss."""
+    run = fit(PRESETS["demo"], samples=20_000).manifest
+
+    def found(up: float, rtt_s: float) -> Manifest:
+        kind = MachineKind("laptop", 8, 2e9, up, up, Address("local", rtt_s), memory_gb=16.0)
+        return search(run, [kind], 20_000.0 * run.model.context, stages=1).best.manifest
+
+    near, far = found(1.25e8, 0.0005), found(5e4, 0.1)
+    assert (near.gossip.method, near.gossip.group, near.pipeline.stages) == ("gradient", 0, 1)
+    assert near.gossip.round_samples == near.inner.inner_batch
+    assert near.recovery.snapshot_rounds > far.recovery.snapshot_rounds, "as many steps between two snapshots"
+    assert far.gossip.method == "average"
+
+
+def test_a_step_whose_members_wait_for_each_other_takes_its_work_and_its_exchange() -> None:
+    run = together(replace(fit(PRESETS["demo"], samples=20_000).manifest, pipeline=PipelineSpec(stages=1)))
+    kind = MachineKind("laptop", 8, 1e11, 1e8, 1e8, Address("local", 0.001), memory_gb=16.0)
+    slower = replace(kind, up=1e6, down=1e6)
+    quick, slow = (plan(run, [one], 1e6) for one in (kind, slower))
+    part = quick.stages[0].part
+    longer_s = step_exchange_s(run, part, [slower] * 8) - step_exchange_s(run, part, [kind] * 8)
+    batch = run.inner.inner_batch
+    assert batch / slow.samples_per_s - batch / quick.samples_per_s == pytest.approx(longer_s)
+    assert slow.limit_kind == "uplink" and quick.efficiency == slow.efficiency > 0.8

@@ -19,6 +19,7 @@ from swarmsim.life import simulate
 from swarmsim.report import page
 from swarmsim.scenario import find, parse_scenario, read_scenario, shorter
 from swarmsim.sweep import SweepTotals, sweep
+from swarmsim.world import World
 
 from .golden import FILE, LIVES, life
 
@@ -82,6 +83,41 @@ def test_a_bug_of_the_node_is_found_and_can_be_replayed(
     seed, said = next((seed, said) for seed in range(1, 9) if (said := life(seed)))
     assert f"replay: swarmnode simulate --seed {seed} --scenario everything --for 120s" in said
     assert life(seed) == said
+
+
+def test_replicas_that_wait_for_each_others_gradients_go_on_when_some_die() -> None:
+    """One dies and comes back, one dies for good, one becomes slow: no step waits for long, and all are equal again."""
+    tree = {
+        "tensors": "torch",
+        "seconds": 100,
+        "fleet": [{"count": 4, "flops": 1e7, "up_mbps": 100, "down_mbps": 100}],
+        "manifest": {
+            "model": {"layers": 1, "width": 32, "heads": 2, "kv_heads": 1, "ffn": 48, "context": 16},
+            "pipeline": {"stages": 1, "validation_samples": 16, "validation_every_samples": 256},
+            "inner": {"learning_rate": 0.01, "warmup_samples": 64, "microbatch": 4, "inner_batch": 16},
+            "gossip": {"method": "gradient", "codec": "int8", "group": 0, "round_samples": 16},
+        },
+        "faults": {
+            "crash": {"at_s": [30.0], "back_s": 10},
+            "gone": {"at_s": [70.0]},
+            "slow": {"at_s": [50.0], "factor": 4.0},
+        },
+        "bounds": {"window_s": 20, "throughput": 0.1},
+    }
+    waited = list[float]()
+
+    def look(world: World) -> None:
+        lines = [line for line in world.trace.lines or () if " exchange.paired " in line]
+        waited.extend(float(line.partition(" seconds=")[2].partition(" ")[0]) for line in lines)
+
+    outcome = simulate(parse_scenario(tree, "test", find("calm").parent, "real"), 1, keep=True, look=look)
+    assert not outcome.failures, outcome.failures
+    assert outcome.struck["crash"] == outcome.struck["gone"] == 1
+    losses = [loss for _, loss, _ in outcome.validations]
+    assert losses[-1] < losses[0] - 0.5, losses
+    assert len(waited) > 100, "they meet after each step"
+    waited.sort()
+    assert waited[len(waited) // 2] < 1.0 and waited[-1] < 15.0, "a step takes 1.1 s of work"
 
 
 @pytest.mark.parametrize("text", [pytest.param("pattern", marks=pytest.mark.nightly), "data"])

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from typing import ClassVar
+from collections.abc import Sequence
+from typing import Any, ClassVar
 
 import torch
 
@@ -13,18 +13,10 @@ from swarmnode.errors import RemoteFault
 from swarmnode.gossip.compression import Codec
 from swarmnode.gossip.robust import PacketGuard, PacketMeasures
 from swarmnode.ids import digest64
-from swarmnode.manifest import InnerSpec, OuterConstants
-from swarmnode.model.optimizer import AdamWPart
+from swarmnode.manifest import OuterConstants
 from swarmnode.ports import OuterReport, Packet, StreamingMessage, Verdict, WireTensor
 
 WEIGHT_MAX = 1.0  # a newcomer has 0, all others 1
-
-
-MatrixOf = Callable[[torch.Tensor], torch.Tensor]
-"""The view [D_out, D_in] of one hidden matrix in a flat buffer [P]."""
-
-Rate = Callable[[int, int], float]
-"""AdamW's rate of the step in a round, for the gradients of so many rounds."""
 
 
 class Outer(ABC):
@@ -61,10 +53,8 @@ class Outer(ABC):
     def attend(self, exp_avg: torch.Tensor, exp_avg_sq: torch.Tensor) -> None:  # noqa: B027  most have none
         """Average these moments [P] and [Q], too, from now on. They are live buffers written in place."""
 
-    def attend_gradients(
-        self, matrices: Sequence[MatrixOf], others: Sequence[AdamWPart], inner: InnerSpec, rate: Rate
-    ) -> None:
-        """Step `matrices` by Muon and `others` by AdamW from now on: together all weights. `rate` is AdamW's."""
+    def attend_gradients(self, replica: Any) -> None:
+        """Average the gradients of the TorchReplica `replica`, and take its inner steps, from now on."""
         raise NotImplementedError(self.name)
 
     def __init__(self, theta: torch.Tensor, codec: Codec, alpha: float) -> None:

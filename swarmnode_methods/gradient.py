@@ -1,0 +1,172 @@
+"""Data parallelism: the gradients of all members are averaged before every inner step.
+
+    draft    D  <- gathered gradient of this replica, summed over its samples, over gossip.round_samples
+    round    g  =  sum_j keep_j C(D_j)                     the own packet decoded too, in the same order at all members
+             W  <- the inner optimizer's own step by g     at the rate of the round's samples: equal to the bit
+             the gathered gradient of the next round begins with D - C(D): error feedback
+
+What replicas learn is what one process learns that has all samples of a step, but for the codec's error. Replicas with
+more samples count for more, and what a missing one had is missing: its next packet has it. Slow and fast weights are
+one buffer.
+
+A packet longer than CLIP medians of all packets is shortened to that, the own one too. Such a rule needs nothing but
+the packets, so members stay equal. Healing is that of mean.py. Exchanges lie between two steps (gossip/exchange.py).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from statistics import median_low
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from torch import Tensor
+
+from swarmnode.errors import LocalFault, RemoteFault
+from swarmnode.gossip.compression import Codec
+from swarmnode.gossip.outer.method import Outer, one_by_one
+from swarmnode.gossip.robust import CLIP
+from swarmnode.manifest import OuterConstants
+from swarmnode.ports import OuterReport, Packet, StreamingMessage, Verdict
+from swarmnode_methods import fragment
+from swarmnode_methods.mean import DeltaMean
+
+if TYPE_CHECKING:
+    from swarmnode.machine.replica import TorchReplica
+
+
+class GradientOf:
+    """A replica's gathered gradient [P], and its inner step; this one has neither."""
+
+    def take(self, out: Tensor) -> None:
+        """Move the gradient gathered so far into `out`, as its part of the mean over a round's samples."""
+        out.zero_()
+
+    def give(self, flat: Tensor) -> None:
+        """Add `flat`, such a part, to what is gathered."""
+
+    def step(self, mean: Tensor, round_index: int) -> None:
+        """Take the inner step of a round by its `mean` gradient; what is gathered stays."""
+
+
+class ReplicaGradient(GradientOf):
+    """The gradient and the step of `replica`."""
+
+    def __init__(self, replica: TorchReplica) -> None:
+        self._replica, self._stage = replica, replica.stage
+        self._batch = replica.stage.manifest.gossip.round_samples
+
+    def take(self, out: Tensor) -> None:
+        """Raises LocalFault if it is not finite: the weights have diverged. In float16 it is dropped."""
+        backprop = self._stage.backprop
+        torch.div(self._stage.grad, self._batch * backprop.scale, out=out)
+        self._stage.discard()
+        if not math.isfinite(norm := float(out.norm())):
+            out.zero_()
+            if backprop.scale == 1.0:
+                raise LocalFault(f"gradient norm {norm} after inner step {self._stage.inner_steps}")
+            backprop.scale_less()
+
+    def give(self, flat: Tensor) -> None:
+        self._stage.grad.add_(flat, alpha=self._batch * self._stage.backprop.scale)
+
+    def step(self, mean: Tensor, round_index: int) -> None:
+        """At the rate after the samples of so many rounds: the same at all replicas."""
+        stage, gathered = self._stage, self._stage.grad.clone()
+        stage.discard()
+        torch.mul(mean, stage.backprop.scale, out=stage.grad)
+        stage.accumulated = 1  # a mean already
+        self._replica.step(round_index * self._batch)
+        stage.grad.copy_(gathered)
+
+
+class Gradient(DeltaMean):
+    """The inner optimizer's step by the mean gradient of all members."""
+
+    name: ClassVar[str] = "gradient"
+
+    @classmethod
+    def make(cls, theta: Tensor, codec: Codec, step: OuterConstants, fragments: int) -> Outer:
+        return cls(theta, codec)
+
+    def __init__(self, theta: Tensor, codec: Codec) -> None:
+        super().__init__(theta, codec)
+        self.phi = self.theta
+        self.of = GradientOf()
+        self._step_norm = 0.0  # of the last step
+
+    def attend_gradients(self, replica: TorchReplica) -> None:
+        self.gather(ReplicaGradient(replica))
+
+    def gather(self, of: GradientOf) -> None:
+        """Average the gradients of `of` from now on."""
+        self.of = of
+
+    @torch.no_grad()
+    def draft(self, round_index: int) -> StreamingMessage:
+        mine = self._boundary
+        if self.round is not None:
+            self.of.give(mine)  # never applied
+        self.of.take(mine)
+        self.round = round_index
+        self.codec.at(round_index)
+        own = self.codec.draft(mine, seed=self.seed("gradient"))
+        self._own = list(own.tensors)
+        if not self.healing:
+            return own
+        return one_by_one(own, StreamingMessage([fragment.fragment(self.phi, round_index)]))
+
+    def _judge(self, own_weight: float, packet: Packet) -> Verdict:
+        try:
+            self.check(packet)
+        except RemoteFault as fault:
+            return Verdict(0.0, "misshapen", str(fault))
+        if packet.weight == 0.0:
+            return Verdict(0.0, "newcomer", "a newcomer gives nothing")
+        return Verdict(1.0, "accepted", f"up to {CLIP:g} medians of all packets")
+
+    def _outer_step(
+        self, own_weight: float, packets: Sequence[Packet], taken: Sequence[tuple[Packet, float]]
+    ) -> OuterReport:
+        assert self.round is not None
+        round_index, mine = self.round, self._boundary
+        met = [packet for packet, _ in taken if not packet.final_delta]
+        by_sender = {packet.sender: packet.tensors[:1] for packet in met}
+        if own_weight > 0.0:
+            by_sender[self.sender] = self._own
+        given = [by_sender[sender] for sender in sorted(by_sender)]
+        report = OuterReport(len(given), float(mine.norm()), 0.0)
+        theirs = torch.empty_like(mine)
+        if given:
+            report.apart = self._heal(own_weight, met)
+            self.stepping = True
+            norms = []
+            for tensors in given:
+                self.codec.read(tensors, 0, theirs)
+                norms.append(float(theirs.norm()))
+            limit = CLIP * median_low([norm for norm in norms if norm] or [0.0])
+            mean = torch.zeros_like(mine)
+            for tensors, norm in zip(given, norms, strict=True):
+                self.codec.read(tensors, 0, theirs)
+                mean.add_(theirs, alpha=min(1.0, limit / norm) if norm else 0.0)
+            before = self.phi.clone()
+            self.of.step(mean, round_index)
+            report.step_norm = self._step_norm = float(before.sub_(self.phi).norm())
+            self.stepping = False
+        if given and own_weight > 0.0:
+            self.codec.read(self._own, 0, theirs)
+            mine.sub_(theirs)
+        self.of.give(mine)  # what the codec left, or all of it
+        for packet, keep in taken:
+            if packet.final_delta:
+                self.codec.read(packet.tensors[:1], 0, theirs)
+                self.of.give(theirs.mul_(keep * packet.weight))
+        self.round = None
+        return report
+
+    def _heal_flats(self) -> Sequence[Tensor]:
+        return (self.phi,)
+
+    def _heal_limit(self, own_weight: float) -> float:
+        return CLIP * self._step_norm

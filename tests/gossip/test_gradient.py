@@ -1,0 +1,165 @@
+"""Gradients averaged before each step, with real replicas: they learn what one process with all samples learns."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from swarmnode.gossip.round import Share
+from swarmnode.ids import PeerId
+from swarmnode.machine.replica import TorchReplica
+from swarmnode.manifest import PRESETS, Manifest
+from swarmnode.planner.plan_search import together
+from swarmnode.ports import Packet, WireTensor
+from swarmnode_methods.gradient import Gradient, ReplicaGradient
+
+TINY = replace(PRESETS["tiny"], pipeline=replace(PRESETS["tiny"].pipeline, stages=1))
+BATCH = 6
+CONTEXT = TINY.model.context
+
+
+def manifest(codec: str = "fp32", *, optimizer: str = "muon", nesterov_batch: int = BATCH) -> Manifest:
+    inner = replace(
+        TINY.inner,
+        optimizer=optimizer,
+        inner_batch=nesterov_batch,
+        microbatch=2,
+        warmup_samples=2 * BATCH,
+        decay="constant",
+        average_share=0.0,
+    )
+    made = together(replace(TINY, inner=inner))
+    return replace(made, gossip=replace(made.gossip, codec=codec))
+
+
+def samples(first: int, count: int) -> WireTensor:
+    rng = np.random.default_rng(first)
+    data = rng.integers(0, TINY.model.vocabulary, (count, CONTEXT + 1)).astype("<u2")
+    return WireTensor("u16", data.shape, data.tobytes())
+
+
+def members(run: Manifest, count: int = 3) -> list[TorchReplica]:
+    return [TorchReplica(run, 0, sender=f"member{number}") for number in range(count)]
+
+
+def train(replica: TorchReplica, first: int, count: int) -> None:
+    tokens = samples(first, count)
+    replica.loss(tokens, tokens, count, train=True)
+
+
+def meet(round_index: int, found: list[TorchReplica], weights: tuple[float, ...] = (1.0, 1.0, 1.0)) -> None:
+    messages = [one.message(round_index) for one in found]
+    for i, one in enumerate(found):
+        packets = [Packet(weights[j], 0, message, sender=f"member{j}") for j, message in enumerate(messages) if j != i]
+        one.apply(round_index, weights[i], packets)
+
+
+@pytest.mark.parametrize("optimizer", ["muon", "adamw"])
+def test_members_with_unequal_shares_take_the_steps_of_one_process(optimizer: str) -> None:
+    """The plain run's replica takes all samples of a step, and its ordinary inner step."""
+    run = manifest(optimizer=optimizer)
+    plain = TorchReplica(replace(run, gossip=replace(run.gossip, method="none")), 0)
+    found = members(run)
+    for step in range(1, 5):
+        for one, (first, count) in zip(found, ((0, 1), (1, 2), (3, 3)), strict=True):
+            train(one, 10 * step + first, count)
+            train(plain, 10 * step + first, count)
+        assert all(one.accumulated == 0 for one in found), "a microbatch must make no step of its own"
+        meet(step, found)
+        plain.step(step * BATCH)
+        for one in found:
+            assert one.inner_steps == plain.inner_steps == step
+            assert torch.equal(one.stage.theta, found[0].stage.theta)
+            torch.testing.assert_close(one.stage.theta, plain.stage.theta, rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("codec", ["int8", "e3m0"])
+def test_members_stay_equal_and_what_the_codec_loses_is_in_the_next_packet(codec: str) -> None:
+    found = members(manifest(codec))
+    for step in range(1, 4):
+        for number, one in enumerate(found):
+            train(one, 10 * step + number, 2)
+        gathered = [one.stage.grad / BATCH for one in found]
+        meet(step, found)
+        for one, before in zip(found, gathered, strict=True):
+            assert torch.equal(one.stage.theta, found[0].stage.theta)
+            left = one.stage.grad / BATCH
+            assert 0.0 < float(left.norm()) < (0.05 if codec == "int8" else 0.7) * float(before.norm())
+
+
+def test_a_lone_replica_steps_and_one_that_nobody_answered_keeps_its_gradient() -> None:
+    lone, waiting = members(manifest(), 2)
+    for one in (lone, waiting):
+        train(one, 1, 2)
+    start, gathered = lone.stage.theta.clone(), waiting.stage.grad.clone()
+    lone.message(3)
+    assert lone.apply(3, 1.0, []).members == 1
+    waiting.message(1)
+    assert waiting.apply(1, 0.0, []).members == 0  # others are here, and no packet of theirs came
+    assert not torch.equal(lone.stage.theta, start) and torch.equal(waiting.stage.theta, start)
+    torch.testing.assert_close(waiting.stage.grad, gathered)
+    waiting.message(2)
+    waiting.message(3)  # a boundary that was never applied
+    waiting.apply(3, 1.0, [])
+    torch.testing.assert_close(waiting.stage.theta, lone.stage.theta, rtol=0, atol=1e-4)
+
+
+def test_who_trained_nothing_takes_the_step_of_the_others() -> None:
+    found = members(manifest())
+    for number, one in enumerate(found[:2]):
+        train(one, number, 3)
+    meet(1, found, (1.0, 1.0, 0.0))
+    assert found[2].inner_steps == 1
+    assert all(torch.equal(one.stage.theta, found[0].stage.theta) for one in found)
+
+
+def test_a_packet_that_is_far_too_long_moves_members_no_further_than_four_usual_ones() -> None:
+    found = members(manifest(optimizer="adamw"))
+    for number, one in enumerate(found):
+        train(one, number, 2)
+    found[2].stage.grad.mul_(1e6)
+    usual = float(found[0].stage.grad.norm()) / BATCH
+    steps = list[float]()
+    for one in found:
+        assert isinstance(one.outer, Gradient)
+
+        class Seen(ReplicaGradient):
+            def step(self, mean: torch.Tensor, round_index: int) -> None:
+                steps.append(float(mean.norm()))
+                super().step(mean, round_index)
+
+        one.outer.gather(Seen(one))
+    meet(1, found)
+    assert len(steps) == 3 and max(steps) < 10 * usual
+    assert all(torch.equal(one.stage.theta, found[0].stage.theta) for one in found)
+
+
+def test_a_missed_round_heals() -> None:
+    found, apart = members(manifest()), list[float]()
+    for step in range(1, 100):
+        for number, one in enumerate(found):
+            train(one, 10 * step + number, 1)
+        meet(step, found[:2] if step == 5 else found)
+        apart.append(float((found[0].stage.theta - found[2].stage.theta).norm()))
+    assert apart[3] == 0.0 < apart[4] and apart[-1] < max(apart) / 2
+
+
+def test_shares_follow_speed_and_make_up_the_step() -> None:
+    names = [PeerId(name) for name in "abcd"]
+
+    def shares(speeds: tuple[float, ...], batch: int, late: int = 0) -> list[int]:
+        found = []
+        for me in names[: len(speeds)]:
+            share = Share(batch)
+            share.next(me, dict(zip(names, speeds, strict=False)), late)
+            found.append(share.now)
+        return found
+
+    assert shares((1.0, 1.02, 0.98, 1.01), 32) == [8, 8, 8, 8], "noise in speeds changes nothing"
+    assert shares((1.0, 2.0, 1.0, 4.0), 32) == [4, 8, 4, 16]
+    assert sum(shares((1.0, 1.0, 1.3), 16)) == 16
+    assert shares((1.0, 1.0, 1.0, 1e9), 28) == [4, 4, 4, 16], "a speed that nobody has takes no step over"
+    assert shares((1.0, 1.0, 1.0, 1.0), 2) == [1, 1, 1, 1], "nobody is left without a sample"
+    assert shares((1.0, 1.0), 32, late=40) == [20, 20] and shares((1.0, 1.0), 32, late=-40) == [12, 12]
+    assert shares((0.0, 0.0), 32) == [16, 16], "speeds are not known yet"
