@@ -234,6 +234,16 @@ class State:
     packed: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Neighbour:
+    """State that a neighbouring stage's replica gives to rebuild a lost one: flat float32 slow weights, and the EMA of
+    its gradient norm before clipping."""
+
+    stage: int
+    phi: memoryview
+    gradient_norm: float
+
+
 @dataclass(slots=True)
 class Packet:
     """A partner's contribution to an outer step. A `weight` of 0 only receives (a newcomer's first round)."""
@@ -397,9 +407,9 @@ class StageState(Protocol):
         """Distance between the same part of two replicas' slow weights (in snapshot form), relative to the longer one;
         inf if not finite. Parts begin at multiples of 64 elements."""
 
-    def rebuild(self, neighbours: Mapping[int, memoryview], ends: memoryview | None) -> None:
-        """Rebuild this stage from the flat float32 slow weights of `neighbours`, by stage: equal slow and fast weights,
-        no momentum, fresh AdamW, a raised learning rate for a while. `ends` are the mirrored elements of `ends_of`.
+    def rebuild(self, method: str, neighbours: Sequence[Neighbour], ends: memoryview | None) -> None:
+        """Rebuild this stage from its `neighbours` by `method` (CheckFree): equal slow and fast weights, no momentum,
+        fresh AdamW, a raised learning rate for a while. `ends` are the mirrored elements of `ends_of`.
 
         Raises RemoteFault, with nothing changed, if an input has the wrong size or is not finite.
         """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +15,7 @@ from swarmnode.model.split import StageLayers
 from swarmnode.planner.plan import PIECE_TOKENS
 from swarmnode.ports import (
     LossResult,
+    Neighbour,
     OuterReport,
     Packet,
     Replica,
@@ -125,9 +126,9 @@ class MeteredReplica:
         self._meter.add(nbytes=self._copied)
         self.inner.weights_placed()
 
-    def rebuild(self, neighbours: Mapping[int, memoryview], ends: memoryview | None) -> None:
+    def rebuild(self, method: str, neighbours: Sequence[Neighbour], ends: memoryview | None) -> None:
         self._meter.add(nbytes=self._copied)
-        self.inner.rebuild(neighbours, ends)
+        self.inner.rebuild(method, neighbours, ends)
 
     def table_part(self) -> WireTensor:
         part = self.inner.table_part()

@@ -7,7 +7,7 @@ import hashlib
 import math
 import random
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,6 +22,7 @@ from swarmnode.model.section import ITEMSIZE, PACKED_ITEMSIZE, outer_sections, s
 from swarmnode.model.split import StageLayers, stages_of
 from swarmnode.ports import (
     LossResult,
+    Neighbour,
     OuterReport,
     Packet,
     State,
@@ -148,14 +149,15 @@ class FakeReplica:
             return math.inf
         return math.dist(a, b) / max(1.0, math.hypot(*a), math.hypot(*b))
 
-    def rebuild(self, neighbours: Mapping[int, memoryview], ends: memoryview | None) -> None:
-        """Become the first neighbour's slow weights."""
-        rows = [ROW.unpack(first(phi, ROW_BYTES))[2 + DIMENSIONS :] for phi in neighbours.values()]
+    def rebuild(self, method: str, neighbours: Sequence[Neighbour], ends: memoryview | None) -> None:
+        """Become the mean of the neighbours' slow weights, or one of them."""
+        rows = [ROW.unpack(first(one.phi, ROW_BYTES))[2 + DIMENSIONS :] for one in neighbours]
         if not all(math.isfinite(value) for row in rows for value in row):
             raise RemoteFault("slow weights that are not finite")
         # None at an end, too, if no neighbour keeps it: that part begins from the seed (ladder.py).
         assert ends is None or self.ends_of(self.stage)[1] > 0, "embedding and head are mirrored, and nothing else"
-        self._begin_anew(rows[0])
+        used = rows[:1] if method == "copy" else rows
+        self._begin_anew(tuple(math.fsum(values) / len(used) for values in zip(*used, strict=True)))
 
     def table_part(self) -> WireTensor:
         """The table is none of the few dimensions."""

@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
 
 from swarmnode.errors import LocalFault, RemoteFault, UsageError
 from swarmnode.gossip.outer import Outer, outer
@@ -28,6 +29,7 @@ from swarmnode.model.tied_table import TiedTable
 from swarmnode.parted_work import Parts, run_whole
 from swarmnode.ports import (
     LossResult,
+    Neighbour,
     OuterReport,
     Packet,
     State,
@@ -370,14 +372,16 @@ class TorchReplica:
         return apart(one, other)
 
     @torch.no_grad()
-    def rebuild(self, neighbours: Mapping[int, memoryview], ends: memoryview | None) -> None:
+    def rebuild(self, method: str, neighbours: Sequence[Neighbour], ends: memoryview | None) -> None:
         """Rebuild from neighbours (recovery/checkfree.py). Raises RemoteFault, with nothing changed."""
-        tensors = {
-            other: decode_flat(phi, self.sizes_of(other)["phi"], f"slow weights of stage {other}")
-            for other, phi in neighbours.items()
-        }
+        tensors: dict[int, Tensor] = {}
+        for one in neighbours:
+            tensors[one.stage] = decode_flat(
+                one.phi, self.sizes_of(one.stage)["phi"], f"slow weights of stage {one.stage}"
+            )
+        norms = {one.stage: one.gradient_norm for one in neighbours}
         manifest, stage = self.stage.manifest, self.stage.part.stage
-        flat = checkfree.rebuild(manifest.model, self._parts(), stage, tensors)
+        flat = checkfree.rebuild(manifest.model, self._parts(), stage, method, tensors, norms)
         first, count = self.ends_of(stage)
         if count and ends is None and self.undrawn:
             self.draw_weights()

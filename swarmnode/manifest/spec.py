@@ -579,8 +579,9 @@ class RecoverySpec:
 
     method: str = key(
         "copy",
-        one_of("copy", "none"),
-        "Rebuilding a stage: copy: its layers from its nearer neighbours (after CheckFree); none: only snapshots.",
+        one_of("copy", "weighted", "none"),
+        "Rebuilding a stage: copy of its nearer neighbours' layers, or their mean weighted by gradient norms"
+        " (CheckFree); none: only snapshots.",
         "measured (docs/measurements/lost-stages.md): at p = .004 copy loses 0.11 nat, weighted 0.13, average 0.18",
     )
     keepers: int = key(

@@ -1,8 +1,7 @@
-"""Rebuild a stage from its neighbours' slow weights, after CheckFree (arXiv 2506.15461).
+"""Rebuild a stage from its neighbours' slow weights: CheckFree (arXiv 2506.15461) or a copy.
 
 Layers of neighbouring stages resemble each other because each refines the same residual stream. A neighbour's weights
-are therefore a far better start than random ones. A copied layer lost less than a mean of two, the paper's weighted one
-too (measured: docs/measurements/lost-stages.md).
+are therefore a far better start than random ones. The methods differ only in how two stages' become one.
 """
 
 from __future__ import annotations
@@ -17,13 +16,24 @@ from swarmnode.errors import RemoteFault
 from swarmnode.manifest import ModelSpec
 from swarmnode.model.split import HEAD, TABLE, StageLayers, parameter_shapes
 
+METHODS = ("copy", "weighted")
 
-def rebuild(model: ModelSpec, parts: tuple[StageLayers, ...], stage: int, given: Mapping[int, Tensor]) -> Tensor:
+
+def rebuild(
+    model: ModelSpec,
+    parts: tuple[StageLayers, ...],
+    stage: int,
+    method: str,
+    given: Mapping[int, Tensor],
+    norms: Mapping[int, float],
+) -> Tensor:
     """The flat parameters [N] of `stage` from those of the stages in `given` (one or two neighbours, flat like theirs).
 
-    Each layer is that of the nearer neighbour. Embedding and head, which no neighbour has, are zero; the caller fills
-    them from a mirror. Raises RemoteFault when a neighbour's buffer has another size.
+    copy: each layer is that of the nearer neighbour. weighted: the mean weighted by `norms`, each neighbour's gradient
+    norm before clipping (CheckFree eq. 1). Embedding and head, which no neighbour has, are zero; the caller fills them
+    from a mirror. Raises RemoteFault when a neighbour's buffer has another size.
     """
+    assert method in METHODS and given, f"method {method!r} from stages {list(given)}"
     part = parts[stage]
     named = {other: _named(model, parts[other], flat) for other, flat in given.items()}
     shapes = parameter_shapes(model, part)
@@ -35,8 +45,10 @@ def rebuild(model: ModelSpec, parts: tuple[StageLayers, ...], stage: int, given:
             continue
         layer, rest = _layer(name)
         position = layer - part.layers.start
-        other = nearer(part, position, tuple(given))
-        piece.copy_(named[other][f"model.layers.{counterpart(parts[other], part, position)}.{rest}"].reshape(-1))
+        sources = {
+            other: named[other][f"model.layers.{counterpart(parts[other], part, position)}.{rest}"] for other in given
+        }
+        piece.copy_(combine(method, sources, norms, nearer(part, position, tuple(given))).reshape(-1))
         assert math.prod(shape) == piece.numel()
     return flat
 
@@ -61,6 +73,14 @@ def nearer(part: StageLayers, position: int, given: tuple[int, ...]) -> int:
     above = [other for other in given if other > part.stage]
     first_half = 2 * position < len(part.layers)
     return (below or above)[0] if first_half or not above else above[0]
+
+
+def combine(method: str, sources: Mapping[int, Tensor], norms: Mapping[int, float], nearest: int) -> Tensor:
+    """One tensor of those of the stages in `sources`: that of `nearest`, or their mean weighted by `norms`."""
+    total = math.fsum(norms[stage] for stage in sources)
+    if method == "copy" or len(sources) == 1 or total <= 0.0:  # both were rebuilt a moment ago: no step has a norm yet
+        return sources[nearest]
+    return sum((tensor * (norms[stage] / total) for stage, tensor in sources.items()), torch.zeros(()))
 
 
 def ends(model: ModelSpec, part: StageLayers) -> tuple[int, int]:

@@ -27,7 +27,7 @@ from swarmnode.metrics import name
 from swarmnode.model.adapter import has_adapters
 from swarmnode.model.section import PACKED_ITEMSIZE, Sizes, outer_sections, section_sizes, snapshot_nbytes
 from swarmnode.model.split import stages_of
-from swarmnode.ports import Clock, Compute, Priority, Replica, State, Telemetry, Transport
+from swarmnode.ports import Clock, Compute, Neighbour, Priority, Replica, State, Telemetry, Transport
 from swarmnode.recovery.neighbour_backup import to_keep
 from swarmnode.recovery.recovery_source import (
     CLAIM_WAIT_S,
@@ -503,19 +503,19 @@ class _Restoration:
 
     async def _rebuild(self, view: RecoveryView) -> None:
         """CheckFree: rebuild the stage from the neighbours' slow weights and the mirrored embedding or head."""
-        neighbours = dict[int, memoryview]()
+        neighbours, method = [], self._manifest.recovery.method
         for stage, serves in ((view.stage - 1, view.below), (view.stage + 1, view.above)):
             if serves:
                 donors = partial(self._donors, frozenset(), stage)
                 check = self._check(stage, donors)
-                state, _ = await self._download(self._client(stage, cut=SLOW), donors, check)
-                neighbours[stage] = state.sections["phi"]
+                state, offer = await self._download(self._client(stage, cut=SLOW), donors, check)
+                neighbours.append(Neighbour(stage, state.sections["phi"], offer.gradient_norm))
         mirrored = None
         if view.ends:
             cut, ends = StateSlice(SLOW.sections, *self._replica.ends_of(view.stage)), view.ends
             check = self._check(view.stage, keepers=lambda: ends, within=cut)
             mirrored = (await self._from_backups(view.stage, ends, cut, check))[0].sections["phi"]
-        rebuild = partial(self._replica.rebuild, neighbours, mirrored)
+        rebuild = partial(self._replica.rebuild, method, neighbours, mirrored)
         await self._restorer.compute.run(Priority.OUTER, 0, rebuild)
 
     async def _load(self, state: State) -> None:

@@ -12,7 +12,7 @@ from swarmnode.manifest import GossipSpec, Manifest
 from swarmnode.model.split import TABLE, is_writer
 from swarmnode.model.stage import StageReplica, StageTape
 from swarmnode.model.subspace import Subspace, basis
-from swarmnode.ports import Packet, State
+from swarmnode.ports import Neighbour, Packet, State
 from tests.support.tiny_model import (
     TINY,
     ascend,
@@ -195,12 +195,15 @@ def test_a_momentum_out_of_the_span_never_reaches_the_weights() -> None:
 
 def test_a_rebuilt_stage_lies_in_the_span() -> None:
     run = run_of(3)
-    first, neighbour = (TorchReplica(run, stage) for stage in range(2))
-    first.rebuild({1: neighbour.snapshot().sections["phi"]}, None)
-    subspace = first.stage.subspace
-    assert subspace is not None
-    assert outside(subspace, first.stage.named(first.stage.theta)) < 1e-6
-    assert torch.equal(first.stage.named(first.outer.phi)[TABLE], subspace.table)
+    chain = [TorchReplica(run, stage) for stage in range(3)]
+    for method in ("copy", "weighted"):
+        given = [Neighbour(at, chain[at].snapshot().sections["phi"], 1.0 + at) for at in (1,)]
+        first = TorchReplica(run, 0)
+        first.rebuild(method, given, None)
+        subspace = first.stage.subspace
+        assert subspace is not None
+        assert outside(subspace, first.stage.named(first.stage.theta)) < 1e-6
+        assert torch.equal(first.stage.named(first.outer.phi)[TABLE], subspace.table)
 
 
 def test_a_state_of_another_subspace_is_refused() -> None:

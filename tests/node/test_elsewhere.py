@@ -10,7 +10,7 @@ import torch
 from swarmnode.machine.replica import TorchReplica
 from swarmnode.manifest import Manifest
 from swarmnode.node import membership_handlers
-from swarmnode.ports import Packet
+from swarmnode.ports import Neighbour, Packet
 from tests.support.fake_device import elsewhere
 from tests.support.village import Numbers, manifest
 
@@ -75,15 +75,16 @@ def test_a_life_is_the_same_elsewhere(given: dict[str, Any], monkeypatch: pytest
     assert there == pytest.approx(here, rel=1e-3, abs=1e-5)
 
 
-def test_a_stage_is_measured_and_rebuilt_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("method", ["weighted", "copy"])
+def test_a_stage_is_measured_and_rebuilt_elsewhere(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     run = manifest()
 
     def rebuilt(device: str | torch.device, stage: int) -> bytes:
         beside = [TorchReplica(run, other, device) for other in (stage - 1, stage + 1) if 0 <= other < 3]
-        given = {r.stage.part.stage: r.snapshot().sections["phi"] for r in beside}
+        given = [Neighbour(r.stage.part.stage, r.snapshot().sections["phi"], 1.0 + r.stage.part.stage) for r in beside]
         replica = TorchReplica(run, stage, device)
         membership_handlers.forward(replica, run, stage, run.inner.microbatch)
-        replica.rebuild(given, None)
+        replica.rebuild(method, given, None)
         return replica.digest()
 
     here = [rebuilt("cpu", stage) for stage in range(3)]

@@ -1,4 +1,4 @@
-"""A stage made of its neighbours: which layer stands for which, and what it becomes."""
+"""A stage made of its neighbours: which layer stands for which, and what both methods give."""
 
 from dataclasses import replace
 
@@ -10,7 +10,8 @@ from swarmnode.machine.replica import TorchReplica
 from swarmnode.manifest import InnerSpec, Manifest, ModelSpec, PipelineSpec
 from swarmnode.model.split import split
 from swarmnode.model.stage import BUMP_STEPS
-from swarmnode.recovery.checkfree import counterpart, ends, nearer
+from swarmnode.ports import Neighbour
+from swarmnode.recovery.checkfree import METHODS, counterpart, ends, nearer
 from swarmnode.transfer.snapshot import SLOW, Snapshot, StateSlice
 from swarmnode.wire import record_pb2
 
@@ -18,8 +19,8 @@ MODEL = ModelSpec(layers=6, width=16, heads=2, kv_heads=1, ffn=24, context=8, vo
 MANIFEST = Manifest(model=MODEL, pipeline=PipelineSpec(stages=3), inner=InnerSpec(microbatch=2, inner_batch=2))
 
 
-def phi_of(*given: TorchReplica) -> dict[int, memoryview]:
-    return {replica.stage.part.stage: replica.snapshot().sections["phi"] for replica in given}
+def neighbour(replica: TorchReplica, norm: float = 1.0) -> Neighbour:
+    return Neighbour(replica.stage.part.stage, replica.snapshot().sections["phi"], norm)
 
 
 def replicas() -> list[TorchReplica]:
@@ -41,17 +42,20 @@ def test_counterparts() -> None:
     assert nearer(two, 1, (0,)) == 0 and nearer(one, 0, (1,)) == 1
 
 
-def test_each_layer_is_that_of_the_nearer_neighbour() -> None:
+def test_copy_and_weighted_mean() -> None:
     below, lost, above = replicas()
-    lost.rebuild(phi_of(below, above), None)
+    given = [neighbour(below, 3.0), neighbour(above, 1.0)]
+    lost.rebuild("copy", given, None)
     assert torch.equal(layers(lost)[2], layers(below)[0]) and torch.equal(layers(lost)[3], layers(above)[5])
+    lost.rebuild("weighted", given, None)
+    torch.testing.assert_close(layers(lost)[2], 0.75 * layers(below)[0] + 0.25 * layers(above)[4])
 
 
 def test_a_rebuilt_replica_begins_anew() -> None:
     below, lost, above = replicas()
     lost.stage.exp_avg.fill_(1.0)
     lost.stage.inner_steps, lost.outer.momentum[:] = 9, 1.0
-    lost.rebuild(phi_of(below, above), None)
+    lost.rebuild("weighted", [neighbour(below, 0.0), neighbour(above, 0.0)], None)
     assert lost.stage.inner_steps == 0 and not lost.stage.exp_avg.any() and not lost.outer.momentum.any()
     assert torch.equal(lost.outer.phi, lost.stage.theta)
     state = lost.snapshot()
@@ -85,7 +89,7 @@ def test_the_first_and_last_take_their_ends_or_keep_those_of_the_seed(stage: int
     before = lost.stage.theta.clone()
     name = "model.embed_tokens.weight" if stage == 0 else "lm_head.weight"
     kept = lost.stage.named(before)[name].clone()
-    lost.rebuild(phi_of(middle), mirrored)
+    lost.rebuild("copy", [neighbour(middle)], mirrored)
     named = lost.stage.named(lost.stage.theta)
     assert torch.equal(named[name], kept)
     if stage == 2:
@@ -94,16 +98,18 @@ def test_the_first_and_last_take_their_ends_or_keep_those_of_the_seed(stage: int
     assert torch.equal(layers(lost)[layer], layers(middle)[2])
     anew = replicas()[stage]
     drawn = anew.stage.theta[first : first + count].clone()
-    anew.rebuild(phi_of(middle), None)
+    anew.rebuild("copy", [neighbour(middle)], None)
     assert torch.equal(anew.stage.theta[first : first + count], drawn)
     assert torch.equal(layers(anew)[layer], layers(middle)[2])
 
 
-def test_bad_neighbours_are_refused_and_change_nothing() -> None:
+@pytest.mark.parametrize("method", METHODS)
+def test_bad_neighbours_are_refused_and_change_nothing(method: str) -> None:
     below, lost, above = replicas()
-    before, good = lost.stage.theta.clone(), phi_of(below)
+    before = lost.stage.theta.clone()
+    good = neighbour(below)
     above.outer.phi[3] = float("nan")
-    for bad in (phi_of(above), {2: good[0][:-4]}):
+    for bad in (neighbour(above), Neighbour(2, good.phi[:-4], 1.0)):
         with pytest.raises(RemoteFault):
-            lost.rebuild({**good, **bad}, None)
+            lost.rebuild(method, [good, bad], None)
     assert torch.equal(lost.stage.theta, before)

@@ -14,7 +14,7 @@ from swarmnode.machine.replica import TorchReplica
 from swarmnode.manifest import GossipSpec, InnerSpec, Manifest, ModelSpec, PipelineSpec
 from swarmnode.membership.progress import Progress
 from swarmnode.model.section import snapshot_nbytes
-from swarmnode.ports import Packet, Replica, State, WireTensor
+from swarmnode.ports import Neighbour, Packet, Replica, State, WireTensor
 from swarmnode.transfer.donor import SnapshotDonor
 from swarmnode.transfer.download import DonorClient, DownloadLimits
 from swarmnode.transfer.snapshot import WHOLE, Snapshot, StateSlice, newcomer_part
@@ -173,7 +173,7 @@ def test_a_replica_keeps_a_mean_of_its_own_weights_alone() -> None:
     assert second.average is not None and second.average.value is None, "the mean was of other weights"
     train(second, 6)
     assert torch.equal(second.average.value, second.stage.theta) and second.average.span == 0  # type: ignore[arg-type]
-    second.rebuild({1: state_phi(1)}, None)
+    second.rebuild("copy", [Neighbour(1, state_phi(1), 1.0)], None)
     assert second.average.value is None
     none = TorchReplica(replace(MANIFEST, inner=replace(MANIFEST.inner, average_share=0.0)), 0)
     train(none, 1)
