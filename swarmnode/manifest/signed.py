@@ -21,13 +21,26 @@ DOMAIN = b"swarmnode/manifest/v1\0"
 FORMAT = 1
 OWNER_BYTES = 32
 SIGNATURE_BYTES = 64
+# Fields that are gone, with the values that all runs have: in canonical bytes, so that runs signed before stay the same
+# and nodes of earlier versions read those signed now.
+RETIRED: dict[tuple[str, str], Any] = {
+    ("data", "field"): "text",
+    ("evaluation", "tasks"): [],
+    ("gossip", "rounds"): "even",
+    ("inner", "inner_batch_end"): 0,
+    ("recovery", "itinerary"): "straight",
+    ("recovery", "while_lost"): "wait",
+    ("training", "experts_trained"): 0,
+    ("training", "method"): "lora",
+    ("training", "perturbation"): 1e-3,
+}
 SIGNED_BYTES_MAX = MANIFEST_BYTES_MAX + 1024 + 64 * 4200  # 64 amendments (membership/amendment.py)
 
 
 def canonical(manifest: Manifest) -> bytes:
-    """The canonical bytes of `manifest`: JSON, keys sorted, no spaces, ASCII, every field present but empty ones
-    of [about] and the default of [transport], floats in the shortest form that reads back the same. Raises
-    ManifestError for a value that is not allowed."""
+    """The canonical bytes of `manifest`: JSON, keys sorted, no spaces, ASCII, every field present, RETIRED ones
+    too, but empty ones of [about] and the default of [transport], floats in the shortest form that reads back the same.
+    Raises ManifestError for a value that is not allowed."""
     tree: dict[str, Any] = {"format": FORMAT}
     for field in FIELDS:
         value = field.check.accept(value_of(manifest, field.name))
@@ -37,6 +50,8 @@ def canonical(manifest: Manifest) -> bytes:
         if value is None:
             raise ManifestError(f"{field.name} = {value_of(manifest, field.name)!r}: allowed is {field.check.allowed}")
         place[field.key] = value
+    for (table, name), value in RETIRED.items():
+        tree[table][name] = value
     return json.dumps(tree, sort_keys=True, separators=(",", ":"), allow_nan=False).encode("ascii")
 
 
@@ -85,6 +100,9 @@ def from_canonical(raw: bytes) -> Manifest:
         raise ManifestVersionError(
             f"signed manifest of a format other than {FORMAT}: made by another version of swarmnode"
         )
+    for (table, name), value in RETIRED.items():
+        if isinstance(fields := tree.get(table), dict) and fields.get(name) == value:
+            del fields[name]
     manifest = from_tree(tree, "signed manifest")
     if canonical(manifest) != raw:
         raise ManifestVersionError("signed manifest: not in canonical form: made by another version of swarmnode")

@@ -29,7 +29,7 @@ from swarmnode.manifest import (
     verify,
     write_signed,
 )
-from swarmnode.manifest.signed import DOMAIN, SIGNED_BYTES_MAX, from_canonical
+from swarmnode.manifest.signed import DOMAIN, RETIRED, SIGNED_BYTES_MAX, from_canonical
 from swarmnode.owner import create_owner, load_owner, public_bytes
 from swarmnode.wire import record_pb2
 
@@ -50,9 +50,18 @@ def test_round_trip() -> None:
     assert verify(signed, run_id) == (manifest, run_id)
 
 
+def test_a_retired_field_has_the_value_of_all_runs_and_no_other() -> None:
+    tree = json.loads(canonical(Manifest()))
+    for (table, name), value in RETIRED.items():
+        assert tree[table][name] == value
+        changed = {**tree, table: {**tree[table], name: 7}}
+        with pytest.raises(ManifestError, match=name):
+            from_canonical(json.dumps(changed, sort_keys=True, separators=(",", ":")).encode())
+
+
 def test_the_id_is_of_content_and_owner() -> None:
     # Written down: another byte in the canonical form is another run.
-    assert verify(sign(Manifest(), KEY), None)[1] == "7ff652c95e4aaf3ae59163b9fbd9fdf2ea0789d9f11986ef5334a37829f21efb"
+    assert verify(sign(Manifest(), KEY), None)[1] == "cea8718dc1fa4c606cf8b1cef89f28f05b3f3a64686e43b5d13995dc0125cda3"
     assert verify(sign(Manifest(), OTHER), None)[1] != verify(sign(Manifest(), KEY), None)[1]
     assert verify(sign(Manifest(seed=1), KEY), None)[1] != verify(sign(Manifest(), KEY), None)[1]
 
