@@ -90,7 +90,7 @@ PARSERS = {
     **dict.fromkeys(("cli/option/config_file.py", "cli/manifest.py", "api.py", "daemon/process.py"), OWN),
     **dict.fromkeys(("daemon/ready_file.py", "machine/sensors.py", "local/node_page.py"), OWN),
     **dict.fromkeys(("transport/p2pd_process.py", "transport/libp2p.py", "transport/dial_filter.py"), CHILD),
-    **dict.fromkeys(("local/fork_server.py", "local/evaluation.py", "bench/transport.py", "control/client.py"), CHILD),
+    **dict.fromkeys(("local/fork_server.py", "control/client.py"), CHILD),
     **dict.fromkeys(
         (
             "cli/init.py",
