@@ -28,6 +28,7 @@ from enum import Enum, auto
 from swarmnode.ids import PeerId, short
 from swarmnode.membership.liveness import SMALL_CALL_S
 from swarmnode.ports import Packet
+from swarmnode.remembered import Remembered
 
 
 class ExchangeState(Enum):
@@ -193,6 +194,7 @@ class ExchangeMachine:
         self.done = done
         self.exchanges: dict[PeerId, Exchange] = {}  # of the round under way
         self.waiting: list[ExchangeEvent] = []  # calls for rounds that have not begun here
+        self._called_for = Remembered[PeerId, int]()  # the round of each caller's last call
 
     def handle(self, event: MachineEvent, now: float) -> list[ExchangeEffect]:
         """Return the driver's actions for `event`, in order. `now` is in the driver's time."""
@@ -223,6 +225,9 @@ class ExchangeMachine:
             self.exchanges[partner] = Exchange(event.round_index, partner, state, *timing)
             action = ExchangeAction.SEND_PACKET if calls else ExchangeAction.AWAIT_PARTNER
             yield ExchangeEffect(action, partner, event.round_index)
+            if not calls and self._called_for.get(partner, 0) > event.round_index:
+                superseded = ExchangeEvent(ExchangeInput.SUPERSEDED, partner, event.round_index)
+                yield from self._step(self.exchanges[partner], superseded, now)
 
     def _stop(self, now: float) -> Iterator[ExchangeEffect]:
         for exchange in self.exchanges.values():
@@ -249,6 +254,7 @@ class ExchangeMachine:
         """Handle a partner's call with its packet: answer it, refuse it, or let it wait for our boundary of that
         round."""
         peer, called = event.peer, event.round_index
+        self._called_for[peer] = called
         responding = [exchange for partner, exchange in self.exchanges.items() if partner < self._me]
         exchange = self.exchanges.get(peer) if peer < self._me else None
         if exchange is not None and exchange.round_index == called:

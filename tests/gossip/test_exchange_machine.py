@@ -94,6 +94,17 @@ def test_a_call_that_cannot_be_met_is_refused_at_once(caller: str, round_index: 
     assert len(machine.waiting) == (not said)
 
 
+def test_a_partner_that_called_for_a_later_round_is_not_waited_for() -> None:
+    """Its call was refused as one for a round too far off; a joiner waited two steps for it, and all for the joiner."""
+    machine = ExchangeMachine(PEERS[2], 2, off_stride=lambda number: "", newest=lambda: 3)
+    called = ExchangeEvent(ExchangeInput.PACKET, PEERS[0], 4, 1, Packet(1.0, 8, []))
+    (refused,) = machine.handle(called, 0.0)
+    assert refused.action is ExchangeAction.REFUSE and "beyond 3" in refused.reason
+    said = machine.handle(RoundBegun(3, PEERS[:2], PATIENCE_S, SILENCE_S), 1.0)
+    assert [one.peer for one in said if one.action is ExchangeAction.END] == [PEERS[0]]
+    assert machine.exchanges[PEERS[1]].state is ExchangeState.EXPECTING
+
+
 def test_an_abort_is_acknowledged_and_leaves_nothing_to_average() -> None:
     """No replica of ours sends one; the wire has it."""
     machine = ExchangeMachine(PEERS[1], 0, off_stride=lambda number: "", newest=lambda: 1)
