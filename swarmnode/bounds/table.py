@@ -30,7 +30,7 @@ PEER_MAX = 64  # a base58 Ed25519 peer id has 52 characters
 ADDRESS_MAX = 256  # /dns4/<a long name>/tcp/<port>
 TIMEOUT_MS_MAX = 3_600_000  # header.py
 
-ELEMENTS_MAX, ELEMENTS_WHY = 2**48, "a model a hundred times the largest today"
+ELEMENTS_MAX, ELEMENTS_WHY = 2**48, "guess: a model a hundred times the largest today"
 
 PEER = name(PEER_MAX, "a base58 peer id has 52 characters")
 RUN = name(64, "hex digits of a run id")
@@ -48,8 +48,8 @@ NBYTES = number(NBYTES_MAX, "bytes", "a terabit a second for two hours")
 TENSOR_NBYTES = number(TENSOR_NBYTES_MAX, "bytes", "manifest: limits.frame_bytes_max")
 COUNT = number(SAMPLES_MAX, "", "what a counter holds exactly as a float64")
 QUEUE = number(QUEUE_MAX, "microbatches", "manifest: 65,536 at each position")
-LOSS = number(1e15, "nats", "a hundred nats a token over as many tokens as can be")
-SPEED = number(SPEED_MAX, "samples/s", "a hundred times the smallest model on the largest device")
+LOSS = number(1e15, "nats", "guess: a hundred nats a token over as many tokens as can be")
+SPEED = number(SPEED_MAX, "samples/s", "guess: a hundred times the smallest model on the largest device")
 BPS = number(BPS_MAX, "bit/s", "ten times what a fibre carries today")
 SIGNATURE = opaque(64, "Ed25519")
 KEY = opaque(32, "Ed25519")
@@ -161,7 +161,7 @@ BY_FIELD: Mapping[str, Bound] = {
     "Reserved.ahead": QUEUE,
     "Processed.tokens": number(2**43, "tokens", "manifest: inner.microbatch x model.context"),
     "Processed.path": name(PEER_MAX, "a base58 peer id has 52 characters", many=STAGES_MAX),
-    "Processed.retries": number(10**6, "", "one a stage at a time, until the deadline"),
+    "Processed.retries": number(10**6, "", "guess: one a stage at a time, until the deadline"),
     "Processed.queued_s": number(STAGES_MAX * SECONDS_MAX, "s", "at every stage, the longest timeout"),
     "Statement.x": DIGEST,
     "Statement.tokens": DIGEST,
@@ -189,7 +189,7 @@ BY_FIELD: Mapping[str, Bound] = {
     "Reached.reached": name(ADDRESS_MAX, "a multiaddr", many=4),
     "Reached.observed": ADDRESS,
     "Receipt.microbatches": SAMPLES,
-    "Measure.reply_nbytes": number(1 << 24, "bytes", "a second at 100 Mbit/s; fewer are sent"),
+    "Measure.reply_nbytes": number(1 << 24, "bytes", "guess: a second at 100 Mbit/s; fewer are sent"),
     "PacketReceipt.giver": PEER,
     "PacketReceipt.receiver": PEER,
     "PacketReceipt.keep": number(1.0, "", "a share"),

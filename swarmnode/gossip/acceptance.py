@@ -91,7 +91,7 @@ def check_receipt(found: wire.PacketReceipt, run_id: RunId, giver: PeerId, recei
 
 FALL = 0.7  # guess
 RISE = 0.5  # guess: two packets taken make up for most of what was held against a peer
-LEAST = 0.15  # derived: six in a row, .7 ** 6; a machine that hiccups for a few rounds stays
+LEAST = 0.15  # guess: six in a row; a machine that hiccups for a few rounds stays
 HALF_LIFE_S = 600.0  # guess: of what a peer is still short of full trust
 PROVEN = ("misshapen",)  # verdicts' steps (robust.py) that no honest packet gets, whatever its receiver's state
 NEWCOMER = "newcomer"

@@ -22,12 +22,11 @@ from swarmnode.gossip.outgoing_packet import OutgoingPacket, packet_of, reply_by
 from swarmnode.ids import PeerId, RunId, seeded, short
 from swarmnode.manifest import GossipSpec, Manifest
 from swarmnode.manifest.gossip_compat import rules_of
-from swarmnode.membership.liveness import TRIES
 from swarmnode.membership.swarm import StageContext
 from swarmnode.ports import Answer, Call, Packet
 from swarmnode.wire import call_pb2 as wire
 
-ASKED_MAX = TRIES  # of six honest replicas each gives to one; two askers seldom collide three times
+ASKED_MAX = 3  # guess: of six honest replicas each gives to one; two askers seldom collide three times
 KEPT_BYTES_MAX = Manifest().limits.frame_bytes_max  # of host memory; a larger packet is not kept
 
 

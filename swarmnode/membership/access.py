@@ -24,7 +24,7 @@ from swarmnode.ids import PeerId, RunId, digest
 from swarmnode.wire import access_pb2 as wire
 
 PASS_BYTES_MAX = 512
-ACCESS_LIST_BYTES_MAX = 256 << 10  # derived: 4,000 peer ids; use invites for more
+ACCESS_LIST_BYTES_MAX = 256 << 10  # guess: 4,000 peer ids; use invites for more
 GRANT_NAME_BYTES = 8
 UPDATE = "pip install --upgrade WHEEL, the file or URL that the run's organiser gives"
 _VERSION = re.compile(r"\d+(\.\d+)*")

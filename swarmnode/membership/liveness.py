@@ -79,7 +79,7 @@ class Pinger:
 
 T = TypeVar("T")
 
-PATIENCE_GROWTH = 2.0  # exponential backoff: pings become rarer the longer a slow answer takes
+PATIENCE_GROWTH = 2.0  # guess: pings become rarer the longer a slow answer takes
 
 
 class LivenessWatch:

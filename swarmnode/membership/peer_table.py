@@ -7,12 +7,11 @@ import random
 from collections.abc import Collection, Container, Sequence
 
 from swarmnode.ids import PeerId, rank
-from swarmnode.membership.liveness import PINGED_MAX
 from swarmnode.membership.swarm import SERVING, Member, Swarm, shared
 from swarmnode.wire import record_pb2 as wire
 
 ABSENT = -1
-CROWD_MAX = PINGED_MAX  # known replicas of a stage not our own; a choice among more does not balance better
+CROWD_MAX = 64  # guess: known replicas of a stage not our own; a choice among more does not balance better
 SPECIAL_MAX = 4  # guess
 
 

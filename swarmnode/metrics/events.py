@@ -19,7 +19,7 @@ from swarmnode.ports import Clock
 from swarmnode.untrusted_text import printable
 
 LOG_BYTES_MAX = 16 << 20
-"""Size of one file; with its rotated copy a log takes at most twice this. Derived: a day of info lines at the demo's
+"""Size of one file; with its rotated copy a log takes at most twice this. Guess: a day of info lines at the demo's
 rate."""
 
 TEXT_CHARS_MAX = 512

@@ -222,7 +222,7 @@ EXCHANGE_SECONDS = _histogram(
     "swarmnode_exchange_seconds",
     "seconds",
     "From the boundary of a round to its outer step applied.",
-    *(0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 60.0),  # derived: LAN pairs to the exchange timeout and beyond
+    *(0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 60.0),  # guess: LAN pairs to the exchange timeout and beyond
 )
 
 # The node.

@@ -17,7 +17,7 @@ from swarmnode.ports import WireTensor
 from swarmnode.token_bucket import TokenBucket
 from swarmnode.transfer.chunk_set import ChunkSet
 
-AGAIN_EVERY_S = 60.0  # derived: a chunk fetched only to check another feeder costs 0.6 Mbit/s at this pace
+AGAIN_EVERY_S = 60.0  # guess: a chunk fetched only to check another feeder costs 0.6 Mbit/s at this pace
 AGAIN_S = 20.0  # guess: as long as an auditor waits for it
 
 

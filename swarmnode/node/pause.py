@@ -11,14 +11,13 @@ from dataclasses import replace
 from swarmnode.errors import Unavailable
 from swarmnode.ids import PeerId
 from swarmnode.node.feeder_only import FeederOnly
-from swarmnode.node.notice import GRACE_S
 from swarmnode.node.presence import NO_WORK, Presence, StageObserver, StageStatus
 from swarmnode.node.served_stage import ServedStage
 from swarmnode.pipeline.feeder import Feeder
 from swarmnode.ports import Answer, Call, Handler, Telemetry
 from swarmnode.wire import record_pb2
 
-FINISH_S = GRACE_S  # held work is finished within this, as before leaving; the rest goes on, and is not waited for
+FINISH_S = 30.0  # guess: held work is finished within this; the rest goes on, and is not waited for
 
 
 class StageSlot:

@@ -13,7 +13,6 @@ from swarmnode.ema import Ema, EmaStart
 from swarmnode.errors import Busy, LocalFault, RemoteFault, StartAnew, SwarmnodeError, Unavailable
 from swarmnode.ids import MICROBATCH_ID_BYTES, MicrobatchId, PeerId
 from swarmnode.manifest import Manifest, boundary_width
-from swarmnode.membership.liveness import AGAIN_S
 from swarmnode.metrics import name
 from swarmnode.ports import Answer, Telemetry, WireTensor
 from swarmnode.remembered import REMEMBERED_MAX, Remembered
@@ -44,7 +43,7 @@ Key = tuple[MicrobatchId, int]
 # WORKED_MIN of its microbatches went through, forward and back.
 
 WORKED_MIN = 4  # guess: microbatches; honest callers reach it within seconds
-ACTIVE_S = AGAIN_S  # a caller counts as active so long after its last microbatch
+ACTIVE_S = 60.0  # guess: a caller counts as active so long after its last microbatch
 SHARE = 2.0  # guess: one caller's limit over an even share of the slots: callers come in bursts
 
 

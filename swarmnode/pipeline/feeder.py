@@ -18,7 +18,6 @@ from swarmnode.identity import Identity
 from swarmnode.ids import PeerId, digest64, microbatch_id
 from swarmnode.manifest import Manifest
 from swarmnode.manifest.gossip_compat import averages_gradients
-from swarmnode.membership.liveness import SMALL_CALL_S
 from swarmnode.membership.swarm import Swarm
 from swarmnode.metrics import name
 from swarmnode.pipeline.microbatch_size import MicrobatchSizer, Window
@@ -38,7 +37,7 @@ VALIDATORS = 2  # guess: feeders that measure the held-out loss after a round, w
 #
 # If the only member with a chunk is gone, a feeder continues with the chunks that are available.
 
-PATIENCE_S = SMALL_CALL_S  # a chunk of 4 MiB takes .7 s at 50 Mbit/s
+PATIENCE_S = 5.0  # guess: a chunk of 4 MiB takes .7 s at 50 Mbit/s
 ASIDE_MAX = 512  # guess: pieces set aside, a block or more of every group
 
 

@@ -19,23 +19,23 @@ from typing import Any, Self
 from swarmnode.errors import LocalFault, RemoteFault, Unavailable, Unreachable
 from swarmnode.ids import PeerId, RunId, digest64, seeded, short
 from swarmnode.membership.admission import Admission
-from swarmnode.membership.liveness import AGAIN_S, SAMPLE, SMALL_CALL_S
+from swarmnode.membership.liveness import SMALL_CALL_S
 from swarmnode.membership.record import CLOCK_SKEW_MAX_S, check_record
 from swarmnode.ports import Answer, Call, Telemetry
 from swarmnode.remembered import Remembered
 from swarmnode.transport.address import dialable_of, first_that_accepts
-from swarmnode.transport.contact import RETRY_LATELY_S, RETRY_MIN_S, STALE_S, Contacts, whom_to_try
+from swarmnode.transport.contact import RETRY_MIN_S, STALE_S, Contacts, whom_to_try
 from swarmnode.transport.record_book import HOLDERS, HOLDERS_ASKED, NEWS_MAX, PLACE_MAX, RPC_TIMEOUT_S, RecordBook
 from swarmnode.transport.stream_transport import StreamTransport
 from swarmnode.wire import call_pb2
 from swarmnode.wire import record_pb2 as wire
 
 TTL_MAX_S = 300.0  # DHT records cannot be deleted, so they must expire soon
-MUTE_S = RETRY_LATELY_S  # a peer that did not answer, or speaks an older version, is asked again as a lost one is
+MUTE_S = 30.0  # guess: who did not answer, or speaks an older version, is asked again
 JOIN_TIMEOUT_S = 30.0  # guess: covers a bootstrap started at the same time on a busy machine
 JOIN_DELAY_S = 0.3
-TOLD_EVERY = round(AGAIN_S / RETRY_MIN_S)  # failures with a bootstrap for one event: one a minute
-ASKED_MAX = SAMPLE  # contacts asked how far the run is
+TOLD_EVERY = 20  # guess: failures with a bootstrap for one event
+ASKED_MAX = 8  # guess: contacts asked how far the run is
 TELLING = (wire.NODE_STATE_TRAINING, wire.NODE_STATE_DRAINING, wire.NODE_STATE_LEFT)
 CLOCKS_MAX = 5  # neighbours compared at a time; derived: two wrong clocks do not move the median
 

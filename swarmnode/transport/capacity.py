@@ -17,7 +17,7 @@ from swarmnode.ports import Answer, Call, Transport, WireTensor
 from swarmnode.token_bucket import TokenBucket, TokenBuckets
 from swarmnode.wire import call_pb2 as wire
 
-SIZES = (0, 64 << 10, 256 << 10, 1 << 20)  # derived: .5 s at 1 Mbit/s for the second, to 8 ms at 1 Gbit/s for the last
+SIZES = (0, 64 << 10, 256 << 10, 1 << 20)  # guess: from a connection of 1 Mbit/s (0.5 s for the second) to 1 Gbit/s
 ENOUGH_S = 0.4  # guess: a transfer this long is conclusive; larger ones are skipped
 TIMEOUT_S = 8.0
 MEASURE_BURST_BYTES = 8 << 20  # three complete measurements by one peer

@@ -17,13 +17,12 @@ from swarmnode.bounds import SAMPLES_MAX
 from swarmnode.errors import RemoteFault
 from swarmnode.identity import public_key_of
 from swarmnode.ids import PeerId, RunId
-from swarmnode.membership.liveness import AGAIN_S
 from swarmnode.transport.address import dialable_of
 
 CONTACTS_MAX = 256  # guess: 60 KiB of disk
 ADDRESSES_MAX = 8
 AGE_MAX_S = 14 * 86_400.0  # guess: home connections change their address within days
-STALE_S = AGAIN_S  # live members are heard of more often (announce periods are seconds)
+STALE_S = 60.0  # guess: live members are heard of more often (announce periods are seconds)
 RETRY_MIN_S = 3.0  # guess: a swarm that lost its members trains nothing
 LATELY_S = 3600.0  # guess: a partition that may heal is younger
 RETRY_LATELY_S = STALE_S / 2.0  # a healed partition is one swarm again as soon as its members would seem stale

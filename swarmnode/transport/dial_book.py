@@ -17,7 +17,7 @@ PERIOD_S = 60.0
 # Two nodes that dial each other at once both fail, and may try again at a met host; libp2p itself waits for 5 s.
 MET_PERIOD_S = 10.0
 MET_PORTS = 8.0  # guess: ports of a met address tried a minute; a house behind one router has fewer machines
-ROUTER_DIALS = 12.0  # a minute; derived: UPnP renews a port every 20 s by up to four calls
+ROUTER_DIALS = 12.0  # guess: a minute; UPnP renews a port every 20 s by a few calls
 DIRECT_MAX = 2  # addresses of one peer
 
 Key = tuple[str, int]

@@ -33,7 +33,7 @@ from pathlib import Path
 from swarmnode.transport.address import Endpoint
 from swarmnode.transport.p2pd_process import P2pdProcess
 
-FLOOD_PER_S = 20.0  # derived: strangers' connections that cost p2pd 1 to 2 % of a core
+FLOOD_PER_S = 20.0  # guess: strangers' connections that cost p2pd 1 to 2 % of a core
 ADMIT_PER_S = FLOOD_PER_S  # as many as are no flood
 # guess: after the last second of a flood; a client that dials one by one stops at the first loss and returns later
 HOLD_S = 30.0

@@ -17,7 +17,6 @@ from hivemind.utils.multiaddr import Multiaddr
 from swarmnode.errors import Busy, LocalFault, RemoteFault, Unavailable, UsageError
 from swarmnode.identity import Identity
 from swarmnode.ids import PeerId, RunId
-from swarmnode.membership.liveness import TRIES
 from swarmnode.metrics import name
 from swarmnode.ports import Telemetry
 from swarmnode.transport.address import dialable, dialable_of, is_circuit, parse_endpoint
@@ -103,7 +102,7 @@ def _unlocked(path: Path) -> bool:
 
 
 CIRCUITS_MAX = 2  # each takes 90 characters of a record of 1 KiB
-CONNECT_ATTEMPTS = TRIES  # the caller of `connect` has its own timeout
+CONNECT_ATTEMPTS = 3  # guess; the caller of `connect` has its own timeout
 CONNECT_DELAY_S = 0.2
 
 

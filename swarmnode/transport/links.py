@@ -18,7 +18,7 @@ from swarmnode.wire import call_pb2 as wire
 from swarmnode.wire import report_pb2
 
 ACTIVE_S = STALE_S  # a link unused for longer is not shown
-MEASURE_PERIOD_S = 3.0  # derived: ten links are measured twice a minute; a ping costs 0.3 ms
+MEASURE_PERIOD_S = 3.0  # guess: ten links are measured twice a minute; a ping costs 0.3 ms
 
 Connections = Callable[[], Awaitable[Mapping[PeerId, bool]]]
 """Peers connected now: True for those reached only through relays. Raises Unavailable."""

@@ -24,7 +24,7 @@ from swarmnode.wire import record_pb2 as wire
 
 RPC_TIMEOUT_S = PING_TIMEOUT_S  # the DHT's calls are as small
 HOLDERS = 5  # hivemind's number of replicas
-HOLDERS_ASKED = 2  # derived: one of them may be new here, or lie
+HOLDERS_ASKED = 2  # guess: one of them may be new here, or lie
 NEAR_S = 120.0  # guess: a search for holders moves 26 kB; a dead one ends it sooner
 PLACE_MAX = 2048  # guess: records of one place, as long as no amount of machines of one run is larger
 STRANGERS_MAX = CROWD_MAX

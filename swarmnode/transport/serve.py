@@ -22,7 +22,7 @@ from swarmnode.uplink_scheduler import UplinkScheduler
 from swarmnode.wire import call_pb2 as wire
 
 IDLE_S = 180.0  # guess: some dozen announce periods; the caller closes an unused stream earlier
-HEADER_TIMEOUT_S = 20.0  # derived: 1 MiB at 0.5 Mbit/s takes 17
+HEADER_TIMEOUT_S = 20.0  # guess: 1 MiB at 0.5 Mbit/s
 STRANGER_TIMEOUT_S = 2.0 * SMALL_CALL_S  # time for a peer to show its pass
 TURN_S = PING_TIMEOUT_S / 2.0  # so that a ping may be one of the calls that wait
 STREAMS_PER_PEER_MAX = 128  # guess: eight times the feeder's window, half of them warm

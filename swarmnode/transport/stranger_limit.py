@@ -22,7 +22,7 @@ from swarmnode.ids import PeerId
 from swarmnode.token_bucket import TokenBucket, TokenBuckets
 
 KEYS_PER_S, KEYS_BURST = 50.0, 512.0  # guess: of one peer, which looks up a few places in an announce period
-ALL_PER_S, ALL_BURST = 500.0, 16384.0  # derived: of all: 2.5 times what a thousand nodes announce and look up
+ALL_PER_S, ALL_BURST = 500.0, 16384.0  # guess: of all peers: a thousand nodes announce and look up 200 times a second
 
 RpcHandler = Callable[[Any, Any], Awaitable[Any]]
 
@@ -62,14 +62,14 @@ class DhtLimit:
 
 
 STREAMS_PER_S, STREAMS_BURST = 50.0, 256.0  # guess: of one admitted peer; twice pool.IN_USE_MAX at once fits
-CALLS_PER_S, CALLS_BURST = 1000.0, 4000.0  # derived: ten times the calls that the tiny preset makes to a peer
+CALLS_PER_S, CALLS_BURST = 1000.0, 4000.0  # guess: the tiny preset makes 100 calls a second to a peer
 # Of one admitted peer that was not seen at work here yet, and of all of those together. A call costs about 1 ms, p2pd
 # and the check of a record included (estimated on a loaded machine by `bench attack --resources`), so any number of
 # keys costs a tenth of a core. Joiners fetch chunks of 1 MiB, and a thousand nodes look after each other by 60 pings a
 # second.
 IDLE_CALLS_PER_S, IDLE_CALLS_BURST = 40.0, 100.0  # guess
 ALL_IDLE_CALLS_PER_S, ALL_IDLE_CALLS_BURST = 80.0, 400.0
-ALL_IDLE_STREAMS_PER_S, ALL_IDLE_STREAMS_BURST = 50.0, 512.0  # derived: a stream costs 1 ms, so 5 % of a core
+ALL_IDLE_STREAMS_PER_S, ALL_IDLE_STREAMS_BURST = 50.0, 512.0  # guess: a stream costs 1 ms
 # Guess: requests that break the protocol, of one peer that was not seen at work here, which are answered with a reason.
 # Its streams are dropped unread meanwhile: who speaks another version is told why, and a flood of noise is not read.
 BROKEN_PER_S, BROKEN_BURST = 0.2, 8.0

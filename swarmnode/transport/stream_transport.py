@@ -20,14 +20,14 @@ from swarmnode.transport.links import LinkBook
 from swarmnode.transport.p2pd import NetworkMode
 from swarmnode.transport.reachability import greets
 from swarmnode.transport.serve import IDLE_S as SERVED_IDLE_S
-from swarmnode.transport.serve import PEER_SHARE, STREAMS_PER_PEER_MAX, ByteBudget, StreamServer
+from swarmnode.transport.serve import STREAMS_PER_PEER_MAX, ByteBudget, StreamServer
 from swarmnode.transport.stream import P2pdStream
 from swarmnode.transport.throttle import RateThrottle
 from swarmnode.uplink_scheduler import UplinkScheduler
 from swarmnode.wire import access_pb2 as access
 
 ADDRESSES_MAX = 6  # with the circuits as many as a record holds
-STREAMS_MAX = PEER_SHARE * STREAMS_PER_PEER_MAX  # concurrent incoming ones; of bytes one peer has such a share, too
+STREAMS_MAX = 2048  # guess: concurrent incoming streams
 INCOMING_BYTES_MAX = 2 << 30  # derived: two of the largest tensors a manifest allows
 
 
@@ -341,7 +341,7 @@ class StreamTransport:
 
 IDLE_S = SERVED_IDLE_S / 6.0  # well before the server closes it
 IDLE_PER_PEER_MAX = 8  # guess: overlapping calls to one peer in a steady pipeline
-IDLE_MAX = 256  # derived: 4 MiB of look-ahead
+IDLE_MAX = 256  # guess: 256 sockets and 4 MiB of look-ahead
 IN_USE_MAX = STREAMS_PER_PEER_MAX // 2  # calls in flight to one peer
 
 

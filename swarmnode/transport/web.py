@@ -28,7 +28,7 @@ REDIRECTS_MAX = 3  # guess: the Hugging Face hub takes one to its content networ
 ADDRESSES_MAX = 8
 CONNECT_S = 2.0 * SMALL_CALL_S  # a name is looked up first
 SILENT_S = 3.0 * SMALL_CALL_S  # longest silence of a server
-SLOWEST_BYTES_PER_S = 32 << 10  # derived: slowest server, a home line at 256 kbit/s
+SLOWEST_BYTES_PER_S = 32 << 10  # guess: slowest server, a home line at 256 kbit/s
 PIECE_BYTES = 64 << 10
 URL_MAX = 4096  # of a redirect: content networks use long signed URLs
 
