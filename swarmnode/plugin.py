@@ -1,5 +1,4 @@
-"""Additions of other packages to swarmnode, by entry points: verbs, outer methods, codecs, transports,
-the simulator.
+"""Additions of other packages to swarmnode, by entry points: verbs, methods, codecs, transports, the simulator.
 
 A package names them in its pyproject.toml: `[project.entry-points."swarmnode.verbs"]` with `mine = "package:command"`.
 """

@@ -225,9 +225,7 @@ class ExchangeMachine:
             self.exchanges[partner] = Exchange(event.round_index, partner, state, *timing)
             action = ExchangeAction.SEND_PACKET if calls else ExchangeAction.AWAIT_PARTNER
             yield ExchangeEffect(action, partner, event.round_index)
-            if not calls and self._called_for.get(partner, 0) > event.round_index:
-                superseded = ExchangeEvent(ExchangeInput.SUPERSEDED, partner, event.round_index)
-                yield from self._step(self.exchanges[partner], superseded, now)
+            yield from self._supersede(self.exchanges[partner], now)
 
     def _stop(self, now: float) -> Iterator[ExchangeEffect]:
         for exchange in self.exchanges.values():
@@ -266,13 +264,18 @@ class ExchangeMachine:
         elif reason := self._off_stride(called):
             yield _refusal(event, reason)
         else:
-            if exchange is not None and called > exchange.round_index:
-                superseded = ExchangeEvent(ExchangeInput.SUPERSEDED, peer, exchange.round_index)
-                yield from self._step(exchange, superseded, now)
+            if exchange is not None:
+                yield from self._supersede(exchange, now)
             if called > (newest := self._newest()):
                 yield _refusal(event, f"round {called} is beyond {newest}, the next one here")
             else:
                 self.waiting.append(event)
+
+    def _supersede(self, exchange: Exchange, now: float) -> Iterator[ExchangeEffect]:
+        """Wait no more for a partner whose last call was for a later round."""
+        if self._called_for.get(exchange.partner, 0) > exchange.round_index:
+            superseded = ExchangeEvent(ExchangeInput.SUPERSEDED, exchange.partner, exchange.round_index)
+            yield from self._step(exchange, superseded, now)
 
     def _step(self, exchange: Exchange, event: ExchangeEvent, now: float) -> Iterator[ExchangeEffect]:
         """Apply TRANSITIONS to one exchange."""

@@ -18,9 +18,8 @@ from swarmnode.bounds import STRIDE_MAX
 from swarmnode.ema import Ema, EmaStart
 from swarmnode.ids import PeerId
 
-NARROWING = (
-    1.5  # guess: the stride falls only when half of it would do this much more than well, so that it does not flap
-)
+# guess: the stride falls only when half of it would do this much more than well, so that it does not flap
+NARROWING = 1.5
 
 SMOOTHING = 0.5  # guess: of the newest round's seconds and bytes in their averages
 # Guess: of so many rounds the median rate counts. Where a cut network heals, the other half's samples come all at once;
