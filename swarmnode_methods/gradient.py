@@ -23,13 +23,14 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Tensor
 
-from swarmnode.errors import LocalFault, RemoteFault
+from swarmnode.errors import LocalFault, ManifestError
 from swarmnode.gossip.compression import Codec
 from swarmnode.gossip.outer.method import Outer, one_by_one
 from swarmnode.gossip.robust import CLIP
 from swarmnode.manifest import OuterConstants
 from swarmnode.ports import OuterReport, Packet, StreamingMessage, Verdict
 from swarmnode_methods import fragment
+from swarmnode_methods.delta import DeltaCodec
 from swarmnode_methods.mean import DeltaMean
 
 if TYPE_CHECKING:
@@ -92,6 +93,8 @@ class Gradient(DeltaMean):
 
     def __init__(self, theta: Tensor, codec: Codec) -> None:
         super().__init__(theta, codec)
+        if isinstance(codec, DeltaCodec) and codec.feedback:
+            raise ManifestError(f"gossip.codec {codec.name} feeds back what it drops, as gradient does itself")
         self.phi = self.theta
         self.of = GradientOf()
         self._step_norm = 0.0  # of the last step
@@ -117,13 +120,7 @@ class Gradient(DeltaMean):
             return own
         return one_by_one(own, StreamingMessage([fragment.fragment(self.phi, round_index)]))
 
-    def _judge(self, own_weight: float, packet: Packet) -> Verdict:
-        try:
-            self.check(packet)
-        except RemoteFault as fault:
-            return Verdict(0.0, "misshapen", str(fault))
-        if packet.weight == 0.0:
-            return Verdict(0.0, "newcomer", "a newcomer gives nothing")
+    def _judge_whole(self, own_weight: float, packet: Packet) -> Verdict:
         return Verdict(1.0, "accepted", f"up to {CLIP:g} medians of all packets")
 
     def _outer_step(

@@ -12,6 +12,7 @@ from swarmnode.gossip.outer import outer
 from swarmnode.manifest import GossipSpec
 from swarmnode.ports import OuterReport, Packet
 from swarmnode_methods.desloc import EVERY_SECOND, DesLoc
+from swarmnode_methods.gradient import Gradient, GradientOf
 from tests.support.method_tables import CODECS_OF
 
 SIZE = 4096 + 100
@@ -46,6 +47,23 @@ def weights(seed: int) -> torch.Tensor:
     return torch.randn(SIZE, generator=torch.Generator().manual_seed(seed))
 
 
+class Learned(GradientOf):
+    """Gathers what is learned between rounds, and adds the mean of a round to the weights [P]."""
+
+    def __init__(self, theta: torch.Tensor) -> None:
+        self.theta, self.gathered = theta, torch.zeros_like(theta)
+
+    def take(self, out: torch.Tensor) -> None:
+        out.copy_(self.gathered)
+        self.gathered.zero_()
+
+    def give(self, flat: torch.Tensor) -> None:
+        self.gathered.add_(flat)
+
+    def step(self, mean: torch.Tensor, round_index: int) -> None:
+        self.theta.add_(mean)
+
+
 class Learner:
     """One replica that learns something of its own every round, and something that all learn. With one seed: twins."""
 
@@ -55,9 +73,13 @@ class Learner:
         self.moments = [weights(seed + 100), weights(seed + 200)[: SIZE // 3].abs()]
         if isinstance(self.outer, DesLoc):
             self.outer.attend(*self.moments)
+        self.learns = self.outer.theta
+        if isinstance(self.outer, Gradient):
+            self.outer.gather(learned := Learned(self.outer.theta))
+            self.learns = learned.gathered
 
     def packet(self, round_index: int) -> Packet:
-        self.outer.theta.add_(weights(1000 * round_index) + weights(1000 * round_index + self.seed), alpha=0.01)
+        self.learns.add_(weights(1000 * round_index) + weights(1000 * round_index + self.seed), alpha=0.01)
         return Packet(1.0, 0, self.outer.message(round_index))
 
     def state(self) -> list[torch.Tensor]:

@@ -173,6 +173,9 @@ class Outer(ABC):
             return Verdict(0.0, "misshapen", str(fault))
         if packet.weight == 0.0:
             return Verdict(0.0, "newcomer", "a newcomer gives nothing")
+        return self._judge_whole(own_weight, packet)
+
+    def _judge_whole(self, own_weight: float, packet: Packet) -> Verdict:
         if self.guard is None:
             return Verdict(1.0, "accepted", "whatever is well-formed")
         return self.guard.judge(self.measure(packet, judged_by_own=own_weight > 0.0))
