@@ -10,14 +10,10 @@ import pytest
 import torch
 
 from benchmarks.method import attack, gossip, guard_false_positives
-from benchmarks.method.attack import ATTACKS, LIARS
+from benchmarks.method.attack import ATTACKS
 from benchmarks.method.gossip import ALONE, PARALLEL
 from benchmarks.method.replica_batch import ToySpec, losses, shapes
-from benchmarks.micro import codec
 from swarmnode.errors import UsageError
-from swarmnode.gossip.outer import NoLoCo
-from swarmnode_methods.mean import DeltaMean
-from tests.support.method_tables import CODECS
 
 TINY = replace(
     ToySpec(),
@@ -80,47 +76,6 @@ def test_bench_gossip_writes_a_table_and_a_page(tmp_path: Path, monkeypatch: pyt
     assert "<svg" in page and "noloco/modular4" in page and "http" not in page
 
 
-def test_rounds_and_their_steps_can_be_given_and_dense_averaging_is_compared_with(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setitem(gossip.PRESETS, "quick", (BRIEF, 1))
-    found = gossip.run("quick", ("sparseloco/fp32", "partial_average/topk64"), changes={"rounds": 3, "inner_steps": 4})
-    assert (found["size"]["rounds"], found["size"]["inner_steps"]) == (3, 4)
-    dense, sparse = found["methods"]
-    assert dense["over dense"] == 0.0 and sparse["over dense"] == sparse["nats"] - dense["nats"]
-    assert math.isnan(sparse["over fp32"]) and math.isnan(sparse["error"]), (
-        "no pairs were run, and one seed has no spread"
-    )
-
-
-def test_a_message_counts_as_often_as_it_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(gossip.PRESETS, "quick", (BRIEF, 1))
-    whats = ("noloco/fp32+gamma=0.3", "diloco/fp32", "partial_average/topk64", PARALLEL)
-    found = gossip.run("quick", whats, healing=False)
-    sent = {row["method"]: row["bytes/param/round"] for row in found["methods"]}
-    parameters = sum(math.prod(shape) for shape in shapes(BRIEF))
-    assert sent["noloco/fp32+gamma=0.3"] == 8.0, "weights and pseudo-gradients, to one partner"
-    assert sent["diloco/fp32"] == 7 * 4.0, "to all seven others"
-    assert sent["partial_average/topk64"] == 7 * -(-parameters // 4096) * 84 / parameters
-    assert sent["parallel"] == BRIEF.inner_steps * 2 * 7 / 8 * 4.0, "a ring's reduce-scatter and all-gather"
-
-
-def test_a_method_runs_at_its_own_constants_unless_others_are_given() -> None:
-    theta = torch.zeros(8)
-    for what, alpha, beta in (
-        ("noloco/fp32", 0.5, 0.7),
-        ("diloco/e3m0", 0.9, 0.7),
-        ("streaming/e3m0", 0.9, 0.4),
-        ("edit/e3m0+alpha=0+rate=6e-3", 0.0, 0.8),
-        ("sparseloco/topk64+beta=0.4@qsr", 0.0, 0.4),
-    ):
-        make = gossip.maker(what)
-        assert make is not None
-        made = make(theta)
-        assert isinstance(made, NoLoCo | DeltaMean) and (made.alpha, made.beta) == (alpha, beta)
-    assert gossip.parts("alone+rate=6e-3") == ("alone", {"rate": 6e-3}, "")
-
-
 @pytest.mark.parametrize("what", ["noloco", "noloco/zip", "gossip/fp32", "noloco/fp32@never", "noloco/fp32+alpha"])
 def test_unknown_methods_are_refused_before_anything_is_trained(what: str) -> None:
     from swarmnode.errors import SwarmnodeError
@@ -136,12 +91,6 @@ def test_unknown_methods_are_refused_before_anything_is_trained(what: str) -> No
     ):
         with pytest.raises(SwarmnodeError, match=says):
             gossip.run("quick", (wrong,))
-
-
-def test_bench_codec_measures_every_codec() -> None:
-    found = codec.run(parameters=1 << 16, rounds=1)
-    assert {row["codec"] for row in found["codecs"]} == set(CODECS)
-    assert all(row["encode GB/s"] > 0 and row["decode GB/s"] > 0 for row in found["codecs"])
 
 
 @pytest.mark.parametrize("name", ["nan", "malformed"])
@@ -166,16 +115,3 @@ def test_honest_packets_are_taken_whole(optimizer: str, steps: int, replicas: in
     assert found["whole"] > 0.995 and found["left out"] == 0, found
     (row,) = found["honest"]
     assert row["packets"] >= 30 * replicas
-
-
-def test_honest_replicas_are_never_called_liars() -> None:
-    """Replicas that lie in other runs choose whom to meet as all others do, and are judged and counted like them."""
-    replica_batch = attack.AttackedBatch(TINY, 0, "noloco/fp32", TEXT, None, acceptance="clipped")
-    one = LIARS[0]
-    for _ in range(8):
-        replica_batch.reputation[one].record_broken_packet(replica_batch.names[0], 1.0)
-    assert 0 not in replica_batch.view(one, 1) and 1 in replica_batch.view(one, 1)
-    fresh = attack.AttackedBatch(TINY, 0, "noloco/fp32", TEXT, None, acceptance="clipped")
-    fresh.learn(1)
-    fresh.round(1)
-    assert fresh.honest_packets == TINY.replicas and fresh.lies == 0, "one of each, in pairs"

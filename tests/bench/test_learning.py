@@ -7,9 +7,8 @@ import pytest
 import torch
 
 from benchmarks.swarm import learning, learning_page, plain_grid, pytorch_learning
-from benchmarks.swarm.learning import BoundedNumber
 from benchmarks.swarm.learning_swarm import SwarmRun, Validation
-from benchmarks.swarm.plain_grid import GridConditions, Journal, PlainRun
+from benchmarks.swarm.plain_grid import GridConditions, PlainRun
 from benchmarks.swarm.pytorch_learning import GridPoint, LossPoint, TrainingTask, train
 from swarmnode.bench import pytorch_model
 from swarmnode.data.corpus import open_corpus
@@ -83,22 +82,6 @@ def test_the_plain_model_is_hugging_faces():
         torch.testing.assert_close(net(tokens), theirs(tokens).logits, rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("shape", "dtype"), [((24, 40), torch.float32), ((40, 24), torch.float32), ((32, 32), torch.bfloat16)]
-)
-def test_a_step_of_muon_moves_along_all_directions_alike(shape, dtype):
-    torch.manual_seed(0)
-    # Of a known spectrum, whose least value is not lost in the five iterations.
-    u, _, v = torch.linalg.svd(torch.randn(shape), full_matrices=False)
-    matrix = torch.nn.Parameter(torch.zeros(shape))
-    matrix.grad = u @ torch.diag(torch.linspace(0.1, 1.0, min(shape))) @ v
-    pytorch_model.PlainMuon([matrix], lr=0.5, momentum=0.95, weight_decay=0.1, dtype=dtype).step()
-    moved = torch.linalg.svdvals(matrix.detach()) / (0.5 * 0.2 * math.sqrt(max(shape)))
-    assert moved.min() > 0.65 and moved.max() < 1.25
-    against = (matrix.detach() * matrix.grad).sum()
-    assert against < 0  # downhill
-
-
 @pytest.mark.parametrize("setting", [ADAMW, MUON], ids=str)
 def test_the_plain_process_learns(ground, manifest, setting):
     corpus = open_corpus(manifest, ground.data, ground.cache)
@@ -126,23 +109,6 @@ def test_held_out_loss_is_of_the_samples_that_the_swarm_validates_on(ground, man
     assert len(tokens) == manifest.pipeline.validation_samples
     task = TrainingTask(str(ground.signed), str(ground.cache), ADAMW, 0)
     assert pytorch_learning.held_out(net, manifest, corpus, task) == pytest.approx(float(expected), rel=1e-5)
-
-
-def test_a_journal_answers_only_what_was_asked(ground, tmp_path):
-    journal = Journal(tmp_path / "journal.jsonl")
-    key = ground.key(ADAMW, 0, 1)
-    long, short = (PlainRun(ADAMW, 0, 1, "here", (LossPoint(n, 2.0, 1.0, 1.0, 2.0),)) for n in (2000, 1000))
-    journal.add(key, long)
-    journal.add(key, short)
-    for kept in (journal, Journal(tmp_path / "journal.jsonl")):
-        assert kept.find(key, 1500) == long and kept.find(key, 500) == long and kept.find(key, 3000) is None
-        for other in (ground.key(MUON, 0, 1), ground.key(ADAMW, 1, 1), ground.key(ADAMW, 0, 2)):
-            assert kept.find(other, 1) is None
-    deeper = dataclasses.replace(ground.manifest, model=dataclasses.replace(SMALL, layers=3))
-    assert dataclasses.replace(ground, manifest=deeper).key(ADAMW, 0, 1) != key
-    assert (
-        dataclasses.replace(ground, manifest=dataclasses.replace(ground.manifest, name="other")).key(ADAMW, 0, 1) == key
-    )
 
 
 def curve(setting: GridPoint, decades: float, threads: int = 1) -> PlainRun:
@@ -183,41 +149,7 @@ def test_the_page_has_every_curve_and_loads_nothing():
     assert "http" not in page and "<script" not in page
 
 
-def test_numbers_of_replicas_are_read_or_refused():
-    assert learning.replicas_of("1,2,4") == (1, 2, 4)
-    for text in ("", "a", "1,0", "1;2"):
-        with pytest.raises(UsageError, match="--replicas"):
-            learning.replicas_of(text)
-
-
 def test_a_run_that_plain_pytorch_does_not_train_alike_is_refused(manifest):
     apart = dataclasses.replace(manifest, data=dataclasses.replace(manifest.data, documents="masked"))
     with pytest.raises(UsageError, match=r'set data\.documents = "joined"'):
         learning.run(apart, (), learning.FAST_EXTENT, None, print)  # type: ignore[arg-type]
-
-
-def test_means_over_seeds_come_with_their_spread():
-    rows = [
-        {
-            "replicas": 2,
-            "nats": nats,
-            **{key: {"value": value, "bound": ""} for key in ("efficiency", "of Muon", "of core s")},
-        }
-        for nats, value in ((1.0, 2.0), (2.0, 4.0))
-    ]
-    (mean,) = learning.mean_rows(rows)
-    assert mean["efficiency"] == 3.0 and mean["efficiency ±"] == pytest.approx(math.sqrt(2)) and mean["nats"] == 1.5
-    assert learning.mean_rows(rows[:1]) == []
-    assert str(BoundedNumber(3.0)) == "3"
-
-
-def test_the_mean_of_weights_is_a_weighted_mean_of_all_so_far_and_leaves_them_alone() -> None:
-    weights = torch.zeros(3)
-    mean = pytorch_learning.Mean([weights])
-    for samples in range(1, 2001):
-        weights.fill_(float(samples))
-        mean.see(samples)
-    with mean.in_place():
-        age = 1.0 - float(weights[0]) / 2000.0
-    assert age == pytest.approx(pytorch_learning.MEAN_SHARE, rel=0.1)
-    assert torch.equal(weights, torch.full((3,), 2000.0))
