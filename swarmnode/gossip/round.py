@@ -23,7 +23,7 @@ NARROWING = 1.5
 
 SMOOTHING = 0.5  # guess: of the newest round's seconds and bytes in their averages
 # Guess: of so many rounds the median rate counts. Where a cut network heals, the other half's samples come all at once;
-# taken for a rate, they made replicas meet only every 256th round from then on (measured: tests/live/wan_lab.py).
+# taken for a rate, they made replicas meet only every 256th round from then on (measured behind 20 Mbit/s).
 RATES = 5
 EXCHANGES_PER_ROUND = 2.0  # guess: rounds are so far apart that exchanges, waiting included, take at most half of them
 LINE_FADE = 0.98  # guess: of the most that the line was seen to carry, a round: another network is noticed within 50

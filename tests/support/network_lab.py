@@ -14,10 +14,10 @@ LABS = Path(__file__).parents[1] / "live"
 CANNOT = 77
 
 
-def in_lab(script: str, folder: Path, *tools: str) -> str:
+def in_lab(script: str, folder: Path) -> str:
     """The last line that `script`, a lab of tests/live, prints when run on `folder` in a world of its own: users,
     network and processes too, so that no root is needed and nothing is left behind. Skips where that cannot be."""
-    for tool in ("unshare", "ip", "nft", "sysctl", "mount", *tools):
+    for tool in ("unshare", "ip", "nft", "sysctl", "mount"):
         if shutil.which(tool) is None:
             pytest.skip(f"{tool} is missing: apt-get install iproute2 nftables")
     unshare = ["unshare", "--user", "--map-root-user", "--net", "--mount", "--pid", "--fork", "--kill-child"]
