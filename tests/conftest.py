@@ -49,12 +49,9 @@ FOLDERS = dict.fromkeys(("bench", "cli", "dashboard", "deploy", "node", "simulat
 FOLDERS |= dict.fromkeys(("chaos", "docs", "live"), "live")
 # Left to `make nightly`: what nobody runs by default, and live tests whose subject another one has, too.
 NIGHTLY_FILES = {
-    *(f"tests/bench/test_{name}.py" for name in ("efficiency", "gossip", "gpu", "inner_optimizer", "learning")),
+    *(f"tests/bench/test_{name}.py" for name in ("efficiency", "gossip", "gpu", "learning")),
     *(f"tests/gossip/test_{name}.py" for name in ("delta", "family", "fragment", "tile_bitpack")),
-    *(
-        f"tests/live/test_{name}.py"
-        for name in ("amend", "coordinator", "people", "preempt", "resumed_id", "versions", "weekend")
-    ),
+    *(f"tests/live/test_{name}.py" for name in ("amend", "people", "resumed_id", "versions", "weekend")),
     "tests/model/test_template_families.py",
 }
 RESEARCH = {rules.name for rules in (*METHODS, *CODECS)}
