@@ -48,16 +48,15 @@ def make_donor(
     context: NodeContext,
     here: StageContext,
     gossip: Gossip,
-    received: Snapshot | None,
     kept: Callable[[int], Snapshot | None],
 ) -> StageDonor:
-    """The part that gives state to others: of the replica, what this node `received` itself, and what is `kept` of
-    other stages. Archives get copies of the slow weights, which are hashed beside the compute thread where possible."""
+    """The part that gives state to others: of the replica, and what is `kept` of other stages. Archives get copies of
+    the slow weights, which are hashed beside the compute thread where possible."""
     ports, given = context.ports, (here.run_id, here.stage)
     # Behind other work a busy replica would never hash, and it needs the joiner that waits.
     run = partial(here.compute.run, Priority.OUTER, 0)
     take, limits = partial(copy_replica, context, here, gossip), ports.donating
-    joiners = SnapshotDonor(*given, take, run, here.telemetry, limits, kept, received)
+    joiners = SnapshotDonor(*given, take, run, here.telemetry, limits, kept)
 
     async def slow(cut: StateSlice) -> Snapshot:
         while True:
@@ -217,7 +216,7 @@ class ServedStage(StageObserver):
             packet_taken=history.record_work,
         )
         self.backup = NeighbourBackup(here, presence)
-        self.donor = make_donor(context, here, self.gossip, restored.snapshot, self.backup.kept)
+        self.donor = make_donor(context, here, self.gossip, self.backup.kept)
         self._speed = Speed(self.hop, here.compute, joined.samples_per_second)
         self.feeder: Feeder | None = None
         self.checkpointer: Checkpointer | None = None

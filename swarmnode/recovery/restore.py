@@ -74,7 +74,6 @@ class RestoredState:
     reason: str
     round: int  # the last round behind the state
     newcomer: bool  # the first round is to be received at weight 0
-    snapshot: Snapshot | None = None  # as a living replica gave it, for others that still pull the same
 
 
 class BaseWeights(Protocol):
@@ -396,18 +395,17 @@ class _Restoration:
         check = self._check(view.stage, donors, lambda: keepers)
         whole = self._client(view.stage, POLITE, self._round_min)
         cut = newcomer_part(self._manifest.gossip, self._replica.sizes_of(view.stage)) if view.round_now else WHOLE
-        state, offer = await self._download(replace(whole, cut=cut), donors, check, self._load)
+        _, offer = await self._download(replace(whole, cut=cut), donors, check, self._load)
         if cut != WHOLE and not offer.round and view.round_now <= FIRST_ROUNDS:
             # Before its first round the fast weights hold all that was learned.
-            state, offer = await self._download(whole, donors, check, self._load)
+            _, offer = await self._download(whole, donors, check, self._load)
         # The median tolerates one liar about the run's count among the donor, the confirming peer and the pinged peers.
         totals = [offer.progress.total, view.samples_least, *([] if check is None else check.totals[:1])]
         total = median_low(totals)
         self._membership.run_progress.begin(total)
         self._restorer.merge(offer.progress)
         done = min(offer.round, total // self._manifest.gossip.round_samples)
-        snapshot = Snapshot.of_offer(offer, state)
-        return RestoredState(RecoverySource.REPLICA, reason, done, self._restorer.meets, snapshot)
+        return RestoredState(RecoverySource.REPLICA, reason, done, self._restorer.meets)
 
     async def _from_archive(self, view: RecoveryView) -> None:
         """The slow weights that a bootstrap has in the owner's archive; fast ones equal them, and moments begin anew.
@@ -588,9 +586,8 @@ class _Restoration:
         check: StateCheck | None = None,
         accept: Accept | None = None,
     ) -> tuple[State, wire.Snapshot]:
-        """DonorClient.download with helpers; counts the bytes. Raises Unavailable."""
-        compare, helpers = None if check is None else check.compare, partial(self._helpers, client.stage)
-        state, offer = await client.download(donors, compare=compare, accept=accept, helpers=helpers)
+        """DonorClient.download; counts the bytes. Raises Unavailable."""
+        state, offer = await client.download(donors, compare=check and check.compare, accept=accept)
         self._nbytes += offer.nbytes
         return state, offer
 
@@ -601,12 +598,6 @@ class _Restoration:
 
     def _rounds_max(self) -> float:
         return self._membership.run_progress.rounds_max
-
-    def _helpers(self, stage: int) -> list[PeerId]:
-        """Peers that may hold the very bytes a donor offers: joiners that came a moment before, then the others."""
-        members = self._membership.peer_table.swarm().stages[stage] if stage < STAGES_MAX else ()
-        syncing = [m.peer for m in members if m.state == record_pb2.NODE_STATE_SYNCING]
-        return syncing + [m.peer for m in members if m.state == record_pb2.NODE_STATE_TRAINING]
 
     # ---- say
 

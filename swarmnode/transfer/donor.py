@@ -260,12 +260,7 @@ class SnapshotDonor:
         telemetry: Telemetry,
         limits: DonorLimits | None = None,
         kept: Callable[[int], Snapshot | None] = lambda stage: None,
-        received: Snapshot | None = None,
     ) -> None:
-        """`received` is the snapshot that this replica itself was restored from.
-
-        It is served as well to peers that still download it, so that its donor does not serve many joiners alone.
-        """
         self._run_id = run_id
         self._stage = stage
         self._take = take
@@ -278,9 +273,6 @@ class SnapshotDonor:
         self._places = DonorPlaces(self._limits)
         self._making = asyncio.Lock()
         self._timer: asyncio.TimerHandle | None = None
-        if received is not None:
-            self._kept.append(_KeptSnapshot(received, float("-inf"), self._now_s(), {WHOLE: received}))
-            self._arm()
 
     def serve(self, transport: Transport) -> None:
         """Register both handlers with `transport`."""
@@ -390,8 +382,6 @@ class SnapshotDonor:
         if not self._kept or self._kept[-1].snapshot.round_index < round_min:
             return None
         newest = self._kept[-1]
-        if newest.made_s == float("-inf"):  # received, so older than this replica's training
-            return None
         fresh = self._now_s() - newest.made_s <= self._limits.fresh_s
         return newest if fresh or self._full() else None
 

@@ -56,7 +56,6 @@ class DownloadLimits:
     waited_for: bool = True  # this node cannot work without the state; else donors may put others first
     parallel: int = CHUNKS_AT_ONCE  # chunks requested at once from the first donor
     beside: int = 2  # chunks requested at once from each other donor
-    helpers: int = 3  # peers besides the donor that are asked for the same bytes
     sources: int = 4  # donors used side by side: a home's uplink is a quarter of another home's downlink
     alone_s: float = 60.0  # other donors are asked only when the first one needs longer
     silent_s: float = 30.0  # other donors are asked when the first one sends nothing for so long
@@ -244,7 +243,6 @@ class DonorClient:
         offer: wire.Snapshot,
         missing: deque[int],
         put: Callable[[PeerId, wire.Snapshot, int, Chunk], None],
-        retries: int | None = None,
     ) -> None:
         """Get one of the chunks `missing` after the other from `donor` until none is left, and `put` each. A chunk that
         fails is missing again. Raises as `chunk` and `put` do."""
@@ -252,9 +250,7 @@ class DonorClient:
         while missing:
             index, begun_s = missing.popleft(), loop.time()
             try:
-                data = await self.chunk(
-                    donor, offer, index, self.limits.chunk_retries_max if retries is None else retries
-                )
+                data = await self.chunk(donor, offer, index, self.limits.chunk_retries_max)
             except BaseException:  # also when cancelled because another chunk of the same donor failed
                 missing.append(index)
                 raise
@@ -268,23 +264,21 @@ class DonorClient:
         *,
         compare: Compare | None = None,
         accept: Accept | None = None,
-        helpers: Callable[[], Sequence[PeerId]] = tuple,
     ) -> tuple[State, wire.Snapshot]:
         """The part `cut` of the state of a replica of `stage` with `sizes` elements, and the offer of its donor.
 
         Every chunk is verified. Where a download takes longer than `limits.alone_s`, chunks come from several donors.
 
         `donors` returns the donors, best first, and is called before each attempt. An interrupted snapshot is continued
-        at the same donor; chunks are kept while any donor offers the same hashes. `helpers` are peers that may hold the
-        very same snapshot, such as joiners that came a moment before: each is asked for chunks until it refuses. A
-        snapshot of a round later than `rounds_max` returns is refused. `compare` asks others about the state; it gets
-        the state, the offer and the donors. `accept` takes the state, and loads it for example. Both raise RemoteFault
-        for numbers that cannot be believed. Then the donor has lied, and another is asked; among several donors the
-        liar is unknown, so the next state comes from one donor alone. Busy donors are asked again at the time they
-        gave. Raises Unavailable when the attempts are used up or no donor is left.
+        at the same donor; chunks are kept while any donor offers the same hashes. A snapshot of a round later than
+        `rounds_max` returns is refused. `compare` asks others about the state; it gets the state, the offer and the
+        donors. `accept` takes the state, and loads it for example. Both raise RemoteFault for numbers that cannot be
+        believed. Then the donor has lied, and another is asked; among several donors the liar is unknown, so the next
+        state comes from one donor alone. Busy donors are asked again at the time they gave. Raises Unavailable when the
+        attempts are used up or no donor is left.
         """
         known = Donors(donors, self.transport.peer_id, self.limits.failures_max)
-        return await _Download(self, known, compare, accept, helpers).run()
+        return await _Download(self, known, compare, accept).run()
 
     def pause_s(self, attempt: int) -> float:
         """Seconds to wait before another `attempt`."""
@@ -299,8 +293,6 @@ class _Download:
     donors: Donors
     compare: Compare | None
     accept: Accept | None
-    helpers: Callable[[], Sequence[PeerId]]
-    useless: set[PeerId] = field(default_factory=set)  # helpers that lied
     data: memoryview | bytearray = field(default_factory=bytearray)
     have: dict[int, wire.Snapshot] = field(default_factory=dict)  # the offer that each chunk here belongs to
     offer: wire.Snapshot = field(default_factory=wire.Snapshot)  # the offer of the last donor
@@ -420,17 +412,14 @@ class _Download:
         self.missing = deque(index for index in range(len(offer.hashes)) if index not in self.have)
 
     async def _pull(self, donor: PeerId, offer: wire.Snapshot) -> None:
-        """Get all missing chunks from `donor`, helpers and other donors."""
-        helpers = self._able_helpers(donor)
-        while self.missing:  # again, when a helper gave up on the last ones
+        """Get all missing chunks from `donor` and other donors."""
+        while self.missing:  # again, when another donor gave up on the last ones
             self.over.clear()
             works: list[Callable[[], Awaitable[None]]] = []
             works += [partial(self._work, donor, offer)] * min(self.limits.parallel, len(self.missing))
-            works += [partial(self._help, helper, offer) for helper in helpers]
             if self.limits.sources > 1 and not self.pure:
                 works.append(self._others)
             await gather_or_cancel(works)
-            helpers = []
 
     async def _accepted(self, donor: PeerId) -> tuple[State, wire.Snapshot]:
         """The state, once `compare` and `accept` have passed it. Raises DonorLied, Unavailable."""
@@ -496,22 +485,9 @@ class _Download:
             async with asyncio.timeout(seconds):
                 await self.over.wait()
 
-    def _able_helpers(self, donor: PeerId) -> list[PeerId]:
-        unfit = {donor, self.client.transport.peer_id, *self.useless}
-        return [peer for peer in self.helpers() if peer not in unfit][: self.limits.helpers]
-
-    async def _help(self, helper: PeerId, offer: wire.Snapshot) -> None:
-        """Do `_work` with a peer that may not have the snapshot. Chunks it does not give are left to the donor."""
-        try:
-            await self._work(helper, offer, retries=0)
-        except (RemoteFault, Unavailable) as failure:
-            if isinstance(failure, DonorLied):
-                self.useless.add(helper)
-                self._tell(helper, failure)
-
-    async def _work(self, donor: PeerId, offer: wire.Snapshot, retries: int | None = None) -> None:
+    async def _work(self, donor: PeerId, offer: wire.Snapshot) -> None:
         """Get one missing chunk after the other from `donor` until none is left."""
-        await self.client.pull(donor, offer, self.missing, self._put, retries)
+        await self.client.pull(donor, offer, self.missing, self._put)
         self.over.set()
 
     def _put(self, donor: PeerId, offer: wire.Snapshot, index: int, data: Chunk) -> None:

@@ -1,4 +1,4 @@
-"""Downloads from several nodes that hold the same bytes, parts of a state, and politeness to donors."""
+"""Downloads of parts of a state and of another stage's backup, and politeness to donors."""
 
 import asyncio
 from collections.abc import Sequence
@@ -8,20 +8,18 @@ import pytest
 from swarmnode.errors import RemoteFault, Unavailable
 from swarmnode.ids import PeerId
 from swarmnode.membership.progress import to_message
-from swarmnode.ports import Answer, WireTensor
+from swarmnode.ports import Answer
 from swarmnode.transfer.donor import SnapshotDonor
 from swarmnode.transfer.download import DonorClient, DownloadLimits
 from swarmnode.transfer.snapshot import SLOW, WHOLE, Snapshot, StateSlice
 from tests.support.download import (
     CHUNK,
-    CHUNKS,
     ME,
     PARAMETERS,
     RUN,
     SIZES,
     A,
     B,
-    C,
     Giver,
     Link,
     Next,
@@ -37,7 +35,6 @@ pytestmark = pytest.mark.loop("virtual")
 async def fetch(
     world: World,
     donors: Sequence[PeerId],
-    helpers: Sequence[PeerId] = (),
     *,
     limits: DownloadLimits | None = None,
     cut: StateSlice = WHOLE,
@@ -46,67 +43,8 @@ async def fetch(
 ) -> Snapshot:
     here = Link(world, ME), RUN, stage, SIZES, said or Said()
     client = DonorClient(*here, limits=limits or DownloadLimits(), cut=cut)
-    found, offer = await client.download(lambda: donors, helpers=lambda: helpers)
+    found, offer = await client.download(lambda: donors)
     return Snapshot.of_offer(offer, found)
-
-
-def keeping(world: World, peer: PeerId, snapshot: Snapshot) -> SnapshotDonor:
-    """A node that has received `snapshot` a moment ago."""
-    giver = Giver(world, peer, 100)
-    giver.donor.close()
-    donor = SnapshotDonor(RUN, 1, giver.take, giver.offload, Said(), received=snapshot)
-    donor.serve(Link(world, peer))
-    return donor
-
-
-async def test_a_holder_of_the_same_bytes_helps() -> None:
-    world = World()
-    Giver(world, A, 100)
-    first = await fetch(world, [A])
-    keeping(world, B, first)
-    before = world.asked[A, "chunk"]
-    second = await fetch(world, [A], [B, C])
-    assert same(second.state, state(105))
-    from_a, from_b = world.asked[A, "chunk"] - before, world.asked[B, "chunk"]
-    assert from_a + from_b == CHUNKS and from_b >= 5, "each chunk once, some from the helper"
-    assert (B, "snapshot") not in world.asked, "helping costs no snapshot"
-    assert world.asked[C, "chunk"] == 1, "who does not have it is asked once"
-
-
-async def test_a_helper_that_dies_or_lies_costs_nothing_but_its_part() -> None:
-    world, said = World(), Said()
-    Giver(world, A, 100)
-    first = await fetch(world, [A])
-    [keeping(world, peer, first) for peer in (B, C)]
-
-    async def dies(method: str, serial: int, go: Next) -> Answer:
-        if serial > 3:
-            raise RemoteFault("gone")
-        return await go()
-
-    async def lies(method: str, serial: int, go: Next) -> Answer:
-        answer = await go()
-        return Answer(answer.header, [WireTensor("u8", (CHUNK,), bytes(CHUNK))]) if answer.tensors else answer
-
-    world.faults = {B: dies, C: lies}
-    second = await fetch(world, [A], [B, C], said=said)
-    assert same(second.state, state(105))
-    assert world.asked[B, "chunk"] == 4 and world.asked[C, "chunk"] == 1
-    assert [fields["peer"] for fields in said.all("state.failed")] == [C]
-
-
-async def test_a_helper_that_fails_last_leaves_its_chunk_to_the_donor() -> None:
-    world = World()
-    Giver(world, A, 100)
-    first = await fetch(world, [A])
-    keeping(world, B, first)
-
-    async def slow_death(method: str, serial: int, go: Next) -> Answer:
-        await asyncio.sleep(5.0)  # long after the donor has given everything else
-        raise RemoteFault("gone")
-
-    world.faults = {B: slow_death}
-    assert same((await fetch(world, [A], [B])).state, state(105))
 
 
 async def test_a_part_of_a_state_travels_alone() -> None:
