@@ -313,7 +313,7 @@ class StageRebalancer:
         await self._after_a_round()
         await self._look()
         if self._swarm().stages[move.target]:
-            good, why = await self._still_good(move)
+            good, why = still_good(self._swarm(), self._costs, move, self._rules)
         else:  # still nobody feeds there, so all training stands
             good, why = await self._replaced(move.source)
         if not good:
@@ -321,17 +321,6 @@ class StageRebalancer:
             return None
         self._context.telemetry.count(name.RECOVERIES, method="replica")
         return StageTransfer(move.target, f"{reason}; {why}", move.speed, Snapshot.of_offer(offer, state))
-
-    async def _still_good(self, move: StageMove) -> tuple[bool, str]:
-        """(whether `move` still helps now that the state is here, the reason). Waits a little for a partner."""
-        loop, period_s = asyncio.get_running_loop(), self._manifest.limits.announce_period_s
-        end = loop.time() + HEARD_PERIODS * period_s * bool(move.against)
-        while not (verdict := still_good(self._swarm(), self._costs, move, self._rules))[0]:
-            if loop.time() >= end:
-                break
-            await asyncio.sleep(SOON_SHARE * period_s)
-            await self._look()
-        return verdict
 
     def _client(self, stage: int, sizes: Sizes) -> DonorClient:
         context, run_progress = self._context, self._presence.run_progress
