@@ -587,7 +587,7 @@ class _Restoration:
         accept: Accept | None = None,
     ) -> tuple[State, wire.Snapshot]:
         """DonorClient.download; counts the bytes. Raises Unavailable."""
-        state, offer = await client.download(donors, compare=check and check.compare, accept=accept)
+        state, offer = await client.download(donors, compare=None if check is None else check.compare, accept=accept)
         self._nbytes += offer.nbytes
         return state, offer
 
