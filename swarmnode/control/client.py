@@ -19,14 +19,15 @@ TIMEOUT_S = 5.0
 
 
 class _UnixConnection(http.client.HTTPConnection):
-    def __init__(self, path: Path, timeout_s: float) -> None:
+    def __init__(self, home: Path, timeout_s: float) -> None:
         super().__init__("localhost", timeout=timeout_s)
-        self._path = path
+        self._home = home
 
     def connect(self) -> None:
         self.sock = socket.socket(socket.AF_UNIX)
         self.sock.settimeout(self.timeout)
-        self.sock.connect(str(self._path))
+        with socket_path.short_path(self._home) as path:
+            self.sock.connect(str(path))
 
 
 def ask(home: Path, verb: str, *, timeout_s: float = TIMEOUT_S, **arguments: Any) -> dict[str, Any]:
@@ -35,7 +36,8 @@ def ask(home: Path, verb: str, *, timeout_s: float = TIMEOUT_S, **arguments: Any
     Raises NoDaemon if none answers, NotPermitted if it belongs to another user, UsageError if it rejects the arguments,
     Unavailable if it cannot serve the verb now or not within `timeout_s`.
     """
-    connection = _UnixConnection(socket_path.find(home), timeout_s)
+    socket_path.check(home)
+    connection = _UnixConnection(home, timeout_s)
     try:
         try:
             connection.connect()

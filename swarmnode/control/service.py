@@ -97,15 +97,14 @@ class ControlServer:
         """
         self.hold()
         try:
-            path = socket_path.choose(self._home)
+            path = self._home.resolve() / socket_path.SOCKET_NAME
             path.unlink(missing_ok=True)  # left by a killed daemon: we hold the lock, so nobody listens there
-            listening = _bind(path)
+            listening = _bind(self._home)
             app = web.Application()
             app.router.add_post("/v1/{verb}", self._answer)
             self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=STOP_GRACE_S)
             await self._runner.setup()
             await web.SockSite(self._runner, listening).start()
-            socket_path.publish(self._home, path)
         except BaseException:
             self._release()
             raise
@@ -118,7 +117,7 @@ class ControlServer:
             await self._runner.cleanup()
             self._runner = None
         if self._path is not None:
-            socket_path.forget(self._home, self._path)
+            self._path.unlink(missing_ok=True)
             self._path = None
         self._release()
 
@@ -150,15 +149,17 @@ def _error(status: int, message: str) -> web.Response:
     return web.json_response({"error": message}, status=status)
 
 
-def _bind(path: Path) -> socket.socket:
-    """A socket at `path` that only this user can open. Raises LocalFault."""
+def _bind(home: Path) -> socket.socket:
+    """A socket in `home` that only this user can open. Raises LocalFault."""
     listening = socket.socket(socket.AF_UNIX)
     before = os.umask(0o177)
     try:
-        listening.bind(str(path))
+        with socket_path.short_path(home) as path:
+            listening.bind(str(path))
     except OSError as error:
         listening.close()
-        raise LocalFault(f"cannot listen on {path}: {error.strerror}") from None
+        why = error.strerror or error
+        raise LocalFault(f"cannot make a control socket in {home} ({why}): give another, shorter --home") from None
     finally:
         os.umask(before)
     return listening
