@@ -24,7 +24,7 @@ LOAD_LEAST = 0.05  # guess: below that others take the node for one that hangs
 
 _DAY = "|".join(DAYS)
 _HOURS = re.compile(rf"(?:({_DAY})(?:-({_DAY}))?)?\s*(?:(\d{{1,2}})(?::(\d{{2}}))?-(\d{{1,2}})(?::(\d{{2}}))?)?\Z")
-_AMOUNT = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)\Z")
+_AMOUNT = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*|%)\Z")
 _RATE = re.compile(r"(\d+(?:\.\d+)?)\s*([kKmMgG]?)([bB]its?|[bB]|)(?:/s|ps)?\Z")
 _THOUSANDS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9}
 _BYTES = {"b": 1, "kb": 1e3, "mb": 1e6, "gb": 1e9, "tb": 1e12, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
@@ -265,53 +265,39 @@ def parse_rate(text: str) -> float:
     return rate
 
 
+def _amount(text: str, units: Mapping[str, float], least: float, most: float, says: str) -> float:
+    """The number in `text` times its unit. Raises ValueError that `says` what to say."""
+    match = _AMOUNT.match(text.strip())
+    value = float(match[1]) * units.get(match[2].lower(), math.nan) if match else math.nan
+    if not least <= value <= most:
+        raise ValueError(f"say {says} are allowed")
+    return value
+
+
 def parse_nbytes(text: str) -> int:
     """Bytes of `50GB`, `512MiB`. Raises ValueError."""
-    match = _AMOUNT.match(text.strip())
-    unit = _BYTES.get(match.group(2).lower()) if match else None
-    if match is None or unit is None:
-        raise ValueError("say 50GB or 512MiB")
-    nbytes = float(match.group(1)) * unit
-    if not 1e6 <= nbytes <= 1e15:
-        raise ValueError("1MB to 1000TB are allowed")
-    return int(nbytes)
+    return int(_amount(text, _BYTES, 1e6, 1e15, "50GB or 512MiB; 1MB to 1000TB"))
 
 
 def parse_quota(text: str) -> int:
     """Bytes a day of `50GB/day` or `50GB`. Raises ValueError."""
-    try:
-        return parse_nbytes(text.strip().removesuffix("/day").removesuffix("/d"))
-    except ValueError as error:
-        raise ValueError(str(error).replace("50GB", "50GB/day")) from None
+    number = text.strip().removesuffix("/day").removesuffix("/d")
+    return int(_amount(number, _BYTES, 1e6, 1e15, "50GB/day; 1MB to 1000TB"))
 
 
 def parse_temperature(text: str) -> float:
     """Degrees Celsius of `80` or `80C`. Raises ValueError."""
-    match = _AMOUNT.match(text.strip().replace("°", ""))
-    if match is None or match.group(2).lower() not in ("", "c") or not 30 <= float(match.group(1)) <= 110:
-        raise ValueError("say 80 or 80C; 30 to 110 are allowed")
-    return float(match.group(1))
+    return _amount(text.replace("°", ""), {"": 1, "c": 1}, 30, 110, "80 or 80C; 30 to 110")
 
 
 def parse_load(text: str) -> float:
     """Share of `50%`. Raises ValueError."""
-    number, sign, rest = text.strip().partition("%")
-    try:
-        share = float(number) / 100.0
-    except ValueError:
-        share = math.nan
-    if not sign or rest or not LOAD_LEAST <= share <= 1.0:
-        raise ValueError(f"say 50%; {LOAD_LEAST:.0%} to 100% are allowed")
-    return share
+    return _amount(text, {"%": 0.01}, LOAD_LEAST, 1.0, f"50%; {LOAD_LEAST:.0%} to 100%")
 
 
 def parse_idle(text: str) -> float:
     """Seconds of `5m`, `90s`, `1h`. Raises ValueError."""
-    match = _AMOUNT.match(text.strip())
-    seconds = float(match[1]) * {"s": 1, "m": 60, "h": 3600}.get(match[2].lower(), math.nan) if match else math.nan
-    if not 1.0 <= seconds <= DAY_S:
-        raise ValueError("say 5m, 90s or 1h; a second to a day are allowed")
-    return seconds
+    return _amount(text, {"s": 1, "m": 60, "h": 3600}, 1.0, DAY_S, "5m, 90s or 1h; a second to a day")
 
 
 def parse_yes(text: str) -> bool:
