@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable
 from dataclasses import dataclass
 
@@ -19,9 +20,9 @@ class TokenBucket:
     refused: int = 0
 
     @classmethod
-    def full(cls, rate: float, burst: float, now_s: float) -> TokenBucket:
+    def full(cls, rate: float, burst: float) -> TokenBucket:
         """A bucket with `burst` tokens."""
-        return cls(rate, burst, burst, now_s)
+        return cls(rate, burst, burst, 0.0)
 
     def overrun(self, count: int) -> bool:
         """Whether `count` more were refused since this was last true."""
@@ -51,20 +52,24 @@ class TokenBucket:
         return True
 
 
-class TokenBuckets:
-    """A bucket for each key, such as a peer; the one used longest ago is forgotten first."""
+class PeerBudget:
+    """A bucket for each key, such as a peer, and one that all of them share. The key that came longest ago is forgotten
+    first."""
 
-    def __init__(self) -> None:
+    def __init__(self, rate: float, burst: float, all_rate: float = 0.0, all_burst: float = math.inf) -> None:
+        """Without `all_rate` and `all_burst` the keys share nothing."""
+        self._each = rate, burst
+        self._all = TokenBucket.full(all_rate, all_burst)
         self._of = Remembered[Hashable, TokenBucket]()
 
     def __len__(self) -> int:
         return len(self._of)
 
-    def get(self, key: Hashable) -> TokenBucket | None:
-        """The bucket of `key`, if there is one."""
-        return self._of.get(key)
-
-    def of(self, key: Hashable, rate: float, burst: float, now_s: float) -> TokenBucket:
+    def of(self, key: Hashable) -> TokenBucket:
         """The bucket of `key`, full if it is new."""
-        bucket = self._of[key] = self._of.get(key) or TokenBucket.full(rate, burst, now_s)
+        bucket = self._of[key] = self._of.get(key) or TokenBucket.full(*self._each)
         return bucket
+
+    def take(self, key: Hashable, now_s: float, tokens: float = 1.0) -> bool:
+        """Take `tokens` from the bucket of `key` and from that of all; return whether both had them."""
+        return self.of(key).take(now_s, tokens) and self._all.take(now_s, tokens)

@@ -82,7 +82,7 @@ class StrangerDoor:
     """Which handshakes to take part in while many come. One costs about a millisecond, and keys cost nothing."""
 
     def __init__(self) -> None:
-        self._strangers = TokenBucket(ADMIT_PER_S, STRANGERS_BURST, STRANGERS_BURST, 0.0)
+        self._strangers = TokenBucket.full(ADMIT_PER_S, STRANGERS_BURST)
         self._friends = Remembered[str, None]()
         self._denied = Remembered[str, float]()
 

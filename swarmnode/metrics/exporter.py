@@ -27,7 +27,7 @@ from swarmnode.metrics.events import LOG_BYTES_MAX, Echo, EventLog
 from swarmnode.metrics.http_server import HttpServer
 from swarmnode.metrics.name import MetricKind
 from swarmnode.ports import Clock
-from swarmnode.token_bucket import TokenBuckets
+from swarmnode.token_bucket import PeerBudget, TokenBucket
 from swarmnode.wire.record_pb2 import NodeState
 
 PROVOKED: Final = frozenset(
@@ -87,7 +87,8 @@ class EventLimiter:
     """The buckets of one log. Pure: time is an argument, in seconds that may also jump back."""
 
     def __init__(self) -> None:
-        self._buckets = TokenBuckets()
+        self._all = TokenBucket.full(ALL_PER_S, ALL_BURST)
+        self._peers = PeerBudget(PEER_PER_S, PEER_BURST)
         self._held: OrderedDict[tuple[str, str], _Held] = OrderedDict()  # oldest first
 
     def admit(self, event: str, fields: Mapping[str, object], now_s: float) -> bool:
@@ -95,10 +96,7 @@ class EventLimiter:
         if event not in PROVOKED:
             return True
         peer = str(fields.get("peer", ""))
-        wanted = [(("", ""), ALL_PER_S, ALL_BURST)]
-        if peer:
-            wanted.append((("", peer), PEER_PER_S, PEER_BURST))
-        buckets = [self._buckets.of(key, rate, burst, now_s) for key, rate, burst in wanted]
+        buckets = [self._all, self._peers.of(peer)] if peer else [self._all]
         if min(bucket.fill(now_s) for bucket in buckets) >= 1.0:
             for bucket in buckets:
                 bucket.take(now_s)

@@ -31,7 +31,7 @@ class ChunkSamples(Samples):
         self._corpus = IndexedCorpus(manifest, data.index, data.store.read)
         self._wanted, self._step = manifest.pipeline.validation_samples, manifest.inner.microbatch
         self._block = manifest.data.block_samples
-        self._again: TokenBucket | None = None
+        self._again = TokenBucket.full(1.0 / AGAIN_EVERY_S, 2.0)
         self.digest = data.digest
         self.span = self._corpus.span
 
@@ -70,9 +70,7 @@ class ChunkSamples(Samples):
         Fetches for such requests are rate-limited, so that an auditor cannot make this node fetch the whole data set.
         """
         if not self.here(indices):
-            now = asyncio.get_running_loop().time()
-            self._again = self._again or TokenBucket(1.0 / AGAIN_EVERY_S, 2.0, 2.0, now)
-            if not self._again.take(now):
+            if not self._again.take(asyncio.get_running_loop().time()):
                 return None
             try:
                 async with asyncio.timeout(AGAIN_S):

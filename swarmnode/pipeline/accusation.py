@@ -33,7 +33,7 @@ from swarmnode.pipeline.backlog import check_activations, check_inputs, check_sa
 from swarmnode.pipeline.recompute import hop_again
 from swarmnode.pipeline.statement import HopAnswer, HopClaim, HopEvidence
 from swarmnode.ports import Answer, Call, Compute, Priority, Replica, WireTensor
-from swarmnode.token_bucket import TokenBuckets
+from swarmnode.token_bucket import PeerBudget
 from swarmnode.wire import call_pb2 as wire
 
 PER_MINUTE_MAX = 4  # guess: accusations of one caller that are examined; two exclude a liar
@@ -77,7 +77,7 @@ class Accusations:
         self._compute = compute
         self._weigh = weigh
         self._one = asyncio.Lock()  # one at a time: each may need a whole replica's state
-        self._rate = TokenBuckets()
+        self._rate = PeerBudget(PER_MINUTE_MAX / 60.0, PER_MINUTE_MAX)
         self._waiting = 0
         self._norms = dict[int, UsualNorm]()
         self._usual = Shortfall()  # as before any pair was seen: nobody audits their own stage
@@ -94,8 +94,7 @@ class Accusations:
         if self._waiting >= WAITING_MAX:
             raise Busy(f"{WAITING_MAX} accusations are examined already", retry_after_s=10.0)
         claim, shown = self._claim(call)
-        now_s = asyncio.get_running_loop().time()
-        if not self._rate.of(peer, PER_MINUTE_MAX / 60.0, PER_MINUTE_MAX, now_s).take(now_s):
+        if not self._rate.take(peer, asyncio.get_running_loop().time()):
             raise Busy(f"{PER_MINUTE_MAX} of your accusations were examined within a minute", retry_after_s=10.0)
         await self._compute.run(Priority.BACKWARD, 0, lambda: self._check_prints(claim, shown))
         self._waiting += 1

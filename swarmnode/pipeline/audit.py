@@ -325,7 +325,7 @@ class Audits:
         self._records = Remembered[PeerId, _Record]()
         self._answers = 0
         # In recomputed hops, by the number of answers.
-        self._budget, self._doubt_budget = (TokenBucket.full(share, first, 0) for first in (BUDGET_FIRST, DOUBT_FIRST))
+        self._budget, self._doubt_budget = (TokenBucket.full(share, first) for first in (BUDGET_FIRST, DOUBT_FIRST))
         self._shortfalls: dict[int, Shortfall] = {}
         self._coherences: dict[int, Coherence] = {}
 

@@ -21,7 +21,7 @@ from swarmnode.metrics import name
 from swarmnode.pipeline.backlog import check_activations, check_inputs, check_samples, check_tokens
 from swarmnode.pipeline.statement import Fingerprint, HopEvidence
 from swarmnode.ports import Answer, Call, Compute, Priority, Replica, Telemetry, WireTensor
-from swarmnode.token_bucket import TokenBuckets
+from swarmnode.token_bucket import PeerBudget
 from swarmnode.wire import call_pb2 as wire
 
 T = TypeVar("T")
@@ -85,7 +85,7 @@ class RecomputeService:
         self._shown: OrderedDict[tuple[bytes, int], HopEvidence] = OrderedDict()
         self._nbytes = 0
         self._under_way = set[PeerId]()
-        self._rate = TokenBuckets()
+        self._rate = PeerBudget(PER_MINUTE_MAX / 60.0, PER_MINUTE_MAX)
 
     def keep(self, microbatch: bytes, position: int, shown: HopEvidence) -> None:
         """Keep the evidence of the answer for `microbatch` for a while."""
@@ -170,8 +170,7 @@ class RecomputeService:
     def _admit(self, peer: PeerId) -> None:
         if peer in self._under_way or len(self._under_way) >= AT_ONCE_MAX:
             raise Busy("this replica is recomputing enough hops already", retry_after_s=1.0)
-        now_s = asyncio.get_running_loop().time()
-        if not self._rate.of(peer, PER_MINUTE_MAX / 60.0, PER_MINUTE_MAX, now_s).take(now_s):
+        if not self._rate.take(peer, asyncio.get_running_loop().time()):
             raise Busy(f"{PER_MINUTE_MAX} hops were recomputed for you within a minute", retry_after_s=10.0)
         self._under_way.add(peer)
 
@@ -201,7 +200,7 @@ class TextService:
         """`text` returns the tokens [B, T+1] of training samples, None if they are not at hand."""
         self._manifest = manifest
         self._text = text
-        self._rate = TokenBuckets()
+        self._rate = PeerBudget(PER_MINUTE_MAX / 60.0, PER_MINUTE_MAX)
 
     async def serve(self, peer: PeerId, call: Call) -> Answer:
         """The tokens of the samples named. Raises RemoteFault for a malformed request, Busy for one too many,
@@ -212,8 +211,7 @@ class TextService:
         check_samples(self._manifest, request.samples, b"", b"")
         if call.tensors or request.first_sample >= COUNT_MAX:
             raise RemoteFault(f"{len(call.tensors)} tensors for samples from {request.first_sample}; expected none")
-        now_s = asyncio.get_running_loop().time()
-        if not self._rate.of(peer, PER_MINUTE_MAX / 60.0, PER_MINUTE_MAX, now_s).take(now_s):
+        if not self._rate.take(peer, asyncio.get_running_loop().time()):
             raise Busy(f"{PER_MINUTE_MAX} texts were read for you within a minute", retry_after_s=10.0)
         tokens = await self._text(range(request.first_sample, request.first_sample + request.samples))
         if tokens is None:

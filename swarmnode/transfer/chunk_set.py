@@ -28,7 +28,7 @@ from swarmnode.membership.trust import STRANGERS_SHARE
 from swarmnode.metrics import name
 from swarmnode.ports import Answer, Call, Telemetry, Transport, WireTensor
 from swarmnode.remembered import REMEMBERED_MAX, Remembered
-from swarmnode.token_bucket import TokenBucket, TokenBuckets
+from swarmnode.token_bucket import PeerBudget, TokenBucket
 from swarmnode.transfer.download import PAUSE_MAX_S, PAUSE_S, SLOWEST_BYTES_PER_S, GiverRecord, pause_s
 from swarmnode.wire import call_pb2 as wire
 
@@ -102,11 +102,15 @@ class ChunkServer:
         self._telemetry = telemetry
         self._limits = limits
         self._works = works
-        self._all: list[TokenBucket] = []  # of everybody: for the line, and for the day
-        self._strangers: list[TokenBucket] = []  # their share of each
+        budgets = [(limits.all_rate, float(limits.all_burst))]  # of everybody: for the line, and for the day
+        if limits.day_nbytes is not None:  # half of it at once, half in the course of the day
+            budgets.append((0.5 * limits.day_nbytes / DAY_S, 0.5 * limits.day_nbytes))
+        self._all = [TokenBucket.full(*budget) for budget in budgets]
+        share = STRANGERS_SHARE  # of each
+        self._strangers = [TokenBucket.full(share * rate, share * burst) for rate, burst in budgets]
         self._taken: OrderedDict[tuple[PeerId, bytes], int] = OrderedDict()  # bytes of the day
         self._day = 0.0
-        self._askers = TokenBuckets()
+        self._askers = PeerBudget(limits.asker_rate, limits.asker_burst)
         self._under_way = 0
         self._kept: OrderedDict[bytes, bytes] = OrderedDict()
 
@@ -177,18 +181,10 @@ class ChunkServer:
             raise Busy(f"you had this chunk {TIMES_A_DAY} times today", AGAIN_S)
 
     def _spend(self, peer: PeerId, nbytes: int) -> None:
-        limits, now = self._limits, asyncio.get_running_loop().time()
-        if not self._all:
-            budgets = [(limits.all_rate, float(limits.all_burst))]
-            if limits.day_nbytes is not None:  # half of it at once, half in the course of the day
-                budgets.append((0.5 * limits.day_nbytes / DAY_S, 0.5 * limits.day_nbytes))
-            self._all = [TokenBucket.full(*budget, now) for budget in budgets]
-            share = STRANGERS_SHARE
-            self._strangers = [TokenBucket.full(share * rate, share * burst, now) for rate, burst in budgets]
+        now = asyncio.get_running_loop().time()
         shared = self._all if self._works(peer) else [*self._strangers, *self._all]
-        asker = self._askers.of(peer, limits.asker_rate, limits.asker_burst, now)
-        if not all(bucket.take(now, nbytes) for bucket in (asker, *shared)):
-            raise Busy("as many bytes of chunks as may be were given", limits.retry_s)
+        if not all(bucket.take(now, nbytes) for bucket in (self._askers.of(peer), *shared)):
+            raise Busy("as many bytes of chunks as may be were given", self._limits.retry_s)
 
 
 class WebReader(Protocol):

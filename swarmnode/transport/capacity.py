@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from swarmnode.errors import Busy, RemoteFault, Unavailable
 from swarmnode.ids import PeerId, seeded
 from swarmnode.ports import Answer, Call, Transport, WireTensor
-from swarmnode.token_bucket import TokenBucket, TokenBuckets
+from swarmnode.token_bucket import PeerBudget
 from swarmnode.wire import call_pb2 as wire
 
 SIZES = (0, 64 << 10, 256 << 10, 1 << 20)  # guess: from a connection of 1 Mbit/s (0.5 s for the second) to 1 Gbit/s
@@ -63,8 +63,9 @@ class CapacityResponder:
     """Answers "measure": takes a tensor, and returns as many bytes as asked for."""
 
     _noise: bytes = field(default_factory=noise)
-    _askers: TokenBuckets = field(default_factory=TokenBuckets)
-    _all: TokenBucket | None = None
+    _budget: PeerBudget = field(
+        default_factory=lambda: PeerBudget(REFILL_BYTES_PER_S, MEASURE_BURST_BYTES, ALL_BYTES_PER_S, ALL_BURST_BYTES)
+    )
     _answering: int = 0
 
     def serve(self, transport: Transport) -> None:
@@ -79,7 +80,7 @@ class CapacityResponder:
             raise RemoteFault(f"{wanted} bytes asked for; at most {SIZES[-1]} at once")
         cost = wanted + sum(tensor.nbytes for tensor in call.tensors)
         now = asyncio.get_running_loop().time()
-        if self._answering >= AT_ONCE_MAX or not self._allowed(peer, cost, now):
+        if self._answering >= AT_ONCE_MAX or not self._budget.take(peer, now, cost):
             raise Busy("others are measuring now, or this peer measured a moment ago", 30.0)
         self._answering += 1
         try:
@@ -88,11 +89,6 @@ class CapacityResponder:
             return Answer(wire.Reply(measure=wire.Measured()), tensors)
         finally:
             self._answering -= 1
-
-    def _allowed(self, peer: PeerId, cost: int, now_s: float) -> bool:
-        everybody = self._all = self._all or TokenBucket(ALL_BYTES_PER_S, ALL_BURST_BYTES, ALL_BURST_BYTES, now_s)
-        asker = self._askers.of(peer, REFILL_BYTES_PER_S, MEASURE_BURST_BYTES, now_s)
-        return asker.take(now_s, cost) and everybody.take(now_s, cost)
 
 
 async def measure(transport: Transport, peer: PeerId) -> LinkCapacity:

@@ -10,7 +10,7 @@ import ipaddress
 from collections.abc import Iterable, Sequence
 
 from swarmnode.remembered import Remembered
-from swarmnode.token_bucket import TokenBuckets
+from swarmnode.token_bucket import PeerBudget, TokenBucket
 from swarmnode.transport.address import Endpoint, is_circuit, is_metadata, is_public, parse_endpoint, plain
 
 PERIOD_S = 60.0
@@ -49,7 +49,8 @@ class DialBook:
         self._named: set[Key] = set()
         self._met = Remembered[Key, None]()
         self._dialled = Remembered[Key, float]()
-        self._buckets = TokenBuckets()
+        self._ports = PeerBudget(MET_PORTS / PERIOD_S, MET_PORTS)
+        self._by_router = TokenBucket.full(ROUTER_DIALS / PERIOD_S, ROUTER_DIALS)
         self._router = ""
         self._news = False
         for endpoint in map(parse_endpoint, listen):
@@ -89,7 +90,7 @@ class DialBook:
         if self.is_met(host, port):
             return True, "met there"
         if host == self._router:
-            return self._take(f"router {host}", ROUTER_DIALS, now_s), "the router"
+            return self._by_router.take(now_s), "the router"
         met = self.is_met(host)
         if not met and _network(host) not in self._networks:
             return False, f"a {_network(host)} address, where nobody was met"
@@ -97,7 +98,7 @@ class DialBook:
         period_s = MET_PERIOD_S if met else PERIOD_S
         if any(now_s - self._dialled.get(key, -PERIOD_S) < period_s for key in keys):
             return False, f"dialled less than {period_s:.0f} s ago, and nobody was met there"
-        if met and _network(host) != "loopback" and not self._take(host, MET_PORTS, now_s):
+        if met and _network(host) != "loopback" and not self._ports.take(host, now_s):
             return False, "many ports of one address"
         for key in keys:
             self._dialled[key] = now_s
@@ -117,6 +118,3 @@ class DialBook:
         able = [one for one in direct if self.is_met(host[one]) or _network(host[one]) in self._networks]
         able.sort(key=lambda one: (not self.is_met(host[one]), _network(host[one]) != "public"))
         return [*able[:DIRECT_MAX], *(one for one in addresses if is_circuit(one))]
-
-    def _take(self, key: str, each_minute: float, now_s: float) -> bool:
-        return self._buckets.of(key, each_minute / PERIOD_S, each_minute, now_s).take(now_s)

@@ -58,7 +58,7 @@ class RecordBook:
         self._ttl_max_s = ttl_max_s
         self._admission = admission
         self._taken = taken
-        self._checks: TokenBucket | None = None
+        self._checks = TokenBucket.full(CHECKS_PER_S, CHECKS_BURST)
         self.works: Callable[[PeerId], bool] = lambda peer: False
         """Whether a peer was seen at work here."""
         self.doubtful: Callable[[], bool] = lambda: False
@@ -104,8 +104,7 @@ class RecordBook:
 
     def _afford(self, place: int, is_new: bool, now_s: float) -> bool:
         """Whether to check one more record of a peer that was not seen at work."""
-        checks = self._checks = self._checks or TokenBucket.full(CHECKS_PER_S, CHECKS_BURST, now_s)
-        if checks.fill(now_s) < 1.0 + is_new * CHECKS_BURST / 2 or not checks.take(now_s):
+        if self._checks.fill(now_s) < 1.0 + is_new * CHECKS_BURST / 2 or not self._checks.take(now_s):
             return False
         if is_new and len(self._places[place]) >= PLACE_MAX:
             self._expire(place, now_s)

@@ -65,11 +65,11 @@ class RateThrottle:
     def share_quota(self, quota_nbytes: int | None) -> None:
         """Give peers that were not seen at work STRANGERS_SHARE of a day's quota: half of it at once, half in the
         course of a day. None: there is no quota."""
-        now, half = asyncio.get_running_loop().time(), STRANGERS_SHARE * (quota_nbytes or 0) / 2.0
+        half = STRANGERS_SHARE * (quota_nbytes or 0) / 2.0
         if quota_nbytes is None:
             self._strangers = None
         elif self._strangers is None or self._strangers.burst != half:
-            self._strangers = TokenBucket.full(half / 86_400.0, half, now)
+            self._strangers = TokenBucket.full(half / 86_400.0, half)
 
     def serves_strangers(self, now_s: float) -> bool:
         """Whether their share of the quota lasts."""

@@ -22,7 +22,7 @@ def test_it_remembers_a_bounded_number_of_peers() -> None:
     limit = DhtLimit()
     for number in range(2 * REMEMBERED_MAX):
         limit.take(number, 0, 1e6 * number)
-    assert len(limit._peers) == REMEMBERED_MAX
+    assert len(limit._budget) == REMEMBERED_MAX
 
 
 class Context:
