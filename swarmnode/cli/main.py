@@ -9,6 +9,8 @@ import os
 import signal
 import sys
 import threading
+import time
+from _thread import start_new_thread
 from collections.abc import Mapping, Sequence
 
 import click
@@ -144,9 +146,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _interrupt_again(lost: sys.UnraisableHookArgs) -> None:
     """Ctrl-C that came in a callback of Python's own, as imports have, where it can only be dropped: it comes again."""
     if issubclass(lost.exc_type, KeyboardInterrupt):
-        threading.Timer(0.01, signal.pthread_kill, (threading.get_ident(), signal.SIGINT)).start()
+        # Without a word with the thread: a Thread is waited for as it starts, and the signal could come in here.
+        start_new_thread(_interrupt, (threading.get_ident(),))
     else:
         sys.__unraisablehook__(lost)
+
+
+def _interrupt(thread: int) -> None:
+    time.sleep(0.1)  # by then the callback has ended: 40 times of 40 on a core with eight other processes
+    signal.pthread_kill(thread, signal.SIGINT)
 
 
 def _main(arguments: Sequence[str] | None) -> int:
