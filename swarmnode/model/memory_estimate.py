@@ -81,10 +81,6 @@ def head_nbytes(rows: int, vocabulary: int, width: int, *, autocast: bool, kind:
     here = chunk_rows(rows, vocabulary, product, kind)
     cast = product * vocabulary * width if autocast else 0
     by_rows = EXACT * rows * width
-    if here == rows:
-        exact = 3 * EXACT * rows * vocabulary  # logits, their log-softmax, and their gradient
-        by_head = (product + EXACT) * vocabulary * width  # before it is added
-        return cast + by_rows + max(exact + (product * rows * vocabulary if autocast else 0), by_head)
     tile = min(TILE_NBYTES, product * vocabulary * width) if autocast else 0
     softmax = min(SOFTMAX_NBYTES, EXACT * here * vocabulary)
     return cast + by_rows + product * here * (vocabulary + 2 * width) + max(softmax, tile)
