@@ -21,9 +21,6 @@ from swarmnode.wire import call_pb2 as wire
 CACHE_BYTES_MAX = 8 << 20  # guess: the last 32 answers at the demo size; a retry comes within seconds
 # Guess: sixteen of each caller, 16 bytes each; a retry comes within one microbatch deadline.
 COUNTED_MAX = 16 * REMEMBERED_MAX
-RETRY_FIRST_S = 0.05  # guess: until the first microbatch has shown how long one takes
-# guess: a refused caller retries after this share of the time the first microbatch has taken so far
-WAITED_SHARE = 0.25
 
 # A microbatch that our code does not foresee fails alone: else whoever finds one ends all nodes with it. What a device
 # raises, RuntimeError and its kin, ends the node, because the device would raise it for the next one as well.
@@ -236,8 +233,7 @@ class Backlog:
         self._answers_nbytes = 0
         self._counted: OrderedDict[Key, None] = OrderedDict()
         self._seconds = Ema(start=EmaStart.FIRST)  # that a microbatch takes here
-        self._unknown = True  # no microbatch has been answered yet
-        self._first_s: float | None = None  # start of the first one, until one has been answered
+        self._first_s: float | None = None  # start of the first one
         self._empty = asyncio.Event()
         self._empty.set()
         self.refusing: str | None = None  # the reason for which no new microbatch is taken; None: they are taken
@@ -256,8 +252,11 @@ class Backlog:
 
     @property
     def seconds(self) -> float:
-        """Smoothed seconds that a microbatch takes here, there and back."""
-        return self._seconds.value if self._seconds.known else RETRY_FIRST_S
+        """Smoothed seconds that a microbatch takes here, there and back. Before the first answer nobody knows more than
+        that it takes longer than until now: callers who ask again after so long ask ever more rarely."""
+        if self._seconds.known or self._first_s is None:
+            return self._seconds.value
+        return asyncio.get_running_loop().time() - self._first_s
 
     async def empty(self) -> None:
         """Return when no microbatch is held."""
@@ -296,9 +295,7 @@ class Backlog:
         now_s, position = asyncio.get_running_loop().time(), key[1]
         if (why := self.slots.refusal(position, caller, now_s)) is not None:
             self._telemetry.count(name.BUSY)
-            # Before the first answer nobody knows how long one takes, only that it takes longer than until now.
-            waited_s = now_s - self._first_s if self._first_s is not None else 0.0
-            raise Busy(why, retry_after_s=self.seconds + WAITED_SHARE * waited_s)
+            raise Busy(why, retry_after_s=self.seconds)
         held = InFlight(self.slots.take(position, caller))
         working = self._work(key, held, work)
         try:
@@ -308,7 +305,7 @@ class Backlog:
             self.slots.give(held.slot)
             raise Unavailable("this node is shutting down") from None
         held.task.add_done_callback(lambda task: self._over(key, held))
-        if self._unknown and self._first_s is None:
+        if self._first_s is None:
             self._first_s = now_s
         self._held[key] = held
         self._empty.clear()
@@ -319,8 +316,6 @@ class Backlog:
         begun, held.begun = loop.time(), True
         try:
             answer = await work(held)
-            if self._unknown:
-                self._unknown, self._first_s = False, None
             self._seconds.add(loop.time() - begun)
             self._keep(key, held, answer)
             self.finished += 1
