@@ -29,9 +29,9 @@ from swarmnode.model.tensor import to_device
 #     dL/dz = softmax(z) - onehot(target),   dL/dh = W^T dL/dz,   dL/dW = sum of dL/dz h^T
 #
 # Loss and gradients of a chunk are found while its logits are there: no logits are kept for a backward, none are
-# computed twice, and rows whose target does not count are left out. [Cut cross-entropy: arXiv 2411.09009; Liger kernels: arXiv
-# 2410.10989, section 3.2; here with PyTorch's own operations on any device.] The size of a chunk is that of
-# memory_estimate.py. One chunk is .84 to 1.06 times as slow as autograd [measured: a thread, 512 to 2,048 rows,
+# computed twice, and rows whose target does not count are left out. [Cut cross-entropy: arXiv 2411.09009; Liger
+# kernels: arXiv 2410.10989, section 3.2; here with PyTorch's own operations on any device.] The size of a chunk is that
+# of memory_estimate.py. One chunk takes .84 to 1.06 of autograd's time [measured: a thread, 512 to 2,048 rows,
 # vocabularies of 256 to 49,152].
 
 
