@@ -152,11 +152,3 @@ def partners(
                 return others, f"round {round_index}: with {', '.join(map(short, others))} of {count} members"
             return (), f"round {round_index}: the odd one out of {count} members"
     return (), f"round {round_index}: not among the {count} eligible members"
-
-
-def partner(
-    run_id: RunId, stage: int, round_index: int, members: Sequence[PeerId], me: PeerId
-) -> tuple[PeerId | None, str]:
-    """(the one `me` meets in this round, or None for a lone step; the reason)."""
-    others, reason = partners(run_id, stage, round_index, members, me, 2)
-    return (others[0] if others else None), reason

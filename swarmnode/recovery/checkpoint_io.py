@@ -56,7 +56,6 @@ async def save_stage(
     holding: ReplicaHoldings,
     *,
     shard_nbytes: int = form.SHARD_NBYTES,
-    moved: Moved = _ignore,
 ) -> StagePart:
     """Write a stage's files below `place`, then its stage-N.json. `state` must not change meanwhile.
 
@@ -69,7 +68,6 @@ async def save_stage(
         data = memoryview(state.sections[cut.section]).cast("B")[cut.start : cut.end]
         written.append(f"{place}/{cut.name}")
         sha256 = await store.write(f"{place}/{cut.name}", [head, data])
-        moved(len(head) + data.nbytes)
         return ShardFile(cut.name, cut.section, len(head) + data.nbytes, sha256, cut.tensors)
 
     done = False
@@ -237,9 +235,7 @@ async def _some_at_once(works: Sequence[Callable[[], Awaitable[T]]]) -> list[T]:
     return await gather_or_cancel([partial(gated, work) for work in works])
 
 
-async def load_stage(
-    store: Store, base: str, checkpoint: Checkpoint, shapes: Shapes, *, moved: Moved = _ignore
-) -> State:
+async def load_stage(store: Store, base: str, checkpoint: Checkpoint, shapes: Shapes) -> State:
     """The state of a stage of `shapes` from a checkpoint cut in any way; `base` is the folder of its files in `store`.
 
     Sections named by `checkpoint.anew` are zero, and inner steps are counted from 0 where the moments are zero. Every
@@ -263,7 +259,6 @@ async def load_stage(
             if not await store.fill(where, [memoryview(head), flat], file.sha256):
                 raise DataError(f"{where}: missing; use another checkpoint")
             tensorfile.check_head(head, file.tensors, where)
-            moved(file.nbytes)
             return
         data = await _read(store, base, file)
         tensors, _ = tensorfile.read(data, where)
@@ -273,7 +268,6 @@ async def load_stage(
             if held is None or held[1].nbytes != end - begin:
                 raise DataError(f"{where}: does not hold {name} as {form.ROOT} says; use another checkpoint")
             flats[section][begin:end] = np.frombuffer(held[1], np.uint8)
-        moved(len(data))
 
     await _some_at_once([partial(read, section, file) for section, files in plan for file in files])
     names = shapes["theta"].keys()
@@ -300,7 +294,7 @@ def _room(file: ShardFile, places: Mapping[str, tuple[int, int]]) -> tuple[int, 
         if span is None or span[0] != end or span[1] - span[0] != tensorfile.nbytes_of(shape):
             return None
         end = span[1]
-    return (begin, end) if 0 < file.nbytes - (end - begin) <= tensorfile.HEAD_BYTES_MAX else None
+    return (begin, end) if 0 < file.nbytes - (end - begin) <= tensorfile.HEADER_BYTES_MAX else None
 
 
 def _steps(parts: list[StagePart]) -> int:
@@ -318,11 +312,11 @@ def progress_of(checkpoint: Checkpoint) -> Progress:
     return Progress.from_wire(to_message(checkpoint.progress))
 
 
-async def verify(store: Store, base: str, checkpoint: Checkpoint, *, moved: Moved = _ignore) -> None:
+async def verify(store: Store, base: str, checkpoint: Checkpoint) -> None:
     """Read every file and compare its hash. Raises DataError that names the first missing or changed file."""
 
     async def read(file: ShardFile) -> None:
-        moved(len(await _read(store, base, file)))
+        await _read(store, base, file)  # of the bytes nothing is kept
 
     await _some_at_once([partial(read, file) for file in checkpoint.files])
 

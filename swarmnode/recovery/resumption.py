@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from swarmnode.errors import DataError, RemoteFault
 from swarmnode.ids import PeerId, RunId
@@ -79,7 +79,6 @@ class CheckpointOptions:
     shard_nbytes: int = form.SHARD_NBYTES
     home: Store | None = None
     archives: tuple[PeerId, ...] = ()  # bootstraps that the user named: one may hold the owner's archive
-    written: Callable[[int], None] = field(default=lambda nbytes: None)
 
     def shapes(self, manifest: Manifest, stage: int) -> Shapes:
         """Names and shapes of the parameters in each section of the state of `stage`."""

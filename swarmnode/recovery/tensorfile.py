@@ -15,7 +15,6 @@ from swarmnode.errors import DataError
 
 ITEMSIZE = 4
 HEADER_BYTES_MAX = 100_000_000  # the reference reader's own bound
-HEAD_BYTES_MAX = 1 << 24  # guess: of files of swarmnode, a hundred bytes for each tensor
 ALIGNMENT = 8
 _LENGTH = struct.Struct("<Q")
 
