@@ -95,6 +95,8 @@ class Share:
         least, most = usual_speed / SPEEDS_MAX, usual_speed * SPEEDS_MAX
         bounded = {peer: min(max(speed, least), most) for peer, speed in speeds.items()}
         apart = min(max(int(late / self.round_samples), -1), 1)
+        if len(speeds) > CATCH_UP * self.round_samples:  # a sample more doubles a short share, and all wait for it
+            apart = 0
         wanted, total = self.round_samples + round(CATCH_UP * apart * self.round_samples), sum(bounded.values())
         parts = {peer: wanted * speed / total for peer, speed in bounded.items()}
         left = wanted - sum(map(int, parts.values()))

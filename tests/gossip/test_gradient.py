@@ -162,4 +162,5 @@ def test_shares_follow_speed_and_make_up_the_step() -> None:
     assert shares((1.0, 1.0, 1.0, 1e9), 28) == [4, 4, 4, 16], "a speed that nobody has takes no step over"
     assert shares((1.0, 1.0, 1.0, 1.0), 2) == [1, 1, 1, 1], "nobody is left without a sample"
     assert shares((1.0, 1.0), 32, late=40) == [20, 20] and shares((1.0, 1.0), 32, late=-40) == [12, 12]
+    assert shares((1.0,) * 4, 8, late=40) == [2] * 4, "nobody trains three while others wait"
     assert shares((0.0, 0.0), 32) == [16, 16], "speeds are not known yet"
