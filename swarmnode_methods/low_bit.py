@@ -8,11 +8,10 @@
 On the wire: bfloat16 steps of all blocks, then the codes, 8 / bits of them in a byte, lowest bits first; the last block
 is padded with zeros. Codes: E3M0 sign · 8 + level; ternary 0, 1 (positive), 2 (negative).
 
-Whole tiles are packed at once: no loop over elements, no allocation per tile. A code of `bits` bits is cut into planes
-of 4, 2 or 1 bit (3 = 2 + 1, 6 = 4 + 2), low bits first, and each plane is packed by itself: element 0 in the lowest
-bits of byte 0. Two neighbours become one byte by adding a shifted int16 view. If alignment allows, four such pairs are
-shifted in one int64 (measured: half the time), as bits that move into a pair from its neighbour land in positions that
-are not read.
+Whole tiles are packed at once: no loop over elements, no allocation per tile. Element 0 is in the lowest bits of byte
+0. Two neighbours become one byte by adding a shifted int16 view. If alignment allows, four such pairs are shifted in
+one int64 (measured: half the time), as bits that move into a pair from its neighbour land in positions that are not
+read.
 """
 
 from __future__ import annotations
@@ -38,49 +37,18 @@ from swarmnode.gossip.compression.tiles import (
 from swarmnode.model.tensor import MAGNITUDE_MAX
 from swarmnode_methods.delta import DeltaCodec
 
-PLANES = {1: (1,), 2: (2,), 3: (2, 1), 4: (4,), 5: (4, 1), 6: (4, 2)}
-
 
 class TilePacker:
     """Packs and unpacks up to `capacity` codes at a time on `device`, in its own buffers."""
 
     def __init__(self, capacity: int, device: torch.device) -> None:
-        self._bytes = [torch.empty(capacity, dtype=torch.uint8, device=device) for _ in range(3)]
+        self._bytes = [torch.empty(capacity, dtype=torch.uint8, device=device) for _ in range(2)]
         self._pairs = [torch.empty(capacity // 2, dtype=torch.int16, device=device) for _ in range(2)]
 
-    def pack(self, codes: torch.Tensor, bits: int, out: torch.Tensor) -> None:
-        """Pack the low `bits` of `codes` uint8 [n] into `out` uint8 [n / 8 * bits] (any device)."""
-        count, shift, at = codes.numel(), 0, 0
-        for width in PLANES[bits]:
-            plane = self._bytes[0][:count]
-            wide, source = _wide(plane), _wide(codes)
-            if wide.dtype != source.dtype:
-                wide, source = plane, codes
-            mask = (1 << width) - 1
-            mask = mask * 0x0101010101010101 if wide.dtype == torch.int64 else mask
-            if shift:
-                torch.bitwise_right_shift(source, shift, out=wide)
-                source = wide
-            torch.bitwise_and(source, mask, out=wide)
-            end = at + count // 8 * width
-            self._squeeze(plane, width, out[at:end])
-            at, shift = end, shift + width
-
-    def unpack(self, packed: torch.Tensor, bits: int, out: torch.Tensor) -> None:
-        """The inverse: `packed` uint8 [n / 8 * bits] on this device into `out` uint8 [n]."""
-        count, shift, at = out.numel(), 0, 0
-        for width in PLANES[bits]:
-            end = at + count // 8 * width
-            if shift:
-                plane = self._bytes[2][:count]
-                self._spread(packed[at:end], width, plane)
-                out.bitwise_or_(torch.bitwise_left_shift(plane, shift, out=plane))
-            else:
-                self._spread(packed[at:end], width, out)
-            at, shift = end, shift + width
-
-    def _squeeze(self, plane: torch.Tensor, width: int, out: torch.Tensor) -> None:
-        source = 0
+    def pack(self, codes: torch.Tensor, width: int, out: torch.Tensor) -> None:
+        """Pack `codes` uint8 [n], below 2^`width`, into `out` uint8 [n / 8 * width] (any device)."""
+        plane, source = self._bytes[0][: codes.numel()], 0
+        plane.copy_(codes)
         while width < 8:
             pairs = plane.view(torch.int16)
             wide = _wide(plane, pairs)
@@ -92,7 +60,8 @@ class TilePacker:
             plane = out if width == 8 else self._bytes[source][: pairs.numel()]
             plane.copy_(pairs)  # the low byte of each pair
 
-    def _spread(self, packed: torch.Tensor, width: int, out: torch.Tensor) -> None:
+    def unpack(self, packed: torch.Tensor, width: int, out: torch.Tensor) -> None:
+        """The inverse: `packed` uint8 [n / 8 * width] on this device into `out` uint8 [n]."""
         held, source = 8, 0
         while held > width:
             held //= 2

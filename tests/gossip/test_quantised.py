@@ -236,7 +236,9 @@ def without_kernel(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Codec]:
     def make(name: str) -> Codec:
         with monkeypatch.context() as patch:
             patch.setattr(kernel, "load", lambda: None)
-            return codec(name)
+            made = codec(name)
+            made.encode(torch.zeros(1), reference=torch.zeros(1))  # now it has the engine, which it shares with another
+            return made.another()
 
     return make
 
