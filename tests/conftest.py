@@ -50,8 +50,8 @@ FOLDERS |= dict.fromkeys(("chaos", "docs", "live"), "live")
 # Left to `make nightly`: what nobody runs by default, and live tests whose subject another one has, too.
 NIGHTLY_FILES = {
     *(f"tests/bench/test_{name}.py" for name in ("efficiency", "gossip", "gpu", "learning")),
-    *(f"tests/gossip/test_{name}.py" for name in ("delta", "family", "fragment", "tile_bitpack")),
-    *(f"tests/live/test_{name}.py" for name in ("amend", "people", "preempt", "resumed_id", "versions", "weekend")),
+    *(f"tests/gossip/test_{name}.py" for name in ("delta", "family", "fragment")),
+    *(f"tests/live/test_{name}.py" for name in ("people", "preempt", "resumed_id", "versions", "weekend")),
     "tests/model/test_template_families.py",
 }
 RESEARCH = {rules.name for rules in (*METHODS, *CODECS)}

@@ -15,24 +15,6 @@ from tests.support.village import Villager, losses, manifest, told, village, wit
 pytestmark = [pytest.mark.node, pytest.mark.loop("village")]
 
 
-@pytest.mark.parametrize(
-    ("codec", "acceptance"), [("int8", "clipped"), pytest.param("modular4", "all", marks=pytest.mark.nightly)]
-)
-async def test_a_swarm_trains_with(codec: str, acceptance: str) -> None:
-    async with village(manifest(stages=2, codec=codec, acceptance=acceptance)) as v:
-        for index in range(4):
-            v.add(index % 2)
-
-        def paired() -> float:
-            return sum(p.quiet.total("swarmnode_exchanges_total", outcome="paired") for p in v.people)
-
-        # On a busy machine the first rounds may end before all have seen each other.
-        await v.until(lambda: v.total() >= 640 and paired() >= 6, "640 samples and 6 outer steps in pairs")
-        await v.leave()
-        assert losses(v)[-1] < math.log(v.run.model.vocabulary) - 0.5, "below a guess at random"
-        assert not [fields for p in v.people for event, fields in p.quiet.events if event == "exchange.refused"]
-
-
 async def test_a_swarm_trains_by_fragments() -> None:
     """A joiner comes while rounds go on: it receives one of each fragment before it gives."""
     ways = {"fragments": 3, "method": "average", "round_samples": 32, "acceptance": "clipped"}

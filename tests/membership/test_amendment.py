@@ -45,6 +45,7 @@ def test_a_node_that_hears_of_the_chain_has_the_owners_values_from_its_round_on(
     assert heard.at(200) == heard.at(299) == changed
     assert heard.newest.inner.decay == "constant" and heard.newest.gossip.codec == "int8"
     assert heard.lines()[0] == "amendment 1 from round 200: inner.muon_learning_rate 0.003 -> 0.001"
+    assert [line.rpartition(" (")[2] for line in heard.lines(250)] == ["in force)", "pending)"]
     assert heard.learn(made.signed[1:]) == [], "told again"
     made.sign(OWNER, 400, {"pipeline.stages": BASE.pipeline.stages + 1})
     heard.learn(made.signed)

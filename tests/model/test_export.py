@@ -1,4 +1,3 @@
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -7,17 +6,13 @@ import torch
 
 from swarmnode.errors import DataError, LocalFault
 from swarmnode.manifest import DataSpec, Manifest
-from swarmnode.model.decoder import Decoder
-from swarmnode.model.export import StageLabel, byte_tokenizer, load_stage, save_stage, stage_state_dict, write_model
+from swarmnode.model.export import StageLabel, load_stage, save_stage, stage_state_dict, write_model
 from swarmnode.model.gather import Gathered, chains, merged, of_stage_files, spread
 from swarmnode.model.running_mean import weight_of
-from swarmnode.model.split import split
 from swarmnode.model.stage import StageReplica
 from tests.support.tiny_model import TINY, manifest, stages_of, token_batch, train_on
 
 pytestmark = pytest.mark.node  # some seconds
-
-BYTES = replace(TINY, vocabulary=256)
 
 
 def export(files: list[Path], run: Manifest, out: Path, *, run_id: str = "", tokenizer: Path | None = None) -> Gathered:
@@ -39,38 +34,6 @@ def save(folder: Path, stage: StageReplica, peer: str = "peerA", run_id: str = "
     path = folder / f"{stage.part.stage}-{peer}.safetensors"
     save_stage(path, stage_state_dict(stage), StageLabel(run_id, stage.part.stage, rounds, 1000, peer))
     return path
-
-
-def test_exported_folder_loads_in_transformers_with_the_same_logits(tmp_path):
-    transformers = pytest.importorskip("transformers")
-    run = manifest(BYTES)
-    chain = trained(run)
-    report = export([save(tmp_path, stage) for stage in chain], run, tmp_path / "out")
-    assert report.replicas == 1 and report.round == 3 and report.samples == 1000
-
-    ours = Decoder(BYTES, split(BYTES, 1)[0])
-    ours.load_state_dict({name: value for stage in chain for name, value in stage_state_dict(stage).items()})
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
-    assert isinstance(theirs, transformers.LlamaForCausalLM) and theirs.dtype == torch.float32
-    tokens = token_batch(BYTES)[:, :-1]
-    with torch.no_grad():
-        torch.testing.assert_close(ours(tokens), theirs(tokens).logits, rtol=0, atol=1e-5)
-
-    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
-    text = "def f(x):\n\treturn x  # naïve 中\0"
-    assert tokenizer(text)["input_ids"] == list(text.encode())
-    assert tokenizer.decode(list(text.encode())) == text
-    generated = theirs.generate(**tokenizer("def", return_tensors="pt"), max_new_tokens=4, pad_token_id=0)
-    assert generated.shape == (1, 7)
-
-
-def test_every_byte_is_one_token(tmp_path):
-    tokenizers = pytest.importorskip("tokenizers")
-    tokenizer = tokenizers.Tokenizer.from_str(json.dumps(byte_tokenizer()))
-    assert tokenizer.get_vocab_size() == 256
-    text = "".join(map(chr, range(0x800)))
-    assert tokenizer.encode(text).ids == list(text.encode())
-    assert tokenizer.decode(tokenizer.encode(text).ids) == text
 
 
 def test_a_tokenizer_file_is_copied_and_a_wrong_one_refused(tmp_path):

@@ -2,8 +2,6 @@
 
 import dataclasses
 
-import pytest
-
 from swarmsim.law import Laws
 from swarmsim.life import simulate
 from swarmsim.outcome import Outcome
@@ -23,13 +21,6 @@ def test_a_short_weekend() -> None:
         stage_lost=FaultSpec(at_s=(420.0,), stage=2, back_s=30.0),
     )
     assert outcome.struck["everyone_leaves"] == 12 and outcome.struck["stage_lost"] >= 1
-    assert not outcome.failures, outcome.failures
-
-
-@pytest.mark.nightly  # a short weekend has one
-@pytest.mark.parametrize("seconds", [5.0, 30.0, 95.0, 600.0])
-def test_two_who_join_at_a_restarted_meeting_point_join_the_run(seconds: float) -> None:
-    outcome = live(200.0 + seconds, meeting_point_gone=FaultSpec(at_s=(120.0,), seconds=seconds, count=2))
     assert not outcome.failures, outcome.failures
 
 

@@ -1,6 +1,5 @@
 """Whole lives: they repeat everywhere, they hold the laws, and a broken law says how to see it again."""
 
-import asyncio
 import json
 import os
 import pathlib
@@ -254,20 +253,3 @@ def test_mistakes_in_scenarios_are_named() -> None:
             parse_scenario(tree, "s.toml", find("calm").parent, "s")
     with pytest.raises(UsageError, match="unknown scenario 'clam'; |unknown scenario 'clam': .*calm"):
         find("clam")
-
-
-def test_the_virtual_loop_leaves_the_real_one_alone() -> None:
-    simulate(
-        parse_scenario({"seconds": 1, "fleet": FLEET, "bounds": {"window_s": 5}}, "t", find("calm").parent, "t"), 0
-    )
-    assert asyncio.run(asyncio.sleep(0, "real")) == "real"
-
-
-@pytest.mark.nightly  # tests/node/test_microbatch.py has a village of six
-def test_six_machines_of_their_own_are_at_work() -> None:
-    """Eight samples in flight for six machines: in microbatches of a share, two at a time, a third of them worked."""
-    outcome = simulate(shorter(read_scenario(find("six-machines")), 60.0), 0)
-    assert not outcome.failures, outcome.failures
-    assert outcome.total.samples == outcome.total.done, "one sample travels at a time"
-    assert outcome.demands["throughput"] > 0.5, outcome.demands
-    assert outcome.total.staleness["2"] == outcome.total.staleness["3"] == outcome.total.staleness["4 or more"] == 0
