@@ -1,7 +1,7 @@
 """The coordinator's current state: nodes, rounds, timeline, totals. Plain bookkeeping that never waits.
 
-`Board` takes verified records and nodes' reports. A report is its node's own claim, so the board bounds its sizes,
-checks its numbers and shows its texts as text only. `take_changes` returns what is new since its last call, to send to
+`Board` takes verified records and nodes' reports, whose sizes, numbers and texts bounds/table.py has bounded when they
+came. A report is its node's own claim. `take_changes` returns what is new since its last call, to send to
 the page and to write to the history.
 """
 
@@ -22,16 +22,8 @@ from swarmnode.ids import PeerId, RunId, short
 from swarmnode.manifest import Manifest
 from swarmnode.metrics.event import LEVELS
 from swarmnode.model.split import stages_of
-from swarmnode.untrusted_text import printable
 from swarmnode.wire import call_pb2, record_pb2, report_pb2
 from swarmnode.wire.report_pb2 import StatusReply
-
-LINKS_MAX = 64
-EVENTS_MAX = 256
-RECEIPTS_MAX = 64
-PEER_CHARS_MAX = 64  # a peer id has 52
-LATENCY_MAX_S = 3600.0
-NUMBER_MAX = 2**53  # exact in JavaScript numbers, and fits SQLite
 
 _ID = re.compile(r"\b(12D3Koo[1-9A-HJ-NP-Za-km-z]{45}|[1-9A-HJ-NP-Za-km-z]{8})\b")
 _ADDRESS = re.compile(r"/(?:ip4|ip6|dns[46]?)/\S+")
@@ -47,11 +39,6 @@ def brief(reason: str) -> str:
     return _ADDRESS.sub("its address", reason.partition(": failed to dial")[0])
 
 
-def clean(text: str) -> str:
-    """Put remote `text` on one line without control characters."""
-    return printable(text, len(text)).strip()
-
-
 def number(text: str | None) -> float | None:
     """Parse a finite number. None when `text` is not one."""
     try:
@@ -59,35 +46,6 @@ def number(text: str | None) -> float | None:
     except ValueError:
         return None
     return value if value is not None and abs(value) != float("inf") and value == value else None
-
-
-def sane(report: report_pb2.Report) -> report_pb2.Report:
-    """Clean `report` in place: clear numbers that are not finite or impossibly large, limit links, events and receipts,
-    and replace unknown event levels."""
-    status = report.status
-    for of, value in status.ListFields():
-        if isinstance(value, float) and not abs(value) <= NUMBER_MAX:  # also true for NaN
-            status.ClearField(of.name)
-    for key in [key for key, value in status.counters.items() if not abs(value) <= NUMBER_MAX]:
-        del status.counters[key]
-    del report.links[LINKS_MAX:]
-    del report.receipts[RECEIPTS_MAX:]
-    for link in report.links:
-        link.peer_id = link.peer_id[:PEER_CHARS_MAX]
-        if not 0.0 <= link.latency_s <= LATENCY_MAX_S:
-            link.latency_s = 0.0
-    report.incarnation %= NUMBER_MAX
-    report.unix_ms = min(report.unix_ms, NUMBER_MAX)
-    status.samples_total = status.samples_total if status.samples_total <= NUMBER_MAX else 0
-    status.inner_steps = status.inner_steps if status.inner_steps <= NUMBER_MAX else 0
-    status.resident_nbytes = status.resident_nbytes if status.resident_nbytes <= NUMBER_MAX else 0
-    for index in reversed(range(len(report.events))):
-        event = report.events[index]
-        if index >= EVENTS_MAX or event.serial > NUMBER_MAX:
-            del report.events[index]
-        elif event.level not in LEVELS:
-            event.level = "info"
-    return report
 
 
 NODES_MAX = 20_000  # guess: members and those remembered as gone
@@ -255,14 +213,14 @@ class Board:
             node.gone_s, node.failures, node.gone_why = None, 0, ""
         node.sequence, node.heard_s = record.sequence, now_s
         node.stage, node.state = record.stage, record.state
-        node.speed, node.queue, node.round = record.samples_per_second, record.queue, min(record.round, NUMBER_MAX)
+        node.speed, node.queue, node.round = record.samples_per_second, record.queue, record.round
         node.text = record.data_digest.hex()
-        node.version, node.joined_s = clean(record.version), record.joined_unix_ms / 1000.0
+        node.version, node.joined_s = record.version, record.joined_unix_ms / 1000.0
         node.expires_s = record.expires_unix_ms / 1000.0
         node.addresses = tuple(one for one in record.addresses if not one.startswith("/dns"))
         if record.state == record_pb2.NODE_STATE_LEFT and node.gone_s is None:
             node.gone_s, node.gone_why = now_s, "left"
-        node.samples = min(record.progress.total, NUMBER_MAX)
+        node.samples = record.progress.total
         self._dirty.add(peer)
 
     def reported(self, peer: PeerId, report: report_pb2.Report, now_s: float, rtt_s: float) -> None:
@@ -270,10 +228,9 @@ class Board:
         node = self.nodes.get(peer)
         if node is None:
             return
-        report = sane(report)
         if report.incarnation != node.incarnation:
             node.incarnation, node.cursor, node.receipts_after = report.incarnation, 0, 0
-        node.name = clean(report.name)[:NAME_CHARS_MAX]
+        node.name = report.name.strip()[:NAME_CHARS_MAX]
         before_s, node.answered_s = node.answered_s, now_s
         node.status, node.failures, node.rtt_s = report.status, 0, rtt_s
         node.skew_s = report.unix_ms / 1000.0 - (now_s - rtt_s / 2)
@@ -297,7 +254,7 @@ class Board:
             return
         node.failures += 1
         if node.failures == SILENT_AFTER:
-            reason = brief(clean(why)).removeprefix(short(peer)).strip()
+            reason = brief(why).removeprefix(short(peer)).strip()
             self.tell(now_s, node, "departure", "warning", self._named(f"does not answer: {reason}"))
         self._dirty.add(peer)
 
@@ -443,7 +400,7 @@ class Board:
                     self._receipts.append(new)
 
     def _happened(self, node: NodeView, event: report_pb2.EventReport, now_s: float) -> None:
-        fields = {clean(key): brief(clean(value)) for key, value in event.fields.items()}
+        fields = {key: brief(value) for key, value in event.fields.items()}
         when = max(now_s - LATE_S, min(event.unix_ms / 1000.0 - (node.skew_s or 0.0), now_s))
         match event.event:
             case "exchange.paired" | "exchange.lone" | "exchange.refused":
@@ -452,7 +409,8 @@ class Board:
                 self._validated(node.peer, fields, when)
             case "stage.chosen" | "stage.moved":
                 node.why = fields.get("reason", "")[:TEXT_CHARS_MAX]
-        text = sentence(event.event, event.level, fields)
+        level = event.level if event.level in LEVELS else "info"
+        text = sentence(event.event, level, fields)
         if text is None:
             return
         if text[0] == "fault":
@@ -462,7 +420,7 @@ class Board:
             if len(self._told) > NODES_MAX:
                 self._told.clear()
             self._told[key] = now_s
-        self.tell(when, node, text[0], event.level, self._named(text[1]))
+        self.tell(when, node, text[0], level, self._named(text[1]))
 
     def _named(self, text: str) -> str:
         """Replace node ids in `text`, whole or short, by node names."""

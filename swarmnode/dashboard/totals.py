@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Container, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 
@@ -14,9 +13,6 @@ from swarmnode.membership.receipt import RECEIPT_BYTES_MAX, check_receipt
 from swarmnode.metrics import name
 from swarmnode.metrics.name import series
 from swarmnode.wire import call_pb2 as wire
-
-COUNT_MAX = 1e18
-"""Claims above this are ignored: no machine counts this far."""
 
 LIVES_MAX = 64
 """Lives of one peer that are kept apart. Beyond this the oldest are merged, so invented lives take no memory. Guess."""
@@ -151,14 +147,10 @@ class Ledger:
 
 
 def counts_of(counters: Mapping[str, float]) -> dict[str, float]:
-    """The counts of a status by the names in SERIES, and `worked_s`. Absurd values count as zero."""
-    counts = {key: sum(_believable(counters.get(one, 0.0)) for one in summed) for key, summed in SERIES.items()}
-    worked = sum(_believable(value) for key, value in counters.items() if key.startswith(name.COMPUTE_SECONDS))
+    """The counts of a status by the names in SERIES, and `worked_s`. Negative values count as zero."""
+    counts = {key: sum(max(0.0, counters.get(one, 0.0)) for one in summed) for key, summed in SERIES.items()}
+    worked = sum(max(0.0, value) for key, value in counters.items() if key.startswith(name.COMPUTE_SECONDS))
     return {**counts, "worked_s": worked}
-
-
-def _believable(value: float) -> float:
-    return value if math.isfinite(value) and 0.0 <= value <= COUNT_MAX else 0.0
 
 
 CREDITED = "credited"  # of a life: 1 if its owner lets published models name it

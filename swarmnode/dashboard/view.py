@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Sequence
 
 from swarmnode.concurrency import processors
 from swarmnode.dashboard.alarm import Health, parties
-from swarmnode.dashboard.board import NUMBER_MAX, SILENT_AFTER, Board, NodeView
+from swarmnode.dashboard.board import SILENT_AFTER, Board, NodeView
 from swarmnode.dashboard.history import HistoryPoint
 from swarmnode.dashboard.totals import LATE, SENT
 from swarmnode.ids import PeerId
@@ -107,7 +108,7 @@ def phase(board: Board, now_s: float) -> str:
         if not board.began_s or now_s - board.began_s < board.manifest.limits.record_ttl_s:
             return "looking"
         if board.samples:
-            return "ended" if board.samples >= (target_of(board.manifest) or NUMBER_MAX) else "stopped"
+            return "ended" if board.samples >= (target_of(board.manifest) or math.inf) else "stopped"
     if not board.samples:
         return "waiting"
     return "training" if all(replicas(board)) else "broken"

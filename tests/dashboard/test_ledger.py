@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.swarm.fake_fleet import FakeFleet
-from swarmnode.dashboard.board import RECEIPTS_MAX, sane
 from swarmnode.dashboard.totals import KEPT_EACH, KEPT_STRANGE, Ledger
 from swarmnode.errors import RemoteFault
 from swarmnode.identity import Identity
@@ -18,7 +17,6 @@ from swarmnode.ids import PeerId, RunId
 from swarmnode.machine.receipt_store import Receipts
 from swarmnode.membership.receipt import RECEIPT_BYTES_MAX, WorkDone, check_receipt, sign_receipt
 from swarmnode.wire import call_pb2 as wire
-from swarmnode.wire import report_pb2
 from tests.support.watched import DOCUMENT, NOW, RUN, TINY, Fixture, fits, watched
 
 PEOPLE = [Identity.of_seed(bytes([n + 1]) * 32) for n in range(4)]
@@ -128,7 +126,3 @@ async def test_the_api_shows_who_was_thanked_and_by_whom(tmp_path: Path) -> None
                 signature=bytes.fromhex(one["signature"]),
             )
             check_receipt(receipt, RUN, rows[0]["peer"])
-
-
-def test_a_report_carries_no_more_than_are_taken() -> None:
-    assert len(sane(report_pb2.Report(receipts=[b"x"] * (RECEIPTS_MAX + 5))).receipts) == RECEIPTS_MAX
