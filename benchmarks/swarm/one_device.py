@@ -20,8 +20,9 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks.swarm.harness import fleet_in
+from benchmarks.swarm.pytorch_muon import PlainMuon
 from swarmnode import manifest as manifests
-from swarmnode.bench.pytorch_model import PlainLlama, PlainMuon
+from swarmnode.bench.pytorch_model import PlainLlama
 from swarmnode.errors import LocalFault
 from swarmnode.local.summary import count
 from swarmnode.manifest import GossipSpec, InnerSpec, Manifest, ModelSpec, PipelineSpec

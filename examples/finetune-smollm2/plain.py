@@ -19,7 +19,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
-from swarmnode.bench.pytorch_model import PlainMuon
 from swarmnode.data.corpus import Corpus, open_corpus
 from swarmnode.data.sample import IGNORED, SampleBatch
 from swarmnode.manifest import Manifest, read_signed
@@ -71,7 +70,9 @@ def optimizers(model: nn.Module, manifest: Manifest) -> list[torch.optim.Optimiz
         )
     ]
     if matrices:
-        found.append(PlainMuon(matrices, 0.0, inner.muon_momentum, inner.weight_decay, torch.float32))
+        found.append(
+            torch.optim.Muon(matrices, 0.0, inner.weight_decay, inner.muon_momentum, adjust_lr_fn="match_rms_adamw")
+        )
     return found
 
 
@@ -108,7 +109,9 @@ def train(model: nn.Module, manifest: Manifest, corpus: Corpus, samples: int) ->
         nn.utils.clip_grad_norm_(model.parameters(), manifest.inner.clip_norm)
         for optimizer in trained:
             peak = (
-                manifest.inner.muon_learning_rate if isinstance(optimizer, PlainMuon) else manifest.inner.learning_rate
+                manifest.inner.muon_learning_rate
+                if isinstance(optimizer, torch.optim.Muon)
+                else manifest.inner.learning_rate
             )
             for group in optimizer.param_groups:
                 group["lr"] = peak * learning_rate(manifest.inner, first) / manifest.inner.learning_rate

@@ -10,7 +10,8 @@ from benchmarks.swarm import learning, learning_page, plain_grid, pytorch_learni
 from benchmarks.swarm.learning_swarm import SwarmRun, Validation
 from benchmarks.swarm.plain_grid import GridConditions, PlainRun
 from benchmarks.swarm.pytorch_learning import GridPoint, LossPoint, TrainingTask, train
-from swarmnode.bench import pytorch_model
+from benchmarks.swarm.pytorch_muon import initialise
+from swarmnode.bench.pytorch_model import PlainLlama
 from swarmnode.data.corpus import open_corpus
 from swarmnode.errors import UsageError
 from swarmnode.manifest import DataSpec, Manifest, ModelSpec, PipelineSpec
@@ -61,8 +62,8 @@ def hugging_face_name(name: str) -> str:
 
 def test_the_plain_model_is_hugging_faces():
     transformers = pytest.importorskip("transformers")
-    net = pytorch_model.PlainLlama(SMALL)
-    pytorch_model.initialise(net, SMALL, 3)
+    net = PlainLlama(SMALL)
+    initialise(net, SMALL, 3)
     config = transformers.LlamaConfig(
         vocab_size=SMALL.vocabulary,
         hidden_size=SMALL.width,
@@ -98,8 +99,8 @@ def test_held_out_loss_is_of_the_samples_that_the_swarm_validates_on(ground, man
     from swarmnode.node.chunk_samples import CorpusSamples
 
     corpus = open_corpus(manifest, ground.data, ground.cache)
-    net = pytorch_model.PlainLlama(SMALL)
-    pytorch_model.initialise(net, SMALL, 0)
+    net = PlainLlama(SMALL)
+    initialise(net, SMALL, 0)
     theirs = [
         np.frombuffer(one.data, dtype="<u2").reshape(one.shape) for one in CorpusSamples(corpus, manifest).held_out()
     ]
