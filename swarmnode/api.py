@@ -333,12 +333,12 @@ def _last_checkpoint(where: str, run_id: RunId) -> str | None:
 
 def _exported(summary: Summary, folder: Path, out: Path | None) -> Summary:
     """`summary` with the path of the exported model, or with the reason why there is none."""
-    from swarmnode.local.evaluation import export_run
+    from swarmnode.local.evaluation import export_model
 
     if summary.totals.samples == 0 and out is None:
         return summary  # nothing was trained, so there is nothing to export
     try:
-        return dataclasses.replace(summary, model=str(export_run(folder, out or folder / "model")))
+        return dataclasses.replace(summary, model=str(export_model(str(folder), out or folder / "model")["model"]))
     except SwarmnodeError as error:
         why = f"no model was exported: {error}"
         failure = f"{summary.failure}; {why}" if summary.failure else why

@@ -24,7 +24,8 @@ POINT_EVERY = 2  # ticks between two points of the curves
 LINKS_EVERY = 5  # ticks between two pictures of the links
 ENTRIES_SENT = 120
 CONTRIBUTORS_SENT = 100  # the largest contributors; the API has all
-QUEUE_MAX = 16  # guess: a page this many messages behind is disconnected and reconnects
+WRITE_TIMEOUT_S = 20.0  # a page that reads nothing for this long is disconnected, and reconnects
+QUEUE_MAX = round(WRITE_TIMEOUT_S / TICK_S)  # the messages of that time
 
 Message = tuple[str, bytes]
 
@@ -45,9 +46,7 @@ class ModelDownloads:
 
     def told(self) -> Iterator[Json]:
         """The numbers, scores and continuations of each checkpoint, newest first."""
-        for entry in self._entries():
-            row = {"label": entry.label, "round": entry.round, "samples": entry.samples, "t": round(entry.unix_s, 3)}
-            yield {**row, "loss": entry.loss, "measured": entry.measured, **entry.scores.to_json()}
+        return map(_measured, self._entries())
 
     def full(self) -> Json:
         """Like `summary`, with name, bytes, SHA-256 and path of each file."""
@@ -70,17 +69,11 @@ class ModelDownloads:
     def _row(self, entry: ArchiveEntry) -> Json:
         best = self._archive.best
         return {
-            "label": entry.label,
-            "round": entry.round,
-            "samples": entry.samples,
-            "t": round(entry.unix_s, 3),
-            "loss": entry.loss,
-            "measured": entry.measured,
+            **_measured(entry),
             "nbytes": entry.nbytes,
             "best": best is not None and best.label == entry.label,
             "agree": [word.agree for word in entry.stages],
             "liars": sorted({short(PeerId(liar)) for word in entry.stages for liar in word.liars}),
-            **entry.scores.to_json(),
             "urls": f"/archive/{entry.label}/urls.txt" if self._download else None,
         }
 
@@ -90,6 +83,11 @@ class ModelDownloads:
             {"name": name, "nbytes": nbytes, "sha256": sha256, "href": None if href is None else href + name}
             for name, nbytes, sha256 in entry.files
         ]
+
+
+def _measured(entry: ArchiveEntry) -> Json:
+    row = {"label": entry.label, "round": entry.round, "samples": entry.samples, "t": round(entry.unix_s, 3)}
+    return {**row, "loss": entry.loss, "measured": entry.measured, **entry.scores.to_json()}
 
 
 class Heartbeat:
@@ -163,16 +161,18 @@ class Heartbeat:
             "points": view.series(self.history.points, CURVE_POINTS),
             "validations": view.validation_series(board),
             "alarms": [asdict(alarm) for alarm in self.alarms],
-            "links": view.links(board),
             "rounds": view.recent_rounds(board),
             "entries": view.timeline(board, ENTRIES_SENT),
-            "contributors": view.contributors(board)[:CONTRIBUTORS_SENT],
-            "archive": self.archive(),
+            **self._slow(),
         }
 
-    def archive(self) -> view.Json | None:
-        """The archive's checkpoints without their files. None when there is no archive."""
-        return None if self.offer is None else self.offer.summary()
+    def _slow(self) -> view.Json:
+        """The part sent every LINKS_EVERY ticks. `archive`: checkpoints without their files; None without one."""
+        return {
+            "links": view.links(self.board),
+            "contributors": view.contributors(self.board)[:CONTRIBUTORS_SENT],
+            "archive": None if self.offer is None else self.offer.summary(),
+        }
 
     def _news(self, changes: Changes, point: HistoryPoint | None, now_s: float) -> view.Json:
         news: view.Json = {
@@ -193,9 +193,7 @@ class Heartbeat:
         if changes.entries:
             news["entries"] = [entry.to_json() for entry in changes.entries]
         if self._ticks % LINKS_EVERY == 0:
-            news["links"] = view.links(self.board)
-            news["contributors"] = view.contributors(self.board)[:CONTRIBUTORS_SENT]
-            news["archive"] = self.archive()
+            news |= self._slow()
         return news
 
     def _point(self, now_s: float) -> HistoryPoint:

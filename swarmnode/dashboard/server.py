@@ -23,14 +23,13 @@ from aiohttp import web
 from aiohttp.abc import AbstractStreamWriter
 
 from swarmnode.dashboard import view
-from swarmnode.dashboard.heartbeat import Heartbeat
+from swarmnode.dashboard.heartbeat import WRITE_TIMEOUT_S, Heartbeat
 from swarmnode.ids import PeerId, short
 from swarmnode.metrics.http_server import HttpServer
 from swarmnode.wire import record_pb2
 
 DOWNLOADS_MAX = 32  # concurrent downloads, and below the limit for one address; guess
 DOWNLOADS_PER_ADDRESS_MAX = 4
-WRITE_TIMEOUT_S = 20.0  # a page that reads nothing for this long is disconnected
 ENTRIES_MAX = 500
 POINTS_MAX = 4000
 REQUEST_BYTES_MAX = 4096  # of a body: all limits, as texts

@@ -205,16 +205,11 @@ def _loss(net: Decoder, manifest: Manifest, corpus: Corpus | IndexedCorpus, want
     return total / max(1, count), count
 
 
-def export_run(folder: Path, out: Path, note: Note = lambda text: None) -> Path:
-    """Export the saved state in a session's folder; return `out`."""
-    return Path(str(export_model(str(folder), out, "auto", note)["model"]))
-
-
 def export_model(
     source: str,
     out: Path,
-    kind: str,
-    note: Note,
+    kind: str = "auto",
+    note: Note = lambda text: None,
     moved: Moved = lambda done, of: None,
     last: bool = False,
     checkpoints: int = 1,

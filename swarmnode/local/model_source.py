@@ -36,13 +36,13 @@ Moved = Callable[[int, int], None]
 POLL_S = 0.5
 
 
-def fresh_copy(source: Path, note: Note, wait_s: float = ONCE_S) -> Path | None:
+def fresh_copy(source: Path, note: Note) -> Path | None:
     """The folder of the checkpoints of the run of `source` (the folder of the run, of its archive, or the home of the
     process that keeps that), once the newest is as the swarm was FRESH_S ago or later. None where no archive is kept
-    now, or after `wait_s`: `note` is told why."""
+    now, or after ONCE_S: `note` is told why."""
     for home in _keepers(source):
         try:
-            return Path(asyncio.run(copy_now(home, note, wait_s))["folder"])
+            return Path(asyncio.run(copy_now(home, note))["folder"])
         except (NoDaemon, UsageError):
             continue
         except SwarmnodeError as error:
@@ -50,8 +50,8 @@ def fresh_copy(source: Path, note: Note, wait_s: float = ONCE_S) -> Path | None:
     return None
 
 
-async def copy_now(home: Path, note: Note, wait_s: float = ONCE_S) -> dict[str, Any]:
-    """The reply of the archive of `home` when its newest checkpoint is current. Raises Unavailable after `wait_s`,
+async def copy_now(home: Path, note: Note) -> dict[str, Any]:
+    """The reply of the archive of `home` when its newest checkpoint is current. Raises Unavailable after ONCE_S,
     UsageError if `home` keeps no archive, and as control.client.ask."""
     from swarmnode.control.client import ask
 
@@ -67,7 +67,7 @@ async def copy_now(home: Path, note: Note, wait_s: float = ONCE_S) -> dict[str, 
         elif reply["status"] != said:
             note(reply["status"])
         said = reply["status"]
-        if waited_s > wait_s:
+        if waited_s > ONCE_S:
             raise Unavailable(f"the archive has none after {waited_s:.0f} s ({said})")
         await asyncio.sleep(POLL_S)
 

@@ -53,14 +53,13 @@ class SlowCopy:
     def whole(self) -> bool:
         return len(self.have) == len(self.offer.hashes)
 
-    async def pull(self, donor: DonorClient, indices: Iterable[int], moved: Callable[[int], None]) -> None:
+    async def pull(self, donor: DonorClient, indices: Iterable[int]) -> None:
         """Pull those of the chunks `indices` that are missing. Raises DiskFull, and errors as
         DonorClient.chunk."""
         missing = deque(index for index in indices if index not in self.have)
 
         def put(peer: PeerId, offer: wire.Snapshot, index: int, data: Chunk) -> None:
             self._write(index, data)
-            moved(len(data))
 
         work = partial(donor.pull, self.peer, self.offer, missing, put)
         await gather_or_cancel([work] * min(LIMITS.beside, len(missing)))
@@ -182,7 +181,6 @@ class ArchiveSources:
     liars: set[PeerId] = field(default_factory=set)  # asked last from now on
     # by stage: attempts in which only one of several replicas gave a copy
     alone: dict[int, float] = field(default_factory=dict)
-    moved: Callable[[int], None] = field(default=lambda nbytes: None)
     sizes: list[dict[str, int]] = field(init=False)
     _tries: int = 0
 
@@ -290,7 +288,7 @@ class ArchiveSources:
             raise Unavailable(f"stage {stage}: {verdict.reason}")
         taken = copies[verdict.taken]
         with self._blaming(taken.peer, stage):
-            await taken.pull(self._donor(stage), range(len(taken.offer.hashes)), self.moved)
+            await taken.pull(self._donor(stage), range(len(taken.offer.hashes)))
             if not math.isfinite(await asyncio.to_thread(distance, taken, taken)):
                 raise DonorLied("slow weights that are not finite")
         return TakenCopy(taken, verdict)
@@ -306,7 +304,7 @@ class ArchiveSources:
             indices = range(len(copy.offer.hashes)) if whole else parts[copy.peer]
             try:
                 with self._blaming(copy.peer, stage):
-                    await copy.pull(self._donor(stage), indices, self.moved)
+                    await copy.pull(self._donor(stage), indices)
             except Unavailable:
                 left.remove(copy)
                 copy.drop()

@@ -9,6 +9,7 @@ are never limited.
 
 from __future__ import annotations
 
+import itertools
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -65,16 +66,6 @@ SUMMARY_S = 60.0  # guess: between two lines about the same peer and kind
 KEPT_MAX = 4096  # derived: buckets and counts kept, 0.8 MB
 
 
-@dataclass(frozen=True, slots=True)
-class HeldBack:
-    """`count` events of one kind from one peer ("": unnamed) were not written within `seconds`."""
-
-    event: str
-    peer: str
-    count: int
-    seconds: float
-
-
 @dataclass(slots=True)
 class _Held:
     """Events not written since `since_s`."""
@@ -108,16 +99,17 @@ class EventLimiter:
             self._held.setdefault((other, ""), _Held(lost.since_s)).count += lost.count
         return False
 
-    def due(self, now_s: float) -> list[HeldBack]:
-        """The suppressed events that are due to be reported."""
-        told = []
+    def due(self, now_s: float) -> list[dict[str, str | int]]:
+        """The suppressed events that are due to be reported, as fields of `events.more`: `count` events of one kind
+        from one peer ("": unnamed) were not written within `seconds`."""
+        told = list[dict[str, str | int]]()
         while self._held:
             (event, peer), held = next(iter(self._held.items()))
             seconds = now_s - held.since_s
             if 0.0 <= seconds < SUMMARY_S:
                 break
             del self._held[event, peer]
-            told.append(HeldBack(event, peer, held.count, max(0.0, seconds)))
+            told.append({"of": event, "peer": peer, "count": held.count, "seconds": round(max(0.0, seconds))})
         return told
 
 
@@ -174,8 +166,7 @@ class PrometheusTelemetry:
         """Append one line to the log, unless a peer causes too many like it. Never raises for a full disk."""
         now_s = self._clock.unix_s()
         for more in self._flood.due(now_s):
-            told = {"of": more.event, "peer": more.peer, "count": more.count, "seconds": round(more.seconds)}
-            self.log.write("events.more", level="warning", fields=told)
+            self.log.write("events.more", level="warning", fields=more)
         if self._flood.admit(event, fields, now_s):
             self.log.write(event, level=level, fields=fields)
         if self.log.dropped > self._dropped_counted:
@@ -269,13 +260,6 @@ def _make(row: name.Metric, registry: CollectorRegistry) -> Series:
         case MetricKind.HISTOGRAM:
             made = Histogram(row.name, row.help, labels, unit=unit, registry=registry, buckets=row.buckets)
     if labels and row.kind is MetricKind.COUNTER and all(row.labels.values()):
-        for values in _products(list(row.labels.values())):
+        for values in itertools.product(*row.labels.values()):
             made.labels(*values)
     return made
-
-
-def _products(choices: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
-    products: list[tuple[str, ...]] = [()]
-    for values in choices:
-        products = [(*head, value) for head in products for value in values]
-    return products

@@ -97,6 +97,6 @@ async def test_a_swarm_survives_and_leaves_nothing(tmp_path: Path) -> None:
 
 
 def export(folder: Path) -> str:
-    from swarmnode.local.evaluation import export_run
+    from swarmnode.local.evaluation import export_model
 
-    return str(export_run(folder, folder / "model"))
+    return str(export_model(str(folder), folder / "model")["model"])
