@@ -323,6 +323,10 @@ class StageArithmetic(Protocol):
         """Last stage: forward and summed cross entropy. train=True adds the backward, accumulated at once unless
         accumulate=False."""
 
+    def mark(self, state: State | None = None) -> bytes:
+        """Digest (8 bytes) of a few of its slow weights, or of those of `state`: another after a round; b"" during
+        one."""
+
     def fingerprint(self, tensor: WireTensor) -> bytes:
         """SHA-256 (32 bytes) of a tensor in wire form."""
 

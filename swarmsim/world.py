@@ -279,8 +279,11 @@ class World:
         # A joiner that looked before the first samples were announced begins rightly; so does one that knows of the run
         # in its first round, when nobody keeps a snapshot of a stage that died. A directory that fails or hides records
         # excuses nobody: members, contacts and homes know of the run.
+        # Of the round's end it hears with the next announcements: until then each node may train a microbatch more.
         trained, reason = self.samples_done() - self._forgotten, str(fields["reason"])
-        early = trained <= self.scenario.manifest.gossip.round_samples and "has not finished a round" in reason
+        manifest = self.scenario.manifest
+        first = manifest.gossip.round_samples + manifest.inner.microbatch * len(self.nodes)
+        early = trained <= first and "has not finished a round" in reason
         if not early and now - self._trained_since > self.scenario.manifest.limits.record_ttl_s:
             self.laws.began(label, int(trained), reason)
 

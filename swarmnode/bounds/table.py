@@ -88,6 +88,7 @@ BY_NAME: Mapping[str, Bound] = {
     "loss_sum": LOSS,
     "sent": DIGEST,
     "got": DIGEST,
+    "mark": opaque(8, "the first bytes of a digest"),
     "reason": SHOWN,
     "incarnation": COUNT,
     "unix_ms": UNIX_MS,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
@@ -14,14 +15,14 @@ from swarmnode.node.limits import NodeRole
 from swarmnode.node.node_ports import NodeContext
 from swarmnode.pipeline import statement as statements
 from swarmnode.pipeline.accusation import Accusations
-from swarmnode.pipeline.audit import SNAPSHOT_AGE_S
+from swarmnode.pipeline.audit import NEAR_STEPS, SNAPSHOT_AGE_S
 from swarmnode.pipeline.auditor import Auditor
 from swarmnode.pipeline.feeder import RATE_SPAN_S, Samples
 from swarmnode.pipeline.input_check import FeederInput, InputAuditor
 from swarmnode.pipeline.recompute import RecomputeService, Text, hop_again
 from swarmnode.pipeline.stage_worker import StageAudits
 from swarmnode.pipeline.statement import HopAnswer, HopClaim, HopEvidence, StepsApart, StepsContradicted
-from swarmnode.ports import Priority, Replica, WireTensor
+from swarmnode.ports import Priority, Replica, State, WireTensor
 from swarmnode.transfer.download import DonorClient, DownloadLimits
 from swarmnode.wire import call_pb2 as wire
 
@@ -93,19 +94,18 @@ class HopReplayer:
         these weights cannot be those that answered."""
         got = None if shown is None else shown.got
 
-        def work(replica: Replica) -> tuple[float, tuple[WireTensor, ...]]:
-            return hop_again(replica, claim.x, claim.tokens, claim.samples, got)
+        def work(replica: Replica, state: State) -> tuple[float, tuple[WireTensor, ...], bytes]:
+            return *hop_again(replica, claim.x, claim.tokens, claim.samples, got), replica.mark(state)
 
         stated = claim.statement
-        (loss_sum, tensors), apart = await self._with_weights(
-            peer, stated.stage, claim.samples, work, stated.inner_steps, claim.came_s
-        )
-        return HopAnswer.of(tensors, loss_sum, apart=apart)
+        (loss_sum, tensors, mark), apart = await self._with_weights(peer, stated.stage, claim.samples, work, claim)
+        near = mark == stated.mark and apart <= NEAR_STEPS
+        return replace(HopAnswer.of(tensors, loss_sum), apart=apart, near=near)
 
     async def weigh_feeder(self, peer: PeerId, fed: FeederInput) -> WireTensor:
         """The activations of what was fed, with the weights of the feeder `peer`. Raises Unavailable, RemoteFault."""
 
-        def work(replica: Replica) -> WireTensor:
+        def work(replica: Replica, _: State) -> WireTensor:
             return replica.forward(fed.tokens, keep=True, graph=False, tokens=fed.tokens)[0]
 
         return (await self._with_weights(peer, 0, fed.samples, work))[0]
@@ -132,13 +132,12 @@ class HopReplayer:
         peer: PeerId,
         stage: int,
         samples: int,
-        work: Callable[[Replica], T],
-        inner_steps: int | None = None,
-        came_s: float | None = None,
+        work: Callable[[Replica, State], T],
+        claim: HopClaim | None = None,
     ) -> tuple[T, int]:
-        """(`work` on a replica of `stage` with the weights of `peer`, the steps between these and those after
-        `inner_steps`). Raises StepsApart if they are more than STEPS_APART_MAX, StepsContradicted if they are more
-        than a replica can have taken since `came_s`."""
+        """(`work` on a replica of `stage` with the weights of `peer`, the steps between these and those of `claim`).
+        Raises StepsApart if they are more than STEPS_APART_MAX, StepsContradicted if they are more than a replica can
+        have taken since it came."""
         compute = self._ports.compute
         self._begun = self._begun or (asyncio.get_running_loop().time(), self._samples_total())
         async with self._one:
@@ -147,16 +146,16 @@ class HopReplayer:
             here = self._transport, self._run_id, stage, replica.sizes_of(stage), self._ports.telemetry
             client = DonorClient(*here, limits=DownloadLimits(busy_max_s=BUSY_MAX_S))
             state, _ = await client.download(lambda: [peer])
-            apart = 0 if inner_steps is None else abs(state.inner_steps - inner_steps)
-            if apart > STEPS_APART_MAX:
+            apart = 0 if claim is None else abs(state.inner_steps - claim.statement.inner_steps)
+            if claim is not None and apart > STEPS_APART_MAX:
                 what = f"the weights of {short(peer)} are {apart} inner steps from those that answered"
-                if came_s is not None and apart > STEPS_APART_MAX + self._steps_since(came_s):
+                if claim.came_s is not None and apart > STEPS_APART_MAX + self._steps_since(claim.came_s):
                     raise StepsContradicted(what)
                 raise StepsApart(what)
 
             def loaded() -> T:
                 replica.load(state)
-                return work(replica)
+                return work(replica, state)
 
             return await compute.run(Priority.BACKWARD, samples, loaded), apart
 

@@ -21,13 +21,12 @@ import contextlib
 import math
 import statistics
 from collections import deque
-from dataclasses import replace
 from functools import partial
 
 from swarmnode.errors import Busy, RemoteFault, Unavailable
 from swarmnode.ids import PeerId, short
 from swarmnode.pipeline import statement as statements
-from swarmnode.pipeline.audit import EXPLAINED, NEAR_STEPS, OPPOSITE, Shortfall
+from swarmnode.pipeline.audit import EXPLAINED, OPPOSITE, Shortfall
 from swarmnode.pipeline.auditor import Auditor, Weigh
 from swarmnode.pipeline.backlog import check_activations, check_inputs, check_samples
 from swarmnode.pipeline.recompute import hop_again
@@ -142,19 +141,16 @@ class Accusations:
             self._waiting -= 1
 
     async def _again(self, claim: HopClaim, shown: HopEvidence | None) -> HopAnswer:
-        """The hop of `claim` by our own weights, or by another replica of its stage; `apart`: inner steps from those
-        that the accused states. Raises Unavailable, RemoteFault."""
+        """The hop of `claim` by our own weights, or another replica's of its stage. Raises Unavailable, RemoteFault."""
         auditor, stated = self._auditor, claim.statement
         if stated.stage == self._stage:
             got = None if shown is None else shown.got
             again = partial(hop_again, self._replica, claim.x, claim.tokens, claim.samples, got)
             loss_sum, tensors = await self._compute.run(Priority.BACKWARD, claim.samples, again)
-            return HopAnswer.of(tensors, loss_sum, apart=abs(self._replica.inner_steps - stated.inner_steps))
+            return HopAnswer.of(tensors, loss_sum)
         for peer in auditor.others(stated.stage, claim.server):
             with contextlib.suppress(Unavailable, RemoteFault):  # the next one may do it
-                answer = await auditor.recomputed(peer, claim, shown)
-                assert answer.statement is not None
-                return replace(answer, apart=abs(answer.statement.inner_steps - stated.inner_steps))
+                return await auditor.recomputed(peer, claim, shown)
         raise Unavailable(f"no other replica of stage {stated.stage} recomputes the hop")
 
     async def _look(self, peer: PeerId, claim: HopClaim, shown: HopEvidence | None) -> None:
@@ -173,15 +169,15 @@ class Accusations:
                 if differs and not vanishes and not auditor.is_noise(claim, loss_sum):
                     own = await self._weigh(claim.server, claim, shown)
                     verdict = await auditor.like(claim, theirs, own)
-                    # Its accuser chose when to show it, so only nearby steps let half of the distance convict.
-                    fresh = mine.close and again.apart <= NEAR_STEPS and own.apart <= NEAR_STEPS
-                    false = verdict.contradicts(own.apart) or (fresh and verdict.distance > EXPLAINED * mine.distance)
+                    # Its accuser chose when to show it, so half of the distance convicts only near its weights.
+                    near = mine.close and own.near
+                    false = verdict.contradicts(own.apart) or (near and verdict.distance > EXPLAINED * mine.distance)
                     reason = f"shown by {short(peer)}; like ours: {mine}; like its own weights: {verdict}"
         except (Unavailable, RemoteFault) as error:
             auditor.tell(claim.server, stage, "undone", str(error))
             return
         if false:
-            came_s = math.inf if mine.cosine < OPPOSITE else None
+            came_s = math.inf if mine.cosine < OPPOSITE or own.near else None
             auditor.record_false(claim.server, stage, bytes(claim.statement.microbatch_id), reason, came_s)
         else:
             auditor.tell(claim.server, stage, "undecided", reason or f"shown by {short(peer)}; like ours: {mine}")

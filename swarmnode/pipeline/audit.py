@@ -97,18 +97,18 @@ def middle(likeness: Sequence[AnswerSimilarity]) -> AnswerSimilarity:
 @dataclass(frozen=True, slots=True)
 class Weighed:
     """One of several answers to a hop, with what is known of it: its similarity to the others, whether its server is
-    suspected, whether this answer `speaks` against it, and whether its weights are many steps `behind`. `own`: its
-    similarity to the hop made again with its server's own weights, `apart` steps from those that answered (None: it
-    gives none, or if `late` others); `residual_share`: of its running residual in what these weights leave
-    unexplained."""
+    suspected, and whether this answer `speaks` against it. `own`: its similarity to the hop made again with its
+    server's own weights, `apart` steps from those that answered (None: it gives none, or if `late` others), and `near`
+    them if NEAR_STEPS at most and no round lie between; `residual_share`: of its running residual in what these weights
+    leave unexplained."""
 
     vote: AnswerSimilarity
     suspected: bool = False
     speaks: bool = False
-    behind: bool = False
     own: AnswerSimilarity | None = None
     apart: int = 0
     late: bool = False
+    near: bool = False
     residual_share: float = 0.0
 
     @property
@@ -135,15 +135,15 @@ def is_false(one: Weighed, other: Weighed | None = None) -> bool:
         return False
     if one.residual_share > EXPLAINED:
         return True
-    # A replica that is behind may have met the others since, so that its own weights explain nothing.
+    # A replica that met others since has other weights, which explain nothing.
     better = other is None or (other.own is not None and EXPLAINED * one.own_distance > other.own_distance)
-    return one.speaks and not one.behind and better and not one.explained
+    return one.speaks and one.near and better and not one.explained
 
 
 def hides(one: Weighed, other: Weighed | None = None) -> bool:
     """Whether the server of an answer that is far from the others, or that is suspected, gives no weights to judge it
-    by, or says that it was behind, so that what it gives may have met the others since."""
-    unseen = one.suspected and (not one.late if one.own is None else one.behind)
+    by, or such as met others or took many steps since, by what it says."""
+    unseen = one.suspected and not (one.late if one.own is None else one.near)
     unseen = unseen or (one.own is None and one.vote.cosine < ALIKE)
     if not one.speaks or one.explained or not unseen:
         return False

@@ -40,7 +40,6 @@ from swarmnode.pipeline import statement as statements
 from swarmnode.pipeline.audit import (
     EXPLAINED,
     LOSS_LEAST,
-    NEAR_STEPS,
     OPPOSITE,
     AnswerSimilarity,
     Audits,
@@ -50,7 +49,7 @@ from swarmnode.pipeline.audit import (
     middle,
 )
 from swarmnode.pipeline.backlog import check_activations
-from swarmnode.pipeline.recompute import Recomputation, recomputed_statement
+from swarmnode.pipeline.recompute import recomputed_statement
 from swarmnode.pipeline.statement import (
     HopAnswer,
     HopClaim,
@@ -127,16 +126,18 @@ class Auditor:
 
     def sign(self, process: wire.Process, client: PeerId, prints: TensorFingerprints, report: wire.Processed) -> None:
         """Add our signed statement of our answer to `client` to `report`, whose inner steps are set."""
+        if process.mark_position != process.position:  # this caller did not ask
+            prints = replace(prints, mark=b"")
         mine = statements.stated(self.run_id, process, self.me, client, prints, report)
         statements.sign(mine, self._identity)
-        report.sent, report.got, report.signature = mine.sent, mine.got, mine.signature
+        report.sent, report.got, report.mark, report.signature = mine.sent, mine.got, mine.mark, mine.signature
 
     def checked(
         self, process: wire.Process, server: PeerId, report: wire.Processed, prints: TensorFingerprints
     ) -> wire.Statement:
         """The verified statement of `server` about its answer `report` to us. `process` is the request as it arrived
         there, `prints` our own fingerprints. Raises RemoteFault if it does not verify."""
-        theirs = TensorFingerprints(prints.x, prints.tokens, prints.gradient, report.sent, report.got)
+        theirs = replace(prints, sent=report.sent, got=report.got, mark=report.mark)
         me = self.me
         statement = statements.stated(self.run_id, process, server, me, theirs, report)
         statement.signature = report.signature
@@ -270,12 +271,10 @@ class Auditor:
             reasons.append(reason)
             microbatch = bytes(claim.statement.microbatch_id)
             if index in false:
-                # Of whatever weights: no meeting moves them along what so many checks left unexplained.
-                certain = case.vote.cosine < OPPOSITE or case.residual_share > EXPLAINED
+                # Of whatever weights: no meeting moves them along what so many checks left unexplained. Or none was.
+                certain = case.vote.cosine < OPPOSITE or case.residual_share > EXPLAINED or case.near
                 proven = self.wrong(peer, microbatch, reason, math.inf if certain else claim.came_s)
-                # Where it was behind, other callers could not tell a lie from weights that met others since.
-                callers = not (case.behind and case.vote.close)
-                self.spawn(self._accuse(claim, shown, answered, callers=callers))
+                self.spawn(self._accuse(claim, shown, answered))
                 outcome = outcome if index else "wrong" if proven else "undecided"
             elif hides(case, other):
                 if self.audits.withheld(peer, microbatch):
@@ -295,15 +294,13 @@ class Auditor:
         stage, test = claim.statement.stage, self.audits.shortfall(claim.statement.stage)
         votes = await self._votes(claim, voters)
         usual = statistics.median_low([vote.distance for vote in votes]) if len(voters) > 2 else 0.0
-        steps = [(answered.statement or claim.statement).inner_steps for _, answered in voters]
         unsettled = [self.audits.suspected(peer, stage) for peer, _ in voters]
         cases = list[Weighed]()
         for index, ((peer, _), vote) in enumerate(zip(voters, votes, strict=True)):
             # A suspected replica's answers say nothing about the other one of a stage of two.
             told = len(voters) > 2 or unsettled[index] or not any(unsettled)
             speaks = told and test.observe(peer, vote.distance, usual)
-            apart = abs(steps[index] - statistics.median(steps[:index] + steps[index + 1 :]))
-            cases.append(Weighed(vote, self.audits.suspected(peer, stage), speaks, apart > NEAR_STEPS))
+            cases.append(Weighed(vote, self.audits.suspected(peer, stage), speaks))
         return cases
 
     async def _votes(self, claim: HopClaim, voters: Sequence[Voter]) -> list[AnswerSimilarity]:
@@ -329,7 +326,8 @@ class Auditor:
         share, residual = 0.0, self.audits.residual(peer)
         if case.suspected and residual.coherent:
             share = residual.share_of(await self._residual(claim, answered, own))
-        return replace(case, own=await self.like(claim, answered, own), apart=own.apart, residual_share=share)
+        alike = await self.like(claim, answered, own)
+        return replace(case, own=alike, apart=own.apart, near=own.near, residual_share=share)
 
     async def _residual(self, claim: HopClaim, one: HopAnswer, other: HopAnswer) -> list[float]:
         """The gradient of `one` minus that of `other`, by the length of `other`, sketched. Raises RemoteFault."""
@@ -371,19 +369,16 @@ class Auditor:
         """Whether the text is memorised, so that its gradients are noise."""
         return loss_sum / self._counted(claim) < LOSS_LEAST
 
-    async def _accuse(
-        self, claim: HopClaim, shown: HopEvidence | None, answered: HopAnswer, *, callers: bool = True
-    ) -> None:
-        """Show a false answer for the hop of `claim` to other replicas of its stage and, with `callers`, to its other
-        callers, one after another (accusation.py)."""
+    async def _accuse(self, claim: HopClaim, shown: HopEvidence | None, answered: HopAnswer) -> None:
+        """Show a false answer for the hop of `claim` to its other callers and to other replicas of its stage, one after
+        another (accusation.py)."""
         stated = answered.statement or claim.statement
         accusation = wire.Accusation(statement=stated, samples=claim.samples, boundary_digest=self.boundary_digest)
         tensors: tuple[WireTensor, ...] = (claim.x, claim.tokens, answered.gradient)
         if shown is not None and answered.sent is not None:
             tensors += (answered.sent, shown.got)
             accusation.next.CopyFrom(shown.next)
-        mates = self.others(stated.stage, PeerId(stated.server))
-        for peer in (*self.others(self._stage), *mates) if callers else mates:
+        for peer in (*self.others(self._stage), *self.others(stated.stage, PeerId(stated.server))):
             call = Call(wire.Request(run_id=self.run_id, accusation=accusation), tensors)
             with contextlib.suppress(Unavailable, RemoteFault):  # the next one may accept it
                 await self.transport.call(peer, call, timeout_s=TIMEOUT_S, reply_bytes_max=REPLY_SLACK_BYTES)
@@ -484,6 +479,7 @@ class Auditor:
             stage=claim.statement.stage, samples=claim.samples, boundary_digest=self.boundary_digest
         )
         request.microbatch_id, request.position = claim.statement.microbatch_id, claim.statement.position
+        request.marks = True
         tensors = (claim.x, claim.tokens) if shown is None else (claim.x, claim.tokens, shown.got)
         most = 2 * max(claim.x.nbytes, claim.gradient.nbytes) + REPLY_SLACK_BYTES
         call = Call(wire.Request(recompute=request), tensors)
@@ -493,20 +489,16 @@ class Auditor:
         if len(answer.tensors) != due:
             raise RemoteFault(f"{len(answer.tensors)} tensors of a recomputed hop; expected {due}")
         report, got = answer.header.recompute, None if shown is None else shown.got
-        result = Recomputation(self.me, claim.x, claim.tokens, got, answer.tensors)
-        stated = await self._compute.run(
-            Priority.BACKWARD, 0, lambda: self._check_recomputed(request, result, peer, report)
-        )
-        return HopAnswer.of(answer.tensors, report.loss_sum, stated)
 
-    def _check_recomputed(
-        self, asked: wire.Recompute, result: Recomputation, peer: PeerId, report: wire.Recomputed
-    ) -> wire.Statement:
-        """The statement of `peer` on a recomputed hop. Raises RemoteFault if it does not verify."""
-        stated = recomputed_statement(asked, result, report, self._replica.fingerprint)
-        stated.run_id, stated.server, stated.signature = self.run_id, peer, report.signature
-        statements.check(stated)
-        return stated
+        def work() -> wire.Statement:
+            given = (claim.x, claim.tokens, got)
+            stated = recomputed_statement(request, self.me, given, answer.tensors, report, self._replica.fingerprint)
+            stated.run_id, stated.server, stated.signature = self.run_id, peer, report.signature
+            statements.check(stated)
+            return stated
+
+        stated = await self._compute.run(Priority.BACKWARD, 0, work)
+        return replace(HopAnswer.of(answer.tensors, report.loss_sum), statement=stated)
 
     async def like(self, claim: HopClaim, one: HopAnswer, other: HopAnswer) -> AnswerSimilarity:
         """Similarity of two answers; the lowest possible if a tensor is malformed."""

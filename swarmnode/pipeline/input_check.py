@@ -144,22 +144,17 @@ class InputAuditor:
                 return
             for _, before in contradicted:
                 if await auditor.cosine(before, y, fed.samples) >= ALIKE:
-                    self._outvoted(fed, cosine)
+                    reason = f"cosine {cosine:.3f} to activations that two others agree on"
+                    if cosine < OWN_LEAST:  # others may be of weights that are some dozens of steps older
+                        auditor.record_false(fed.server, 0, fed.microbatch, reason)
+                    else:
+                        auditor.tell(fed.server, 0, "undecided", reason)
                     return
             contradicted.append((peer, y))
         if not contradicted:
             auditor.tell(fed.server, 0, "undone", "; ".join(failures) or "no other replica of the first stage")
             return
         await self._referee(fed, *contradicted[0])
-
-    def _outvoted(self, fed: FeederInput, cosine: float) -> None:
-        """Record that two others agree on activations that have this `cosine` to those of `fed`: false unless they may
-        be of weights that are some dozens of steps older."""
-        reason = f"cosine {cosine:.3f} to activations that two others agree on"
-        if cosine < OWN_LEAST:
-            self._auditor.record_false(fed.server, 0, fed.microbatch, reason)
-        else:
-            self._auditor.tell(fed.server, 0, "undecided", reason)
 
     async def _referee(self, fed: FeederInput, other: PeerId, y: WireTensor) -> None:
         """Decide between two replicas that contradict each other when there is no third, by the weights of each."""

@@ -125,6 +125,7 @@ class PendingForward:
     since_s: float
     samples: int = 0
     tape: Tape | None = None
+    mark: bytes = b""  # of its slow weights at that time
     dropped: bool = False
 
     def age(self, inner_steps: int) -> int:

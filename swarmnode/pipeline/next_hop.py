@@ -441,6 +441,7 @@ def onward(process: wire.Process) -> wire.Process:
     request = wire.Process()
     request.CopyFrom(process)
     request.position += 1
+    request.mark_position = request.position
     return request
 
 

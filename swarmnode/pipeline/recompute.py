@@ -35,34 +35,30 @@ KEPT_SHARE = 0.25  # guess: share of the tape memory for kept answers; KEPT_LEAS
 KEPT_LEAST = 4
 
 
-@dataclass(frozen=True, slots=True)
-class Recomputation:
-    """A hop that was recomputed for `client`: its inputs and the tensors it returned."""
-
-    client: PeerId
-    x: WireTensor
-    tokens: WireTensor
-    gradient: WireTensor | None
-    tensors: Sequence[WireTensor]
-
-
 def recomputed_statement(
-    asked: wire.Recompute, result: Recomputation, report: wire.Recomputed, print_of: Fingerprint
+    asked: wire.Recompute,
+    client: PeerId,
+    given: tuple[WireTensor, WireTensor, WireTensor | None],
+    made: Sequence[WireTensor],
+    report: wire.Recomputed,
+    print_of: Fingerprint,
 ) -> wire.Statement:
-    """The statement on a recomputed hop, without run, server and signature."""
-    last = result.gradient is None
+    """The statement on a hop that was recomputed for `client`, of the x, tokens and gradient `given` the tensors
+    `made`, without run, server and signature."""
+    x, tokens, gradient = given
     return wire.Statement(
         microbatch_id=asked.microbatch_id,
         stage=asked.stage,
         position=asked.position,
-        client=result.client,
-        x=print_of(result.x),
-        tokens=print_of(result.tokens),
-        gradient=print_of(result.tensors[-1]),
-        loss_sum=report.loss_sum if last else 0.0,
-        sent=b"" if last else print_of(result.tensors[0]),
-        got=b"" if result.gradient is None else print_of(result.gradient),
+        client=client,
+        x=print_of(x),
+        tokens=print_of(tokens),
+        gradient=print_of(made[-1]),
+        loss_sum=report.loss_sum if gradient is None else 0.0,
+        sent=b"" if gradient is None else print_of(made[0]),
+        got=b"" if gradient is None else print_of(gradient),
         inner_steps=report.inner_steps,
+        mark=report.mark,
     )
 
 
@@ -121,22 +117,20 @@ class RecomputeService:
         if not last:
             check_activations(self.manifest, request.samples, call.tensors[2], "gradient")
         gradient = None if last else call.tensors[2]
-        work = partial(hop_again, self.replica, x, tokens, request.samples, gradient)
-        loss_sum, tensors = await self._done(peer, request.samples, work)
-        reply = wire.Recomputed(loss_sum=loss_sum)
-        if self.sign is not None:
-            sign, result = self.sign, Recomputation(peer, x, tokens, gradient, tensors)
-            reply.inner_steps = self.replica.inner_steps
-            reply.signature = await self.compute.run(
-                Priority.BACKWARD, 0, lambda: self._signed(request, result, reply, sign)
-            )
-        return Answer(wire.Reply(recompute=reply), tensors)
 
-    def _signed(self, asked: wire.Recompute, result: Recomputation, reply: wire.Recomputed, sign: Sign) -> bytes:
-        """The signature of our statement on a recomputed hop."""
-        mine = recomputed_statement(asked, result, reply, self.replica.fingerprint)
-        sign(mine)
-        return mine.signature
+        def work() -> tuple[wire.Recomputed, tuple[WireTensor, ...]]:
+            loss_sum, made = hop_again(self.replica, x, tokens, request.samples, gradient)
+            reply = wire.Recomputed(loss_sum=loss_sum)
+            if self.sign is not None:
+                reply.inner_steps = self.replica.inner_steps
+                reply.mark = self.replica.mark() if request.marks else b""
+                mine = recomputed_statement(request, peer, (x, tokens, gradient), made, reply, self.replica.fingerprint)
+                self.sign(mine)
+                reply.signature = mine.signature
+            return reply, made
+
+        reply, made = await self._done(peer, request.samples, work)
+        return Answer(wire.Reply(recompute=reply), made)
 
     async def _fed(self, peer: PeerId, asked: wire.Recompute, call: Call) -> Answer:
         """Send the tokens of a call through the first stage, or read the text of the samples it names. Raises

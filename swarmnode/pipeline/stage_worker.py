@@ -134,7 +134,9 @@ class StageWorker:
             self._tape_nbytes_last = tape.nbytes
         else:
             self._here.telemetry.count(name.RELEASED_TAPES)
-        return y, self.pending.opened(steps, self._now(), hop.process.samples, tape)
+        pending = self.pending.opened(steps, self._now(), hop.process.samples, tape)
+        pending.mark = self._replica.mark()
+        return y, pending
 
     def claim(self, hop: HopInput, y: WireTensor, answer: MicrobatchResult) -> HopClaim | None:
         """The verified claim of the next stage's `answer` to `y`; None if answers are not signed. Raises
@@ -173,7 +175,7 @@ class StageWorker:
             self._here.telemetry.count(name.CLIPPED_GRADIENTS)
         if recomputed := replica.recomputed > before:
             self._here.telemetry.count(name.RECOMPUTED_TAPES)
-        result = self._result(hop, gradient_up, claim)
+        result = self._result(hop, gradient_up, claim, pending.mark)
         result.recomputed = recomputed
         return result
 
@@ -183,7 +185,7 @@ class StageWorker:
         if hop.held is not None and hop.train:
             hop.held.commit()
         loss = self._replica.loss(hop.x, hop.tokens, hop.process.samples, train=hop.train)
-        result = self._result(hop, loss.gradient, None)
+        result = self._result(hop, loss.gradient, None, self._replica.mark())
         result.loss_sum, result.tokens = loss.loss_sum, loss.tokens
         return result
 
@@ -191,15 +193,17 @@ class StageWorker:
         """The fingerprint of each tensor."""
         return tuple(map(self._replica.fingerprint, tensors))
 
-    def _result(self, hop: HopInput, gradient: WireTensor | None, claim: HopClaim | None) -> StageResult:
-        """The result with `gradient` for the stage before, right after this replica's own gradient was added."""
+    def _result(self, hop: HopInput, gradient: WireTensor | None, claim: HopClaim | None, mark: bytes) -> StageResult:
+        """The result with `gradient` for the stage before, right after this replica's own gradient was added; `mark`:
+        of the weights at its forward."""
         step = self._step(hop.replicas) if hop.train else None
         prints = None
         if self._audits.auditor is not None and gradient is not None:
             of, next_hop = self._replica.fingerprint, None if claim is None else claim.statement
             tokens = of(hop.tokens) if next_hop is None else next_hop.tokens
             sent, got = (b"", b"") if next_hop is None else (next_hop.x, next_hop.gradient)
-            prints = TensorFingerprints(of(hop.x), tokens, of(gradient), sent, got)
+            mark = mark if mark == self._replica.mark() else b""
+            prints = TensorFingerprints(of(hop.x), tokens, of(gradient), sent, got, mark)
             self._record_norm(hop.process.itinerary[hop.process.position], gradient, hop)
         return StageResult(gradient, prints, step, claim)
 

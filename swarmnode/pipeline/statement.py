@@ -30,13 +30,15 @@ Fingerprint = Callable[[WireTensor], bytes]
 
 @dataclass(frozen=True, slots=True)
 class TensorFingerprints:
-    """Fingerprints of the tensors of one hop; `sent` and `got` are empty at the last stage."""
+    """Fingerprints of the tensors of one hop; `sent` and `got` are empty at the last stage. `mark`: of the server's
+    slow weights (ports.Replica.mark), empty where they moved meanwhile or nobody asked."""
 
     x: bytes
     tokens: bytes
     gradient: bytes
     sent: bytes = b""
     got: bytes = b""
+    mark: bytes = b""
 
 
 def stated(
@@ -62,6 +64,7 @@ def stated(
         sent=prints.sent,
         got=prints.got,
         inner_steps=report.inner_steps,
+        mark=prints.mark,
     )
 
 
@@ -119,21 +122,21 @@ class HopClaim:
 @dataclass(frozen=True, slots=True)
 class HopAnswer:
     """Result of one hop: the gradient of x and the activations sent on; at the last stage the loss instead of
-    activations. `apart`: inner steps between the weights of a recomputation and those it stands for."""
+    activations. `apart`: inner steps between the weights of a recomputation and those it stands for; `near`: these are
+    few, and no round lies between."""
 
     gradient: WireTensor
     sent: WireTensor | None
     loss_sum: float
     statement: wire.Statement | None = None  # of a recomputed hop
     apart: int = 0
+    near: bool = False
 
     @classmethod
-    def of(
-        cls, tensors: Sequence[WireTensor], loss_sum: float, statement: wire.Statement | None = None, apart: int = 0
-    ) -> HopAnswer:
+    def of(cls, tensors: Sequence[WireTensor], loss_sum: float) -> HopAnswer:
         """The result of a recomputed hop after the first stage. `tensors`: the activations sent on, but at the last
         stage, and the gradient of x."""
-        return cls(tensors[-1], tensors[0] if len(tensors) == 2 else None, loss_sum, statement, apart)
+        return cls(tensors[-1], tensors[0] if len(tensors) == 2 else None, loss_sum)
 
 
 @dataclass(frozen=True, slots=True)

@@ -215,7 +215,7 @@ class Pong(_message.Message):
     def __init__(self, payload: _Optional[bytes] = ..., samples: _Optional[int] = ...) -> None: ...
 
 class Process(_message.Message):
-    __slots__ = ("microbatch_id", "feeder", "samples", "purpose", "itinerary", "position", "deadline_ms", "boundary_digest", "first_sample", "feed_signature")
+    __slots__ = ("microbatch_id", "feeder", "samples", "purpose", "itinerary", "position", "deadline_ms", "boundary_digest", "first_sample", "feed_signature", "mark_position")
     MICROBATCH_ID_FIELD_NUMBER: _ClassVar[int]
     FEEDER_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
@@ -226,6 +226,7 @@ class Process(_message.Message):
     BOUNDARY_DIGEST_FIELD_NUMBER: _ClassVar[int]
     FIRST_SAMPLE_FIELD_NUMBER: _ClassVar[int]
     FEED_SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    MARK_POSITION_FIELD_NUMBER: _ClassVar[int]
     microbatch_id: bytes
     feeder: str
     samples: int
@@ -236,7 +237,8 @@ class Process(_message.Message):
     boundary_digest: bytes
     first_sample: int
     feed_signature: bytes
-    def __init__(self, microbatch_id: _Optional[bytes] = ..., feeder: _Optional[str] = ..., samples: _Optional[int] = ..., purpose: _Optional[_Union[Purpose, str]] = ..., itinerary: _Optional[_Iterable[int]] = ..., position: _Optional[int] = ..., deadline_ms: _Optional[int] = ..., boundary_digest: _Optional[bytes] = ..., first_sample: _Optional[int] = ..., feed_signature: _Optional[bytes] = ...) -> None: ...
+    mark_position: int
+    def __init__(self, microbatch_id: _Optional[bytes] = ..., feeder: _Optional[str] = ..., samples: _Optional[int] = ..., purpose: _Optional[_Union[Purpose, str]] = ..., itinerary: _Optional[_Iterable[int]] = ..., position: _Optional[int] = ..., deadline_ms: _Optional[int] = ..., boundary_digest: _Optional[bytes] = ..., first_sample: _Optional[int] = ..., feed_signature: _Optional[bytes] = ..., mark_position: _Optional[int] = ...) -> None: ...
 
 class Reserve(_message.Message):
     __slots__ = ("hold_ms",)
@@ -253,7 +255,7 @@ class Reserved(_message.Message):
     def __init__(self, granted: _Optional[bool] = ..., ahead: _Optional[int] = ...) -> None: ...
 
 class Processed(_message.Message):
-    __slots__ = ("loss_sum", "tokens", "path", "retries", "onward_s", "queued_s", "received_s", "sent", "got", "signature", "inner_steps")
+    __slots__ = ("loss_sum", "tokens", "path", "retries", "onward_s", "queued_s", "received_s", "sent", "got", "signature", "inner_steps", "mark")
     LOSS_SUM_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     PATH_FIELD_NUMBER: _ClassVar[int]
@@ -265,6 +267,7 @@ class Processed(_message.Message):
     GOT_FIELD_NUMBER: _ClassVar[int]
     SIGNATURE_FIELD_NUMBER: _ClassVar[int]
     INNER_STEPS_FIELD_NUMBER: _ClassVar[int]
+    MARK_FIELD_NUMBER: _ClassVar[int]
     loss_sum: float
     tokens: int
     path: _containers.RepeatedScalarFieldContainer[str]
@@ -276,10 +279,11 @@ class Processed(_message.Message):
     got: bytes
     signature: bytes
     inner_steps: int
-    def __init__(self, loss_sum: _Optional[float] = ..., tokens: _Optional[int] = ..., path: _Optional[_Iterable[str]] = ..., retries: _Optional[int] = ..., onward_s: _Optional[float] = ..., queued_s: _Optional[float] = ..., received_s: _Optional[float] = ..., sent: _Optional[bytes] = ..., got: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., inner_steps: _Optional[int] = ...) -> None: ...
+    mark: bytes
+    def __init__(self, loss_sum: _Optional[float] = ..., tokens: _Optional[int] = ..., path: _Optional[_Iterable[str]] = ..., retries: _Optional[int] = ..., onward_s: _Optional[float] = ..., queued_s: _Optional[float] = ..., received_s: _Optional[float] = ..., sent: _Optional[bytes] = ..., got: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., inner_steps: _Optional[int] = ..., mark: _Optional[bytes] = ...) -> None: ...
 
 class Statement(_message.Message):
-    __slots__ = ("run_id", "microbatch_id", "stage", "position", "server", "client", "x", "tokens", "gradient", "loss_sum", "sent", "got", "signature", "inner_steps")
+    __slots__ = ("run_id", "microbatch_id", "stage", "position", "server", "client", "x", "tokens", "gradient", "loss_sum", "sent", "got", "signature", "inner_steps", "mark")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     MICROBATCH_ID_FIELD_NUMBER: _ClassVar[int]
     STAGE_FIELD_NUMBER: _ClassVar[int]
@@ -294,6 +298,7 @@ class Statement(_message.Message):
     GOT_FIELD_NUMBER: _ClassVar[int]
     SIGNATURE_FIELD_NUMBER: _ClassVar[int]
     INNER_STEPS_FIELD_NUMBER: _ClassVar[int]
+    MARK_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     microbatch_id: bytes
     stage: int
@@ -308,7 +313,8 @@ class Statement(_message.Message):
     got: bytes
     signature: bytes
     inner_steps: int
-    def __init__(self, run_id: _Optional[str] = ..., microbatch_id: _Optional[bytes] = ..., stage: _Optional[int] = ..., position: _Optional[int] = ..., server: _Optional[str] = ..., client: _Optional[str] = ..., x: _Optional[bytes] = ..., tokens: _Optional[bytes] = ..., gradient: _Optional[bytes] = ..., loss_sum: _Optional[float] = ..., sent: _Optional[bytes] = ..., got: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., inner_steps: _Optional[int] = ...) -> None: ...
+    mark: bytes
+    def __init__(self, run_id: _Optional[str] = ..., microbatch_id: _Optional[bytes] = ..., stage: _Optional[int] = ..., position: _Optional[int] = ..., server: _Optional[str] = ..., client: _Optional[str] = ..., x: _Optional[bytes] = ..., tokens: _Optional[bytes] = ..., gradient: _Optional[bytes] = ..., loss_sum: _Optional[float] = ..., sent: _Optional[bytes] = ..., got: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., inner_steps: _Optional[int] = ..., mark: _Optional[bytes] = ...) -> None: ...
 
 class Opening(_message.Message):
     __slots__ = ("microbatch_id", "position")
@@ -325,30 +331,34 @@ class Opened(_message.Message):
     def __init__(self, next: _Optional[_Union[Statement, _Mapping]] = ...) -> None: ...
 
 class Recompute(_message.Message):
-    __slots__ = ("stage", "samples", "boundary_digest", "first_sample", "microbatch_id", "position")
+    __slots__ = ("stage", "samples", "boundary_digest", "first_sample", "microbatch_id", "position", "marks")
     STAGE_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
     BOUNDARY_DIGEST_FIELD_NUMBER: _ClassVar[int]
     FIRST_SAMPLE_FIELD_NUMBER: _ClassVar[int]
     MICROBATCH_ID_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
+    MARKS_FIELD_NUMBER: _ClassVar[int]
     stage: int
     samples: int
     boundary_digest: bytes
     first_sample: int
     microbatch_id: bytes
     position: int
-    def __init__(self, stage: _Optional[int] = ..., samples: _Optional[int] = ..., boundary_digest: _Optional[bytes] = ..., first_sample: _Optional[int] = ..., microbatch_id: _Optional[bytes] = ..., position: _Optional[int] = ...) -> None: ...
+    marks: bool
+    def __init__(self, stage: _Optional[int] = ..., samples: _Optional[int] = ..., boundary_digest: _Optional[bytes] = ..., first_sample: _Optional[int] = ..., microbatch_id: _Optional[bytes] = ..., position: _Optional[int] = ..., marks: _Optional[bool] = ...) -> None: ...
 
 class Recomputed(_message.Message):
-    __slots__ = ("loss_sum", "signature", "inner_steps")
+    __slots__ = ("loss_sum", "signature", "inner_steps", "mark")
     LOSS_SUM_FIELD_NUMBER: _ClassVar[int]
     SIGNATURE_FIELD_NUMBER: _ClassVar[int]
     INNER_STEPS_FIELD_NUMBER: _ClassVar[int]
+    MARK_FIELD_NUMBER: _ClassVar[int]
     loss_sum: float
     signature: bytes
     inner_steps: int
-    def __init__(self, loss_sum: _Optional[float] = ..., signature: _Optional[bytes] = ..., inner_steps: _Optional[int] = ...) -> None: ...
+    mark: bytes
+    def __init__(self, loss_sum: _Optional[float] = ..., signature: _Optional[bytes] = ..., inner_steps: _Optional[int] = ..., mark: _Optional[bytes] = ...) -> None: ...
 
 class Suspicion(_message.Message):
     __slots__ = ("statement",)

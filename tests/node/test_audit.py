@@ -12,6 +12,7 @@ from benchmarks.swarm.byzantine_replica import Steering
 from swarmnode.errors import RemoteFault
 from swarmnode.manifest import Manifest
 from swarmnode.pipeline.audit import WITHHELD_MAX
+from swarmnode.pipeline.next_hop import onward
 from swarmnode.pipeline.statement import HopAnswer, HopClaim
 from swarmnode.ports import Call, LossResult, Tape, WireTensor
 from swarmnode.wire import call_pb2 as wire
@@ -192,10 +193,26 @@ async def test_of_two_the_one_that_its_weights_cleared_is_used_alone(monkeypatch
         assert all(one["peer"] == liar.node.me for caller in callers for one in told(caller, "peer.banned"))
 
 
+@pytest.mark.parametrize("old", ["caller", "server"])
+async def test_who_does_not_know_marks_is_checked_as_well(old: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A caller that does not ask gets a statement without one, which verifies; and so does one that gets none."""
+
+    def asked(process: wire.Process) -> wire.Process:
+        request = onward(process)
+        request.mark_position = 0 if old == "caller" else 99
+        return request
+
+    monkeypatch.setattr("swarmnode.pipeline.hop.onward", asked)
+    async with village(manifest(stages=2), stages=(0, 1, 1)) as v:
+        rights = lambda: v.people[0].quiet.total("swarmnode_audits_total", outcome="right")  # noqa: E731
+        await v.until(lambda: rights() >= 4, "answers are checked")
+        assert not any(excluded(person) for person in v.people)
+
+
 @pytest.mark.parametrize("kind", [Misstates, MisstatesLittle])
 async def test_in_a_stage_of_two_a_liar_that_misstates_its_steps_is_excluded(kind: type[Liar]) -> None:
     """The weights it gives never seem to be those that answered; the other replica's answer fits its own."""
-    async with village(manifest(stages=2)) as v:
+    async with village(slow(stages=2)) as v:
         liar = v.add(1, kind)
         v.add(1)
         v.add(0)

@@ -138,12 +138,12 @@ def test_an_answer_is_false_where_its_own_weights_do_not_explain_it(
 def test_answers_that_look_honest_are_false_only_of_a_suspected_replica() -> None:
     near, far = AnswerSimilarity(0.98), AnswerSimilarity(0.72, longer=1.8)
     assert not is_false(Weighed(far, suspected=False, speaks=True, own=far))
-    assert is_false(Weighed(far, suspected=True, speaks=True, own=far))
-    assert not is_false(Weighed(far, suspected=True, speaks=False, own=far)), "this answer is usual"
-    assert not is_false(Weighed(far, suspected=True, speaks=True, own=near)), "its own weights explain it"
-    assert not is_false(Weighed(far, suspected=True, speaks=True, behind=True, own=far)), "it may have met the others"
-    assert is_false(Weighed(near, suspected=True, behind=True, own=near, residual_share=0.9)), "it steers"
-    of_two = Weighed(far, suspected=True, speaks=True, own=far)
+    assert is_false(Weighed(far, suspected=True, speaks=True, own=far, near=True))
+    assert not is_false(Weighed(far, suspected=True, speaks=False, own=far, near=True)), "this answer is usual"
+    assert not is_false(Weighed(far, suspected=True, speaks=True, own=near, near=True)), "its own weights explain it"
+    assert not is_false(Weighed(far, suspected=True, speaks=True, own=far)), "it may have met the others"
+    assert is_false(Weighed(near, suspected=True, own=near, residual_share=0.9)), "it steers"
+    of_two = Weighed(far, suspected=True, speaks=True, own=far, near=True)
     assert is_false(of_two, Weighed(far, own=near)) and not is_false(of_two, Weighed(far, own=far))
 
 
@@ -152,14 +152,14 @@ def test_a_far_answer_without_weights_counts_where_others_are_alike() -> None:
     assert hides(Weighed(NOISE, speaks=True), FITS) and not hides(Weighed(NOISE, speaks=True), Weighed(NOISE))
 
 
-def test_a_suspected_replica_that_says_it_is_behind_is_excused_six_times() -> None:
-    """Its own word about its steps is not believed for ever."""
+def test_a_suspected_replica_that_says_it_met_others_is_excused_six_times() -> None:
+    """Its own word about its weights is not believed for ever."""
     steered = AnswerSimilarity(0.72, longer=1.8)
-    one = Weighed(steered, suspected=True, speaks=True, behind=True, own=steered)
+    one = Weighed(steered, suspected=True, speaks=True, own=steered)
     assert not is_false(one) and hides(one) and not one.explained
     assert replace(one, own=AnswerSimilarity(0.99)).explained and not hides(replace(one, own=AnswerSimilarity(0.99)))
     assert not hides(replace(one, suspected=False))
-    silent = replace(one, behind=False, own=None)
+    silent = replace(one, own=None)
     assert hides(silent) and not hides(replace(silent, late=True)) and not hides(replace(silent, suspected=False))
 
 
@@ -187,20 +187,21 @@ def test_gradients_are_clipped_to_what_is_usual() -> None:
 
 def stated(identity: Identity) -> wire.Statement:
     process = wire.Process(microbatch_id=b"m" * 16, samples=2, itinerary=[0, 1, 2], position=1)
-    prints = statement.TensorFingerprints(*(bytes([n]) * 32 for n in range(5)))
+    prints = statement.TensorFingerprints(*(bytes([n]) * 32 for n in range(6)))
     found = statement.stated("ab" * 32, process, identity.peer_id, A, prints, wire.Processed(loss_sum=3.5))
     statement.sign(found, identity)
     return found
 
 
-@pytest.mark.parametrize("field", ["run_id", "microbatch_id", "client", "x", "tokens", "gradient", "sent", "got"])
+FIELDS = ("run_id", "microbatch_id", "client", "x", "tokens", "gradient", "sent", "got", "mark")
+
+
+@pytest.mark.parametrize("field", FIELDS)
 def test_a_statement_that_was_changed_does_not_verify(field: str) -> None:
     found = stated(Identity.of_seed(b"1" * 32))
     statement.check(found)
     value = getattr(found, field)
-    setattr(found, field, B if isinstance(value, str) else bytes(len(value)))
-    if field == "x":
-        found.x = b"y" * 32
+    setattr(found, field, B if isinstance(value, str) else b"y" * len(value))
     with pytest.raises(RemoteFault, match="forged"):
         statement.check(found)
 

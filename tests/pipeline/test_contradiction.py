@@ -9,7 +9,16 @@ import pytest
 
 from swarmnode.ids import PeerId
 from swarmnode.machine.replica import TorchReplica
-from swarmnode.pipeline.audit import SNAPSHOT_AGE_S, AnswerSimilarity, Audits, Weighed, hides, is_false, middle
+from swarmnode.pipeline.audit import (
+    NEAR_STEPS,
+    SNAPSHOT_AGE_S,
+    AnswerSimilarity,
+    Audits,
+    Weighed,
+    hides,
+    is_false,
+    middle,
+)
 from swarmnode.pipeline.recompute import hop_again
 from swarmnode.pipeline.statement import HopAnswer, HopClaim
 from swarmnode.ports import Packet, WireTensor
@@ -36,7 +45,8 @@ class Life:
 
 def made_by(replica: TorchReplica, x: WireTensor, tokens: WireTensor) -> HopAnswer:
     loss_sum, tensors = hop_again(replica, x, tokens, RUN.inner.microbatch, None)
-    return HopAnswer.of(tensors, loss_sum, wire.Statement(inner_steps=replica.inner_steps))
+    stated = wire.Statement(inner_steps=replica.inner_steps)
+    return replace(HopAnswer.of(tensors, loss_sum), statement=stated, near=True)
 
 
 def meet(replicas: Sequence[TorchReplica], round_index: int) -> None:
@@ -44,6 +54,24 @@ def meet(replicas: Sequence[TorchReplica], round_index: int) -> None:
     for at, replica in enumerate(replicas):
         others = [Packet(share, 16, said, sender=str(n)) for n, said in enumerate(messages) if n != at]
         replica.apply(round_index, share, others)
+
+
+def test_a_mark_changes_with_rounds_and_not_with_steps() -> None:
+    """So it says whether a round lies between an answer and the weights that are given for it."""
+    replicas, text = [TorchReplica(RUN, 1, sender=name) for name in "ab"], Numbers(RUN)
+    first, each = TorchReplica(RUN, 0), RUN.inner.microbatch
+    before = replicas[0].mark()
+    assert before and before == replicas[1].mark(replicas[0].snapshot(packed=True))
+    tokens = text.train(range(each))
+    x, _ = first.forward(tokens, keep=True, tokens=tokens)
+    replicas[0].loss(x, tokens, each, train=True)
+    replicas[0].step(each, averaged=2)
+    assert replicas[0].mark() == before
+    packet = Packet(0.5, 16, replicas[1].message(0), sender="b")
+    replicas[0].message(0)
+    assert replicas[0].mark() == b"", "in a round nobody knows"
+    replicas[0].apply(0, 0.5, [packet])
+    assert replicas[0].mark() not in (b"", before)
 
 
 @functools.cache
@@ -91,8 +119,8 @@ def judged(
     def weighed(mine: HopAnswer, weights: HopAnswer | None, against: Sequence[HopAnswer], doubt: bool) -> Weighed:
         steps = [0 if one is None or one.statement is None else one.statement.inner_steps for one in (mine, weights)]
         vote = middle([like(life, mine, one) for one in against])
-        own = None if weights is None else like(life, mine, weights)
-        return Weighed(vote, doubt, True, abs(steps[0] - life.steps) > 8, own, abs(steps[1] - steps[0]))
+        own, apart = None if weights is None else like(life, mine, weights), abs(steps[1] - steps[0])
+        return Weighed(vote, doubt, True, own, apart, near=weights is not None and weights.near and apart <= NEAR_STEPS)
 
     honest = life.now[1:voters]
     case = weighed(answer, own, honest, suspected)
@@ -118,7 +146,7 @@ def test_an_honest_answer_of_old_weights_is_not_false(steps: int, lag: int, susp
     assert like(here, here.now[1], here.now[2]).close and not like(here, old, here.now[1]).close
     assert judged(here, old, old, suspected=suspected) == (False, False), "it stood still"
     assert not judged(here, old, None, suspected=suspected)[0]
-    met = replace(here.now[0], statement=wire.Statement(inner_steps=here.steps - lag + 3))
+    met = replace(here.now[0], statement=wire.Statement(inner_steps=here.steps - lag + 3), near=False)
     assert lag > 16 or not judged(here, old, met, suspected=suspected)[0], "it met the others in a round since"
     audits, now_s = Audits(0.02), 100.0
     for came_s in (70.0, 80.0, 90.0):  # all of before that round
