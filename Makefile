@@ -18,13 +18,13 @@ export PYTHONDONTWRITEBYTECODE :=
 
 PYTEST = $(BIN)/python -m pytest -q -p no:cacheprovider
 SLOWEST := --durations=30 --durations-min=1
-# Real processes, for seconds to minutes each, in two parts, of which the first has whole nodes, too; a life in the
+# Real processes, for seconds to minutes each, in two parts, of which the second has whole nodes, too; a life in the
 # storm, live and in virtual time, and text; whole nodes, in virtual time, and what decides for them; rounds, models and
 # commands. Together they take two cores, so all should end at about one time: each has about as many seconds of a core.
-LIVE := $(wildcard tests/live/test_[a-l]*.py tests/node/test_[ab]*.py) tests/live/test_meeting_point.py
-LATE := $(filter-out $(LIVE),$(wildcard tests/live/test_*.py))
+LIVE := $(wildcard tests/live/test_[a-l]*.py) tests/live/test_meeting_point.py
+LATE := $(filter-out $(LIVE),$(wildcard tests/live/test_*.py)) $(wildcard tests/node/test_[ab]*.py)
 DECIDED := tests/device tests/membership tests/pipeline tests/recovery
-NODE := $(filter-out $(LIVE),$(wildcard tests/node/test_*.py)) $(DECIDED)
+NODE := $(filter-out $(LATE),$(wildcard tests/node/test_*.py)) $(DECIDED)
 STORM := tests/docs tests/chaos tests/simulation tests/dashboard tests/data
 ROUND := tests/gossip tests/model tests/cli
 
