@@ -104,7 +104,7 @@ async def test_a_run_is_looked_at_by_its_page_and_by_its_folder(
         by_page.history()
 
 
-def test_what_is_no_run_is_one_clear_error(tmp_path: Path) -> None:
+def test_a_folder_that_is_no_run_is_one_clear_error(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="holds no history"):
         swarmnode.connect(tmp_path)
     with pytest.raises(UsageError, match="no folder, no URL and no invite"):

@@ -91,7 +91,9 @@ def test_any_part_is_read_into_any_buffer_from_any_address(name: str) -> None:
 @every_codec
 @pytest.mark.parametrize("value", [float("nan"), float("-inf"), 1e30])
 @pytest.mark.parametrize("where", [0, CHUNK + 3])
-def test_what_is_not_finite_is_refused_before_anything_is_written(name: str, value: float, where: int) -> None:
+def test_numbers_that_are_not_finite_are_refused_before_anything_is_written(
+    name: str, value: float, where: int
+) -> None:
     phi, flat, ours = flats(CHUNK + 5)
     flat[where] = value
     try:

@@ -152,7 +152,7 @@ def test_a_commit_of_the_last_moment_counts() -> None:
 
 
 @pytest.mark.loop("virtual")
-async def test_whom_we_wait_for_no_longer_is_told_so_while_others_are_waited_for() -> None:
+async def test_a_partner_no_longer_waited_for_is_told_so_while_others_are() -> None:
     """In a group of three: one calls when the next round is near, while another's commit is on its way."""
     here = MemoryNetwork()
     first, second = Party(here, WHO[0], commit_s=(4.0, 0.0)), Party(here, WHO[1])

@@ -105,7 +105,7 @@ def test_a_lone_replica_steps_and_one_that_nobody_answered_keeps_its_gradient() 
     torch.testing.assert_close(waiting.stage.theta, lone.stage.theta, rtol=0, atol=1e-4)
 
 
-def test_who_trained_nothing_takes_the_step_of_the_others() -> None:
+def test_a_member_that_trained_nothing_takes_the_step_of_the_others() -> None:
     found = members(manifest())
     for number, one in enumerate(found[:2]):
         train(one, number, 3)

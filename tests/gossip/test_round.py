@@ -43,7 +43,7 @@ def test_stride_leaves_the_seconds_needed_and_does_not_flap(
     assert NARROWING > 1.1
 
 
-def test_whoever_meets_more_rarely_meets_at_rounds_the_others_have() -> None:
+def test_a_longer_stride_meets_at_rounds_the_others_have() -> None:
     rounds = Rounds(10)
     at = {stride: {rounds.newest(total, stride) for total in range(2000)} for stride in (1, 2, 8)}
     assert at[8] < at[2] < at[1]

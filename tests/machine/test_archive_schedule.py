@@ -114,7 +114,7 @@ def test_it_copies_at_once_when_asked_unless_it_has_just_done_so() -> None:
     assert minutes(copies(6 * MINUTE_S, asks=[90.0])) == [1.5, 5], "the copy after two minutes is not made again"
 
 
-def test_whoever_asks_again_and_again_does_not_hurry_busy_donors() -> None:
+def test_repeated_requests_do_not_hurry_busy_donors() -> None:
     asks = [float(second) for second in range(10, 120)]
     assert copies(110.0, asks=asks, fails=2) == [10.0 + 2 * 40.0]
     assert RETRY_S < 40.0

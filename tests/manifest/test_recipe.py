@@ -48,7 +48,7 @@ def test_large_models_get_the_published_rates(parameters, rate):
 @pytest.mark.node
 @given(st.sampled_from(sorted(PRESETS)), st.integers(10**6, 10**11), st.integers(100, 10**10), st.integers(1, 8))
 @settings(max_examples=20, deadline=None)
-def test_whatever_is_fitted_is_a_manifest_and_says_from_where(preset, parameters, samples, stages):
+def test_a_fitted_recipe_is_a_manifest_and_says_from_where(preset, parameters, samples, stages):
     start = replace(PRESETS[preset], pipeline=PipelineSpec(stages=stages))
     start = replace(start, model=replace(start.model, layers=max(stages, start.model.layers)))
     made = fit(start, parameters=parameters, samples=samples)

@@ -34,7 +34,7 @@ async def test_groups_meet_and_the_swarm_learns(group: int, most: int) -> None:
         assert max(len(one) for i in last for one in groups(v, i)) == most
 
 
-async def test_whoever_came_counts() -> None:
+async def test_members_that_came_make_the_round() -> None:
     """One of four dies without a word: the other three meet without it."""
     async with village(manifest(stages=2, codec="modular4", group=0), stages=(0, 1, 1, 1, 1)) as v:
         dead = v.people[4]

@@ -129,7 +129,7 @@ async def test_when_the_whole_run_stops_nobody_waits_for_a_stage_that_has_left()
         assert report.seconds < GRACE_S / 3 and first.saved, report
 
 
-async def test_who_leave_together_name_none_of_each_other() -> None:
+async def test_nodes_that_leave_together_name_none_of_each_other() -> None:
     """Records of the others' leaving come after the state was given; the sentence is made after them."""
     async with village(manifest(), stages=(0, 1, 2)) as v:
         await v.until(lambda: training(v) and v.total() >= 128, "128 samples")

@@ -123,7 +123,7 @@ async def test_a_node_that_goes_to_a_lost_stage_takes_along_what_it_kept_of_it()
         await v.trains(128, "training goes on", BOUND_S)
 
 
-async def test_who_claimed_progress_may_leave_and_a_joiner_still_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_joiner_waits_though_the_node_that_claimed_progress_left(monkeypatch: pytest.MonkeyPatch) -> None:
     looks = list[int]()
 
     async def claimed(_: MemoryDirectory) -> int:

@@ -105,7 +105,7 @@ TIMES = st.text(max_size=30) | st.sampled_from(["2026-04-11T22:28:58Z", "Sat, 11
     | st.builds(lambda t, a: json.dumps({"action": a, "time": t, "noticeTime": t}), TIMES, st.text(max_size=9) | JSON)
     | st.builds(lambda t, r: event(NotBefore=t, Resources=r), TIMES, st.lists(JSON, max_size=2) | JSON)
 )
-def test_whatever_is_answered_is_a_notice_or_none_or_a_fault_in_one_line(body: str) -> None:
+def test_any_answer_is_a_notice_or_none_or_a_fault_in_one_line(body: str) -> None:
     for read in (
         lambda: notice.aws_action(200, body, NOW),
         lambda: notice.aws_rebalance(200, body),

@@ -42,7 +42,7 @@ async def test_a_middle_stage_that_restarts_makes_nobody_a_forger() -> None:
         print(f"{RESTARTS} restarts, {len(started_anew)} microbatches started anew")
 
 
-async def test_what_the_only_feeder_trains_after_a_restart_is_counted() -> None:
+async def test_samples_of_the_only_feeder_after_a_restart_are_counted() -> None:
     """Nobody else writes its entry, and its neighbours know that as high as its former life came. Counting from below,
     it would train as much again before the run's count, and with it rounds and validation, went on."""
     async with village(usual(stages=2)) as v:

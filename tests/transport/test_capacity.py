@@ -34,7 +34,7 @@ def test_a_steady_link_is_found_whatever_its_length(bps: float, round_trip_s: fl
 
 
 @given(st.lists(st.builds(TimedTransfer, st.sampled_from(SIZES), st.floats(0.0, 10.0)), max_size=8))
-def test_whatever_was_timed_the_rate_is_a_number(transfers: list[TimedTransfer]) -> None:
+def test_any_timings_give_a_rate_that_is_a_number(transfers: list[TimedTransfer]) -> None:
     assert 0.0 <= rate_bps(transfers) <= 8.0 * SIZES[-1] / 1e-6
 
 

@@ -39,7 +39,7 @@ def islands(views: dict[PeerId, set[PeerId]]) -> list[set[PeerId]]:
     return sorted(parts, key=len, reverse=True)
 
 
-def test_whom_to_try() -> None:
+def test_contacts_to_try() -> None:
     def lost(**more: float) -> Contact:
         return Contact(("/ip4/1.2.3.4/tcp/5",), **{"seen_unix_s": NOW - 3600, **more})  # type: ignore[arg-type]
 

@@ -107,7 +107,7 @@ def test_another_program_with_many_connections_is_no_flood() -> None:
         max_size=30,
     )
 )
-def test_whatever_is_counted(periods: list[tuple[int, int, str]]) -> None:
+def test_any_counts_leave_a_share_and_deny_no_friend(periods: list[tuple[int, int, str]]) -> None:
     gate = FloodGate()
     for now, (opened, sunk, address) in enumerate(periods):
         sampled = (address,) * min(sunk, 64) if not gate.is_open else ()

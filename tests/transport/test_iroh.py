@@ -145,7 +145,7 @@ async def test_members_find_each_other_when_the_meeting_point_is_gone() -> None:
 
 @NEEDS_IROH
 @pytest.mark.nightly
-async def test_what_a_peer_can_make_a_node_send_to_third_parties_is_small() -> None:
+async def test_a_peer_makes_a_node_send_little_to_third_parties() -> None:
     """iroh sends small datagrams to addresses that a connected peer names, to come through NATs, and has no switch for
     it (docs/p2pd.md): some dozens to each of 32 addresses."""
     with contextlib.ExitStack() as stack:
