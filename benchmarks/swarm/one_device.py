@@ -1,7 +1,7 @@
 """A live swarm on one device beside plain PyTorch on the same: tokens a second, and their ratio.
 
 Node processes of one host share the device, one stage each, so that together they do what the plain process does alone.
-The plain side trains the same model with the same optimizer and batches (pytorch_model.py). It shares no code with the
+The plain side trains the same model with the same optimizer and batches (plain_model.py). It shares no code with the
 swarm. One runs after the other.
 """
 
@@ -20,9 +20,8 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks.swarm.harness import fleet_in
-from benchmarks.swarm.pytorch_muon import PlainMuon
+from benchmarks.swarm.plain_model import PlainLlama, PlainMuon
 from swarmnode import manifest as manifests
-from swarmnode.bench.pytorch_model import PlainLlama
 from swarmnode.errors import LocalFault
 from swarmnode.local.summary import count
 from swarmnode.manifest import GossipSpec, InnerSpec, Manifest, ModelSpec, PipelineSpec

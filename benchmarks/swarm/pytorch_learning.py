@@ -20,8 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks.swarm.pytorch_muon import PlainMuon, initialise
-from swarmnode.bench.pytorch_model import PlainLlama
+from benchmarks.swarm.plain_model import PlainLlama, PlainMuon, initialise
 from swarmnode.data.corpus import Corpus
 from swarmnode.data.indexed import IndexedCorpus, open_text
 from swarmnode.data.sample import IGNORED, SampleBatch

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from swarmnode.bench.pytorch_model import PlainLayer, PlainLlama
+from swarmnode.bench.pytorch_model import PlainLayer, positions
 from swarmnode.gossip.compression import codec
 from swarmnode.machine.replica import TorchReplica
 from swarmnode.manifest import GossipSpec, InnerSpec, Manifest, ModelSpec, PipelineSpec
@@ -184,8 +184,7 @@ def _in_parts(work: Callable[[], T | Parts[T]], device: str) -> tuple[float, flo
 
 def _plain(model: ModelSpec, layers: int, device: str, fast: bool, x: torch.Tensor, times: int) -> float:
     """Seconds of forward and backward of `layers` layers of plain PyTorch over `x` [B, T, D]."""
-    whole = PlainLlama(ModelSpec(width=model.width, heads=model.heads, context=model.context, layers=0))
-    cos, sin = whole.cos.to(device), whole.sin.to(device)
+    cos, sin = (table.to(device) for table in positions(model))
     with torch.device(device):
         stack = nn.ModuleList(PlainLayer(model) for _ in range(layers))
 

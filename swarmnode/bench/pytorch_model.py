@@ -1,4 +1,4 @@
-"""Baseline of `bench gpu` and of `benchmarks/`: a Llama in plain PyTorch, without code shared with the swarm.
+"""Baseline of `bench gpu` and of `benchmarks/`: layers of Llama in plain PyTorch, with no code of the swarm.
 
 The model is LlamaForCausalLM of Hugging Face: root mean square norms, rotary positions, grouped queries, SwiGLU and an
 untied head. Sizes: B samples, T tokens, D width, H heads, K heads of keys and values, h = D / H, V vocabulary.
@@ -44,31 +44,12 @@ class PlainLayer(nn.Module):
         return output
 
 
-class PlainLlama(nn.Module):
-    """Token ids [B, T] to logits [B, T, V]."""
-
-    cos: Tensor
-    sin: Tensor
-
-    def __init__(self, model: ModelSpec) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(model.vocabulary, model.width)
-        self.layers = nn.ModuleList(PlainLayer(model) for _ in range(model.layers))
-        self.norm = nn.RMSNorm(model.width, eps=model.norm_eps)
-        self.head = nn.Linear(model.width, model.vocabulary, bias=False)
-        half = model.width // model.heads // 2
-        frequencies = model.rope_theta ** (-torch.arange(half, dtype=torch.float32) / half)
-        angles = torch.outer(torch.arange(model.context, dtype=torch.float32), frequencies)  # (T, h / 2)
-        self.register_buffer("cos", angles.cos().repeat(1, 2), persistent=False)  # (T, h)
-        self.register_buffer("sin", angles.sin().repeat(1, 2), persistent=False)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        x = self.embedding(tokens)
-        cos, sin = self.cos[: tokens.shape[1]], self.sin[: tokens.shape[1]]
-        for layer in self.layers:
-            x = layer(x, cos, sin)
-        logits: Tensor = self.head(self.norm(x))
-        return logits
+def positions(model: ModelSpec) -> tuple[Tensor, Tensor]:
+    """Cosine and sine of the rotary positions, [T, h] each."""
+    half = model.width // model.heads // 2
+    frequencies = model.rope_theta ** (-torch.arange(half, dtype=torch.float32) / half)
+    angles = torch.outer(torch.arange(model.context, dtype=torch.float32), frequencies)  # (T, h / 2)
+    return angles.cos().repeat(1, 2), angles.sin().repeat(1, 2)
 
 
 def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

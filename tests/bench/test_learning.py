@@ -9,9 +9,8 @@ import torch
 from benchmarks.swarm import learning, learning_page, plain_grid, pytorch_learning
 from benchmarks.swarm.learning_swarm import SwarmRun, Validation
 from benchmarks.swarm.plain_grid import GridConditions, PlainRun
+from benchmarks.swarm.plain_model import PlainLlama, initialise
 from benchmarks.swarm.pytorch_learning import GridPoint, LossPoint, TrainingTask, train
-from benchmarks.swarm.pytorch_muon import initialise
-from swarmnode.bench.pytorch_model import PlainLlama
 from swarmnode.data.corpus import open_corpus
 from swarmnode.errors import UsageError
 from swarmnode.manifest import DataSpec, Manifest, ModelSpec, PipelineSpec

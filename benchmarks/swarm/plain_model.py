@@ -1,4 +1,7 @@
-"""Baseline of `bench learning`: Muon and initial weights in plain PyTorch, without code shared with the swarm."""
+"""Baseline of `bench learning`: a small Llama and a Muon in plain PyTorch, without code shared with the swarm.
+
+Sizes: as in swarmnode/bench/pytorch_model.py.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,39 @@ import math
 from collections.abc import Iterable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from swarmnode.bench.pytorch_model import PlainLlama
+from swarmnode.bench.pytorch_model import PlainLayer, positions
 from swarmnode.manifest import ModelSpec
 
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # Jordan, "Muon", 2024: a quintic iteration with a steep slope at zero
 NEWTON_SCHULZ_STEPS = 5  # Jordan, 2024
 UPDATE_RMS = 0.2  # arXiv 2502.16982, section 2.2: the update's root mean square is that of a usual AdamW step
+
+
+class PlainLlama(nn.Module):
+    """Token ids [B, T] to logits [B, T, V]."""
+
+    cos: Tensor
+    sin: Tensor
+
+    def __init__(self, model: ModelSpec) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(model.vocabulary, model.width)
+        self.layers = nn.ModuleList(PlainLayer(model) for _ in range(model.layers))
+        self.norm = nn.RMSNorm(model.width, eps=model.norm_eps)
+        self.head = nn.Linear(model.width, model.vocabulary, bias=False)
+        cos, sin = positions(model)
+        self.register_buffer("cos", cos, persistent=False)  # (T, h)
+        self.register_buffer("sin", sin, persistent=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embedding(tokens)
+        cos, sin = self.cos[: tokens.shape[1]], self.sin[: tokens.shape[1]]
+        for layer in self.layers:
+            x = layer(x, cos, sin)
+        logits: Tensor = self.head(self.norm(x))
+        return logits
 
 
 @torch.no_grad()
