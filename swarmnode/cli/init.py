@@ -35,7 +35,6 @@ SEARCHED = ("pretrain", "finetune")  # kinds whose learning the search knows
 
 HUB = "https://huggingface.co"
 INFO_NBYTES_MAX = 16 << 20
-PAUSES_S = (1.0, 2.0, 4.0, 8.0)  # guess: between tries; a content network drops a connection now and then
 _NAME = r"[A-Za-z0-9_][A-Za-z0-9._-]*"
 _HUB_MODEL = re.compile(rf"hf://({_NAME}/{_NAME})(?:@({_NAME}))?/?")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -68,14 +67,18 @@ class WebFiles:
             raise DataError(str(error)) from None
 
     async def _patiently(self, url: str, offset: int, nbytes: int) -> bytes:
-        for pause_s in (*PAUSES_S, None):
+        """Read as often as a joiner asks donors: a content network drops a connection now and then."""
+        from swarmnode.transfer.download import DownloadLimits, pause_s
+
+        limits, attempt = DownloadLimits(), 1
+        while True:
             try:
                 return await self._reader.read(url, offset, nbytes)
             except Unavailable as error:
-                if pause_s is None:
+                if attempt == limits.attempts_max:
                     raise DataError(str(error)) from None
-            await asyncio.sleep(pause_s)
-        raise AssertionError("the last try returns or raises")
+            await asyncio.sleep(pause_s(attempt, limits.pause_s, limits.pause_max_s))
+            attempt += 1
 
 
 @contextlib.contextmanager

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from swarmnode.data.chunk_store import find_index, read_regular
-from swarmnode.data.index import CHUNK_NBYTES_MAX, HASH_NBYTES, INDEX_NBYTES_MAX, Chunk, parsed
+from swarmnode.data.index import CHUNK_NBYTES_MAX, HASH_NBYTES, INDEX_NBYTES_MAX, Chunk, hashes_of, hex_of, parsed
 from swarmnode.errors import DataError, os_errors
 from swarmnode.ports import Telemetry
 from swarmnode.wire_tensor import WireTensor
@@ -44,7 +44,6 @@ DIMENSIONS_MAX = 4
 
 WEIGHT_FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,120}\.safetensors")
 _PARAMETER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.]{0,199}")
-_HEX = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +162,7 @@ class BaseIndex:
                 "nbytes": file.nbytes,
                 "starts": list(file.starts),
                 "sizes": list(file.sizes),
-                "sha256": [file.hashes[at : at + HASH_NBYTES].hex() for at in range(0, len(file.hashes), HASH_NBYTES)],
+                "sha256": hex_of(file.hashes),
             }
             for file in self.files
         ]
@@ -216,9 +215,7 @@ def _file_of(tree: Any) -> BaseFile:
         end = _whole(start, end, nbytes) + _whole(size, 1, CHUNK_NBYTES_MAX)
     if end > nbytes:
         raise ValueError(f"{name}: a chunk ends behind the file")
-    if not all(type(one) is str and _HEX.fullmatch(one) for one in hashes):
-        raise ValueError(f"{name}: a SHA-256 is not 64 hex digits")
-    return BaseFile(name, nbytes, tuple(starts), tuple(sizes), b"".join(map(bytes.fromhex, hashes)))
+    return BaseFile(name, nbytes, tuple(starts), tuple(sizes), hashes_of(hashes))
 
 
 def _tensor_of(name: str, tree: Any, files: tuple[BaseFile, ...], budget: Iterator[int]) -> BaseTensor:

@@ -17,7 +17,7 @@ import hashlib
 import itertools
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, TypeVar
 
@@ -208,7 +208,7 @@ def _index_of(tree: Any, digest: bytes) -> Index:
     if type(tree["loss_mask"]) is not bool:
         raise ValueError("loss_mask is neither true nor false")
     index = Index(
-        tokenizer=_sha256(tree["tokenizer"]),
+        tokenizer=hashes_of([tree["tokenizer"]]),
         vocabulary=vocabulary,
         end_token=_whole(tree, "end_token", 0, vocabulary - 1),
         loss_mask=tree["loss_mask"],
@@ -242,7 +242,7 @@ def _split_of(tree: Any, name: str) -> Split:
             raise ValueError(f"{shard['name']}: only the last chunk of a split may be short")
         if not isinstance(hashes, list) or len(hashes) != -(-tokens // chunk_tokens):
             raise ValueError(f"{shard['name']}: {tokens} tokens need {-(-tokens // chunk_tokens)} hashes")
-        shards.append(ShardEntry(shard["name"], tokens, b"".join(map(_sha256, hashes))))
+        shards.append(ShardEntry(shard["name"], tokens, hashes_of(hashes)))
     return Split(chunk_tokens, _whole(tree, "documents", 0, TOKENS_MAX), tuple(shards))
 
 
@@ -251,7 +251,7 @@ def _split_tree(split: Split) -> dict[str, Any]:
         {
             "name": shard.name,
             "tokens": shard.tokens,
-            "sha256": [shard.hashes[at : at + HASH_NBYTES].hex() for at in range(0, len(shard.hashes), HASH_NBYTES)],
+            "sha256": hex_of(shard.hashes),
         }
         for shard in split.shards
     ]
@@ -265,7 +265,13 @@ def _whole(tree: dict[str, Any], key: str, low: int, high: int) -> int:
     return value
 
 
-def _sha256(text: Any) -> bytes:
-    if type(text) is not str or not _HEX.fullmatch(text):
+def hashes_of(texts: Sequence[Any]) -> bytes:
+    """The SHA-256 in `texts`, one after the other. Raises ValueError for what is none."""
+    if not all(type(text) is str and _HEX.fullmatch(text) for text in texts):
         raise ValueError("a SHA-256 is not 64 hex digits")
-    return bytes.fromhex(text)
+    return bytes.fromhex("".join(texts))
+
+
+def hex_of(hashes: bytes) -> list[str]:
+    """Each SHA-256 of `hashes` as text."""
+    return [hashes[at : at + HASH_NBYTES].hex() for at in range(0, len(hashes), HASH_NBYTES)]
