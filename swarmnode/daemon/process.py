@@ -10,7 +10,7 @@ import math
 import os
 import signal
 import time
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -571,7 +571,7 @@ async def _live(
 def _beside(process: DaemonContext, node: Node | None, notices: Notices) -> Iterator[Coroutine[Any, Any, None]]:
     """The work of every daemon until it leaves."""
     transport, directory, telemetry, clock = process.transport, process.directory, process.telemetry, process.clock
-    moved: Callable[[list[str]], None] = (lambda now: None) if node is None else node.presence.on_new_addresses
+    moved = (lambda now: None) if node is None else (lambda now: node.presence.note(addresses=tuple(now)))
     yield transport.wait_failed()
     yield Supervisor().attend(lambda: telemetry.readiness()[1])
     yield keep_current(transport, directory.contacts, process.options.home, moved)

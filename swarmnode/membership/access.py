@@ -33,6 +33,7 @@ SKEW_S = 300  # guess: clock error of volunteers, for signatures that last for d
 _GRANT = b"swarmnode/grant/v1\0"
 _PASS = b"swarmnode/pass/v1\0"
 _ACCESS_LIST = b"swarmnode/guests/v1\0"
+_WARRANT = b"swarmnode/archive/v1\0"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,14 +68,14 @@ def sign_grant(
 ) -> wire.Grant:
     """The owner's permission for the holder of `delegate`'s key to sign passes until `expires_unix_s`."""
     grant = wire.Grant(delegate=delegate.public_key, expires_unix_s=expires_unix_s, machines_max=machines_max)
-    grant.signature = owner.sign(_GRANT + _grant_digest(run_id, grant))
+    grant.signature = owner.sign(_grant_text(run_id, grant))
     return grant
 
 
 def sign_pass(delegate: Identity, run_id: RunId, grant: wire.Grant, machine: PeerId, expires_unix_s: int) -> wire.Pass:
     """A pass for `machine`, which expires with `grant` at the latest."""
     expires_unix_s = min(expires_unix_s, grant.expires_unix_s)
-    signature = delegate.sign(_PASS + _pass_digest(run_id, grant, machine, expires_unix_s))
+    signature = delegate.sign(_pass_text(run_id, grant, machine, expires_unix_s))
     return wire.Pass(grant=grant, expires_unix_s=expires_unix_s, signature=signature)
 
 
@@ -160,36 +161,29 @@ def permitted(
         seen = machines.get(name, set())
         if peer not in seen and len(seen) >= grant.machines_max:
             return False, f"its invite is for {grant.machines_max} machines, and that many have joined"
-    raw = grant.SerializeToString(deterministic=True)
-    if not any(_grant_verifies(owner, rules.run_id, raw) for owner in (rules.owner, *rules.signers)):
+    text, owners = _grant_text(rules.run_id, grant), (rules.owner, *rules.signers)
+    if not any(_verifies(owner, text, grant.signature) for owner in owners):
         return False, "its invite is not signed by the owner of this run"
-    if not _pass_verifies(rules.run_id, peer, shown.SerializeToString(deterministic=True)):
+    if not _verifies(grant.delegate, _pass_text(rules.run_id, grant, peer, shown.expires_unix_s), shown.signature):
         return False, "its pass is forged, or another machine's"
     return True, f"it has a pass of invite {name.hex()}"
 
 
-@functools.lru_cache(maxsize=1024)
-def _grant_verifies(owner: bytes, run_id: RunId, raw: bytes) -> bool:
-    grant = wire.Grant.FromString(raw)
-    return signed_by(owner, _GRANT + _grant_digest(run_id, grant), grant.signature)
-
-
 @functools.lru_cache(maxsize=4096)
-def _pass_verifies(run_id: RunId, peer: PeerId, raw: bytes) -> bool:
-    shown = wire.Pass.FromString(raw)
-    message = _PASS + _pass_digest(run_id, shown.grant, peer, shown.expires_unix_s)
-    return signed_by(shown.grant.delegate, message, shown.signature)
+def _verifies(key: bytes, message: bytes, signature: bytes) -> bool:
+    return signed_by(key, message, signature)
 
 
-def _grant_digest(run_id: RunId, grant: wire.Grant) -> bytes:
-    return digest(run_id, grant.delegate, grant.expires_unix_s, grant.machines_max)
+def _grant_text(run_id: RunId, grant: wire.Grant) -> bytes:
+    return _GRANT + digest(run_id, grant.delegate, grant.expires_unix_s, grant.machines_max)
 
 
-def _pass_digest(run_id: RunId, grant: wire.Grant, machine: PeerId, expires_unix_s: int) -> bytes:
-    return digest(run_id, grant.delegate, public_key_of(machine), expires_unix_s)
+def _pass_text(run_id: RunId, grant: wire.Grant, machine: PeerId, expires_unix_s: int) -> bytes:
+    return _PASS + digest(run_id, grant.delegate, public_key_of(machine), expires_unix_s)
 
 
-_DOMAIN = b"swarmnode/archive/v1\0"
+def _warrant_text(run_id: RunId, machine: PeerId, expires_unix_s: int) -> bytes:
+    return _WARRANT + digest(run_id, public_key_of(machine), expires_unix_s)
 
 
 def sign_warrant(owner: Ed25519PrivateKey, run_id: RunId, machine: PeerId, expires_unix_s: int) -> wire.Warrant:
@@ -197,9 +191,8 @@ def sign_warrant(owner: Ed25519PrivateKey, run_id: RunId, machine: PeerId, expir
 
     It gives access to less than what every member of the run can copy anyway (transfer/donor.py), so one that is lost
     costs each node a bounded share of its line until it expires or the owner bans the machine."""
-    return wire.Warrant(
-        expires_unix_s=expires_unix_s, signature=owner.sign(_DOMAIN + _digest(run_id, machine, expires_unix_s))
-    )
+    signature = owner.sign(_warrant_text(run_id, machine, expires_unix_s))
+    return wire.Warrant(expires_unix_s=expires_unix_s, signature=signature)
 
 
 def check_warrant(
@@ -210,15 +203,7 @@ def check_warrant(
         return False, "its warrant is malformed"
     if shown.expires_unix_s <= now_unix_s:
         return False, "its warrant has expired: the owner signs a new one"
-    if not any(_verifies(owner, run_id, machine, shown.expires_unix_s, shown.signature) for owner in owners):
+    text = _warrant_text(run_id, machine, shown.expires_unix_s)
+    if not any(_verifies(owner, text, shown.signature) for owner in owners):
         return False, "its warrant is not signed by the owner of this run, or is another machine's"
     return True, "the owner's warrant"
-
-
-@functools.lru_cache(maxsize=256)
-def _verifies(owner: bytes, run_id: RunId, machine: PeerId, expires_unix_s: int, signature: bytes) -> bool:
-    return signed_by(owner, _DOMAIN + _digest(run_id, machine, expires_unix_s), signature)
-
-
-def _digest(run_id: RunId, machine: PeerId, expires_unix_s: int) -> bytes:
-    return digest(run_id, public_key_of(machine), expires_unix_s)

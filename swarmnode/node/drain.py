@@ -74,29 +74,20 @@ class DrainReport:
     successor: str = ""  # the node that keeps the last replica's state
     cut: list[str] = field(default_factory=list)
 
-    def expect(self, *, unsent: int, held: int | None = None) -> None:
+    def expect(self, *, unsent: int | None = None, held: int | None = None) -> None:
         """Note what is to be brought home: samples that are `unsent`, and the microbatches `held` at the beginning."""
-        self.unsent = unsent
-        if held is not None:
-            self.held = held
+        self.unsent = self.unsent if unsent is None else unsent
+        self.held = self.held if held is None else held
 
-    def count_finished(self, finished: int) -> None:
-        """Note that `finished` microbatches ended since the beginning. Microbatches other than the held ones may be
-        among them."""
+    def count_finished(self, finished: int) -> str:
+        """Note that `finished` microbatches ended since the beginning; other ones than the held may be among them.
+        Returns what is left of these, in words."""
         self.finished = min(self.held, finished)
+        return f"{self.held - self.finished} of {self.held} microbatches"
 
     def all_sent(self, successor: str = "") -> None:
         """Note that another node has all samples that were unsent; `successor`: and the stage's state."""
         self.sent, self.successor = self.unsent, successor or self.successor
-
-    def check_successor(self, swarm: Swarm) -> None:
-        """Name no successor that leaves, too, by its record in `swarm`."""
-        staying = {member.peer for member in swarm.members() if member.state == record_pb2.NODE_STATE_TRAINING}
-        self.successor = self.successor if self.successor in staying else ""
-
-    def end(self, seconds: float) -> None:
-        """Note how long it took."""
-        self.seconds = seconds
 
     @property
     def clean(self) -> bool:
@@ -121,8 +112,11 @@ class DrainReport:
             unsent=self.unsent,
         )
 
-    def tell(self, telemetry: Telemetry) -> None:
-        """Log the outcome, as the last event of the node."""
+    def end(self, seconds: float, swarm: Swarm, telemetry: Telemetry) -> None:
+        """Log the outcome after `seconds`, as the last event of the node. A successor that leaves, too, by its record
+        in `swarm`, is none."""
+        staying = {member.peer for member in swarm.members() if member.state == record_pb2.NODE_STATE_TRAINING}
+        self.seconds, self.successor = seconds, self.successor if self.successor in staying else ""
         telemetry.event(
             "node.left",
             held=self.held,

@@ -81,6 +81,25 @@ class HeldWork:
         if self._feeder is not None:
             self._feeder.hold(reason is not None)
 
+    def leave(self, report: DrainReport) -> DrainTask:
+        """Begin nothing new; the step of leaving that finishes what is held, which `report` counts."""
+        self.refuse("this node is leaving")
+        report.expect(held=self.held)
+        before, stopping = self.finished, report.notice.kind is NoticeKind.STOP
+
+        def count() -> str:
+            return report.count_finished(self.finished - before)
+
+        async def finish() -> None:
+            # Where all leave at once, a microbatch that takes longer than usual waits for a stage that has left.
+            try:
+                async with asyncio.timeout(max(EXCHANGE_S, MARGIN * self.seconds) if stopping else None):
+                    await self.finish()
+            finally:
+                count()
+
+        return DrainTask(DrainStep.FINISH, MARGIN * self.seconds if report.held else 0.0, finish, count)
+
     async def finish(self) -> None:
         """After `refuse`: wait until nothing is held any more."""
         if self._feeder is not None:
@@ -129,17 +148,15 @@ class StageDrain:
 
     def __post_init__(self) -> None:
         self._rng = seeded(self.here.manifest.seed, "leaving", self.here.me, self.gossip.done)
-        self._finished_before = self.work.finished
 
     def steps(self) -> list[DrainTask]:
         """Refuse new work, and return what is to be done, in order."""
-        self.work.refuse("this node is leaving")
         report, gossip = self.report, self.gossip
-        report.expect(held=self.work.held, unsent=gossip.unsent)
-        finish_s = MARGIN * self.work.seconds if report.held else 0.0
+        finish = self.work.leave(report)
+        report.expect(unsent=gossip.unsent)
         exchange_s = max(EXCHANGE_S, MARGIN * gossip.pace.exchange_s) if report.unsent or report.held else 0.0
         steps = [
-            DrainTask(DrainStep.FINISH, finish_s, self._finish, self._count),
+            finish,
             DrainTask(
                 DrainStep.EXCHANGE, exchange_s, self._exchange, lambda: f"{report.unsent - report.sent} samples learnt"
             ),
@@ -156,19 +173,6 @@ class StageDrain:
     def _stopping(self) -> bool:
         """True if the whole run stops: then no node needs this node's update or state."""
         return self.report.notice.kind is NoticeKind.STOP
-
-    async def _finish(self) -> None:
-        # Where all leave at once, a microbatch that takes longer than usual waits for a stage that has left already.
-        try:
-            async with asyncio.timeout(max(EXCHANGE_S, MARGIN * self.work.seconds) if self._stopping else None):
-                await self.work.finish()
-        finally:
-            self._count()
-
-    def _count(self) -> str:
-        """Note how much of the held work is done; what is left, in words."""
-        self.report.count_finished(self.work.finished - self._finished_before)
-        return f"{self.report.held - self.report.finished} of {self.report.held} microbatches"
 
     async def _exchange(self) -> None:
         """Give the update since the last round to another replica of the stage."""

@@ -12,8 +12,8 @@ from swarmnode.errors import RemoteFault
 from swarmnode.ids import PeerId
 from swarmnode.membership.liveness import SOON_SHARE
 from swarmnode.membership.swarm import feeder_place
-from swarmnode.node.drain import DrainReport, DrainStep, DrainTask, drain
-from swarmnode.node.drain_steps import MARGIN, HeldWork
+from swarmnode.node.drain import DrainReport, drain
+from swarmnode.node.drain_steps import HeldWork
 from swarmnode.node.feeder_loop import fed_status, feeding, make_feeder
 from swarmnode.node.node_ports import NodeContext
 from swarmnode.node.notice import Notices
@@ -80,7 +80,7 @@ class FeederOnly(StageObserver):
         await self._meet_run()
         hop = RemoteFirstHop(self._next_hop, context.ports.identity, presence.run_progress.clock.history.record_work)
         size = context.manifest.inner.microbatch
-        presence.suppose_rates(SampleRates({1: SINGLE_SHARE, size: 1.0} if size > 1 else {1: 1.0}))
+        presence.note(rates=SampleRates({1: SINGLE_SHARE, size: 1.0} if size > 1 else {1: 1.0}))
         self.feeder = feeder = make_feeder(
             context, hop, presence.incarnation, self._samples, self._replica_speed, self._fed
         )
@@ -117,24 +117,8 @@ class FeederOnly(StageObserver):
     async def drain(self, notices: Notices, report: DrainReport, checkpoint: str) -> None:
         """Finish the microbatches in flight as far as `notices` allow; `report` is filled in. There is no stage to
         save in `checkpoint`."""
-        work = self.held_work
-        work.refuse("this node is leaving")
-        before = work.finished
-        report.expect(held=work.held, unsent=0)
-
-        def count() -> str:
-            report.count_finished(work.finished - before)
-            return f"{report.held - report.finished} of {report.held} microbatches"
-
-        async def finish() -> None:
-            try:
-                await work.finish()
-            finally:
-                count()
-
-        expected_s = MARGIN * work.seconds if report.held else 0.0
+        step = self.held_work.leave(report)
         report.begin(notices.left_s(), self._context.telemetry)
-        step = DrainTask(DrainStep.FINISH, expected_s, finish, count)
         await drain(report, [step], notices, self._context.telemetry)
 
     def hold(self, reason: str) -> None:

@@ -189,7 +189,7 @@ class Node:
         """Choose a stage and serve it, then the next one, until cancelled."""
         presence, transport, telemetry = self.presence, self.transport, self._telemetry
         await self.pause_control.going.wait()
-        presence.on_new_addresses(await transport.addresses())
+        presence.note(addresses=tuple(await transport.addresses()))
         if self.feeds_only:
             await presence.look(places(self._manifest))
         else:
@@ -320,9 +320,8 @@ class Node:
         else:
             await work.drain(notices, report, self._final_checkpoint)
         await goodbye(notices, self.presence, self._telemetry)
-        report.check_successor(self.presence.peer_table.swarm())
-        report.end(asyncio.get_running_loop().time() - begun)
-        report.tell(self._telemetry)
+        seconds = asyncio.get_running_loop().time() - begun
+        report.end(seconds, self.presence.peer_table.swarm(), self._telemetry)
         return report
 
     def _prepare(self, tasks: asyncio.TaskGroup) -> None:

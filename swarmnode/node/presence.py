@@ -8,6 +8,7 @@ import itertools
 import math
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from swarmnode import __version__
 from swarmnode.bounds import FIELDS, QUEUE_MAX, SPEED_MAX
@@ -211,49 +212,29 @@ class Presence:
         """Samples that the whole run has trained, as far as known here."""
         return self.progress.total
 
-    def on_new_addresses(self, addresses: list[str]) -> None:
-        """Other nodes reach this one at `addresses` from now on."""
-        self.status = replace(self.status, addresses=tuple(addresses))
+    def note(self, **facts: Any) -> None:
+        """Note facts about this node, fields of LocalStatus, for its next record."""
+        self.status = replace(self.status, **facts)
 
     def going_to(self, stage: int | None) -> None:
         """Announce that this node is about to serve `stage` instead; None: that it stays."""
-        self.status = replace(self.status, moving_to=stage)
+        self.note(moving_to=stage)
         self.announce_change()
 
     def announce_speed(self, rates: SampleRates) -> None:
         """Announce how fast this machine is on its stage."""
-        self.status = replace(self.status, rates=rates, samples_per_second=rates.best)
+        self.note(rates=rates, samples_per_second=rates.best)
         self.announce_change()
-
-    def suppose_rates(self, rates: SampleRates) -> None:
-        """Assume these rates by microbatch size of the run's devices, where this node probes none."""
-        self.status = replace(self.status, rates=rates)
-
-    def has_text(self, digest: bytes) -> None:
-        """Note the digest of the run's text on this machine, for the next record."""
-        self.status = replace(self.status, data_digest=digest)
 
     def can_serve(self, stage: int, able: bool) -> None:
         """Note whether this machine can serve `stage`, for the next record."""
-        unable = self.status.unable - {stage} if able else self.status.unable | {stage}
-        self.status = replace(self.status, unable=unable)
-
-    def made_subspace(self, digest: bytes) -> None:
-        """Note the digest of the frozen subspace made here, for the next record."""
-        self.status = replace(self.status, boundary_digest=digest)
-
-    def allow(self, allowance: record_pb2.Allowance | None) -> None:
-        """Note the limits that other nodes should expect, for the next record; None: none."""
-        self.status = replace(self.status, allowance=allowance)
+        self.note(unable=self.status.unable - {stage} if able else self.status.unable | {stage})
 
     def attend(self, stage: int, sends_to: Collection[int], samples_per_second: float, saved_samples: int = 0) -> None:
         """Be at `stage` from now on, or at the feeders' place (swarm.py): know all its members, where this node may
         feed all feeders as well, and send work to those of `sends_to`. `samples_per_second`: the speed expected there;
         0: not known yet. `saved_samples`: of the run, when this node saved that stage on its disk; 0: it has not."""
-        speed = samples_per_second
-        self.status = replace(
-            self.status, stage=stage, samples_per_second=speed, saved_samples=saved_samples, moving_to=None
-        )
+        self.note(stage=stage, samples_per_second=samples_per_second, saved_samples=saved_samples, moving_to=None)
         feeders = (0, feeder_place(self._manifest)) if feeds_at(self._manifest, stage) else ()
         self.peer_table.attend(stage, *feeders)
         self._sends_to = sends_to
@@ -263,13 +244,13 @@ class Presence:
 
     async def reserve(self, stage: int) -> None:
         """Announce that this node joins at `stage`, unless another one that chooses now does so before it."""
-        self.status = replace(self.status, stage=stage, moving_to=stage, samples_per_second=0.0)
+        self.note(stage=stage, moving_to=stage, samples_per_second=0.0)
         self.announce_change()
         await self.announce()
 
     def set_state(self, state: record_pb2.NodeState, reason: str) -> None:
         """Change the state others see; announced at once."""
-        self.status = replace(self.status, state=state)
+        self.note(state=state)
         self._telemetry.gauge(name.STATE, float(state))
         self._telemetry.event("node.state", state=record_pb2.NodeState.Name(state)[11:].lower(), reason=reason)
         self.announce_change()

@@ -94,7 +94,7 @@ class Regulator:
         before = self.verdict
         self.reading = dataclasses.replace(reading, asked=self.asked)
         self.verdict = decide(self.limits, self.reading)
-        self.presence.allow(allowance(self.limits, self.verdict, reading.unix_s))
+        self.presence.note(allowance=allowance(self.limits, self.verdict, reading.unix_s))
         if self.verdict.running != before.running:
             self.telemetry.event("limits.verdict", running=self.verdict.running, reason=self.verdict.reason)
             self._now.set()

@@ -51,7 +51,7 @@ async def check_subspace(replica: Replica, manifest: Manifest, presence: Presenc
     if manifest.pipeline.boundary != "subspace":
         return
     mine = await compute.run(Priority.OUTER, 0, replica.boundary_digest)
-    presence.made_subspace(mine)
+    presence.note(boundary_digest=mine)
     training = [m for m in presence.peer_table.swarm().members() if m.state == SERVING and m.peer != presence.me]
     if training and all(member.boundary_digest != mine for member in training):
         theirs = training[0].boundary_digest.hex() or "none"
@@ -240,7 +240,7 @@ class RunText:
             else:
                 self._samples = await world.compute.run(Priority.OUTER, 0, world.samples)
         mine = self._samples.digest[:DIGEST_NBYTES]
-        self._presence.has_text(mine)  # also where it is refused: the run's page shows it
+        self._presence.note(data_digest=mine)  # also where it is refused: the run's page shows it
         if self._world.data is None and mine:
             self._compare(mine)
         return self._samples

@@ -106,13 +106,13 @@ async def test_whole_nodes_expect_what_others_announce() -> None:
         await v.until(lambda: v.total() > 50, "they train")
         presence, router = people[1].node.presence, people[0].node.presence.routers[1]
         assert router.pausing(0.0, 1) == []
-        presence.allow(record_pb2.Allowance(up_bps=8000, pauses_unix_s=1))
+        presence.note(allowance=record_pb2.Allowance(up_bps=8000, pauses_unix_s=1))
         presence.announce_change()
         now = asyncio.get_running_loop().time
         await v.until(lambda: router.pausing(now(), 1) == [people[1].node.me], "its feeder knows of the pause")
         told = people[0].node.presence.peer_table.member(people[1].node.me)
         assert told is not None and told.samples_per_second <= 1000 / sample_nbytes(v.run, 1)[0]
-        presence.allow(None)
+        presence.note(allowance=None)
         presence.announce_change()
         await v.until(lambda: router.pausing(now(), 1) == [], "and of its end")
         before = v.total()
