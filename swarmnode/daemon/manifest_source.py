@@ -19,12 +19,12 @@ from swarmnode.ids import PeerId, RunId
 from swarmnode.manifest import verify
 from swarmnode.ports import Call
 from swarmnode.transport.address import first_that_accepts
+from swarmnode.transport.call_directory import JOIN_TIMEOUT_S
 from swarmnode.transport.stream_transport import StreamTransport
 from swarmnode.wire import call_pb2 as wire
 from swarmnode.wire import record_pb2
 
 MANIFEST_TIMEOUT_S = 5.0
-MANIFEST_WAIT_S = 30.0  # guess: time for a bootstrap started at the same time to come up
 MANIFEST_RETRY_S = 0.5
 
 Bootstraps = Sequence[tuple[PeerId, list[str]]]
@@ -35,13 +35,13 @@ async def fetch_manifest(
 ) -> record_pb2.SignedManifest:
     """The run's manifest from any bootstrap, verified against `run_id`.
 
-    Raises Unreachable if none answers within MANIFEST_WAIT_S, ManifestError if they give another run's manifest.
+    Raises Unreachable if none answers within JOIN_TIMEOUT_S, ManifestError if they give another run's manifest.
     """
     if not bootstraps:
         raise Unreachable("a run given by its id needs a bootstrap to fetch the manifest from; give one")
     reason = "no answer"
     try:
-        async with asyncio.timeout(MANIFEST_WAIT_S):
+        async with asyncio.timeout(JOIN_TIMEOUT_S):
             while True:
                 refusal: NotPermitted | ManifestError | None = None
                 async with background_tasks() as tasks:  # discovery in the local network may add to the bootstraps
@@ -58,7 +58,7 @@ async def fetch_manifest(
                 await asyncio.sleep(MANIFEST_RETRY_S)
     except TimeoutError:
         raise Unreachable(
-            f"no bootstrap gave the manifest of run {run_id[:16]} within {MANIFEST_WAIT_S:.0f} s (last: {reason}): "
+            f"no bootstrap gave the manifest of run {run_id[:16]} within {JOIN_TIMEOUT_S:.0f} s (last: {reason}): "
             "is the run id right and a bootstrap of that run up?"
         ) from None
 

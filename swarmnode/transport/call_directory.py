@@ -19,7 +19,7 @@ from typing import Any, Self
 from swarmnode.errors import LocalFault, RemoteFault, Unavailable, Unreachable
 from swarmnode.ids import PeerId, RunId, digest64, seeded, short
 from swarmnode.membership.admission import Admission
-from swarmnode.membership.liveness import SMALL_CALL_S
+from swarmnode.membership.liveness import AGAIN_S, SAMPLE, SMALL_CALL_S
 from swarmnode.membership.record import CLOCK_SKEW_MAX_S, check_record
 from swarmnode.ports import Answer, Call, Telemetry
 from swarmnode.remembered import Remembered
@@ -34,8 +34,7 @@ TTL_MAX_S = 300.0  # DHT records cannot be deleted, so they must expire soon
 MUTE_S = 30.0  # guess: who did not answer, or speaks an older version, is asked again
 JOIN_TIMEOUT_S = 30.0  # guess: covers a bootstrap started at the same time on a busy machine
 JOIN_DELAY_S = 0.3
-TOLD_EVERY = 20  # guess: failures with a bootstrap for one event
-ASKED_MAX = 8  # guess: contacts asked how far the run is
+TOLD_EVERY = round(AGAIN_S / RETRY_MIN_S)  # failures with a bootstrap for one event: derived, an event a minute
 TELLING = (wire.NODE_STATE_TRAINING, wire.NODE_STATE_DRAINING, wire.NODE_STATE_LEFT)
 CLOCKS_MAX = 5  # neighbours compared at a time; derived: two wrong clocks do not move the median
 
@@ -281,7 +280,7 @@ class CallDirectory:
 
     async def claimed(self) -> int:
         peers = dict.fromkeys(
-            [*(peer for peer, _ in self._bootstrap), *(p for p, _ in self.contacts.latest(ASKED_MAX))]
+            [*(peer for peer, _ in self._bootstrap), *(p for p, _ in self.contacts.latest(SAMPLE))]
         )
         totals = await asyncio.gather(*(claimed_by(self._transport, peer) for peer in peers))
         answers, own = [total for total in totals if total is not None], self.contacts.samples.get(self._run_id, 0)

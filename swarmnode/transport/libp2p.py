@@ -17,6 +17,7 @@ from hivemind.utils.multiaddr import Multiaddr
 from swarmnode.errors import Busy, LocalFault, RemoteFault, Unavailable, UsageError
 from swarmnode.identity import Identity
 from swarmnode.ids import PeerId, RunId
+from swarmnode.membership.liveness import TRIES
 from swarmnode.metrics import name
 from swarmnode.ports import Telemetry
 from swarmnode.transport.address import dialable, dialable_of, is_circuit, parse_endpoint
@@ -102,7 +103,6 @@ def _unlocked(path: Path) -> bool:
 
 
 CIRCUITS_MAX = 2  # each takes 90 characters of a record of 1 KiB
-CONNECT_ATTEMPTS = 3  # guess; the caller of `connect` has its own timeout
 CONNECT_DELAY_S = 0.2
 
 
@@ -227,16 +227,16 @@ class Libp2pTransport(StreamTransport):
         await self._daemon.change(network_mode, announce)
 
     async def connect(self, peer: PeerId, addresses: Sequence[str]) -> None:
-        """Make `peer` reachable at `addresses` and remember them. Raises Unavailable after CONNECT_ATTEMPTS."""
+        """Make `peer` reachable at `addresses` and remember them. Raises Unavailable after TRIES."""
         usable, why = await self._remember(peer, addresses), ""
-        for attempt in range(CONNECT_ATTEMPTS):
+        for attempt in range(TRIES):
             await asyncio.sleep(CONNECT_DELAY_S * attempt)
             try:
                 await self._daemon.dial(peer, usable)
                 return
             except RemoteFault as fault:
                 why = why or str(fault)  # of the later ones libp2p says "dial backoff" only
-        raise Unavailable(why, CONNECT_DELAY_S * CONNECT_ATTEMPTS)
+        raise Unavailable(why, CONNECT_DELAY_S * TRIES)
 
     async def _broke(self, method: str) -> None:
         if not await self._daemon.answers():
