@@ -11,7 +11,6 @@ from typing import Any
 COUNT_MAX = 1 << 40
 BYTES_MAX = 1 << 40
 TEXT_MAX = 1024
-PATHS_MAX = 256
 SCHEMES = ("s3", "gs", "az")
 _BUCKET = re.compile(rf"(?:{'|'.join(SCHEMES)})://([a-z0-9][a-z0-9.-]{{1,61}}[a-z0-9])(?:/[A-Za-z0-9._-]+)*/?")
 _IP4 = re.compile(r"[0-9.]+")
@@ -142,28 +141,17 @@ def path() -> ValueCheck:
     return ValueCheck(PATH, accept)
 
 
-def paths() -> ValueCheck:
-    """A list of such paths; may be empty."""
-
-    def accept(raw: Any) -> Value | None:
-        if not isinstance(raw, list | tuple) or len(raw) > PATHS_MAX or not all(is_below(item) for item in raw):
-            return None
-        return tuple(raw)
-
-    return ValueCheck(f"a list of at most {PATHS_MAX}, each {PATH}", accept)
-
-
-def list_of(item: ValueCheck, most: int) -> ValueCheck:
-    """A list of at most `most` different texts, each as `item` allows; may be empty."""
+def list_of(item: ValueCheck, most: int, *, different: bool = True) -> ValueCheck:
+    """A list of at most `most` texts, each as `item` allows; may be empty. `different`: none stands twice."""
 
     def accept(raw: Any) -> Value | None:
         if not isinstance(raw, list | tuple) or len(raw) > most:
             return None
-        if any(type(each) is not str or item.accept(each) is None for each in raw) or len(set(raw)) < len(raw):
+        if any(type(each) is not str or item.accept(each) is None for each in raw):
             return None
-        return tuple(raw)
+        return tuple(raw) if not different or len(set(raw)) == len(raw) else None
 
-    return ValueCheck(f"a list of at most {most} different ones, each {item.allowed}", accept)
+    return ValueCheck(f"a list of at most {most}{' different ones' * different}, each {item.allowed}", accept)
 
 
 def bucket() -> ValueCheck:

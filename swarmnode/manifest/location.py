@@ -11,7 +11,6 @@ from typing import Any
 
 from swarmnode.manifest.check import TEXT_MAX, ValueCheck
 
-LOCATIONS_MAX = 16
 _NAME = r"[A-Za-z0-9_][A-Za-z0-9._-]*"
 _PATH = rf"(?:/{_NAME})*"
 _LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
@@ -56,17 +55,13 @@ def is_model_location(text: str) -> bool:
     return base_url(text) is not None and not text.startswith("hf://datasets/")
 
 
-def locations(*, models: bool = False) -> ValueCheck:
-    """A list of such URLs; may be empty. `models`: of the hub's repositories models, else data sets."""
+def location(*, models: bool = False) -> ValueCheck:
+    """Such a URL. `models`: of the hub's repositories models, else data sets."""
 
-    def fits(item: Any) -> bool:
-        if type(item) is not str or base_url(item) is None:
-            return False
-        return is_model_location(item) if models else not item.startswith("hf://") or item.startswith("hf://datasets/")
-
-    def accept(raw: Any) -> tuple[str, ...] | None:
-        if not isinstance(raw, list | tuple) or len(raw) > LOCATIONS_MAX:
+    def accept(raw: Any) -> str | None:
+        if type(raw) is not str or base_url(raw) is None:
             return None
-        return tuple(raw) if all(map(fits, raw)) else None
+        other_kind = raw.startswith("hf://") and raw.startswith("hf://datasets/") == models
+        return None if other_kind else raw
 
-    return ValueCheck(f"a list of at most {LOCATIONS_MAX}, each {MODELS_ALLOWED if models else ALLOWED}", accept)
+    return ValueCheck(MODELS_ALLOWED if models else ALLOWED, accept)

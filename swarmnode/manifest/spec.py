@@ -23,14 +23,13 @@ from swarmnode.manifest.check import (
     odd,
     one_of,
     path,
-    paths,
     real,
     some_of,
     text,
     whole,
     word_or,
 )
-from swarmnode.manifest.location import locations
+from swarmnode.manifest.location import location
 
 BYTES_END = 0
 """End of documents with data.tokenizer = "bytes": a byte that text does not contain."""
@@ -297,7 +296,7 @@ class DataSpec:
     )
     paths: tuple[str, ...] = key(
         (),
-        paths(),
+        list_of(path(), 256, different=False),
         "Files or folders, empty for demo and index. They must be below the folder that each machine's user names"
         " (--data-root; for `up` the run's folder).",
         "none needed",
@@ -310,7 +309,10 @@ class DataSpec:
         "none needed",
     )
     locations: tuple[str, ...] = key(
-        (), locations(), "Sources of the data set's chunks, besides members of the run that hold some.", "only members"
+        (),
+        list_of(location(), 16, different=False),
+        "Sources of the data set's chunks, besides members of the run that hold some.",
+        "only members",
     )
     end_token: int = key(
         -1,
@@ -366,7 +368,7 @@ class BaseSpec:
     )
     locations: tuple[str, ...] = key(
         (),
-        locations(models=True),
+        list_of(location(models=True), 16, different=False),
         "Sources of the model's files, besides members of the run that hold chunks of them.",
         "only members",
     )

@@ -279,9 +279,7 @@ class CallDirectory:
             await self._learn(peer, place)
 
     async def claimed(self) -> int:
-        peers = dict.fromkeys(
-            [*(peer for peer, _ in self._bootstrap), *(p for p, _ in self.contacts.latest(SAMPLE))]
-        )
+        peers = dict.fromkeys([*(peer for peer, _ in self._bootstrap), *(p for p, _ in self.contacts.latest(SAMPLE))])
         totals = await asyncio.gather(*(claimed_by(self._transport, peer) for peer in peers))
         answers, own = [total for total in totals if total is not None], self.contacts.samples.get(self._run_id, 0)
         if peers and not answers and not own:
