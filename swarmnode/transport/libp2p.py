@@ -44,9 +44,10 @@ class SocketDir:
             parent = Path("/tmp")  # a unix socket's path is short, TMPDIR may not be
         sweep(parent)
         try:
-            self.path = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=parent))
-            self._lock = os.open(self.path / "lock", os.O_CREAT | os.O_RDWR, 0o600)
+            new = Path(tempfile.mkdtemp(prefix=f".{PREFIX}{os.getpid()}-", dir=parent))
+            self._lock = os.open(new / "lock", os.O_CREAT | os.O_RDWR, 0o600)
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self.path = new.rename(parent / new.name[1:])  # no other process sweeps it before it is locked
         except OSError as error:
             raise LocalFault(f"no folder for sockets can be made in {parent}: {error.strerror}") from error
 
@@ -59,33 +60,17 @@ class SocketDir:
 
 
 def sweep(parent: Path) -> list[Path]:
-    """Remove our user's socket folders whose process is dead; return them.
-
-    A process is dead if nobody has its pid *and* nobody holds its lock: pids repeat in containers that share a /tmp,
-    and a new folder has no lock for a moment.
-    """
+    """Remove our user's socket folders that no living process has locked; return them."""
     swept = []
     for path in sorted(parent.glob(f"{PREFIX}*")):
-        pid = path.name.removeprefix(PREFIX).partition("-")[0]
         try:
-            ours = pid.isdigit() and path.stat().st_uid == os.geteuid()
-            if not ours or _alive(int(pid)) or not _unlocked(path):
+            if path.stat().st_uid != os.geteuid() or not _unlocked(path):
                 continue
         except OSError:
             continue  # another process is removing it
         shutil.rmtree(path, ignore_errors=True)
         swept.append(path)
     return swept
-
-
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return True
 
 
 def _unlocked(path: Path) -> bool:
