@@ -29,7 +29,7 @@ from swarmnode.ids import PeerId, RunId
 from swarmnode.local.fleet import Fleet
 from swarmnode.local.summary import NodeFacts, count
 from swarmnode.manifest import PRESETS, Manifest
-from swarmnode.membership.liveness import ping
+from swarmnode.membership.liveness import ping_fault
 from swarmnode.metrics import name
 from swarmnode.model.split import stages_of
 from swarmnode.planner.fleet import MachineKind
@@ -140,8 +140,8 @@ async def _pinging(fleet: Fleet) -> AsyncIterator[CallTimes]:
             peer, asked = PeerId(node.peer_id), time.perf_counter()
             with contextlib.suppress(RemoteFault, Unavailable):
                 if turn % LONG_EVERY:
-                    await ping(transport, run_id, peer)
-                    ways.empty_s[peer].append(time.perf_counter() - asked)
+                    if await ping_fault(transport, run_id, peer) is None:
+                        ways.empty_s[peer].append(time.perf_counter() - asked)
                 else:
                     await transport.call(peer, long, timeout_s=TIMEOUT_S, reply_bytes_max=0)
                     ways.long_s.append(time.perf_counter() - asked)

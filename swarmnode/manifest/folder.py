@@ -39,7 +39,7 @@ def init(
     owner_key.create_owner(key_path)
     manifest = manifest or Manifest()
     text = template(manifest, origins) if full else brief(manifest, origins or {})
-    _write_new(manifest_path, text.encode())
+    write_whole(manifest_path, text.encode())
     if not full:
         (folder / SCHEMA_FILE).write_text(schema(), encoding="utf-8")
     return manifest_path, key_path
@@ -125,13 +125,3 @@ def signed_of(run: pathlib.Path) -> pathlib.Path:
 def write_signed(path: pathlib.Path, signed: record_pb2.SignedManifest) -> None:
     """Write `signed` to a file atomically. Raises NotPermitted if it cannot be written."""
     write_whole(path, signed.SerializeToString(deterministic=True))
-
-
-def _write_new(path: pathlib.Path, data: bytes) -> None:
-    try:
-        with path.open("xb") as file:
-            file.write(data)
-    except FileExistsError:
-        raise UsageError(f"{path} exists and is not overwritten; choose another folder, or move it away") from None
-    except OSError as error:
-        raise NotPermitted(f"{path} cannot be written: {error.strerror}") from error

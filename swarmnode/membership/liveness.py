@@ -23,22 +23,15 @@ LOOK_SHARE = 0.5  # guess: of the announce period, between two looks at what oth
 SOON_SHARE = LOOK_SHARE / 2.0  # while a stage stands empty, for which all training waits
 
 
-async def ping(transport: Transport, run_id: str, peer: PeerId) -> None:
-    """Return when `peer` answers a ping. Raises RemoteFault when it does not within PING_TIMEOUT_S."""
-    try:
-        await transport.call(
-            peer, Call(wire.Request(run_id=run_id, ping=wire.Ping())), timeout_s=PING_TIMEOUT_S, reply_bytes_max=0
-        )
-    except Unavailable:
-        return  # a refusal is an answer
-
-
 async def ping_fault(transport: Transport, run_id: str, peer: PeerId) -> RemoteFault | None:
-    """The reason why a ping to `peer` failed, None when it was answered."""
+    """The reason why a ping to `peer` failed, None when it was answered within PING_TIMEOUT_S."""
+    call = Call(wire.Request(run_id=run_id, ping=wire.Ping()))
     try:
-        await ping(transport, run_id, peer)
+        await transport.call(peer, call, timeout_s=PING_TIMEOUT_S, reply_bytes_max=0)
     except RemoteFault as fault:
         return fault
+    except Unavailable:
+        pass  # a refusal is an answer
     return None
 
 
@@ -155,9 +148,8 @@ class LivenessWatch:
 
     async def _ask(self) -> None:
         try:
-            await ping(self._transport, self._run_id, self._peer)
-        except RemoteFault as fault:
-            self._end(PeerTimeout(f"{short(self._peer)} is late and answers no ping: {fault}"))
+            if (fault := await ping_fault(self._transport, self._run_id, self._peer)) is not None:
+                raise PeerTimeout(f"{short(self._peer)} is late and answers no ping: {fault}")
         except SwarmnodeError as error:
             self._end(error)
         else:

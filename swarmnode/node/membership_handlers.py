@@ -11,7 +11,6 @@ from swarmnode.errors import RemoteFault
 from swarmnode.ids import PeerId
 from swarmnode.manifest import Manifest, boundary_nbytes, boundary_width
 from swarmnode.membership.admission import Admission
-from swarmnode.node.presence import Presence
 from swarmnode.pipeline.microbatch_size import SampleRates
 from swarmnode.ports import Answer, Call, Compute, Priority, Replica, Telemetry, Transport, WireTensor
 from swarmnode.wire import call_pb2 as wire
@@ -33,9 +32,16 @@ class Probing(Protocol):
 
 
 async def probing(
-    replica: Replica, manifest: Manifest, stage: int, probe: Probing, compute: Compute, telemetry: Telemetry
-) -> SampleRates:
-    """Samples per second of this machine on its stage, by size: forward, and backward at about twice its cost."""
+    replica: Replica,
+    manifest: Manifest,
+    stage: int,
+    probe: Probing,
+    compute: Compute,
+    telemetry: Telemetry,
+    announce: Callable[[SampleRates], None],
+) -> float:
+    """Samples per second of this machine on its stage, at the best size: forward, and backward at about twice its cost.
+    `announce` is told those of all sizes, as soon as they are known: the state may still be on its way."""
     loop = asyncio.get_running_loop()
     sizes, seconds, started = _sizes(manifest.inner.microbatch), dict[int, float](), loop.time()
     await compute.run(Priority.OUTER, 1, partial(probe, replica, manifest, stage, 1))  # the first is slower
@@ -48,7 +54,8 @@ async def probing(
     rates = {samples: samples / max(1e-6, 3.0 * least_s) for samples, least_s in _undisturbed(seconds).items()}
     shown = ", ".join(f"{samples}: {rate:.3g}" for samples, rate in sorted(rates.items()))
     telemetry.event("node.probe", samples_per_second=round(max(rates.values()), 2), by_microbatch=shown)
-    return SampleRates(rates)
+    announce(SampleRates(rates))
+    return SampleRates(rates).best
 
 
 def _sizes(microbatch: int) -> list[int]:
@@ -64,21 +71,6 @@ def _undisturbed(seconds: Mapping[int, float]) -> dict[int, float]:
         samples: min(least_s * max(1, -(-samples // other)) for other, least_s in seconds.items())
         for samples in seconds
     }
-
-
-async def telling(
-    replica: Replica,
-    manifest: Manifest,
-    stage: int,
-    probe: Probing,
-    compute: Compute,
-    telemetry: Telemetry,
-    presence: Presence,
-) -> float:
-    """The best of `probing`, told to others as soon as it is known: the state may still be on its way."""
-    rates = await probing(replica, manifest, stage, probe, compute, telemetry)
-    presence.announce_speed(rates)
-    return rates.best
 
 
 def forward(replica: Replica, manifest: Manifest, stage: int, samples: int) -> None:

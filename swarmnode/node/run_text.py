@@ -22,7 +22,7 @@ from swarmnode.membership.swarm import SERVING, Member, Swarm, places
 from swarmnode.metrics import name
 from swarmnode.node.chunk_samples import ChunkSamples
 from swarmnode.node.limits import NodeRole
-from swarmnode.node.membership_handlers import telling
+from swarmnode.node.membership_handlers import probing
 from swarmnode.node.node_ports import NodeContext
 from swarmnode.node.presence import Presence
 from swarmnode.node.stage_change import StageTransfer, costs, living_members
@@ -119,8 +119,8 @@ async def join_stage(
     replica = await ports.compute.run(Priority.OUTER, 0, partial(ports.replica, context.manifest, stage))
     expected, probe = 0.0 if transfer is None else transfer.speed, None
     if not expected:
-        probing = telling(replica, context.manifest, stage, ports.probe, ports.compute, telemetry, presence)
-        probe = tasks.create_task(probing)
+        with_what = ports.probe, ports.compute, telemetry, presence.announce_speed
+        probe = tasks.create_task(probing(replica, context.manifest, stage, *with_what))
     await check_subspace(replica, context.manifest, presence, ports.compute)
     take = transfer.release if transfer is not None else lambda: None  # no name here keeps what may be gigabytes
     idle = transfer is not None and transfer.idle

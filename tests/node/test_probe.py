@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from swarmnode.node.membership_handlers import probing
+from swarmnode.pipeline.microbatch_size import SampleRates
 from swarmnode.ports import Priority
 from tests.support.fake_telemetry import Quiet
 from tests.support.tiny_model import manifest
@@ -24,7 +25,9 @@ class QuickDevice:
 
 async def test_a_quick_device_is_measured_by_its_own_clock() -> None:
     run = manifest(stages=3)
-    rates = await probing(None, run, 1, lambda *arguments: None, QuickDevice(), Quiet())  # type: ignore[arg-type]
+    known = list[SampleRates]()
+    await probing(None, run, 1, lambda *arguments: None, QuickDevice(), Quiet(), known.append)  # type: ignore[arg-type]
+    rates = known[0]
     largest = max(rates.measured)
     assert largest == run.inner.microbatch > 1
     for samples, rate in rates.measured.items():
