@@ -1,13 +1,14 @@
 """Byte ranges of files over HTTP, from URLs in a manifest. URLs come from strangers, so addresses are checked.
 
-A host is resolved once, non-public addresses are dropped, and the connection goes to a checked address. A redirect is
-checked like a first request. No cookie, no key, no proxy, and no more bytes than requested. Callers compare all data
+A host must have a public address, and each address is checked again when it is connected to. A redirect is checked like
+a first request. No cookie, no key, no proxy, and no more bytes than requested. Callers compare all data
 with hashes.
 """
 
 from __future__ import annotations
 
 import asyncio
+import errno
 import ipaddress
 import socket
 from collections.abc import AsyncIterator
@@ -17,7 +18,6 @@ from typing import Any
 from urllib.parse import SplitResult, urljoin, urlsplit
 
 import aiohttp
-from aiohttp.abc import AbstractResolver, ResolveResult
 
 from swarmnode.errors import NotPermitted, Unavailable
 from swarmnode.membership.liveness import SMALL_CALL_S
@@ -132,10 +132,9 @@ class HttpRangeReader:
         private = self._rules.private
         for _ in range(REDIRECTS_MAX + 1):
             parts = checked(url)
-            if private:
-                assert parts.hostname is not None
-                addresses = await self._rules.resolve(parts.hostname, parts.port or 0)
-                private = not any(is_public(ipaddress.ip_address(one)) for one in addresses)
+            assert parts.hostname is not None
+            addresses = await self._rules_of(private).resolve(parts.hostname, parts.port or 0)
+            private = private and not any(is_public(ipaddress.ip_address(one)) for one in addresses)
             async with self._opened(private).get(
                 url,
                 headers={**headers, "Accept-Encoding": "identity", "User-Agent": "swarmnode"},
@@ -157,16 +156,17 @@ class HttpRangeReader:
                 url = target
         raise Unavailable(f"{url[:200]}: more than {REDIRECTS_MAX} redirects")
 
+    def _rules_of(self, private: bool) -> AddressRules:
+        return self._rules if private == self._rules.private else AddressRules()
+
     def _opened(self, private: bool) -> aiohttp.ClientSession:
         if private not in self._sessions:
-            rules = self._rules if private == self._rules.private else AddressRules()
             # trust_env=False: neither proxies nor ~/.netrc.
             self._sessions[private] = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(
-                    resolver=_Resolver(rules),
                     use_dns_cache=False,
                     limit_per_host=4,
-                    socket_factory=partial(_socket, rules),
+                    socket_factory=partial(_socket, self._rules_of(private)),
                 ),
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=SILENT_S),
                 trust_env=False,
@@ -177,15 +177,12 @@ class HttpRangeReader:
 
 
 def _socket(rules: AddressRules, info: Any) -> socket.socket:
-    """A socket for an address about to be connected. This last check also covers numeric hosts, which skip the
-    resolver."""
+    """A socket for an address about to be connected. A name may have another address now than when it was checked: one
+    that is not allowed fails, and the next one is tried."""
     family, kind, protocol, _, sockaddr = info
     address = ipaddress.ip_address(str(sockaddr[0]).split("%")[0])
     if not rules.allows(address):
-        raise NotPermitted(
-            f"{address} is not a public address: a run may not make this machine contact it"
-            " (--allow-private-addresses permits it)"
-        )
+        raise PermissionError(errno.EACCES, f"{address} is not a public address")
     sock = socket.socket(family, kind, protocol)
     sock.setblocking(False)
     return sock
@@ -203,28 +200,3 @@ def checked(url: str) -> SplitResult:
     if parts.username is not None or parts.password is not None:
         raise NotPermitted(f"{parts.scheme}://...@{parts.hostname[:60]}: a URL with a user name is not allowed")
     return parts
-
-
-class _Resolver(AbstractResolver):
-    """aiohttp's AbstractResolver over AddressRules."""
-
-    def __init__(self, rules: AddressRules) -> None:
-        self._rules = rules
-
-    async def resolve(
-        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
-    ) -> list[ResolveResult]:
-        def one(address: str) -> ResolveResult:
-            kind = socket.AF_INET6 if ":" in address else socket.AF_INET
-            return {
-                "hostname": host,
-                "host": address,
-                "port": port,
-                "family": kind,
-                "proto": socket.IPPROTO_TCP,
-                "flags": socket.AI_NUMERICHOST,
-            }
-
-        return [one(address) for address in await self._rules.resolve(host, port)]
-
-    async def close(self) -> None: ...

@@ -146,6 +146,12 @@ async def test_a_name_that_resolves_to_this_machine_is_refused(monkeypatch: pyte
     assert await rules.resolve("data.example", 80) == ["93.184.215.14"]
     with pytest.raises(NotPermitted, match=r"127\.0\.0\.1"):
         await rules.resolve("data.example", 80)
+    asked: list[str] = []
+    with server(lambda handler: asked.append(handler.path)) as url:
+        answers = iter(["93.184.215.14", "127.0.0.1"])
+        with pytest.raises(Unavailable, match="not a public address"):
+            await read(url.replace("127.0.0.1", "data.example") + "/secret", 0, 10, private=False)
+    assert asked == []
 
 
 async def test_redirects_are_checked_like_first_requests(monkeypatch: pytest.MonkeyPatch) -> None:
