@@ -138,8 +138,7 @@ class Auditor:
         """The verified statement of `server` about its answer `report` to us. `process` is the request as it arrived
         there, `prints` our own fingerprints. Raises RemoteFault if it does not verify."""
         theirs = replace(prints, sent=report.sent, got=report.got, mark=report.mark)
-        me = self.me
-        statement = statements.stated(self.run_id, process, server, me, theirs, report)
+        statement = statements.stated(self.run_id, process, server, self.me, theirs, report)
         statement.signature = report.signature
         statements.check(statement)
         last = process.position == len(process.itinerary) - 1
@@ -378,7 +377,8 @@ class Auditor:
         if shown is not None and answered.sent is not None:
             tensors += (answered.sent, shown.got)
             accusation.next.CopyFrom(shown.next)
-        for peer in (*self.others(self._stage), *self.others(stated.stage, PeerId(stated.server))):
+        callers, mates = (self.others(of, PeerId(stated.server), most=WARNED_MAX) for of in (self._stage, stated.stage))
+        for peer in (*callers, *mates):
             call = Call(wire.Request(run_id=self.run_id, accusation=accusation), tensors)
             with contextlib.suppress(Unavailable, RemoteFault):  # the next one may accept it
                 await self.transport.call(peer, call, timeout_s=TIMEOUT_S, reply_bytes_max=REPLY_SLACK_BYTES)
@@ -416,17 +416,17 @@ class Auditor:
             return None
         return HopClaim(shown.next, claim.samples, shown.sent, claim.tokens, shown.got, claim.came_s)
 
-    def others(self, stage: int, *but: PeerId) -> Sequence[PeerId]:
+    def others(self, stage: int, *but: PeerId, most: int = VOTES_MAX - 1) -> Sequence[PeerId]:
         """A few other replicas of `stage` that can recompute a hop, in random order."""
-        return self._drawn([one.peer for one in self._swarm().serving(stage) if one.peer not in (*but, self.me)])
+        return self._drawn([one.peer for one in self._swarm().serving(stage) if one.peer not in (*but, self.me)], most)
 
-    def _drawn(self, found: Sequence[PeerId]) -> list[PeerId]:
-        """VOTES_MAX - 1 of `found` at most, in random order: first those seen at work, because a key that is none costs
+    def _drawn(self, found: Sequence[PeerId], most: int = VOTES_MAX - 1) -> list[PeerId]:
+        """`most` of `found` at most, in random order: first those seen at work, because a key that is none costs
         nothing and a check that waits for it finds nobody."""
         known = [peer for peer in found if peer in self._at_work]
-        drawn = self._rng.sample(known, min(VOTES_MAX - 1, len(known)))
+        drawn = self._rng.sample(known, min(most, len(known)))
         others = [peer for peer in found if peer not in self._at_work]
-        return drawn + self._rng.sample(others, min(VOTES_MAX - 1 - len(drawn), len(others)))
+        return drawn + self._rng.sample(others, min(most - len(drawn), len(others)))
 
     def other_feeders(self, *but: PeerId) -> Sequence[tuple[PeerId, int]]:
         """(peer, place) of a few other nodes that feed, in random order."""
