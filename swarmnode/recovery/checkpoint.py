@@ -12,10 +12,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast, get_args, get_origin, get_type_hints
 
 from swarmnode.errors import DataError
 from swarmnode.ids import PeerId, RunId, digest64, short
@@ -313,37 +312,19 @@ def to_text(value: StagePart | Checkpoint) -> bytes:
 
 def part_of(data: bytes, where: str) -> StagePart:
     """Parse stage-N.json. Raises DataError that begins with `where`."""
-    return _part(_tree(data, where), where)
+    part: StagePart = _parsed(StagePart, _tree(data, where), where)
+    _check_files(part.files, where)
+    return part
 
 
 def checkpoint_of(data: bytes, where: str) -> Checkpoint:
     """Parse checkpoint.json. Raises DataError that begins with `where` for other files and other versions."""
-    tree = _tree(data, where)
-    given = tree.get("origin")
-    if not isinstance(given, dict) or not isinstance(tree.get("parts"), list):
-        raise DataError(f"{where}: not a checkpoint of swarmnode: origin and parts are missing")
-    model = _model(given.get("model"), where)
-    origin = Origin(
-        run_id=_text(given, "run_id", where),
-        run_name=_text(given, "run_name", where),
-        stages=_whole(given, "stages", where),
-        model=model,
-        tokenizer=_text(given, "tokenizer", where),
-        block_samples=_whole(given, "block_samples", where),
-        manifest=_text(given, "manifest", where),
-        subspace=_text({"subspace": "", **given}, "subspace", where),
-    )
-    parts = tuple(_part(part, where) for part in tree["parts"])
-    if [part.stage for part in parts] != list(range(origin.stages)) or origin.block_samples < 1:
-        raise DataError(f"{where}: holds stages {[part.stage for part in parts][:8]}, not 0 to {origin.stages - 1}")
-    return Checkpoint(
-        origin=origin,
-        label=_text(tree, "label", where),
-        round=_whole(tree, "round", where),
-        samples=_whole(tree, "samples", where),
-        progress=_progress(tree, where),
-        parts=parts,
-    )
+    checkpoint: Checkpoint = _parsed(Checkpoint, _tree(data, where), where)
+    stages, origin = [part.stage for part in checkpoint.parts], checkpoint.origin
+    if stages != list(range(origin.stages)) or origin.block_samples < 1:
+        raise DataError(f"{where}: holds stages {stages[:8]}, not 0 to {origin.stages - 1}")
+    _check_files(checkpoint.files, where)
+    return checkpoint
 
 
 def _tree(data: bytes, where: str) -> dict[str, Any]:
@@ -357,76 +338,38 @@ def _tree(data: bytes, where: str) -> dict[str, Any]:
     return tree
 
 
-def _part(tree: object, where: str) -> StagePart:
-    if not isinstance(tree, dict) or not isinstance(tree.get("files"), list):
-        raise DataError(f"{where}: a stage without files")
-    norm = tree.get("gradient_norm")
-    if not isinstance(norm, int | float) or not (math.isfinite(norm) and norm >= 0.0):
-        raise DataError(f"{where}: gradient_norm = {str(norm)[:40]}; a number of at least 0 belongs there")
-    blocks = tree.get("blocks")
-    if not isinstance(blocks, list) or not all(type(block) is int and 0 <= block <= COUNT_MAX for block in blocks):
-        raise DataError(f"{where}: blocks is not a list of whole numbers")
-    return StagePart(
-        stage=_whole(tree, "stage", where),
-        round=_whole(tree, "round", where),
-        peer=_text(tree, "peer", where),
-        inner_steps=_whole(tree, "inner_steps", where),
-        gradient_norm=float(norm),
-        bump_steps=_whole(tree, "bump_steps", where),
-        progress=_progress(tree, where),
-        blocks_below=_whole(tree, "blocks_below", where),
-        blocks=tuple(blocks),
-        files=tuple(_file(file, where) for file in tree["files"]),
-    )
-
-
-def _file(tree: object, where: str) -> ShardFile:
-    match tree:
-        case {
-            "name": str(name),
-            "section": str(section),
-            "nbytes": int(nbytes),
-            "sha256": str(sha256),
-            "tensors": dict(tensors),
-        } if section in SECTIONS and len(sha256) == 64 and nbytes >= 0 and "/" not in name and name.strip("."):
-            if all(
-                isinstance(shape, list) and all(type(n) is int and n >= 0 for n in shape) for shape in tensors.values()
-            ):
-                return ShardFile(name, section, nbytes, sha256, {str(key): tuple(v) for key, v in tensors.items()})
-    raise DataError(f"{where}: a file without name, section, nbytes, sha256 and tensors")
-
-
-def _model(given: object, where: str) -> dict[str, ModelValue]:
-    """The fields of a ModelSpec as JSON holds them; lists become tuples, as the manifest has them."""
-    if not isinstance(given, dict):
-        raise DataError(f"{where}: its model is not a table")
-    model: dict[str, ModelValue] = {}
-    for key, value in given.items():
+def _parsed(kind: Any, value: Any, where: str) -> Any:
+    """A `value` of a JSON tree as `kind`: a dataclass, a number of at least 0, text, a field of a model, or tuples and
+    dicts of these. Raises DataError that begins with `where`, the place of the value."""
+    if dataclasses.is_dataclass(kind) and isinstance(value, dict):
+        for field in dataclasses.fields(kind):
+            if field.name not in value and field.default is dataclasses.MISSING:
+                raise DataError(f"{where}: {field.name} is missing: not a checkpoint of swarmnode")
+        given = {name: hint for name, hint in get_type_hints(kind).items() if name in value}
+        return cast(Any, kind)(**{name: _parsed(hint, value[name], f"{where}: {name}") for name, hint in given.items()})
+    outer, inner = get_origin(kind), get_args(kind)
+    if outer is tuple and isinstance(value, list):
+        return tuple(_parsed(inner[0], one, where) for one in value)
+    if outer is dict and isinstance(value, dict):
+        return {key: _parsed(inner[1], one, f"{where}: {key[:WORD_MAX]}") for key, one in value.items()}
+    if kind is int and type(value) is int and 0 <= value <= COUNT_MAX:
+        return value
+    if kind is float and type(value) in (int, float) and 0.0 <= value < 2.0**1023:
+        return float(value)
+    if kind is str and isinstance(value, str):
+        return value
+    if kind == ModelValue:  # lists become tuples, as the manifest has them
         if type(value) in (int, float, bool) or (isinstance(value, str) and len(value) <= WORD_MAX):
-            model[key] = value
-        elif isinstance(value, list) and len(value) <= LAYERS_MAX and all(type(one) is int for one in value):
-            model[key] = tuple(value)
-        else:
-            raise DataError(f"{where}: its model's {key[:WORD_MAX]} is no number, word or list of layers")
-    return model
+            return value
+        if isinstance(value, list) and len(value) <= LAYERS_MAX and all(type(one) is int for one in value):
+            return tuple(value)
+    due = {int: "a whole number of at least 0", float: "a number of at least 0", str: "text"}.get(
+        kind, "something else"
+    )
+    raise DataError(f"{where} = {str(value)[:40]}; {due} belongs there")
 
 
-def _progress(tree: Mapping[str, Any], where: str) -> dict[str, int]:
-    progress = tree.get("progress")
-    if not isinstance(progress, dict) or not all(type(n) is int and 0 <= n <= COUNT_MAX for n in progress.values()):
-        raise DataError(f"{where}: progress is not a table of samples by feeder")
-    return {str(feeder): samples for feeder, samples in progress.items()}
-
-
-def _whole(tree: Mapping[str, Any], key: str, where: str) -> int:
-    value = tree.get(key)
-    if type(value) is not int or not 0 <= value <= COUNT_MAX:
-        raise DataError(f"{where}: {key} = {str(value)[:40]}; a whole number of at least 0 belongs there")
-    return value
-
-
-def _text(tree: Mapping[str, Any], key: str, where: str) -> str:
-    value = tree.get(key)
-    if not isinstance(value, str):
-        raise DataError(f"{where}: {key} = {str(value)[:40]}; text belongs there")
-    return value
+def _check_files(files: Iterable[ShardFile], where: str) -> None:
+    for file in files:
+        if file.section not in SECTIONS or len(file.sha256) != 64 or "/" in file.name or not file.name.strip("."):
+            raise DataError(f"{where}: a file without name, section and sha256 as a checkpoint has them")
