@@ -5,9 +5,9 @@ import ast
 from tests.support.package_source import MODULES, PRODUCT, ROOT, nodes, tree
 
 # Of `swarmnode/`, and of all packages together, without generated code; CONTRIBUTING.md says how to raise them.
-LINES_MAX = 60_890
+LINES_MAX = 60_881
 FILES_MAX = 307
-ALL_LINES_MAX = 76_755
+ALL_LINES_MAX = 76_750
 FUNCTION_LINES_MAX = 80
 
 
