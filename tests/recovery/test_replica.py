@@ -50,8 +50,9 @@ def train(replica: TorchReplica, seed: int, steps: int = 1) -> None:
         _, tape = replica.forward(tokens(seed + i), keep=True)
         assert tape is not None
         assert replica.backward(tape, gradient(seed + i), SAMPLES) is None
-        assert replica.accumulated == SAMPLES
-        replica.step(100 + i)
+        if not replica.steps_in_rounds:
+            assert replica.accumulated == SAMPLES
+            replica.step(100 + i)
 
 
 def a_round(replica: TorchReplica, round_index: int, *others: TorchReplica) -> None:
@@ -339,6 +340,8 @@ def test_a_state_has_what_its_run_uses_and_nothing_else(method: str, optimizer: 
     assert ("momentum" in sizes) == (method in OWN_ALPHA)
     assert (sizes["exp_avg_sq"] < sizes["exp_avg"] / 2) == (optimizer == "muon")
     copy.load(state)
+    if original.steps_in_rounds:  # what it gathered for the next round is not in its state
+        original.load(state)
     for replica in (original, copy):
         train(replica, 40, 2)
         a_round(replica, 3)
