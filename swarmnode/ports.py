@@ -278,6 +278,7 @@ class OuterReport:
     step_norm: float
     verdicts: Sequence[Verdict] = ()
     apart: float | None = None  # distance of our slow weights from the members' middle, measured on a fragment
+    inner: StepReport | None = None  # of the inner step that the round took
 
     @property
     def believed(self) -> bool:

@@ -9,32 +9,47 @@ What replicas learn is what one process learns that has all samples of a step, b
 more samples count for more, and what a missing one had is missing: its next packet has it. Slow and fast weights are
 one buffer.
 
-A packet longer than CLIP medians of all packets is shortened to that, the own one too. Such a rule needs nothing but
-the packets, so members stay equal. Healing is that of mean.py. Exchanges lie between two steps (gossip/exchange.py).
+A packet longer than CLIP medians of all packets is shortened to that, the own one too. One that leads elsewhere than
+most does not count. Such rules need nothing but packets, so members stay equal:
+
+    a_j  =  median over the other members k of <D_j, D_k>, shortened, over the square of the median length
+    A_j  <- a_j smoothed over rounds; D_j counts unless A_j is less than AGREES of the members' median A by more than
+            Z deviations, the median one of the members' a or its own, smoothed
+
+So what a liar was let in with has, over some rounds, led where the others go, or nowhere. Two members have no majority,
+and no test. Healing is that of mean.py. Exchanges lie between two steps (gossip/exchange.py).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from statistics import median_low
+from collections.abc import Mapping, Sequence
+from statistics import median_high, median_low
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
 
+from swarmnode.ema import EmaMoments
 from swarmnode.errors import LocalFault, ManifestError
 from swarmnode.gossip.compression import Codec
 from swarmnode.gossip.outer.method import Outer, one_by_one
-from swarmnode.gossip.robust import CLIP
+from swarmnode.gossip.robust import HISTORY_LEAST
+from swarmnode.gossip.round import SPEEDS_MAX
 from swarmnode.manifest import OuterConstants
-from swarmnode.ports import OuterReport, Packet, StreamingMessage, Verdict
+from swarmnode.ports import OuterReport, Packet, StepReport, StreamingMessage, Verdict, WireTensor
+from swarmnode.remembered import Remembered
 from swarmnode_methods import fragment
 from swarmnode_methods.delta import DeltaCodec
 from swarmnode_methods.mean import DeltaMean
 
 if TYPE_CHECKING:
     from swarmnode.machine.replica import TorchReplica
+
+
+CLIP = math.sqrt(SPEEDS_MAX)  # derived: a mean's noise, most of a packet, grows with the root of a machine's samples
+AGREES = 1 / 8  # guess: a machine with an eighth of the usual samples still counts
+Z = 2.0  # derived: of members whose true agreement is at that bound, one in 44 is refused in a round
 
 
 class GradientOf:
@@ -47,8 +62,9 @@ class GradientOf:
     def give(self, flat: Tensor) -> None:
         """Add `flat`, such a part, to what is gathered."""
 
-    def step(self, mean: Tensor, round_index: int) -> None:
+    def step(self, mean: Tensor, round_index: int) -> StepReport | None:
         """Take the inner step of a round by its `mean` gradient; what is gathered stays."""
+        return None
 
 
 class ReplicaGradient(GradientOf):
@@ -56,7 +72,8 @@ class ReplicaGradient(GradientOf):
 
     def __init__(self, replica: TorchReplica) -> None:
         self._replica, self._stage = replica, replica.stage
-        self._batch = replica.stage.manifest.gossip.round_samples
+        manifest = replica.stage.manifest
+        self._batch, self._round = manifest.inner.inner_batch, manifest.gossip.round_samples
 
     def take(self, out: Tensor) -> None:
         """Raises LocalFault if it is not finite: the weights have diverged. In float16 it is dropped."""
@@ -72,14 +89,15 @@ class ReplicaGradient(GradientOf):
     def give(self, flat: Tensor) -> None:
         self._stage.grad.add_(flat, alpha=self._batch * self._stage.backprop.scale)
 
-    def step(self, mean: Tensor, round_index: int) -> None:
+    def step(self, mean: Tensor, round_index: int) -> StepReport:
         """At the rate after the samples of so many rounds: the same at all replicas."""
         stage, gathered = self._stage, self._stage.grad.clone()
         stage.discard()
         torch.mul(mean, stage.backprop.scale, out=stage.grad)
         stage.accumulated = 1  # a mean already
-        self._replica.step(round_index * self._batch)
+        report = self._replica.step(round_index * self._round)
         stage.grad.copy_(gathered)
+        return report
 
 
 class Gradient(DeltaMean):
@@ -98,6 +116,8 @@ class Gradient(DeltaMean):
         self.phi = self.theta
         self.of = GradientOf()
         self._step_norm = 0.0  # of the last step
+        self._agreement = Remembered[str, EmaMoments]()  # of each member's packets with those of the others
+        self._refused = set[str]()  # members whose packets lead elsewhere, as of the last step
 
     def attend_gradients(self, replica: TorchReplica) -> None:
         self.gather(ReplicaGradient(replica))
@@ -120,6 +140,17 @@ class Gradient(DeltaMean):
             return own
         return one_by_one(own, StreamingMessage([fragment.fragment(self.phi, round_index)]))
 
+    def apply_slow(
+        self, round_index: int, own_weight: float, packets: Sequence[Packet], *, lone: bool = True
+    ) -> OuterReport:
+        report = super().apply_slow(round_index, own_weight, packets, lone=lone)
+        elsewhere = Verdict(0.0, "direction", "it leads elsewhere than most")
+        report.verdicts = [
+            elsewhere if verdict.keep and packet.sender in self._refused and not packet.final_delta else verdict
+            for packet, verdict in zip(packets, report.verdicts, strict=True)
+        ]
+        return report
+
     def _judge_whole(self, own_weight: float, packet: Packet) -> Verdict:
         return Verdict(1.0, "accepted", f"up to {CLIP:g} medians of all packets")
 
@@ -132,23 +163,19 @@ class Gradient(DeltaMean):
         by_sender = {packet.sender: packet.tensors[:1] for packet in met}
         if own_weight > 0.0:
             by_sender[self.sender] = self._own
-        given = [by_sender[sender] for sender in sorted(by_sender)]
+        given = {sender: by_sender[sender] for sender in sorted(by_sender)}
         report = OuterReport(len(given), float(mine.norm()), 0.0)
         theirs = torch.empty_like(mine)
         if given:
             report.apart = self._heal(own_weight, met)
             self.stepping = True
-            norms = []
-            for tensors in given:
-                self.codec.read(tensors, 0, theirs)
-                norms.append(float(theirs.norm()))
-            limit = CLIP * median_low([norm for norm in norms if norm] or [0.0])
+            shares = self._shares_of(given)
             mean = torch.zeros_like(mine)
-            for tensors, norm in zip(given, norms, strict=True):
+            for tensors, share in zip(given.values(), shares, strict=True):
                 self.codec.read(tensors, 0, theirs)
-                mean.add_(theirs, alpha=min(1.0, limit / norm) if norm else 0.0)
+                mean.add_(theirs, alpha=share)
             before = self.phi.clone()
-            self.of.step(mean, round_index)
+            report.inner = self.of.step(mean, round_index)
             report.step_norm = self._step_norm = float(before.sub_(self.phi).norm())
             self.stepping = False
         if given and own_weight > 0.0:
@@ -158,9 +185,45 @@ class Gradient(DeltaMean):
         for packet, keep in taken:
             if packet.final_delta:
                 self.codec.read(packet.tensors[:1], 0, theirs)
-                self.of.give(theirs.mul_(keep * packet.weight))
+                most = CLIP * report.delta_norm / max(float(theirs.norm()), 1e-30)
+                self.of.give(theirs.mul_(keep * packet.weight * min(1.0, most or 1.0)))
         self.round = None
         return report
+
+    def _shares_of(self, given: Mapping[str, Sequence[WireTensor]]) -> list[float]:
+        """The share of each packet that counts."""
+        count = len(given)
+        products = torch.zeros(count, count, dtype=torch.float64)
+        rows = self.theta.new_empty(count, self._block)
+        for start in range(0, self.parameters, self._block):
+            part = rows[:, : min(self._block, self.parameters - start)]
+            for row, tensors in zip(part, given.values(), strict=True):
+                self.codec.read(tensors, start, row)
+            products += (part @ part.T).to("cpu", torch.float64)
+        lengths = products.diag().sqrt()
+        usual = median_low([float(length) for length in lengths if length] or [1.0])
+        shares = (CLIP * usual / lengths.clamp_min(1e-30)).clamp_max(1.0)
+        self._refused = self._refused_of([*given], products * torch.outer(shares, shares) / usual**2)
+        return [0.0 if sender in self._refused else float(share) for sender, share in zip(given, shares, strict=True)]
+
+    def _refused_of(self, senders: Sequence[str], agreements: Tensor) -> set[str]:
+        """The `senders` whose packets lead elsewhere, given what each pair has in common."""
+        if len(senders) <= 2:
+            return set()
+        for i, (sender, row) in enumerate(zip(senders, agreements.tolist(), strict=True)):
+            self._agreement[sender] = known = self._agreement.get(sender) or EmaMoments()
+            known.add(median_high(row[:i] + row[i + 1 :]))
+        members = {sender: self._agreement[sender] for sender in senders}
+        if median_low([known.count for known in members.values()]) < HISTORY_LEAST:
+            return set()
+        least = AGREES * median_low([known.value for known in members.values()])
+        variance = median_low([known.variance for known in members.values()])
+
+        def deviation(known: EmaMoments) -> float:
+            noise = min(variance, known.variance) if known.count >= HISTORY_LEAST else variance
+            return math.sqrt(noise * max(1.0 / known.count, known.weight / (2.0 - known.weight)))
+
+        return {sender for sender, known in members.items() if known.value < least - Z * deviation(known)}
 
     def _heal_flats(self) -> Sequence[Tensor]:
         return (self.phi,)

@@ -37,8 +37,8 @@ ALONE, PARALLEL = "alone", "parallel"
 
 
 def _base(method: str) -> str:
-    """A row's method without its numbers and its schedule."""
-    return method.partition("@")[0].partition("+")[0]
+    """A row's method without its numbers."""
+    return method.partition("+")[0]
 
 
 def page(result: dict[str, Any]) -> str:
@@ -94,11 +94,9 @@ DEFAULT = (
     "streaming/e3m0",
     "delayed/e3m0",
     "edit/e3m0",
-    "noloco/modular4@qsr",
 )
 """Not eager: here an exchange takes no time, and there it is diloco with another rate."""
 
-H_MOST = 4  # times Size.inner_steps, with a schedule; guess
 RESULTS = "gossip.json"
 LOOKS = 10  # evaluations during a run, for the comparison at equal bytes
 
@@ -125,30 +123,28 @@ class GossipRun:
     acceptance: str = ""
 
 
-def parts(what: str) -> tuple[str, dict[str, float], str]:
-    """Parse "method/codec+NAME=NUMBER@schedule": ("method/codec" or a base line, numbers by name, schedule or "").
-    Raises UsageError."""
-    named, at, schedule = what.partition("@")
-    base, *given = named.split("+")
+def parts(what: str) -> tuple[str, dict[str, float]]:
+    """Parse "method/codec+NAME=NUMBER": ("method/codec" or a base line, numbers by name). Raises UsageError."""
+    base, *given = what.split("+")
     try:
         numbers = {name: float(number) for name, number in (one.split("=") for one in given)}
     except ValueError:
         numbers = {"": math.nan}
-    if (base not in (ALONE, PARALLEL) and "/" not in base) or (at and schedule not in SCHEDULES):
+    if (base not in (ALONE, PARALLEL) and "/" not in base) or "@" in base:
         raise UsageError(
             f"{what!r} is not a method: use {ALONE}, {PARALLEL}, METHOD/CODEC such as noloco/modular4,"
-            f" or METHOD/CODEC/F, optionally with a schedule of rounds: {', '.join('@' + name for name in SCHEDULES)}"
+            " or METHOD/CODEC/F"
         )
     taken = (RATE,) if base in (ALONE, PARALLEL) else (RATE, "alpha", "beta", "gamma")
     if not numbers.keys() <= set(taken):
         raise UsageError(f"{what!r}: after {base} use numbers such as +{taken[-1]}=0.5, with names {', '.join(taken)}")
-    return base, numbers, schedule
+    return base, numbers
 
 
 def spec(what: str) -> GossipSpec:
     """Gossip section of the manifest for "method/codec"; constants default to the method's own. Raises UsageError and
     ManifestError."""
-    base, numbers, _ = parts(what)
+    base, numbers = parts(what)
     method, _, rest = base.partition("/")
     codec, slash, fragments = rest.partition("/")
     if slash and not (fragments.isdigit() and int(fragments)):
@@ -165,26 +161,6 @@ def spec(what: str) -> GossipSpec:
     return from_tree({"gossip": table, "pipeline": {"stages": 1}}, what).gossip
 
 
-def quadratic(rate: float, growth: float, least: int, most: int = 1 << 20) -> int:
-    """Inner steps of a round at learning rate `rate`, floor((growth / rate)^2) within its bounds: as the rate falls,
-    replicas drift apart more slowly. `growth` is alpha in the paper, there 0.2 to 0.25 times the peak rate's square
-    root of H."""
-    assert rate >= 0.0 and growth > 0.0 and 1 <= least <= most
-    if rate * math.sqrt(most) <= growth:
-        return most
-    return min(max(least, math.floor((growth / rate) ** 2)), most)
-
-
-def _quadratic(replica_batch: ReplicaBatch) -> int:
-    size = replica_batch.size
-    growth = size.learning_rate * math.sqrt(size.inner_steps)  # inner_steps at the highest rate
-    return quadratic(replica_batch.rate, growth, size.inner_steps, H_MOST * size.inner_steps)
-
-
-SCHEDULES: dict[str, Callable[[ReplicaBatch], int]] = {"qsr": _quadratic}
-"""Inner steps of the next round, asked at its boundary."""
-
-
 def maker(what: str, acceptance: str = "", *, healing: bool = True) -> Callable[[Tensor], Outer] | None:
     """Constructor of a replica's outer optimizer; None for replicas that never meet. `acceptance` "": the manifest's
     default."""
@@ -199,7 +175,7 @@ def maker(what: str, acceptance: str = "", *, healing: bool = True) -> Callable[
 def measure(run: GossipRun) -> dict[str, Any]:
     """Run one training: nats per held-out byte (mean of the replicas, and of their average), bytes and seconds."""
     torch.set_num_threads(1)
-    base, numbers, named = parts(run.what)
+    base, numbers = parts(run.what)
     size = replace(run.size, learning_rate=numbers.get(RATE, run.size.learning_rate))
     make = maker(run.what, run.acceptance, healing=run.healing)
     replica_batch = ReplicaBatch(size, run.seed, make, read_text(run.text), together=base == PARALLEL)
@@ -213,11 +189,9 @@ def measure(run: GossipRun) -> dict[str, Any]:
         return replica_batch.nbytes / (replica_batch.parameters * size.replicas)
 
     total, steps, round_index = size.inner_steps * size.rounds, size.inner_steps, 0
-    schedule = SCHEDULES.get(named)
     while replica_batch.steps < total:
         looks = replica_batch.steps * LOOKS // total
         replica_batch.learn(min(steps, total - replica_batch.steps))
-        steps = schedule(replica_batch) if schedule is not None else steps
         round_index += 1
         before = time.process_time()
         replica_batch.meet(round_index)
@@ -225,7 +199,7 @@ def measure(run: GossipRun) -> dict[str, Any]:
         if replica_batch.steps * LOOKS // total > looks:
             curve.append((sent(), replica_batch.validate([])[1]))
     (nats, merged), spread = replica_batch.validate(), replica_batch.spread
-    per_round = sent() / size.rounds  # of inner_steps each, also if a schedule made fewer
+    per_round = sent() / size.rounds
     per_step = sent() / replica_batch.steps
     return {
         "what": run.what,

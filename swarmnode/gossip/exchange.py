@@ -37,11 +37,11 @@ from swarmnode.gossip.pairing import ALONE, partners
 from swarmnode.gossip.robust import EQUAL
 from swarmnode.gossip.round import RoundPace, Rounds, Share, Spent, usual
 from swarmnode.ids import PeerId, RunId, digest64, short
-from swarmnode.manifest.gossip_compat import averages_gradients, meets, sends_pseudo_gradients
+from swarmnode.manifest.gossip_compat import averages_gradients, meets, sends_pseudo_gradients, step_rounds
 from swarmnode.membership.swarm import GOSSIPING, Member, StageContext
 from swarmnode.membership.trust import Trials
 from swarmnode.metrics import name
-from swarmnode.ports import OuterReport, Packet, Priority, WireTensor
+from swarmnode.ports import OuterReport, Packet, Priority, StepReport, WireTensor
 from swarmnode.wire import call_pb2 as wire
 
 TRIES = 4  # guess: before them nobody is kept out; one newcomer with a bad line is no flood
@@ -214,7 +214,7 @@ class Gossip:
         self._outer_step = OuterStep(here, self.acceptance, self.fallback)
         self.weight = RoundWeight(gossip.fragments, samples_here, newcomer=newcomer, least=lambda: self._half_a_round)
         self._rounds = Rounds(gossip.round_samples)
-        self._share = Share(gossip.round_samples) if averages_gradients(here.manifest) else None
+        self._share = Share(here.manifest.inner.inner_batch) if averages_gradients(here.manifest) else None
         self.strangers = Strangers(here.run_id, here.stage, self.acceptance.packets_taken)
         self._machine = ExchangeMachine(here.me, done, off_stride=self._off_stride, newest=lambda: self._newest_round)
         self.exchanges = ExchangeDriver(here, self._machine, self._lost)
@@ -226,7 +226,8 @@ class Gossip:
     def _begin(self, done: int) -> None:
         """Set what rounds change, as after round `done`."""
         self._tasks = asyncio.TaskGroup()  # of `run`
-        self.stride = 1  # this replica meets at multiples of it; announced in its record
+        # This replica meets at multiples of it; announced in its record.
+        self.stride = 1 if self._share is None else step_rounds(self._here.manifest)
         self.pace = RoundPace()
         now_s = asyncio.get_running_loop().time()
         self._ended = now_s, self._here.compute.worked_s  # the last round: when, and the device's seconds until then
@@ -245,6 +246,7 @@ class Gossip:
         self._advanced = asyncio.Event()  # set when `done` grows, and replaced
         self._stepping = done  # the last round whose packets were gathered: a final delta is for a later one
         self.behind: Callable[[int], bool] = lambda due: False  # whether to take the state of others before round `due`
+        self.stepped: Callable[[StepReport], None] = lambda step: None  # told of inner steps that rounds take
         self._resting = False
         self.idle = asyncio.Event()  # set while no round is under way: then the replica may be given a state
         self.idle.set()
@@ -255,8 +257,7 @@ class Gossip:
 
     def on_progress(self) -> None:
         """Begin a round if one is due: the run's sample count grew."""
-        if self._due() is not None:
-            self._wake.set()
+        self._wake.set()
 
     def _due(self) -> int | None:
         """The round whose boundary is now, or None. A replica that was away is due for the newest round at once: its
@@ -267,7 +268,7 @@ class Gossip:
         called = max((call.round_index for call in self._machine.waiting), default=0)
         others = [m.round_index for m in self._mates() if m.peer != self._here.me and m.state in GOSSIPING]
         passed = median_low(others or [0])  # by most: it is over there, and would be in vain here
-        due = max(self.done, called - 1, passed) + 1
+        due = self._after(max(self.done, called - 1, passed))
         idle = (self.weight.newcomer or self._spared()) and len(self._members(due)) > 1
         ready = self.room() <= 0 or idle or (called > self.done and self._ended_here is None)
         return due if ready else None
@@ -343,7 +344,8 @@ class Gossip:
     async def run(self) -> None:
         """Run round after round until cancelled. A replica begins with the stride of most others of its stage."""
         here, me = self._mates(), self._here.me
-        self.stride = usual(member.round_stride for member in here if member.peer != me)
+        if self._share is None:
+            self.stride = usual(member.round_stride for member in here if member.peer != me)
         async with self._tasks:
             await self._run()
 
@@ -397,7 +399,12 @@ class Gossip:
 
     def _is_gone(self, member: Member) -> bool:
         """Whether `member` could not be reached, and has published no record since."""
-        return self._gone.get(member.peer, -1) >= member.sequence
+        return self._gone.get(member.peer, -1) >= self._news_of(member)
+
+    def _news_of(self, member: Member) -> int:
+        """The number that grows in the records of `member`. Where a step waits for it, only rounds are news: else each
+        record of one that lacks text, say, would cost the others a wait."""
+        return member.sequence if self._share is None else member.round_index
 
     def _left_out(self) -> set[PeerId]:
         """The stage's replicas whose packets were refused too often."""
@@ -407,7 +414,7 @@ class Gossip:
     def _newest_round(self) -> int:
         """The round after the newest that the samples seen here complete."""
         if self._share is not None:  # a partner may have done the next one, too, before this replica could apply it
-            return self.done + 2
+            return self.done + 2 * self.stride
         return self._after(self._rounds.newest(self._here.samples_total(), self.stride))
 
     def _off_stride(self, round_index: int) -> str:
@@ -419,7 +426,7 @@ class Gossip:
         """Leave out a peer that could not be reached, until it publishes a new record."""
         for member in self._mates():
             if member.peer == peer:
-                self._gone[peer] = member.sequence
+                self._gone[peer] = self._news_of(member) if self._share is None else self.next_round
 
     async def beyond(self, round_index: int) -> None:
         """Return when a later round than `round_index` is done."""
@@ -469,12 +476,14 @@ class Gossip:
             self._tasks,
             ours,
             came,
-            self.final_deltas.take(round_index, samples),
+            self.final_deltas.take(round_index, samples if self._share is None else 1),  # a gradient counts whole
             self._to_ask(round_index, members, others),
             min(self._patience_s(ours), self.pace.seconds(self.left)),
             reason,
             others_here=others_here,
         )
+        if took.report.inner is not None:
+            self.stepped(took.report.inner)
         for peer in strangers:
             self.strangers.record_try(peer in came)
         if others and not kept_out.issuperset(others):
@@ -519,7 +528,7 @@ class Gossip:
     @property
     def _step_patience_s(self) -> float:
         """Seconds that a step waits for a member that takes longer than the others."""
-        return max(PARTNER_PATIENCE_S, STEPS_WAITED * self.pace.seconds(self._here.manifest.gossip.round_samples))
+        return max(PARTNER_PATIENCE_S, STEPS_WAITED * self.pace.seconds(self._here.manifest.inner.inner_batch))
 
     def _patience_s(self, ours: OutgoingPacket) -> float:
         return ours.patience_s(self._here.manifest.limits.exchange_timeout_s)

@@ -33,7 +33,7 @@ ALL, CLIPPED = "all", "clipped"
 """gossip.acceptance: what is well-formed; up to the usual distance."""
 
 EQUAL = "equal to our own"
-STEPS = ("accepted", "clipped", "norm", "misshapen", "newcomer")
+STEPS = ("accepted", "clipped", "norm", "misshapen", "newcomer", "direction")
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,21 +83,20 @@ CATCH_UP = 0.25  # guess: of a round more or less where rounds and the run's cou
 
 @dataclass(slots=True)
 class Share:
-    """`now`: one replica's samples of the next round, an inner step, by its speed: so all are ready together."""
+    """`now`: one replica's samples of the next inner step, a round, by its speed: so all are ready together."""
 
-    round_samples: int
+    step_samples: int
     now: int = 1
 
     def next(self, me: PeerId, speeds: Mapping[PeerId, float], late: int) -> None:
         """Set it from the announced `speeds`, ours among them. `late`: samples that the run's count is behind the
         rounds. The largest remainders get a sample more (Hamilton): machines of nearly one speed have equal shares."""
         usual_speed = median_low(speeds.values()) or 1.0
-        least, most = usual_speed / SPEEDS_MAX, usual_speed * SPEEDS_MAX
-        bounded = {peer: min(max(speed, least), most) for peer, speed in speeds.items()}
-        apart = min(max(int(late / self.round_samples), -1), 1)
-        if len(speeds) > CATCH_UP * self.round_samples:  # a sample more doubles a short share, and all wait for it
+        bounded = {peer: min(speed or usual_speed, usual_speed * SPEEDS_MAX) for peer, speed in speeds.items()}
+        apart = min(max(int(late / self.step_samples), -1), 1)
+        if len(speeds) > CATCH_UP * self.step_samples:  # a sample more doubles a short share, and all wait for it
             apart = 0
-        wanted, total = self.round_samples + round(CATCH_UP * apart * self.round_samples), sum(bounded.values())
+        wanted, total = self.step_samples + round(CATCH_UP * apart * self.step_samples), sum(bounded.values())
         parts = {peer: wanted * speed / total for peer, speed in bounded.items()}
         left = wanted - sum(map(int, parts.values()))
         order = sorted(parts, key=lambda peer: (int(parts[peer]) - parts[peer], peer))

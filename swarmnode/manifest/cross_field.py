@@ -282,7 +282,7 @@ ACROSS: tuple[CrossFieldCheck, ...] = (
     ),
     _across(
         "gossip.round_samples inner.inner_batch",
-        lambda m: m.gossip.round_samples >= m.inner.inner_batch,
+        lambda m: m.gossip.round_samples >= m.inner.inner_batch or gossip_compat.averages_gradients(m),
         "at least inner.inner_batch = {m.inner.inner_batch}",
     ),
     _across(
@@ -322,11 +322,10 @@ ACROSS: tuple[CrossFieldCheck, ...] = (
         "gossip.method gossip.round_samples inner.inner_batch pipeline.stages",
         # With more stages, replicas of two of them could wait for each other's step in a circle.
         lambda m: (
-            not gossip_compat.averages_gradients(m)
-            or (m.gossip.round_samples == m.inner.inner_batch and m.pipeline.stages == 1)
+            not gossip_compat.averages_gradients(m) or (m.pipeline.stages == 1 and gossip_compat.step_rounds(m) > 0)
         ),
-        'not "{m.gossip.method}" unless pipeline.stages = 1 and gossip.round_samples = inner.inner_batch ='
-        " {m.inner.inner_batch}",
+        'not "{m.gossip.method}" unless pipeline.stages = 1 and inner.inner_batch = {m.inner.inner_batch} is'
+        " gossip.round_samples, or 2, 4, 8, ... of it",
     ),
     _across(
         "gossip.fragments gossip.method",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from swarmnode.bounds import STRIDE_MAX
 from swarmnode.gossip_rules import MethodRules, codecs, methods
 from swarmnode.manifest.spec import OWN, GossipSpec, Manifest
 
@@ -64,6 +65,12 @@ def sends_pseudo_gradients(gossip: GossipSpec) -> bool:
 def averages_gradients(m: Manifest) -> bool:
     """Whether rounds average gradients and take the inner steps."""
     return rules_of(m.gossip).averages_gradients
+
+
+def step_rounds(m: Manifest) -> int:
+    """The rounds of an inner step where gradients are averaged: 1, 2, 4, ... as a record's stride; 0 if it is none."""
+    rounds, rest = divmod(m.inner.inner_batch, m.gossip.round_samples)
+    return rounds if not rest and rounds.bit_count() == 1 and rounds <= STRIDE_MAX else 0
 
 
 def meets(gossip: GossipSpec) -> bool:

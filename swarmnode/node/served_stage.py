@@ -226,7 +226,7 @@ class ServedStage(StageObserver):
         self._behind = asyncio.Event()  # set while this replica waits for a state further than its own
         self._in_vain = context.presence.run_progress.in_vain  # what was known to be trained in vain
         self._from: frozenset[PeerId] = frozenset()  # then: who has the state, of all that serve the stage
-        self.gossip.behind = self._fell_behind
+        self.gossip.behind, self.gossip.stepped = self._fell_behind, self.hop.record_step
         self._handlers: Mapping[str, Handler] = {
             "process": self._in_service(self.hop.serve),
             "reserve": self._in_service(self.hop.reserve),

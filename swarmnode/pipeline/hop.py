@@ -233,10 +233,13 @@ class Hop:
     def _trained(self, samples: int, step: StepReport | None) -> None:
         self.samples += samples
         if step is not None:
-            self.inner_steps = step.step
-            self.here.telemetry.count(name.INNER_STEPS)
-            self.here.telemetry.gauge(name.GRADIENT_NORM, step.gradient_norm)
-            self.here.telemetry.gauge(name.LEARNING_RATE, step.learning_rate)
+            self.record_step(step)
+
+    def record_step(self, step: StepReport) -> None:
+        self.inner_steps = step.step
+        self.here.telemetry.count(name.INNER_STEPS)
+        self.here.telemetry.gauge(name.GRADIENT_NORM, step.gradient_norm)
+        self.here.telemetry.gauge(name.LEARNING_RATE, step.learning_rate)
 
     def _check(self, peer: PeerId, call: Call) -> tuple[wire.Process, WireTensor, WireTensor]:
         """The microbatch of a request, its input and its tokens, checked as far as possible without arithmetic. At

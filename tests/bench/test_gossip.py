@@ -60,17 +60,15 @@ def test_replicas_in_a_batch_are_what_they_are_alone() -> None:
 
 def test_bench_gossip_writes_a_table_and_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(gossip.PRESETS, "quick", (TINY, 2))
-    whats = (ALONE, PARALLEL, "noloco/fp32", "noloco/modular4", "noloco/modular4@qsr")
+    whats = (ALONE, PARALLEL, "noloco/fp32", "noloco/modular4")
     said: list[str] = []
     found = gossip.run("quick", whats, out=tmp_path, say=said.append)
     rows = {row["method"]: row for row in found["methods"]}
-    assert list(rows) == list(whats) and len(said) == 10
+    assert list(rows) == list(whats) and len(said) == 8
     assert rows["alone"]["bytes/param/round"] == 0 and rows["noloco/fp32"]["over fp32"] == 0
     assert 4 <= rows["noloco/fp32"]["bytes/param/round"] < 4.5, "and what stood in for a packet refused"
     assert 0.54 < rows["noloco/modular4"]["bytes/param/round"] < 0.8
     assert all(row["nats"] < math.log(256) for row in rows.values())
-    ran = {row["what"]: row["rounds"] for row in found["runs"]}
-    assert ran["noloco/modular4@qsr"] < ran["noloco/modular4"] == TINY.rounds  # longer ones, as the rate falls
     assert json.loads((tmp_path / "gossip.json").read_text())["preset"] == "quick"
     page = (tmp_path / "gossip.html").read_text()
     assert "<svg" in page and "noloco/modular4" in page and "http" not in page

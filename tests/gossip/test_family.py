@@ -5,7 +5,6 @@ import math
 import pytest
 import torch
 
-from benchmarks.method.gossip import quadratic
 from swarmnode.gossip.compression import codec
 from swarmnode.gossip.outer import outer
 from swarmnode.manifest import GossipSpec
@@ -204,11 +203,6 @@ def test_the_manifest_knows_who_sends_pseudo_gradients(method: str, coding: str)
     made = outer(spec, torch.zeros(64))
     assert sends_pseudo_gradients(spec) == isinstance(made, DeltaMean)
     assert not made.codec.of_delta or sends_pseudo_gradients(spec)
-
-
-def test_rounds_grow_as_the_rate_falls() -> None:
-    assert [quadratic(rate, 0.01, 4) for rate in (1.0, 4e-3, 2e-3, 1e-3)] == [4, 6, 25, 100]
-    assert quadratic(0.0, 0.01, 4, most=500) == quadratic(1e-9, 0.01, 4, most=500) == 500
 
 
 def test_desloc_averages_each_buffer_on_its_own_period() -> None:

@@ -11,7 +11,7 @@ from swarmnode.ids import PeerId
 from swarmnode.machine.replica import TorchReplica
 from swarmnode.manifest import PRESETS, Manifest
 from swarmnode.planner.plan_search import together
-from swarmnode.ports import Packet, WireTensor
+from swarmnode.ports import Packet, StepReport, WireTensor
 from swarmnode_methods.gradient import Gradient, ReplicaGradient
 
 TINY = replace(PRESETS["tiny"], pipeline=replace(PRESETS["tiny"].pipeline, stages=1))
@@ -125,9 +125,9 @@ def test_a_packet_that_is_far_too_long_moves_members_no_further_than_four_usual_
         assert isinstance(one.outer, Gradient)
 
         class Seen(ReplicaGradient):
-            def step(self, mean: torch.Tensor, round_index: int) -> None:
+            def step(self, mean: torch.Tensor, round_index: int) -> StepReport:
                 steps.append(float(mean.norm()))
-                super().step(mean, round_index)
+                return super().step(mean, round_index)
 
         one.outer.gather(Seen(one))
     meet(1, found)
