@@ -11,7 +11,7 @@ import aiohttp
 from swarmnode.errors import RemoteFault, Unavailable
 
 ADDRESS = "http://169.254.169.254"  # the same in all three clouds; link-local, so no request leaves the machine
-BODY_BYTES_MAX = 1 << 16  # derived: a hundred scheduled events of 650 bytes
+BODY_BYTES_MAX = 1 << 16  # guess: a hundred scheduled events
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from swarmnode.errors import DataError, LocalFault, UsageError, os_errors
 from swarmnode.ports import Store
 from swarmnode.recovery.tensorfile import scatter
 
-PIECE_NBYTES = 8 << 20  # written and hashed concurrently; measured: pieces of 4 to 64 MiB are equally fast
+PIECE_NBYTES = 8 << 20  # guess: written and hashed concurrently in pieces of this size
 WRITE_AHEAD = 4
 
 
