@@ -1,0 +1,72 @@
+"""Whole nodes that average gradients before each step: one leaves, the batch grows, all step together."""
+
+import dataclasses
+
+import torch
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from swarmnode import owner
+from swarmnode.manifest import Manifest
+from swarmnode.membership.access import AccessRules
+from swarmnode.membership.admission import Admission
+from swarmnode.membership.amendment import Amendments
+from swarmnode.node.notice import NoticeKind
+from tests.support.village import RUN, LoopClock, Village, Villager, manifest, village
+
+OWNER = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
+BATCH = 8
+
+
+def run_of() -> Manifest:
+    run = manifest(1, "gradient", codec="int8", group=0, round_samples=BATCH)
+    inner = dataclasses.replace(run.inner, inner_batch=BATCH, microbatch=4, decay="constant")
+    return dataclasses.replace(run, inner=inner, model=dataclasses.replace(run.model, vocabulary=256))
+
+
+def steps(person: Villager) -> int:
+    return person.served.gossip.done if person.node.served is not None else 0
+
+
+async def all_step(here: Village, by: int) -> None:
+    begun = [steps(person) for person in here.people]
+    await here.until(
+        lambda: all(steps(p) >= before + by for p, before in zip(here.people, begun, strict=True)), f"{by} rounds"
+    )
+
+
+async def test_a_node_that_leaves_hands_its_gradient_over_and_the_others_go_on() -> None:
+    async with village(run_of(), stages=(0, 0, 0)) as here:
+        await all_step(here, 8)
+        leaves = here.people.pop(1)
+        leaves.notices.leave("told to", NoticeKind.STOP)
+        assert leaves.task is not None
+        report = await leaves.task
+        assert report.held == report.finished and not report.cut
+        await all_step(here, 8)
+        one, other = (person.replica.stage.theta for person in here.people)
+        assert float((one - other).norm()) < 0.05 * float(one.norm()), "a step or two apart, which heals"
+
+
+async def test_the_batch_of_a_run_under_way_doubles() -> None:
+    signed = Amendments(run_of(), RUN, owner.public_bytes(OWNER))
+
+    def admission() -> Admission:
+        known = Amendments(run_of(), RUN, owner.public_bytes(OWNER))
+        return Admission(AccessRules(RUN, owner.public_bytes(OWNER), is_open=True), LoopClock(), None, known)
+
+    async with village(run_of()) as here:
+        here.admission = admission
+        for _ in range(3):
+            here.add(0)
+        await all_step(here, 8)
+        signed.sign(OWNER, max(map(steps, here.people)) + 4, {"inner.inner_batch": 2 * BATCH})
+        for person in here.people:
+            assert person.node.ports.admission is not None
+            person.node.ports.admission.amendments.learn(signed.signed)
+        await all_step(here, 12)
+        assert all(steps(person) % 2 == 0 for person in here.people), "a step is two rounds of samples now"
+        before = [(steps(person), person.served.hop.inner_steps) for person in here.people]
+        await all_step(here, 8)
+        for person, (rounds, taken) in zip(here.people, before, strict=True):
+            assert person.served.hop.inner_steps - taken == (steps(person) - rounds) // 2
+        assert torch.isfinite(here.people[0].replica.stage.theta).all()
