@@ -55,7 +55,9 @@ async def test_a_swarm_survives_and_leaves_nothing(tmp_path: Path) -> None:
         joiners = fleet.nodes[4:]
         assert sorted(joiner.stage or 0 for joiner in joiners) == [0, 1], "each went where it was needed"
         await swarm.until(lambda: all(j.status and j.status.inner_steps > 0 for j in joiners), "both joiners train")
-        assert count(fleet.facts(), name.RECOVERIES, method="replica") == 2, "both got their state from a replica"
+        for joiner in joiners:  # one that fell behind on a loaded machine takes a state again
+            mine = [facts for facts in fleet.facts() if facts.name == joiner.name]
+            assert count(mine, name.RECOVERIES, method="replica") >= 1, "both got their state from a replica"
 
         await asyncio.to_thread(check_exposition, joiners[0])
         met = totals(fleet.facts()).exchanges["paired"]

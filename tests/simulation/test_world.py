@@ -22,7 +22,7 @@ from swarmsim.world import World
 
 from .golden import FILE, LIVES, life
 
-FAULTS_MIN = 250  # a life
+FAULTS_MIN = 200  # a life; how many strike depends on what the nodes do meanwhile
 FLEET = [{"count": 3, "flops": 1e10, "up_mbps": 100, "down_mbps": 100}]
 
 
