@@ -19,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import math
 import sys
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -32,10 +33,10 @@ from swarmnode.gossip.exchange_driver import PARTNER_PATIENCE_S, ExchangeDriver
 from swarmnode.gossip.exchange_machine import ExchangeMachine
 from swarmnode.gossip.fallback_partner import FallbackPartner, allows_fallback, fallback_order
 from swarmnode.gossip.final_delta import FinalDeltas, OwnFinalDelta
-from swarmnode.gossip.outgoing_packet import OutgoingPacket, RoundWeight, SentBytes, while_written
+from swarmnode.gossip.outgoing_packet import OutgoingPacket, RoundWeight, SentBytes, packets_s, while_written
 from swarmnode.gossip.pairing import ALONE, partners
 from swarmnode.gossip.robust import EQUAL
-from swarmnode.gossip.round import RoundPace, Rounds, Share, Spent, usual
+from swarmnode.gossip.round import RATES, RoundPace, Rounds, Share, Spent, usual
 from swarmnode.ids import PeerId, RunId, digest64, short
 from swarmnode.manifest.gossip_compat import averages_gradients, meets, sends_pseudo_gradients, step_rounds
 from swarmnode.membership.swarm import GOSSIPING, Member, StageContext
@@ -237,6 +238,7 @@ class Gossip:
         self._met.add(1.0)
         self._absent = 0  # of the stage's replicas, as of the last round: left out, gone, or strangers that do not come
         self._samples_before = 0
+        self._trained_s: deque[float] = deque(maxlen=RATES)  # seconds that the last steps were trained in, no wait
         self._wake = asyncio.Event()
         self._held = False  # while this node is paused: no rounds
         self._ended_here: Callable[[], None] | None = None  # told of each round that is done; None: nothing is fed here
@@ -403,8 +405,10 @@ class Gossip:
 
     def _news_of(self, member: Member) -> int:
         """The number that grows in the records of `member`. Where a step waits for it, only rounds are news: else each
-        record of one that lacks text, say, would cost the others a wait."""
-        return member.sequence if self._share is None else member.round_index
+        record of one that lacks text, say, would cost the others a wait. A call for a later round is news, too: of two
+        that left each other out, the one that comes back first would else wait in vain for the other."""
+        called = self._machine.called_for.get(member.peer, 0)
+        return member.sequence if self._share is None else max(member.round_index, called)
 
     def _left_out(self) -> set[PeerId]:
         """The stage's replicas whose packets were refused too often."""
@@ -460,6 +464,8 @@ class Gossip:
         loop = asyncio.get_running_loop()
         begun, worked_s = loop.time(), self._here.compute.worked_s
         between = (begun - self._ended[0], worked_s - self._ended[1])
+        if samples:
+            self._trained_s.append(between[0])
         self.fallback.drop()
         weight = self.weight.of(round_index)
         draft = await self._here.compute.run(Priority.OUTER, 0, lambda: self._here.replica.draft(round_index))
@@ -491,7 +497,7 @@ class Gossip:
         lacking = not took.met if self._of_progress else took.is_far
         self.missed = lacking and self.weight.newcomer and others_here
         self._samples_before += samples
-        waited = self._share is not None and loop.time() - begun >= self._step_patience_s
+        waited = self._share is not None and loop.time() - begun >= self._step_patience_s(others, ours)
         for peer in others if waited else ():
             if peer not in came:  # the next step does not wait for it again
                 self._lost(peer)
@@ -521,14 +527,16 @@ class Gossip:
         rounds = self._after(ours.round_index) - ours.round_index
         round_s = self.pace.seconds(rounds * self._here.manifest.gossip.round_samples)
         patience_s, silence_s = self._patience_s(ours), max(PARTNER_PATIENCE_S, round_s)
-        if self._share is not None and math.isfinite(self._step_patience_s):
-            patience_s = silence_s = self._step_patience_s
+        if self._share is not None and math.isfinite(step_s := self._step_patience_s(others, ours)):
+            patience_s = silence_s = step_s
         return await self.exchanges.meet(others, ours, patience_s, silence_s)
 
-    @property
-    def _step_patience_s(self) -> float:
-        """Seconds that a step waits for a member that takes longer than the others."""
-        return max(PARTNER_PATIENCE_S, STEPS_WAITED * self.pace.seconds(self._here.manifest.inner.inner_batch))
+    def _step_patience_s(self, others: Sequence[PeerId], ours: OutgoingPacket) -> float:
+        """Seconds that a step waits for one of the `others` that takes longer. By what steps are trained in here and
+        what packets take: by the pace of rounds, each wait in vain would make the next one longer (simulated: 32
+        machines at home, whose first views differ, waited 20 to 45 s in each step of 3 s for ever; now 8)."""
+        step_s = median_low(self._trained_s) if self._trained_s else math.inf
+        return max(PARTNER_PATIENCE_S, STEPS_WAITED * step_s) + packets_s(len(others) * ours.nbytes)
 
     def _patience_s(self, ours: OutgoingPacket) -> float:
         return ours.patience_s(self._here.manifest.limits.exchange_timeout_s)

@@ -194,7 +194,7 @@ class ExchangeMachine:
         self.done = done
         self.exchanges: dict[PeerId, Exchange] = {}  # of the round under way
         self.waiting: list[ExchangeEvent] = []  # calls for rounds that have not begun here
-        self._called_for = Remembered[PeerId, int]()  # the round of each caller's last call
+        self.called_for = Remembered[PeerId, int]()  # the round of each caller's last call
 
     def handle(self, event: MachineEvent, now: float) -> list[ExchangeEffect]:
         """Return the driver's actions for `event`, in order. `now` is in the driver's time."""
@@ -252,7 +252,7 @@ class ExchangeMachine:
         """Handle a partner's call with its packet: answer it, refuse it, or let it wait for our boundary of that
         round."""
         peer, called = event.peer, event.round_index
-        self._called_for[peer] = called
+        self.called_for[peer] = called
         responding = [exchange for partner, exchange in self.exchanges.items() if partner < self._me]
         exchange = self.exchanges.get(peer) if peer < self._me else None
         if exchange is not None and exchange.round_index == called:
@@ -273,7 +273,7 @@ class ExchangeMachine:
 
     def _supersede(self, exchange: Exchange, now: float) -> Iterator[ExchangeEffect]:
         """Wait no more for a partner whose last call was for a later round."""
-        if self._called_for.get(exchange.partner, 0) > exchange.round_index:
+        if self.called_for.get(exchange.partner, 0) > exchange.round_index:
             superseded = ExchangeEvent(ExchangeInput.SUPERSEDED, exchange.partner, exchange.round_index)
             yield from self._step(exchange, superseded, now)
 

@@ -99,7 +99,12 @@ class OutgoingPacket:
 
     def patience_s(self, timeout_s: float) -> float:
         """Seconds that its exchange may take, if an exchange of small packets may take `timeout_s`."""
-        return timeout_s + 2 * self.nbytes / PACKETS_BYTES_PER_S
+        return timeout_s + packets_s(self.nbytes)
+
+
+def packets_s(nbytes: int) -> float:
+    """Seconds that packets of `nbytes` may take, there and back."""
+    return 2 * nbytes / PACKETS_BYTES_PER_S
 
 
 class SentBytes:
