@@ -4,7 +4,6 @@ Where samples come faster than replicas can meet, each would skip the rounds it 
 ones: on a quick machine replicas met in none of 50 rounds (measured: the `tiny` preset, 2 cores). So a replica whose
 rounds come too fast meets at every second only, or fourth, ... Such a *stride* is a power of two and announced in
 its record: a replica that meets more rarely still meets at rounds that the others have, and all know at which.
-
 """
 
 from __future__ import annotations
