@@ -400,7 +400,7 @@ class Gossip:
         return sum(m.peer in left_out or self._is_gone(m) for m in here)
 
     def _is_gone(self, member: Member) -> bool:
-        """Whether `member` could not be reached, and has published no record since."""
+        """Whether `member` could not be reached or was waited for in vain, and there is no news of it since."""
         return self._gone.get(member.peer, -1) >= self._news_of(member)
 
     def _news_of(self, member: Member) -> int:
@@ -427,10 +427,10 @@ class Gossip:
         return "" if met else f"round {round_index} is none of those met at here, every {self.stride}"
 
     def _lost(self, peer: PeerId) -> None:
-        """Leave out a peer that could not be reached, until it publishes a new record."""
+        """Leave out a peer that could not be reached or was waited for in vain, until there is news of it."""
         for member in self._mates():
             if member.peer == peer:
-                self._gone[peer] = self._news_of(member) if self._share is None else self.next_round
+                self._gone[peer] = member.sequence if self._share is None else self.next_round
 
     async def beyond(self, round_index: int) -> None:
         """Return when a later round than `round_index` is done."""
