@@ -212,6 +212,14 @@ class RunProgress:
             self._progress.believe_up_to(self._progress.total)
             self.judge()
 
+    def begin_at_most(self, total: int) -> int:
+        """`begin` at what a state's donor and a peer that confirmed it told. If the two are liars of a small stage, the
+        run can have trained less, by most peers that answered: then begin there. Returns the run's samples."""
+        self.suppose(())  # records came during the download
+        total = min(total, int(self.samples_max))
+        self.begin(total)
+        return total
+
     def judge(self) -> None:
         """Decide up to how many samples others are believed until the next look."""
         if not self.begun:

@@ -401,8 +401,7 @@ class _Restoration:
             _, offer = await self._download(whole, donors, check, self._load)
         # The median tolerates one liar about the run's count among the donor, the confirming peer and the pinged peers.
         totals = [offer.progress.total, view.samples_least, *([] if check is None else check.totals[:1])]
-        total = median_low(totals)
-        self._membership.run_progress.begin(total)
+        total = self._membership.run_progress.begin_at_most(median_low(totals))
         self._restorer.merge(offer.progress)
         done = min(offer.round, total // self._manifest.gossip.round_samples)
         return RestoredState(RecoverySource.REPLICA, reason, done, self._restorer.meets)

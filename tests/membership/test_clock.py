@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmnode.ids import PeerId
+from swarmnode.manifest import Manifest
 from swarmnode.membership.clock import (
     CONFIRMED,
     FACTOR,
@@ -18,10 +19,15 @@ from swarmnode.membership.clock import (
     capacity,
     lower_third,
 )
+from swarmnode.membership.peer_table import PeerTable
+from swarmnode.membership.progress import Progress
+from swarmnode.membership.run_progress import RunProgress
 from swarmnode.membership.swarm import Member, Swarm
 from swarmnode.membership.trust import PeerHistory, machines
 from swarmnode.remembered import REMEMBERED_MAX
 from swarmnode.wire import record_pb2
+from tests.support.fake_telemetry import Quiet
+from tests.support.village import LoopClock
 
 ME = PeerId("me")
 SLACK, AHEAD_S = 100, 10.0
@@ -110,6 +116,17 @@ def test_less_than_half_of_those_who_answer_make_a_joiner_refuse_nobody(true: in
     assert RunClock(SLACK, AHEAD_S).suppose(swarm(*everybody), [m.peer for m in everybody]).middle == 1000
 
 
+async def test_a_joiner_whose_donor_and_confirmer_lie_begins_where_most_that_answered_are() -> None:
+    table, progress = PeerTable(2), Progress(ME)
+    run_progress = RunProgress(Manifest(), ME, table, progress, LoopClock(), Quiet(), print, print)
+    everybody = [*honest(10**5, 3), *keys(2)]
+    assert run_progress.suppose([m.peer for m in everybody]) == Supposed()
+    for each in everybody:  # their records ride on their answers
+        table._keep(None, each)
+    assert 10**5 <= run_progress.begin_at_most(LIE) < 2 * 10**5
+    assert progress.total < 2 * 10**5
+
+
 @pytest.mark.parametrize("fast", [5.0, 50.0])
 @pytest.mark.parametrize("mates", [1, 9])
 def test_a_slow_node_of_the_last_stage_keeps_up_with_fast_ones(mates: int, fast: float) -> None:
@@ -181,6 +198,16 @@ def test_one_machine_that_works_and_lies_moves_nobody() -> None:
     for at in range(0, 600, 5):
         found = look(clock, 1e9 + at, 1000, swarm(own, member("liar", LIE, 1, 1e9)))
         assert found.top <= 1000 + SLACK + 2 * FACTOR * 4 * (at + AHEAD_S)
+
+
+def test_two_that_only_answered_move_nobody_and_two_at_work_do() -> None:
+    clock, own, pair = RunClock(SLACK, AHEAD_S), member("me", 0), honest(10**5, 2)
+    clock.suppose(swarm(own, *pair), [m.peer for m in pair])
+    for at in range(0, 10**5, 1000):
+        found = look(clock, 1e9 + at, 1000, swarm(own, *pair))
+        assert found.raised is None and found.top < 10**5
+    seen(clock, *[m.peer for m in pair])
+    assert look(clock, 1e9 + 10**5, 1000, swarm(own, *pair)).raised == 10**5
 
 
 @given(st.lists(st.integers(1, 5), max_size=300))
