@@ -14,6 +14,7 @@ from swarmnode.errors import DataError
 from swarmnode.gossip import pairing
 from swarmnode.ids import RunId, digest, seeded
 from swarmnode.membership.record import remember
+from swarmnode.membership.run_progress import AHEAD_PERIODS
 from swarmnode.metrics import name
 from swarmnode.model.split import stages_of
 from swarmnode.pipeline.feeder import Samples
@@ -73,6 +74,7 @@ class World:
         self.resumed: list[int] = []  # samples of the checkpoints used for a restart; 0: none
         self._forgotten = 0.0  # samples of the run when a restart had no checkpoint: no state of them is left anywhere
         self._trained_since = math.inf
+        self._looked_s, self._round_told_s = 0.0, 0.0  # last look; seconds since a first round without a cut network
         self.flop_done = 0.0  # by lives that have ended
         self.validations: list[tuple[float, float, int]] = []  # (time, loss, samples of the run)
         self.calm = asyncio.Event()
@@ -155,7 +157,7 @@ class World:
         except DataError as error:
             self.trace.say("world", "checkpoint.none", {"reason": str(error)})
             self.resumed.append(0)
-            self._forgotten, self._trained_since = self.samples_done(), math.inf
+            self._forgotten, self._trained_since, self._round_told_s = self.samples_done(), math.inf, 0.0
         else:
             self.resumption = Resumption(self.bucket, base, checkpoint)
             self.resumed.append(checkpoint.samples)
@@ -279,18 +281,22 @@ class World:
         # A joiner that looked before the first samples were announced begins rightly; so does one that knows of the run
         # in its first round, when nobody keeps a snapshot of a stage that died. A directory that fails or hides records
         # excuses nobody: members, contacts and homes know of the run.
-        # Of the round's end it hears with the next announcements: until then each node may train a microbatch more.
+        # It hears of the round's end with the next announcements, unless the network is cut.
         trained, reason = self.samples_done() - self._forgotten, str(fields["reason"])
-        manifest = self.scenario.manifest
-        first = manifest.gossip.round_samples + manifest.inner.microbatch * len(self.nodes)
-        early = trained <= first and "has not finished a round" in reason
-        if not early and now - self._trained_since > self.scenario.manifest.limits.record_ttl_s:
+        limits = self.scenario.manifest.limits
+        unheard = self._round_told_s <= AHEAD_PERIODS * limits.announce_period_s
+        if not (unheard and "has not finished a round" in reason) and now - self._trained_since > limits.record_ttl_s:
             self.laws.began(label, int(trained), reason)
 
     def check_rounds(self) -> None:
-        """Note when training began. Check that those who serve are at the run's round, unless the network is cut."""
-        if self.samples_done() > self._forgotten:
-            self._trained_since = min(self._trained_since, self.loop.time())
+        """Note when training began, and for how long news of a first round can travel. Check that those who serve are
+        at the run's round, unless the network is cut."""
+        trained, now = self.samples_done() - self._forgotten, self.loop.time()
+        if trained > 0:
+            self._trained_since = min(self._trained_since, now)
+        if trained >= self.scenario.manifest.gossip.round_samples and not self.network.reach.cuts:
+            self._round_told_s += now - self._looked_s
+        self._looked_s = now
         rounds = {p.label: done for p in self.nodes if (done := p.round_done) is not None}
         newest = max((done for label, done in rounds.items() if label not in self.laws.excused), default=0)
         if not self.network.reach.cuts and rounds:
