@@ -13,6 +13,7 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from swarmnode.errors import UsageError
 from swarmnode.gossip.outer.traffic import message_nbytes
@@ -233,28 +234,39 @@ def _fleets(
             )
 
 
-def _cuts(manifest: Manifest, fleet: Sequence[MachineKind]) -> list[tuple[float, int, float]]:
-    """(memory_weight, fragments, average_share): the manifest's own; where some machine cannot hold every stage, also
-    others that cut the layers otherwise, and need less memory."""
+class _Cut(NamedTuple):
+    memory_weight: float
+    fragments: int
+    average_share: float
+
+
+class _Boundary(NamedTuple):
+    boundary: str
+    boundary_rank: int
+
+
+def _cuts(manifest: Manifest, fleet: Sequence[MachineKind]) -> list[_Cut]:
+    """The manifest's own; where some machine cannot hold every stage, also others that cut the layers otherwise, and
+    need less memory."""
     pipeline, gossip, inner = manifest.pipeline, manifest.gossip, manifest.inner
-    own = pipeline.memory_weight, gossip.fragments, inner.average_share
+    own = _Cut(pipeline.memory_weight, gossip.fragments, inner.average_share)
     cuts = {tuple(part.layers for part in stages_of(manifest)): pipeline.memory_weight}
     if not any(fit_of(with_values(manifest, microbatch=1), kind).unable for kind in fleet):
         return [own]
     for weight in MEMORY_WEIGHTS:
         cut = tuple(part.layers for part in stages_of(with_values(manifest, memory_weight=weight)))
         cuts.setdefault(cut, weight)
-    return list(dict.fromkeys((weight, *rest) for rest in (own[1:], SPARING) for weight in cuts.values()))
+    return list(dict.fromkeys(_Cut(weight, *rest) for rest in (own[1:], SPARING) for weight in cuts.values()))
 
 
-def _boundaries(manifest: Manifest, ranks: Sequence[int]) -> list[tuple[str, int]]:
+def _boundaries(manifest: Manifest, ranks: Sequence[int]) -> list[_Boundary]:
     """Plain ones first; fp32 sends more than bf16 and brings nothing."""
-    own, width = (manifest.pipeline.boundary, manifest.pipeline.boundary_rank), manifest.model.width
-    plain = [("bf16", 0), ("int8", 0), *([own] if own[0] != "subspace" else [])]
+    own, width = _Boundary(manifest.pipeline.boundary, manifest.pipeline.boundary_rank), manifest.model.width
+    plain = [_Boundary("bf16", 0), _Boundary("int8", 0), *([own] if own.boundary != "subspace" else [])]
     tried = list(ranks)
     if not tried and parameters_of(manifest.model) > LARGE:
         tried = [width // parts for parts in RANK_PARTS]
-    within = [("subspace", rank) for rank in tried] + ([own] if own[0] == "subspace" else [])
+    within = [_Boundary("subspace", rank) for rank in tried] + ([own] if own.boundary == "subspace" else [])
     return list(dict.fromkeys([*plain, *within]))
 
 
@@ -373,21 +385,13 @@ def _try_all(
         before, best = len(found), min((one.order for one in found), default=None)
         sated = False  # a plain boundary whose lines are not the limit
         cuts = _cuts(with_values(manifest, stages=stages), fleet)
-        for (weight, fragments, average), (boundary, rank) in itertools.product(cuts, _boundaries(manifest, ranks)):
-            if sated and boundary == "subspace" and not ranks and manifest.pipeline.boundary != "subspace":
+        for cut, line in itertools.product(cuts, _boundaries(manifest, ranks)):
+            within = line.boundary == "subspace"
+            if sated and within and not ranks and manifest.pipeline.boundary != "subspace":
                 continue
             last: Candidate | None = None
             for microbatch in _microbatches(manifest, nodes, max(_batches(manifest, tokens))):
-                same = with_values(
-                    manifest,
-                    stages=stages,
-                    memory_weight=weight,
-                    fragments=fragments,
-                    average_share=average,
-                    boundary=boundary,
-                    boundary_rank=rank,
-                    microbatch=microbatch,
-                )
+                same = with_values(manifest, stages=stages, microbatch=microbatch, **cut._asdict(), **line._asdict())
                 if not _may_gain(same, last, fleet):
                     continue
                 needed = in_flight_needed(same, fleet)
@@ -412,7 +416,7 @@ def _try_all(
                         found.append(one)
                         bars.add(one)
                         last = one
-                        sated |= boundary != "subspace" and one.plan.limit_kind == "arithmetic"
+                        sated |= not within and one.plan.limit_kind == "arithmetic"
                         if one.plan.limit_kind != "uplink":
                             break
         if best is not None and not any(fit_of(same, kind).unable for kind in fleet):
@@ -486,9 +490,9 @@ def _check_ranks(manifest: Manifest, ranks: Sequence[int]) -> None:
 def _same_in_subspace(manifest: Manifest, best: Candidate, tokens: float, *, by_money: bool) -> list[Candidate]:
     """The best candidate with the subspaces that would be tried, where the search had no reason to try them."""
     candidates = []
-    for boundary, rank in _boundaries(manifest, ()):
-        made = with_values(best.manifest, boundary=boundary, boundary_rank=rank)
-        if boundary == "subspace" and _allowed(made):
+    for line in _boundaries(manifest, ()):
+        made = with_values(best.manifest, **line._asdict())
+        if line.boundary == "subspace" and _allowed(made):
             try:
                 one = _candidate(made, manifest, best.fleet, best.left_out, tokens, by_money=by_money)
             except UsageError:
@@ -502,21 +506,9 @@ def _nothing(manifest: Manifest, fleet: Sequence[MachineKind], only: int | None)
     nodes = sum(kind.count for kind in fleet)
     least: tuple[int, str] | None = None
     for stages in range(1, manifest.model.layers + 1) if only is None else (only,):
-        for weight, (boundary, rank) in itertools.product(MEMORY_WEIGHTS, _boundaries(manifest, ())):
-            sizes = sorted(_microbatches(manifest, nodes, manifest.inner.inner_batch))
-            made = [
-                with_values(
-                    manifest,
-                    stages=stages,
-                    memory_weight=weight,
-                    boundary=boundary,
-                    boundary_rank=rank,
-                    microbatch=size,
-                )
-                for size in sizes
-            ]
-            one = next(filter(_allowed, made), None)
-            if one is None:
+        for weight, line in itertools.product(MEMORY_WEIGHTS, _boundaries(manifest, ())):
+            one = with_values(manifest, stages=stages, memory_weight=weight, microbatch=1, **line._asdict())
+            if not _allowed(one):
                 continue
             short = tightest(one, fleet)
             if short is None:
@@ -526,7 +518,6 @@ def _nothing(manifest: Manifest, fleet: Sequence[MachineKind], only: int | None)
                 )
             lacking, text = short
             if least is None or lacking < least[0]:
-                words = f"with {stages} stages and microbatches of {one.inner.microbatch} {text}"
-                least = lacking, f"no split fits the fleet: even {words}"
+                least = lacking, f"no split fits the fleet: even with {stages} stages and microbatches of 1 {text}"
     assert least is not None, "a manifest has a split that its rules allow"
     return least[1]
