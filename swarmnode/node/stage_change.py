@@ -276,49 +276,40 @@ class StageRebalancer:
 
     async def _prepare(self, move: StageMove, reason: str) -> StageTransfer | None:
         """Fetch the state of the new stage, then look again; None when this node stays."""
+        try:
+            return await self._transfer(move, reason)
+        except Unavailable as error:
+            self._presence.going_to(None)
+            self._context.telemetry.event("stage.stays", source=move.source, target=move.target, reason=str(error))
+            return None
+
+    async def _transfer(self, move: StageMove, reason: str) -> StageTransfer:
+        """What this node takes along. Raises Unavailable where it is better to stay."""
         sizes, gossip = self._replica.sizes_of(move.target), self._manifest.gossip
         cut = newcomer_part(gossip, sizes) if self._presence.progress.total >= gossip.round_samples else WHOLE
-        good, why = worth_it(move, snapshot_nbytes(cut.sizes(sizes)) / self._rate)
-        if not good:
-            self._stay(move, why)
-            return None
+        _expect(*worth_it(move, snapshot_nbytes(cut.sizes(sizes)) / self._rate))
         self._context.telemetry.event("stage.moving", source=move.source, target=move.target, reason=reason)
         self._presence.going_to(move.target)
         idle = move.target in self._idle
         if idle or not self._presence.peer_table.swarm().stages[move.target]:
-            good, why = await self._replaced(move.source)
-            if not good:
-                self._stay(move, why)
-                return None
+            _expect(*await self._replaced(move.source))
             return StageTransfer(move.target, reason, move.speed, None, idle)  # the new stay brings the stage back
         loop = asyncio.get_running_loop()
-        begun_s = loop.time()
-        try:
-            client = self._client(move.target, sizes)
-            donors = partial(self._donors, move.target)
-            # Replicas that never meet may differ.
-            check = (
-                None
-                if self._manifest.gossip.method == "none"
-                else StateCheck(client, donors, self._replica.apart).compare
-            )
-            state, offer = await replace(client, cut=cut).download(donors, compare=check)
-            if cut != WHOLE and not offer.round:  # as restore.py does
-                state, offer = await client.download(donors, compare=check)
-        except Unavailable as error:
-            self._stay(move, str(error))
-            return None
-        seconds = loop.time() - begun_s
-        self._rate = offer.nbytes / max(1e-3, seconds)
+        begun_s, donors = loop.time(), partial(self._donors, move.target)
+        client = self._client(move.target, sizes)
+        # Replicas that never meet may differ.
+        check = None if gossip.method == "none" else StateCheck(client, donors, self._replica.apart).compare
+        state, offer = await replace(client, cut=cut).download(donors, compare=check)
+        if cut != WHOLE and not offer.round:  # as restore.py does
+            state, offer = await client.download(donors, compare=check)
+        self._rate = offer.nbytes / max(1e-3, loop.time() - begun_s)
         await self._after_a_round()
         await self._look()
         if self._swarm().stages[move.target]:
             good, why = still_good(self._swarm(), self._costs, move, self._rules)
         else:  # still nobody feeds there, so all training stands
             good, why = await self._replaced(move.source)
-        if not good:
-            self._stay(move, why)
-            return None
+        _expect(good, why)
         self._context.telemetry.count(name.RECOVERIES, method="replica")
         return StageTransfer(move.target, f"{reason}; {why}", move.speed, Snapshot.of_offer(offer, state))
 
@@ -371,9 +362,10 @@ class StageRebalancer:
         rate = (total - since_total) / seconds if seconds > 0.0 else 0.0
         return (size - total % size) / rate if rate > 0.0 else float("inf")
 
-    def _stay(self, move: StageMove, why: str) -> None:
-        self._presence.going_to(None)
-        self._context.telemetry.event("stage.stays", source=move.source, target=move.target, reason=why)
+
+def _expect(good: bool, why: str) -> None:
+    if not good:
+        raise Unavailable(why)
 
 
 PATIENCE = 2.0  # guess: a microbatch taken within the first `microbatch_timeout_s` is answered within the second
