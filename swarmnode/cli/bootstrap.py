@@ -28,6 +28,7 @@ from swarmnode.cli.option.param import (
     notify_option,
     together,
 )
+from swarmnode.cli.output.console import note
 from swarmnode.daemon.options import DASHBOARD_PORT, ArchiveOptions, NodeOptions
 from swarmnode.errors import UsageError
 from swarmnode.machine.folder_store import keeper
@@ -204,7 +205,7 @@ def _asked(home: Path) -> Path:
     """The folder of the newest checkpoint of the archive that the process of `home` keeps, made now."""
     from swarmnode.local.model_source import copy_now
 
-    reply = asyncio.run(copy_now(home, lambda text: click.echo(text, err=True)))
+    reply = asyncio.run(copy_now(home, note))
     return Path(reply["folder"], reply["newest"])
 
 

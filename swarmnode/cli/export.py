@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 from swarmnode.cli.option.param import FOLDER
-from swarmnode.cli.output.console import bar
+from swarmnode.cli.output.console import bar, note
 from swarmnode.plugin import check_library
 from swarmnode.user_folders import default_cache, default_home
 
@@ -91,9 +91,6 @@ def command(
     from swarmnode.cli.option.invite import find_invite
     from swarmnode.local.evaluation import export_model
 
-    def note(text: str) -> None:
-        click.echo(text, err=True)
-
     if hub is not None:
         check_library("huggingface_hub", "--push-to-hub")
     with contextlib.ExitStack() as stack:
@@ -151,7 +148,7 @@ def eval(  # noqa: A001  the verb's name
 
     with bar("reading") as moved:
         weights = WeightChoice(last, checkpoints)
-        model, folder = gather(source, kind, lambda text: click.echo(text, err=True), moved, weights)
+        model, folder = gather(source, kind, note, moved, weights)
     report = evaluate(model, data or folder, cache or default_cache(), samples, lists=everything)
     if as_json:
         click.echo(json.dumps({**report.to_json(), **facts(model, time.time())}))

@@ -12,11 +12,15 @@ from typing import TYPE_CHECKING
 import click
 
 from swarmnode.cli.export import DATA, KIND
-from swarmnode.cli.output.console import bar
+from swarmnode.cli.output.console import bar, note
 from swarmnode.untrusted_text import readable
 
 if TYPE_CHECKING:
     from swarmnode.data.tokens import Tokenizer
+    from swarmnode.model.decoder import Decoder
+    from swarmnode.model.gather import Gathered
+
+    Opened = tuple[Gathered, Decoder, Tokenizer, Path | None, frozenset[int]]
 
 
 @click.command(short_help="text from an exported model, or from a checkpoint")
@@ -50,18 +54,11 @@ def command(
     """Continue --prompt with the model in SOURCE (as for `export`: an exported model, a session's folder, a
     checkpoint; of a run that an archive on this machine copies, the model of now). Text goes to stdout as it is
     generated, the prompt first."""
-    from swarmnode.data.tokenizer_file import run_tokenizer, stops_of
-    from swarmnode.local.evaluation import merged_model
-    from swarmnode.local.model_source import facts, gather
+    from swarmnode.local.model_source import facts
     from swarmnode.model.text_generation import Sampling, generate
 
     given = prompt if prompt is not None else sys.stdin.read()
-    with bar("reading") as moved:
-        gathered, folder = gather(source, kind, lambda text: click.echo(text, err=True), moved)
-    model = gathered.manifest.model
-    tokenizer, path = run_tokenizer(data or folder, gathered.manifest.data)
-    stops = stops_of(tokenizer, path)
-    net = merged_model(gathered)
+    gathered, net, tokenizer, _, stops = _opened(source, kind, data)
     ids = [int(token) for token in tokenizer.encode(given)]
     sampling = Sampling(temperature, top_k, top_p, seed)
     begun, made = time.perf_counter(), []
@@ -69,26 +66,39 @@ def command(
         click.echo(given, nl=False)
 
     def counted() -> Iterator[int]:
-        for token in generate(net, model, ids, tokens, sampling, stops):
+        for token in generate(net, gathered.manifest.model, ids, tokens, sampling, stops):
             made.append(token)
             yield token
 
-    pieces = []
-    for piece in spoken(tokenizer, counted()):
-        pieces.append(piece)
-        if not as_json:
-            say(piece)
+    text = speak(tokenizer, counted(), aloud=not as_json)
     rate = len(made) / max(1e-9, time.perf_counter() - begun)
     if as_json:
-        said = {"text": given + "".join(pieces), "tokens": len(made), "tokens_per_s": round(rate, 1)}
+        said = {"text": given + text, "tokens": len(made), "tokens_per_s": round(rate, 1)}
         click.echo(json.dumps({**said, **facts(gathered, time.time())}))
     else:
         click.echo()
 
 
-def say(piece: str) -> None:
-    """Print a piece of a model's text: on a terminal without characters that it would act on."""
-    click.echo(readable(piece) if sys.stdout.isatty() else piece, nl=False)
+def _opened(source: str, kind: str, data: Path | None) -> Opened:
+    """The model in `source`, its merged weights, its tokenizer, that one's file, and the tokens that end a text."""
+    from swarmnode.data.tokenizer_file import run_tokenizer, stops_of
+    from swarmnode.local.evaluation import merged_model
+    from swarmnode.local.model_source import gather
+
+    with bar("reading") as moved:
+        gathered, folder = gather(source, kind, note, moved)
+    tokenizer, path = run_tokenizer(data or folder, gathered.manifest.data)
+    return gathered, merged_model(gathered), tokenizer, path, stops_of(tokenizer, path)
+
+
+def speak(tokenizer: Tokenizer, tokens: Iterator[int], *, aloud: bool = True) -> str:
+    """The text of `tokens`, printed as it comes if `aloud`: on a terminal without characters that it would act on."""
+    pieces = []
+    for piece in spoken(tokenizer, tokens):
+        pieces.append(piece)
+        if aloud:
+            click.echo(readable(piece) if sys.stdout.isatty() else piece, nl=False)
+    return "".join(pieces)
 
 
 def spoken(tokenizer: Tokenizer, tokens: Iterator[int]) -> Iterator[str]:
@@ -129,18 +139,10 @@ def chat(
     ChatML). One line is one message; an empty line, /quit or Ctrl-D ends, /new forgets what was said. The model should
     have been trained on conversations (docs/data.md)."""
     from swarmnode.data.chat_template import ANSWERS, Message, template_beside
-    from swarmnode.data.tokenizer_file import run_tokenizer, stops_of
-    from swarmnode.local.evaluation import merged_model
-    from swarmnode.local.model_source import gather
     from swarmnode.model.text_generation import Sampling, generate
 
-    with bar("reading") as moved:
-        gathered, folder = gather(source, kind, lambda text: click.echo(text, err=True), moved)
-    model = gathered.manifest.model
-    tokenizer, path = run_tokenizer(data or folder, gathered.manifest.data)
+    gathered, net, tokenizer, path, stops = _opened(source, kind, data)
     template = template_beside(path)
-    stops = stops_of(tokenizer, path)
-    net = merged_model(gathered)
     first: list[Message] = [{"role": "system", "content": system}] if system else []
     said = list(first)
     if sys.stdin.isatty():
@@ -156,13 +158,10 @@ def chat(
         text, end = template.render_prompt(said)
         ids = [int(token) for token in tokenizer.encode(text)]
         sampling = Sampling(temperature, 0, top_p, seed)
-        made = generate(net, model, ids, tokens, sampling, stops)
-        pieces = []
-        for piece in spoken(tokenizer, before(made, [int(token) for token in tokenizer.encode(end)])):
-            pieces.append(piece)
-            say(piece)
+        made = generate(net, gathered.manifest.model, ids, tokens, sampling, stops)
+        answer = speak(tokenizer, before(made, [int(token) for token in tokenizer.encode(end)]))
         click.echo()
-        said.append({"role": ANSWERS, "content": "".join(pieces).strip()})
+        said.append({"role": ANSWERS, "content": answer.strip()})
         seed += 1
 
 

@@ -13,6 +13,7 @@ import click
 from click.core import ParameterSource
 
 from swarmnode.cli.option.param import BOOTSTRAP, DURATION, FOLDER, check_own_run, check_peer
+from swarmnode.cli.output.console import note
 from swarmnode.errors import UsageError
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ def command(
     if peer is not None and invite.grant is not None:
         invite = _for_machine(invite, peer)
     if all(_LOCAL.match(address) for address in invite.bootstraps):
-        _say("all addresses in it are local to this machine: others cannot use it; give --bootstrap")
+        note("all addresses in it are local to this machine: others cannot use it; give --bootstrap")
     if out is None:
         click.echo(encode(invite))
     else:
@@ -97,7 +98,7 @@ def _write(out: Path, line: str, wheel: str | None) -> None:
     install = f"# install: uv tool install 'swarmnode-trainer @ {wheel}'   (or pipx install)\n" if wheel else ""
     with write_errors(out):
         atomic_write(out, f"{install}{line}\n".encode(), mode=0o600)
-    _say(f"{out}: send it, and say: swarmnode join --invite-file {out.name}")
+    note(f"{out}: send it, and say: swarmnode join --invite-file {out.name}")
 
 
 def _own_run(text: str) -> str:
@@ -171,14 +172,10 @@ def _explain(invite: Invite) -> None:
 
     shown = invite.grant or (invite.machine_pass.grant if invite.machine_pass is not None else None)
     if shown is None:
-        _say("anybody with this line can join: swarmnode join INVITE")
+        note("anybody with this line can join: swarmnode join INVITE")
         return
     until = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(shown.expires_unix_s))
     who = (
         f"machine {invite.machine}" if invite.machine is not None else "anybody with this line: keep it like a password"
     )
-    _say(f"admits {who}, until {until}; revoke it with: swarmnode access RUN --revoke {grant_name(shown).hex()}")
-
-
-def _say(text: str) -> None:
-    click.echo(text, err=True)
+    note(f"admits {who}, until {until}; revoke it with: swarmnode access RUN --revoke {grant_name(shown).hex()}")

@@ -5,7 +5,7 @@ import ast
 from tests.support.package_source import MODULES, PRODUCT, ROOT, nodes, tree
 
 # Of `swarmnode/`, and of all packages together, without generated code; CONTRIBUTING.md says how to raise them.
-LINES_MAX = 60_881
+LINES_MAX = 60_861
 FILES_MAX = 307
 ALL_LINES_MAX = 76_750
 FUNCTION_LINES_MAX = 80

@@ -7,11 +7,18 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
+import click
+
 if TYPE_CHECKING:
     from rich.console import Console
 
 
 FILE_COLUMNS = 160  # no table of ours is wider
+
+
+def note(text: str) -> None:
+    """Print a line for the person, beside what a program reads."""
+    click.echo(text, err=True)
 
 
 @contextlib.contextmanager
