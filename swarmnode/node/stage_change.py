@@ -284,7 +284,7 @@ class StageRebalancer:
             return None
 
     async def _transfer(self, move: StageMove, reason: str) -> StageTransfer:
-        """What this node takes along. Raises Unavailable where it is better to stay."""
+        """The state to take along. Raises Unavailable where it is better to stay."""
         sizes, gossip = self._replica.sizes_of(move.target), self._manifest.gossip
         cut = newcomer_part(gossip, sizes) if self._presence.progress.total >= gossip.round_samples else WHOLE
         _expect(*worth_it(move, snapshot_nbytes(cut.sizes(sizes)) / self._rate))
