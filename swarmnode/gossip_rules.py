@@ -12,9 +12,6 @@ from swarmnode import plugin
 WEIGHTS = ("fp32", "bf16", "int8")
 """Codecs of any weights."""
 
-MODULAR = ("modular6", "modular4", "modular3")
-"""Codecs of weights that are near the receiver's own."""
-
 
 @dataclass(frozen=True, slots=True)
 class CodecRules:
@@ -25,6 +22,12 @@ class CodecRules:
     implementation: str
     relative: bool = False
     of_delta: bool = False
+    nbytes: float = 4.0
+    """Most bytes of a parameter, by which memory is reckoned."""
+    nats: float = 0.0
+    """Measured: what a run loses by it, per byte of text."""
+    planned: bool = False
+    """Whether `plan` tries it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,23 +71,22 @@ class MethodRules:
 @functools.cache
 def codecs() -> dict[str, CodecRules]:
     """All codecs by name: those of swarmnode, then those of installed packages."""
-    places = {"fp32": "dense:Fp32", "bf16": "dense:Bf16", "int8": "int8:Int8"}
-    places |= {name: f"modular:{name.capitalize()}" for name in MODULAR}
-    own = [
-        CodecRules(name, f"swarmnode.gossip.compression.{place}", relative=name in MODULAR)
-        for name, place in places.items()
-    ]
+    own = (
+        CodecRules("fp32", "swarmnode.gossip.compression.dense:Fp32"),
+        CodecRules("bf16", "swarmnode.gossip.compression.dense:Bf16", nbytes=2.0),
+        CodecRules("int8", "swarmnode.gossip.compression.int8:Int8", nbytes=1.03),
+    )
     return {rules.name: rules for rules in (*own, *plugin.rows(plugin.CODECS, CodecRules))}
 
 
 @functools.cache
 def methods() -> dict[str, MethodRules]:
     """All outer methods by name: those of swarmnode, then those of installed packages."""
-    both = (*WEIGHTS, *MODULAR)
+    of_weights = tuple(name for name, rules in codecs().items() if not rules.of_delta)
     average = MethodRules(
         "average",
         "swarmnode.gossip.outer.noloco:Average",
-        both,
+        of_weights,
         in_groups=True,
         in_fragments=True,
         in_subspace=True,

@@ -32,7 +32,7 @@ OTHERS_WRITE = 0o022
 
 @dataclasses.dataclass(frozen=True)
 class Compiled:
-    """A library that the C compiler makes of `sources` with `flags`."""
+    """A library that the C compiler makes of `sources` with `flags`; headers are among the sources."""
 
     name: str
     sources: tuple[Path, ...]
@@ -67,11 +67,13 @@ class Compiled:
                 return False
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             os.close(_own_folder(path.parent, make_private=True))
+            code = [str(source) for source in self.sources if source.suffix == ".c"]
+            folders = [f"-I{source.parent}" for source in self.sources]
             with tempfile.TemporaryDirectory(dir=path.parent) as folder:
                 made = Path(folder) / path.name
                 for tuned in (True, False) if self.tuned else (False,):  # some compilers name this flag differently
                     flags = [*self.flags, TUNED] if tuned else self.flags
-                    command = [compiler, *flags, "-o", str(made), *map(str, self.sources), "-lm"]
+                    command = [compiler, *flags, *folders, "-o", str(made), *code, "-lm"]
                     done = subprocess.run(command, check=not tuned, capture_output=True, timeout=COMPILE_TIMEOUT_S)
                     if done.returncode == 0:
                         break

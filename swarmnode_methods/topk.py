@@ -31,8 +31,8 @@ import numpy.typing as npt
 import torch
 
 from swarmnode.errors import RemoteFault
-from swarmnode.gossip.compression import kernel
 from swarmnode.gossip.compression.codec import TILE, Bytes, Done
+from swarmnode.gossip.compression.kernel import kernels
 from swarmnode.model.tensor import MAGNITUDE_MAX
 from swarmnode_methods.delta import DECAY, DeltaCodec
 
@@ -43,6 +43,7 @@ Flags = npt.NDArray[np.bool_]
 
 PLACE_BITS = 32
 INFINITE = 0x7F800000  # the bits of infinity; NaN lies above
+KERNELS = kernels(__file__, "topk.c", topk_encode="pfplllp", topk_decode="plllp")
 
 
 class Selector:
@@ -155,6 +156,7 @@ class TopK(DeltaCodec):
     """Sends `k` of each `chunk` elements; both are powers of two."""
 
     feedback: ClassVar[bool] = True
+    library = KERNELS
     unit: ClassVar[int] = CHUNK_ELEMENTS
     k: int
     chunk: ClassVar[int] = CHUNK_ELEMENTS
@@ -162,7 +164,7 @@ class TopK(DeltaCodec):
     def __init__(self) -> None:
         super().__init__()
         self._selector: Selector | None = None
-        self._kernel = kernel.load()
+        self._kernel = KERNELS.best()
 
     @property
     def _low_bits(self) -> int:

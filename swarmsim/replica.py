@@ -15,6 +15,7 @@ import numpy as np
 from swarmnode.data.sample import counted_targets
 from swarmnode.errors import RemoteFault
 from swarmnode.gossip.robust import PacketMeasures, guard
+from swarmnode.gossip_rules import codecs
 from swarmnode.manifest import Manifest, boundary_nbytes, boundary_width, constants, from_base
 from swarmnode.model.adapter import adapter_graph, trained_count
 from swarmnode.model.memory_estimate import graph_nbytes
@@ -39,8 +40,6 @@ ROW = struct.Struct(f"<{2 + 2 * DIMENSIONS}d")  # replica, round, theta, phi: th
 ROW_BYTES = 64
 MARK = struct.Struct("<Q")
 BOUNDARY = {"bf16": ("bf16", 2), "fp32": ("f32", 4), "subspace": ("bf16", 2)}
-# Approximate bytes per parameter: one scale per block, few escapes.
-CODEC_BYTES = {"int8": 1.03, "modular6": 0.8, "modular4": 0.56, "modular3": 0.43}
 WEIGHTS_NORM = 1.0  # of a fresh replica, whose weights are the sum of its updates
 VOID = -1
 DRIFT, NOISE = 1e-3, 1e-3  # of an inner step, in every dimension
@@ -307,7 +306,7 @@ class FakeReplica:
             dtype, itemsize = BOUNDARY[gossip.codec]
             tensor = fake(dtype, (count,), itemsize, row)
         else:
-            nbytes = max(1, round(CODEC_BYTES[gossip.codec] * count / ROW_BYTES)) * ROW_BYTES
+            nbytes = max(1, round(codecs()[gossip.codec].nbytes * count / ROW_BYTES)) * ROW_BYTES
             tensor = WireTensor("f32", (count,), repeated(row, nbytes), gossip.codec)
         step = constants(gossip)
         return [tensor] * (1 if step.gamma == step.beta else 2)

@@ -24,9 +24,9 @@ from torch import Tensor
 from benchmarks.method.inner_optimizer import check_optimizer
 from benchmarks.method.replica_batch import ReplicaBatch, ToySpec, read_text
 from swarmnode.errors import UsageError
-from swarmnode.gossip.compression import kernel
+from swarmnode.gossip import compression
 from swarmnode.gossip.outer import Outer, outer
-from swarmnode.gossip_rules import with_property
+from swarmnode.gossip_rules import codecs, with_property
 from swarmnode.manifest import GossipSpec, InnerSpec
 from swarmnode.manifest.text import from_tree
 from swarmsim.drawing import STYLE, Curve, drawing
@@ -238,7 +238,7 @@ def run(
     """
     if preset not in PRESETS:
         raise UsageError(f"unknown preset {preset!r}: use one of {', '.join(PRESETS)}")
-    kernel.build()
+    compression.build(*codecs())
     for what in whats:
         maker(what, acceptance)
     size, count = PRESETS[preset]

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from swarmnode.gossip.compression import Codec, codec, kernel
+from swarmnode.gossip.compression import Codec, build, codec, codec_class
 from swarmnode.gossip_rules import codecs
 from swarmnode_methods.delta import DeltaCodec
 
@@ -42,14 +42,17 @@ def run(
     Without `extension`: numpy and torch alone, as on a machine without a C compiler.
     """
     if extension:
-        extension = kernel.build()
+        extension = build(*names)
     torch.set_num_threads(1)
     draw = torch.Generator().manual_seed(0)
     phi = torch.randn(parameters, generator=draw)
     flat = phi + SPREAD * torch.randn(parameters, generator=draw)
     ours = phi + SPREAD * torch.randn(parameters, generator=draw)
     out = torch.empty(parameters)
-    with kernel.unused() if not extension else contextlib.nullcontext():
+    with contextlib.ExitStack() as without:
+        for name in names:
+            if not extension and (library := codec_class(name).library) is not None:
+                without.enter_context(library.unused())
         coders = {name: codec(name) for name in names}
     packets = {name: coder.encode(flat, reference=phi, seed=1) for name, coder in coders.items()}
 

@@ -58,7 +58,7 @@ from swarmnode.errors import (
     SwarmnodeError,
     Unavailable,
 )
-from swarmnode.gossip.compression import kernel
+from swarmnode.gossip import compression
 from swarmnode.identity import friendly_name
 from swarmnode.ids import PeerId, RunId, seeded, swarm_of
 from swarmnode.machine.checkup import check, find_resumptions
@@ -420,9 +420,7 @@ async def _manifest(
 async def _able(options: NodeOptions, manifest: Manifest) -> tuple[StageFit | None, Corpus | None]:
     """The stages that this machine can serve, None for a bootstrap, and the run's text in its files, if it feeds."""
     with doing("checking compiler, disk and data"):
-        if manifest.gossip.codec not in ("fp32", "bf16"):
-            # takes a second, once per machine; without a compiler torch does it, slower
-            await asyncio.to_thread(kernel.build)
+        await asyncio.to_thread(compression.build, manifest.gossip.codec)
         fit = None if options.bootstrap_only else usable_stages(options, manifest)
         return fit, None if fit is None else await check_can_work(options, manifest, fit)
 

@@ -10,6 +10,7 @@ import math
 from collections import Counter
 from dataclasses import dataclass
 
+from swarmnode.gossip_rules import codecs
 from swarmnode.manifest import Manifest, boundary_nbytes, boundary_width
 from swarmnode.manifest.gossip_compat import averages_gradients, rules_of
 from swarmnode.model.adapter import (
@@ -41,7 +42,6 @@ NEWTON_SCHULZ = 3  # copies of a batch of matrices at once: itself, its normalis
 SCRATCH_NBYTES = 3 << 26  # of the outer step, on a device
 HOST_SCRATCH_NBYTES = 1 << 28  # guess: of parts of states, packets under way, chunks
 AVERAGED = 4  # the own gradient, another's, their mean and what is gathered (swarmnode_methods/gradient.py)
-PACKET_BYTES = {"bf16": 2.0, "int8": 1.03, "modular6": 0.8, "modular4": 0.56, "modular3": 0.43}  # a parameter
 PACKETS = 4  # guess
 SCALED = 256  # moments.py: elements of a block with one scale
 PART = 1 << 22  # moments.py: elements quantised at once
@@ -295,5 +295,5 @@ def _host_nbytes(manifest: Manifest, part: StageLayers, mode: ComputeMode) -> in
     if manifest.inner.average_share > 0.0:
         nbytes += ITEMSIZE * trained_count(manifest, part)
     packets = gossip.group or PACKETS  # of the whole stage only so many are held at once
-    coded = PACKET_BYTES.get(gossip.codec, float(ITEMSIZE)) * trained_count(manifest, part) / gossip.fragments
+    coded = codecs()[gossip.codec].nbytes * trained_count(manifest, part) / gossip.fragments
     return nbytes + int(packets * coded) + HOST_SCRATCH_NBYTES

@@ -19,6 +19,7 @@ from __future__ import annotations
 import itertools
 import math
 
+from swarmnode.gossip_rules import codecs
 from swarmnode.manifest import Manifest
 from swarmnode.manifest.gossip_compat import averages_gradients, meets
 from swarmnode.manifest.recipe import law_batch
@@ -27,7 +28,6 @@ LAW_B, LAW_BETA = 410.7, 0.28  # arXiv 2203.15556, eq. 10: loss = 1.69 + 406.4 /
 BOUNDARY_NATS = {"fp32": 0.0, "bf16": 0.0, "int8": 0.003}
 """Measured (docs/methods.md): 4 stages of width 96 over 300 steps, 3 seeds, nats a byte over fp32."""
 SUBSPACE_NATS = ((1 / 8, 0.191), (1 / 4, 0.097), (1 / 2, 0.041))  # by k / D; measured in the same table
-CODEC_NATS = {"modular3": 0.003}  # measured: docs/measurements/gossip.md; other codecs of weights: nothing measurable
 CRITICAL = 8.0
 """Measured: the replica bench with one replica and 983,040 tokens, batches of 8, 32, 64, 128 samples (.3, 1.3, 2.7,
 5.3 times the law's) 1.693, 1.683, 1.703 and 1.795 nats at the best of two rates: efficiency 1, 1, .92, .62."""
@@ -77,7 +77,7 @@ def efficiency(manifest: Manifest, replicas: int, tokens: float) -> float:
         return share * worth(boundary_nats(manifest), tokens)
     steps_of_round = gossip.fragments * gossip.round_samples * context / batch
     share *= of_replicas(replicas, batch / replicas, tokens, steps_of_round, gossip.group)
-    return share * worth(boundary_nats(manifest) + CODEC_NATS.get(gossip.codec, 0.0) * (replicas > 1), tokens)
+    return share * worth(boundary_nats(manifest) + codecs()[gossip.codec].nats * (replicas > 1), tokens)
 
 
 def boundary_nats(manifest: Manifest) -> float:

@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from swarmnode.errors import UsageError
 from swarmnode.gossip.outer.traffic import message_nbytes
+from swarmnode.gossip_rules import codecs
 from swarmnode.manifest import Manifest
 from swarmnode.manifest.cross_field import ACROSS
 from swarmnode.manifest.gossip_compat import averages_gradients
@@ -40,7 +41,6 @@ ROUND_STEPS = (8, 15, 30, 60, 125, 250, 500)  # inner steps of a round; 500: DiL
 PAIR = 2  # the least group of replicas: NoLoCo's, arXiv 2506.10911
 BATCH_MAX_PARTS = (4, 2)  # of the best settings' largest batch, tried last
 SPARING = (5, 0.0)  # gossip.fragments and inner.average_share where memory is short
-CODECS = ("modular4", "modular3")
 FALLING_MAX = 3  # guess: numbers of stages in a row that are no better, where every machine holds every stage
 FIELDS = {
     "pipeline": ("stages", "memory_weight", "boundary", "boundary_rank", "window_max"),
@@ -428,10 +428,11 @@ def _try_all(
             made = with_values(first.manifest, inner_batch_max=inner.inner_batch_max // part)
             found.append(_candidate(made, manifest, fleet, left_out, tokens, by_money=by_money))
     chosen = _chosen(found) if found else None
-    if chosen is None or chosen.manifest.gossip.codec not in CODECS or chosen.left_out != left_out:
+    planned = [rules.name for rules in codecs().values() if rules.planned]
+    if chosen is None or chosen.manifest.gossip.codec not in planned or chosen.left_out != left_out:
         return
     own = with_values(chosen.manifest, round_samples=manifest.gossip.round_samples, group=manifest.gossip.group)
-    for codec, (round_samples, group) in itertools.product(CODECS, _rounds(own)):
+    for codec, (round_samples, group) in itertools.product(planned, _rounds(own)):
         made = with_values(chosen.manifest, codec=codec, round_samples=round_samples, group=group)
         if _allowed(made):
             found.append(_candidate(made, manifest, fleet, left_out, tokens, by_money=by_money))

@@ -153,7 +153,7 @@ def test_the_wheel_is_ours(tmp_path: Path) -> None:
         path.relative_to(ROOT).as_posix()
         for package in ("swarmnode", "swarmnode_methods", "swarmsim")
         for path in (ROOT / package).rglob("*")
-        if path.suffix in (".py", ".c")
+        if path.suffix in (".py", ".c", ".h")
     }
     assert made <= set(names)
     assert not [name for name in names if name.endswith((".so", ".key", ".signed"))]

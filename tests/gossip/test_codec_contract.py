@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from swarmnode.errors import ManifestError, RemoteFault
 from swarmnode.gossip.compression import codec
 from swarmnode.gossip.compression.codec import CHUNK, TILE
-from swarmnode.gossip.compression.modular import ESCAPE_NBYTES
 from swarmnode.header import check_spec
 from swarmnode.ports import WireTensor
+from swarmnode_methods.modular import ESCAPE_NBYTES
 from tests.support.method_tables import CODECS
 
 pytestmark = pytest.mark.node  # some seconds

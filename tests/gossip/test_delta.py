@@ -12,11 +12,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from swarmnode.errors import ManifestError, RemoteFault
-from swarmnode.gossip.compression import codec, kernel
+from swarmnode.gossip.compression import codec
 from swarmnode.ports import Packet
 from swarmnode_methods.delta import DECAY, DeltaCodec
 from swarmnode_methods.partial_average import PartialAverage
-from swarmnode_methods.topk import TopK, warm_k
+from swarmnode_methods.topk import KERNELS, TopK, warm_k
 
 pytestmark = pytest.mark.node  # some seconds
 
@@ -88,18 +88,15 @@ def test_topk_twin(seed: int) -> None:
         lambda size: heavy(size) * 2.0 ** -(torch.arange(size) // 4096 % 30),  # each chunk smaller than the last
     ],
 )
-def test_c_and_numpy_agree_to_the_bit(
-    name: str, size: int, make: Callable[[int], torch.Tensor], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if not kernel.build():
+def test_c_and_numpy_agree_to_the_bit(name: str, size: int, make: Callable[[int], torch.Tensor]) -> None:
+    if not KERNELS.build():
         pytest.skip("no C compiler on this machine")
 
     def coder() -> DeltaCodec:
         return Short() if name == "short" else cast(DeltaCodec, codec(name))
 
     fast = coder()
-    with monkeypatch.context() as patch:
-        patch.setattr(kernel, "load", lambda: None)
+    with KERNELS.unused():
         slow = coder()
     for _ in range(2):
         messages = [one.encode(make(size))[0] for one in (fast, slow)]

@@ -3,7 +3,6 @@
 import contextlib
 import hashlib
 import math
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -13,12 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swarmnode.errors import ManifestError, RemoteFault
-from swarmnode.gossip.compression import Codec, codec, kernel, tiles
+from swarmnode.gossip.compression import Codec, build, codec, tiles
 from swarmnode.gossip.compression.codec import CHUNK, TILE
-from swarmnode.gossip.compression.modular import ESCAPE_NBYTES, HEADER, Modular4, SpreadObservation
 from swarmnode.gossip.outer import NoLoCo
 from swarmnode.header import check_spec
 from swarmnode.ports import Packet
+from swarmnode_methods.modular import ESCAPE_NBYTES, HEADER, Modular4, SpreadObservation
+from tests.support.method_tables import without_c
 
 pytestmark = pytest.mark.node  # some seconds
 
@@ -229,18 +229,11 @@ def test_a_step_that_nobody_sends_is_refused(name: str) -> None:
             codec(name).check([replace(tensor, data=data)], 70)
 
 
-@pytest.fixture
-def without_kernel(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Codec]:
-    """Makes codecs that use torch alone."""
-
-    def make(name: str) -> Codec:
-        with monkeypatch.context() as patch:
-            patch.setattr(kernel, "load", lambda: None)
-            made = codec(name)
-            made.encode(torch.zeros(1), reference=torch.zeros(1))  # now it has the engine, which it shares with another
-            return made.another()
-
-    return make
+def of_torch_alone(name: str) -> Codec:
+    with without_c(name):
+        made = codec(name)
+        made.encode(torch.zeros(1), reference=torch.zeros(1))  # now it has the engine, which it shares with another
+        return made.another()
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -248,16 +241,14 @@ def without_kernel(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Codec]:
     ("size", "step"),
     [(1, 1e-3), (70, 1e-6), (70, 10.0), (CHUNK + 64, 1e-6), (CHUNK + 64, 10.0), (TILE + CHUNK + 70, 1e-3)],
 )
-def test_c_and_torch_agree_to_the_bit(
-    name: str, size: int, step: float, without_kernel: Callable[[str], Codec]
-) -> None:
-    if not kernel.build():
+def test_c_and_torch_agree_to_the_bit(name: str, size: int, step: float) -> None:
+    if not build(name):
         pytest.skip("no C compiler on this machine")
     phi, flat, ours = three(size, step=step)
     flat[size // 2] += 3 * step  # some blocks wrap, or nearly
     ours[::71] += 7 * step
-    fast, slow = codec(name), without_kernel(name)
-    receivers = [codec(name), without_kernel(name)]
+    fast, slow = codec(name), of_torch_alone(name)
+    receivers = [codec(name), of_torch_alone(name)]
     for seed in (1, 2**64 - 1):
         messages = [coder.encode(flat, reference=phi, seed=seed) for coder in (fast, slow)]
         assert bytes(messages[0][0].data) == bytes(messages[1][0].data)

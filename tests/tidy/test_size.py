@@ -5,8 +5,8 @@ import ast
 from tests.support.package_source import MODULES, PRODUCT, ROOT, nodes, tree
 
 # Of `swarmnode/`, and of all packages together, without generated code; CONTRIBUTING.md says how to raise them.
-LINES_MAX = 60_861
-FILES_MAX = 307
+LINES_MAX = 60_190
+FILES_MAX = 305
 ALL_LINES_MAX = 76_750
 FUNCTION_LINES_MAX = 80
 

@@ -8,14 +8,26 @@ from swarmnode.gossip_rules import codecs
 from swarmnode.plugin import implementation
 
 
-def codec(name: str) -> Codec:
-    """A codec for one replica. Raises ManifestError for an unknown name."""
+def codec_class(name: str) -> type[Codec]:
+    """Raises ManifestError for an unknown name."""
     rules = codecs().get(name)
     if rules is None:
         raise ManifestError(f"gossip.codec is {name!r}; known: {', '.join(codecs())}")
     kind = implementation(rules.implementation)
     assert isinstance(kind, type) and issubclass(kind, Codec), rules
-    return kind()
+    return kind
 
 
-__all__ = ["Codec", "codec"]
+def codec(name: str) -> Codec:
+    """A codec for one replica. Raises ManifestError for an unknown name."""
+    return codec_class(name)()
+
+
+def build(*names: str) -> bool:
+    """Compile the C code of codecs, about a second each, once a machine. False if this machine cannot: then torch codes
+    packets, slower."""
+    libraries = (codec_class(name).library for name in names)
+    return all(library.build() for library in libraries if library is not None)
+
+
+__all__ = ["Codec", "build", "codec", "codec_class"]

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from swarmnode.gossip.compression.kernel import Kernels
 from swarmnode.ports import StreamingMessage, WireTensor
 from swarmnode.wire_tensor import ReadyWatermark
 
@@ -43,6 +44,9 @@ class Codec(ABC):
     relative: ClassVar[bool] = False
     """True if reading needs the receiver's own weights, which must be near the sender's; then `encode` needs the
     sender's weights of the last round."""
+
+    library: ClassVar[Kernels | None] = None
+    """Its inner loops in C, which a node builds as it starts."""
 
     of_delta: ClassVar[bool] = False
     """True for codecs of pseudo-gradients, which may keep a residual at the sender."""

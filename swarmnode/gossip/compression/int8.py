@@ -19,8 +19,8 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from swarmnode.gossip.compression import kernel
 from swarmnode.gossip.compression.codec import BLOCK_ELEMENTS, TILE, Bytes, Codec, Done
+from swarmnode.gossip.compression.kernel import kernels
 from swarmnode.gossip.compression.tiles import (
     STEP_LEAST,
     DitherPool,
@@ -39,6 +39,7 @@ from swarmnode.ports import WireTensor
 
 LEVELS = 127
 ZERO = 128  # the code of 0
+KERNELS = kernels(__file__, "int8.c", int8_encode="pllpfpp", int8_decode="pplp")
 
 
 class Int8(Codec):
@@ -47,10 +48,11 @@ class Int8(Codec):
     name: ClassVar[str] = "int8"
     lossy: ClassVar[bool] = True
     tensors: ClassVar[int] = 1
+    library = KERNELS
 
     def __init__(self) -> None:
         self._dither = DitherPool(torch.device("cpu"))
-        self._kernel = kernel.load()
+        self._kernel = KERNELS.best()
 
     def nbytes(self, parameters: int) -> int:
         return parameters + 2 * blocks(parameters)

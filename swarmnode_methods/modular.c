@@ -1,63 +1,6 @@
-/* The inner loops of int8.py and modular.py in one pass over memory, bit for bit what the torch operations there do.
-   Blocks of 64 elements; `rows` blocks a call. Compile with -ffp-contract=off: a multiply-add is fused exactly where
-   torch's addcmul is (on processors that can). Nothing here allocates, and lengths are checked by the caller. */
-#include <math.h>
-#include <stdint.h>
-#include <string.h>
-
-#define N 64
-
-#if defined(__FMA__) || defined(__ARM_FEATURE_FMA) || defined(__aarch64__)
-#define FUSED(a, b, c) fmaf(a, b, c)
-#else
-#define FUSED(a, b, c) ((a) * (b) + (c))
-#endif
-
-static inline uint32_t bits_of(float x) { uint32_t b; memcpy(&b, &x, 4); return b; }
-static inline float of_bits(uint32_t b) { float x; memcpy(&x, &b, 4); return x; }
-
-/* The step rounded up to bfloat16, its two bytes written. A NaN stays one. */
-static inline float put_step(float step, float least, uint8_t *out) {
-    uint32_t up = (bits_of(step < least ? least : step) + 0xFFFFu) >> 16;
-    out[0] = (uint8_t)up;
-    out[1] = (uint8_t)(up >> 8);
-    return of_bits(up << 16);
-}
-
-static inline float get_step(const uint8_t *in) { return of_bits(((uint32_t)in[0] | (uint32_t)in[1] << 8) << 16); }
-
-/* The largest of 64 positive floats or NaN: their bits are in the same order, and NaN is above all. */
-static inline float largest(const uint32_t *magnitude) {
-    uint32_t most = 0;
-    for (int i = 0; i < N; i++) most = magnitude[i] > most ? magnitude[i] : most;
-    return of_bits(most);
-}
-
-void int8_encode(const float *x, long rows, long count, const uint8_t *dither, float least, uint8_t *steps,
-                 uint8_t *codes) {
-    for (long r = 0; r < rows; r++, x += N, dither += N, steps += 2, codes += N, count -= N) {
-        uint32_t magnitude[N];
-        uint8_t block[N];
-        for (int i = 0; i < N; i++) magnitude[i] = bits_of(x[i]) & 0x7FFFFFFFu;
-        float inverse = 1.0f / put_step(largest(magnitude) * (float)(1.0 / 127.0), least, steps);
-        for (int i = 0; i < N; i++) {
-            float drawn = (float)dither[i] * (1.0f / 256.0f) + (128.0f + 1.0f / 512.0f);
-            block[i] = (uint8_t)(int32_t)FUSED(x[i], inverse, drawn);
-        }
-        memcpy(codes, block, count < N ? (size_t)count : N);
-    }
-}
-
-void int8_decode(const uint8_t *steps, const uint8_t *codes, long count, float *out) {
-    for (; count > 0; count -= N, steps += 2, codes += N, out += N) {
-        float step = get_step(steps);
-        long here = count < N ? count : N;
-        if (here == N)
-            for (int i = 0; i < N; i++) out[i] = (float)((int32_t)codes[i] - 128) * step;
-        else
-            for (long i = 0; i < here; i++) out[i] = (float)((int32_t)codes[i] - 128) * step;
-    }
-}
+/* The inner loops of modular.py in one pass over memory, bit for bit what the torch operations there do. `rows` blocks a
+   call. Nothing here allocates, and lengths are checked by the caller. */
+#include "block.h"
 
 #define WEIGHT(i) (2 * (i) + 1 + 2 * ((i) == N - 1)) /* of the checksum: 1, 3 ... 125, 129 */
 #define WEIGHT_0(i) WEIGHT(i), 0
@@ -72,8 +15,8 @@ static inline uint8_t checksum(const uint16_t *words, int bits) {
     return (uint8_t)(sum >> bits);
 }
 
-/* Packed codes (codes.py), `n` at a time, which lie in one part: a block in a whole chunk, or else 8. `at` is the element
-   of the chunk where they begin, of `count`; blocks of a chunk are packed in ascending order, so parts overwrite first. */
+/* Packed codes (modular_kernels.py), `n` at a time, which lie in one part: a block in a whole chunk, or else 8. `at` is
+   the element of the chunk where they begin, of `count`; blocks of a chunk are packed in ascending order, so parts overwrite first. */
 static inline __attribute__((always_inline)) void pack_six(const uint8_t *six, const int n, long at, long count, int fresh, uint8_t *out) {
     const long part = count / 4;
     uint8_t *to = out + at;

@@ -1,4 +1,4 @@
-"""The arithmetic of modular.py on pieces of a packet: torch operations on any device, or kernel.c, equal to the bit.
+"""The arithmetic of modular.py on pieces of a packet: torch operations on any device, or modular.c, equal to the bit.
 
 Codes of 3, 4 or 6 bits are packed by whole chunks: distant parts of a chunk share bytes, so that a few calls suffice.
 
@@ -20,11 +20,15 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import torch
 
-from swarmnode.gossip.compression import kernel, tiles
+from swarmnode.gossip.compression import tiles
 from swarmnode.gossip.compression.codec import BLOCK_ELEMENTS, CHUNK, TILE, Bytes
+from swarmnode.gossip.compression.kernel import kernels
 from swarmnode.gossip.compression.tiles import DitherPool, blocks, by_block, chunks, read_steps, wire_steps
 
 WIDTHS = (3, 4, 6)
+KERNELS = kernels(
+    __file__, "modular.c", modular_encode="pplpllfipp", modular_decode="plllpplipppp", modular_note="ppplipp"
+)
 
 _PLACES = np.array([[64], [16], [4]], np.uint8)  # positions of two bits of d in planes of 6 bits
 _UNPLACES = np.array([[0], [2], [4]], np.uint8)
@@ -33,6 +37,10 @@ _UNPLACES = np.array([[0], [2], [4]], np.uint8)
 def packed_nbytes(count: int, bits: int) -> int:
     """Bytes of `count` codes; `count` is a multiple of 8."""
     return count // 8 * bits
+
+
+def tile_nbytes(elements: int, bits: int) -> int:
+    return blocks(elements) * (3 + 8 * bits)
 
 
 def pack(codes: Bytes, bits: int) -> Bytes:
@@ -61,10 +69,9 @@ def unpack(packed: Bytes, bits: int) -> Bytes:
 
 
 SHARES = 65536  # whole numbers, whose sum does not depend on the order
-CENTRE = (
-    1.5 * 2.0**16
-)  # is added to theta / s, which is seldom below -2^15 (STEP_RATIO): so truncation rounds down. And
-DITHER = 0xFE  # float32 rounds to 128ths there, which is to add 1 / 256 and round down: that makes these bytes odd
+# CENTRE is added to theta / s, which is seldom below -2^15 (STEP_RATIO): so truncation rounds down. And float32 rounds
+# to 128ths there, which is to add 1 / 256 and round down: that makes bytes & DITHER odd.
+CENTRE, DITHER = 1.5 * 2.0**16, 0xFE
 NEAR = 2.0**-64  # huber_loss beyond it is |difference| NEAR exactly: one pass instead of two
 
 
@@ -86,12 +93,9 @@ class PacketLayout(NamedTuple):
     parameters: int
     bits: int
 
-    def tile_nbytes(self, elements: int) -> int:
-        return blocks(elements) * (3 + 8 * self.bits)
-
     def tile_at(self, start: int) -> int:
         """The byte offset of the tile that begins at element `start`."""
-        return start // TILE * self.tile_nbytes(TILE)
+        return start // TILE * tile_nbytes(TILE, self.bits)
 
     def tile(self, start: int, rows: int) -> tuple[Bytes, Bytes, Bytes]:
         """The (steps, checksums, codes) of the tile of `rows` blocks that begins at element `start`."""
@@ -123,6 +127,15 @@ class PacketLayout(NamedTuple):
         return spans
 
 
+class Decoded(NamedTuple):
+    """Results of decoding by block: the sender's steps, whether the checksum is wrong, and how far the farthest element
+    lies from ours (if wrong, the whole range, of which it is at least half)."""
+
+    steps: torch.Tensor
+    wrapped: torch.Tensor
+    far: torch.Tensor
+
+
 TileWriter = Callable[[int, int, torch.Tensor], None]
 """Called with (start, end, own): writes the tile of these elements; `own` holds the steps of its blocks."""
 
@@ -141,19 +154,8 @@ class ModularEngine(Protocol):
         """A writer for the tiles of the message of `flat`, one after the other. Steps are scale max|flat - reference|
         by block, at least the value in `own`, which is set to them. `dither.pool` then holds the dither of `seed`."""
 
-    def decode(
-        self,
-        layout: PacketLayout,
-        start: int,
-        ours: torch.Tensor,
-        out: torch.Tensor,
-        steps: torch.Tensor,
-        wrapped: torch.Tensor,
-        far: torch.Tensor,
-    ) -> None:
-        """Decode elements from `start` on into `out`, given our own values `ours`. By block: their `steps`, whether the
-        checksum is wrong, and how far the farthest element lies from ours (if wrong, the whole range, of which it is at
-        least half)."""
+    def decode(self, layout: PacketLayout, start: int, ours: torch.Tensor, out: torch.Tensor, of: Decoded) -> None:
+        """Decode elements from `start` on into `out`, given our own values `ours`, and fill `of`."""
 
     def note(
         self, far: torch.Tensor, wrapped: torch.Tensor, own: torch.Tensor, memory: torch.Tensor
@@ -164,12 +166,12 @@ class ModularEngine(Protocol):
 
 def engine(bits: int, device: torch.device) -> ModularEngine:
     """The fastest engine for `device`."""
-    library = kernel.load() if device.type == "cpu" else None
+    library = KERNELS.best() if device.type == "cpu" else None
     return TorchEngine(bits, device) if library is None else KernelEngine(bits, library)
 
 
 class KernelEngine:
-    """The engine in C (kernel.c)."""
+    """The engine in C (modular.c)."""
 
     def __init__(self, bits: int, library: ctypes.CDLL) -> None:
         self.bits = bits
@@ -196,22 +198,13 @@ class KernelEngine:
 
         return write
 
-    def decode(
-        self,
-        layout: PacketLayout,
-        start: int,
-        ours: torch.Tensor,
-        out: torch.Tensor,
-        steps: torch.Tensor,
-        wrapped: torch.Tensor,
-        far: torch.Tensor,
-    ) -> None:
+    def decode(self, layout: PacketLayout, start: int, ours: torch.Tensor, out: torch.Tensor, of: Decoded) -> None:
         mine = ours.float().contiguous()
         target = out if out.dtype == torch.float32 and out.is_contiguous() else torch.empty(out.numel())
         self._library.modular_decode(
             *(layout.data.ctypes.data, layout.parameters, start, start + out.numel(), mine.data_ptr()),
             *(self._back.data_ptr(), tiles.turn(self._seed), self.bits, target.data_ptr()),
-            *(steps.data_ptr(), wrapped.data_ptr(), far.data_ptr()),
+            *(flat.data_ptr() for flat in of),
         )
         if target is not out:
             out.copy_(target)
@@ -280,17 +273,9 @@ class TorchEngine:
 
         return write
 
-    def decode(
-        self,
-        layout: PacketLayout,
-        start: int,
-        ours: torch.Tensor,
-        out: torch.Tensor,
-        steps: torch.Tensor,
-        wrapped: torch.Tensor,
-        far: torch.Tensor,
-    ) -> None:
+    def decode(self, layout: PacketLayout, start: int, ours: torch.Tensor, out: torch.Tensor, of: Decoded) -> None:
         share, device = 1 / (1 << self.bits), out.device
+        steps, wrapped, far = of
         for piece in layout.pieces(start, start + out.numel()):
             rows = slice((piece.start - start) // BLOCK_ELEMENTS, blocks(piece.end - start))
             within = slice(piece.start - start, piece.end - start)

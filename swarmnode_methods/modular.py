@@ -44,7 +44,6 @@ import torch
 
 from swarmnode.errors import RemoteFault
 from swarmnode.gossip.compression.codec import BLOCK_ELEMENTS, CHUNK, TILE, Bytes, Codec, Done
-from swarmnode.gossip.compression.modular_kernels import SHARES, ModularEngine, PacketLayout, engine
 from swarmnode.gossip.compression.tiles import (
     STEP_LEAST,
     blocks,
@@ -57,6 +56,7 @@ from swarmnode.gossip.compression.tiles import (
 )
 from swarmnode.model.tensor import MAGNITUDE_MAX
 from swarmnode.ports import WireTensor
+from swarmnode_methods.modular_kernels import KERNELS, SHARES, Decoded, ModularEngine, PacketLayout, engine, tile_nbytes
 
 Numbers = np.ndarray[tuple[int], np.dtype[np.int64]]
 
@@ -113,6 +113,7 @@ class Modular(Codec):
 
     lossy: ClassVar[bool] = True
     tensors: ClassVar[int] = 1
+    library = KERNELS
     relative: ClassVar[bool] = True
 
     bits: ClassVar[int]
@@ -137,25 +138,19 @@ class Modular(Codec):
             self._engines[device] = engine(self.bits, device)
         return self._engines[device]
 
-    def _tile_nbytes(self, elements: int) -> int:
-        return blocks(elements) * (3 + 8 * self.bits)
-
     def _escapes_most(self, parameters: int) -> int:
         return int(blocks(parameters) * ESCAPES_SHARE) + 1
 
     def nbytes(self, parameters: int) -> int:
         """Most bytes; each unused escape saves 70."""
-        return self._plain_nbytes(parameters) + ESCAPE_NBYTES * self._escapes_most(parameters)
+        return self.least_nbytes(parameters) + ESCAPE_NBYTES * self._escapes_most(parameters)
 
     def least_nbytes(self, parameters: int) -> int:
         """Bytes without escapes."""
-        return self._plain_nbytes(parameters)
-
-    def _plain_nbytes(self, parameters: int) -> int:
-        return HEADER.size + self._tile_nbytes(parameters)
+        return HEADER.size + tile_nbytes(parameters, self.bits)
 
     def _layout(self, data: Bytes, parameters: int) -> PacketLayout:
-        return PacketLayout(data[HEADER.size : self._plain_nbytes(parameters)], parameters, self.bits)
+        return PacketLayout(data[HEADER.size : self.least_nbytes(parameters)], parameters, self.bits)
 
     # Sending
 
@@ -167,7 +162,7 @@ class Modular(Codec):
         self._escapes_due = self._escaping(parameters)
         if self._steps is None or len(self._steps) != blocks(parameters) or self._steps.device != device:
             self._steps = torch.empty(blocks(parameters), device=device)
-        return self._plain_nbytes(parameters) + ESCAPE_NBYTES * self._escapes_due.size
+        return self.least_nbytes(parameters) + ESCAPE_NBYTES * self._escapes_due.size
 
     def write(self, wire: Bytes, flat: torch.Tensor, reference: torch.Tensor | None, seed: int, done: Done) -> None:
         assert reference is not None and reference.shape == flat.shape, "steps are measured by flat - reference"
@@ -188,10 +183,10 @@ class Modular(Codec):
                 most = max(least, usual * self.kappa_most / (1 << self.bits))  # whatever partners say
                 own = self._steps[start // BLOCK_ELEMENTS : blocks(end)]
                 encode(start, end, own.clamp_(least, most))
-                done(HEADER.size + self._tile_nbytes(end))
+                done(HEADER.size + tile_nbytes(end, self.bits))
         self._far.mul_(FAR_KEEP)
         if escapes.size:
-            self._encode_escapes(flat, escapes, seed, wire[self._plain_nbytes(parameters) :])
+            self._encode_escapes(flat, escapes, seed, wire[self.least_nbytes(parameters) :])
 
     @property
     def kappa_most(self) -> float:
@@ -217,9 +212,8 @@ class Modular(Codec):
         padded[inside] = flat[index[inside]].float()
         steps = (padded.abs().amax(1) / 127).clamp_(min=STEP_LEAST)
         wire_steps(steps, out[4 * count : 6 * count])
-        drawn = self._on(flat.device).dither.pool.to(flat.device)[
-            index % CHUNK
-        ]  # its value does not matter, only that it is random
+        # which dither does not matter, only that it is random
+        drawn = self._on(flat.device).dither.pool.to(flat.device)[index % CHUNK]
         codes = (padded / steps.unsqueeze(1) + drawn * (1 / 256) + (128 + 1 / 512)).to(torch.uint8)
         out[: 4 * count] = escapes.astype("<u4").view(np.uint8)
         out[6 * count :] = codes.cpu().numpy().reshape(-1)
@@ -227,11 +221,10 @@ class Modular(Codec):
     # Receiving
 
     def _head(self, data: Bytes) -> _Head:
-        parameters, seed, kappa, escapes, _ = HEADER.unpack(data[: HEADER.size].tobytes())
-        return _Head(parameters, seed, kappa, escapes)
+        return _Head(*HEADER.unpack(data[: HEADER.size].tobytes())[:4])
 
     def check(self, tensors: Sequence[WireTensor], parameters: int) -> None:
-        what, plain = f"{self.name} packet", self._plain_nbytes(parameters)
+        what, plain = f"{self.name} packet", self.least_nbytes(parameters)
         data = one_tensor(tensors, self.name, parameters, plain, self.nbytes(parameters))
         head = self._head(data)
         again = HEADER.pack(parameters, head.seed, head.kappa, (data.size - plain) // ESCAPE_NBYTES, self.bits)
@@ -242,7 +235,7 @@ class Modular(Codec):
         at = HEADER.size
         for start, end in tiles(0, parameters):
             check_steps(data[at : at + 2 * blocks(end - start)], MAGNITUDE_MAX / (1 << self.bits), what)
-            at += self._tile_nbytes(end - start)
+            at += tile_nbytes(end - start, self.bits)
         numbers, steps, _ = self._escapes(data, parameters)
         check_steps(steps, MAGNITUDE_MAX / 128, what)
         if numbers.size and (int(numbers[-1]) >= blocks(parameters) or bool((np.diff(numbers) <= 0).any())):
@@ -250,7 +243,7 @@ class Modular(Codec):
 
     def _escapes(self, data: Bytes, parameters: int) -> tuple[Numbers, Bytes, Bytes]:
         """(block numbers, bytes of steps, codes)."""
-        tail = data[self._plain_nbytes(parameters) :]
+        tail = data[self.least_nbytes(parameters) :]
         count = tail.size // ESCAPE_NBYTES
         numbers = np.frombuffer(tail[: 4 * count].tobytes(), "<u4").astype(np.int64)
         return numbers, tail[4 * count : 6 * count], tail[6 * count :]
@@ -266,7 +259,7 @@ class Modular(Codec):
         code.draw_back(self._head(data).seed)
         steps, wrapped = torch.empty(rows, device=out.device), torch.empty(rows, dtype=torch.uint8, device=out.device)
         far = torch.empty(rows, device=out.device)
-        code.decode(self._layout(data, parameters), start, reference, out, steps, wrapped, far)
+        code.decode(self._layout(data, parameters), start, reference, out, Decoded(steps, wrapped, far))
         numbers, step_bytes, codes = self._escapes(data, parameters)
         low, high = np.searchsorted(numbers, (start // BLOCK_ELEMENTS, start // BLOCK_ELEMENTS + rows))
         if high > low:
