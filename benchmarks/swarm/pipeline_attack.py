@@ -170,7 +170,9 @@ def live(life: PipelineLife, clock: Clock, say: Callable[[str], None]) -> dict[s
         row: dict[str, Any] = {"nats": _nats(found, samples), "trained": readings[-1].samples}
         row["tokens/s"] = readings[-1].samples * manifest.model.context / (readings[-1].unix_s - readings[0].unix_s)
         facts = fleet.facts()
-        row["checked"] = count(facts, name.REDONE) / max(1, count(facts, name.MICROBATCHES, outcome="done"))
+        # Feeders' activations are checked as well, so each stage has a hop.
+        hops = STAGES * count(facts, name.MICROBATCHES, outcome="done")
+        row["checked"] = count(facts, name.REDONE) / max(1, hops)
         row |= _exclusions(fleet, names, Path(folder), stage)
         return row
 

@@ -35,7 +35,7 @@ SNAPSHOT_AGE_S = 30.0  # guess: donors make a new snapshot every ten seconds, la
 EXAMINED_S = 12.0  # between answers of a suspected replica; measured: after ten, every other snapshot is the old one
 WITHHELD_MAX = 6  # guess: far answers of a replica that never gives weights near them; an honest donor is busy at times
 UNSHOWN_MAX = 32  # guess: refused openings in a row; an honest replica keeps its last answers for a while
-BUDGET_FIRST = 8.0  # guess: recomputed hops beyond the manifest's share of answers, to examine newcomers
+BUDGET_FIRST = 8.0  # guess: recomputed hops beyond the manifest's share of answers, of which a stage examines newcomers
 # Recomputed hops beyond as many again, to examine doubted replicas. Measured: a caller excludes one that steers after
 # some twenty; so many right ones end a doubt.
 DOUBT_FIRST = float(DOUBTED_RIGHT)
@@ -260,7 +260,9 @@ class Coherence(SequentialTest):
         x = math.log(max(length, 1e-6))
         if len(self._recent) >= self.RECENT_LEAST:
             median, spread = self._usual(below=True)  # liars are above
-            self._add(peer, self.SHIFT * ((x - median) / max(self.NOISE_LEAST, spread) - self.SHIFT / 2.0))
+            ratio = self.SHIFT * ((x - median) / max(self.NOISE_LEAST, spread) - self.SHIFT / 2.0)
+            # One alone costs no check: of 3,103 honest ones of a live stage of four 35 were above SUSPECT, five twice.
+            self._add(peer, min(ratio, SUSPECT))
         if self.against(peer) <= DOUBT / 2.0:
             self._recent.append(x)
 
@@ -360,13 +362,20 @@ class Audits:
             self.shortfall(stage).learn(distance)
         self._of(peer).residual = RunningResidual()
 
-    def chosen(self, peer: PeerId, draw: float) -> bool:
-        """Whether to check an answer of `peer` that just arrived; `draw` is a random number in [0, 1)."""
+    def chosen(self, peer: PeerId, draw: float, callers: int = 1) -> bool:
+        """Whether to check an answer of `peer` that just arrived, one of `callers` replicas of our stage, with us;
+        `draw` is a random number in [0, 1)."""
         self._answers += 1
-        return draw < self.share(peer)
+        return draw < self.share(peer, callers)
 
-    def share(self, peer: PeerId) -> float:
+    def share(self, peer: PeerId, callers: int = 1) -> float:
         """The share of `peer`'s answers to check now: all of a newcomer's until one was right, and of a doubted one.
+
+        Newcomers have a part of the budget, the smaller the more `callers` share it: what one of them finds is shown to
+        the others. A first check finds what is broken, or lies to everybody from the start. Who knows of it is honest
+        at first, or lies to one caller only, and meets the manifest's share, which each caller draws for itself. Nobody
+        reports that a newcomer was right, since a caller that colludes would. The rest of the budget is out of
+        newcomers' reach, so that a stream of honest keys does not use up the checks of a liar.
 
         The doubted have a budget of their own, as large as the others' in the long run, of which half is for what we
         saw ourselves. So an honest swarm recomputes twice the manifest's share at most, whoever doubts whom.
@@ -375,17 +384,22 @@ class Audits:
         left = self._doubt_budget.fill(self._answers) if seen or known.doubted else 0.0
         if left >= (1.0 if seen else DOUBT_FIRST / 2.0):
             return float(self._share > 0.0)
-        if self._budget.fill(self._answers) < 1.0:
-            return 0.0
-        return self._share if known.right else math.ceil(self._share)
+        left, kept = self._budget.fill(self._answers), BUDGET_FIRST * (1.0 - 1.0 / max(1, callers))
+        if not known.right and left >= min(1.0 + kept, BUDGET_FIRST):
+            return math.ceil(self._share)
+        return self._share if left >= 1.0 else 0.0
 
     def spent(self, about: PeerId) -> None:
         """Charge one recomputed hop of a check of `about`."""
         doubt = self.doubted(about) and self._doubt_budget.tokens > 0.0
         (self._doubt_budget if doubt else self._budget).spend(self._answers, 1.0)
 
+    def convicted(self, peer: PeerId) -> bool:
+        """Whether so many answers of `peer` were false that it is excluded."""
+        return len(self._records.get(peer, _Record()).wrong) >= LIES
+
     def doubted(self, peer: PeerId) -> bool:
-        """Whether `peer` is examined: checks speak against it, or others say that it lies."""
+        """Whether `peer` is examined: checks speak against it, or answers that others showed."""
         return self._speaks(peer) or self._records.get(peer, _Record()).doubted
 
     def _speaks(self, peer: PeerId) -> bool:
@@ -436,7 +450,7 @@ class Audits:
         if came_s > known.explained_s:
             known.wrong.add(microbatch)
             known.explained_s = now_s + SNAPSHOT_AGE_S
-        return len(known.wrong) >= LIES
+        return self.convicted(peer)
 
     def unshown(self, peer: PeerId) -> bool:
         """Record that `peer` refused to show its evidence; return whether to exclude it."""
@@ -451,7 +465,7 @@ class Audits:
         return len(known.withheld) >= WITHHELD_MAX
 
     def doubt(self, peer: PeerId) -> _Record:
-        """Check more answers of `peer`: one was false, or others report that it lies."""
+        """Check more answers of `peer`: one was false, or others showed one that looks so."""
         known = self._of(peer)
         known.right_in_row, known.doubted = 0, True
         return known

@@ -166,7 +166,7 @@ class Auditor:
 
     def perhaps(self, peer: PeerId, check: Callable[[], Coroutine[Any, Any, object]]) -> None:
         """Start `check` of an answer of `peer` if it is chosen."""
-        chosen = self.audits.chosen(peer, self._rng.random())
+        chosen = self.audits.chosen(peer, self._rng.random(), len(self._swarm().serving(self._stage)))
         if not chosen or self._under_way >= AT_ONCE_MAX:
             return
         self._under_way += 1

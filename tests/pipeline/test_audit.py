@@ -98,6 +98,20 @@ def test_checks_stay_within_their_budgets() -> None:
     assert audits.chosen(C, 0.0), "others are checked meanwhile"
 
 
+@pytest.mark.parametrize(("callers", "first"), [(1, 8), (2, 4), (3, 2), (4, 2), (8, 1), (100, 1)])
+def test_callers_share_the_first_checks_of_newcomers(callers: int, first: int) -> None:
+    """Newcomers that are never found right, however many keys they are, leave the other checks to those known."""
+    audits = Audits(SHARE)
+    checked = 0
+    for number in range(20):
+        if audits.share(PeerId(f"{number:052}"), callers) == 1.0:
+            audits.spent(PeerId(f"{number:052}"))
+            checked += 1
+    assert checked == first
+    audits.right(A)
+    assert audits.share(A, callers) == (SHARE if callers > 1 else 0.0)
+
+
 def test_weights_are_fetched_again_when_donors_may_have_newer_ones() -> None:
     audits = Audits(SHARE)
     assert audits.weighs([A], 0.0) and not audits.weighs([A, B], 1.0) and audits.weighs([B], 1.0)

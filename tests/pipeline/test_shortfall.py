@@ -17,6 +17,7 @@ from swarmnode.model.tensor import sketch
 from swarmnode.pipeline.audit import (
     EXPLAINED,
     LIMIT,
+    SUSPECT,
     AnswerSimilarity,
     Audits,
     Coherence,
@@ -87,6 +88,16 @@ def test_answers_that_point_one_way_are_checked_without_any_check(lie: str) -> N
             test.observe(PeerId(peer), one["length"])
         test.observe(LIAR, other["length"])
     assert test.against(LIAR) > LIMIT and max(test.against(PeerId(peer)) for peer in "abc") == 0.0
+
+
+def test_one_answer_that_points_one_way_costs_no_check_and_two_do() -> None:
+    test = Coherence()
+    for _ in range(Coherence.RECENT_LEAST):
+        test.observe(HONEST, 0.15)
+    test.observe(HONEST, 1.0)
+    assert 0.0 < test.against(HONEST) <= SUSPECT
+    test.observe(HONEST, 1.0)
+    assert test.against(HONEST) > SUSPECT
 
 
 def test_weights_that_hardly_move_make_no_room_for_lies_and_what_own_weights_explain_is_learned() -> None:
