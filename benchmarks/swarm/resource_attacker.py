@@ -171,12 +171,6 @@ class ResourceAttacker:
         """One message that the victim would write into its log, from a JOINING of its stage."""
         joining = self.record(self._identity, stage, record_pb2.NODE_STATE_JOINING)
         number, reason = next(self._numbers), "\x1b[2J" + "x" * 150
-        if number % 3 == 0:
-            forged = wire.Statement(
-                run_id=self._run_id, client=self._identity.peer_id, microbatch_id=self._random.randbytes(16)
-            )
-            await self._call(peer, wire.Request(record=joining, suspicion=wire.Suspicion(statement=forged)))
-            return
         packet = Packet(1.0, 8, ())
         given = receipt(self._identity, self._run_id, stage, number, peer, packet, Verdict(0.0, "norm", reason))
         await self._call(peer, wire.Request(record=joining, packet_receipt=bare(given)))

@@ -229,9 +229,6 @@ EVENTS: Final[dict[str, EventKind]] = {
     "audit.done": _event(
         "an answer was recomputed by another replica and compared", "peer stage_of_peer outcome reason"
     ),
-    "audit.suspicion": _event(
-        "another caller reports that a peer lied: its answers are checked more often", "peer about"
-    ),
     "peer.excluded": _event(
         "a peer was found to lie: it gets no work, no partner and no vote here any more", "peer reason"
     ),

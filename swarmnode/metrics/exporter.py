@@ -33,7 +33,6 @@ from swarmnode.wire.record_pb2 import NodeState
 
 PROVOKED: Final = frozenset(
     {
-        "audit.suspicion",
         "final_delta.merged",
         "final_delta.stale",
         "call.failed",

@@ -12,8 +12,7 @@ A record is believed that its peer signed and that has not run out; it comes fro
                                                    feeder without a stage answers "recompute" alone, with text
     accusation                                     any replica: who found an answer false shows it to its server's stage
                                                    and to that server's other callers
-    exchange, commit, fallback, packet_receipt,
-    suspicion                                      a replica of our own stage
+    exchange, commit, fallback, packet_receipt     a replica of our own stage
     final_delta                                    a replica of our own stage that leaves
     handover                                       a replica of the stage after ours, which we keep
     table                                          a replica of the other end of the pipeline
@@ -40,7 +39,7 @@ from swarmnode.remembered import Remembered
 from swarmnode.wire import access_pb2, record_pb2
 from swarmnode.wire import call_pb2 as wire
 
-OWN_STAGE = frozenset({"exchange", "commit", "fallback", "packet_receipt", "final_delta", "suspicion"})
+OWN_STAGE = frozenset({"exchange", "commit", "fallback", "packet_receipt", "final_delta"})
 CHECKS = frozenset({"opening", "recompute"})
 MEMBERS = frozenset({"snapshot", "chunk"})
 

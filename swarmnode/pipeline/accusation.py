@@ -159,6 +159,8 @@ class Accusations:
         auditor, reason, false = self._auditor, "", False
         try:
             async with self._one:
+                if auditor.audits.convicted(claim.server):  # by others that were shown before
+                    return
                 again = await self._again(claim, shown)
                 vanishes = await self._compute.run(
                     Priority.BACKWARD, 0, partial(self.usual_norm(stage).vanishes, again.gradient, claim.samples)
@@ -167,6 +169,8 @@ class Accusations:
                 loss_sum = again.loss_sum if shown is None else shown.next.loss_sum
                 differs = not mine.close or self._usual.short(mine.distance)
                 if differs and not vanishes and not auditor.is_noise(claim, loss_sum):
+                    # Whatever its weights say: if they met others meanwhile, our own checks decide.
+                    auditor.audits.doubt(claim.server)
                     own = await self._weigh(claim.server, claim, shown)
                     verdict = await auditor.like(claim, theirs, own)
                     # Its accuser chose when to show it, so half of the distance convicts only near its weights.

@@ -65,9 +65,8 @@ from swarmnode.wire import call_pb2 as wire
 AT_ONCE_MAX = 2  # guess: concurrent checks; further answers are not checked meanwhile
 DEEPER_SHARE = 0.5  # guess: share of right hops after which the next hop is checked too
 VOTES_MAX = 7  # guess: replicas whose answers are compared after a contradiction
-WARNED_MAX = 16  # guess: peers told of a false answer
+SHOWN_MAX = 16  # guess: peers shown a false answer, of its callers and of its stage
 NOBODY_ELSE = "no other replica of the stage"  # why an answer of a stage's only replica is not checked
-WARN_TIMEOUT_S = 5.0  # guess: one small message
 TIMEOUT_S = 30.0  # guess: for one recomputation
 SUSPECTED = RemoteFault("its answers are farther from those of its stage than others' are")
 REPLY_SLACK_BYTES = 4096
@@ -117,7 +116,6 @@ class Auditor:
         self.feeders = feeder_place(manifest)
         self._under_way = 0
         self._at_work = Remembered[PeerId, None]()  # whose answers came: they are asked first
-        self._warned = Remembered[tuple[PeerId, PeerId], None]()  # (caller, about)
         self.audits = Audits(manifest.pipeline.audit_share)
         # Of sketches: a liar that knew them could point where they do not look.
         self._signs = seeded("sketch", identity.seed.hex()).getrandbits(32)
@@ -284,8 +282,6 @@ class Auditor:
         if outcome == "right":
             return self._right(claim, shown, str(cases[0].vote))
         self._tell(claim, outcome, "; ".join(reasons) or ("most contradict each other" if split else "unusual"))
-        if 0 in false:
-            self._warn(claim)
         return None
 
     async def _cases(self, claim: HopClaim, voters: Sequence[Voter]) -> list[Weighed]:
@@ -377,37 +373,11 @@ class Auditor:
         if shown is not None and answered.sent is not None:
             tensors += (answered.sent, shown.got)
             accusation.next.CopyFrom(shown.next)
-        callers, mates = (self.others(of, PeerId(stated.server), most=WARNED_MAX) for of in (self._stage, stated.stage))
+        callers, mates = (self.others(of, PeerId(stated.server), most=SHOWN_MAX) for of in (self._stage, stated.stage))
         for peer in (*callers, *mates):
             call = Call(wire.Request(run_id=self.run_id, accusation=accusation), tensors)
             with contextlib.suppress(Unavailable, RemoteFault):  # the next one may accept it
                 await self.transport.call(peer, call, timeout_s=TIMEOUT_S, reply_bytes_max=REPLY_SLACK_BYTES)
-
-    def _warn(self, claim: HopClaim) -> None:
-        """Send the statement to other callers of the same stage, which then check more of that replica's answers."""
-        here = [member.peer for member in self._swarm().members() if member.stage == self._stage]
-        others = [peer for peer in here if peer not in (claim.server, self.me)]
-        for peer in self._rng.sample(others, min(WARNED_MAX, len(others))):
-            self.spawn(self._warn_one(peer, claim.statement))
-
-    async def _warn_one(self, peer: PeerId, statement: wire.Statement) -> None:
-        call = Call(wire.Request(run_id=self.run_id, suspicion=wire.Suspicion(statement=statement)))
-        with contextlib.suppress(Unavailable, RemoteFault):  # it will find out by itself
-            await self.transport.call(peer, call, timeout_s=WARN_TIMEOUT_S, reply_bytes_max=0)
-
-    async def serve_suspicion(self, peer: PeerId, call: Call) -> Answer:
-        """Handler of method "suspicion". A suspicion proves nothing; more answers of the accused replica are checked,
-        within the same budget. Raises RemoteFault if the statement is not about an answer to `peer` in this run."""
-        stated = call.header.suspicion.statement
-        if (stated.run_id, stated.client) != (self.run_id, peer):
-            raise RemoteFault(f"suspicion of an answer to {short(PeerId(stated.client))}, from {short(peer)}")
-        statements.check(stated)
-        about = PeerId(stated.server)
-        if (peer, about) not in self._warned:  # once of each caller, since it costs audits
-            self._warned[peer, about] = None
-            self.audits.doubt(about)
-            self._telemetry.event("audit.suspicion", peer=peer, about=about)
-        return Answer(wire.Reply(suspicion=wire.SuspicionTaken()))
 
     def _right(self, claim: HopClaim, shown: HopEvidence | None, reason: str) -> HopClaim | None:
         """Record a confirmed answer; return the next hop if it should be checked too."""

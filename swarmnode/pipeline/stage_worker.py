@@ -47,12 +47,6 @@ class StageAudits:
     input_auditor: InputAuditor | None = None
     accusations: Accusations | None = None
 
-    async def serve_suspicion(self, peer: PeerId, call: Call) -> Answer:
-        """Handler of method "suspicion". Raises Unavailable if this run does not audit."""
-        if self.auditor is None:
-            raise Unavailable("this run does not audit answers")
-        return await self.auditor.serve_suspicion(peer, call)
-
     async def serve_accusation(self, peer: PeerId, call: Call) -> Answer:
         """Handler of method "accusation". Raises Unavailable if this run does not audit."""
         if self.accusations is None:
