@@ -9,9 +9,6 @@ from dataclasses import dataclass
 
 from swarmnode import plugin
 
-WEIGHTS = ("fp32", "bf16", "int8")
-"""Codecs of any weights."""
-
 
 @dataclass(frozen=True, slots=True)
 class CodecRules:
@@ -74,7 +71,6 @@ def codecs() -> dict[str, CodecRules]:
     own = (
         CodecRules("fp32", "swarmnode.gossip.compression.dense:Fp32"),
         CodecRules("bf16", "swarmnode.gossip.compression.dense:Bf16", nbytes=2.0),
-        CodecRules("int8", "swarmnode.gossip.compression.int8:Int8", nbytes=1.03),
     )
     return {rules.name: rules for rules in (*own, *plugin.rows(plugin.CODECS, CodecRules))}
 

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 
 from swarmnode.gossip.compression.codec import Bytes, Codec, Done
-from swarmnode.gossip.compression.tiles import one_tensor
 from swarmnode.ports import WireTensor
+from swarmnode_methods.tiles import one_tensor
 
 DECAY = 0.95  # SparseLoCo, arXiv 2508.15706
 

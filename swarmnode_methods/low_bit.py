@@ -23,7 +23,9 @@ import torch
 
 from swarmnode.errors import RemoteFault
 from swarmnode.gossip.compression.codec import BLOCK_ELEMENTS, CHUNK, Bytes, Done
-from swarmnode.gossip.compression.tiles import (
+from swarmnode.model.tensor import MAGNITUDE_MAX
+from swarmnode_methods.delta import DeltaCodec
+from swarmnode_methods.tiles import (
     STEP_LEAST,
     DitherPool,
     blocks,
@@ -34,8 +36,6 @@ from swarmnode.gossip.compression.tiles import (
     tiles,
     wire_steps,
 )
-from swarmnode.model.tensor import MAGNITUDE_MAX
-from swarmnode_methods.delta import DeltaCodec
 
 
 class TilePacker:

@@ -44,7 +44,10 @@ import torch
 
 from swarmnode.errors import RemoteFault
 from swarmnode.gossip.compression.codec import BLOCK_ELEMENTS, CHUNK, TILE, Bytes, Codec, Done
-from swarmnode.gossip.compression.tiles import (
+from swarmnode.model.tensor import MAGNITUDE_MAX
+from swarmnode.ports import WireTensor
+from swarmnode_methods.modular_kernels import KERNELS, SHARES, Decoded, ModularEngine, PacketLayout, engine, tile_nbytes
+from swarmnode_methods.tiles import (
     STEP_LEAST,
     blocks,
     check_range,
@@ -54,9 +57,6 @@ from swarmnode.gossip.compression.tiles import (
     tiles,
     wire_steps,
 )
-from swarmnode.model.tensor import MAGNITUDE_MAX
-from swarmnode.ports import WireTensor
-from swarmnode_methods.modular_kernels import KERNELS, SHARES, Decoded, ModularEngine, PacketLayout, engine, tile_nbytes
 
 Numbers = np.ndarray[tuple[int], np.dtype[np.int64]]
 

@@ -20,10 +20,10 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import torch
 
-from swarmnode.gossip.compression import tiles
 from swarmnode.gossip.compression.codec import BLOCK_ELEMENTS, CHUNK, TILE, Bytes
-from swarmnode.gossip.compression.kernel import kernels
-from swarmnode.gossip.compression.tiles import DitherPool, blocks, by_block, chunks, read_steps, wire_steps
+from swarmnode_methods import tiles
+from swarmnode_methods.kernel import kernels
+from swarmnode_methods.tiles import DitherPool, blocks, by_block, chunks, read_steps, wire_steps
 
 WIDTHS = (3, 4, 6)
 KERNELS = kernels(

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from swarmnode.gossip_rules import WEIGHTS, CodecRules, MethodRules
+from swarmnode.gossip_rules import CodecRules, MethodRules
 
+WEIGHTS = ("fp32", "bf16", "int8")
 MODULAR = ("modular6", "modular4", "modular3")
 UNBIASED = ("e3m0", "ternary")
 SPARSE = ("topk", "topk512", "topk64")
 DELTA = (*UNBIASED, *SPARSE, "powersgd")
 
 CODECS = (
+    CodecRules("int8", "swarmnode_methods.int8:Int8", nbytes=1.03),
     CodecRules("modular6", "swarmnode_methods.modular:Modular6", relative=True, nbytes=0.8),
     CodecRules("modular4", "swarmnode_methods.modular:Modular4", relative=True, nbytes=0.56, planned=True),
     # nats: docs/measurements/gossip.md; of other codecs of weights nothing is measurable

@@ -32,9 +32,9 @@ import torch
 
 from swarmnode.errors import RemoteFault
 from swarmnode.gossip.compression.codec import TILE, Bytes, Done
-from swarmnode.gossip.compression.kernel import kernels
 from swarmnode.model.tensor import MAGNITUDE_MAX
 from swarmnode_methods.delta import DECAY, DeltaCodec
+from swarmnode_methods.kernel import kernels
 
 Floats = npt.NDArray[np.float32]
 Keys = npt.NDArray[np.int64]

@@ -24,7 +24,7 @@ from hypothesis import settings
 from benchmarks.swarm.laws import called_forged, read_lines
 from swarmnode.daemon import service_manager
 from swarmnode.local.spawn import SPAWNER
-from swarmnode_methods.rules import CODECS, METHODS, MODULAR
+from swarmnode_methods.rules import CODECS, METHODS
 from swarmsim import virtual_time
 
 pytest.register_assert_rewrite("tests.support")
@@ -54,8 +54,8 @@ NIGHTLY_FILES = {
     *(f"tests/live/test_{name}.py" for name in ("own_data", "people", "preempt", "resumed_id", "versions", "weekend")),
     "tests/model/test_template_families.py",
 }
-RESEARCH = {rules.name for rules in (*METHODS, *CODECS)} - {*MODULAR}
-"""Tests with one of these among their parameters are of research, too. Runs use a modular codec by default."""
+RESEARCH = {rules.name for rules in METHODS} | {rules.name for rules in CODECS if rules.of_delta}
+"""Tests with one of these among their parameters are of research, too. Codecs of weights go with the default method."""
 
 
 def pytest_configure() -> None:

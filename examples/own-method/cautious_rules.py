@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from swarmnode.gossip_rules import WEIGHTS, MethodRules
+from swarmnode.gossip_rules import MethodRules
+from swarmnode_methods.rules import WEIGHTS
 
 METHODS = (
     MethodRules(

@@ -11,7 +11,6 @@ import torch
 from swarmnode.errors import LocalFault
 from swarmnode.gossip.compression import codec
 from swarmnode.gossip.compression.codec import TILE, Bytes, Codec, Done
-from swarmnode.gossip.compression.int8 import Int8
 from swarmnode.gossip.exchange_driver import ExchangeDriver
 from swarmnode.gossip.exchange_machine import ExchangeMachine
 from swarmnode.gossip.outer import outer
@@ -22,6 +21,7 @@ from swarmnode.machine.compute import ThreadCompute
 from swarmnode.manifest import GossipSpec, Manifest
 from swarmnode.ports import Answer, Call, Packet, Priority
 from swarmnode.wire import call_pb2 as wire
+from swarmnode_methods.int8 import Int8
 from tests.support.fake_telemetry import Quiet
 from tests.support.libp2p_node import node, until
 from tests.support.method_tables import CODECS, METHODS, NONE, without_c

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from swarmnode.gossip.compression.kernel import Kernels
+from swarmnode.native_build import Library
 from swarmnode.ports import StreamingMessage, WireTensor
 from swarmnode.wire_tensor import ReadyWatermark
 
@@ -45,7 +45,7 @@ class Codec(ABC):
     """True if reading needs the receiver's own weights, which must be near the sender's; then `encode` needs the
     sender's weights of the last round."""
 
-    library: ClassVar[Kernels | None] = None
+    library: ClassVar[Library[Any] | None] = None
     """Its inner loops in C, which a node builds as it starts."""
 
     of_delta: ClassVar[bool] = False

@@ -14,7 +14,6 @@ from torch import Tensor
 from swarmnode.errors import ManifestError, RemoteFault
 from swarmnode.gossip.compression import Codec
 from swarmnode.gossip.compression.codec import BLOCK_ELEMENTS
-from swarmnode.gossip.compression.tiles import blocks
 from swarmnode.gossip.outer.method import Outer, check_weight, one_by_one
 from swarmnode.gossip.robust import PacketMeasures
 from swarmnode.manifest import OuterConstants
@@ -161,7 +160,7 @@ class NoLoCo(Outer):
             raise ManifestError(f"gossip.codec {codec.name} sends pseudo-gradients; {self.name} needs weights")
         if codec.relative and not self._theta_alone:
             raise ManifestError(f"gossip.codec {codec.name} sends theta alone: gossip.gamma must equal gossip.beta")
-        of = min(of, blocks(self.parameters) - 1 | 1)  # odd, and no fragment is empty
+        of = min(of, -(-self.parameters // UNIT) - 1 | 1)  # odd, and no fragment is empty
         self.fragments = fragments(self.parameters, of)
         self._codecs = [codec, *(codec.another() for _ in self.fragments[1:])]
         self._largest = max(fragment.count for fragment in self.fragments)

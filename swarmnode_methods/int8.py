@@ -20,8 +20,10 @@ import numpy as np
 import torch
 
 from swarmnode.gossip.compression.codec import BLOCK_ELEMENTS, TILE, Bytes, Codec, Done
-from swarmnode.gossip.compression.kernel import kernels
-from swarmnode.gossip.compression.tiles import (
+from swarmnode.model.tensor import MAGNITUDE_MAX
+from swarmnode.ports import WireTensor
+from swarmnode_methods.kernel import kernels
+from swarmnode_methods.tiles import (
     STEP_LEAST,
     DitherPool,
     blocks,
@@ -34,8 +36,6 @@ from swarmnode.gossip.compression.tiles import (
     tiles,
     wire_steps,
 )
-from swarmnode.model.tensor import MAGNITUDE_MAX
-from swarmnode.ports import WireTensor
 
 LEVELS = 127
 ZERO = 128  # the code of 0
