@@ -14,12 +14,13 @@ from swarmnode.gossip.exchange_machine import (
     ExchangeEvent,
     ExchangeInput,
     ExchangeMachine,
+    ExchangeState,
     MachineEvent,
     RoundBegun,
     RoundFinished,
     RoundStopped,
 )
-from swarmnode.gossip.outgoing_packet import OutgoingPacket, packet_of, reply_bytes_max, weight_of
+from swarmnode.gossip.outgoing_packet import OutgoingPacket, packet_of, packets_s, reply_bytes_max, weight_of
 from swarmnode.ids import PeerId
 from swarmnode.membership.liveness import PING_TIMEOUT_S, SMALL_CALL_S, patiently
 from swarmnode.membership.swarm import StageContext
@@ -48,25 +49,40 @@ class ExchangeDriver:
     # ---- our own rounds
 
     async def meet(
-        self, partners: Sequence[PeerId], ours: OutgoingPacket, patience_s: float, silence_s: float
+        self,
+        partners: Sequence[PeerId],
+        ours: OutgoingPacket,
+        patience_s: float,
+        silence_s: float,
+        not_awaited: Sequence[PeerId] = (),
     ) -> tuple[dict[PeerId, Packet], str]:
-        """(the packets of those of `partners` that are to be averaged, in their order; why the last other one failed).
+        """(the packets of those of `partners`, and of those `not_awaited`, that are to be averaged, in their order; why
+        the last other one failed).
 
-        Each exchange may take `patience_s`, and a partner may take `silence_s` to call.
+        Each exchange may take `patience_s`, and a partner may take `silence_s` to call. Those `not_awaited` take part
+        if their packet is here before the `partners` are through.
         """
         loop = asyncio.get_running_loop()
         self._ours, self._reason = ours, ""
-        self._ends = {partner: loop.create_future() for partner in partners}
+        everybody = [*partners, *not_awaited]
+        self._ends = {partner: loop.create_future() for partner in everybody}
         try:
-            tasks = self._handle(RoundBegun(ours.round_index, partners, patience_s, silence_s))
-            if len(tasks) == 1:
-                await self._run(tasks[0])
+            effects = self._handle(RoundBegun(ours.round_index, everybody, patience_s, silence_s))
+            exchanges = self._machine.exchanges
+            if len(effects) == 1 and partners:
+                await self._run(effects[0])
             else:
                 async with asyncio.TaskGroup() as group:
-                    for effect in tasks:
-                        group.create_task(self._run(effect))
-            exchanges = self._machine.exchanges
-            packets = {one: exchanges[one].packet for one in partners}
+                    tasks = {effect.peer: group.create_task(self._run(effect)) for effect in effects}
+                    if awaited := [tasks[peer] for peer in partners if peer in tasks]:
+                        await asyncio.wait(awaited)
+                    # Those whose packet is here get the time to commit, and no more: they may never do.
+                    if late := [tasks[peer] for peer in not_awaited if exchanges[peer].packet is not None]:
+                        await asyncio.wait(late, timeout=SMALL_CALL_S + packets_s(ours.nbytes))
+                    for task in tasks.values():
+                        task.cancel()
+            averaged = [one for one in everybody if exchanges[one].state is ExchangeState.AVERAGED]
+            packets = {one: exchanges[one].packet for one in averaged}
             return {one: packet for one, packet in packets.items() if packet is not None}, self._reason
         finally:
             self._handle(RoundStopped())

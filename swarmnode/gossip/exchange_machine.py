@@ -194,7 +194,8 @@ class ExchangeMachine:
         self.done = done
         self.exchanges: dict[PeerId, Exchange] = {}  # of the round under way
         self.waiting: list[ExchangeEvent] = []  # calls for rounds that have not begun here
-        self.called_for = Remembered[PeerId, int]()  # the round of each caller's last call
+        # The round that each peer was in last, as its calls and refusals show.
+        self.round_of = Remembered[PeerId, int]()
 
     def handle(self, event: MachineEvent, now: float) -> list[ExchangeEffect]:
         """Return the driver's actions for `event`, in order. `now` is in the driver's time."""
@@ -210,7 +211,9 @@ class ExchangeMachine:
                 self.done = event.round_index
                 effects = [*self._reconsider(now)]
             case CallerGone():
-                self.waiting = [call for call in self.waiting if call.call != event.call]
+                for gone in [call for call in self.waiting if call.call == event.call]:
+                    self.waiting.remove(gone)
+                    self._is_past(gone.peer, gone.round_index)  # it calls once a round
                 effects = []
         self.check()
         return effects
@@ -252,7 +255,7 @@ class ExchangeMachine:
         """Handle a partner's call with its packet: answer it, refuse it, or let it wait for our boundary of that
         round."""
         peer, called = event.peer, event.round_index
-        self.called_for[peer] = called
+        self.round_of[peer] = called
         responding = [exchange for partner, exchange in self.exchanges.items() if partner < self._me]
         exchange = self.exchanges.get(peer) if peer < self._me else None
         if exchange is not None and exchange.round_index == called:
@@ -269,11 +272,17 @@ class ExchangeMachine:
             if called > (newest := self._newest()):
                 yield _refusal(event, f"round {called} is beyond {newest}, the next one here")
             else:
+                for older in [call for call in self.waiting if call.peer == peer]:
+                    self.waiting.remove(older)
+                    yield _refusal(older, f"you called for round {called} since")
                 self.waiting.append(event)
+
+    def _is_past(self, peer: PeerId, round_index: int) -> None:
+        self.round_of[peer] = max(round_index + 1, self.round_of.get(peer, 0))
 
     def _supersede(self, exchange: Exchange, now: float) -> Iterator[ExchangeEffect]:
         """Wait no more for a partner whose last call was for a later round."""
-        if self.called_for.get(exchange.partner, 0) > exchange.round_index:
+        if self.round_of.get(exchange.partner, 0) > exchange.round_index:
             superseded = ExchangeEvent(ExchangeInput.SUPERSEDED, exchange.partner, exchange.round_index)
             yield from self._step(exchange, superseded, now)
 
@@ -296,6 +305,8 @@ class ExchangeMachine:
             exchange.deadline = math.inf
         if exchange.state is ExchangeState.FAILED:
             exchange.packet, exchange.reason = None, _reason(exchange, event)
+            if event.kind is ExchangeInput.CALL_FAILED and not event.lost:  # it refused
+                self._is_past(peer, round_index)
             if event.lost:
                 yield ExchangeEffect(ExchangeAction.REPORT_LOST, peer, round_index)
         for action in actions:

@@ -82,24 +82,24 @@ CATCH_UP = 0.25  # guess: of a round more or less where rounds and the run's cou
 
 @dataclass(slots=True)
 class Share:
-    """`now`: one replica's samples of the next inner step, a round, by its speed: so all are ready together."""
+    """One replica's samples of an inner step, a round, by its speed: so all are ready together."""
 
     step_samples: int
-    now: int = 1
+    late: int = 0  # samples that the run's count was behind the rounds, as of the last round
 
-    def next(self, me: PeerId, speeds: Mapping[PeerId, float], late: int) -> None:
-        """Set it from the announced `speeds`, ours among them. `late`: samples that the run's count is behind the
-        rounds. The largest remainders get a sample more (Hamilton): machines of nearly one speed have equal shares."""
-        usual_speed = median_low(speeds.values()) or 1.0
+    def of(self, me: PeerId, speeds: Mapping[PeerId, float]) -> int:
+        """By the announced `speeds`, ours among them, 0 where it is not known. The largest remainders get a sample more
+        (Hamilton): machines of nearly one speed have equal shares."""
+        usual_speed = median_low([speed for speed in speeds.values() if speed] or [1.0])
         bounded = {peer: min(speed or usual_speed, usual_speed * SPEEDS_MAX) for peer, speed in speeds.items()}
-        apart = min(max(int(late / self.step_samples), -1), 1)
+        apart = min(max(int(self.late / self.step_samples), -1), 1)
         if len(speeds) > CATCH_UP * self.step_samples:  # a sample more doubles a short share, and all wait for it
             apart = 0
         wanted, total = self.step_samples + round(CATCH_UP * apart * self.step_samples), sum(bounded.values())
         parts = {peer: wanted * speed / total for peer, speed in bounded.items()}
         left = wanted - sum(map(int, parts.values()))
         order = sorted(parts, key=lambda peer: (int(parts[peer]) - parts[peer], peer))
-        self.now = max(1, int(parts[me]) + (me in order[:left]))
+        return max(1, int(parts[me]) + (me in order[:left]))
 
 
 @dataclass(slots=True)

@@ -1,6 +1,7 @@
 """An exchange that is nearly too late: both average or neither does, and where that cannot be it is counted."""
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -82,10 +83,12 @@ class Party:
         transport.serve("exchange", self.gossip.exchanges.serve_exchange, tensor_bytes_max=1 << 20)
         transport.serve("commit", self.gossip.exchanges.serve_commit, tensor_bytes_max=0)
 
-    async def meet(self, after_s: float, *others: PeerId) -> tuple[dict[PeerId, Packet], str]:
+    async def meet(
+        self, after_s: float, *others: PeerId, not_awaited: Sequence[PeerId] = ()
+    ) -> tuple[dict[PeerId, Packet], str]:
         await asyncio.sleep(after_s)
         packet = WireTensor("u8", (NBYTES,), bytearray(self.me.encode()[-1:] * NBYTES))
-        return await self.gossip._meet(others, OutgoingPacket(1, 1.0, 8, [packet]))
+        return await self.gossip._meet(others, OutgoingPacket(1, 1.0, 8, [packet]), not_awaited)
 
     @property
     def onesided(self) -> float:
@@ -189,3 +192,38 @@ async def test_a_replica_that_stops_in_an_exchange_refuses_its_commit() -> None:
     meeting.cancel()
     found, _ = await ours
     assert RESPONDER in found and caller.onesided == 1.0 and meeting.cancelled()
+
+
+@pytest.mark.parametrize("at_s", [0.0, 3.0, 6.0])
+def test_one_that_nobody_waits_for_takes_part_if_it_comes_in_time(at_s: float) -> None:
+    """The second begins after 3 s; the third, which neither waits for, at `at_s`."""
+
+    async def main() -> None:
+        here = MemoryNetwork()
+        first, second, third = [Party(here, who) for who in WHO]
+        last = third.meet(at_s, CALLER, RESPONDER) if at_s < 6.0 else third.meet(at_s)
+        later = asyncio.ensure_future(last)
+        (one, _), (two, _) = await asyncio.gather(
+            first.meet(0.0, RESPONDER, not_awaited=[THIRD]), second.meet(3.0, CALLER, not_awaited=[THIRD])
+        )
+        assert asyncio.get_running_loop().time() < 4.0, "nobody waits for one that is late"
+        three, _ = await later
+        assert (RESPONDER in one, CALLER in two) == (True, True)
+        in_time = at_s < 6.0
+        assert (THIRD in one, THIRD in two, [*three]) == (in_time, in_time, [CALLER, RESPONDER] * in_time)
+
+    virtual_time.run(main())
+
+
+def test_one_that_nobody_waits_for_cannot_hold_a_round_up_by_never_committing() -> None:
+    async def main() -> None:
+        party = Party(MemoryNetwork(), WHO[1])
+        packet = WireTensor("u8", (NBYTES,), bytearray(NBYTES))
+        call = Call(wire.Request(run_id=RUN, exchange=wire.Exchange(round=1, stage=1, samples=8)), [packet])
+        met, answer = await asyncio.gather(
+            party.meet(0.0, not_awaited=[CALLER]), party.gossip.exchanges.serve_exchange(CALLER, call)
+        )
+        assert answer.tensors and not met[0]
+        assert asyncio.get_running_loop().time() < TIMEOUT_S
+
+    virtual_time.run(main())

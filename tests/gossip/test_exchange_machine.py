@@ -105,6 +105,15 @@ def test_a_partner_that_called_for_a_later_round_is_not_waited_for() -> None:
     assert machine.exchanges[PEERS[1]].state is ExchangeState.EXPECTING
 
 
+def test_a_caller_that_gave_a_round_up_is_not_waited_for_in_it() -> None:
+    """It went on while we trained. Who waited for it was late in the next round, too."""
+    machine = ExchangeMachine(PEERS[2], 2, off_stride=lambda number: "", newest=lambda: 3)
+    machine.handle(ExchangeEvent(ExchangeInput.PACKET, PEERS[0], 3, 1, Packet(1.0, 8, [])), 0.0)
+    machine.handle(CallerGone(1), 0.5)
+    said = machine.handle(RoundBegun(3, PEERS[:2], PATIENCE_S, SILENCE_S), 1.0)
+    assert [one.peer for one in said if one.action is ExchangeAction.END] == [PEERS[0]]
+
+
 def test_an_abort_is_acknowledged_and_leaves_nothing_to_average() -> None:
     """No replica of ours sends one; the wire has it."""
     machine = ExchangeMachine(PEERS[1], 0, off_stride=lambda number: "", newest=lambda: 1)

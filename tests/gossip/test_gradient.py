@@ -168,12 +168,8 @@ def test_shares_follow_speed_and_make_up_the_step() -> None:
     names = [PeerId(name) for name in "abcd"]
 
     def shares(speeds: tuple[float, ...], batch: int, late: int = 0) -> list[int]:
-        found = []
-        for me in names[: len(speeds)]:
-            share = Share(batch)
-            share.next(me, dict(zip(names, speeds, strict=False)), late)
-            found.append(share.now)
-        return found
+        announced = dict(zip(names, speeds, strict=False))
+        return [Share(batch, late).of(me, announced) for me in announced]
 
     assert shares((1.0, 1.02, 0.98, 1.01), 32) == [8, 8, 8, 8], "noise in speeds changes nothing"
     assert shares((1.0, 2.0, 1.0, 4.0), 32) == [4, 8, 4, 16]
