@@ -10,17 +10,15 @@ from __future__ import annotations
 
 import ctypes
 from pathlib import Path
-from typing import TypeAlias
 
-from swarmnode.native_build import Compiled, Library
+from swarmnode_methods.native_build import Compiled, Library
 
 HEADER = Path(__file__).with_name("block.h")
 FLAGS = ("-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC")
 TYPES = {"p": ctypes.c_void_p, "l": ctypes.c_long, "f": ctypes.c_float, "i": ctypes.c_int}
-Kernels: TypeAlias = Library[ctypes.CDLL | None]
 
 
-def kernels(beside: str, name: str, **signatures: str) -> Kernels:
+def kernels(beside: str, name: str, **signatures: str) -> Library[ctypes.CDLL | None]:
     """The functions of the C file `name` in the folder of the module `beside`, with their arguments' TYPES; they return
     nothing."""
 

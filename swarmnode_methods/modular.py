@@ -100,14 +100,6 @@ class SpreadObservation:
         return min(max(aim, kappa + KAPPA_FALL * (aim - kappa), KAPPA_LEAST), most)
 
 
-@dataclass(frozen=True, slots=True)
-class _Head:
-    parameters: int
-    seed: int
-    kappa: float
-    escapes: int
-
-
 class Modular(Codec):
     """`bits` bits per parameter and 3 bytes per block, for theta only."""
 
@@ -220,18 +212,20 @@ class Modular(Codec):
 
     # Receiving
 
-    def _head(self, data: Bytes) -> _Head:
-        return _Head(*HEADER.unpack(data[: HEADER.size].tobytes())[:4])
+    def _head(self, data: Bytes) -> tuple[int, float, int]:
+        """(seed, kappa, escapes)."""
+        _, seed, kappa, escapes, _ = HEADER.unpack(data[: HEADER.size].tobytes())
+        return seed, kappa, escapes
 
     def check(self, tensors: Sequence[WireTensor], parameters: int) -> None:
         what, plain = f"{self.name} packet", self.least_nbytes(parameters)
         data = one_tensor(tensors, self.name, parameters, plain, self.nbytes(parameters))
-        head = self._head(data)
-        again = HEADER.pack(parameters, head.seed, head.kappa, (data.size - plain) // ESCAPE_NBYTES, self.bits)
-        if not KAPPA_LEAST <= head.kappa <= KAPPA_MOST or data[: HEADER.size].tobytes() != again:
+        seed, kappa, escapes = self._head(data)
+        again = HEADER.pack(parameters, seed, kappa, (data.size - plain) // ESCAPE_NBYTES, self.bits)
+        if not KAPPA_LEAST <= kappa <= KAPPA_MOST or data[: HEADER.size].tobytes() != again:
             raise RemoteFault(f"{what} with an invalid header {data[: HEADER.size].tobytes().hex()}")
-        if data.size != plain + head.escapes * ESCAPE_NBYTES:
-            raise RemoteFault(f"{what} of {data.size} bytes with {head.escapes} escapes")
+        if data.size != plain + escapes * ESCAPE_NBYTES:
+            raise RemoteFault(f"{what} of {data.size} bytes with {escapes} escapes")
         at = HEADER.size
         for start, end in tiles(0, parameters):
             check_steps(data[at : at + 2 * blocks(end - start)], MAGNITUDE_MAX / (1 << self.bits), what)
@@ -256,7 +250,7 @@ class Modular(Codec):
         data, parameters = np.frombuffer(tensors[0].data, np.uint8), tensors[0].shape[0]
         check_range(start, out.numel(), parameters)
         code, rows = self._on(out.device), blocks(out.numel())
-        code.draw_back(self._head(data).seed)
+        code.draw_back(self._head(data)[0])
         steps, wrapped = torch.empty(rows, device=out.device), torch.empty(rows, dtype=torch.uint8, device=out.device)
         far = torch.empty(rows, device=out.device)
         code.decode(self._layout(data, parameters), start, reference, out, Decoded(steps, wrapped, far))

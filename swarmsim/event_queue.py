@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Protocol
 
-from swarmnode.native_build import Compiled, Library
+from swarmnode_methods.native_build import Compiled, Library
 
 COMPACT_TIMERS = 512  # rebuild the heap once it holds more cancelled timers than this, if they are the larger part
 MODULE = "swarmnode_agenda"

@@ -26,7 +26,6 @@ from swarmnode.gossip import compression
 from swarmnode.gossip.acceptance import PROVEN, Reputation
 from swarmnode.gossip.outer import Outer, outer
 from swarmnode.gossip.robust import ALL, CLIPPED
-from swarmnode.gossip_rules import codecs
 from swarmnode.ports import OuterReport, Packet, Verdict, WireTensor
 from swarmnode_methods.fragment import fragment
 from swarmnode_methods.mean import DeltaMean
@@ -337,7 +336,7 @@ def run(
         raise UsageError(f"unknown preset {preset!r}: use one of {', '.join(PRESETS)}")
     if wrong := [attack for attack in attacks if attack not in ATTACKS]:
         raise UsageError(f"unknown attack {wrong[0]!r}: use one of {', '.join(ATTACKS)}")
-    compression.build(*codecs())
+    compression.build()
     size = PRESETS[preset]
     same = {"size": asdict(size), "codec": codec, "text": text}
     found = list(measured_before(out / RESULTS, **same).get("runs", [])) if resume and out is not None else []

@@ -26,7 +26,7 @@ from benchmarks.method.replica_batch import ReplicaBatch, ToySpec, read_text
 from swarmnode.errors import UsageError
 from swarmnode.gossip import compression
 from swarmnode.gossip.outer import Outer, outer
-from swarmnode.gossip_rules import codecs, with_property
+from swarmnode.gossip_rules import with_property
 from swarmnode.manifest import GossipSpec, InnerSpec
 from swarmnode.manifest.text import from_tree
 from swarmsim.drawing import STYLE, Curve, drawing
@@ -238,7 +238,7 @@ def run(
     """
     if preset not in PRESETS:
         raise UsageError(f"unknown preset {preset!r}: use one of {', '.join(PRESETS)}")
-    compression.build(*codecs())
+    compression.build()
     for what in whats:
         maker(what, acceptance)
     size, count = PRESETS[preset]

@@ -20,7 +20,6 @@ from benchmarks.method.inner_optimizer import ADAMW, MUON
 from benchmarks.method.replica_batch import ToySpec
 from swarmnode.gossip import compression
 from swarmnode.gossip.robust import CLIPPED
-from swarmnode.gossip_rules import codecs
 from swarmnode.ports import OuterReport, Packet
 
 RESULTS = "honest.json"
@@ -120,7 +119,7 @@ def run(
     wanted: Sequence[HonestRun] | None = None,
 ) -> dict[str, Any]:
     """{"codec", "whole", "left out", "honest": [a row a setting]}. With `out`, also OUT/honest.json after each."""
-    compression.build(*codecs())
+    compression.build()
     rows: list[dict[str, Any]] = []
     todo = settings(codec, seeds, text) if wanted is None else list(wanted)
     for row in in_processes(measure, todo, jobs):

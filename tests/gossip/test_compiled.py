@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from swarmnode.native_build import Compiled, Library
+from swarmnode_methods.native_build import Compiled, Library
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler here")
 

@@ -24,9 +24,8 @@ def codec(name: str) -> Codec:
 
 
 def build(*names: str) -> bool:
-    """Compile the C code of codecs, about a second each, once a machine. False if this machine cannot: then torch codes
-    packets, slower."""
-    libraries = (codec_class(name).library for name in names)
+    """Compile the C code of codecs (of all), about a second each, once a machine. False if this machine cannot."""
+    libraries = (codec_class(name).library for name in names or codecs())
     return all(library.build() for library in libraries if library is not None)
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Self
+from contextlib import AbstractContextManager
+from typing import ClassVar, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from swarmnode.native_build import Library
 from swarmnode.ports import StreamingMessage, WireTensor
 from swarmnode.wire_tensor import ReadyWatermark
 
@@ -22,6 +22,16 @@ BLOCK_ELEMENTS = 64  # elements that share a step
 Bytes = npt.NDArray[np.uint8]
 Done = Callable[[int], None]
 """Called with the number of leading bytes of a packet that are final."""
+
+
+class InnerLoops(Protocol):
+    """A codec's code in C."""
+
+    def build(self) -> bool:
+        """Compile it, unless already done. False if this machine cannot: then torch codes packets, slower."""
+
+    def unused(self) -> AbstractContextManager[None]:
+        """Codecs made within this context use torch alone."""
 
 
 class Codec(ABC):
@@ -45,7 +55,7 @@ class Codec(ABC):
     """True if reading needs the receiver's own weights, which must be near the sender's; then `encode` needs the
     sender's weights of the last round."""
 
-    library: ClassVar[Library[Any] | None] = None
+    library: ClassVar[InnerLoops | None] = None
     """Its inner loops in C, which a node builds as it starts."""
 
     of_delta: ClassVar[bool] = False
