@@ -18,7 +18,7 @@ from swarmnode.identity import Identity
 from swarmnode.ids import PeerId, digest64, microbatch_id
 from swarmnode.manifest import Manifest
 from swarmnode.manifest.gossip_compat import averages_gradients
-from swarmnode.membership.swarm import Swarm
+from swarmnode.membership.swarm import JOINING, Swarm
 from swarmnode.metrics import name
 from swarmnode.pipeline.microbatch_size import MicrobatchSizer, Window
 from swarmnode.pipeline.next_hop import MicrobatchResult, NextHop, RoundTrip
@@ -377,6 +377,8 @@ class Feeder:
         """Whether this feeder validates after `round_index`: VALIDATORS feeders by hash, so that one may have died
         without its record having expired."""
         feeders, turn = {*self.swarm().feeders(), self.me}, self._validation_index(round_index)
+        if round_index == 0:  # all join at once: those that are about to feed take their turn, too
+            feeders.update(member.peer for member in self.swarm().stages[0] if member.state == JOINING)
         order = sorted(feeders, key=lambda peer: digest64(self.manifest.seed, "validate", turn, peer))
         return self.me in order[:VALIDATORS]
 
