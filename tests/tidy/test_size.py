@@ -7,7 +7,7 @@ from tests.support.package_source import MODULES, PRODUCT, ROOT, nodes, tree
 # Of `swarmnode/`, and of all packages together, without generated code; CONTRIBUTING.md says how to raise them.
 LINES_MAX = 59_730
 FILES_MAX = 301
-ALL_LINES_MAX = 76_791
+ALL_LINES_MAX = 76_792
 FUNCTION_LINES_MAX = 80
 
 
