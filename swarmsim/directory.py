@@ -97,6 +97,7 @@ class SimDht:
         self.faults = faults
         self.down = False
         """Whether the bootstraps are gone, so that nothing can be stored or found."""
+        self.back_s = -math.inf  # when they last came back
         self.away = False
         """Whether the bootstrap is gone: who knows nobody waits for it, the others go on."""
         self.islands: dict[str, int] = {}

@@ -22,7 +22,7 @@ class LawBroken(AssertionError):
 
 
 class Laws:
-    """Implements witness.Witness. Called by wrappers around replicas, machines and transports."""
+    """The events of a world, checked as they come: of replicas, machines and transports."""
 
     def __init__(self, group: int = 2) -> None:
         """`group`: replicas that meet in a round (gossip.group); 0: all of a stage."""

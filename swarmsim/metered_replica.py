@@ -27,9 +27,9 @@ from swarmnode.ports import (
 )
 from swarmnode.transfer.snapshot import CHUNK_NBYTES, Snapshot
 from swarmnode.wire.record_pb2 import Progress
+from swarmsim.law import Laws
 from swarmsim.machine import Meter
 from swarmsim.network import FINE
-from swarmsim.witness import Witness
 
 STATE_TRAFFIC = 2  # memory traffic of copying a state: each byte is read and written
 STEP_TRAFFIC = 28  # bytes per parameter: AdamW reads four and writes three float32
@@ -46,7 +46,7 @@ class MeteredReplica:
         manifest: Manifest,
         part: StageLayers,
         meter: Meter,
-        witness: Witness,
+        laws: Laws,
         number: int,
         work_factor: float,
         repeated: int = 0,
@@ -56,7 +56,7 @@ class MeteredReplica:
         self._repeated = repeated
         self.number = number
         self._meter = meter
-        self._witness = witness
+        self._laws = laws
         self._flops = part.cost * manifest.model.context * work_factor  # forward, of one sample
         self._idle = self._flops * PIECE_TOKENS / manifest.model.context
         self._nbytes = float(trained_count(manifest, part))
@@ -106,9 +106,9 @@ class MeteredReplica:
     def snapshot(self, *, packed: bool = False, only: Sequence[str] = ()) -> State:
         self._meter.add(nbytes=self._copied)
         state = self.inner.snapshot(packed=packed, only=only)
-        self._witness.given(_digests(state))
+        self._laws.given(_digests(state))
         if not only:  # newcomers download a part
-            self._witness.given(_digests(replace(state, sections={name: state.sections[name] for name in self._outer})))
+            self._laws.given(_digests(replace(state, sections={name: state.sections[name] for name in self._outer})))
         return state
 
     snapshot_in_parts = snapshot
@@ -116,7 +116,7 @@ class MeteredReplica:
     def load(self, state: State) -> None:
         self._meter.add(nbytes=self._copied)
         self.inner.load(state)
-        self._witness.taken(self.number, _digests(state))
+        self._laws.taken(self.number, _digests(state))
 
     def place_weights(self, name: str, first: int, values: WireTensor) -> None:
         self._meter.add(nbytes=float(STATE_TRAFFIC * values.nbytes))

@@ -33,7 +33,7 @@ from swarmnode.ports import (
     Verdict,
     WireTensor,
 )
-from swarmsim.witness import Witness
+from swarmsim.law import Laws
 
 DIMENSIONS = 3
 ROW = struct.Struct(f"<{2 + 2 * DIMENSIONS}d")  # replica, round, theta, phi: the repeated content of a fake packet
@@ -91,7 +91,7 @@ class FakeReplica:
         manifest: Manifest,
         part: StageLayers,
         number: int,
-        witness: Witness,
+        laws: Laws,
         rng: random.Random,
         state_share: float,
     ) -> None:
@@ -99,7 +99,7 @@ class FakeReplica:
         self._part = part
         self.number = number  # unique among all replicas of the world
         self.stage = part.stage
-        self._witness = witness
+        self._laws = laws
         self._rng = rng
         self._sent = trained_count(manifest, part)  # in a round
         self._state_share = state_share
@@ -205,11 +205,11 @@ class FakeReplica:
         _check_finite(gradient, "gradient")
         mark = MARK.unpack(first(gradient.data, MARK.size))[0]
         if mark != tape.mark:
-            self._witness.mixed(self.number, tape.mark, mark)
+            self._laws.mixed(self.number, tape.mark, mark)
         if tape.version != self._version:
             self.recomputed += 1
         if accumulate:
-            self._witness.counted(self.number, self.stage, tape.mark, samples)
+            self._laws.counted(self.number, self.stage, tape.mark, samples)
             self.accumulated += samples
         return None if self.stage == 0 else self._activations(samples, tape.mark)
 
@@ -223,7 +223,7 @@ class FakeReplica:
         if not train:
             return LossResult(loss_sum, count, None)
         if accumulate:
-            self._witness.counted(self.number, self.stage, mark, samples)
+            self._laws.counted(self.number, self.stage, mark, samples)
             self.accumulated += samples
         return LossResult(loss_sum, count, self._activations(samples, mark))
 
@@ -282,7 +282,7 @@ class FakeReplica:
             if not all(map(math.isfinite, row)):
                 raise RemoteFault(f"state, section {name}: not finite")
             values[name] = row[2 : 2 + DIMENSIONS]
-        self._witness.loaded(self.number, int(row[0]))
+        self._laws.loaded(self.number, int(row[0]))
         self.phi, self.momentum = values["phi"], values.get("momentum", self.momentum)
         self.theta = values.get("theta", self.phi)
         self.inner_steps, self.gradient_norm = state.inner_steps, state.gradient_norm
@@ -291,7 +291,7 @@ class FakeReplica:
 
     def message(self, round_index: int) -> Sequence[WireTensor]:
         self._marked, self._refused = (round_index, self.theta), []
-        self._witness.boundary(self.number, self.stage, round_index)
+        self._laws.boundary(self.number, self.stage, round_index)
         return self._tensors(round_index, self._sent // self._manifest.gossip.fragments)
 
     def final_delta(self, round_index: int) -> Sequence[WireTensor]:
@@ -335,9 +335,9 @@ class FakeReplica:
             return report
         self._marked, refused, self._refused = None, self._refused, []
         for giver, made_in, _ in (one for one in said if one[2]):
-            self._witness.fell_back(self.number, round_index, giver, made_in)
+            self._laws.fell_back(self.number, round_index, giver, made_in)
         met = [(giver, made_in) for giver, made_in, fallback in (*refused, *said) if not fallback]
-        self._witness.applied(self.number, self.stage, round_index, met)
+        self._laws.applied(self.number, self.stage, round_index, met)
         taken = [(p, self._drawn_back(row, boundary, keep)) for p, row, keep in whole if keep > 0.0]
         phi, momentum, theta = list(self.phi), list(self.momentum), list(self.theta)
         due = self._dimensions(round_index)

@@ -66,7 +66,7 @@ class CapacityResponder:
     _budget: PeerBudget = field(
         default_factory=lambda: PeerBudget(REFILL_BYTES_PER_S, MEASURE_BURST_BYTES, ALL_BYTES_PER_S, ALL_BURST_BYTES)
     )
-    _answering: int = 0
+    _slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(AT_ONCE_MAX))
 
     def serve(self, transport: Transport) -> None:
         """Register the handler."""
@@ -80,15 +80,12 @@ class CapacityResponder:
             raise RemoteFault(f"{wanted} bytes asked for; at most {SIZES[-1]} at once")
         cost = wanted + sum(tensor.nbytes for tensor in call.tensors)
         now = asyncio.get_running_loop().time()
-        if self._answering >= AT_ONCE_MAX or not self._budget.take(peer, now, cost):
+        if self._slots.locked() or not self._budget.take(peer, now, cost):
             raise Busy("others are measuring now, or this peer measured a moment ago", 30.0)
-        self._answering += 1
-        try:
+        async with self._slots:
             await asyncio.sleep(0)  # yield to queued work: training takes precedence over measuring
             tensors = (WireTensor("u8", (wanted,), self._noise[:wanted]),) if wanted else ()
             return Answer(wire.Reply(measure=wire.Measured()), tensors)
-        finally:
-            self._answering -= 1
 
 
 async def measure(transport: Transport, peer: PeerId) -> LinkCapacity:
