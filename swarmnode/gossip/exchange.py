@@ -57,6 +57,7 @@ from swarmnode.wire import call_pb2 as wire
 
 TRIES = 4  # guess: before them nobody is kept out; one newcomer with a bad line is no flood
 STEPS_WAITED = 2  # guess: so many usual steps are a slow member's; pings find a dead one sooner
+SETTLING_MAX = 6  # guess: announce periods; a key that joins for ever keeps nobody from training
 OPEN_EVERY = 4  # guess: a newcomer waits for four rounds beside a flood of keys, and the others lose a fourth of theirs
 
 
@@ -367,8 +368,23 @@ class Gossip:
         here, me = self._mates(), self._here.me
         if self._share is None:
             self.stride = usual(member.round_stride for member in here if member.peer != me)
+        elif self.done == 0:
+            await self._all_known()
         async with self._tasks:
             await self._run()
+
+    async def _all_known(self) -> None:
+        """Before the run's first step: wait until no further member has come for an announce period; a member alone
+        does not wait. Steps that each takes with the few it has heard of lead weights and momenta apart, which costs
+        as much as forty steps (simulated: 32 machines that join at once)."""
+        for _ in range(SETTLING_MAX):
+            known = [(member.peer, member.state) for member in self._mates()]
+            if len(known) <= 1:
+                return
+            await asyncio.sleep(self._here.manifest.limits.announce_period_s)
+            now = [(member.peer, member.state) for member in self._mates()]
+            if now == known and all(state in GOSSIPING for _, state in now):
+                return
 
     async def _run(self) -> None:
         while not self._resting:
@@ -581,8 +597,10 @@ class Gossip:
         what packets take: by the pace of rounds, each wait in vain would make the next one longer (simulated: 32
         machines at home, whose first views differ, waited 20 to 45 s in each step of 3 s for ever; now 8)."""
         speed = median_low([m.samples_per_second for m in self._mates() if m.samples_per_second > 0.0] or [0.0])
-        own_s = [self._own_share(self._share) / speed] if self._share is not None and speed else [math.inf]
-        step_s = median_low(self._trained_s or own_s)
+        by_records = self._own_share(self._share) / speed if self._share is not None and speed else math.inf
+        step_s = median_low(self._trained_s or [by_records])
+        if self.done == 0:  # the others end their wait for members within an announce period
+            step_s = max(step_s, self._here.manifest.limits.announce_period_s)
         return max(PARTNER_PATIENCE_S, STEPS_WAITED * step_s) + packets_s(len(others) * ours.nbytes)
 
     def _patience_s(self, ours: OutgoingPacket) -> float:

@@ -50,6 +50,14 @@ async def test_a_node_that_leaves_hands_its_gradient_over_and_the_others_go_on()
         assert float((one - other).norm()) < 0.05 * float(one.norm()), "a step or two apart, which heals"
 
 
+async def test_all_that_begin_a_run_at_once_take_its_first_step_together() -> None:
+    async with village(run_of(), stages=(0,) * 5) as here:
+        await all_step(here, 4)
+        for person in here.people:
+            groups = [fields for event, fields in person.quiet.events if event == "exchange.group"]
+            assert groups[0]["round"] == 1 and len(groups[0]["peers"]) == 4  # type: ignore[arg-type]
+
+
 async def test_the_batch_of_a_run_under_way_doubles() -> None:
     signed = Amendments(run_of(), RUN, owner.public_bytes(OWNER))
 
