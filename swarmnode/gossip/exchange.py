@@ -559,7 +559,7 @@ class Gossip:
         ahead = {peer for peer, begun in self._machine.round_of.items() if begun > round_index}
         if here := len([*came]):  # keys, which cost nothing, cannot keep it from training beside others
             ahead.difference_update(self.strangers.among(ahead))
-        self._late = 0 < len(ahead) >= here and trained > 0
+        self._late = len(ahead) > here and trained > 0
         share.late = round_index * self._rounds.round_samples - self._here.samples_total()
 
     def _to_ask(
