@@ -286,7 +286,7 @@ class Gossip:
         others = [m for m in self._mates() if m.peer != self._here.me and m.state in GOSSIPING]
         done = [max(m.round_index, self._machine.round_of.get(m.peer, 0) - 1) for m in others]
         due = self._after(max(self.done, median_low(done or [0])))  # what most are past would be in vain here
-        idle = (self.weight.newcomer or self._spared() or self._late) and len(self._members(due)) > 1
+        idle = self._late or ((self.weight.newcomer or self._spared()) and len(self._members(due)) > 1)
         ready = self.room() <= 0 or idle or (called > self.done and self._ended_here is None)
         return due if ready else None
 
