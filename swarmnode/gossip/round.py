@@ -77,9 +77,9 @@ class Rounds:
 
 
 SPEEDS_MAX = 4.0  # guess: a machine's share, over that of the median one, whatever speed it announces
-# Derived: half of a round more or less moves every share that was rounded, where rounds and the run's count of samples
-# are a round apart.
-CATCH_UP = 0.5
+# Guess: of a round more or less where rounds and the run's count of samples are a round apart. Half of a round is 1.5
+# samples for each of as many machines as samples: some train two, and all wait (simulated: 8.1 samples/s, else 9.3).
+CATCH_UP = 0.25
 
 
 @dataclass(slots=True)

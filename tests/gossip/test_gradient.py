@@ -176,6 +176,7 @@ def test_shares_follow_speed_and_make_up_the_steps() -> None:
     assert shares((1.0, 1.1, 0.9), 16) == [5, 6, 5] and shares((1.0,) * 3, 16) == [5, 5, 5], "nobody waits for a sample"
     assert shares((1.0, 1.0, 1.0, 1e9), 28) == [4, 4, 4, 16], "a speed that nobody has takes no step over"
     assert shares((1.0, 1.0, 1.0, 1.0), 2) == [1, 1, 1, 1], "nobody is left without a sample"
-    assert shares((1.0, 1.0), 32, late=40) == [24, 24] and shares((1.0, 1.0), 32, late=-40) == [8, 8]
+    assert shares((1.0, 1.0), 32, late=40) == [20, 20] and shares((1.0, 1.0), 32, late=-40) == [12, 12]
     assert shares((1.0,) * 4, 6, late=5) == [2] * 4 and shares((1.0,) * 4, 6, late=-6) == [1] * 4, "in turns"
+    assert shares((0.99, 1.0, 1.01), 3, late=40) == [1] * 3, "nobody trains two while others wait"
     assert shares((0.0, 0.0), 32) == [16, 16], "speeds are not known yet"
