@@ -81,8 +81,7 @@ class ExchangeDriver:
                         await asyncio.wait(late, timeout=SMALL_CALL_S + packets_s(ours.nbytes))
                     for task in tasks.values():
                         task.cancel()
-            averaged = [one for one in everybody if exchanges[one].state is ExchangeState.AVERAGED]
-            packets = {one: exchanges[one].packet for one in averaged}
+            packets = {peer: one.packet for peer, one in exchanges.items() if one.state is ExchangeState.AVERAGED}
             return {one: packet for one, packet in packets.items() if packet is not None}, self._reason
         finally:
             self._handle(RoundStopped())
