@@ -37,7 +37,8 @@ class MethodRules:
 
     name: str
     implementation: str
-    codecs: tuple[str, ...]
+    codecs: tuple[str, ...] = ()
+    """Empty: all codecs of weights, those of other packages too."""
     alpha: float | None = None
     """Its own momentum, where gossip.alpha says "own"; None: it has none."""
     beta: float | None = None
@@ -49,7 +50,7 @@ class MethodRules:
     in_groups: bool = False
     """Whether any part of a stage can meet; else slow weights are shared by the whole stage."""
     in_fragments: bool = False
-    """Whether a round may average a fragment of the weights (gossip/outer/weight_fragment.py)."""
+    """Whether a round may average a fragment of the weights."""
     of_progress: bool = False
     """Whether it sends pseudo-gradients whatever the codec."""
     in_subspace: bool = False
@@ -67,49 +68,18 @@ class MethodRules:
 
 @functools.cache
 def codecs() -> dict[str, CodecRules]:
-    """All codecs by name: those of swarmnode, then those of installed packages."""
-    own = (
-        CodecRules("fp32", "swarmnode.gossip.compression.dense:Fp32"),
-        CodecRules("bf16", "swarmnode.gossip.compression.dense:Bf16", nbytes=2.0),
-    )
-    return {rules.name: rules for rules in (*own, *plugin.rows(plugin.CODECS, CodecRules))}
+    """All codecs of installed packages by name."""
+    return {rules.name: rules for rules in plugin.rows(plugin.CODECS, CodecRules)}
 
 
 @functools.cache
 def methods() -> dict[str, MethodRules]:
-    """All outer methods by name: those of swarmnode, then those of installed packages."""
+    """All outer methods of installed packages by name."""
     of_weights = tuple(name for name, rules in codecs().items() if not rules.of_delta)
-    average = MethodRules(
-        "average",
-        "swarmnode.gossip.outer.noloco:Average",
-        of_weights,
-        in_groups=True,
-        in_fragments=True,
-        in_subspace=True,
-        of_whole_weights=True,
-        slow_on_host=True,
-        takes_fallback=True,
-    )
-    noloco = dataclasses.replace(
-        average,
-        name="noloco",
-        implementation="swarmnode.gossip.outer.noloco:NoLoCo",
-        alpha=0.5,  # the code published with NoLoCo
-        beta=0.7,  # the code published with NoLoCo
-        pull=True,
-    )
-    # Replicas never meet. The slow weights are kept all the same, so that snapshots have one format.
-    none = dataclasses.replace(
-        noloco,
-        name="none",
-        alpha=None,
-        beta=None,
-        pull=False,
-        meets=False,
-        of_whole_weights=False,
-        takes_fallback=False,
-    )
-    return {rules.name: rules for rules in (noloco, average, none, *plugin.rows(plugin.METHODS, MethodRules))}
+    return {
+        rules.name: dataclasses.replace(rules, codecs=rules.codecs or of_weights)
+        for rules in plugin.rows(plugin.METHODS, MethodRules)
+    }
 
 
 def with_property(name: str) -> list[str]:

@@ -1,1 +1,1 @@
-"""Research: outer methods, codecs (`rules.py` lists them) and a transport that runs may choose beside swarmnode's."""
+"""The outer methods and codecs (`rules.py` lists them) that runs choose from, and a transport beside swarmnode's."""

@@ -3,7 +3,7 @@
     e <- decay e + D ;  send C(e) ;  e <- e - C(e)          error feedback: arXiv 1809.07599; decay: arXiv 2508.15706
 
 so sent + residual = accumulated, and a lost residual costs little at decay 0.95. Unbiased codecs need none. They cannot
-be used with NoLoCo: receivers need slow weights equal to the sender's (gossip/outer/mean.py).
+be used with NoLoCo: receivers need slow weights equal to the sender's (mean.py).
 """
 
 from __future__ import annotations

@@ -23,9 +23,9 @@ import torch
 from swarmnode.errors import ManifestError, RemoteFault
 from swarmnode.gossip.compression import Codec
 from swarmnode.gossip.outer.method import Outer, one_by_one
-from swarmnode.gossip.outer.noloco import Average
 from swarmnode.manifest import OuterConstants
 from swarmnode.ports import OuterReport, Packet, StreamingMessage, WireTensor
+from swarmnode_methods.noloco import Average
 
 EVERY_THETA, EVERY_FIRST, EVERY_SECOND = 1, 3, 6  # paper: K_u = 3 K_x, K_v = 6 K_x
 # Of two, the mean's element then has -1.5 to 2.5 times our own, and no step is longer than so many rates. Guess: second

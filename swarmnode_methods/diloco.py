@@ -9,9 +9,9 @@ import torch
 
 from swarmnode.gossip.compression import Codec
 from swarmnode.gossip.outer.method import Outer
-from swarmnode.gossip.outer.noloco import FragmentView, NoLoCo, Share
 from swarmnode.manifest import OuterConstants
 from swarmnode_methods.mean import DeltaMean
+from swarmnode_methods.noloco import FragmentView, NoLoCo, Share
 
 
 class DiLoCo(NoLoCo):

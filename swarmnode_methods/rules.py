@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from swarmnode.gossip_rules import CodecRules, MethodRules
 
 WEIGHTS = ("fp32", "bf16", "int8")
@@ -11,6 +13,8 @@ SPARSE = ("topk", "topk512", "topk64")
 DELTA = (*UNBIASED, *SPARSE, "powersgd")
 
 CODECS = (
+    CodecRules("fp32", "swarmnode_methods.dense:Fp32"),
+    CodecRules("bf16", "swarmnode_methods.dense:Bf16", nbytes=2.0),
     CodecRules("int8", "swarmnode_methods.int8:Int8", nbytes=1.03),
     CodecRules("modular6", "swarmnode_methods.modular:Modular6", relative=True, nbytes=0.8),
     CodecRules("modular4", "swarmnode_methods.modular:Modular4", relative=True, nbytes=0.56, planned=True),
@@ -24,7 +28,21 @@ CODECS = (
     CodecRules("powersgd", "swarmnode_methods.powersgd:PowerSGD", of_delta=True),
 )
 
+_in_parts = partial(MethodRules, in_groups=True, in_fragments=True, in_subspace=True, slow_on_host=True)
+
 METHODS = (
+    _in_parts(
+        "noloco",
+        "swarmnode_methods.noloco:NoLoCo",
+        alpha=0.5,  # the code published with NoLoCo
+        beta=0.7,  # the code published with NoLoCo
+        pull=True,
+        of_whole_weights=True,
+        takes_fallback=True,
+    ),
+    _in_parts("average", "swarmnode_methods.noloco:Average", of_whole_weights=True, takes_fallback=True),
+    # Replicas never meet. The slow weights are kept all the same, so that snapshots have one format.
+    _in_parts("none", "swarmnode_methods.noloco:NoLoCo", meets=False),
     MethodRules(
         "diloco",
         "swarmnode_methods.diloco:DiLoCo",

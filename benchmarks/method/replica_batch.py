@@ -23,12 +23,13 @@ from torch import Tensor
 from benchmarks.method.inner_optimizer import ADAMW, MUON, BatchOptimizer, MatrixRows
 from swarmnode.data.source import demo_documents
 from swarmnode.gossip.fallback_partner import fallback_order
-from swarmnode.gossip.outer import NoLoCo, Outer
+from swarmnode.gossip.outer import Outer
 from swarmnode.gossip.pairing import groups
 from swarmnode.ids import PeerId, RunId, digest, digest64
 from swarmnode.ports import OuterReport, Packet, WireTensor
 from swarmnode_methods.desloc import DesLoc
 from swarmnode_methods.gradient import Gradient, GradientOf
+from swarmnode_methods.noloco import NoLoCo
 
 TEXT_BYTES_MAX = 24 << 20
 HELD_OUT = 13  # of 256 files, by hash

@@ -14,7 +14,6 @@ from swarmnode.gossip.compression.codec import TILE, Bytes, Codec, Done
 from swarmnode.gossip.exchange_driver import ExchangeDriver
 from swarmnode.gossip.exchange_machine import ExchangeMachine
 from swarmnode.gossip.outer import outer
-from swarmnode.gossip.outer.noloco import NoLoCo
 from swarmnode.gossip.outgoing_packet import OutgoingPacket, while_written
 from swarmnode.ids import PeerId
 from swarmnode.machine.compute import ThreadCompute
@@ -22,6 +21,7 @@ from swarmnode.manifest import GossipSpec, Manifest
 from swarmnode.ports import Answer, Call, Packet, Priority
 from swarmnode.wire import call_pb2 as wire
 from swarmnode_methods.int8 import Int8
+from swarmnode_methods.noloco import NoLoCo
 from tests.support.fake_telemetry import Quiet
 from tests.support.libp2p_node import node, until
 from tests.support.method_tables import CODECS, METHODS, NONE, without_c

@@ -16,7 +16,7 @@ from swarmnode.gossip import fallback_partner
 from swarmnode.gossip.acceptance import Acceptance
 from swarmnode.gossip.exchange import OuterStep, OuterStepResult
 from swarmnode.gossip.fallback_partner import ASKED_MAX, FallbackPartner, allows_fallback, fallback_order
-from swarmnode.gossip.outer import Average, NoLoCo, Outer, outer
+from swarmnode.gossip.outer import Outer, outer
 from swarmnode.gossip.outgoing_packet import OutgoingPacket
 from swarmnode.identity import Identity
 from swarmnode.ids import PeerId, RunId
@@ -24,6 +24,7 @@ from swarmnode.machine.compute import ThreadCompute
 from swarmnode.manifest import GossipSpec, Manifest
 from swarmnode.ports import Packet, WireTensor
 from swarmnode_methods.desloc import DesLoc
+from swarmnode_methods.noloco import Average, NoLoCo
 from tests.support.fake_telemetry import Quiet
 from tests.support.method_tables import FALLBACK as STANDING_IN
 from tests.support.method_tables import METHODS

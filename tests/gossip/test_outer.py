@@ -10,16 +10,18 @@ from hypothesis import strategies as st
 
 from swarmnode.errors import ManifestError
 from swarmnode.gossip.compression import codec
-from swarmnode.gossip.outer import NoLoCo, noloco, outer
+from swarmnode.gossip.outer import outer
 from swarmnode.gossip.pairing import groups
 from swarmnode.gossip.robust import PacketGuard
 from swarmnode.gossip_rules import methods
 from swarmnode.ids import PeerId, RunId
 from swarmnode.manifest import GossipSpec, Manifest, PipelineSpec, parse, template
 from swarmnode.ports import Packet
+from swarmnode_methods import noloco
 from swarmnode_methods.delta import DeltaCodec
 from swarmnode_methods.diloco import DiLoCo
 from swarmnode_methods.mean import DeltaMean
+from swarmnode_methods.noloco import NoLoCo
 from tests.support.method_tables import CODECS, CODECS_OF, IN_GROUPS, METHODS
 from tests.support.outer_step import Fp64, mean, momentum, random
 

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from swarmnode.gossip.compression import codec
-from swarmnode.gossip.outer import Average, NoLoCo, noloco
 from swarmnode.model import state_stream
 from swarmnode.model.architecture import Shapes
 from swarmnode.model.moments import PART
@@ -14,6 +13,8 @@ from swarmnode.model.state_stream import spans_of
 from swarmnode.model.tensor import decode
 from swarmnode.parted_work import Parts, run_whole, timed
 from swarmnode.ports import Packet
+from swarmnode_methods import noloco
+from swarmnode_methods.noloco import Average, NoLoCo
 from tests.support.fake_device import elsewhere
 
 PARAMETERS = 64 * 40 + 17

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from swarmnode.errors import ManifestError, RemoteFault
 from swarmnode.gossip.compression import Codec, build, codec
 from swarmnode.gossip.compression.codec import CHUNK, TILE
-from swarmnode.gossip.outer import NoLoCo
 from swarmnode.header import check_spec
 from swarmnode.ports import Packet
 from swarmnode_methods import tiles
 from swarmnode_methods.modular import ESCAPE_NBYTES, HEADER, Modular4, SpreadObservation
+from swarmnode_methods.noloco import NoLoCo
 from tests.support.method_tables import without_c
 
 pytestmark = pytest.mark.node  # some seconds

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmnode.gossip.outer import NoLoCo, outer
+from swarmnode.gossip.outer import outer
 from swarmnode.gossip.robust import (
     CLIP,
     DEVIATION_LEAST,
@@ -21,6 +21,7 @@ from swarmnode.gossip.robust import (
 )
 from swarmnode.manifest import GossipSpec
 from swarmnode.ports import Packet
+from swarmnode_methods.noloco import NoLoCo
 
 GOOD = PacketMeasures(own_norm=1.0, gap=1.5)
 

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 
 from swarmnode.errors import ManifestError
 from swarmnode.gossip.compression import codec
-from swarmnode.gossip.outer import Average, NoLoCo, outer
-from swarmnode.gossip.outer.noloco import UNIT, fragments
+from swarmnode.gossip.outer import outer
 from swarmnode.gossip.pairing import groups
 from swarmnode.ids import PeerId, RunId
 from swarmnode.manifest import GossipSpec, Manifest, parse, template
 from swarmnode.ports import Packet
+from swarmnode_methods.noloco import UNIT, Average, NoLoCo, fragments
 from tests.support.method_tables import IN_FRAGMENTS, METHODS
 from tests.support.outer_step import Fp64, mean, momentum, random
 

@@ -6,8 +6,8 @@ from typing import ClassVar
 
 import torch
 
-from swarmnode.gossip.compression.dense import Dense
-from swarmnode.gossip.outer import NoLoCo
+from swarmnode_methods.dense import Dense
+from swarmnode_methods.noloco import NoLoCo
 
 
 class Fp64(Dense):

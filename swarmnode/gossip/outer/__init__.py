@@ -7,7 +7,6 @@ import torch
 from swarmnode.errors import ManifestError
 from swarmnode.gossip.compression import codec
 from swarmnode.gossip.outer.method import Outer
-from swarmnode.gossip.outer.noloco import Average, NoLoCo
 from swarmnode.gossip.robust import guard
 from swarmnode.gossip_rules import methods, with_property
 from swarmnode.manifest import GossipSpec, constants
@@ -35,4 +34,4 @@ def outer(gossip: GossipSpec, theta: torch.Tensor, sender: str = "", *, healing:
     return method
 
 
-__all__ = ["Average", "NoLoCo", "Outer", "outer"]
+__all__ = ["Outer", "outer"]

@@ -136,7 +136,7 @@ class NoLoCo(Outer):
     A member of weight 0 receives and does not give: a newcomer takes only its partners' average, and its partners, if
     they get no other packet, take a lone step (n = 1: m <- alpha m + beta D).
 
-    With F > 1 fragments (`of`) round E is about only one of them (weight_fragment.py), and the others do not change: a
+    With F > 1 fragments (`of`) round E is about only one of them (Fragment), and the others do not change: a
     replica's D is its progress there in F rounds. Each fragment has its own codec, whose steps follow that fragment's
     spread. A final delta has all fragments: those that the round is not about are averaged only with it.
     """
