@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from swarmnode.data.corpus import open_corpus
+from swarmnode.data.indexed import open_text
 from swarmnode.machine.replica import TorchReplica
 from swarmnode.manifest import Manifest
 from swarmnode.model.device import use_one_thread
@@ -30,9 +30,9 @@ def torch_replica(manifest: Manifest, stage: int) -> Replica:
 
 @functools.lru_cache(maxsize=1)
 def text(manifest: Manifest) -> CorpusSamples:
-    """The text that a live node of `manifest` would read. Call it before the virtual world begins. Paths are relative
-    to the working directory."""
-    return CorpusSamples(open_corpus(manifest, pathlib.Path.cwd(), default_cache()), manifest)
+    """The text that a live node of `manifest` would read. Call it before the virtual world begins. Files are below
+    the working directory."""
+    return CorpusSamples(open_text(manifest, pathlib.Path.cwd(), default_cache()), manifest)
 
 
 class PatternSamples(Samples):

@@ -72,7 +72,7 @@ def live(
     data: Path | None = None,
     device: str = "cpu",
 ) -> SwarmRun:
-    """Train a fresh run of `manifest`, whose paths lie below `data`, with `replicas` of each stage on `device` until
+    """Train a fresh run of `manifest`, whose text lies in `data`, with `replicas` of each stage on `device` until
     `samples` samples are done and the loss was measured once more. Raises LocalFault when the swarm does not start,
     stands still, or measures no loss."""
     nodes = replicas * manifest.pipeline.stages

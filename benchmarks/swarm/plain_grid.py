@@ -82,7 +82,7 @@ class GridConditions:
     manifest: Manifest
     bf16: bool
     device: str = "cpu"
-    data: Path | None = None  # base folder of the manifest's paths
+    data: Path | None = None  # folder of the run's data set or tokenizer
 
     def key(self, setting: GridPoint, seed: int, threads: int) -> str:
         """Key of a run's result: the model, the tokens and their order, the setting and the code's version."""

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
-from swarmnode.data.corpus import open_corpus
+from swarmnode.data.indexed import open_text
 from swarmnode.manifest import read_signed
 from swarmnode.model.decoder import Decoder
 from swarmnode.model.device import autocasts
@@ -32,7 +32,7 @@ def main(arguments: list[str]) -> int:
     torch.set_num_threads(threads)
     fast = autocasts("cpu")
     _, manifest = read_signed(path)
-    corpus = open_corpus(manifest, None, cache)
+    corpus = open_text(manifest, None, cache)
     part = split(manifest.model, 1)[0]
     net = Decoder(manifest.model, part)
     with torch.no_grad():

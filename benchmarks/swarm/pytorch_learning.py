@@ -72,7 +72,7 @@ class TrainingTask:
     seed: int = 0
     bf16: bool = False
     device: str = "cpu"
-    data: str = ""  # base folder of the manifest's paths
+    data: str = ""  # folder of the run's data set or tokenizer
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self))

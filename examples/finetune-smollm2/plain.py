@@ -19,7 +19,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
-from swarmnode.data.corpus import Corpus, open_corpus
+from swarmnode.data.corpus import Corpus
+from swarmnode.data.indexed import IndexedCorpus, open_text
 from swarmnode.data.sample import IGNORED, SampleBatch
 from swarmnode.manifest import Manifest, read_signed
 from swarmnode.model.device import autocasts
@@ -88,7 +89,7 @@ def loss_of(model: nn.Module, inputs: Tensor, targets: Tensor, reduction: str = 
 
 
 @torch.no_grad()
-def held_out(model: nn.Module, manifest: Manifest, corpus: Corpus) -> float:
+def held_out(model: nn.Module, manifest: Manifest, corpus: Corpus | IndexedCorpus) -> float:
     """Nats a token on the held-out samples of the swarm's validations."""
     wanted, total, count = manifest.pipeline.validation_samples, 0.0, 0
     for first in range(0, wanted, MICROBATCH):
@@ -98,7 +99,7 @@ def held_out(model: nn.Module, manifest: Manifest, corpus: Corpus) -> float:
     return total / count
 
 
-def train(model: nn.Module, manifest: Manifest, corpus: Corpus, samples: int) -> None:
+def train(model: nn.Module, manifest: Manifest, corpus: Corpus | IndexedCorpus, samples: int) -> None:
     """Train `samples` samples in the order of their numbers."""
     batch, trained = manifest.inner.inner_batch, optimizers(model, manifest)
     for first in range(0, samples, batch):
@@ -129,7 +130,7 @@ def main() -> None:
     torch.set_num_threads(told.threads)
     torch.manual_seed(0)
     _, manifest = read_signed(told.run / "manifest.signed")
-    corpus = open_corpus(manifest, told.run, default_cache())
+    corpus = open_text(manifest, told.run, default_cache())
 
     def say(what: str, model: nn.Module, seconds: float = 0.0) -> None:
         nats = held_out(model, manifest, corpus)

@@ -133,8 +133,8 @@ async def _of_run(invite: Invite, home: Path, device: str, found: dict[str, obje
     fix = "no stage fits: use a machine with more memory"
     checks.append(HealthCheck("stages", bool(stages), memory_text(fits), fix, HardwareFault.exit_code))
     if manifest.data.names_files:
-        says = "only stage 0 of this run reads files"
-        checks.append(HealthCheck("data", None, says, "to feed it, give join --data-root with their folder"))
+        says = "only stage 0 of this run reads a file"
+        checks.append(HealthCheck("data", None, says, "to feed it, give join --data-root with its folder"))
     if manifest.base.index:
         checks.append(HealthCheck("base", None, _base_text(manifest, stages)))
     if stages:

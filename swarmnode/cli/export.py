@@ -19,7 +19,9 @@ KINDS = ("auto", "stages", "checkpoint")
 KIND = click.option("--from", "kind", type=click.Choice(KINDS), default="auto", help="What to take.")
 LAST = click.option("--last", is_flag=True, help="Use replicas' last weights, not their running mean.")
 DATA = click.option(
-    "--data", type=FOLDER, help="Folder of the manifest's paths.  [default: the run's folder; for a bucket: none]"
+    "--data",
+    type=FOLDER,
+    help="Folder of the run's data set or tokenizer.  [default: the run's folder; for a bucket: none]",
 )
 AVERAGE = click.option(
     "--average",

@@ -218,7 +218,7 @@ def join_all(arguments: Sequence[str], words: Sequence[str], home: Path, name: s
     "--checkpoints", default="", show_default=False, metavar="URL", help="Save the run there.  [default: nowhere]"
 )
 @click.option("--use-bucket", is_flag=True, help="Save it in the manifest's bucket, with this user's keys.")
-@click.option("--data-root", type=FOLDER, help="Let the run read its data files below this folder.  [default: none]")
+@click.option("--data-root", type=FOLDER, help="Folder of the run's data set, or of its tokenizer.  [default: none]")
 @click.option(
     "--base",
     type=FOLDER,
@@ -301,7 +301,7 @@ def command(
 
     URL is a folder (a shared one, for a run on several machines) or s3://BUCKET/PREFIX, with keys and endpoint from the
     environment. Only a stage without a serving replica is read from the checkpoint; otherwise state comes from peers.
-    No manifest opens files or buckets here by itself: a run on files is fed by machines with --data-root.
+    No manifest opens files or buckets here by itself.
     """
     from swarmnode.cli.option.invite import find_invite
 

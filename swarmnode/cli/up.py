@@ -49,7 +49,9 @@ COUNT = click.IntRange(min=1)
     help="Where to save checkpoints.  [default: in the session's folder]",
 )
 @click.option("--use-bucket", is_flag=True, help="Save in the manifest's bucket, with this user's keys.")
-@click.option("--data-root", type=FOLDER, help="Folder of the manifest's paths.  [default: RUN, if that is a folder]")
+@click.option(
+    "--data-root", type=FOLDER, help="Folder of the run's data set or tokenizer.  [default: RUN, if that is a folder]"
+)
 @click.option("--out", type=FOLDER, help="Folder of the exported model.  [default: model, in the session's folder]")
 @click.option("--cache", type=FOLDER, help="Folder of tokens.  [default: ~/.cache/swarmnode]")
 @TRACK

@@ -25,8 +25,8 @@ RUN_ID = re.compile(r"[0-9a-f]{64}\Z")
 @dataclass(frozen=True, slots=True)
 class ArchiveOptions:
     """Place and schedule of the owner's archive of the run. `warrant`: file with the owner's permission; None: the
-    owner's key is beside the manifest. `data`: folder of the manifest's paths. `once`: make one copy, then leave.
-    `asked`: requested explicitly; otherwise a missing key is no error."""
+    owner's key is beside the manifest. `data`: folder of the run's data set or tokenizer. `once`: make one copy, then
+    leave. `asked`: requested explicitly; otherwise a missing key is no error."""
 
     folder: Path
     every_s: float
@@ -47,7 +47,7 @@ class NodeOptions:
 
     `run` is the path of a signed manifest or a run id of 64 hex digits (then the manifest comes from a bootstrap).
     `checkpoints`: where it saves the run ("": nowhere, or with `use_bucket` the manifest's bucket); `resume`: what it
-    starts from. `data_root`: folder of the manifest's paths or data set; None: no file is opened. `data_cache_nbytes`
+    starts from. `data_root`: folder of the run's data set or tokenizer; None: no file is opened. `data_cache_nbytes`
     bounds the kept chunks; `allow_private_addresses` permits `data.locations` and `base.locations` to name machines of
     this network. `base`: folder of the base model's files; None: those in the run's folder, if it has any. `home`: the
     node's own folder, with identity key, events.jsonl, control socket and saved state. `stage` None lets it choose;

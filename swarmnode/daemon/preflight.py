@@ -51,13 +51,13 @@ def usable_stages(options: NodeOptions, manifest: Manifest) -> StageFit:
     """The stages of the run that this machine can serve, by formula, before any allocation.
 
     Raises UsageError if the run has no such stage as requested, HardwareFault if none is left or that one does not fit,
-    NotPermitted if this machine is to feed from files and no --data-root is given.
+    NotPermitted if this machine is to feed with a tokenizer's file and no --data-root is given.
     """
     if options.stage is not None and options.stage >= manifest.pipeline.stages:
         raise UsageError(f"--stage {options.stage}: this run has stages 0 to {manifest.pipeline.stages - 1}")
     fit = _fit(options, manifest)
     if fit.no_files and options.role is NodeRole.FEEDER:
-        raise NotPermitted(f"{_files(manifest)}: give --data-root with their folder; a feeder reads them")
+        raise NotPermitted(f"{_files(manifest)}: give --data-root with its folder; a feeder reads it")
     if options.role is NodeRole.FEEDER:
         return fit
     wanted = set(range(manifest.pipeline.stages)) if options.stage is None else {options.stage}
@@ -69,7 +69,7 @@ def usable_stages(options: NodeOptions, manifest: Manifest) -> StageFit:
         return fit
     if not wanted <= fit.unable:
         raise NotPermitted(
-            f"{_files(manifest)}: give --data-root with their folder, serve another stage, or the first one for text"
+            f"{_files(manifest)}: give --data-root with its folder, serve another stage, or the first one for text"
             " that others feed (--role replica)"
         )
     stage, short = _least(fit, wanted)
@@ -90,12 +90,11 @@ def _least(found: StageFit, wanted: Collection[int]) -> tuple[int, Shortage]:
 
 
 def _files(manifest: Manifest) -> str:
-    files = ", ".join(manifest.data.paths) or manifest.data.tokenizer
-    return f"stage 0 of this run reads files ({files[:100]}), and no folder of this machine is open to it"
+    return f"stage 0 of this run reads {manifest.data.tokenizer[:100]}, and no folder of this machine is open to it"
 
 
 def _says(found: StageFit) -> str:
-    parts = ["it reads no files of the run (--data-root)"] if found.no_files else []
+    parts = ["it reads no file of the run (--data-root)"] if found.no_files else []
     if small := found.unable:
         most = max(small, key=lambda stage: (found.needed[stage].device, found.needed[stage].host))
         parts.append(f"{len(small)} do not fit into memory: stage {most} {found.memory.shortage(found.needed[most])}")

@@ -1,4 +1,4 @@
-"""Opens a run's text on this machine: tokenised once into a cache that all processes share, then mapped and sampled."""
+"""Opens the demo corpus on this machine: tokenised once into a cache of all processes, then mapped and sampled."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from swarmnode.data.root import DataRoot
 from swarmnode.data.sample import SampleBatch
 from swarmnode.data.sampler import Sampler, Windows, spread
 from swarmnode.data.shard import SUFFIX, Shard, ShardWriter, open_shard
-from swarmnode.data.source import SourceFile, cache_key, pieces, rank, source_files
+from swarmnode.data.source import DEMO_SHA256, demo_pieces, rank
 from swarmnode.data.tokens import Tokenizer, Tokens, open_tokenizer
 from swarmnode.errors import DataError
 from swarmnode.ids import digest
@@ -53,13 +53,13 @@ class Corpus:
 
 
 def open_corpus(manifest: Manifest, folder: pathlib.Path | None, cache: pathlib.Path) -> Corpus:
-    """The corpus of `manifest`. Its paths lie below `folder`, its tokens in `cache`. Blocks for seconds at first.
+    """The demo corpus of `manifest`. Its tokenizer lies below `folder`, its tokens in `cache`. Blocks for seconds at
+    first.
 
-    Raises DataError: a source or tokenizer that cannot be used, too little text, a vocabulary that does not fit.
-    Raises NotPermitted when the manifest names files and `folder` is None, or links lead out of it.
+    Raises DataError: a tokenizer that cannot be used, too little text, a vocabulary that does not fit.
+    Raises NotPermitted when the manifest names a tokenizer's file and `folder` is None, or links lead out of it.
     """
-    root = DataRoot(folder)
-    tokenizer = open_tokenizer(manifest.data.tokenizer, root)
+    tokenizer = open_tokenizer(manifest.data.tokenizer, DataRoot(folder))
     if tokenizer.vocabulary > manifest.model.vocabulary:
         raise DataError(
             f"{manifest.data.tokenizer}: this tokenizer has {tokenizer.vocabulary} ids, but model.vocabulary is "
@@ -71,15 +71,15 @@ def open_corpus(manifest: Manifest, folder: pathlib.Path | None, cache: pathlib.
             f"{manifest.data.tokenizer}: this tokenizer ends documents with token {tokenizer.separator}; data.end_token"
             f" is {end_token}"
         )
-    files = source_files(manifest.data, root)
-    shards, note = _from_cache(manifest, files, tokenizer, cache)
+    shards, note = _from_cache(manifest, tokenizer, cache)
     train, validation = ([shard.tokens] for shard in shards)
     context = manifest.model.context
     windows_train, windows_validation = Windows(train, context), Windows(validation, context)
     if not windows_train.count or not windows_validation.count:
         raise DataError(
-            f"data.source = {manifest.data.source!r}: too little text: {sum(t.size for t in train)} tokens to train on "
-            f"and {sum(t.size for t in validation)} held out; each needs more than model.context = {context}"
+            f"the demo corpus has {train[0].size} tokens to train on and {validation[0].size} held out, and each needs"
+            f" more than model.context = {context}: lower that, raise data.validation_fraction, or make a data set"
+            " (swarmnode data make)"
         )
     return Corpus(
         tokenizer=tokenizer,
@@ -93,63 +93,27 @@ def open_corpus(manifest: Manifest, folder: pathlib.Path | None, cache: pathlib.
     )
 
 
-def _from_cache(
-    manifest: Manifest, files: list[SourceFile], tokenizer: Tokenizer, cache: pathlib.Path
-) -> tuple[tuple[Shard, Shard], str]:
-    key = digest(cache_key(manifest.data, files, tokenizer.digest), manifest.model.context).hex()[:32]
+def _from_cache(manifest: Manifest, tokenizer: Tokenizer, cache: pathlib.Path) -> tuple[tuple[Shard, Shard], str]:
+    key = digest("corpus", 5, DEMO_SHA256, manifest.data.validation_fraction, tokenizer.digest).hex()[:32]
     paths = (cache / f"{key}-train{SUFFIX}", cache / f"{key}-validation{SUFFIX}")
-    note = "the demo corpus" if manifest.data.source == "demo" else f"{len(files)} files"
+    note = "the demo corpus"
     if all(path.exists() for path in paths):
         try:
             return _open_pair(paths, tokenizer), f"{note}, cached"
         except DataError as error:  # the cache is our own, so rebuild it
             note = f"{note}, cache made again: {error}"
-    held_out_below = manifest.data.validation_fraction
-    shards = _tokenise(manifest, files, tokenizer, paths, held_out_below)
-    if shards is not None:
-        _tokenise(manifest, files, tokenizer, paths, shards)
+    with (
+        ShardWriter(paths[1], tokenizer.vocabulary) as validation,
+        ShardWriter(paths[0], tokenizer.vocabulary) as train,
+    ):
+        for piece, tokens in _encoded(demo_pieces(), tokenizer):
+            (validation if rank(piece) < manifest.data.validation_fraction else train).write(tokens)
     return _open_pair(paths, tokenizer), note
 
 
 def _open_pair(paths: tuple[pathlib.Path, pathlib.Path], tokenizer: Tokenizer) -> tuple[Shard, Shard]:
     train, validation = (open_shard(path, tokenizer.vocabulary) for path in paths)
     return train, validation
-
-
-def _tokenise(
-    manifest: Manifest,
-    files: list[SourceFile],
-    tokenizer: Tokenizer,
-    paths: tuple[pathlib.Path, pathlib.Path],
-    held_out_below: float,
-) -> float | None:
-    """Write both shards. Pieces with a rank below `held_out_below` are held out.
-
-    With little text that may hold out less than one window. If a higher bound holds out enough, nothing is kept and
-    that bound is returned."""
-    needed = manifest.model.context + 1
-    seen: list[tuple[float, int]] = []
-    with (
-        ShardWriter(paths[1], tokenizer.vocabulary) as validation,
-        ShardWriter(paths[0], tokenizer.vocabulary) as train,
-    ):
-        for piece, tokens in _encoded(pieces(manifest.data, files), tokenizer):
-            place = rank(piece)
-            (validation if place < held_out_below else train).write(tokens)
-            seen.append((place, tokens.size))
-        better = None if validation.count >= needed else _rank_holding_out(needed, seen)
-        train.keep = validation.keep = better is None
-    return better
-
-
-def _rank_holding_out(needed: int, seen: list[tuple[float, int]]) -> float | None:
-    """The lowest rank with `needed` tokens in the pieces `seen` (rank, tokens) below it. None if there is none."""
-    total = 0
-    for place, size in sorted(seen):
-        if total >= needed:
-            return place
-        total += size
-    return None
 
 
 def _encoded(source: Iterator[str], tokenizer: Tokenizer) -> Iterator[tuple[str, Tokens]]:

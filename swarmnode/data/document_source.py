@@ -32,13 +32,15 @@ from swarmnode.data.document_row import (
     row_document,
     shown,
 )
-from swarmnode.data.source import PRIVATE_KEYS, READ_BYTES, SourceFile, cut_lines
+from swarmnode.data.source import cut_lines
 from swarmnode.errors import DataError
 
 WORK_BYTES = 32 << 20
 """Text in a piece of work (guess: ten seconds of a tokenizer)."""
 HEAD_BYTES = 64 << 10
+READ_BYTES = 1 << 20
 HUB = "hf:"
+PRIVATE_KEYS = ("owner.key", "node.key")  # of runs and nodes: never text, whatever folder they lie in
 
 PARQUET = b"PAR1"
 COMPRESSIONS = {
@@ -77,6 +79,14 @@ class FileForm:
     kind: str
     compression: str = ""
     encoding: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFile:
+    """One file to read, and its name below the folder that was given."""
+
+    name: str
+    path: Path
 
 
 def find_work(given: Sequence[str], reading: Reading, bad: BadRows | None = None) -> list[DocumentSpan]:

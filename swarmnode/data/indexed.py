@@ -27,7 +27,10 @@ def index_of(folder: Path) -> Index:
     """The index of the data set in `folder`. Raises DataError."""
     raw = read_regular(folder / INDEX_FILE, INDEX_NBYTES_MAX + 1)
     if raw is None:
-        raise DataError(f"{folder}: no {INDEX_FILE} there; `swarmnode data make {folder} --from ...` makes a data set")
+        raise DataError(
+            f"{folder}: no {INDEX_FILE} there, so it is no data set: of text there `swarmnode data make OUT --from"
+            f" {folder}` makes one; then give OUT"
+        )
     return parse_index(raw, origin=str(folder / INDEX_FILE))
 
 
@@ -41,7 +44,6 @@ def on_data_set(manifest: Manifest, folder: Path, locations: Sequence[str]) -> M
     data = replace(
         manifest.data,
         source="index",
-        paths=(),
         index=index.digest.hex(),
         locations=tuple(locations),
         end_token=index.end_token,

@@ -36,7 +36,7 @@ class ShardWriter:
     """Writes a shard to a temporary file and renames it when the `with` block ends without an error.
 
     Several processes may write the same shard: the last one wins, and readers see one or the other. A writer locks its
-    temporary file, so the next writer can remove those of killed ones. `keep` = False leaves no shard.
+    temporary file, so the next writer can remove those of killed ones.
     """
 
     def __init__(self, path: pathlib.Path, vocabulary: int) -> None:
@@ -45,7 +45,6 @@ class ShardWriter:
         self._dtype = dtype_of(vocabulary)
         self._hash = hashlib.sha256()
         self.count = 0
-        self.keep = True
 
     def __enter__(self) -> ShardWriter:
         sweep(self._path.parent)
@@ -78,7 +77,7 @@ class ShardWriter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            if kind is None and self.keep:
+            if kind is None:
                 with self._write_errors(self._nbytes):
                     self._file.write(self._hash.digest())
                     self._file.flush()

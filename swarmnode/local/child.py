@@ -58,7 +58,7 @@ class NodePlan:
     bootstrap: bool = False
     dashboard_port: int | None = None  # of a bootstrap's page; None: no page
     checkpoints: str = ""
-    data_root: Path | None = None  # folder of the manifest's paths; None: no file is opened
+    data_root: Path | None = None  # folder of the run's data set or tokenizer
     resume: str = ""
     flags: tuple[str, ...] = ("--notice", "none")  # of `join`; many nodes on one machine would all be notified
 

@@ -47,7 +47,7 @@ class FleetPlan:
     seed: int = 0
     command: Command = node_command
     checkpoints: str = ""
-    data_root: Path | None = None  # folder of the manifest's paths; None: no file is opened
+    data_root: Path | None = None  # folder of the run's data set or tokenizer
     settings: Manifest | None = None  # the manifest's: name the final checkpoint, and tell what is slow
     resume: str = ""
     start_timeout_s: float = START_TIMEOUT_S

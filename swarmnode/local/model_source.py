@@ -104,7 +104,7 @@ NEWEST = WeightChoice()
 def gather(
     source: str, kind: str, note: Note, moved: Moved = lambda done, of: None, weights: WeightChoice = NEWEST
 ) -> tuple[Gathered, Path | None]:
-    """All copies of stages at `source`, and the folder of the manifest's paths; None for a bucket.
+    """All copies of stages at `source`, and the folder of the run's files; None for a bucket.
 
     `kind` "stages": files that nodes saved when they left. "checkpoint": the newest intact one. "auto": the first of
     exported model, stages, checkpoint that makes a whole model; only checkpoints if `weights` asks for several. Raises
@@ -202,7 +202,7 @@ def _number(value: object) -> float | None:
 
 
 def data_folder(folder: Path) -> Path:
-    """The folder of the manifest's paths: the run's folder, which is the parent of a session's."""
+    """The folder of the manifest's files: the run's folder, which is the parent of a session's."""
     above = folder.parent
     return above if (above / MANIFEST_FILE).is_file() or (above / SIGNED_FILE).is_file() else folder
 

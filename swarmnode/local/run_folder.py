@@ -31,8 +31,8 @@ RUNS = Path("runs")
 
 @dataclass(frozen=True, slots=True)
 class RunFolder:
-    """`signed` is given to nodes; `folder` is this session's. The manifest's paths are below `data_root`, the folder
-    given to `up`, or None."""
+    """`signed` is given to nodes; `folder` is this session's. The run's data set or tokenizer is below `data_root`, the
+    folder given to `up`, or None."""
 
     manifest: Manifest
     run_id: RunId
@@ -100,7 +100,7 @@ def _prepare_signed(
 ) -> RunFolder:
     signed, manifest = manifests.read_signed(path)
     if manifest.data.names_files and data_root is None:
-        raise UsageError(f"{path}: the run reads files: give their folder with --data-root, or the run's folder as RUN")
+        raise UsageError(f"{path}: the run reads a tokenizer: give its folder (--data-root), or the run's as RUN")
     if stages is not None and stages != manifest.pipeline.stages:
         raise UsageError(
             f"--stages {stages}: {path} is signed for {manifest.pipeline.stages} stages; leave --stages out, "
@@ -187,7 +187,7 @@ def _check_base(manifest: Manifest, folder: Path | None) -> None:
 
 
 def _manifest_of(run: Path | None) -> tuple[Manifest, Path | None] | None:
-    """The manifest of `run` and the folder that its paths lie below; None where there is neither."""
+    """The manifest of `run` and the folder that its files lie below; None where there is neither."""
     if run is None:
         return PRESETS["demo"], None
     if not run.exists():
@@ -215,7 +215,7 @@ def resume(
     samples: int | None = None,
 ) -> ResumedRun:
     """The newest intact checkpoint at `text` (every byte is read), and a session of `run` that resumes from it. With
-    `run` None it uses the checkpoint's own manifest, and needs a `data_root` if that reads files. `samples`:
+    `run` None it uses the checkpoint's own manifest, and needs a `data_root` if that names a file. `samples`:
     where it is to end. Raises UsageError, DataError, ManifestError."""
     resumption = asyncio.run(_choose(text, note))
     if samples is not None and samples <= (trained := resumption.checkpoint.samples):
@@ -226,7 +226,7 @@ def resume(
         signed = manifest_in(resumption)
         if verify(signed, None)[0].data.names_files and data_root is None:
             raise UsageError(
-                f"--resume {text}: run {origin.run_name!r} reads files: give RUN, or --data-root with their folder"
+                f"--resume {text}: run {origin.run_name!r} reads a tokenizer: give RUN, or --data-root with its folder"
             )
         prepared = replace(
             prepare_given(signed, nodes, stages, stamp, resumption.checkpoint.round), data_root=data_root

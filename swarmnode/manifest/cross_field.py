@@ -15,7 +15,6 @@ from swarmnode.manifest.kind_compat import (
 )
 from swarmnode.manifest.spec import ADAPTERS, BYTES_END, FINETUNE, OWN, PRETRAIN, Manifest, ModelSpec
 
-PATHLESS = ("demo", "index")  # data sources that read no file named by the manifest
 BOUNDARY_BLOCK = 64  # numbers of a token's vector that share a step; as in the codecs of gossip
 BLENDED = ("llama3", "yarn")  # rope_scaling by how often a frequency turns in the original context
 
@@ -203,15 +202,6 @@ ACROSS: tuple[CrossFieldCheck, ...] = (
         "gossip.method pipeline.boundary",
         lambda m: m.pipeline.boundary != "subspace" or rules_of(m.gossip).in_subspace,
         lambda m: f'{" or ".join(with_property("in_subspace"))} with pipeline.boundary = "subspace"',
-    ),
-    _across(
-        "data.paths data.source",
-        lambda m: bool(m.data.paths) == (m.data.source not in PATHLESS),
-        lambda m: (
-            f'at least one path with data.source = "{m.data.source}"'
-            if m.data.source not in PATHLESS
-            else f'an empty list with data.source = "{m.data.source}"'
-        ),
     ),
     _across(
         "data.index data.source",

@@ -25,6 +25,7 @@ SIGNATURE_BYTES = 64
 # and nodes of earlier versions read those signed now.
 RETIRED: dict[tuple[str, str], Any] = {
     ("data", "field"): "text",
+    ("data", "paths"): [],
     ("evaluation", "tasks"): [],
     ("gossip", "rounds"): "even",
     ("inner", "inner_batch_end"): 0,

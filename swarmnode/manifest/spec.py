@@ -288,18 +288,10 @@ class DataSpec:
 
     source: str = key(
         "demo",
-        one_of("demo", "index", "text"),
+        one_of("demo", "index"),
         "demo: the corpus that comes with swarmnode, sources of Python 3.11.7's standard library; index: a data set of"
-        " `swarmnode data make`, named by data.index and fetched by every feeder; text: files and folders on the"
-        " node's disk.",
+        " `swarmnode data make`, named by data.index and fetched by every feeder.",
         "the same real text on every machine",
-    )
-    paths: tuple[str, ...] = key(
-        (),
-        list_of(path(), 256, different=False),
-        "Files or folders, empty for demo and index. They must be below the folder that each machine's user names"
-        " (--data-root; for `up` the run's folder).",
-        "none needed",
     )
     index: str = key(
         "",
@@ -330,7 +322,8 @@ class DataSpec:
     tokenizer: str = key(
         "bytes",
         path(),
-        'bytes, or a Hugging Face tokenizer.json below the same folder ("./bytes" for a file called bytes).',
+        "bytes, or a Hugging Face tokenizer.json in the data set; with demo below the folder that each machine's user"
+        ' names (--data-root; for `up` the run\'s folder). "./bytes" for a file called bytes.',
         "nothing to download",
     )
     validation_fraction: float = key(
@@ -352,7 +345,7 @@ class DataSpec:
     @property
     def names_files(self) -> bool:
         """Whether feeders need files of their own machine, below the folder that the user names."""
-        return self.source != "index" and (bool(self.paths) or self.tokenizer != "bytes")
+        return self.source != "index" and self.tokenizer != "bytes"
 
 
 @dataclass(frozen=True, slots=True)

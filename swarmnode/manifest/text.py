@@ -46,6 +46,11 @@ def from_tree(tree: Mapping[str, Any], origin: str) -> Manifest:
     """The manifest in nested dictionaries (of TOML or JSON). Raises ManifestError as `parse`."""
     mistakes: list[str] = []
     raw = _flatten(tree, mistakes)
+    if raw.get("data.source") == "text":  # of earlier versions
+        raise ManifestError(
+            f'{origin}: data.source = "text": a run reads no folder of text by itself: `swarmnode data make OUT --from'
+            " FOLDER` makes a data set of it, then `swarmnode init RUN --data OUT` a run on that"
+        )
     values: dict[str, Value] = {}
     for name, given in raw.items():
         field = BY_NAME.get(name)

@@ -90,7 +90,7 @@ class ChunkSamples(Samples):
 class CorpusSamples(Samples):
     """pipeline.feeder.Samples over a corpus on this machine's disk."""
 
-    def __init__(self, corpus: Corpus, manifest: Manifest) -> None:
+    def __init__(self, corpus: Corpus | IndexedCorpus, manifest: Manifest) -> None:
         self._corpus = corpus
         self.digest = corpus.digest
         wanted, step = manifest.pipeline.validation_samples, manifest.inner.microbatch

@@ -13,7 +13,7 @@ from benchmarks.swarm.plain_model import PlainLlama, initialise
 from benchmarks.swarm.pytorch_learning import GridPoint, LossPoint, TrainingTask, train
 from swarmnode.data.corpus import open_corpus
 from swarmnode.errors import UsageError
-from swarmnode.manifest import DataSpec, Manifest, ModelSpec, PipelineSpec
+from swarmnode.manifest import Manifest, ModelSpec, PipelineSpec
 
 SMALL = ModelSpec(layers=2, width=32, heads=4, kv_heads=2, ffn=48, context=24)
 ADAMW, MUON = GridPoint("adamw", 8, 1e-2), GridPoint("muon", 8, 2e-2)
@@ -26,26 +26,13 @@ THEIRS = {
 
 
 @pytest.fixture
-def text(tmp_path):
-    folder = tmp_path / "text"
-    folder.mkdir()
-    line = "The quick brown fox {} jumps over {} lazy dogs, and then it sleeps until noon.\n"
-    for number in range(6):
-        (folder / f"{number}.txt").write_text("".join(line.format(i * 7 % 13, i % (number + 3)) for i in range(1, 400)))
-    return folder
-
-
-@pytest.fixture
-def manifest(text):
-    data = DataSpec(source="text", paths=("text",), validation_fraction=0.2)
-    return Manifest(model=SMALL, data=data, pipeline=PipelineSpec(stages=2, validation_samples=16))
+def manifest():
+    return Manifest(model=SMALL, pipeline=PipelineSpec(stages=2, validation_samples=16))
 
 
 @pytest.fixture
 def ground(manifest, tmp_path):
-    return GridConditions(
-        learning._signed(tmp_path / "run", manifest), tmp_path / "cache", manifest, False, data=tmp_path
-    )
+    return GridConditions(learning._signed(tmp_path / "run", manifest), tmp_path / "cache", manifest, False)
 
 
 def hugging_face_name(name: str) -> str:

@@ -19,7 +19,7 @@ from swarmnode.data.tokens import ByteTokenizer
 from swarmnode.ids import PeerId
 from swarmnode.machine.folder_store import FolderStore
 from swarmnode.machine.replica import TorchReplica
-from swarmnode.manifest import SIGNED_FILE, DataSpec, Manifest, PipelineSpec
+from swarmnode.manifest import SIGNED_FILE, Manifest, PipelineSpec
 from swarmnode.membership.progress import to_message
 from swarmnode.model.export import StageLabel, read_tensors, save_stage, stage_state_dict
 from swarmnode.recovery import checkpoint as form
@@ -35,7 +35,6 @@ RUN = Manifest(
     name="left",
     model=replace(TINY, vocabulary=256),
     pipeline=PipelineSpec(stages=3, boundary="fp32", validation_samples=8, validation_every_samples=1),
-    data=DataSpec(source="text", paths=("words.txt",), validation_fraction=0.3),
 )
 
 
@@ -43,10 +42,7 @@ RUN = Manifest(
 def session(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A session's folder: a checkpoint, and what two replicas of each stage saved."""
     folder = tmp_path_factory.mktemp("run")
-    for number in range(40):
-        (folder / "words").mkdir(exist_ok=True)
-        (folder / "words" / f"{number}.txt").write_text(f"the quick brown fox {number} jumps over the lazy dog\n" * 20)
-    run = replace(RUN, data=replace(RUN.data, paths=("words",)))
+    run = RUN
     manifests.init(folder, run)
     signed = manifests.sign_folder(folder)
     run_id = manifests.verify(signed, None)[1]

@@ -16,7 +16,7 @@ from swarmnode.data.chat_template import ChatTemplate
 from swarmnode.data.root import DataRoot
 from swarmnode.errors import ManifestError, NotPermitted
 from swarmnode.local.evaluation import read_text
-from swarmnode.manifest import DataSpec, EvaluationSpec, Manifest, PipelineSpec
+from swarmnode.manifest import EvaluationSpec, Manifest, PipelineSpec
 from swarmnode.manifest.text import parse
 from swarmnode.model.export import write_model
 from swarmnode.model.stage import StageReplica
@@ -28,18 +28,14 @@ RUN = Manifest(
     name="scored",
     model=replace(TINY, vocabulary=256),
     pipeline=PipelineSpec(stages=1, validation_samples=8),
-    data=DataSpec(source="text", paths=("train",), validation_fraction=0.3),
     evaluation=EvaluationSpec(sets=("other.txt", "absent.txt"), prompts=PROMPTS, prompt_tokens=5),
 )
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An exported model of random weights, with its training text and another one beside it."""
+    """An exported model of random weights, with a text beside it."""
     folder = tmp_path_factory.mktemp("scored")
-    (folder / "train").mkdir()
-    for number in range(20):
-        (folder / "train" / f"{number}.txt").write_text(f"the quick brown fox {number} jumps over the dog\n" * 20)
     (folder / "other.txt").write_text("pack my box with five dozen liquor jugs. " * 30)
     replica = StageReplica(RUN, 0)
     write_model(replica.named(replica.theta), RUN, folder)

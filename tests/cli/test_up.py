@@ -134,13 +134,11 @@ def test_a_swarm_that_does_not_start_is_one_line(
 def test_text_and_tokenizer_are_opened_before_anything_is_signed(
     run: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (run / "short").mkdir()
-    (run / "short" / "a.txt").write_text("too little")
     (run / "no.json").write_text("no tokenizer")
     for data, told in (
-        (manifests.DataSpec(source="text", paths=("nothing",)), "nothing"),
-        (manifests.DataSpec(source="text", paths=("short",)), "too little text"),
-        (manifests.DataSpec(source="text", paths=("short",), tokenizer="no.json"), "no.json"),
+        (manifests.DataSpec(source="index", index="0" * 64), "is not on this machine"),
+        (manifests.DataSpec(validation_fraction=1e-9), "has 12"),
+        (manifests.DataSpec(tokenizer="no.json"), "no.json"),
     ):
         (run / "manifest.toml").write_text(manifests.template(replace(TINY, data=data)))
         assert main(["up", str(run), "--nodes", "2", "--json", "--cache", "cache"]) == 78

@@ -1,4 +1,4 @@
-"""Sources become a corpus: the same on every node, held-out text apart, faults named with file and line."""
+"""The demo becomes a corpus: the same on every node, held-out text apart."""
 
 import dataclasses
 import gzip
@@ -14,7 +14,6 @@ from swarmnode.data import source
 from swarmnode.data.corpus import open_corpus
 from swarmnode.data.root import DataRoot
 from swarmnode.data.sample import IGNORED
-from swarmnode.data.source import pieces, source_files
 from swarmnode.data.tokens import open_tokenizer
 from swarmnode.errors import DataError
 from swarmnode.manifest import DataSpec, Manifest, ModelSpec
@@ -23,142 +22,88 @@ from tests.support.tokenizer import train_tokenizer
 pytestmark = pytest.mark.node  # some seconds
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-LINES = [f"line {i} of a text that goes on and on, number {i * i}\n" for i in range(3000)]
 
 
-def manifest_of(source: str, *paths: str, vocabulary: int = 256, context: int = 16, **data) -> Manifest:
-    return Manifest(
-        model=ModelSpec(context=context, vocabulary=vocabulary), data=DataSpec(source=source, paths=paths, **data)
-    )
+def manifest_of(vocabulary: int = 256, context: int = 16, **data) -> Manifest:
+    return Manifest(model=ModelSpec(context=context, vocabulary=vocabulary), data=DataSpec(**data))
 
 
-@pytest.fixture
-def folder(tmp_path: pathlib.Path) -> pathlib.Path:
-    (tmp_path / "text" / "b").mkdir(parents=True)
-    (tmp_path / "text" / "a.txt").write_text("".join(LINES[:1000]))
-    (tmp_path / "text" / "b" / "c.txt").write_text("".join(LINES[1000:]))
-    (tmp_path / "text" / "picture.png").write_bytes(b"\x89PNG\0\0\0")
-    (tmp_path / "text" / ".hidden").write_text("secret")
-    return tmp_path
-
-
-def test_text_folder_is_all_there_and_split_by_hash(folder: pathlib.Path) -> None:
-    manifest = manifest_of("text", "text", validation_fraction=0.1)
-    corpus = open_corpus(manifest, folder, folder / "cache")
-    whole = "".join(LINES)
-    shards = {p.name.rpartition("-")[2]: np.fromfile(p, np.uint16)[:-16] for p in (folder / "cache").iterdir()}
+def test_the_demo_is_all_there_and_split_by_hash(tmp_path: pathlib.Path) -> None:
+    corpus = open_corpus(manifest_of(validation_fraction=0.1), None, tmp_path)
+    whole = sorted(piece for piece in source.demo_pieces())
+    shards = {p.name.rpartition("-")[2]: np.fromfile(p, np.uint16)[:-16] for p in tmp_path.iterdir()}
     train, validation = shards["train.tokens"], shards["validation.tokens"]
-    found = [
-        piece + "\n" for t in (train, validation) for piece in bytes(t.astype(np.uint8)).decode().split("\0") if piece
-    ]
-    assert sorted(line for line in "".join(found).splitlines() if line) == sorted(line.strip() for line in LINES)
-    assert 0.02 < validation.size / len(whole) < 0.25
+    found = [piece for t in (train, validation) for piece in t.astype(np.uint8).tobytes().split(b"\0") if piece]
+    assert sorted(piece.decode() for piece in found) == whole
+    assert 0.05 < validation.size / (train.size + validation.size) < 0.2
     assert corpus.tokens_train == train.size and corpus.tokens_validation == validation.size
     assert corpus.train.count == (train.size - 1) // 16
     assert corpus.sample(3).shape == (17,)
     assert corpus.batch([0, 1, 2]).tokens.shape == (3, 17)
 
 
-def test_second_opening_is_cached_and_the_same(folder: pathlib.Path) -> None:
-    manifest = manifest_of("text", "text")
-    first = open_corpus(manifest, folder, folder / "cache")
-    second = open_corpus(manifest, folder, folder / "cache")
-    assert (first.note, second.note) == ("2 files", "2 files, cached")
+def test_second_opening_is_cached_and_the_same(tmp_path: pathlib.Path) -> None:
+    first = open_corpus(manifest_of(), None, tmp_path)
+    second = open_corpus(manifest_of(), None, tmp_path)
+    assert (first.note, second.note) == ("the demo corpus", "the demo corpus, cached")
     assert first.digest == second.digest
     assert np.array_equal(first.batch(range(50)).tokens, second.batch(range(50)).tokens)
-    (folder / "text" / "a.txt").write_text("".join(LINES[:999]))
-    third = open_corpus(manifest, folder, folder / "cache")
-    assert third.note == "2 files" and third.digest != first.digest
-
-
-def test_damaged_cache_is_made_again(folder: pathlib.Path) -> None:
-    manifest = manifest_of("text", "text")
-    first = open_corpus(manifest, folder, folder / "cache")
-    (path,) = (folder / "cache").glob("*-train.tokens")
+    third = open_corpus(manifest_of(validation_fraction=0.1), None, tmp_path)
+    assert third.note == "the demo corpus" and third.digest != first.digest
+    (path,) = (one for one in tmp_path.glob("*-train.tokens") if one.stat().st_size > 2 * third.tokens_train + 32)
     path.write_bytes(path.read_bytes()[:-2])
-    second = open_corpus(manifest, folder, folder / "cache")
-    assert "cache made again" in second.note and "damaged" in second.note
-    assert second.digest == first.digest
+    again = open_corpus(manifest_of(), None, tmp_path)
+    assert "cache made again" in again.note and "damaged" in again.note
+    assert again.digest == first.digest
 
 
-def test_one_short_text_has_something_held_out(tmp_path: pathlib.Path) -> None:
-    (tmp_path / "short.txt").write_text("".join(LINES[:60]))
-    corpus = open_corpus(manifest_of("text", "short.txt"), tmp_path, tmp_path / "cache")
-    assert corpus.train.count > 50 and corpus.validation.count >= 1
+@pytest.mark.parametrize("given", [{"validation_fraction": 1e-9}, {"context": 1 << 20}])
+def test_too_little_text_says_how_much_there_is(tmp_path: pathlib.Path, given: dict[str, Any]) -> None:
+    with pytest.raises(DataError, match=r"has \d+ tokens to train on and \d+ held out, and each needs more than"):
+        open_corpus(manifest_of(**given), None, tmp_path)
 
 
-@pytest.mark.parametrize("text", ["", "tiny", "x" * 1000])
-def test_too_little_text_says_how_much_there_is(tmp_path: pathlib.Path, text: str) -> None:
-    (tmp_path / "short.txt").write_text(text)
-    with pytest.raises(DataError, match=r"too little text: \d+ tokens to train on and \d+ held out"):
-        open_corpus(manifest_of("text", "short.txt"), tmp_path, tmp_path / "cache")
-
-
-def test_missing_and_empty_sources(tmp_path: pathlib.Path) -> None:
-    with pytest.raises(DataError, match=r"gone: no such file or folder; data\.paths"):
-        open_corpus(manifest_of("text", "gone"), tmp_path, tmp_path / "cache")
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(DataError, match=r"empty: no text file found"):
-        open_corpus(manifest_of("text", "empty"), tmp_path, tmp_path / "cache")
-
-
-def test_lines_without_end_are_cut_between_characters(tmp_path: pathlib.Path) -> None:
+def test_lines_without_end_are_cut_between_characters() -> None:
     text = "漢字🙂é" * 40_000
-    (tmp_path / "long.txt").write_text(text)
-    spec = manifest_of("text", "long.txt").data
-    found = list(pieces(spec, source_files(spec, DataRoot(tmp_path))))
+    found = [piece.decode() for piece in source.cut_lines([text.encode()], 64 << 10)]
     assert "".join(found) == text
     assert max(map(len, found)) <= 64 << 10
 
 
-def test_hugging_face_tokenizer_and_vocabulary(folder: pathlib.Path) -> None:
-    train_tokenizer(folder / "tokenizer.json")
+def test_hugging_face_tokenizer_and_vocabulary(tmp_path: pathlib.Path) -> None:
+    train_tokenizer(tmp_path / "tokenizer.json")
     with pytest.raises(DataError, match=r"tokenizer has 400 ids, but model\.vocabulary is 256"):
-        open_corpus(manifest_of("text", "text", tokenizer="tokenizer.json"), folder, folder / "cache")
-    corpus = open_corpus(
-        manifest_of("text", "text", tokenizer="tokenizer.json", vocabulary=512), folder, folder / "cache"
-    )
-    assert "text that goes" in corpus.tokenizer.decode(corpus.batch(range(50)).tokens.reshape(-1))
+        open_corpus(manifest_of(tokenizer="tokenizer.json"), tmp_path, tmp_path)
+    given: dict[str, Any] = {"tokenizer": "tokenizer.json", "vocabulary": 512, "documents": "masked"}
+    separator = open_tokenizer("tokenizer.json", DataRoot(tmp_path)).separator
+    with pytest.raises(DataError, match=rf"ends documents with token {separator}; data\.end_token is 7"):
+        open_corpus(manifest_of(end_token=7, **given), tmp_path, tmp_path)
+    assert separator is not None
+    corpus = open_corpus(manifest_of(end_token=separator, **given), tmp_path, tmp_path)
+    assert "import" in corpus.tokenizer.decode(corpus.batch(range(500)).tokens.reshape(-1))
 
 
-def test_validation_is_fixed_and_apart_from_training(folder: pathlib.Path) -> None:
-    corpus = open_corpus(manifest_of("text", "text", validation_fraction=0.1), folder, folder / "cache")
+def test_validation_is_fixed_and_apart_from_training(tmp_path: pathlib.Path) -> None:
+    corpus = open_corpus(manifest_of(), None, tmp_path)
     all_at_once = corpus.validation_batch(0, 20, 20).tokens
     assert all_at_once.shape == (20, 17)
     in_parts = np.concatenate([corpus.validation_batch(first, 8, 20).tokens for first in range(0, 24, 8)])
     assert np.array_equal(all_at_once, in_parts)
-    other = dataclasses.replace(manifest_of("text", "text", validation_fraction=0.1), seed=99)
-    reseeded = open_corpus(other, folder, folder / "cache")
+    reseeded = open_corpus(dataclasses.replace(manifest_of(), seed=99), None, tmp_path)
     assert reseeded.note.endswith("cached")
     assert np.array_equal(reseeded.validation_batch(0, 20, 20).tokens, all_at_once)
     assert not np.array_equal(reseeded.batch(range(20)).tokens, corpus.batch(range(20)).tokens)
 
 
-def test_documents_end_with_the_token_that_parts_them(folder: pathlib.Path) -> None:
-    """What is read apart are the documents that there are: each file is one."""
-    (folder / "lines").mkdir()
-    for number, line in enumerate(LINES):
-        (folder / "lines" / f"{number}.txt").write_text(line)
-    manifest = manifest_of("text", "lines", documents="masked")
+def test_documents_end_with_the_token_that_parts_them(tmp_path: pathlib.Path) -> None:
+    manifest = manifest_of(documents="masked", context=2048)
     assert manifest.data.document_end == 0
-    corpus = open_corpus(manifest, folder, folder / "cache")
-    batch = corpus.batch(range(100))
+    batch = open_corpus(manifest, None, tmp_path).batch(range(500))
     ends = batch.tokens[:, 1:] == 0
     assert ends.sum() > 20 and (batch.tokens[:, :-1][ends] == ord("\n")).all()
     targets = batch.targets(0)
-    assert ((targets == IGNORED) == (batch.tokens[:, :-1] == 0)).all(), "no line is to be foretold from the one before"
+    assert ((targets == IGNORED) == (batch.tokens[:, :-1] == 0)).all(), "no piece is to be foretold from the one before"
     assert (batch.targets() != IGNORED).all()
-
-
-def test_a_tokenizer_that_ends_documents_otherwise_is_refused(folder: pathlib.Path) -> None:
-    train_tokenizer(folder / "tokenizer.json")
-    given: dict[str, Any] = {"tokenizer": "tokenizer.json", "vocabulary": 512, "documents": "masked"}
-    separator = open_tokenizer("tokenizer.json", DataRoot(folder)).separator
-    with pytest.raises(DataError, match=rf"ends documents with token {separator}; data\.end_token is 7"):
-        open_corpus(manifest_of("text", "text", end_token=7, **given), folder, folder / "cache")
-    assert separator is not None
-    corpus = open_corpus(manifest_of("text", "text", end_token=separator, **given), folder, folder / "cache")
-    assert corpus.train.count > 0
 
 
 def test_the_demo_is_one_text_on_all_machines(tmp_path: pathlib.Path) -> None:

@@ -105,7 +105,7 @@ def test_mistakes_with_resume_are_one_line(
     (tmp_path / "empty").mkdir()
     wide = tmp_path / "wide"
     manifests.init(wide, PRESETS["tiny"])
-    theirs = replace(PRESETS["tiny"], data=DataSpec(source="text", paths=("wide",)))
+    theirs = replace(PRESETS["tiny"], data=DataSpec(tokenizer="tokenizer.json"))
     manifests.init(tmp_path / "theirs", theirs)
     manifests.write_signed(tmp_path / "theirs.signed", manifests.sign_folder(tmp_path / "theirs"))
     cases = {

@@ -22,10 +22,10 @@ async def test_mistakes_are_answered_in_one_line(tmp_path: Path) -> None:
     raw = bytearray(signed.read_bytes())
     raw[raw.index(b"alpha") + 8] ^= 1
     forged.write_bytes(bytes(raw))
-    garbage = tmp_path / "garbage" / "data"
-    garbage.mkdir(parents=True)
-    (garbage / "train.txt").write_bytes(b"no letters \xff\xfe" * 100)
-    text = signed_run(garbage.parent, replace(TINY, data=DataSpec(source="text", paths=("data",))))
+    garbage = tmp_path / "garbage"
+    garbage.mkdir()
+    (garbage / "tokenizer.json").write_bytes(b"no letters \xff\xfe" * 100)
+    text = signed_run(garbage, replace(TINY, data=DataSpec(tokenizer="tokenizer.json")))
     children = list[Child]()
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -39,10 +39,10 @@ async def test_mistakes_are_answered_in_one_line(tmp_path: Path) -> None:
                 "forged manifest": ([here, "--run", forged, *HERE], 78, "signature"),
                 "metrics port": ([here, "--run", signed, "--metrics-port", port, *HERE], 2, "--metrics-port"),
                 "listen port": ([here, "--run", signed, "--listen", f"/ip4/127.0.0.1/tcp/{port}"], 2, "in use"),
-                "corrupt text": (
-                    [here, "--run", text, "--stage", 0, "--data-root", garbage.parent, *HERE],
+                "corrupt tokenizer": (
+                    [here, "--run", text, "--stage", 0, "--data-root", garbage, *HERE],
                     78,
-                    "not UTF-8",
+                    "not a Hugging Face tokenizer.json",
                 ),
                 "files of a stranger": ([here, "--run", text, "--stage", 0, *HERE], 77, "--data-root"),
                 "more than there is": ([here, "--run", giant, *HERE], 20, "bytes) are free"),
@@ -59,5 +59,5 @@ async def test_mistakes_are_answered_in_one_line(tmp_path: Path) -> None:
         lines = [line for line in error.splitlines() if line.startswith("swarmnode:")]
         assert "Traceback" not in error and len(lines) == 1, f"{name}: {error}"
         assert (got, words in lines[0]) == (code, True), f"{name}: exit {got}: {error}"
-    log = (tmp_path / "corrupt text" / "events.jsonl").read_text()
+    log = (tmp_path / "corrupt tokenizer" / "events.jsonl").read_text()
     assert "node.s" not in log, "neither started nor of any state to others"

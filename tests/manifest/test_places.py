@@ -30,7 +30,6 @@ NAMES = {
     "model.unrotated_layers": NUMBERS,
     "model.sliding_layers": NUMBERS,
     "model.dense_layers": NUMBERS,
-    "data.paths": FILE,  # below --data-root
     "base.index": HASH,  # of bytes; says nothing of where they are
     "base.locations": URL,  # asked for chunks over HTTP, at addresses that data/web.py lets pass
     "data.index": HASH,  # of bytes; says nothing of where they are
@@ -106,10 +105,9 @@ def test_a_label_is_no_path(text: str) -> None:
 
 @pytest.mark.parametrize("text", ELSEWHERE)
 def test_no_path_leads_elsewhere(text: str) -> None:
-    assert BY_NAME["data.paths"].check.accept([text]) is None
     assert BY_NAME["data.tokenizer"].check.accept(text) is None
-    with pytest.raises(ManifestError, match=r"data\.paths"):
-        parse(f'[data]\nsource = "text"\npaths = [{text!r}]'.replace("\\x00", "\\\\u0000"), "here")
+    with pytest.raises(ManifestError, match=r"data\.tokenizer"):
+        parse(f"[data]\ntokenizer = {text!r}".replace("\\x00", "\\\\u0000"), "here")
 
 
 @given(st.text())

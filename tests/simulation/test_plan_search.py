@@ -156,7 +156,7 @@ def test_where_a_large_table_does_not_fit_layers_are_cut_by_size() -> None:
         RUN,
         model=replace(RUN.model, layers=8, vocabulary=32768),
         pipeline=PipelineSpec(stages=3),
-        data=DataSpec(source="text", paths=("text",), tokenizer="tokenizer.json"),
+        data=DataSpec(tokenizer="tokenizer.json"),
         inner=replace(RUN.inner, average_share=0.0, microbatch=1, replica_batch_min=1),
         gossip=replace(RUN.gossip, fragments=5),
     )
