@@ -51,7 +51,7 @@ class MeteredReplica:
         work_factor: float,
         repeated: int = 0,
     ) -> None:
-        """`repeated`: forwards done again in each backward for want of memory (model/memory_estimate.py)."""
+        """`repeated`: forwards done again in each backward for want of memory (model/memory_budget.py)."""
         self.inner = inner
         self._repeated = repeated
         self.number = number

@@ -17,8 +17,8 @@ from swarmnode.errors import RemoteFault
 from swarmnode.gossip.robust import PacketMeasures, guard
 from swarmnode.gossip_rules import codecs
 from swarmnode.manifest import Manifest, boundary_nbytes, boundary_width, constants, from_base
-from swarmnode.model.adapter import adapter_graph, trained_count
-from swarmnode.model.memory_estimate import graph_nbytes
+from swarmnode.model.adapter import trained_count
+from swarmnode.model.memory_budget import GraphMemory
 from swarmnode.model.section import ITEMSIZE, PACKED_ITEMSIZE, outer_sections, section_sizes
 from swarmnode.model.split import StageLayers, stages_of
 from swarmnode.ports import (
@@ -105,11 +105,8 @@ class FakeReplica:
         self._state_share = state_share
         self._sizes = self.sizes_of(part.stage)
         self.parameters = self._sizes["theta"]
-        model, width = manifest.model, boundary_width(manifest)
-        adapters = adapter_graph(manifest, part)
-        self._graph_nbytes = graph_nbytes(  # of one sample
-            model, part, model.context, width, ITEMSIZE, autocast=False, adapters=adapters
-        )
+        # of one sample
+        self._graph_nbytes = GraphMemory(manifest, part, ITEMSIZE, False, "cpu").tape_nbytes(1, False, None)
         self.theta: Vector = (0.0,) * DIMENSIONS
         self.phi: Vector = self.theta
         self.momentum: Vector = self.theta

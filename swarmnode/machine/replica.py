@@ -19,7 +19,7 @@ from swarmnode.large_buffer import large_buffer
 from swarmnode.manifest import Manifest, from_base
 from swarmnode.manifest.gossip_compat import averages_gradients
 from swarmnode.model.device import free_nbytes, tried, twice
-from swarmnode.model.memory_estimate import PASS_SHARE
+from swarmnode.model.memory_budget import PASS_SHARE
 from swarmnode.model.running_mean import RunningMean
 from swarmnode.model.section import SECTIONS, section_sizes
 from swarmnode.model.split import TABLE, StageLayers, is_writer, stages_of

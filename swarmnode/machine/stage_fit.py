@@ -10,8 +10,15 @@ from pathlib import Path
 import psutil
 
 from swarmnode.manifest import Manifest, ModelSpec
-from swarmnode.model.memory_budget import CPU, ComputeMode, MemoryNeed, memory_need, passes_in
-from swarmnode.model.memory_estimate import Passes, repeated_forwards
+from swarmnode.model.memory_budget import (
+    CPU,
+    ComputeMode,
+    MemoryNeed,
+    Passes,
+    memory_need,
+    passes_in,
+    repeated_forwards,
+)
 from swarmnode.model.section import OPTIMIZER_STATES as STATES
 from swarmnode.model.split import StageLayers, stages_of
 

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from swarmnode.data.sample import IGNORED
-from swarmnode.model import memory_estimate
+from swarmnode.model import memory_budget
 from swarmnode.model.decoder import Decoder
 from swarmnode.model.device import half_dtype
-from swarmnode.model.memory_estimate import GraphMemory, Passes, choose_passes
+from swarmnode.model.memory_budget import GraphMemory, Passes, choose_passes
 from swarmnode.model.split import StageLayers
 from swarmnode.model.stage_input import StageInput
 from swarmnode.model.subspace import Subspace
@@ -31,7 +31,7 @@ from swarmnode.model.tensor import to_device
 # Loss and gradients of a chunk are found while its logits are there: no logits are kept for a backward, none are
 # computed twice, and rows whose target does not count are left out. [Cut cross-entropy: arXiv 2411.09009; Liger
 # kernels: arXiv 2410.10989, section 3.2; here with PyTorch's own operations on any device.] The size of a chunk is that
-# of memory_estimate.py. One chunk takes .84 to 1.06 of autograd's time [measured: a thread, 512 to 2,048 rows,
+# of memory_budget.py. One chunk takes .84 to 1.06 of autograd's time [measured: a thread, 512 to 2,048 rows,
 # vocabularies of 256 to 49,152].
 
 
@@ -70,7 +70,7 @@ def head_loss(
     `progress.rows` on. Products are in `autocast` where given, losses then in float32.
     """
     itemsize = x.itemsize if autocast is None else autocast.itemsize
-    rows = memory_estimate.chunk_rows(x.shape[0], weight.shape[0], itemsize, x.device.type)
+    rows = memory_budget.chunk_rows(x.shape[0], weight.shape[0], itemsize, x.device.type)
     into = progress if weight.requires_grad else None
     counts = targets != IGNORED
     if bool(counts.all()):
@@ -121,7 +121,7 @@ def _chunked(
 
 def _softmax_minus_target(z: Tensor, targets: Tensor, loss_sum: Tensor, *, train: bool, exact: torch.dtype) -> None:
     """Add to `loss_sum` the loss of logits `z` [R, V], and with `train` replace them by the loss's gradient."""
-    each = max(1, memory_estimate.SOFTMAX_NBYTES // (z.shape[1] * exact.itemsize))
+    each = max(1, memory_budget.SOFTMAX_NBYTES // (z.shape[1] * exact.itemsize))
     for part, wanted in zip(torch.split(z, each), torch.split(targets, each), strict=True):
         logs = torch.log_softmax(part, 1, dtype=exact)
         at = wanted.unsqueeze(1)
@@ -137,7 +137,7 @@ class _ProductSum:
     def __init__(self, into: Tensor, head: Tensor) -> None:
         """`head` [V, D] has the products' dtype."""
         self._into = into
-        rows = max(1, memory_estimate.TILE_NBYTES // (head.shape[1] * head.itemsize))
+        rows = max(1, memory_budget.TILE_NBYTES // (head.shape[1] * head.itemsize))
         self._tile = None if into.dtype == head.dtype else torch.empty_like(head[:rows])
 
     def __call__(self, z: Tensor, x: Tensor, share: float) -> None:

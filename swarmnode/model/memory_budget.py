@@ -1,13 +1,19 @@
 """The memory that a replica needs on its device and on the host, by formula, without tensors.
 
-Stage choice, moves, `join`, `doctor`, `plan` and `simulate` use this one formula. Tests hold the device's part against
-the books of a pretend device (tests/model/test_memory_budget.py): true stages peak within 15 % of it.
+Replicas choose by it how much of a microbatch they compute at once; stage choice, moves, `join`, `doctor`, `plan` and
+`simulate` choose stages. Tests hold the device's part against the books of a pretend device
+(tests/model/test_memory_budget.py): true stages peak within 15 % of it.
+
+A microbatch is cut into passes of some samples: the gradients are sums over samples, so nothing is computed twice. If
+even a single sample's graph is too large, a pass keeps only the inputs of its layers and recomputes each layer in the
+backward [checkpointing: arXiv 1604.06174], a third more arithmetic.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from swarmnode.gossip_rules import codecs
@@ -22,22 +28,12 @@ from swarmnode.model.adapter import (
     trained_count,
     trained_shapes,
 )
-from swarmnode.model.memory_estimate import (
-    COPIES_MAX,
-    FILLED,
-    PASS_SHARE,
-    TAPES,
-    GraphMemory,
-    Passes,
-    choose_passes,
-    graph_nbytes,
-    head_nbytes,
-)
+from swarmnode.model.architecture import architecture_of
 from swarmnode.model.section import ITEMSIZE, StepRule, section_sizes, snapshot_nbytes, state_nbytes, stepped
 from swarmnode.model.split import StageLayers, stages_of
 
+HALF = 2  # bytes of a bfloat16 or float16 number
 SNAPSHOTS = 0.5  # guess: share of its state that a node additionally holds, most of the time none
-HALF = 2  # bytes of a bfloat16 number
 NEWTON_SCHULZ = 3  # copies of a batch of matrices at once: itself, its normalised copy, the next iterate
 SCRATCH_NBYTES = 3 << 26  # of the outer step, on a device
 HOST_SCRATCH_NBYTES = 1 << 28  # guess: of parts of states, packets under way, chunks
@@ -47,6 +43,170 @@ SCALED = 256  # moments.py: elements of a block with one scale
 PART = 1 << 22  # moments.py: elements quantised at once
 QUANTISING = 5  # float32 copies of a part while it is quantised
 MUON_BATCH = 1 << 26  # muon.py: elements orthogonalised at once
+
+
+TAPES = 4  # guess: microbatches with an outstanding gradient
+COPIES_MAX = TAPES  # of older weights: each tape may need its own; the demo has two, a large model one at most
+FILLED = 1.5  # guess: documents of about even lengths, up to twice as long in a group; at most 2
+INDICES = 4 * 8  # of a choice of expert: itself, its order and the way back, int64
+PASS_SHARE = 0.4  # guess: of a dedicated device's free memory for the pass in work; kept tapes take a half (hop.py)
+
+CHUNK_NBYTES = {"cpu": 16 << 20}
+"""Bytes of logits in a chunk, by type of device [measured on one thread of a CPU, vocabulary 49,152, width 256: 1,024
+rows in chunks of 2, 8, 16, 64 MiB and all at once take 10.4, 4.9, 4.2, 5.6 and 8.7 s on a busy machine]."""
+
+CHUNK_NBYTES_ELSEWHERE = 256 << 20
+"""The same for an accelerator, where each chunk reads and writes the whole gradient of the head once [guess: at a
+vocabulary of 128,256 a thousand rows, whose products take longer than that]."""
+
+TILE_NBYTES = 64 << 20  # guess: of the head's gradient this much is made at a time, if products are narrower than it
+SOFTMAX_NBYTES = TILE_NBYTES // 2  # of a chunk's logits so much is float32 at a time, twice: logits and softmax
+
+
+def chunk_rows(rows: int, vocabulary: int, itemsize: int, kind: str) -> int:
+    """Rows in a chunk of logits on a device of type `kind`, of CHUNK_NBYTES at most; `rows` if all fit."""
+    nbytes = CHUNK_NBYTES.get(kind, CHUNK_NBYTES_ELSEWHERE)
+    return min(rows, max(1, nbytes // (vocabulary * itemsize)))
+
+
+def head_nbytes(rows: int, vocabulary: int, width: int, *, autocast: bool, kind: str, copied: bool = False) -> int:
+    """Memory that the loss of `rows` rows and its gradients take at their peak beside float32 weights and gradients,
+    in products of bfloat16 with `autocast`; `copied`: a working copy has the head's matrix."""
+    product = HALF if autocast else ITEMSIZE
+    here = chunk_rows(rows, vocabulary, product, kind)
+    cast = product * vocabulary * width if autocast and not copied else 0
+    by_rows = ITEMSIZE * rows * width
+    tile = min(TILE_NBYTES, product * vocabulary * width) if autocast else 0
+    softmax = min(SOFTMAX_NBYTES, ITEMSIZE * here * vocabulary)
+    return cast + by_rows + product * here * (vocabulary + 2 * width) + max(softmax, tile)
+
+
+@dataclass(frozen=True, slots=True)
+class Passes:
+    """`samples` of a microbatch at once; `by_layer`: graphs hold only the inputs of layers."""
+
+    samples: int
+    by_layer: bool
+
+    def spans(self, first: int, last: int) -> Iterator[tuple[int, int]]:
+        """(first, last) of each pass over samples [first, last)."""
+        for at in range(first, last, self.samples):
+            yield at, min(last, at + self.samples)
+
+
+def repeated_forwards(passes: Passes, samples: int, *, last: bool) -> int:
+    """Forwards that a backward over `samples` does again beside its own work, if memory for tapes lasts: by layer, or,
+    but in the `last` stage, which has no forward of its own, in the passes."""
+    return int(passes.by_layer or (passes.samples < samples and not last))
+
+
+def choose_passes(samples: int, budget: int | None, nbytes: Callable[[int, bool], int]) -> Passes:
+    """The fewest passes over `samples` whose graph fits into `budget` bytes (None: any does), by `nbytes` (samples, by
+    layer); the smallest there are if none does."""
+    if budget is None:
+        return Passes(samples, False)
+    for by_layer in (False, True):
+        size = samples
+        while True:
+            if nbytes(size, by_layer) <= budget:
+                return Passes(size, by_layer)
+            if size == 1:
+                break
+            size = -(-size // 2)
+    return Passes(1, True)
+
+
+@dataclass(frozen=True, slots=True)
+class GraphMemory:
+    """Memory of the graphs of `part` on a device of type `kind`, with weights of `itemsize` bytes. `copied`: a working
+    copy serves all graphs, so none has casts of its own (weight_stash.py)."""
+
+    manifest: Manifest
+    part: StageLayers
+    itemsize: int
+    autocast: bool
+    kind: str
+    copied: bool = False
+
+    @property
+    def _cast(self) -> int:
+        """Bytes of a number that enters a matrix."""
+        return HALF if self.autocast else self.itemsize
+
+    def tape_nbytes(self, samples: int, by_layer: bool, filled: float | None) -> int:
+        """Bytes of the graph of a forward over `samples` (without the head), including the part's output.
+
+        `filled`: rows per token in attention if documents are separated (documents.py); None: whole windows. Within
+        8 % of what autograd saves (test_stage), which would take too long to count by hooks.
+        """
+        tokens, output = samples * self.manifest.model.context, boundary_width(self.manifest)
+        if by_layer:
+            return tokens * self.itemsize * (self.manifest.model.width * len(self.part.layers) + output)
+        return self._graph_nbytes(tokens, filled, output)
+
+    def pass_nbytes(self, samples: int, by_layer: bool) -> int:
+        """Bytes of a forward and backward over `samples` at their peak: the graph, its input, and what a layer's
+        backward, the head or the table's gradient takes beside them."""
+        model, tokens, inner = self.manifest.model, samples * self.manifest.model.context, self._cast
+        filled = None if self.manifest.data.document_end is None else FILLED
+        graph, stream = self._graph_nbytes(tokens, filled, model.width), self.itemsize * tokens * model.width
+        layer = 2 * inner * tokens * model.ffn + stream
+        layer += (inner + self.itemsize) * model.ffn * model.width  # the gradient of a matrix, before it is added
+        head = table = 0
+        if self.part.has_head:
+            sizes = tokens, model.vocabulary, model.width
+            head = head_nbytes(*sizes, autocast=self.autocast, kind=self.kind, copied=self.copied)
+        if self.part.has_embedding and not _table_nbytes(self.manifest) and not has_adapters(self.manifest):
+            table = self.itemsize * model.vocabulary * model.width  # the gradient of the table, before it is added
+        if by_layer:
+            graph = graph // max(1, len(self.part.layers)) + stream * (len(self.part.layers) + 1)
+        return graph + max(layer, head, table) + stream
+
+    def _graph_nbytes(self, tokens: int, filled: float | None, output: int) -> int:
+        """Bytes of a graph whose output has `output` numbers per token."""
+        model, part = self.manifest.model, self.part
+        positions = 0 if filled is None else 2 * model.head_dim * self.itemsize  # cosine and sine of each token
+        layers = sum(self._layer_nbytes(layer, filled) for layer in part.layers)
+        tables = min(part.has_embedding + part.has_head, 1 if model.tied else 2)  # not cast, and not in this graph
+        cast = part.parameters - model.vocabulary * model.width * tables
+        if (adapters := adapter_graph(self.manifest, part)) is not None:  # only they are trained
+            layers += adapters.width * self._cast
+            cast = adapters.parameters
+        cast_nbytes = HALF * cast if self.autocast and not self.copied else 0
+        return tokens * (layers + positions + output * self.itemsize) + cast_nbytes
+
+    def _layer_nbytes(self, layer: int, filled: float | None) -> int:
+        """Bytes that autograd saves in `layer` for each token, without casts of weights. See decoder.py."""
+        model, itemsize = self.manifest.model, self.itemsize
+        if (own := architecture_of(model)) is not None:
+            return own.layer_nbytes(model, layer, itemsize)
+        width, heads, keys = model.width, model.heads * model.head_dim, model.kv_heads * model.head_dim
+        # On a card attention runs in bfloat16 with autocast, and its output needs no further cast.
+        fused = self.autocast and self.kind != "cpu"
+        stream = 2 * width * itemsize  # both norms' inputs
+        inner = HALF if fused else itemsize
+        # q, k, v, output; two small rows
+        attention = (2 * heads + 2 * keys) * inner + (model.heads + 2) * itemsize
+        window = model.window(layer)
+        if 0 < window < model.context:
+            attention += heads * inner  # outputs of the blocks, which are then joined
+        if filled is not None:
+            # gathered copies, and the output scattered back
+            attention = int(filled * attention) + (0 if self.autocast else heads * itemsize)
+        if model.qk_norm != "none":
+            attention += (heads + keys + model.heads + model.kv_heads) * itemsize
+        # o_proj's input is cast, too
+        entering = 2 * width * self._cast + (heads * self._cast if self.autocast and not fused else 0)
+        return stream + attention + entering + self._feed_forward_nbytes(layer)
+
+    def _feed_forward_nbytes(self, layer: int) -> int:
+        model, cast = self.manifest.model, self._cast
+        if not model.is_sparse(layer):
+            return 4 * model.ffn * cast  # gate, its SiLU, up, their product
+        routed = model.experts_active * ((2 * model.width + 4 * model.expert_ffn) * cast + self.itemsize + INDICES)
+        router = model.experts * self.itemsize + (model.width * self.itemsize if self.autocast else 0)
+        shared = (4 * model.shared_expert_ffn + model.width) * cast if model.shared_expert_ffn else 0
+        return routed + router + shared
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,13 +245,18 @@ def memory_need(
     """Bytes that a machine needs to serve `part` with microbatches of `inner.microbatch` samples: its state, and the
     largest of its transients. A device of its own computes them in `passes` (None: at once). Tapes beyond the one in
     work are kept as long as memory allows."""
+    mean = ITEMSIZE * trained_count(manifest, part) if manifest.inner.average_share > 0.0 else 0
+    tokens = manifest.inner.microbatch * manifest.model.context
+    waiting = manifest.limits.in_flight_max * boundary_nbytes(
+        manifest.pipeline.boundary, tokens, boundary_width(manifest)
+    )
     if not mode.separate:
-        return MemoryNeed(0, _shared_nbytes(manifest, part, mode))
+        return MemoryNeed(0, _shared_nbytes(manifest, part, mode) + mean + waiting)
     work = microbatch_nbytes(manifest, part, mode, passes)
-    transient = max(work, step_nbytes(manifest, part, mode))
-    if manifest.inner.average_share > 0.0:
-        transient = max(transient, ITEMSIZE * trained_count(manifest, part) + work)  # other weights in their place
-    return MemoryNeed(_held_nbytes(manifest, part, mode) + transient, _host_nbytes(manifest, part, mode))
+    transient = max(work, step_nbytes(manifest, part, mode), mean and mean + work)  # other weights in their place
+    return MemoryNeed(
+        _held_nbytes(manifest, part, mode) + transient, _host_nbytes(manifest, part, mode) + mean + waiting
+    )
 
 
 def passes_in(manifest: Manifest, part: StageLayers, mode: ComputeMode, free: int | None) -> Passes:
@@ -102,8 +267,21 @@ def passes_in(manifest: Manifest, part: StageLayers, mode: ComputeMode, free: in
     if free is None or not mode.separate:
         return Passes(samples, False)
     left = max(0, free - _held_nbytes(manifest, part, mode))
-    graph = GraphMemory(manifest, part, ITEMSIZE, mode.autocast, CARD_KIND)
-    return choose_passes(samples, int(PASS_SHARE * left), graph.pass_nbytes)
+    return choose_passes(samples, int(PASS_SHARE * left), _graph_of(manifest, part, mode).pass_nbytes)
+
+
+def microbatch_nbytes(manifest: Manifest, part: StageLayers, mode: ComputeMode, passes: Passes | None = None) -> int:
+    """Bytes that a microbatch takes on the device at its peak: the largest of its `passes`, and the gradient of the
+    whole input."""
+    model, samples = manifest.model, manifest.inner.microbatch
+    passes = passes or Passes(samples, False)
+    whole = ITEMSIZE * samples * model.context * model.width if passes.samples < samples else 0
+    return _graph_of(manifest, part, mode).pass_nbytes(passes.samples, passes.by_layer) + whole
+
+
+def _graph_of(manifest: Manifest, part: StageLayers, mode: ComputeMode) -> GraphMemory:
+    copied = mode.separate and mode.autocast and not has_adapters(manifest)
+    return GraphMemory(manifest, part, ITEMSIZE, mode.autocast, CARD_KIND if mode.separate else "cpu", copied)
 
 
 def _held_nbytes(manifest: Manifest, part: StageLayers, mode: ComputeMode) -> int:
@@ -115,27 +293,19 @@ def _held_nbytes(manifest: Manifest, part: StageLayers, mode: ComputeMode) -> in
 
 
 def _shared_nbytes(manifest: Manifest, part: StageLayers, mode: ComputeMode) -> int:
-    """State, gradient and older weights, the kept snapshot of the next stage, a
-    microbatch in work, waiting ones, and kept tapes (fewer when memory is short: the others are recomputed)."""
-    model, width = manifest.model, boundary_width(manifest)
-    sizes = section_sizes(manifest, part)
-    state = state_nbytes(sizes) + SNAPSHOTS * snapshot_nbytes(sizes)
-    state += ITEMSIZE * trained_count(manifest, part)
-    state += older_weights_nbytes(manifest, part, mode)
-    if manifest.inner.average_share > 0.0:
-        state += ITEMSIZE * trained_count(manifest, part)
+    """State, gradient and older weights, the kept snapshot of the next stage, a microbatch in work, and kept tapes
+    (fewer when memory is short: the others are recomputed)."""
+    model, sizes = manifest.model, section_sizes(manifest, part)
+    state = state_nbytes(sizes) + int(SNAPSHOTS * snapshot_nbytes(sizes)) + _kept_nbytes(manifest, part)
+    state += ITEMSIZE * trained_count(manifest, part) + older_weights_nbytes(manifest, part, mode)
     state += _table_nbytes(manifest) + _frozen_nbytes(manifest, part, mode)
-    tokens = manifest.inner.microbatch * model.context
-    state += _kept_nbytes(manifest, part)
-    state += manifest.limits.in_flight_max * boundary_nbytes(manifest.pipeline.boundary, tokens, width)
-    graph = graph_nbytes(
-        model, part, tokens, width, ITEMSIZE, mode.autocast, _filled(manifest), adapters=adapter_graph(manifest, part)
-    )
+    filled, samples = None if manifest.data.document_end is None else FILLED, manifest.inner.microbatch
+    state += (graph := _graph_of(manifest, part, mode).tape_nbytes(samples, False, filled))
     if part.has_head:
-        return (
-            int(state) + graph + head_nbytes(tokens, model.vocabulary, model.width, autocast=mode.autocast, kind="cpu")
+        return state + head_nbytes(
+            samples * model.context, model.vocabulary, model.width, autocast=mode.autocast, kind="cpu"
         )
-    return int(state) + graph + min(manifest.limits.tape_bytes_max, TAPES * graph)
+    return state + min(manifest.limits.tape_bytes_max, TAPES * graph)
 
 
 def older_weights_nbytes(manifest: Manifest, part: StageLayers, mode: ComputeMode) -> int:
@@ -173,10 +343,6 @@ def _frozen_nbytes(manifest: Manifest, part: StageLayers, mode: ComputeMode) -> 
         if frozen_format(manifest, name, shape) != ("bf16" if mode.autocast else "fp32"):
             dense = max(dense, math.prod(shape))
     return frozen_nbytes(manifest, part) + (HALF if mode.autocast else ITEMSIZE) * dense
-
-
-def _filled(manifest: Manifest) -> float | None:
-    return None if manifest.data.document_end is None else FILLED
 
 
 # ---- a device of its own
@@ -222,47 +388,6 @@ def _own_table(manifest: Manifest, part: StageLayers) -> int:
     return manifest.model.vocabulary * manifest.model.width
 
 
-def microbatch_nbytes(manifest: Manifest, part: StageLayers, mode: ComputeMode, passes: Passes | None = None) -> int:
-    """Bytes that a microbatch takes on the device at its peak: its graph, or the head's logits, and what a backward
-    holds beside the graph. In `passes` the largest of them, and the gradient of the whole input."""
-    model, samples = manifest.model, manifest.inner.microbatch
-    passes = passes or Passes(samples, False)
-    tokens = passes.samples * model.context
-    graph = graph_nbytes(
-        model,
-        part,
-        tokens,
-        model.width,
-        ITEMSIZE,
-        mode.autocast,
-        _filled(manifest),
-        fused=mode.separate,
-        adapters=adapter_graph(manifest, part),
-    )
-    stream = ITEMSIZE * tokens * model.width
-    held, copied = HALF if mode.autocast else ITEMSIZE, not has_adapters(manifest)
-    layer = 2 * held * tokens * model.ffn + stream + (held + ITEMSIZE) * model.ffn * model.width
-    head = 0
-    if part.has_head:
-        head = head_nbytes(tokens, model.vocabulary, model.width, autocast=mode.autocast, kind=CARD_KIND)
-        head -= HALF * model.vocabulary * model.width if mode.autocast and copied else 0  # the working copy has it
-    table = 0
-    if part.has_embedding and not _table_nbytes(manifest) and not has_adapters(manifest):
-        table = ITEMSIZE * model.vocabulary * model.width  # the gradient of the table, before it is added
-    if mode.autocast and copied:
-        graph -= _cast_nbytes(manifest, part)  # the working copy serves all graphs
-    if passes.by_layer:
-        graph = graph // max(1, len(part.layers)) + stream * (len(part.layers) + 1)
-    whole = ITEMSIZE * samples * model.context * model.width if passes.samples < samples else 0
-    return graph + max(layer, head, table) + stream + whole
-
-
-def _cast_nbytes(manifest: Manifest, part: StageLayers) -> int:
-    """Bytes of a graph's own casts of the weights, as graph_nbytes counts them."""
-    ends = manifest.model.vocabulary * manifest.model.width * (part.has_embedding + part.has_head)
-    return HALF * (part.parameters - ends)
-
-
 def step_nbytes(manifest: Manifest, part: StageLayers, mode: ComputeMode) -> int:
     """Bytes that an inner step takes on the device at its peak: Muon iterates matrices of one shape together, and
     moments that are not float32 in place are read part by part, of Muon matrix by matrix."""
@@ -282,18 +407,12 @@ def step_nbytes(manifest: Manifest, part: StageLayers, mode: ComputeMode) -> int
 
 
 def _host_nbytes(manifest: Manifest, part: StageLayers, mode: ComputeMode) -> int:
-    """Bytes on the host of a card: slow weights with momentum and boundary, offloaded moments, the running mean, the
-    packets of a round, waiting microbatches. States given, kept and fetched lie in files (large_buffer.py)."""
+    """Bytes on the host of a card: slow weights with momentum and boundary, offloaded moments, the packets of a round.
+    States given, kept and fetched lie in files (large_buffer.py)."""
     sizes, gossip = section_sizes(manifest, part), manifest.gossip
-    tokens = manifest.inner.microbatch * manifest.model.context
-    width = boundary_width(manifest)
-    nbytes = manifest.limits.in_flight_max * boundary_nbytes(manifest.pipeline.boundary, tokens, width)
-    if rules_of(gossip).slow_on_host:
-        nbytes += slow_nbytes(manifest, part)
+    nbytes = slow_nbytes(manifest, part) if rules_of(gossip).slow_on_host else 0
     if mode.optimizer_state == "host":
         nbytes += ITEMSIZE * (sizes.get("exp_avg", 0) + sizes.get("exp_avg_sq", 0))
-    if manifest.inner.average_share > 0.0:
-        nbytes += ITEMSIZE * trained_count(manifest, part)
     packets = gossip.group or PACKETS  # of the whole stage only so many are held at once
     coded = codecs()[gossip.codec].nbytes * trained_count(manifest, part) / gossip.fragments
     return nbytes + int(packets * coded) + HOST_SCRATCH_NBYTES

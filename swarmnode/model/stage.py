@@ -25,7 +25,7 @@ from swarmnode.model.decoder import Decoder
 from swarmnode.model.device import give_back, half_dtype, tried, twice
 from swarmnode.model.frozen import FrozenParameters
 from swarmnode.model.inner_optimizer import IncomingNorms, optimizer_of, sections_of
-from swarmnode.model.memory_estimate import GraphMemory, Passes
+from swarmnode.model.memory_budget import GraphMemory, Passes
 from swarmnode.model.optimizer import corrected_ema, learning_rate
 from swarmnode.model.split import TABLE, StageLayers, initial, stages_of
 from swarmnode.model.stage_input import (
@@ -137,6 +137,7 @@ class StageReplica:
             self.subspace.constrain_(self.named(self.theta))
         self.module, self.frozen = stage_module(manifest, self.part, self.device, dtype, self.named(self.theta))
         attach_gradients(self.module, self.named(self.grad), TABLE if self.subspace is not None else None)
+        copied = self.frozen is None and WorkingCopy.possible(self.device, autocast=autocast)
         self.backprop = Backprop(
             self.module,
             self.part,
@@ -144,7 +145,7 @@ class StageReplica:
             self.device,
             dtype,
             autocast=autocast,
-            memory=GraphMemory(manifest, self.part, dtype.itemsize, autocast, self.device.type),
+            memory=GraphMemory(manifest, self.part, dtype.itemsize, autocast, self.device.type, copied),
         )
         self._tapes: weakref.WeakSet[StageTape] = weakref.WeakSet()  # with a graph
         flats = self.shapes, self.theta, self.grad, self.subspace
@@ -158,7 +159,7 @@ class StageReplica:
         self.version = 0  # grows with `touched`
         stashed, predicts = torch.bfloat16 if autocast else dtype, manifest.pipeline.predicts_weights
         self.stash: WeightStash | WorkingCopy = WeightStash(self.theta, stashed, predicts)
-        if self.frozen is None and WorkingCopy.possible(self.device, autocast=autocast):
+        if copied:
             dtype, watch = half_dtype(self.device), self.backprop.watch
             self.stash = WorkingCopy(self.module, self.shapes, self.theta, self.named(self.grad), dtype, watch)
         self.recomputed = 0  # tapes run forward again

@@ -107,7 +107,7 @@ class StageInput:
 
     @property
     def filled(self) -> float | None:
-        """See memory_estimate.graph_nbytes: rows of the separated documents per position; None if not separated."""
+        """See memory_budget.graph_nbytes: rows of the separated documents per position; None if not separated."""
         return None if self.documents is None else self.documents.rows.numel() / self.documents.positions.numel()
 
     def part(self, first: int, last: int) -> StageInput:

@@ -33,7 +33,7 @@ from torch import Tensor, nn
 
 from swarmnode.model.architecture import Shapes
 from swarmnode.model.device import tried
-from swarmnode.model.memory_estimate import COPIES_MAX
+from swarmnode.model.memory_budget import COPIES_MAX
 from swarmnode.model.split import TABLE
 
 

@@ -8,8 +8,7 @@ from dataclasses import replace
 
 from swarmnode.machine.stage_fit import FreeMemory, MachineMemory, StageFit, best_fit
 from swarmnode.manifest import LimitsSpec, Manifest
-from swarmnode.model.memory_budget import CARD, CPU
-from swarmnode.model.memory_estimate import TAPES
+from swarmnode.model.memory_budget import CARD, CPU, TAPES
 from swarmnode.planner.fleet import MachineKind
 
 CONTEXT_NBYTES = 700_000_000  # guess: CUDA's context and kernels on a card

@@ -12,8 +12,7 @@ from swarmnode.errors import HardwareFault, NotPermitted, UsageError
 from swarmnode.machine.stage_fit import FreeMemory, MachineMemory, free_memory, of_groups
 from swarmnode.manifest import PRESETS, CheckpointSpec, DataSpec, Manifest, ModelSpec, PipelineSpec
 from swarmnode.model.device import autocasts
-from swarmnode.model.memory_budget import CARD, memory_need, mode_of
-from swarmnode.model.memory_estimate import Passes
+from swarmnode.model.memory_budget import CARD, Passes, memory_need, mode_of
 from swarmnode.model.split import split, stages_of
 from swarmnode.node.limits import NodeRole
 from tests.support.options import options

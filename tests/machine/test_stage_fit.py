@@ -8,8 +8,7 @@ import pytest
 from swarmnode.bench.memory import fit_rows, llama3
 from swarmnode.machine.stage_fit import FreeMemory, MachineMemory, StageFit, first_alike, stage_fit
 from swarmnode.manifest import Manifest, ModelSpec, PipelineSpec
-from swarmnode.model.memory_budget import CARD, CPU, ComputeMode, memory_need, passes_in
-from swarmnode.model.memory_estimate import Passes, repeated_forwards
+from swarmnode.model.memory_budget import CARD, CPU, ComputeMode, Passes, memory_need, passes_in, repeated_forwards
 from swarmnode.model.split import split
 from swarmnode.planner.fleet import MachineKind
 from swarmnode.planner.geography import Address

@@ -8,9 +8,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from swarmnode.data.sample import IGNORED
-from swarmnode.model import memory_estimate
+from swarmnode.model import memory_budget
 from swarmnode.model.backprop import HeadProgress, head_loss
-from swarmnode.model.memory_estimate import chunk_rows, head_nbytes
+from swarmnode.model.memory_budget import chunk_rows, head_nbytes
 from swarmnode.model.tensor import decode, encode
 from tests.support.tiny_model import TINY, manifest, stages_of, token_batch, token_wire, train_on
 
@@ -20,8 +20,8 @@ ROWS, WIDTH, VOCABULARY, SHARE = 23, 8, 51, 1 / 16
 @pytest.fixture(params=[1, 3, 8, 22], ids=lambda rows: f"{rows}-rows")
 def chunked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     """Chunks of so many rows of float64, twice as many of float32; softmax and gradient in parts of some rows."""
-    monkeypatch.setitem(memory_estimate.CHUNK_NBYTES, "cpu", request.param * VOCABULARY * 8)
-    monkeypatch.setattr(memory_estimate, "TILE_NBYTES", 7 * WIDTH * 2)
+    monkeypatch.setitem(memory_budget.CHUNK_NBYTES, "cpu", request.param * VOCABULARY * 8)
+    monkeypatch.setattr(memory_budget, "TILE_NBYTES", 7 * WIDTH * 2)
     yield request.param
 
 
@@ -81,7 +81,7 @@ def test_gradients_are_computed_only_where_requested(chunked: int) -> None:
 
 
 def test_chunks_are_bounded_by_bytes() -> None:
-    most = memory_estimate.CHUNK_NBYTES["cpu"]
+    most = memory_budget.CHUNK_NBYTES["cpu"]
     assert chunk_rows(8192, 128_256, 4, "cpu") * 128_256 * 4 <= most
     assert chunk_rows(8192, 128_256, 4, "cpu") < chunk_rows(8192, 128_256, 2, "cuda") < 8192
     assert chunk_rows(64, 50, 4, "cpu") == 64 and chunk_rows(64, 1 << 40, 4, "cpu") == 1
@@ -99,7 +99,7 @@ def test_a_last_stage_in_chunks_is_the_stage(boundary: str, monkeypatch: pytest.
     run = manifest(boundary=boundary, rank=8 if boundary == "subspace" else 0)
     told = []
     for nbytes in (1 << 40, 5 * TINY.vocabulary * 8):
-        monkeypatch.setitem(memory_estimate.CHUNK_NBYTES, "cpu", nbytes)
+        monkeypatch.setitem(memory_budget.CHUNK_NBYTES, "cpu", nbytes)
         stages = stages_of(run, torch.float64)
         last = stages[-1]
         tokens = token_batch().to(torch.uint32)
@@ -121,7 +121,7 @@ def test_a_last_stage_in_chunks_is_the_stage(boundary: str, monkeypatch: pytest.
 def test_a_stage_alone_reads_tokens_and_has_a_head_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     grads = []
     for nbytes in (1 << 40, 7 * TINY.vocabulary * 8):
-        monkeypatch.setitem(memory_estimate.CHUNK_NBYTES, "cpu", nbytes)
+        monkeypatch.setitem(memory_budget.CHUNK_NBYTES, "cpu", nbytes)
         (stage,) = stages_of(manifest(stages=1), torch.float64)
         result = stage.loss(token_wire(token_batch()), token_wire(token_batch()), 4, train=True)
         assert result.gradient is None

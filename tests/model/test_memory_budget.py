@@ -7,7 +7,7 @@ import pytest
 
 from swarmnode.bench.memory import llama3
 from swarmnode.manifest import PRESETS, GossipSpec, LimitsSpec, Manifest, ModelSpec, PipelineSpec, RecoverySpec
-from swarmnode.model import memory_estimate
+from swarmnode.model import memory_budget
 from swarmnode.model.memory_budget import CARD, memory_need
 from swarmnode.model.section import ITEMSIZE, section_sizes, snapshot_nbytes
 from swarmnode.model.split import split, stages_of
@@ -62,7 +62,7 @@ def test_tapes_are_kept_while_there_is_room() -> None:
     few, many = (replace(PRESETS["demo"], limits=LimitsSpec(tape_bytes_max=nbytes)) for nbytes in (0, 1 << 40))
     tape = 19 << 20  # as recipe.py says
     for less, more in list(zip(needed(few), needed(many), strict=True))[:-1]:
-        assert abs(more - less - memory_estimate.TAPES * tape) < tape / 2
+        assert abs(more - less - memory_budget.TAPES * tape) < tape / 2
     assert needed(few)[-1] == needed(many)[-1]  # the last stage keeps none
 
 

@@ -13,9 +13,9 @@ from torch.utils._pytree import tree_leaves
 from swarmnode.errors import Busy, LocalFault
 from swarmnode.machine.replica import TorchReplica
 from swarmnode.manifest import DataSpec
-from swarmnode.model import memory_estimate
+from swarmnode.model import memory_budget
 from swarmnode.model.device import is_out_of_memory, twice
-from swarmnode.model.memory_estimate import Passes
+from swarmnode.model.memory_budget import Passes
 from swarmnode.model.tensor import decode, encode
 from swarmnode.ports import Packet, WireTensor
 from tests.support.tiny_model import TINY, manifest, token_batch, token_wire
@@ -56,7 +56,7 @@ def allocations(work: Callable[[], object]) -> int:
 @pytest.fixture
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """A head in chunks of 13 rows of float64, of which the last is not whole."""
-    monkeypatch.setitem(memory_estimate.CHUNK_NBYTES, "cpu", 13 * SMALL.vocabulary * 8)
+    monkeypatch.setitem(memory_budget.CHUNK_NBYTES, "cpu", 13 * SMALL.vocabulary * 8)
 
 
 def replicas(documents: str = "joined", **given: Any) -> list[TorchReplica]:

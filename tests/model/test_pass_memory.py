@@ -5,7 +5,7 @@ import torch
 
 from swarmnode.bench.memory import llama3
 from swarmnode.model import stage as layers_module
-from swarmnode.model.memory_estimate import Passes
+from swarmnode.model.memory_budget import Passes
 from swarmnode.model.stage import StageReplica
 from swarmnode.model.stage_input import StageInput
 from tests.support.pretend_device import NAME, books
@@ -21,7 +21,7 @@ COPIED_MAX = 2  # a pass: its input and the targets, or the gradient of its outp
         (15, 0, Passes(1, True), 2.0e9),  # the last stage, with the head: at most 2 GB over its state
         pytest.param(15, None, Passes(4, False), 4.0e9, marks=pytest.mark.nightly),
         (8, 0, Passes(1, True), 1.5e9),
-        pytest.param(8, 2_500_000_000, Passes(1, False), 2.5e9, marks=pytest.mark.nightly),
+        pytest.param(8, 2_500_000_000, Passes(2, False), 2.5e9, marks=pytest.mark.nightly),
         (8, None, Passes(4, False), 5.5e9),
     ],
     ids=["last-least", "last-whole", "inner-least", "inner-by-sample", "inner-whole"],
@@ -37,6 +37,7 @@ def test_a_pass_takes_what_its_formula_says(
         replica = StageReplica(run, stage, NAME, autocast=True)
         backprop = replica.backprop
         backprop.budget = budget
+        replica.stash.refresh()  # passes read the working copy
         before, ledger.widest, ledger.reads = ledger.device.mark(), 0, 0
         ledger.crossings.clear()
         kept = StageInput(torch.zeros(shape, dtype=torch.bfloat16), shape[0] * shape[1])
@@ -48,6 +49,6 @@ def test_a_pass_takes_what_its_formula_says(
         assert backprop.passes(4) == passes
     assert peak < most
     said = backprop.memory.pass_nbytes(passes.samples, passes.by_layer)
-    assert 0.6 < peak / said < 1.25  # fake tensors make the result of a product with `out` twice: 0.27 GB of logits
+    assert 0.9 < peak / said < 1.1  # fake tensors make the result of a product with `out` twice: 0.27 GB of logits
     assert ledger.widest <= run.model.width * run.model.vocabulary
     assert ledger.reads == 0 and len(ledger.crossings) <= COPIED_MAX * shape[0] // passes.samples

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from swarmnode.errors import LocalFault, RemoteFault
 from swarmnode.manifest import DataSpec, Manifest, ModelSpec, PipelineSpec
-from swarmnode.model.memory_estimate import COPIES_MAX
+from swarmnode.model.memory_budget import COPIES_MAX
 from swarmnode.model.optimizer import corrected_ema, learning_rate
 from swarmnode.model.stage import StageReplica, StageTape
 from swarmnode.model.tensor import decode, encode

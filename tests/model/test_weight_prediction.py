@@ -6,8 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from swarmnode.model.memory_budget import CPU, older_weights_nbytes
-from swarmnode.model.memory_estimate import TAPES
+from swarmnode.model.memory_budget import CPU, TAPES, older_weights_nbytes
 from swarmnode.model.stage import StageReplica
 from swarmnode.model.tensor import decode, encode
 from swarmnode.ports import Tape, WireTensor

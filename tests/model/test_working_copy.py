@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from swarmnode.manifest import PRESETS
-from swarmnode.model.memory_estimate import COPIES_MAX
+from swarmnode.model.memory_budget import COPIES_MAX
 from swarmnode.model.stage import StageReplica
 from swarmnode.model.tensor import encode
 from swarmnode.model.weight_stash import WorkingCopy

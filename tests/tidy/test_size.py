@@ -5,9 +5,9 @@ import ast
 from tests.support.package_source import MODULES, PRODUCT, ROOT, nodes, tree
 
 # Of `swarmnode/`, and of all packages together, without generated code; CONTRIBUTING.md says how to raise them.
-LINES_MAX = 59_044
-FILES_MAX = 299
-ALL_LINES_MAX = 76_644
+LINES_MAX = 58_978
+FILES_MAX = 298
+ALL_LINES_MAX = 76_573
 FUNCTION_LINES_MAX = 80
 
 
