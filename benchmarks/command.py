@@ -329,6 +329,17 @@ def checkpoint(preset: str, repeats: int, folder: Path | None, as_json: bool) ->
 
 
 @command.command()
+@click.option("--boundary", type=click.Choice(["bf16", "subspace"]), default="bf16")
+@click.option("--microbatch", type=click.IntRange(1, 64), default=4, help="Samples of 2,048 tokens.")
+def memory(boundary: str, microbatch: int) -> None:
+    """Stages of Llama 3 1B, 8B and 70B that fit on cards of 8 to 48 GB and hosts of 16 and 32 GB, by the formula of
+    `join` and `plan`; a table to paste."""
+    from benchmarks.micro import memory as computed
+
+    click.echo(computed.page(boundary, microbatch))
+
+
+@command.command()
 @JSON
 def knock(as_json: bool) -> None:
     """CPU and memory cost of 10,000 connection attempts a minute by peers that may not take part."""

@@ -70,14 +70,3 @@ def gpu(device: str, small: bool, as_json: bool) -> None:
     from swarmnode.model.device import resolve_device
 
     show(measured.run(device=resolve_device(device), small=small), as_json)
-
-
-@command.command()
-@click.option("--boundary", type=click.Choice(["bf16", "subspace"]), default="bf16")
-@click.option("--microbatch", type=click.IntRange(1, 64), default=4, help="Samples of 2,048 tokens.")
-def memory(boundary: str, microbatch: int) -> None:
-    """Stages of Llama 3 1B, 8B and 70B that fit on cards of 8 to 48 GB and hosts of 16 and 32 GB, by the formula of
-    `join` and `plan`; a table to paste."""
-    from swarmnode.bench import memory as computed
-
-    click.echo(computed.page(boundary, microbatch))

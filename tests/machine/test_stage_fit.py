@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from swarmnode.bench.memory import fit_rows, llama3
+from benchmarks.micro.memory import fit_rows, llama3
 from swarmnode.machine.stage_fit import FreeMemory, MachineMemory, StageFit, first_alike, stage_fit
 from swarmnode.manifest import Manifest, ModelSpec, PipelineSpec
 from swarmnode.model.memory_budget import CARD, CPU, ComputeMode, Passes, memory_need, passes_in, repeated_forwards

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from swarmnode.bench.memory import llama3
+from benchmarks.micro.memory import llama3
 from swarmnode.manifest import PRESETS, GossipSpec, LimitsSpec, Manifest, ModelSpec, PipelineSpec, RecoverySpec
 from swarmnode.model import memory_budget
 from swarmnode.model.memory_budget import CARD, memory_need

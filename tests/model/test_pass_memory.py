@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from swarmnode.bench.memory import llama3
+from benchmarks.micro.memory import llama3
 from swarmnode.model import stage as layers_module
 from swarmnode.model.memory_budget import Passes
 from swarmnode.model.stage import StageReplica

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from swarmnode.bench.memory import llama3
+from benchmarks.micro.memory import llama3
 from swarmnode.gossip.outer import outer
 from swarmnode.manifest import Manifest, boundary_width
 from swarmnode.model import stage as layers_module
