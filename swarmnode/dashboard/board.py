@@ -20,6 +20,7 @@ from swarmnode.errors import RemoteFault
 from swarmnode.identity import friendly_name
 from swarmnode.ids import PeerId, RunId, short
 from swarmnode.manifest import Manifest
+from swarmnode.membership.liveness import TRIES
 from swarmnode.metrics.event import LEVELS
 from swarmnode.model.split import stages_of
 from swarmnode.wire import call_pb2, record_pb2, report_pb2
@@ -59,7 +60,7 @@ NEAR_VALIDATIONS = 2  # guess: periods within which the losses of a run hardly d
 ROUNDS_AHEAD_MAX = 64  # guess: rounds that one may be ahead of the median of those announced
 NAME_CHARS_MAX = 40
 LATE_S = 86_400.0  # an event first reported later than this is shown with this age
-SILENT_AFTER = 2  # failed calls in a row; guess
+SILENT_AFTER = TRIES  # failed calls in a row
 LOSS_MAX = 1e4
 NO_RUN = RunId("")  # no receipt belongs to it
 

@@ -16,6 +16,7 @@ from statistics import median_low
 from swarmnode.bounds import STRIDE_MAX
 from swarmnode.ema import Ema, EmaStart
 from swarmnode.ids import PeerId
+from swarmnode.membership.clock import OUTLIER
 
 # guess: the stride falls only when half of it would do this much more than well, so that it does not flap
 NARROWING = 1.5
@@ -76,7 +77,7 @@ class Rounds:
         return stride, f"a round takes {seconds:.3g} s, {seconds_min:.3g} s are needed: every {stride}"
 
 
-SPEEDS_MAX = 4.0  # guess: a machine's share, over that of the median one, whatever speed it announces
+SPEEDS_MAX = OUTLIER  # a machine's share, over that of the median one: the run's clock counts no machine as more
 # Guess: of a round more or less where rounds and the run's count of samples are a round apart. Half of a round is 1.5
 # samples for each of as many machines as samples: some train two, and all wait (simulated: 8.1 samples/s, else 9.3).
 CATCH_UP = 0.25

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 
 SET_TOKENS_MAX = 1 << 18  # derived: 0.01 nat of sampling error where losses deviate by 5; minutes on a CPU for 135 M
-BATCH_TOKENS = 4096  # guess: the logits of so many tokens fit into any memory
 PROMPTS = ("The", "Once upon a time")  # an owner lists better ones
 
 
@@ -74,18 +73,17 @@ def text_loss(net: Decoder, manifest: Manifest, tokenizer: Tokenizer, text: byte
     if int(tokens.max()) >= manifest.model.vocabulary:
         raise DataError(f"the tokenizer makes ids above model.vocabulary = {manifest.model.vocabulary}")
     total, count = 0.0, 0
-    for batch in _windows(tokens, manifest.model.context):
+    for batch in _windows(tokens, manifest.model.context, manifest.inner.microbatch):
         loss, counted = loss_of(net, SampleBatch(batch), manifest.data.document_end)
         total += loss
         count += counted
     return total / max(1, count)
 
 
-def _windows(tokens: Tokens, context: int) -> list[Tokens]:
-    """Batches [B, T + 1] that have each token but the first once as a target; the last may be shorter."""
+def _windows(tokens: Tokens, context: int, step: int) -> list[Tokens]:
+    """Batches [B, T + 1], B <= step, that have each token but the first once as a target; the last may be shorter."""
     whole = (tokens.size - 1) // context
     rows = [tokens[at * context : (at + 1) * context + 1] for at in range(whole)]
-    step = max(1, BATCH_TOKENS // context)
     batches = [cast(Tokens, np.stack(rows[at : at + step])) for at in range(0, whole, step)]
     rest = tokens[whole * context :]
     return batches + ([rest[None, :]] if rest.size > 1 else [])
@@ -190,7 +188,7 @@ def _loss(net: Decoder, manifest: Manifest, corpus: Corpus | IndexedCorpus, want
     """(nats per token, tokens)"""
     from swarmnode.model.text_generation import loss_of
 
-    step = max(1, BATCH_TOKENS // manifest.model.context)
+    step = manifest.inner.microbatch  # fits into memory: the run trains with it
     total, count = 0.0, 0
     for first in range(0, wanted, step):
         try:

@@ -28,7 +28,7 @@ ACCESS_LIST_BYTES_MAX = 256 << 10  # guess: 4,000 peer ids; use invites for more
 GRANT_NAME_BYTES = 8
 UPDATE = "pip install --upgrade WHEEL, the file or URL that the run's organiser gives"
 _VERSION = re.compile(r"\d+(\.\d+)*")
-SKEW_S = 300  # guess: clock error of volunteers, for signatures that last for days
+SKEW_S = 300  # clock error of volunteers: RFC 4120, section 8.2, lets Kerberos' clocks differ by five minutes
 
 _GRANT = b"swarmnode/grant/v1\0"
 _PASS = b"swarmnode/pass/v1\0"

@@ -21,7 +21,7 @@ from swarmnode.errors import UsageError
 IN_ALL_MAX = 512  # derived: pages open at once, 20 MB and 1 % of a core (40 kB and 20 us a second each, measured)
 DESCRIPTORS_SHARE = 0.25  # guess: of the process's file descriptors, at most
 ADDRESS_MAX = 32  # derived: five browsers behind one address, each opens six
-FIRST_REQUEST_S = 10.0  # guess, also between two requests: nginx's client_header_timeout is 60; the page is small
+FIRST_REQUEST_S = 20.0  # also between two requests: Apache's RequestReadTimeout for a header, by default
 NEARBY = ("127.0.0.1", "::1")  # of this machine, also a proxy's: bounded in all only
 
 

@@ -28,7 +28,7 @@ QUANTILE, DEVIATIONS = 0.8, 0.842  # this quantile of a normal distribution lies
 RECENT = 64  # guess: the noise is estimated from so many answers
 
 DOUBTED_RIGHT = 32  # derived: who lies once in ten is caught again at 97 % before so many are right
-LIES = 2  # guess: a single one may be a memory error, or come from weights that were being replaced
+LIES = 2  # derived: the fewest; a single one may be a memory error, or come from weights that were being replaced
 SUSPECT = LIMIT / 2.0  # derived: an honest replica's sum is above it 1 % of the time, so doubt costs as little
 FORGIVEN_RIGHT = 100  # guess: so many right answers in a row cancel earlier wrong ones
 SNAPSHOT_AGE_S = 30.0  # guess: donors make a new snapshot every ten seconds, later while they are busy
@@ -253,7 +253,7 @@ class Coherence(SequentialTest):
 
     RECENT_LEAST = 16  # guess: nobody is suspected before so many answers
     NOISE_LEAST = 0.2  # measured on the demo: honest answers spread by a factor of 1.4, less after the first hundred
-    SHIFT = 3.0  # guess: as Shortfall's
+    SHIFT = Shortfall.SHIFT
 
     def observe(self, peer: PeerId, length: float) -> None:
         """Update the test with an answer of `peer`."""

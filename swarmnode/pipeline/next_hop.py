@@ -13,7 +13,7 @@ from swarmnode.data.sample import counted_targets
 from swarmnode.ema import Ema
 from swarmnode.errors import Broken, Busy, MicrobatchLost, PeerTimeout, Refused, RemoteFault, StartAnew, Unavailable
 from swarmnode.ids import PeerId, RunId, short
-from swarmnode.manifest import Manifest
+from swarmnode.manifest import LimitsSpec, Manifest
 from swarmnode.membership.liveness import SMALL_CALL_S, LivenessWatch, ping_fault
 from swarmnode.metrics import name
 from swarmnode.pipeline.route import Router
@@ -68,7 +68,7 @@ ASKING_S = 0.2  # guess: until the first answer
 UNHEARD_AHEAD = 1 << 20  # for a replica that did not answer in time: chosen only if all others did not either
 SLACK_S = 1.0  # guess: for what a time limit does not count; also so that we give up before the transport does
 HOLD_FACTOR = 2.0  # guess: of the time from asking until the microbatch arrives
-HOLD_MAX_S = 120.0  # guess
+HOLD_MAX_S = LimitsSpec().microbatch_timeout_s  # derived: after it the microbatch is given up
 
 
 class Reservations:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from swarmnode.errors import Busy, Forbidden, LocalFault, RemoteFault, Unavailable
 from swarmnode.ids import PeerId, RunId, short
+from swarmnode.manifest import PipelineSpec
 from swarmnode.membership.admission import Admission
 from swarmnode.membership.liveness import PING_TIMEOUT_S, SMALL_CALL_S
 from swarmnode.ports import Admit, Answer, Call, Handler, Telemetry, WireTensor
@@ -25,7 +26,7 @@ IDLE_S = 180.0  # guess: some dozen announce periods; the caller closes an unuse
 HEADER_TIMEOUT_S = 20.0  # guess: 1 MiB at 0.5 Mbit/s
 STRANGER_TIMEOUT_S = 2.0 * SMALL_CALL_S  # time for a peer to show its pass
 TURN_S = PING_TIMEOUT_S / 2.0  # so that a ping may be one of the calls that wait
-STREAMS_PER_PEER_MAX = 128  # guess: eight times the feeder's window, half of them warm
+STREAMS_PER_PEER_MAX = 2 * PipelineSpec().window_max  # derived: a feeder's calls in flight, and as many warm streams
 # Concurrent calls of one peer. An honest peer makes one at a time and may repeat it; their tensors wait for our
 # boundary, or our uplink.
 AT_ONCE_MAX = {"exchange": 2, "final_delta": 2, "fallback": 2, "handover": 1, "table": 1}

@@ -24,7 +24,7 @@ from swarmnode.membership.liveness import SMALL_CALL_S
 from swarmnode.transport.address import Address, is_metadata, is_public
 from swarmnode.transport.throttle import RateThrottle
 
-REDIRECTS_MAX = 3  # guess: the Hugging Face hub takes one to its content network
+REDIRECTS_MAX = 10  # aiohttp's max_redirects, by default; the Hugging Face hub takes one to its content network
 ADDRESSES_MAX = 8
 CONNECT_S = 2.0 * SMALL_CALL_S  # a name is looked up first
 SILENT_S = 3.0 * SMALL_CALL_S  # longest silence of a server
