@@ -248,9 +248,6 @@ def _warrant_for(run: Path, peer: str) -> str:
 @click.option(
     "--archive/--no-archive", "archives", default=None, help="Archive the model.  [default: yes, with the owner's key]"
 )
-@click.option(
-    "--archive-folder", type=FOLDER, help="Folder.  [default: archive, in RUN if that is a folder, else in the home]"
-)
 @click.option("--publish-model", is_flag=True, help="With --public: also for a restricted run.")
 @TRACK
 @notify_option("Tell you of alarms: on this desktop, or by a POST to a webhook (Slack, Mattermost, Discord).")
@@ -260,7 +257,6 @@ def coordinator(
     host: str | None,
     public: bool,
     archives: bool | None,
-    archive_folder: Path | None,
     publish_model: bool,
     track: str | None,
     **where: Any,
@@ -272,16 +268,15 @@ def coordinator(
     back, with its history kept in the home. Prints its multiaddrs on stdout, the page's address on stderr.
 
     With the owner's key in RUN it also copies the model out of the swarm, as `swarmnode archive` does, and offers the
-    newest and the best checkpoint on the page.
+    newest and the best checkpoint on the page. The copies are in RUN/archive if RUN is a folder, else in the home.
     """
     if track:
         check_library(track, f"--track {track}")
     address = host or ("0.0.0.0" if public else "127.0.0.1")
     run = str(where["run"])
     above = Path(run) if Path(run).is_dir() else where["home"] or default_home("coordinator")
-    asked = bool(archives or archive_folder or where["push"] or where["hub"] or where["warrant"])
-    folder = archive_folder or above / FOLDER_NAME
-    archive = options_of(run, folder, where, asked=asked, publish=publish_model)
+    asked = bool(archives or where["push"] or where["hub"] or where["warrant"])
+    archive = options_of(run, above / FOLDER_NAME, where, asked=asked, publish=publish_model)
     page = f"{address}:{port}"
     return meet(
         "coordinator", where, page, public=public, track=track or "", archive=None if archives is False else archive

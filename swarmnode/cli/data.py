@@ -76,12 +76,6 @@ def command() -> None:
 @click.option("--seed", type=click.IntRange(0), default=0, help="Of the order of documents.")
 @click.option("--split", default="train", help="Which split of a hub data set.")
 @click.option(
-    "--document-max",
-    type=click.IntRange(1 << 10, 64 << 20),
-    default=1 << 20,
-    help="Cut longer documents after so many bytes, at a line's end; shorter where there is little text.",
-)
-@click.option(
     "--chunk-tokens",
     type=click.IntRange(2, 1 << 22),
     help="Tokens of a chunk, the unit that is fetched.  [default: 4 MiB, less where there is little text]",
@@ -99,7 +93,6 @@ def make(
     validation: float,
     seed: int,
     split: str,
-    document_max: int,
     chunk_tokens: int | None,
 ) -> None:
     """Tokenise, shuffle by document and cut into chunks. Killed, it goes on where it was when it is called again.
@@ -123,7 +116,7 @@ def make(
         check_tokenizer(path)
     opened = open_tokenizer("bytes" if path is None else path.name, DataRoot(path.parent if path else None))
     opened, raw, template = tokenizer_and_template(path, opened)
-    reading = Reading(field, messages, document_max, split, encoding)
+    reading = Reading(field, messages, split=split, encoding=encoding)
     options = MakeOptions(sources, weights, reading, validation, seed, chunk_tokens, skip_bad)
 
     def beside(rendered: bool) -> dict[str, bytes]:

@@ -1,27 +1,36 @@
-"""Opens the demo corpus on this machine: tokenised once into a cache of all processes, then mapped and sampled."""
+"""Opens the demo corpus on this machine: tokenised once into a cache of all processes, then mapped and sampled.
+
+A file of the cache holds the tokens of a split, little-endian ids, and then the SHA-256 of their bytes.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import itertools
+import os
 import pathlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
 
+from swarmnode.atomic_file import atomic_file, write_errors
 from swarmnode.data.root import DataRoot
 from swarmnode.data.sample import SampleBatch
-from swarmnode.data.sampler import Sampler, Windows, spread
-from swarmnode.data.shard import SUFFIX, Shard, ShardWriter, open_shard
+from swarmnode.data.sampler import Sampler, Windows, forget_pages, spread
 from swarmnode.data.source import DEMO_SHA256, demo_pieces, rank
-from swarmnode.data.tokens import Tokenizer, Tokens, open_tokenizer
-from swarmnode.errors import DataError
+from swarmnode.data.tokens import Tokenizer, Tokens, dtype_of, open_tokenizer
+from swarmnode.errors import DataError, os_errors
 from swarmnode.ids import digest
 from swarmnode.manifest import Manifest
 
 GROUP = 64
 """Pieces tokenised at once: 4 MiB of text at most."""
+HASH_NBYTES = 32
+CACHE_ADVICE = "free space there, or choose another --cache"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,19 +38,10 @@ class Corpus:
     """Training and held-out windows of `context` + 1 tokens. `digest` (32 bytes) identifies the tokens: feeders with a
     different digest have different text."""
 
-    tokenizer: Tokenizer
     train: Windows
     validation: Windows
     sampler: Sampler
     digest: bytes
-    tokens_train: int
-    tokens_validation: int
-    note: str
-
-    def sample(self, index: int) -> Tokens:
-        """The tokens of training sample `index`, [context + 1]."""
-        only: Tokens = self.batch([index]).tokens[0]
-        return only
 
     def batch(self, indices: npt.ArrayLike) -> SampleBatch:
         """The training samples numbered `indices`, [B]."""
@@ -71,44 +71,37 @@ def open_corpus(manifest: Manifest, folder: pathlib.Path | None, cache: pathlib.
             f"{manifest.data.tokenizer}: this tokenizer ends documents with token {tokenizer.separator}; data.end_token"
             f" is {end_token}"
         )
-    shards, note = _from_cache(manifest, tokenizer, cache)
-    train, validation = ([shard.tokens] for shard in shards)
+    shards = _from_cache(manifest, tokenizer, cache)
     context = manifest.model.context
-    windows_train, windows_validation = Windows(train, context), Windows(validation, context)
-    if not windows_train.count or not windows_validation.count:
+    train, validation = (Windows(shard.tokens, context) for shard in shards)
+    if not train.count or not validation.count:
         raise DataError(
-            f"the demo corpus has {train[0].size} tokens to train on and {validation[0].size} held out, and each needs"
-            f" more than model.context = {context}: lower that, raise data.validation_fraction, or make a data set"
-            " (swarmnode data make)"
+            f"the demo corpus has {shards[0].tokens.size} tokens to train on and {shards[1].tokens.size} held out, and"
+            f" each needs more than model.context = {context}: lower that, raise data.validation_fraction, or make a"
+            " data set (swarmnode data make)"
         )
-    return Corpus(
-        tokenizer=tokenizer,
-        train=windows_train,
-        validation=windows_validation,
-        sampler=Sampler(windows_train, manifest.seed),
-        digest=digest(*(shard.digest for shard in shards)),
-        tokens_train=sum(part.size for part in train),
-        tokens_validation=sum(part.size for part in validation),
-        note=note,
-    )
+    return Corpus(train, validation, Sampler(train, manifest.seed), digest(*(shard.digest for shard in shards)))
 
 
-def _from_cache(manifest: Manifest, tokenizer: Tokenizer, cache: pathlib.Path) -> tuple[tuple[Shard, Shard], str]:
+class Shard(NamedTuple):
+    """An open file of tokens: `tokens` is a read-only memory map, [count]; `digest` the SHA-256 of their bytes."""
+
+    tokens: Tokens
+    digest: bytes
+
+
+def _from_cache(manifest: Manifest, tokenizer: Tokenizer, cache: pathlib.Path) -> tuple[Shard, Shard]:
     key = digest("corpus", 5, DEMO_SHA256, manifest.data.validation_fraction, tokenizer.digest).hex()[:32]
-    paths = (cache / f"{key}-train{SUFFIX}", cache / f"{key}-validation{SUFFIX}")
-    note = "the demo corpus"
+    paths = (cache / f"{key}-train.tokens", cache / f"{key}-validation.tokens")
     if all(path.exists() for path in paths):
-        try:
-            return _open_pair(paths, tokenizer), f"{note}, cached"
-        except DataError as error:  # the cache is our own, so rebuild it
-            note = f"{note}, cache made again: {error}"
-    with (
-        ShardWriter(paths[1], tokenizer.vocabulary) as validation,
-        ShardWriter(paths[0], tokenizer.vocabulary) as train,
-    ):
-        for piece, tokens in _encoded(demo_pieces(), tokenizer):
-            (validation if rank(piece) < manifest.data.validation_fraction else train).write(tokens)
-    return _open_pair(paths, tokenizer), note
+        with contextlib.suppress(DataError):  # the cache is our own, so rebuild it
+            return _open_pair(paths, tokenizer)
+    splits: tuple[list[Tokens], list[Tokens]] = ([], [])
+    for piece, tokens in _encoded(demo_pieces(), tokenizer):
+        splits[rank(piece) < manifest.data.validation_fraction].append(tokens)
+    for path, parts in zip(paths, splits, strict=True):
+        write_shard(path, np.concatenate([np.empty(0, tokenizer.dtype), *parts]))
+    return _open_pair(paths, tokenizer)
 
 
 def _open_pair(paths: tuple[pathlib.Path, pathlib.Path], tokenizer: Tokenizer) -> tuple[Shard, Shard]:
@@ -123,3 +116,33 @@ def _encoded(source: Iterator[str], tokenizer: Tokenizer) -> Iterator[tuple[str,
             if tokenizer.separator is not None:
                 tokens = np.append(tokens, np.array([tokenizer.separator], dtype=tokens.dtype))
             yield piece, tokens
+
+
+def write_shard(path: pathlib.Path, tokens: Tokens) -> None:
+    """Write `tokens`, [n], to `path`. Several processes may write the same: readers see one or the other. Raises
+    DiskFull, DataError."""
+    raw, what = tokens.tobytes(), f"{path}: cannot be written"
+    with write_errors(path, len(raw) + HASH_NBYTES, CACHE_ADVICE, kind=DataError, what=what):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_file(path) as file:
+            file.write(raw)
+            file.write(hashlib.sha256(raw).digest())
+
+
+def open_shard(path: pathlib.Path, vocabulary: int) -> Shard:
+    """The tokens at `path`, ids below `vocabulary`, memory-mapped. Raises DataError where it cannot be read, is cut
+    short or does not match its hash."""
+    dtype = dtype_of(vocabulary)
+    with os_errors(DataError, f"{path}: cannot be read"), path.open("rb") as file:
+        nbytes = os.fstat(file.fileno()).st_size - HASH_NBYTES
+        file.seek(max(0, nbytes))
+        expected = file.read(HASH_NBYTES)
+    if nbytes < 0 or nbytes % dtype.itemsize:
+        raise DataError(f"{path}: cut short or damaged: {nbytes + HASH_NBYTES} bytes")
+    count = nbytes // dtype.itemsize
+    tokens = cast(Tokens, np.memmap(path, dtype, "r", shape=(count,)) if count else np.empty(0, dtype))
+    # hashlib needs a buffer, which the ndarray view gives. An empty file has nothing to map.
+    if hashlib.sha256(np.asarray(tokens).data if count else b"").digest() != expected:
+        raise DataError(f"{path}: damaged: its tokens do not match their hash")
+    forget_pages(tokens)
+    return Shard(tokens, expected)

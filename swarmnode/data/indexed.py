@@ -127,8 +127,6 @@ class IndexedCorpus:
         self.index = index
         self.digest = index.digest
         self.sampler = ChunkSampler(made, manifest.seed)
-        self.tokens_train, self.tokens_validation = index.train.tokens, index.validation.tokens
-        self.note = f"{index.count} chunks"
         self._context = context
         self._vocabulary = manifest.model.vocabulary
         self._read = read

@@ -16,7 +16,7 @@ the whole set before it cuts chunks, so a chunk is a fair sample of the set. A g
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+import mmap
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,7 +24,6 @@ import numpy.typing as npt
 
 from swarmnode.data.index import Split
 from swarmnode.data.sample import SampleBatch
-from swarmnode.data.shard import forget_pages
 from swarmnode.data.tokens import Tokens
 from swarmnode.ids import digest64
 
@@ -156,33 +155,32 @@ FORGET_EVERY = 32
 
 
 class Windows:
-    """Windows of `context` + 1 tokens in a list of arrays. No window spans two arrays; neighbours share a token."""
+    """Windows of `context` + 1 tokens in `tokens`, [n]. Neighbours share a token."""
 
-    def __init__(self, parts: Sequence[Tokens], context: int) -> None:
+    def __init__(self, tokens: Tokens, context: int) -> None:
         self.context = context
-        counts = np.array([max(0, (part.size - 1) // context) for part in parts], dtype=np.int64)
-        self._parts = [part for part, count in zip(parts, counts, strict=True) if count]
-        self._ends = np.cumsum(counts[counts > 0])
-        self.count = int(counts.sum())
-        self.dtype = np.result_type(*(part.dtype for part in self._parts)) if self._parts else np.dtype("<u2")
+        self.count = max(0, (tokens.size - 1) // context)
+        self._tokens = tokens
         self._span = np.arange(context + 1)
         self._gathers = 0
 
     def gather(self, windows: Indices) -> SampleBatch:
         """The samples in `windows`, [B]; their tokens are contiguous."""
         assert windows.size == 0 or (int(windows.min()) >= 0 and int(windows.max()) < self.count)
-        out = np.empty((windows.size, self.context + 1), dtype=self.dtype)
-        place = np.searchsorted(self._ends, windows, side="right")
-        for number in np.unique(place):
-            rows = place == number
-            first = int(self._ends[number - 1]) if number else 0
-            starts = (windows[rows] - first) * self.context
-            out[rows] = self._parts[number][starts[:, None] + self._span]
+        out = np.asarray(self._tokens)[windows[:, None] * self.context + self._span]
         self._gathers += 1
         if self._gathers % FORGET_EVERY == 0:
-            for part in self._parts:
-                forget_pages(part)
+            forget_pages(self._tokens)
         return SampleBatch(out)
+
+
+def forget_pages(tokens: Tokens) -> None:
+    """Release the mapped pages of `tokens` (they stay in the system's cache) and turn off read-ahead. Samples are drawn
+    at random, and a node's memory is better spent on tapes. Does nothing for tokens in memory."""
+    mapped = getattr(tokens, "_mmap", None)
+    if isinstance(mapped, mmap.mmap) and hasattr(mmap, "MADV_RANDOM"):
+        mapped.madvise(mmap.MADV_DONTNEED)
+        mapped.madvise(mmap.MADV_RANDOM)
 
 
 class Sampler:
@@ -192,30 +190,24 @@ class Sampler:
         if windows.count < 1:
             raise ValueError("no window to draw from")
         self._windows = windows
-        self._seed = seed
-        self._permutations: dict[int, Permutation] = {}
+        self._order = functools.lru_cache(maxsize=4)(
+            lambda epoch: Permutation(windows.count, digest64("epoch", seed, epoch))
+        )
 
     def locate(self, indices: npt.ArrayLike) -> tuple[Indices, Indices]:
         """Returns (epoch, window) for each sample index."""
         flat = np.asarray(indices, dtype=np.int64).reshape(-1)
         assert flat.size == 0 or int(flat.min()) >= 0
         epochs, places = np.divmod(flat, self._windows.count)
-        shards = np.empty_like(flat)
+        windows = np.empty_like(flat)
         for epoch in np.unique(epochs):
             rows = epochs == epoch
-            shards[rows] = self._permutation(int(epoch))(places[rows])
-        return epochs, shards
+            windows[rows] = self._order(int(epoch))(places[rows])
+        return epochs, windows
 
     def batch(self, indices: npt.ArrayLike) -> SampleBatch:
         """The samples numbered `indices`, [B]."""
         return self._windows.gather(self.locate(indices)[1])
-
-    def _permutation(self, epoch: int) -> Permutation:
-        if epoch not in self._permutations:
-            if len(self._permutations) >= 4:  # a batch spans two epochs at most, unless the corpus is tiny
-                self._permutations.clear()
-            self._permutations[epoch] = Permutation(self._windows.count, digest64("epoch", self._seed, epoch))
-        return self._permutations[epoch]
 
 
 def spread(count: int, wanted: int) -> Indices:

@@ -62,4 +62,5 @@ def test_links_do_not_lead_out(user: Path) -> None:
 def test_a_tokenizer_is_a_file_of_the_folder(user: Path) -> None:
     train_tokenizer(user / "text" / "tokenizer.json")
     run = Manifest(model=ModelSpec(context=16, vocabulary=512), data=DataSpec(tokenizer="tokenizer.json"))
-    assert open_corpus(run, user / "text", user / "cache").tokenizer.vocabulary == 400
+    tokens = open_corpus(run, user / "text", user / "cache").batch(range(99)).tokens
+    assert 255 < tokens.max() < 400

@@ -24,9 +24,8 @@ def checkpoint():
     asyncio.run(FolderStore(place / "checkpoints").write("run/theta", [bytes(1 << 20)]))
 
 def cache():
-    from swarmnode.data.shard import ShardWriter
-    with ShardWriter(place / "cache" / "a.tokens", 256) as shard:
-        shard.write(np.zeros(1 << 20, np.uint8))
+    from swarmnode.data.corpus import write_shard
+    write_shard(place / "cache" / "a.tokens", np.zeros(1 << 20, np.uint8))
 
 def model():
     from swarmnode.model.export import _write
