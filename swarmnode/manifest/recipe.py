@@ -23,7 +23,6 @@ from swarmnode.manifest.spec import (
     ADAPTERS,
     FINETUNE,
     PRETRAIN,
-    GossipSpec,
     InnerSpec,
     LimitsSpec,
     Manifest,
@@ -69,23 +68,6 @@ TINY = Manifest(
     ),
 )
 """Some ten thousand parameters: for tests and first steps. Learning rate and rounds: guess."""
-
-SMALL = Manifest(
-    name="small",
-    model=ModelSpec(layers=6, width=512, heads=8, kv_heads=4, ffn=1376, context=256),
-    inner=InnerSpec(
-        learning_rate=1e-3,
-        muon_learning_rate=2e-3,
-        warmup_samples=2048,
-        decay_samples=2_000_000,
-        microbatch=8,
-        inner_batch=32,
-    ),
-    gossip=GossipSpec(round_samples=1024, round_seconds_min=5.0),
-)
-"""17 M parameters: hours on CPUs, minutes on a GPU. Learning rate and rounds: guess."""
-
-PRESETS = {"demo": DEMO, "tiny": TINY, "small": SMALL}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -224,3 +206,12 @@ def of_kind(start: Manifest, kind: str) -> Recipe:
         data = dataclasses.replace(data, documents="masked")
         origins["data.documents"] = "each conversation by itself"
     return Recipe(dataclasses.replace(start, training=training, inner=inner, data=data), origins)
+
+
+SMALL = fit(
+    Manifest(name="small", model=ModelSpec(layers=6, width=512, heads=8, kv_heads=4, ffn=1376, context=256)),
+    samples=2_000_000,
+).manifest
+"""17 M parameters: hours on CPUs, minutes on a GPU. As `fit` has it for that length."""
+
+PRESETS = {"demo": DEMO, "tiny": TINY, "small": SMALL}
