@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import codecs
-import contextlib
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import click
 
 from swarmnode.cli.option.param import FOLDER
+from swarmnode.cli.output.console import bar
 from swarmnode.errors import UsageError
 from swarmnode.untrusted_text import readable
 
@@ -124,8 +123,8 @@ def make(
             return {}
         return files_beside(path, raw, template, opened, rendered=rendered)
 
-    with _progress() as report:
-        index, bad = made_of(out, options, Encoding(opened, template, special_tokens), beside, report)
+    with bar("tokenising") as moved:
+        index, bad = made_of(out, options, Encoding(opened, template, special_tokens), beside, moved)
     train, held_out = index.train, index.validation
     for line in bad.lines:
         click.echo(f"left out: {line}", err=True)
@@ -212,24 +211,3 @@ def show(out: Path, row: int, split: str) -> None:
         click.echo(text, nl=False)
         at = last
     click.echo()
-
-
-@contextlib.contextmanager
-def _progress() -> Iterator[Callable[[str, int, int, int, int], None]]:
-    """A function that draws a bar on stderr for each kind of work; nothing where nobody looks."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    shown, tasks = sys.stderr.isatty(), dict[str, TaskID]()
-    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not shown) as drawn:
-
-        def report(what: str, done: int, of: int, documents: int, tokens: int) -> None:
-            unit = "MB" if what == "tokenise" else "M tokens"
-            text = f"{what}: {documents:,} documents, {tokens / 1e6:,.1f} M tokens ({unit})"
-            if what not in tasks:
-                tasks[what] = drawn.add_task(text)
-            total = of // 1_000_000 if of else None
-            drawn.update(tasks[what], description=text, completed=done // 1_000_000, total=total)
-
-        yield report

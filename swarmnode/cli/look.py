@@ -7,7 +7,6 @@ import datetime
 import itertools
 import json
 import os
-import sys
 import time
 import urllib.request
 from collections import deque
@@ -63,9 +62,8 @@ def status(home: Path, as_json: bool, metrics: bool) -> None:
 
 @click.command(short_help="status of the node on this machine, live")
 @click.option("--every", "every_s", type=DURATION, default=1.0, show_default="1s", help="Time between two updates.")
-@click.option("--times", type=click.IntRange(1), help="Number of updates.  [default: until Ctrl-C]")
 @home_option
-def top(every_s: float, times: int | None, home: Path) -> None:
+def top(every_s: float, home: Path) -> None:
     """Show stage, state, speed, losses, limits and peers of the node in --home, until Ctrl-C.
 
     Needs a terminal; `status --json` is for programs.
@@ -76,18 +74,14 @@ def top(every_s: float, times: int | None, home: Path) -> None:
     from swarmnode.local.swarm_view import NodeWatch, picture
 
     console = Console()
-    if not console.is_terminal and times is None:
-        raise UsageError("top needs a terminal: use `swarmnode status --json`, or --times 1")
+    if not console.is_terminal:
+        raise UsageError("top needs a terminal: use `swarmnode status`, with --json for programs")
     watch = NodeWatch()
-    with Live(console=console, auto_refresh=False, screen=times is None and sys.stdout.isatty()) as live:
-        for look in itertools.count(1):
+    with Live(console=console, auto_refresh=False, screen=True) as live:
+        while True:
             watch.add(time.monotonic(), client.status(home))
             live.update(picture(watch), refresh=True)
-            if look == times:
-                break
             time.sleep(every_s)
-    if not console.is_terminal:
-        console.print()  # rich leaves the last line open there
 
 
 POLL_S = 0.2

@@ -53,9 +53,8 @@ HELD_OUT_CHUNK_TOKENS = (1 << 17) + 1
 SHARD_CHUNKS = 256
 SCAN_TOKENS = 1 << 20
 
-Report = Callable[[str, int, int, int, int], None]
-"""Told of (what goes on, done, of how much, documents, tokens): bytes of text in the first pass, tokens in the second;
-of 0: not known."""
+Report = Callable[[int, int], None]
+"""Told of (bytes of text that are tokenised, of how many); of 0: not known."""
 
 
 # Tokenises documents, one piece of work at a time, and keeps each result on disk as soon as it is done.
@@ -105,11 +104,8 @@ def part_name(work: DocumentSpan, reading: Reading, encoding: Encoding) -> str:
     return digest("part", 2, *map(os.fsencode, map(str, (*what, *how))), *map(str, who)).hex()[:32]
 
 
-def make_part(
-    folder: Path, name: str, work: DocumentSpan, reading: Reading, encoding: Encoding, bad_max: int
-) -> tuple[int, int]:
-    """Write the part unless it exists. Returns (documents, tokens). Raises DataError, also when more than `bad_max`
-    rows would be left out."""
+def make_part(folder: Path, name: str, work: DocumentSpan, reading: Reading, encoding: Encoding, bad_max: int) -> None:
+    """Write the part unless it exists. Raises DataError, also when more than `bad_max` rows would be left out."""
     table = folder / f"{name}.npy"
     if not table.exists():
         bad = BadRows(bad_max)
@@ -117,8 +113,6 @@ def make_part(
         if bad.count or bad.empty:
             write_whole(folder / f"{name}.bad", json.dumps([bad.count, bad.empty, bad.lines]).encode())
         write_whole(table, lambda file: np.save(file, rows))
-    rows = np.load(table, allow_pickle=False)
-    return len(rows), int(rows["count"].sum())
 
 
 def left_out(folder: Path, name: str) -> BadRows:
@@ -270,16 +264,16 @@ def make(
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise UsageError(f"{out}: another `data make` is at work there") from None
-        names, done, count, tokens = list[str](), 0, 0, 0
+        names, done = list[str](), 0
         for work in works:
             names.append(part_name(work, reading, encoding))
-            more = make_part(folder, names[-1], work, reading, encoding, options.skip_bad)
+            make_part(folder, names[-1], work, reading, encoding, options.skip_bad)
             bad.merge(left_out(folder, names[-1]))
-            done, count, tokens = done + work.nbytes, count + more[0], tokens + more[1]
-            report("tokenise", done, total, count, tokens)
+            done += work.nbytes
+            report(done, total)
         parts = [open_part(folder, name, encoding) for name in names]
         weights = [options.weights[work.source] if options.weights else 1.0 for work in works]
-        index = _write(out, parts, weights, options, encoding, report)
+        index = _write(out, parts, weights, options, encoding)
     for name, kept in beside(index.loss_mask).items():
         write_whole(out / name, kept)
     raw = index.canonical()
@@ -317,7 +311,6 @@ def _write(
     weights: Sequence[float],
     options: MakeOptions,
     encoding: Encoding,
-    report: Report,
 ) -> Index:
     train, held_out = _orders(parts, weights, options)
     end = _end_token(parts, encoding.tokenizer)
@@ -325,8 +318,8 @@ def _write(
     masked = not counts or any(part.mask is not None for part in parts)
     vocabulary = max(encoding.tokenizer.vocabulary, end + 1)
     shape = _Ending(end, counts, masked, dtype_of(vocabulary))
-    of, written = int(train.tokens + held_out.tokens), 0
     if not held_out.count.size or not train.count.size:
+        of = train.tokens + held_out.tokens
         raise DataError(f"{of} tokens in {train.count.size + held_out.count.size} documents: too little text to split")
     splits = []
     for name, order, most in (("train", train, None), ("validation", held_out, HELD_OUT_CHUNK_TOKENS)):
@@ -335,8 +328,6 @@ def _write(
         for number, (tokens, mask) in enumerate(_shards(parts, order, chunk_tokens, shape)):
             entry = ShardEntry(f"{name}-{number:05}.bin", tokens.size, b"")
             shards.append(_write_shard(out, entry, tokens, mask, chunk_tokens))
-            written += tokens.size
-            report("write", written, of, train.count.size + held_out.count.size, of)
         splits.append(Split(chunk_tokens, order.count.size, tuple(shards)))
     return Index(encoding.tokenizer.digest, vocabulary, end, masked, splits[0], splits[1])
 

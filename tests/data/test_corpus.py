@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from swarmnode.data import source
-from swarmnode.data.corpus import open_corpus
+from swarmnode.data.corpus import open_corpus, open_shard
 from swarmnode.data.root import DataRoot
 from swarmnode.data.sample import IGNORED
 from swarmnode.data.tokens import open_tokenizer
@@ -47,11 +47,29 @@ def test_second_opening_is_cached_and_the_same(tmp_path: pathlib.Path) -> None:
     assert files == {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
     assert first.digest == second.digest
     assert np.array_equal(first.batch(range(50)).tokens, second.batch(range(50)).tokens)
-    path = max(files, key=lambda one: one.stat().st_size)
-    path.write_bytes(path.read_bytes()[:-2])
-    assert open_corpus(manifest_of(), None, tmp_path).digest == first.digest, "a damaged cache is made again"
     third = open_corpus(manifest_of(validation_fraction=0.1), None, tmp_path)
     assert third.digest != first.digest and len(list(tmp_path.iterdir())) == 4
+
+
+def test_a_damaged_cache_is_made_again(tmp_path: pathlib.Path) -> None:
+    first = open_corpus(manifest_of(), None, tmp_path)
+    path = max(tmp_path.iterdir(), key=lambda one: one.stat().st_size)
+    good = path.read_bytes()
+    damaged = {
+        b"": "cut short or damaged: 0 bytes",
+        good[:-1]: "cut short or damaged",
+        good[2:]: "do not match their hash",
+        good[:-1] + bytes([good[-1] ^ 1]): "do not match their hash",
+    }
+    for raw, says in damaged.items():
+        path.write_bytes(raw)
+        with pytest.raises(DataError, match=says):
+            open_shard(path, 256)
+    assert open_corpus(manifest_of(), None, tmp_path).digest == first.digest and path.read_bytes() == good
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(DataError, match=r"train\.tokens: cannot be written"):
+        open_corpus(manifest_of(), None, tmp_path)
 
 
 @pytest.mark.parametrize("given", [{"validation_fraction": 1e-9}, {"context": 1 << 20}])

@@ -33,7 +33,7 @@ def bar(what: str) -> Iterator[Callable[[int, int], None]]:
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task(what)
-        yield lambda done, of: progress.update(task, completed=done, total=of)
+        yield lambda done, of: progress.update(task, completed=done, total=of or None)
 
 
 def paper() -> Console:
