@@ -3,8 +3,7 @@
 A base model is a folder of safetensors files, left as it was published. `base.json`, the base index, lists the files,
 the SHA-256 of each chunk of them, and for every parameter of the run the places of its numbers. The manifest holds the
 index's SHA-256. A chunk holds parameters of one layer only (or of the embedding, or of the head), so a stage's chunks
-are its own parameters and nothing else. A parameter may lie in several pieces, which follow each other in row-major
-order. Two parameters may share a place: a tied head lies where the embedding does.
+are its own parameters and nothing else. Two parameters may share a place: a tied head lies where the embedding does.
 
 The index is canonical JSON (keys sorted, no spaces, ASCII), so one content has one hash.
 """
@@ -38,7 +37,6 @@ FILES_MAX = 4096
 FILE_NBYTES_MAX = 1 << 44
 CHUNKS_MAX = 1 << 20  # four terabytes
 TENSORS_MAX = 1 << 18
-PIECES_MAX = 1 << 12
 SHARERS_MAX = 4  # parameters that a whole chunk belongs to: a tied head shares the embedding's
 DIMENSIONS_MAX = 4
 
@@ -59,21 +57,18 @@ class BaseFile:
 
 
 @dataclass(frozen=True, slots=True)
-class BasePiece:
-    """`elements` numbers from byte `offset` of file number `file` on."""
-
-    file: int
-    offset: int
-    elements: int
-
-
-@dataclass(frozen=True, slots=True)
 class BaseTensor:
-    """A parameter: its shape, the format of its numbers, and its pieces in row-major order."""
+    """A parameter: its shape, the format of its numbers, and where they lie: from byte `offset` of file number `file`
+    on, in row-major order."""
 
     shape: tuple[int, ...]
     dtype: str
-    pieces: tuple[BasePiece, ...]
+    file: int
+    offset: int
+
+    @property
+    def elements(self) -> int:
+        return math.prod(self.shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,15 +139,14 @@ class BaseIndex:
 
     def _spans(self, name: str, tensor: BaseTensor) -> Iterator[tuple[int, WeightSpan]]:
         first, itemsize = 0, ITEMSIZES[tensor.dtype]
-        for piece in tensor.pieces:
-            file, before = self.files[piece.file], self._ends[piece.file - 1] if piece.file else 0
-            offset, end = piece.offset, piece.offset + piece.elements * itemsize
-            local = bisect.bisect_right(file.starts, offset) - 1
-            while offset < end:
-                until = min(end, file.starts[local] + file.sizes[local])
-                elements = (until - offset) // itemsize
-                yield before + local, WeightSpan(name, first, elements, offset - file.starts[local], tensor.dtype)
-                first, offset, local = first + elements, until, local + 1
+        file, before = self.files[tensor.file], self._ends[tensor.file - 1] if tensor.file else 0
+        offset, end = tensor.offset, tensor.offset + tensor.elements * itemsize
+        local = bisect.bisect_right(file.starts, offset) - 1
+        while offset < end:
+            until = min(end, file.starts[local] + file.sizes[local])
+            elements = (until - offset) // itemsize
+            yield before + local, WeightSpan(name, first, elements, offset - file.starts[local], tensor.dtype)
+            first, offset, local = first + elements, until, local + 1
 
     def canonical(self) -> bytes:
         """The bytes of base.json."""
@@ -170,7 +164,7 @@ class BaseIndex:
             name: {
                 "dtype": tensor.dtype,
                 "shape": list(tensor.shape),
-                "pieces": [[piece.file, piece.offset, piece.elements] for piece in tensor.pieces],
+                "pieces": [[tensor.file, tensor.offset, tensor.elements]],
             }
             for name, tensor in self.tensors.items()
         }
@@ -196,8 +190,7 @@ def _index_of(tree: Any, digest: bytes) -> BaseIndex:
         raise ValueError("two files of one name")
     if sum(len(file.starts) for file in made) > CHUNKS_MAX:
         raise ValueError(f"more than {CHUNKS_MAX} chunks")
-    pieces = sum(len(given["pieces"]) for given in tensors.values() if isinstance(given, dict) and "pieces" in given)
-    budget = iter(range(SHARERS_MAX * sum(len(file.starts) for file in made) + 2 * pieces))
+    budget = iter(range(SHARERS_MAX * sum(len(file.starts) for file in made) + 2 * len(tensors)))
     return BaseIndex(made, {name: _tensor_of(name, given, made, budget) for name, given in tensors.items()}, digest)
 
 
@@ -219,6 +212,8 @@ def _file_of(tree: Any) -> BaseFile:
 
 
 def _tensor_of(name: str, tree: Any, files: tuple[BaseFile, ...], budget: Iterator[int]) -> BaseTensor:
+    """A parameter, checked to lie in chunks without gaps, each of which holds whole numbers of it. `budget` yields once
+    for each chunk that all parameters may touch."""
     if not _PARAMETER.fullmatch(name):
         raise ValueError(f"a parameter is called {name[:40]!r}")
     if not isinstance(tree, dict) or tree.keys() != {"dtype", "shape", "pieces"} or tree["dtype"] not in ITEMSIZES:
@@ -227,22 +222,13 @@ def _tensor_of(name: str, tree: Any, files: tuple[BaseFile, ...], budget: Iterat
     if not isinstance(shape, list) or not 1 <= len(shape) <= DIMENSIONS_MAX:
         raise ValueError(f"{name}: no shape of 1 to {DIMENSIONS_MAX} dimensions")
     elements = math.prod(_whole(size, 1, 1 << 32) for size in shape)
-    if not isinstance(given, list) or not 1 <= len(given) <= PIECES_MAX:
-        raise ValueError(f"{name}: no list of 1 to {PIECES_MAX} pieces")
-    pieces = tuple(_piece_of(name, piece, ITEMSIZES[tree["dtype"]], files, budget) for piece in given)
-    if sum(piece.elements for piece in pieces) != elements:
-        raise ValueError(f"{name}: its pieces do not hold the {elements} numbers of its shape")
-    return BaseTensor(tuple(shape), tree["dtype"], pieces)
-
-
-def _piece_of(name: str, given: Any, itemsize: int, files: tuple[BaseFile, ...], budget: Iterator[int]) -> BasePiece:
-    """A piece, checked to lie in chunks without gaps, each of which holds whole numbers of it. `budget` yields once for
-    each chunk that all pieces may touch."""
-    if not isinstance(given, list) or len(given) != 3:
-        raise ValueError(f"{name}: a piece is not [file, offset, elements]")
-    number = _whole(given[0], 0, len(files) - 1)
+    if not isinstance(given, list) or len(given) != 1 or not isinstance(given[0], list) or len(given[0]) != 3:
+        raise ValueError(f"{name}: its place is not one [file, offset, elements]")
+    number, itemsize = _whole(given[0][0], 0, len(files) - 1), ITEMSIZES[tree["dtype"]]
     file = files[number]
-    offset, elements = _whole(given[1], 0, file.nbytes), _whole(given[2], 1, file.nbytes)
+    offset = _whole(given[0][1], 0, file.nbytes)
+    if _whole(given[0][2], 1, file.nbytes) != elements:
+        raise ValueError(f"{name}: its place does not hold the {elements} numbers of its shape")
     local, end = bisect.bisect_right(file.starts, offset) - 1, offset + elements * itemsize
     at = offset
     while at < end:
@@ -253,7 +239,7 @@ def _piece_of(name: str, given: Any, itemsize: int, files: tuple[BaseFile, ...],
         at, local = min(end, file.starts[local] + file.sizes[local]), local + 1
         if (at - offset) % itemsize:
             raise ValueError(f"{name}: a chunk of {file.name} ends inside a number")
-    return BasePiece(number, offset, elements)
+    return BaseTensor(tuple(shape), tree["dtype"], number, offset)
 
 
 def _whole(value: Any, low: int, high: int) -> int:

@@ -9,7 +9,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -19,7 +19,6 @@ from swarmnode.data.base_index import (
     WEIGHT_FILE,
     BaseFile,
     BaseIndex,
-    BasePiece,
     BaseTensor,
     parse_base,
 )
@@ -48,10 +47,10 @@ class ModelFiles(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class WantedTensor:
-    """A parameter of the run: its shape, and the published tensors whose numbers it consists of, in order."""
+    """A parameter of the run: its shape, and the published tensor that it is."""
 
     shape: tuple[int, ...]
-    sources: tuple[str, ...]
+    source: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,10 +147,8 @@ def make_base(
     """
     tensors, order = {}, sorted({tensor.file for tensor in stored.values()})
     for name, want in wanted.items():
-        sources = [_source(name, source, stored) for source in want.sources]
-        _check_shape(name, want, sources)
-        pieces = [BasePiece(order.index(one.file), one.offset, one.nbytes // ITEMSIZES[one.dtype]) for one in sources]
-        tensors[name] = BaseTensor(want.shape, sources[0].dtype, tuple(pieces))
+        one = _source(want, stored)
+        tensors[name] = BaseTensor(want.shape, one.dtype, order.index(one.file), one.offset)
     cuts = _chunks_of(tensors, len(order))
     total, done, made = sum(size for cut in cuts for _, size in cut), 0, list[BaseFile]()
     for name, cut in zip(order, cuts, strict=True):
@@ -169,37 +166,26 @@ def make_base(
     return parse_base(BaseIndex(tuple(made), tensors).canonical())
 
 
-def _source(name: str, source: str, stored: Mapping[str, StoredTensor]) -> StoredTensor:
-    tensor = stored.get(source)
+def _source(want: WantedTensor, stored: Mapping[str, StoredTensor]) -> StoredTensor:
+    tensor = stored.get(want.source)
     if tensor is None:
-        raise DataError(f"the model's files hold no tensor {source}, which config.json asks for")
+        raise DataError(f"the model's files hold no tensor {want.source}, which config.json asks for")
     if tensor.dtype not in ITEMSIZES:
-        raise DataError(f"{tensor.file}: {source} has numbers of {tensor.dtype[:20]}; known are {', '.join(ITEMSIZES)}")
+        known = ", ".join(ITEMSIZES)
+        raise DataError(f"{tensor.file}: {want.source} has numbers of {tensor.dtype[:20]}; known are {known}")
+    if tensor.shape != want.shape:
+        raise DataError(
+            f"{tensor.file}: {want.source} is {list(tensor.shape)}, by config.json it is {list(want.shape)}: the two"
+            " are not of one model"
+        )
     return tensor
-
-
-def _check_shape(name: str, want: WantedTensor, sources: Sequence[StoredTensor]) -> None:
-    """The sources follow each other along the first dimension, or are the parameter itself."""
-    formats = {one.dtype for one in sources}
-    if len(formats) > 1:
-        raise DataError(f"{name}: its parts have numbers of {' and '.join(sorted(formats))}")
-    if len(sources) == 1 and sources[0].shape == want.shape:
-        return
-    if len(sources) > 1 and sum(math.prod(one.shape) for one in sources) == math.prod(want.shape):
-        return
-    shapes = ", ".join(str(list(one.shape)) for one in sources)
-    raise DataError(
-        f"{sources[0].file}: {want.sources[0]} is {shapes}, by config.json it is {list(want.shape)}: the two are not of"
-        " one model"
-    )
 
 
 def _chunks_of(tensors: Mapping[str, BaseTensor], files: int) -> list[list[tuple[int, int]]]:
     """(start, size) of the chunks of each file: at most CHUNK_NBYTES, of one layer each, cut between two numbers."""
     placed = {
-        (piece.file, piece.offset): (piece.elements * ITEMSIZES[tensor.dtype], ITEMSIZES[tensor.dtype], _group(name))
+        (tensor.file, tensor.offset): (tensor.elements * ITEMSIZES[tensor.dtype], ITEMSIZES[tensor.dtype], _group(name))
         for name, tensor in tensors.items()
-        for piece in tensor.pieces
     }
     cuts: list[list[tuple[int, int]]] = [[] for _ in range(files)]
     last: tuple[int, str] = (-1, "")

@@ -167,7 +167,7 @@ def _model_of(config: Mapping[str, Any], context: int | None, *, keeps: bool) ->
 def _wanted(model: ModelSpec, *, tied: bool) -> dict[str, WantedTensor]:
     """Every parameter of the run, with the published tensor it is made of."""
     shapes = parameter_shapes(model, split(model, 1)[0])
-    return {name: WantedTensor(shapes[name], (source,)) for name, source in source_names(model, tied=tied).items()}
+    return {name: WantedTensor(shapes[name], source) for name, source in source_names(model, tied=tied).items()}
 
 
 def _check_data(tokenizers: Iterable[bytes], data: Path, model: ModelSpec) -> None:

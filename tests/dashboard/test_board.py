@@ -41,9 +41,9 @@ def one() -> Fixture:
 def test_a_node_comes_is_silent_and_goes(one: Fixture) -> None:
     board, peer = one.board, one.peer
     assert view.state_of(board.nodes[peer]) == "training" and view.replicas(board) == [1, 0]
-    board.silent(peer, "x cannot be reached at /ip4/1.2.3.4/tcp/1: failed to dial: failed to dial p", NOW + 1)
-    assert view.state_of(board.nodes[peer]) == "training", "one unanswered question is no silence"
-    board.silent(peer, "x cannot be reached at /ip4/1.2.3.4/tcp/1: failed to dial: failed to dial p", NOW + 2)
+    for at in (1, 2, 3):
+        assert view.state_of(board.nodes[peer]) == "training", "two unanswered questions are no silence"
+        board.silent(peer, "x cannot be reached at /ip4/1.2.3.4/tcp/1: failed to dial: failed to dial p", NOW + at)
     assert view.state_of(board.nodes[peer]) == "silent" and view.replicas(board) == [0, 0]
     assert one.texts() == ["does not answer: x cannot be reached at its address"]
     board.reported(peer, report(), NOW + 3, 0.01)

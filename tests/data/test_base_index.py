@@ -45,8 +45,8 @@ class Blob:
 
 
 def made(blob: Blob) -> BaseIndex:
-    wanted = {name: WantedTensor(shape, (name,)) for name, shape in SHAPES.items()}
-    wanted["lm_head.weight"] = WantedTensor(SHAPES["model.embed_tokens.weight"], ("model.embed_tokens.weight",))
+    wanted = {name: WantedTensor(shape, name) for name, shape in SHAPES.items()}
+    wanted["lm_head.weight"] = WantedTensor(SHAPES["model.embed_tokens.weight"], "model.embed_tokens.weight")
     return make_base(blob, blob.stored, wanted, lambda done, of: None)
 
 
