@@ -95,6 +95,7 @@ def _moved(mean: Tensor, weights: Tensor, share: float) -> None:
 
 def weight_of(share: float, span: int, samples_total: int) -> float:
     """The weight of a mean over the last `span` samples among other replicas' means, above 0 and at most 1: the part of
-    the whole integral's weights that lie in it. One that has just begun counts as one sample."""
-    before = (samples_total - span) / (samples_total + 1)
+    the whole integral's weights that lie in it. One that has just begun counts as one sample. A span longer than the
+    run is all of it: steps that rounds take are counted by rounds, which may be ahead of the samples heard of."""
+    before = max(0, samples_total - span) / (samples_total + 1)
     return float(1.0 - before ** (1.0 / share - 1.0))

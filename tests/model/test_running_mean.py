@@ -94,4 +94,5 @@ def test_nothing_is_counted_twice_and_nothing_backwards():
 def test_weights_of_means(share: float, span: int, total: int):
     assert 0.0 < weight_of(share, min(span, total), total) <= 1.0
     assert weight_of(share, total, total) == 1.0
+    assert weight_of(share, total + 64, total) == 1.0  # steps counted by rounds, ahead of the samples heard of
     assert weight_of(share, total // 2, total) >= weight_of(share, total // 4, total)
