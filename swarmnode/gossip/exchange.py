@@ -252,6 +252,7 @@ class Gossip:
         self._absent = 0  # of the stage's replicas, as of the last round: left out, gone, or strangers that do not come
         self._samples_before = 0  # trained here by the last round whose packet counted
         self._samples_at_round = 0  # and by the beginning of the last round
+        self._share_of_step = sys.maxsize  # the least that this replica's share of the step under way was
         self._settled = self._share is None or self.done > 0  # whether it knows with whom it takes the first step
         self._late = False  # most were ahead in the last round: it goes on to the next one with what it has
         self._trained_s: deque[float] = deque(maxlen=RATES)  # seconds that the last steps were trained in, no wait
@@ -292,11 +293,16 @@ class Gossip:
         return due if ready else None
 
     def room(self) -> int:
-        """Samples that this replica trains before its next round, at most: where that is a step, more wait for it."""
-        trained = self._samples_here() - self._samples_at_round
+        """Samples that this replica trains before its next round, at most: where that is a step, more wait for it.
+
+        Within a step the share only falls. If it grew with the speeds that others announce, a feeder that was through
+        would have room again without being told, and the round would wait for it for ever."""
         if self._share is None:
             return sys.maxsize
-        return self._own_share(self._share) - trained if self._settled else 0
+        if not self._settled:
+            return 0
+        self._share_of_step = min(self._share_of_step, self._own_share(self._share))
+        return self._share_of_step - (self._samples_here() - self._samples_at_round)
 
     def _own_share(self, share: Share) -> int:
         """By who is here now: where many join at once, the first are not to train for minutes what all could share."""
@@ -551,6 +557,7 @@ class Gossip:
                 self._lost(peer)
         self.weight.on_round_end(round_index, self._samples_before)
         self._samples_at_round += trained
+        self._share_of_step = sys.maxsize
         if self._share is not None:
             self._on_step_end(self._share, round_index, came, trained)
         self._finish(round_index)

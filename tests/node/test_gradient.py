@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import pytest
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -56,6 +57,20 @@ async def test_all_that_begin_a_run_at_once_take_its_first_step_together() -> No
         for person in here.people:
             groups = [fields for event, fields in person.quiet.events if event == "exchange.group"]
             assert groups[0]["round"] == 1 and len(groups[0]["peers"]) == 4  # type: ignore[arg-type]
+
+
+async def test_a_feeder_that_is_through_gets_no_room_within_its_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A live swarm of three stood still: a speed that somebody announced gave both of the others a larger share while
+    their feeders were through with theirs, so the feeders waited for the round and the round for the feeders."""
+    async with village(run_of(), stages=(0, 0, 0)) as here:
+        await all_step(here, 2)
+        gossip = here.people[0].served.gossip
+        speed = [1e3]
+        monkeypatch.setattr(gossip, "_own_share", lambda share: share.of("me", {"me": speed[0], "other": 1e3}))
+        step, room = gossip.done, gossip.room()
+        speed[0] = 4e3
+        assert gossip.room() == room and gossip.done == step
+        await all_step(here, 2)
 
 
 async def test_the_batch_of_a_run_under_way_doubles() -> None:
