@@ -215,7 +215,8 @@ class Archive:
         for label in await self._labels(self._store):
             place = self._place(label)
             try:
-                entries[label] = await self._entry(place) or await self._finish(label)
+                root = self.plan.folder / place / form.ROOT  # written last: an archive that ended measured it no more
+                entries[label] = await self._entry(place) or await self._finish(label, root.stat().st_mtime)
             except DataError as error:  # left to its owner: it is neither offered nor deleted
                 self.telemetry.event("archive.failed", level="error", label=label, reason=str(error))
         self.entries = entries
@@ -253,6 +254,7 @@ class Archive:
         """Write `copy_run` as a complete checkpoint."""
         loop = asyncio.get_running_loop()
         begun, label = loop.time(), form.label(copy_run.round_index)
+        copied_unix_s = self.sources.clock.unix_s()
         if label in self.entries:
             return self.entries[label]
         for stage, taken in enumerate(copy_run.stages):
@@ -264,7 +266,7 @@ class Archive:
         for file, data in {**self._files(checkpoint), COPIES: provenance_to_text(words)}.items():
             await self._store.write(f"{self._place(label)}/{file}", [data])
         await checkpoint_io.complete(self._store, self.origin, label)
-        entry = self.entries[label] = await self._finish(label)
+        entry = self.entries[label] = await self._finish(label, copied_unix_s)
         self.telemetry.count(name.ARCHIVES, outcome="saved")
         self.telemetry.gauge(name.ARCHIVE_SAMPLES, float(entry.samples))
         self.telemetry.event(
@@ -298,8 +300,8 @@ class Archive:
         numbers = {"round": checkpoint.round, "samples": checkpoint.samples, "replicas": 1}
         return self.model_files(where, checkpoint.nbytes, {**about, **numbers})
 
-    async def _finish(self, label: str) -> ArchiveEntry:
-        """Evaluate the complete checkpoint `label` and record the known facts about it."""
+    async def _finish(self, label: str, copied_unix_s: float) -> ArchiveEntry:
+        """Evaluate the complete checkpoint `label`, copied then, and record the known facts about it."""
         place = self._place(label)
         data = await self._store.read(f"{place}/{form.ROOT}")
         checkpoint = form.checkpoint_of(data or b"", f"{place}/{form.ROOT}")
@@ -314,12 +316,11 @@ class Archive:
                 hashes[file] = hashlib.sha256(small or b"").hexdigest()
             if file != ABOUT:
                 files.append((file, nbytes, hashes[file]))
-        written_s = self.sources.clock.unix_s()
         entry = ArchiveEntry(
             label,
             checkpoint.round,
             checkpoint.samples,
-            written_s,
+            copied_unix_s,
             measured.loss,
             measured.origin,
             words,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -182,6 +183,9 @@ async def test_a_run_that_lost_everybody_goes_on_from_its_archive_and_the_folder
         await v.until(lambda: v.total() > 64, "it trains on")
 
 
+COPIED_UNIX_S = 1e9
+
+
 class Killed(BaseException):
     """As SIGKILL: nothing that would tidy up runs after it."""
 
@@ -236,3 +240,8 @@ async def test_killed_at_any_moment_it_leaves_complete_checkpoints_and_goes_on(t
             for path in (tmp_path / RUN[:16]).iterdir():
                 assert {"checkpoint.json", "archive.json"} <= {each.name for each in path.iterdir()}
             assert entry.samples > total
+        (again.archive.folder_of(entry) / "archive.json").unlink()  # killed while it measured the copy
+        os.utime(again.archive.folder_of(entry) / "checkpoint.json", (COPIED_UNIX_S, COPIED_UNIX_S))
+        later = archive_of(v, tmp_path)
+        await later.archive.once()
+        assert later.archive.entries[entry.label].unix_s == COPIED_UNIX_S, "export asks for a newer one"
