@@ -171,9 +171,8 @@ def _pinned(model: str, reader: HttpRangeReader, runner: asyncio.Runner) -> str:
 @click.option(
     "--new-run", is_flag=True, help="In a folder that has a run: put its signed manifest aside; manifest.toml is kept."
 )
-@click.option("--full", is_flag=True, help="Write every field, with its meaning, allowed values and origin.")
 @click.option("--untie", is_flag=True, help="With --from: train a tied model with a head of its own.")
-def command(folder: Path, new_run: bool, full: bool, anyway: bool, **given: Any) -> None:
+def command(folder: Path, new_run: bool, anyway: bool, **given: Any) -> None:
     """Write DIR/manifest.toml, ready to edit in the order of four questions (what, on what, how long, who may), and
     DIR/owner.key, which signs it.
 
@@ -201,7 +200,7 @@ def command(folder: Path, new_run: bool, full: bool, anyway: bool, **given: Any)
         made = _searched(made, _fleet(options, made.manifest), options.stages, anyway=anyway)
     _check_text(made.manifest, options.data)
     named = made.manifest if pretrained is not None else _named(made.manifest, folder)
-    for path in manifest.init(folder, named, made.origins, full=full):
+    for path in manifest.init(folder, named, made.origins):
         click.echo(path)
     if pretrained is not None:
         from swarmnode.local.pretrained import lay_out

@@ -11,7 +11,7 @@ from swarmnode.atomic_file import write_whole
 from swarmnode.errors import ManifestError, NotPermitted, UsageError, os_errors
 from swarmnode.manifest.signed import read_signed, sign
 from swarmnode.manifest.spec import Manifest
-from swarmnode.manifest.text import MANIFEST_BYTES_MAX, SCHEMA_FILE, brief, difference, parse, schema, template
+from swarmnode.manifest.text import MANIFEST_BYTES_MAX, SCHEMA_FILE, brief, difference, parse, schema
 from swarmnode.wire import record_pb2
 
 MANIFEST_FILE = "manifest.toml"
@@ -19,14 +19,10 @@ SIGNED_FILE = "manifest.signed"
 
 
 def init(
-    folder: pathlib.Path,
-    manifest: Manifest | None = None,
-    origins: Mapping[str, str] | None = None,
-    *,
-    full: bool = True,
+    folder: pathlib.Path, manifest: Manifest | None = None, origins: Mapping[str, str] | None = None
 ) -> tuple[pathlib.Path, pathlib.Path]:
-    """Create a run in `folder`: manifest.toml (the values of `manifest` or the defaults, with the `origins` of some;
-    `full`: every field with its comment), its schema for editors, and owner.key.
+    """Create a run in `folder`: manifest.toml (the values of `manifest` or the defaults, with the `origins` of some),
+    its schema for editors, and owner.key.
 
     Returns both paths. Raises UsageError if either exists already, NotPermitted if they cannot be written.
     """
@@ -37,11 +33,8 @@ def init(
     with os_errors(NotPermitted, f"{folder} cannot be made"):
         folder.mkdir(parents=True, exist_ok=True)
     owner_key.create_owner(key_path)
-    manifest = manifest or Manifest()
-    text = template(manifest, origins) if full else brief(manifest, origins or {})
-    write_whole(manifest_path, text.encode())
-    if not full:
-        (folder / SCHEMA_FILE).write_text(schema(), encoding="utf-8")
+    write_whole(manifest_path, brief(manifest or Manifest(), origins or {}).encode())
+    (folder / SCHEMA_FILE).write_text(schema(), encoding="utf-8")
     return manifest_path, key_path
 
 

@@ -41,7 +41,6 @@ BATCH_TOKENS, BATCH_EXPONENT = 0.58, 0.571  # Step Law, arXiv 2503.04715
 WARMUP_SHARE, WARMUP_SHARE_MAX = 0.01, 0.1  # GPT-3 and LLaMA warm up over 0.1 to 1 % of a run; the bound: guess
 STEPS_OF_ROUND = 8  # measured: the demo's swarm, `swarmnode bench learning`
 ROUNDS_LEAST = 64  # guess: each replica that dies takes up to a round's learning along
-BATCH_MAX = 1 << 12  # guess: samples
 LAYERS_LEAST = 4  # guess
 CONTEXTS = ((1_000_000_000, 2048), (100_000_000, 1024))  # by parameters: LLaMA, GPT-2
 ASPECT = 64  # width over layers: GPT-3 125M, arXiv 2005.14165, table 2.1; LLaMA 7B has 128
@@ -146,7 +145,7 @@ def fit(start: Manifest, *, parameters: int | None = None, samples: int | None =
         origins["inner.decay_samples"] = "the requested length of the run"
 
     tokens = law_batch(run * model.context)
-    batch = min(1 << max(0, round(math.log2(tokens / model.context))), BATCH_MAX)
+    batch = 1 << max(0, round(math.log2(tokens / model.context)))
     microbatch = min(batch, 1 << int(math.log2(start.inner.microbatch)))
     origins["inner.inner_batch"] = f"fitted to {run:_} samples: Step Law, arXiv 2503.04715"
     if microbatch != start.inner.microbatch:

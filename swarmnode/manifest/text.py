@@ -95,13 +95,12 @@ def difference(before: Manifest, after: Manifest) -> list[str]:
     return [f"{name}: {_shown(value_of(before, name))} -> {_shown(value_of(after, name))}" for name in names]
 
 
-def template(manifest: Manifest | None = None, origins: Mapping[str, str] | None = None) -> str:
-    """A manifest as commented TOML: every field with its meaning, allowed values and the origin of its default, and by
-    `origins` also that of its value here.
+def template(manifest: Manifest | None = None) -> str:
+    """A manifest as commented TOML: every field with its meaning, allowed values and the origin of its default.
 
     `parse(template(m), ...)` equals `m`.
     """
-    manifest, origins = manifest or Manifest(), origins or {}
+    manifest = manifest or Manifest()
     lines = [
         "# A swarmnode manifest: one training job. Once signed it is frozen; its hash is the run's id.",
         "# Every field is optional; a missing one has the value shown here.",
@@ -113,7 +112,7 @@ def template(manifest: Manifest | None = None, origins: Mapping[str, str] | None
             lines += ["", f"[{table}]", f"# {TABLES[table]}"]
         lines += [
             "",
-            *_comment(field, origins.get(field.name, "")),
+            *_comment(field),
             f"{field.key} = {_toml(value_of(manifest, field.name))}",
         ]
     return "\n".join(lines) + "\n"
@@ -178,7 +177,7 @@ def explained(name: str) -> str:
     fields = fields or [field for field in FIELDS if field.key == name]
     if not name or not fields:
         raise UsageError(_unknown(name, "").replace(' = ""', ""))
-    return "\n\n".join("\n".join([field.name, *(line[2:] for line in _comment(field, ""))]) for field in fields)
+    return "\n\n".join("\n".join([field.name, *(line[2:] for line in _comment(field))]) for field in fields)
 
 
 def with_value(text: str, name: str, value: str) -> str:
@@ -226,11 +225,9 @@ def _schema_of(field: Field) -> dict[str, Any]:
 
 
 @functools.cache
-def _comment(field: Field, here: str) -> list[str]:
+def _comment(field: Field) -> list[str]:
     default = _toml(value_of(Manifest(), field.name))
     says = f"{field.meaning} Allowed: {field.check.allowed}. Default: {default} ({field.origin})."
-    if here:
-        says += f" Here: {here}."
     return textwrap.wrap(
         says,
         COMMENT_COLUMNS,

@@ -205,7 +205,7 @@ class Backprop:
         self._subspace = subspace
         self._device, self._dtype = device, dtype
         self._autocast = half_dtype(device) if autocast else None
-        if self._autocast == torch.float16:  # a token's own gradient, not over T: guess, as float16 ends at 6e-8
+        if self._autocast == torch.float16:  # derived: a token's own gradient, not over T; float16 ends at 6e-8
             self.scale = 2.0 ** round(math.log2(memory.manifest.model.context))
         self._by_layer = False
         for parameter in module.parameters():

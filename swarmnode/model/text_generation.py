@@ -18,7 +18,7 @@ from swarmnode.model.decoder import Decoder, rope_table
 from swarmnode.model.documents import Documents, causal_attention
 from swarmnode.model.split import split
 
-KEPT_SHARE = 0.5  # guess: share of the context that is kept when it is full
+KEPT_SHARE = 0.5  # of the context that is kept when it is full; derived: no more is read again than comes anew
 
 
 @dataclass(frozen=True, slots=True)

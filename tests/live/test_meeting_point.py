@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import json
 import os
-import re
 import signal
 import socket
 import statistics
@@ -100,10 +99,8 @@ R = TypeVar("R", bound=Run)
 @contextlib.asynccontextmanager
 async def run_of(folder: Path, verb: str, kind: type[R] = Run) -> AsyncIterator[R]:  # type: ignore[assignment]
     run = kind(folder, verb)
-    run.once("init", "run", "--preset", "tiny", "--full")
-    path = folder / "run" / "manifest.toml"
-    text = re.sub(r"(?m)^stages = .*", "stages = 2", path.read_text())
-    path.write_text(re.sub(r"(?m)^validation_every_samples = .*", "validation_every_samples = 128", text))
+    run.once("init", "run", "--preset", "tiny")
+    run.once("manifest", "set", "run", "pipeline.stages=2", "pipeline.validation_every_samples=128")
     try:
         yield run
     finally:

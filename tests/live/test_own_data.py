@@ -29,17 +29,17 @@ SAMPLES = 96  # more than that, after each death
 ANNOUNCED_S = 2.0  # limits.announce_period_s of the manifest
 # Samples; from there on the learning rate is 0, and what the swarm measures is of weights that stay.
 DECAYED = 1600 if "SWARMNODE_SOAK" in os.environ else 320
-SETTINGS = {  # exact where a run usually is not: what travels is float32
-    "block_samples": "32",
-    "boundary": '"fp32"',
-    "codec": '"fp32"',
-    "decay_samples": str(DECAYED),
-    "learning_rate_min_ratio": "0.0",
-    "min_keep": "1",
-    "rebalance_period_s": "2.0",
-    "round_seconds_min": "0.0",
-    "validation_every_samples": "64",
-}
+SETTINGS = (  # exact where a run usually is not: what travels is float32
+    "data.block_samples=32",
+    "pipeline.boundary=fp32",
+    "gossip.codec=fp32",
+    f"inner.decay_samples={DECAYED}",
+    "inner.learning_rate_min_ratio=0.0",
+    "pipeline.min_keep=1",
+    "pipeline.rebalance_period_s=2.0",
+    "gossip.round_seconds_min=0.0",
+    "pipeline.validation_every_samples=64",
+)
 
 
 def fetched(child: Child, source: str) -> float:
@@ -74,17 +74,6 @@ async def page(child: Child, path: str) -> Any:
     return await asyncio.to_thread(read)
 
 
-def written(folder: Path, places: list[str]) -> None:
-    """The organiser's manifest: tiny, on the data set of `places`, with SETTINGS."""
-    path = folder / "manifest.toml"
-    text = path.read_text()
-    for name, value in SETTINGS.items():
-        text, count = re.subn(rf"(?m)^{name} = .*$", f"{name} = {value}", text)
-        assert count == 1, f"{count} lines with {name}"
-    path.write_text(text)
-    sign_folder(folder)
-
-
 class Organiser:
     """Books, a tokenizer, a data set on a web server, and a coordinator that feeds nothing."""
 
@@ -102,8 +91,9 @@ class Organiser:
         made = ["--from", str(self.books), "--tokenizer", str(self.tokenizer), "--chunk-tokens", "4097"]
         await output_of("data", "make", str(self.data), *made)
         places = ["--data", str(self.data), "--location", f"{url}/set"]
-        await output_of("init", str(self.run), "--preset", "tiny", "--full", *places)
-        written(self.run, places)
+        await output_of("init", str(self.run), "--preset", "tiny", *places)
+        await output_of("manifest", "set", str(self.run), *SETTINGS)
+        sign_folder(self.run)
 
     def manifest(self) -> Manifest:
         return verify(read_signed(self.run / SIGNED_FILE)[0], None)[0]

@@ -134,7 +134,12 @@ def test_init_sign_read(tmp_path: pathlib.Path) -> None:
     signed = sign_folder(folder)
     assert read_signed(folder / "manifest.signed") == (signed, Manifest())
     assert signed.owner == public_bytes(load_owner(key_path))
-    assert sorted(p.name for p in folder.iterdir()) == ["manifest.signed", "manifest.toml", "owner.key"]
+    assert sorted(p.name for p in folder.iterdir()) == [
+        "manifest.schema.json",
+        "manifest.signed",
+        "manifest.toml",
+        "owner.key",
+    ]
 
 
 @pytest.mark.parametrize("name", ["manifest.toml", "owner.key"])
