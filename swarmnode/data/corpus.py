@@ -21,7 +21,7 @@ from swarmnode.atomic_file import atomic_file, write_errors
 from swarmnode.data.root import DataRoot
 from swarmnode.data.sample import SampleBatch
 from swarmnode.data.sampler import Sampler, Windows, forget_pages, spread
-from swarmnode.data.source import DEMO_SHA256, demo_pieces, rank
+from swarmnode.data.source import DEMO_SHA256, HELD_OUT, demo_pieces, rank
 from swarmnode.data.tokens import Tokenizer, Tokens, dtype_of, open_tokenizer
 from swarmnode.errors import DataError, os_errors
 from swarmnode.ids import digest
@@ -71,14 +71,13 @@ def open_corpus(manifest: Manifest, folder: pathlib.Path | None, cache: pathlib.
             f"{manifest.data.tokenizer}: this tokenizer ends documents with token {tokenizer.separator}; data.end_token"
             f" is {end_token}"
         )
-    shards = _from_cache(manifest, tokenizer, cache)
+    shards = _from_cache(tokenizer, cache)
     context = manifest.model.context
     train, validation = (Windows(shard.tokens, context) for shard in shards)
     if not train.count or not validation.count:
         raise DataError(
             f"the demo corpus has {shards[0].tokens.size} tokens to train on and {shards[1].tokens.size} held out, and"
-            f" each needs more than model.context = {context}: lower that, raise data.validation_fraction, or make a"
-            " data set (swarmnode data make)"
+            f" each needs more than model.context = {context}: lower that, or make a data set (swarmnode data make)"
         )
     return Corpus(train, validation, Sampler(train, manifest.seed), digest(*(shard.digest for shard in shards)))
 
@@ -90,15 +89,15 @@ class Shard(NamedTuple):
     digest: bytes
 
 
-def _from_cache(manifest: Manifest, tokenizer: Tokenizer, cache: pathlib.Path) -> tuple[Shard, Shard]:
-    key = digest("corpus", 5, DEMO_SHA256, manifest.data.validation_fraction, tokenizer.digest).hex()[:32]
+def _from_cache(tokenizer: Tokenizer, cache: pathlib.Path) -> tuple[Shard, Shard]:
+    key = digest("corpus", 6, DEMO_SHA256, tokenizer.digest).hex()[:32]
     paths = (cache / f"{key}-train.tokens", cache / f"{key}-validation.tokens")
     if all(path.exists() for path in paths):
         with contextlib.suppress(DataError):  # the cache is our own, so rebuild it
             return _open_pair(paths, tokenizer)
     splits: tuple[list[Tokens], list[Tokens]] = ([], [])
     for piece, tokens in _encoded(demo_pieces(), tokenizer):
-        splits[rank(piece) < manifest.data.validation_fraction].append(tokens)
+        splits[rank(piece) < HELD_OUT].append(tokens)
     for path, parts in zip(paths, splits, strict=True):
         write_shard(path, np.concatenate([np.empty(0, tokenizer.dtype), *parts]))
     return _open_pair(paths, tokenizer)

@@ -16,6 +16,8 @@ from swarmnode.ids import digest64
 PIECE_BYTES_MAX = 64 << 10
 """Longer documents of the demo are cut, so that what is held out is of many of them (guess)."""
 
+HELD_OUT = 0.02  # guess: of the pieces, by their `rank`: never trained on
+
 # The demo's text: a frozen copy of the standard library of CPython 3.11.7, so samples are the same on all machines.
 #
 # `demo_corpus.tar.gz` holds the sources without tests and build outputs. It is real text that a small model learns in

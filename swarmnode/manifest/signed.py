@@ -26,6 +26,7 @@ SIGNATURE_BYTES = 64
 RETIRED: dict[tuple[str, str], Any] = {
     ("data", "field"): "text",
     ("data", "paths"): [],
+    ("data", "validation_fraction"): 0.02,
     ("evaluation", "tasks"): [],
     ("gossip", "rounds"): "even",
     ("inner", "inner_batch_end"): 0,

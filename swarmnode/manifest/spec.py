@@ -330,12 +330,6 @@ class DataSpec:
         ' names (--data-root; for `up` the run\'s folder). "./bytes" for a file called bytes.',
         "nothing to download",
     )
-    validation_fraction: float = key(
-        0.02,
-        real(0.0, 0.5, above=True),
-        "Share of the documents, chosen by their hash, held out and never trained on.",
-        "guess",
-    )
     block_samples: int = key(64, whole(1, 1 << 20), "Samples a feeder takes at a time.", "guess")
 
     @property

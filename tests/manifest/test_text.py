@@ -94,7 +94,6 @@ MANIFESTS = st.builds(
     data=st.builds(
         DataSpec,
         tokenizer=st.just("bytes") | st.text(min_size=1, max_size=50).filter(is_below),
-        validation_fraction=st.floats(0, 0.5, exclude_min=True),
     ),
     inner=st.builds(
         InnerSpec,
