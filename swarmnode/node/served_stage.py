@@ -476,8 +476,9 @@ class ServedStage(StageObserver):
                 presence.set_state(record_pb2.NODE_STATE_TRAINING, "has the state of the run again")
 
     async def _sync(self) -> None:
-        """Receive a first round. A newcomer that misses it takes the state once more, with that round in it."""
-        gossip = self.gossip
+        """Receive a first round. A newcomer that misses it takes the state once more, with that round in it; unless a
+        further round ended meanwhile, it has what it would have received."""
+        gossip, size = self.gossip, self._context.manifest.gossip.round_samples
         for again in range(SYNCS_AGAIN + 1):
             await self._first_round()
             if not gossip.missed or again == SYNCS_AGAIN:
@@ -486,7 +487,11 @@ class ServedStage(StageObserver):
             await gossip.idle.wait()
             with suppress(Unavailable):
                 await self._restore_again(gossip.done)
+                if self._context.presence.progress.total // size <= gossip.done:
+                    gossip.weight.serve()
             gossip.hold(False)
+            if not gossip.weight.newcomer:
+                return
 
     async def _first_round(self) -> None:
         """Receive one round at weight 0 before serving, unless the next round is too far away. Looks again at least

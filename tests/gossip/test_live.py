@@ -147,6 +147,7 @@ async def test_a_newcomer_whose_first_packet_is_clipped_takes_the_state_again() 
         joiner = v.add(0)
         await v.until(lambda: joiner.node.state == record_pb2.NODE_STATE_TRAINING, "the joiner serves")
         assert joiner.replica is not None and told(joiner, "exchange.clipped"), "not far enough for this test"
+        assert len(told(joiner, "exchange.paired")) == 1, "it has that round with the state, and waits for no other"
         apart = (joiner.replica.outer.theta - old.replica.outer.theta).norm() / old.replica.outer.theta.norm()
         assert float(apart) < 0.1, f"{apart:.2g} of its length from the other's weights"
 
