@@ -27,10 +27,8 @@ def index_of(folder: Path) -> Index:
     """The index of the data set in `folder`. Raises DataError."""
     raw = read_regular(folder / INDEX_FILE, INDEX_NBYTES_MAX + 1)
     if raw is None:
-        raise DataError(
-            f"{folder}: no {INDEX_FILE} there, so it is no data set: of text there `swarmnode data make OUT --from"
-            f" {folder}` makes one; then give OUT"
-        )
+        text, what = (folder, f"no {INDEX_FILE} there") if folder.exists() else ("TEXT", "no such folder")
+        raise DataError(f"{folder}: {what}: `swarmnode data make OUT --from {text}` makes a data set of text: give OUT")
     return parse_index(raw, origin=str(folder / INDEX_FILE))
 
 

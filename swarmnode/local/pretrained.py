@@ -34,11 +34,11 @@ from swarmnode.errors import DataError, NotPermitted, UsageError
 from swarmnode.ids import digest
 from swarmnode.manifest import Manifest, ModelSpec, Recipe, fit, parse, template
 from swarmnode.manifest.kind_compat import ties
+from swarmnode.manifest.recipe import CONTEXTS, context_of, parameters_of
 from swarmnode.manifest.spec import ADAPTERS, BY_NAME
 from swarmnode.model.huggingface import source_names, spec_of
 from swarmnode.model.split import parameter_shapes, split
 
-CONTEXT_MAX = 512  # guess: a longer window is much for a volunteer's machine
 MICROBATCH_TOKENS = 2048  # derived: 14 layers of SmolLM2-135M then take 1.3 GB (model/memory_budget.py)
 RATE_SHARE = 0.1
 """Of the peak rate at which a model of this size is pretrained. Llama 2 7B is tuned at a fifteenth of it (2e-5 of 3e-4,
@@ -160,7 +160,7 @@ def _model_of(config: Mapping[str, Any], context: int | None, *, keeps: bool) ->
     published = spec_of(config)
     if context is not None and context > published.context:
         raise UsageError(f"--context {context}: the model was made for {published.context} tokens at most")
-    context = context or min(CONTEXT_MAX, published.context)
+    context = context or min(published.context, context_of(parameters_of(published), CONTEXTS[-1][1]))
     return published, dataclasses.replace(published, tied=published.tied and keeps, context=context)
 
 
@@ -224,7 +224,7 @@ def _recipe(
         **{f"model.{field.name}": "the base model's config.json" for field in dataclasses.fields(model)},
         "inner.optimizer": "that of the model's own pretraining, as a rule: arXiv 2502.16982, section 3.5.2",
         "model.tied": _why_tied(published, model),
-        "model.context": f"at most {CONTEXT_MAX} unless --context says more (guess)",
+        "model.context": "asked for; or at most GPT-2's, and from 1e9 parameters on LLaMA's",
         "base.index": f"made of {name}",
     }
     if microbatch != start.inner.microbatch:

@@ -33,8 +33,10 @@ def test_a_run_on_a_data_set(tmp_path: Path) -> None:
 
 def test_a_bad_data_set_or_place_is_reported(tmp_path: Path) -> None:
     data_set(tmp_path / "set")
-    with pytest.raises(DataError, match=f"data make OUT --from {tmp_path}` makes one"):
+    with pytest.raises(DataError, match=f"data make OUT --from {tmp_path}` makes"):
         run(str(tmp_path / "a"), "--data", str(tmp_path))
+    with pytest.raises(DataError, match=r"none: no such folder: .*data make"):
+        run(str(tmp_path / "a"), "--data", str(tmp_path / "none"))
     for wrong in ("file:///etc", "http://user@host/x", "set"):
         with pytest.raises(UsageError, match="allowed is"):
             run(str(tmp_path / "b"), "--data", str(tmp_path / "set"), "--location", wrong)
