@@ -29,7 +29,6 @@ KINDS = ("pretrain", "finetune", "adapters")
 PRESETS = ("demo", "tiny", "small")
 COUNT_MAX = 10**12
 NODES = 6
-TOKENS_A_PARAMETER = 20  # arXiv 2203.15556, table 3
 SEARCHED = ("pretrain", "finetune")  # kinds whose learning the search knows
 
 
@@ -292,7 +291,7 @@ def _named(made: Manifest, folder: Path) -> Manifest:
 def _new_model(start: Manifest, options: InitOptions) -> Recipe:
     """`start` with a model of the asked size and a run of the asked length."""
     from swarmnode import manifest
-    from swarmnode.manifest.recipe import context_of, parameters_of
+    from swarmnode.manifest.recipe import TOKENS_A_PARAMETER, context_of, parameters_of
     from swarmnode.planner.fitted import CARDS_FROM
 
     parameters, tokens, samples = options.parameters, options.tokens, options.length

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 
 TOKENS = 1e9
-TOKENS_A_PARAMETER = 20.0  # arXiv 2203.15556, table 3
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
@@ -274,10 +273,10 @@ def _search(
     *,
     as_json: bool,
 ) -> None:
-    from swarmnode.manifest.recipe import parameters_of
+    from swarmnode.manifest.recipe import TOKENS_A_PARAMETER, parameters_of
     from swarmnode.planner.plan_search import search
 
-    tokens = TOKENS_A_PARAMETER * parameters_of(manifest.model) if tokens is None else tokens
+    tokens = float(TOKENS_A_PARAMETER * parameters_of(manifest.model)) if tokens is None else tokens
     result = search(manifest, kinds, tokens, by_money=None if by is None else by == "money", ranks=ranks)
     best = result.best
     measured = _simulated(best.manifest, best.fleet, simulate_s) if simulate_s is not None else None

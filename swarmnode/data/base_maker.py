@@ -16,6 +16,8 @@ from typing import Any, Protocol
 from swarmnode.data.base_index import (
     FILE_NBYTES_MAX,
     ITEMSIZES,
+    SMALL_NBYTES_MAX,
+    TENSORS_MAX,
     WEIGHT_FILE,
     BaseFile,
     BaseIndex,
@@ -28,8 +30,6 @@ from swarmnode.errors import DataError
 SINGLE_FILE = "model.safetensors"
 SHARD_INDEX_FILE = "model.safetensors.index.json"
 HEADER_NBYTES_MAX = 100_000_000  # the limit of the safetensors library itself
-SMALL_NBYTES_MAX = 64 << 20  # of a JSON file of a model's folder
-TENSORS_MAX = 1 << 18
 _LAYER = re.compile(r".*?layers\.([0-9]+)\.")
 
 

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from swarmnode.atomic_file import atomic_file, write_errors
+from swarmnode.data.index import HASH_NBYTES
 from swarmnode.data.root import DataRoot
 from swarmnode.data.sample import SampleBatch
 from swarmnode.data.sampler import Sampler, Windows, forget_pages, spread
@@ -29,7 +30,6 @@ from swarmnode.manifest import Manifest
 
 GROUP = 64
 """Pieces tokenised at once: 4 MiB of text at most."""
-HASH_NBYTES = 32
 CACHE_ADVICE = "free space there, or choose another --cache"
 
 

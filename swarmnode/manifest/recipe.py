@@ -39,6 +39,7 @@ RATES = {
 """Rates at RATE_PARAMETERS, by inner.optimizer: measured on the demo's model, batches of 8, 7,500 samples."""
 BATCH_TOKENS, BATCH_EXPONENT = 0.58, 0.571  # Step Law, arXiv 2503.04715
 WARMUP_SHARE, WARMUP_SHARE_MAX = 0.01, 0.1  # GPT-3 and LLaMA warm up over 0.1 to 1 % of a run; the bound: guess
+TOKENS_A_PARAMETER = 20  # arXiv 2203.15556, table 3
 STEPS_OF_ROUND = 8  # measured: the demo's swarm, `swarmnode bench learning`
 ROUNDS_LEAST = 64  # guess: each replica that dies takes up to a round's learning along
 LAYERS_LEAST = 4  # guess
