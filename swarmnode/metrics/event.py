@@ -185,7 +185,7 @@ EVENTS: Final[dict[str, EventKind]] = {
     ),
     "feeder.waiting": _event("a node that only feeds waits until every stage has a replica", "stages reason"),
     "feeder.window": _event(
-        "the size of microbatches, how many this feeder keeps in flight, and why", "size limit wanted microbatch reason"
+        "the size of microbatches, how many this feeder keeps in flight, and why", "limit microbatch reason"
     ),
     "final_delta.given": _event(
         "a leaving replica gave its progress since its last round to a remaining one", "peer round samples"

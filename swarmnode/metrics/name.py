@@ -142,11 +142,6 @@ DATA_WAIT_SECONDS = _counter("swarmnode_data_wait_seconds_total", "seconds", "Ti
 TOKENS = _counter("swarmnode_tokens_total", "tokens", "Counted target tokens of the samples this node fed.")
 BUSY = _counter("swarmnode_busy_total", "calls", "Calls refused because all slots were taken.")
 WINDOW = _gauge("swarmnode_window", "microbatches", "Microbatches this feeder keeps in flight.")
-WINDOW_WANTED = _gauge(
-    "swarmnode_window_wanted",
-    "microbatches",
-    "Microbatches that would keep the machines busy without a staleness limit.",
-)
 RECOMPUTED_TAPES = _counter(
     "swarmnode_recomputed_tapes_total",
     "tapes",

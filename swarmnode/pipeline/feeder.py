@@ -20,7 +20,7 @@ from swarmnode.manifest import Manifest
 from swarmnode.manifest.gossip_compat import averages_gradients
 from swarmnode.membership.swarm import JOINING, Swarm
 from swarmnode.metrics import name
-from swarmnode.pipeline.microbatch_size import MicrobatchSizer, Window
+from swarmnode.pipeline.microbatch_size import MicrobatchSizer
 from swarmnode.pipeline.next_hop import MicrobatchResult, NextHop, RoundTrip
 from swarmnode.pipeline.route import Router
 from swarmnode.pipeline.statement import sign_feed
@@ -228,7 +228,6 @@ class Feeder:
         self._text = TextWait(self.samples, self.telemetry, self.changed.set)
         self._drained = asyncio.Event()
         self._round_trip = RoundTrip(self.manifest.limits.microbatch_timeout_s)
-        self.window = Window(2 * self.manifest.pipeline.stages, self.manifest.pipeline.window_max)
         self.draining = False
         self._held = False
         self._running = False
@@ -247,27 +246,21 @@ class Feeder:
         finally:
             self._drained.set()
 
-    def _limit_window(self) -> None:
-        """Bound the window by the staleness limit for the current stages."""
+    def _window(self) -> int:
+        """Microbatches to keep in flight in the current stages."""
         choice = self.sizing.choose(self.swarm())
-        self.window.limit(choice.limit)
         if self._told != (choice.samples, choice.limit):
             self._told = choice.samples, choice.limit
-            self.telemetry.event(
-                "feeder.window",
-                size=self.window.size,
-                limit=choice.limit,
-                wanted=self.window.wanted,
-                microbatch=choice.samples,
-                reason=choice.reason,
-            )
+            self.telemetry.gauge(name.WINDOW, float(choice.limit))
+            self.telemetry.event("feeder.window", limit=choice.limit, microbatch=choice.samples, reason=choice.reason)
+        return choice.limit
 
     async def _start_all(self, tasks: asyncio.TaskGroup) -> None:
         while not self.draining:
-            self._limit_window()
+            window = self._window()
             room = self.room() - self._samples_under_way
             spared = self.validating and self._together
-            if self._held or spared or self.under_way >= self.window.size or room <= 0:
+            if self._held or spared or self.under_way >= window or room <= 0:
                 await self._change()
                 continue
             piece = self._next(room)
@@ -412,7 +405,6 @@ class Feeder:
             self.telemetry.event("microbatch.lost", level="warning", reason=str(lost), block=piece.block)
             self._again.appendleft(piece)
             self._round_trip.record_loss(begun, loop.time())
-            self.window.record_loss()
             await asyncio.sleep(LOST_PAUSE_S)
         else:
             self._done(piece, outcome, loop.time() - begun)
@@ -425,7 +417,6 @@ class Feeder:
         now, tokens = asyncio.get_running_loop().time(), outcome.tokens
         self.returned += 1
         self._round_trip.record_trip(seconds)
-        self.window.record_trip(seconds, outcome.queued_s, self._machines())
         self.sizing.record_trip(len(piece.indices), seconds, outcome.queued_s)
         self.loss.add(outcome.loss_sum, tokens)
         self.done += 1
@@ -433,8 +424,6 @@ class Feeder:
         self.telemetry.count(name.MICROBATCHES, outcome="done")
         self.telemetry.count(name.TOKENS, tokens)
         self.telemetry.count(name.SAMPLES, len(piece.indices))
-        self.telemetry.gauge(name.WINDOW, float(self.window.size))
-        self.telemetry.gauge(name.WINDOW_WANTED, float(self.window.wanted))
         self.counted(len(piece.indices))
         self._left[piece.block] -= len(piece.indices)
         if self._left[piece.block] == 0:
@@ -442,11 +431,6 @@ class Feeder:
             self.ledger.finish(piece.block)
             self.telemetry.event("data.block", level="debug", block=piece.block, state="done")
             self._count_duplicates()
-
-    def _machines(self) -> float:
-        """Replicas of all stages per feeder: the number this one should keep supplied."""
-        swarm = self.swarm()
-        return sum(swarm.sizes) / max(1, len(swarm.feeders()))
 
     async def _send(self, tokens: WireTensor, purpose: wire.Purpose, first_sample: int = 0) -> MicrobatchResult:
         self._serial += 1

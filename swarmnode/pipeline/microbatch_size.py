@@ -39,21 +39,13 @@ SETTLED_S = 60.0  # derived: speeds are measured over half of it; guess: so long
 IDLE_SHARE = 0.5  # guess: of the machines at work at a time, below which their owners should know why
 
 
-# The number of microbatches a feeder keeps in flight: enough to keep every stage busy, and no more.
-#
-# By Little's law `window * queued / round trip` is the number of our microbatches that wait in queues; it is kept
-# between two bounds. TCP Vegas (Brakmo and Peterson, 1995, section 3.2) estimates the same number from the least round
-# trip seen, because routers report nothing. Our hops report queueing times. (The estimate by least round trip mistakes
-# a slower replica for a queue: in a fleet of 1:3 speeds it held the window at 2 and the machines at 20 % of their
-# capacity; simulated, examples/churn-16.toml.)
-
-# Per machine that this feeder supplies, of all stages; Vegas' alpha and beta. Simulated, four stages, share of what the
-# machines can do: churn-16, ten minutes, 1-2 81 %, 1.5-3, 2-4 and 3-6 82 %; swarm48, first 45 minutes: 69, 69, 71 and
-# 70 %, and with 3-6 eleven microbatches lost. A closed network of equal machines with n microbatches in flight for each
-# keeps n / (n + 1) of them busy (Kleinrock 1975): one queued per machine gives 62 %, two 73 %, and there is less
-# randomness here. More queueing makes gradients later, and some too late.
-QUEUED_LOW = 1.0
-QUEUED_HIGH = 2.0
+QUEUED_MAX = 2.0
+"""Microbatches that wait at a machine on average, from which on more of them make gradients later and add little: a
+closed network of equal machines with n in flight for each keeps n / (n + 1) of them busy (Kleinrock 1975)."""
+UNEVEN = 2
+"""So many times as many are in flight as that takes with equal machines. Simulated, 300 s, samples with 1, 1.5 and 2
+times, over those of a window that follows measured queues as TCP Vegas does: churn-16 .92, 1.01 and 1.05, home-links
+.85, .96 and 1.00, two-continents .94, 1.03 and 1.03."""
 
 
 # The age of gradients, in inner steps of their replica between forward and backward, and how it is bounded.
@@ -180,57 +172,6 @@ class PendingGradients:
         )
 
 
-class Window:
-    """The window's size. Pure: told of completions and losses."""
-
-    def __init__(self, start: float, maximum: int) -> None:
-        self._maximum = float(maximum)
-        self._size = min(max(1.0, start), self._maximum)
-        self._share = Ema(start=EmaStart.FIRST)  # of a round trip, spent in queues
-        self._starting = True  # double with each round trip until something queues
-        self._since = maximum  # completions and losses since it was halved
-        self._limit = maximum
-
-    @property
-    def size(self) -> int:
-        return min(int(self._size), self._limit)
-
-    @property
-    def wanted(self) -> int:
-        """The size without its limit."""
-        return int(self._size)
-
-    def limit(self, microbatches: int) -> None:
-        """Bound the size to `microbatches` from now on."""
-        self._limit = microbatches
-
-    def record_trip(self, round_trip_s: float, queued_s: float, machines: float = 1.0) -> None:
-        """Record a microbatch that came back after `round_trip_s`, of which it queued `queued_s` for compute threads.
-        `machines`: this feeder's part of the replicas of all stages."""
-        share = min(1.0, queued_s / round_trip_s) if round_trip_s > 0.0 else 0.0
-        self._share.add(share)
-        queued = self._size * self._share.value
-        machines = max(1.0, machines)
-        short, over = QUEUED_LOW * machines - queued, queued - QUEUED_HIGH * machines
-        self._since += 1
-        # Correct the whole deficit or excess per round trip (`size` completions). With many machines and round trips of
-        # minutes, one more per round trip never got there between two losses (simulated: swarm48).
-        if short > 0.0:
-            self._size = min(self._maximum, self._size + (1.0 if self._starting else max(1.0, short) / self._size))
-        else:
-            self._starting = False
-            if over > 0.0:
-                self._size = max(1.0, self._size - max(1.0, over) / self._size)
-
-    def record_loss(self) -> None:
-        """Record a lost microbatch: halve the window, but once per window, as TCP does (RFC 6582, section 3), since a
-        dying peer takes all it holds with it."""
-        self._starting = False
-        self._since += 1
-        if self._since > self._size:
-            self._since, self._size = 0, max(1.0, self._size / 2.0)
-
-
 @dataclass(frozen=True, slots=True)
 class SampleRates:
     """A device's measured samples per second by samples of a microbatch, interpolated in between."""
@@ -299,16 +240,22 @@ def sizes_of(manifest: Manifest, replicas: int) -> list[int]:
 
 
 def throughput(in_flight: int, machines: float, visits: int, service_s: float, line_s: float) -> float:
-    """Microbatches per second with `in_flight` of them, each visiting `visits` of `machines` for `service_s` and
-    spending `line_s` on links. More in flight add nothing once the window's queueing bound is reached (`Window`)."""
-    work_s, held, busy, rate = visits * service_s, 0.0, 0.0, 0.0  # mean number at a machine, and in work there
+    """Microbatches per second as `in_network`."""
+    return in_network(in_flight, machines, visits, service_s, line_s)[0]
+
+
+def in_network(in_flight: int, machines: float, visits: int, service_s: float, line_s: float) -> tuple[float, int]:
+    """(microbatches per second, those in flight) with `in_flight` of them at most, each visiting `visits` of `machines`
+    for `service_s` and spending `line_s` on links, and of QUEUED_MAX waiting at a machine at most."""
+    work_s, rate, count = visits * service_s, 0.0, 1
+    held, busy = 0.0, 0.0  # mean number at a machine, and in work there
     for count in range(1, in_flight + 1):
         stay_s = work_s * (1.0 + max(0.0, held - busy / 2.0))
         rate = min(count / (line_s + stay_s), machines / work_s)
         held, busy = rate * stay_s / machines, rate * work_s / machines
-        if rate * (stay_s - work_s) > QUEUED_HIGH * machines:
+        if rate * (stay_s - work_s) > QUEUED_MAX * machines:
             break
-    return rate
+    return rate, count
 
 
 def slowness(
@@ -391,17 +338,19 @@ class MicrobatchSizer:
         # Between processes that share processors, a message costs processor time and no waiting time.
         line_s = 0.0 if here >= total and shared < here else self._line_s.value
         options = sizes_of(manifest, max(sizes))
-        promised: dict[int, float] = {}
+        promised, limits = dict[int, float](), dict[int, int]()
         for samples in options:
             limit, _ = window_limit(manifest, sizes, feeders, samples)
             count = min(limit, manifest.pipeline.window_max, self._slots(swarm))
-            promised[samples] = samples * throughput(count, machines, self._visits, self._service_s(samples), line_s)
+            rate, needed = in_network(count, machines, self._visits, self._service_s(samples), line_s)
+            limits[samples] = min(limit, manifest.pipeline.window_max, UNEVEN * needed)
+            promised[samples] = samples * rate
         best = self._best(promised)
-        limit, bound = window_limit(manifest, sizes, feeders, best)
+        _, bound = window_limit(manifest, sizes, feeders, best)
         most = self._rates.share(best)
         listing = ", ".join(f"{samples}: {rate * feeders:.3g}" for samples, rate in promised.items())
         reason = f"samples/s predicted by size: {listing} ({machines * feeders:.3g} machines, {line_s:.2g} s on links,"
-        return SizeChoice(best, limit, f"{reason} {most:.0%} of the device's best rate); {bound}")
+        return SizeChoice(best, limits[best], f"{reason} {most:.0%} of the device's best rate); {bound}")
 
     def _best(self, promised: Mapping[int, float]) -> int:
         """The size that promises most. The present one stays unless another is clearly better, or a larger one as good:
