@@ -10,9 +10,7 @@ import importlib
 import io
 import os
 import pathlib
-import queue
 import re
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,8 +20,7 @@ from swarmnode.errors import DataError, LocalFault, UsageError, os_errors
 from swarmnode.ports import Store
 from swarmnode.recovery.tensorfile import scatter
 
-PIECE_NBYTES = 8 << 20  # guess: written and hashed concurrently in pieces of this size
-WRITE_AHEAD = 4
+PIECE_NBYTES = 8 << 20  # guess: written and hashed in pieces of this size
 
 
 LOCK_FILE = "archive.lock"
@@ -84,9 +81,8 @@ class FolderStore:
         path = self._path(name)
         with write_errors(path, sum(memoryview(part).nbytes for part in parts), self._advice):
             path.parent.mkdir(parents=True, exist_ok=True)
-            with HashingThread() as hashing:
-                atomic_write(path, hashing.of(pieces(parts)))
-        return hashing.hex
+            atomic_write(path, _hashed(pieces(parts), whole := hashlib.sha256()))
+        return whole.hexdigest()
 
     def _read(self, name: str, sha256: str | None) -> bytes | None:
         path = self._path(name)
@@ -108,15 +104,15 @@ class FolderStore:
                 size = os.fstat(file.fileno()).st_size
                 if size != expected:
                     raise DataError(f"{path}: {size} bytes; expected {expected}: truncated? Use another checkpoint")
-                with HashingThread() as hashing:
-                    for piece in pieces(parts):
-                        _read_all(file, piece, path)
-                        hashing.add(piece)
+                whole = hashlib.sha256()
+                for piece in pieces(parts):
+                    _read_all(file, piece, path)
+                    whole.update(piece)
         except FileNotFoundError:
             return False
         except OSError as error:
             raise LocalFault(f"cannot read {path}: {error.strerror or error}") from error
-        check_hash(str(path), hashing.hex, sha256)
+        check_hash(str(path), whole.hexdigest(), sha256)
         return True
 
     def _names(self, prefix: str) -> dict[str, int]:
@@ -146,37 +142,11 @@ class FolderStore:
         return str(self._folder)
 
 
-class HashingThread:
-    """SHA-256 of the added pieces, in a thread beside the one that reads or writes (each takes a core at full
-    speed)."""
-
-    def __init__(self) -> None:
-        self.hex = ""
-        self._queue: queue.Queue[memoryview | None] = queue.Queue(WRITE_AHEAD)
-        self._thread = threading.Thread(target=self._run, name="hashing", daemon=True)
-
-    def of(self, parts: Iterable[memoryview]) -> Iterator[memoryview]:
-        """Pass `parts` on, and add each."""
-        for piece in parts:
-            self.add(piece)
-            yield piece
-
-    def add(self, piece: memoryview) -> None:
-        self._queue.put(piece)
-
-    def _run(self) -> None:
-        whole = hashlib.sha256()
-        while (piece := self._queue.get()) is not None:
-            whole.update(piece)
-        self.hex = whole.hexdigest()
-
-    def __enter__(self) -> HashingThread:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._queue.put(None)
-        self._thread.join()
+def _hashed(parts: Iterable[memoryview], whole: hashlib._Hash) -> Iterator[memoryview]:
+    """Pass `parts` on, and add each to the hash `whole`."""
+    for piece in parts:
+        whole.update(piece)
+        yield piece
 
 
 def checked(name: str) -> str:
