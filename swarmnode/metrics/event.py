@@ -119,6 +119,7 @@ EVENTS: Final[dict[str, EventKind]] = {
     ),
     "state.served": _event("a snapshot was sent to another node", "peer stage round"),
     "state.saved": _event("this replica's state is on disk", "round samples_total"),
+    "state.unsaved": _event("this replica's state could not be written to disk; it trains on", "reason"),
     "state.fresh": _event("the stage's state was initialised from the seed", "reason"),
     "state.behind": _event(
         "this replica's state is rounds behind its stage's: it takes theirs before it serves again",

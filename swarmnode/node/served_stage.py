@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 
 from swarmnode.concurrency import background_tasks
-from swarmnode.errors import RemoteFault, Unavailable
+from swarmnode.errors import LocalFault, RemoteFault, Unavailable
 from swarmnode.gossip.exchange import Gossip
 from swarmnode.ids import PeerId, seeded
 from swarmnode.membership.liveness import TRIES
@@ -154,6 +154,9 @@ BEHIND_S = 15.0  # guess: where rounds are short, an exchange that times out cos
 SYNCS_AGAIN = TRIES - 1  # times that a newcomer which missed its first round takes the state again
 FINISH_S = 8.0  # guess: before a move, held work is finished within this
 FINISH_SOON_S = 0.5  # guess: the same while a stage stands empty and all wait for the mover, or when it is HOPELESS
+SAVERS = 2  # guess: where all are killed at once, one of them may not come back
+SAVE_LEAST_S = 120.0  # guess: so much of its work a run may lose then
+SAVE_BYTES_PER_S = 1e6  # derived: a disk that bears 300 TB lasts for ten years
 HOPELESS_S = 4.0 * FINISH_S  # of work that takes so long little is finished; callers ask another replica sooner
 SERVING = (*GIVING, record_pb2.NODE_STATE_PAUSED)
 
@@ -222,6 +225,7 @@ class ServedStage(StageObserver):
         if (store := context.ports.saving.store) is not None:
             self.checkpointer = Checkpointer(context, here, store, self.gossip, self._finished_blocks)
         self.tied_ends = TiedEnds(here, self.gossip)
+        self._disk = asyncio.Lock()  # one writes the stage's state at a time
         self._behind = asyncio.Event()  # set while this replica waits for a state further than its own
         self._in_vain = context.presence.run_progress.in_vain  # what was known to be trained in vain
         self._from: frozenset[PeerId] = frozenset()  # then: who has the state, of all that serve the stage
@@ -282,6 +286,7 @@ class ServedStage(StageObserver):
         presence.set_state(record_pb2.NODE_STATE_TRAINING, "ready")
         context.telemetry.event("node.ready", serves=self.stage)
         self._tasks.create_task(self._catching_up())
+        self._tasks.create_task(self._saving())
 
     def _feed(self, samples: Samples) -> None:
         context, presence = self._context, self._context.presence
@@ -373,21 +378,46 @@ class ServedStage(StageObserver):
         """Write the stage to this machine's disk: its whole state, and unless one of more samples is saved there, its
         weights for `swarmnode export`. Raises LocalFault."""
         context, total = self._context, self._context.presence.samples_total
-        saved = context.restorer.saved
-        before, done = saved.newest(self.stage), self.gossip.done
-        state = await context.ports.compute.run(Priority.OUTER, 0, self.replica.snapshot_in_parts)
-        await saved.save(
-            state,
-            context.ports.saving.shapes(context.manifest, self.stage),
-            stage=self.stage,
-            round_index=done,
-            peer=context.me,
-            progress=context.presence.progress.to_wire(),
-            blocks=self._finished_blocks(),
-        )
+        before, done = context.restorer.saved.newest(self.stage), self.gossip.done
+        await self._save_state()
         if before is None or before.checkpoint.samples <= total():
             await context.ports.save(self.replica, self.stage, done, total())
+
+    async def _save_state(self) -> int:
+        """Write the stage's whole state to this machine's disk. Returns its bytes. Raises LocalFault."""
+        context, total = self._context, self._context.presence.samples_total
+        async with self._disk:
+            while True:
+                done, progress = self.gossip.done, context.presence.progress.to_wire()
+                state = await context.ports.compute.run(Priority.OUTER, 0, self.replica.snapshot_in_parts)
+                if self.gossip.done == done:  # else an outer step came in between
+                    break
+            await context.restorer.saved.save(
+                state,
+                context.ports.saving.shapes(context.manifest, self.stage),
+                stage=self.stage,
+                round_index=done,
+                peer=context.me,
+                progress=progress,
+                blocks=self._finished_blocks(),
+            )
         context.telemetry.event("state.saved", round=done, samples_total=total())
+        return sum(section.nbytes for section in state.sections.values())
+
+    async def _saving(self) -> None:
+        """Save the stage again and again, about SAVERS of its replicas each time: where all are killed at once, the run
+        would begin anew, or from an archive. A disk that is full keeps no replica from training."""
+        context, period_s = self._context, SAVE_LEAST_S
+        chance = seeded(context.manifest.seed, "saving", context.me, context.presence.incarnation, self._served_before)
+        while True:
+            await asyncio.sleep(period_s * (0.5 + chance.random()))  # not all at once
+            replicas = len(context.presence.peer_table.swarm().serving(self.stage))
+            if context.presence.status.state != record_pb2.NODE_STATE_TRAINING or chance.random() * replicas >= SAVERS:
+                continue
+            try:
+                period_s = max(SAVE_LEAST_S, await self._save_state() / SAVE_BYTES_PER_S)
+            except LocalFault as fault:
+                context.telemetry.event("state.unsaved", level="warning", reason=str(fault))
 
     # ---- pausing
 

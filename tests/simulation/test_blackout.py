@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 
+from swarmnode.node.served_stage import SAVE_LEAST_S
 from swarmnode.recovery.recovery_source import CLAIM_WAIT_S
 from swarmsim.life import simulate
 from swarmsim.outcome import Outcome
@@ -30,6 +31,15 @@ def test_a_swarm_that_died_goes_on_from_what_is_whole() -> None:
     assert world.trace.by_event["checkpoint.saved"] > 10
     last = max(sim_node.node.samples_total() for sim_node in world.nodes if sim_node.node is not None)
     assert last > world.resumed[1], "the counter goes on"
+
+
+def test_killed_all_at_once_a_run_goes_on_from_what_its_members_had_saved_themselves() -> None:
+    faults = {"blackout": FaultSpec(at_s=(1.5 * SAVE_LEAST_S + 40.0,), count=1 << 20, back_s=20.0)}
+    fleet = tuple(dataclasses.replace(kind, count=6) for kind in read_scenario(find("blackout")).fleet)
+    outcome, world = live(4, faults=faults, seconds=1.5 * SAVE_LEAST_S + 120.0, fleet=fleet, checkpoints=False)
+    assert not outcome.failures, outcome.failures
+    assert not world.trace.by_event["checkpoint.saved"] and world.trace.by_event["state.saved"] >= 6
+    assert world.trace.by_event["state.fresh"] == 6, "all began once"
 
 
 @pytest.mark.nightly
