@@ -185,9 +185,9 @@ class SavedStages:
         blocks: record_pb2.Blocks | None = None,
         piece: bool = False,
     ) -> None:
-        """Write `state`, with `piece` of a stage of the cut before, then delete all but the KEPT saved stages of most
-        samples and this one: a run that began again never takes the place of what was trained before. A piece takes the
-        place of nothing. Raises LocalFault; what was there stays."""
+        """Write `state`, with `piece` of a stage of the cut before, then delete those of its stage with fewer samples,
+        and all but the KEPT saved stages of most samples: a run that began again never takes the place of what was
+        trained before. A piece takes the place of nothing. Raises LocalFault; what was there stays."""
         if self._store is None:
             return
         samples = to_samples(progress)
@@ -199,8 +199,12 @@ class SavedStages:
         place = form.place(self._origins[self._cut].run_id, label)
         await checkpoint_io.save_stage(self._store, place, state, shapes, holding)
         await self.look()
-        for old in [*self.found, *self.pieces][KEPT:] if not piece else ():
-            if old.base != f"{place}/":
+        if piece:
+            return
+        mine = next(at for at, one in enumerate(self.found) if one.base == f"{place}/")
+        for at, old in enumerate([*self.found, *self.pieces]):
+            older = mine < at < len(self.found) and old.checkpoint.parts[0].stage == stage
+            if at != mine and (older or at >= KEPT):
                 for name in sorted(await self._store.names(old.base), key=lambda name: not name.endswith(".json")):
                     await self._store.delete(name)
 

@@ -23,6 +23,7 @@ from swarmnode.recovery import checkpoint as form
 from swarmnode.recovery import checkpoint_io, tensorfile
 from swarmnode.recovery.checkpoint import Checkpoint, Origin
 from swarmnode.recovery.checkpoint_io import ReplicaHoldings
+from swarmnode.recovery.resumption import SavedStages
 from swarmnode.wire import record_pb2
 
 pytestmark = pytest.mark.node  # some seconds
@@ -78,6 +79,29 @@ async def save(
         made = await checkpoint_io.complete(store, origin, label)
     assert made is not None
     return made
+
+
+async def test_a_home_keeps_one_state_of_a_stage_unless_an_older_one_has_more_samples(tmp_path: Path) -> None:
+    """Members save every few minutes: what is superseded takes no disk."""
+    saved = SavedStages(FolderStore(tmp_path), Origin.of(run_of(2), RUN))
+
+    async def samples_kept(stage: int, round_index: int, samples: int) -> list[tuple[int, int]]:
+        await saved.save(
+            state_of(2, stage),
+            shapes_of(2, stage),
+            stage=stage,
+            round_index=round_index,
+            peer=PEERS[0],
+            progress=to_message({PEERS[0]: samples}),
+        )
+        await saved.look()
+        return [(one.checkpoint.parts[0].stage, one.checkpoint.samples) for one in saved.found]
+
+    assert await samples_kept(0, 1, 100) == [(0, 100)]
+    assert await samples_kept(0, 2, 200) == [(0, 200)]
+    assert await samples_kept(1, 3, 300) == [(1, 300), (0, 200)]
+    assert await samples_kept(1, 1, 50) == [(1, 300), (0, 200), (1, 50)], "a run that began again"
+    assert await samples_kept(1, 2, 60) == [(1, 300), (0, 200), (1, 60)]
 
 
 # ---- decisions
