@@ -95,7 +95,7 @@ def in_flight_rate(
 
 def in_flight_needed(manifest: Manifest, fleet: Sequence[MachineKind], share: float = 0.7) -> float:
     """Samples in flight that keep .85 of the machines of `fleet` busy: IN_FLIGHT a machine for each moment of work, and
-    as many for the time on lines [simulated: 24 equal machines at home, and Kleinrock's closed network, `Window`]."""
+    as many for the time on lines [simulated: 24 equal machines at home, and Kleinrock's closed network]."""
     machines = [kind for kind in fleet for _ in range(kind.count)]
     stages = manifest.pipeline.stages
     flop = sum(3.0 * part.cost for part in stages_of(manifest)) * manifest.model.context
