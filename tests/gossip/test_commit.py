@@ -195,35 +195,29 @@ async def test_a_replica_that_stops_in_an_exchange_refuses_its_commit() -> None:
 
 
 @pytest.mark.parametrize("at_s", [0.0, 3.0, 6.0])
-def test_one_that_nobody_waits_for_takes_part_if_it_comes_in_time(at_s: float) -> None:
+@pytest.mark.loop("virtual")
+async def test_one_that_nobody_waits_for_takes_part_if_it_comes_in_time(at_s: float) -> None:
     """The second begins after 3 s; the third, which neither waits for, at `at_s`."""
-
-    async def main() -> None:
-        here = MemoryNetwork()
-        first, second, third = [Party(here, who) for who in WHO]
-        last = third.meet(at_s, CALLER, RESPONDER) if at_s < 6.0 else third.meet(at_s)
-        later = asyncio.ensure_future(last)
-        (one, _), (two, _) = await asyncio.gather(
-            first.meet(0.0, RESPONDER, not_awaited=[THIRD]), second.meet(3.0, CALLER, not_awaited=[THIRD])
-        )
-        assert asyncio.get_running_loop().time() < 4.0, "nobody waits for one that is late"
-        three, _ = await later
-        assert (RESPONDER in one, CALLER in two) == (True, True)
-        in_time = at_s < 6.0
-        assert (THIRD in one, THIRD in two, [*three]) == (in_time, in_time, [CALLER, RESPONDER] * in_time)
-
-    virtual_time.run(main())
+    here = MemoryNetwork()
+    first, second, third = [Party(here, who) for who in WHO]
+    later = asyncio.ensure_future(third.meet(at_s, *[CALLER, RESPONDER] * (at_s < 6.0)))
+    (one, _), (two, _) = await asyncio.gather(
+        first.meet(0.0, RESPONDER, not_awaited=[THIRD]), second.meet(3.0, CALLER, not_awaited=[THIRD])
+    )
+    assert asyncio.get_running_loop().time() < 4.0, "nobody waits for one that is late"
+    three, _ = await later
+    assert (RESPONDER in one, CALLER in two) == (True, True)
+    in_time = at_s < 6.0
+    assert (THIRD in one, THIRD in two, [*three]) == (in_time, in_time, [CALLER, RESPONDER] * in_time)
 
 
-def test_one_that_nobody_waits_for_cannot_hold_a_round_up_by_never_committing() -> None:
-    async def main() -> None:
-        party = Party(MemoryNetwork(), WHO[1])
-        packet = WireTensor("u8", (NBYTES,), bytearray(NBYTES))
-        call = Call(wire.Request(run_id=RUN, exchange=wire.Exchange(round=1, stage=1, samples=8)), [packet])
-        met, answer = await asyncio.gather(
-            party.meet(0.0, not_awaited=[CALLER]), party.gossip.exchanges.serve_exchange(CALLER, call)
-        )
-        assert answer.tensors and not met[0]
-        assert asyncio.get_running_loop().time() < TIMEOUT_S
-
-    virtual_time.run(main())
+@pytest.mark.loop("virtual")
+async def test_one_that_nobody_waits_for_cannot_hold_a_round_up_by_never_committing() -> None:
+    party = Party(MemoryNetwork(), WHO[1])
+    packet = WireTensor("u8", (NBYTES,), bytearray(NBYTES))
+    call = Call(wire.Request(run_id=RUN, exchange=wire.Exchange(round=1, stage=1, samples=8)), [packet])
+    met, answer = await asyncio.gather(
+        party.meet(0.0, not_awaited=[CALLER]), party.gossip.exchanges.serve_exchange(CALLER, call)
+    )
+    assert answer.tensors and not met[0]
+    assert asyncio.get_running_loop().time() < TIMEOUT_S

@@ -163,7 +163,7 @@ async def test_a_replica_that_was_met_is_asked_first() -> None:
         assert given == known
 
 
-@pytest.mark.node  # it waits for seconds
+@pytest.mark.loop("virtual")
 async def test_a_final_delta_that_no_replica_takes_is_reported() -> None:
     quiet = Quiet()
     us = MemoryTransport(MemoryNetwork(), Identity.of_seed(b"1" * 32).peer_id, RUN, telemetry=quiet)

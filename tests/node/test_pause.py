@@ -11,7 +11,7 @@ from swarmnode.node.limits import Limits, SensorReading, change
 from swarmnode.node.pause import PauseControl, StageSlot
 from swarmnode.node.regulator import Regulator
 from swarmnode.wire import record_pb2
-from swarmsim.virtual_time import VirtualLoop
+from tests.support.fake_telemetry import Quiet
 from tests.support.village import Villager, manifest, village
 
 NOON = 1_700_000_000 // 86_400 * 86_400 + 43_200
@@ -94,50 +94,41 @@ class FakePresence:
         self.said.append((asyncio.get_running_loop().time(), state))
 
 
-def test_hours_and_people_on_the_simulated_clock() -> None:
+@pytest.mark.loop("virtual")
+async def test_hours_and_people_on_the_simulated_clock() -> None:
     """Two days: hours 22-07, a snooze at night; every change of state within a second of when it is due."""
-
-    async def body() -> None:
-        from tests.support.fake_telemetry import Quiet
-
-        presence, quiet = FakePresence(), Quiet()
-        pause_control = PauseControl(presence, StageSlot(), quiet)  # type: ignore[arg-type]
-        regulator = Regulator(change(Limits(), {"hours": "22-07"}), Sky(), pause_control, presence, quiet)  # type: ignore[arg-type]
-        with pytest.raises(Unavailable, match="starting"):
-            regulator.pause(0, "too early")
-        async with asyncio.TaskGroup() as tasks:
-            running = tasks.create_task(regulator.run())
-            await asyncio.sleep(5)
-            assert presence.allowance is not None and presence.allowance.resumes_unix_s == NOON + 10 * 3600
-            await asyncio.sleep(11 * 3600)  # 23:00
-            regulator.pause(3600, "snoozed")
-            assert not regulator.verdict.running and regulator.verdict.reason == "snoozed"
-            await asyncio.sleep(2 * 3600)  # 01:00
-            regulator.pause(0, "asked to")
-            await asyncio.sleep(3600)
-            regulator.resume()
-            await asyncio.sleep(86_400)
-            regulator.change({"hours": "none"})
-            await asyncio.sleep(2)
-            with pytest.raises(ValueError, match="hours"):
-                regulator.change({"hours": "noon"})
-            running.cancel()
-        paused, trains_ = record_pb2.NODE_STATE_PAUSED, record_pb2.NODE_STATE_TRAINING
-        due = [
-            (0, paused),
-            (10, trains_),  # 22:00
-            (11, paused),  # snoozed at 23:00
-            (12, trains_),
-            (13, paused),  # asked to at 01:00
-            (14, trains_),
-            (19, paused),  # 07:00
-            (34, trains_),  # 22:00 of the next day
-        ]
-        for (at_s, state), (hour, wanted) in zip(presence.said, due, strict=True):
-            assert state == wanted and abs(at_s - hour * 3600) <= 12, (presence.said, due)
-
-    loop = VirtualLoop()
-    try:
-        loop.run_until_complete(body())
-    finally:
-        loop.close()
+    presence, quiet = FakePresence(), Quiet()
+    pause_control = PauseControl(presence, StageSlot(), quiet)  # type: ignore[arg-type]
+    regulator = Regulator(change(Limits(), {"hours": "22-07"}), Sky(), pause_control, presence, quiet)  # type: ignore[arg-type]
+    with pytest.raises(Unavailable, match="starting"):
+        regulator.pause(0, "too early")
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(regulator.run())
+        await asyncio.sleep(5)
+        assert presence.allowance is not None and presence.allowance.resumes_unix_s == NOON + 10 * 3600
+        await asyncio.sleep(11 * 3600)  # 23:00
+        regulator.pause(3600, "snoozed")
+        assert not regulator.verdict.running and regulator.verdict.reason == "snoozed"
+        await asyncio.sleep(2 * 3600)  # 01:00
+        regulator.pause(0, "asked to")
+        await asyncio.sleep(3600)
+        regulator.resume()
+        await asyncio.sleep(86_400)
+        regulator.change({"hours": "none"})
+        await asyncio.sleep(2)
+        with pytest.raises(ValueError, match="hours"):
+            regulator.change({"hours": "noon"})
+        running.cancel()
+    paused, trains_ = record_pb2.NODE_STATE_PAUSED, record_pb2.NODE_STATE_TRAINING
+    due = [
+        (0, paused),
+        (10, trains_),  # 22:00
+        (11, paused),  # snoozed at 23:00
+        (12, trains_),
+        (13, paused),  # asked to at 01:00
+        (14, trains_),
+        (19, paused),  # 07:00
+        (34, trains_),  # 22:00 of the next day
+    ]
+    for (at_s, state), (hour, wanted) in zip(presence.said, due, strict=True):
+        assert state == wanted and abs(at_s - hour * 3600) <= 12, (presence.said, due)

@@ -15,7 +15,6 @@ from swarmnode.transport.throttle import OVERHEAD, Pacer
 from swarmnode.uplink_scheduler import SPAN_S
 from swarmnode.wire import call_pb2 as wire
 from swarmnode.wire import record_pb2
-from swarmsim.virtual_time import VirtualLoop
 from tests.support.libp2p_node import node
 from tests.support.transport_contract import MIB, echo, process, tensor
 
@@ -25,33 +24,27 @@ RATE = 40e6  # bits a second
 
 
 @pytest.mark.parametrize("tasks", [1, 7])
-def test_a_pacer_keeps_its_rate_whoever_asks(tasks: int) -> None:
-    async def body() -> None:
-        pacer = Pacer()
-        pacer.bps = 20e6
-        loop = asyncio.get_running_loop()
-        passed = 0
+@pytest.mark.loop("virtual")
+async def test_a_pacer_keeps_its_rate_whoever_asks(tasks: int) -> None:
+    pacer = Pacer()
+    pacer.bps = 20e6
+    loop = asyncio.get_running_loop()
+    passed = 0
 
-        async def stream() -> None:
-            nonlocal passed
-            while loop.time() < 30:
-                await pacer.spend(pacer.piece_nbytes)
-                passed += pacer.piece_nbytes
+    async def stream() -> None:
+        nonlocal passed
+        while loop.time() < 30:
+            await pacer.spend(pacer.piece_nbytes)
+            passed += pacer.piece_nbytes
 
-        async with asyncio.TaskGroup() as group:
-            for _ in range(tasks):
-                group.create_task(stream())
-        assert passed * 8 * OVERHEAD / loop.time() == pytest.approx(20e6, rel=0.01)
-        pacer.bps = None
-        before = loop.time()
-        await pacer.spend(1 << 40)
-        assert loop.time() == before
-
-    loop = VirtualLoop()
-    try:
-        loop.run_until_complete(body())
-    finally:
-        loop.close()
+    async with asyncio.TaskGroup() as group:
+        for _ in range(tasks):
+            group.create_task(stream())
+    assert passed * 8 * OVERHEAD / loop.time() == pytest.approx(20e6, rel=0.01)
+    pacer.bps = None
+    before = loop.time()
+    await pacer.spend(1 << 40)
+    assert loop.time() == before
 
 
 @pytest.mark.live

@@ -5,26 +5,18 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 import pytest
 
 from swarmnode.errors import Unavailable
 from swarmnode.uplink_scheduler import BULK_BYTES, WAIT_SHARE, UplinkScheduler
-from swarmsim.virtual_time import VirtualLoop
+
+pytestmark = pytest.mark.loop("virtual")
 
 MBIT = 1e6 / 8
 MESSAGE = 8_000_000
 STEP_S = 0.01
-
-
-def in_virtual_time(main: Callable[[], Awaitable[None]]) -> None:
-    loop = VirtualLoop()
-    try:
-        loop.run_until_complete(main())  # type: ignore[arg-type]
-    finally:
-        loop.close()
 
 
 @dataclass(eq=False)
@@ -60,55 +52,48 @@ class Line:
                     flow.gone.set_result(None)
 
 
-def use(line: Line, limits: list[float], seconds: float = 300.0) -> tuple[float, float]:
+async def use(line: Line, limits: list[float], seconds: float = 300.0) -> tuple[float, float]:
     """Who sends MESSAGE after MESSAGE, a task for each of `limits`: (share of the line used, flows at a time) after a
     minute."""
-    used = flows = 0.0
+    scheduler = UplinkScheduler(lambda: int(line.moved))
 
-    async def main() -> None:
-        nonlocal used, flows
-        scheduler = UplinkScheduler(lambda: int(line.moved))
+    async def send(limit: float) -> None:
+        while True:
+            async with scheduler.turn(MESSAGE, math.inf):
+                await line.send(MESSAGE, limit)
 
-        async def send(limit: float) -> None:
-            while True:
-                async with scheduler.turn(MESSAGE, math.inf):
-                    await line.send(MESSAGE, limit)
-
-        tasks = [asyncio.ensure_future(line.run()), *(asyncio.ensure_future(send(limit)) for limit in limits)]
-        await asyncio.sleep(60.0)
-        before, counts = line.moved, []
-        for _ in range(int(seconds)):
-            await asyncio.sleep(1.0)
-            counts.append(len(line.flows))
-        used, flows = (line.moved - before) / (line.rate * seconds), sum(counts) / len(counts)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-    in_virtual_time(main)
-    return used, flows
+    tasks = [asyncio.ensure_future(line.run()), *(asyncio.ensure_future(send(limit)) for limit in limits)]
+    await asyncio.sleep(60.0)
+    before, counts = line.moved, []
+    for _ in range(int(seconds)):
+        await asyncio.sleep(1.0)
+        counts.append(len(line.flows))
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    return (line.moved - before) / (line.rate * seconds), sum(counts) / len(counts)
 
 
-def test_where_one_fills_the_line_they_go_one_after_the_other() -> None:
-    used, flows = use(Line(50 * MBIT), [math.inf] * 16)
+async def test_where_one_fills_the_line_they_go_one_after_the_other() -> None:
+    used, flows = await use(Line(50 * MBIT), [math.inf] * 16)
     assert used > 0.99
     assert flows < 1.2
 
 
-def test_where_none_fills_the_line_so_many_go_that_they_do() -> None:
-    used, flows = use(Line(1000 * MBIT), [50 * MBIT] * 40)
+async def test_where_none_fills_the_line_so_many_go_that_they_do() -> None:
+    used, flows = await use(Line(1000 * MBIT), [50 * MBIT] * 40)
     assert used > 0.88
     assert 17.0 < flows < 26.0
 
 
-def test_a_hanging_receiver_delays_no_other() -> None:
-    used, flows = use(Line(50 * MBIT), [0.0] * 6 + [math.inf] * 6)
+async def test_a_hanging_receiver_delays_no_other() -> None:
+    used, flows = await use(Line(50 * MBIT), [0.0] * 6 + [math.inf] * 6)
     assert used > 0.9
     assert flows < 6 + 2.0
 
 
 @pytest.mark.parametrize("was", [20.0, 200.0])
-def test_a_line_that_gets_faster_or_slower_stays_full(was: float) -> None:
+async def test_a_line_that_gets_faster_or_slower_stays_full(was: float) -> None:
     line = Line(was * MBIT)
 
     async def change() -> None:
@@ -121,57 +106,47 @@ def test_a_line_that_gets_faster_or_slower_stays_full(was: float) -> None:
         await asyncio.gather(run(), change())
 
     line.run = runs  # type: ignore[method-assign]
-    used, _ = use(line, [math.inf] * 16)
+    used, _ = await use(line, [math.inf] * 16)
     assert used > 0.99
 
 
-def test_the_order_is_that_of_coming_and_what_is_urgent_goes_first() -> None:
-    async def main() -> None:
-        scheduler, order = UplinkScheduler(), list[str]()
+async def test_the_order_is_that_of_coming_and_what_is_urgent_goes_first() -> None:
+    scheduler, order = UplinkScheduler(), list[str]()
 
-        async def send(label: str, urgent: bool) -> None:
-            await scheduler.take(MESSAGE, 100.0, urgent=urgent)
-            order.append(label)
-            await asyncio.sleep(1.0)
-            scheduler.give(MESSAGE)
+    async def send(label: str, urgent: bool) -> None:
+        await scheduler.take(MESSAGE, 100.0, urgent=urgent)
+        order.append(label)
+        await asyncio.sleep(1.0)
+        scheduler.give(MESSAGE)
 
-        async with asyncio.TaskGroup() as group:
-            for label in ("first", "request", "request", "urgent", "urgent"):
-                group.create_task(send(label, label == "urgent"))
-        assert order == ["first", "urgent", "urgent", "request", "request"]
-        assert asyncio.get_running_loop().time() == pytest.approx(5.0)
-
-    in_virtual_time(main)
+    async with asyncio.TaskGroup() as group:
+        for label in ("first", "request", "request", "urgent", "urgent"):
+            group.create_task(send(label, label == "urgent"))
+    assert order == ["first", "urgent", "urgent", "request", "request"]
+    assert asyncio.get_running_loop().time() == pytest.approx(5.0)
 
 
-def test_small_messages_take_no_turn() -> None:
-    async def main() -> None:
-        scheduler = UplinkScheduler()
-        await scheduler.take(MESSAGE, 1.0)
-        assert await scheduler.take(BULK_BYTES, 1.0) == 0.0
-        scheduler.give(BULK_BYTES)
-        with pytest.raises(Unavailable, match="our own uplink was busy"):
-            await scheduler.take(BULK_BYTES + 1, 1.0)
-        assert asyncio.get_running_loop().time() == pytest.approx(WAIT_SHARE)
-
-    in_virtual_time(main)
+async def test_small_messages_take_no_turn() -> None:
+    scheduler = UplinkScheduler()
+    await scheduler.take(MESSAGE, 1.0)
+    assert await scheduler.take(BULK_BYTES, 1.0) == 0.0
+    scheduler.give(BULK_BYTES)
+    with pytest.raises(Unavailable, match="our own uplink was busy"):
+        await scheduler.take(BULK_BYTES + 1, 1.0)
+    assert asyncio.get_running_loop().time() == pytest.approx(WAIT_SHARE)
 
 
-def test_a_cancelled_sender_keeps_no_turn() -> None:
+async def test_a_cancelled_sender_keeps_no_turn() -> None:
     """Cancelled while it waits, or in the very moment its turn comes."""
-
-    async def main() -> None:
-        scheduler = UplinkScheduler()
-        await scheduler.take(MESSAGE, 10.0)
-        waiting, granted, after = (asyncio.ensure_future(scheduler.take(MESSAGE, 10.0)) for _ in range(3))
-        await asyncio.sleep(1.0)
-        waiting.cancel()
-        await asyncio.sleep(1.0)
-        scheduler.give(MESSAGE)
-        granted.cancel()  # it has its turn, and has not run since
-        assert await after == pytest.approx(2.0)
-        assert granted.cancelled()
-        scheduler.give(MESSAGE)
-        assert await scheduler.take(MESSAGE, 10.0) == 0.0
-
-    in_virtual_time(main)
+    scheduler = UplinkScheduler()
+    await scheduler.take(MESSAGE, 10.0)
+    waiting, granted, after = (asyncio.ensure_future(scheduler.take(MESSAGE, 10.0)) for _ in range(3))
+    await asyncio.sleep(1.0)
+    waiting.cancel()
+    await asyncio.sleep(1.0)
+    scheduler.give(MESSAGE)
+    granted.cancel()  # it has its turn, and has not run since
+    assert await after == pytest.approx(2.0)
+    assert granted.cancelled()
+    scheduler.give(MESSAGE)
+    assert await scheduler.take(MESSAGE, 10.0) == 0.0
