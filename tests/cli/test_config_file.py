@@ -9,6 +9,7 @@ import pytest
 
 from swarmnode.cli.main import main
 from swarmnode.cli.option import config_file
+from swarmnode.untrusted_text import readable
 
 
 @pytest.fixture
@@ -101,3 +102,8 @@ def test_text_of_a_peer_does_nothing_to_the_terminal(here: Path, capsys: pytest.
     assert main(["logs", "--home", str(here)]) == 0
     out = capsys.readouterr().out
     assert "[2J" in out and all(line.isprintable() for line in out.splitlines())
+
+
+def test_a_models_words_move_no_cursor() -> None:
+    """What a stranger's model says may be an escape sequence, such as one that writes to the clipboard."""
+    assert readable("a\tb\n\x1b]52;c;cm0gLXJm\x07\x9b2J\u202eé") == "a\tb\n ]52;c;cm0gLXJm  2J é"

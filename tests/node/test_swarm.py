@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections import Counter
 from dataclasses import replace
 
 import pytest
 import torch
 
+from swarmnode.ids import PeerId
+from swarmnode.manifest import ModelSpec
 from swarmnode.metrics import name
 from swarmnode.model.stage import StageReplica
+from swarmnode.ports import Answer, Call
 from swarmnode.wire import record_pb2
 from tests.node.test_documents import Documents, documents
-from tests.support.village import Numbers, losses, manifest, village
+from tests.support.village import TINY, Numbers, Village, Villager, losses, manifest, told, village
 
 
 async def test_a_swarm_trains_meets_and_leaves() -> None:
@@ -48,10 +53,10 @@ async def test_a_late_joiner_downloads_receives_a_round_and_serves() -> None:
         joiner = v.add(None)
         await v.until(lambda: joiner.node.state == record_pb2.NODE_STATE_TRAINING, "the joiner serves")
         assert joiner.node.stage in (1, 2), "the two stages with one replica are the needy ones"
-        states = [fields["state"] for event, fields in joiner.quiet.events if event == "node.state"]
+        states = [fields["state"] for fields in told(joiner, "node.state")]
         assert states[:2] == ["joining", "syncing"]
         assert "training" in states
-        assert any(event == "state.downloaded" for event, _ in joiner.quiet.events)
+        assert told(joiner, "state.downloaded")
         hop = joiner.served.hop
         assert hop is not None
         await v.until(lambda: hop.samples > 0, "the joiner trains")
@@ -96,3 +101,62 @@ async def test_one_replica_a_stage_without_gossip_is_single_process_adamw(text: 
     for each, replica in zip(alone, replicas, strict=True):
         assert replica is not None and replica.inner_steps == steps
         torch.testing.assert_close(replica.stage.theta, each.theta, rtol=0, atol=1e-5)
+
+
+def chosen(person: Villager) -> list[object]:
+    return [fields["serves"] for fields in told(person, "stage.chosen")]
+
+
+@pytest.mark.parametrize(("joiners", "stages"), [(3, 3), (6, 3), (12, 4)])
+async def test_joiners_at_once_take_all_stages_evenly(joiners: int, stages: int) -> None:
+    run = manifest(stages=stages)
+    model: ModelSpec = replace(TINY, layers=stages)
+    async with village(replace(run, model=model)) as v:
+        people = [v.add(None) for _ in range(joiners)]
+        await v.until(lambda: all(map(chosen, people)), "all have chosen")
+        assert Counter(chosen(p)[0] for p in people) == dict.fromkeys(range(stages), joiners // stages)
+
+
+async def test_one_that_joins_later_goes_where_nobody_is() -> None:
+    async with village(manifest(stages=3)) as v:
+        first = [v.add(None), v.add(None)]
+        await v.until(lambda: all(map(chosen, first)), "two have chosen")
+        later = v.add(None)
+        await v.until(lambda: bool(chosen(later)), "the third has chosen")
+        assert sorted(map(str, (chosen(p)[0] for p in [*first, later]))) == ["0", "1", "2"]
+
+
+def bans(v: Village, of: Villager) -> list[str]:
+    said = [fields for person in v.people for fields in told(person, "peer.banned")]
+    return [str(fields["reason"]) for fields in said if fields["peer"] == of.node.me]
+
+
+async def test_a_node_that_answers_pings_and_nothing_else_is_banned_and_comes_back() -> None:
+    async def never(peer: PeerId, call: Call) -> Answer:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async with village(manifest(), stages=(0, 1, 2, 0, 1, 2)) as v:
+        await v.fed(128)
+        gray = v.people[1]
+        hop, handlers = gray.served.hop, dict(gray.served.handlers())
+        gray.served.handlers = lambda: {**handlers, "process": never}  # type: ignore[method-assign]
+        await v.until(lambda: bool(bans(v, gray)), "the gray node is banned")
+        assert any("answers pings" in reason for reason in bans(v, gray)), bans(v, gray)
+        await v.trains(128, "the others train on")
+        gray.served.handlers = lambda: handlers  # type: ignore[method-assign]
+        samples = hop.samples
+        await v.until(lambda: hop.samples > samples, "it gets work again when it works again")
+
+
+async def test_the_last_validation_outlives_the_stage() -> None:
+    async with village(manifest(stages=2)) as v:
+        feeder = v.add(0)
+        v.add(1)
+        await v.until(lambda: (feeder.node.stage_status().loss_validation_samples) > 0, "it validates")
+        before = feeder.node.stage_status()
+        await v.leave()
+        after = feeder.node.stage_status()
+        assert feeder.node.served is None and after.loss_train is None
+        assert after.loss_validation_first == before.loss_validation_first
+        assert after.loss_validation is not None and after.loss_validation_samples >= before.loss_validation_samples

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from swarmnode.ids import PeerId
 from swarmnode.manifest import InnerSpec, LimitsSpec, Manifest, PipelineSpec
 from swarmnode.membership.swarm import SERVING, Member, Swarm
+from swarmnode.node.membership_handlers import probing
 from swarmnode.pipeline.microbatch_size import (
     BETTER,
     REVIEW,
@@ -21,6 +22,9 @@ from swarmnode.pipeline.microbatch_size import (
     throughput,
     window_limit,
 )
+from swarmnode.ports import Priority
+from tests.support import tiny_model
+from tests.support.fake_telemetry import Quiet
 
 CPU = SampleRates({1: 134.0, 2: 158.0, 4: 184.0, 8: 187.0})  # measured: the demo's inner stage on one thread
 LARGE = SampleRates({1: 0.97, 2: 0.99, 4: 1.0})  # a sample keeps the device busy by itself
@@ -148,3 +152,26 @@ def test_a_swarm_with_few_samples_in_flight_says_what_would_keep_its_machines_at
     alone = slowness(run(batch=64), six, 5.0)
     assert alone is not None and "one of its machines alone would do" in alone[0] and "plan --search" in alone[1]
     assert slowness(run(), six[:2], 1.0) is None, "a stage is empty"
+
+
+class QuickDevice:
+    """A device that needs far less than a millisecond, which is as fine as the loop's clock may be."""
+
+    waiting = 0
+
+    def __init__(self) -> None:
+        self.worked_s = 0.0
+
+    async def run(self, priority: Priority, samples: int, work: object) -> None:
+        self.worked_s += 2e-5 + 1e-5 * samples
+
+
+async def test_a_quick_device_is_measured_by_its_own_clock() -> None:
+    run = tiny_model.manifest(stages=3)
+    known = list[SampleRates]()
+    await probing(None, run, 1, lambda *arguments: None, QuickDevice(), Quiet(), known.append)  # type: ignore[arg-type]
+    rates = known[0]
+    largest = max(rates.measured)
+    assert largest == run.inner.microbatch > 1
+    for samples, rate in rates.measured.items():
+        assert rate == pytest.approx(samples / (3.0 * (2e-5 + 1e-5 * samples)))

@@ -1,5 +1,7 @@
-"""The ladder of ways to a stage's state, against its words; keepers and builders agreed on by everybody."""
+"""The ladder of ways to a stage's state, against its words; keepers and builders agreed on by everybody; whom a joiner
+asks for a state."""
 
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -19,6 +21,7 @@ from swarmnode.recovery.recovery_source import (
     RecoverySource,
     RecoveryView,
     choose_source,
+    donors_of,
     first_builder,
     keeps,
     latest,
@@ -227,3 +230,23 @@ def test_a_run_that_somebody_remembers_is_not_begun_from_the_seed() -> None:
     assert choose_source(replace(late, unanswered=True), RecoverySpec())[0] is RecoverySource.FRESH
     here = replace(alone, claimed=4640, samples_total=4600, round_now=30, donors=(PeerId("b"),))
     assert choose_source(here, RecoverySpec())[0] is RecoverySource.REPLICA
+
+
+def announcing(**speeds: float) -> Swarm:
+    state = record_pb2.NODE_STATE_TRAINING
+    return Swarm.of([Member(PeerId(name), 0, state, 1, 1e12, speed, 0, 0) for name, speed in speeds.items()], 1)
+
+
+def test_to_announce_more_brings_nobody_forward() -> None:
+    here = announcing(a=2.0, b=3.0, liar=1e9, c=2.5)
+    first = Counter(donors_of(here, 0, PeerId(f"joiner{number}"))[0] for number in range(400))
+    assert set(first) == {"a", "b", "c", "liar"} and max(first.values()) < 150
+
+
+def test_a_joiner_asks_in_the_same_order_again_and_the_slow_last() -> None:
+    here = announcing(a=2.0, b=3.0, slow=0.4, c=2.5, unknown=0.0)
+    for number in range(50):
+        found = donors_of(here, 0, PeerId(f"joiner{number}"))
+        assert set(found[-2:]) == {"slow", "unknown"} and found == donors_of(here, 0, PeerId(f"joiner{number}"))
+    assert donors_of(here, 0, PeerId("a")) == donors_of(announcing(b=3.0, slow=0.4, c=2.5, unknown=0.0), 0, PeerId("a"))
+    assert donors_of(announcing(), 0, PeerId("a")) == ()

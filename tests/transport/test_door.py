@@ -1,4 +1,5 @@
-"""The door of the real transport: who may not take part is told why, before anything longer than a pass is read."""
+"""The door of the real transport: who may not take part is told why, before anything longer than a pass is read; and
+no peer has more of its calls of the DHT verified than its share."""
 
 from __future__ import annotations
 
@@ -9,22 +10,28 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from swarmnode import owner
-from swarmnode.errors import Forbidden, RemoteFault, Unavailable
+from swarmnode.errors import Busy, Forbidden, RemoteFault, Unavailable
 from swarmnode.identity import Identity
 from swarmnode.ids import PeerId
 from swarmnode.membership.access import AccessList, AccessRules, sign_access_list, sign_grant, sign_pass
 from swarmnode.membership.admission import Admission
+from swarmnode.remembered import REMEMBERED_MAX
 from swarmnode.token_bucket import TokenBucket
 from swarmnode.transport import frame
 from swarmnode.transport.frame import FrameKind
 from swarmnode.transport.libp2p import Libp2pTransport
 from swarmnode.transport.stranger_limit import (
+    ALL_BURST,
     ALL_IDLE_CALLS_BURST,
+    ALL_PER_S,
     BROKEN_BURST,
     BROKEN_PER_S,
     CALLS_BURST,
     DROPPED_MAX,
     IDLE_CALLS_PER_S,
+    KEYS_BURST,
+    KEYS_PER_S,
+    DhtLimit,
     StrangerRateLimiter,
 )
 from swarmnode.wire import access_pb2
@@ -174,3 +181,41 @@ def test_ten_thousand_keys_are_no_memory() -> None:
     answered = sum(stranger_limit.stranger(PeerId(f"peer-{number}"), number / 1000) for number in range(10_000))
     assert answered <= 64 + 20 * 10 + 1, "all strangers together have one rate"
     assert len(stranger_limit._refusals) <= 4096
+
+
+def test_a_peer_and_all_peers_together_have_their_rates() -> None:
+    limit = DhtLimit()
+    assert limit.take("one", int(KEYS_BURST), 0.0) and not limit.take("one", 1, 0.0)
+    assert limit.take("other", 1, 0.0), "a flood of one peer costs others nothing"
+    assert sum(limit.take("one", 1, 10.0) for _ in range(2 * int(10 * KEYS_PER_S))) == 10 * KEYS_PER_S
+    keys = [limit.take(f"key {number}", 1, 10.0) for number in range(2 * int(ALL_BURST))]
+    assert sum(keys) <= ALL_BURST + 10.0 * ALL_PER_S and not keys[-1]
+
+
+def test_it_remembers_a_bounded_number_of_peers() -> None:
+    limit = DhtLimit()
+    for number in range(2 * REMEMBERED_MAX):
+        limit.take(number, 0, 1e6 * number)
+    assert len(limit._budget) == REMEMBERED_MAX
+
+
+class Context:
+    remote_id = "one"
+
+
+class Store:
+    keys = (b"key",) * int(KEYS_BURST)
+
+
+async def test_beyond_it_the_handler_is_not_reached() -> None:
+    served = []
+
+    async def handler(request: Store, context: Context) -> str:
+        served.append(request)
+        return "stored"
+
+    limited = DhtLimit().limited(handler)
+    assert await limited(Store(), Context()) == "stored"
+    with pytest.raises(Busy):
+        await limited(Store(), Context())
+    assert len(served) == 1
