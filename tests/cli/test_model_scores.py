@@ -12,7 +12,6 @@ from click.testing import CliRunner
 
 from swarmnode.cli.generate import before
 from swarmnode.cli.main import cli, main
-from swarmnode.data.chat_template import ChatTemplate
 from swarmnode.data.root import DataRoot
 from swarmnode.errors import ManifestError, NotPermitted
 from swarmnode.local.evaluation import read_text
@@ -20,7 +19,7 @@ from swarmnode.manifest import EvaluationSpec, Manifest, PipelineSpec
 from swarmnode.manifest.text import parse
 from swarmnode.model.export import write_model
 from swarmnode.model.stage import StageReplica
-from swarmnode.recovery.archive import Score, Scores
+from swarmnode.recovery.archive import Scores
 from tests.support.tiny_model import TINY
 
 PROMPTS = ("the quick", "a dog")
@@ -101,27 +100,12 @@ def test_a_bad_list_gets_one_line(lines: str, what: str) -> None:
         parse(f"[evaluation]\n{lines}\n", "run.toml")
 
 
-def test_a_manifest_without_lists_measures_nothing_more() -> None:
-    assert parse("", "run.toml").evaluation == EvaluationSpec()
-
-
-def test_scores_survive_json() -> None:
-    scores = Scores((Score("a", "acc", 0.5),), (("p", "t"),), ("x: y",))
-    assert Scores.of_json(json.loads(json.dumps(scores.to_json()))) == scores
-
-
 @pytest.mark.parametrize(
     ("tokens", "end", "wanted"),
     [([1, 2, 8, 9, 3], [8, 9], [1, 2]), ([1, 8, 8, 9], [8, 9], [1, 8]), ([1, 8], [8, 9], [1, 8]), ([4, 5], [], [4, 5])],
 )
 def test_an_answer_ends_before_the_text_that_closes_it(tokens: list[int], end: list[int], wanted: list[int]) -> None:
     assert list(before(iter(tokens), end)) == wanted
-
-
-def test_a_template_says_how_to_ask_and_what_ends_an_answer() -> None:
-    text, end = ChatTemplate().render_prompt([{"role": "user", "content": "hello"}])
-    assert text == "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n"
-    assert end == "<|im_end|>"
 
 
 def test_chat_answers_each_line(model: Path) -> None:

@@ -30,6 +30,15 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
+@pytest.fixture
+def theirs(tmp_path: Path, cache: Path) -> Compiled:
+    """What somebody else has built and would have us load."""
+    (tmp_path / "theirs").mkdir()
+    made = compiled(tmp_path / "theirs", THEIRS)
+    assert made.build()
+    return made
+
+
 def test_it_is_built_for_this_user_alone(tmp_path: Path, cache: Path) -> None:
     before = os.umask(0)
     try:
@@ -55,12 +64,9 @@ def test_a_folder_that_others_can_write_is_not_looked_into(tmp_path: Path, cache
 
 
 @pytest.mark.parametrize("mode", [0o757, 0o775, 0o777, 0o602])
-def test_a_file_that_others_can_write_is_built_anew(tmp_path: Path, cache: Path, mode: int) -> None:
+def test_a_file_that_others_can_write_is_built_anew(tmp_path: Path, theirs: Compiled, mode: int) -> None:
     what = compiled(tmp_path)
     assert what.build()
-    (tmp_path / "theirs").mkdir()
-    theirs = compiled(tmp_path / "theirs", THEIRS)
-    assert theirs.build()
     what.path().write_bytes(theirs.path().read_bytes())
     what.path().chmod(mode)
     assert Library(what, load, 0).best() == 0
@@ -68,12 +74,9 @@ def test_a_file_that_others_can_write_is_built_anew(tmp_path: Path, cache: Path,
     assert library.build() and library.best() == OURS
 
 
-def test_links_are_not_followed(tmp_path: Path, cache: Path) -> None:
+def test_links_are_not_followed(tmp_path: Path, theirs: Compiled) -> None:
     what = compiled(tmp_path)
     assert what.build()
-    (tmp_path / "theirs").mkdir()
-    theirs = compiled(tmp_path / "theirs", THEIRS)
-    assert theirs.build()
     what.path().unlink()
     what.path().symlink_to(theirs.path())
     assert Library(what, load, 0).best() == 0
@@ -95,13 +98,10 @@ def test_a_kernel_of_another_user_is_not_loaded(tmp_path: Path, cache: Path, wha
     assert what.build() == (what_is_theirs == "file")
 
 
-def test_the_checked_file_is_the_loaded_one(tmp_path: Path, cache: Path) -> None:
+def test_the_checked_file_is_the_loaded_one(tmp_path: Path, theirs: Compiled) -> None:
     """Between the look and the load somebody puts another file in its place."""
     what = compiled(tmp_path)
     assert what.build()
-    (tmp_path / "theirs").mkdir()
-    theirs = compiled(tmp_path / "theirs", THEIRS)
-    assert theirs.build()
 
     def swapped(path: Path) -> int:
         os.replace(theirs.path(), what.path())

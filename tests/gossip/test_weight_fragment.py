@@ -68,6 +68,9 @@ def test_every_part_of_a_model_is_in_each_fragment(of: int) -> None:
 def test_the_recursion_holds_for_a_rounds_fragment_and_nothing_else_moves(
     count: int, of: int, alpha: float, beta: float, gamma: float | None, size: int | None, seed: int
 ) -> None:
+    """mean(m) <- alpha mean(m) + beta mean(D); mean(phi) <- mean(phi) + mean(m), whoever meets whom, odd counts too: of
+    whole packets (`of` 1) and of fragments. It needs groups in which all have equal weight, lone ones included; gamma
+    None is gamma = beta (theta alone)."""
     replicas = [
         NoLoCo(random(SIZE, seed + i), Fp64(), alpha, beta, beta if gamma is None else gamma, of) for i in range(count)
     ]

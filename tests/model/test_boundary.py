@@ -28,12 +28,11 @@ def normal(shape: tuple[int, ...], seed: int = 0) -> torch.Tensor:
 )
 @settings(max_examples=30)
 def test_error_is_bounded_and_bytes_are_the_formula(batch: int, length: int, width: int, exponent: int) -> None:
-    kind = "int8"
     x = normal((batch, length, width), exponent) * 2.0**exponent
-    wire = encode_boundary(x, kind)
-    assert (wire.codec, wire.dtype, wire.shape) == (kind, "f32", (batch, length, width))
-    assert wire.nbytes == boundary_nbytes(kind, batch * length, width)
-    out = decode_boundary(wire, kind, (batch, length, width), "x").float()
+    wire = encode_boundary(x, "int8")
+    assert (wire.codec, wire.dtype, wire.shape) == ("int8", "f32", (batch, length, width))
+    assert wire.nbytes == boundary_nbytes("int8", batch * length, width)
+    out = decode_boundary(wire, "int8", (batch, length, width), "x").float()
     for start in range(0, width, 64):
         part, got = x[..., start : start + 64], out[..., start : start + 64]
         most = part.abs().amax(2, keepdim=True)
@@ -73,17 +72,15 @@ def test_layout_is_frozen() -> None:
     ],
 )
 def test_malformed_activations_are_refused(spoil: object) -> None:
-    kind = "int8"
-    wire = encode_boundary(normal((2, 3, 8)), kind)
+    wire = encode_boundary(normal((2, 3, 8)), "int8")
     with pytest.raises(RemoteFault, match="input of a test"):
-        decode_boundary(spoil(wire), kind, (None, 3, 8), "input of a test")  # type: ignore[operator]
+        decode_boundary(spoil(wire), "int8", (None, 3, 8), "input of a test")  # type: ignore[operator]
 
 
 @given(data=st.binary(min_size=60, max_size=60))
 def test_any_bytes_are_refused_or_finite(data: bytes) -> None:
-    kind = "int8"
     try:
-        out = decode_boundary(WireTensor("f32", (2, 3, 8), data, kind), kind, (2, 3, 8), "x")
+        out = decode_boundary(WireTensor("f32", (2, 3, 8), data, "int8"), "int8", (2, 3, 8), "x")
     except RemoteFault:
         return
     assert out.isfinite().all() and float(out.abs().max()) <= MAGNITUDE_MAX * 1.01

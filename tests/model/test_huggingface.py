@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from swarmnode.errors import DataError
-from swarmnode.manifest import DataSpec, Manifest, ModelSpec, PipelineSpec
+from swarmnode.manifest import DataSpec, Manifest, ModelSpec
 from swarmnode.manifest.recipe import parameters_of
 from swarmnode.model.export import write_model
 from swarmnode.model.gather import merged, of_export
@@ -19,7 +19,6 @@ from swarmnode.model.huggingface import FAMILIES as TABLE_OF_FAMILIES
 from swarmnode.model.huggingface import canonical, config_of, source_names, spec_of
 from swarmnode.model.split import HEAD, TABLE
 from swarmnode.model.text_generation import whole_model
-from tests.support.published_model import start_from
 from tests.support.tiny_model import FAMILIES, TINY, randomised, token_batch
 
 pytestmark = pytest.mark.node  # seconds to import transformers
@@ -74,24 +73,6 @@ def test_transformers_loads_an_export_and_says_the_same(family: str, tmp_path: P
     assert spec_of(config) == canonical(model)
     back = merged(of_export(tmp_path, Manifest(model=model), {}))
     assert all(torch.equal(back[name], value) for name, value in weights.items())
-
-
-@pytest.mark.parametrize("family", ["mixtral", "qwen2", "olmo2", "qwen2_moe", "smollm3"])
-def test_a_run_starts_from_every_family(family: str, tmp_path: Path) -> None:
-    model = replace(FAMILIES[family], vocabulary=256)
-    weights = randomised(model)
-    write_model(weights, Manifest(model=model), tmp_path)  # with the tokenizer of bytes
-    made = start_from(tmp_path, Manifest(pipeline=PipelineSpec(stages=2)))
-    manifest = made.recipe.manifest
-    assert manifest.model == canonical(model)
-    wanted = weights  # a tied model stays tied
-    assert made.index.tensors.keys() == wanted.keys()
-    raw = (tmp_path / "model.safetensors").read_bytes()
-    for name, tensor in made.index.tensors.items():
-        found = torch.frombuffer(
-            bytearray(raw[tensor.offset : tensor.offset + 4 * tensor.elements]), dtype=torch.float32
-        )
-        assert torch.equal(found.view(tensor.shape), wanted[name]), name
 
 
 def their_gradients(net: Any) -> dict[str, torch.Tensor]:

@@ -12,7 +12,7 @@ from swarmnode.model import memory_budget
 from swarmnode.model.backprop import HeadProgress, head_loss
 from swarmnode.model.memory_budget import chunk_rows, head_nbytes
 from swarmnode.model.tensor import decode, encode
-from tests.support.tiny_model import TINY, manifest, stages_of, token_batch, token_wire, train_on
+from tests.support.tiny_model import TINY, manifest, stages_of, token_batch, train_on
 
 ROWS, WIDTH, VOCABULARY, SHARE = 23, 8, 51, 1 / 16
 
@@ -116,14 +116,3 @@ def test_a_last_stage_in_chunks_is_the_stage(boundary: str, monkeypatch: pytest.
         told.append((torch.tensor(losses, dtype=torch.float64), grads, decode(audited.gradient).clone()))
     for whole, parts in zip(*told, strict=True):
         torch.testing.assert_close(parts.double(), whole.double(), rtol=1e-10, atol=1e-12)
-
-
-def test_a_stage_alone_reads_tokens_and_has_a_head_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    grads = []
-    for nbytes in (1 << 40, 7 * TINY.vocabulary * 8):
-        monkeypatch.setitem(memory_budget.CHUNK_NBYTES, "cpu", nbytes)
-        (stage,) = stages_of(manifest(stages=1), torch.float64)
-        result = stage.loss(token_wire(token_batch()), token_wire(token_batch()), 4, train=True)
-        assert result.gradient is None
-        grads.append(stage.grad)
-    torch.testing.assert_close(grads[1], grads[0], rtol=0, atol=1e-12)

@@ -10,6 +10,7 @@ import torch
 from swarmnode.machine.replica import TorchReplica
 from swarmnode.manifest import DataSpec, Manifest
 from swarmnode.model.export import byte_tokenizer, write_model
+from swarmnode.model.huggingface import canonical
 from swarmnode.model.split import parameter_shapes, split
 from swarmnode.node.base_fetcher import place, spans_of
 from tests.support.published_model import VOCABULARY, start_from
@@ -33,6 +34,7 @@ def test_each_stage_has_the_numbers_that_were_published(family: str, tmp_path: P
     made = start_from(folder, Manifest(), context=model.context)
     run = made.recipe.manifest
     run = replace(run, pipeline=replace(run.pipeline, stages=2), inner=replace(run.inner, average_share=0.0))
+    assert run.model == canonical(model)
     held = dict[str, torch.Tensor]()
     for part in split(run.model, 2):
         replica = TorchReplica(run, part.stage)
@@ -43,6 +45,5 @@ def test_each_stage_has_the_numbers_that_were_published(family: str, tmp_path: P
         replica.weights_placed()
         held |= replica.stage.named(replica.outer.phi)
         assert torch.equal(replica.outer.phi, replica.stage.theta) and replica.stage.bump_steps == 0
-    wanted = weights  # a tied model stays tied
-    assert held.keys() == wanted.keys()
-    assert all(torch.equal(held[name], value.float()) for name, value in wanted.items())
+    assert held.keys() == weights.keys(), "a tied model stays tied"
+    assert all(torch.equal(held[name], value.float()) for name, value in weights.items())

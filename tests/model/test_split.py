@@ -64,12 +64,6 @@ def test_memory_takes_layers_from_the_token_table(stages, before, after):
     assert stages_of(manifest) == by_size
 
 
-def test_layer_flops_by_hand():
-    # 2 per weight, and 2 * T * D for scores and values over half the context on average.
-    model = ModelSpec(width=8, heads=2, kv_heads=1, ffn=16, context=4)
-    assert layer_flops(model, 0) == 2 * (8 * 8 + 2 * 4 * 8 + 8 * 8 + 3 * 8 * 16) + 2 * 4 * 8
-
-
 @given(st.integers(1, 7), st.data())
 def test_parts_cover_the_model_once(layers, data):
     model = ModelSpec(layers=layers)

@@ -35,24 +35,6 @@ def gradients_of(stages: list[StageReplica]) -> dict[str, Tensor]:
 # Stages make up the whole
 
 
-@pytest.mark.parametrize("stages", [1, 2, 3, 5])
-def test_chained_stages_equal_the_whole(stages):
-    chain = stages_of(manifest(stages=stages), torch.float64)
-    net = plain_model(chain, torch.float64)
-    for seed in range(2):  # gradients add up
-        tokens = token_batch(seed=seed)
-        loss_sum = train_on(chain, tokens)
-        loss = mean_loss(net, tokens)
-        (loss * 4).backward()
-        assert loss_sum == pytest.approx(loss.item() * 4 * TINY.context, abs=1e-10)
-    expected = {name: parameter.grad for name, parameter in net.named_parameters()}
-    found = gradients_of(chain)
-    assert found.keys() == expected.keys()
-    for name, gradient in found.items():
-        torch.testing.assert_close(gradient, expected[name], rtol=0, atol=1e-10, msg=name)
-    assert all(stage.accumulated == 8 for stage in chain)
-
-
 @pytest.mark.parametrize(("boundary", "relative"), [("fp32", 1e-5), ("bf16", 0.03)])
 def test_float32_stages_come_close(boundary, relative):
     chain = stages_of(manifest(boundary=boundary))
@@ -63,15 +45,6 @@ def test_float32_stages_come_close(boundary, relative):
     expected = torch.cat([parameter.grad.flatten() for _, parameter in sorted(net.named_parameters())])
     found = torch.cat([gradient.flatten() for _, gradient in sorted(gradients_of(chain).items())])
     assert (found - expected).norm() < relative * expected.norm()
-
-
-def test_each_stage_starts_as_its_part_of_the_whole():
-    whole = StageReplica(manifest(stages=1), 0)
-    values = whole.named(whole.theta)
-    for stages in (2, 3, 5):
-        for stage in stages_of(manifest(stages=stages)):
-            for name, value in stage.named(stage.theta).items():
-                assert torch.equal(value, values[name]), name
 
 
 @pytest.mark.node
@@ -462,28 +435,3 @@ def test_theta_that_has_diverged_is_our_own_fault():
     with pytest.raises(LocalFault, match="gradient norm inf in inner step 1"):
         stage.step(8)
     assert torch.equal(stage.theta, before) and not stage.grad.any() and stage.accumulated == 0
-
-
-def test_validation_trains_nothing():
-    chain = stages_of(manifest())
-    tokens = token_batch()
-    x, _ = ascend(chain, tokens)
-    result = chain[2].loss(x, token_wire(tokens), 4, train=False)
-    assert result.gradient is None and result.tokens == 4 * TINY.context
-    assert chain[2].accumulated == 0 and not chain[2].grad.any()
-    assert result.loss_sum == pytest.approx(train_on(chain, tokens), rel=1e-6)
-
-
-def test_a_share_in_pieces_has_the_gradient_of_the_whole() -> None:
-    """Eight samples at once, or in microbatches of 4, 2 and twice 1: the same sum, and after the step the same weights,
-    but for rounding."""
-    run, tokens = manifest(optimizer="adamw", warmup_samples=1), token_batch(samples=8)
-    whole, cut = stages_of(run, torch.float64), stages_of(run, torch.float64)
-    train_on(whole, tokens)
-    for piece in tokens.split([4, 2, 1, 1]):
-        train_on(cut, piece)
-    for one, other in zip(whole, cut, strict=True):
-        assert one.accumulated == other.accumulated == 8
-        torch.testing.assert_close(other.grad, one.grad, rtol=1e-5, atol=1e-7)
-        assert one.step(64).samples == other.step(64).samples == 8
-        torch.testing.assert_close(other.theta, one.theta, rtol=1e-4, atol=1e-6)

@@ -132,16 +132,6 @@ def test_training_keeps_writers_in_the_span_and_the_table(optimizer: str) -> Non
     assert all(square.shape == theta[name].shape[1:] and square.all() for name, square in shared.items())
 
 
-def test_tokens_are_checked_beside_activations() -> None:
-    chain, tokens = stages_of(run_of(3)), token_batch()
-    x = chain[0].forward(token_wire(tokens), keep=False)[0]
-    tokens[1, 2] = TINY.vocabulary
-    with pytest.raises(RemoteFault, match="tokens of stage 1: token id 50 in a vocabulary of 50"):
-        chain[1].forward(x, keep=True, tokens=token_wire(tokens))
-    with pytest.raises(RemoteFault, match="4 samples announced, 3 sent"):
-        chain[1].forward(x, keep=True, tokens=token_wire(token_batch(samples=3)))
-
-
 # Written from outside
 
 

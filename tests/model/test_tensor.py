@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmnode.errors import RemoteFault
-from swarmnode.model.tensor import DTYPES, MAGNITUDE_MAX, check_finite, decode, decode_activation, decode_tokens, encode
+from swarmnode.model.tensor import DTYPES, MAGNITUDE_MAX, check_finite, decode, decode_tokens, encode
 from swarmnode.ports import WireTensor
 
 
@@ -63,20 +63,6 @@ def test_one_bad_element_is_found(dtype, bad, where):
 def test_infinities_of_both_signs_do_not_cancel():
     with pytest.raises(RemoteFault):
         check_finite(torch.tensor([math.inf, -math.inf]), "t")
-
-
-@pytest.mark.parametrize(
-    ("tensor", "reason"),
-    [
-        (torch.zeros(2, 3), r"input: dtype 'f32'; expected bf16"),
-        (torch.zeros(2, 4, dtype=torch.bfloat16), r"input: shape \[2, 4\]; expected \[any, 3\]"),
-        (torch.zeros(3, dtype=torch.bfloat16), r"shape \[3\]; expected \[any, 3\]"),
-        (torch.zeros(0, 3, dtype=torch.bfloat16), r"shape \[0, 3\]; expected \[any, 3\]"),
-    ],
-)
-def test_activations_of_another_kind_are_refused(tensor, reason):
-    with pytest.raises(RemoteFault, match=reason):
-        decode_activation(encode(tensor), "bf16", (None, 3), "input")
 
 
 @pytest.mark.parametrize("dtype", [torch.uint16, torch.uint32])
