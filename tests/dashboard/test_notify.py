@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -20,6 +19,7 @@ from swarmnode.dashboard.alarm import Alarm
 from swarmnode.wire.record_pb2 import NODE_STATE_JOINING, NODE_STATE_TRAINING
 from swarmnode.wire.report_pb2 import LimitsReply, StatusReply
 from tests.support.fake_telemetry import Quiet
+from tests.support.web_folder import web_server
 
 EMPTY = Alarm("stage_empty", "error", "Nobody serves stage 1", "One more volunteer is needed.")
 SLOW = Alarm("slow", "warning", "Slow", "It waits.")
@@ -30,20 +30,13 @@ def webhook() -> Iterator[tuple[str, list[dict[str, str]]]]:
     """(URL, what was posted there)."""
     posted: list[dict[str, str]] = []
 
-    class Answer(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            posted.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-            self.send_response(204)
-            self.end_headers()
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        posted.append(json.loads(handler.rfile.read(int(handler.headers["Content-Length"]))))
+        handler.send_response(204)
+        handler.end_headers()
 
-        def log_message(self, *_: object) -> None: ...
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Answer) as server:
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}/hook", posted
-        server.shutdown()
-        thread.join()
+    with web_server(answer) as url:
+        yield f"{url}/hook", posted
 
 
 async def test_an_alarm_that_lasts_is_told_once_and_so_is_its_end(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from swarmnode.errors import LocalFault
 from swarmnode.ports import LossResult, StreamingMessage, WireTensor
-from tests.support.village import Recording, Villager, manifest, village
+from tests.support.village import Recording, Villager, manifest, told, village
 
 
 def poisoned(tensor: WireTensor, value: float) -> WireTensor:
@@ -20,29 +20,32 @@ def poisoned(tensor: WireTensor, value: float) -> WireTensor:
     return WireTensor(tensor.dtype, tensor.shape, values.tobytes(), tensor.codec)
 
 
-class NanGradient(Recording):
-    """A last stage whose gradients are not numbers."""
+class FalseGradients(Recording):
+    """A last stage that answers something else than the gradients it computes."""
+
+    def false(self, gradient: WireTensor) -> WireTensor:
+        raise NotImplementedError
 
     def loss(
         self, x: WireTensor, tokens: WireTensor, samples: int, *, train: bool, accumulate: bool = True
     ) -> LossResult:
         result = super().loss(x, tokens, samples, train=train, accumulate=accumulate)
         if result.gradient is not None:
-            result.gradient = poisoned(result.gradient, float("nan"))
+            result.gradient = self.false(result.gradient)
         return result
 
 
-class WrongShape(Recording):
-    """A last stage that answers with a gradient of half the samples."""
+class NanGradient(FalseGradients):
+    def false(self, gradient: WireTensor) -> WireTensor:
+        return poisoned(gradient, float("nan"))
 
-    def loss(
-        self, x: WireTensor, tokens: WireTensor, samples: int, *, train: bool, accumulate: bool = True
-    ) -> LossResult:
-        result = super().loss(x, tokens, samples, train=train, accumulate=accumulate)
-        if (g := result.gradient) is not None:
-            half = (g.shape[0] // 2, *g.shape[1:])
-            result.gradient = WireTensor(g.dtype, half, bytes(memoryview(g.data).cast("B")[: g.nbytes // 2]))
-        return result
+
+class WrongShape(FalseGradients):
+    """Of half the samples."""
+
+    def false(self, gradient: WireTensor) -> WireTensor:
+        half = (gradient.shape[0] // 2, *gradient.shape[1:])
+        return WireTensor(gradient.dtype, half, bytes(memoryview(gradient.data).cast("B")[: gradient.nbytes // 2]))
 
 
 class NanPacket(Recording):
@@ -52,12 +55,16 @@ class NanPacket(Recording):
         return StreamingMessage([poisoned(tensor, float("inf")) for tensor in super().draft(round_index).finish()])
 
 
+def rounds(person: Villager) -> list[dict[str, object]]:
+    return told(person, "exchange.paired") + told(person, "exchange.lone")
+
+
 async def test_bad_gradients_ban_their_senders_and_training_goes_on() -> None:
     async with village(manifest(), stages=(0, 1, 2)) as v:
         liars = [v.add(2, kind) for kind in (NanGradient, WrongShape)]
 
         def banned() -> set[object]:
-            return {fields["peer"] for event, fields in v.people[1].quiet.events if event == "peer.banned"}
+            return {fields["peer"] for fields in told(v.people[1], "peer.banned")}
 
         await v.until(lambda: banned() == {liar.node.me for liar in liars}, "both liars are banned, and nobody else")
         await v.trains(256, "progress beside liars")
@@ -71,7 +78,7 @@ async def test_a_bad_packet_makes_a_lone_step() -> None:
         honest = v.people[2]
 
         def refused() -> Sequence[str]:
-            return [str(f["reason"]) for event, f in honest.quiet.events if event == "exchange.refused"]
+            return [str(fields["reason"]) for fields in told(honest, "exchange.refused")]
 
         await v.until(lambda: len(refused()) >= 2, "two packets were refused")
         assert all("finite" in reason or "inf" in reason.lower() for reason in refused()), refused()
@@ -106,12 +113,8 @@ async def test_a_replica_that_fails_to_send_leaves_its_partner_running() -> None
         assert caught.value.subgroup(LocalFault) is not None
         broken.task = None
 
-        def rounds() -> list[dict[str, object]]:
-            kinds = ("exchange.paired", "exchange.lone")
-            return [fields for event, fields in honest.quiet.events if event in kinds]
-
-        before = len(rounds())
-        await v.until(lambda: len(rounds()) >= before + 2, "the partner's rounds go on")
+        before = len(rounds(honest))
+        await v.until(lambda: len(rounds(honest)) >= before + 2, "the partner's rounds go on")
         assert honest.replica is not None
         assert np.isfinite(honest.replica.stage.theta.numpy()).all()
 
@@ -131,14 +134,11 @@ async def test_a_liar_is_told_what_is_made_of_its_packets_and_left_out_by_nobody
     async with village(manifest(codec="modular4", acceptance="clipped", round_samples=48), stages=(0, 1, 2)) as v:
         liar, honest = v.add(2, Flipped), v.people[2]
 
-        def told(event: str, who: int) -> list[dict[str, object]]:
-            return [fields for said, fields in v.people[who].quiet.events if said == event]
-
-        await v.until(lambda: len(told("receipt.got", 3)) >= 4, "the liar has four receipts")
-        got = told("receipt.got", 3)
+        await v.until(lambda: len(told(liar, "receipt.got")) >= 4, "the liar has four receipts")
+        got = told(liar, "receipt.got")
         assert {f["step"] for f in got} <= {"accepted", "clipped", "newcomer"}
         assert {f["peer"] for f in got} == {honest.node.me}
-        assert not told("exchange.refused", 2)
+        assert not told(honest, "exchange.refused")
         gossip = honest.served.gossip
         assert gossip is not None and not gossip.acceptance.left_out([liar.node.me])
         await v.trains(256, "progress without the liar")
@@ -152,23 +152,13 @@ async def test_a_replica_whose_packets_break_the_rules_is_left_out_by_all() -> N
         liar, honest = v.add(2, NanPacket), v.people[2:5]
 
         def out(person: Villager) -> dict[str, str]:
-            return {str(f["peer"]): str(f["reason"]) for event, f in person.quiet.events if event == "peer.left_out"}
+            return {str(f["peer"]): str(f["reason"]) for f in told(person, "peer.left_out")}
 
         await v.until(
             lambda: all(liar.node.me in out(person) for person in honest), "all honest leave the liar out", 120
         )
-        rounds = {
-            (person.node.me, fields["round"]): fields
-            for person in honest
-            for event, fields in person.quiet.events
-            if event in ("exchange.paired", "exchange.lone")
-        }
-        refused = {
-            (person.node.me, fields["round"])
-            for person in honest
-            for event, fields in person.quiet.events
-            if event == "exchange.refused"
-        }
-        helped = [rounds[met] for met in refused if met in rounds and rounds[met]["peer"] is not None]
-        assert helped and all(fields.get("fallback") for fields in helped), rounds
+        had = {(p.node.me, fields["round"]): fields for p in honest for fields in rounds(p)}
+        refused = {(p.node.me, fields["round"]) for p in honest for fields in told(p, "exchange.refused")}
+        helped = [had[met] for met in refused if met in had and had[met]["peer"] is not None]
+        assert helped and all(fields.get("fallback") for fields in helped), had
         assert liar.node.me not in {fields["peer"] for fields in helped}

@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,14 +21,14 @@ from swarmnode.data.base_index import BaseIndex
 from swarmnode.data.chunk_store import ChunkCache
 from swarmnode.errors import DataError, Unavailable
 from swarmnode.identity import Identity
-from swarmnode.local.pretrained import lay_out
+from swarmnode.local.pretrained import Pretrained, lay_out
 from swarmnode.manifest import Manifest, ModelSpec
 from swarmnode.model.split import parameter_shapes, stages_of
 from swarmnode.transfer.chunk_set import ChunkServer, ServeLimits, SetPorts, base_set_of
 from swarmnode.transport.web import AddressRules, HttpRangeReader
 from tests.support.fake_telemetry import Quiet
 from tests.support.published_model import llama, start_from
-from tests.support.village import RUN, Numbers, Village, Villager, manifest, told, village
+from tests.support.village import RUN, Numbers, Village, Villager, cause, manifest, told, village
 from tests.support.web_folder import web_folder
 
 POINT = Identity.of_seed(b"p" * 32).peer_id
@@ -36,6 +37,13 @@ POINT = Identity.of_seed(b"p" * 32).peer_id
 def run_of(model: ModelSpec, index: BaseIndex, stages: int) -> Manifest:
     made = manifest(stages=stages, method="average", window_max=2, round_samples=32)
     return replace(made, model=model, base=replace(made.base, index=index.digest.hex()))
+
+
+def published(folder: Path, **ways: Any) -> tuple[LlamaForCausalLM, Pretrained, Manifest, Path]:
+    """(a model as it is published in `folder`, what `init --from` makes of it, the run, where the run's files are)."""
+    model = llama(folder / "model", **ways)
+    made = start_from(folder / "model", manifest())
+    return model, made, run_of(made.recipe.manifest.model, made.index, 3), lay_out(folder / "run", made)
 
 
 def meeting_point(v: Village, folder: Path, cache: Path) -> MemoryTransport:
@@ -76,10 +84,7 @@ def slice_nbytes(index: BaseIndex, run: Manifest, stage: int) -> int:
 
 @pytest.mark.parametrize(("tied", "shard"), [(True, "5GB"), (False, "40KB")])
 async def test_a_swarm_goes_on_where_the_model_was(tmp_path: Path, tied: bool, shard: str) -> None:
-    model = llama(tmp_path / "model", tied=tied, shard=shard)
-    made = start_from(tmp_path / "model", manifest())
-    run = run_of(made.recipe.manifest.model, made.index, 3)
-    place = lay_out(tmp_path / "run", made)
+    model, made, run, place = published(tmp_path, tied=tied, shard=shard)
     async with village(run) as v:
         meeting_point(v, place, tmp_path / "cache")
         people = [v.add(stage, base=volunteer(v, tmp_path / f"cache-{stage}")) for stage in range(3)]
@@ -105,11 +110,8 @@ async def test_a_swarm_goes_on_where_the_model_was(tmp_path: Path, tied: bool, s
 
 async def test_a_lost_stage_that_nobody_kept_is_brought_back_from_the_model(tmp_path: Path) -> None:
     """Its own layers before training are nearer to what was lost than the layers of other stages."""
-    llama(tmp_path / "model")
-    made = start_from(tmp_path / "model", manifest())
-    run = run_of(made.recipe.manifest.model, made.index, 3)
+    _, _, run, place = published(tmp_path)
     run = replace(run, recovery=replace(run.recovery, keepers=0))
-    place = lay_out(tmp_path / "run", made)
     async with village(run) as v:
         people = [v.add(stage, base=volunteer(v, tmp_path / f"cache-{stage}", place)) for stage in range(3)]
         await v.heard(96)
@@ -123,10 +125,7 @@ async def test_a_lost_stage_that_nobody_kept_is_brought_back_from_the_model(tmp_
 
 
 async def test_members_of_a_stage_give_each_other_the_model(tmp_path: Path) -> None:
-    llama(tmp_path / "model")
-    made = start_from(tmp_path / "model", manifest())
-    run = run_of(made.recipe.manifest.model, made.index, 3)
-    place = lay_out(tmp_path / "run", made)
+    _, made, run, place = published(tmp_path)
     async with village(run) as v:
         first = v.add(1, base=volunteer(v, tmp_path / "cache-1", place))
         await v.until(lambda: bool(told(first, "base.loaded")), "the first has a folder")
@@ -138,10 +137,7 @@ async def test_members_of_a_stage_give_each_other_the_model(tmp_path: Path) -> N
 
 @pytest.mark.loop("asyncio")
 async def test_a_folder_with_other_bytes_is_not_believed_and_the_web_is(tmp_path: Path) -> None:
-    llama(tmp_path / "model")
-    made = start_from(tmp_path / "model", manifest())
-    run = run_of(made.recipe.manifest.model, made.index, 3)
-    place = lay_out(tmp_path / "run", made)
+    _, made, run, place = published(tmp_path)
     spoilt = tmp_path / "spoilt"
     spoilt.mkdir()
     raw = bytearray((place / "model.safetensors").read_bytes())
@@ -164,10 +160,7 @@ async def test_a_model_that_is_not_to_be_had_or_does_not_fit_ends_the_node(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("swarmnode.node.base_fetcher.WAIT_S", 0.2)
-    llama(tmp_path / "model")
-    made = start_from(tmp_path / "model", manifest())
-    run = run_of(made.recipe.manifest.model, made.index, 3)
-    place = lay_out(tmp_path / "run", made)
+    _, _, run, place = published(tmp_path)
     other = replace(run, model=replace(run.model, ffn=64))
     for spec, folder, error, says in (
         (run, None, Unavailable, "the base model's weights"),
@@ -178,8 +171,6 @@ async def test_a_model_that_is_not_to_be_had_or_does_not_fit_ends_the_node(
             assert person.task is not None
             with pytest.raises(BaseExceptionGroup) as found:
                 await person.task
-            leaf: BaseException = found.value
-            while isinstance(leaf, BaseExceptionGroup):
-                leaf = leaf.exceptions[0]
+            leaf = cause(found.value)
             assert isinstance(leaf, error) and re.search(says, str(leaf)), leaf
             assert person.node.state != 3, "it never served"

@@ -13,7 +13,7 @@ from swarmnode.machine.checkup import find_resumptions
 from swarmnode.machine.folder_store import FolderStore
 from swarmnode.manifest import CheckpointSpec, Manifest
 from swarmnode.recovery.resumption import CheckpointOptions, Resumption
-from tests.support.village import RUN, Village, manifest, village
+from tests.support.village import RUN, Village, manifest, told, village
 
 
 def run_of(stages: int = 2, every: int = 2, keep: int = 2, **gossip: Any) -> Manifest:
@@ -25,7 +25,7 @@ async def newest(folder: Path) -> Resumption:
 
 
 def events(v: Village, event: str) -> list[dict[str, object]]:
-    return [fields for person in v.people for name, fields in person.quiet.events if name == event]
+    return [fields for person in v.people for fields in told(person, event)]
 
 
 class Full(FolderStore):

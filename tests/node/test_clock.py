@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from swarmnode.wire import record_pb2
 from tests.support.stranger import Stranger
-from tests.support.village import Village, manifest, village
+from tests.support.village import Village, manifest, told, village
 
 LIE = 2**52
 
@@ -28,9 +28,7 @@ async def test_six_sybils_move_no_clock_and_a_joiner_meets_the_others() -> None:
         assert max(clocks(v)) < 8 * v.total()
         await lie()
         joiner = v.add(2)
-        await v.until(
-            lambda: any(event == "exchange.paired" for event, _ in joiner.quiet.events), "the joiner meets somebody"
-        )
+        await v.until(lambda: bool(told(joiner, "exchange.paired")), "the joiner meets somebody")
         await lie()
         await v.trains(128, "it trains on with the joiner")
         assert max(clocks(v)) < 8 * v.total(), clocks(v)

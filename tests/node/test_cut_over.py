@@ -8,20 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from swarmnode import owner
 from swarmnode.machine.folder_store import FolderStore
-from swarmnode.membership.access import AccessRules
-from swarmnode.membership.admission import Admission
-from swarmnode.membership.amendment import Amendments
 from swarmnode.node.notice import NoticeKind
 from swarmnode.recovery.resumption import CheckpointOptions
 from swarmnode.recovery.state_check import APART_MAX
 from swarmnode.wire import record_pb2
-from tests.support.village import RUN, LoopClock, Village, Villager, losses, manifest, told, village
-
-OWNER = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
+from tests.support.village import Amending, Village, Villager, losses, manifest, told, village
 
 
 def slow_weights(person: Villager) -> dict[str, np.ndarray]:
@@ -39,12 +32,6 @@ def slow_weights(person: Villager) -> dict[str, np.ndarray]:
 async def test_all_nodes_go_on_in_another_number_of_stages(tmp_path: Path, before: int, after: int) -> None:
     run = manifest(before)
     run = dataclasses.replace(run, model=dataclasses.replace(run.model, vocabulary=256))  # as bytes need it
-    signed = Amendments(run, RUN, owner.public_bytes(OWNER))
-
-    def admission() -> Admission:
-        known = Amendments(run, RUN, owner.public_bytes(OWNER))
-        known.learn(signed.signed)
-        return Admission(AccessRules(RUN, owner.public_bytes(OWNER), is_open=True), LoopClock(), None, known)
 
     def add(v: Village, stage: int | None, again: Villager | None = None) -> Villager:
         number = len(v.people) if again is None else v.people.index(again)
@@ -52,15 +39,11 @@ async def test_all_nodes_go_on_in_another_number_of_stages(tmp_path: Path, befor
         return v.add(stage, again=again)
 
     async with village(run) as v:
-        v.admission = admission
+        owner = Amending(v)
         old = [add(v, min(number, before - 1)) for number in range(3)]
         await v.until(lambda: all(p.node.served is not None and p.served.gossip.done > 3 for p in old), "rounds")
         at = max(p.served.gossip.done for p in old) + 2
-        signed.sign(OWNER, at, {"pipeline.stages": after})
-        for person in old:
-            known = person.node.ports.admission
-            assert known is not None and known.amendments is not None
-            known.amendments.learn(signed.signed)
+        owner.sign(at, {"pipeline.stages": after})
         await v.until(lambda: all(p.served.gossip.done >= at for p in old), "the last round in the old stages")
         assert not any(told(p, "amendment.applied") for p in old), "no replica is made for other stages meanwhile"
         was = {name: weights for person in old for name, weights in slow_weights(person).items()}
@@ -73,7 +56,7 @@ async def test_all_nodes_go_on_in_another_number_of_stages(tmp_path: Path, befor
         loss, count = statistics.median(losses(v)[-4:]), len(losses(v))
         samples = max(int(str(t["samples_total"])) for p in old for t in told(p, "state.saved"))
 
-        v.run, v.cut = signed.newest, 1
+        v.run, v.cut = owner.signed.newest, 1
         new = [add(v, None, again) for again in old]
         training = record_pb2.NODE_STATE_TRAINING
         await v.until(lambda: all(p.node.state == training for p in new), "all train in the new stages")

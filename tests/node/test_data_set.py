@@ -12,14 +12,16 @@ import pytest
 from benchmarks.memory_network import MemoryTransport
 from swarmnode.data.chunk_store import ChunkCache
 from swarmnode.data.index import Index
-from swarmnode.errors import DataError, Unavailable
+from swarmnode.errors import Busy, DataError, RemoteFault, Unavailable
 from swarmnode.identity import Identity
 from swarmnode.ids import PeerId
 from swarmnode.manifest import DataSpec, Manifest
-from swarmnode.transfer.chunk_set import ChunkServer, ServeLimits, SetPorts, data_set_of
+from swarmnode.ports import Call
+from swarmnode.transfer.chunk_set import ChunkServer, ChunkSet, ServeLimits, SetPorts, data_set_of
+from swarmnode.wire import call_pb2 as wire
 from tests.support.data_sets import data_set
 from tests.support.fake_telemetry import Quiet
-from tests.support.village import RUN, Numbers, Village, manifest, told, village
+from tests.support.village import RUN, Numbers, Village, cause, manifest, told, village
 
 POINT = Identity.of_seed(b"p" * 32).peer_id
 
@@ -40,13 +42,17 @@ def on(index: Index, stages: int = 2) -> Manifest:
     return replace(made, data=data, gossip=gossip)
 
 
-def meeting_point(v: Village, folder: Path, cache: Path) -> MemoryTransport:
-    """A member that trains nothing and gives what is in `folder`."""
+def text(folder: Path, chunks: int = 40) -> Index:
+    return data_set(folder / "data", chunks=chunks, chunk_tokens=8 * 16 + 1, vocabulary=50)
+
+
+async def meeting_point(v: Village, folder: Path) -> tuple[MemoryTransport, ChunkSet[Index]]:
+    """A member that trains nothing and gives the text in `folder`."""
     transport, quiet = MemoryTransport(v.network, POINT, RUN), Quiet()
-    data = data_set_of(v.run, ChunkCache(cache), folder, quiet)
+    data = data_set_of(v.run, ChunkCache(folder / "cache-point"), folder / "data", quiet)
     ChunkServer([data], transport, quiet, ServeLimits(yields=False)).serve()
-    transport.data = data  # type: ignore[attr-defined]
-    return transport
+    await data.open()
+    return transport, data
 
 
 def volunteer(v: Village, cache: Path, *, knows: bool = True) -> Callable[[Quiet], SetPorts[Index]]:
@@ -57,11 +63,9 @@ def volunteer(v: Village, cache: Path, *, knows: bool = True) -> Callable[[Quiet
 
 
 async def test_chunks_come_from_a_meeting_point_and_then_from_each_other(tmp_path: Path) -> None:
-    index = data_set(tmp_path / "data", chunks=40, chunk_tokens=8 * 16 + 1, vocabulary=50)
-
+    index = text(tmp_path)
     async with village(on(index)) as v:
-        point = meeting_point(v, tmp_path / "data", tmp_path / "cache-point")
-        await point.data.open()  # type: ignore[attr-defined]
+        point, _ = await meeting_point(v, tmp_path)
         people = [v.add(stage, data=volunteer(v, tmp_path / f"cache-{n}")) for n, stage in enumerate((0, 1, 0))]
         await v.until(lambda: all(p.fed > 64 for p in (people[0], people[2])), "both feeders feed")
         assert all(p.node.presence.status.data_digest == index.digest[:8] for p in (people[0], people[2]))
@@ -86,16 +90,14 @@ async def test_without_text_a_node_serves_another_stage_and_feeds_once_it_has_it
 ) -> None:
     monkeypatch.setattr("swarmnode.node.run_text.LOOK_S", 0.3)
     monkeypatch.setattr("swarmnode.node.run_text.AGAIN_S", 0.3)
-    index = data_set(tmp_path / "data", chunks=40, chunk_tokens=8 * 16 + 1, vocabulary=50)
-
+    index = text(tmp_path)
     async with village(on(index)) as v:
         first = v.add(None, data=volunteer(v, tmp_path / "cache-0"))
         await v.until(lambda: first.node.stage is not None, "a stage is chosen")
         assert first.node.stage == 1, "nobody gives the text: it cannot feed, and does not end"
         assert 0 in first.node.presence.status.unable
         assert "index" in str(told(first, "data.refused")[0]["reason"])
-        point = meeting_point(v, tmp_path / "data", tmp_path / "cache-point")
-        await point.data.open()  # type: ignore[attr-defined]
+        await meeting_point(v, tmp_path)
         await v.until(lambda: 0 not in first.node.presence.status.unable, "it can feed, and says so")
         monkeypatch.setattr("swarmnode.node.run_text.LOOK_S", 60.0)  # on a busy machine the index takes its time
         second = v.add(None, data=volunteer(v, tmp_path / "cache-1"))
@@ -103,13 +105,12 @@ async def test_without_text_a_node_serves_another_stage_and_feeds_once_it_has_it
 
 
 async def test_chunks_that_nobody_gives_do_not_hold_up_the_others(tmp_path: Path) -> None:
-    index = data_set(tmp_path / "data", chunks=40, chunk_tokens=8 * 16 + 1, vocabulary=50)
+    index = text(tmp_path)
     for number in (2, 5, 7):  # twelve chunks are nowhere
         (tmp_path / "data" / f"train-{number:05}.bin").unlink()
 
     async with village(on(index)) as v:
-        point = meeting_point(v, tmp_path / "data", tmp_path / "cache-point")
-        await point.data.open()  # type: ignore[attr-defined]
+        await meeting_point(v, tmp_path)
         feeder, _ = (v.add(stage, data=volunteer(v, tmp_path / f"cache-{stage}")) for stage in (0, 1))
         await v.until(lambda: feeder.fed > 1.5 * 40 * 8, "it trains the others, in the next epoch too")
         assert feeder.served.feeder is not None and len(feeder.served.feeder._text._aside) >= 12
@@ -119,11 +120,9 @@ async def test_chunks_that_nobody_gives_do_not_hold_up_the_others(tmp_path: Path
 
 async def test_a_feeder_drains_while_it_waits_for_text(tmp_path: Path) -> None:
     """The only one that gives chunks is gone: nothing is lost, and leaving does not wait for it."""
-    index = data_set(tmp_path / "data", chunks=40, chunk_tokens=8 * 16 + 1, vocabulary=50)
-
+    index = text(tmp_path)
     async with village(on(index)) as v:
-        point = meeting_point(v, tmp_path / "data", tmp_path / "cache-point")
-        await point.data.open()  # type: ignore[attr-defined]
+        point, _ = await meeting_point(v, tmp_path)
         feeder, _ = (v.add(stage, data=volunteer(v, tmp_path / f"cache-{stage}")) for stage in (0, 1))
         await v.until(lambda: feeder.fed > 8, "it feeds")
         await point.close()
@@ -135,18 +134,16 @@ async def test_a_feeder_drains_while_it_waits_for_text(tmp_path: Path) -> None:
 
 
 async def test_a_member_that_gives_other_bytes_is_asked_no_more(tmp_path: Path) -> None:
-    index = data_set(tmp_path / "data", chunks=12, chunk_tokens=8 * 16 + 1, vocabulary=50)
-
+    index = text(tmp_path, chunks=12)
     async with village(on(index)) as v:
-        point = meeting_point(v, tmp_path / "data", tmp_path / "cache-point")
-        await point.data.open()  # type: ignore[attr-defined]
+        _, honest = await meeting_point(v, tmp_path)
         liar = MemoryTransport(v.network, Identity.of_seed(b"l" * 32).peer_id, RUN)
         other = data_set(tmp_path / "other", chunks=12, chunk_tokens=8 * 16 + 1, vocabulary=49)
         lies = data_set_of(v.run, ChunkCache(tmp_path / "cache-liar"), None, Quiet())
 
         async def blob(sha256: bytes) -> bytes:
             """Always something of the right length."""
-            number = point.data.store.number_of(sha256)  # type: ignore[attr-defined]
+            number = honest.store.number_of(sha256)
             return b"\0" * (other.chunk(number).nbytes if number is not None else len(other.canonical()))
 
         lies.blob = blob  # type: ignore[method-assign, assignment]
@@ -173,9 +170,7 @@ async def test_a_feeder_with_another_text_is_refused_with_both_digests() -> None
         second = v.add(None, unable=frozenset({1}), samples=lambda: OneWord(v.run, theirs))
         with pytest.raises(BaseExceptionGroup) as found:
             await v.until(lambda: second.fed > 0, "it must not feed")
-        leaf: BaseException = found.value
-        while isinstance(leaf, BaseExceptionGroup):
-            leaf = leaf.exceptions[0]
+        leaf = cause(found.value)
         assert isinstance(leaf, DataError) and ours[:8].hex() in str(leaf) and theirs[:8].hex() in str(leaf)
         v.people.remove(second)
 
@@ -192,12 +187,7 @@ async def test_a_feeder_with_another_text_is_refused_with_both_digests() -> None
 
 
 async def test_asking_for_chunks_is_bounded(tmp_path: Path) -> None:
-    from swarmnode.errors import Busy, RemoteFault
-    from swarmnode.ports import Call
-    from swarmnode.wire import call_pb2 as wire
-
     index = data_set(tmp_path / "data", chunks=4)
-
     run = replace(manifest(), data=DataSpec(source="index", index=index.digest.hex()))
     data = data_set_of(run, ChunkCache(tmp_path / "cache"), tmp_path / "data", Quiet())
     transport = MemoryTransport(Village(run).network, POINT, RUN)
@@ -239,10 +229,6 @@ async def test_asking_for_chunks_is_bounded(tmp_path: Path) -> None:
 
 @pytest.mark.loop("virtual")
 async def test_strangers_get_a_twentieth_and_a_key_each_chunk_twice() -> None:
-    from swarmnode.errors import Busy
-    from swarmnode.ports import Call
-    from swarmnode.wire import call_pb2 as wire
-
     class Held:
         digest = bytes(32)
 

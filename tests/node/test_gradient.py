@@ -4,17 +4,11 @@ import dataclasses
 
 import pytest
 import torch
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from swarmnode import owner
 from swarmnode.manifest import Manifest
-from swarmnode.membership.access import AccessRules
-from swarmnode.membership.admission import Admission
-from swarmnode.membership.amendment import Amendments
 from swarmnode.node.notice import NoticeKind
-from tests.support.village import RUN, LoopClock, Village, Villager, manifest, village
+from tests.support.village import Amending, Village, Villager, manifest, told, village
 
-OWNER = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
 BATCH = 8
 
 
@@ -55,7 +49,7 @@ async def test_all_that_begin_a_run_at_once_take_its_first_step_together() -> No
     async with village(run_of(), stages=(0,) * 5) as here:
         await all_step(here, 4)
         for person in here.people:
-            groups = [fields for event, fields in person.quiet.events if event == "exchange.group"]
+            groups = told(person, "exchange.group")
             assert groups[0]["round"] == 1 and len(groups[0]["peers"]) == 4  # type: ignore[arg-type]
 
 
@@ -74,21 +68,12 @@ async def test_a_feeder_that_is_through_gets_no_room_within_its_step(monkeypatch
 
 
 async def test_the_batch_of_a_run_under_way_doubles() -> None:
-    signed = Amendments(run_of(), RUN, owner.public_bytes(OWNER))
-
-    def admission() -> Admission:
-        known = Amendments(run_of(), RUN, owner.public_bytes(OWNER))
-        return Admission(AccessRules(RUN, owner.public_bytes(OWNER), is_open=True), LoopClock(), None, known)
-
     async with village(run_of()) as here:
-        here.admission = admission
+        owner = Amending(here)
         for _ in range(3):
             here.add(0)
         await all_step(here, 8)
-        signed.sign(OWNER, max(map(steps, here.people)) + 4, {"inner.inner_batch": 2 * BATCH})
-        for person in here.people:
-            assert person.node.ports.admission is not None
-            person.node.ports.admission.amendments.learn(signed.signed)
+        owner.sign(max(map(steps, here.people)) + 4, {"inner.inner_batch": 2 * BATCH})
         await all_step(here, 12)
         assert all(steps(person) % 2 == 0 for person in here.people), "a step is two rounds of samples now"
         before = [(steps(person), person.served.hop.inner_steps) for person in here.people]

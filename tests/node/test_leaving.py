@@ -29,9 +29,7 @@ async def gone(v: Village, person: Villager, seconds: float) -> None:
 @pytest.mark.parametrize("ways", [{}, pytest.param({"method": "average", "fragments": 3}, marks=pytest.mark.nightly)])
 async def test_a_leavers_learning_counts_in_the_next_round(ways: dict[str, object]) -> None:
     """All of it, also where a round is about a third of the weights."""
-    async with village(manifest(round_samples=256, **ways)) as v:  # type: ignore[arg-type]
-        for index in range(6):
-            v.add(index % 3)
+    async with village(manifest(round_samples=256, **ways), stages=(0, 1, 2, 0, 1, 2)) as v:  # type: ignore[arg-type]
         await v.until(lambda: training(v) and v.total() >= 300, "the first round is over")
         leaver, stayer = v.people[1], v.people[4]
         hop = leaver.served.hop

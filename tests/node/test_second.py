@@ -58,10 +58,7 @@ async def test_a_donor_that_announces_the_highest_speed_and_lies_misleads_no_joi
         await stranger.say(v, stage=2, samples_per_second=1e8, round=max(0, at))
         late = [v.add(2), v.add(2)]
         for joiner in late:
-            await v.until(
-                lambda joiner=joiner: any(e == "exchange.paired" for e, _ in joiner.quiet.events),  # type: ignore[misc]
-                "the joiner meets somebody",
-            )
+            await v.until(lambda joiner=joiner: bool(told(joiner, "exchange.paired")), "it meets somebody")  # type: ignore[misc]
             assert joiner.node.samples_total() < 8 * v.total()
             assert stranger.me not in {f["peer"] for f in told(joiner, "state.downloaded")}
 

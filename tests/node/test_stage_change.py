@@ -52,7 +52,7 @@ def moving_manifest(**pipeline: object) -> Manifest:
 
 
 def said(v: Village, event: str) -> list[tuple[int, dict[str, object]]]:
-    return [(i, fields) for i, p in enumerate(v.people) for e, fields in p.quiet.events if e == event]
+    return [(i, fields) for i, p in enumerate(v.people) for fields in told(p, event)]
 
 
 async def test_a_node_moves_to_the_weakest_stage_and_serves_there() -> None:
@@ -66,7 +66,7 @@ async def test_a_node_moves_to_the_weakest_stage_and_serves_there() -> None:
             lambda: mover.node.stage == fields["target"] and mover.node.state == record_pb2.NODE_STATE_TRAINING,
             "it serves its new stage",
         )
-        assert any(event == "state.downloaded" for event, _ in mover.quiet.events), "it brought the state along"
+        assert told(mover, "state.downloaded"), "it brought the state along"
         assert mover.served.feeder is None, "it feeds no more"
         hop = mover.served.hop
         await v.until(lambda: hop is not None and hop.samples > 0, "it trains there")

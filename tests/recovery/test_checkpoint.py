@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -287,38 +287,20 @@ async def test_a_full_disk_leaves_the_one_before(tmp_path: Path, share: float) -
     await checkpoint_io.verify(store, f"{before.place}/", before)
 
 
-def damage(tmp_path: Path, what: str) -> str:
-    """Harm the newest of two checkpoints; what the complaint must hold."""
-    folder = tmp_path / form.place(RUN, form.label(20))
-    shard = sorted(folder.glob("exp_avg-*.safetensors"))[0]
-    root = folder / form.ROOT
-    match what:
-        case "a shard is cut off":
-            shard.write_bytes(shard.read_bytes()[:-5])
-            return f"{shard.name} has"
-        case "a shard is lost":
-            shard.unlink()
-            return f"{shard.name} is missing"
-        case "the manifest is cut off":
-            root.write_bytes(root.read_bytes()[:-20])
-            return "not JSON"
-        case "the manifest is of another format":
-            root.write_text(json.dumps(json.loads(root.read_text()) | {"format": 99}))
-            return "format 99"
-        case "the manifest lacks a stage":
-            tree = json.loads(root.read_text())
-            root.write_text(json.dumps(tree | {"parts": tree["parts"][:1]}))
-            return "holds stages"
-    raise AssertionError(what)
+def tree(root: Path, **changed: object) -> None:
+    root.write_text(json.dumps(json.loads(root.read_text()) | changed))
 
 
-TORN = (
-    "a shard is cut off",
-    "a shard is lost",
-    "the manifest is cut off",
-    "the manifest is of another format",
-    "the manifest lacks a stage",
-)
+TORN: dict[str, tuple[Callable[[Path, Path], object], str]] = {
+    "a shard is cut off": (lambda root, shard: shard.write_bytes(shard.read_bytes()[:-5]), "{shard} has"),
+    "a shard is lost": (lambda root, shard: shard.unlink(), "{shard} is missing"),
+    "the manifest is cut off": (lambda root, shard: root.write_bytes(root.read_bytes()[:-20]), "not JSON"),
+    "the manifest is of another format": (lambda root, shard: tree(root, format=99), "format 99"),
+    "the manifest lacks a stage": (
+        lambda root, shard: tree(root, parts=json.loads(root.read_text())["parts"][:1]),
+        "holds stages",
+    ),
+}
 
 
 @pytest.mark.parametrize("what", TORN)
@@ -326,9 +308,11 @@ async def test_a_torn_one_is_passed_over_for_the_one_before(tmp_path: Path, what
     store = FolderStore(tmp_path)
     await save(store, 2, form.label(10))
     await save(store, 2, form.label(20))
-    complaint = damage(tmp_path, what)
+    folder, (harm, complaint) = tmp_path / form.place(RUN, form.label(20)), TORN[what]
+    shard = sorted(folder.glob("exp_avg-*.safetensors"))[0]
+    harm(folder / form.ROOT, shard)
     found = await checkpoint_io.find(store)
-    assert any(each.fault is not None and complaint in each.fault for each in found)
+    assert any(each.fault is not None and complaint.format(shard=shard.name) in each.fault for each in found)
     assert checkpoint_io.usable(found, "here")[0][1].label == form.label(10)
 
 

@@ -9,12 +9,13 @@ import pytest
 
 from swarmnode.errors import Busy, Unavailable
 from swarmnode.ids import PeerId
-from swarmnode.ports import Answer, Call, State
+from swarmnode.ports import Answer, State
 from swarmnode.transfer.donor import DonorLimits, SnapshotDonor
 from swarmnode.transfer.download import DonorClient, DownloadLimits
 from swarmnode.transfer.snapshot import Snapshot, StateSlice
 from swarmnode.wire import call_pb2 as wire
-from tests.support.download import ME, RUN, SIZES, A, B, C, Giver, Link, Next, Said, World
+from tests.support.download import ME, RUN, SIZES, A, B, C, Giver, Link, Next, World, ask, ask_chunk
+from tests.support.fake_telemetry import Quiet
 
 pytestmark = pytest.mark.loop("virtual")
 
@@ -23,14 +24,6 @@ ONE_PLACE = DonorLimits(downloads_max=1, puller_idle_s=25.0, refused_max_s=0.0, 
 CHUNKS = 252
 TURN_S = 252.0  # a tenth of that
 ROUND_S = 20.0  # the donor trains on: its state is another one then
-
-
-def ask() -> Call:
-    return Call(wire.Request(run_id=RUN, snapshot=wire.SnapshotRequest(stage=1)))
-
-
-def ask_chunk(snapshot_id: bytes, index: int) -> Call:
-    return Call(wire.Request(run_id=RUN, chunk=wire.ChunkRequest(snapshot_id=snapshot_id, index=index)))
 
 
 class Slow(Giver):
@@ -109,7 +102,7 @@ async def attacked(giver: Slow, attackers: int, manner: str) -> AsyncIterator[No
         giver.donor.close()
 
 
-async def fetch(world: World, said: Said, me: PeerId = ME) -> tuple[State, wire.Snapshot]:
+async def fetch(world: World, said: Quiet, me: PeerId = ME) -> tuple[State, wire.Snapshot]:
     return await DonorClient(Link(world, me), RUN, 1, SIZES, said).download(lambda: [A])
 
 
@@ -133,7 +126,7 @@ async def test_keys_that_never_change_keep_nobody_out(manner: str, attackers: in
     slowly(world, chunk_s)
     async with attacked(giver, attackers, manner):
         begun = asyncio.get_running_loop().time()
-        await fetch(world, Said())
+        await fetch(world, Quiet())
         took_s = asyncio.get_running_loop().time() - begun
     alone_s = CHUNKS * chunk_s / DownloadLimits().parallel
     assert took_s < limits.refused_max_s + (1 + attackers / limits.downloads_max) * (alone_s + TURN_S)
@@ -141,7 +134,7 @@ async def test_keys_that_never_change_keep_nobody_out(manner: str, attackers: in
 
 async def test_more_slow_joiners_than_places_all_finish() -> None:
     """They take turns, and go on with the chunks they have, though the donor's state is another one by then."""
-    world, said, chunk_s = World(), Said(), 9.0
+    world, said, chunk_s = World(), Quiet(), 9.0
     giver = Slow(world, A, 100, DonorLimits(refused_max_s=0.0))  # they share the line at once
     slowly(world, chunk_s)
     training = asyncio.create_task(train(giver))
@@ -228,9 +221,8 @@ async def test_two_old_snapshots_keep_nobody_from_a_later_round() -> None:
         keeping = attack(giver.donor, peer, "one chunk after the other, each just in time")
         tasks.append(asyncio.create_task(keeping))
         await asyncio.sleep(30.0)
-    later = wire.SnapshotRequest(stage=1, round_min=giver.round_index)
     with pytest.raises(Busy, match="2 snapshots are being pulled"):
-        await giver.donor.offer(D, Call(wire.Request(run_id=RUN, snapshot=later)))
+        await giver.donor.offer(D, ask(giver.round_index))
     await asyncio.sleep(TURN_S)
     offer = (await giver.donor.offer(D, ask())).header.snapshot
     assert offer.round >= giver.round_index - 1 and giver.donor.alive == 2

@@ -9,7 +9,7 @@ import pytest
 from swarmnode.errors import Busy, RemoteFault, Unavailable
 from swarmnode.ids import PeerId, RunId
 from swarmnode.membership.progress import to_message
-from swarmnode.ports import Answer, Call, State
+from swarmnode.ports import Answer, State
 from swarmnode.recovery.neighbour_backup import GENTLE
 from swarmnode.transfer.donor import DonorLimits, SnapshotDonor
 from swarmnode.transfer.download import DonorClient, DownloadLimits
@@ -26,38 +26,38 @@ from tests.support.download import (
     Giver,
     Link,
     Next,
-    Said,
     World,
     altered,
+    ask,
+    ask_chunk,
     flip,
     give,
     same,
     state,
 )
+from tests.support.fake_telemetry import Quiet
 from tests.support.sections import PACKED_ITEMSIZE, SECTIONS
 
 pytestmark = pytest.mark.loop("virtual")
 
-SLOWLY = wire.SnapshotRequest(stage=1, nobody_waits=True)
-
 
 async def fetch(
-    world: World, donors: Sequence[PeerId], said: Said | None = None, *, me: PeerId = ME, round_min: int = 0
+    world: World, donors: Sequence[PeerId], said: Quiet | None = None, *, me: PeerId = ME, round_min: int = 0
 ) -> tuple[State, wire.Snapshot]:
-    client = DonorClient(Link(world, me), RUN, 1, SIZES, said or Said(), round_min=round_min)
+    client = DonorClient(Link(world, me), RUN, 1, SIZES, said or Quiet(), round_min=round_min)
     return await client.download(lambda: donors)
 
 
 async def test_a_download() -> None:
-    world, said = World(), Said()
+    world, said = World(), Quiet()
     giver = Giver(world, A, 100)
     found, offer = await fetch(world, [ME, A], said)
     assert same(found, state(105)) and found.inner_steps == 105 and found.gradient_norm == 0.25
     assert offer.round == 5 and offer.progress.samples[:] == [5000]
     assert world.asked == {(A, "snapshot"): 1, (A, "chunk"): CHUNKS}
     assert 1 < world.under_way_max <= DownloadLimits().parallel
-    assert said.counts["swarmnode_snapshot_bytes_total received"] == 2016
-    assert giver.said.counts["swarmnode_snapshot_bytes_total sent"] == 2016
+    assert said.total("swarmnode_snapshot_bytes_total", direction="received") == 2016
+    assert giver.said.total("swarmnode_snapshot_bytes_total", direction="sent") == 2016
     progress = [fields["chunks"] for fields in said.all("state.download")]
     assert progress == list(range(1, CHUNKS + 1))
     assert [name for name, _ in said.events if name != "state.download"] == ["state.donor", "state.downloaded"]
@@ -85,7 +85,7 @@ async def test_a_hashed_chunk_is_not_hashed_again() -> None:
 
 async def test_a_broken_connection_is_gone_on_with() -> None:
     """Every tenth chunk fails. The donor's state moves on meanwhile; the snapshot begun is finished all the same."""
-    world, said = World(), Said()
+    world, said = World(), Quiet()
     giver = Giver(world, A, 100, DonorLimits(fresh_s=0.0))
 
     async def flaky(method: str, serial: int, go: Next) -> Answer:
@@ -104,7 +104,7 @@ async def test_a_broken_connection_is_gone_on_with() -> None:
 
 
 async def test_busy_and_slow_chunks_are_asked_for_again() -> None:
-    world, said = World(), Said()
+    world, said = World(), Quiet()
     Giver(world, A, 100)
 
     async def dawdle(method: str, serial: int, go: Next) -> Answer:
@@ -140,7 +140,7 @@ async def test_a_cancel_while_a_donor_fails_ends_the_download() -> None:
 
 async def test_large_chunks_may_take_as_long_as_they_must() -> None:
     """A state of more than 16 GiB comes in chunks of more than a MiB, at the bytes a second that a MiB may have."""
-    world, said = World(), Said()
+    world, said = World(), Quiet()
     giver = Giver(world, A, 100)
     parameters = CHUNK_NBYTES // 4
 
@@ -165,7 +165,7 @@ async def test_large_chunks_may_take_as_long_as_they_must() -> None:
 
 @pytest.mark.parametrize("manner", ["dies", "forgets", "busy for ever"])
 async def test_another_donor_when_one_fails(manner: str) -> None:
-    world, said = World(), Said()
+    world, said = World(), Quiet()
     givers = give(world, 100, 200)
 
     async def fail(method: str, serial: int, go: Next) -> Answer:
@@ -225,7 +225,7 @@ def too_old(answer: Answer) -> None:
     ],
 )
 async def test_a_liar_is_not_asked_again(method: str, change: Callable[[Answer], None]) -> None:
-    world, said = World(), Said()
+    world, said = World(), Quiet()
     givers = give(world, 100, 200)
 
     async def lie(called: str, serial: int, go: Next) -> Answer:
@@ -238,7 +238,7 @@ async def test_a_liar_is_not_asked_again(method: str, change: Callable[[Answer],
     assert same(found, state(205))
     assert world.asked[A, "snapshot"] == 1
     assert [fields["lied"] for fields in said.all("state.failed")] == [True]
-    assert said.counts["swarmnode_peer_faults_total state"] == 1
+    assert said.total("swarmnode_peer_faults_total", kind="state") == 1
     for giver in givers:
         giver.donor.close()
     # With nobody else to ask it is given up, with one line that says why.
@@ -248,7 +248,7 @@ async def test_a_liar_is_not_asked_again(method: str, change: Callable[[Answer],
 
 async def test_a_state_that_is_not_accepted_is_a_lie() -> None:
     """Right hashes over numbers nobody can believe: the next donor is asked, also when it offers the same bytes."""
-    world, said = World(), Said()
+    world, said = World(), Quiet()
     give(world, 100, 100, 200)
     seen: list[int] = []
 
@@ -265,7 +265,7 @@ async def test_a_state_that_is_not_accepted_is_a_lie() -> None:
 
 
 async def test_giving_up_is_bounded() -> None:
-    world, said = World(), Said()
+    world, said = World(), Quiet()
     with pytest.raises(Unavailable, match="after 8 attempts; the last: nobody serves it"):
         await fetch(world, [], said)
     with pytest.raises(Unavailable, match=r"peerA is not there|peerB is not there"):
@@ -290,7 +290,7 @@ async def test_donors_may_come_later() -> None:
     world = World()
     Giver(world, A, 100)
     loop = asyncio.get_running_loop()
-    client = DonorClient(Link(world, ME), RUN, 1, SIZES, Said())
+    client = DonorClient(Link(world, ME), RUN, 1, SIZES, Quiet())
     found, _ = await client.download(lambda: [A] if loop.time() > 3.0 else [])
     assert same(found, state(105)) and loop.time() > 3.0
 
@@ -311,14 +311,6 @@ async def test_one_snapshot_serves_newcomers_that_come_together() -> None:
         tasks = [group.create_task(fetch(world, [A], me=PeerId(f"new{i}"))) for i in range(4)]
     assert all(same(task.result()[0], state(105)) for task in tasks)
     assert giver.taken == 1 and giver.donor.alive == 1
-
-
-def ask(round_min: int = 0, *, run: RunId = RUN, stage: int = 1) -> Call:
-    return Call(wire.Request(run_id=run, snapshot=wire.SnapshotRequest(stage=stage, round_min=round_min)))
-
-
-def ask_chunk(snapshot_id: bytes, index: int) -> Call:
-    return Call(wire.Request(run_id=RUN, chunk=wire.ChunkRequest(snapshot_id=snapshot_id, index=index)))
 
 
 async def test_at_most_two_snapshots_live_and_idle_ones_are_forgotten() -> None:
@@ -399,7 +391,7 @@ async def test_a_large_state_is_given_to_one_after_the_other() -> None:
     giver.donor.close()
 
     giver = Giver(World(), A, 100)
-    await giver.donor.offer(B, Call(wire.Request(run_id=RUN, snapshot=SLOWLY)))
+    await giver.donor.offer(B, ask(slowly=True))
     await giver.donor.chunk(B, ask_chunk((await giver.donor.offer(B, ask())).header.snapshot.id, 0))
     await asyncio.sleep(9.0)
     await giver.donor.offer(C, ask())  # a keeper takes a quarter of the line: nobody waits for it
@@ -408,8 +400,6 @@ async def test_a_large_state_is_given_to_one_after_the_other() -> None:
 async def test_of_those_who_come_together_one_gets_a_large_state() -> None:
     """Nothing came through yet: by its size at the rate of a line at home. Who gets it beside another donor's waits for
     those who have no other."""
-    gently = Call(wire.Request(run_id=RUN, snapshot=SLOWLY))
-
     giver = Giver(World(), A, 100, DonorLimits(line_nbytes=10.0, puller_idle_s=100.0))  # 200 s
     first, *others = await asyncio.gather(
         *[giver.donor.offer(peer, ask()) for peer in (B, C, ME)], return_exceptions=True
@@ -419,9 +409,9 @@ async def test_of_those_who_come_together_one_gets_a_large_state() -> None:
     giver.donor.close()
 
     giver = Giver(World(), A, 100, DonorLimits(line_nbytes=10.0, puller_idle_s=100.0, downloads_max=2))
-    await giver.donor.offer(B, gently)
+    await giver.donor.offer(B, ask(slowly=True))
     with pytest.raises(Busy, match="pull state here already"):
-        await giver.donor.offer(C, gently)
+        await giver.donor.offer(C, ask(slowly=True))
     await giver.donor.offer(ME, ask())
     giver.donor.close()
 
@@ -431,7 +421,7 @@ async def test_of_those_who_come_together_one_gets_a_large_state() -> None:
 
 
 async def test_a_joiner_waits_for_donors_that_give_to_others() -> None:
-    world, said, busy = World(), Said(), True
+    world, said, busy = World(), Quiet(), True
     for peer, seed in ((A, 100), (B, 100)):
         Giver(world, peer, seed)
 
@@ -468,7 +458,7 @@ async def test_waiting_for_donors_is_bounded() -> None:
     for limits, most_s in ((DownloadLimits(), 1.1 * DownloadLimits().busy_max_s), (GENTLE, 10.0)):
         begun = loop.time()
         with pytest.raises(Unavailable, match="another pulls"):
-            await DonorClient(Link(world, ME), RUN, 1, SIZES, Said(), limits=limits).download(lambda: [A])
+            await DonorClient(Link(world, ME), RUN, 1, SIZES, Quiet(), limits=limits).download(lambda: [A])
         assert loop.time() - begun < most_s
 
 

@@ -25,7 +25,6 @@ from tests.support.download import (
     C,
     Link,
     Next,
-    Said,
     World,
     altered,
     flip,
@@ -33,6 +32,7 @@ from tests.support.download import (
     same,
     state,
 )
+from tests.support.fake_telemetry import Quiet
 
 pytestmark = pytest.mark.loop("virtual")
 
@@ -70,7 +70,7 @@ def origins(found: State, *states: State) -> list[int]:
 async def pull(
     world: World,
     donors: list[PeerId],
-    said: Said,
+    said: Quiet,
     limits: DownloadLimits | None = None,
     accept: Callable[[State], Awaitable[None]] | None = None,
 ) -> Snapshot:
@@ -83,7 +83,7 @@ async def pull(
 
 
 async def test_chunks_of_a_slow_donor_outlive_it() -> None:
-    world, said = World(), Said()
+    world, said = World(), Quiet()
     givers = give(world, 100, 200)
     givers[1].round_index = 7
     givers[1].donor.close()
@@ -101,13 +101,13 @@ async def test_chunks_of_a_slow_donor_outlive_it() -> None:
     assert found.round_index == 5 and found.state.inner_steps == 105, "it is as old as its oldest part"
     assert world.asked[B, "chunk"] == CHUNKS - 20
     assert said.all("state.downloaded")[0]["donors"] == 2
-    assert said.counts.get("swarmnode_peer_faults_total state") is None
+    assert not said.total("swarmnode_peer_faults_total", kind="state")
 
 
 async def test_a_long_download_uses_several_donors() -> None:
     taken = []
     for peers in ([A], [A, B, C]):
-        world, said, loop = World(), Said(), asyncio.get_running_loop()
+        world, said, loop = World(), Quiet(), asyncio.get_running_loop()
         give(world, *[100 * (1 + k) for k in range(len(peers))])
         world.faults = {peer: slowly() for peer in peers}
         begun = loop.time()
@@ -121,7 +121,7 @@ async def test_a_long_download_uses_several_donors() -> None:
 
 
 async def test_a_frozen_donor_keeps_what_it_gave_and_no_more() -> None:
-    world, said = World(), Said()
+    world, said = World(), Quiet()
     give(world, 100, 200)
     world.faults = {A: slowly(8)}
     found = await pull(world, [A, B], said)
@@ -132,7 +132,7 @@ async def test_a_frozen_donor_keeps_what_it_gave_and_no_more() -> None:
 
 
 async def test_nothing_stays_of_one_that_lied_beside() -> None:
-    world, said = World(), Said()
+    world, said = World(), Quiet()
     give(world, 100, 200)
     slow = slowly()
 
@@ -145,11 +145,11 @@ async def test_nothing_stays_of_one_that_lied_beside() -> None:
     found = await pull(world, [A, B], said)
     assert same(found.state, state(105)), "all of it of the honest one"
     assert [fields["peer"] for fields in said.all("state.failed")] == [B]
-    assert said.counts["swarmnode_peer_faults_total state"] == 1
+    assert said.total("swarmnode_peer_faults_total", kind="state") == 1
 
 
 async def test_a_failing_helper_is_not_asked_repeatedly() -> None:
-    world, said = World(), Said()
+    world, said = World(), Quiet()
     give(world, 100, 200)
 
     async def refuses(method: str, serial: int, go: Next) -> Answer:
@@ -162,7 +162,7 @@ async def test_a_failing_helper_is_not_asked_repeatedly() -> None:
 
 
 async def test_a_mixed_state_that_is_not_believed_is_nobodys_lie() -> None:
-    world, said = World(), Said()
+    world, said = World(), Quiet()
     give(world, 100, 200)
     world.faults = {A: slowly(), B: slowly()}
     seen: list[set[int]] = []
@@ -176,11 +176,11 @@ async def test_a_mixed_state_that_is_not_believed_is_nobodys_lie() -> None:
     assert seen[0] == {0, 1} and len(seen[1]) == 1, "the next is of one alone"
     assert same(found.state, state(105)) or same(found.state, state(205))
     assert [fields["lied"] for fields in said.all("state.failed")] == [False]
-    assert said.counts.get("swarmnode_peer_faults_total state") is None
+    assert not said.total("swarmnode_peer_faults_total", kind="state")
 
 
 async def test_a_download_without_haste_uses_one_donor() -> None:
-    world, said = World(), Said()
+    world, said = World(), Quiet()
     give(world, 100, 200)
     world.faults = {A: slowly(), B: slowly()}
     found = await pull(world, [A, B], said, replace(GENTLE, rest=0.0))

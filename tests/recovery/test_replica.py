@@ -14,7 +14,7 @@ from swarmnode.machine.replica import TorchReplica
 from swarmnode.manifest import GossipSpec, InnerSpec, Manifest, ModelSpec, PipelineSpec
 from swarmnode.membership.progress import Progress
 from swarmnode.model.section import snapshot_nbytes
-from swarmnode.ports import Neighbour, Packet, Replica, State, WireTensor
+from swarmnode.ports import Neighbour, Packet, State, WireTensor
 from swarmnode.transfer.donor import SnapshotDonor
 from swarmnode.transfer.download import DonorClient, DownloadLimits
 from swarmnode.transfer.snapshot import WHOLE, Snapshot, StateSlice, newcomer_part
@@ -71,13 +71,6 @@ def lived(seed: int) -> TorchReplica:
 
 def contents(state: State) -> dict[str, bytes]:
     return {name: bytes(section) for name, section in state.sections.items()}
-
-
-def test_it_is_a_replica() -> None:
-    replica: Replica = TorchReplica(MANIFEST, 0)  # mypy holds this against the port
-    assert replica.sizes_of(0)["theta"] == TorchReplica(MANIFEST, 0).stage.parameters
-    assert TorchReplica(MANIFEST, 0).digest() == TorchReplica(MANIFEST, 0).digest()
-    assert TorchReplica(MANIFEST, 0).outer.message_nbytes == 4 * replica.sizes_of(0)["theta"]
 
 
 def test_a_copy_goes_on_to_the_bit() -> None:

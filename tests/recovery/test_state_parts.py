@@ -23,11 +23,11 @@ from tests.support.download import (
     Giver,
     Link,
     Next,
-    Said,
     World,
     same,
     state,
 )
+from tests.support.fake_telemetry import Quiet
 
 pytestmark = pytest.mark.loop("virtual")
 
@@ -39,9 +39,9 @@ async def fetch(
     limits: DownloadLimits | None = None,
     cut: StateSlice = WHOLE,
     stage: int = 1,
-    said: Said | None = None,
+    said: Quiet | None = None,
 ) -> Snapshot:
-    here = Link(world, ME), RUN, stage, SIZES, said or Said()
+    here = Link(world, ME), RUN, stage, SIZES, said or Quiet()
     client = DonorClient(*here, limits=limits or DownloadLimits(), cut=cut)
     found, offer = await client.download(lambda: donors)
     return Snapshot.of_offer(offer, found)
@@ -62,7 +62,7 @@ async def test_a_part_of_a_state_travels_alone() -> None:
 
 
 async def test_a_backup_of_another_stage_is_given() -> None:
-    world, said = World(), Said()
+    world, said = World(), Quiet()
     kept = Snapshot.of(state(7), 2, 9, to_message({"feeder": 1}), CHUNK)
     giver = Giver(world, A, 100)
     donor = SnapshotDonor(RUN, 1, giver.take, giver.offload, said, kept=lambda stage: kept if stage == 2 else None)

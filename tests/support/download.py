@@ -9,12 +9,11 @@ from dataclasses import replace
 from swarmnode.errors import PeerTimeout, RemoteFault
 from swarmnode.ids import PeerId, RunId, digest
 from swarmnode.membership.progress import to_message
-from swarmnode.metrics.event import check_event
-from swarmnode.metrics.name import MetricKind, check_metric
 from swarmnode.ports import Admit, Answer, Call, Handler, State
 from swarmnode.transfer.donor import DonorLimits, SnapshotDonor
 from swarmnode.transfer.snapshot import Snapshot, StateSlice
 from swarmnode.wire import call_pb2 as wire
+from tests.support.fake_telemetry import Quiet
 from tests.support.sections import PACKED_ITEMSIZE, SECTIONS
 
 RUN = RunId("ef" * 32)
@@ -30,30 +29,6 @@ CHUNK = 64
 CHUNKS = 32
 
 Next = Callable[[], Awaitable[Answer]]
-
-
-class Said:
-    """Telemetry that keeps what was said, and only takes names that exist."""
-
-    def __init__(self) -> None:
-        self.events: list[tuple[str, dict[str, object]]] = []
-        self.counts: dict[str, float] = {}
-
-    def event(self, event: str, *, level: str = "info", **fields: object) -> None:
-        check_event(event, level, fields)
-        self.events.append((event, fields))
-
-    def count(self, metric: str, value: float = 1.0, **labels: str) -> None:
-        check_metric(metric, MetricKind.COUNTER, labels)
-        key = f"{metric} {' '.join(labels.values())}"
-        self.counts[key] = self.counts.get(key, 0.0) + value
-
-    def gauge(self, metric: str, value: float, **labels: str) -> None: ...
-
-    def observe(self, metric: str, value: float, **labels: str) -> None: ...
-
-    def all(self, event: str) -> list[dict[str, object]]:
-        return [fields for found, fields in self.events if found == event]
 
 
 class Link:
@@ -136,7 +111,7 @@ class Giver:
         self.seed = seed
         self.round_index = 5
         self.taken = self.offloaded = 0
-        self.said = Said()
+        self.said = Quiet()
         self.donor = SnapshotDonor(RUN, 1, self.take, self.offload, self.said, limits or DonorLimits())
         self.donor.serve(Link(world, peer))
 
@@ -150,6 +125,16 @@ class Giver:
         await asyncio.sleep(0.05)
         self.offloaded += 1
         return work()
+
+
+def ask(round_min: int = 0, *, run: RunId = RUN, stage: int = 1, slowly: bool = False) -> Call:
+    """For an offer of a state; `slowly`: as one that nobody waits for."""
+    wanted = wire.SnapshotRequest(stage=stage, round_min=round_min, nobody_waits=slowly)
+    return Call(wire.Request(run_id=run, snapshot=wanted))
+
+
+def ask_chunk(snapshot_id: bytes, index: int) -> Call:
+    return Call(wire.Request(run_id=RUN, chunk=wire.ChunkRequest(snapshot_id=snapshot_id, index=index)))
 
 
 def give(world: World, *seeds: int) -> list[Giver]:

@@ -29,3 +29,6 @@ class Quiet:
 
     def total(self, metric: str, **labels: str) -> float:
         return self.counted[metric, tuple(sorted(labels.items()))]
+
+    def all(self, event: str) -> list[dict[str, object]]:
+        return [fields for found, fields in self.events if found == event]

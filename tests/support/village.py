@@ -15,8 +15,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import numpy as np
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from benchmarks.memory_network import MemoryDirectory, MemoryNetwork, MemoryTransport
+from swarmnode import owner
 from swarmnode.data.base_index import BaseIndex
 from swarmnode.data.index import Index
 from swarmnode.identity import Identity
@@ -24,7 +26,9 @@ from swarmnode.ids import PeerId, RunId, seeded, swarm_of
 from swarmnode.machine.compute import ThreadCompute
 from swarmnode.machine.replica import TorchReplica
 from swarmnode.manifest import GossipSpec, InnerSpec, LimitsSpec, Manifest, ModelSpec, PipelineSpec, RecoverySpec
+from swarmnode.membership.access import AccessRules
 from swarmnode.membership.admission import Admission
+from swarmnode.membership.amendment import Amendments
 from swarmnode.node import membership_handlers
 from swarmnode.node.drain import DrainReport
 from swarmnode.node.limits import NodeRole
@@ -363,6 +367,38 @@ def losses(v: Village) -> list[float]:
         if event == "validation.done"
     ]
     return [float(loss) for _, loss in sorted(found)]  # type: ignore[arg-type]
+
+
+OWNER = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
+
+
+class Amending:
+    """The owner of the run of `v`: whoever is added from now on takes its amendments up."""
+
+    def __init__(self, v: Village) -> None:
+        self.v, self.begun = v, v.run
+        self.signed = Amendments(v.run, RUN, owner.public_bytes(OWNER))
+        v.admission = self.admission
+
+    def admission(self) -> Admission:
+        known = Amendments(self.begun, RUN, owner.public_bytes(OWNER))
+        known.learn(self.signed.signed)
+        return Admission(AccessRules(RUN, owner.public_bytes(OWNER), is_open=True), LoopClock(), None, known)
+
+    def sign(self, round_index: int, changes: dict[str, Any]) -> None:
+        """Amend the run from this round on; all who are here know it at once."""
+        self.signed.sign(OWNER, round_index, changes)
+        for person in self.v.people:
+            admission = person.node.ports.admission
+            assert admission is not None and admission.amendments is not None
+            admission.amendments.learn(self.signed.signed)
+
+
+def cause(error: BaseException) -> BaseException:
+    """What a group of errors came of."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
 
 
 def told(person: Villager, event: str) -> list[dict[str, object]]:

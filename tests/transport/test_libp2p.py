@@ -21,6 +21,7 @@ from swarmnode.transport.key_file import create
 from swarmnode.transport.libp2p import Libp2pTransport, SocketDir
 from swarmnode.transport.stream import P2pdStream
 from swarmnode.wire import call_pb2 as wire
+from tests.support.fake_telemetry import Quiet
 from tests.support.libp2p_node import node, until
 from tests.support.transport_contract import MIB, RUN, echo, ping, pong, process, refusing, tensor
 
@@ -120,17 +121,8 @@ async def test_a_clean_end_leaves_no_process_socket_or_task(tmp_path: Path) -> N
 @pytest.mark.live
 @pytest.mark.loop("uvloop")
 async def test_p2pd_of_either_side_killed_is_started_again(tmp_path: Path) -> None:
-    events: list[str] = []
-
-    class Listener:
-        def event(self, event: str, *, level: str = "info", **fields: object) -> None:
-            events.append(event)
-
-        def count(self, metric: str, value: float = 1.0, **labels: str) -> None:
-            pass
-
     async with pair(tmp_path) as (here, peer):
-        here._telemetry = Listener()  # type: ignore[assignment]
+        here._telemetry = quiet = Quiet()
         addresses = await here.addresses()
         call = asyncio.get_running_loop().create_task(here.call(peer.peer_id, HANG, timeout_s=100, reply_bytes_max=0))
         await until(lambda: here._pool._in_use[peer.peer_id] > 0)
@@ -145,7 +137,7 @@ async def test_p2pd_of_either_side_killed_is_started_again(tmp_path: Path) -> No
         # The peer calls us back on a new stream: the handlers are registered again.
         await here.call(peer.peer_id, Call(wire.Request(manifest={})), timeout_s=60, reply_bytes_max=0)
         # On a busy machine the gate for strangers may have changed meanwhile.
-        assert [event for event in events if event != "gate.changed"] == ["p2pd.died", "p2pd.restarted"]
+        assert [event for event, _ in quiet.events if event != "gate.changed"] == ["p2pd.died", "p2pd.restarted"]
 
         os.kill(peer.said["p2pd"], signal.SIGKILL)
         for _ in range(600):

@@ -16,6 +16,7 @@ from swarmnode.transport.address import Endpoint, dialable, parse_bootstrap
 from swarmnode.transport.p2pd import NetworkMode
 from swarmnode.transport.reachability import Reachability, ReachHelper, ReachReport, ask, greets, ports_of, verdict
 from swarmnode.wire import call_pb2 as wire
+from tests.support.fake_telemetry import Quiet
 from tests.support.libp2p_node import node
 
 pytestmark = pytest.mark.node  # real processes of p2pd
@@ -88,25 +89,11 @@ async def test_a_port_without_libp2p_is_not_reachable() -> None:
     assert not await greets(Endpoint("ip4", "127.0.0.1", port)), "nobody there"
 
 
-class Heard:
-    def __init__(self) -> None:
-        self.events: list[tuple[str, dict[str, object]]] = []
-
-    def event(self, event: str, *, level: str = "info", **fields: object) -> None:
-        self.events.append((event, fields))
-
-    def count(self, metric: str, value: float = 1.0, **labels: str) -> None: ...
-
-    def gauge(self, metric: str, value: float, **labels: str) -> None: ...
-
-    def observe(self, metric: str, value: float, **labels: str) -> None: ...
-
-
 @pytest.mark.loop("uvloop")
 async def test_a_node_nobody_reaches_says_so_instead_of_joining(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reachability, "RELAY_WAIT_S", 2.0)
 
-    heard = Heard()
+    heard = Quiet()
     async with node() as (here, _), node() as (other, _):  # `other` is no relay
         other.start()
         before = await here.addresses()
@@ -127,7 +114,7 @@ async def test_a_node_that_comes_to_be_reached_finds_out(monkeypatch: pytest.Mon
     ):
         monkeypatch.setattr(module, constant, 0.0)
 
-    heard = Heard()
+    heard = Quiet()
     async with node() as (here, _), node() as (helper, _):
         ReachHelper(helper.observed, helper.greets).serve(helper)
         helper.start()

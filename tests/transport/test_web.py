@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import http.server
 import ipaddress
 import socket
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler
 
 import pytest
 
@@ -16,6 +13,7 @@ from swarmnode.errors import NotPermitted, Unavailable
 from swarmnode.transport.address import is_public
 from swarmnode.transport.throttle import RateThrottle
 from swarmnode.transport.web import AddressRules, HttpRangeReader, checked
+from tests.support.web_folder import WebAnswer, web_server
 
 DATA = bytes(range(256)) * 40
 
@@ -39,29 +37,7 @@ def test_addresses_that_are(text: str) -> None:
     assert is_public(ipaddress.ip_address(text))
 
 
-Answer = Callable[[http.server.BaseHTTPRequestHandler], None]
-
-
-@contextmanager
-def server(answer: Answer) -> Iterator[str]:
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            answer(self)
-
-        def log_message(self, *args: object) -> None: ...
-
-    made = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=made.serve_forever, args=(0.02,), daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{made.server_address[1]}"
-    finally:
-        made.shutdown()
-        made.server_close()
-        thread.join()
-
-
-def ranged(handler: http.server.BaseHTTPRequestHandler) -> None:
+def ranged(handler: BaseHTTPRequestHandler) -> None:
     """As servers do that give ranges."""
     first, last = map(int, handler.headers["Range"].removeprefix("bytes=").split("-"))
     part = DATA[first : last + 1]
@@ -72,8 +48,8 @@ def ranged(handler: http.server.BaseHTTPRequestHandler) -> None:
     handler.wfile.write(part)
 
 
-def reply(status: int, body: bytes = b"", **headers: str) -> Answer:
-    def answer(handler: http.server.BaseHTTPRequestHandler) -> None:
+def reply(status: int, body: bytes = b"", **headers: str) -> WebAnswer:
+    def answer(handler: BaseHTTPRequestHandler) -> None:
         handler.send_response(status)
         for key, value in {"Content-Length": str(len(body)), **headers}.items():
             handler.send_header(key.replace("_", "-"), value)
@@ -94,7 +70,7 @@ async def read(
 
 
 async def test_ranges_come_and_are_counted() -> None:
-    with server(ranged) as url:
+    with web_server(ranged) as url:
         throttle = RateThrottle()
         assert await read(f"{url}/x", 100, 1000, throttle=throttle) == DATA[100:1100]
         assert throttle.down.total_nbytes == 1000, "counts for --quota and --max-down"
@@ -118,11 +94,11 @@ async def test_a_run_cannot_make_a_machine_ask_itself_or_its_network(url: str) -
 async def test_nothing_of_a_local_server_is_reached_without_leave() -> None:
     asked: list[str] = []
 
-    def answer(handler: http.server.BaseHTTPRequestHandler) -> None:
+    def answer(handler: BaseHTTPRequestHandler) -> None:
         asked.append(handler.path)
         ranged(handler)
 
-    with server(answer) as url:
+    with web_server(answer) as url:
         with pytest.raises(NotPermitted, match="--allow-private-addresses"):
             await read(f"{url}/secret", 0, 10, private=False)
         port = url.rsplit(":", 1)[1]
@@ -147,7 +123,7 @@ async def test_a_name_that_resolves_to_this_machine_is_refused(monkeypatch: pyte
     with pytest.raises(NotPermitted, match=r"127\.0\.0\.1"):
         await rules.resolve("data.example", 80)
     asked: list[str] = []
-    with server(lambda handler: asked.append(handler.path)) as url:
+    with web_server(lambda handler: asked.append(handler.path)) as url:
         answers = iter(["93.184.215.14", "127.0.0.1"])
         with pytest.raises(Unavailable, match="not a public address"):
             await read(url.replace("127.0.0.1", "data.example") + "/secret", 0, 10, private=False)
@@ -155,7 +131,7 @@ async def test_a_name_that_resolves_to_this_machine_is_refused(monkeypatch: pyte
 
 
 async def test_redirects_are_checked_like_first_requests(monkeypatch: pytest.MonkeyPatch) -> None:
-    with server(ranged) as inner:
+    with web_server(ranged) as inner:
         reached = {
             f"{inner}/x": True,
             "file:///etc/passwd": False,
@@ -163,42 +139,33 @@ async def test_redirects_are_checked_like_first_requests(monkeypatch: pytest.Mon
             "ftp://h/x": False,
         }
         for target, fine in reached.items():
-            with server(reply(302, Location=target)) as outer:
+            with web_server(reply(302, Location=target)) as outer:
                 if fine:
                     assert (await read(f"{outer}/a", 5, 5)) == DATA[5:10]
                 else:
                     with pytest.raises(NotPermitted):
                         await read(f"{outer}/a", 5, 5)
         # The first host is allowed, where it leads is not.
-        with server(reply(302, Location="http://169.254.169.254/latest/meta-data/")) as outer:
-            port = int(outer.rsplit(":", 1)[1])
+        with web_server(reply(302, Location="http://169.254.169.254/latest/meta-data/")) as outer:
 
             class First(AddressRules):
                 def allows(self, address: object) -> bool:
                     return str(address) == "127.0.0.1"
 
-            async def body() -> None:
-                reader = HttpRangeReader(First())
-                try:
-                    await reader.read(f"http://127.0.0.1:{port}/a", 0, 5)
-                finally:
-                    await reader.close()
-
+            reader = HttpRangeReader(First())
             with pytest.raises(NotPermitted, match=r"169\.254\.169\.254"):
-                await body()
+                await reader.read(f"{outer}/a", 0, 5)
+            await reader.close()
 
     # What the user named may be private; where it leads is not, unless the user named it, too.
-    with server(ranged) as inner, server(reply(302, Location=f"{inner}/x")) as outer:
+    with web_server(ranged) as inner, web_server(reply(302, Location=f"{inner}/x")) as outer:
         reader = HttpRangeReader(AddressRules(private=True, named=True))
         with pytest.raises(NotPermitted, match="public"):
             await reader.read(f"{outer}/a", 5, 5)
         assert await reader.read(f"{inner}/a", 5, 5) == DATA[5:10]
         await reader.close()
 
-    def loop(handler: http.server.BaseHTTPRequestHandler) -> None:
-        reply(302, Location="/again")(handler)
-
-    with server(loop) as url, pytest.raises(Unavailable, match="redirects"):
+    with web_server(reply(302, Location="/again")) as url, pytest.raises(Unavailable, match="redirects"):
         await read(f"{url}/a", 0, 5)
 
 
@@ -218,15 +185,15 @@ def test_no_rules_allow_a_metadata_service() -> None:
         (reply(500), "status 500"),
     ],
 )
-async def test_answers_that_are_not_what_was_asked_for(answer: Answer, reason: str) -> None:
-    with server(answer) as url, pytest.raises(Unavailable, match=reason):
+async def test_answers_that_are_not_what_was_asked_for(answer: WebAnswer, reason: str) -> None:
+    with web_server(answer) as url, pytest.raises(Unavailable, match=reason):
         await read(f"{url}/x", 5, 10)
 
 
 async def test_a_file_without_end_is_not_read_to_its_end() -> None:
     sent: list[int] = []
 
-    def endless(handler: http.server.BaseHTTPRequestHandler) -> None:
+    def endless(handler: BaseHTTPRequestHandler) -> None:
         handler.send_response(200)
         handler.end_headers()
         try:
@@ -236,15 +203,10 @@ async def test_a_file_without_end_is_not_read_to_its_end() -> None:
         except OSError:
             pass
 
-    async def body(url: str) -> None:
-        reader = HttpRangeReader(AddressRules(private=True))
-        try:
-            await reader.read_whole(f"{url}/index.json", 1 << 20)
-        finally:
-            await reader.close()
-
-    with server(endless) as url, pytest.raises(Unavailable, match="longer than"):
-        await body(url)
+    reader = HttpRangeReader(AddressRules(private=True))
+    with web_server(endless) as url, pytest.raises(Unavailable, match="longer than"):
+        await reader.read_whole(f"{url}/index.json", 1 << 20)
+    await reader.close()
     assert sum(sent) < 64 << 20
 
 
