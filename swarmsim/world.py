@@ -180,7 +180,7 @@ class World:
         parts = list[set[str]]()
         for p in living.values():
             assert p.node is not None
-            here = p.node.presence.peer_table.swarm().everyone()
+            here = p.node.presence.peer_table.swarm().members()
             known = {p.label, *(living[member.peer].label for member in here if member.peer in living)}
             parts, joined = [part for part in parts if not part & known], [part for part in parts if part & known]
             parts.append(known.union(*joined))

@@ -38,7 +38,7 @@ ROUND = number(SAMPLES_MAX, "rounds", "a round has a sample at least")
 SAMPLES = number(SAMPLES_MAX, "samples", "exact as a float64; at a million a second, 285 years")
 STAGE = number(STAGES_MAX - 1, "", "manifest: pipeline.stages")
 GIVEN_STAGE = number(2 * STAGES_MAX - 1, "", "manifest: pipeline.stages; from 512 on: as they were cut before")
-PLACE = number(STAGES_MAX, "", "manifest: pipeline.stages; that number itself: a feeder without a stage")
+PLACE = number(STAGES_MAX, "", "manifest: pipeline.stages; that number itself: an older version's node that only feeds")
 STEPS = number(SAMPLES_MAX, "inner steps", "a step has a sample at least")
 UNIX_S = number(UNIX_S_MAX, "s", "until the year 2242")
 UNIX_MS = number(UNIX_S_MAX * 1000, "ms", "until the year 2242")
@@ -170,7 +170,7 @@ BY_FIELD: Mapping[str, Bound] = {
     "Statement.x": DIGEST,
     "Statement.tokens": DIGEST,
     "Statement.gradient": DIGEST,
-    "Recompute.stage": PLACE,
+    "Recompute.stage": STAGE,
     "Recompute.samples": number(2**20, "samples", "manifest: inner.microbatch"),
     "Accusation.samples": number(2**20, "samples", "manifest: inner.microbatch"),
     "SnapshotRequest.stage": GIVEN_STAGE,

@@ -201,7 +201,7 @@ def join_all(arguments: Sequence[str], words: Sequence[str], home: Path, name: s
     "--role",
     type=click.Choice([role.value for role in NodeRole]),
     default=NodeRole.ANY.value,
-    help="feeder: only feed text, without a stage; replica: only serve stages, without text; any: both.",
+    help="replica: only serve stages, and read no text; any: feed text as well, at stage 0.",
 )
 @NETWORK_OPTIONS
 @click.option("--home", type=FOLDER, help="The node's own folder.  [default: ~/.local/share/swarmnode/node]")
@@ -305,8 +305,6 @@ def command(
     """
     from swarmnode.cli.option.invite import find_invite
 
-    if role == NodeRole.FEEDER and stage is not None:
-        raise click.UsageError("--stage and --role feeder: a feeder serves no stage; omit one of the two")
     invite = find_invite(words, invite_file)
     options = NodeOptions(
         run=_run_of(run, invite),

@@ -23,7 +23,6 @@ from swarmnode.manifest.spec import FIELDS
 from swarmnode.manifest.text import value_of
 from swarmnode.membership.admission import Admission
 from swarmnode.membership.liveness import SAMPLE
-from swarmnode.membership.swarm import feeder_place
 from swarmnode.metrics import name
 from swarmnode.metrics.events import RecentEvents
 from swarmnode.metrics.exporter import PrometheusTelemetry
@@ -165,7 +164,7 @@ class ControlApi:
             return reply
         place = node.presence.status.stage
         reply.state = node.state if place is not None else record_pb2.NODE_STATE_UNSPECIFIED
-        reply.stage = feeder_place(process.manifest) if node.feeds_only else place or 0
+        reply.stage = place or 0
         reply.samples_total = node.samples_total()
         reply.tokens_total = node.samples_total() * process.manifest.model.context
         reply.addresses.extend(f"{address}/p2p/{node.me}" for address in node.presence.status.addresses)
@@ -178,10 +177,10 @@ class ControlApi:
         reply.loss_validation = served.loss_validation or 0.0
         reply.loss_validation_samples = served.loss_validation_samples
         reply.loss_validation_first = served.loss_validation_first or 0.0
-        for member in node.presence.peer_table.swarm().everyone():
+        for member in node.presence.peer_table.swarm().members():
             if member.peer == node.me:
                 continue
-            router = node.presence.routers[member.stage] if member.stage < process.manifest.pipeline.stages else None
+            router = node.presence.routers[member.stage]
             reply.peers.append(
                 report_pb2.PeerStatus(
                     peer_id=member.peer,
@@ -190,8 +189,8 @@ class ControlApi:
                     samples_per_second=member.samples_per_second,
                     queue=member.queue,
                     round=member.round_index,
-                    latency_s=0.0 if router is None else router.expected_s(member.peer, 1) or 0.0,
-                    banned=router is not None and router.banned(member.peer, asyncio.get_running_loop().time()),
+                    latency_s=router.expected_s(member.peer, 1) or 0.0,
+                    banned=router.banned(member.peer, asyncio.get_running_loop().time()),
                 )
             )
         return reply
@@ -286,7 +285,7 @@ class ControlApi:
     async def examine(self) -> dict[str, object]:
         """Measure the connection to peers, and ask whether they can reach us (public, local, relayed, private)."""
         transport = self.process.transport
-        members = [] if self._node is None else list(self._node.presence.peer_table.swarm().everyone())
+        members = [] if self._node is None else list(self._node.presence.peer_table.swarm().members())
         known = {member.peer: member.stage for member in members if member.peer != transport.peer_id}
         known |= {peer: 0 for peer, _ in parse_bootstraps(self._options.bootstrap)}
         async with asyncio.TaskGroup() as tasks:

@@ -56,10 +56,6 @@ def usable_stages(options: NodeOptions, manifest: Manifest) -> StageFit:
     if options.stage is not None and options.stage >= manifest.pipeline.stages:
         raise UsageError(f"--stage {options.stage}: this run has stages 0 to {manifest.pipeline.stages - 1}")
     fit = _fit(options, manifest)
-    if fit.no_files and options.role is NodeRole.FEEDER:
-        raise NotPermitted(f"{_files(manifest)}: give --data-root with its folder; a feeder reads it")
-    if options.role is NodeRole.FEEDER:
-        return fit
     wanted = set(range(manifest.pipeline.stages)) if options.stage is None else {options.stage}
     without_text = options.role is NodeRole.REPLICA
     unfed = {0} if fit.no_files and not without_text else set[int]()
@@ -110,7 +106,7 @@ async def check_can_work(options: NodeOptions, manifest: Manifest, found: StageF
     and free), LocalFault for a folder that cannot be written, UsageError for a place of checkpoints there is not.
     """
     able = [stage for stage in _stages(options, manifest) if stage not in found.unable]
-    feeds = options.role is NodeRole.FEEDER or (0 in able and options.role is NodeRole.ANY and not found.no_files)
+    feeds = 0 in able and options.role is NodeRole.ANY and not found.no_files
     await asyncio.to_thread(_check_disk, options, manifest, able, feeds)
     if where := checkpoints(options, manifest, tell=False):
         store = open_store(where)
@@ -127,8 +123,6 @@ async def check_can_work(options: NodeOptions, manifest: Manifest, found: StageF
 
 
 def _stages(options: NodeOptions, manifest: Manifest) -> list[int]:
-    if options.role is NodeRole.FEEDER:
-        return []
     return list(range(manifest.pipeline.stages)) if options.stage is None else [options.stage]
 
 

@@ -72,7 +72,6 @@ from swarmnode.manifest import Manifest, read_signed, verify
 from swarmnode.membership.admission import Admission
 from swarmnode.membership.amendment import Amendments
 from swarmnode.membership.record import STRETCH_MAX
-from swarmnode.membership.swarm import places
 from swarmnode.metrics.events import RecentEvents
 from swarmnode.metrics.exporter import PrometheusTelemetry
 from swarmnode.model.device import autocasts, check_device, resolve_device, use_device
@@ -384,7 +383,7 @@ async def _start(options: NodeOptions, stack: contextlib.AsyncExitStack, before:
             transport,
             _first_asked(options, contacts, bootstraps),
             run_id=swarm,
-            stages=len(places(manifest)),
+            stages=manifest.pipeline.stages + 1,  # the place of nodes without a stage, which older versions look up
             unix_s=clock.unix_s,
             ttl_max_s=STRETCH_MAX * manifest.limits.record_ttl_s,
             telemetry=telemetry,

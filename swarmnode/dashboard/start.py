@@ -33,7 +33,6 @@ from swarmnode.machine.run_archive import Archive
 from swarmnode.manifest import Manifest
 from swarmnode.membership.liveness import PING_TIMEOUT_S, SMALL_CALL_S
 from swarmnode.membership.record import STRETCH_MAX, open_record
-from swarmnode.membership.swarm import places
 from swarmnode.ports import Call, Clock, Directory, Telemetry, Transport
 from swarmnode.wire import call_pb2 as wire
 from swarmnode.wire import record_pb2, report_pb2
@@ -168,9 +167,9 @@ class Collector:
             await asyncio.sleep(look_period_s(limits.announce_period_s, len(self._board.nodes)))
 
     async def look(self) -> None:
-        """Read the records of every stage, and of nodes that only feed, once."""
+        """Read the records of every stage once."""
         manifest = self._board.manifest
-        listed = await self._directory.lookups(places(manifest))
+        listed = await self._directory.lookups(range(manifest.pipeline.stages))
         now_s = self._clock.unix_s()
         for signed in (signed for records in listed for signed in records):
             with contextlib.suppress(RemoteFault):  # it expired on the way

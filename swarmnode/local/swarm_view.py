@@ -100,7 +100,7 @@ def picture(watch: NodeWatch) -> Group:
         peers.add_column(heading, justify="right")
     for peer in sorted(status.peers, key=lambda peer: (peer.stage, peer.peer_id)):
         peers.add_row(
-            stage_text(peer.stage, status.stages),
+            str(peer.stage),
             short(PeerId(peer.peer_id)),
             "banned" if peer.banned else state_name(peer.state),
             f"{peer.samples_per_second:,.1f}",
@@ -281,22 +281,15 @@ def render(picture: SessionView, width: int = 160) -> Group:
     return Group(head, table, *map(Text, [*told, *page]), Text("Ctrl-C stops all nodes in order", style="dim"))
 
 
-def stage_text(stage: int, stages: int) -> str:
-    """`stage` of a run of `stages` as a table shows it: "feeder" for a node that only feeds (membership/swarm.py)."""
-    return "feeder" if stage == stages else str(stage)
-
-
 def of_stages(status: StatusReply) -> str:
     """The stage of a node among those of its run."""
-    if status.stage == status.stages:
-        return f"none of {status.stages}: it only feeds"
     return f"{status.stage} of {status.stages}"
 
 
 def cells(node: NodeFacts) -> list[str]:
     """A row of the table."""
     status = node.status
-    stage = "-" if node.stage is None else stage_text(node.stage, 1 << 30 if status is None else status.stages)
+    stage = "-" if node.stage is None else str(node.stage)
     if status is None:
         return [stage, node.name, "", node.reason or "starting", *[""] * 6]
     return [

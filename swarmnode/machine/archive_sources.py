@@ -23,7 +23,7 @@ from swarmnode.ids import PeerId, RunId, seeded, short
 from swarmnode.manifest import Manifest
 from swarmnode.membership.liveness import TRIES
 from swarmnode.membership.record import STRETCH_MAX, check_member, check_time
-from swarmnode.membership.swarm import SERVING, Member, Swarm, places
+from swarmnode.membership.swarm import SERVING, Member, Swarm
 from swarmnode.metrics import name
 from swarmnode.model.section import section_sizes
 from swarmnode.model.split import stages_of
@@ -190,7 +190,7 @@ class ArchiveSources:
     async def trains(self) -> None:
         """Raises Unavailable unless every stage is served and something is trained."""
         swarm, _ = await self._look()
-        if not any(member.total for member in swarm.everyone()):
+        if not any(member.total for member in swarm.members()):
             raise Unavailable("nothing is trained yet")
 
     async def copy_run(self, before: PreviousWeights | None = None, newer_than: int = 0) -> RunCopy | None:
@@ -222,7 +222,7 @@ class ArchiveSources:
         """All members with a record in the directory, and the blocks of data that most feeders report as finished.
         Raises Unavailable if nobody serves some stage."""
         stages, now_s = self.manifest.pipeline.stages, self.clock.unix_s()
-        listed = await self.directory.lookups(places(self.manifest))
+        listed = await self.directory.lookups(range(stages))
         members, blocks = list[Member](), list[record_pb2.Blocks]()
         for signed in (signed for records in listed for signed in records):
             with contextlib.suppress(RemoteFault):  # skip a single bad record

@@ -16,8 +16,7 @@ SPECIAL_MAX = 4  # guess
 
 
 class PeerTable:
-    """The newest record of every known peer, until it expires. Records come verified. Nodes that only feed are kept one
-    place after the last stage (swarm.py), and counted at no stage.
+    """The newest record of every known peer, until it expires. Records come verified.
 
     Of stages that this node does not attend, at most CROWD_MAX members are kept: those of the least `rank`, a random
     order of this node. If the first to arrive were kept, all nodes would know the same ones, and some of a hundred
@@ -29,36 +28,35 @@ class PeerTable:
     def __init__(self, stages: int, members_max: int = 65_536, crowd_max: int = CROWD_MAX) -> None:
         self._members_max = members_max
         self._crowd_max = crowd_max
-        self._own: Collection[int] = ()
+        self._own: int | None = None
         self._seen_at_work: Container[PeerId] = ()
         self.excluded = set[PeerId]()  # peers found to lie: dropped, and never added again
         self._salt = 0  # of this node's random order; 0: not drawn yet
-        self._stages, places = stages, stages + 1
-        self._sizes = [0] * places  # members in the last look-up of each stage, if it was crowded
+        self._sizes = [0] * stages  # members in the last look-up of each stage, if it was crowded
         self._places: dict[PeerId, int] = {}  # the stage of each peer; ABSENT for those in `_absent`
-        self._present: list[dict[PeerId, Member]] = [{} for _ in range(places)]  # by stage, without those that left
+        self._present: list[dict[PeerId, Member]] = [{} for _ in range(stages)]  # by stage, without those that left
         self._unsorted = set[int]()  # stages with members added since they were last sorted
         self._absent: dict[PeerId, Member] = {}  # peers that left or were marked dead
-        self._due_unix_s = [math.inf] * (places + 1)  # by stage, the absent last: earliest expiry of a record
+        self._due_unix_s = [math.inf] * (stages + 1)  # by stage, the absent last: earliest expiry of a record
         self.shape = 0
         """Grows when a peer comes, goes, changes its state or goal, or first announces its speed."""
         self._counted: tuple[int, Sequence[tuple[int, int]]] = -1, ()  # (`shape`, `counts` at that shape)
-        self._stale = set(range(places))  # stages whose part of `_frozen` is out of date
-        self._changed = set(range(places))  # stages that changed since `changed` was last called
+        self._stale = set(range(stages))  # stages whose part of `_frozen` is out of date
+        self._changed = set(range(stages))  # stages that changed since `changed` was last called
         self._frozen = Swarm.frozen(() for _ in range(stages))
 
     def prefer(self, seen_at_work: Container[PeerId]) -> None:
         """Keep peers `seen_at_work` here, now and later, in crowded stages."""
         self._seen_at_work = seen_at_work
 
-    def attend(self, *stages: int) -> None:
-        """Know all members of `stages` from now on: of the one served here, and all feeders where this node feeds."""
-        self._own = stages
+    def attend(self, stage: int) -> None:
+        """Know all members of `stage` from now on: it is served here."""
+        self._own = stage
 
     def news(self, stage: int, records: Sequence[wire.SignedRecord], rng: random.Random) -> Sequence[wire.SignedRecord]:
         """The records of `stage` from the directory that may be new, found quickly. Of a crowd, unknown peers are
         chosen at random."""
-        crowd = len(records) > self._crowd_max and stage not in self._own
+        crowd = len(records) > self._crowd_max and stage != self._own
         self._sized(stage, len(records) if crowd else 0, rng)
         here = self.member
         unsent: list[wire.SignedRecord] = []
@@ -180,13 +178,13 @@ class PeerTable:
     @property
     def size(self) -> int:
         """Members of all stages, known or not: the sum of `sizes` in `swarm`."""
-        return sum(map(max, map(len, self._present[: self._stages]), self._sizes))
+        return sum(map(max, map(len, self._present), self._sizes))
 
     def counts(self) -> Sequence[tuple[int, int]]:
         """(members, serving members) of each stage. Cached, as it only changes with `shape`."""
         if self._counted[0] != self.shape:
             counts = [(len(here), sum(m.state == SERVING for m in here.values())) for here in self._present]
-            self._counted = self.shape, counts[: self._stages]
+            self._counted = self.shape, counts
         return self._counted[1]
 
     def serving(self) -> tuple[int, ...]:
@@ -198,14 +196,13 @@ class PeerTable:
     def swarm(self) -> Swarm:
         """The current frozen view. Unchanged stages are shared with the previous view."""
         if self._stale:
-            stages = [*self._frozen.stages, self._frozen.without_stage]
+            stages = [*self._frozen.stages]
             for stage in self._stale:
                 present = self._present[stage]
                 if stage in self._unsorted:
                     self._present[stage] = present = {peer: present[peer] for peer in sorted(present)}
                 stages[stage] = tuple(present.values())
-            *whole, without_stage = stages
-            self._frozen = Swarm.frozen(whole, self._frozen, self._sizes[:-1], without_stage)
+            self._frozen = Swarm.frozen(stages, self._frozen, self._sizes)
             self._stale.clear()
             self._unsorted.clear()
         return self._frozen
@@ -218,7 +215,7 @@ class PeerTable:
             self._stale.add(stage)
 
     def _crowded(self, member: Member) -> bool:
-        if member.stage in self._own or member.stage >= len(self._present):
+        if member.stage == self._own or member.stage >= len(self._present):
             return False
         special = member.kept_round is not None or member.moving_to is not None
         return len(self._present[member.stage]) >= self._crowd_max * (SPECIAL_MAX if special else 1)

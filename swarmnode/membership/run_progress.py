@@ -253,7 +253,7 @@ class RunProgress:
         now, total = self._wall.unix_s(), self._progress.total
         if not self.begun or not self.watch.due(now, total):
             return
-        present = [member.peer for member in self._peer_table.swarm().everyone()]
+        present = [member.peer for member in self._peer_table.swarm().members()]
         split = self.watch.look(now, total, self._progress.feeders, present)
         if split is not None:
             self.in_vain, self.owed = split, self.owed + split.own
@@ -271,7 +271,7 @@ class RunProgress:
         than was trained in vain here is believed."""
         if self.in_vain is None:
             return
-        here = {(m.peer, m.joined_unix_s): m.owed for m in self._peer_table.swarm().everyone() if m.feeds}
+        here = {(m.peer, m.joined_unix_s): m.owed for m in self._peer_table.swarm().members() if m.feeds}
         self._debts |= {feeding: owed for feeding, owed in here.items() if owed or feeding in self._debts}
         for gone in sorted(self._debts.keys() - here.keys()):
             owed = min(self._debts.pop(gone), self.in_vain.here)

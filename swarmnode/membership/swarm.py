@@ -21,27 +21,6 @@ COMING = (wire.NODE_STATE_TRAINING, wire.NODE_STATE_SYNCING, wire.NODE_STATE_JOI
 SHARED_MAX = 0  # recognised messages; a process of many nodes raises it (`remember`)
 
 
-# The places of a run: its stages, and one after the last for nodes that only feed.
-#
-# A record names its node's place where a stage would stand. A feeder's place is no stage of the manifest, so every
-# check of a stage refuses it, and it counts nowhere as a replica.
-
-
-def feeder_place(manifest: Manifest) -> int:
-    """The place of nodes that only feed: the run's number of stages."""
-    return manifest.pipeline.stages
-
-
-def places(manifest: Manifest) -> range:
-    """All places of the run, the feeders' last."""
-    return range(manifest.pipeline.stages + 1)
-
-
-def feeds_at(manifest: Manifest, place: int) -> bool:
-    """Whether nodes at `place` may feed: at the first stage, or without one."""
-    return place in (0, feeder_place(manifest))
-
-
 @dataclass(frozen=True, slots=True)
 class Member:
     """A peer, as described by its newest record."""
@@ -150,31 +129,24 @@ Members = tuple[Member, ...]
 @dataclass(frozen=True, slots=True)
 class Swarm:
     """All members by stage, sorted by peer id; of crowded stages, only some. An immutable snapshot. Values derived from
-    a stage's members are computed on demand and kept while these stay the same. `without_stage` are the nodes that only
-    feed: they are in no stage and count as no replica."""
+    a stage's members are computed on demand and kept while these stay the same."""
 
     stages: tuple[Members, ...]
     sizes: tuple[int, ...]  # members of each stage, known or not
     _parts: list[tuple[Members, Members] | None] = field(compare=False, repr=False)  # (serving, unsettled)
     _speeds: list[tuple[float, int] | None] = field(compare=False, repr=False)
-    without_stage: Members = ()
     _feeders: list[tuple[PeerId, ...]] = field(compare=False, repr=False, default_factory=list)
 
     @staticmethod
-    def frozen(
-        stages: Iterable[Members],
-        before: Swarm | None = None,
-        sizes: Sequence[int] | None = None,
-        without_stage: Members = (),
-    ) -> Swarm:
+    def frozen(stages: Iterable[Members], before: Swarm | None = None, sizes: Sequence[int] | None = None) -> Swarm:
         """A view of members sorted by peer id in each stage, which shares equal parts with `before`. `sizes`: larger
-        stage sizes, if known. `without_stage`: nodes that only feed, sorted as well."""
+        stage sizes, if known."""
         whole = tuple(stages)
         counts, nothing = map(len, whole), [None] * len(whole)
         largest = tuple(counts if sizes is None else map(max, counts, sizes))
-        swarm = Swarm(whole, largest, [*nothing], [*nothing], without_stage)
+        swarm = Swarm(whole, largest, [*nothing], [*nothing])
         if before is not None:
-            if whole and whole[0] is before.stages[0] and without_stage is before.without_stage:
+            if whole and whole[0] is before.stages[0]:
                 swarm._feeders[:] = before._feeders
             for stage, members in enumerate(whole):
                 if members is before.stages[stage]:
@@ -183,13 +155,12 @@ class Swarm:
 
     @staticmethod
     def of(members: Iterable[Member], stages: int) -> Swarm:
-        """The view of `members` in a run of that many stages. Those one place after the last stage only feed."""
-        by_stage: list[list[Member]] = [[] for _ in range(stages + 1)]
+        """The view of `members` in a run of that many stages."""
+        by_stage: list[list[Member]] = [[] for _ in range(stages)]
         for member in members:
-            if member.stage <= stages:
+            if member.stage < stages:
                 by_stage[member.stage].append(member)
-        *whole, without_stage = [tuple(sorted(stage, key=lambda m: m.peer)) for stage in by_stage]
-        return Swarm.frozen(whole, without_stage=without_stage)
+        return Swarm.frozen(tuple(sorted(stage, key=lambda m: m.peer)) for stage in by_stage)
 
     def serving(self, stage: int) -> Members:
         """Replicas that take microbatches."""
@@ -228,10 +199,9 @@ class Swarm:
         return tuple(member for member in self.stages[stage] if member.state in COMING)
 
     def feeders(self) -> tuple[PeerId, ...]:
-        """Nodes that start microbatches: replicas of stage 0 that have the text, and nodes without a stage."""
+        """Replicas of stage 0 that have the text and start microbatches."""
         if not self._feeders:
-            others = (member for member in self.without_stage if member.state == SERVING)
-            self._feeders.append(tuple(member.peer for member in (*self.serving(0), *others) if member.feeds))
+            self._feeders.append(tuple(member.peer for member in self.serving(0) if member.feeds))
         return self._feeders[0]
 
     def totals(self) -> list[int]:
@@ -242,11 +212,6 @@ class Swarm:
         """The members of all stages."""
         for stage in self.stages:
             yield from stage
-
-    def everyone(self) -> Iterable[Member]:
-        """The members of all stages, and the nodes that only feed."""
-        yield from self.members()
-        yield from self.without_stage
 
 
 @dataclass(frozen=True, slots=True)

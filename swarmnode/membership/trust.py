@@ -126,9 +126,7 @@ class BelievedSwarm:
             known_members or (members if stage in looks_at or not most else members[:most])
             for stage, (known_members, members) in enumerate(zip(known, swarm.stages, strict=True))
         ]
-        return Swarm.frozen(
-            stages, without_stage=self._known(swarm.without_stage) or swarm.without_stage[: most or None]
-        )
+        return Swarm.frozen(stages)
 
     def _known(self, members: Sequence[Member]) -> tuple[Member, ...]:
         return tuple([member for member in members if member.peer == self._me or member.peer in self._seen])

@@ -184,7 +184,6 @@ EVENTS: Final[dict[str, EventKind]] = {
         "rounds come faster or slower than replicas can meet: takes part only in every second, fourth ...",
         "stride before reason",
     ),
-    "feeder.waiting": _event("a node that only feeds waits until every stage has a replica", "stages reason"),
     "feeder.window": _event(
         "the size of microbatches, how many this feeder keeps in flight, and why", "limit microbatch reason"
     ),

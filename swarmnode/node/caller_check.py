@@ -8,8 +8,7 @@ A record is believed that its peer signed and that has not run out; it comes fro
                                                    signature it shows; at stage 0 a feeder itself
     reserve                                        a replica of a stage that sends microbatches to ours; at stage 0 a
                                                    feeder
-    opening, recompute                             a replica of another stage: checks follow an answer to its end; a
-                                                   feeder without a stage answers "recompute" alone, with text
+    opening, recompute                             a replica of another stage: checks follow an answer to its end
     accusation                                     any replica: who found an answer false shows it to its server's stage
                                                    and to that server's other callers
     exchange, commit, fallback, packet_receipt     a replica of our own stage
@@ -32,7 +31,7 @@ from swarmnode.errors import RemoteFault, Unavailable
 from swarmnode.ids import PeerId, RunId, short
 from swarmnode.manifest import Manifest
 from swarmnode.membership.access import check_warrant
-from swarmnode.membership.swarm import Member, feeder_place
+from swarmnode.membership.swarm import Member
 from swarmnode.node.presence import Presence
 from swarmnode.ports import Admit, Clock
 from swarmnode.remembered import Remembered
@@ -54,7 +53,7 @@ class CallerCheck:
         self._archivists = Remembered[PeerId, int]()  # until when, in Unix seconds
         self._presence = presence
         self._clock = clock
-        self._stages, self._feeders = manifest.pipeline.stages, feeder_place(manifest)
+        self._stages = manifest.pipeline.stages
         self._heard = Remembered[PeerId, Member]()
 
     def learn(self, signed: record_pb2.SignedRecord) -> None:
@@ -105,8 +104,6 @@ class CallerCheck:
         own = self._presence.status.stage
         if own is None:
             raise Unavailable("this node has no stage yet")
-        if own == self._feeders:
-            return range(self._stages) if method == "recompute" else ()
         if method in OWN_STAGE:
             return (own,)
         if method == "accusation":
@@ -117,7 +114,7 @@ class CallerCheck:
             return (self._stages - 1 - own,)
         if method in CHECKS:
             return [stage for stage in range(self._stages) if stage != own]
-        return (own - 1,) if own else (0, self._feeders)
+        return (max(0, own - 1),)  # at stage 0 feeders give work to replicas without text
 
     def _process(self, peer: PeerId, header: wire.Request) -> None:
         process = header.process
@@ -135,9 +132,9 @@ class CallerCheck:
         self._feeds(PeerId(process.feeder), "feeding")
 
     def _feeds(self, peer: PeerId, method: str) -> None:
-        self._serves(peer, method, (0, self._feeders))
+        self._serves(peer, method, (0,))
         member = self._member(peer)
-        if member is not None and member.stage == 0 and not member.feeds:
+        if member is not None and not member.feeds:
             raise Unavailable(f"{method} is for feeders; {short(peer)} starts no microbatches, as is known here")
 
     def _leaves(self, peer: PeerId) -> None:
@@ -149,7 +146,7 @@ class CallerCheck:
         member = self._member(peer)
         if member is None or member.stage not in stages:
             where = "no stage" if member is None or member.stage >= self._stages else f"stage {member.stage}"
-            due = "feeders" if self._feeders in stages else f"replicas of stage {self._listed(stages)}"
+            due = f"replicas of stage {self._listed(stages)}"
             raise Unavailable(f"{method} is for {due}; {short(peer)} has {where}, as is known here")
 
     @staticmethod

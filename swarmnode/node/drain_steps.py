@@ -33,11 +33,11 @@ LOOK_S = 0.05  # guess: between two looks at a feeder that holds
 
 
 class HeldWork:
-    """Counts, stops and finishes the microbatches of one stage, or of a node that only feeds (`backlog` None)."""
+    """Counts, stops and finishes the microbatches of one stage."""
 
-    def __init__(self, backlog: Backlog | None, feeder: Feeder | None = None) -> None:
+    def __init__(self, backlog: Backlog) -> None:
         self._backlog = backlog
-        self._feeder = feeder
+        self._feeder: Feeder | None = None
         self._refusing: str | None = None
 
     def feed_by(self, feeder: Feeder) -> None:
@@ -49,20 +49,17 @@ class HeldWork:
     @property
     def seconds(self) -> float:
         """Smoothed seconds that a microbatch takes from here, there and back."""
-        if self._backlog is not None:
-            return self._backlog.seconds
-        return 0.0 if self._feeder is None else self._feeder.seconds
+        return self._backlog.seconds
 
     @property
     def held(self) -> int:
         """Microbatches in work here."""
-        return len(self._backlog or ()) + (self._feeder.under_way if self._feeder is not None else 0)
+        return len(self._backlog) + (self._feeder.under_way if self._feeder is not None else 0)
 
     @property
     def finished(self) -> int:
         """Microbatches that came to their end here, ever."""
-        here = 0 if self._backlog is None else self._backlog.finished
-        return here + (self._feeder.returned if self._feeder is not None else 0)
+        return self._backlog.finished + (self._feeder.returned if self._feeder is not None else 0)
 
     def refuse(self, reason: str) -> None:
         """Begin nothing new, for good."""
@@ -72,8 +69,7 @@ class HeldWork:
 
     def _refuse(self, reason: str | None) -> None:
         self._refusing = reason
-        if self._backlog is not None:
-            self._backlog.refuse(reason)
+        self._backlog.refuse(reason)
 
     def hold(self, reason: str | None) -> None:
         """Begin nothing new for `reason`; None: begin again."""
@@ -108,8 +104,7 @@ class HeldWork:
 
     async def emptied(self) -> None:
         """After `hold`: wait until nothing is held any more."""
-        if self._backlog is not None:
-            await self._backlog.empty()
+        await self._backlog.empty()
         while self._feeder is not None and self._feeder.under_way:  # noqa: ASYNC110
             await asyncio.sleep(LOOK_S)
 

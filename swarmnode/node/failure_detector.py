@@ -42,29 +42,29 @@ class FailureDetector:
             await self._call()
 
     async def _call(self) -> None:
-        """In a small swarm: ping replicas that went silent while others of their stage did not, and silent feeders."""
+        """In a small swarm: ping replicas that went silent while others of their stage did not."""
         presence = self._presence
         if presence.peer_table.size > PINGED_MAX:
             return
-        if quiet_places := self._quiet(range(self._stages + 1)):
-            await presence.look(quiet_places)  # records of stages that we have little to do with come late
-            targets = [peer for peers in self._quiet(quiet_places).values() for peer in peers]
+        if quiet_stages := self._quiet(range(self._stages)):
+            await presence.look(quiet_stages)  # records of stages that we have little to do with come late
+            targets = [peer for peers in self._quiet(quiet_stages).values() for peer in peers]
             answering = await self._pinger.answering(targets)
             if dead := [peer for peer in targets if peer not in answering]:
                 presence.mark_dead(dead)
 
-    def _quiet(self, places: Iterable[int]) -> dict[int, list[PeerId]]:
-        """Members that went silent, by place (swarm.py); this node is not among them. No stage of which all have: that
-        is `_look`'s."""
+    def _quiet(self, stages: Iterable[int]) -> dict[int, list[PeerId]]:
+        """Members that went silent, by stage; this node is not among them. No stage of which all have: that is
+        `_look`'s."""
         swarm, now_unix_s, me = self._presence.peer_table.swarm(), self._clock.unix_s(), self._presence.me
         quiet_of = {}
-        for place in places:
-            serving = swarm.serving(place) if place < self._stages else swarm.without_stage
+        for stage in stages:
+            serving = swarm.serving(stage)
             peers = quiet(serving, now_unix_s, self._limits)
-            if place < self._stages and len(peers) == len(serving):
+            if len(peers) == len(serving):
                 continue
             if others := [peer for peer in peers if peer != me]:
-                quiet_of[place] = others
+                quiet_of[stage] = others
         return quiet_of
 
     async def _look(self, stage: int) -> None:

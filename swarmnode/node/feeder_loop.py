@@ -4,36 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import sys
 from collections.abc import Callable
-from typing import Protocol
 
 from swarmnode.data.blocks import BlockLedger
+from swarmnode.gossip.exchange import Gossip
 from swarmnode.ids import PeerId
 from swarmnode.manifest import Manifest
-from swarmnode.node.node_ports import NodeContext
 from swarmnode.node.presence import NO_STAGE, Presence, StageStatus
-from swarmnode.pipeline.feeder import Feeder, FirstHop, Samples
-from swarmnode.pipeline.microbatch_size import MicrobatchSizer
+from swarmnode.pipeline.feeder import Feeder
 from swarmnode.wire import record_pb2
 
 # The first measurement of an 8 B model on home machines takes most of an hour. Two feeders of five made it, because a
 # feeder that begins knows few others (simulated: thousand-8b).
 BASELINE_S = 60.0  # guess
 UNHEARD = PeerId("unheard")  # the name under which blocks of unknown feeders are remembered
-
-
-class RunRounds(Protocol):
-    """The run's outer rounds, as a feeder follows them."""
-
-    @property
-    def done(self) -> int:
-        """The last round that is done."""
-        ...
-
-    async def beyond(self, round_index: int) -> None:
-        """Return when a later round than `round_index` is done."""
-        ...
 
 
 def ledger_of(presence: Presence, manifest: Manifest, span: int = 1) -> BlockLedger:
@@ -52,36 +36,6 @@ def ledger_of(presence: Presence, manifest: Manifest, span: int = 1) -> BlockLed
     return ledger
 
 
-def make_feeder(
-    context: NodeContext,
-    hop: FirstHop,
-    incarnation: int,
-    samples: Samples,
-    speed: Callable[[], float],
-    counted: Callable[[int], None],
-    room: Callable[[], int] = lambda: sys.maxsize,
-) -> Feeder:
-    """A feeder of `samples`. It knows which blocks are finished, as far as this node has heard.
-
-    `incarnation` differs between all feeders of the same key; `speed` is this machine's, in samples/s; `counted` is
-    told the samples of each microbatch that came back; at most `room` samples are in flight.
-    """
-    manifest, presence, ports = context.manifest, context.presence, context.ports
-    return Feeder(
-        manifest,
-        presence.me,
-        incarnation,
-        hop,
-        samples,
-        MicrobatchSizer(manifest, presence.me, presence.status.rates, speed, ports.host),
-        ledger_of(presence, manifest, samples.span),
-        presence.believed,
-        counted,
-        ports.telemetry,
-        room,
-    )
-
-
 def fed_status(feeder: Feeder | None) -> StageStatus:
     """The part of a node's status that its `feeder` knows."""
     if feeder is None:
@@ -97,9 +51,7 @@ def fed_status(feeder: Feeder | None) -> StageStatus:
     )
 
 
-async def feeding(
-    feeder: Feeder, rounds: RunRounds, samples_total: Callable[[], int], done: int, resumed: bool
-) -> None:
+async def feeding(feeder: Feeder, rounds: Gossip, samples_total: Callable[[], int], done: int, resumed: bool) -> None:
     """Measure the held-out loss before anything is trained (or a checkpoint was `resumed`), then feed, and measure
     again after rounds past `done`, every `pipeline.validation_every_samples`.
 
@@ -120,7 +72,7 @@ async def feeding(
 
 async def _validating(
     feeder: Feeder,
-    rounds: RunRounds,
+    rounds: Gossip,
     samples_total: Callable[[], int],
     validated: int,
     first: bool,

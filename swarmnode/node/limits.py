@@ -60,8 +60,6 @@ class NodeRole(StrEnum):
 
     ANY = "any"
     """It serves a stage; at the first one it feeds as well, once it has the run's text."""
-    FEEDER = "feeder"
-    """It only feeds: it reads text, starts microbatches and reports losses, without a stage."""
     REPLICA = "replica"
     """It only serves stages, and neither reads nor fetches text."""
 

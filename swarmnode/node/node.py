@@ -17,14 +17,11 @@ from swarmnode.concurrency import background_tasks, forever
 from swarmnode.ids import PeerId, RunId, swarm_of
 from swarmnode.manifest import Manifest
 from swarmnode.membership.liveness import Pinger
-from swarmnode.membership.swarm import places
 from swarmnode.node.base_fetcher import BaseFetcher, serve_chunks
 from swarmnode.node.caller_check import CallerCheck
 from swarmnode.node.checkpointer import announce_checkpoints
 from swarmnode.node.drain import DrainReport, goodbye
 from swarmnode.node.failure_detector import FailureDetector, unban
-from swarmnode.node.feeder_only import FeederOnly, attend_feeding
-from swarmnode.node.limits import NodeRole
 from swarmnode.node.node_ports import NodeContext, NodePorts
 from swarmnode.node.notice import Notice, Notices
 from swarmnode.node.pause import PauseControl, StageSlot
@@ -46,7 +43,7 @@ T = TypeVar("T")
 
 
 class Node:
-    """A replica of one stage at a time, or a feeder without a stage (`ports.role`)."""
+    """A replica of one stage at a time."""
 
     def __init__(self, manifest: Manifest, run_id: RunId, ports: NodePorts, cut: int = 0) -> None:
         """`cut`: the amendment that cut the stages of `manifest` as they are, 0: none did."""
@@ -117,13 +114,8 @@ class Node:
 
     @property
     def stage(self) -> int | None:
-        """The stage this node serves or joins; None before it has chosen one, and where it only feeds."""
-        return None if self.feeds_only else self.presence.status.stage
-
-    @property
-    def feeds_only(self) -> bool:
-        """Whether this node never serves a stage."""
-        return self.ports.role is NodeRole.FEEDER
+        """The stage this node serves or joins; None before it has chosen one."""
+        return self.presence.status.stage
 
     @property
     def state(self) -> record_pb2.NodeState:
@@ -190,34 +182,19 @@ class Node:
         presence, transport, telemetry = self.presence, self.transport, self._telemetry
         await self.pause_control.going.wait()
         presence.note(addresses=tuple(await transport.addresses()))
-        if self.feeds_only:
-            await presence.look(places(self._manifest))
-        else:
-            await self.restorer.saved.look()
-            announce_checkpoints(self.ports.saving, self.restorer.saved, presence, self._manifest)
-            self._text.ask_for(stage)
-            at = await choose(self._context, self._text, stage)
-            tasks.create_task(self._text.keep_looking())
+        await self.restorer.saved.look()
+        announce_checkpoints(self.ports.saving, self.restorer.saved, presence, self._manifest)
+        self._text.ask_for(stage)
+        at = await choose(self._context, self._text, stage)
+        tasks.create_task(self._text.keep_looking())
         period_s, counts = self._manifest.limits.announce_period_s, presence.peer_table.counts
         tasks.create_task(measuring(transport, counts, presence.samples_total, telemetry, period_s))
         run_id, routers, banned = self._context.run_id, presence.routers, presence.banned
         tasks.create_task(unban(transport, run_id, routers, banned, telemetry, period_s))
-        if self.feeds_only:
-            await self._feed(tasks)
         transfer = None
         while True:
             transfer = await self._stay(at, transfer)
             at = transfer.stage
-
-    async def _feed(self, tasks: asyncio.TaskGroup) -> Never:
-        """Feed without a stage until cancelled."""
-        attend_feeding(self._context, tasks)
-        samples = await self._text.open()
-        async with FeederOnly.open(self._context, samples) as work:
-            with self._slot.holding(work):
-                tasks.create_task(self._context.failure_detector.run())
-                await self._unless_leaving(tasks, work.begin())
-        await forever()
 
     async def _stay(self, stage: int, transfer: StageTransfer | None) -> StageTransfer:
         """Join `stage` and serve it; returns what this node takes along to the next one."""
@@ -315,10 +292,10 @@ class Node:
         self.drain_report = report = DrainReport(notice)
         if self.presence.status.stage is not None:
             self.presence.set_state(record_pb2.NODE_STATE_DRAINING, notice.reason)
-        if (work := self._slot.work) is None:
+        if self.served is None:
             report.begin(notices.left_s(), self._telemetry)
         else:
-            await work.drain(notices, report, self._final_checkpoint)
+            await self.served.drain(notices, report, self._final_checkpoint)
         await goodbye(notices, self.presence, self._telemetry)
         seconds = asyncio.get_running_loop().time() - begun
         report.end(seconds, self.presence.peer_table.swarm(), self._telemetry)

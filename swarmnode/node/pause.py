@@ -10,10 +10,8 @@ from dataclasses import replace
 
 from swarmnode.errors import Unavailable
 from swarmnode.ids import PeerId
-from swarmnode.node.feeder_only import FeederOnly
 from swarmnode.node.presence import NO_WORK, Presence, StageObserver, StageStatus
 from swarmnode.node.served_stage import ServedStage
-from swarmnode.pipeline.feeder import Feeder
 from swarmnode.ports import Answer, Call, Handler, Telemetry
 from swarmnode.wire import record_pb2
 
@@ -21,50 +19,39 @@ FINISH_S = 30.0  # guess: held work is finished within this; the rest goes on, a
 
 
 class StageSlot:
-    """The work in hand; `work` is None while there is none."""
+    """The stage in service; `served` is None while none is."""
 
     def __init__(self) -> None:
-        self.work: ServedStage | FeederOnly | None = None
-        self._validated = NO_WORK.status()  # the status of the last work that has ended and had a validation
-
-    @property
-    def served(self) -> ServedStage | None:
-        """The stage being served; None while none is."""
-        return self.work if isinstance(self.work, ServedStage) else None
+        self.served: ServedStage | None = None
+        self._validated = NO_WORK.status()  # the status of the last stage that has ended and had a validation
 
     @contextmanager
-    def holding(self, work: ServedStage | FeederOnly) -> Iterator[None]:
-        """Hold `work` for the length of a block."""
-        self.work = work
+    def holding(self, served: ServedStage) -> Iterator[None]:
+        """Hold `served` for the length of a block."""
+        self.served = served
         try:
             yield
         finally:
-            if (ended := work.status()).loss_validation is not None:
+            if (ended := served.status()).loss_validation is not None:
                 self._validated = ended
-            self.work = None
+            self.served = None
 
     def observer(self) -> StageObserver:
-        """The work in hand, for news; one that does nothing while there is none."""
-        return self.work or NO_WORK
-
-    def feeder(self) -> Feeder | None:
-        """This node's feeder; None where nothing is fed."""
-        return None if self.work is None else self.work.feeder
+        """The stage in service, for news; one that does nothing while there is none."""
+        return self.served or NO_WORK
 
     def handler(self, method: str) -> Handler:
-        """A handler for calls of `method`. Raises Unavailable for a call that comes while there is no work."""
+        """A handler for calls of `method`. Raises Unavailable for a call that comes while no stage is served."""
 
         async def serve(peer: PeerId, call: Call) -> Answer:
-            if self.work is None:
+            if self.served is None:
                 raise Unavailable("this node has no stage yet")
-            if (handler := self.work.handlers().get(method)) is None:
-                raise Unavailable("this node only feeds")
-            return await handler(peer, call)
+            return await self.served.handlers[method](peer, call)
 
         return serve
 
     def status(self) -> StageStatus:
-        """The status of the work now. Work without a validation of its own has the last one that was made here."""
+        """The status of the stage now. One without a validation of its own has the last one that was made here."""
         now = self.observer().status()
         if now.loss_validation is not None:
             return now
@@ -107,28 +94,28 @@ class PauseControl:
         """Take no new work; returns when all held work is done, however long that takes."""
         if self._presence.status.stage is not None:
             self._presence.set_state(record_pb2.NODE_STATE_DRAINING, reason)
-        if (work := self._slot.work) is not None:
-            work.hold("this node is leaving")
-            await work.held_work.emptied()
+        if (served := self._slot.served) is not None:
+            served.hold("this node is leaving")
+            await served.held_work.emptied()
 
     async def _pause(self, reason: str) -> None:
         self._presence.set_state(record_pb2.NODE_STATE_PAUSED, reason)
-        if (work := self._slot.work) is None:
+        if (served := self._slot.served) is None:
             return
-        work.hold("this node is paused")
+        served.hold("this node is paused")
         try:
             async with asyncio.timeout(FINISH_S):
-                await work.held_work.emptied()
+                await served.held_work.emptied()
         except TimeoutError:
-            held = work.held_work.held
+            held = served.held_work.held
             self._telemetry.event("node.paused", level="warning", held=held, reason="what is held is not done yet")
         else:
             self._telemetry.event("node.paused", reason=reason)
 
     async def _resume(self, reason: str) -> None:
-        if (work := self._slot.work) is not None:
+        if (served := self._slot.served) is not None:
             try:
-                await work.resume()
+                await served.resume()
             except Unavailable as error:
                 self._telemetry.event("node.paused", level="warning", reason=f"cannot come back yet: {error}")
                 return

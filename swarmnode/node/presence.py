@@ -23,7 +23,7 @@ from swarmnode.membership.peer_table import PeerTable
 from swarmnode.membership.progress import Progress
 from swarmnode.membership.record import STRETCH_MAX, check_member, check_record, check_time, pass_of, sign_record
 from swarmnode.membership.run_progress import RunProgress
-from swarmnode.membership.swarm import SERVING, Member, Swarm, feeder_place, feeds_at, places, shared
+from swarmnode.membership.swarm import SERVING, Member, Swarm, shared
 from swarmnode.membership.trust import BelievedSwarm
 from swarmnode.metrics import name
 from swarmnode.pipeline.believed_rate import allowed_samples_per_s
@@ -231,12 +231,11 @@ class Presence:
         self.note(unable=self.status.unable - {stage} if able else self.status.unable | {stage})
 
     def attend(self, stage: int, sends_to: Collection[int], samples_per_second: float, saved_samples: int = 0) -> None:
-        """Be at `stage` from now on, or at the feeders' place (swarm.py): know all its members, where this node may
-        feed all feeders as well, and send work to those of `sends_to`. `samples_per_second`: the speed expected there;
-        0: not known yet. `saved_samples`: of the run, when this node saved that stage on its disk; 0: it has not."""
+        """Be at `stage` from now on: know all its members, and send work to those of `sends_to`. `samples_per_second`:
+        the speed expected there; 0: not known yet. `saved_samples`: of the run, when this node saved that stage on its
+        disk; 0: it has not."""
         self.note(stage=stage, samples_per_second=samples_per_second, saved_samples=saved_samples, moving_to=None)
-        feeders = (0, feeder_place(self._manifest)) if feeds_at(self._manifest, stage) else ()
-        self.peer_table.attend(stage, *feeders)
+        self.peer_table.attend(stage)
         self._sends_to = sends_to
         swarm = self.peer_table.swarm()
         for other, router in enumerate(self.routers):
@@ -277,10 +276,8 @@ class Presence:
     def _describe(self, now_unix_s: float) -> record_pb2.Record:
         us, stage = self.status, self._stage().status()
         assert us.stage is not None
-        speed = 0.0  # of a node without a stage
-        if us.stage < self._manifest.pipeline.stages:
-            own = stage.samples_per_second or us.samples_per_second
-            speed = min(SPEED_MAX, allowed_samples_per_s(self._manifest, us.stage, own, us.allowance))
+        own = stage.samples_per_second or us.samples_per_second
+        speed = min(SPEED_MAX, allowed_samples_per_s(self._manifest, us.stage, own, us.allowance))
         record = record_pb2.Record(
             run_id=self._run_id,
             peer_id=self.me,
@@ -340,7 +337,7 @@ class Presence:
     async def watching(self, stages: Sequence[int]) -> None:
         """Refresh `stages` every announce period, and all others within OTHERS_PERIODS, until cancelled. Look sooner
         while there is nobody to send work to: nodes that start together see nobody at first."""
-        others = [place for place in places(self._manifest) if place not in stages]
+        others = [stage for stage in range(self._manifest.pipeline.stages) if stage not in stages]
         turn, at_once = itertools.cycle(others), 0  # all were looked up when the stage was chosen
         while True:
             await self._adopt([*stages, *itertools.islice(turn, at_once)], self._directory.refresh)
@@ -424,7 +421,7 @@ class Presence:
         """Forget members that are not permitted any more, after the owner's rules changed."""
         if self.admission is None:
             return
-        for member in list(self.peer_table.swarm().everyone()):
+        for member in list(self.peer_table.swarm().members()):
             permit, reason = self.admission.judge(member.peer)
             if member.peer != self.me and not permit:
                 self.peer_table.forget(member.peer)
@@ -461,8 +458,8 @@ class Presence:
             permit, reason = self.admission.judge(peer, pass_of(record))
             if not permit:
                 raise RemoteFault(f"record of {peer}: {reason}")
-        if record.HasField("blocks") and not feeds_at(self._manifest, record.stage):
-            raise RemoteFault(f"record of {peer}: data blocks at stage {record.stage}, where nobody feeds")
+        if record.HasField("blocks") and record.stage:
+            raise RemoteFault(f"record of {peer}: data blocks at stage {record.stage}; only replicas of stage 0 feed")
         if peer == self.me or not self.peer_table.learn(record, member):
             return None
         if member is not None and not member.fed:

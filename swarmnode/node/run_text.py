@@ -18,7 +18,7 @@ from swarmnode.ids import PeerId, seeded
 from swarmnode.manifest import Manifest
 from swarmnode.manifest.location import base_url
 from swarmnode.membership.liveness import AGAIN_S
-from swarmnode.membership.swarm import SERVING, Member, Swarm, places
+from swarmnode.membership.swarm import SERVING, Member, Swarm
 from swarmnode.metrics import name
 from swarmnode.node.chunk_samples import ChunkSamples
 from swarmnode.node.limits import NodeRole
@@ -277,7 +277,7 @@ class RunText:
         return [m.peer for m in self._members() if m.data_digest == mine and m.peer != self._presence.me]
 
     def _members(self) -> list[Member]:
-        return list(self._presence.peer_table.swarm().everyone())
+        return list(self._presence.peer_table.swarm().members())
 
 
 # The stage that a node serves first, and after one whose text it cannot have.
@@ -292,14 +292,15 @@ LOOKS_MAX = 4  # guess: most see the same after one
 async def choose(context: NodeContext, text: RunText, asked: int | None) -> int:
     """The stage `asked` for, or the one that needs a replica most, after a look at all members of the run."""
     manifest, presence, pinger = context.manifest, context.presence, context.pinger
-    await presence.look(places(manifest))
+    stages = range(manifest.pipeline.stages)
+    await presence.look(stages)
     stage, reason = asked, "asked for"
     if stage is None:
         await text.look()
         rng, pipeline = seeded(manifest.seed, "stage", context.me), manifest.pipeline
         shares, rules = costs(manifest), RebalanceRules(pipeline.rebalance_ratio, pipeline.min_keep)
         living = await living_members(presence, pinger, context.ports.clock, context.telemetry)
-        empty = [at for at in range(pipeline.stages) if not living.serving(at)]
+        empty = [at for at in stages if not living.serving(at)]
         own = context.restorer.saved.best(empty, text.unable)
         if own is not None:
             stage, reason = own, "nobody serves it, and its trained state is saved here"
@@ -311,7 +312,7 @@ async def choose(context: NodeContext, text: RunText, asked: int | None) -> int:
                 before = stage
                 await presence.reserve(stage)
                 await asyncio.sleep(SETTLE_S)
-                await presence.look(places(manifest))
+                await presence.look(stages)
                 here = Swarm.of(
                     (m for m in presence.peer_table.swarm().members() if m.peer not in gone), pipeline.stages
                 )

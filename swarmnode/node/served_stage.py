@@ -20,7 +20,7 @@ from swarmnode.node.audit_setup import stage_audits
 from swarmnode.node.checkpointer import Checkpointer
 from swarmnode.node.drain import DrainReport, DrainTask, drain
 from swarmnode.node.drain_steps import HeldWork, StageDrain
-from swarmnode.node.feeder_loop import fed_status, feeding, make_feeder
+from swarmnode.node.feeder_loop import fed_status, feeding, ledger_of
 from swarmnode.node.node_ports import NodeContext
 from swarmnode.node.notice import Notices
 from swarmnode.node.presence import StageObserver, StageStatus
@@ -29,8 +29,9 @@ from swarmnode.node.stage_change import ROUND_WAIT_MAX_S, StageRebalancer, Stage
 from swarmnode.node.tied_ends import TiedEnds
 from swarmnode.parted_work import Parts
 from swarmnode.pipeline.backlog import Backlog
-from swarmnode.pipeline.feeder import Feeder, RemoteFirstHop, Samples, SharedFirstHop
+from swarmnode.pipeline.feeder import Feeder, Samples, SharedFirstHop
 from swarmnode.pipeline.hop import Hop
+from swarmnode.pipeline.microbatch_size import MicrobatchSizer
 from swarmnode.pipeline.next_hop import NextHop
 from swarmnode.pipeline.rebalance import load
 from swarmnode.ports import Answer, Call, Compute, Handler, Priority, Replica, State, WireTensor
@@ -230,7 +231,7 @@ class ServedStage(StageObserver):
         self._in_vain = context.presence.run_progress.in_vain  # what was known to be trained in vain
         self._from: frozenset[PeerId] = frozenset()  # then: who has the state, of all that serve the stage
         self.gossip.behind, self.gossip.stepped = self._fell_behind, self.hop.record_step
-        self._handlers: Mapping[str, Handler] = {
+        self.handlers: Mapping[str, Handler] = {  # of METHODS
             "process": self._in_service(self.hop.serve),
             "reserve": self._in_service(self.hop.reserve),
             "opening": self._in_service(self.audits.recompute.serve_opening),
@@ -290,12 +291,21 @@ class ServedStage(StageObserver):
 
     def _feed(self, samples: Samples) -> None:
         context, presence = self._context, self._context.presence
-        incarnation = presence.incarnation + self._served_before
-        worked = presence.run_progress.clock.history.record_work
-        others = RemoteFirstHop(self._next_hop, context.ports.identity, worked)
-        swarm = presence.peer_table.swarm
-        hop = SharedFirstHop(context.me, self.hop, others, presence.routers[0], swarm, self._speed)
-        self.feeder = feeder = make_feeder(context, hop, incarnation, samples, self._speed, self._fed, self.gossip.room)
+        manifest, worked = context.manifest, presence.run_progress.clock.history.record_work
+        router, swarm = presence.routers[0], presence.peer_table.swarm
+        self.feeder = feeder = Feeder(
+            manifest,
+            context.me,
+            presence.incarnation + self._served_before,  # differs between all feeders of the same key
+            SharedFirstHop(context.ports.identity, self.hop, self._next_hop, worked, router, swarm, self._speed),
+            samples,
+            MicrobatchSizer(manifest, context.me, presence.status.rates, self._speed, context.ports.host),
+            ledger_of(presence, manifest, samples.span),
+            presence.believed,
+            self._fed,
+            context.telemetry,
+            self.gossip.room,
+        )
         self.gossip.feed_by(feeder.changed.set, lambda: feeder.validating)
         self.held_work.feed_by(feeder)
         resumed = context.ports.saving.resume is not None or bool(context.restorer.saved.found)
@@ -554,10 +564,6 @@ class ServedStage(StageObserver):
                     await gossip.beyond(done)
 
     # ---- calls, news, status
-
-    def handlers(self) -> Mapping[str, Handler]:
-        """The handlers of METHODS."""
-        return self._handlers
 
     def _in_service(self, handler: Handler) -> Handler:
         """`handler`, which refuses calls while this node does not serve microbatches."""

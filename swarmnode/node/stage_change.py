@@ -16,7 +16,7 @@ from swarmnode.ids import PeerId
 from swarmnode.manifest import Manifest
 from swarmnode.manifest.gossip_compat import meets
 from swarmnode.membership.liveness import PINGED_MAX, SAMPLE, SOON_SHARE, Pinger
-from swarmnode.membership.swarm import COMING, SERVING, Swarm, places
+from swarmnode.membership.swarm import COMING, SERVING, Swarm
 from swarmnode.metrics import name
 from swarmnode.model.section import Sizes, snapshot_nbytes
 from swarmnode.model.split import stages_of
@@ -272,7 +272,7 @@ class StageRebalancer:
         return witnessed(used, rate, claimed)
 
     async def _look(self) -> None:
-        await self._presence.look(places(self._manifest))  # feeders without a stage decide whether the first one works
+        await self._presence.look(range(self._manifest.pipeline.stages))
 
     async def _prepare(self, move: StageMove, reason: str) -> StageTransfer | None:
         """Fetch the state of the new stage, then look again; None when this node stays."""

@@ -34,7 +34,7 @@ from swarmnode.errors import LocalFault, RemoteFault, Unavailable
 from swarmnode.identity import Identity
 from swarmnode.ids import PeerId, seeded, short
 from swarmnode.manifest import Manifest
-from swarmnode.membership.swarm import Swarm, feeder_place
+from swarmnode.membership.swarm import Swarm
 from swarmnode.metrics import name
 from swarmnode.pipeline import statement as statements
 from swarmnode.pipeline.audit import (
@@ -113,7 +113,6 @@ class Auditor:
         self._weigh = weigh
         self._rng = rng
         self.boundary_digest = replica.boundary_digest()
-        self.feeders = feeder_place(manifest)
         self._under_way = 0
         self._at_work = Remembered[PeerId, None]()  # whose answers came: they are asked first
         self.audits = Audits(manifest.pipeline.audit_share)
@@ -398,12 +397,9 @@ class Auditor:
         others = [peer for peer in found if peer not in self._at_work]
         return drawn + self._rng.sample(others, min(most - len(drawn), len(others)))
 
-    def other_feeders(self, *but: PeerId) -> Sequence[tuple[PeerId, int]]:
-        """(peer, place) of a few other nodes that feed, in random order."""
-        swarm, first = self._swarm(), {member.peer for member in self._swarm().serving(0)}
-        feeders = [peer for peer in swarm.feeders() if peer not in (*but, self.me)]
-        drawn = self._drawn(feeders)
-        return [(peer, 0 if peer in first else self.feeders) for peer in drawn]
+    def other_feeders(self, *but: PeerId) -> Sequence[PeerId]:
+        """A few other nodes that feed, in random order."""
+        return self._drawn([peer for peer in self._swarm().feeders() if peer not in (*but, self.me)])
 
     async def _opened(self, claim: HopClaim) -> HopEvidence | None:
         """The evidence of an answer; None if its server does not show it. A server whose evidence contradicts its

@@ -1,11 +1,11 @@
 """The feeder: reads data and starts microbatches. The first hop of each is a replica of stage 0: this node's own, or
-another node's (remote_first_hop.py)."""
+another node's (SharedFirstHop)."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
@@ -183,8 +183,7 @@ class FirstHop(Protocol):
 
     @property
     def boundary_digest(self) -> bytes:
-        """Digest of the frozen subspace that activations lie in; empty where the run has none or the first stage names
-        its own."""
+        """Digest of the frozen subspace that activations lie in; empty where the run has none."""
         ...
 
     async def run_microbatch(
@@ -278,11 +277,6 @@ class Feeder:
         if self._cut:
             yield self._block
         yield from self.ledger.coming(self.swarm().feeders())
-
-    @property
-    def seconds(self) -> float:
-        """Smoothed seconds of a microbatch, there and back; 0 before the first."""
-        return self._round_trip.seconds
 
     def hold(self, held: bool) -> None:
         """Start nothing new while `held`; microbatches in flight continue."""
@@ -459,41 +453,16 @@ class Feeder:
 # behind gets the next microbatch. Each feeder counts its part of the others' speed.
 
 
-class RemoteFirstHop:
-    """feeder.FirstHop by replicas of stage 0 on other machines. `worked` is told each that answered."""
-
-    boundary_digest = b""  # each replica names its own
-
-    def __init__(self, next_hop: NextHop, identity: Identity, worked: Callable[[PeerId], object]) -> None:
-        self._next_hop = next_hop
-        self._identity = identity
-        self._worked = worked
-
-    async def run_microbatch(
-        self,
-        process: wire.Process,
-        x: WireTensor,
-        tokens: WireTensor,
-        deadline: float,
-        but: Collection[PeerId] | None = None,
-    ) -> MicrobatchResult:
-        """See feeder.FirstHop. With `but`, those replicas are not asked, and it raises Unavailable once all others are
-        busy, banned or were tried."""
-        sign_feed(process, tokens, self._next_hop.run_id, self._identity)
-        outcome = await self._next_hop.send(process, x, tokens, deadline, but)
-        if process.purpose == wire.PURPOSE_TRAIN and outcome.peer is not None:
-            self._worked(outcome.peer)
-        return outcome
-
-
 @dataclass(eq=False)
 class SharedFirstHop:
-    """feeder.FirstHop by `own`, this node's replica, and by replicas of the first stage that do not feed. `router`
-    knows the speed of the first stage's replicas; `speed` is this machine's, in samples/s."""
+    """feeder.FirstHop by `own`, this node's replica, and by replicas of the first stage that do not feed, through
+    `next_hop`. `worked` is told each of them that answered. `router` knows the speed of the first stage's replicas;
+    `speed` is this machine's, in samples/s."""
 
-    me: PeerId
+    identity: Identity
     own: FirstHop
-    others: RemoteFirstHop
+    next_hop: NextHop
+    worked: Callable[[PeerId], object]
     router: Router
     swarm: Callable[[], Swarm]
     speed: Callable[[], float]
@@ -515,14 +484,18 @@ class SharedFirstHop:
     ) -> MicrobatchResult:
         """See feeder.FirstHop. Held-out microbatches stay here."""
         if process.purpose == wire.PURPOSE_TRAIN and self._is_theirs(process.samples):
-            digest = process.boundary_digest
-            process.boundary_digest = self.others.boundary_digest
+            process.boundary_digest = b""  # each replica names its own
+            sign_feed(process, tokens, self.next_hop.run_id, self.identity)
             try:
-                return await self.others.run_microbatch(process, x, tokens, deadline, but=self._feeding())
+                outcome = await self.next_hop.send(process, x, tokens, deadline, self._feeding())
             except MicrobatchLost:
                 raise
             except Unavailable:  # they are busy or gone, and we are here
-                process.boundary_digest = digest
+                process.boundary_digest = self.boundary_digest
+            else:
+                if outcome.peer is not None:
+                    self.worked(outcome.peer)
+                return outcome
         loop = asyncio.get_running_loop()
         begun = loop.time()
         outcome = await self.own.run_microbatch(process, x, tokens, deadline)
@@ -532,7 +505,7 @@ class SharedFirstHop:
 
     def _feeding(self) -> tuple[PeerId, ...]:
         """This node and the other feeders, which have work of their own."""
-        return (self.me, *self.swarm().feeders())
+        return (self.identity.peer_id, *self.swarm().feeders())
 
     def _without_text(self) -> Sequence[PeerId]:
         swarm = self.swarm()

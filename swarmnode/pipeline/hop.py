@@ -103,7 +103,7 @@ class Hop:
                 inputs.observe_input(FeederInput(PeerId(process.feeder), peer, *named, tokens, x))
         tensors = () if outcome.gradient is None else (outcome.gradient,)
         if process.purpose == wire.PURPOSE_TRAIN and process.position:
-            self.history.record_request(peer)  # a feeder without a stage does no work of the run
+            self.history.record_request(peer)  # feeding alone is no work of the run
         return UnsignedAnswer(wire.Reply(processed=report), tensors, urgent=True, prints=outcome.prints)
 
     async def _signed(

@@ -5,8 +5,8 @@ under the same numbers, and the activations with those that other replicas of th
 is alike once is right, and two others that agree with each other outvote one. Where voters are too few, our own copy of
 the text decides about tokens, and a recomputation here with the weights of each about activations.
 
-Of a microbatch that a feeder without a stage sent through a replica of the first stage, each answers for its own part:
-the feeder for the text, which it signed, the replica for the activations.
+Of a microbatch that a feeder sent through another replica of the first stage, each answers for its own part: the feeder
+for the text, which it signed, the replica for the activations.
 """
 
 from __future__ import annotations
@@ -62,69 +62,67 @@ class InputAuditor:
         if fed.server == fed.feeder:
             self._auditor.perhaps(fed.feeder, lambda: self.check(fed))
         else:
-            self._auditor.perhaps(fed.feeder, lambda: self._check_text(fed, self._auditor.feeders))
+            self._auditor.perhaps(fed.feeder, lambda: self._check_text(fed))
             self._auditor.perhaps(fed.server, lambda: self.check_activations(fed))
 
     async def check(self, fed: FeederInput) -> None:
-        """Check the text of a feeder with a stage, then what it made of it."""
+        """Check the text of a feeder that serves its microbatch itself, then what it made of it."""
         made = dict[PeerId, WireTensor]()
-        if await self._check_text(fed, 0, made):
+        if await self._check_text(fed, made):
             await self.check_activations(fed, made)
 
-    async def _check_text(self, fed: FeederInput, place: int, made: dict[PeerId, WireTensor] | None = None) -> bool:
-        """Compare the tokens with those of other readers of the text until two agree; whether they are right. `place`:
-        that of the feeder. `made` gets the activations of the reader that agrees, if it made any."""
+    async def _check_text(self, fed: FeederInput, made: dict[PeerId, WireTensor] | None = None) -> bool:
+        """Compare the tokens with those of other readers of the text until two agree; whether they are right. `made`
+        gets the activations of the reader that agrees."""
         auditor, readings, failures = self._auditor, list[tuple[PeerId, WireTensor]](), list[str]()
-        for peer, at in auditor.other_feeders(fed.feeder):
+        for peer in auditor.other_feeders(fed.feeder):
             try:
-                tokens, *activations = await self._text_of(peer, at, fed)
+                tokens, activations = await self._text_of(peer, fed)
             except (Unavailable, RemoteFault) as error:
                 failures.append(f"{short(peer)}: {error}")
                 continue
             if same_tokens(tokens, fed.tokens):
-                if made is not None and activations:
-                    made[peer] = activations[0]
-                # Of a feeder with a stage its activations are still to be checked.
+                if made is not None:
+                    made[peer] = activations
+                # Of a feeder that serves its microbatch itself, the activations are still to be checked.
                 if fed.server != fed.feeder:
-                    auditor.record_right(fed.feeder, place, f"{short(peer)} reads the same")
+                    auditor.record_right(fed.feeder, 0, f"{short(peer)} reads the same")
                 return True
             if any(same_tokens(tokens, before) for _, before in readings):
-                return self._other_text(fed, place)
+                return self._other_text(fed)
             readings.append((peer, tokens))
-        if not readings and fed.server == fed.feeder:  # our own copy alone decides where a feeder has no stage
-            auditor.tell(fed.feeder, place, "undone", "; ".join(failures) or "no other feeder")
+        if not readings and fed.server == fed.feeder:
+            auditor.tell(fed.feeder, 0, "undone", "; ".join(failures) or "no other feeder")
             return False
         try:
             own = await self._read(range(fed.first, fed.first + fed.samples))
         except (Unavailable, RemoteFault, DataError, LocalFault) as error:
             outcome = "undecided" if readings else "undone"
-            auditor.tell(fed.feeder, place, outcome, "; ".join([*failures, str(error)]))
+            auditor.tell(fed.feeder, 0, outcome, "; ".join([*failures, str(error)]))
             return False
         if not same_tokens(own, fed.tokens):
-            return self._other_text(fed, place)
+            return self._other_text(fed)
         if fed.server != fed.feeder:
-            auditor.record_right(fed.feeder, place, "our copy of the text has the same")
+            auditor.record_right(fed.feeder, 0, "our copy of the text has the same")
         return True
 
-    def _other_text(self, fed: FeederInput, place: int) -> bool:
-        self._auditor.record_false(fed.feeder, place, fed.microbatch, "its samples are not the run's text")
+    def _other_text(self, fed: FeederInput) -> bool:
+        self._auditor.record_false(fed.feeder, 0, fed.microbatch, "its samples are not the run's text")
         return False
 
-    async def _text_of(self, peer: PeerId, place: int, fed: FeederInput) -> Sequence[WireTensor]:
-        """Tokens of the same samples, read by `peer` at `place`, and at the first stage its activations. Raises
-        Unavailable, RemoteFault."""
-        digest = self._auditor.boundary_digest if place == 0 else b""
-        request = wire.Recompute(stage=place, samples=fed.samples, boundary_digest=digest, first_sample=fed.first)
+    async def _text_of(self, peer: PeerId, fed: FeederInput) -> Sequence[WireTensor]:
+        """Tokens of the same samples, read by `peer`, and what it makes of them. Raises Unavailable, RemoteFault."""
+        digest = self._auditor.boundary_digest
+        request = wire.Recompute(stage=0, samples=fed.samples, boundary_digest=digest, first_sample=fed.first)
         most = fed.x.nbytes + fed.tokens.nbytes + REPLY_SLACK_BYTES
         call = Call(wire.Request(recompute=request))
         answer = await self._auditor.ask(peer, call, about=fed.feeder, timeout_s=TIMEOUT_S, most=most)
-        if len(answer.tensors) != (2 if place == 0 else 1):
+        if len(answer.tensors) != 2:
             raise RemoteFault(f"{len(answer.tensors)} tensors of samples that were read")
-        tokens = answer.tensors[0]
+        tokens, activations = answer.tensors
         if tokens.shape != fed.tokens.shape or tokens.dtype not in TOKEN_DTYPES:
             raise RemoteFault(f"tokens {tokens.dtype}{list(tokens.shape)}; {list(fed.tokens.shape)} are due")
-        for activations in answer.tensors[1:]:
-            check_activations(self._auditor.manifest, fed.samples, activations, "activations")
+        check_activations(self._auditor.manifest, fed.samples, activations, "activations")
         return answer.tensors
 
     async def check_activations(self, fed: FeederInput, made: dict[PeerId, WireTensor] | None = None) -> None:

@@ -372,5 +372,5 @@ class MicrobatchSizer:
 
     def _slots(self, swarm: Swarm) -> int:
         """Most microbatches of one feeder that each stage to which they are sent holds."""
-        fewest = max(1, min(swarm.sizes[0 if swarm.without_stage else 1 :], default=1))
+        fewest = max(1, min(swarm.sizes[1:], default=1))
         return max(1, self._manifest.limits.in_flight_max * fewest // max(1, len(swarm.feeders())))

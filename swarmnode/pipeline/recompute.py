@@ -16,7 +16,6 @@ from swarmnode.errors import Busy, RemoteFault, Unavailable
 from swarmnode.ids import MICROBATCH_ID_BYTES, PeerId
 from swarmnode.manifest import Manifest
 from swarmnode.manifest.check import COUNT_MAX
-from swarmnode.membership.swarm import feeder_place
 from swarmnode.metrics import name
 from swarmnode.pipeline.backlog import check_activations, check_inputs, check_samples, check_tokens
 from swarmnode.pipeline.statement import Fingerprint, HopEvidence
@@ -185,29 +184,3 @@ def hop_again(
     assert tape is not None
     x_gradient = replica.backward(tape, gradient, samples, accumulate=False)
     return 0.0, (y,) if x_gradient is None else (y, x_gradient)
-
-
-class TextService:
-    """Handler of method "recompute" at a node without a stage."""
-
-    def __init__(self, manifest: Manifest, text: Text) -> None:
-        """`text` returns the tokens [B, T+1] of training samples, None if they are not at hand."""
-        self._manifest = manifest
-        self._text = text
-        self._rate = PeerBudget(PER_MINUTE_MAX / 60.0, PER_MINUTE_MAX)
-
-    async def serve(self, peer: PeerId, call: Call) -> Answer:
-        """The tokens of the samples named. Raises RemoteFault for a malformed request, Busy for one too many,
-        Unavailable where the text is not at hand."""
-        request = call.header.recompute
-        if request.stage != feeder_place(self._manifest):
-            raise RemoteFault(f"hop of stage {request.stage} sent to a feeder without a stage")
-        check_samples(self._manifest, request.samples, b"", b"")
-        if call.tensors or request.first_sample >= COUNT_MAX:
-            raise RemoteFault(f"{len(call.tensors)} tensors for samples from {request.first_sample}; expected none")
-        if not self._rate.take(peer, asyncio.get_running_loop().time()):
-            raise Busy(f"{PER_MINUTE_MAX} texts were read for you within a minute", retry_after_s=10.0)
-        tokens = await self._text(range(request.first_sample, request.first_sample + request.samples))
-        if tokens is None:
-            raise Unavailable("this feeder has not that text at hand")
-        return Answer(wire.Reply(recompute=wire.Recomputed()), (tokens,))

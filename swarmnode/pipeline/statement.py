@@ -4,9 +4,9 @@ A statement is made for each caller, also where several get one kept answer (hop
 fingerprint: the request, what was sent on, what came back, and the answer. With the tensors, any peer can recompute the
 hop and compare (auditor.py). A false answer and its statement can be shown to others as evidence.
 
-A feeder without a stage signs the tokens of a microbatch that a replica of the first stage takes on for it. The next
-stage learns from it that these are the feeder's tokens and not the replica's. So each answers for its own part: the
-feeder for the text, the replica for the activations (input_check.py).
+A feeder signs the tokens of a microbatch that another replica of the first stage takes on for it. The next stage learns
+from it that these are the feeder's tokens and not the replica's. So each answers for its own part: the feeder for the
+text, the replica for the activations (input_check.py).
 """
 
 from __future__ import annotations

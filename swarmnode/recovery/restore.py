@@ -442,7 +442,7 @@ class _Restoration:
         """Have the newest state of `stage` of `before` in this home. Raises Unavailable."""
         here, own = self._restorer, self._restorer.saved.recut([stage])
         wired, run = STAGES_MAX + stage, partial(here.compute.run, Priority.OUTER, 0)
-        members = [m.peer for m in self._swarm().everyone() if m.peer != self._membership.me]
+        members = [m.peer for m in self._swarm().members() if m.peer != self._membership.me]
         offers = await self._offers(wired, WHOLE, members)
         if own is not None and own.checkpoint.round >= max((offer.round for _, offer in offers), default=0):
             return
@@ -526,7 +526,7 @@ class _Restoration:
         seen = {self._membership.me, *self._only}
         stages = list(swarm.stages)
         stages[self._stage] = tuple([member for member in stages[self._stage] if member.peer in seen])
-        return Swarm.frozen(stages, without_stage=swarm.without_stage)
+        return Swarm.frozen(stages)
 
     # ---- fetch
 

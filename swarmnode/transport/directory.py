@@ -1,6 +1,6 @@
 """The real Directory: signed records in hivemind's DHT, on the same p2pd as the calls.
 
-The DHT only gives hints. Each place (a stage, or nodes that only feed) has a key; each node owns one subkey of it, its
+The DHT only gives hints. Each place (a stage) has a key; each node owns one subkey of it, its
 peer id, and only it may store that. All keys are known in advance and all values are verified SignedRecords.
 
 A find of the DHT moves all records under a key from each of its HOLDERS, and so does a store. So both are only used to

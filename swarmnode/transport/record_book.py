@@ -42,7 +42,7 @@ class KnownRecord:
 
 
 class RecordBook:
-    """The records of one node, by place (a stage, or after the last one: nodes that only feed)."""
+    """The records of one node, by place (a stage, or after the last one: nodes of older versions that only feed)."""
 
     def __init__(
         self,

@@ -210,7 +210,7 @@ async def test_a_run_on_an_organisers_own_text_outlives_its_server_and_its_only_
         await organiser.prepare(url)
         try:
             coordinator = await organiser.coordinate()
-            feeder = await organiser.volunteer("feeder", "--role", "feeder", "--allow-private-addresses")
+            feeder = await organiser.volunteer("feeder", "--stage", "0", "--allow-private-addresses")
             # These do not allow addresses of this machine, so they have text of members alone; the first wants none.
             first = await organiser.volunteer("first", "--stage", "0", "--role", "replica")
             # Else one of them finds the first stage empty, and goes there and feeds.
@@ -219,7 +219,7 @@ async def test_a_run_on_an_organisers_own_text_outlives_its_server_and_its_only_
             everyone = [feeder, first, *others]
             await until(organiser.children, lambda: samples(feeder) > 64, "training has begun")
             assert fetched(feeder, "web") > 0 and "index.json" in dict(asked), "from the manifest's server"
-            assert feeder.status is not None and feeder.status.stage == feeder.status.stages, "it has no stage"
+            assert feeder.status is not None
             assert not any(map(feeds, (first, *others)))
             begun = feeder.status.loss_validation_first
 

@@ -37,8 +37,8 @@ class Asking:
     def others(self, stage: int, *but: PeerId) -> Sequence[PeerId]:
         return [OTHER, THIRD]
 
-    def other_feeders(self, *but: PeerId) -> Sequence[tuple[PeerId, int]]:
-        return [(OTHER, 0), (THIRD, 0)]
+    def other_feeders(self, *but: PeerId) -> Sequence[PeerId]:
+        return [OTHER, THIRD]
 
     async def ask(self, peer: PeerId, call: Call, *, about: PeerId, timeout_s: float, most: int) -> Answer:
         tensors = self._made[1:] if call.tensors else self._made

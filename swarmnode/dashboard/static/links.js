@@ -35,7 +35,7 @@ function draw() {
   pen.setTransform(scale, 0, 0, scale, 0, 0);
   pen.clearRect(0, 0, width, height);
   cells = null;
-  const here = [...state.nodes.values()].filter((node) => !["left", "gone"].includes(node.state) && node.stage <= state.run.stages);
+  const here = [...state.nodes.values()].filter((node) => !["left", "gone"].includes(node.state) && node.stage < state.run.stages);
   if (here.length > MAP_MAX) return matrix(pen, width, height, here);
   const many = place(width, height);
   const most = Math.max(1, ...state.links.map((link) => link.nbytes));
@@ -70,7 +70,6 @@ function draw() {
   pen.font = "12px system-ui";
   pen.fillStyle = muted;
   pen.textAlign = "center";
-  if (feeding()) pen.fillText("feeders", column(state.run.stages, width), height - 6);
   for (let stage = 0; stage < state.run.stages; stage += 1) {
     if (state.run.stages <= 16 || stage % 4 === 0) pen.fillText(state.run.stages <= 8 ? `stage ${stage}` : stage, column(stage, width), height - 6);
   }
@@ -79,7 +78,7 @@ function draw() {
 
 function matrix(pen, width, height, here) {
   const stages = here.length > MATRIX_MAX;
-  const items = stages ? [...new Set(here.map((node) => node.stage))].sort((a, b) => a - b).map((stage) => ({ key: stage, stage, name: stage === state.run.stages ? "feeders" : `stage ${stage}` }))
+  const items = stages ? [...new Set(here.map((node) => node.stage))].sort((a, b) => a - b).map((stage) => ({ key: stage, stage, name: `stage ${stage}` }))
     : here.map((node) => ({ key: node.peer, stage: node.stage, name: node.name })).sort((a, b) => a.stage - b.stage || (a.name < b.name ? -1 : 1));
   const index = new Map(items.map((item, place) => [item.key, place]));
   const of = (peer) => index.get(stages ? state.nodes.get(peer)?.stage : peer);
@@ -133,21 +132,15 @@ function matrix(pen, width, height, here) {
   }
 }
 
-function feeding() {
-  return [...state.nodes.values()].some((node) => node.stage === state.run.stages);
-}
-
-// Nodes that only feed stand before the first stage.
 function column(stage, width) {
-  const stages = state.run.stages, before = feeding() ? 1 : 0;
-  const columns = stages + before, at = stage === stages ? 0 : stage + before;
-  return columns === 1 ? width / 2 : 34 + (at * (width - 84)) / (columns - 1);
+  const stages = state.run.stages;
+  return stages === 1 ? width / 2 : 34 + (stage * (width - 84)) / (stages - 1);
 }
 
 function place(width, height) {
   const byStage = new Map();
   for (const node of state.nodes.values()) {
-    if (node.state === "left" || node.state === "gone" || node.stage > state.run.stages) continue;
+    if (node.state === "left" || node.state === "gone" || node.stage >= state.run.stages) continue;
     if (!byStage.has(node.stage)) byStage.set(node.stage, []);
     byStage.get(node.stage).push(node);
   }

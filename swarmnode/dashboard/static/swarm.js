@@ -12,18 +12,17 @@ let shape = "";
 export function update() {
   const nodes = [...state.nodes.values()];
   const stages = state.run ? state.run.stages : 0;
-  const sizes = new Array(stages + 1).fill(0); // nodes that only feed are one place after the last stage
-  for (const node of nodes) if (node.stage <= stages) sizes[node.stage] += 1;
+  const sizes = new Array(stages).fill(0);
+  for (const node of nodes) sizes[node.stage] += 1;
   const dense = Math.max(0, ...sizes) > ROOMY_MAX;
-  const places = stages + (sizes[stages] ? 1 : 0);
-  const wanted = `${stages}/${places}/${dense}`;
-  if (wanted !== shape) build(stages, places, dense, wanted);
+  const wanted = `${stages}/${dense}`;
+  if (wanted !== shape) build(stages, dense, wanted);
   // In steps of a quarter, so that bars need not all be drawn again whenever the fastest node speeds up a little.
   const fastest = 1.25 ** Math.ceil(Math.log(Math.max(1e-9, ...nodes.map((node) => node.speed))) / Math.log(1.25));
   const seen = new Set();
   const fresh = new Map();
   for (const node of nodes) {
-    if (node.stage >= places) continue;
+    if (node.stage >= stages) continue;
     seen.add(node.peer);
     const kept = tiles.get(node.peer);
     if (kept && kept.row === node && kept.fastest === fastest) continue;
@@ -42,24 +41,23 @@ export function update() {
       tiles.delete(peer);
     }
   }
-  for (let stage = 0; stage < places; stage += 1) heading(stage, sizes);
+  for (let stage = 0; stage < stages; stage += 1) heading(stage);
   roving();
 }
 
-function build(stages, places, dense, wanted) {
+function build(stages, dense, wanted) {
   shape = wanted;
   tiles.clear();
   rows.clear();
   const host = document.getElementById("stages");
   host.classList.toggle("dense", dense);
   host.replaceChildren();
-  for (let stage = 0; stage < places; stage += 1) {
-    const feeders = stage === stages;
+  for (let stage = 0; stage < stages; stage += 1) {
     const note = element("span", { class: "note" });
-    const list = element("ul", { "aria-label": feeders ? "Nodes that only feed" : `Replicas of stage ${stage}` });
-    const title = feeders ? "They read text and serve no stage" : `${count(state.run.stage_parameters[stage])} parameters`;
+    const list = element("ul", { "aria-label": `Replicas of stage ${stage}` });
+    const title = `${count(state.run.stage_parameters[stage])} parameters`;
     const row = element("section", { class: "stage" },
-      element("h3", { title }, feeders ? "Feeders" : `Stage ${stage}`, note), list);
+      element("h3", { title }, `Stage ${stage}`, note), list);
     host.append(row);
     rows.set(stage, { list, note, row });
   }
@@ -68,12 +66,8 @@ function build(stages, places, dense, wanted) {
   host.onkeydown = arrows;
 }
 
-function heading(stage, sizes) {
+function heading(stage) {
   const { note, row } = rows.get(stage);
-  if (stage === state.run.stages) {
-    write(note, plural(sizes[stage], "node"));
-    return;
-  }
   const serving = state.summary ? state.summary.replicas[stage] : 0;
   write(note, serving ? plural(serving, "replica") : "nobody serves it");
   row.classList.toggle("empty", !serving);
@@ -93,8 +87,7 @@ function make(node, dense) {
 
 function fill(tile, node, dense, fastest) {
   const { link, parts } = tile;
-  const feeds = state.run && node.stage === state.run.stages;
-  const work = feeds ? "feeds only" : `${node.speed.toFixed(1)} samples/s, ${node.queue} waiting, round ${node.round}`;
+  const work = `${node.speed.toFixed(1)} samples/s, ${node.queue} waiting, round ${node.round}`;
   const told = `${node.name}: ${node.state}, ${work}`;
   tile.row = node;
   tile.fastest = fastest;
@@ -107,8 +100,8 @@ function fill(tile, node, dense, fastest) {
     return;
   }
   write(parts.name, node.name);
-  write(parts.speed, node.state !== "training" ? node.state : feeds ? "feeds" : `${node.speed.toFixed(1)}/s`);
-  write(parts.facts, feeds ? "no stage" : `${plural(node.queue, "waiting", "waiting")} · round ${node.round}`);
+  write(parts.speed, node.state !== "training" ? node.state : `${node.speed.toFixed(1)}/s`);
+  write(parts.facts, `${plural(node.queue, "waiting", "waiting")} · round ${node.round}`);
   parts.bar.style.transform = `scaleX(${share.toFixed(2)})`;
 }
 
