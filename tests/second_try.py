@@ -5,8 +5,6 @@ A loaded machine must not fail the suite. A fault in the code fails both times; 
     python -m tests.second_try build/rest-tests.txt build/live-tests.txt ...
 """
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

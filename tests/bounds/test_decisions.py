@@ -3,8 +3,6 @@
 Messages are made from the table of bounds. Work is counted in lines of ours that run, not in time.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import math

@@ -1,7 +1,5 @@
 """Every field of every message has its range, and what is out of it is refused where it arrives."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from typing import Any

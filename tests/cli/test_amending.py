@@ -1,7 +1,5 @@
 """`amend` and `owner` as commands: what lands in the run's folder, and what they refuse."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`import swarmnode`: runs to look at, plans, comparisons, a method from a package of its own."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,7 +1,5 @@
 """The command line: help for every verb, one line for every mistake, no imports that are not needed."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

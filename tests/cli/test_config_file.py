@@ -1,7 +1,5 @@
 """Flag, then variable, then file, then default: which of them counts, and that each says where it is from."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

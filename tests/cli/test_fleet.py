@@ -1,7 +1,5 @@
 """Processes of a local swarm: real ones with real control sockets, standing in for nodes. Nothing may survive."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

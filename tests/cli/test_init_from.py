@@ -1,7 +1,5 @@
 """`init --from` and `init --data`: runs on a pretrained model and on a data set; what is none is said in one line."""
 
-from __future__ import annotations
-
 import json
 import struct
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """`export`, `eval` and `generate` on what a small run has left behind."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import json

@@ -1,7 +1,5 @@
 """What [evaluation] of a manifest lists, measured by `eval --all`, and a conversation with a model."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

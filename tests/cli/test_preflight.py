@@ -1,7 +1,5 @@
 """A node that cannot work says so before anything is announced: data, tokenizer, disk."""
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Processes forked from a zygote: like those run as a command, to themselves and to whoever watches them."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

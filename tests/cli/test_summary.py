@@ -1,7 +1,5 @@
 """The arithmetic of a summary, by literals."""
 
-from __future__ import annotations
-
 import io
 import json
 

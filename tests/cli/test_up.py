@@ -1,7 +1,5 @@
 """`up` as a command: which manifest it takes, where it puts things, what it ends with. Nodes are stood in for."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

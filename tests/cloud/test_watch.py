@@ -1,7 +1,5 @@
 """Watchers against metadata services really served over HTTP."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import time

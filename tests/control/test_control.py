@@ -1,7 +1,5 @@
 """The control API over a real unix socket, on the standard loop and on uvloop."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

@@ -1,7 +1,5 @@
 """`join --device all`: a process for each accelerator."""
 
-from __future__ import annotations
-
 import signal
 import sys
 from pathlib import Path

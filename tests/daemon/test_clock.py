@@ -1,7 +1,5 @@
 """A clock that is set while a node runs: what is followed, what is told, and that time goes on evenly."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

@@ -1,7 +1,5 @@
 """A node opens none of its user's other files, and neither does what it starts."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """A node that ends of a fault says so in its log before it is gone."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A person's pause outlives the process."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Alarms: literals in, reasons out; and what no picture may do to them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The page offers the model: numbers to everybody who sees it, files where they may be had, and nothing else."""
 
-from __future__ import annotations
-
 import hashlib
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The board's bookkeeping, and the history that brings it back: nothing lost, nothing counted twice."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import math

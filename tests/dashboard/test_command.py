@@ -1,7 +1,5 @@
 """The commands around the page: mistakes told in one line, and the measurement at a small size."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Strangers' connections take no file descriptors from the process that shows the page."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator

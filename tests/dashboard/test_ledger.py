@@ -1,7 +1,5 @@
 """Contributors by receipts: only what a member of the run signed counts, each sample once, whatever else is shown."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import aiohttp

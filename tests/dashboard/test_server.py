@@ -1,7 +1,5 @@
 """The server over a crowd of made-up nodes: answers fit the OpenAPI document, streams live, nothing can be changed."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import json

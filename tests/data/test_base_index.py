@@ -1,7 +1,5 @@
 """The base index: exact chunks of each layer, and no number in it that a reader would have to believe."""
 
-from __future__ import annotations
-
 import copy
 import json
 from collections.abc import Callable

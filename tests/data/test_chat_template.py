@@ -1,7 +1,5 @@
 """Conversations give the ids and masks that transformers gives them, whatever template and tokenizer they meet."""
 
-from __future__ import annotations
-
 import functools
 import json
 import re

@@ -1,7 +1,5 @@
 """Samples of a data set in chunks: every window once an epoch, and blocks that need few chunks."""
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from pathlib import Path
 

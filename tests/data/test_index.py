@@ -1,7 +1,5 @@
 """A data set's index: one content has one hash, and nothing in it is believed unchecked."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from pathlib import Path

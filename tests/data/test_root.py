@@ -1,7 +1,5 @@
 """A manifest of a stranger opens no file of this machine; with a folder that the user named, none outside it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

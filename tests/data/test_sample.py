@@ -1,7 +1,5 @@
 """Samples with a loss mask: in memory, as they travel, and how many targets of them count."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

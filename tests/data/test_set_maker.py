@@ -1,7 +1,5 @@
 """`data make`: any text becomes one data set, the same whether or not it was killed on the way."""
 
-from __future__ import annotations
-
 import bz2
 import csv
 import gzip

@@ -1,7 +1,5 @@
 """Files of a model that a stranger made: no link leads out, each is read as data, and what hangs is stopped."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

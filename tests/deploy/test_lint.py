@@ -1,7 +1,5 @@
 """What cannot run here (an engine, a cluster, a cloud) is checked by tools that know it, and against our own CLI."""
 
-from __future__ import annotations
-
 import os
 import pathlib
 import re

@@ -1,8 +1,6 @@
 """What is installed is what was looked at: hashes of the very versions that constraints.txt pins, images by digest, and
 no line that would fetch another project's package."""
 
-from __future__ import annotations
-
 import hashlib
 import importlib.util
 import platform

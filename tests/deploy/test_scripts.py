@@ -1,7 +1,5 @@
 """The demo's containers without an engine: their scripts run as processes here, under a service manager's eyes."""
 
-from __future__ import annotations
-
 import os
 import pathlib
 import queue

@@ -4,8 +4,6 @@
 is waited for until it says REGEX, ended by SIGTERM after the page, and must then leave cleanly.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import signal

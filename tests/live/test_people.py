@@ -4,8 +4,6 @@ The commands are those of docs/volunteer.md, docs/run-a-swarm.md and docs/python
 the notebooks and the method of examples/.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Models on the Hub: the real library against a stand-in of the Hub on this machine."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

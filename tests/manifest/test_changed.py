@@ -1,7 +1,5 @@
 """A run's folder whose manifest was changed after it was signed: refused, with the difference and the ways out."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

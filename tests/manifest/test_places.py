@@ -1,7 +1,5 @@
 """What each text of a manifest can name on the machine of whoever takes it: nothing, unless its user has said so."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

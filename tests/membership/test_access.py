@@ -1,7 +1,5 @@
 """Who may take part: the decision against a dumb twin, signatures that must not be transferable, bounds on memory."""
 
-from __future__ import annotations
-
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given

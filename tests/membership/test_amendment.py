@@ -1,7 +1,5 @@
 """The owner's chain of amendments: what nodes accept of it, and what is in effect at a round."""
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 

@@ -1,7 +1,5 @@
 """The run's clock goes by machines seen at work, not by keys."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

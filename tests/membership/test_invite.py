@@ -1,7 +1,5 @@
 """Invites: what goes in comes out; whatever is damaged is told apart in one clear line."""
 
-from __future__ import annotations
-
 import click
 import pytest
 from hypothesis import given

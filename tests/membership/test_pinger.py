@@ -1,7 +1,5 @@
 """Which members are alive: all are pinged, or a sample of a large stage."""
 
-from __future__ import annotations
-
 import pytest
 
 from benchmarks.memory_network import MemoryNetwork, MemoryTransport

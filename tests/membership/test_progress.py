@@ -1,8 +1,6 @@
 """The run's sample counter: merged by maximum, bounded, never shrinking; nobody makes it jump beyond what can have been
 trained."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

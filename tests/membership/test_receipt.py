@@ -1,7 +1,5 @@
 """Receipts: signed by the client, of use to one server, kept through restarts; counted by whole nodes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

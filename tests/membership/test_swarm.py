@@ -1,8 +1,6 @@
 """The book of records: the newest of every peer, all of our own stage, enough of crowded ones; and keys that only
 announce themselves, which count as replicas until they are found not to work."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from dataclasses import replace

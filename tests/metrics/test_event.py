@@ -1,7 +1,5 @@
 """The table of events (metrics/event.py) holds what the code emits: no more, no less."""
 
-from __future__ import annotations
-
 import ast
 import functools
 from collections import defaultdict

@@ -1,7 +1,5 @@
 """A peer that causes events as fast as it can: the history before stays, and one line says what was left out."""
 
-from __future__ import annotations
-
 import json
 import pathlib
 

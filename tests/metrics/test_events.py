@@ -1,7 +1,5 @@
 """The event log: one JSON object a line, bounded, and never a reason to fail."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -1,7 +1,5 @@
 """The exporter: counts arrive, and a real HTTP client can read them."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import pathlib

@@ -1,7 +1,5 @@
 """The tables of names: Prometheus practice, and nothing in the code says a name that is not there."""
 
-from __future__ import annotations
-
 import ast
 
 import pytest

@@ -1,7 +1,5 @@
 """What operators get: alert rules that fire when they should, and a board whose every query a real node answers."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import pathlib

@@ -1,7 +1,5 @@
 """Whole nodes train adapters: rounds, a joiner and a stage that comes back, with nothing but adapters on the way."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """An owner's amendment in a swarm under way: all replicas and a joiner go on with it from the same round."""
 
-from __future__ import annotations
-
 import dataclasses
 
 from swarmnode.metrics import name

@@ -1,7 +1,5 @@
 """A node lives through any record: what strangers sign stops nobody, and is passed on by nobody."""
 
-from __future__ import annotations
-
 import asyncio
 
 from swarmnode.ids import seeded

@@ -1,7 +1,5 @@
 """The owner's archive beside whole nodes: complete and correct checkpoints, whoever lies and whenever it is killed."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,7 +1,5 @@
 """Peers that send what cannot be believed: dropped and routed around; the honest go on."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 

@@ -1,8 +1,6 @@
 """A run that starts from a pretrained model: each node reads its own stage's part of it, and the swarm goes on from
 there."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Whole nodes with fewer bytes between stages: what travels there, that it trains, and who may not take part."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 

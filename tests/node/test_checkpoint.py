@@ -1,7 +1,5 @@
 """Whole nodes that save and go on: the same stages, other stages, a disk that fills, one saver a stage."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace

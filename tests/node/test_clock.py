@@ -1,7 +1,5 @@
 """Keys that say the run is far ahead move nobody's clock, and a joiner's neither."""
 
-from __future__ import annotations
-
 from swarmnode.wire import record_pb2
 from tests.support.stranger import Stranger
 from tests.support.village import Village, manifest, told, village

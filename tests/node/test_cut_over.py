@@ -1,7 +1,5 @@
 """The owner cuts the stages of a run anew: all nodes save theirs, start again, and put the new ones together."""
 
-from __future__ import annotations
-
 import dataclasses
 import statistics
 from pathlib import Path

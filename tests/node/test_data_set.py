@@ -1,7 +1,5 @@
 """The run's text reaches feeders by content: from a meeting point, and from each other."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from dataclasses import replace

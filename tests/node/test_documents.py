@@ -1,7 +1,5 @@
 """Whole nodes on documents read apart, with a loss mask, check each other; test_swarm.py: as one process would."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """What leaving is made of, and what of it is cut when time is short."""
 
-from __future__ import annotations
-
 import asyncio
 
 from hypothesis import given

@@ -1,7 +1,5 @@
 """Replicas on another device than the CPU: a pipeline of two trains, meets, and hands its state on."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

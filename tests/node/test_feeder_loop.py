@@ -1,7 +1,5 @@
 """What a feeder does before it feeds."""
 
-from __future__ import annotations
-
 import asyncio
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """A disk that is really full: a file system of 256 KiB, in a namespace of its own, and everything we write there."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Rounds of more than two: whole nodes, transport in memory."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A stage whose replicas announce themselves and do nothing counts as empty: keys alone stop no run."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import dataclasses

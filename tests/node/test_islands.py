@@ -1,7 +1,5 @@
 """Two parts of one run meet again: the replica that is behind takes the others' state before it serves."""
 
-from __future__ import annotations
-
 import pytest
 
 from swarmnode.node import served_stage

@@ -1,7 +1,5 @@
 """Whole nodes that are told to go: what they hold and what they learnt comes home, within the time there is."""
 
-from __future__ import annotations
-
 import pytest
 
 from swarmnode.node.drain import DrainReport, DrainStep

@@ -1,7 +1,5 @@
 """Limits: the decision against dumb twins, words against themselves, hours on the simulated clock."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

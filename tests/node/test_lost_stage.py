@@ -1,7 +1,5 @@
 """All replicas of a stage die at once; a newcomer brings it back and training goes on."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Whole nodes choose how their share of the batch travels: what is learned stays the sum over the share."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 

@@ -1,7 +1,5 @@
 """What metadata services and signals say, as notices; and the inbox."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import signal

@@ -1,7 +1,5 @@
 """A replica stands aside and comes back: in whole nodes; and a regulator that decides when, on a clock of our own."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

@@ -1,7 +1,5 @@
 """What rides on calls: news of progress and records, and on those of rounds next to nothing."""
 
-from __future__ import annotations
-
 import pytest
 
 from benchmarks.memory_network import MemoryNetwork, MemoryTransport

@@ -1,7 +1,5 @@
 """One entry restores a state, whatever its source, and its result says how."""
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 

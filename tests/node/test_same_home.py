@@ -1,8 +1,6 @@
 """A replica dies and comes again with the same key, over and over: its neighbours hold answers made for its former
 life, and nobody is called a forger. What it feeds then is counted on top of what it fed before."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 from dataclasses import replace

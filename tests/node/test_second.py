@@ -1,7 +1,5 @@
 """A state is taken on more than one word: what strangers offer, hand over or promise costs a joiner little."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 

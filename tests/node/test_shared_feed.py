@@ -1,7 +1,5 @@
 """Feeders share their text with replicas of the first stage that have none."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace

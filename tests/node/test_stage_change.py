@@ -1,7 +1,5 @@
 """Whole nodes change their stage: the right one goes, with a verified state, and nothing is lost or counted twice."""
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 import random

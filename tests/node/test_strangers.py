@@ -1,7 +1,5 @@
 """A key without a stage, or of a stage whose business it is not: nothing is computed, kept or signed for it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 

@@ -1,7 +1,5 @@
 """A tied model whose first and last stage are trained by different machines keeps one table."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from torch import Tensor

@@ -1,7 +1,5 @@
 """An archive beside a village: the real one, over the village's network, for an owner of the test's own."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path

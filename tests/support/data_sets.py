@@ -1,7 +1,5 @@
 """Small data sets as `data make` writes them, for tests."""
 
-from __future__ import annotations
-
 import hashlib
 from pathlib import Path
 

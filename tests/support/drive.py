@@ -1,7 +1,5 @@
 """Runs a session of fake nodes: `drive.py FOLDER NODES FOR_S KILL_EVERY_S`; prints its summary as `up --json` does."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -7,8 +7,6 @@ what cannot work here, "deaf" makes node-01 ignore every wish to end it, "helper
 parent unless it is killed.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

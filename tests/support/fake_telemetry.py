@@ -1,7 +1,5 @@
 """A Telemetry for tests that keeps what it is told."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 from swarmnode.metrics.event import check_event

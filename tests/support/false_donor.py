@@ -1,7 +1,5 @@
 """A stranger that gives a state which is not the run's."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

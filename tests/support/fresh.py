@@ -1,7 +1,5 @@
 """An environment of nothing but the wheel, outside the repository, beside what is installed here but us."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

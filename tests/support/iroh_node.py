@@ -1,7 +1,5 @@
 """A real transport over iroh."""
 
-from __future__ import annotations
-
 import importlib.util
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

@@ -1,7 +1,5 @@
 """A real transport with a p2pd of its own."""
 
-from __future__ import annotations
-
 import asyncio
 import tempfile
 import time

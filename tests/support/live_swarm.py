@@ -1,7 +1,5 @@
 """A swarm of real processes."""
 
-from __future__ import annotations
-
 import itertools
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Messages made from the table of bounds (swarmnode/bounds/table.py): what passes its check, the edges first."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Mapping
 from typing import Any

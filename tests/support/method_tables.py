@@ -1,7 +1,5 @@
 """Tables over all outer methods and codecs, installed ones included."""
 
-from __future__ import annotations
-
 import contextlib
 
 from swarmnode.gossip.compression import Codec, codec_class

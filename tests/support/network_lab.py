@@ -1,7 +1,5 @@
 """Scripts in users, networks and processes of their own."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Options of a node process, in a folder of the test's own."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from swarmnode.daemon.options import NodeOptions

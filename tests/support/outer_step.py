@@ -1,7 +1,5 @@
 """Outer steps in float64."""
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 import torch

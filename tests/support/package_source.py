@@ -1,7 +1,5 @@
 """Syntax trees of the package's modules, parsed and walked once for all tests that read them."""
 
-from __future__ import annotations
-
 import ast
 import functools
 import pathlib

@@ -7,8 +7,6 @@ pretend device and on the host. A stage of Llama 3 8B passes forward and backwar
 It shows bytes and dtypes. It does not show numbers, streams, kernels or the allocator's fragmentation.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import types

@@ -1,7 +1,5 @@
 """Commands and nodes as real processes."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 import signal

@@ -1,7 +1,5 @@
 """Records that nodes announce, and members as a router knows them, made by hand."""
 
-from __future__ import annotations
-
 import itertools
 
 from swarmnode.identity import Identity

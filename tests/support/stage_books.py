@@ -5,8 +5,6 @@ Prints a table of all of them:
     python -m tests.support.stage_books
 """
 
-from __future__ import annotations
-
 import sys
 from dataclasses import dataclass, replace
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """A StageContext for tests, with the parts that they need."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from swarmnode.ids import RunId

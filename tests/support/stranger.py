@@ -1,7 +1,5 @@
 """A peer that is no node: it signs and says whatever a test wants, and answers what the test gives it handlers for."""
 
-from __future__ import annotations
-
 import asyncio
 
 from benchmarks.memory_network import MemoryTransport

@@ -1,7 +1,5 @@
 """What the model tests share: a tiny manifest, batches of tokens, and microbatches carried along stages by hand."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """A tokenizer trained here."""
 
-from __future__ import annotations
-
 import pathlib
 
 import tokenizers

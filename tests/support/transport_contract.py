@@ -1,7 +1,5 @@
 """What every Transport and every Directory must do, whatever it is made of. Run by test_contract.py on each pair."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, asynccontextmanager

@@ -5,8 +5,6 @@ Under `@pytest.mark.loop("village")`, the default in tests/node, they live in vi
 takes about `PIECE_S`, however busy the machine is, and waiting costs nothing. In another loop each has a thread for it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections import defaultdict

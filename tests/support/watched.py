@@ -1,7 +1,5 @@
 """A crowd and a dashboard that watches it: everything real but the network and the training."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

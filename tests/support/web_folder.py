@@ -1,7 +1,5 @@
 """Web servers on a port of this machine: one that answers as a test wants, and a folder with ranges."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Only a class itself sets its attributes: an assignment `x.y = ...` in another module hides who changes what when."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 

@@ -9,6 +9,8 @@ LINES_MAX = 58_220
 FILES_MAX = 295
 ALL_LINES_MAX = 75_923
 FUNCTION_LINES_MAX = 80
+# Of all Python in `tests/`.
+TESTS_MAX = 42_960
 
 
 def test_the_package_stays_within_its_budget() -> None:
@@ -17,6 +19,12 @@ def test_the_package_stays_within_its_budget() -> None:
     assert product <= LINES_MAX, "remove what the change replaces, or raise the budget and log it in CONTRIBUTING.md"
     assert len(PRODUCT) <= FILES_MAX, "put the code where its user is, or raise the budget and log it"
     assert sum(lines.values()) <= ALL_LINES_MAX, "the packages together grew: remove what the change replaces"
+
+
+def test_the_tests_stay_within_their_budget() -> None:
+    """One table in place of like functions, one test of each law, one builder in tests/support."""
+    lines = sum(len(path.read_text().splitlines()) for path in (ROOT / "tests").rglob("*.py"))
+    assert lines <= TESTS_MAX, "remove what the change replaces, or raise the budget and log it in CONTRIBUTING.md"
 
 
 def test_functions_fit_a_screen() -> None:

@@ -3,8 +3,6 @@
 Peers are forked from a server that has imported hivemind once (two CPU seconds), and never from the test itself.
 """
 
-from __future__ import annotations
-
 import asyncio
 import multiprocessing
 import sys

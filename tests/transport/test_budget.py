@@ -1,7 +1,5 @@
 """Bytes under way: what has arrived counts, one peer has a share, and a message larger than it passes by itself."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

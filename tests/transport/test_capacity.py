@@ -1,7 +1,5 @@
 """Measuring a link: the arithmetic, what the other side grants, and two real transports."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """Contacts: kept on disk, tried again in good time; islands found, and healed over a real DHT."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import random

@@ -1,7 +1,5 @@
 """The contract on the transport in memory and on the real one; on the directory in memory and on the DHT."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import itertools

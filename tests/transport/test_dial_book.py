@@ -1,7 +1,5 @@
 """Nobody is dialled who was not met: the book alone, and before a real p2pd."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

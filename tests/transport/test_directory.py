@@ -1,7 +1,5 @@
 """The directory on a real DHT: processes find each other, liars are not believed, what is down is waited for."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import math

@@ -1,8 +1,6 @@
 """The door of the real transport: who may not take part is told why, before anything longer than a pass is read; and
 no peer has more of its calls of the DHT verified than its share."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 

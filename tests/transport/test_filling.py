@@ -1,7 +1,5 @@
 """Tensors travel while they are written: the watermark alone, and on real streams."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable

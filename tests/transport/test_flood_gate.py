@@ -1,7 +1,5 @@
 """Floods of strangers: what the gate decides in a world of made-up connections, and what the kernel does of it."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import ipaddress

@@ -1,7 +1,5 @@
 """The transport over iroh, beside its contract: deaths, doors, dials, and what is said where it cannot be."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import socket

@@ -1,7 +1,5 @@
 """The real transport between real processes: death, silence, garbage, restarts, and what is left behind."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

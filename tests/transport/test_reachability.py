@@ -1,7 +1,5 @@
 """Who can be reached: what helpers' answers come to, and a real helper that tries the asker's own address only."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 from pathlib import Path

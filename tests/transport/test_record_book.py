@@ -1,7 +1,5 @@
 """The book of records: a flood of keys costs a bounded number of signature checks and takes nobody's place."""
 
-from __future__ import annotations
-
 import pytest
 
 from swarmnode.identity import Identity

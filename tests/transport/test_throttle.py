@@ -1,7 +1,5 @@
 """Rates hold: the pacer on a virtual clock, and bytes between two real transports."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

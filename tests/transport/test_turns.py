@@ -1,8 +1,6 @@
 """Turns on a line: one after the other where one transfer fills it, side by side where none does; nobody waits for one
 that hangs. A line here is a fluid, shared evenly by its flows, of which each has a limit of its own."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """What a manifest's URL can make a volunteer's machine ask: public addresses over HTTP, no more bytes than wanted."""
 
-from __future__ import annotations
-
 import asyncio
 import ipaddress
 import socket
