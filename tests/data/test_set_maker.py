@@ -61,6 +61,25 @@ def texts(out: Path, index: Index, split: str) -> list[bytes]:
     return [part for part in tokens.astype(np.uint8).tobytes().split(b"\0") if part]
 
 
+def split_documents(out: Path, index: Index, split: str) -> list[tuple[list[int], list[int]]]:
+    """(ids, mask) of each document of a split with loss masks, without the token that ends it."""
+    ids, mask = list[int](), list[int]()
+    first, count = (0, index.train.count) if split == "train" else (index.train.count, index.validation.count)
+    for number in range(first, first + count):
+        chunk = index.chunk(number)
+        data = (out / chunk.shard).read_bytes()[chunk.offset : chunk.offset + chunk.nbytes]
+        ids += np.frombuffer(data, index.dtype, chunk.tokens).tolist()
+        bits = np.unpackbits(
+            np.frombuffer(data, np.uint8, offset=index.dtype.itemsize * chunk.tokens), bitorder="little"
+        )
+        mask += bits[: chunk.tokens].tolist()
+    found, begin = [], 0
+    for end in [at for at, one in enumerate(ids) if one == index.end_token]:
+        found.append((ids[begin:end], mask[begin : end + 1]))
+        begin = end + 1
+    return found
+
+
 def poems(folder: Path, count: int = 40) -> list[bytes]:
     folder.mkdir(parents=True)
     written = []
@@ -176,19 +195,15 @@ def test_conversations_count_what_the_assistant_says(tmp_path: Path) -> None:
         (tmp_path / "plain" / f"{number}.txt").write_text(f"plain text {number}\n" * 9)
     index = made(tmp_path / "out", tmp_path / "chats.jsonl", tmp_path / "plain", chunk_tokens=64)
     assert index.loss_mask
-    counted, given = b"", b""
-    for number in range(index.train.count):
-        chunk = index.chunk(number)
-        data = (tmp_path / "out" / chunk.shard).read_bytes()[chunk.offset : chunk.offset + chunk.nbytes]
-        ids = np.frombuffer(data, "<u2", chunk.tokens).astype(np.uint8)
-        bits = np.unpackbits(np.frombuffer(data, np.uint8, offset=2 * chunk.tokens), bitorder="little")
-        mask = bits[: chunk.tokens]
-        counted += ids[mask == 1].tobytes()
-        given += ids[mask == 0].tobytes()
+    found = split_documents(tmp_path / "out", index, "train")
+    given, counted = (
+        b"".join(bytes(one for one, on in zip(ids, mask, strict=False) if on == counts) for ids, mask in found)
+        for counts in (0, 1)
+    )
     assert b"welcome<|im_end|>\n" in counted and b"plain text" in counted and b"answer " in counted
     assert b"how many " in given and b"<|im_start|>assistant\n" in given and b"be brief" in given
     assert b"how many" not in counted and b"welcome" not in given
-    assert counted.count(b"\0") >= index.train.documents - 1, "the end of a document counts"
+    assert len(found) == index.train.documents and all(mask[-1] for _, mask in found), "the end of a document counts"
 
 
 def test_a_tokenizer_without_an_end_gets_one_more_id(tmp_path: Path) -> None:
@@ -285,6 +300,8 @@ def test_rows_are_those_of_datasets(tmp_path: Path) -> None:
     for source in ("a.jsonl", "a.parquet"):
         assert read(tmp_path / source, Reading(field="text2")) == expected, source
         assert read(tmp_path / source) == [tuple(talk)] * 9, f"{source}: keys without a value are not there"
+    with pytest.raises(DataError, match='no column "body"; there are id, messages, text2'):
+        read(tmp_path / "a.parquet", Reading(field="body"))
     for suffix, builder in (("csv", "csv"), ("json", "json")):
         path = tmp_path / f"b.{suffix}"
         flat = [{"id": row["id"], "text": row["text2"]} for row in rows]
@@ -390,25 +407,6 @@ def test_the_held_out_share_is_one_of_tokens_that_count(tmp_path: Path, share: f
     assert share * every - largest <= sum(counts) <= share * every + largest
 
 
-def split_documents(out: Path, index: Index, split: str) -> list[tuple[list[int], list[int]]]:
-    """(ids, mask) of each document of a split with loss masks, without the token that ends it."""
-    ids, mask = list[int](), list[int]()
-    first, count = (0, index.train.count) if split == "train" else (index.train.count, index.validation.count)
-    for number in range(first, first + count):
-        chunk = index.chunk(number)
-        data = (out / chunk.shard).read_bytes()[chunk.offset : chunk.offset + chunk.nbytes]
-        ids += np.frombuffer(data, index.dtype, chunk.tokens).tolist()
-        bits = np.unpackbits(
-            np.frombuffer(data, np.uint8, offset=index.dtype.itemsize * chunk.tokens), bitorder="little"
-        )
-        mask += bits[: chunk.tokens].tolist()
-    found, begin = [], 0
-    for end in [at for at, one in enumerate(ids) if one == index.end_token]:
-        found.append((ids[begin:end], mask[begin : end + 1]))
-        begin = end + 1
-    return found
-
-
 def test_documents_end_with_a_token_that_none_of_them_has(tmp_path: Path) -> None:
     """Turns that end with the end of text, as Zephyr's and Llama 2's, do not look like ends of documents."""
     inner = word_tokenizer(["one", "two", "</s>", "<pad>"])
@@ -446,16 +444,6 @@ def test_missing_sources_and_libraries_are_said(tmp_path: Path, monkeypatch: pyt
     (tmp_path / "a.parquet").write_bytes(b"PAR1")
     with pytest.raises(DataError, match="pip install pyarrow"):
         made(tmp_path / "out", tmp_path / "a.parquet")
-
-
-def test_parquet(tmp_path: Path) -> None:
-    rows = [f"row {number} of a table " * 20 for number in range(50)]
-    parquet.write_table(arrow.table({"text": rows, "id": list(range(50))}), tmp_path / "a.parquet", row_group_size=10)
-    index = made(tmp_path / "out", tmp_path / "a.parquet")
-    found = texts(tmp_path / "out", index, "train") + texts(tmp_path / "out", index, "validation")
-    assert Counter(found) == Counter(row.encode() for row in rows)
-    with pytest.raises(DataError, match='no column "body"; there are text, id'):
-        made(tmp_path / "bad", tmp_path / "a.parquet", reading=Reading(field="body"))
 
 
 def test_data_sets_of_the_hub_are_streamed(tmp_path: Path) -> None:

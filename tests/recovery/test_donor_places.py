@@ -9,12 +9,12 @@ import pytest
 
 from swarmnode.errors import Busy, Unavailable
 from swarmnode.ids import PeerId
-from swarmnode.ports import Answer, State
+from swarmnode.ports import State
 from swarmnode.transfer.donor import DonorLimits, SnapshotDonor
 from swarmnode.transfer.download import DonorClient, DownloadLimits
 from swarmnode.transfer.snapshot import Snapshot, StateSlice
 from swarmnode.wire import call_pb2 as wire
-from tests.support.download import ME, RUN, SIZES, A, B, C, Giver, Link, Next, World, ask, ask_chunk
+from tests.support.download import ME, RUN, SIZES, A, B, C, Giver, Link, World, ask, ask_chunk, slow_chunks
 from tests.support.fake_telemetry import Quiet
 
 pytestmark = pytest.mark.loop("virtual")
@@ -106,24 +106,12 @@ async def fetch(world: World, said: Quiet, me: PeerId = ME) -> tuple[State, wire
     return await DonorClient(Link(world, me), RUN, 1, SIZES, said).download(lambda: [A])
 
 
-def slowly(world: World, chunk_s: float) -> None:
-    """Let each chunk take `chunk_s` to those who ask over the network."""
-
-    async def slow(method: str, serial: int, go: Next) -> Answer:
-        answer = await go()
-        if method == "chunk":
-            await asyncio.sleep(chunk_s)
-        return answer
-
-    world.faults[A] = slow
-
-
 @pytest.mark.parametrize("attackers", [4, 8])
 @pytest.mark.parametrize("manner", MANNERS)
 async def test_keys_that_never_change_keep_nobody_out(manner: str, attackers: int) -> None:
     world, limits, chunk_s = World(), DonorLimits(), 8.0
     giver = Slow(world, A, 100)
-    slowly(world, chunk_s)
+    world.faults[A] = slow_chunks(chunk_s)
     async with attacked(giver, attackers, manner):
         begun = asyncio.get_running_loop().time()
         await fetch(world, Quiet())
@@ -136,7 +124,7 @@ async def test_more_slow_joiners_than_places_all_finish() -> None:
     """They take turns, and go on with the chunks they have, though the donor's state is another one by then."""
     world, said, chunk_s = World(), Quiet(), 9.0
     giver = Slow(world, A, 100, DonorLimits(refused_max_s=0.0))  # they share the line at once
-    slowly(world, chunk_s)
+    world.faults[A] = slow_chunks(chunk_s)
     training = asyncio.create_task(train(giver))
     joiners = [PeerId(f"slow{number}") for number in range(5)]
     async with asyncio.TaskGroup() as group:

@@ -30,6 +30,7 @@ from tests.support.download import (
     flip,
     give,
     same,
+    slow_chunks,
     state,
 )
 from tests.support.fake_telemetry import Quiet
@@ -37,23 +38,6 @@ from tests.support.fake_telemetry import Quiet
 pytestmark = pytest.mark.loop("virtual")
 
 SLOW_S = 20.0  # a chunk; four at once: all takes 160 s from one
-Fault = Callable[[str, int, Next], Awaitable[Answer]]
-
-
-def slowly(limit: float = float("inf"), error: Exception | None = None) -> Fault:
-    """Chunks take SLOW_S; after `limit` of them `error`, or never an answer."""
-
-    async def fault(method: str, serial: int, go: Next) -> Answer:
-        if method == "chunk":
-            if serial > limit:
-                if error is None:
-                    await asyncio.sleep(1e6)
-                else:
-                    raise error
-            await asyncio.sleep(SLOW_S)
-        return await go()
-
-    return fault
 
 
 def pieces(found: State) -> list[bytes]:
@@ -88,7 +72,7 @@ async def test_chunks_of_a_slow_donor_outlive_it() -> None:
     givers[1].round_index = 7
     givers[1].donor.close()
     limits = DownloadLimits(sources=2)
-    world.faults = {A: slowly(20, RemoteFault("connection reset")), B: slowly()}
+    world.faults = {A: slow_chunks(SLOW_S, 20, RemoteFault("connection reset")), B: slow_chunks(SLOW_S)}
     # B comes only now: nobody was there to give side by side.
     donors = [A]
     task = asyncio.create_task(pull(world, donors, said, limits))
@@ -109,7 +93,7 @@ async def test_a_long_download_uses_several_donors() -> None:
     for peers in ([A], [A, B, C]):
         world, said, loop = World(), Quiet(), asyncio.get_running_loop()
         give(world, *[100 * (1 + k) for k in range(len(peers))])
-        world.faults = {peer: slowly() for peer in peers}
+        world.faults = {peer: slow_chunks(SLOW_S) for peer in peers}
         begun = loop.time()
         found = await pull(world, list(peers), said)
         taken.append(loop.time() - begun)
@@ -123,7 +107,7 @@ async def test_a_long_download_uses_several_donors() -> None:
 async def test_a_frozen_donor_keeps_what_it_gave_and_no_more() -> None:
     world, said = World(), Quiet()
     give(world, 100, 200)
-    world.faults = {A: slowly(8)}
+    world.faults = {A: slow_chunks(SLOW_S, 8)}
     found = await pull(world, [A, B], said)
     of = origins(found.state, state(105), state(205))
     assert of.count(0) == 8 and of.count(1) == CHUNKS - 8
@@ -134,7 +118,7 @@ async def test_a_frozen_donor_keeps_what_it_gave_and_no_more() -> None:
 async def test_nothing_stays_of_one_that_lied_beside() -> None:
     world, said = World(), Quiet()
     give(world, 100, 200)
-    slow = slowly()
+    slow = slow_chunks(SLOW_S)
 
     async def lies(method: str, serial: int, go: Next) -> Answer:
         if method == "chunk" and serial > 5:
@@ -155,7 +139,7 @@ async def test_a_failing_helper_is_not_asked_repeatedly() -> None:
     async def refuses(method: str, serial: int, go: Next) -> Answer:
         raise Unavailable("not now") if serial > 1 else RemoteFault("not now")
 
-    world.faults = {A: slowly(), B: refuses}
+    world.faults = {A: slow_chunks(SLOW_S), B: refuses}
     found = await pull(world, [A, B], said)
     assert same(found.state, state(105))
     assert world.asked[B, "snapshot"] <= DownloadLimits().failures_max
@@ -164,7 +148,7 @@ async def test_a_failing_helper_is_not_asked_repeatedly() -> None:
 async def test_a_mixed_state_that_is_not_believed_is_nobodys_lie() -> None:
     world, said = World(), Quiet()
     give(world, 100, 200)
-    world.faults = {A: slowly(), B: slowly()}
+    world.faults = {A: slow_chunks(SLOW_S), B: slow_chunks(SLOW_S)}
     seen: list[set[int]] = []
 
     async def accept(found: State) -> None:
@@ -182,7 +166,7 @@ async def test_a_mixed_state_that_is_not_believed_is_nobodys_lie() -> None:
 async def test_a_download_without_haste_uses_one_donor() -> None:
     world, said = World(), Quiet()
     give(world, 100, 200)
-    world.faults = {A: slowly(), B: slowly()}
+    world.faults = {A: slow_chunks(SLOW_S), B: slow_chunks(SLOW_S)}
     found = await pull(world, [A, B], said, replace(GENTLE, rest=0.0))
     assert same(found.state, state(105)) and (B, "snapshot") not in world.asked
 

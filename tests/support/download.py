@@ -29,6 +29,7 @@ CHUNK = 64
 CHUNKS = 32
 
 Next = Callable[[], Awaitable[Answer]]
+Fault = Callable[[str, int, Next], Awaitable[Answer]]
 
 
 class Link:
@@ -62,7 +63,7 @@ async def _pong(peer: PeerId, call: Call) -> Answer:
 class World:
     def __init__(self) -> None:
         self.handlers: dict[tuple[PeerId, str], Handler] = {}
-        self.faults: dict[PeerId, Callable[[str, int, Next], Awaitable[Answer]]] = {}
+        self.faults: dict[PeerId, Fault] = {}
         self.asked: dict[tuple[PeerId, str], int] = {}
         self.under_way = 0
         self.under_way_max = 0
@@ -152,6 +153,22 @@ async def altered(go: Next, change: Callable[[Answer], None]) -> Answer:
     answer.header.CopyFrom(given.header)
     change(answer)
     return answer
+
+
+def slow_chunks(chunk_s: float, limit: float = float("inf"), error: Exception | None = None) -> Fault:
+    """Chunks take `chunk_s`; after `limit` of them `error`, or never an answer."""
+
+    async def fault(method: str, serial: int, go: Next) -> Answer:
+        if method == "chunk":
+            if serial > limit:
+                if error is None:
+                    await asyncio.sleep(1e6)
+                else:
+                    raise error
+            await asyncio.sleep(chunk_s)
+        return await go()
+
+    return fault
 
 
 def flip(answer: Answer) -> None:
