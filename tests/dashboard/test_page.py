@@ -64,8 +64,7 @@ def violations(page: Page) -> list[str]:
 )
 def test_the_page_is_legible_and_silent(browser: Browser, served: Served, scheme: str, size: str) -> None:
     """By axe-core's rules, contrast among them, which are Lighthouse's audits of accessibility."""
-    page = opened(browser, served, scheme, size)
-    try:
+    with opened(browser, served, scheme, size) as page:
         assert page.title().endswith("meadow") and "14 nodes training" in page.inner_text("#phrase")
         assert page.locator("a.node").count() == 14
         assert page.locator(".uplot canvas").count() == 2
@@ -81,15 +80,12 @@ def test_the_page_is_legible_and_silent(browser: Browser, served: Served, scheme
             assert violations(page) == [], name
             page.screenshot(path=ARTEFACTS / f"node-{name[-6:]}-{scheme}-{size}.png", full_page=True)
         # The answer to the question for nobody is 404, as it should be.
-        assert [said for said in page.said if "404" not in said and "nobody" not in said] == []  # type: ignore[attr-defined]
-    finally:
-        page.context.close()
+        page.said[:] = [said for said in page.said if "404" not in said and "nobody" not in said]  # type: ignore
 
 
 @pytest.mark.parametrize(("size", "path"), [("desktop", 0), ("phone", 1)], ids=["run", "node"])
 def test_tab_goes_everywhere_in_order_and_is_seen(browser: Browser, served: Served, size: str, path: int) -> None:
-    page = opened(browser, served, "light", size)
-    try:
+    with opened(browser, served, "light", size) as page:
         if path:
             page.goto(f"{served.url}node/{served.fake_fleet.nodes[1].identity.peer_id}")
             page.wait_for_selector("#view-node h1 .pill")
@@ -106,13 +102,10 @@ def test_tab_goes_everywhere_in_order_and_is_seen(browser: Browser, served: Serv
         assert [stop["what"] for stop in stops if not stop["shown"]] == [], "focus that is not seen"
         assert [stop["what"] for stop in stops if not stop["seen"]] == [], "focus outside the window"
         assert all(stop["index"] == 0 for stop in stops)
-    finally:
-        page.context.close()
 
 
 def test_everything_can_be_reached_by_keyboard(browser: Browser, served: Served) -> None:
-    page = opened(browser, served)
-    try:
+    with opened(browser, served) as page:
         page.keyboard.press("Tab")
         assert page.evaluate("document.activeElement.className") == "skip"
         reached = []
@@ -136,16 +129,12 @@ def test_everything_can_be_reached_by_keyboard(browser: Browser, served: Served)
         page.focus("#theme")
         page.keyboard.press("Enter")
         assert page.evaluate("getComputedStyle(document.body).backgroundColor") != before
-        assert page.said == []  # type: ignore[attr-defined]
-    finally:
-        page.context.close()
 
 
 def test_curves_by_tokens_smoothed_beside_another_run_and_as_files(
     browser: Browser, served: Served, tmp_path: Path
 ) -> None:
-    page = opened(browser, served)
-    try:
+    with opened(browser, served) as page:
         page.check('input[name="axis"][value="tokens"]', force=True)
         page.check("#log")
         page.fill("#smooth", "0.9")
@@ -165,14 +154,10 @@ def test_curves_by_tokens_smoothed_beside_another_run_and_as_files(
         until(page, "document.getElementById('other-name').textContent.includes('cannot be shown')")
         page.click("#alone")
         assert page.locator("#other").is_hidden() and page.locator("main img").count() == 0
-        assert page.said == []  # type: ignore[attr-defined]
-    finally:
-        page.context.close()
 
 
 def test_names_are_text_and_nobody_else_is_asked(browser: Browser, served: Served) -> None:
-    page = opened(browser, served)
-    try:
+    with opened(browser, served) as page:
         assert page.locator("a.node b", has_text=HOSTILE).count() == 1
         assert page.locator("main img").count() == 0
         asked = page.evaluate("performance.getEntriesByType('resource').map((one) => [one.name, one.transferSize])")
@@ -180,14 +165,10 @@ def test_names_are_text_and_nobody_else_is_asked(browser: Browser, served: Serve
         assert sum(size for _, size in asked) < 1_000_000
         for selector in ("html[lang]", "meta[name=viewport]", "meta[name=description]", "link[rel=icon]"):
             assert page.locator(selector).count() == 1, selector
-        assert page.said == []  # type: ignore[attr-defined]
-    finally:
-        page.context.close()
 
 
 def test_the_page_follows_events_without_a_reload(browser: Browser, served: Served) -> None:
-    page = opened(browser, served)
-    try:
+    with opened(browser, served) as page:
         samples = page.inner_text("#n-left")
         until(page, f"document.getElementById('n-left').textContent !== {samples!r}")
         fake_node = served.fake_fleet.nodes[5]
@@ -198,6 +179,3 @@ def test_the_page_follows_events_without_a_reload(browser: Browser, served: Serv
         page.wait_for_selector(f'#timeline li.kind-departure a[href="/node/{fake_node.identity.peer_id}"]')
         served.do(lambda: served.fake_fleet.network.nodes.update({fake_node.identity.peer_id: fake_node.transport}))
         page.wait_for_selector(f'a.node.state-training[href="/node/{fake_node.identity.peer_id}"]')
-        assert page.said == []  # type: ignore[attr-defined]
-    finally:
-        page.context.close()

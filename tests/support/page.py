@@ -72,8 +72,9 @@ def serving(home: Path) -> Iterator[Served]:
     assert not thread.is_alive()
 
 
-def opened(browser: Browser, served: Served, scheme: str = "light", size: str = "desktop", path: str = "") -> Page:
-    """A page that has shown its first curves; whatever it says on the console is in `page.said`."""
+@contextmanager
+def opened(browser: Browser, served: Served, scheme: str = "light", size: str = "desktop") -> Iterator[Page]:
+    """A page that has shown its first curves. What it says on the console is in `page.said`: nothing, at the end."""
     context = browser.new_context(viewport=SIZES[size], color_scheme=scheme, reduced_motion="reduce")  # type: ignore[arg-type]
     page = context.new_page()
     page.set_default_timeout(BOUND_MS)
@@ -81,9 +82,13 @@ def opened(browser: Browser, served: Served, scheme: str = "light", size: str = 
     page.on("console", lambda message: page.said.append(message.text))  # type: ignore
     page.on("pageerror", lambda error: page.said.append(str(error)))  # type: ignore
     page.on("requestfailed", lambda request: failed(page, request.url))
-    page.goto(served.url + path)
+    page.goto(served.url)
     until(page, "performance.getEntriesByName('swarmnode-update').length >= 3")
-    return page
+    try:
+        yield page
+    finally:
+        context.close()
+    assert page.said == []  # type: ignore[attr-defined]
 
 
 def failed(page: Page, url: str) -> None:
