@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,17 +14,13 @@ from swarmnode.cloud.metadata_client import Metadata
 from swarmnode.cloud.watch import Aws, Azure, Gcp, Watcher
 from swarmnode.errors import Unavailable
 from swarmnode.node.notice import Notice, NoticeKind
+from tests.support.clock import WallClock
 from tests.support.fake_telemetry import Quiet
 
 pytestmark = pytest.mark.node  # services that answer, or do not, in real seconds
 
 BOUND_S = 30.0
 PERIOD_S = 0.02
-
-
-class WallClock:
-    def unix_s(self) -> float:
-        return time.time()
 
 
 @dataclass

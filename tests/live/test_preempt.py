@@ -3,7 +3,6 @@
 import asyncio
 import dataclasses
 import signal
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,14 +12,10 @@ from benchmarks.swarm.harness import resting, trains
 from benchmarks.swarm.laws import told
 from swarmnode.control import client
 from swarmnode.local.child import Child, NodePlan
+from tests.support.clock import WallClock
 from tests.support.live_swarm import swarm_in
 
 PREEMPTED = "node-00"
-
-
-class WallClock:
-    def unix_s(self) -> float:
-        return time.time()
 
 
 def events(child: Child, event: str) -> list[dict[str, Any]]:

@@ -24,6 +24,7 @@ from swarmnode.membership.access import (
 )
 from swarmnode.membership.admission import Admission, parse_pass
 from swarmnode.wire import access_pb2 as wire
+from tests.support.clock import ManualClock
 
 OWNER = Ed25519PrivateKey.from_private_bytes(b"o" * 32)
 KEY = owner.public_bytes(OWNER)
@@ -32,14 +33,6 @@ RUN = RunId("ab" * 32)
 DELEGATE = Identity.of_seed(b"d" * 32)
 ME, OTHER = (Identity.of_seed(bytes([n]) * 32).peer_id for n in (1, 2))
 NOW = 1_000_000.0
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = NOW
-
-    def unix_s(self) -> float:
-        return self.now
 
 
 def a_pass(
@@ -105,7 +98,7 @@ def test_a_pass_is_of_no_use_in_another_run_or_longer_than_its_grant() -> None:
 
 
 def test_a_grant_lets_in_so_many_machines() -> None:
-    admission = Admission(AccessRules(RUN, KEY, False), Clock())
+    admission = Admission(AccessRules(RUN, KEY, False), ManualClock(NOW))
     assert admission.judge(ME, a_pass(ME, machines=1))[0]
     assert not admission.judge(OTHER, a_pass(OTHER, machines=1))[0]
     assert admission.judge(ME)[0], "who showed a pass need not show it again"
@@ -113,7 +106,7 @@ def test_a_grant_lets_in_so_many_machines() -> None:
 
 
 def test_the_guest_list_counts_at_once_and_only_forwards() -> None:
-    admission = Admission(AccessRules(RUN, KEY, False), Clock())
+    admission = Admission(AccessRules(RUN, KEY, False), ManualClock(NOW))
     assert admission.judge(ME, a_pass())[0] and not admission.judge(OTHER)[0]
     assert admission.learn(sign_access_list(OWNER, RUN, AccessList(2, allowed=frozenset([OTHER]))))
     assert admission.judge(OTHER)[0]
@@ -140,7 +133,7 @@ def test_only_the_owner_writes_guest_lists() -> None:
 
 def test_ten_thousand_passes_are_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admission_module, "REMEMBERED_MAX", 50)
-    admission = Admission(AccessRules(RUN, KEY, False), Clock())
+    admission = Admission(AccessRules(RUN, KEY, False), ManualClock(NOW))
     for number in range(200):
         peer = Identity.of_seed(number.to_bytes(32, "big")).peer_id
         assert admission.judge(peer, a_pass(peer))[0]

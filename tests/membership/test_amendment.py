@@ -18,8 +18,8 @@ from swarmnode.membership.amendment import AMENDMENTS_MAX, Amendments
 from swarmnode.node.access_list import keep_access_list, tell
 from swarmnode.node.membership_handlers import MembershipHandlers
 from swarmnode.wire import access_pb2, record_pb2
+from tests.support.clock import WallClock
 from tests.support.fake_telemetry import Quiet
-from tests.support.libp2p_node import WallClock
 
 OWNER = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
 SECOND = Ed25519PrivateKey.from_private_bytes(bytes(range(1, 33)))

@@ -23,19 +23,11 @@ from swarmnode.metrics.exporter import (
 )
 from swarmnode.ports import Call, Packet, Verdict, WireTensor
 from swarmnode.wire import call_pb2 as wire
+from tests.support.clock import ManualClock
 from tests.support.stage_context import stage_context
 
 RUN = RunId("ab" * 32)
 GOT = {"peer": "p1"}
-
-
-class Clock:
-    """Wall clock, moved by hand."""
-
-    now_s = 1.7e9
-
-    def unix_s(self) -> float:
-        return self.now_s
 
 
 def lines(path: pathlib.Path) -> list[dict[str, object]]:
@@ -45,7 +37,7 @@ def lines(path: pathlib.Path) -> list[dict[str, object]]:
 async def test_receipts_without_end_do_not_push_the_history_out(tmp_path: pathlib.Path) -> None:
     """One replica sends 4,000 receipts, properly signed, within five seconds: 3 MB of log. The log holds 1 MB."""
     me, sender = (Identity.of_seed(bytes([i]) * 32) for i in (1, 2))
-    clock, path = Clock(), tmp_path / "events.jsonl"
+    clock, path = ManualClock(1.7e9), tmp_path / "events.jsonl"
     exporter = PrometheusTelemetry(clock=clock, run=RUN, node=me.peer_id, path=path, log_bytes_max=1 << 20)
 
     async def flood() -> None:

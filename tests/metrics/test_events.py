@@ -12,17 +12,13 @@ import sys
 import pytest
 
 from swarmnode.metrics.events import EventLog, plain, timestamp
+from tests.support.clock import ManualClock
 
 DAY_S = 1_767_323_045.678
 
 
-class FixedClock:
-    def unix_s(self) -> float:
-        return DAY_S
-
-
 def make(path: pathlib.Path | None, nbytes_max: int = 1 << 20) -> EventLog:
-    return EventLog(path, clock=FixedClock(), run="run0", node="peer0", nbytes_max=nbytes_max)
+    return EventLog(path, clock=ManualClock(DAY_S), run="run0", node="peer0", nbytes_max=nbytes_max)
 
 
 def lines(path: pathlib.Path) -> list[dict[str, object]]:

@@ -14,15 +14,11 @@ from prometheus_client.parser import text_string_to_metric_families
 from swarmnode.errors import UsageError
 from swarmnode.metrics import name
 from swarmnode.metrics.exporter import PrometheusTelemetry
-
-
-class FixedClock:
-    def unix_s(self) -> float:
-        return 0.0
+from tests.support.clock import ManualClock
 
 
 def make(path: pathlib.Path | None = None) -> PrometheusTelemetry:
-    return PrometheusTelemetry(clock=FixedClock(), run="run0", node="peer0", path=path)
+    return PrometheusTelemetry(clock=ManualClock(), run="run0", node="peer0", path=path)
 
 
 def fetch(address: str, path: str = "/metrics", method: str = "GET") -> tuple[int, str]:
@@ -98,20 +94,17 @@ async def test_real_http_serves_every_metric_of_the_table() -> None:
 
 
 async def test_scrapers_that_ask_get_openmetrics() -> None:
-    async def scenario() -> tuple[str, str]:
-        telemetry = make()
-        telemetry.count(name.LINK_BYTES, 10, kind="gossip", direction="sent")
-        address = await telemetry.serve(0)
-        try:
-            request = urllib.request.Request(
-                f"http://{address}/metrics", headers={"Accept": "application/openmetrics-text;version=1.0.0,*/*;q=0.1"}
-            )
-            with await asyncio.to_thread(urllib.request.urlopen, request, timeout=20) as answer:
-                return answer.headers["Content-Type"], answer.read().decode()
-        finally:
-            await telemetry.close()
-
-    kind, text = await scenario()
+    telemetry = make()
+    telemetry.count(name.LINK_BYTES, 10, kind="gossip", direction="sent")
+    address = await telemetry.serve(0)
+    try:
+        request = urllib.request.Request(
+            f"http://{address}/metrics", headers={"Accept": "application/openmetrics-text;version=1.0.0,*/*;q=0.1"}
+        )
+        with await asyncio.to_thread(urllib.request.urlopen, request, timeout=20) as answer:
+            kind, text = answer.headers["Content-Type"], answer.read().decode()
+    finally:
+        await telemetry.close()
     assert kind.startswith("application/openmetrics-text")
     families = {family.name: family for family in openmetrics_families(text)}
     assert families["swarmnode_link_bytes"].unit == "bytes"

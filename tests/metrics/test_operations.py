@@ -17,6 +17,7 @@ import pytest
 
 from swarmnode.metrics import name
 from swarmnode.metrics.exporter import PrometheusTelemetry
+from tests.support.clock import ManualClock
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 RULES = ROOT / "deploy" / "prometheus"
@@ -102,11 +103,6 @@ def ask(address: str, query: str) -> list[Any]:
     return list(found["data"]["result"])
 
 
-class Zero:
-    def unix_s(self) -> float:
-        return 0.0
-
-
 @needs_prometheus
 @pytest.mark.node  # a process of seconds
 async def test_a_real_prometheus_scrapes_a_node_and_answers_every_panel(tmp_path: pathlib.Path) -> None:
@@ -118,7 +114,7 @@ async def test_a_real_prometheus_scrapes_a_node_and_answers_every_panel(tmp_path
         except OSError:  # it starts
             return False
 
-    telemetry = PrometheusTelemetry(clock=Zero(), run="run0", node="peer0")
+    telemetry = PrometheusTelemetry(clock=ManualClock(), run="run0", node="peer0")
     target = await telemetry.serve(0)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

@@ -2,7 +2,6 @@
 
 import asyncio
 import tempfile
-import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -24,11 +23,6 @@ async def node(run_id: RunId = RUN) -> AsyncIterator[tuple[Libp2pTransport, Iden
             yield transport, identity
         finally:
             await transport.close()
-
-
-class WallClock:
-    def unix_s(self) -> float:
-        return time.time()
 
 
 async def until(condition: Callable[[], bool]) -> None:

@@ -16,8 +16,9 @@ from swarmnode.identity import Identity
 from swarmnode.transport.call_directory import CallDirectory
 from swarmnode.transport.directory import DhtDirectory
 from swarmnode.transport.libp2p import Libp2pTransport
+from tests.support.clock import WallClock
 from tests.support.iroh_node import NEEDS_IROH, iroh_node
-from tests.support.libp2p_node import WallClock, node
+from tests.support.libp2p_node import node
 from tests.support.transport_contract import RUN, Directories, DirectoryContract, Pair, TransportContract
 
 pytestmark = pytest.mark.node  # some seconds

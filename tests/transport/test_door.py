@@ -33,7 +33,8 @@ from swarmnode.transport.stranger_limit import (
     StrangerRateLimiter,
 )
 from swarmnode.wire import access_pb2
-from tests.support.libp2p_node import WallClock, node
+from tests.support.clock import WallClock
+from tests.support.libp2p_node import node
 from tests.support.transport_contract import RUN, ping, pong
 
 pytestmark = pytest.mark.node  # real processes of p2pd
