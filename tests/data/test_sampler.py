@@ -1,11 +1,15 @@
-"""Samples by number: every window once an epoch, the same on every machine."""
+"""Samples by number: every window once an epoch, the same on every machine; and with a loss mask, as they travel."""
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from swarmnode.data.sample import IGNORED, SampleBatch, counted_targets
 from swarmnode.data.sampler import Permutation, Sampler, Windows, spread
+from swarmnode.errors import RemoteFault
+from swarmnode.ports import WireTensor
+from swarmsim.replica import fake
 
 
 @given(size=st.integers(1, 2**61), key=st.integers(0, 2**64 - 1), data=st.data())
@@ -87,3 +91,46 @@ def test_the_order_of_samples_is_frozen() -> None:
     sampler = Sampler(Windows(np.arange(100_001, dtype=np.uint32), 10), seed=7)
     found = sampler.batch([0, 1, 9_999, 10_000, 123_456]).tokens[:, 0].tolist()
     assert found == [94130, 55410, 97540, 49180, 20650]
+
+
+END = 3
+
+
+def twin(tokens: list[list[int]], mask: list[list[bool]] | None, end: int | None) -> list[list[int]]:
+    """Targets, one by one."""
+    found = []
+    for row, ids in enumerate(tokens):
+        targets = []
+        for at in range(1, len(ids)):
+            counts = (mask is None or mask[row][at]) and (end is None or ids[at - 1] != end)
+            targets.append(ids[at] if counts else IGNORED)
+        found.append(targets)
+    return found
+
+
+@given(data=st.data(), samples=st.integers(1, 4), length=st.integers(2, 9), wide=st.booleans(), masked=st.booleans())
+def test_targets_and_their_number_equal_a_dumb_twin(
+    data: st.DataObject, samples: int, length: int, wide: bool, masked: bool
+) -> None:
+    row = st.lists(st.integers(0, 5), min_size=length, max_size=length)
+    tokens = data.draw(st.lists(row, min_size=samples, max_size=samples))
+    flags = st.lists(st.booleans(), min_size=length, max_size=length)
+    mask = data.draw(st.lists(flags, min_size=samples, max_size=samples)) if masked else None
+    batch = SampleBatch(np.array(tokens, "<u4" if wide else "<u2"), None if mask is None else np.array(mask))
+    wire = batch.to_wire()
+    assert wire.shape == (samples, length) and wire.dtype == ("u32" if wide or masked else "u16")
+    for end in (None, END):
+        expected = twin(tokens, mask, end)
+        assert batch.targets(end).tolist() == expected
+        assert counted_targets(wire, end) == sum(target != IGNORED for targets in expected for target in targets)
+
+
+def test_bytes_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(RemoteFault, match=r"tokens u32\[2, 5\] of 39 bytes"):
+        counted_targets(WireTensor("u32", (2, 5), bytes(39)))
+
+
+def test_declared_bytes_of_the_simulator_can_be_counted() -> None:
+    tokens = fake("u16", (4, 9), 2, b"\1\0\3\0\5\0\7\0")
+    assert counted_targets(tokens) == 32
+    assert counted_targets(tokens, END) == 24

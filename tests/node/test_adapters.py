@@ -1,20 +1,33 @@
-"""Whole nodes train adapters: rounds, a joiner and a stage that comes back, with nothing but adapters on the way."""
+"""Whole nodes train adapters, with nothing else on the way, or a tied model with one table at both ends."""
 
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
 from swarmnode.local.pretrained import lay_out
 from swarmnode.manifest import Manifest, TrainingSpec
 from swarmnode.model.adapter import trained_count
 from swarmnode.model.section import section_sizes, snapshot_nbytes
 from swarmnode.model.split import split
+from swarmnode.model.tied_table import TiedTable
 from swarmnode.transfer.snapshot import newcomer_part
 from tests.node.test_base import held_out_loss, meeting_point, received, run_of, slice_nbytes, volunteer
 from tests.support.published_model import llama, start_from
-from tests.support.village import lose, losses, manifest, told, village, with_recovery
+from tests.support.village import (
+    TINY,
+    Recording,
+    Village,
+    Villager,
+    lose,
+    losses,
+    manifest,
+    told,
+    village,
+    with_recovery,
+)
 
 
 def adapting(run: Manifest) -> Manifest:
@@ -73,3 +86,36 @@ async def test_every_node_freezes_its_part_of_the_base_model(tmp_path: Path, tie
         assert people[0].replica is not None
         table = people[0].replica.stage.module.model.embed_tokens.weight
         assert torch.equal(table, mine.head) == tied, "both ends hold the one table"
+
+
+def tied(stages: int) -> Manifest:
+    return replace(manifest(stages, "average"), model=replace(TINY, tied=True))
+
+
+def table(person: Villager) -> TiedTable:
+    assert person.replica is not None and person.replica.tied is not None
+    return person.replica.tied
+
+
+def lag(v: Village, start: Tensor) -> float:
+    """The largest distance of the living ends' tables, relative to what the first has moved."""
+    ends = [table(p).phi.clone() for p in v.people if p.task is not None and not p.task.done() and p.node.stage != 1]
+    return max(float((one - ends[0]).norm()) for one in ends) / float((ends[0] - start).norm())
+
+
+async def test_both_ends_have_one_table_and_a_newcomer_takes_it() -> None:
+    run = tied(3)
+    begun = Recording(run, 0).tied
+    assert begun is not None
+    start = begun.phi.clone()
+    async with village(run) as v:
+        first, _, last = [v.add(stage) for stage in range(3)]
+        await v.until(lambda: v.total() > 512 and lag(v, start) < 0.1, "equal tables")
+        second = v.add(2)
+        await v.until(lambda: second.node.served is not None and bool(told(second, "table.taken")), "a newcomer")
+        await last.die()
+        total = v.total()
+        await v.until(lambda: v.total() > total + 512 and lag(v, start) < 0.1, "equal tables after a death")
+        moved = float((table(first).phi - start).norm())
+        for steps in (table(first).other, table(second).other - start):  # each end has the other's
+            assert 0.1 * moved < float(steps.norm()) < 2.0 * moved

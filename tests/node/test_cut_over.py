@@ -1,4 +1,5 @@
-"""The owner cuts the stages of a run anew: all nodes save theirs, start again, and put the new ones together."""
+"""The owner amends a run under way: all replicas and a joiner go on with it from the same round. Where the stages are
+cut anew all nodes save theirs, start again, and put the new ones together."""
 
 import dataclasses
 import statistics
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 
 from swarmnode.machine.folder_store import FolderStore
+from swarmnode.metrics import name
 from swarmnode.node.notice import NoticeKind
 from swarmnode.recovery.resumption import CheckpointOptions
 from swarmnode.recovery.state_check import APART_MAX
@@ -20,9 +22,9 @@ def slow_weights(person: Villager) -> dict[str, np.ndarray]:
     replica, stage = person.served.replica, person.served.stage
     shapes = CheckpointOptions().shapes(person.node._manifest, stage)["phi"]
     flat, begin, named = np.frombuffer(replica.snapshot().sections["phi"], "<f4"), 0, {}
-    for name, shape in shapes.items():
+    for tensor, shape in shapes.items():
         count = int(np.prod(shape))
-        named[name], begin = flat[begin : begin + count], begin + count
+        named[tensor], begin = flat[begin : begin + count], begin + count
     return named
 
 
@@ -44,7 +46,7 @@ async def test_all_nodes_go_on_in_another_number_of_stages(tmp_path: Path, befor
         owner.sign(at, {"pipeline.stages": after})
         await v.until(lambda: all(p.served.gossip.done >= at for p in old), "the last round in the old stages")
         assert not any(told(p, "amendment.applied") for p in old), "no replica is made for other stages meanwhile"
-        was = {name: weights for person in old for name, weights in slow_weights(person).items()}
+        was = {tensor: weights for person in old for tensor, weights in slow_weights(person).items()}
         for person in old:
             person.notices.leave("the run goes on in other stages", NoticeKind.STOP)
         for person in old:
@@ -58,8 +60,8 @@ async def test_all_nodes_go_on_in_another_number_of_stages(tmp_path: Path, befor
         new = [add(v, None, again) for again in old]
         training = record_pb2.NODE_STATE_TRAINING
         await v.until(lambda: all(p.node.state == training for p in new), "all train in the new stages")
-        now = {name: weights for person in new for name, weights in slow_weights(person).items()}
-        moved = {name: float(np.linalg.norm(now[name] - was[name]) / np.linalg.norm(was[name])) for name in was}
+        now = {tensor: weights for person in new for tensor, weights in slow_weights(person).items()}
+        moved = {key: float(np.linalg.norm(now[key] - was[key]) / np.linalg.norm(was[key])) for key in was}
         assert {p.node.stage for p in new} == set(range(after)) and now.keys() == was.keys()
         for person in new:
             assert [row["method"] for row in told(person, "recovery.done")] in (["pieces"], ["replica"])
@@ -72,3 +74,43 @@ async def test_all_nodes_go_on_in_another_number_of_stages(tmp_path: Path, befor
         joiner = v.add(after - 1)
         await v.until(lambda: joiner.node.state == training, "a joiner takes the new cut")
         assert told(joiner, "recovery.done")[0]["method"] == "replica"
+
+
+RATE = 0.0005
+
+
+def applied(person: Villager) -> list[tuple[object, object]]:
+    return [(fields["amendment"], fields["round"]) for fields in told(person, "amendment.applied")]
+
+
+def met_after(person: Villager, round_index: int) -> bool:
+    return any(fields["round"] > round_index for fields in told(person, "exchange.paired"))  # type: ignore[operator]
+
+
+async def test_all_replicas_and_a_joiner_go_on_with_an_amendment_from_its_round() -> None:
+    run = manifest(2, round_samples=64)
+    run = dataclasses.replace(run, model=dataclasses.replace(run.model, vocabulary=256))  # as bytes need it
+    run = dataclasses.replace(run, inner=dataclasses.replace(run.inner, decay="constant", replica_rate="same"))
+    async with village(run) as v:
+        owner = Amending(v)
+        for stage in (0, 0, 1, 1):
+            v.add(stage)
+        await v.until(lambda: all(p.node.served is not None and p.served.gossip.done > 1 for p in v.people), "rounds")
+        before = {p.node.me: p.served.replica for p in v.people}
+        # At least the peak: a step of more samples than inner_batch is longer by the root of it.
+        assert all(p.quiet.gauges[name.LEARNING_RATE] >= run.inner.learning_rate for p in v.people)
+        at = max(p.served.gossip.done for p in v.people) + 4
+        owner.sign(at, {"inner.learning_rate": RATE, "gossip.codec": "int8"})
+        await v.until(lambda: all(applied(p) for p in v.people), "all have taken it up")
+        assert {tuple(applied(p)) for p in v.people} == {((1, at),)}, [applied(p) for p in v.people]
+        await v.until(lambda: all(met_after(p, at + 1) for p in v.people), "they go on and meet in the new codec")
+        for person in v.people:
+            assert RATE <= person.quiet.gauges[name.LEARNING_RATE] < 2 * RATE
+            assert person.served.replica is not before[person.node.me]
+            assert person.served.replica.inner_steps > before[person.node.me].inner_steps, "the state was kept"
+
+        joiner = v.add(1)
+        await v.until(lambda: met_after(joiner, at), "a joiner meets the others")
+        await v.until(lambda: RATE <= joiner.quiet.gauges.get(name.LEARNING_RATE, 0.0) < 2 * RATE, "the rate")
+        assert [number for number, _ in applied(joiner)] == [1]
+        assert not any(told(p, "recovery.failed") for p in v.people)

@@ -1,6 +1,7 @@
 """How large microbatches are: predicted from what was measured, and the same samples are fed however they travel."""
 
 import math
+from collections import Counter
 
 import pytest
 from hypothesis import given
@@ -12,6 +13,7 @@ from swarmnode.membership.swarm import SERVING, Member, Swarm
 from swarmnode.node.membership_handlers import probing
 from swarmnode.pipeline.microbatch_size import (
     BETTER,
+    PUT_OFF,
     REVIEW,
     Host,
     MicrobatchSizer,
@@ -22,9 +24,10 @@ from swarmnode.pipeline.microbatch_size import (
     throughput,
     window_limit,
 )
-from swarmnode.ports import Priority
+from swarmnode.ports import Priority, WireTensor
 from tests.support import tiny_model
 from tests.support.fake_telemetry import Quiet
+from tests.support.village import Recording, manifest, village
 
 CPU = SampleRates({1: 134.0, 2: 158.0, 4: 184.0, 8: 187.0})  # measured: the demo's inner stage on one thread
 LARGE = SampleRates({1: 0.97, 2: 0.99, 4: 1.0})  # a sample keeps the device busy by itself
@@ -175,3 +178,49 @@ async def test_a_quick_device_is_measured_by_its_own_clock() -> None:
     assert largest == run.inner.microbatch > 1
     for samples, rate in rates.measured.items():
         assert rate == pytest.approx(samples / (3.0 * (2e-5 + 1e-5 * samples)))
+
+
+SHARE = 4  # inner batches of eight, two replicas a stage
+SAMPLE_S = 0.05  # far above a piece of work without samples: as of a large model, of which one keeps a device busy
+
+
+class Sized(Recording):
+    """Counts the gradients of each size, and samples between two inner steps."""
+
+    def __init__(self, *arguments: object) -> None:
+        super().__init__(*arguments)  # type: ignore[arg-type]
+        self.travelled: Counter[int] = Counter()
+        self.stepped: list[int] = []
+
+    def backward(self, tape: object, gradient: WireTensor, samples: int, **options: bool) -> WireTensor | None:
+        self.travelled[samples] += options.get("accumulate", True)  # checks of others' work are not added
+        return super().backward(tape, gradient, samples, **options)  # type: ignore[arg-type]
+
+    def step(self, samples_total: int, batch: float = math.inf, averaged: int = 1) -> object:  # type: ignore[override]
+        self.stepped.append(self.accumulated)
+        return super().step(samples_total, batch)
+
+
+async def test_six_nodes_with_devices_of_their_own_let_shares_travel_in_pieces() -> None:
+    async with village(manifest()) as v:
+        v.sample_s = SAMPLE_S
+        for index in range(6):
+            v.add(index % 3, Sized)
+        # Choices made before all are there are for other shares.
+        await v.until(lambda: all(sum(p.node.presence.peer_table.swarm().sizes) == 6 for p in v.people), "all know all")
+        await v.trains(256, "256 samples")
+        await v.leave()
+        fed = v.total()
+        for stage in (0, 1):
+            replicas = [p.replica for p in v.people if p.node.stage == stage]
+            travelled: Counter[int] = Counter()
+            for replica in replicas:
+                assert isinstance(replica, Sized)
+                travelled += replica.travelled
+                largest = max(SHARE + max(replica.travelled) - 1, int(PUT_OFF * 2 * SHARE))
+                assert all(SHARE <= samples <= largest for samples in replica.stepped[4:]), replica.stepped
+            assert sum(size * count for size, count in travelled.items()) == fed, "each gradient once"
+            assert travelled[1] + travelled[2] > travelled[4], travelled
+        said = [fields for p in v.people for event, fields in p.quiet.events if event == "feeder.window"]
+        assert any(int(str(fields["microbatch"])) < SHARE for fields in said)
+        assert all("samples/s predicted by size" in str(fields["reason"]) for fields in said)
