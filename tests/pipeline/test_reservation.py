@@ -17,6 +17,8 @@ from tests.support.fake_telemetry import Quiet
 from tests.support.records import member
 from tests.support.village import RUN
 
+pytestmark = pytest.mark.loop("virtual")
+
 US, THEM = PeerId("us"), PeerId("them")
 
 
@@ -25,7 +27,6 @@ def asked(reservations: Reservations, peer: str, hold_s: float = 10.0) -> wire.R
     return reservations.serve(PeerId(peer), call).header.reserved
 
 
-@pytest.mark.loop("virtual")
 async def test_a_reservation_counts_until_arrival_or_expiry() -> None:
     waiting = 0
     here = Reservations(lambda: waiting)
@@ -42,7 +43,6 @@ async def test_a_reservation_counts_until_arrival_or_expiry() -> None:
     assert asked(here, "later") == wire.Reserved(granted=True, ahead=0)
 
 
-@pytest.mark.loop("virtual")
 async def test_reservations_expire() -> None:
     here = Reservations(lambda: READY_AHEAD)
     assert asked(here, "peer", hold_s=1e6).granted
@@ -52,7 +52,6 @@ async def test_reservations_expire() -> None:
     assert asked(here, "another").granted
 
 
-@pytest.mark.loop("virtual")
 async def test_work_that_waits_is_told() -> None:
     assert asked(Reservations(lambda: 7), "peer") == wire.Reserved(granted=False, ahead=7)
 
@@ -63,7 +62,6 @@ def router(*speeds: float) -> Router:
     return found
 
 
-@pytest.mark.loop("virtual")
 async def test_no_question_that_takes_long_against_the_work() -> None:
     network = MemoryNetwork()
     us, them = (MemoryTransport(network, peer, RUN) for peer in (US, THEM))
@@ -88,7 +86,6 @@ async def test_no_question_that_takes_long_against_the_work() -> None:
     assert not reserving.worth_it(slow, PeerId("peer0"), 1), "two seconds for an answer, ten of work"
 
 
-@pytest.mark.loop("virtual")
 async def test_a_silent_peer_comes_after_all_others() -> None:
     network, quiet = MemoryNetwork(), Quiet()
     us, them = (MemoryTransport(network, peer, RUN) for peer in (US, THEM))

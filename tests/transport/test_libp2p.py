@@ -25,7 +25,7 @@ from tests.support.transport_contract import MIB, RUN, echo, ping, pong, process
 
 from .peer import PeerProcess, peer_process
 
-pytestmark = pytest.mark.node  # real processes of p2pd
+pytestmark = [pytest.mark.node, pytest.mark.loop("uvloop")]  # real processes of p2pd
 
 HANG = Call(wire.Request(exchange=wire.Exchange()))
 
@@ -47,7 +47,6 @@ async def pair(folder: Path) -> AsyncIterator[tuple[Libp2pTransport, PeerProcess
 
 
 @pytest.mark.live
-@pytest.mark.loop("uvloop")
 async def test_a_peer_killed_mid_call_is_a_fault_and_leaves_nothing_behind(tmp_path: Path) -> None:
     async with pair(tmp_path) as (here, peer):
         await here.call(peer.peer_id, ping(), timeout_s=60, reply_bytes_max=0)
@@ -67,7 +66,6 @@ async def test_a_peer_killed_mid_call_is_a_fault_and_leaves_nothing_behind(tmp_p
 
 
 @pytest.mark.live
-@pytest.mark.loop("uvloop")
 async def test_a_frozen_peer_is_a_timeout_and_works_again_when_it_thaws(tmp_path: Path) -> None:
     async with pair(tmp_path) as (here, peer):
         os.kill(peer.pid, signal.SIGSTOP)
@@ -87,7 +85,6 @@ async def answers(here: Libp2pTransport, peer: PeerId) -> bool:
 
 
 @pytest.mark.live
-@pytest.mark.loop("uvloop")
 async def test_a_stale_stream_is_replaced_when_the_peer_comes_back_at_its_address(tmp_path: Path) -> None:
     async with pair(tmp_path) as (here, peer):
         await here.call(peer.peer_id, ping(), timeout_s=60, reply_bytes_max=0)
@@ -106,7 +103,6 @@ async def test_a_stale_stream_is_replaced_when_the_peer_comes_back_at_its_addres
 
 
 @pytest.mark.live
-@pytest.mark.loop("uvloop")
 async def test_a_clean_end_leaves_no_process_socket_or_task(tmp_path: Path) -> None:
     async with peer_process(tmp_path / "peer.key", RUN) as peer:
         assert await peer.ask("end") == 1  # the task that answers
@@ -117,7 +113,6 @@ async def test_a_clean_end_leaves_no_process_socket_or_task(tmp_path: Path) -> N
 
 
 @pytest.mark.live
-@pytest.mark.loop("uvloop")
 async def test_p2pd_of_either_side_killed_is_started_again(tmp_path: Path) -> None:
     async with pair(tmp_path) as (here, peer):
         here._telemetry = quiet = Quiet()
@@ -148,7 +143,6 @@ async def test_p2pd_of_either_side_killed_is_started_again(tmp_path: Path) -> No
             pytest.fail("the peer did not come back")
 
 
-@pytest.mark.loop("uvloop")
 async def test_p2pd_that_dies_again_and_again_breaks_the_transport(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("swarmnode.transport.p2pd_process.RESTARTS_MAX", 1)
     async with node() as (here, identity):
@@ -163,7 +157,6 @@ async def test_p2pd_that_dies_again_and_again_breaks_the_transport(monkeypatch: 
             await here.call(identity.peer_id, ping(), timeout_s=60, reply_bytes_max=0)
 
 
-@pytest.mark.loop("uvloop")
 async def test_a_p2pd_that_answers_nothing_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("swarmnode.transport.p2pd_process.PING_PERIOD_S", 0.05)
     async with node() as (here, _):
@@ -188,7 +181,6 @@ async def stranger(to: Libp2pTransport) -> AsyncIterator[Callable[[], Awaitable[
         yield opened
 
 
-@pytest.mark.loop("uvloop")
 async def test_bytes_announced_and_never_sent_starve_neither_callers_nor_our_own_calls() -> None:
     """Two bare peers announce four tensors of 1 GiB each and send nothing: another peer is served all the same, and
     the answers to our own calls find room. These waited for the budget, and the peers that gave them were banned."""
@@ -218,7 +210,6 @@ async def test_bytes_announced_and_never_sent_starve_neither_callers_nor_our_own
         await until(lambda: here._budget.used_bytes == 0)
 
 
-@pytest.mark.loop("uvloop")
 async def test_a_caller_that_is_not_admitted_is_refused_before_its_tensors_are_read() -> None:
     """Its stream ends, and what it goes on sending is never held."""
 
@@ -241,7 +232,6 @@ async def test_a_caller_that_is_not_admitted_is_refused_before_its_tensors_are_r
         await other.call(here.peer_id, process(tensor(MIB)), timeout_s=60, reply_bytes_max=MIB)
 
 
-@pytest.mark.loop("uvloop")
 async def test_a_node_of_another_protocol_version_is_told_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     async with node() as (here, _):
         here.serve("ping", pong, tensor_bytes_max=0)
@@ -255,7 +245,6 @@ async def test_a_node_of_another_protocol_version_is_told_what_to_do(monkeypatch
                     await other.call(here.peer_id, ping(), timeout_s=60, reply_bytes_max=0)
 
 
-@pytest.mark.loop("uvloop")
 async def test_two_versions_speak_the_newest_that_both_know(monkeypatch: pytest.MonkeyPatch) -> None:
     """Either way round, and two of the newer one speak the newer."""
     async with node() as (today, _):
@@ -278,7 +267,6 @@ async def test_two_versions_speak_the_newest_that_both_know(monkeypatch: pytest.
                 assert versions == [2, 2, 2, 3]
 
 
-@pytest.mark.loop("uvloop")
 async def test_calls_that_come_before_start_wait_for_it() -> None:
     async with node() as (here, _), node() as (other, _):
         await other.connect(here.peer_id, await here.addresses())
@@ -291,7 +279,6 @@ async def test_calls_that_come_before_start_wait_for_it() -> None:
         assert (await call).header.pong.payload == b"early"
 
 
-@pytest.mark.loop("uvloop")
 async def test_a_warm_stream_is_used_again_and_closed_when_idle(monkeypatch: pytest.MonkeyPatch) -> None:
     async with node() as (here, _), node() as (other, _):
         here.serve("ping", pong, tensor_bytes_max=0)
@@ -310,7 +297,6 @@ async def test_a_warm_stream_is_used_again_and_closed_when_idle(monkeypatch: pyt
         await until(lambda: here._incoming == 0)
 
 
-@pytest.mark.loop("uvloop")
 async def test_too_many_calls_to_one_peer_are_busy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("swarmnode.transport.stream_transport.IN_USE_MAX", 1)
     async with node() as (here, _), node() as (other, _):
@@ -326,7 +312,6 @@ async def test_too_many_calls_to_one_peer_are_busy(monkeypatch: pytest.MonkeyPat
         await first
 
 
-@pytest.mark.loop("uvloop")
 async def test_addresses_that_cannot_be_listened_on(tmp_path: Path) -> None:
     before = {path.name for path in Path("/tmp").glob(f"swarmnode-p2p-{os.getpid()}-*")}
     key = tmp_path / "node.key"
@@ -345,7 +330,6 @@ async def test_addresses_that_cannot_be_listened_on(tmp_path: Path) -> None:
     assert {path.name for path in Path("/tmp").glob(f"swarmnode-p2p-{os.getpid()}-*")} == before
 
 
-@pytest.mark.loop("uvloop")
 async def test_p2pd_is_not_in_our_process_group() -> None:
     async with node() as (here, _):
         assert os.getpgid(here.daemon.pid) != os.getpgid(os.getpid())  # Ctrl-C is ours to handle
