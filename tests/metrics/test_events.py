@@ -43,14 +43,6 @@ def test_a_line_says_when_what_and_who(tmp_path: pathlib.Path) -> None:
     assert timestamp(DAY_S) == "2026-01-02T03:04:05.678Z"
 
 
-def test_a_line_can_be_read_before_the_log_is_closed(tmp_path: pathlib.Path) -> None:
-    log = make(tmp_path / "events.jsonl")
-    for _ in range(3):
-        log.write("node.ready")
-    assert len(lines(tmp_path / "events.jsonl")) == 3
-    log.close()
-
-
 @pytest.mark.parametrize(
     ("value", "held"),
     [
