@@ -72,9 +72,9 @@ def test_the_code_says_each_metric_with_its_kind_and_labels() -> None:
                     func=ast.Attribute(attr=verb), args=[ast.Attribute(value=ast.Name("name"), attr=constant), *_]
                 ) if verb in kinds:
                     calls += 1
-                    labels = {word.arg: word.value for word in node.keywords if word.arg != "value"}
+                    labels = {word.arg or "**": word.value for word in node.keywords if word.arg != "value"}
                     row = name.METRICS[getattr(name, constant)]
-                    unlike = None not in labels and row.labels.keys() != labels.keys()
+                    unlike = "**" not in labels and row.labels.keys() != labels.keys()
                     values = {label: one.value for label, one in labels.items() if isinstance(one, ast.Constant)}
                     if (
                         unlike

@@ -201,6 +201,8 @@ class Sized(Recording):
         return super().step(samples_total, batch)
 
 
+@pytest.mark.node
+@pytest.mark.loop("village")
 async def test_six_nodes_with_devices_of_their_own_let_shares_travel_in_pieces() -> None:
     async with village(manifest()) as v:
         v.sample_s = SAMPLE_S

@@ -29,9 +29,6 @@ class Pair:
     close_there: Callable[[], Awaitable[None]]
 
 
-PairOf = Callable[[], AbstractAsyncContextManager[Pair]]
-
-
 @dataclass
 class Directories:
     """Two directories that know each other, their identities, and the wall clock they live by."""
