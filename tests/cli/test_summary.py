@@ -10,16 +10,7 @@ from rich.console import Console
 
 from swarmnode.local.session import Conditions, SessionView
 from swarmnode.local.summary import NodeFacts, Summary, TokenRate, Totals, count, parse_series, totals
-from swarmnode.local.swarm_view import (
-    LiveScreen,
-    NodeWatch,
-    PlainScreen,
-    headline,
-    picture,
-    render,
-    screen_for,
-    thanks,
-)
+from swarmnode.local.swarm_view import LiveScreen, NodeWatch, PlainScreen, headline, picture, render, screen_for, thanks
 from swarmnode.metrics import name
 from swarmnode.wire.record_pb2 import NODE_STATE_JOINING, NODE_STATE_TRAINING
 from swarmnode.wire.report_pb2 import PeerStatus, StatusReply

@@ -11,14 +11,7 @@ from torch import Tensor
 
 from swarmnode.machine.replica import TorchReplica
 from swarmnode.manifest import Manifest, ModelSpec, TrainingSpec
-from swarmnode.model.adapter import (
-    LORA_A,
-    LORA_B,
-    frozen_nbytes,
-    initial_adapter,
-    trained_count,
-    trained_shapes,
-)
+from swarmnode.model.adapter import LORA_A, LORA_B, frozen_nbytes, initial_adapter, trained_count, trained_shapes
 from swarmnode.model.decoder import Decoder
 from swarmnode.model.frozen import FrozenWeight, whole_weights
 from swarmnode.model.section import section_sizes

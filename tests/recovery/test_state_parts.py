@@ -12,21 +12,7 @@ from swarmnode.ports import Answer
 from swarmnode.transfer.donor import SnapshotDonor
 from swarmnode.transfer.download import DonorClient, DownloadLimits
 from swarmnode.transfer.snapshot import SLOW, WHOLE, Snapshot, StateSlice
-from tests.support.download import (
-    CHUNK,
-    ME,
-    PARAMETERS,
-    RUN,
-    SIZES,
-    A,
-    B,
-    Giver,
-    Link,
-    Next,
-    World,
-    same,
-    state,
-)
+from tests.support.download import CHUNK, ME, PARAMETERS, RUN, SIZES, A, B, Giver, Link, Next, World, same, state
 from tests.support.fake_telemetry import Quiet
 
 pytestmark = pytest.mark.loop("virtual")
