@@ -1,11 +1,13 @@
-"""Whole nodes together, in one process: training, dying, joining late, leaving."""
+"""Whole nodes together, in one process: training, in rounds of two and more, dying, joining late, leaving."""
 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import Counter
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -13,6 +15,7 @@ from swarmnode.ids import PeerId
 from swarmnode.manifest import ModelSpec
 from swarmnode.metrics import name
 from swarmnode.model.stage import StageReplica
+from swarmnode.node import served_stage
 from swarmnode.ports import Answer, Call
 from swarmnode.wire import record_pb2
 from tests.node.test_documents import Documents, documents
@@ -160,3 +163,76 @@ async def test_the_last_validation_outlives_the_stage() -> None:
         assert feeder.node.served is None and after.loss_train is None
         assert after.loss_validation_first == before.loss_validation_first
         assert after.loss_validation is not None and after.loss_validation_samples >= before.loss_validation_samples
+
+
+@pytest.mark.parametrize("stage", [0, pytest.param(1, marks=pytest.mark.nightly)])
+async def test_a_replica_that_is_rounds_behind_takes_the_state_before_a_round(
+    stage: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(served_stage, "APART_ROUNDS", 2)
+    monkeypatch.setattr(served_stage, "BEHIND_S", 0.0)
+    async with village(manifest(stages=2), stages=(0, 1, 0, 1, 0, 1)) as v:
+        await v.until(
+            lambda: all(p.node.state == record_pb2.NODE_STATE_TRAINING for p in v.people) and v.total() > 64,
+            "everybody trains",
+        )
+        cut = next(person for person in v.people if person.node.stage == stage)
+        gossip, rounds = cut.served.gossip, list[int]()
+        cut.served.gossip._held = True  # no round reaches it, as on an island
+        begun, restored = gossip._round, len(told(cut, "recovery.done"))
+
+        async def watched(round_index: int) -> bool:
+            rounds.append(len(told(cut, "recovery.done")) - restored)
+            return await begun(round_index)
+
+        gossip._round = watched  # type: ignore[method-assign]
+        before = gossip.done
+        await v.until(lambda: bool(told(cut, "state.behind")), "it is told that others are further")
+        await v.until(lambda: len(told(cut, "recovery.done")) > restored, "it takes their state")
+        (behind, *_) = told(cut, "state.behind")
+        assert behind["ahead"] > before + 2  # type: ignore[operator]
+        await v.until(lambda: cut.node.state == record_pb2.NODE_STATE_TRAINING, "it serves again")
+        steps = cut.served.hop.inner_steps
+        await v.until(lambda: cut.served.hop.inner_steps > steps + 1, "it works again")
+        await v.until(lambda: bool(rounds), "it meets others again")
+        assert rounds[0] > 0, "no round with weights that far behind"
+
+
+def groups(v: Village, index: int) -> list[set[PeerId]]:
+    """Whom person `index` met, round by round, where it met more than one."""
+    events = v.people[index].quiet.events
+    return [set(fields["peers"]) for event, fields in events if event == "exchange.group"]  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize(("group", "most"), [(0, 4), (3, 2)])
+async def test_groups_meet_and_the_swarm_learns(group: int, most: int) -> None:
+    """Five replicas of the last stage: all of them, or cut into groups."""
+    async with village(manifest(stages=2, codec="fp32", group=group), stages=(0, 1, 1, 1, 1, 1)) as v:
+        last = range(1, 6)
+
+        def met() -> bool:
+            return all(any(len(one) == most for one in groups(v, i)) for i in (last if group == 0 else last[:1]))
+
+        learnt = math.log(v.run.model.vocabulary) - 0.5
+        await v.until(
+            lambda: met() and min(losses(v)[-1:], default=9.0) < learnt,
+            f"groups of {most + 1}, and below a guess at random",
+        )
+        assert max(len(one) for i in last for one in groups(v, i)) == most
+
+
+async def test_members_that_came_make_the_round() -> None:
+    """One of four dies without a word: the other three meet without it."""
+    async with village(manifest(stages=2, codec="modular4", group=0), stages=(0, 1, 1, 1, 1)) as v:
+        dead = v.people[4]
+        await v.until(lambda: any(len(one) == 3 for one in groups(v, 1)), "all four met", 120)
+        await dead.die()
+        before = [len(groups(v, i)) for i in (1, 2, 3)]
+
+        def goes_on() -> bool:
+            since = [groups(v, i)[count:] for i, count in zip((1, 2, 3), before, strict=True)]
+            return all(any(len(one) == 2 and dead.node.me not in one for one in mine) for mine in since)
+
+        await v.until(goes_on, "rounds of three", 120)
+        for person in v.people[1:4]:
+            assert person.replica is not None and np.isfinite(person.replica.outer.phi.numpy()).all()
