@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field
 
 from swarmnode.concurrency import forever
@@ -42,7 +42,8 @@ class DonorLimits:
     """Bounds of the cost of giving. All are guesses."""
 
     idle_s: float = 60.0  # without a request for so long, for each MiB of a chunk, a snapshot is forgotten
-    fresh_s: float = 10.0  # a newcomer gets a snapshot made for another one up to so old
+    fresh_s: float = 1.0  # who asks gets a snapshot made for another one up to so old,
+    made_share: float = 0.05  # or so old that new ones take this share of the time
     downloads_max: int = 4  # peers that download at once
     chunk_nbytes: int = CHUNK_NBYTES
     puller_idle_s: float = 10.0  # a peer that has not asked for so long, for each MiB of a chunk, has given up
@@ -66,6 +67,7 @@ class Puller:
     chunks: int = 0  # chunks it has asked for
     of: int = 0  # chunks of the snapshot it downloads; 0: not made yet
     nbytes: int = 0  # of that snapshot
+    snapshot_id: bytes = b""
     begun_s: float = 0.0  # loop time of its first chunk request
 
     def left_s(self, now_s: float, line_nbytes: float) -> float:
@@ -173,13 +175,20 @@ class DonorPlaces:
         if puller.chunks >= part.chunks:
             self.leave(peer)
 
+    def pulls(self, parts: Collection[Snapshot]) -> bool:
+        """Whether a peer downloads one of `parts`, or lost its place lately before it had everything."""
+        now_s, ids = self._leave_idle(), {part.id for part in parts}
+        lately_s = now_s - self._limits.idle_s / 2
+        lost = [one for one in self._had.values() if one.until_s > lately_s]
+        return any(one.snapshot_id in ids and one.chunks < one.of for one in (*self._pulling.values(), *lost))
+
     def _renew(self, puller: Puller, part: Snapshot) -> None:
         """Renew the place of `puller`, which downloads `part`. Larger chunks are asked for more rarely."""
         now_s, idle_s = _now_s(), self._limits.puller_idle_s * largeness(part)
         if not puller.of:  # the state was copied and hashed until now
             puller.since_s = now_s
         puller.until_s = now_s + idle_s
-        puller.of, puller.nbytes = part.chunks, part.nbytes
+        puller.of, puller.nbytes, puller.snapshot_id = part.chunks, part.nbytes, part.id
         puller.turn_s = self.turn_s(part)
 
     def _enter(self, peer: PeerId, now_s: float, hurries: bool = True) -> None:
@@ -239,6 +248,7 @@ PARTS_MAX = 8  # derived: all of it, slow weights, its ends, what newcomers take
 class _KeptSnapshot:
     snapshot: Snapshot
     made_s: float
+    took_s: float
     asked_s: float
     parts: dict[StateSlice, Snapshot] = field(default_factory=dict)  # all share its memory
 
@@ -370,7 +380,7 @@ class SnapshotDonor:
             raise Unavailable(f"round {snapshot.round_index} of stage {stage} is kept here; {round_min} was asked for")
         kept = self._others.get(stage)
         if kept is None or kept.snapshot is not snapshot:
-            kept = self._others[stage] = _KeptSnapshot(snapshot, self._now_s(), self._now_s())
+            kept = self._others[stage] = _KeptSnapshot(snapshot, self._now_s(), 0.0, self._now_s())
         return kept
 
     def _check_run(self, call: Call) -> None:
@@ -382,36 +392,35 @@ class SnapshotDonor:
         if not self._kept or self._kept[-1].snapshot.round_index < round_min:
             return None
         newest = self._kept[-1]
-        fresh = self._now_s() - newest.made_s <= self._limits.fresh_s
-        return newest if fresh or self._full() else None
+        fresh_s = max(self._limits.fresh_s, newest.took_s / self._limits.made_share)
+        return newest if self._now_s() - newest.made_s <= fresh_s or self._full() else None
 
     def _full(self) -> bool:
-        """Whether every snapshot kept is still in use and there is no room for another. After a turn a snapshot makes
-        room for a newer one: its downloads go on with the chunks they have, and nobody is kept from a later round."""
-        now_s = self._now_s()
-        pulled = (
-            now_s - kept.asked_s < self._idle_s(kept) / 2 and now_s - kept.made_s < self._places.turn_s(kept.snapshot)
-            for kept in self._kept
-        )
-        return len(self._kept) >= SNAPSHOTS_MAX and all(pulled)
+        """Whether every snapshot kept is still in use and there is no room for another."""
+        return len(self._kept) >= SNAPSHOTS_MAX and all(map(self._pulled, self._kept))
+
+    def _pulled(self, kept: _KeptSnapshot) -> bool:
+        """Whether somebody downloads `kept`. After a turn it makes room for a newer one: its downloads go on with the
+        chunks they have, and nobody is kept from a later round."""
+        turn_s = self._places.turn_s(kept.snapshot)
+        return self._now_s() - kept.made_s < turn_s and self._places.pulls(kept.parts.values())
 
     async def _make(self, round_min: int, cut: StateSlice) -> _KeptSnapshot:
-        """A new snapshot, of which `cut` is wanted. When there are two, it replaces the one idle longest."""
+        """A new snapshot, of which `cut` is wanted. When there are two, it replaces the older one that is idle."""
         if self._full():
             raise Busy(
                 f"{len(self._kept)} snapshots are being pulled, none of round {round_min}", self._limits.busy_retry_s
             )
         if len(self._kept) >= SNAPSHOTS_MAX:  # before the new one takes memory
-            now_s = self._now_s()
-            idle = [one for one in self._kept if now_s - one.asked_s >= self._idle_s(one) / 2]
-            self._kept.remove(min(idle or self._kept, key=lambda kept: kept.asked_s if idle else kept.made_s))
+            self._kept.remove(next(one for one in self._kept if not self._pulled(one)))
+        begun_s = self._now_s()
         snapshot = await self._take(cut)
         if snapshot.round_index < round_min:
             raise Unavailable(
                 f"round {snapshot.round_index} here; {round_min} was asked for", self._limits.busy_retry_s
             )
         now_s = self._now_s()
-        kept = _KeptSnapshot(snapshot, made_s=now_s, asked_s=now_s)
+        kept = _KeptSnapshot(snapshot, made_s=now_s, took_s=now_s - begun_s, asked_s=now_s)
         self._kept.append(kept)
         if self._timer is None:
             self._arm()

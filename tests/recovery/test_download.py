@@ -319,15 +319,18 @@ async def test_at_most_two_snapshots_live_and_idle_ones_are_forgotten() -> None:
     donor = giver.donor
     first = (await donor.offer(B, ask())).header.snapshot
     giver.round_index = 6
-    assert (await donor.offer(B, ask())).header.snapshot.round == 5  # fresh enough
-    assert (await donor.offer(B, ask(6))).header.snapshot.round == 6  # asked for by round
+    assert (await donor.offer(C, ask())).header.snapshot.round == 5  # fresh enough
+    assert (await donor.offer(C, ask(6))).header.snapshot.round == 6  # asked for by round
     giver.round_index = 7
     with pytest.raises(Busy, match="2 snapshots are being pulled"):
-        await donor.offer(B, ask(7))
-    await asyncio.sleep(11.0)
-    assert (await donor.offer(B, ask())).header.snapshot.round == 6  # not fresh, but both are being pulled
-    await asyncio.sleep(35.0)
-    second = (await donor.offer(B, ask(7))).header.snapshot  # takes the place of the first
+        await donor.offer(ME, ask(7))
+    await asyncio.sleep(9.0)
+    await donor.chunk(B, ask_chunk(first.id, 0))
+    await donor.offer(C, ask(6))
+    await asyncio.sleep(2.0)
+    assert (await donor.offer(ME, ask())).header.snapshot.round == 6  # not fresh, but both are being pulled
+    await asyncio.sleep(11.0)  # nobody asks any more
+    second = (await donor.offer(B, ask())).header.snapshot  # takes the place of the first
     assert second.round == 7 and donor.alive == 2 and giver.taken == 3
     with pytest.raises(Unavailable, match="not kept here any more"):
         await donor.chunk(B, ask_chunk(first.id, 0))
