@@ -38,7 +38,7 @@ from swarmnode.wire import call_pb2 as wire
 PER_MINUTE_MAX = 4  # guess: accusations of one caller that are examined; two exclude a liar
 WAITING_MAX = PER_MINUTE_MAX  # accusations of all callers whose tensors are held here
 MEASURED_EVERY = 8  # guess: of so many answers one is measured
-NORMS_MAX, NORMS_LEAST = 64, 4  # guess: measurements
+NORMS_MAX, NORMS_LEAST = 16, 4  # guess: measurements; lengths fall fast at the start of a run
 # Measured on a last stage of two layers: of the usual norm, an input made for its weights has .03 four inner steps
 # later and .13 after 32; ordinary inputs differ by a fifth.
 VANISHING = 0.25

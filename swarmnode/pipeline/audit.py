@@ -31,9 +31,11 @@ DOUBTED_RIGHT = 32  # derived: who lies once in ten is caught again at 97 % befo
 LIES = 2  # derived: the fewest; a single one may be a memory error, or come from weights that were being replaced
 SUSPECT = LIMIT / 2.0  # derived: an honest replica's sum is above it 1 % of the time, so doubt costs as little
 FORGIVEN_RIGHT = 100  # guess: so many right answers in a row cancel earlier wrong ones
-SNAPSHOT_AGE_S = 30.0  # guess: donors make a new snapshot every ten seconds, later while they are busy
-EXAMINED_S = 12.0  # between answers of a suspected replica; measured: after ten, every other snapshot is the old one
-WITHHELD_MAX = 6  # guess: far answers of a replica that never gives weights near them; an honest donor is busy at times
+SNAPSHOT_AGE_S = 30.0  # guess: no donor gives older snapshots, except of large states or while it is busy
+EXAMINED_S = 3.0  # guess: between answers of a suspected replica whose weights are fetched, and
+EXAMINED_SHARE = 0.25  # guess: at most this share of the time, since a large state takes the line for long
+# Guess: far answers, SNAPSHOT_AGE_S apart, of one that never gives weights near them; honest donors are busy at times.
+WITHHELD_MAX = 6
 UNSHOWN_MAX = 32  # guess: refused openings in a row; an honest replica keeps its last answers for a while
 BUDGET_FIRST = 8.0  # guess: recomputed hops beyond the manifest's share of answers, of which a stage examines newcomers
 # Recomputed hops beyond as many again, to examine doubted replicas. Measured: a caller excludes one that steers after
@@ -313,8 +315,9 @@ class _Record:
     unshown: int = 0
     wrong: set[bytes] = field(default_factory=set)  # microbatches, LIES at most
     explained_s: float = -math.inf  # one change of weights may explain false answers that came until then
-    withheld: set[bytes] = field(default_factory=set)  # microbatches, WITHHELD_MAX at most
-    weighed_s: float = -math.inf  # when its weights were last fetched
+    withheld: int = 0  # answers, WITHHELD_MAX at most
+    withheld_s: float = -math.inf  # when the last of them was judged
+    weighable_s: float = -math.inf  # until then its weights are not fetched again
     residual: RunningResidual = field(default_factory=RunningResidual)
 
 
@@ -357,7 +360,7 @@ class Audits:
         (None: another's may be the lie)."""
         self.shortfall(stage).forget(peer)
         self.coherence(stage).forget(peer)
-        self._of(peer).withheld.clear()
+        self._of(peer).withheld = 0
         if distance is not None:
             self.shortfall(stage).learn(distance)
         self._of(peer).residual = RunningResidual()
@@ -412,12 +415,18 @@ class Audits:
         if not all(self.weighable(peer, now_s) for peer in peers):
             return False
         for peer in peers:
-            self._of(peer).weighed_s = now_s
+            self._of(peer).weighable_s = now_s + EXAMINED_S
         return True
+
+    def weighed(self, peers: Sequence[PeerId], took_s: float, now_s: float) -> None:
+        """Record that the weights of `peers` were fetched and used, in `took_s`."""
+        for peer in peers:
+            known = self._of(peer)
+            known.weighable_s = max(known.weighable_s, now_s + took_s * (1.0 / EXAMINED_SHARE - 1.0))
 
     def weighable(self, peer: PeerId, now_s: float) -> bool:
         """Whether donors may have newer weights of `peer` than those fetched last."""
-        return now_s >= self._of(peer).weighed_s + EXAMINED_S
+        return now_s >= self._of(peer).weighable_s
 
     def in_row(self, peer: PeerId) -> int:
         """Right answers of `peer` in a row, since the last contradicted or withheld one."""
@@ -436,7 +445,7 @@ class Audits:
             known.doubted = False
         if known.right_in_row >= FORGIVEN_RIGHT:
             known.wrong.clear()
-            known.withheld.clear()
+            known.withheld = 0
 
     def wrong(self, peer: PeerId, microbatch: bytes, came_s: float = math.inf, now_s: float = 0.0) -> bool:
         """Record a false answer of `peer` that came at `came_s` and was judged at `now_s`; return whether to exclude
@@ -458,11 +467,12 @@ class Audits:
         known.unshown += 1
         return known.unshown >= UNSHOWN_MAX
 
-    def withheld(self, peer: PeerId, microbatch: bytes) -> bool:
+    def withheld(self, peer: PeerId, now_s: float) -> bool:
         """Record that `peer` gave no weights to judge a contradicted answer by; return whether to exclude it."""
         known = self.doubt(peer)
-        known.withheld.add(microbatch)
-        return len(known.withheld) >= WITHHELD_MAX
+        if now_s > known.withheld_s + SNAPSHOT_AGE_S:
+            known.withheld, known.withheld_s = known.withheld + 1, now_s
+        return known.withheld >= WITHHELD_MAX
 
     def doubt(self, peer: PeerId) -> _Record:
         """Check more answers of `peer`: one was false, or others showed one that looks so."""

@@ -66,7 +66,6 @@ AT_ONCE_MAX = 2  # guess: concurrent checks; further answers are not checked mea
 DEEPER_SHARE = 0.5  # guess: share of right hops after which the next hop is checked too
 VOTES_MAX = 7  # guess: replicas whose answers are compared after a contradiction
 SHOWN_MAX = 16  # guess: peers shown a false answer, of its callers and of its stage
-NOBODY_ELSE = "no other replica of the stage"  # why an answer of a stage's only replica is not checked
 TIMEOUT_S = 30.0  # guess: for one recomputation
 SUSPECTED = RemoteFault("its answers are farther from those of its stage than others' are")
 REPLY_SLACK_BYTES = 4096
@@ -200,8 +199,10 @@ class Auditor:
         others = self.others(claim.statement.stage, claim.server, PeerId(claim.statement.client))
         if not self.audits.unusable(claim.server, claim.statement.stage):  # whose answers say nothing about others
             others = [peer for peer in others if not self.audits.unusable(peer, claim.statement.stage)]
-        shown = None if last or not others else await self._opened(claim)
-        if not last and others and shown is None:
+        if not others:  # nobody to compare it with
+            return None
+        shown = None if last else await self._opened(claim)
+        if not last and shown is None:
             return None
         voters, failures = [(claim.server, claim.answer(None if shown is None else shown.sent))], list[str]()
         close = False
@@ -219,7 +220,7 @@ class Auditor:
             elif close:  # a third one says which of the two is farther than usual
                 break
         if len(voters) < 2:
-            self._tell(claim, "undone", "; ".join(failures) or NOBODY_ELSE)
+            self._tell(claim, "undone", "; ".join(failures))
             return None
         return await self._judge(claim, shown, voters)
 
@@ -251,13 +252,15 @@ class Auditor:
         split = 2 * sum(not case.vote.close for case in cases) > len(cases) > 2
         doubted = [i for i, case in enumerate(cases) if case.suspected or not (split or case.vote.close)]
         # Of two each may be the one that lies, until its weights cleared one of them: both are weighed.
-        two, now_s = len(cases) == len(doubted) == 2, asyncio.get_running_loop().time()
+        two, loop = len(cases) == len(doubted) == 2, asyncio.get_running_loop()
         for group in [(0, 1)] if two else [(index,) for index in doubted if cases[index].vote.cosine >= OPPOSITE]:
-            if not self.audits.weighs([voters[index][0] for index in group], now_s):
+            peers, now_s = [voters[index][0] for index in group], loop.time()
+            if not self.audits.weighs(peers, now_s):
                 doubted = [index for index in doubted if index not in group]
                 continue
             for index in group:
                 cases[index] = await self._weighed(claim, shown, voters[index], cases[index])
+            self.audits.weighed(peers, loop.time() - now_s, loop.time())
         rivals = {index: cases[1 - index] if two else None for index in doubted}
         false = {index for index, other in rivals.items() if is_false(cases[index], other)}
         outcome, reasons = "right" if cases[0].vote.close and not cases[0].speaks else "undecided", list[str]()
@@ -273,7 +276,7 @@ class Auditor:
                 self.spawn(self._accuse(claim, shown, answered))
                 outcome = outcome if index else "wrong" if proven else "undecided"
             elif hides(case, other):
-                if self.audits.withheld(peer, microbatch):
+                if self.audits.withheld(peer, loop.time()):
                     self._exclude(peer, f"its answers fall short, and no weights of it explain them: {reason}")
             elif case.suspected and case.explained:
                 lie = bool(false) or (other is not None and not other.explained)
@@ -524,6 +527,5 @@ class Auditor:
     def tell(self, peer: PeerId, stage: int, outcome: str, reason: str) -> None:
         """Count a check and log it."""
         self._telemetry.count(name.AUDITS, outcome=outcome)
-        quiet = outcome == "right" or reason == NOBODY_ELSE
-        level = "debug" if quiet else "info" if outcome in ("undone", "undecided") else "warning"
+        level = "debug" if outcome == "right" else "info" if outcome in ("undone", "undecided") else "warning"
         self._telemetry.event("audit.done", level=level, peer=peer, stage_of_peer=stage, outcome=outcome, reason=reason)
