@@ -316,7 +316,6 @@ class _Record:
     wrong: set[bytes] = field(default_factory=set)  # microbatches, LIES at most
     explained_s: float = -math.inf  # one change of weights may explain false answers that came until then
     withheld: int = 0  # answers, WITHHELD_MAX at most
-    withheld_s: float = -math.inf  # when the last of them was judged
     weighable_s: float = -math.inf  # until then its weights are not fetched again
     residual: RunningResidual = field(default_factory=RunningResidual)
 
@@ -420,8 +419,7 @@ class Audits:
 
     def weighed(self, peers: Sequence[PeerId], took_s: float, now_s: float) -> None:
         """Record that the weights of `peers` were fetched and used, in `took_s`."""
-        for peer in peers:
-            known = self._of(peer)
+        for known in map(self._of, peers):
             known.weighable_s = max(known.weighable_s, now_s + took_s * (1.0 / EXAMINED_SHARE - 1.0))
 
     def weighable(self, peer: PeerId, now_s: float) -> bool:
@@ -470,8 +468,8 @@ class Audits:
     def withheld(self, peer: PeerId, now_s: float) -> bool:
         """Record that `peer` gave no weights to judge a contradicted answer by; return whether to exclude it."""
         known = self.doubt(peer)
-        if now_s > known.withheld_s + SNAPSHOT_AGE_S:
-            known.withheld, known.withheld_s = known.withheld + 1, now_s
+        if now_s > known.explained_s:
+            known.withheld, known.explained_s = known.withheld + 1, now_s + SNAPSHOT_AGE_S
         return known.withheld >= WITHHELD_MAX
 
     def doubt(self, peer: PeerId) -> _Record:

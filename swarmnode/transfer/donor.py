@@ -178,8 +178,7 @@ class DonorPlaces:
     def pulls(self, parts: Collection[Snapshot]) -> bool:
         """Whether a peer downloads one of `parts`, or lost its place lately before it had everything."""
         now_s, ids = self._leave_idle(), {part.id for part in parts}
-        lately_s = now_s - self._limits.idle_s / 2
-        lost = [one for one in self._had.values() if one.until_s > lately_s]
+        lost = [one for one in self._had.values() if one.until_s > now_s - self._limits.idle_s / 2]
         return any(one.snapshot_id in ids and one.chunks < one.of for one in (*self._pulling.values(), *lost))
 
     def _renew(self, puller: Puller, part: Snapshot) -> None:
@@ -324,7 +323,7 @@ class SnapshotDonor:
         except BaseException:
             self._places.leave(peer)
             raise
-        kept.asked_s = self._now_s()
+        kept.asked_s = _now_s()
         self._places.admit(peer, hurries)  # it may have lost its place while the state was copied
         self._places.offered(peer, part)
         self._telemetry.event("state.served", peer=peer, stage=request.stage, round=part.round_index)
@@ -366,7 +365,7 @@ class SnapshotDonor:
         if request.index >= part.chunks:
             raise RemoteFault(f"chunk {request.index} asked of a snapshot of {part.chunks}")
         self._places.record_request(peer, part)
-        kept.asked_s = self._now_s()
+        kept.asked_s = _now_s()
         data = part.chunk(request.index)
         self._telemetry.count(name.SNAPSHOT_BYTES, data.nbytes, direction="sent")
         return Answer(wire.Reply(chunk=wire.Chunk(index=request.index)), (WireTensor("u8", (data.nbytes,), data),))
@@ -380,7 +379,7 @@ class SnapshotDonor:
             raise Unavailable(f"round {snapshot.round_index} of stage {stage} is kept here; {round_min} was asked for")
         kept = self._others.get(stage)
         if kept is None or kept.snapshot is not snapshot:
-            kept = self._others[stage] = _KeptSnapshot(snapshot, self._now_s(), 0.0, self._now_s())
+            kept = self._others[stage] = _KeptSnapshot(snapshot, _now_s(), 0.0, _now_s())
         return kept
 
     def _check_run(self, call: Call) -> None:
@@ -393,7 +392,7 @@ class SnapshotDonor:
             return None
         newest = self._kept[-1]
         fresh_s = max(self._limits.fresh_s, newest.took_s / self._limits.made_share)
-        return newest if self._now_s() - newest.made_s <= fresh_s or self._full() else None
+        return newest if _now_s() - newest.made_s <= fresh_s or self._full() else None
 
     def _full(self) -> bool:
         """Whether every snapshot kept is still in use and there is no room for another."""
@@ -403,55 +402,37 @@ class SnapshotDonor:
         """Whether somebody downloads `kept`. After a turn it makes room for a newer one: its downloads go on with the
         chunks they have, and nobody is kept from a later round."""
         turn_s = self._places.turn_s(kept.snapshot)
-        return self._now_s() - kept.made_s < turn_s and self._places.pulls(kept.parts.values())
+        return _now_s() - kept.made_s < turn_s and self._places.pulls(kept.parts.values())
 
     async def _make(self, round_min: int, cut: StateSlice) -> _KeptSnapshot:
         """A new snapshot, of which `cut` is wanted. When there are two, it replaces the older one that is idle."""
         if self._full():
-            raise Busy(
-                f"{len(self._kept)} snapshots are being pulled, none of round {round_min}", self._limits.busy_retry_s
-            )
+            raise Busy(f"{SNAPSHOTS_MAX} snapshots are pulled, none of round {round_min}", self._limits.busy_retry_s)
         if len(self._kept) >= SNAPSHOTS_MAX:  # before the new one takes memory
             self._kept.remove(next(one for one in self._kept if not self._pulled(one)))
-        begun_s = self._now_s()
+        begun_s = _now_s()
         snapshot = await self._take(cut)
         if snapshot.round_index < round_min:
             raise Unavailable(
                 f"round {snapshot.round_index} here; {round_min} was asked for", self._limits.busy_retry_s
             )
-        now_s = self._now_s()
+        now_s = _now_s()
         kept = _KeptSnapshot(snapshot, made_s=now_s, took_s=now_s - begun_s, asked_s=now_s)
         self._kept.append(kept)
         if self._timer is None:
-            self._arm()
+            self._expire()
         return kept
 
-    def _arm(self) -> None:
-        """Set the timer to the moment at which the snapshot idle longest is forgotten."""
-        first_s = min(self._forgotten_s(kept) for kept in self._kept)
-        self._timer = asyncio.get_running_loop().call_at(first_s, self._expire)
-
     def _expire(self) -> None:
-        now_s = self._now_s()
-        self._timer = None
-        self._kept = [kept for kept in self._kept if self._forgotten_s(kept) > now_s]
-        if self._kept:
-            self._arm()
+        """Forget snapshots that nobody asks for, and look again when the next one may be such."""
+        now_s = _now_s()
+        self._kept = [kept for kept in self._kept if self._until_s(kept) > now_s]
+        ends_s = [self._until_s(kept) for kept in self._kept]
+        self._timer = asyncio.get_running_loop().call_at(min(ends_s), self._expire) if ends_s else None
 
-    def _forgotten_s(self, kept: _KeptSnapshot) -> float:
-        """The loop time at which `kept` is forgotten.
-
-        Timer and test share this sum. Rounded in two ways, the timer could fire at once for ever.
-        """
-        return kept.asked_s + self._idle_s(kept)
-
-    def _idle_s(self, kept: _KeptSnapshot) -> float:
-        """Seconds without a request after which `kept` is forgotten. Larger chunks are asked for more rarely."""
-        return self._limits.idle_s * largeness(kept.snapshot)
-
-    @staticmethod
-    def _now_s() -> float:
-        return asyncio.get_running_loop().time()
+    def _until_s(self, kept: _KeptSnapshot) -> float:
+        """The loop time at which `kept` is forgotten. Larger chunks are asked for more rarely."""
+        return kept.asked_s + self._limits.idle_s * largeness(kept.snapshot)
 
 
 GIVEN_STAGES = 2  # guess: stages that one keeps in memory for nodes that bring them back

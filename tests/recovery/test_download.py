@@ -322,7 +322,7 @@ async def test_at_most_two_snapshots_live_and_idle_ones_are_forgotten() -> None:
     assert (await donor.offer(C, ask())).header.snapshot.round == 5  # fresh enough
     assert (await donor.offer(C, ask(6))).header.snapshot.round == 6  # asked for by round
     giver.round_index = 7
-    with pytest.raises(Busy, match="2 snapshots are being pulled"):
+    with pytest.raises(Busy, match="2 snapshots are pulled"):
         await donor.offer(ME, ask(7))
     await asyncio.sleep(9.0)
     await donor.chunk(B, ask_chunk(first.id, 0))
