@@ -163,12 +163,9 @@ async def test_the_ready_file_is_read_as_it_was_written(tmp_path: pathlib.Path) 
 
 
 async def test_the_ready_file_of_another_process_is_waited_past(tmp_path: pathlib.Path) -> None:
-    async def scenario() -> Ready:
-        ready_file.write(tmp_path, Ready(1, "", "old", (), "", ""))
-        async with asyncio.TaskGroup() as group:
-            waiting = group.create_task(ready_file.wait(tmp_path, 2))
-            await asyncio.sleep(0)
-            ready_file.write(tmp_path, Ready(2, "", "new", (), "", ""))
-        return waiting.result()
-
-    assert (await asyncio.wait_for(scenario(), 60)).peer_id == "new"
+    ready_file.write(tmp_path, Ready(1, "", "old", (), "", ""))
+    async with asyncio.timeout(60), asyncio.TaskGroup() as group:
+        waiting = group.create_task(ready_file.wait(tmp_path, 2))
+        await asyncio.sleep(0)
+        ready_file.write(tmp_path, Ready(2, "", "new", (), "", ""))
+    assert waiting.result().peer_id == "new"

@@ -7,7 +7,6 @@ from hivemind.utils import timed_storage
 
 from swarmnode.daemon.clock import STEP_S, SystemClock, judge, watch_clock
 from swarmnode.transport import hivemind_patches
-from swarmsim.virtual_time import VirtualLoop
 from tests.support.fake_telemetry import Quiet
 
 WENT_BACK = "went back 3600 s"
@@ -37,8 +36,9 @@ def test_the_machines_clock_is_followed_where_peers_agree_with_it(
     assert bool(said) == bool(fault)
 
 
-def test_a_clock_set_back_while_running_is_told_once_and_time_goes_on() -> None:
-    loop = VirtualLoop()
+@pytest.mark.loop("virtual")
+async def test_a_clock_set_back_while_running_is_told_once_and_time_goes_on() -> None:
+    loop = asyncio.get_running_loop()
     skew_s, peers = [0.0], [0.0]
     clock = SystemClock(lambda: 1.7e9 + loop.time() + skew_s[0], loop.time)
     telemetry = Quiet()
@@ -49,26 +49,23 @@ def test_a_clock_set_back_while_running_is_told_once_and_time_goes_on() -> None:
     def events() -> list[str]:
         return [event for event, _ in telemetry.events if event.startswith("clock.")]
 
-    async def live() -> None:
-        watching = asyncio.create_task(watch_clock(clock, ask, telemetry, 10.0))
-        for skew_s[0] in (0.0, -3600.0, -3600.0, 7200.0):
-            before = clock.unix_s()
-            await asyncio.sleep(30.0)
-            assert clock.unix_s() == pytest.approx(before + 30.0), "records and passes live on as before"
-        assert events() == ["clock.wrong"]
-        assert "forward 7200 s" in clock.fault
-        skew_s[0] = 0.4  # by NTP
+    watching = asyncio.create_task(watch_clock(clock, ask, telemetry, 10.0))
+    for skew_s[0] in (0.0, -3600.0, -3600.0, 7200.0):
+        before = clock.unix_s()
         await asyncio.sleep(30.0)
-        assert events() == ["clock.wrong", "clock.right"]
-        assert not clock.fault
-        assert abs(clock.unix_s() - 1.7e9 - loop.time() - 0.4) < STEP_S
-        peers[0] = skew_s[0] = 500.0  # a virtual machine that was stopped: all others went on
-        await asyncio.sleep(30.0)
-        assert clock.unix_s() == pytest.approx(1.7e9 + loop.time() + 500.0)
-        assert events()[2:] == ["clock.followed"]
-        watching.cancel()
-
-    loop.run_until_complete(live())
+        assert clock.unix_s() == pytest.approx(before + 30.0), "records and passes live on as before"
+    assert events() == ["clock.wrong"]
+    assert "forward 7200 s" in clock.fault
+    skew_s[0] = 0.4  # by NTP
+    await asyncio.sleep(30.0)
+    assert events() == ["clock.wrong", "clock.right"]
+    assert not clock.fault
+    assert abs(clock.unix_s() - 1.7e9 - loop.time() - 0.4) < STEP_S
+    peers[0] = skew_s[0] = 500.0  # a virtual machine that was stopped: all others went on
+    await asyncio.sleep(30.0)
+    assert clock.unix_s() == pytest.approx(1.7e9 + loop.time() + 500.0)
+    assert events()[2:] == ["clock.followed"]
+    watching.cancel()
 
 
 def test_the_directory_lives_by_the_nodes_clock() -> None:

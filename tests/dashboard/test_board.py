@@ -140,12 +140,9 @@ def test_one_node_decides_neither_the_curve_nor_the_rounds(one: Fixture) -> None
 
 
 async def test_a_boast_moves_the_count_of_samples_nowhere() -> None:
-    async def make() -> list[record_pb2.Record]:
-        fake_fleet = FakeFleet(TINY, RUN, 4)
-        return [record(fake_fleet, fake_node, expires_unix_ms=int((NOW + 15) * 1000)) for fake_node in fake_fleet.nodes]
-
-    board = Board(TINY, RUN)
-    for told, total in zip(await make(), (0, 512, 10**12, 500), strict=True):
+    fleet, board = FakeFleet(TINY, RUN, 4), Board(TINY, RUN)
+    for fake_node, total in zip(fleet.nodes, (0, 512, 10**12, 500), strict=True):
+        told = record(fleet, fake_node, expires_unix_ms=int((NOW + 15) * 1000))
         told.progress.total = total
         told.progress.samples[:] = [total]
         board.observe_record(told, NOW)
@@ -154,10 +151,7 @@ async def test_a_boast_moves_the_count_of_samples_nowhere() -> None:
 
 
 async def test_a_run_whose_nodes_come_back_does_not_stand_still_at_once() -> None:
-    async def make() -> FakeFleet:
-        return FakeFleet(TINY, RUN, 4)
-
-    fleet, board = await make(), Board(TINY, RUN)
+    fleet, board = FakeFleet(TINY, RUN, 4), Board(TINY, RUN)
 
     def heard(state: record_pb2.NodeState, at_s: float) -> list[str]:
         for node in fleet.nodes:
