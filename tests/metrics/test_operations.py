@@ -55,7 +55,7 @@ def test_every_alert_has_a_unit_test() -> None:
 
 
 @needs_promtool
-def test_the_configuration_is_one(tmp_path: pathlib.Path) -> None:
+def test_the_configuration_is_one() -> None:
     promtool("check", "config", "prometheus.yml")
 
 

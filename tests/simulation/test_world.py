@@ -191,7 +191,7 @@ def test_states_of_gigabytes_come_over_thin_lines() -> None:
     assert 600.0 + one_s / 4 < outcome.virtual_s < 600.0 + one_s, "sooner than one donor's line, not than four carry it"
 
 
-def test_reports(tmp_path: object, capsys: pytest.CaptureFixture[str]) -> None:
+def test_reports(capsys: pytest.CaptureFixture[str]) -> None:
     outcome = simulate(shorter(read_scenario(find("calm")), 60), 0)
     for text in (page([outcome]), page([outcome, outcome])):
         assert text.startswith("<!doctype html>") and "<svg" in text and "http" not in text

@@ -2,7 +2,6 @@
 
 import asyncio
 import itertools
-from pathlib import Path
 
 import pytest
 
@@ -137,7 +136,7 @@ def test_the_first_network_mode(listen: str, choice: str, kind: str) -> None:
     assert reachability.first_network_mode(listen, choice) == NetworkMode(kind)
 
 
-def test_a_network_mode_is_flags_of_p2pd(tmp_path: Path) -> None:
+def test_a_network_mode_is_flags_of_p2pd() -> None:
     assert not any(NetworkMode().options().values())
     assert NetworkMode("public").options()["relayService"] and "autoRelay" not in NetworkMode("public").options()
     private = NetworkMode("private", ("/ip4/1.2.3.4/tcp/5/p2p/X", "/ip4/1.2.3.5/tcp/5/p2p/Y")).options()

@@ -128,7 +128,7 @@ async def test_a_name_that_resolves_to_this_machine_is_refused(monkeypatch: pyte
     assert asked == []
 
 
-async def test_redirects_are_checked_like_first_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_redirects_are_checked_like_first_requests() -> None:
     with web_server(ranged) as inner:
         reached = {
             f"{inner}/x": True,
