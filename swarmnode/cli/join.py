@@ -201,7 +201,7 @@ def join_all(arguments: Sequence[str], words: Sequence[str], home: Path, name: s
     "--role",
     type=click.Choice([role.value for role in NodeRole]),
     default=NodeRole.ANY.value,
-    help="replica: only serve stages, and read no text; any: feed text as well, at stage 0.",
+    help="replica: serve later stages alone, and read no text; any: stage 0 as well, which feeds.",
 )
 @NETWORK_OPTIONS
 @click.option("--home", type=FOLDER, help="The node's own folder.  [default: ~/.local/share/swarmnode/node]")

@@ -51,7 +51,7 @@ class NodeOptions:
     bounds the kept chunks; `allow_private_addresses` permits `data.locations` and `base.locations` to name machines of
     this network. `base`: folder of the base model's files; None: those in the run's folder, if it has any. `home`: the
     node's own folder, with identity key, events.jsonl, control socket and saved state. `stage` None lets it choose;
-    `role` says whether it feeds as well. `invite` names the run's owner, and may hold permission to take part.
+    `role` says whether it may feed. `invite` names the run's owner, and may hold permission to take part.
     `notice`: cloud whose preemption notices are watched, at `notice_url` instead of the cloud's own address; `grace_s`:
     time between SIGTERM and SIGKILL.
     """

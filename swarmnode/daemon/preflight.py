@@ -50,24 +50,26 @@ def _fit(options: NodeOptions, manifest: Manifest) -> StageFit:
 def usable_stages(options: NodeOptions, manifest: Manifest) -> StageFit:
     """The stages of the run that this machine can serve, by formula, before any allocation.
 
-    Raises UsageError if the run has no such stage as requested, HardwareFault if none is left or that one does not fit,
-    NotPermitted if this machine is to feed with a tokenizer's file and no --data-root is given.
+    Raises UsageError if the run has no such stage as requested, or a machine that reads no text only the first one,
+    HardwareFault if none is left or that one does not fit, NotPermitted if this machine is to feed with a tokenizer's
+    file and no --data-root is given.
     """
     if options.stage is not None and options.stage >= manifest.pipeline.stages:
         raise UsageError(f"--stage {options.stage}: this run has stages 0 to {manifest.pipeline.stages - 1}")
     fit = _fit(options, manifest)
     wanted = set(range(manifest.pipeline.stages)) if options.stage is None else {options.stage}
-    without_text = options.role is NodeRole.REPLICA
-    unfed = {0} if fit.no_files and not without_text else set[int]()
+    unread = options.role is NodeRole.REPLICA
+    unfed = {0} if fit.no_files or unread else set[int]()
     if not wanted <= fit.unable | unfed:
-        if fit.unable or unfed:
+        if fit.unable or (unfed and not unread):
             click.echo(_says(fit), err=True)
         return fit
     if not wanted <= fit.unable:
-        raise NotPermitted(
-            f"{_files(manifest)}: give --data-root with its folder, serve another stage, or the first one for text"
-            " that others feed (--role replica)"
-        )
+        if unread:
+            raise UsageError(
+                "--role replica: this machine reads no text, and stage 0 feeds: let it serve another stage"
+            )
+        raise NotPermitted(f"{_files(manifest)}: give --data-root with its folder, or serve another stage")
     stage, short = _least(fit, wanted)
     raise HardwareFault(
         f"{'no stage of this run fits' if options.stage is None else f'stage {stage} does not fit'} into memory: stage"

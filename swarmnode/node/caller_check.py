@@ -4,10 +4,8 @@ A record is believed that its peer signed and that has not run out; it comes fro
 (piggyback.py). A caller must be where the call makes sense:
 
     process                                        a replica of the stage before ours in the microbatch's itinerary; one
-                                                   of stage 0 under its own name, or that of another feeder, whose
-                                                   signature it shows; at stage 0 a feeder itself
-    reserve                                        a replica of a stage that sends microbatches to ours; at stage 0 a
-                                                   feeder
+                                                   of stage 0 feeds, under its own name
+    reserve                                        a replica of a stage that sends microbatches to ours
     opening, recompute                             a replica of another stage: checks follow an answer to its end
     accusation                                     any replica: who found an answer false shows it to its server's stage
                                                    and to that server's other callers
@@ -114,28 +112,18 @@ class CallerCheck:
             return (self._stages - 1 - own,)
         if method in CHECKS:
             return [stage for stage in range(self._stages) if stage != own]
-        return (max(0, own - 1),)  # at stage 0 feeders give work to replicas without text
+        return (own - 1,) if own else ()
 
     def _process(self, peer: PeerId, header: wire.Request) -> None:
         process = header.process
         at, way = process.position, process.itinerary
         if not at < len(way):
             raise RemoteFault(f"position {at} of an itinerary of {len(way)} stages")
-        if at:
-            self._serves(peer, "process", (way[at - 1],))
-        else:
-            self._feeds(peer, "process")
-        if at > 1 or process.feeder == peer:
-            return
-        if at == 0 or not process.feed_signature:
-            raise RemoteFault(f"microbatch of feeder {process.feeder[-8:]!r} comes from {short(peer)}")
-        self._feeds(PeerId(process.feeder), "feeding")
-
-    def _feeds(self, peer: PeerId, method: str) -> None:
-        self._serves(peer, method, (0,))
-        member = self._member(peer)
-        if member is not None and not member.feeds:
-            raise Unavailable(f"{method} is for feeders; {short(peer)} starts no microbatches, as is known here")
+        if not at:
+            raise Unavailable("a microbatch begins at its feeder's own replica of stage 0")
+        self._serves(peer, "process", (way[at - 1],))
+        if at == 1 and process.feeder != peer:  # as of an older version, whose feeders gave work to others of stage 0
+            raise Unavailable(f"microbatch of feeder {process.feeder[-8:]!r} comes from {short(peer)}")
 
     def _leaves(self, peer: PeerId) -> None:
         member = self._member(peer)

@@ -59,9 +59,9 @@ class NodeRole(StrEnum):
     """The part of a node in a run; its user decides."""
 
     ANY = "any"
-    """It serves a stage; at the first one it feeds as well, once it has the run's text."""
+    """It serves a stage; at the first one it feeds as well."""
     REPLICA = "replica"
-    """It only serves stages, and neither reads nor fetches text."""
+    """It serves later stages alone, and neither reads nor fetches text."""
 
 
 @dataclass(frozen=True, slots=True)

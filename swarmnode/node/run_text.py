@@ -1,7 +1,6 @@
 """The run's text on this node: opens it for feeding, compares it with the feeders' digests, announces it in the record.
 
-A node without the text serves the other stages, and the first one as well while other nodes feed. That is no fault and
-ends nothing.
+A node without the text serves the other stages. That is no fault and ends nothing.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import partial
 
@@ -36,6 +35,7 @@ from swarmnode.transfer.snapshot import Snapshot
 from swarmnode.wire import record_pb2
 
 DIGEST_NBYTES = 8  # of the digest, in records
+NO_INDEX = Unavailable("nobody gave the index of the run's data set in time")
 LOOK_S = 20.0  # derived: the index of 100 GB of text at 1 Mbit/s; a node without it then chooses another stage
 
 
@@ -62,23 +62,15 @@ async def check_subspace(replica: Replica, manifest: Manifest, presence: Presenc
 
 
 @dataclass(frozen=True, slots=True)
-class StageText:
-    """The run's text at a stage. Both None: nothing is fed there. `later` waits until a node of the first stage that
-    has no text has it; others feed meanwhile."""
-
-    samples: Samples | None = None
-    later: Callable[[], Awaitable[Samples]] | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class JoinedStage:
-    """A replica with the state of its stage, ready to be served."""
+    """A replica with the state of its stage, ready to be served. `text`: the run's, at the first stage; None: nothing
+    is fed here."""
 
     stage: int
     replica: Replica
     restored: RestoredState
     samples_per_second: float  # expected of this machine there
-    text: StageText
+    text: Samples | None
 
 
 def sends_to(manifest: Manifest, stage: int) -> Collection[int]:
@@ -90,10 +82,9 @@ def attend_stage(context: NodeContext, tasks: asyncio.TaskGroup, stage: int, tra
     """Announce this node at `stage`, with what `transfer` says when it served another stage before. Loops that announce
     it and look others up run in `tasks` from now on."""
     presence, targets = context.presence, sends_to(context.manifest, stage)
-    shares = (0,) if stage == 0 else ()  # a feeder here gives work to the first stage's replicas without text
     saved = context.restorer.saved.newest(stage)
     samples = 0 if saved is None else saved.checkpoint.samples
-    presence.attend(stage, (*shares, *targets), 0.0 if transfer is None else transfer.speed, samples)
+    presence.attend(stage, targets, 0.0 if transfer is None else transfer.speed, samples)
     context.telemetry.gauge(name.STAGE, float(stage))
     presence.set_state(record_pb2.NODE_STATE_JOINING, "stage chosen" if transfer is None else transfer.reason)
     tasks.create_task(presence.announcing())
@@ -106,7 +97,7 @@ async def join_stage(
     tasks: asyncio.TaskGroup,
     stage: int,
     transfer: StageTransfer | None,
-    text: StageText,
+    text: Samples | None,
     backup: Snapshot | None,
 ) -> JoinedStage:
     """Bring a replica to the state of `stage`, with the state in `transfer` if it has one.
@@ -140,7 +131,6 @@ class RunText:
         self._telemetry = context.telemetry
         self._samples: Samples | None = None
         self._asked: int | None = None
-        self._refused = False  # this machine's own files are unusable, or another text than the run's
         if world.role is NodeRole.REPLICA or world.no_files:
             presence.can_serve(0, False)
         if (ports := world.data) is not None:
@@ -163,7 +153,7 @@ class RunText:
             async with asyncio.timeout(LOOK_S):
                 await self.open()
         except TimeoutError:
-            self.refuse(Unavailable("nobody gave the index of the run's data set in time"))
+            self.refuse(NO_INDEX)
         except (DataError, NotPermitted, Unavailable) as error:
             self.refuse(error)
 
@@ -173,58 +163,42 @@ class RunText:
         ports = self._world.data
         if ports is None or ports.set.is_open or 0 in self._world.unable or not self._may_read:
             return
-        await self.later()
-        self._presence.can_serve(0, True)
-        self._presence.announce_change()
-
-    async def later(self) -> Samples:
-        """The text, once the data set's index is here; tried again and again."""
         while True:
             with contextlib.suppress(TimeoutError, DataError, NotPermitted, Unavailable):
                 async with asyncio.timeout(AGAIN_S):
-                    return await self.open()
+                    await self.open()
+                    break
             await asyncio.sleep(AGAIN_S)
+        self._presence.can_serve(0, True)
+        self._presence.announce_change()
 
     @property
     def _may_read(self) -> bool:
         return self._world.role is not NodeRole.REPLICA and not self._world.no_files
 
-    @property
-    def others_feed(self) -> bool:
-        """Whether another node starts microbatches, so that the first stage needs no text here."""
-        return any(peer != self._presence.me for peer in self._presence.peer_table.swarm().feeders())
-
-    @property
-    def unable(self) -> frozenset[int]:
-        """Stages that this node should not choose. The first one is among them where it has no text and nobody else
-        feeds."""
-        unable = self._presence.status.unable
-        welcome = self.others_feed and not self._refused and 0 not in self._world.unable
-        return unable - {0} if welcome else unable
-
-    async def ready(self, stage: int) -> tuple[StageText, str]:
+    async def ready(self, stage: int) -> tuple[Samples | None, str]:
         """(the text of this node at `stage`, the reason why it should serve another stage; empty: none). There is text
-        at the first stage alone, and none where others feed and this node has none.
+        at the first stage alone. Its index is waited for, unless others feed and another stage is left.
 
         Raises DataError or NotPermitted when no other stage is left or the user asked for this one.
         """
-        if stage != 0 or not self._may_read:
-            return StageText(), ""
-        without = StageText(later=None if self._world.data is None else self.later)
-        if 0 in self._presence.status.unable and self.others_feed:
-            return without, ""
+        if stage != 0:
+            return None, ""
+        unable = self._presence.status.unable | {0}
+        here = self._asked == 0 or len(unable) >= self._manifest.pipeline.stages
+        others_feed = any(peer != self._presence.me for peer in self._presence.peer_table.swarm().feeders())
+        goes = self._world.data is not None and others_feed and not here
         try:
-            async with asyncio.timeout(LOOK_S if self._world.data is not None and self.others_feed else None):
-                return StageText(await self.open()), ""
-        except TimeoutError:
-            self.refuse(Unavailable("nobody gave the index of the run's data set in time"))
-            return without, ""
-        except (DataError, NotPermitted) as error:
-            self._refused = True
-            self.refuse(error)
-            if self._asked == 0 or len(self._presence.status.unable) >= self._manifest.pipeline.stages:
+            if not self._may_read:
+                raise NotPermitted("this machine reads no text (--role replica, or no --data-root), as stage 0 does")
+            async with asyncio.timeout(LOOK_S if goes else None):
+                return await self.open(), ""
+        except (TimeoutError, DataError, NotPermitted) as error:
+            told = NO_INDEX if isinstance(error, TimeoutError) else error
+            self.refuse(told)
+            if here:
                 raise
-            return StageText(), str(error)
+            return None, str(told)
 
     async def open(self) -> Samples:
         """The text, ready for feeding. Waits for the index without a time limit.
@@ -301,13 +275,13 @@ async def choose(context: NodeContext, text: RunText, asked: int | None) -> int:
         shares, rules = costs(manifest), RebalanceRules(pipeline.rebalance_ratio, pipeline.min_keep)
         living = await living_members(presence, pinger, context.ports.clock, context.telemetry)
         empty = [at for at in stages if not living.serving(at)]
-        own = context.restorer.saved.best(empty, text.unable)
+        own = context.restorer.saved.best(empty, presence.status.unable)
         if own is not None:
             stage, reason = own, "nobody serves it, and its trained state is saved here"
             await presence.reserve(stage)
         else:
             gone = {m.peer for m in presence.peer_table.swarm().members()} - {m.peer for m in living.members()}
-            stage, reason = choose_stage(bounded(living, shares), shares, rules, rng, text.unable)
+            stage, reason = choose_stage(bounded(living, shares), shares, rules, rng, presence.status.unable)
             for _ in range(LOOKS_MAX):
                 before = stage
                 await presence.reserve(stage)
@@ -316,7 +290,7 @@ async def choose(context: NodeContext, text: RunText, asked: int | None) -> int:
                 here = Swarm.of(
                     (m for m in presence.peer_table.swarm().members() if m.peer not in gone), pipeline.stages
                 )
-                told = bounded(here, shares), context.me, shares, rules, manifest.seed, text.unable
+                told = bounded(here, shares), context.me, shares, rules, manifest.seed, presence.status.unable
                 stage, why = reserved_stage(*told)
                 if stage == before:
                     break

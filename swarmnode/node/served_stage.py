@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -29,7 +29,7 @@ from swarmnode.node.stage_change import ROUND_WAIT_MAX_S, StageRebalancer, Stage
 from swarmnode.node.tied_ends import TiedEnds
 from swarmnode.parted_work import Parts
 from swarmnode.pipeline.backlog import Backlog
-from swarmnode.pipeline.feeder import Feeder, Samples, SharedFirstHop
+from swarmnode.pipeline.feeder import Feeder, Samples
 from swarmnode.pipeline.hop import Hop
 from swarmnode.pipeline.microbatch_size import MicrobatchSizer
 from swarmnode.pipeline.next_hop import NextHop
@@ -280,10 +280,8 @@ class ServedStage(StageObserver):
         context, presence = self._context, self._context.presence
         if self._newcomer:
             await self._sync()
-        if self._text.samples is not None:
-            self._feed(self._text.samples)
-        elif self._text.later is not None:
-            self._tasks.create_task(self._feed_later(self._text.later))
+        if self._text is not None:
+            self._feed(self._text)
         presence.set_state(record_pb2.NODE_STATE_TRAINING, "ready")
         context.telemetry.event("node.ready", serves=self.stage)
         self._tasks.create_task(self._catching_up())
@@ -291,13 +289,12 @@ class ServedStage(StageObserver):
 
     def _feed(self, samples: Samples) -> None:
         context, presence = self._context, self._context.presence
-        manifest, worked = context.manifest, presence.run_progress.clock.history.record_work
-        router, swarm = presence.routers[0], presence.peer_table.swarm
+        manifest = context.manifest
         self.feeder = feeder = Feeder(
             manifest,
             context.me,
             presence.incarnation + self._served_before,  # differs between all feeders of the same key
-            SharedFirstHop(context.ports.identity, self.hop, self._next_hop, worked, router, swarm, self._speed),
+            self.hop,
             samples,
             MicrobatchSizer(manifest, context.me, presence.status.rates, self._speed, context.ports.host),
             ledger_of(presence, manifest, samples.span),
@@ -310,11 +307,6 @@ class ServedStage(StageObserver):
         self.held_work.feed_by(feeder)
         resumed = context.ports.saving.resume is not None or bool(context.restorer.saved.found)
         self._tasks.create_task(feeding(feeder, self.gossip, presence.samples_total, self._done, resumed))
-
-    async def _feed_later(self, text: Callable[[], Awaitable[Samples]]) -> None:
-        """Feed once the run's text is here; other nodes feed until then."""
-        self._feed(await text())
-        self._context.presence.announce_change()
 
     async def _until_moved(self) -> StageTransfer:
         """Wait until this node should serve another stage, and has that stage's state."""

@@ -29,7 +29,6 @@ from swarmnode.pipeline.rebalance import (
     RebalanceRules,
     StageMove,
     all_told,
-    fed,
     load,
     on_the_way,
     plan_move,
@@ -190,7 +189,6 @@ class StageRebalancer:
                 self._unrest = UNREST
                 return
             counts = [members for members, _ in peer_table.counts()]
-            counts[0] *= bool(fed(peer_table.swarm()).stages[0])
             empty = 0 if all(counts) else empty + 1
             thin = thin + 1 if uneven(counts, self._rules) else 0
 
@@ -237,7 +235,7 @@ class StageRebalancer:
 
     def _swarm(self) -> Swarm:
         """The swarm as known here, with speeds bounded to what can be believed."""
-        return bounded(fed(self._presence.peer_table.swarm()), self._costs)
+        return bounded(self._presence.peer_table.swarm(), self._costs)
 
     def _saw_enough(self) -> bool:
         """True if enough microbatches for each replica of a stage went through since the last wait began."""

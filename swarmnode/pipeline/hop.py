@@ -16,13 +16,13 @@ from swarmnode.membership.trust import PeerHistory
 from swarmnode.metrics import name
 from swarmnode.pipeline.audit import EXAMINED_S
 from swarmnode.pipeline.auditor import SUSPECTED
-from swarmnode.pipeline.backlog import Backlog, InFlight, check_inputs, check_samples, check_tokens, check_way
+from swarmnode.pipeline.backlog import Backlog, InFlight, check_inputs, check_samples, check_way
 from swarmnode.pipeline.feeder import RunningLoss
 from swarmnode.pipeline.input_check import FeederInput
 from swarmnode.pipeline.microbatch_size import PendingForward, label
 from swarmnode.pipeline.next_hop import MicrobatchResult, NextHop, Reservations, onward
 from swarmnode.pipeline.stage_worker import HopInput, StageAudits, StageWorker
-from swarmnode.pipeline.statement import HopEvidence, TensorFingerprints, check_feed
+from swarmnode.pipeline.statement import HopEvidence, TensorFingerprints
 from swarmnode.ports import Answer, Call, Priority, StepReport, WireTensor
 from swarmnode.wire import call_pb2 as wire
 
@@ -100,10 +100,10 @@ class Hop:
             report.inner_steps = self.worker.inner_steps
             if (inputs := self.audits.input_auditor) is not None and process.position == 1:
                 named = bytes(process.microbatch_id), process.first_sample, process.samples
-                inputs.observe_input(FeederInput(PeerId(process.feeder), peer, *named, tokens, x))
+                inputs.observe_input(FeederInput(PeerId(process.feeder), *named, tokens, x))
         tensors = () if outcome.gradient is None else (outcome.gradient,)
-        if process.purpose == wire.PURPOSE_TRAIN and process.position:
-            self.history.record_request(peer)  # feeding alone is no work of the run
+        if process.purpose == wire.PURPOSE_TRAIN:
+            self.history.record_request(peer)
         return UnsignedAnswer(wire.Reply(processed=report), tensors, urgent=True, prints=outcome.prints)
 
     async def _signed(
@@ -242,21 +242,10 @@ class Hop:
         self.here.telemetry.gauge(name.LEARNING_RATE, step.learning_rate)
 
     def _check(self, peer: PeerId, call: Call) -> tuple[wire.Process, WireTensor, WireTensor]:
-        """The microbatch of a request, its input and its tokens, checked as far as possible without arithmetic. At
-        position 0 the input is the tokens, and the microbatch goes on in our subspace."""
+        """The microbatch of a request, its input and its tokens, checked as far as possible without arithmetic."""
         process, tensors = call.header.process, call.tensors
         manifest, mine = self.here.manifest, self.boundary_digest
         check_way(manifest, self.here.stage, process)
-        if process.position == 0:
-            check_samples(manifest, process.samples, mine, mine)
-            tokens = check_tokens(manifest, process.samples, tensors)
-            check_feed(process, tokens, self.next_hop.run_id)
-            ours = wire.Process()
-            ours.CopyFrom(process)
-            ours.boundary_digest = mine
-            return ours, tokens, tokens
         check_samples(manifest, process.samples, process.boundary_digest, mine)
         x, tokens = check_inputs(manifest, process.samples, tensors)
-        if process.position == 1 and process.feeder != peer:
-            check_feed(process, tokens, self.next_hop.run_id)
         return process, x, tokens

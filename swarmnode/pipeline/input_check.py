@@ -4,9 +4,6 @@ A replica that gets microbatches from a feeder compares the tokens of a few of t
 under the same numbers, and the activations with those that other replicas of the first stage make of these tokens. Who
 is alike once is right, and two others that agree with each other outvote one. Where voters are too few, our own copy of
 the text decides about tokens, and a recomputation here with the weights of each about activations.
-
-Of a microbatch that a feeder sent through another replica of the first stage, each answers for its own part: the feeder
-for the text, which it signed, the replica for the activations.
 """
 
 from __future__ import annotations
@@ -25,11 +22,10 @@ from swarmnode.wire import call_pb2 as wire
 
 @dataclass(frozen=True, slots=True)
 class FeederInput:
-    """A feeder's input: samples `first` to `first + samples`, their tokens, and the activations that `server` made of
-    them at the first stage: the feeder itself, or the replica that took them on."""
+    """A feeder's input: samples `first` to `first + samples`, their tokens, and the activations that it made of them at
+    the first stage."""
 
     feeder: PeerId
-    server: PeerId
     microbatch: bytes
     first: int
     samples: int
@@ -59,19 +55,15 @@ class InputAuditor:
 
     def observe_input(self, fed: FeederInput) -> None:
         """Consider a trained microbatch from a feeder for a check."""
-        if fed.server == fed.feeder:
-            self._auditor.perhaps(fed.feeder, lambda: self.check(fed))
-        else:
-            self._auditor.perhaps(fed.feeder, lambda: self._check_text(fed))
-            self._auditor.perhaps(fed.server, lambda: self.check_activations(fed))
+        self._auditor.perhaps(fed.feeder, lambda: self.check(fed))
 
     async def check(self, fed: FeederInput) -> None:
-        """Check the text of a feeder that serves its microbatch itself, then what it made of it."""
+        """Check the text of a feeder, then what it made of it."""
         made = dict[PeerId, WireTensor]()
         if await self._check_text(fed, made):
             await self.check_activations(fed, made)
 
-    async def _check_text(self, fed: FeederInput, made: dict[PeerId, WireTensor] | None = None) -> bool:
+    async def _check_text(self, fed: FeederInput, made: dict[PeerId, WireTensor]) -> bool:
         """Compare the tokens with those of other readers of the text until two agree; whether they are right. `made`
         gets the activations of the reader that agrees."""
         auditor, readings, failures = self._auditor, list[tuple[PeerId, WireTensor]](), list[str]()
@@ -82,28 +74,21 @@ class InputAuditor:
                 failures.append(f"{short(peer)}: {error}")
                 continue
             if same_tokens(tokens, fed.tokens):
-                if made is not None:
-                    made[peer] = activations
-                # Of a feeder that serves its microbatch itself, the activations are still to be checked.
-                if fed.server != fed.feeder:
-                    auditor.record_right(fed.feeder, 0, f"{short(peer)} reads the same")
+                made[peer] = activations
                 return True
             if any(same_tokens(tokens, before) for _, before in readings):
                 return self._other_text(fed)
             readings.append((peer, tokens))
-        if not readings and fed.server == fed.feeder:
+        if not readings:
             auditor.tell(fed.feeder, 0, "undone", "; ".join(failures) or "no other feeder")
             return False
         try:
             own = await self._read(range(fed.first, fed.first + fed.samples))
         except (Unavailable, RemoteFault, DataError, LocalFault) as error:
-            outcome = "undecided" if readings else "undone"
-            auditor.tell(fed.feeder, 0, outcome, "; ".join([*failures, str(error)]))
+            auditor.tell(fed.feeder, 0, "undecided", "; ".join([*failures, str(error)]))
             return False
         if not same_tokens(own, fed.tokens):
             return self._other_text(fed)
-        if fed.server != fed.feeder:
-            auditor.record_right(fed.feeder, 0, "our copy of the text has the same")
         return True
 
     def _other_text(self, fed: FeederInput) -> bool:
@@ -125,12 +110,11 @@ class InputAuditor:
         check_activations(self._auditor.manifest, fed.samples, activations, "activations")
         return answer.tensors
 
-    async def check_activations(self, fed: FeederInput, made: dict[PeerId, WireTensor] | None = None) -> None:
+    async def check_activations(self, fed: FeederInput, made: dict[PeerId, WireTensor]) -> None:
         """Compare the activations with those that other replicas of the first stage make of the tokens, first with
         those that some `made` already."""
         auditor, contradicted, failures = self._auditor, list[tuple[PeerId, WireTensor]](), list[str]()
-        made = made or {}
-        for peer in dict.fromkeys([*made, *auditor.others(0, fed.server)]):
+        for peer in dict.fromkeys([*made, *auditor.others(0, fed.feeder)]):
             try:
                 y = made[peer] if peer in made else await self._activations_of(peer, fed)
             except (Unavailable, RemoteFault) as error:
@@ -138,19 +122,19 @@ class InputAuditor:
                 continue
             cosine = await auditor.cosine(fed.x, y, fed.samples)
             if cosine >= ALIKE:
-                auditor.record_right(fed.server, 0, f"{short(peer)} makes the same of it")
+                auditor.record_right(fed.feeder, 0, f"{short(peer)} makes the same of it")
                 return
             for _, before in contradicted:
                 if await auditor.cosine(before, y, fed.samples) >= ALIKE:
                     reason = f"cosine {cosine:.3f} to activations that two others agree on"
                     if cosine < OWN_LEAST:  # others may be of weights that are some dozens of steps older
-                        auditor.record_false(fed.server, 0, fed.microbatch, reason)
+                        auditor.record_false(fed.feeder, 0, fed.microbatch, reason)
                     else:
-                        auditor.tell(fed.server, 0, "undecided", reason)
+                        auditor.tell(fed.feeder, 0, "undecided", reason)
                     return
             contradicted.append((peer, y))
         if not contradicted:
-            auditor.tell(fed.server, 0, "undone", "; ".join(failures) or "no other replica of the first stage")
+            auditor.tell(fed.feeder, 0, "undone", "; ".join(failures) or "no other replica of the first stage")
             return
         await self._referee(fed, *contradicted[0])
 
@@ -158,24 +142,24 @@ class InputAuditor:
         """Decide between two replicas that contradict each other when there is no third, by the weights of each."""
         auditor, cosines = self._auditor, list[float]()
         try:
-            for peer, activations in ((fed.server, fed.x), (other, y)):
+            for peer, activations in ((fed.feeder, fed.x), (other, y)):
                 cosines.append(await auditor.cosine(activations, await self._weigh(peer, fed), fed.samples))
         except (Unavailable, RemoteFault, LocalFault) as error:
-            auditor.tell(fed.server, 0, "undecided", str(error))
+            auditor.tell(fed.feeder, 0, "undecided", str(error))
             return
         reason = f"cosine of activations and of those its own weights make: {cosines[0]:.3f}, {cosines[1]:.3f}"
-        liars = [peer for peer, one in zip((fed.server, other), cosines, strict=True) if one < OWN_LEAST]
+        liars = [peer for peer, one in zip((fed.feeder, other), cosines, strict=True) if one < OWN_LEAST]
         if liars and max(cosines) >= ALIKE:
             auditor.record_false(liars[0], 0, fed.microbatch, reason)
         else:
-            auditor.tell(fed.server, 0, "undecided", reason)
+            auditor.tell(fed.feeder, 0, "undecided", reason)
 
     async def _activations_of(self, peer: PeerId, fed: FeederInput) -> WireTensor:
         """Activations that `peer` makes of the same tokens. Raises Unavailable, RemoteFault."""
         request = wire.Recompute(stage=0, samples=fed.samples, boundary_digest=self._auditor.boundary_digest)
         call = Call(wire.Request(recompute=request), (fed.tokens,))
         most = fed.x.nbytes + REPLY_SLACK_BYTES
-        answer = await self._auditor.ask(peer, call, about=fed.server, timeout_s=TIMEOUT_S, most=most)
+        answer = await self._auditor.ask(peer, call, about=fed.feeder, timeout_s=TIMEOUT_S, most=most)
         if len(answer.tensors) != 1:
             raise RemoteFault(f"{len(answer.tensors)} tensors of refed tokens; expected activations")
         check_activations(self._auditor.manifest, fed.samples, answer.tensors[0], "activations")

@@ -219,32 +219,21 @@ class NextHop:
         self._reserving = ReservationClient(run_id, transport, telemetry)
         self._usual: dict[int, Ema] = {}  # seconds from each stage to the last and back
 
-    async def send(
-        self,
-        process: wire.Process,
-        y: WireTensor,
-        tokens: WireTensor,
-        deadline: float,
-        but: Collection[PeerId] | None = None,
-    ) -> MicrobatchResult:
-        """Send `y` to the stage at `process.position` and wait for its gradient until loop time `deadline`. At position
-        0 `y` are the tokens, which have none.
+    async def send(self, process: wire.Process, y: WireTensor, tokens: WireTensor, deadline: float) -> MicrobatchResult:
+        """Send `y` to the stage at `process.position` and wait for its gradient until loop time `deadline`.
 
-        Raises MicrobatchLost if no replica could do it in time. With `but`, those replicas are not asked, and it raises
-        Unavailable instead of waiting when no other can take it.
+        Raises MicrobatchLost if no replica could do it in time.
         """
         loop = asyncio.get_running_loop()
         stage = process.itinerary[process.position]
         router = self._routers[stage]
-        begun, retries, no_room_s, tried = loop.time(), 0, 0.0, set[PeerId](but or ())
+        begun, retries, no_room_s, tried = loop.time(), 0, 0.0, set[PeerId]()
         reason = "deadline passed"
         while (left_s := deadline - loop.time()) > 0:
             peer, choice = await self._choose(stage, process.samples, tried, deadline)
             asked_at = loop.time()
             if peer is None:
                 reason = f"stage {stage}: {choice}" + (f"; last: {reason}" if tried else "")
-                if but is not None:
-                    raise Unavailable(reason)
                 tried.clear()
                 await asyncio.sleep(min(left_s, max(WAIT_MIN_S, min(WAIT_MAX_S, router.ready_in_s(asked_at)))))
                 no_room_s += loop.time() - asked_at
@@ -261,8 +250,6 @@ class NextHop:
             except (Unavailable, RemoteFault) as error:
                 self._refused(peer, stage, error, loop.time() - asked_at)
                 reason = str(error)
-                if but is not None and router.expected_s(peer, 1) is None:
-                    raise Unavailable(reason) from error  # of replicas that never answered one is tried
                 if isinstance(error, Busy):
                     continue
                 if isinstance(error, StartAnew) and not router.able(loop.time(), {*tried, peer}):

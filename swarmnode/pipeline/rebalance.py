@@ -178,15 +178,6 @@ def reserved_stage(
     return choose_stage(Swarm.of(members.values(), stages), costs, rules, seeded(seed, "stage", me), unable)
 
 
-def fed(swarm: Swarm) -> Swarm:
-    """`swarm`, its first stage empty where nobody feeds and no replica there ever could: without text no stage works,
-    and a node that has it must come."""
-    first = swarm.stages[0]
-    if not first or swarm.feeders() or any(0 not in member.unable for member in first):
-        return swarm
-    return Swarm.frozen([(), *swarm.stages[1:]], sizes=(0, *swarm.sizes[1:]))
-
-
 def shifted(before: Sequence[int], now: Sequence[int], rules: RebalanceRules) -> bool:
     """Whether a stage's replica count changed since `before` by more than the gain a move must bring, so that a move
     may help."""

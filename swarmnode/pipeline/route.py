@@ -224,10 +224,9 @@ class Router:
             return None, f"all {len(self._peers)} replicas are busy, banned or tried"
         return self._charge(chosen, samples), "least virtual runtime"
 
-    def unknown_share(self, one_s: float = 0.0) -> float:
-        """The share of choices that replicas which never answered may have together; 1.0: no limit. `one_s`: the
-        seconds of a sample, until others have answered."""
-        return self.unknown.share(self.samples * (self._all.value if self._all.known else one_s))
+    def unknown_share(self) -> float:
+        """The share of choices that replicas which never answered may have together; 1.0: no limit."""
+        return self.unknown.share(self.samples * (self._all.value if self._all.known else 0.0))
 
     def idle(self, now: float, least_s: float) -> bool:
         """Whether no replica here ever answered, and those asked for `least_s` or longer all refused."""

@@ -32,7 +32,9 @@ def test_a_run_on_files_is_fed_only_where_a_folder_is_open(capsys: pytest.Captur
     assert "--data-root" in capsys.readouterr().err
     assert usable_stages(options(stage=1), FILES).no_files
     assert not usable_stages(options(data_root=Path("books")), FILES).no_files
-    assert usable_stages(options(stage=0, role=NodeRole.REPLICA), FILES).no_files, "others feed it"
+    assert usable_stages(options(role=NodeRole.REPLICA), FILES)
+    with pytest.raises(UsageError, match="--role replica"):
+        usable_stages(options(stage=0, role=NodeRole.REPLICA), PRESETS["tiny"])
     with pytest.raises(NotPermitted, match=r"reads books\.json.*--data-root"):
         usable_stages(options(stage=0), FILES)
     with pytest.raises(NotPermitted, match="--data-root"):

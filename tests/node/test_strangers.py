@@ -89,11 +89,11 @@ async def test_a_member_feeds_only_as_itself_and_from_the_stage_before() -> None
         feeder, victim = v.people[0], v.people[1]
         make = partial(garbage, v.run, victim.served.hop.boundary_digest)
         other = PeerId("somebody else")
-        assert await outcome(feeder.transport, victim.node.me, make(other, 1)) == "Refused"
+        assert await outcome(feeder.transport, victim.node.me, make(other, 1)) == "Unavailable"
         assert await outcome(feeder.transport, victim.node.me, make(feeder.node.me, 2, (2, 1, 0))) == "Unavailable"
         call = make(feeder.node.me, 3)
         call.header.process.position = 0  # as to a replica of the first stage
-        assert await outcome(feeder.transport, victim.node.me, call) == "Refused"
+        assert await outcome(feeder.transport, victim.node.me, call) == "Unavailable"
 
 
 CALLS: dict[str, Callable[[], wire.Request]] = {
