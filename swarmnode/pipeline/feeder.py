@@ -11,13 +11,13 @@ from typing import Protocol
 
 from swarmnode.concurrency import gather_or_cancel
 from swarmnode.data.blocks import BlockLedger
-from swarmnode.ema import Ema
 from swarmnode.errors import Busy, MicrobatchLost, RemoteFault, Unavailable
 from swarmnode.ids import PeerId, digest64, microbatch_id
 from swarmnode.manifest import Manifest
 from swarmnode.manifest.gossip_compat import averages_gradients
 from swarmnode.membership.swarm import JOINING, Swarm
 from swarmnode.metrics import name
+from swarmnode.pipeline.hop import Hop, RunningLoss
 from swarmnode.pipeline.microbatch_size import MicrobatchSizer
 from swarmnode.pipeline.next_hop import MicrobatchResult, RoundTrip
 from swarmnode.ports import Telemetry, WireTensor
@@ -35,33 +35,6 @@ VALIDATORS = 2  # guess: feeders that measure the held-out loss after a round, w
 
 PATIENCE_S = 5.0  # guess: a chunk of 4 MiB takes .7 s at 50 Mbit/s
 ASIDE_MAX = 512  # guess: pieces set aside, a block or more of every group
-
-
-DECAY = 0.05  # guess: smooths over about 20 microbatches
-
-
-class RunningLoss:
-    """Summed losses over counted tokens, both smoothed alike: a microbatch with few counted tokens weighs little, one
-    with none nothing."""
-
-    def __init__(self) -> None:
-        self._nats = Ema(DECAY)
-        self._tokens = Ema(DECAY)
-
-    def add(self, loss_sum: float, tokens: int) -> None:
-        """A microbatch with so many counted tokens lost `loss_sum` nats on them."""
-        self._nats.add(loss_sum)
-        self._tokens.add(tokens)
-
-    @property
-    def known(self) -> bool:
-        """Whether any token was counted."""
-        return self._tokens.value > 0.0
-
-    @property
-    def value(self) -> float:
-        """Nats per token; 0 before any token was counted."""
-        return self._nats.value / self._tokens.value if self.known else 0.0
 
 
 def rows(tokens: WireTensor) -> list[WireTensor]:
@@ -174,22 +147,6 @@ class TextWait:
             self._changed()
 
 
-class FirstHop(Protocol):
-    """The node's replica of the first stage, as its feeder uses it."""
-
-    @property
-    def boundary_digest(self) -> bytes:
-        """Digest of the frozen subspace that activations lie in; empty where the run has none."""
-        ...
-
-    async def run_microbatch(
-        self, process: wire.Process, x: WireTensor, tokens: WireTensor, deadline: float
-    ) -> MicrobatchResult:
-        """Take a microbatch of the tokens `x` to the last stage and back until loop time `deadline`. Raises
-        MicrobatchLost, RemoteFault."""
-        ...
-
-
 @dataclass(eq=False)
 class Feeder:
     """Keeps a window of microbatches in flight, of at most `room` samples, and counts the completed ones."""
@@ -197,7 +154,7 @@ class Feeder:
     manifest: Manifest
     me: PeerId
     incarnation: int
-    hop: FirstHop
+    hop: Hop
     samples: Samples
     sizing: MicrobatchSizer
     ledger: BlockLedger

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
+from swarmnode.ema import Ema
 from swarmnode.errors import Busy, RemoteFault, StartAnew, Unavailable
 from swarmnode.ids import MicrobatchId, PeerId
 from swarmnode.membership.swarm import StageContext
@@ -17,7 +18,6 @@ from swarmnode.metrics import name
 from swarmnode.pipeline.audit import EXAMINED_S
 from swarmnode.pipeline.auditor import SUSPECTED
 from swarmnode.pipeline.backlog import Backlog, InFlight, check_inputs, check_samples, check_way
-from swarmnode.pipeline.feeder import RunningLoss
 from swarmnode.pipeline.input_check import FeederInput
 from swarmnode.pipeline.microbatch_size import PendingForward, label
 from swarmnode.pipeline.next_hop import MicrobatchResult, NextHop, Reservations, onward
@@ -37,6 +37,33 @@ class UnsignedAnswer(Answer):
     signed."""
 
     prints: TensorFingerprints | None = None
+
+
+DECAY = 0.05  # guess: smooths over about 20 microbatches
+
+
+class RunningLoss:
+    """Summed losses over counted tokens, both smoothed alike: a microbatch with few counted tokens weighs little, one
+    with none nothing."""
+
+    def __init__(self) -> None:
+        self._nats = Ema(DECAY)
+        self._tokens = Ema(DECAY)
+
+    def add(self, loss_sum: float, tokens: int) -> None:
+        """A microbatch with so many counted tokens lost `loss_sum` nats on them."""
+        self._nats.add(loss_sum)
+        self._tokens.add(tokens)
+
+    @property
+    def known(self) -> bool:
+        """Whether any token was counted."""
+        return self._tokens.value > 0.0
+
+    @property
+    def value(self) -> float:
+        """Nats per token; 0 before any token was counted."""
+        return self._nats.value / self._tokens.value if self.known else 0.0
 
 
 @dataclass(eq=False)
@@ -66,7 +93,7 @@ class Hop:
     async def serve(self, peer: PeerId, call: Call) -> Answer:
         """Handler of method "process". Raises RemoteFault for a malformed request, Busy, MicrobatchLost."""
         self._reservations.on_arrival(peer)
-        process, x, tokens = self._check(peer, call)
+        process, x, tokens = self._check(call)
         deadline = self._now() + process.deadline_ms / 1000.0
         key = (MicrobatchId(process.microbatch_id), process.position)
         repeat = (x, tokens) if key in self.backlog else None
@@ -241,7 +268,7 @@ class Hop:
         self.here.telemetry.gauge(name.GRADIENT_NORM, step.gradient_norm)
         self.here.telemetry.gauge(name.LEARNING_RATE, step.learning_rate)
 
-    def _check(self, peer: PeerId, call: Call) -> tuple[wire.Process, WireTensor, WireTensor]:
+    def _check(self, call: Call) -> tuple[wire.Process, WireTensor, WireTensor]:
         """The microbatch of a request, its input and its tokens, checked as far as possible without arithmetic."""
         process, tensors = call.header.process, call.tensors
         manifest, mine = self.here.manifest, self.boundary_digest

@@ -209,7 +209,7 @@ class NextHop:
     def __init__(
         self, run_id: RunId, transport: Transport, routers: Sequence[Router], telemetry: Telemetry, manifest: Manifest
     ) -> None:
-        self.run_id = run_id
+        self._run_id = run_id
         self.transport = transport
         self._routers = routers
         self._telemetry = telemetry
@@ -347,7 +347,7 @@ class NextHop:
         try:
             return await ask()
         except Broken:
-            silent = await ping_fault(self.transport, self.run_id, peer)
+            silent = await ping_fault(self.transport, self._run_id, peer)
             if silent is not None or asyncio.get_running_loop().time() >= deadline:
                 raise
         self._telemetry.count(name.MICROBATCHES, outcome="retried")
@@ -380,11 +380,11 @@ class NextHop:
         sent_at = loop.time()
         call = self.transport.call(
             peer,
-            Call(wire.Request(run_id=self.run_id, process=next_hop), (y, tokens) if process.position else (tokens,)),
+            Call(wire.Request(run_id=self._run_id, process=next_hop), (y, tokens) if process.position else (tokens,)),
             timeout_s=left_s + SLACK_S,
             reply_bytes_max=y.nbytes + REPLY_SLACK_BYTES,
         )
-        watch = LivenessWatch(self.transport, self.run_id, peer, waits.ping_s)
+        watch = LivenessWatch(self.transport, self._run_id, peer, waits.ping_s)
         watches = self._watches.setdefault(peer, {})
         watches[watch] = None
         try:
