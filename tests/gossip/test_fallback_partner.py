@@ -62,11 +62,11 @@ def weights(seed: int) -> torch.Tensor:
     return torch.randn(SIZE, generator=torch.Generator().manual_seed(seed))
 
 
-def optimizer(seed: int, method: str = "noloco", codec: str = "fp32") -> Outer:
+def optimizer(seed: int, method: str = "noloco") -> Outer:
     """Somebody who learnt something of their own since the common start, and something that all learn."""
     group = {} if method in STANDING_IN else {"group": 0}
     theta = weights(0)
-    found = outer(GossipSpec(method=method, codec=codec, acceptance="clipped", **group), theta, f"sender {seed}")  # type: ignore[arg-type]
+    found = outer(GossipSpec(method=method, codec="fp32", acceptance="clipped", **group), theta, f"sender {seed}")  # type: ignore[arg-type]
     found.theta.add_(weights(99) + weights(seed), alpha=0.01)
     return found
 

@@ -42,9 +42,9 @@ def base_of(run: Manifest) -> dict[str, Tensor]:
     return {name: initial(run.model, run.seed, name, shape) for name, shape in shapes.items()}
 
 
-def unsettled(stages: list[StageReplica], seed: int = 3) -> dict[str, Tensor]:
+def unsettled(stages: list[StageReplica]) -> dict[str, Tensor]:
     """Give every adapter of `stages` other values than the initial ones; returns copies by name."""
-    generator, found = torch.Generator().manual_seed(seed), {}
+    generator, found = torch.Generator().manual_seed(3), {}
     for stage in stages:
         for name, view in stage.named(stage.theta).items():
             view.add_(0.1 * torch.randn(view.shape, generator=generator, dtype=torch.float64))

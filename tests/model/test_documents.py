@@ -12,7 +12,7 @@ from torch import Tensor
 
 from swarmnode.data.sample import IGNORED, UNCOUNTED, SampleBatch
 from swarmnode.errors import RemoteFault
-from swarmnode.manifest import Manifest, ModelSpec
+from swarmnode.manifest import Manifest
 from swarmnode.model.decoder import Decoder
 from swarmnode.model.documents import Documents
 from swarmnode.model.split import split
@@ -140,10 +140,10 @@ def test_every_token_lies_once_in_a_group(ids: list[list[int]]) -> None:
 # Counted tokens
 
 
-def masked_batch(seed: int, share: float, model: ModelSpec = TINY, samples: int = 4) -> SampleBatch:
+def masked_batch(seed: int, share: float) -> SampleBatch:
     """A batch of which about `share` of the tokens count."""
     chance = np.random.default_rng(seed)
-    tokens = chance.integers(0, model.vocabulary, (samples, model.context + 1)).astype("<u2")
+    tokens = chance.integers(0, TINY.vocabulary, (4, TINY.context + 1)).astype("<u2")
     return SampleBatch(tokens, chance.random(tokens.shape) < share)
 
 

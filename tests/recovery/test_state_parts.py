@@ -25,9 +25,8 @@ async def fetch(
     limits: DownloadLimits | None = None,
     cut: StateSlice = WHOLE,
     stage: int = 1,
-    said: Quiet | None = None,
 ) -> Snapshot:
-    here = Link(world, ME), RUN, stage, SIZES, said or Quiet()
+    here = Link(world, ME), RUN, stage, SIZES, Quiet()
     client = DonorClient(*here, limits=limits or DownloadLimits(), cut=cut)
     found, offer = await client.download(lambda: donors)
     return Snapshot.of_offer(offer, found)
