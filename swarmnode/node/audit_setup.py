@@ -29,7 +29,7 @@ from swarmnode.wire import call_pb2 as wire
 T = TypeVar("T")
 
 # Weights that took more inner steps since the answer cannot judge it. 16 steps apart, honest replicas have a cosine of
-# .983 or more (measured on the demo's model); 120 apart, none at all (measured: tests/node/test_clock.py, where a tiny
+# .983 or more (measured on the demo's model); 120 apart, none at all (measured in a village of tests/node, where a tiny
 # model takes a hundred steps a second and a download takes one).
 STEPS_APART_MAX = 32
 BUSY_MAX_S = 120.0  # guess: waited for an accused that says it is busy; others wait behind it
