@@ -51,15 +51,19 @@ def life(
     """(the liar's answers until its caller suspects it, LIFE at most; its push by then; whether an honest replica was
     suspected) at a caller of a stage of `replicas`."""
     audits, peers = Audits(SHARE), [PeerId(f"{number:052}") for number in range(replicas)]
-    liar, answers, pushed, wronged = peers[0], 0, 0.0, False
+    liar, answers, pushed, wronged, seen = peers[0], 0, 0.0, False, 0
     push = length * math.sqrt(1.0 - cosine * cosine)
-    while answers < LIFE and not audits.suspected(liar, STAGE):
+    while answers < LIFE and not audits.unusable(liar, STAGE):
         server, one, lies = rng.choice(peers), rng.choice(honest), False
         if server == liar:
             answers += 1
             lies = answers % every == 0
-        own = math.hypot(cosine * one["length"], math.sqrt(1.0 - cosine**2) * math.hypot(*along))
-        audits.coherence(STAGE).observe(server, own if lies else one["length"])
+        # An honest answer's sketch is as long as recorded, and points anywhere.
+        sketch = [rng.gauss(0.0, one["length"] / math.sqrt(len(along))) for _ in along]
+        if lies:
+            sketch = [cosine * s + math.sqrt(1.0 - cosine * cosine) * v for s, v in zip(sketch, along, strict=True)]
+        audits.means(STAGE).observe(server, sketch, float(seen))
+        seen += 1
         if not audits.unusable(server, STAGE):
             pushed += push * lies
         if not audits.chosen(server, rng.random()):

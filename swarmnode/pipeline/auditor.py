@@ -148,7 +148,7 @@ class Auditor:
         """Consider an answer for an audit."""
         self._at_work[claim.server] = None
         server, stage, now_s = claim.server, claim.statement.stage, asyncio.get_running_loop().time()
-        self.audits.coherence(stage).observe(server, claim.coherence)
+        self.audits.means(stage).observe(server, claim.sketch, now_s)
         # Once its residuals point one way only its weights decide, and the budget is for checks with these.
         if not self.audits.residual(server).coherent or self.audits.weighable(server, now_s):
             self.perhaps(server, lambda: self._check(replace(claim, came_s=now_s)))
@@ -337,12 +337,11 @@ class Auditor:
 
         return await self._compute.run(Priority.BACKWARD, 0, work)
 
-    def coherence(self, gradient: WireTensor, tokens: WireTensor, samples: int) -> float:
-        """The length of an answer's sketch over the answer's, for Coherence. On the compute thread. Raises
-        RemoteFault."""
+    def sketch(self, gradient: WireTensor, tokens: WireTensor, samples: int) -> Sequence[float]:
+        """The sketch of an answer over its length, for MeanAnswers. On the compute thread. Raises RemoteFault."""
         length = self._replica.norm(gradient, samples)
         sketch = self._replica.sketch(gradient, tokens, samples, self._signs)
-        return math.hypot(*sketch) / length if length > 0.0 else 0.0
+        return [one / length if length > 0.0 else 0.0 for one in sketch]
 
     def _loss_of(self, shown: HopEvidence | None, voters: Sequence[Voter]) -> float:
         """Nats of the microbatch, as most say: one that stood still has a high loss of text that the others know by

@@ -141,9 +141,9 @@ class StageWorker:
         tensors = y, hop.tokens, answer.gradient
         prints = TensorFingerprints(*self.fingerprints(tensors))
         stated = auditor.checked(onward(hop.process), answer.peer, answer.report, prints)
-        coherence = auditor.coherence(answer.gradient, hop.tokens, hop.process.samples)
+        sketch = auditor.sketch(answer.gradient, hop.tokens, hop.process.samples)
         self._record_norm(stated.stage, answer.gradient, hop)
-        return HopClaim(stated, hop.process.samples, *tensors, coherence=coherence)
+        return HopClaim(stated, hop.process.samples, *tensors, sketch=sketch)
 
     def backward(self, y: WireTensor, answer: MicrobatchResult, pending: PendingForward, hop: HopInput) -> StageResult:
         """Run the gradient of `answer` back through the tape of `pending`, and step if the batch is complete. A

@@ -93,7 +93,7 @@ class StepsApart(Unavailable):
 @dataclass(frozen=True, slots=True)
 class HopClaim:
     """A server's answer to one hop: its statement and the tensors that the statement names. `came_s`: the event loop's
-    time when it came; None if another caller got it. `coherence`: how far its gradient points one way."""
+    time when it came; None if another caller got it. `sketch`: of its gradient, over its length."""
 
     statement: wire.Statement
     samples: int
@@ -101,7 +101,7 @@ class HopClaim:
     tokens: WireTensor
     gradient: WireTensor
     came_s: float | None = None
-    coherence: float = 0.0
+    sketch: Sequence[float] = ()
 
     @property
     def server(self) -> PeerId:

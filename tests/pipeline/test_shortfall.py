@@ -17,10 +17,9 @@ from swarmnode.model.tensor import sketch
 from swarmnode.pipeline.audit import (
     EXPLAINED,
     LIMIT,
-    SUSPECT,
     AnswerSimilarity,
     Audits,
-    Coherence,
+    MeanAnswers,
     RunningResidual,
     Shortfall,
 )
@@ -81,23 +80,43 @@ def test_residuals_of_a_liar_add_up_and_its_own_weights_do_not_explain_them(lie:
 
 
 @pytest.mark.parametrize("lie", LIES)
-def test_answers_that_point_one_way_are_checked_without_any_check(lie: str) -> None:
-    test = Coherence()
-    for one, other in zip(recorded()["honest"], recorded()[lie], strict=True):
-        for peer in ("a", "b", "c"):
-            test.observe(PeerId(peer), one["length"])
-        test.observe(LIAR, other["length"])
-    assert test.against(LIAR) > LIMIT and max(test.against(PeerId(peer)) for peer in "abc") == 0.0
+@pytest.mark.parametrize("every", [1, 3])
+def test_who_points_elsewhere_on_average_stands_aside_without_any_check(lie: str, every: int) -> None:
+    test, honest = MeanAnswers(), [PeerId(peer) for peer in "abc"]
+    lies, usual = recorded()[lie], recorded()["honest"]
+    for number in range(3 * len(usual)):
+        given = usual[(7 * number + 3) % len(usual)] if number % every else lies[number % len(lies)]
+        test.observe(LIAR, given["residual"], float(number))
+        for at, peer in enumerate(honest):
+            test.observe(peer, usual[(5 * number + 11 * at) % len(usual)]["residual"], float(number))
+        assert not any(map(test.aside, honest))
+        if test.aside(LIAR):
+            return
+    raise AssertionError("it is never seen")
 
 
-def test_one_answer_that_points_one_way_costs_no_check_and_two_do() -> None:
-    test = Coherence()
-    for _ in range(Coherence.RECENT_LEAST):
-        test.observe(HONEST, 0.15)
-    test.observe(HONEST, 1.0)
-    assert 0.0 < test.against(HONEST) <= SUSPECT
-    test.observe(HONEST, 1.0)
-    assert test.against(HONEST) > SUSPECT
+def test_of_two_none_stands_aside_and_both_are_checked() -> None:
+    test = MeanAnswers()
+    for number in range(20):
+        test.observe(HONEST, recorded()["honest"][number]["residual"], float(number))
+        test.observe(LIAR, recorded()[LIES[0]][number]["residual"], float(number))
+    assert test.speaks(LIAR) and test.speaks(HONEST) and not test.aside(LIAR)
+
+
+def test_who_points_elsewhere_again_stands_aside_for_longer() -> None:
+    test, now_s, spans = MeanAnswers(), 0.0, list[float]()
+    while len(spans) < 3:
+        for at, peer in enumerate((HONEST, PeerId("b"), PeerId("c"))):
+            test.observe(peer, recorded()["honest"][int(now_s + 11 * at) % 36]["residual"], now_s)
+        test.observe(LIAR, recorded()[LIES[0]][int(now_s) % 36]["residual"], now_s)
+        now_s += 1.0
+        if test.aside(LIAR):
+            begun_s = now_s
+            while test.aside(LIAR):
+                now_s += 1.0
+                test.observe(HONEST, recorded()["honest"][int(now_s) % 36]["residual"], now_s)
+            spans.append(now_s - begun_s)
+    assert spans[0] >= MeanAnswers.ASIDE_S - 2.0 and spans[1] > 1.8 * spans[0] and spans[2] > 1.8 * spans[1]
 
 
 def test_weights_that_hardly_move_make_no_room_for_lies_and_what_own_weights_explain_is_learned() -> None:
