@@ -198,7 +198,7 @@ class Shortfall:
         """(x, its deviations above the median x, or above that of a distance `usual` if this is more)."""
         ordered = sorted(self._recent)
         median = statistics.median(ordered)
-        # Lies lie above the median, so only the lower ones of these enter the deviation.
+        # Of those above the median, up to a quantile: where a lie would be, too.
         spread = (ordered[int(QUANTILE * len(ordered))] - median) / DEVIATIONS
         x, beside = self._log(distance), self._log(usual)
         return x, (x - max(median, beside)) / min(max(self.NOISE_LEAST, spread), self.NOISE_MOST)
@@ -251,7 +251,7 @@ class MeanAnswers:
     ASIDE_S = 60.0  # guess: the first time; long beside the answers that it takes to stand aside again
 
     def __init__(self) -> None:
-        self._of = dict[PeerId, _Answers]()
+        self._of, self._z = dict[PeerId, _Answers](), dict[PeerId, float]()
         self._square = self._weight = self._now_s = 0.0
         self._aside = Remembered[PeerId, tuple[float, float]]()  # until, and how long
 
@@ -274,16 +274,17 @@ class MeanAnswers:
         mine = self._of.setdefault(peer, _Answers(np.zeros_like(one)))
         mine.total, mine.weight, mine.squares = mine.total + one, mine.weight + 1.0, mine.squares + 1.0
         self._of = {key: known for key, known in self._of.items() if known.weight > 1e-3}
-        found = self._found()
-        farthest = max(found, key=found.__getitem__, default=peer)
-        if len(self._of) > 2 and found.get(farthest, 0.0) > self.LIMIT:
+        self._z = self._found()
+        farthest = max(self._z, key=self._z.__getitem__, default=peer)
+        if len(self._of) > 2 and self._z.get(farthest, 0.0) > self.LIMIT:
             for_s = 2.0 * self._aside.get(farthest, (0.0, self.ASIDE_S / 2.0))[1]
             self._aside[farthest] = (now_s + for_s, for_s)
             del self._of[farthest]
+            self._z = self._found()
 
     def speaks(self, peer: PeerId) -> bool:
         """Whether `peer` stands aside or, of two, may have to."""
-        return self.aside(peer) or self._found().get(peer, 0.0) > self.LIMIT
+        return self.aside(peer) or self._z.get(peer, 0.0) > self.LIMIT
 
     def _found(self) -> dict[PeerId, float]:
         """z of each replica that enough is known of."""
