@@ -134,12 +134,8 @@ class CallerCheck:
         member = self._member(peer)
         if member is None or member.stage not in stages:
             where = "no stage" if member is None or member.stage >= self._stages else f"stage {member.stage}"
-            due = f"replicas of stage {self._listed(stages)}"
-            raise Unavailable(f"{method} is for {due}; {short(peer)} has {where}, as is known here")
-
-    @staticmethod
-    def _listed(stages: Collection[int]) -> str:
-        return " or ".join(map(str, sorted(stages))) or "none"
+            due = " or ".join(map(str, sorted(stages))) or "none"
+            raise Unavailable(f"{method} is for replicas of stage {due}; {short(peer)} has {where}, as is known here")
 
     def _member(self, peer: PeerId) -> Member | None:
         """The newest record of `peer`; None when it has left or the record has expired."""

@@ -380,7 +380,7 @@ class NextHop:
         sent_at = loop.time()
         call = self.transport.call(
             peer,
-            Call(wire.Request(run_id=self._run_id, process=next_hop), (y, tokens) if process.position else (tokens,)),
+            Call(wire.Request(run_id=self._run_id, process=next_hop), (y, tokens)),
             timeout_s=left_s + SLACK_S,
             reply_bytes_max=y.nbytes + REPLY_SLACK_BYTES,
         )

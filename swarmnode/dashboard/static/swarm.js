@@ -13,7 +13,7 @@ export function update() {
   const nodes = [...state.nodes.values()];
   const stages = state.run ? state.run.stages : 0;
   const sizes = new Array(stages).fill(0);
-  for (const node of nodes) sizes[node.stage] += 1;
+  for (const node of nodes) if (node.stage < stages) sizes[node.stage] += 1;
   const dense = Math.max(0, ...sizes) > ROOMY_MAX;
   const wanted = `${stages}/${dense}`;
   if (wanted !== shape) build(stages, dense, wanted);
