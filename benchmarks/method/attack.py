@@ -199,7 +199,8 @@ class AttackedBatch(ReplicaBatch):
             return everybody
         now_s = round_index * ROUND_S
         reputation, names = self.reputation[replica], self.names
-        found = [i for i in everybody if i == replica or reputation.meets(names[i], now_s)[0]]
+        left_out = reputation.left_out(now_s)
+        found = [i for i in everybody if i == replica or names[i] not in left_out]
         self.left_out_honest += not {*everybody} - {*self.liars} <= {*found}
         return found
 
@@ -264,7 +265,7 @@ class AttackedBatch(ReplicaBatch):
             if verdict.step in PROVEN:
                 self.reputation[replica].record_broken_packet(other, now_s)
             elif keep > 0.0:
-                self.reputation[replica].taken(other, now_s)
+                self.reputation[replica].record_taken_packet(other)
 
 
 @dataclass(frozen=True, slots=True)

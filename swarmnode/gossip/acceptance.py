@@ -4,13 +4,10 @@ A volunteer can show receipts as evidence of what its work was worth to others, 
 prove what receivers said, not that it was just: colluding peers can praise each other. So what a receipt says of a
 third peer's packet counts for nothing.
 
-Trust falls with packets that break the rules of their codec, which honest replicas never send however far behind they
-are, and comes back with time. A peer below LEAST is left out of our pairs until it is above again: a lone step in the
-rounds in which we would have met it. All other refusals are judgements, may be wrong, and cost that one packet.
-
-    trust <- FALL trust                                        a packet malformed, out of range or not finite
-    1 - trust <- RISE (1 - trust)                              a packet taken
-    1 - trust <- (1 - trust) 2^(-t / HALF_LIFE_S)              t seconds later
+Honest replicas never send a packet that breaks the rules of its codec (malformed, out of range, not finite), however
+far behind they are. A peer that sent TRIES of them in a row is left out of our pairs for AGAIN_S: a lone step in the
+rounds in which we would have met it. Then one more is tried. All other refusals are judgements, may be wrong, and cost
+that one packet.
 """
 
 from __future__ import annotations
@@ -18,17 +15,16 @@ from __future__ import annotations
 import asyncio
 import base64
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
 
 from swarmnode.errors import RemoteFault, Unavailable
 from swarmnode.gossip.robust import EQUAL
 from swarmnode.identity import SIGNATURE_BYTES, Identity, unsigned, verify
 from swarmnode.ids import PeerId, RunId, short
-from swarmnode.membership.liveness import SMALL_CALL_S
+from swarmnode.membership.liveness import AGAIN_S, SMALL_CALL_S, TRIES
 from swarmnode.membership.swarm import StageContext
 from swarmnode.metrics import name
 from swarmnode.ports import Answer, Call, OuterReport, Packet, Verdict
-from swarmnode.remembered import REMEMBERED_MAX, Remembered
+from swarmnode.remembered import Remembered
 from swarmnode.untrusted_text import printable
 from swarmnode.wire import call_pb2 as wire
 
@@ -89,50 +85,31 @@ def check_receipt(found: wire.PacketReceipt, run_id: RunId, giver: PeerId, recei
         raise RemoteFault(f"receipt of {receiver} is forged: its signature does not verify")
 
 
-FALL = 0.7  # guess
-RISE = 0.5  # guess: two packets taken make up for most of what was held against a peer
-LEAST = 0.15  # guess: six in a row; a machine that hiccups for a few rounds stays
-HALF_LIFE_S = 600.0  # guess: of what a peer is still short of full trust
 PROVEN = ("misshapen",)  # verdicts' steps (robust.py) that no honest packet gets, whatever its receiver's state
 NEWCOMER = "newcomer"
 
 
-@dataclass(slots=True)
 class Reputation:
     """One replica's view of its partners, by the event loop's seconds."""
 
-    _trust: dict[PeerId, tuple[float, float]] = field(default_factory=dict)  # trust, as of when
+    def __init__(self) -> None:
+        self._broken = Remembered[PeerId, tuple[int, float]]()  # packets in a row, and when the last came
 
-    def __bool__(self) -> bool:
-        """Whether anything is held against anybody."""
-        return bool(self._trust)
+    def record_broken_packet(self, peer: PeerId, now_s: float) -> None:
+        """A packet of `peer` broke the rules."""
+        self._broken[peer] = self._broken.get(peer, (0, now_s))[0] + 1, now_s
 
-    def trust(self, peer: PeerId, now_s: float) -> float:
-        """1: nothing is held against `peer`; towards 0 with each packet refused."""
-        value, since_s = self._trust.get(peer, (1.0, now_s))
-        return float(1.0 - (1.0 - value) * 2.0 ** ((since_s - now_s) / HALF_LIFE_S))
-
-    def record_broken_packet(self, peer: PeerId, now_s: float) -> float:
-        """A packet of `peer` broke the rules; returns what trust is left."""
-        left = FALL * self.trust(peer, now_s)
-        self._trust[peer] = (left, now_s)
-        if len(self._trust) > REMEMBERED_MAX:  # those trusted most are forgotten first
-            del self._trust[max(self._trust, key=lambda known: (self.trust(known, now_s), known))]
-        return left
-
-    def taken(self, peer: PeerId, now_s: float) -> None:
+    def record_taken_packet(self, peer: PeerId) -> None:
         """A packet of `peer` was believed."""
-        if peer in self._trust:
-            self._trust[peer] = (1.0 - RISE * (1.0 - self.trust(peer, now_s)), now_s)
+        self._broken.pop(peer, None)
 
-    def excluded(self, now_s: float) -> set[PeerId]:
-        """Peers not to be met."""
-        return {peer for peer in self._trust if not self.meets(peer, now_s)[0]}
-
-    def meets(self, peer: PeerId, now_s: float) -> tuple[bool, str]:
-        """(whether to meet `peer`, the reason)."""
-        trust = self.trust(peer, now_s)
-        return trust >= LEAST, f"trust in {short(peer)} is {trust:.2f}, {LEAST:g} is least"
+    def left_out(self, now_s: float) -> dict[PeerId, str]:
+        """Peers not to be met, and why."""
+        return {
+            peer: f"{count} packets in a row of {short(peer)} broke the rules"
+            for peer, (count, since_s) in self._broken.items()
+            if count >= TRIES and now_s < since_s + AGAIN_S
+        }
 
 
 class Acceptance:
@@ -149,12 +126,10 @@ class Acceptance:
     def left_out(self, members: Collection[PeerId] | None = None) -> set[PeerId]:
         """The `members` of the stage (None: all known) that are not to be met: their packets broke the rules too
         often."""
-        if not self.reputation:
-            self._out = {}
-            return set()
-        now_s = asyncio.get_running_loop().time()
-        members = self._here.swarm().gossiping(self._here.stage) if members is None else members
-        out = {peer: self.reputation.meets(peer, now_s)[1] for peer in self.reputation.excluded(now_s) & {*members}}
+        out = self.reputation.left_out(asyncio.get_running_loop().time())
+        if out:
+            members = self._here.swarm().gossiping(self._here.stage) if members is None else members
+            out = {peer: reason for peer, reason in out.items() if peer in members}
         for peer, reason in out.items():
             if peer not in self._out:
                 self._here.telemetry.count(name.PEER_FAULTS, kind="distrusted")
@@ -193,7 +168,7 @@ class Acceptance:
         if verdict.keep > 0.0:
             if verdict.reason != EQUAL:  # sending ours back is no work
                 self._packet_taken(other)
-            self.reputation.taken(other, asyncio.get_running_loop().time())
+            self.reputation.record_taken_packet(other)
             self._met[other] = self.packets_taken(other) + 1
         elif step != NEWCOMER:
             self._doubt(round_index, other, verdict)
@@ -202,10 +177,8 @@ class Acceptance:
 
     def _doubt(self, round_index: int, other: PeerId, verdict: Verdict) -> None:
         """Hold a refused packet against `other`, if it broke the rules, and log it."""
-        now_s = asyncio.get_running_loop().time()
-        trust = (self.reputation.record_broken_packet if verdict.step in PROVEN else self.reputation.trust)(
-            other, now_s
-        )
+        if verdict.step in PROVEN:
+            self.reputation.record_broken_packet(other, asyncio.get_running_loop().time())
         self._here.telemetry.count(name.PEER_FAULTS, kind="packet")
         self._here.telemetry.event(
             "exchange.refused",
@@ -214,7 +187,6 @@ class Acceptance:
             peer=other,
             step=verdict.step,
             reason=verdict.reason,
-            trust=round(trust, 3),
         )
 
     async def _tell(self, peer: PeerId, given: wire.PacketReceipt) -> None:

@@ -50,12 +50,11 @@ from swarmnode.gossip.round import RATES, RoundPace, Rounds, Share, Spent, usual
 from swarmnode.ids import PeerId, RunId, digest64, short
 from swarmnode.manifest.gossip_compat import averages_gradients, meets, sends_pseudo_gradients, step_rounds
 from swarmnode.membership.swarm import GOSSIPING, Member, StageContext
-from swarmnode.membership.trust import Trials
+from swarmnode.membership.trust import FLOOD, Trials
 from swarmnode.metrics import name
 from swarmnode.ports import OuterReport, Packet, Priority, StepReport, WireTensor
 from swarmnode.wire import call_pb2 as wire
 
-TRIES = 4  # guess: before them nobody is kept out; one newcomer with a bad line is no flood
 STEPS_WAITED = 2  # guess: so many usual steps are a slow member's; pings find a dead one sooner
 SETTLING_MAX = 6  # guess: announce periods; a key that joins for ever keeps nobody from training
 OPEN_EVERY = 4  # guess: a newcomer waits for four rounds beside a flood of keys, and the others lose a fourth of theirs
@@ -175,7 +174,7 @@ class Strangers:
         self._run_id = run_id
         self._stage = stage
         self._met = met
-        self._came = Trials(TRIES)
+        self._came = Trials()
 
     def among(self, members: Iterable[PeerId]) -> list[PeerId]:
         """The `members` that were never met."""
@@ -593,7 +592,7 @@ class Gossip:
         rest = sorted(self._gossiping() - {self._here.me, *others})
         strangers = shuffled(self._here.run_id, self._here.stage, round_index, self.strangers.among(rest))
         met = [peer for peer in rest if peer not in strangers]
-        return [*met, *strangers[: max(TRIES, len(others) + len(met))]]
+        return [*met, *strangers[: max(FLOOD, len(others) + len(met))]]
 
     async def _meet(
         self, others: Sequence[PeerId], ours: OutgoingPacket, not_awaited: Sequence[PeerId] = ()

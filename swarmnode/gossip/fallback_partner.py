@@ -22,11 +22,11 @@ from swarmnode.gossip.outgoing_packet import OutgoingPacket, packet_of, reply_by
 from swarmnode.ids import PeerId, RunId, seeded, short
 from swarmnode.manifest import GossipSpec, Manifest
 from swarmnode.manifest.gossip_compat import rules_of
+from swarmnode.membership.liveness import TRIES
 from swarmnode.membership.swarm import StageContext
 from swarmnode.ports import Answer, Call, Packet
 from swarmnode.wire import call_pb2 as wire
 
-ASKED_MAX = 3  # guess: of six honest replicas each gives to one; two askers seldom collide three times
 KEPT_BYTES_MAX = Manifest().limits.frame_bytes_max  # of host memory; a larger packet is not kept
 
 
@@ -42,11 +42,11 @@ def fallback_order(
     me: PeerId,
     candidates: Collection[PeerId],
 ) -> tuple[list[PeerId], str]:
-    """Return (the replicas that `me` asks, in order; the reason). The order is random, so that two askers of one round
-    seldom ask the same replica."""
+    """Return (the TRIES replicas that `me` asks, in order; the reason). The order is random, so that two askers of one
+    round seldom ask the same replica."""
     others = sorted({*candidates} - {me})
     seeded("fallback", run_id, stage, round_index, me).shuffle(others)
-    return others[:ASKED_MAX], f"of {len(others)} others" if others else "nobody else is here"
+    return others[:TRIES], f"of {len(others)} others" if others else "nobody else is here"
 
 
 class FallbackPartner:

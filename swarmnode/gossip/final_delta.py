@@ -6,9 +6,9 @@ packet, weighted by the samples behind it, as if the two had met then. The messa
 for, so that no stale tensors are averaged. Replicas of different strides have different next rounds, so the successor
 says for which round it must be made.
 
-It is judged as a partner's packet is. A key gives one, and another only once it was met in between or much later: else
-a peer that never leaves would count in every round, at every replica. Keys that were never met cost nothing; in a round
-one of them counts, and less than a replica does.
+It is judged as a partner's packet is. Keys cost nothing, so it is taken only from a replica whose packet was taken here
+in a round since the last one it gave: else a peer that never leaves would count in every round, at every replica. What
+a replica learned in its first round is lost with it.
 """
 
 from __future__ import annotations
@@ -30,14 +30,8 @@ from swarmnode.wire import call_pb2 as wire
 
 KEPT_MAX = 2  # guess: leavers from which a replica takes a message in a round; other leavers ask another replica
 RETRY_S = 1.0
-ATTEMPTS_MAX = 8  # guess, with the pause: some seconds, which the notice may cut
-BEHIND_MAX = 60  # guess: the same while a successor is still in a round that is over here: half a minute
 PAUSE_S = 0.5
-TRIES_AT_ONE = TRIES  # the first learns the round, the second is for it unless that round has just begun
 SHARE_MAX = 1.0  # a leaver counts at most as much as a replica that stays
-UNMET_MAX = 1  # guess: leavers of KEPT_MAX of whom no packet was ever taken here
-UNMET_SHARE_MAX = 0.25  # guess: the most that such a one counts
-AGAIN_ROUNDS = 64  # guess: until the next one of a key that was not met since; machines leave and come back
 
 Make = Callable[[int | None], Awaitable[tuple[wire.FinalDelta, Sequence[WireTensor]]]]
 """Makes the leaver's message for a round (None: the leaver's next one). Raises Unavailable for a round that is over for
@@ -58,7 +52,7 @@ class FinalDeltas:
     def __init__(self, here: StageContext, next_round: Callable[[], int], acceptance: Acceptance) -> None:
         self._here = here
         self._acceptance = acceptance
-        self._given = Remembered[PeerId, tuple[int, int]]()  # round of each key's last, packets then met
+        self._given = Remembered[PeerId, int]()  # packets of each key that were taken here when its last one was
         self._next_round = next_round
         self._kept: list[_FinalDelta] = []
         self._merged: set[tuple[PeerId, int]] = set()  # (leaver, round) of those that the last round with any took
@@ -77,22 +71,20 @@ class FinalDeltas:
             return Answer(wire.Reply(final_delta_taken=wire.FinalDeltaTaken(round=request.round)))
         if request.round != due:
             return Answer(wire.Reply(final_delta_taken=wire.FinalDeltaTaken(round=due, again=True)))
-        self._check_giver(peer, due)
+        self._check_giver(peer)
         kept = [
             final_delta for final_delta in self._kept if final_delta.peer != peer and final_delta.round_index == due
         ]
-        unmet = sum(not self._acceptance.packets_taken(final_delta.peer) for final_delta in kept)
-        if len(kept) >= KEPT_MAX or (unmet >= UNMET_MAX and not self._acceptance.packets_taken(peer)):
-            raise Busy(f"{KEPT_MAX} leavers gave theirs already, or {UNMET_MAX} that was never met here", RETRY_S)
+        if len(kept) >= KEPT_MAX:
+            raise Busy(f"{KEPT_MAX} leavers gave theirs already", RETRY_S)
         self._kept = [*kept, _FinalDelta(peer, due, request.samples, call.tensors)]
         return Answer(wire.Reply(final_delta_taken=wire.FinalDeltaTaken(round=due)))
 
-    def _check_giver(self, peer: PeerId, due: int) -> None:
+    def _check_giver(self, peer: PeerId) -> None:
         if peer in self._acceptance.left_out():
             raise Unavailable(f"{short(peer)} is not met: its packets broke the rules")
-        last, met = self._given.get(peer, (due, -1))
-        if last + AGAIN_ROUNDS > due and self._acceptance.packets_taken(peer) == met:
-            raise Unavailable(f"{short(peer)} gave its final delta in round {last}")
+        if self._acceptance.packets_taken(peer) <= self._given.get(peer, 0):
+            raise Unavailable(f"no packet of {short(peer)} was taken here, or none since its last final delta")
 
     def take(self, round_index: int, samples: int) -> list[Packet]:
         """The packets that count in a round in which this replica trained `samples`; others are dropped and logged."""
@@ -113,11 +105,10 @@ class FinalDeltas:
                 samples=final_delta.samples,
             )
             if good:
-                peer, met = final_delta.peer, self._acceptance.packets_taken(final_delta.peer)
-                weight = min(SHARE_MAX if met else UNMET_SHARE_MAX, final_delta.samples / max(1, samples))
+                peer, weight = final_delta.peer, min(SHARE_MAX, final_delta.samples / max(1, samples))
                 packet = Packet(weight, final_delta.samples, final_delta.tensors, final_delta=True, sender=peer)
                 packets.append(packet)
-                self._given[peer] = round_index, met
+                self._given[peer] = self._acceptance.packets_taken(peer)
         return packets
 
 
@@ -153,21 +144,22 @@ async def send_final_delta(
     timeout_s: float,
     met: Callable[[PeerId], int] = lambda peer: 0,
 ) -> PeerId:
-    """Give the message to the first of `successors` that takes it: those first that were `met` in a round, because at
-    them it counts whole, else in a random order. `timeout_s`: of an exchange. Raises Unavailable if none does.
+    """Give the message to the first of `successors` that takes it: those first that were `met` in a round, because only
+    they do, else in a random order. `timeout_s`: of an exchange. Raises Unavailable if none does.
 
-    Successors are asked several times, since a round may begin there between the answer and the message made for it.
-    A successor whose answer was lost is asked again before another is, so that the message does not count twice.
+    Successors are asked TRIES times, since a round may begin there between the answer and the message made for it, and
+    for as long as an exchange may take while one is still in a round that is over here. A successor whose answer was
+    lost is asked again before another is, so that the message does not count twice.
     """
     reason = "no other replica of the stage is here"
     message, tensors = await make(None)
     attempts = waits = 0
-    while attempts < ATTEMPTS_MAX and waits < BEHIND_MAX:
+    while attempts < TRIES and waits * PAUSE_S < timeout_s:
         if attempts or waits:
             await asyncio.sleep(PAUSE_S)
         behind = False
         for successor in sorted(rng.sample(sorted(successors), len(successors)), key=lambda peer: not met(peer)):
-            for _ in range(TRIES_AT_ONE):
+            for _ in range(TRIES):  # the first learns the round, the second is for it unless it has just begun
                 call = Call(wire.Request(run_id=run_id, final_delta=message), tensors)
                 try:
                     answer = await _ask(transport, successor, call, timeout_s)
@@ -191,7 +183,7 @@ async def send_final_delta(
 
 async def _ask(transport: Transport, successor: PeerId, call: Call, timeout_s: float) -> Answer:
     """Call `successor`, and again where no answer arrived. Raises what the last call raised."""
-    doubts, again_s = 0, max(SMALL_CALL_S, timeout_s / TRIES_AT_ONE)
+    doubts, again_s = 0, max(SMALL_CALL_S, timeout_s / TRIES)
     while True:
         try:
             return await transport.call(successor, call, timeout_s=timeout_s, reply_bytes_max=0)
@@ -199,6 +191,6 @@ async def _ask(transport: Transport, successor: PeerId, call: Call, timeout_s: f
             raise
         except RemoteFault:
             doubts, timeout_s = doubts + 1, again_s
-            if doubts > TRIES_AT_ONE:
+            if doubts > TRIES:
                 raise
         await asyncio.sleep(PAUSE_S)

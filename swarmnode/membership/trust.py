@@ -28,9 +28,8 @@ SHARE, SHARE_LEAST = 0.25, 1.0 / 64.0  # guess: of choices, times the share that
 
 @dataclass(slots=True)
 class Trials:
-    """Outcomes of tries with strangers: `least` of them tell."""
+    """Outcomes of tries with strangers: FLOOD of them tell."""
 
-    least: int = FLOOD
     _worked: Ema = field(default_factory=lambda: Ema(start=EmaStart.MEAN))
 
     def add(self, worked: bool) -> None:
@@ -45,7 +44,7 @@ class Trials:
     @property
     def mostly_vain(self) -> bool:
         """Whether most of many tries were in vain."""
-        return self._worked.count >= self.least and self._worked.value < MOSTLY
+        return self._worked.count >= FLOOD and self._worked.value < MOSTLY
 
 
 class PeerHistory:

@@ -218,7 +218,7 @@ EVENTS: Final[dict[str, EventKind]] = {
     ),
     "table.taken": _event("a tied model's table has the other end's part as of its round", "peer round of_round"),
     "table.missed": _event("the other end's part of a tied model's table did not come", "peer round reason"),
-    "exchange.refused": _event("a partner's handshake or packet was refused", "round peer step reason trust"),
+    "exchange.refused": _event("a partner's handshake or packet was refused", "round peer step reason"),
     "exchange.clipped": _event("only a part of a partner's packet was taken", "round peer keep reason"),
     "peer.left_out": _event("this peer's packets broke the rules: it is not met for a while", "peer reason"),
     "receipt.given": _event("we signed our verdict on a partner's packet", "round peer step"),

@@ -12,10 +12,10 @@ from functools import partial
 
 from swarmnode.errors import RemoteFault, Unavailable
 from swarmnode.gossip.exchange import Gossip
-from swarmnode.gossip.fallback_partner import ASKED_MAX
 from swarmnode.gossip.outgoing_packet import PACKETS_BYTES_PER_S, reply_bytes_max
 from swarmnode.ids import PeerId, seeded
 from swarmnode.manifest.kind_compat import trains_both_ends
+from swarmnode.membership.liveness import TRIES
 from swarmnode.membership.swarm import StageContext
 from swarmnode.ports import Answer, Call, Priority, WireTensor
 from swarmnode.wire import call_pb2 as wire
@@ -52,7 +52,7 @@ class TiedEnds:
         here, limit_s = self._here, self._here.manifest.limits.exchange_timeout_s
         donors = [member.peer for member in here.swarm().serving(self._other)]
         seeded("table", here.run_id, here.me, done).shuffle(donors)
-        for peer in donors[:ASKED_MAX]:
+        for peer in donors[:TRIES]:
             call = Call(wire.Request(run_id=here.run_id, table=wire.TableRequest(round=done)))
             try:
                 answer = await here.transport.call(

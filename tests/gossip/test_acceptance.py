@@ -1,18 +1,10 @@
-"""Receipts say who believed what, and nobody else can have said it; trust falls at once and comes back with time."""
-
-import math
+"""Receipts say who believed what, and nobody else can have said it."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from swarmnode.errors import RemoteFault
 from swarmnode.gossip.acceptance import (
-    FALL,
-    HALF_LIFE_S,
-    LEAST,
     RECEIPT_BYTES_MAX,
-    RISE,
     Reputation,
     bare,
     check_receipt,
@@ -21,8 +13,8 @@ from swarmnode.gossip.acceptance import (
 )
 from swarmnode.identity import Identity
 from swarmnode.ids import PeerId, RunId
+from swarmnode.membership.liveness import AGAIN_S, TRIES
 from swarmnode.ports import Packet, Verdict, WireTensor
-from swarmnode.remembered import REMEMBERED_MAX
 from swarmnode.wire import call_pb2 as wire
 
 RUN = RunId("ab" * 32)
@@ -79,39 +71,18 @@ def test_a_changed_receipt_is_refused(change: dict[str, object], error: str) -> 
 A, B = PeerId("a"), PeerId("b")
 
 
-def test_six_refusals_leave_a_peer_out_until_time_has_passed() -> None:
+def test_three_broken_packets_in_a_row_leave_a_peer_out_for_a_while() -> None:
     reputation = Reputation()
-    for _ in range(6):
-        assert reputation.meets(A, 10.0)[0]
-        left = reputation.record_broken_packet(A, 10.0)
-    assert left == pytest.approx(FALL**6)
-    met, reason = reputation.meets(A, 10.0)
-    assert not met and reason == "trust in a is 0.12, 0.15 is least"
-    assert reputation.meets(B, 10.0)[0]
-    back_s = HALF_LIFE_S * math.log2((1 - FALL**6) / (1 - LEAST))
-    assert not reputation.meets(A, 10.0 + 0.99 * back_s)[0] and reputation.meets(A, 10.0 + 1.01 * back_s)[0]
-
-
-@given(st.lists(st.tuples(st.floats(0, 1000), st.booleans()), max_size=30))
-def test_never_outside_of_0_and_1(steps: list[tuple[float, bool]]) -> None:
-    """Twin: a list of times of refusals and of packets taken, replayed from the beginning."""
-    reputation, now, trust = Reputation(), 0.0, 1.0
-    for seconds, refused in steps:
-        now += seconds
-        trust = 1 - (1 - trust) * 0.5 ** (seconds / HALF_LIFE_S)
-        if refused:
-            trust *= FALL
-            reputation.record_broken_packet(A, now)
-        else:
-            trust = 1 - RISE * (1 - trust)
-            reputation.taken(A, now)
-        assert reputation.trust(A, now) == pytest.approx(trust, abs=1e-9) and 0 <= trust <= 1
-
-
-def test_memory_is_bounded_and_keeps_the_worst() -> None:
-    reputation = Reputation()
-    for _ in range(7):
-        reputation.record_broken_packet(A, 0.0)
-    for i in range(REMEMBERED_MAX + 5):
-        reputation.record_broken_packet(PeerId(f"p{i}"), 1.0)
-    assert len(reputation._trust) == REMEMBERED_MAX and not reputation.meets(A, 1.0)[0]
+    for _ in range(TRIES - 1):
+        reputation.record_broken_packet(A, 10.0)
+    reputation.record_taken_packet(A)
+    for n in range(TRIES):
+        assert not reputation.left_out(10.0), f"{n} in a row"
+        reputation.record_broken_packet(A, 10.0)
+    reputation.record_broken_packet(B, 10.0)
+    assert reputation.left_out(9.9 + AGAIN_S) == {A: "3 packets in a row of a broke the rules"}
+    assert not reputation.left_out(10.0 + AGAIN_S)
+    reputation.record_broken_packet(A, 10.0 + AGAIN_S)
+    assert A in reputation.left_out(10.0 + AGAIN_S), "the first one after that leaves it out again"
+    reputation.record_taken_packet(A)
+    assert not reputation.left_out(10.0 + AGAIN_S)

@@ -15,13 +15,14 @@ from swarmnode.errors import Refused, RemoteFault, Unavailable
 from swarmnode.gossip import fallback_partner
 from swarmnode.gossip.acceptance import Acceptance
 from swarmnode.gossip.exchange import OuterStep, OuterStepResult
-from swarmnode.gossip.fallback_partner import ASKED_MAX, FallbackPartner, allows_fallback, fallback_order
+from swarmnode.gossip.fallback_partner import FallbackPartner, allows_fallback, fallback_order
 from swarmnode.gossip.outer import Outer, outer
 from swarmnode.gossip.outgoing_packet import OutgoingPacket
 from swarmnode.identity import Identity
 from swarmnode.ids import PeerId, RunId
 from swarmnode.machine.compute import ThreadCompute
 from swarmnode.manifest import GossipSpec, Manifest
+from swarmnode.membership.liveness import TRIES
 from swarmnode.ports import Packet, WireTensor
 from swarmnode_methods.desloc import DesLoc
 from swarmnode_methods.noloco import Average, NoLoCo
@@ -41,7 +42,7 @@ def test_the_order(candidates: set[PeerId], round_index: int) -> None:
     order, reason = fallback_order(RUN, 1, round_index, NAMES[0], candidates)
     assert (order, reason) == fallback_order(RUN, 1, round_index, NAMES[0], sorted(candidates))
     others = candidates - {NAMES[0]}
-    assert len(set(order)) == len(order) == min(len(others), ASKED_MAX) and set(order) <= others
+    assert len(set(order)) == len(order) == min(len(others), TRIES) and set(order) <= others
 
 
 def test_two_who_ask_in_one_round_seldom_ask_the_same_first() -> None:

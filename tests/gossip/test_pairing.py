@@ -7,9 +7,10 @@ from itertools import combinations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmnode.gossip.exchange import OPEN_EVERY, TRIES, Strangers
+from swarmnode.gossip.exchange import OPEN_EVERY, Strangers
 from swarmnode.gossip.pairing import groups, pairs, partners, shuffled
 from swarmnode.ids import PeerId, RunId, digest64
+from swarmnode.membership.trust import FLOOD
 
 RUN = RunId("ab" * 32)
 members_of = st.lists(st.text("abcdefgh", min_size=1, max_size=4).map(PeerId), max_size=17)
@@ -120,7 +121,7 @@ KEYS = tuple(PeerId(f"key {number:03}") for number in range(100))
 def test_strangers_meet_in_all_rounds_while_most_of_them_come() -> None:
     strangers = Strangers(RUN, 1, lambda peer: int(peer == MATE))
     assert strangers.come and not strangers.kept_out((ME, MATE, *KEYS), ME)
-    for came in (False, True, True, False):
+    for came in (False, True, True, False) * (FLOOD // 4):
         strangers.record_try(came)
     assert strangers.come and not strangers.kept_out((ME, MATE, *KEYS), ME)
 
@@ -143,7 +144,7 @@ def test_beside_a_flood_of_keys_those_who_have_met_meet() -> None:
 
 def test_a_replica_among_strangers_excludes_none() -> None:
     strangers = Strangers(RUN, 1, lambda peer: 0)
-    for _ in range(TRIES):
+    for _ in range(FLOOD):
         assert strangers.come, "a few that do not come are no flood"
         strangers.record_try(False)
     assert not strangers.come and not strangers.kept_out((ME, *KEYS), ME)
