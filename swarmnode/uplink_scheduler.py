@@ -22,6 +22,7 @@ from swarmnode.errors import Unavailable
 
 # What fits into a congestion window (RFC 6928: ten segments) is sent beside the bulk, not behind it.
 BULK_BYTES = 16 << 10
+SLOWEST_BYTES_PER_S = (1 << 20) / 40.0  # guess: 210 kbit/s, what is left of a home's uplink while it trains
 SPAN_S = 5.0  # guess: buffers on the path take 4 MiB at once; at 50 Mbit/s that is 13 % of what passes in a span
 GAINS = (1.25, 0.75, 1.0, 1.0, 1.0, 1.0)  # BBR's cycle: probe for more, drain the excess, then cruise
 WAIT_SHARE = 0.9  # guess: share of a call's timeout that it may queue; the rest would be too short to send it anyway

@@ -193,7 +193,7 @@ BY_FIELD: Mapping[str, Bound] = {
     "Reached.reached": name(ADDRESS_MAX, "a multiaddr", many=4),
     "Reached.observed": ADDRESS,
     "Receipt.microbatches": SAMPLES,
-    "Measure.reply_nbytes": number(1 << 24, "bytes", "guess: a second at 100 Mbit/s; fewer are sent"),
+    "Measure.reply_nbytes": number(1 << 20, "bytes", "transport/capacity.py: SIZES"),
     "PacketReceipt.giver": PEER,
     "PacketReceipt.receiver": PEER,
     "PacketReceipt.keep": number(1.0, "", "a share"),

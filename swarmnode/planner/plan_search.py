@@ -28,6 +28,7 @@ from swarmnode.planner.fleet import MachineKind
 from swarmnode.planner.learning_efficiency import boundary_nats, critical_batch, efficiency
 from swarmnode.planner.plan import ALIKE, EXCHANGE_SHARE, Plan, in_flight_needed, plan, sample_bytes
 from swarmnode.planner.stage_memory import fit_of, tightest
+from swarmnode.recovery.recovery_source import LOST_PERIODS
 
 ROWS = 5  # best splits and boundaries that are kept
 SURVIVAL_MIN = 0.9  # guess: odds that no stage dies out in a day, below which speed counts for little
@@ -62,7 +63,7 @@ SLOTS_MAX = 256  # guess
 WAITS = 4.0  # guess: a round trip or an exchange takes at most so many times what it should
 HOP_SHARE = 6.0  # guess: a hop's least patience, as a part of a microbatch's
 ANNOUNCE_S_PER_REPLICA = 0.3  # .2 Mbit/s a node: a look-up moves 5.5 copies of a stage's records of 270 bytes, measured
-RECORD_PERIODS = 4  # guess: announce periods until a record is forgotten
+RECORD_PERIODS = LOST_PERIODS + 1  # announce periods until a record is forgotten; a silent replica is gone before
 
 
 @dataclass(frozen=True, slots=True)

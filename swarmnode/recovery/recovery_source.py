@@ -14,6 +14,7 @@ from statistics import median_low
 
 from swarmnode.ids import PeerId, RunId, digest64, rank, short
 from swarmnode.manifest import LimitsSpec, RecoverySpec
+from swarmnode.membership.liveness import TRIES
 from swarmnode.membership.swarm import Member, Swarm
 from swarmnode.wire import record_pb2
 
@@ -22,11 +23,9 @@ SLOW_SHARE = 0.5  # guess: of the median speed of a stage's replicas
 # newer [guess].
 QUIET_PERIODS = 2
 LOST_PERIODS = QUIET_PERIODS + 1  # derived: a silent replica counts as gone a period after it was looked up
-# A node that brings a stage back serves it after BUILDER_S or BUILDER_PERIODS announce periods at least [guess], and
-# after its snapshot was fetched over a home's line at BUILDER_BYTES_PER_S [guess].
-BUILDER_S, BUILDER_PERIODS = 3.0, 3
+# A node that brings a stage back serves it when its snapshot was fetched over a home's line [guess], and so long after
+# that a silent replica counts as gone.
 BUILDER_BYTES_PER_S = 1e6
-CLAIMS_MAX = 2  # guess: nodes waited for that claim to bring a stage back one after the other
 CLAIM_WAIT_S = 300.0  # guess: a node waits so long for a run that it heard of before it begins anew
 RETURN_WAIT_S = 60.0  # guess: where most of a run is gone, a node waits so long for those that hold its stage
 LOST_WAIT_S = CLAIM_WAIT_S  # then what nobody brought back counts as lost, and its stage begins from the seed
@@ -254,8 +253,7 @@ class RecoveryClaims:
 
     def __init__(self, limits: LimitsSpec, nbytes: int) -> None:
         """`nbytes` of the stage's state."""
-        least_s = max(BUILDER_S, BUILDER_PERIODS * limits.announce_period_s)
-        self._allowed_s = least_s + nbytes / BUILDER_BYTES_PER_S
+        self._allowed_s = LOST_PERIODS * limits.announce_period_s + nbytes / BUILDER_BYTES_PER_S
         self._since_s: dict[PeerId, float] = {}
 
     def builder(
@@ -263,13 +261,13 @@ class RecoveryClaims:
     ) -> PeerId | None:
         """`first_builder` of the nodes whose time is not over at loop time `now_s`.
 
-        All nodes that claim one after the other have CLAIMS_MAX times the time of one.
+        All nodes that claim one after the other have TRIES times the time of one.
         """
         able = set(answering)
         while (peer := first_builder(stage, able, me)) is not None:
             since_s = self._since_s.setdefault(peer, now_s)
             all_s = now_s - min(self._since_s.values())
-            if now_s - since_s <= self._allowed_s and all_s <= CLAIMS_MAX * self._allowed_s:
+            if now_s - since_s <= self._allowed_s and all_s <= TRIES * self._allowed_s:
                 return peer
             able.discard(peer)
         return None

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from swarmnode.errors import DataError, RemoteFault
 from swarmnode.ids import PeerId, RunId
-from swarmnode.manifest import Manifest
+from swarmnode.manifest import CheckpointSpec, Manifest
 from swarmnode.membership.progress import FLOOR, Progress, to_message, to_samples
 from swarmnode.model.section import section_shapes
 from swarmnode.model.split import stages_of
@@ -96,7 +96,7 @@ async def newest_of(store: Store, run_id: RunId) -> Resumption | None:
     return None
 
 
-KEPT = 3  # guess: saved stages that stay in a home, whatever stages they are of
+KEPT = CheckpointSpec().keep  # saved stages that stay in a home, whatever stages they are of
 SAVED = re.compile(r".*/round-\d+(-cut-(?P<cut>\d+))?-(stage-\d+)/\3\.json")
 
 

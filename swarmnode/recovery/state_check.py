@@ -42,9 +42,8 @@ ROUNDS_APART_MAX = 4  # guess: within so many rounds weights move less; older sn
 # The outer momentum's length, over that of an honest replica. Measured: 10.6 times as long after a newcomer's first
 # meeting, 13 rounds late; shorter ones contradict nothing.
 MOMENTUM_RATIO_MAX = 16.0
-WORDS_S = 60.0  # guess: seconds for all that others say of a state; a stage may stand still meanwhile
-ASKED_MAX = 4  # guess: peers asked in one try; some of them give to joiners now
 BRIEF = DownloadLimits(busy_max_s=0.0, waited_for=False, offer_timeout_s=20.0, chunk_timeout_s=20.0)
+WORDS_S = TRIES * BRIEF.chunk_timeout_s  # for all that others say of a state: derived, a wait in vain in each try
 
 Apart = Callable[[memoryview | bytes, memoryview | bytes], float]
 """The distance of the same part of two replicas' slow weights, in lengths of the longer one (ports.Replica.apart)."""
@@ -143,7 +142,7 @@ class StateCheck:
         for attempt in range(TRIES):
             known = {*givers, me, *old, *(word.peer for word in against)}
             serving = self._others()
-            peers = [peer for peer in (*serving, *self._keepers()) if peer not in known][:ASKED_MAX]
+            peers = [peer for peer in (*serving, *self._keepers()) if peer not in known][:TRIES]
             if attempt and not peers:
                 break
             await asyncio.sleep(PAUSE_S * attempt)  # peers that have not heard of this node yet give nothing

@@ -29,7 +29,8 @@ from swarmnode.metrics import name
 from swarmnode.ports import Answer, Call, Telemetry, Transport, WireTensor
 from swarmnode.remembered import REMEMBERED_MAX, Remembered
 from swarmnode.token_bucket import PeerBudget, TokenBucket
-from swarmnode.transfer.download import PAUSE_MAX_S, PAUSE_S, SLOWEST_BYTES_PER_S, GiverRecord, pause_s
+from swarmnode.transfer.download import PAUSE_MAX_S, PAUSE_S, GiverRecord, pause_s
+from swarmnode.uplink_scheduler import SLOWEST_BYTES_PER_S
 from swarmnode.wire import call_pb2 as wire
 
 HOLDS_S = 15.0  # guess: a member that did not hold a chunk is asked again after so long

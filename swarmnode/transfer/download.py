@@ -36,11 +36,11 @@ from swarmnode.transfer.snapshot import (
     chunk_span,
     mixed,
 )
+from swarmnode.uplink_scheduler import SLOWEST_BYTES_PER_S
 from swarmnode.wire import access_pb2
 from swarmnode.wire import call_pb2 as wire
 
 PAUSE_S, PAUSE_MAX_S = 0.5, 8.0  # guess: before anybody is asked again; doubles
-SLOWEST_BYTES_PER_S = CHUNK_NBYTES / 40.0  # guess: 210 kbit/s, what is left of a home's uplink while it trains
 
 
 @dataclass(frozen=True, slots=True)

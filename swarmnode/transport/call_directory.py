@@ -24,17 +24,16 @@ from swarmnode.membership.record import CLOCK_SKEW_MAX_S, check_record
 from swarmnode.ports import Answer, Call, Telemetry
 from swarmnode.remembered import Remembered
 from swarmnode.transport.address import dialable_of, first_that_accepts
-from swarmnode.transport.contact import RETRY_MIN_S, STALE_S, Contacts, whom_to_try
+from swarmnode.transport.contact import RETRY_LATELY_S, RETRY_MIN_S, STALE_S, Contacts, whom_to_try
 from swarmnode.transport.record_book import HOLDERS, HOLDERS_ASKED, NEWS_MAX, PLACE_MAX, RPC_TIMEOUT_S, RecordBook
 from swarmnode.transport.stream_transport import StreamTransport
 from swarmnode.wire import call_pb2
 from swarmnode.wire import record_pb2 as wire
 
 TTL_MAX_S = 300.0  # DHT records cannot be deleted, so they must expire soon
-MUTE_S = 30.0  # guess: who did not answer, or speaks an older version, is asked again
 JOIN_TIMEOUT_S = 30.0  # guess: covers a bootstrap started at the same time on a busy machine
 JOIN_DELAY_S = 0.3
-TOLD_EVERY = round(AGAIN_S / RETRY_MIN_S)  # failures with a bootstrap for one event: derived, an event a minute
+TOLD_EVERY = round(AGAIN_S / RETRY_LATELY_S)  # failures with a bootstrap for one event: derived, an event a minute
 TELLING = (wire.NODE_STATE_TRAINING, wire.NODE_STATE_DRAINING, wire.NODE_STATE_LEFT)
 CLOCKS_MAX = 5  # neighbours compared at a time; derived: two wrong clocks do not move the median
 
@@ -228,7 +227,7 @@ class CallDirectory:
         try:
             answer = await self._transport.call(peer, call, timeout_s=RPC_TIMEOUT_S, reply_bytes_max=0)
         except (RemoteFault, Unavailable):
-            self._mute[peer] = loop.time() + MUTE_S
+            self._mute[peer] = loop.time() + AGAIN_S  # it may speak an older version
             return None
         self._reached[peer] = loop.time()
         return answer.header.records

@@ -17,20 +17,16 @@ from swarmnode.bounds import SAMPLES_MAX
 from swarmnode.errors import RemoteFault
 from swarmnode.identity import public_key_of
 from swarmnode.ids import PeerId, RunId
+from swarmnode.membership.liveness import SAMPLE
 from swarmnode.transport.address import dialable_of
 
-CONTACTS_MAX = 256  # guess: 60 KiB of disk
+CONTACTS_MAX = 256  # guess: 60 KiB of disk; and as many runs
 ADDRESSES_MAX = 8
-AGE_MAX_S = 14 * 86_400.0  # guess: home connections change their address within days
 STALE_S = 60.0  # guess: live members are heard of more often (announce periods are seconds)
 RETRY_MIN_S = 3.0  # guess: a swarm that lost its members trains nothing
 LATELY_S = 3600.0  # guess: a partition that may heal is younger
 RETRY_LATELY_S = STALE_S / 2.0  # a healed partition is one swarm again as soon as its members would seem stale
 RETRY_MAX_S = 600.0
-FIXED_TRIES = 100  # guess: a lost bootstrap is tried every RETRY_MIN_S for five minutes
-AT_ONCE_MAX = 4  # guess: dials per period, so that a long list of dead peers costs little
-ALONE_MAX = 32  # guess: the same of a node that has nobody: one answer is enough
-RUNS_MAX = 8  # guess: runs of one home
 FILE_BYTES_MAX = 1 << 20
 
 
@@ -55,7 +51,7 @@ class Contact:
 
 
 def whom_to_try(contacts: Mapping[PeerId, Contact], here: Collection[PeerId], now_unix_s: float) -> list[PeerId]:
-    """Lost contacts that are due for a try: bootstraps first, then the most recently seen.
+    """Lost contacts that are due for a try, at most SAMPLE: bootstraps first, then the most recently seen.
 
     A node that has nobody `here` tries all, however lately they were heard of: it may have been restarted a moment ago.
     """
@@ -66,15 +62,14 @@ def whom_to_try(contacts: Mapping[PeerId, Contact], here: Collection[PeerId], no
         and (not here or contact.fixed or now_unix_s - contact.seen_unix_s >= STALE_S)
         and now_unix_s - contact.tried_unix_s >= wait_s(contact, now_unix_s)
     ]
-    return [peer for _, _, peer in sorted(due)[: AT_ONCE_MAX if here else ALONE_MAX]]
+    return [peer for _, _, peer in sorted(due)[:SAMPLE]]
 
 
 def wait_s(contact: Contact, now_unix_s: float) -> float:
-    """The time from a try to the next one. From RETRY_MIN_S it doubles with each failure, of a bootstrap after
-    FIXED_TRIES. Those that may come back within the hour are tried every RETRY_LATELY_S at least."""
+    """The time from a try to the next one. From RETRY_MIN_S it doubles with each failure. Bootstraps, and those that
+    may come back within the hour, are tried every RETRY_LATELY_S at least."""
     lately = contact.fixed or now_unix_s - contact.seen_unix_s < LATELY_S
-    doubled = max(0, contact.failures - (FIXED_TRIES if contact.fixed else 0))
-    return min(RETRY_LATELY_S if lately else RETRY_MAX_S, RETRY_MIN_S * 2.0 ** min(doubled, 16))
+    return min(RETRY_LATELY_S if lately else RETRY_MAX_S, RETRY_MIN_S * 2.0 ** min(contact.failures, 16))
 
 
 @dataclass(slots=True)
@@ -89,7 +84,7 @@ class Contacts:
         """Most replicas of `run_id` say that it has trained `samples`."""
         if samples > self.samples.get(run_id, 0):
             self.samples[run_id] = samples
-            while len(self.samples) > RUNS_MAX:
+            while len(self.samples) > CONTACTS_MAX:
                 del self.samples[next(iter(self.samples))]
 
     def tell(self, peer: PeerId, addresses: Sequence[str]) -> None:
@@ -140,19 +135,19 @@ class Contacts:
 
     @classmethod
     def load(cls, path: Path, now_unix_s: float) -> Contacts:
-        """The valid and recent entries of the file; empty if there is none."""
+        """The valid entries of the file; empty if there is none."""
         contacts = cls()
         try:
             with path.open() as file:
                 rows = json.loads(file.read(FILE_BYTES_MAX))
-            for row in rows[: CONTACTS_MAX + RUNS_MAX]:
+            for row in rows[: 2 * CONTACTS_MAX]:
                 if "run" in row:
                     contacts.trained(RunId(str(row["run"])), min(int(row["samples"]), SAMPLES_MAX))
                     continue
                 peer, seen_unix_s = PeerId(row["peer"]), float(row["seen_unix_s"])
                 addresses = dialable_of([str(address) for address in row["addresses"]])
                 public_key_of(peer)
-                if addresses and 0 <= now_unix_s - seen_unix_s <= AGE_MAX_S:
+                if addresses and seen_unix_s <= now_unix_s:
                     contacts.known[peer] = Contact(tuple(addresses[:ADDRESSES_MAX]), seen_unix_s)
         except (OSError, ValueError, TypeError, KeyError, RemoteFault):
             pass  # a foreign or torn file: entries before the error count

@@ -32,8 +32,9 @@ from pathlib import Path
 
 from swarmnode.transport.address import Endpoint
 from swarmnode.transport.p2pd_process import P2pdProcess
+from swarmnode.transport.stranger_limit import STRANGERS_PER_S
 
-FLOOD_PER_S = 20.0  # guess: strangers' connections that cost p2pd 1 to 2 % of a core
+FLOOD_PER_S = STRANGERS_PER_S  # connections: as many as are answered that they may not take part
 ADMIT_PER_S = FLOOD_PER_S  # as many as are no flood
 # guess: after the last second of a flood; a client that dials one by one stops at the first loss and returns later
 HOLD_S = 30.0

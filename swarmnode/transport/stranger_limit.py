@@ -72,7 +72,8 @@ BROKEN_PER_S, BROKEN_BURST = 0.2, 8.0
 REFUSALS_PER_S, REFUSALS_BURST = 1.0, 8.0  # guess: of one peer that is not admitted: refusals with a reason
 # guess: streams of one stranger dropped unread, a handshake's cost 30 times, before it is disconnected
 DROPPED_MAX = 64
-STRANGERS_PER_S, STRANGERS_BURST = 20.0, 64.0  # guess: of all peers that are not admitted, together
+# guess: of all peers that are not admitted, together; their connections cost p2pd 1 to 2 % of a core
+STRANGERS_PER_S, STRANGERS_BURST = 20.0, 64.0
 
 
 class StrangerRateLimiter:

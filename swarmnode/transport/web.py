@@ -23,12 +23,12 @@ from swarmnode.errors import NotPermitted, Unavailable
 from swarmnode.membership.liveness import SMALL_CALL_S
 from swarmnode.transport.address import Address, is_metadata, is_public
 from swarmnode.transport.throttle import RateThrottle
+from swarmnode.uplink_scheduler import SLOWEST_BYTES_PER_S
 
 REDIRECTS_MAX = 10  # aiohttp's max_redirects, by default; the Hugging Face hub takes one to its content network
 ADDRESSES_MAX = 8
 CONNECT_S = 2.0 * SMALL_CALL_S  # a name is looked up first
 SILENT_S = 3.0 * SMALL_CALL_S  # longest silence of a server
-SLOWEST_BYTES_PER_S = 32 << 10  # guess: slowest server, a home line at 256 kbit/s
 PIECE_BYTES = 64 << 10
 URL_MAX = 4096  # of a redirect: content networks use long signed URLs
 
@@ -114,7 +114,7 @@ class HttpRangeReader:
     async def _bounded(self, url: str, nbytes: int) -> AsyncIterator[None]:
         """Enforce a time limit, and convert every failure to Unavailable. A volunteer's own rate limit extends the
         time."""
-        rate = float(SLOWEST_BYTES_PER_S)
+        rate = SLOWEST_BYTES_PER_S
         if self._throttle is not None and self._throttle.down.bps is not None:
             rate = min(rate, self._throttle.down.bps / 8 / 4)
         try:

@@ -10,12 +10,11 @@ from hypothesis import strategies as st
 
 from swarmnode.ids import PeerId, RunId
 from swarmnode.manifest import LimitsSpec, RecoverySpec
+from swarmnode.membership.liveness import TRIES
 from swarmnode.membership.swarm import Member, Swarm
 from swarmnode.recovery.neighbour_backup import renewal, to_keep
 from swarmnode.recovery.recovery_source import (
-    BUILDER_S,
     CLAIM_WAIT_S,
-    CLAIMS_MAX,
     NEIGHBOUR_WAIT_S,
     RecoveryClaims,
     RecoverySource,
@@ -193,24 +192,24 @@ def test_a_budget_decides_what_is_kept() -> None:
 
 @pytest.mark.parametrize("state", [JOINING, SYNCING])
 def test_a_claim_to_build_ends_where_nothing_comes_of_it(state: record_pb2.NodeState) -> None:
-    limits = LimitsSpec(announce_period_s=0.5)
+    limits = LimitsSpec(announce_period_s=1.0)
     claims, stage = RecoveryClaims(limits, 0), (member("a", state=state, joined_unix_s=1.0), member("b", state=state))
     assert claims.builder(stage[:1], {A}, C, 100.0) == A
-    assert claims.builder(stage[:1], {A}, C, 100.0 + BUILDER_S) == A
-    assert claims.builder(stage[:1], {A}, C, 100.1 + BUILDER_S) is None
+    assert claims.builder(stage[:1], {A}, C, 103.0) == A
+    assert claims.builder(stage[:1], {A}, C, 103.1) is None
     claims = RecoveryClaims(limits, 10**7)
     assert claims.builder(stage[:1], {A}, C, 200.0) == A and claims.builder(stage[:1], {A}, C, 210.0) == A
     assert claims.builder(stage[:1], {A}, C, 214.0) is None, "ten megabytes take ten seconds more at a home"
 
 
 def test_of_many_who_claim_one_after_the_other_few_are_waited_for() -> None:
-    claims = RecoveryClaims(LimitsSpec(announce_period_s=0.1), 0)
+    claims = RecoveryClaims(LimitsSpec(announce_period_s=1.0), 0)
     others = tuple(member(f"x{number:02}", state=JOINING, joined_unix_s=float(number)) for number in range(40))
     answering = {m.peer for m in others}
-    step_s, at = BUILDER_S / 4, 0.0
+    at = 0.0
     while claims.builder(others, answering, C, at) is not None:
-        at += step_s
-        assert at <= CLAIMS_MAX * BUILDER_S + step_s
+        at += 0.75
+        assert at <= TRIES * 3.0 + 0.75
 
 
 def test_no_snapshot_is_of_the_future_and_the_latest_comes_first() -> None:
