@@ -137,6 +137,11 @@ class Acceptance:
         self._out = out
         return {*out}
 
+    @property
+    def has_met(self) -> bool:
+        """Whether any packet was taken here in a round."""
+        return bool(self._met)
+
     def packets_taken(self, peer: PeerId) -> int:
         """Packets of `peer` taken here in rounds."""
         return self._met.get(peer, 0)

@@ -7,8 +7,8 @@ for, so that no stale tensors are averaged. Replicas of different strides have d
 says for which round it must be made.
 
 It is judged as a partner's packet is. Keys cost nothing, so it is taken only from a replica whose packet was taken here
-in a round since the last one it gave: else a peer that never leaves would count in every round, at every replica. What
-a replica learned in its first round is lost with it.
+in a round since the last one it gave: else a peer that never leaves would count in every round, at every replica. A
+replica that has met nobody yet, as one that comes while the last one of its stage leaves, takes one of each.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class FinalDeltas:
     def _check_giver(self, peer: PeerId) -> None:
         if peer in self._acceptance.left_out():
             raise Unavailable(f"{short(peer)} is not met: its packets broke the rules")
-        if self._acceptance.packets_taken(peer) <= self._given.get(peer, 0):
+        if self._acceptance.packets_taken(peer) <= self._given.get(peer, 0 if self._acceptance.has_met else -1):
             raise Unavailable(f"no packet of {short(peer)} was taken here, or none since its last final delta")
 
     def take(self, round_index: int, samples: int) -> list[Packet]:

@@ -88,6 +88,8 @@ async def test_keys_that_were_never_met_count_nothing_and_two_leavers_of_a_round
     assert [(packet.sender, packet.weight) for packet in final_deltas.take(1, 80)] == [
         (replica, 0.5) for replica in replicas[:2]
     ]
+    alone = FinalDeltas(HERE, lambda: 1, acceptance())
+    assert await ask(alone, PeerId("last of its stage"), 1) == "taken", "nobody was met here yet"
 
 
 async def test_an_excluded_replica_gives_no_final_delta() -> None:
