@@ -9,7 +9,6 @@ import stat
 import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -185,22 +184,3 @@ async def test_errors_reach_the_caller(
         assert await asyncio.to_thread(client.ask, tmp_path, "limit", changed={"quota": "1GB"}) == {
             "limits": {"quota": "1GB"}
         }
-
-
-def test_a_daemon_that_speaks_grpc_has_another_version(tmp_path: pathlib.Path) -> None:
-    """Daemons before 0.2 answer with the preface of HTTP/2."""
-
-    def answer(listening: socket.socket) -> None:
-        connection, _ = listening.accept()
-        connection.sendall(bytes.fromhex("000000040000000000"))
-        connection.recv(1 << 16)
-        connection.close()
-
-    with socket.socket(socket.AF_UNIX) as old:
-        old.bind(str(tmp_path / socket_path.SOCKET_NAME))
-        old.listen()
-        server = threading.Thread(target=answer, args=(old,))
-        server.start()
-        with pytest.raises(LocalFault, match="or has another version: restart it"):
-            client.status(tmp_path)
-        server.join()

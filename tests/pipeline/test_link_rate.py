@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from swarmnode.ids import PeerId
 from swarmnode.manifest import PRESETS, boundary_nbytes
-from swarmnode.membership.swarm import Member
 from swarmnode.pipeline.believed_rate import allowed_samples_per_s, link_samples_per_s, sample_nbytes
 from swarmnode.pipeline.route import Router
 from swarmnode.wire import record_pb2
@@ -57,34 +56,6 @@ def test_nothing_starts_with_who_pauses_before_it_would_be_done() -> None:
     assert router.choose(95.0, 4, {PeerId("b"), PeerId("c")})[0] == "a", "better late than lost"
     router.learn(member("a", sequence=2))
     assert {router.choose(200.0, 4)[0] for _ in range(200)} == {"a", "b", "c"}, "the limit was lifted"
-
-
-@given(
-    st.lists(
-        st.tuples(st.sampled_from("abcd"), st.one_of(st.just(0), st.integers(1, 60)), st.floats(0.1, 4.0)),
-        min_size=1,
-        max_size=6,
-    ),
-    st.lists(st.tuples(st.integers(1, 8), st.sets(st.sampled_from("abcd"), max_size=3)), max_size=30),
-)
-def test_against_a_dumb_twin(told: list[tuple[str, int, float]], asked: list[tuple[int, set[str]]]) -> None:
-    """Chosen is who is not excluded and has the time; failing that, who is not excluded; None only if nobody is."""
-    router = Router(random.Random(2))
-    router.set_unix_ahead(NOON)
-    present: dict[str, Member] = {}
-    for sequence, (name, pauses, speed) in enumerate(told):
-        pauses_unix_s = int(NOON) + pauses if pauses else 0
-        present[name] = dataclasses.replace(member(name, sequence, speed), pauses_unix_s=pauses_unix_s)
-        router.learn(present[name])
-    for now, (samples, exclude) in enumerate(asked):
-        able = {name for name in present if name not in exclude}
-        fit = {
-            name
-            for name in able
-            if not (at := present[name].pauses_unix_s) or at >= NOON + now + samples / present[name].samples_per_second
-        }
-        peer, _ = router.choose(float(now), samples, {PeerId(name) for name in exclude})
-        assert (peer in (fit or able)) if able else (peer is None)
 
 
 def test_without_announced_pauses_chance_is_drawn_as_before() -> None:

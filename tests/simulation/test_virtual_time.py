@@ -1,13 +1,9 @@
-"""Virtual time: it jumps, it repeats, it admits nothing from outside. On every Python there is."""
+"""Virtual time: it jumps, it repeats, it admits nothing from outside."""
 
 import asyncio
 import gc
-import os
-import pathlib
 import random
-import shutil
 import subprocess
-import sys
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -16,9 +12,6 @@ import pytest
 
 from swarmsim import event_queue, virtual_time
 from swarmsim.virtual_time import Deadlock, SandboxViolation, Standstill, VirtualLoop, owned, run
-
-SOURCE = pathlib.Path(virtual_time.__file__)
-VERSIONS = ("3.11", "3.12", "3.13")
 
 
 @pytest.fixture(params=["c", "python"], autouse=True)
@@ -74,71 +67,6 @@ def test_time_jumps_and_the_seed_decides_who_is_first() -> None:
     assert told(1) == told(1)
     assert told(1) != told(2)
     assert {told(1)[-1], told(2)[-1]} <= {13.5, 14.5}, "4 or 5 s of rivals, 5 s of timeout, 4.5 s of waiting"
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("version", VERSIONS)
-def test_every_python_tells_the_same(version: str, language: str) -> None:
-    """The loop alone, from its file: other versions here have no packages. Set iteration and the order in which
-    asyncio asks for callbacks may change with a version, so only repetition is demanded of each."""
-    python = find_python(version)
-    if python is None:
-        pytest.skip(f"no Python {version} here")
-    program = f"""
-import asyncio, importlib.util, sys
-spec = importlib.util.spec_from_file_location("clock", {str(SOURCE)!r})
-clock = importlib.util.module_from_spec(spec); sys.modules["clock"] = clock; spec.loader.exec_module(clock)
-{rivals_source()}
-def told():
-    log = []
-    clock.run(rivals(log), 1)
-    return log
-from swarmsim import event_queue
-with event_queue.unused():
-    log = told()
-print(log)
-if {language == "c"} and event_queue.build() and (event_queue.best() is event_queue.EventQueue or told() != log):
-    raise SystemExit("C tells another story")
-for wrong in (lambda: asyncio.to_thread(print), lambda: asyncio.open_connection("localhost", 1)):
-    try:
-        clock.run(wrong())
-    except clock.SandboxViolation:
-        continue
-    raise SystemExit("not forbidden")
-"""
-    outputs = set()
-    for hash_seed in ("0", "1", "random"):
-        done = subprocess.run(
-            [python, "-c", program],
-            env={"PYTHONHASHSEED": hash_seed, "PATH": os.environ["PATH"]},
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        outputs.add(done.stdout)
-    assert len(outputs) == 1
-
-
-def rivals_source() -> str:
-    text = pathlib.Path(__file__).read_text()
-    start = text.index("async def rivals")
-    return text[start : text.index("\n\n\ndef told")]
-
-
-def find_python(version: str) -> str | None:
-    if sys.version.startswith(version + "."):
-        return sys.executable
-    pyenv = pathlib.Path(os.environ.get("PYENV_ROOT", pathlib.Path.home() / ".pyenv")) / "versions"
-    found = sorted(pyenv.glob(f"{version}.*/bin/python"))
-    return str(found[-1]) if found else next(iter(filter(works, [shutil.which(f"python{version}")])), None)
-
-
-def works(path: str | None) -> bool:
-    return (
-        path is not None and subprocess.run([path, "-V"], capture_output=True, timeout=20, check=False).returncode == 0
-    )
 
 
 def test_a_deadlock_says_who_waits_for_what() -> None:
