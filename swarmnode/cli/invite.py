@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _LOCAL = re.compile(r"/(ip4/127\.|ip6/::1/|ip4/0\.)")
 _WHEEL = re.compile(r"(https?|file)://\S+\.whl#sha256=[0-9a-f]{64}\Z")
-EXPIRES_S = 30 * 86_400.0  # guess
+EXPIRES_S = 30 * 86_400.0  # by default, as GitLab's access tokens that gitlab-shell makes
 
 
 @click.command(short_help="print a line that lets others join a run")

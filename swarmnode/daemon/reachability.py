@@ -25,7 +25,7 @@ UPNP_WAIT_S = 6.0  # guess: time for a home router to open a port
 RELAY_WAIT_S = 20.0  # derived: ten times the 1.8 s measured to a place at a relay
 ADDRESSES_PERIOD_S = 30.0
 SAVE_S = 2.0  # guess: a process killed by SIGKILL loses no older contact
-REACH_PERIOD_S = 1800.0  # guess: a router may close an open port without any address changing
+REACH_PERIOD_S = 900.0  # refresh_interval of libp2p's AutoNAT: a router may close a port and no address changes
 CONTACTS_ASKED_MAX = SAMPLE  # dead ones cost up to 10 s each, and only if no bootstrap answers
 CONTACTS_FILE = "contacts.json"
 
