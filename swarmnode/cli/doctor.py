@@ -171,13 +171,12 @@ def _base_text(manifest: Manifest, stages: Sequence[int]) -> str:
 async def _capacity(
     transport: StreamTransport, bootstraps: Sequence[tuple[PeerId, list[str]]]
 ) -> tuple[LinkCapacity | None, str]:
-    """Bandwidth between us and the first few of `bootstraps` that answer, measured in seconds."""
-    from swarmnode.daemon.control_api import MEASURED_MAX
+    """Bandwidth between us and those of `bootstraps` that answer, measured in seconds."""
     from swarmnode.errors import RemoteFault, Unavailable
     from swarmnode.transport.capacity import best
 
     here = []
-    for peer, addresses in bootstraps[:MEASURED_MAX]:
+    for peer, addresses in bootstraps:
         with contextlib.suppress(RemoteFault, Unavailable):
             await transport.connect(peer, addresses)
             here.append(peer)

@@ -43,7 +43,6 @@ from swarmnode.wire import record_pb2, report_pb2
 TIMEOUT_S = 12.0
 PINGS = 3  # the first may open a stream: the fastest counts
 HELPERS_MAX = 4
-MEASURED_MAX = 2  # guess: of those that answer, the nearest: our own limit shows with any
 MEASURE_S = 8.0
 EXAMINED_MAX = SAMPLE  # peers asked in one examination, which takes a few seconds
 
@@ -293,7 +292,7 @@ class ControlApi:
             running = [tasks.create_task(_exam(transport, peer, stage)) for peer, stage in peers]
         exams = [task.result() for task in running]
         near = sorted((exam for exam in exams if not exam.fault), key=lambda exam: exam.latency_s)
-        for exam in near[:MEASURED_MAX]:  # one after the other: concurrent ones would share the bandwidth
+        for exam in near[:1]:  # our own limit shows with any
             capacity, _ = await best(transport, [exam.peer_id], MEASURE_S)
             if capacity is not None:
                 exam.up_bps, exam.down_bps = capacity.up_bps, capacity.down_bps

@@ -23,6 +23,7 @@ from swarmnode.manifest import Manifest
 from swarmnode.membership.liveness import TRIES
 from swarmnode.metrics.event import LEVELS
 from swarmnode.model.split import stages_of
+from swarmnode.pipeline.feeder import VALIDATORS
 from swarmnode.wire import call_pb2, record_pb2, report_pb2
 from swarmnode.wire.report_pb2 import StatusReply
 
@@ -51,13 +52,11 @@ def number(text: str | None) -> float | None:
 
 NODES_MAX = 20_000  # derived: members and those remembered as gone: 1 GB at 51 kB of a full report (measured)
 NEWS_S = 60.0  # guess: what is older is no news: a node that left, a fault of the same kind, a report, the speed
-ENTRIES_KEPT = 400  # guess: of the timeline, in memory; the history has more
+ENTRIES_SHOWN = 120  # of the timeline; the history has more
 ROUNDS_KEPT = 400
 CURVE_POINTS = 1920  # one for each column of a full-HD screen
-VALIDATIONS_AHEAD_MAX = 4  # guess: validation periods that a node's count may be ahead of the median of all
-AHEAD_SHARE = 1.1  # guess: and so many times that median; records are some seconds old
-NEAR_VALIDATIONS = 2  # guess: periods within which the losses of a run hardly differ
-ROUNDS_AHEAD_MAX = 64  # guess: rounds that one may be ahead of the median of those announced
+AGREEING_MIN = 3  # the fewest of which one may be wrong
+NEAR_VALIDATIONS = -(-AGREEING_MIN // VALIDATORS)  # derived: periods in which so many nodes report a loss
 NAME_CHARS_MAX = 40
 LATE_S = 86_400.0  # an event first reported later than this is shown with this age
 SILENT_AFTER = TRIES  # failed calls in a row
@@ -165,7 +164,7 @@ class Board:
     run_id: RunId = NO_RUN
     nodes: dict[PeerId, NodeView] = field(default_factory=dict)
     rounds: dict[int, Round] = field(default_factory=dict)
-    timeline: deque[TimelineEntry] = field(default_factory=lambda: deque(maxlen=ENTRIES_KEPT))
+    timeline: deque[TimelineEntry] = field(default_factory=lambda: deque(maxlen=ENTRIES_SHOWN))
     contributions: dict[PeerId, Contribution] = field(default_factory=dict)
     totals: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(KEYS, 0)))
     validations: dict[int, tuple[float, float]] = field(default_factory=dict)  # samples -> (Unix seconds, nats)
@@ -342,7 +341,7 @@ class Board:
         return self._agreed(min(self.validations, key=lambda at: (abs(at - samples), at)))
 
     def _agreed(self, samples: int) -> float:
-        """The loss of the validation at `samples`; where three nodes or more reported one within NEAR_VALIDATIONS
+        """The loss of the validation at `samples`; where AGREEING_MIN nodes reported one within NEAR_VALIDATIONS
         periods, the median of each one's nearest."""
         reach = NEAR_VALIDATIONS * self.manifest.pipeline.validation_every_samples
         nearest: dict[PeerId, int] = {}
@@ -350,7 +349,7 @@ class Board:
             if abs(at - samples) <= reach and at in self.validations:
                 other = nearest.setdefault(peer, at)
                 nearest[peer] = min(at, other, key=lambda one: abs(one - samples))
-        if len(nearest) < 3:
+        if len(nearest) < AGREEING_MIN:
             return self.validations[samples][1]
         return statistics.median(self.validations[at][1] for at in nearest.values())
 
@@ -429,7 +428,8 @@ class Board:
 
     def _exchanged(self, node: NodeView, outcome: str, fields: dict[str, str], when: float) -> None:
         index, seconds = number(fields.get("round")), number(fields.get("seconds"))
-        if index is None or not 0 <= index <= self.round_last() + ROUNDS_AHEAD_MAX:
+        ahead = 1 + self._ahead_max() / self.manifest.gossip.round_samples
+        if index is None or not 0 <= index <= self.round_last() + ahead:
             return
         at = self.rounds.get(int(index))
         if at is None:
@@ -449,12 +449,17 @@ class Board:
         known = list(filter(None, said))
         return max(self.samples, statistics.median_low(known) if known else 0)
 
+    def _ahead_max(self) -> float:
+        """Samples that a node may be ahead of the median of the records: what the run trains while a record lives, and
+        a validation's period."""
+        limits, pipeline = self.manifest.limits, self.manifest.pipeline
+        return self.samples_per_s() * limits.record_ttl_s + pipeline.validation_every_samples
+
     def _validated(self, peer: PeerId, fields: dict[str, str], when: float) -> None:
         loss, samples = number(fields.get("loss")), number(fields.get("samples_total"))
         if loss is None or samples is None or not 0 < loss < LOSS_MAX:
             return
-        ahead = VALIDATIONS_AHEAD_MAX * self.manifest.pipeline.validation_every_samples
-        if not 0 <= samples <= AHEAD_SHARE * self._median_of(node.samples for node in self.living()) + ahead:
+        if not 0 <= samples <= self._median_of(node.samples for node in self.living()) + self._ahead_max():
             return  # one node's word that the run is further than the others know
         self.validations[int(samples)] = (when, loss)
         self._validators[int(samples)] = peer

@@ -22,7 +22,6 @@ from swarmnode.recovery.archive import ArchiveEntry
 TICK_S = 1.0
 POINT_EVERY = 2  # ticks between two points of the curves
 LINKS_EVERY = 5  # ticks between two pictures of the links
-ENTRIES_SENT = 120
 CONTRIBUTORS_SENT = 100  # the largest contributors; the API has all
 WRITE_TIMEOUT_S = 20.0  # a page that reads nothing for this long is disconnected, and reconnects
 QUEUE_MAX = round(WRITE_TIMEOUT_S / TICK_S)  # the messages of that time
@@ -162,7 +161,7 @@ class Heartbeat:
             "validations": view.validation_series(board),
             "alarms": [asdict(alarm) for alarm in self.alarms],
             "rounds": view.recent_rounds(board),
-            "entries": view.timeline(board, ENTRIES_SENT),
+            "entries": view.timeline(board),
             **self._slow(),
         }
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
 from collections.abc import Sequence
 
@@ -307,6 +306,6 @@ def rounded(value: float | None) -> float | None:
     return float(f"{value:.6g}")
 
 
-def timeline(board: Board, most: int) -> list[Json]:
+def timeline(board: Board) -> list[Json]:
     """The latest entries of the timeline, newest first."""
-    return [entry.to_json() for entry in itertools.islice(reversed(board.timeline), most)]
+    return [entry.to_json() for entry in reversed(board.timeline)]

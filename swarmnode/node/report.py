@@ -1,10 +1,9 @@
-"""The handler of "report", by which a coordinator asks for a node's state. The state is gathered at most every FRESH_S;
-the transport bounds how often a peer calls (transport/stranger_limit.py)."""
+"""The handler of "report", by which a coordinator asks for a node's state. The transport bounds how often a peer calls
+(transport/stranger_limit.py)."""
 
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -22,8 +21,6 @@ from swarmnode.wire import report_pb2
 REPORT_LINKS_MAX = 64
 REPORT_EVENTS_MAX = 64
 REPORT_RECEIPTS_MAX = 32  # 8 kB; as many as a node renews at a time, so that none is left behind
-FRESH_S = 0.5  # guess: facts are gathered at most this often; a busy node answers from what it said just before
-
 
 KIND_OF_METHOD: Mapping[str, str] = {
     "process": "pipeline",
@@ -137,7 +134,7 @@ def _tell_swarm(counts: Sequence[tuple[int, int]], telemetry: Telemetry) -> None
 
 @dataclass(eq=False)
 class Reporter:
-    """Answers with `facts()`, gathered at most every FRESH_S, and the events and receipts asked for.
+    """Answers with `facts()`, and the events and receipts asked for.
 
     `incarnation` differs between two lives of the same key;
     `receipts(serial, most)` gives those after `serial`, serialised, and the serial of the last of them.
@@ -148,18 +145,9 @@ class Reporter:
     incarnation: int
     receipts: Callable[[int, int], tuple[int, list[bytes]]] = lambda serial, most: (serial, [])
 
-    def __post_init__(self) -> None:
-        self._gathered: report_pb2.Report | None = None
-        self._gathered_at = -math.inf
-
     async def answer(self, peer: PeerId, call: Call) -> Answer:
         """Handler of method "report"."""
-        now_s = asyncio.get_running_loop().time()
-        if self._gathered is None or now_s - self._gathered_at > FRESH_S:
-            self._gathered, self._gathered_at = self.facts(), now_s
-        request = call.header.report
-        report = report_pb2.Report()
-        report.CopyFrom(self._gathered)
+        request, report = call.header.report, self.facts()
         report.incarnation = self.incarnation
         same = request.incarnation == self.incarnation
         after = request.events_after if same else 0

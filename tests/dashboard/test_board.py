@@ -381,6 +381,7 @@ def test_no_report_breaks_the_picture(reports: list[report_pb2.Report]) -> None:
 
 
 def test_a_node_that_invents_lives_and_measurements_costs_a_bounded_amount(one: Fixture) -> None:
+    one.board.samples = 20 * 200
     for life in range(1, 200):
         told = report(1000, "stage.chosen", reason="x" * 100_000)
         told.links.append(report_pb2.LinkReport(peer_id="y" * 64))

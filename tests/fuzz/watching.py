@@ -90,7 +90,7 @@ def take_report(raw: bytes) -> bool:
         view.contributors(board),
         view.links(board),
         view.recent_rounds(board)[-5:],
-        view.timeline(board, 5),
+        view.timeline(board),
         view.validation_series(board)[-5:],
     ]
     assert len(json.dumps(shown, allow_nan=False)) < JSON_BYTES_MAX
