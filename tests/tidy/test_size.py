@@ -5,12 +5,12 @@ import ast
 from tests.support.package_source import MODULES, PRODUCT, ROOT, nodes, tree
 
 # Of `swarmnode/`, and of all packages together, without generated code; CONTRIBUTING.md says how to raise them.
-LINES_MAX = 58_000
+LINES_MAX = 57_970
 FILES_MAX = 295
-ALL_LINES_MAX = 75_710
+ALL_LINES_MAX = 75_675
 FUNCTION_LINES_MAX = 80
 # Of all Python in `tests/`.
-TESTS_MAX = 42_295
+TESTS_MAX = 42_050
 
 
 def test_the_package_stays_within_its_budget() -> None:
