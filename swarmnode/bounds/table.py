@@ -30,7 +30,7 @@ PEER_MAX = 64  # a base58 Ed25519 peer id has 52 characters
 ADDRESS_MAX = 256  # /dns4/<a long name>/tcp/<port>
 TIMEOUT_MS_MAX = 3_600_000  # header.py
 
-ELEMENTS_MAX, ELEMENTS_WHY = 2**48, "guess: a model a hundred times the largest today"
+ELEMENTS_MAX, ELEMENTS_WHY = NBYTES_MAX // 4, "float32 numbers in as many bytes as can be moved"
 
 PEER = name(PEER_MAX, "a base58 peer id has 52 characters")
 RUN = name(64, "hex digits of a run id")

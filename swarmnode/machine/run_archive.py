@@ -25,6 +25,7 @@ from pathlib import Path
 from swarmnode.atomic_file import TEMPORARY, check_free
 from swarmnode.errors import DataError, LocalFault, RemoteFault, SwarmnodeError, Unavailable
 from swarmnode.machine.archive_sources import ArchiveSources, RunCopy, TakenCopy, saved_elements
+from swarmnode.machine.checkup import DISK_MIN_NBYTES
 from swarmnode.machine.folder_store import FolderStore
 from swarmnode.machine.hub import push_folder
 from swarmnode.manifest import Manifest
@@ -56,7 +57,6 @@ from swarmnode.transfer.snapshot import CHUNK_NBYTES
 
 RETRY_S = 1.5 * ArchiveBudget().rest_s  # longer than donors rest after a snapshot that was not pulled
 RETRY_MAX_S = 600.0
-RESERVE_NBYTES = 256 << 20  # guess: kept free on the disk for everything else
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +239,7 @@ class Archive:
 
     async def _copy_run(self, before: ArchiveEntry | None) -> RunCopy | None:
         sizes = [PACKED_ITEMSIZE["phi"] * of["phi"] for of in self.sources.sizes]
-        check_free(self.plan.folder, needed_nbytes(sizes, CHUNK_NBYTES) + RESERVE_NBYTES, "the next checkpoint")
+        check_free(self.plan.folder, needed_nbytes(sizes, CHUNK_NBYTES) + DISK_MIN_NBYTES, "the next checkpoint")
         self.sources.scratch.mkdir(parents=True, exist_ok=True)
         self.status = "copies the run"
         if before is None:

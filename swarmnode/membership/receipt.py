@@ -12,11 +12,11 @@ from swarmnode import bounds
 from swarmnode.errors import RemoteFault
 from swarmnode.identity import SIGNATURE_BYTES, Identity, verify
 from swarmnode.ids import PeerId, RunId, digest
+from swarmnode.membership.record import CLOCK_SKEW_MAX_S
 from swarmnode.remembered import Remembered
 from swarmnode.wire import call_pb2 as wire
 
 RECEIPT_BYTES_MAX = 1024  # serialised; real ones have about 260
-AHEAD_MAX_S = 86_400.0  # guess: tolerated error of a client's clock
 _DOMAIN = b"swarmnode/receipt/v1\0"
 
 
@@ -78,7 +78,7 @@ def check_receipt(receipt: wire.Receipt, run_id: RunId, server: PeerId, now_s: f
         raise RemoteFault("a receipt of another run, or for another node")
     if receipt.until_unix_s < receipt.from_unix_s or receipt.samples < receipt.microbatches:
         raise RemoteFault("a receipt that contradicts itself")
-    if now_s is not None and receipt.until_unix_s > now_s + AHEAD_MAX_S:
+    if now_s is not None and receipt.until_unix_s > now_s + CLOCK_SKEW_MAX_S:
         raise RemoteFault("a receipt of the future")
     if len(receipt.signature) != SIGNATURE_BYTES or not verify(
         PeerId(receipt.client), _DOMAIN + _digest(receipt), receipt.signature

@@ -16,6 +16,7 @@ from swarmnode.ids import PeerId, RunId, digest64, rank, short
 from swarmnode.manifest import LimitsSpec, RecoverySpec
 from swarmnode.membership.liveness import TRIES
 from swarmnode.membership.swarm import Member, Swarm
+from swarmnode.transfer.snapshot import CHUNK_NBYTES
 from swarmnode.wire import record_pb2
 
 SLOW_SHARE = 0.5  # guess: of the median speed of a stage's replicas
@@ -23,9 +24,6 @@ SLOW_SHARE = 0.5  # guess: of the median speed of a stage's replicas
 # newer [guess].
 QUIET_PERIODS = 2
 LOST_PERIODS = QUIET_PERIODS + 1  # derived: a silent replica counts as gone a period after it was looked up
-# A node that brings a stage back serves it when its snapshot was fetched over a home's line [guess], and so long after
-# that a silent replica counts as gone.
-BUILDER_BYTES_PER_S = 1e6
 CLAIM_WAIT_S = 300.0  # guess: a node waits so long for a run that it heard of before it begins anew
 RETURN_WAIT_S = 60.0  # guess: where most of a run is gone, a node waits so long for those that hold its stage
 LOST_WAIT_S = CLAIM_WAIT_S  # then what nobody brought back counts as lost, and its stage begins from the seed
@@ -247,13 +245,13 @@ def first_builder(stage: tuple[Member, ...], answering: Collection[PeerId], me: 
 class RecoveryClaims:
     """The nodes that one node waits for while they bring its stage back.
 
-    A claim is one field of a record, and answering pings costs nothing. A node that does not serve within the time that
-    a slow machine needs has no claim any more.
+    A claim is one field of a record, and answering pings costs nothing. A node has no claim any more that does not
+    serve after a second for each chunk of the snapshot, and as long again as a silent replica takes to count as gone.
     """
 
     def __init__(self, limits: LimitsSpec, nbytes: int) -> None:
         """`nbytes` of the stage's state."""
-        self._allowed_s = LOST_PERIODS * limits.announce_period_s + nbytes / BUILDER_BYTES_PER_S
+        self._allowed_s = LOST_PERIODS * limits.announce_period_s + nbytes / CHUNK_NBYTES
         self._since_s: dict[PeerId, float] = {}
 
     def builder(

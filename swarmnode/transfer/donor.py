@@ -26,6 +26,7 @@ from dataclasses import dataclass, field
 from swarmnode.concurrency import forever
 from swarmnode.errors import Busy, RemoteFault, Unavailable
 from swarmnode.ids import PeerId, RunId
+from swarmnode.membership.liveness import TRIES
 from swarmnode.metrics import name
 from swarmnode.ports import Answer, Call, Telemetry, Transport, WireTensor
 from swarmnode.remembered import Remembered
@@ -34,7 +35,6 @@ from swarmnode.wire import access_pb2
 from swarmnode.wire import call_pb2 as wire
 
 HAD_S = 3600.0  # guess: so long those that had a turn come after those that had none
-CLAIM = 3.0  # guess: multiples of the retry time it was told for which a refused peer is taken to wait
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +142,8 @@ class DonorPlaces:
         over = self._over(now_s) if hurries and self._waits_s(peer, now_s) >= self._limits.share_s else []
         if free + len(over) <= self._ahead(peer, now_s):
             if hurries:
-                self._refuse(peer, now_s).claims_s = now_s + CLAIM * self._limits.busy_retry_s
+                # Who did not come back so often waits no more.
+                self._refuse(peer, now_s).claims_s = now_s + TRIES * self._limits.busy_retry_s
             raise self._busy()
         if free <= 0:
             self.leave(over[0])

@@ -340,9 +340,8 @@ class StreamTransport:
 
 
 IDLE_S = SERVED_IDLE_S / 6.0  # well before the server closes it
-IDLE_PER_PEER_MAX = 8  # guess: overlapping calls to one peer in a steady pipeline
 IDLE_MAX = 256  # guess: 256 sockets and 4 MiB of look-ahead
-IN_USE_MAX = STREAMS_PER_PEER_MAX // 2  # calls in flight to one peer
+IN_USE_MAX = STREAMS_PER_PEER_MAX // 2  # calls in flight to one peer, and as many warm streams
 
 
 class StreamPool:
@@ -390,7 +389,7 @@ class StreamPool:
         """Keep `stream`, whose call is complete, for the next one."""
         self._release(peer)
         idle = self._idle.setdefault(peer, deque())
-        if stream.lost or len(idle) >= IDLE_PER_PEER_MAX or self._idle_count >= IDLE_MAX:
+        if stream.lost or len(idle) >= IN_USE_MAX or self._idle_count >= IDLE_MAX:
             stream.close()
             return
         idle.append((asyncio.get_running_loop().time(), stream))
