@@ -5,6 +5,8 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
+ENOUGH = 8  # guess: values before which an average does not tell what is usual
+
 
 class EmaStart(enum.Enum):
     """The weight of the first values, before there are enough of them for the usual one."""

@@ -50,14 +50,14 @@ from swarmnode.gossip.round import RATES, RoundPace, Rounds, Share, Spent, usual
 from swarmnode.ids import PeerId, RunId, digest64, short
 from swarmnode.manifest.gossip_compat import averages_gradients, meets, sends_pseudo_gradients, step_rounds
 from swarmnode.membership.swarm import GOSSIPING, Member, StageContext
-from swarmnode.membership.trust import FLOOD, Trials
+from swarmnode.membership.trust import FLOOD, SHARE, Trials
 from swarmnode.metrics import name
 from swarmnode.ports import OuterReport, Packet, Priority, StepReport, WireTensor
 from swarmnode.wire import call_pb2 as wire
 
 STEPS_WAITED = 2  # guess: so many usual steps are a slow member's; pings find a dead one sooner
 SETTLING_MAX = 6  # guess: announce periods; a key that joins for ever keeps nobody from training
-OPEN_EVERY = 4  # guess: a newcomer waits for four rounds beside a flood of keys, and the others lose a fourth of theirs
+OPEN_EVERY = round(1.0 / SHARE)  # a newcomer waits for so many rounds beside a flood, and has its share of them
 
 
 # The outer step of a round: with the packets of its partners or, where none of them is believed, with the packet of

@@ -20,12 +20,11 @@ import math
 from collections import Counter
 from dataclasses import dataclass, field
 
-from swarmnode.ema import Ema, EmaMoments, EmaStart
+from swarmnode.ema import ENOUGH, Ema, EmaMoments, EmaStart
 from swarmnode.ports import Verdict
 
 CLIP = 4.0  # measured (8 replicas, 40 rounds): seed 0: honest gaps were 0.5 to 2.5 times |D|
 FIRST_CLIP = 0.1  # guess: of |phi_i|, where nothing was learned yet
-HISTORY_LEAST = 5  # guess: packets accepted before history speaks
 Z = 4.0  # derived: of honest gaps, normal in the logarithm, one in 30,000 is larger
 DEVIATION_LEAST = 0.2  # guess: of the logarithm; honest gaps wander by a factor of 1.2 without meaning harm
 
@@ -71,7 +70,7 @@ class PacketGuard:
         if own == 0.0:
             return FIRST_CLIP * measures.weights_norm, f"{FIRST_CLIP:g} times our weights"
         factor = CLIP
-        if self.ratios.count >= HISTORY_LEAST:
+        if self.ratios.count >= ENOUGH:
             deviation = max(math.sqrt(self.ratios.variance), DEVIATION_LEAST)
             factor = min(CLIP, max(1.0, math.exp(self.ratios.value + Z * deviation)))
         return factor * own, f"{factor:.3g} times our pseudo-gradient"

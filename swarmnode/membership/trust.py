@@ -15,14 +15,14 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from swarmnode.ema import Ema, EmaStart
+from swarmnode.ema import ENOUGH, Ema, EmaStart
 from swarmnode.ids import PeerId
 from swarmnode.membership.swarm import Member, Swarm
 from swarmnode.remembered import REMEMBERED_MAX
 
 STRANGERS_SHARE = 0.05  # guess: of bytes that are given; so training keeps .95 of a quota
 MOSTLY = 0.5  # guess: strangers are treated as others while so many of about the last ten tried did their work
-FLOOD = 8  # guess: of so many tries most were in vain; one newcomer with a bad line is no flood
+FLOOD = ENOUGH  # of so many tries most were in vain; one newcomer with a bad line is no flood
 SHARE, SHARE_LEAST = 0.25, 1.0 / 64.0  # guess: of choices, times the share that answered; and at least
 
 

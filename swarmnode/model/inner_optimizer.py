@@ -10,6 +10,7 @@ from collections import deque
 import torch
 from torch import Tensor
 
+from swarmnode.ema import ENOUGH
 from swarmnode.manifest import Manifest, boundary_width
 from swarmnode.manifest.kind_compat import trains_both_ends
 from swarmnode.model.architecture import Shapes
@@ -35,7 +36,6 @@ FACTOR = 1.4
 """Measured on the demo's model: of 504 honest gradients of 8 samples none is longer than 1.4 medians, of 1,784 of one
 sample .6 % are longer than 1.5 and .1 % than 2. See `swarmnode_clipped_gradients_total`."""
 KEPT = 64  # guess: microbatches
-FIRST = 8  # guess: nothing is clipped before so many
 
 
 class IncomingNorms:
@@ -52,7 +52,7 @@ class IncomingNorms:
             self.clips += learn and bool(gradient.any())
             return 0.0
         each = float(torch.linalg.vector_norm(gradient, dtype=torch.float64)) / weight**0.5
-        limit = FACTOR * statistics.median(self._norms) if len(self._norms) >= FIRST else float("inf")
+        limit = FACTOR * statistics.median(self._norms) if len(self._norms) >= ENOUGH else float("inf")
         too_long = 0.0 < limit < each
         if learn:
             self._norms.append(limit if too_long else each)

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from swarmnode.gossip_rules import codecs
+from swarmnode.large_buffer import IN_MEMORY_NBYTES
 from swarmnode.manifest import Manifest, boundary_nbytes, boundary_width
 from swarmnode.manifest.gossip_compat import averages_gradients, rules_of
 from swarmnode.model.adapter import (
@@ -36,7 +37,6 @@ HALF = 2  # bytes of a bfloat16 or float16 number
 SNAPSHOTS = 0.5  # guess: share of its state that a node additionally holds, most of the time none
 NEWTON_SCHULZ = 3  # copies of a batch of matrices at once: itself, its normalised copy, the next iterate
 SCRATCH_NBYTES = 3 << 26  # of the outer step, on a device
-HOST_SCRATCH_NBYTES = 1 << 28  # guess: of parts of states, packets under way, chunks
 AVERAGED = 4  # the own gradient, another's, their mean and what is gathered (swarmnode_methods/gradient.py)
 PACKETS = 4  # guess
 SCALED = 256  # moments.py: elements of a block with one scale
@@ -408,11 +408,11 @@ def step_nbytes(manifest: Manifest, part: StageLayers, mode: ComputeMode) -> int
 
 def _host_nbytes(manifest: Manifest, part: StageLayers, mode: ComputeMode) -> int:
     """Bytes on the host of a card: slow weights with momentum and boundary, offloaded moments, the packets of a round.
-    States given, kept and fetched lie in files (large_buffer.py)."""
+    States given, kept and fetched lie in files, but one buffer (large_buffer.py)."""
     sizes, gossip = section_sizes(manifest, part), manifest.gossip
     nbytes = slow_nbytes(manifest, part) if rules_of(gossip).slow_on_host else 0
     if mode.optimizer_state == "host":
         nbytes += ITEMSIZE * (sizes.get("exp_avg", 0) + sizes.get("exp_avg_sq", 0))
     packets = gossip.group or PACKETS  # of the whole stage only so many are held at once
     coded = codecs()[gossip.codec].nbytes * trained_count(manifest, part) / gossip.fragments
-    return nbytes + int(packets * coded) + HOST_SCRATCH_NBYTES
+    return nbytes + int(packets * coded) + IN_MEMORY_NBYTES

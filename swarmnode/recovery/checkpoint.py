@@ -18,6 +18,7 @@ from typing import Any, cast, get_args, get_origin, get_type_hints
 
 from swarmnode.errors import DataError
 from swarmnode.ids import PeerId, RunId, digest64, short
+from swarmnode.large_buffer import IN_MEMORY_NBYTES
 from swarmnode.manifest import Manifest
 from swarmnode.manifest.spec import LAYERS_MAX
 from swarmnode.model.section import SECTIONS
@@ -26,7 +27,7 @@ from swarmnode.recovery.tensorfile import Shape
 
 FORMAT = 1
 ROOT = "checkpoint.json"
-SHARD_NBYTES = 256 << 20  # guess: large enough for a disk's full speed, small enough to hold a few in memory
+SHARD_NBYTES = IN_MEMORY_NBYTES  # a shard is held in memory
 RUN_CHARACTERS = 16
 FINAL = "-final"
 COUNT_MAX = 1 << 53

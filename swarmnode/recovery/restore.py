@@ -21,7 +21,7 @@ from swarmnode.manifest import Manifest, from_base
 from swarmnode.manifest.gossip_compat import meets
 from swarmnode.membership.liveness import LOOK_SHARE, SAMPLE, SOON_SHARE, TRIES, Pinger
 from swarmnode.membership.progress import Progress
-from swarmnode.membership.run_progress import MembershipView
+from swarmnode.membership.run_progress import SLACK_ROUNDS, MembershipView
 from swarmnode.membership.swarm import Swarm
 from swarmnode.metrics import name
 from swarmnode.model.adapter import has_adapters
@@ -51,7 +51,7 @@ from swarmnode.wire import call_pb2 as wire
 SAMPLE_UNBEGUN = 1  # the same before the run has trained: no replica has a state to give
 # A joiner of a stage that others serve leaves a third of its donor's uplink to training at any time [guess].
 POLITE = DownloadLimits(rest=0.5)
-FIRST_ROUNDS = 4  # guess: rounds of the run in which a replica may not have done its first
+FIRST_ROUNDS = SLACK_ROUNDS  # of the run, in which a replica may not have done its first
 BACKUP_LIMITS = DownloadLimits(sources=1)  # backups of different keepers are of rounds far apart
 TRIES_MAX = TRIES  # times that living replicas are asked for state before this process gives up
 

@@ -33,7 +33,6 @@ from swarmnode.transfer.download import PAUSE_MAX_S, PAUSE_S, GiverRecord, pause
 from swarmnode.uplink_scheduler import SLOWEST_BYTES_PER_S
 from swarmnode.wire import call_pb2 as wire
 
-HOLDS_S = 15.0  # guess: a member that did not hold a chunk is asked again after so long
 MEMBERS_ASKED_MAX = SAMPLE  # for one chunk, in a row
 
 
@@ -311,7 +310,7 @@ class ChunkSources:
         able = [
             (peer, giver)
             for peer, giver in others
-            if giver.later_s <= now and (giver.holds(wanted.number) or giver.asked_s <= now - HOLDS_S)
+            if giver.later_s <= now and (giver.holds(wanted.number) or giver.asked_s <= now - PAUSE_MAX_S)
         ]
         able.sort(key=lambda one: (not one[1].holds(wanted.number), one[1].failures, digest64(salt, one[0])))
         for peer, giver in able[:MEMBERS_ASKED_MAX]:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from swarmnode.errors import Busy, Forbidden, LocalFault, RemoteFault, Unavailable
+from swarmnode.header import HEADER_BYTES_MAX
 from swarmnode.ids import PeerId, RunId, short
 from swarmnode.manifest import PipelineSpec
 from swarmnode.membership.admission import Admission
@@ -19,11 +20,11 @@ from swarmnode.transport.links import LinkBook
 from swarmnode.transport.stranger_limit import StrangerRateLimiter
 from swarmnode.transport.stream import LEAST_BYTES_PER_S, LEAST_SPAN_S, P2pdStream
 from swarmnode.transport.throttle import RateThrottle
-from swarmnode.uplink_scheduler import UplinkScheduler
+from swarmnode.uplink_scheduler import SLOWEST_BYTES_PER_S, UplinkScheduler
 from swarmnode.wire import call_pb2 as wire
 
 IDLE_S = 180.0  # guess: some dozen announce periods; the caller closes an unused stream earlier
-HEADER_TIMEOUT_S = 20.0  # guess: 1 MiB at 0.5 Mbit/s
+HEADER_TIMEOUT_S = HEADER_BYTES_MAX / SLOWEST_BYTES_PER_S
 STRANGER_TIMEOUT_S = 2.0 * SMALL_CALL_S  # time for a peer to show its pass
 TURN_S = PING_TIMEOUT_S / 2.0  # so that a ping may be one of the calls that wait
 STREAMS_PER_PEER_MAX = 2 * PipelineSpec().window_max  # derived: a feeder's calls in flight, and as many warm streams

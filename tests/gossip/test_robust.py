@@ -8,12 +8,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from swarmnode.ema import ENOUGH
 from swarmnode.gossip.outer import outer
 from swarmnode.gossip.robust import (
     CLIP,
     DEVIATION_LEAST,
     FIRST_CLIP,
-    HISTORY_LEAST,
     STEPS,
     PacketGuard,
     PacketMeasures,
@@ -51,7 +51,7 @@ def test_history_clips_after_a_few_and_follows_in_time() -> None:
     guard = PacketGuard()
     sudden = replace(GOOD, gap=3.9)
     assert guard.decide(sudden).keep == 1.0
-    for _ in range(HISTORY_LEAST):
+    for _ in range(ENOUGH):
         assert guard.judge(GOOD).step == "accepted"
     verdict = guard.decide(sudden)
     limit = 1.5 * math.exp(Z * DEVIATION_LEAST)
