@@ -14,7 +14,7 @@ from statistics import median_low
 
 from swarmnode.ids import PeerId, RunId, digest64, rank, short
 from swarmnode.manifest import LimitsSpec, RecoverySpec
-from swarmnode.membership.liveness import TRIES
+from swarmnode.membership.liveness import SMALL_CALL_S, TRIES
 from swarmnode.membership.swarm import Member, Swarm
 from swarmnode.transfer.snapshot import CHUNK_NBYTES
 from swarmnode.wire import record_pb2
@@ -246,12 +246,13 @@ class RecoveryClaims:
     """The nodes that one node waits for while they bring its stage back.
 
     A claim is one field of a record, and answering pings costs nothing. A node has no claim any more that does not
-    serve after a second for each chunk of the snapshot, and as long again as a silent replica takes to count as gone.
+    serve after a second for each chunk of the snapshot, and as long as a silent replica takes to count as gone, or a
+    busy machine to answer.
     """
 
     def __init__(self, limits: LimitsSpec, nbytes: int) -> None:
         """`nbytes` of the stage's state."""
-        self._allowed_s = LOST_PERIODS * limits.announce_period_s + nbytes / CHUNK_NBYTES
+        self._allowed_s = max(SMALL_CALL_S, LOST_PERIODS * limits.announce_period_s) + nbytes / CHUNK_NBYTES
         self._since_s: dict[PeerId, float] = {}
 
     def builder(

@@ -12,7 +12,6 @@ from swarmnode.errors import ManifestError
 from swarmnode.gossip.compression import codec
 from swarmnode.gossip.outer import outer
 from swarmnode.gossip.pairing import groups
-from swarmnode.gossip.robust import PacketGuard
 from swarmnode.gossip_rules import methods
 from swarmnode.ids import PeerId, RunId
 from swarmnode.manifest import GossipSpec, Manifest, PipelineSpec, parse, template
@@ -184,23 +183,6 @@ def test_a_boundary_never_applied_belongs_to_the_next() -> None:
     assert torch.equal(given_up.phi, straight.phi)
     with pytest.raises(AssertionError, match="boundary marked is None"):
         given_up.apply(2, 1.0, [])
-
-
-def test_from_the_manifest() -> None:
-    theta = torch.zeros(3)
-    found = outer(GossipSpec(method="noloco"), theta)
-    assert isinstance(found, NoLoCo) and found.codec.name == "modular4" and found.guard == PacketGuard()
-    assert outer(GossipSpec(codec="bf16"), theta).message_nbytes == 6
-    found = outer(GossipSpec(method="diloco", codec="fp32"), theta)
-    assert isinstance(found, DiLoCo) and (found.alpha, found.beta) == (0.9, 0.7)
-    found = outer(GossipSpec(method="diloco", codec="e3m0", alpha=0.1, beta=0.2), theta)
-    assert isinstance(found, DeltaMean) and (found.alpha, found.beta) == (0.1, 0.2)
-    found = outer(GossipSpec(method="sparseloco", codec="topk64", beta=0.4), theta)
-    assert isinstance(found, DeltaMean) and (found.alpha, found.beta) == (0.0, 0.4)
-    with pytest.raises(ManifestError, match=r"'mean'.*noloco, average"):
-        outer(GossipSpec(method="mean"), theta)
-    with pytest.raises(ManifestError, match="codec"):
-        outer(GossipSpec(codec="gzip"), theta)
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -45,13 +45,6 @@ def test_whole_numbers_travel_as_they_are(kind: str) -> None:
     assert torch.equal(decode_boundary(encode_boundary(x, kind), kind, (2, 3, 8), "x").to(torch.bfloat16), x)
 
 
-def test_one_outlier_spoils_its_own_block_only() -> None:
-    x = normal((1, 1, 128))
-    x[0, 0, 5] = 1e4
-    out = decode_boundary(encode_boundary(x, "int8"), "int8", (1, 1, 128), "x").float()
-    assert float((out - x)[..., 64:].abs().max()) < 0.03
-
-
 def test_layout_is_frozen() -> None:
     x = torch.tensor([127.0, -1.0, 0.0, 63.5]).view(1, 1, 4)
     assert bytes(encode_boundary(x, "int8").data).hex() == "803f" + "7fff0040"  # step 1.0; 127, -1, 0, 64 (to even)

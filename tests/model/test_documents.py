@@ -194,16 +194,6 @@ def test_across_two_replicas_of_a_stage() -> None:
     check_step(chain[:2], wanted, 8)
 
 
-def test_a_microbatch_in_which_nothing_counts_moves_nothing_but_is_counted() -> None:
-    chain = stages_of(manifest(), torch.float32)
-    batch = masked_batch(6, 0.0)
-    assert train_on(chain, batch.to_wire()) == 0.0
-    assert [stage.accumulated for stage in chain] == [4, 4, 4]
-    for stage in chain:
-        assert not stage.grad.any() and stage.step(0).gradient_norm == 0.0
-        assert torch.isfinite(stage.theta).all()
-
-
 def test_gradients_for_what_does_not_count_are_nothing_whatever_a_peer_says() -> None:
     chain = stages_of(manifest(), torch.float32)
     _, tapes = ascend(chain, masked_batch(7, 0.0).to_wire())

@@ -369,13 +369,6 @@ async def test_nothing_there_and_several_runs_are_said(tmp_path: Path) -> None:
     assert checkpoint_io.usable(found, "here", other)[0][1].origin.run_id == other
 
 
-@given(st.binary(max_size=200))
-def test_rubbish_is_no_checkpoint_and_no_tensors(data: bytes) -> None:
-    for read in (form.checkpoint_of, form.part_of, tensorfile.read):
-        with pytest.raises(DataError, match="x: "):
-            read(data, "x")
-
-
 @pytest.mark.parametrize(
     ("key", "value"),
     [

@@ -120,24 +120,6 @@ async def test_busy_and_slow_chunks_are_asked_for_again() -> None:
     assert world.asked[A, "chunk"] == CHUNKS + 2
 
 
-async def test_a_cancel_while_a_donor_fails_ends_the_download() -> None:
-    """Before Python 3.13 a task group forgets it, and the next donor would be asked."""
-    world = World()
-    give(world, 100, 100)
-    task = asyncio.create_task(fetch(world, [A, B]))
-
-    async def fail(method: str, serial: int, go: Next) -> Answer:
-        if method == "chunk":
-            task.cancel()
-            raise Unavailable("not kept here any more")
-        return await go()
-
-    world.faults[A] = fail
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    assert (B, "snapshot") not in world.asked
-
-
 async def test_large_chunks_may_take_as_long_as_they_must() -> None:
     """A state of more than 16 GiB comes in chunks of more than a MiB, at the bytes a second that a MiB may have."""
     world, said = World(), Quiet()
@@ -284,15 +266,6 @@ async def test_giving_up_is_bounded() -> None:
     world.faults[C] = trickle
     with pytest.raises(Unavailable, match="after 100 attempts; .* not kept here any more"):
         await fetch(world, [C], said)
-
-
-async def test_donors_may_come_later() -> None:
-    world = World()
-    Giver(world, A, 100)
-    loop = asyncio.get_running_loop()
-    client = DonorClient(Link(world, ME), RUN, 1, SIZES, Quiet())
-    found, _ = await client.download(lambda: [A] if loop.time() > 3.0 else [])
-    assert same(found, state(105)) and loop.time() > 3.0
 
 
 async def test_cancelling_leaves_nothing_behind() -> None:

@@ -192,24 +192,24 @@ def test_a_budget_decides_what_is_kept() -> None:
 
 @pytest.mark.parametrize("state", [JOINING, SYNCING])
 def test_a_claim_to_build_ends_where_nothing_comes_of_it(state: record_pb2.NodeState) -> None:
-    limits = LimitsSpec(announce_period_s=1.0)
+    limits = LimitsSpec(announce_period_s=2.0)
     claims, stage = RecoveryClaims(limits, 0), (member("a", state=state, joined_unix_s=1.0), member("b", state=state))
     assert claims.builder(stage[:1], {A}, C, 100.0) == A
-    assert claims.builder(stage[:1], {A}, C, 103.0) == A
-    assert claims.builder(stage[:1], {A}, C, 103.1) is None
+    assert claims.builder(stage[:1], {A}, C, 106.0) == A
+    assert claims.builder(stage[:1], {A}, C, 106.1) is None
     claims = RecoveryClaims(limits, 10**7)
     assert claims.builder(stage[:1], {A}, C, 200.0) == A and claims.builder(stage[:1], {A}, C, 210.0) == A
-    assert claims.builder(stage[:1], {A}, C, 214.0) is None, "ten megabytes take ten seconds more at a home"
+    assert claims.builder(stage[:1], {A}, C, 216.0) is None, "ten megabytes take ten seconds more at a home"
 
 
 def test_of_many_who_claim_one_after_the_other_few_are_waited_for() -> None:
-    claims = RecoveryClaims(LimitsSpec(announce_period_s=1.0), 0)
+    claims = RecoveryClaims(LimitsSpec(announce_period_s=2.0), 0)
     others = tuple(member(f"x{number:02}", state=JOINING, joined_unix_s=float(number)) for number in range(40))
     answering = {m.peer for m in others}
     at = 0.0
     while claims.builder(others, answering, C, at) is not None:
-        at += 0.75
-        assert at <= TRIES * 3.0 + 0.75
+        at += 1.5
+        assert at <= TRIES * 6.0 + 1.5
 
 
 def test_no_snapshot_is_of_the_future_and_the_latest_comes_first() -> None:

@@ -73,24 +73,6 @@ def contents(state: State) -> dict[str, bytes]:
     return {name: bytes(section) for name, section in state.sections.items()}
 
 
-def test_a_copy_goes_on_to_the_bit() -> None:
-    original = lived(1)
-    state = original.snapshot()
-    assert tuple(state.sections) == SECTIONS and len(set(contents(state).values())) == 5
-    kept = contents(state)
-    copy = TorchReplica(replace(MANIFEST, seed=5), 0)
-    train(copy, 70)
-    copy.message(1)
-    copy.load(state)
-    assert copy.digest() == original.digest() and copy.inner_steps == 3 and contents(copy.snapshot()) == kept
-    for replica in (original, copy):
-        train(replica, 30, 2)
-        a_round(replica, 2)
-        train(replica, 40)
-    assert contents(original.snapshot()) == contents(copy.snapshot()) != kept
-    assert contents(state) == kept  # a snapshot is a copy
-
-
 def test_a_newcomer_takes_what_rounds_move_and_begins_the_rest_itself() -> None:
     """A donor that gave other fast weights or moments beside honest slow weights led newcomers astray for good: the
     default codec is read near one's own weights."""

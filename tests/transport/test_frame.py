@@ -182,16 +182,6 @@ def test_a_frame_cut_or_bent_anywhere_never_reaches_a_handler_as_something_else(
     run(main)
 
 
-async def test_a_short_frame_ends_with_the_stream_and_gives_its_bytes_back() -> None:
-    async with Pipe() as pipe:
-        whole = sealed(WireTensor("u8", (50_000,), bytes(50_000)))
-        await pipe.stranger.write(whole[:-1])
-        while pipe.budget.used_bytes == 0:
-            await asyncio.sleep(0)
-        assert pipe.budget.used_bytes == 50_000
-    assert not pipe.calls
-
-
 async def test_an_answer_whose_turn_does_not_come_is_refused_and_the_stream_serves_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
