@@ -9,7 +9,6 @@ from swarmnode.data.root import DataRoot
 from swarmnode.data.tokens import open_tokenizer
 from swarmnode.errors import NotPermitted
 from swarmnode.manifest import DataSpec, Manifest, ModelSpec
-from tests.support.tokenizer import train_tokenizer
 
 SECRET = "-----BEGIN OPENSSH PRIVATE KEY-----\nthe secret of this user\n"
 TEXT = "".join(f"line {number} of the text that is meant, {number * number}\n" for number in range(999))
@@ -55,10 +54,3 @@ def test_links_do_not_lead_out(user: Path) -> None:
     (user / "link").symlink_to(user / "text")  # of the user: the folder itself
     (books / "same.txt").symlink_to(books / "one.txt")
     assert DataRoot(user / "link").find("./books/same.txt") == books / "one.txt"
-
-
-def test_a_tokenizer_is_a_file_of_the_folder(user: Path) -> None:
-    train_tokenizer(user / "text" / "tokenizer.json")
-    run = Manifest(model=ModelSpec(context=16, vocabulary=512), data=DataSpec(tokenizer="tokenizer.json"))
-    tokens = open_corpus(run, user / "text", user / "cache").batch(range(99)).tokens
-    assert 255 < tokens.max() < 400

@@ -129,19 +129,6 @@ def test_early_and_late_peers_see_the_same_swarm(how: str) -> None:
     assert len(known) == 40 and max(known.values()) < 60 / 2, "at first six were all there are"
 
 
-def test_without_shared_messages_the_same_is_known() -> None:
-    found = [signed(number, 1) for number in range(40)]
-    remember(0)
-    try:
-        peer_table = PeerTable(2, crowd_max=CROWD)
-        look(peer_table, 1, found, seeded("book"))
-        assert len(peer_table.swarm().stages[1]) == CROWD
-        assert peer_table.swarm().sizes == (0, 40)
-        assert all(peer_table.knows(check_record(message, run_id=RUN)) for message in found) is False
-    finally:
-        remember(2048)
-
-
 ME = PeerId("me")
 
 

@@ -144,14 +144,6 @@ def test_an_undecided_witness_is_asked_again_but_not_for_ever() -> None:
     assert compared(TRUE)[0] == [] and not compared(TRUE)[2].events, "nobody else is there"
 
 
-@pytest.mark.parametrize("count", [1, 63, 64, 5000, 10**9])
-def test_slices_are_within_the_state_and_elsewhere_for_another(count: int) -> None:
-    found = cuts(count, "me", "x")
-    assert all(cut.first % ALIGN == 0 and cut.first + (cut.count or 0) <= count for cut in found)
-    assert all(1 <= (cut.count or 0) <= ELEMENTS for cut in found)
-    assert count < 10**6 or found != cuts(count, "me", "y")
-
-
 def test_the_distance_is_one_of_lengths_and_infinite_where_a_number_is_none() -> None:
     one = TRUE.tobytes()
     assert apart(one, one) == 0.0 and apart(one, (-TRUE).tobytes()) == pytest.approx(2.0)

@@ -13,8 +13,6 @@ from swarmnode.identity import Identity
 from swarmnode.ids import PeerId
 from swarmnode.membership.access import AccessList, AccessRules, sign_access_list, sign_grant, sign_pass
 from swarmnode.membership.admission import Admission
-from swarmnode.remembered import REMEMBERED_MAX
-from swarmnode.token_bucket import TokenBucket
 from swarmnode.transport import frame
 from swarmnode.transport.frame import FrameKind
 from swarmnode.transport.libp2p import Libp2pTransport
@@ -123,12 +121,6 @@ async def test_a_peer_above_its_rate_is_not_answered() -> None:
             await asyncio.sleep(0.05)
 
 
-def test_a_bucket_is_a_rate() -> None:
-    bucket = TokenBucket.full(rate=10.0, burst=5.0)
-    taken = sum(bucket.take(step / 1000) for step in range(10_000))
-    assert taken == pytest.approx(10.0 * 10.0 + 5.0, abs=1)
-
-
 async def test_a_noisy_peer_is_not_read_and_a_working_one_is() -> None:
     limit, peer, now_s = StrangerRateLimiter(), PeerId("noisy"), 100.0
     for _ in range(int(BROKEN_BURST)):
@@ -189,13 +181,6 @@ def test_a_peer_and_all_peers_together_have_their_rates() -> None:
     assert sum(limit.take("one", 1, 10.0) for _ in range(2 * int(10 * KEYS_PER_S))) == 10 * KEYS_PER_S
     keys = [limit.take(f"key {number}", 1, 10.0) for number in range(2 * int(ALL_BURST))]
     assert sum(keys) <= ALL_BURST + 10.0 * ALL_PER_S and not keys[-1]
-
-
-def test_it_remembers_a_bounded_number_of_peers() -> None:
-    limit = DhtLimit()
-    for number in range(2 * REMEMBERED_MAX):
-        limit.take(number, 0, 1e6 * number)
-    assert len(limit._budget) == REMEMBERED_MAX
 
 
 class Context:
