@@ -30,11 +30,10 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Tensor
 
-from swarmnode.ema import EmaMoments
+from swarmnode.ema import ENOUGH, EmaMoments
 from swarmnode.errors import LocalFault, ManifestError
 from swarmnode.gossip.compression import Codec
 from swarmnode.gossip.outer.method import Outer, one_by_one
-from swarmnode.gossip.robust import HISTORY_LEAST
 from swarmnode.gossip.round import SPEEDS_MAX
 from swarmnode.manifest import OuterConstants
 from swarmnode.ports import OuterReport, Packet, StepReport, StreamingMessage, Verdict, WireTensor
@@ -214,13 +213,13 @@ class Gradient(DeltaMean):
             self._agreement[sender] = known = self._agreement.get(sender) or EmaMoments()
             known.add(median_high(row[:i] + row[i + 1 :]))
         members = {sender: self._agreement[sender] for sender in senders}
-        if median_low([known.count for known in members.values()]) < HISTORY_LEAST:
+        if median_low([known.count for known in members.values()]) < ENOUGH:
             return set()
         least = AGREES * median_low([known.value for known in members.values()])
         variance = median_low([known.variance for known in members.values()])
 
         def deviation(known: EmaMoments) -> float:
-            noise = min(variance, known.variance) if known.count >= HISTORY_LEAST else variance
+            noise = min(variance, known.variance) if known.count >= ENOUGH else variance
             return math.sqrt(noise * max(1.0 / known.count, known.weight / (2.0 - known.weight)))
 
         return {sender for sender, known in members.items() if known.value < least - Z * deviation(known)}

@@ -7,10 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from swarmnode.ema import ENOUGH
 from swarmnode.errors import RemoteFault
 from swarmnode.identity import Identity
 from swarmnode.ids import PeerId
-from swarmnode.model.inner_optimizer import FACTOR, FIRST, IncomingNorms
+from swarmnode.model.inner_optimizer import FACTOR, IncomingNorms
 from swarmnode.pipeline import statement
 from swarmnode.pipeline.audit import (
     BUDGET_FIRST,
@@ -189,7 +190,7 @@ def test_gradients_are_clipped_to_what_is_usual() -> None:
     def clipped(gradient: Tensor, weight: float, *, learn: bool = True) -> Tensor:
         return gradient * norms.factor(gradient, weight, learn=learn)
 
-    for _ in range(FIRST):
+    for _ in range(ENOUGH):
         assert torch.equal(clipped(g, 4), g)
     assert torch.allclose(clipped(1e4 * g, 4), FACTOR * g)
     assert torch.equal(clipped(1.3 * g, 4), 1.3 * g) and norms.clips == 1
