@@ -14,15 +14,13 @@ from dataclasses import dataclass, field
 from statistics import median_low
 
 from swarmnode.bounds import STRIDE_MAX
-from swarmnode.ema import Ema, EmaStart
 from swarmnode.ids import PeerId
 from swarmnode.membership.clock import OUTLIER
 
 # guess: the stride falls only when half of it would do this much more than well, so that it does not flap
 NARROWING = 1.5
 
-SMOOTHING = 0.5  # guess: of the newest round's seconds and bytes in their averages
-# Guess: of so many rounds the median rate counts. Where a cut network heals, the other half's samples come all at once;
+# Guess: of so many rounds the median counts. Where a cut network heals, the other half's samples come all at once;
 # taken for a rate, they made replicas meet only every 256th round from then on (measured behind 20 Mbit/s).
 RATES = 5
 EXCHANGES_PER_ROUND = 2.0  # guess: rounds are so far apart that exchanges, waiting included, take at most half of them
@@ -103,14 +101,14 @@ class Share:
 
 @dataclass(slots=True)
 class RoundPace:
-    """The rate of the run's samples, as the low median of some rounds; the seconds of an exchange and the bytes of a
-    round, smoothed over rounds; and what this machine's line up carries: the most it was seen to, in any exchange or
-    from round to round, packets and activations alike. A line that is never busy seems slower than it is, and rounds
-    take less of it then."""
+    """The rate of the run's samples, the seconds of an exchange and the bytes of a round, as the low median of some
+    rounds; and what this machine's line up carries: the most it was seen to, in any exchange or from round to round,
+    packets and activations alike. A line that is never busy seems slower than it is, and rounds take less of it
+    then."""
 
     _rates: deque[float] = field(default_factory=lambda: deque(maxlen=RATES))
-    _exchange_s: Ema = field(default_factory=lambda: Ema(SMOOTHING, EmaStart.FIRST))
-    _round_nbytes: Ema = field(default_factory=lambda: Ema(SMOOTHING, EmaStart.FIRST))
+    _exchanges_s: deque[float] = field(default_factory=lambda: deque(maxlen=RATES))
+    _rounds_nbytes: deque[int] = field(default_factory=lambda: deque(maxlen=RATES))
     line_bytes_per_s: float = 0.0
     _boundary: tuple[float, int, int] | None = None
 
@@ -120,9 +118,13 @@ class RoundPace:
         return median_low(self._rates or [0.0])
 
     @property
+    def _round_nbytes(self) -> int:
+        return median_low(self._rounds_nbytes or [0])
+
+    @property
     def exchange_s(self) -> float:
         """Seconds that an exchange takes; 0 before the first."""
-        return self._exchange_s.value
+        return median_low(self._exchanges_s or [0.0])
 
     def boundary(self, now_s: float, samples: int, sent_nbytes: int) -> None:
         """A round is over; `samples` of the run and bytes that this machine sent, ever."""
@@ -142,10 +144,10 @@ class RoundPace:
         up; why)."""
         exchanges_s, line_s = EXCHANGES_PER_ROUND * self.exchange_s, 0.0
         if self.line_bytes_per_s > 0.0:
-            line_s = self._round_nbytes.value / (uplink_share * self.line_bytes_per_s)
+            line_s = self._round_nbytes / (uplink_share * self.line_bytes_per_s)
         if line_s > exchanges_s:
             line = f"a line of {self.line_bytes_per_s / 1e6:.3g} MB/s"
-            return line_s, f"{self._round_nbytes.value / 1e6:.3g} MB are {uplink_share:g} of {line}"
+            return line_s, f"{self._round_nbytes / 1e6:.3g} MB are {uplink_share:g} of {line}"
         return exchanges_s, f"an exchange takes {self.exchange_s:.3g} s"
 
     def seconds(self, samples: int) -> float:
@@ -154,13 +156,7 @@ class RoundPace:
 
     def exchanged(self, seconds: float, nbytes: int) -> None:
         """A round's packets were sent, `nbytes` by this machine, and others' came."""
-        _add(self._exchange_s, seconds)
-        _add(self._round_nbytes, float(nbytes))
+        self._rounds_nbytes.append(nbytes)
         if seconds > 0.0:
+            self._exchanges_s.append(seconds)
             self._carried(nbytes / seconds)
-
-
-def _add(average: Ema, value: float) -> None:
-    """Zeros before the first other value tell nothing yet."""
-    if value != 0.0 or average.known:
-        average.add(value)

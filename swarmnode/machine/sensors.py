@@ -18,13 +18,14 @@ from pathlib import Path
 import psutil
 
 from swarmnode.atomic_file import atomic_write
+from swarmnode.membership.liveness import PING_TIMEOUT_S
 from swarmnode.node.limits import DAY_S, FULL_SCREEN, Limits, SensorReading
 from swarmnode.ports import Clock
 
 USAGE_FILE = "usage.json"
 SAVE_S = 15.0  # guess: the count of this time is lost if the process is killed
 RATE_S = 3.0  # averaging time of bytes per second; between two looks at programs and desktop, each of 20 ms
-TOOL_S = 2.0  # guess: a desktop answers within milliseconds
+TOOL_S = PING_TIMEOUT_S  # a desktop answers within milliseconds
 MUTTER = "org.gnome.Mutter.IdleMonitor"
 
 

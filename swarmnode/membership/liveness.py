@@ -72,7 +72,7 @@ class Pinger:
 
 T = TypeVar("T")
 
-PATIENCE_GROWTH = 2.0  # guess: pings become rarer the longer a slow answer takes
+PATIENCE_GROWTH = 2.0  # as of TCP's timer, RFC 6298 (5.5): pings become rarer the longer a slow answer takes
 
 
 class LivenessWatch:

@@ -17,8 +17,8 @@ from swarmnode.wire_tensor import ReadyWatermark
 
 LOOKAHEAD_BYTES = BULK_BYTES  # bytes that may arrive before a read; small calls fit, big ones copy little
 FRAME_BYTES = 512 << 10  # frames of 256 KiB to 1 MiB are fastest (measured)
-# guess: a transfer without a byte for so long ends; above a frozen peer's hiccup, below p2pd's own 39.9 s
-STALL_S = 30.0
+# A transfer without a byte for so long ends; above a frozen peer's hiccup, below p2pd's own 39.9 s.
+STALL_S = 30.0  # curl's --speed-time, by default
 LEAST_BYTES_PER_S = 8 << 10  # guess: a sixteenth of a home's 1 Mbit/s: eight concurrent calls pass on such a line
 LEAST_SPAN_S = 10.0  # guess: a transfer may be slower, or stall, for so long
 

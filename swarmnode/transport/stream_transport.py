@@ -27,7 +27,7 @@ from swarmnode.uplink_scheduler import UplinkScheduler
 from swarmnode.wire import access_pb2 as access
 
 ADDRESSES_MAX = 6  # with the circuits as many as a record holds
-STREAMS_MAX = 2048  # guess: concurrent incoming streams
+STREAMS_MAX = 2048  # concurrent incoming streams: go-libp2p's SystemBaseLimit of streams, by default
 INCOMING_BYTES_MAX = 2 << 30  # derived: two of the largest tensors a manifest allows
 
 
