@@ -16,8 +16,8 @@ from swarmnode.model.decoder import Decoder
 from swarmnode.model.frozen import FrozenWeight, whole_weights
 from swarmnode.model.section import section_sizes
 from swarmnode.model.split import initial, parameter_shapes, split
-from swarmnode.model.stage import StageReplica, StageTape
-from swarmnode.model.tensor import encode
+from swarmnode.model.stage import StageReplica
+from tests.model.test_stage import check_tape
 from tests.support.tiny_model import TINY, manifest, stages_of, token_batch, train_on
 
 MODEL = replace(TINY, width=64, ffn=128)
@@ -163,16 +163,6 @@ def test_a_frozen_format_is_near_the_weight_and_as_large_as_planned(kind: str, e
         assert held - tables + norms == frozen_nbytes(run, stage.part)
 
 
-@pytest.mark.parametrize("autocast", [False, True])
-def test_with_a_coded_base_training_goes_on(autocast: bool) -> None:
-    run, tokens = adapting(base_format="nf4"), token_batch(MODEL)
-    chain = stages_of(run, autocast=autocast)
-    first = train_on(chain, tokens)
-    for stage in chain:
-        stage.step(run.inner.warmup_samples)
-    assert train_on(chain, tokens) < first - 0.1 * tokens[:, 1:].numel()
-
-
 def test_only_adapters_are_kept_sent_and_loaded() -> None:
     run = adapting()
     one, other = TorchReplica(run, 1), TorchReplica(run, 1)
@@ -190,19 +180,4 @@ def test_only_adapters_are_kept_sent_and_loaded() -> None:
 
 @pytest.mark.parametrize("autocast", [False, True])
 def test_a_tape_is_as_large_as_planned(autocast: bool) -> None:
-    replica = StageReplica(adapting(base_format="bf16"), 1, autocast=autocast)
-    frozen = {buffer.untyped_storage().data_ptr() for buffer in replica.module.buffers()}
-    saved: dict[int, int] = {}
-
-    def pack(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in frozen | {replica.theta.untyped_storage().data_ptr()}:
-            saved[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-    x = encode(torch.randn(8, MODEL.context, MODEL.width, generator=torch.Generator().manual_seed(0)))
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        _, tape = replica.forward(x, keep=True)
-    assert isinstance(tape, StageTape) and tape.output is not None
-    held = sum(saved.values()) + tape.output.nbytes + tape.kept.nbytes
-    assert tape.nbytes == pytest.approx(held, rel=0.15)
+    check_tape(adapting(base_format="bf16"), 1, autocast, rel=0.15)

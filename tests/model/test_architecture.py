@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from swarmnode.errors import ManifestError
-from swarmnode.manifest import Manifest, ModelSpec, parse, template
+from swarmnode.manifest import Manifest, ModelSpec, PipelineSpec, parse, template
 from swarmnode.model import architecture
 from swarmnode.model.decoder import Decoder
 from swarmnode.model.documents import Documents
@@ -97,7 +97,7 @@ def test_it_is_exported_and_generates(tmp_path: Path) -> None:
 
 
 def test_a_tape_says_what_memory_its_layers_take() -> None:
-    check_tape(ModelSpec(architecture="decaying_mean"), 1, False, "joined")
+    check_tape(Manifest(model=ModelSpec(architecture="decaying_mean"), pipeline=PipelineSpec(stages=3)), 1, False)
 
 
 def test_a_machine_without_the_package_says_so(installed: Path) -> None:

@@ -11,19 +11,6 @@ from swarmnode.model import running_mean
 from swarmnode.model.running_mean import UPDATES, RunningMean, weight_of
 
 
-def test_the_first_weights_are_copied_and_later_ones_weighed():
-    mean, weights = RunningMean(0.25), torch.tensor([1.0, -2.0])
-    mean.see(weights, 100)
-    weights.fill_(9.0)
-    assert mean.value.tolist() == [1.0, -2.0] and mean.span == 0
-    mean.see(torch.tensor([5.0, 6.0]), 200)
-    # g + 1 = 1 / share - 1 = 3: what was there at half the samples keeps an eighth.
-    assert mean.value.tolist() == [1.0 / 8 + 5.0 * 7 / 8, -2.0 / 8 + 6.0 * 7 / 8] and mean.span == 100
-    mean.forget()
-    mean.see(torch.tensor([7.0, 7.0]), 300)
-    assert mean.value.tolist() == [7.0, 7.0] and mean.span == 0
-
-
 @given(st.floats(0.01, 0.5), st.lists(st.integers(1, 400), min_size=1, max_size=30))
 def test_twin(share: float, gaps: list[int]):
     mean, seen, last = RunningMean(share), [], 0

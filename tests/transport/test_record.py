@@ -1,5 +1,3 @@
-import math
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -30,22 +28,11 @@ def test_a_signed_record_opens() -> None:
         ({"run_id": "12" * 32}, "record of run '1212121212121212'"),
         ({"expires_unix_ms": round((NOW - 1) * 1000)}, "expired 1.0 s ago"),
         ({"expires_unix_ms": round((NOW + 100) * 1000)}, "wants to live 100 s; at most 60 s"),
-        ({"addresses": ["/ip4/1.2.3.4/tcp/1"] * 9}, "Record.addresses with 9 entries; at most 8"),
         ({"addresses": ["1.2.3.4"]}, "not a multiaddr"),
-        ({"addresses": ["/ip4/1.2.3.4\n"]}, "Record.addresses = "),
-        ({"samples_per_second": math.nan}, "Record.samples_per_second = nan"),
-        ({"samples_per_second": -1.0}, "Record.samples_per_second = -1.0"),
         ({"state": 0}, "no state"),
         ({"stage": 513}, "Record.stage = 513; expected 0 to 512"),
-        ({"round_stride": 2**31}, "Record.round_stride = 2147483648"),
         ({"round_stride": 3}, "power of two"),
-        ({"round": 2**60}, "Record.round = "),
-        ({"queue": 2**31}, "Record.queue = "),
-        ({"blocks": wire.Blocks(finished_below=2**62)}, "Blocks.finished_below = 4611686018427387904"),
-        ({"version": "\x1b]0;owned\a"}, "Record.version = "),
         ({"progress": to_message({OTHER.peer_id: 9})}, "progress of another feeder"),
-        ({"unable": list(range(65))}, "Record.unable"),
-        ({"unable": [512]}, "Record.unable"),
         ({"addresses": ["/" + "x" * 200] * 7}, f"at most {SIGNED_BYTES_MAX}"),
         ({"peer_id": OTHER.peer_id}, "forged"),
         ({"peer_id": "nobody"}, "forged"),
@@ -57,7 +44,7 @@ def test_a_malformed_record_names_its_fault(change: dict[str, object], says: str
         if isinstance(value, list):
             del getattr(record, name)[:]
             getattr(record, name).extend(value)
-        elif isinstance(value, wire.Blocks | wire.Progress):
+        elif isinstance(value, wire.Progress):
             getattr(record, name).CopyFrom(value)
         else:
             setattr(record, name, value)
