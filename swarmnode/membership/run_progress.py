@@ -16,6 +16,7 @@ from swarmnode.membership.liveness import PINGED_MAX
 from swarmnode.membership.peer_table import PeerTable
 from swarmnode.membership.progress import Progress, ProgressOverclaim
 from swarmnode.ports import Clock, Telemetry
+from swarmnode.remembered import REMEMBERED_MAX
 from swarmnode.wire import record_pb2
 
 SLACK_ROUNDS = 4  # guess: rounds' worth of samples that are believed whatever machines announce
@@ -41,7 +42,6 @@ Feeding = tuple[PeerId, float]
 
 PERIOD_S = 5.0  # guess: between two looks; what is trained meanwhile is what two parts may err by about each other
 WINDOW_S = 60.0  # guess: entries of the other part arrive within it, with a few feeders' in each call
-MARKS_MAX = 1024  # guess: looks remembered, an hour and a half; others are believed for half an hour (clock.py)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class PartitionWatch:
         self._apart_s = apart_s
         self._entries: dict[str, int] = {}
         self._still: dict[str, float] = {}  # entries that do not grow, since when
-        self._marks: deque[tuple[float, int, int]] = deque(maxlen=MARKS_MAX)  # when, sum of entries, own entry
+        self._marks: deque[tuple[float, int, int]] = deque(maxlen=REMEMBERED_MAX)  # when, sum of entries, own entry
         self._present = frozenset[PeerId]()
         self._total = 0  # of the run, at the last look
         self._came: dict[PeerId, float] = {}  # peers that came, or came back, when

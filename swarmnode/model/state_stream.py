@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from swarmnode.errors import RemoteFault
+from swarmnode.large_buffer import IN_MEMORY_NBYTES
 from swarmnode.model.architecture import Shapes
 from swarmnode.model.moments import PART, MomentSection
 from swarmnode.model.section import ITEMSIZE, PACKED_ITEMSIZE, outer_sections
@@ -26,7 +27,7 @@ Part = Tensor | MomentSection | TiedTable
 Buffers = Callable[[int], memoryview]
 """Makes a writable buffer of so many bytes."""
 
-SPANS_AT_ONCE = 16  # guess: of 16 MB; a device copies them in 5 ms, and each group waits for a microbatch to end
+SPANS_AT_ONCE = IN_MEMORY_NBYTES // (ITEMSIZE * PART)  # copied in 5 ms; each group waits for a microbatch to end
 
 
 def _spans(part: Part) -> Iterator[tuple[int, int]]:

@@ -30,7 +30,7 @@ from swarmnode.ports import Answer, Call, Telemetry, Transport, WireTensor
 from swarmnode.remembered import REMEMBERED_MAX, Remembered
 from swarmnode.token_bucket import PeerBudget, TokenBucket
 from swarmnode.transfer.download import PAUSE_MAX_S, PAUSE_S, GiverRecord, pause_s
-from swarmnode.uplink_scheduler import SLOWEST_BYTES_PER_S
+from swarmnode.uplink_scheduler import BULK_BYTES, SLOWEST_BYTES_PER_S
 from swarmnode.wire import call_pb2 as wire
 
 MEMBERS_ASKED_MAX = SAMPLE  # for one chunk, in a row
@@ -53,7 +53,7 @@ KEPT_BLOBS = 2  # read from disk for askers, apart from what this node itself wo
 TIMES_A_DAY = 2  # a transfer that broke off, or a lost cache
 TAKEN_MAX = 16 * REMEMBERED_MAX  # derived: sixteen chunks a peer, which is a burst of bytes (asker_burst)
 DAY_S = 86_400.0
-LOOKUP_NBYTES = 16 << 10  # guess: the budget charged for each request, even for a blob that is not here
+LOOKUP_NBYTES = BULK_BYTES  # charged for each request, even for a blob that is not here: a small call's most
 
 
 class BlobSource(Protocol):
