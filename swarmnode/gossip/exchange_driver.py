@@ -177,10 +177,11 @@ class ExchangeDriver:
 
     async def serve_commit(self, peer: PeerId, call: Call) -> Answer:
         """Handler of method "commit": the caller has our packet, so its own may be averaged here. Raises Unavailable
-        where no such exchange is open."""
+        where no such exchange is open, and RemoteFault for a commit to nothing, which no replica sends."""
         commit = call.header.commit
-        kind = ExchangeInput.COMMIT if commit.apply else ExchangeInput.ABORT
-        return await self._answer(kind, peer, commit.round)
+        if not commit.apply:
+            raise RemoteFault("a commit that applies nothing")
+        return await self._answer(ExchangeInput.COMMIT, peer, commit.round)
 
     async def _answer(
         self, kind: ExchangeInput, peer: PeerId, round_index: int, packet: Packet | None = None

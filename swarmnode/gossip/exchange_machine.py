@@ -52,7 +52,6 @@ class ExchangeInput(Enum):
     PACKET = auto()  # the partner's packet came: with its call at the responder, as the answer at the initiator
     CALL_FAILED = auto()  # our call was refused, or the partner could not be reached
     COMMIT = auto()  # the partner uses our packet
-    ABORT = auto()  # the partner does not use our packet
     ACKNOWLEDGED = auto()  # the partner has our commit
     COMMIT_FAILED = auto()  # no acknowledgement came: the partner may or may not have our commit
     DEADLINE = auto()  # the exchange reached its time limit
@@ -97,7 +96,6 @@ TRANSITIONS: dict[tuple[ExchangeState, ExchangeInput], tuple[ExchangeState, tupl
     (_S.EXPECTING, _I.SUPERSEDED): (_S.FAILED, (_A.END,)),
     (_S.EXPECTING, _I.STOPPED): (_S.FAILED, (_A.END,)),
     (_S.ANSWERED, _I.COMMIT): (_S.AVERAGED, (_A.ACKNOWLEDGE, _A.END)),
-    (_S.ANSWERED, _I.ABORT): (_S.FAILED, (_A.ACKNOWLEDGE, _A.END)),
     (_S.ANSWERED, _I.DEADLINE): (_S.FAILED, (_A.END,)),
     (_S.ANSWERED, _I.PARTNER_DEAD): (_S.FAILED, (_A.END,)),
     (_S.ANSWERED, _I.SUPERSEDED): (_S.FAILED, (_A.END,)),
@@ -342,7 +340,7 @@ def _reason(exchange: Exchange, event: ExchangeEvent) -> str:
             return f"{partner} did not come within {exchange.patience_s:g} s"
         case ExchangeInput.SILENCE:
             return f"{partner}: it did not call within {exchange.silence_s:.3g} s, as long as a round takes"
-        case ExchangeInput.SUPERSEDED | ExchangeInput.ABORT:
+        case ExchangeInput.SUPERSEDED:
             return f"{partner}: it gave the exchange up, or went on to a later round"
         case _:
             return f"{partner}: {event.reason}"

@@ -72,12 +72,11 @@ def test_an_exchange_that_ends_says_so_and_a_role_is_for_life() -> None:
             assert (target is ExchangeState.AVERAGED) == (kind is ExchangeInput.COMMIT), "only on the caller's word"
 
 
-@pytest.mark.parametrize("kind", [ExchangeInput.SUPERSEDED, ExchangeInput.ABORT])
-def test_a_partner_that_gives_up_is_not_waited_for(kind: ExchangeInput) -> None:
+def test_a_partner_that_went_on_is_not_waited_for() -> None:
     called = after(ExchangeState.EXPECTING, ExchangeInput.PACKET)
-    assert after(called, kind) is ExchangeState.FAILED
+    assert after(called, ExchangeInput.SUPERSEDED) is ExchangeState.FAILED
     assert after(ExchangeState.EXPECTING, ExchangeInput.SUPERSEDED) is ExchangeState.FAILED
-    assert after(ExchangeState.AVERAGED, kind) is ExchangeState.AVERAGED
+    assert after(ExchangeState.AVERAGED, ExchangeInput.SUPERSEDED) is ExchangeState.AVERAGED
 
 
 @pytest.mark.parametrize(
@@ -112,18 +111,6 @@ def test_a_caller_that_gave_a_round_up_is_not_waited_for_in_it() -> None:
     machine.handle(CallerGone(1), 0.5)
     said = machine.handle(RoundBegun(3, PEERS[:2], PATIENCE_S, SILENCE_S), 1.0)
     assert [one.peer for one in said if one.action is ExchangeAction.END] == [PEERS[0]]
-
-
-def test_an_abort_is_acknowledged_and_leaves_nothing_to_average() -> None:
-    """No replica of ours sends one; the wire has it."""
-    machine = ExchangeMachine(PEERS[1], 0, off_stride=lambda number: "", newest=lambda: 1)
-    machine.handle(RoundBegun(1, PEERS[:1], PATIENCE_S, SILENCE_S), 0.0)
-    machine.handle(ExchangeEvent(ExchangeInput.PACKET, PEERS[0], 1, 1, Packet(1.0, 8, [])), 1.0)
-    said = machine.handle(ExchangeEvent(ExchangeInput.ABORT, PEERS[0], 1, 2), 2.0)
-    assert [(one.action, one.call) for one in said] == [(ExchangeAction.ACKNOWLEDGE, 2), (ExchangeAction.END, 2)]
-    assert machine.exchanges[PEERS[0]].packet is None
-    (refused,) = machine.handle(ExchangeEvent(ExchangeInput.COMMIT, PEERS[0], 1, 3), 3.0)
-    assert refused.action is ExchangeAction.REFUSE and "is open here" in refused.reason
 
 
 @dataclass
