@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +16,7 @@ from swarmnode.gossip.exchange import Gossip
 from swarmnode.ids import PeerId
 from swarmnode.manifest import Manifest
 from swarmnode.manifest.gossip_compat import meets
-from swarmnode.membership.liveness import PINGED_MAX, SAMPLE, SOON_SHARE, Pinger
+from swarmnode.membership.liveness import AGAIN_S, PINGED_MAX, SAMPLE, SOON_SHARE, Pinger
 from swarmnode.membership.swarm import COMING, SERVING, Swarm
 from swarmnode.metrics import name
 from swarmnode.model.section import Sizes, snapshot_nbytes
@@ -28,14 +29,12 @@ from swarmnode.pipeline.rebalance import (
     SMALL,
     RebalanceRules,
     StageMove,
-    all_told,
     load,
     on_the_way,
     plan_move,
     shifted,
     staying,
     still_good,
-    uneven,
     worth_it,
 )
 from swarmnode.ports import Clock, Replica, Telemetry
@@ -46,11 +45,7 @@ from swarmnode.transfer.download import DonorClient
 from swarmnode.transfer.snapshot import WHOLE, Snapshot, newcomer_part
 from swarmnode.wire import record_pb2
 
-WAIT_SHARE = 0.1  # guess: of the period, the longest random wait against simultaneous movers
 ROUND_WAIT_MAX_S = 60.0  # guess: rounds may take hours; no machine should idle, nor a stage stand empty, for so long
-EMPTY_LOOKS = 2  # guess: looks in a row that a stage has nobody; the roll call has buried its dead before
-FIRST_LOOKS = 40  # guess: the same before the run has trained anything
-CALM_LOOKS = 6  # guess: looks in a row in which nobody came, before the run has trained anything: they came together
 UNREST = 3  # guess: waits of an announce period after nodes came or went: newcomers have not announced a speed yet
 HEARD_PERIODS = 2.0  # derived: a record is announced in one announce period and read in the next
 SEEN_MICROBATCHES = 4  # guess: for each replica of a stage; of fewer nothing is concluded
@@ -58,8 +53,6 @@ SEEN_MICROBATCHES = 4  # guess: for each replica of a stage; of fewer nothing is
 # it is at work .6 to .8 of the time [simulated, plan.py]. 64 of home-8b's machines in 9 stages do .47 of it, and .3
 # while two of them fetch the state of other stages for ten minutes [simulated].
 LIMITING_SHARE = 0.6
-RATE_PERIODS = 0.5  # guess: announce periods over which that is measured, at least
-THIN_LOOKS = 20  # guess: looks in a row that a stage has too few and another can spare one; joiners come first
 
 
 @dataclass(slots=True)
@@ -133,6 +126,10 @@ class StageRebalancer:
     def _period_s(self) -> float:
         return self._manifest.pipeline.rebalance_period_s
 
+    @property
+    def _announce_s(self) -> float:
+        return self._manifest.limits.announce_period_s
+
     async def run(self) -> StageTransfer:
         """Wait until this node should serve another stage and has that one's state, and a round here is just over."""
         if self._period_s <= 0.0 or self._manifest.pipeline.stages < 2:
@@ -143,8 +140,7 @@ class StageRebalancer:
             if move is None:
                 continue
             share = 1.0 if self._presence.peer_table.swarm().coming(move.target) else SOON_SHARE
-            longest_s = min(WAIT_SHARE * self._period_s, share * self._manifest.limits.announce_period_s)
-            await asyncio.sleep(longest_s * self._rng.random())
+            await asyncio.sleep(share * self._announce_s * self._rng.random())  # against simultaneous movers
             await self._look()
             move, reason = self._plan()
             if move is None:
@@ -156,41 +152,38 @@ class StageRebalancer:
     async def _wait(self) -> None:
         """Wait about a period, so that moves are rare.
 
-        The wait is shorter when a stage stands empty or idle, when a stage has too few replicas and another can spare
-        one, or when nodes (including this one) came or went: the loss of a node should not stay unnoticed for a period,
-        and nodes that began together chose their stages before any had announced a speed. These cases do not wait for
-        the first sample, which takes minutes.
+        The wait is an announce period while a stage stands empty, and after nodes (including this one) came or went:
+        the loss of a node should not stay unnoticed for a period, and nodes that began together chose their stages
+        before any had announced a speed. It ends at once when nodes come or go, or a stage is idle. Before the first
+        sample, which takes minutes, it begins anew then, and is AGAIN_S while a stage's nodes may be starting.
         """
-        loop, peer_table, empty, thin, calm = asyncio.get_running_loop(), self._presence.peer_table, 0, 0, 0
+        while not await self._waited():
+            pass
+
+    async def _waited(self) -> bool:
+        """Wait as `_wait` does; False if the wait is to begin anew."""
+        loop, peer_table, announce_s = asyncio.get_running_loop(), self._presence.peer_table, self._announce_s
         if self._saw_enough():
             self._seen = loop.time(), self._presence.progress.total, self._samples_here()
-        before, going, shape = peer_table.serving(), self._going(), -1
-        # Before the first sample an empty stage's nodes may be starting, too, and nothing stands still yet.
-        begun = self._presence.progress.total > 0
-        soon = begun and self._unrest > 0
-        period_s = min(self._period_s, self._manifest.limits.announce_period_s) if soon else self._period_s
-        self._unrest = max(0, self._unrest - soon)
-        end = loop.time() + period_s * (0.9 + 0.2 * self._rng.random())
-        patience = EMPTY_LOOKS if begun else FIRST_LOOKS
-        while (left_s := end - loop.time()) > 0 and empty < patience and thin < THIN_LOOKS:
-            await asyncio.sleep(min(left_s, SOON_SHARE * self._manifest.limits.announce_period_s))
-            if self._idle.move() is not None:
-                return
-            if begun and peer_table.shape == shape and not empty and not thin:
+        before, going, shape = peer_table.serving(), self._going(), peer_table.shape
+        begun, whole = self._presence.progress.total > 0, all(members for members, _ in peer_table.counts())
+        if begun:
+            most_s = announce_s if self._unrest > 0 or not whole else math.inf
+        else:
+            most_s = announce_s if self._unrest > 0 and whole else AGAIN_S
+        self._unrest = max(0, self._unrest - (begun or whole))
+        end = loop.time() + min(self._period_s, most_s) * (0.9 + 0.2 * self._rng.random())
+        while (left_s := end - loop.time()) > 0:
+            await asyncio.sleep(min(left_s, SOON_SHARE * announce_s))
+            if self._idle.move() is not None or (not begun and self._presence.progress.total > 0):
+                return True
+            if peer_table.shape == shape:
                 continue  # nobody came, went or changed since the last look
             shape = peer_table.shape
-            if not begun:
-                now, complete = (peer_table.serving(), self._going()), all_told(peer_table.swarm())
-                calm = calm + 1 if complete and now == (before, going) else 0
-                before, going = now
-                if self._presence.progress.total > 0 or calm >= CALM_LOOKS:
-                    return
-            if begun and (shifted(before, peer_table.serving(), self._rules) or self._going() != going):
+            if shifted(before, peer_table.serving(), self._rules) or self._going() != going:
                 self._unrest = UNREST
-                return
-            counts = [members for members, _ in peer_table.counts()]
-            empty = 0 if all(counts) else empty + 1
-            thin = thin + 1 if uneven(counts, self._rules) else 0
+                return begun
+        return True
 
     def _going(self) -> tuple[tuple[PeerId, int, bool], ...]:
         """The nodes on their way to another stage; none in a large swarm, where they do not matter."""
@@ -243,8 +236,7 @@ class StageRebalancer:
         seconds = asyncio.get_running_loop().time() - since_s
         replicas = max(1, max(self._presence.peer_table.serving(), default=1))
         enough = SEEN_MICROBATCHES * replicas * self._manifest.inner.microbatch
-        periods = seconds / self._manifest.limits.announce_period_s
-        return periods >= HEARD_PERIODS and self._presence.progress.total - total >= enough
+        return seconds >= HEARD_PERIODS * self._announce_s and self._presence.progress.total - total >= enough
 
     def _agrees(self, move: StageMove) -> tuple[bool, str]:
         """(whether the load at this node's stage agrees with the speeds that make it seem stronger than another, the
@@ -260,7 +252,7 @@ class StageRebalancer:
             return True, "speeds do not matter"
         seconds, own = asyncio.get_running_loop().time() - since_s, max(self._speed(), 1e-9)
         rate = (presence.progress.total - total) / max(seconds, 1e-9)
-        if seconds >= RATE_PERIODS * self._manifest.limits.announce_period_s and rate < LIMITING_SHARE * move.before:
+        if seconds >= HEARD_PERIODS * self._announce_s and rate < LIMITING_SHARE * move.before:
             return False, f"the run does {rate:.3g} samples/s, and stage {move.target} could do {move.before:.3g}"
         if not self._saw_enough():
             good, why = still_good(evened(self._swarm(), move.source), self._costs, move, self._rules)
@@ -348,7 +340,7 @@ class StageRebalancer:
         due_s = self._next_round_s(self._since_s, self._since_total)
         while gossip.done == done and due_s <= ROUND_WAIT_MAX_S and (left_s := end - loop.time()) > 0.0:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(min(left_s, self._manifest.limits.announce_period_s)):
+                async with asyncio.timeout(min(left_s, self._announce_s)):
                     await gossip.beyond(done)
             due_s = self._next_round_s(begun_s, begun_total)
 

@@ -39,7 +39,6 @@ FASTER_MAX = 2.0
 CONFIRMED_DOUBLE = 4  # guess: so many right answers in a row double the bound
 DOUBLINGS_MAX = 5.0  # guess: with FASTER_MAX 64 times the usual speed at most, an H100 among laptops
 SEEN_FACTOR = 1.5  # guess: chance gives a slow replica half as much again as its part
-SEEN_SLACK = 0.01  # guess: of a replica's speed, for stages with next to no work
 LOW = 0.1  # guess: quantile of a replica's answers that found little queued
 LOW_STEP = 0.05  # guess: the quantile moves by this share for an answer below it, and by a ninth of it for one above
 FASTEST_FLOP_PER_S = 5e15  # twice a B200's dense bfloat16, by its data sheet
@@ -130,7 +129,7 @@ def witnessed(used: float, rate: float, claimed: float) -> tuple[bool, str]:
         return True, "nothing is announced"
     due = rate / claimed
     reason = f"this node is asked for {used:.3g} of what it can do; of what its stage announces, {due:.3g} is needed"
-    return used <= SEEN_FACTOR * due + SEEN_SLACK, reason
+    return used <= SEEN_FACTOR * due, reason
 
 
 def lowest(before_s: float, seconds: float) -> float:

@@ -19,8 +19,7 @@ from swarmnode.membership.liveness import PINGED_MAX
 from swarmnode.membership.swarm import COMING, JOINING, SERVING, Member, Swarm
 
 Reason = str
-NEARLY = 0.95  # guess: a node this near to the best mover's gain may go in its place, and sooner
-NEARLY_SAFE = 0.75  # guess: the same if a stage has too few replicas, where the fit matters less
+NEARLY_SAFE = 0.75  # guess: in the best mover's place and sooner, if a stage has too few replicas, a worse fit may go
 SMALL = PINGED_MAX  # in larger swarms a single moving node matters little
 TOGETHER_S = 30.0  # guess: from the start of a node until others know its measured speed
 EQUAL = 1.0 + 1e-9  # speeds that differ only by rounding are equal
@@ -196,22 +195,10 @@ def on_the_way(swarm: Swarm) -> tuple[tuple[PeerId, int, bool], ...]:
     )
 
 
-def all_told(swarm: Swarm) -> bool:
-    """Whether every stage of a small swarm has a member and all members have announced their speed."""
-    if sum(swarm.sizes) > SMALL or not all(swarm.stages):
-        return False
-    return all(member.samples_per_second > 0.0 for member in swarm.members())
-
-
-def uneven(counts: Sequence[int], rules: RebalanceRules) -> bool:
-    """Whether a stage has fewer than `min_keep` replicas while another has more. Cheap enough to run every second."""
-    return min(counts) < rules.min_keep < max(counts)
-
-
 def plan_move(
     swarm: Swarm, costs: Sequence[float], rules: RebalanceRules, me: PeerId | None = None
 ) -> tuple[StageMove | None, Reason]:
-    """The most helpful move, or None and the reason. The move of `me` if it is NEARLY as good: nodes look at different
+    """The most helpful move, or None and the reason. The move of `me` if it is nearly as good: nodes look at different
     times, and a good mover need not wait for the best. None if `me` is not in the source stage.
 
     Target: an empty stage, else one with fewer than `min_keep` replicas, else the weakest. Source: the strongest with
@@ -245,8 +232,7 @@ def plan_move(
     if own is not None and len(there[own.source]) <= need.keep + 1:
         own = None  # two nodes leaving at the same time would leave too few
     # Slightly worse movers may go instead.
-    close = max(best.before + NEARLY * (best.after - best.before), best.after * (1.0 - rules.gain_min / 4.0))
-    good = best.after * NEARLY_SAFE if need.urgent else close
+    good = best.after * (NEARLY_SAFE if need.urgent else 1.0 - rules.gain_min / 4.0)
     if own is not None and own.after >= good:
         best = own
     reason = f"stage {target} {need.what} (samples/s by stage {listing}); "

@@ -17,7 +17,6 @@ from swarmnode.pipeline.rebalance import (
     LASTS_S,
     RebalanceRules,
     StageMove,
-    all_told,
     choose_stage,
     load,
     on_the_way,
@@ -128,7 +127,7 @@ def test_the_plan_is_the_best_of_all_moves(
                 assert own is None, "another stage gives"
                 continue
             assert own is not None and own.peer in (m.peer, move.peer)
-            assert own.after >= move.before + 0.95 * (move.after - move.before) - 1e-9
+            assert own.after >= (1.0 - RebalanceRules(ratio, min_keep).gain_min / 4.0) * move.after - 1e-9
         assert still_good(swarm_of(members, stages), costs, move, RebalanceRules(ratio, min_keep))[0]
 
 
@@ -277,14 +276,12 @@ def test_a_look_is_due_when_somebody_sets_out_or_tells_its_speed() -> None:
     joining = record_pb2.NODE_STATE_JOINING
     fleet = [member(i, i % 2, 1.0) for i in range(6)]
     before = on_the_way(swarm_of(fleet, 2))
-    assert before == () and all_told(swarm_of(fleet, 2))
+    assert before == ()
     for more in ({"moving_to": 0}, {"state": joining, "samples_per_second": 0.0}, {"state": joining}):
         changed = swarm_of([*fleet[:5], dataclasses.replace(fleet[5], **more)], 2)  # type: ignore[arg-type]
         assert on_the_way(changed) not in ((), before)
-    assert not all_told(swarm_of([*fleet, member(6, 0, 0.0, state=joining)], 2))
-    assert not all_told(swarm_of(fleet[::2], 2)), "a stage has nobody yet"
     crowd = swarm_of([member(i, i % 2, 1.0, moving_to=0) for i in range(80)], 2)
-    assert on_the_way(crowd) == () and not all_told(crowd), "one more or less matters little there"
+    assert on_the_way(crowd) == (), "one more or less matters little there"
 
 
 def test_no_machine_is_sent_to_a_stage_it_cannot_serve() -> None:
