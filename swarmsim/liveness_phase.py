@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from swarmnode.manifest.gossip_compat import meets
+from swarmnode.membership.liveness import PING_TIMEOUT_S
 from swarmnode.planner.geography import Nat
 from swarmsim.capacity import even, optimum
 from swarmsim.replica import DIMENSIONS, FakeReplica
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from swarmsim.sim_node import SimNode
     from swarmsim.world import World
 
-UNBAN_S = 2 * 15.0  # two rounds of pings at their rarest (node/failure_detector.py)
+UNBAN_S = 2.0 * PING_TIMEOUT_S  # node/failure_detector.py pings once the ban is over
 LOOK_S = 1.0
 
 

@@ -89,11 +89,6 @@ class FailureDetector:
         )
 
 
-SHARE = 0.1  # guess: of the announce period, between two rounds of pings ...
-PERIOD_MIN_S, PERIOD_MAX_S = 1.0, 15.0  # ... within these
-AT_ONCE_MAX = 8  # guess: peers pinged in a round, by router
-
-
 async def unban(
     line: Transport,
     run_id: str,
@@ -105,7 +100,6 @@ async def unban(
     """Ping peers whose ban has lasted its time, until cancelled. A peer that answers may be chosen again; one that does
     not is pinged ever more rarely: most such peers are dead, and stay in the table until their record expires."""
     loop = asyncio.get_running_loop()
-    period_s = min(PERIOD_MAX_S, max(PERIOD_MIN_S, SHARE * announce_period_s))
 
     async def ask(router: Router, peer: PeerId) -> None:
         if await ping_fault(line, run_id, peer) is None:
@@ -120,8 +114,7 @@ async def unban(
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wait_s if math.isfinite(wait_s) else None):
                     await banned.wait()
-        await asyncio.sleep(period_s)
-        due = [(router, peer) for router in routers for peer in router.due(loop.time(), AT_ONCE_MAX)]
+        due = [(router, peer) for router in routers for peer in router.due(loop.time(), PINGED_MAX)]
         if due:
             async with asyncio.TaskGroup() as tasks:
                 for router, peer in due:

@@ -27,6 +27,7 @@ from swarmnode.manifest.gossip_compat import meets
 from swarmnode.membership.swarm import Swarm
 from swarmnode.metrics.name import STALENESS
 from swarmnode.model.split import stages_of
+from swarmnode.pipeline.next_hop import LATE_FACTOR
 from swarmnode.ports import Tape
 
 BETTER = 1.05  # guess: another size must promise this much more, or noise would change the size all the time
@@ -59,7 +60,6 @@ times, over those of a window that follows measured queues as TCP Vegas does: ch
 
 AVERAGED_MAX = 4  # measured up to this: replicas for which the learning rate grows (inner.replica_rate)
 
-STRAGGLER = 4.0  # guess: a gradient this many times later than usual postpones no step
 PUT_OFF = 2.0  # guess: no step is postponed beyond this multiple of a replica's largest share
 
 
@@ -165,7 +165,7 @@ class PendingGradients:
 
     def put_off(self, inner_steps: int, now_s: float) -> bool:
         """Whether another step would make an outstanding gradient too old."""
-        patience_s = STRAGGLER * self._usual_s.value if self._usual_s.known else float("inf")
+        patience_s = LATE_FACTOR * self._usual_s.value if self._usual_s.known else float("inf")
         return any(
             pending.age(inner_steps + 1) > self._staleness_max and now_s - pending.since_s <= patience_s
             for pending in self._open

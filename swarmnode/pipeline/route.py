@@ -17,20 +17,15 @@ from dataclasses import dataclass
 from swarmnode.ema import Ema
 from swarmnode.ids import PeerId, seeded
 from swarmnode.manifest import Manifest, PipelineSpec
-from swarmnode.membership.liveness import AGAIN_S
+from swarmnode.membership.liveness import AGAIN_S, SMALL_CALL_S, TRIES
 from swarmnode.membership.swarm import Member
 from swarmnode.membership.trust import UnknownPeers
 from swarmnode.pipeline.believed_rate import ANNOUNCED_MAX, FASTER_MAX, faster, lowest, median_speed, possible_s, usual
 from swarmnode.remembered import Remembered
 
 EPSILON = PipelineSpec().epsilon
-UNKNOWN_SECONDS_PER_SAMPLE = 1e-3  # guess: only until the first answer of any peer
 BAN_FIRST_S = 1.0  # guess; doubles with each fault in a row, so that a peer that accepts and never answers costs little
 BAN_MAX_S = AGAIN_S
-LATE_MAX = 2  # guess: missed deadlines in a row while other peers answered
-USUAL_SHARE = 8  # guess: recompute the usual time after answers of an eighth of the replicas
-QUICK_S = 1.0  # guess: of a refusal, where nobody has answered yet
-OTHERS_MIN = 4  # guess: answers of others meanwhile; if nobody answers, the peer is not at fault
 
 
 @dataclass(slots=True)
@@ -265,7 +260,7 @@ class Router:
         return ours_s
 
     def late(self, peer: PeerId) -> bool:
-        """Record a missed deadline; return whether it is the fault of `peer`: not the first in a row, while others
+        """Record a missed deadline; return whether it is the fault of `peer`: one of TRIES in a row, while others
         answered."""
         known = self._peers.get(peer)
         if known is None:
@@ -273,7 +268,7 @@ class Router:
         if not known.late:
             known.answers = self._answers
         known.late += 1
-        return known.late >= LATE_MAX and self._answers >= known.answers + OTHERS_MIN
+        return known.late >= TRIES and self._answers > known.answers
 
     def delay(self, peer: PeerId, until: float) -> None:
         """Do not choose `peer` before loop time `until`: it reported to be busy."""
@@ -282,8 +277,9 @@ class Router:
             known.not_before = max(known.not_before, until)
 
     def record_refusal(self, peer: PeerId, lost_s: float) -> None:
-        """Record that `peer` said no, which cost `lost_s`. Only a slow no counts: honest peers are busy, too."""
-        if lost_s > (self.typical_s(self.samples) or QUICK_S):
+        """Record that `peer` said no, which cost `lost_s`. Only a slow no counts, as honest peers are busy, too: slower
+        than an answer usually is, or a small call before the first answer."""
+        if lost_s > (self.typical_s(self.samples) or SMALL_CALL_S):
             self.unknown.record_fault(peer, lost_s)
 
     def ban(
@@ -366,8 +362,8 @@ class Router:
         return peer
 
     def _seconds(self, peer: PeerId) -> float:
-        """Seconds for one sample: by its answers, else its announcement, else others' answers; the first two as far as
-        they are believed (believed_rate.py).
+        """Seconds for one sample: by its answers, else its announcement, else others' answers or announcements; its own
+        as far as they are believed (believed_rate.py).
 
         Answers take longer than announced, because they include queueing. So an announced time is scaled by the ratio
         seen with the others. Otherwise replicas never asked would look the best of a hundred, and the slow ones among
@@ -379,7 +375,9 @@ class Router:
             return max(known.seconds_per_sample.value, self._usual_s() / most)
         if (announced := self._told(peer)) > 0.0:
             return (self._stretch.value if self._stretch.known else 1.0) / announced
-        return self._all.value if self._all.known else UNKNOWN_SECONDS_PER_SAMPLE
+        if self._all.known:
+            return self._all.value
+        return 1.0 / self._median if self._median else self.possible_s
 
     def _told(self, peer: PeerId) -> float:
         """Believed part of the samples per second that `peer` announces; 0 if none."""
@@ -388,9 +386,9 @@ class Router:
         return min(self._members[peer].samples_per_second, ANNOUNCED_MAX * self._median)
 
     def _usual_s(self) -> float:
-        """Seconds a sample of the stage's replicas with little queued; recomputed every few answers."""
+        """Seconds a sample of the stage's replicas with little queued; recomputed once each may have answered again."""
         as_of, usual_s = self._usual
-        if as_of < 0 or self._answers - as_of > len(self._peers) // USUAL_SHARE:
+        if as_of < 0 or self._answers - as_of > len(self._peers):
             usual_s = usual(known.low_s for known in self._peers.values())
             self._usual = self._answers, usual_s
         return usual_s

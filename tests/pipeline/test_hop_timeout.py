@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmnode.pipeline.next_hop import GRAY_FACTOR, LIMIT_MAX_S, TIMEOUT_FACTOR, RoundTrip, hop_timeout
+from swarmnode.pipeline.next_hop import GRAY_FACTOR, LATE_FACTOR, LIMIT_MAX_S, RoundTrip, hop_timeout
 
 SECONDS = st.floats(0.001, 1000.0)
 
@@ -15,7 +15,7 @@ def test_a_call_ends_with_the_deadline_without_blame(
     found = hop_timeout(expected_s, hops, minimum_s, left_s, others)
     assert 0.0 < found.give_up_s <= left_s
     if found.blames:
-        assert found.give_up_s >= GRAY_FACTOR * TIMEOUT_FACTOR * expected_s - 1e-9, "slow is not gray"
+        assert found.give_up_s >= GRAY_FACTOR * LATE_FACTOR * expected_s - 1e-9, "slow is not gray"
 
 
 @given(SECONDS, st.integers(2, 8), SECONDS, st.booleans())

@@ -12,7 +12,6 @@ from swarmnode.machine.replica import TorchReplica
 from swarmnode.manifest import GossipSpec, InnerSpec, Manifest, PipelineSpec
 from swarmnode.metrics import name
 from swarmnode.pipeline.microbatch_size import (
-    STRAGGLER,
     PendingGradients,
     averaged,
     label,
@@ -20,7 +19,7 @@ from swarmnode.pipeline.microbatch_size import (
     sizes_of,
     window_limit,
 )
-from swarmnode.pipeline.next_hop import MicrobatchResult
+from swarmnode.pipeline.next_hop import LATE_FACTOR, MicrobatchResult
 from swarmnode.pipeline.recompute import RecomputeService
 from swarmnode.pipeline.stage_worker import HopInput, StageAudits, StageWorker
 from swarmnode.wire import call_pb2 as wire
@@ -100,8 +99,8 @@ def test_steps_do_not_wait_for_a_straggler() -> None:
     pending = PendingGradients(staleness_max=0)
     pending.closed(pending.opened(0, 0.0), 1.0)  # one second is usual
     pending.opened(0, 10.0)
-    assert pending.put_off(0, 10.0 + 0.9 * STRAGGLER)
-    assert not pending.put_off(0, 10.0 + 1.1 * STRAGGLER)
+    assert pending.put_off(0, 10.0 + 0.9 * LATE_FACTOR)
+    assert not pending.put_off(0, 10.0 + 1.1 * LATE_FACTOR)
 
 
 def test_labels_cover_every_age() -> None:
