@@ -16,6 +16,7 @@ from swarmnode.model.section import snapshot_nbytes
 from swarmnode.node.node_ports import NodeContext
 from swarmnode.node.presence import Presence
 from swarmnode.parted_work import Parts, timed
+from swarmnode.pipeline.rebalance import DOWNLOAD_RATE
 from swarmnode.ports import Priority, State, Store
 from swarmnode.recovery import checkpoint as form
 from swarmnode.recovery import checkpoint_io
@@ -25,8 +26,6 @@ from swarmnode.recovery.resumption import CheckpointOptions, SavedStages
 from swarmnode.wire import record_pb2
 
 PATIENCE_S = 20.0  # guess: until the next replica saves what the one before it has not
-BOUNDARY_WAIT_S = 5.0  # guess: an outer step takes a second or two
-PATIENCE_RATE = 2e7  # guess: bytes a second of a slow disk or bucket, for large states
 RESUMED = PeerId("checkpoint")  # the feeder name under which earlier finished blocks are remembered
 
 
@@ -65,7 +64,8 @@ class Checkpointer:
         self._shapes = self._options.shapes(here.manifest, here.stage)
         self._wake = asyncio.Event()
         self._time = asyncio.get_running_loop().time
-        self._patience_s = PATIENCE_S + snapshot_nbytes(here.replica.sizes_of(here.stage)) / PATIENCE_RATE
+        nbytes = snapshot_nbytes(here.replica.sizes_of(here.stage))
+        self._patience_s = PATIENCE_S + nbytes / DOWNLOAD_RATE  # a bucket is behind the same uplink
 
     def on_progress(self) -> None:
         """The run's sample count grew: look whether a checkpoint is due."""
@@ -121,9 +121,9 @@ class Checkpointer:
         return None
 
     async def _boundary(self, due: int) -> None:
-        """Wait for this replica's own end of the round, a moment at most."""
+        """Wait for this replica's own end of the round, as long as for an exchange at most."""
         try:
-            async with asyncio.timeout(BOUNDARY_WAIT_S):
+            async with asyncio.timeout(self._here.manifest.limits.exchange_timeout_s):
                 await self._gossip.beyond(due - 1)
         except TimeoutError:
             pass

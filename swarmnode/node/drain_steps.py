@@ -25,11 +25,8 @@ MARGIN = 2.0  # guess: held work, or an exchange, may take twice as long as usua
 EXCHANGE_S = 1.0  # guess: at least, with its turn on a busy device; an exchange of a round itself may take 0.1 s
 TURN_MAX_S = 10.0  # guess: saving waits so long at most for a microbatch that the device is at
 SAVED_BYTES = 4  # of an element of the state, at most
-SAVE_BYTES_PER_S = 1e8  # guess: a cloud disk of the cheapest kind
+SAVE_BYTES_PER_S = 125 << 20  # a cloud disk of the usual kind: baseline of AWS EBS gp3, whatever its size
 HANDOVER_MAX_S = 3600.0  # the longest that a call may have (header.py): the notice's own time is shorter
-
-
-LOOK_S = 0.05  # guess: between two looks at a feeder that holds
 
 
 class HeldWork:
@@ -105,8 +102,8 @@ class HeldWork:
     async def emptied(self) -> None:
         """After `hold`: wait until nothing is held any more."""
         await self._backlog.empty()
-        while self._feeder is not None and self._feeder.under_way:  # noqa: ASYNC110
-            await asyncio.sleep(LOOK_S)
+        if self._feeder is not None:
+            await self._feeder.idle.wait()
 
 
 def mates(swarm: Swarm, stage: int, me: PeerId) -> list[PeerId]:

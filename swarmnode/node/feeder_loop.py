@@ -14,9 +14,6 @@ from swarmnode.node.presence import NO_STAGE, Presence, StageStatus
 from swarmnode.pipeline.feeder import Feeder
 from swarmnode.wire import record_pb2
 
-# The first measurement of an 8 B model on home machines takes most of an hour. Two feeders of five made it, because a
-# feeder that begins knows few others (simulated: thousand-8b).
-BASELINE_S = 60.0  # guess
 UNHEARD = PeerId("unheard")  # the name under which blocks of unknown feeders are remembered
 
 
@@ -55,7 +52,9 @@ async def feeding(feeder: Feeder, rounds: Gossip, samples_total: Callable[[], in
     """Measure the held-out loss before anything is trained (or a checkpoint was `resumed`), then feed, and measure
     again after rounds past `done`, every `pipeline.validation_every_samples`.
 
-    Feeding waits for the first measurement BASELINE_S at most. Returns when the feeder is drained.
+    Feeding waits for the first measurement as long as for a microbatch, at most: that of an 8 B model on home machines
+    takes most of an hour, and two feeders of five made it, because a feeder that begins knows few others (simulated:
+    thousand-8b). Returns when the feeder is drained.
     """
     first = (samples_total() == 0 or resumed) and feeder.validates(0)
     measured = asyncio.Event()
@@ -63,7 +62,7 @@ async def feeding(feeder: Feeder, rounds: Gossip, samples_total: Callable[[], in
         fetcher = tasks.create_task(feeder.prefetch())
         validating = tasks.create_task(_validating(feeder, rounds, samples_total, done, first, measured))
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(BASELINE_S):
+            async with asyncio.timeout(feeder.manifest.limits.microbatch_timeout_s):
                 await measured.wait()
         await feeder.run()
         validating.cancel()

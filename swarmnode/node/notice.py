@@ -22,7 +22,6 @@ from swarmnode.errors import RemoteFault
 
 GRACE_S = 30.0  # Kubernetes' terminationGracePeriodSeconds and SLURM's KillWait by default; systemd gives 90
 AWS_NOTICE_S = 120.0  # AWS: two minutes, best effort
-AWS_NOTICE_MAX_S = 600.0  # guess: a time further away than this is a wrong clock
 GCP_NOTICE_S = 30.0  # GCP: up to 30 s between the notice and the machine's end
 GCP_MAINTENANCE_S = 60.0  # GCP: 60 s before the event (an hour for machines with GPUs)
 AZURE_NOTICE_S = 30.0  # Azure: Preempt events are announced at least 30 s before
@@ -146,10 +145,7 @@ def aws_action(status: int, body: str, now_unix_s: float) -> Notice | None:
     if action not in ("terminate", "stop"):
         raise RemoteFault(f"spot/instance-action says {_cut(action)}; terminate, stop or hibernate belongs there")
     left_s = _moment(_text(table, "time", "spot/instance-action")) - now_unix_s
-    if left_s < 0.0:
-        left_s = STARTED_S
-    elif left_s > AWS_NOTICE_MAX_S:
-        left_s = AWS_NOTICE_S
+    left_s = min(left_s, AWS_NOTICE_S) if left_s >= 0.0 else STARTED_S  # a clock that is slow gives no more time
     return Notice("aws", NoticeKind.PREEMPT, left_s, f"spot instance: {action} at {table['time']}")
 
 

@@ -1,5 +1,5 @@
-"""A pause without leaving. Held work is finished, the replica stays in memory, and the record says "paused". After the
-pause the replica catches up with its stage before it serves again."""
+"""A pause without leaving. Nothing new is begun, held work ends by itself, the replica stays in memory, and the record
+says "paused". After the pause the replica catches up with its stage before it serves again."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ from swarmnode.node.presence import NO_WORK, Presence, StageObserver, StageStatu
 from swarmnode.node.served_stage import ServedStage
 from swarmnode.ports import Answer, Call, Handler, Telemetry
 from swarmnode.wire import record_pb2
-
-FINISH_S = 30.0  # guess: held work is finished within this; the rest goes on, and is not waited for
 
 
 class StageSlot:
@@ -84,7 +82,7 @@ class PauseControl:
         if not running:
             self.going.clear()
             if state == record_pb2.NODE_STATE_TRAINING:
-                await self._pause(reason)
+                self._pause(reason)
             return
         if state == record_pb2.NODE_STATE_PAUSED:
             await self._resume(reason)
@@ -98,19 +96,11 @@ class PauseControl:
             served.hold("this node is leaving")
             await served.held_work.emptied()
 
-    async def _pause(self, reason: str) -> None:
+    def _pause(self, reason: str) -> None:
         self._presence.set_state(record_pb2.NODE_STATE_PAUSED, reason)
-        if (served := self._slot.served) is None:
-            return
-        served.hold("this node is paused")
-        try:
-            async with asyncio.timeout(FINISH_S):
-                await served.held_work.emptied()
-        except TimeoutError:
-            held = served.held_work.held
-            self._telemetry.event("node.paused", level="warning", held=held, reason="what is held is not done yet")
-        else:
-            self._telemetry.event("node.paused", reason=reason)
+        if (served := self._slot.served) is not None:
+            served.hold("this node is paused")
+            self._telemetry.event("node.paused", held=served.held_work.held, reason=reason)
 
     async def _resume(self, reason: str) -> None:
         if (served := self._slot.served) is not None:

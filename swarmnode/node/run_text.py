@@ -16,7 +16,7 @@ from swarmnode.errors import DataError, HardwareFault, NotPermitted, Unavailable
 from swarmnode.ids import PeerId, seeded
 from swarmnode.manifest import Manifest
 from swarmnode.manifest.location import base_url
-from swarmnode.membership.liveness import AGAIN_S
+from swarmnode.membership.liveness import AGAIN_S, TRIES
 from swarmnode.membership.swarm import SERVING, Member, Swarm
 from swarmnode.metrics import name
 from swarmnode.node.chunk_samples import ChunkSamples
@@ -260,7 +260,6 @@ class RunText:
 # other's reservations and take different stages (pipeline/rebalance.py).
 
 SETTLE_S = 0.5  # guess: until the reservation of a node that joins at the same time can be read
-LOOKS_MAX = 4  # guess: most see the same after one
 
 
 async def choose(context: NodeContext, text: RunText, asked: int | None) -> int:
@@ -282,7 +281,7 @@ async def choose(context: NodeContext, text: RunText, asked: int | None) -> int:
         else:
             gone = {m.peer for m in presence.peer_table.swarm().members()} - {m.peer for m in living.members()}
             stage, reason = choose_stage(bounded(living, shares), shares, rules, rng, presence.status.unable)
-            for _ in range(LOOKS_MAX):
+            for _ in range(TRIES):
                 before = stage
                 await presence.reserve(stage)
                 await asyncio.sleep(SETTLE_S)

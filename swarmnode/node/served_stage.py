@@ -151,11 +151,8 @@ METHODS: Mapping[str, bool] = {
 }
 """The methods that a served stage answers, and whether their calls carry tensors."""
 
-BEHIND_S = 15.0  # guess: where rounds are short, an exchange that times out costs many; longer than that no lag lasts
 SYNCS_AGAIN = TRIES - 1  # times that a newcomer which missed its first round takes the state again
 FINISH_S = 8.0  # guess: before a move, held work is finished within this
-FINISH_SOON_S = 0.5  # guess: the same while a stage stands empty and all wait for the mover, or when it is HOPELESS
-SAVERS = 2  # guess: where all are killed at once, one of them may not come back
 SAVE_LEAST_S = 120.0  # guess: so much of its work a run may lose then
 SAVE_BYTES_PER_S = 1e6  # derived: a disk that bears 300 TB lasts for ten years
 HOPELESS_S = 4.0 * FINISH_S  # of work that takes so long little is finished; callers ask another replica sooner
@@ -324,22 +321,18 @@ class ServedStage(StageObserver):
         return await rebalancer.run()
 
     async def withdraw(self, transfer: StageTransfer) -> None:
-        """Take no new work before the move of `transfer`, and finish what is held, in FINISH_S at most."""
-        presence, loop = self._context.presence, asyncio.get_running_loop()
+        """Take no new work before the move of `transfer`, and finish what is held, in FINISH_S at most; not at all
+        while a stage stands empty, where all wait for the mover, nor if that is hopeless."""
+        presence = self._context.presence
         presence.set_state(record_pb2.NODE_STATE_DRAINING, f"moves to stage {transfer.stage}")
         self.held_work.refuse("this node is leaving")
-        held = 0
-        try:
-            async with asyncio.timeout(FINISH_S) as patience:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(FINISH_S):
                 await presence.announce()  # under the key of this stage, before it is announced elsewhere
-                if transfer.state is None or self.backlog.seconds > HOPELESS_S:
-                    patience.reschedule(loop.time() + FINISH_SOON_S)
-                await self.held_work.finish()
-        except TimeoutError:
-            held = self.held_work.held
-        self._context.telemetry.event(
-            "stage.moved", source=self.stage, target=transfer.stage, cut=held, reason=transfer.reason
-        )
+                if transfer.state is not None and self.backlog.seconds <= HOPELESS_S:
+                    await self.held_work.finish()
+        cut, reason = self.held_work.held, transfer.reason
+        self._context.telemetry.event("stage.moved", source=self.stage, target=transfer.stage, cut=cut, reason=reason)
 
     async def rest(self) -> tuple[Callable[[Replica], JoinedStage], State, int]:
         """Begin nothing new, finish what is held, in FINISH_S at most, and the round under way. Returns what a
@@ -407,14 +400,15 @@ class ServedStage(StageObserver):
         return sum(section.nbytes for section in state.sections.values())
 
     async def _saving(self) -> None:
-        """Save the stage again and again, about SAVERS of its replicas each time: where all are killed at once, the run
-        would begin anew, or from an archive. A disk that is full keeps no replica from training."""
+        """Save the stage again and again, about `min_keep` of its replicas each time: where all are killed at once, the
+        run would begin anew, or from an archive. A disk that is full keeps no replica from training."""
         context, period_s = self._context, SAVE_LEAST_S
+        savers = context.manifest.pipeline.min_keep  # as one that is lost, one of them may not come back
         chance = seeded(context.manifest.seed, "saving", context.me, context.presence.incarnation, self._served_before)
         while True:
             await asyncio.sleep(period_s * (0.5 + chance.random()))  # not all at once
             replicas = len(context.presence.peer_table.swarm().serving(self.stage))
-            if context.presence.status.state != record_pb2.NODE_STATE_TRAINING or chance.random() * replicas >= SAVERS:
+            if context.presence.status.state != record_pb2.NODE_STATE_TRAINING or chance.random() * replicas >= savers:
                 continue
             try:
                 period_s = max(SAVE_LEAST_S, await self._save_state() / SAVE_BYTES_PER_S)
@@ -470,8 +464,10 @@ class ServedStage(StageObserver):
 
         One that lies about its round cannot bring this about: the count is believed in bounds (membership/clock.py).
         The state that is taken is checked by others, as a joiner's."""
-        presence, done, size = self._context.presence, self.gossip.done, self._context.manifest.gossip.round_samples
-        bound = max(APART_ROUNDS * self.gossip.stride, int(BEHIND_S * self.gossip.pace.samples_per_second / size))
+        presence, done, manifest = self._context.presence, self.gossip.done, self._context.manifest
+        pace, size = self.gossip.pace.samples_per_second, manifest.gossip.round_samples
+        missed = manifest.limits.exchange_timeout_s * pace / size  # where rounds are short, one exchange may cost many
+        bound = max(APART_ROUNDS * self.gossip.stride, int(missed))
         if self._behind.is_set() or presence.status.state != record_pb2.NODE_STATE_TRAINING:
             return False  # while it catches up, it is held
         run_progress = presence.run_progress

@@ -19,13 +19,12 @@ from swarmnode.membership.swarm import JOINING, Swarm
 from swarmnode.metrics import name
 from swarmnode.pipeline.hop import Hop, RunningLoss
 from swarmnode.pipeline.microbatch_size import MicrobatchSizer
-from swarmnode.pipeline.next_hop import MicrobatchResult, RoundTrip
+from swarmnode.pipeline.next_hop import WAIT_MAX_S, MicrobatchResult, RoundTrip
 from swarmnode.ports import Telemetry, WireTensor
 from swarmnode.wire import call_pb2 as wire
 from swarmnode.wire import record_pb2
 
 RATE_SPAN_S = 10.0  # guess: window of the tokens per second average
-LOST_PAUSE_S = 0.2  # guess: pause after a loss before anything new starts
 VALIDATORS = 2  # guess: feeders that measure the held-out loss after a round, with as many microbatches in flight each
 
 
@@ -171,6 +170,8 @@ class Feeder:
         self._block, self._cut = 0, range(0)  # the block in work, and its samples not yet in a piece
         self._left: dict[int, int] = {}  # block -> samples not yet done
         self.under_way = 0  # microbatches started and not completed
+        self.idle = asyncio.Event()  # set while there are none
+        self.idle.set()
         self._samples_under_way = 0
         self.validating = False
         self._together = averages_gradients(self.manifest)  # replicas wait for each other before each step
@@ -218,6 +219,7 @@ class Feeder:
             piece = self._next(room)
             if await self._text.at_hand(tasks, piece):
                 self.under_way += 1
+                self.idle.clear()
                 self._samples_under_way += len(piece.indices)
                 tasks.create_task(self._run_microbatch(piece))
 
@@ -352,11 +354,13 @@ class Feeder:
             self.telemetry.event("microbatch.lost", level="warning", reason=str(lost), block=piece.block)
             self._again.appendleft(piece)
             self._round_trip.record_loss(begun, loop.time())
-            await asyncio.sleep(LOST_PAUSE_S)
+            await asyncio.sleep(WAIT_MAX_S)  # before anything new starts
         else:
             self._done(piece, outcome, loop.time() - begun)
         finally:
             self.under_way -= 1
+            if not self.under_way:
+                self.idle.set()
             self._samples_under_way -= len(piece.indices)
             self.changed.set()
 

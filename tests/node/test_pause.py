@@ -26,6 +26,7 @@ async def test_a_replica_pauses_catches_up_and_goes_on(stage: int) -> None:
         aside = next(person for person in v.people if person.node.stage == stage)
         await aside.node.pause_control.apply(False, "asked to")
         assert aside.node.pause_control.paused
+        await aside.served.held_work.emptied()
         steps = aside.served.hop.inner_steps
         rounds = aside.served.gossip.done
         before = v.total()

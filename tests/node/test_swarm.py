@@ -170,7 +170,6 @@ async def test_a_replica_that_is_rounds_behind_takes_the_state_before_a_round(
     stage: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(served_stage, "APART_ROUNDS", 2)
-    monkeypatch.setattr(served_stage, "BEHIND_S", 0.0)
     async with village(manifest(stages=2), stages=(0, 1, 0, 1, 0, 1)) as v:
         await v.until(
             lambda: all(p.node.state == record_pb2.NODE_STATE_TRAINING for p in v.people) and v.total() > 64,

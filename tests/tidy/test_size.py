@@ -5,9 +5,9 @@ import ast
 from tests.support.package_source import MODULES, PRODUCT, ROOT, nodes, tree
 
 # Of `swarmnode/`, and of all packages together, without generated code; CONTRIBUTING.md says how to raise them.
-LINES_MAX = 57_970
+LINES_MAX = 57_915
 FILES_MAX = 295
-ALL_LINES_MAX = 75_675
+ALL_LINES_MAX = 75_625
 FUNCTION_LINES_MAX = 80
 # Of all Python in `tests/`.
 TESTS_MAX = 41_755
