@@ -3,7 +3,7 @@
 A bounded number of peers downloads at once, and they take turns where more want to. A place belongs to a peer for a
 turn, and for longer while nobody waits for one. A turn lasts long enough for a slow but honest home to get the share of
 a state that makes an attempt worth another, so a download that lost its place goes on later with the chunks it has.
-When a turn is over, the place goes to the next that waits: first to those that had no turn here in the last hour, and
+When a turn is over, the place goes to the next that waits: first to those that had no turn here, and
 among equals to those that wait longest.
 
 Only seconds count, because whatever else a peer shows costs it nothing: it may ask for one chunk for ever, or for all
@@ -33,8 +33,6 @@ from swarmnode.remembered import Remembered
 from swarmnode.transfer.snapshot import CHUNK_NBYTES, CHUNKS_AT_ONCE, SLOW, WHOLE, Snapshot, StateSlice
 from swarmnode.wire import access_pb2
 from swarmnode.wire import call_pb2 as wire
-
-HAD_S = 3600.0  # guess: so long those that had a turn come after those that had none
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,14 +204,11 @@ class DonorPlaces:
     def _waits_s(self, peer: PeerId, now_s: float) -> float:
         return now_s - self._refused[peer].since_s if peer in self._refused else 0.0
 
-    def _had_turn(self, peer: PeerId, now_s: float) -> bool:
-        return peer in self._had and now_s - self._had[peer].until_s < HAD_S
-
     def _ahead(self, peer: PeerId, now_s: float) -> int:
         """Peers that wait for a place and come before `peer`."""
 
         def rank(one: PeerId) -> tuple[bool, float]:
-            return self._had_turn(one, now_s), -self._waits_s(one, now_s)
+            return one in self._had, -self._waits_s(one, now_s)
 
         waiting = [one for one, refused in self._refused.items() if refused.claims_s > now_s]
         return sum(one not in self._pulling and rank(one) < rank(peer) for one in waiting)
@@ -221,7 +216,7 @@ class DonorPlaces:
     def _over(self, now_s: float) -> list[PeerId]:
         """Peers whose turn is over: first those that nobody waits for, then who had a turn before, then the longest."""
         over = {peer: one for peer, one in self._pulling.items() if one.of and now_s - one.since_s >= one.turn_s}
-        return sorted(over, key=lambda p: (over[p].hurries, not self._had_turn(p, now_s), over[p].since_s))
+        return sorted(over, key=lambda p: (over[p].hurries, p not in self._had, over[p].since_s))
 
     def _leave_idle(self) -> float:
         """Forget peers that have given up. Returns the loop time."""
@@ -479,9 +474,6 @@ class LoadedDonor:
         transport.serve("chunk", self.chunk, tensor_bytes_max=0)
 
 
-BUSY_MAX_S = HAD_S  # then it is worth asking again, whatever the budget says
-
-
 @dataclass(frozen=True, slots=True)
 class ArchiveBudget:
     """Limits on the cost of archiving to a node, for all holders of the owner's warrant together. All are guesses."""
@@ -522,7 +514,7 @@ class StageDonor:
             raise RemoteFault(f"an archive may copy the slow weights of stage {self.stage} here, and nothing else")
         now_s = asyncio.get_running_loop().time()
         if now_s < self._next_s:
-            raise Busy("an archive has copied this replica a moment ago", min(self._next_s - now_s, BUSY_MAX_S))
+            raise Busy("an archive has copied this replica a moment ago", self._next_s - now_s)
         self._begun_s, self._made_s, self._next_s = now_s, 0.0, math.inf  # until this one is made
         self.archive.close()  # of two copies the older one goes before the new one takes memory
         try:
