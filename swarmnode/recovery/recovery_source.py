@@ -20,10 +20,8 @@ from swarmnode.transfer.snapshot import CHUNK_NBYTES
 from swarmnode.wire import record_pb2
 
 SLOW_SHARE = 0.5  # guess: of the median speed of a stage's replicas
-# Announce periods without a record after which one replica of many is looked up again, and pinged if that tells nothing
-# newer [guess].
-QUIET_PERIODS = 2
-LOST_PERIODS = QUIET_PERIODS + 1  # derived: a silent replica counts as gone a period after it was looked up
+LOST_PERIODS = TRIES  # announce periods without a record after which a silent replica counts as gone
+QUIET_PERIODS = LOST_PERIODS - 1  # before that it is looked up again, and pinged if that tells nothing newer
 CLAIM_WAIT_S = 300.0  # guess: a node waits so long for a run that it heard of before it begins anew
 RETURN_WAIT_S = 60.0  # guess: where most of a run is gone, a node waits so long for those that hold its stage
 LOST_WAIT_S = CLAIM_WAIT_S  # then what nobody brought back counts as lost, and its stage begins from the seed

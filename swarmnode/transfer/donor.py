@@ -3,8 +3,8 @@
 A bounded number of peers downloads at once, and they take turns where more want to. A place belongs to a peer for a
 turn, and for longer while nobody waits for one. A turn lasts long enough for a slow but honest home to get the share of
 a state that makes an attempt worth another, so a download that lost its place goes on later with the chunks it has.
-When a turn is over, the place goes to the next that waits: first to those that had no turn here, and
-among equals to those that wait longest.
+When a turn is over, the place goes to the next that waits: first to those that had no turn here, and among equals to
+those that wait longest.
 
 Only seconds count, because whatever else a peer shows costs it nothing: it may ask for one chunk for ever, or for all
 but the last at once, and read none. Beside `n` keys that never change, an honest joiner waits for the line (`share`),
