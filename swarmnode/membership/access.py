@@ -18,13 +18,15 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from google.protobuf.message import DecodeError
 
 from swarmnode import bounds
+from swarmnode.bounds.table import PEER_MAX
 from swarmnode.errors import RemoteFault
 from swarmnode.identity import PUBLIC_KEY_BYTES, SIGNATURE_BYTES, Identity, public_key_of, signed_by
 from swarmnode.ids import PeerId, RunId, digest
+from swarmnode.remembered import REMEMBERED_MAX
 from swarmnode.wire import access_pb2 as wire
 
 PASS_BYTES_MAX = 512
-ACCESS_LIST_BYTES_MAX = 256 << 10  # guess: 4,000 peer ids; use invites for more
+ACCESS_LIST_BYTES_MAX = REMEMBERED_MAX * PEER_MAX  # as many peers as a node remembers; use invites for more
 GRANT_NAME_BYTES = 8
 UPDATE = "pip install --upgrade WHEEL, the file or URL that the run's organiser gives"
 _VERSION = re.compile(r"\d+(\.\d+)*")
