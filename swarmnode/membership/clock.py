@@ -33,7 +33,7 @@ from swarmnode.wire import record_pb2
 FACTOR = 4.0  # guess: machines do up to so many times what they announce: speeds are measured late, or on busy machines
 OUTLIER = 4.0  # guess: no machine counts as more than so many times the median
 WINDOW_S = 1800.0  # guess: covers the work of two parts of a swarm that were separated for hours
-MARKS = 30  # in a window
+HEARD_S = WINDOW_S / 30  # within it others are heard; between two marks in a window
 
 
 class ProgressBound:
@@ -61,7 +61,7 @@ class ProgressBound:
         if self._marks:
             self._possible += self._rate * max(0.0, now_unix_s - self._at)
         self._at = now_unix_s
-        if not self._marks or now_unix_s >= self._marks[-1][0] + WINDOW_S / MARKS:
+        if not self._marks or now_unix_s >= self._marks[-1][0] + HEARD_S:
             self._marks.append((now_unix_s, total, self._possible))
         while len(self._marks) > 1 and self._marks[1][0] <= now_unix_s - WINDOW_S:
             self._marks.popleft()
@@ -191,7 +191,7 @@ class RunClock:
         """Whether the machines seen agree on one side of `top`, or had time to."""
         self._asked_s = min(self._asked_s, now_unix_s)
         above = sum(total > top for total in totals)
-        return 4 * max(above, len(totals) - above) > 3 * len(totals) or now_unix_s >= self._asked_s + WINDOW_S / MARKS
+        return 4 * max(above, len(totals) - above) > 3 * len(totals) or now_unix_s >= self._asked_s + HEARD_S
 
     def _possible(self, now_unix_s: float, said: int) -> int:
         """`said`, limited to what can have been trained since others were last believed without a bound."""

@@ -11,7 +11,7 @@ from typing import Protocol
 from swarmnode.errors import RemoteFault
 from swarmnode.ids import PeerId, digest64
 from swarmnode.manifest import Manifest
-from swarmnode.membership.clock import RunClock, Supposed
+from swarmnode.membership.clock import HEARD_S, RunClock, Supposed
 from swarmnode.membership.liveness import PINGED_MAX
 from swarmnode.membership.peer_table import PeerTable
 from swarmnode.membership.progress import Progress, ProgressOverclaim
@@ -41,7 +41,7 @@ Feeding = tuple[PeerId, float]
 # Pure: times and entries are arguments.
 
 PERIOD_S = 5.0  # guess: between two looks; what is trained meanwhile is what two parts may err by about each other
-WINDOW_S = 60.0  # guess: entries of the other part arrive within it, with a few feeders' in each call
+WINDOW_S = HEARD_S  # entries of the other part arrive within it, with a few feeders' in each call
 
 
 @dataclass(frozen=True, slots=True)
