@@ -56,6 +56,9 @@ LOSS_LEAST = 0.3  # guess: nats per token; below this, text is memorised and its
 # Guess: own weights explain an answer that is less than half as far from theirs as from others. A few steps later they
 # explain most of an honest one, and nothing of a lie.
 EXPLAINED = 0.5
+# The very weights that answered give the answer again: measured on the demo, of one kind of machine, 1e-5 at most; a
+# step later .014; see NEAR_STEPS. Guess: other machines and 16 bits multiply in other ways, by less than EXACT.
+EXACT, STEP_DISTANCE = 0.005, 0.27 / NEAR_STEPS
 STEPS_DOUBLE = 4.0  # measured (docs/security.md): so many steps later an honest answer is twice as far from its weights
 
 
@@ -122,6 +125,11 @@ class Weighed:
         return self.own.distance / (1.0 + self.apart / STEPS_DOUBLE)
 
     @property
+    def unexplained(self) -> bool:
+        """Whether weights so few steps from those that answered give another answer than theirs can be."""
+        return self.own is not None and self.near and self.own.distance > EXACT + STEP_DISTANCE * self.apart
+
+    @property
     def explained(self) -> bool:
         """Whether its server's own weights are near its answer, as others' are not."""
         return self.own is not None and self.own.distance <= EXPLAINED * self.vote.distance
@@ -141,7 +149,7 @@ def is_false(one: Weighed, other: Weighed | None = None) -> bool:
         return True
     # A replica that met others since has other weights, which explain nothing.
     better = other is None or (other.own is not None and EXPLAINED * one.own_distance > other.own_distance)
-    return one.speaks and one.near and better and not one.explained
+    return better and (one.unexplained or (one.speaks and one.near and not one.explained))
 
 
 def hides(one: Weighed, other: Weighed | None = None) -> bool:
@@ -243,9 +251,9 @@ class MeanAnswers:
     a while, twice as long each time, and the others are compared without it. Of two nobody knows which one it is.
     """
 
-    # Measured on the demo, four replicas: 3.5 at most of 2,570 honest answers; one that steers by a cosine of .98 in
-    # one answer of three is above after 10 to 39.
-    LIMIT = 5.0
+    # Measured on the demo, four replicas: 3.5 at most of 5,660 honest answers; one that steers by a cosine of .98 in
+    # one answer of three is above after 11 to 17.
+    LIMIT = 3.5
     FIRST = 8.0  # answers of a replica and of the others, before it is judged; measured: at the fourth one was at 3.3
     EACH = 64.0  # guess: answers of a replica that enter, as gradients turn while a run learns
     ASIDE_S = 60.0  # guess: the first time; long beside the answers that it takes to stand aside again
@@ -277,9 +285,14 @@ class MeanAnswers:
         self._z = self._found()
         farthest = max(self._z, key=self._z.__getitem__, default=peer)
         if len(self._of) > 2 and self._z.get(farthest, 0.0) > self.LIMIT:
-            for_s = 2.0 * self._aside.get(farthest, (0.0, self.ASIDE_S / 2.0))[1]
-            self._aside[farthest] = (now_s + for_s, for_s)
-            del self._of[farthest]
+            self.put_aside(farthest, now_s)
+
+    def put_aside(self, peer: PeerId, now_s: float) -> None:
+        """Have `peer` stand aside, for twice as long as the last time, if it does not yet."""
+        if not self.aside(peer):
+            for_s = 2.0 * self._aside.get(peer, (0.0, self.ASIDE_S / 2.0))[1]
+            self._aside[peer] = (now_s + for_s, for_s)
+            self._of.pop(peer, None)
             self._z = self._found()
 
     def speaks(self, peer: PeerId) -> bool:
@@ -378,14 +391,18 @@ class Audits:
         """The running residual of `peer`."""
         return self._of(peer).residual
 
+    def steers(self, peer: PeerId, stage: int) -> bool:
+        """Whether answers of `peer`, or what they differ by in checks, point one way: only its weights decide."""
+        return self._records.get(peer, _Record()).residual.coherent or self.means(stage).speaks(peer)
+
     def suspected(self, peer: PeerId, stage: int) -> bool:
-        """Whether checks speak against `peer`: its answers are compared with its own weights."""
-        known = self._records.get(peer)
-        return self.shortfall(stage).against(peer) > LIMIT or (known is not None and known.residual.coherent)
+        """Whether `peer` may lie: its answers are compared with its own weights."""
+        return self.unusable(peer, stage) or self.steers(peer, stage)
 
     def unusable(self, peer: PeerId, stage: int) -> bool:
-        """Whether answers of `peer` are not used now: checks speak against it, or its mean answer points elsewhere."""
-        return self.suspected(peer, stage) or self.means(stage).aside(peer)
+        """Whether answers of `peer` are not used now. Of two whose means differ nobody knows which one it is."""
+        coherent = self._records.get(peer, _Record()).residual.coherent
+        return coherent or self.shortfall(stage).against(peer) > LIMIT or self.means(stage).aside(peer)
 
     def clear(self, peer: PeerId, stage: int, distance: float | None = None) -> None:
         """Its own weights explain the answers of `peer`: they are far from others', at a `distance` that is honest

@@ -149,8 +149,8 @@ class Auditor:
         self._at_work[claim.server] = None
         server, stage, now_s = claim.server, claim.statement.stage, asyncio.get_running_loop().time()
         self.audits.means(stage).observe(server, claim.sketch, now_s)
-        # Once its residuals point one way only its weights decide, and the budget is for checks with these.
-        if not self.audits.residual(server).coherent or self.audits.weighable(server, now_s):
+        # Once only its weights decide, the budget is for checks with these.
+        if not self.audits.steers(server, stage) or self.audits.weighable(server, now_s):
             self.perhaps(server, lambda: self._check(replace(claim, came_s=now_s)))
 
     def withholds(self, peer: PeerId, stage: int) -> bool:
@@ -217,6 +217,8 @@ class Auditor:
                 close = likeness.close
                 if usual:
                     return self._right(claim, shown, str(likeness))
+                if close and self.audits.means(claim.statement.stage).speaks(claim.server):
+                    break
             elif close:  # a third one says which of the two is farther than usual
                 break
         if len(voters) < 2:
@@ -234,8 +236,8 @@ class Auditor:
         for (peer, _), (rival, _), sign in ((one, other, 1.0), (other, one, -1.0)):
             if suspected(peer, claim.statement.stage) or not suspected(rival, claim.statement.stage):
                 self.audits.residual(peer).add(residual, sign)  # a liar's answers say nothing about others
-        coherent = any(self.audits.residual(peer).coherent for peer, _ in (one, other))
-        usual = not coherent and not test.short(likeness.distance)
+        steers = any(self.audits.steers(peer, claim.statement.stage) for peer, _ in (one, other))
+        usual = not steers and not test.short(likeness.distance)
         for peer, _ in (one, other) if usual else ():
             test.observe(peer, likeness.distance)
         return likeness, usual
@@ -247,7 +249,7 @@ class Auditor:
         if self.is_noise(claim, loss_sum):
             self._tell(claim, "undecided", f"a loss of {loss_sum:.3g} nats: gradients are noise")
             return None
-        cases = await self._cases(claim, voters)
+        cases, means = await self._cases(claim, voters), self.audits.means(claim.statement.stage)
         # Most contradict each other: nobody can be told from them.
         split = 2 * sum(not case.vote.close for case in cases) > len(cases) > 2
         doubted = [i for i, case in enumerate(cases) if case.suspected or not (split or case.vote.close)]
@@ -273,14 +275,19 @@ class Auditor:
                 # Of whatever weights: no meeting moves them along what so many checks left unexplained. Or none was.
                 certain = case.vote.cosine < OPPOSITE or case.residual_share > EXPLAINED or case.near
                 proven = self.wrong(peer, microbatch, reason, math.inf if certain else claim.came_s)
+                if certain:
+                    means.put_aside(peer, loop.time())
                 self.spawn(self._accuse(claim, shown, answered))
                 outcome = outcome if index else "wrong" if proven else "undecided"
             elif hides(case, other):
                 if self.audits.withheld(peer, loop.time()):
                     self._exclude(peer, f"its answers fall short, and no weights of it explain them: {reason}")
-            elif case.suspected and case.explained:
+            elif case.explained:
                 lie = bool(false) or (other is not None and not other.explained)
-                self.audits.clear(peer, claim.statement.stage, None if lie else case.vote.distance)
+                if case.suspected:
+                    self.audits.clear(peer, claim.statement.stage, None if lie else case.vote.distance)
+                if not case.vote.close:  # honest, and of no use: of weights that the others do not have
+                    means.put_aside(peer, loop.time())
         if outcome == "right":
             return self._right(claim, shown, str(cases[0].vote))
         self._tell(claim, outcome, "; ".join(reasons) or ("most contradict each other" if split else "unusual"))

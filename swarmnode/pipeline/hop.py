@@ -124,7 +124,7 @@ class Hop:
             received_s=call.received_s,
         )
         if outcome.prints is not None:
-            report.inner_steps = self.worker.inner_steps
+            report.inner_steps = outcome.prints.steps
             if (inputs := self.audits.input_auditor) is not None and process.position == 1:
                 named = bytes(process.microbatch_id), process.first_sample, process.samples
                 inputs.observe_input(FeederInput(PeerId(process.feeder), *named, tokens, x))

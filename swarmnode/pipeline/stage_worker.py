@@ -86,7 +86,7 @@ class StageResult:
 
 class StageWorker:
     """Owns a replica, its tapes, its pending gradients and its steps. Every method runs on the compute thread. Other
-    threads read `inner_steps` and drop a `PendingForward`, which no longer counts here from then on."""
+    threads drop a `PendingForward`, which no longer counts here from then on."""
 
     def __init__(self, here: StageContext, now: Callable[[], float], audits: StageAudits) -> None:
         """`here.samples_total` and `now`, the event loop's clock, may be read from any thread."""
@@ -98,11 +98,6 @@ class StageWorker:
         self._tape_max = max(manifest.limits.tape_bytes_max, int(OWN_SHARE * replica.spare_nbytes))
         self._tape_nbytes_last = 0  # of the last tape with its graph: the next takes as much
         self.pending = PendingGradients(manifest.pipeline.staleness_max)
-
-    @property
-    def inner_steps(self) -> int:
-        """Inner steps of the weights now."""
-        return self._replica.inner_steps
 
     def piece(self, queued_at: float, work: Callable[[HopInput], T], hop: HopInput) -> tuple[T, float]:
         """(`work` of `hop`, the seconds it queued since loop time `queued_at`)."""
@@ -169,7 +164,7 @@ class StageWorker:
             self._here.telemetry.count(name.CLIPPED_GRADIENTS)
         if recomputed := replica.recomputed > before:
             self._here.telemetry.count(name.RECOMPUTED_TAPES)
-        result = self._result(hop, gradient_up, claim, pending.mark)
+        result = self._result(hop, gradient_up, claim, pending.mark, pending.inner_steps)
         result.recomputed = recomputed
         return result
 
@@ -179,7 +174,7 @@ class StageWorker:
         if hop.held is not None and hop.train:
             hop.held.commit()
         loss = self._replica.loss(hop.x, hop.tokens, hop.process.samples, train=hop.train)
-        result = self._result(hop, loss.gradient, None, self._replica.mark())
+        result = self._result(hop, loss.gradient, None, self._replica.mark(), self._replica.inner_steps)
         result.loss_sum, result.tokens = loss.loss_sum, loss.tokens
         return result
 
@@ -187,9 +182,11 @@ class StageWorker:
         """The fingerprint of each tensor."""
         return tuple(map(self._replica.fingerprint, tensors))
 
-    def _result(self, hop: HopInput, gradient: WireTensor | None, claim: HopClaim | None, mark: bytes) -> StageResult:
-        """The result with `gradient` for the stage before, right after this replica's own gradient was added; `mark`:
-        of the weights at its forward."""
+    def _result(
+        self, hop: HopInput, gradient: WireTensor | None, claim: HopClaim | None, mark: bytes, steps: int
+    ) -> StageResult:
+        """The result with `gradient` for the stage before, right after this replica's own gradient was added; `mark`
+        and inner `steps`: of the weights at its forward."""
         step = self._step(hop.replicas) if hop.train else None
         prints = None
         if self._audits.auditor is not None and gradient is not None:
@@ -197,7 +194,7 @@ class StageWorker:
             tokens = of(hop.tokens) if next_hop is None else next_hop.tokens
             sent, got = (b"", b"") if next_hop is None else (next_hop.x, next_hop.gradient)
             mark = mark if mark == self._replica.mark() else b""
-            prints = TensorFingerprints(of(hop.x), tokens, of(gradient), sent, got, mark)
+            prints = TensorFingerprints(of(hop.x), tokens, of(gradient), sent, got, mark, steps=steps)
             self._record_norm(hop.process.itinerary[hop.process.position], gradient, hop)
         return StageResult(gradient, prints, step, claim)
 

@@ -8,7 +8,7 @@ hop and compare (auditor.py). A false answer and its statement can be shown to o
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from swarmnode.errors import RemoteFault, Unavailable
 from swarmnode.identity import SIGNATURE_BYTES, Identity, unsigned, verify
@@ -25,7 +25,8 @@ Fingerprint = Callable[[WireTensor], bytes]
 @dataclass(frozen=True, slots=True)
 class TensorFingerprints:
     """Fingerprints of the tensors of one hop; `sent` and `got` are empty at the last stage. `mark`: of the server's
-    slow weights (ports.Replica.mark), empty where they moved meanwhile or nobody asked."""
+    slow weights (ports.Replica.mark), empty where they moved meanwhile or nobody asked; `steps`: its inner steps at the
+    forward."""
 
     x: bytes
     tokens: bytes
@@ -33,6 +34,7 @@ class TensorFingerprints:
     sent: bytes = b""
     got: bytes = b""
     mark: bytes = b""
+    steps: int = field(default=0, kw_only=True)
 
 
 def stated(

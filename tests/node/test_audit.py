@@ -125,6 +125,10 @@ class Steers(Recording):
         return replace(found, gradient=self._steering.answer(found.gradient, tokens, "fp32"))
 
 
+class SteersFinely(Steers):
+    how = "steer toward=mean cosine=.98 length=1.3"
+
+
 class Misstates(Flips):
     """States that its weights took other numbers of inner steps than those it gives."""
 
@@ -164,15 +168,26 @@ async def test_a_replica_that_answers_false_gradients_is_excluded(kind: type[Lia
         assert liar.served.hop.samples <= its + 4 * 8, "it gets no more work"
 
 
-@pytest.mark.parametrize(("replicas", "feeders"), [(2, 1), (3, 2)])
-async def test_a_replica_that_steers_by_answers_that_look_honest_is_excluded(replicas: int, feeders: int) -> None:
+@pytest.mark.parametrize(
+    ("kind", "replicas", "feeders"),
+    [
+        (Steers, 2, 1),
+        (Steers, 3, 2),
+        (SteersFinely, 2, 1),
+        pytest.param(SteersFinely, 3, 2, marks=pytest.mark.nightly),
+    ],
+)
+async def test_a_replica_that_steers_by_answers_that_look_honest_is_excluded(
+    kind: type[Steers], replicas: int, feeders: int
+) -> None:
     """By every caller; who suspects it uses none of its answers meanwhile, and shows others what is false."""
     async with village(slow(stages=2)) as v:
-        liar = v.add(1, Steers)
+        liar = v.add(1, kind)
         for _ in range(replicas - 1):
             v.add(1)
         callers = [v.add(0) for _ in range(feeders)]
-        await v.until(lambda: any(told(one, "peer.banned") for one in callers), "a caller suspects it", 240.0)
+        if kind is Steers:
+            await v.until(lambda: any(told(one, "peer.banned") for one in callers), "a caller suspects it", 240.0)
         await v.until(lambda: all(liar.node.me in excluded(one) for one in callers), "all exclude it", 240.0)
         assert not any(excluded(person) - {liar.node.me} for person in v.people), "nobody honest is"
         done = [one for each in callers for one in told(each, "audit.done") if one["peer"] == liar.node.me]
@@ -315,6 +330,7 @@ async def test_an_honest_answer_of_far_weights_is_not_called_false() -> None:
             other = HopAnswer(turned(claim.gradient, 1), None, claim.statement.loss_sum)
             await auditor._judge(claim, None, [(claim.server, claim.answer(None)), *((mate, other) for mate in mates)])
             if any("cosine 1.000" in reason or "cosine 0.9" in reason for reason in undecided()):
+                assert auditor.audits.suspected(claim.server, 1), "it is not used: the others have other weights"
                 break
         else:
             raise AssertionError(f"its own weights never gave it: {undecided()}")

@@ -153,13 +153,27 @@ def test_an_answer_is_false_where_its_own_weights_do_not_explain_it(
 def test_answers_that_look_honest_are_false_only_of_a_suspected_replica() -> None:
     near, far = AnswerSimilarity(0.98), AnswerSimilarity(0.72, longer=1.8)
     assert not is_false(Weighed(far, suspected=False, speaks=True, own=far))
-    assert is_false(Weighed(far, suspected=True, speaks=True, own=far, near=True))
-    assert not is_false(Weighed(far, suspected=True, speaks=False, own=far, near=True)), "this answer is usual"
-    assert not is_false(Weighed(far, suspected=True, speaks=True, own=near, near=True)), "its own weights explain it"
+    assert is_false(Weighed(far, suspected=True, speaks=True, own=far, near=True, apart=1))
+    some = Weighed(AnswerSimilarity(0.9), suspected=True, speaks=True, own=AnswerSimilarity(0.9), near=True, apart=4)
+    assert is_false(some) and not is_false(replace(some, speaks=False)), "this answer is usual"
+    assert not is_false(Weighed(far, suspected=True, speaks=True, own=near, near=True, apart=1)), (
+        "its own weights explain it"
+    )
     assert not is_false(Weighed(far, suspected=True, speaks=True, own=far)), "it may have met the others"
     assert is_false(Weighed(near, suspected=True, own=near, residual_share=0.9)), "it steers"
-    of_two = Weighed(far, suspected=True, speaks=True, own=far, near=True)
+    of_two = Weighed(far, suspected=True, speaks=True, own=far, near=True, apart=1)
     assert is_false(of_two, Weighed(far, own=near)) and not is_false(of_two, Weighed(far, own=far))
+
+
+def test_weights_few_steps_from_those_that_answered_give_the_answer_again() -> None:
+    fine, same = AnswerSimilarity(0.98, longer=1.3), AnswerSimilarity(0.9999)
+    steered = Weighed(fine, suspected=True, own=fine, near=True)
+    assert is_false(steered) and not is_false(replace(steered, suspected=False))
+    assert is_false(replace(steered, apart=1)) and not is_false(replace(steered, apart=2)), "it has moved since"
+    assert not is_false(replace(steered, near=False)), "it met others since"
+    assert not is_false(replace(steered, own=same, speaks=True))
+    assert is_false(steered, Weighed(fine, own=same)), "of two, the other one's weights give its answer"
+    assert not is_false(steered, steered) and not is_false(steered, Weighed(fine)), "our arithmetic may be another"
 
 
 def test_a_far_answer_without_weights_counts_where_others_are_alike() -> None:
