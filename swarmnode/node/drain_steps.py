@@ -25,7 +25,7 @@ MARGIN = 2.0  # guess: held work, or an exchange, may take twice as long as usua
 EXCHANGE_S = 1.0  # guess: at least, with its turn on a busy device; an exchange of a round itself may take 0.1 s
 TURN_MAX_S = 10.0  # guess: saving waits so long at most for a microbatch that the device is at
 SAVED_BYTES = 4  # of an element of the state, at most
-SAVE_BYTES_PER_S = 125 << 20  # a cloud disk of the usual kind: baseline of AWS EBS gp3, whatever its size
+SAVE_BYTES_PER_S = 1e8  # guess: less than an EBS gp3 disk (125 MiB/s): reckoned with too little, a stage is lost
 HANDOVER_MAX_S = 3600.0  # the longest that a call may have (header.py): the notice's own time is shorter
 
 
