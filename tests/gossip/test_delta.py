@@ -1,15 +1,13 @@
 """Codecs of pseudo-gradients: layouts to the byte, residuals, contraction; and the groups that use them."""
 
+import hashlib
 import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import cast
 
-import numpy as np
 import pytest
 import torch
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
 
 from swarmnode.errors import ManifestError, RemoteFault
 from swarmnode.gossip.compression import codec
@@ -40,38 +38,14 @@ class Short(TopK):
     unit = 16
 
 
-def twin(flat: list[float], k: int, chunk: int) -> bytes:
-    """One chunk, a bit at a time."""
-    places = sorted(sorted(range(chunk), key=lambda i: -abs(flat[i]))[:k])
-    width = int(math.log2(chunk // k))
-    magnitudes = sorted(abs(flat[i]) for i in places)
-
-    def error(split: int) -> float:
-        return sum(
-            sum((m - sum(part) / len(part)) ** 2 for m in part) for part in (magnitudes[:split], magnitudes[split:])
-        )
-
-    split = min(range(1, k), key=error)
-    small, great = (float(np.mean(part)) for part in (magnitudes[:split], magnitudes[split:]))
-    low = sum((place & (1 << width) - 1) << width * j for j, place in enumerate(places))
-    high = sum(1 << (place >> width) + j for j, place in enumerate(places))
-    negative = sum(1 << j for j, place in enumerate(places) if flat[place] < 0)
-    greater = sum(1 << j for j, place in enumerate(places) if abs(flat[place]) >= magnitudes[split])
-    sizes = (k * width, 2 * k, k, k)
-    parts = [
-        value.to_bytes(-(-size // 8), "little")
-        for value, size in zip((low, high, negative, greater), sizes, strict=True)
-    ]
-    means = np.array([small, great], np.float32)  # first, as the codec does: to float16 at once is another number
-    return b"".join(parts) + means.astype("<f2").tobytes()
+def test_the_layout_of_topk_is_frozen() -> None:
+    """A change here would make two versions misread each other: it needs a new codec name. Among these is a mean
+    halfway between two of float16, once it is of float32."""
+    chunks = torch.cat([heavy(4096, seed) for seed in (0, 793)])
+    assert hashlib.sha256(bytes(codec("topk64").encode(chunks)[0].data)).hexdigest() == FROZEN
 
 
-@given(st.integers(0, 2**20))
-@example(793)  # a mean halfway between two of float16, once it is of float32
-@settings(max_examples=20)
-def test_topk_twin(seed: int) -> None:
-    flat = heavy(4096, seed)
-    assert bytes(codec("topk64").encode(flat)[0].data) == twin(flat.tolist(), 64, 4096)
+FROZEN = "17ca83a99d7423227b4fa1cdc67d43af36a950bee7e184f3e92e787e7f5f66ba"
 
 
 @pytest.mark.parametrize("name", ["short", "topk64", "topk512"])

@@ -59,19 +59,6 @@ def test_every_state_can_be_reached_and_only_the_ends_have_no_way_on(state: Exch
         assert state.ended or onward[kind].ended, "time alone ends an exchange, and so does the replica"
 
 
-def test_an_exchange_that_ends_says_so_and_a_role_is_for_life() -> None:
-    for (source, kind), (target, actions) in TRANSITIONS.items():
-        assert (ExchangeAction.END in actions) == target.ended, (source, kind)
-        assert target.ended or (source in INITIATOR) == (target in INITIATOR), (source, kind)
-        if source in INITIATOR:
-            averages = kind in (ExchangeInput.ACKNOWLEDGED, ExchangeInput.COMMIT_FAILED, ExchangeInput.DEADLINE)
-            assert (target is ExchangeState.AVERAGED) == (averages and source is ExchangeState.COMMITTING)
-            sure = kind is ExchangeInput.ACKNOWLEDGED or target is not ExchangeState.AVERAGED
-            assert (ExchangeAction.COUNT_ONESIDED in actions) != sure, "what is not sure is counted"
-        else:
-            assert (target is ExchangeState.AVERAGED) == (kind is ExchangeInput.COMMIT), "only on the caller's word"
-
-
 def test_a_partner_that_went_on_is_not_waited_for() -> None:
     called = after(ExchangeState.EXPECTING, ExchangeInput.PACKET)
     assert after(called, ExchangeInput.SUPERSEDED) is ExchangeState.FAILED

@@ -84,24 +84,6 @@ def state(one: Outer) -> list[torch.Tensor]:
     return [one.theta.clone(), one.phi.clone(), one.momentum.clone()]
 
 
-@pytest.mark.parametrize("method", ["noloco", "average", "desloc", "diloco"])
-async def test_a_step_that_may_not_be_lone_changes_nothing_when_nobody_is_believed(method: str) -> None:
-    """And the round can be finished, alone or with another one's packet, as if nothing had been."""
-    for given_again in (False, True):
-        ours, twin, third = (optimizer(seed, method) for seed in (1, 1, 3))
-        for one in (ours, twin, third):
-            message = one.message(1)
-        lie = Packet(1.0, 0, misshapen())
-        before = state(ours)
-        report = ours.apply(1, 1.0, [lie], lone=False)
-        assert not report.believed and report.members == 0 and report.verdicts[0].step == "misshapen"
-        assert all(torch.equal(a, b) for a, b in zip(before, state(ours), strict=True))
-        packets = [Packet(1.0, 0, message, fallback=True)] if given_again else []
-        found = [one.apply(1, 1.0, packets, lone=one is twin or not packets) for one in (ours, twin)]
-        assert [report.believed for report in found] == [given_again] * 2
-        assert all(torch.equal(a, b) for a, b in zip(state(ours), state(twin), strict=True))
-
-
 class Replica:
     """What of ports.Replica an outer step needs."""
 

@@ -1,31 +1,18 @@
-"""Pairing: the same answer at every member, against a twin that pairs by hand. Replicas that were never met are
+"""Pairing: the same answer at every member, mutual and of a frozen order. Replicas that were never met are
 partners like others while they come; a flood of keys gets one round in four."""
 
 from collections import Counter
-from itertools import combinations
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmnode.gossip.exchange import OPEN_EVERY, Strangers
 from swarmnode.gossip.pairing import groups, pairs, partners, shuffled
-from swarmnode.ids import PeerId, RunId, digest64
+from swarmnode.ids import PeerId, RunId
 from swarmnode.membership.trust import FLOOD
 
 RUN = RunId("ab" * 32)
 members_of = st.lists(st.text("abcdefgh", min_size=1, max_size=4).map(PeerId), max_size=17)
-
-
-def twin(run_id: RunId, stage: int, round_index: int, members: list[PeerId]) -> dict[PeerId, PeerId | None]:
-    """Pairs found the slow way: of all two that are left, those with the least number meet."""
-    draw = {member: digest64("pairing", run_id, stage, round_index, member) for member in members}
-    left = sorted(draw)
-    found: dict[PeerId, PeerId | None] = {}
-    while len(left) > 1:
-        a, b = min(combinations(left, 2), key=lambda two: mixed(draw[two[0]] ^ draw[two[1]]))
-        found[a], found[b] = b, a
-        left = [member for member in left if member not in (a, b)]
-    return found | dict.fromkeys(left)
 
 
 def one_partner(stage: int, round_index: int, members: list[PeerId], me: PeerId) -> tuple[PeerId | None, str]:
@@ -34,19 +21,11 @@ def one_partner(stage: int, round_index: int, members: list[PeerId], me: PeerId)
     return (others[0] if others else None), reason
 
 
-def mixed(x: int) -> int:
-    for factor in (0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53):
-        x = (x ^ (x >> 33)) * factor % 2**64
-    return x ^ (x >> 33)
-
-
 @given(members_of, st.integers(0, 9), st.integers(0, 10**9))
-def test_twin_and_symmetry(members: list[PeerId], stage: int, round_index: int) -> None:
-    expected = twin(RUN, stage, round_index, members)
+def test_pairs_are_mutual_whatever_the_order(members: list[PeerId], stage: int, round_index: int) -> None:
     alone = 0
     for me in set(members):
         answer, reason = one_partner(stage, round_index, list(reversed(members)), me)
-        assert answer == expected[me]
         assert reason.startswith(f"round {round_index}: ")
         if answer is None:
             alone += 1

@@ -11,7 +11,6 @@ from swarmnode.model.architecture import Shapes
 from swarmnode.model.moments import PART
 from swarmnode.model.state_stream import spans_of
 from swarmnode.model.tensor import decode
-from swarmnode.parted_work import Parts, run_whole, timed
 from swarmnode.ports import Packet
 from swarmnode_methods import noloco
 from swarmnode_methods.noloco import Average, NoLoCo
@@ -76,23 +75,6 @@ def test_a_round_without_a_believed_packet_moves_nothing(monkeypatch: pytest.Mon
         torch.testing.assert_close(there.theta.cpu(), weights(1) + 1.0)
         assert there.apply(1, 1.0, [], lone=True).members == 1
         torch.testing.assert_close(there.theta.cpu(), weights(1) + 1.0)
-
-
-def test_parts_are_timed_without_what_runs_beside() -> None:
-    clock = iter(range(100))
-    seen = list[object]()
-
-    def work() -> Parts[str]:
-        seen.append((yield lambda: next(clock) * 1000))
-        try:
-            yield lambda: 1 / 0
-        except ZeroDivisionError as error:
-            seen.append(error)
-        return "done"
-
-    value, seconds = run_whole(timed(work(), lambda: float(next(clock))))
-    assert value == "done" and seconds == 3.0
-    assert seen[0] == 2000 and isinstance(seen[1], ZeroDivisionError)
 
 
 def test_another_fragment_is_read_before_the_device_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:

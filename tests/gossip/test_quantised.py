@@ -5,17 +5,13 @@ import hashlib
 import math
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from swarmnode.errors import ManifestError, RemoteFault
 from swarmnode.gossip.compression import Codec, build, codec
 from swarmnode.gossip.compression.codec import CHUNK, TILE
 from swarmnode.ports import Packet
-from swarmnode_methods import tiles
 from swarmnode_methods.modular import ESCAPE_NBYTES, HEADER, Modular4, SpreadObservation
 from swarmnode_methods.noloco import NoLoCo
 from tests.support.method_tables import without_c
@@ -70,44 +66,6 @@ def test_there_and_back(name: str, size: int) -> None:
     if size >= 1000:
         assert bytes(codec(name).encode(flat, reference=phi, seed=8)[0].data)[40:] != bytes(tensors[0].data)[40:]
         assert abs(float((out - flat).mean())) < 4 * float(bound.mean()) / math.sqrt(3 * size)
-
-
-def twin_modular(bits: int, flat: list[float], phi: list[float], seed: int) -> tuple[list[int], list[float]]:
-    """(codes of one block, decoded values when the partner has the same weights), one element at a time."""
-    f32 = np.float32
-    most = max(abs(f32(x) - f32(p)) for x, p in zip(flat, phi, strict=True))
-    least = f32(max(abs(f32(x)) for x in flat[::16])) * f32(2.0**-15)
-    step = max(f32(most) * f32(8 / 2**bits), least)
-    up = ((int(np.array(step, f32).view(np.uint32)) + 0xFFFF) >> 16) << 16
-    step = float(np.array(up, np.uint32).view(f32))  # type: ignore[assignment]
-    drawn = tiles.pool(seed)[tiles.offset(seed, 0) :]
-    codes, values = [], []
-    for i, x in enumerate(flat):
-        d = int(drawn[i]) | 1
-        q = math.floor(float(f32(x)) / step + d / 256)
-        codes.append(q % 2**bits)
-        values.append(step * (q + 0.5 - d / 256))
-    return codes, values  # type: ignore[return-value]
-
-
-@pytest.mark.parametrize("bits", [3, 4, 6])
-@given(seed=st.integers(0, 2**64 - 1), draw=st.integers(0, 2**20), step=st.sampled_from([1e-3, 0.05, 1.0]))
-@settings(max_examples=25)
-def test_modular_twin(bits: int, seed: int, draw: int, step: float) -> None:
-    phi = normal(64, draw)
-    flat = phi + normal(64, draw + 1, step)
-    message = codec(f"modular{bits}").encode(flat, reference=phi, seed=seed)
-    codes, values = twin_modular(bits, flat.tolist(), phi.tolist(), seed)
-    out = torch.empty(64)
-    codec(f"modular{bits}").decode(message, out, flat)
-    # Where theta / s + d / 256 lies within a float's rounding of an integer, codes differ by one, values by a step.
-    s = float(block_steps(f"modular{bits}", flat, phi)[0])
-    assert float((out - flat).abs().max()) <= 0.53 * s
-    assert int(((out.double() - torch.tensor(values, dtype=torch.float64)).abs() > 0.05 * s).sum()) <= 4
-    if bits == 4:
-        data = bytes(message[0].data)[HEADER.size + 3 :]
-        sent = [data[i % 32] >> 4 * (i // 32) & 15 for i in range(64)]
-        assert sum(a != b for a, b in zip(sent, codes, strict=True)) <= 4
 
 
 def test_layouts_are_frozen() -> None:
