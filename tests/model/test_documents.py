@@ -275,12 +275,3 @@ def test_marks_do_not_hide_ids_that_are_out_of_range(stage: int) -> None:
             chain[1].forward(x, keep=True, tokens=few)
         with pytest.raises(AssertionError, match="need their tokens"):
             chain[1].forward(x, keep=True)
-
-
-def test_a_tape_counts_what_documents_take() -> None:
-    run = apart(manifest())
-    chain = stages_of(run)
-    tokens = token_wire(token_batch(samples=4, seed=3).clamp(max=6))
-    _, tape = chain[0].forward(tokens, keep=True)
-    assert isinstance(tape, StageTape) and tape.kept.documents is not None
-    assert tape.nbytes > tape.kept.nbytes > tape.kept.x.nbytes + tape.kept.documents.positions.nbytes

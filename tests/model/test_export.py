@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from swarmnode.errors import DataError, LocalFault
+from swarmnode.errors import DataError
 from swarmnode.manifest import DataSpec, Manifest
 from swarmnode.model.export import StageLabel, load_stage, save_stage, stage_state_dict, write_model
 from swarmnode.model.gather import Gathered, chains, merged, of_stage_files, spread
@@ -147,11 +147,3 @@ def test_files_that_are_no_stage_files_are_refused(tmp_path):
     safetensors.torch.save_file({"a": torch.zeros(1)}, tmp_path / "bare.safetensors")
     with pytest.raises(DataError, match=r"not a stage file of swarmnode .*run_id"):
         load_stage(tmp_path / "bare.safetensors")
-
-
-def test_a_disk_that_does_not_take_it_says_so(tmp_path):
-    (tmp_path / "file").write_text("")
-    stage = stages_of(manifest())[0]
-    with pytest.raises(LocalFault, match="file"):
-        save_stage(tmp_path / "file" / "x.safetensors", stage_state_dict(stage), StageLabel("r", 0, 0, 0, "p"))
-    assert list(tmp_path.iterdir()) == [tmp_path / "file"]

@@ -92,18 +92,6 @@ def test_a_snapshot_of_the_next_stage_is_kept_where_it_is_small_enough() -> None
     assert needed(alone) == needed(replace(alone, recovery=RecoverySpec(keepers=0)))
 
 
-def test_logits_of_a_large_vocabulary_take_a_chunk() -> None:
-    model = ModelSpec(layers=4, width=256, heads=4, ffn=704, vocabulary=50_000, context=512)
-    few, many = (
-        Manifest(model=model, pipeline=PipelineSpec(stages=2), inner=replace(Manifest().inner, microbatch=microbatch))
-        for microbatch in (8, 32)
-    )
-    stages = list(zip(needed(few), needed(many), strict=True))
-    grown = [more - less for less, more in stages]
-    logits = 4 * (32 - 8) * model.context * model.vocabulary
-    assert grown[1] < 0.2 * logits  # of the last stage
-
-
 def test_a_subspace_puts_the_table_on_every_stage() -> None:
     pipeline = PipelineSpec(boundary="subspace", boundary_rank=16)
     small, large = (

@@ -1,6 +1,5 @@
 """Muon's steps against torch's own Muon, and what orthogonalisation leaves of a matrix."""
 
-import math
 from typing import Any
 
 import pytest
@@ -13,18 +12,6 @@ from swarmnode.model.muon import COEFFICIENTS, GRAM_RATIO, STEPS, orthogonalize
 from swarmnode.model.optimizer import learning_rate
 from swarmnode.model.split import is_hidden_matrix, split
 from tests.support.tiny_model import manifest, seconds, stages_of, token_batch, train_on
-
-
-@pytest.mark.parametrize("shape", [(3, 16, 16), (2, 16, 40), (2, 40, 16)])
-def test_singular_values_come_near_one(shape: tuple[int, ...]) -> None:
-    matrices = torch.randn(shape, generator=torch.Generator().manual_seed(1))
-    u, _, v = torch.linalg.svd(matrices, full_matrices=False)
-    found = orthogonalize(matrices)
-    values = torch.linalg.svdvals(found)
-    usual = values[values > 0.5]  # a random square matrix has some that are nearly zero
-    assert values.max() < 1.25 and len(usual) > 0.8 * values.numel()
-    cosine = (found * (u @ v)).sum() / (found.norm() * (u @ v).norm())
-    assert cosine > 0.95
 
 
 @pytest.mark.parametrize("shape", [(2, 16, 16), (2, 16, 16 * GRAM_RATIO), (2, 48, 16)])
@@ -108,17 +95,3 @@ def test_one_replica_a_stage_is_single_process_muon(stages: int, monkeypatch: py
         for name, square in seconds(stage).items():
             wanted = adamw.state[parameters[name]]["exp_avg_sq"]
             assert (square - wanted).norm() < 0.05 * wanted.norm(), name
-
-
-def test_a_step_is_as_large_as_adamws() -> None:
-    """The root mean square of an element's step is about 0.2 of the rate (arXiv 2502.16982, section 2.2)."""
-    run = manifest(optimizer="muon", weight_decay=0.0, decay="constant", warmup_samples=1, muon_learning_rate=0.01)
-    chain = stages_of(run)
-    train_on(chain, token_batch(samples=4))
-    stage = chain[1]
-    before = {name: value.clone() for name, value in stage.named(stage.theta).items()}
-    stage.step(8)
-    for name, value in stage.named(stage.theta).items():
-        if is_hidden_matrix(name, tuple(value.shape)):
-            step = float((value - before[name]).norm()) / math.sqrt(value.numel())
-            assert 0.5 < step / (0.2 * 0.01) < 1.5, (name, step)

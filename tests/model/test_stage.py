@@ -103,24 +103,6 @@ def test_autocast_trains_too():
 # Flat buffers
 
 
-def test_parameters_and_gradients_are_views_of_flat_buffers():
-    stage = StageReplica(manifest(), 0)
-    assert stage.theta.shape == stage.grad.shape == stage.exp_avg.shape == (stage.parameters,)
-    for buffer in (stage.theta, stage.grad, stage.exp_avg, stage.exp_avg_sq):
-        assert buffer.is_contiguous() and buffer.dtype == torch.float32 and not buffer.requires_grad
-    starts = {p.data_ptr() - stage.theta.data_ptr() for p in stage.module.parameters()}
-    assert 0 in starts and len(starts) == len(stage.shapes)
-    chain = [stage, *stages_of(manifest())[1:]]
-    for step in range(2):  # after a step they still are
-        train_on(chain, token_batch())
-        for parameter in stage.module.parameters():
-            assert parameter.grad is not None and parameter.grad.any()
-            offset = parameter.data_ptr() - stage.theta.data_ptr()
-            assert parameter.grad.data_ptr() - stage.grad.data_ptr() == offset
-        stage.step(step)
-        assert not stage.grad.any() and stage.accumulated == 0
-
-
 def test_gradient_norm_is_a_bias_corrected_mean_before_clipping():
     expected, value, raw = [], 0.0, 0.0
     for count, norm in enumerate((4.0, 2.0, 8.0, 1.0), start=1):
@@ -268,16 +250,6 @@ def test_copies_are_no_wider_than_what_is_multiplied():
     assert (stage.grad - before).norm() < 0.1 * (today - before).norm()  # norms' weights are rounded, too
 
 
-def test_autograd_itself_notices_theta_written_without_touched():
-    """The net under the version: a graph over overwritten weights raises instead of giving a mixed gradient."""
-    stage = StageReplica(manifest(), 1)
-    _, tape = stage.forward(encode(torch.randn(4, TINY.context, TINY.width)), keep=True)
-    assert tape is not None
-    stage.theta.mul_(1.1)
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        stage.backward(tape, gradient_for(stage), 4)
-
-
 def test_tapes_are_independent_and_may_be_spent_in_any_order():
     chain = stages_of(manifest(), torch.float64)
     x = [encode(torch.randn(4, TINY.context, TINY.width, dtype=torch.float64)) for _ in range(3)]
@@ -288,14 +260,6 @@ def test_tapes_are_independent_and_may_be_spent_in_any_order():
         dx = stage.backward(tapes[index], gradient_for(stage), 4)  # type: ignore[arg-type]
         assert torch.equal(decode(dx), expected[index])  # type: ignore[arg-type]
     assert stage.accumulated == 12
-
-
-def test_nothing_is_kept_without_keep_and_the_output_is_the_same():
-    stage = StageReplica(manifest(), 0)
-    x = token_wire(token_batch())
-    without, tape = stage.forward(x, keep=False)
-    assert tape is None
-    assert torch.equal(decode(without), decode(stage.forward(x, keep=True)[0]))
 
 
 @pytest.mark.parametrize("autocast", [False, True])

@@ -165,24 +165,6 @@ def test_gossip_keeps_the_span_whatever_codecs_leave(codec: str) -> None:
                 assert outside(subspace, named) < 1e-6 and torch.equal(named[TABLE], subspace.table)
 
 
-def test_a_momentum_out_of_the_span_never_reaches_the_weights() -> None:
-    """Why an outer step projects theta and phi alone."""
-    runs = pair("int8"), pair("int8")
-    for round_index in range(1, 5):
-        for projects, (one, other) in enumerate(runs):
-            messages = [replica.message(round_index) for replica in (one, other)]
-            one.apply(round_index, 0.5, [Packet(0.5, 8, messages[1])])
-            other.apply(round_index, 0.5, [Packet(0.5, 8, messages[0])])
-            if projects:
-                for replica in (one, other):
-                    assert replica.stage.subspace is not None
-                    replica.stage.subspace.project_(replica.stage.named(replica.outer.momentum))
-    first, second = runs[0][0], runs[1][0]
-    assert float((first.outer.momentum - second.outer.momentum).abs().max()) > 1e-5
-    torch.testing.assert_close(first.stage.theta, second.stage.theta, rtol=0, atol=1e-6)
-    torch.testing.assert_close(first.outer.phi, second.outer.phi, rtol=0, atol=1e-6)
-
-
 def test_a_rebuilt_stage_lies_in_the_span() -> None:
     run = run_of(3)
     chain = [TorchReplica(run, stage) for stage in range(3)]

@@ -8,12 +8,9 @@ from torch import Tensor
 
 from swarmnode.errors import RemoteFault
 from swarmnode.machine.replica import TorchReplica
-from swarmnode.manifest import GossipSpec
-from swarmnode.model.split import TABLE
-from swarmnode.model.stage import StageReplica
 from swarmnode.model.tied_table import TiedTable
 from swarmnode.ports import WireTensor
-from tests.support.tiny_model import TINY, manifest, mean_loss, plain_model, train_on
+from tests.support.tiny_model import TINY, manifest
 
 TIED = replace(TINY, tied=True)
 
@@ -133,48 +130,3 @@ def text(step: int) -> Tensor:
     chance = torch.Generator().manual_seed(step)
     begin, by = torch.randint(50, (4, 1), generator=chance), torch.randint(1, 4, (4, 1), generator=chance)
     return (begin + by * torch.arange(TIED.context + 1)) % 50
-
-
-def test_three_stages_go_on_with_a_tied_model_as_one_plain_process_does() -> None:
-    """Both have the same weights after 100 steps, then 60 more at the rates of a fine-tuning."""
-    run = replace(
-        manifest(TIED, 1, optimizer="adamw", learning_rate=2e-3, decay_samples=10_000),
-        gossip=GossipSpec(method="average", codec="fp32"),
-    )
-    whole = StageReplica(run, 0)
-    for number in range(100):
-        train_on([whole], text(number))
-        whole.step(4 * number)
-    slow = replace(run, inner=replace(run.inner, learning_rate=1e-4, warmup_samples=40))
-    plain = StageReplica(slow, 0)
-    plain.theta.data.copy_(whole.theta)
-    chain = [TorchReplica(replace(slow, pipeline=replace(run.pipeline, stages=3)), stage) for stage in range(3)]
-    values = whole.named(whole.theta)
-    for replica in chain:
-        for name, value in replica.stage.named(replica.stage.theta).items():
-            replica.place_weights(
-                name, 0, WireTensor("f32", tuple(value.shape), values[name].detach().numpy().tobytes())
-            )
-        replica.weights_placed()
-    for number in range(60):
-        train_on([plain], text(1000 + number))
-        plain.step(4 * number)
-        train_on([replica.stage for replica in chain], text(1000 + number))
-        for replica in chain:
-            replica.step(4 * number)
-        if number % 10 == 9:
-            for replica in chain:
-                replica.message(number)
-                replica.apply(number, 1.0, [])
-            parts = chain[0].table_part(), chain[-1].table_part()
-            assert chain[-1].take_table(parts[0]) and chain[0].take_table(parts[1])
-    first, last = (replica.stage.named(replica.stage.theta)[TABLE] for replica in (chain[0], chain[-1]))
-    torch.testing.assert_close(first, last, rtol=1e-3, atol=1e-4)
-    assert (first - values[TABLE]).norm() > 0.01 * values[TABLE].norm()
-    losses = []
-    for stages in ([whole], [plain], [replica.stage for replica in chain]):
-        net = plain_model(stages, torch.float32)
-        losses.append(sum(mean_loss(net, text(5000 + k)).item() for k in range(8)) / 8)
-    before, one, three = losses
-    assert one < before - 0.05, losses
-    assert abs(three - one) < 0.02, losses
