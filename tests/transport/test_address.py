@@ -1,12 +1,10 @@
-import socket
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmnode.errors import UsageError
 from swarmnode.identity import Identity
-from swarmnode.transport.address import check_listenable, dialable_of, parse_bootstrap, parse_bootstraps, parse_endpoint
+from swarmnode.transport.address import dialable_of, parse_bootstrap, parse_bootstraps, parse_endpoint
 
 PEER = Identity.of_seed(bytes(32)).peer_id
 
@@ -76,22 +74,6 @@ def test_bootstraps() -> None:
 def test_a_wrong_bootstrap_says_what_is_wrong(text: str, says: str) -> None:
     with pytest.raises(UsageError, match=says):
         parse_bootstrap(text)
-
-
-def test_addresses_of_others_cannot_be_listened_on() -> None:
-    with pytest.raises(UsageError, match="give an address of this machine"):
-        check_listenable(parse_endpoint("/ip4/203.0.113.7/tcp/0"))
-    with pytest.raises(UsageError, match="give an IP address"):
-        check_listenable(parse_endpoint("/dns/localhost/tcp/0"))
-
-
-def test_a_port_that_is_taken_cannot_be_listened_on() -> None:
-    with socket.socket() as taken:
-        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        with pytest.raises(UsageError, match="the port is in use"):
-            check_listenable(parse_endpoint(f"/ip4/127.0.0.1/tcp/{taken.getsockname()[1]}"))
 
 
 @pytest.mark.parametrize(

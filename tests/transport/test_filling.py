@@ -57,15 +57,6 @@ async def test_a_waiter_is_woken_by_the_thread_that_writes_and_only_when_enough_
     await watermark.until(100)
 
 
-def test_the_watermark_only_rises_and_never_beyond_the_end() -> None:
-    watermark = ReadyWatermark(10)
-    watermark.reach(5)
-    for wrong in (4, 11):
-        with pytest.raises(AssertionError):
-            watermark.reach(wrong)
-    assert watermark.ready_nbytes == 5
-
-
 async def test_an_error_of_a_draft_reaches_its_readers() -> None:
     written = Written(1000)
 

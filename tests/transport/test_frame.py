@@ -31,12 +31,6 @@ def request(**fields: object) -> wire.Request:
     return wire.Request(**values)  # type: ignore[arg-type]
 
 
-def test_a_preamble_survives_its_own_parser() -> None:
-    for kind in FrameKind:
-        for flags in (FrameFlag.NONE, FrameFlag.LAST):
-            assert frame.open_preamble(frame.preamble(kind, 77, flags), kind) == (77, flags)
-
-
 @pytest.mark.parametrize(
     ("raw", "says"),
     [

@@ -103,16 +103,6 @@ async def test_a_stale_stream_is_replaced_when_the_peer_comes_back_at_its_addres
 
 
 @pytest.mark.live
-async def test_a_clean_end_leaves_no_process_socket_or_task(tmp_path: Path) -> None:
-    async with peer_process(tmp_path / "peer.key", RUN) as peer:
-        assert await peer.ask("end") == 1  # the task that answers
-        await peer.ended()
-        assert peer.process.exitcode == 0
-        assert gone(peer.said["p2pd"])
-        assert not os.access(peer.said["sockets"], os.F_OK)
-
-
-@pytest.mark.live
 async def test_p2pd_of_either_side_killed_is_started_again(tmp_path: Path) -> None:
     async with pair(tmp_path) as (here, peer):
         here._telemetry = quiet = Quiet()

@@ -17,11 +17,6 @@ def opened(signed: wire.SignedRecord, now_unix_s: float = NOW, run_id: RunId = R
     return open_record(signed, run_id=run_id, now_unix_s=now_unix_s, ttl_max_s=60.0)
 
 
-def test_a_signed_record_opens() -> None:
-    record = record_of(ME, NOW)
-    assert opened(sign_record(record, ME)) == record
-
-
 @pytest.mark.parametrize(
     ("change", "says"),
     [
