@@ -186,18 +186,6 @@ async def test_a_loss_that_cannot_be_is_the_fault_of_who_tells_it(loss: float, t
         await feed_until_banned(people[0], people[1].routers[2], people[2].transport.peer_id)
 
 
-async def test_a_dead_peer_is_not_asked_again() -> None:
-    async with chain(0, 1, 1, 2) as (network, people):
-
-        def reset(nbytes: int) -> None:
-            raise Broken("the stream was reset")
-
-        first = dying(network, people[1:3], reset)
-        await people[0].feed()
-        other = next(p for p in people[1:3] if p not in first)
-        assert counted([*first, other]) == [0, 4]
-
-
 async def test_no_retry_when_too_little_time_is_left() -> None:
     """The first replica dies; the way takes four times as long as there is time. What another did would be lost."""
     async with chain(0, 1, 1, 2) as (network, people):
@@ -299,14 +287,6 @@ async def test_the_deadline_may_pass_before_a_microbatch_is_sent(monkeypatch: py
         monkeypatch.setattr(Router, "able", busy)
         with pytest.raises(MicrobatchLost):
             await people[0].feed(deadline_s=0.2)
-
-
-async def test_a_draining_peer_gets_no_work() -> None:
-    async with chain(0, 1, 1, 2) as (_, people):
-        people[1].backlog.refuse("this node is leaving")
-        for serial in range(3):
-            await people[0].feed(serial=serial + 1)
-        assert [person.hop.samples for person in people[1:3]] == [0, 12]
 
 
 async def test_each_hop_leaves_the_one_before_a_part_of_a_tenth_of_the_time() -> None:

@@ -58,18 +58,6 @@ def test_nothing_starts_with_who_pauses_before_it_would_be_done() -> None:
     assert {router.choose(200.0, 4)[0] for _ in range(200)} == {"a", "b", "c"}, "the limit was lifted"
 
 
-def test_without_announced_pauses_chance_is_drawn_as_before() -> None:
-    """Golden traces rest on it: the same choices from the same seed, whatever the clocks say."""
-
-    def choices(ahead_s: float) -> list[PeerId | None]:
-        router = Router(random.Random(6))
-        router.set_unix_ahead(ahead_s)
-        router.update([member(name) for name in "abcdef"])
-        return [router.choose(float(at), 1)[0] for at in range(200)]
-
-    assert choices(0.0) == choices(NOON)
-
-
 @pytest.mark.loop("village")
 async def test_whole_nodes_expect_what_others_announce() -> None:
     async with village(manifest(stages=2)) as v:

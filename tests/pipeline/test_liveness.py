@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from benchmarks.memory_network import MemoryNetwork, MemoryTransport
-from swarmnode.errors import MicrobatchLost, PeerTimeout
+from swarmnode.errors import PeerTimeout
 from swarmnode.identity import Identity
 from swarmnode.ids import PeerId, RunId
 from swarmnode.membership.liveness import LivenessWatch, patiently
@@ -60,16 +60,6 @@ async def test_a_peer_that_others_found_silent_is_asked_at_once() -> None:
         watch.doubt()
         with pytest.raises(PeerTimeout, match="answers no ping"):
             await task
-
-
-async def test_errors_of_the_work_come_through_as_they_are() -> None:
-    ours, theirs = pair()
-
-    async def lost() -> None:
-        raise MicrobatchLost("no way")
-
-    with pytest.raises(MicrobatchLost):
-        await patiently(ours, RUN, theirs.peer_id, lost(), 1.0)
 
 
 async def test_after_so_long_the_work_is_given_up_although_its_peer_lives() -> None:

@@ -138,13 +138,6 @@ def test_throughput_is_within_what_machines_and_lines_allow(
     assert throughput(count + 1, machines, visits, service_s, line_s) >= rate * (1.0 - 1e-9)
 
 
-def test_rates_in_between_follow_the_time_a_microbatch_takes() -> None:
-    rates = SampleRates({1: 1 / 3, 4: 4 / 6})  # 2 s and one for each sample
-    assert rates.share(2) == pytest.approx((2 / 4) / (4 / 6))
-    assert rates.share(4) == rates.share(8) == 1.0
-    assert rates.share(1) == pytest.approx(0.5)
-
-
 def test_a_swarm_with_few_samples_in_flight_says_what_would_keep_its_machines_at_work() -> None:
     six = [(index % 3, 30.0) for index in range(6)]  # together 60 samples a second, one alone 10 or so
     assert slowness(run(), six, 50.0) is None

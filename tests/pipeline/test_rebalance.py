@@ -297,19 +297,3 @@ def test_no_machine_is_sent_to_a_stage_it_cannot_serve() -> None:
     assert plan_move(swarm_of(mine, 3), [1.0] * 3, rules, best.peer)[0] is None or best.source != other.source
     none = [dataclasses.replace(m, unable=frozenset({0})) for m in fleet]
     assert plan_move(swarm_of(none, 3), [1.0] * 3, rules)[0] is None
-
-
-@given(fleets(), st.data())
-def test_no_plan_goes_where_a_machine_cannot(given: tuple[list[Member], list[float]], data: st.DataObject) -> None:
-    members, costs = given
-    stages = len(costs)
-    fleet = [
-        dataclasses.replace(
-            m,
-            unable=data.draw(st.frozensets(st.integers(0, stages - 1).filter(lambda s, m=m: s != m.stage))),  # type: ignore[arg-type]
-        )
-        for m in members
-    ]
-    move, _ = plan_move(swarm_of(fleet, stages), costs, RebalanceRules(1.1, data.draw(st.integers(1, 3))))
-    if move is not None:
-        assert move.target not in next(m for m in fleet if m.peer == move.peer).unable

@@ -27,7 +27,7 @@ from tests.support.fake_telemetry import Quiet
 from tests.support.hop_chain import chain
 from tests.support.stage_context import stage_context
 from tests.support.tiny_model import manifest as tiny_manifest
-from tests.support.tiny_model import stages_of, token_batch, token_wire, train_on
+from tests.support.tiny_model import token_batch, token_wire
 
 
 def run(microbatch: int = 8, batch: int = 16, batch_max: int = 0, steps: int = 1, least: int = 1) -> Manifest:
@@ -140,13 +140,3 @@ def test_a_gradient_that_is_too_old_is_passed_on_and_not_added() -> None:
         first.stage.inner_steps += late
         result = worker.backward(y, MicrobatchResult(loss.gradient, loss.loss_sum, loss.tokens), pending, hop)
         assert result.step is None and first.accumulated == added and worker.pending.nbytes == 0
-
-
-def test_the_rate_grows_by_the_root_of_a_batch_that_grew() -> None:
-    manifest = tiny_manifest(decay="constant", warmup_samples=1, inner_batch=4)
-    once, twice = stages_of(manifest), stages_of(manifest)
-    train_on(once, token_batch(samples=4))
-    for seed in range(4):
-        train_on(twice, token_batch(samples=4, seed=seed))
-    assert twice[0].step(100, batch=4.0).learning_rate == 2.0 * once[0].step(100, batch=4.0).learning_rate
-    assert once[1].step(100, batch=16.0).learning_rate == twice[1].step(100, batch=16.0).learning_rate

@@ -403,9 +403,3 @@ async def test_names_lead_nowhere_else(tmp_path: Path) -> None:
     for name in ("../x", "/etc/x", "a//b", "a/../b"):
         with pytest.raises(AssertionError, match="bad blob name"):
             await FolderStore(tmp_path).write(name, [b""])
-
-
-async def test_a_folder_that_cannot_be_written_says_so(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(LocalFault, match=r"cannot write .*file/x: .*; free space or"):
-        await FolderStore(tmp_path / "file").write("x", [b"data"])

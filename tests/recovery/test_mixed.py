@@ -9,11 +9,10 @@ import pytest
 
 from swarmnode.errors import RemoteFault, Unavailable
 from swarmnode.ids import PeerId
-from swarmnode.membership.progress import to_message
 from swarmnode.ports import Answer, State
 from swarmnode.recovery.neighbour_backup import GENTLE
 from swarmnode.transfer.download import DonorClient, DownloadLimits
-from swarmnode.transfer.snapshot import Snapshot, check_chunk, mixed
+from swarmnode.transfer.snapshot import Snapshot, check_chunk
 from tests.support.download import (
     CHUNK,
     CHUNKS,
@@ -169,12 +168,3 @@ async def test_a_download_without_haste_uses_one_donor() -> None:
     world.faults = {A: slow_chunks(SLOW_S), B: slow_chunks(SLOW_S)}
     found = await pull(world, [A, B], said, replace(GENTLE, rest=0.0))
     assert same(found.state, state(105)) and (B, "snapshot") not in world.asked
-
-
-def test_a_state_of_one_offer_is_that_offer() -> None:
-    snapshots = [Snapshot.of(state(seed), 1, 5 + k, to_message({}), CHUNK) for k, seed in enumerate((1, 2))]
-    one, two = (snapshot.manifest() for snapshot in snapshots)
-    assert mixed([two] * CHUNKS) is two
-    whole = mixed([two] * 3 + [one] * (CHUNKS - 3))
-    assert whole.round == 5 and list(whole.hashes) == [*two.hashes[:3], *one.hashes[3:]]
-    assert len({bytes(offer.id) for offer in (one, two, whole)}) == 3

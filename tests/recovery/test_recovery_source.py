@@ -5,8 +5,6 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from swarmnode.ids import PeerId, RunId
 from swarmnode.manifest import LimitsSpec, RecoverySpec
@@ -104,46 +102,6 @@ def test_without_checkfree_only_snapshots_count() -> None:
     spec = RecoverySpec(method="none")
     assert choose_source(LOST, spec)[0] is RecoverySource.STOP
     assert choose_source(replace(LOST, kept=((20, B),)), spec)[0] is RecoverySource.RING
-
-
-@given(
-    st.builds(
-        RecoveryView,
-        stage=st.integers(0, 3),
-        stages=st.just(4),
-        samples_total=st.sampled_from([0, 5000]),
-        round_now=st.integers(0, 40),
-        donors=st.sampled_from([(), (A,)]),
-        unsure=st.integers(0, 1),
-        builder=st.sampled_from([None, A]),
-        settled=st.booleans(),
-        kept=st.sampled_from([(), ((7, B),), ((30, B), (2, C))]),
-        ends=st.sampled_from([None, (), (B,)]),
-        disk_round=st.sampled_from([None, 0, 12, 39]),
-        below=st.booleans(),
-        above=st.booleans(),
-        failed=st.frozensets(
-            st.sampled_from(
-                [RecoverySource.REPLICA, RecoverySource.RING, RecoverySource.DISK, RecoverySource.CHECKFREE]
-            )
-        ),
-        waited_s=st.sampled_from([0.0, 1e4]),
-    )
-)
-def test_no_source_is_tried_that_cannot_hold(sight: RecoveryView) -> None:
-    source, _ = choose_source(sight, SPEC)
-    if source in (RecoverySource.RING, RecoverySource.DISK, RecoverySource.CHECKFREE):
-        assert not sight.donors or RecoverySource.REPLICA in sight.failed
-        assert not sight.unsure and sight.builder is None and sight.settled and sight.samples_total and sight.round_now
-    if source not in (RecoverySource.WAIT, RecoverySource.STOP, RecoverySource.FRESH):
-        assert source not in sight.failed
-    if source is RecoverySource.RING:
-        assert sight.round_now - max(at for at, _ in sight.kept) <= SPEC.snapshot_rounds_max
-    if source is RecoverySource.CHECKFREE:
-        assert (sight.below or sight.stage == 0) and (sight.above or sight.stage == 3)
-        assert sight.ends != () or sight.waited_s >= NEIGHBOUR_WAIT_S, "an embedding is given up last of all"
-    if source is RecoverySource.WAIT and sight.waited_s:
-        assert sight.unsure or sight.builder or not sight.settled, "without company nobody waits for ever"
 
 
 def test_the_earliest_joiner_builds() -> None:

@@ -16,7 +16,6 @@ from swarmnode.ports import State
 from swarmnode.transfer import snapshot as module
 from swarmnode.transfer.snapshot import Snapshot, StateSlice, assemble, check_chunk, check_offer, chunk_span
 from swarmnode.wire import call_pb2 as wire
-from swarmnode.wire import record_pb2
 from tests.support.sections import PACKED_ITEMSIZE, SECTIONS
 
 TEN = dict.fromkeys(SECTIONS, 10)
@@ -69,13 +68,6 @@ def test_there_and_back(parameters: int, seconds: int, momentum: bool, chunk_nby
         name: bytes(part) for name, part in given_state.sections.items()
     }
     assert (back.inner_steps, back.gradient_norm) == (17, 0.5)
-
-
-def test_chunks_inside_a_section_are_not_copied() -> None:
-    data = {name: bytearray(1000 * size) for name, size in PACKED_ITEMSIZE.items()}
-    given_state = State({name: memoryview(part) for name, part in data.items()}, 0, 0.0, packed=True)
-    found = Snapshot.of(given_state, 0, 0, record_pb2.Progress(), 1000)
-    assert found.chunk(3).obj is data["phi"] and found.chunk(3).readonly
 
 
 def test_a_large_state_gets_larger_chunks(monkeypatch: pytest.MonkeyPatch) -> None:

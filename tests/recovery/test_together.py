@@ -9,15 +9,6 @@ from swarmnode.concurrency import gather_or_cancel
 from swarmnode.errors import RemoteFault
 
 
-async def test_results_come_in_order() -> None:
-    async def late(number: int) -> int:
-        await asyncio.sleep(0.001 * (5 - number))
-        return number
-
-    assert (await gather_or_cancel([partial(late, number) for number in range(5)])) == list(range(5))
-    assert (await gather_or_cancel([])) == []
-
-
 async def test_the_first_failure_ends_the_others_and_is_raised_alone() -> None:
     ended: list[int] = []
 
