@@ -91,28 +91,6 @@ def test_silence_versions_and_lone_rounds() -> None:
 NAMES = st.lists(st.text(min_size=1, max_size=5), max_size=5)
 
 
-@given(
-    st.builds(
-        Health,
-        replicas=st.lists(st.integers(0, 4), min_size=1, max_size=6),
-        versions=st.lists(st.sampled_from(["", "0.1.0", "0.2.0"]), max_size=6),
-        skews_s=st.lists(st.tuples(st.text(max_size=5), st.floats(-1e9, 1e9)), max_size=6),
-        silent=NAMES,
-        groups=st.lists(NAMES, max_size=4),
-        losses=st.lists(st.floats(0, 1e4), max_size=40),
-        stalled_s=st.floats(0, 1e9),
-        rounds=st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), max_size=8),
-        trained=st.booleans(),
-    )
-)
-def test_any_picture_gives_alarms_with_reasons_worst_first(health: Health) -> None:
-    found = alarms(health)
-    assert all(alarm.title and alarm.reason and alarm.level in ("error", "warning") for alarm in found)
-    levels = [alarm.level for alarm in found]
-    assert levels == sorted(levels), "errors before warnings"
-    assert len({(alarm.kind, alarm.about) for alarm in found}) == len(found), "an alarm can be told from the others"
-
-
 PEERS = st.integers(0, 9).map(lambda index: PeerId(str(index)))
 
 

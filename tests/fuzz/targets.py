@@ -44,7 +44,7 @@ from swarmnode.transport import frame
 from swarmnode.transport.frame import PREAMBLE, FrameFlag, FrameKind
 from swarmnode.wire import access_pb2, call_pb2, record_pb2
 from tests.fuzz.files import SEEDS as FILES
-from tests.fuzz.watching import receipts, reports, take_receipt, take_report
+from tests.fuzz.watching import receipts, take_receipt
 from tests.support.method_tables import CODECS
 
 RUN = RunId("ab" * 32)
@@ -351,7 +351,6 @@ def targets() -> Mapping[str, Target]:
         "packet": Target(packets(), take_packet),
         "control": Target(control, take_control),
         "receipt": Target(receipts(), take_receipt),
-        "report": Target(reports(), take_report),
         **{name: Target((seed,), quietly(take), JSON) for name, (seed, take) in FILES.items()},
     }
 
