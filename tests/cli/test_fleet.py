@@ -15,14 +15,11 @@ from dataclasses import replace
 import psutil
 import pytest
 
-from swarmnode.errors import LocalFault
-from swarmnode.local import spawn
-from swarmnode.local.child import Child, NodePlan, explain, node_command, tail
+from swarmnode.local.child import Child, NodePlan, node_command
 from swarmnode.local.fleet import Fleet, choose_victim
 from swarmnode.local.session import Conditions, Session
 from swarmnode.local.summary import NodeFacts
 from swarmnode.local.swarm_view import PlainScreen
-from swarmnode.model import device
 from swarmnode.wire.record_pb2 import NODE_STATE_JOINING, NODE_STATE_TRAINING
 from swarmnode.wire.report_pb2 import StatusReply
 from tests.support import drive
@@ -193,25 +190,6 @@ async def test_nodes_are_spread_over_the_devices(tmp_path: pathlib.Path) -> None
     assert given == ["", "cuda:0", "cuda:1", "cuda:0"]  # the bootstrap computes nothing
 
 
-def test_one_device_or_none_needs_no_choice(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spawn, "ACCELERATORS", ())
-    assert spawn.several_devices() == ()
-    monkeypatch.setattr(spawn, "ACCELERATORS", ("/dev/null",))
-    for found, wanted in ((("cuda:0",), ()), (("cuda:1", "cuda:0"), ("cuda:1", "cuda:0"))):
-        monkeypatch.setattr(device, "devices", lambda found=found: found)
-        assert spawn.several_devices() == wanted
-
-
-async def test_a_node_that_ends_while_starting_is_one_clear_line(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("FAKE", "crash")
-    session = Session(drive.fake_plan(tmp_path, 2), Conditions(), screen(), run="ab" * 32)
-    with pytest.raises(LocalFault, match=r"node-01 ended while starting: exit 70: swarmnode: no memory for node-01"):
-        await session.run()
-    assert all(gone(child.pid) for child in session.fleet.everybody)
-
-
 async def test_a_node_that_dies_is_reported_and_not_replaced_without_kill(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -262,14 +240,6 @@ def plan(folder: pathlib.Path) -> NodePlan:
     return NodePlan("node-00", folder / "node-00", folder / "manifest.signed", folder / "cache")
 
 
-def test_the_command_line_of_a_node(tmp_path: pathlib.Path) -> None:
-    joined = node_command(NodePlan("node-03", tmp_path, tmp_path / "m", tmp_path / "c", ("/ip4/a",), stage=1))
-    assert joined[1:5] == ["-m", "swarmnode.cli.main", "join", "/ip4/a"]
-    assert joined[joined.index("--stage") + 1] == "1"
-    first = node_command(NodePlan("bootstrap", tmp_path, tmp_path / "m", tmp_path / "c", bootstrap=True))
-    assert first[3:5] == ["bootstrap", str(tmp_path / "m")]
-
-
 def facts(name: str, stage: int, state: int = NODE_STATE_TRAINING, reason: str = "") -> NodeFacts:
     return NodeFacts(name, stage, StatusReply(stage=stage, state=state), reason)  # type: ignore[arg-type]
 
@@ -289,15 +259,6 @@ def test_the_last_replica_of_a_stage_is_spared() -> None:
     chosen = {victim.name for seed in range(50) if (victim := choose_victim(nodes, seeded(seed))[0])}
     assert chosen == {"a", "b"}
     assert choose_victim(nodes[1:], seeded(0))[0] is None
-
-
-def test_how_a_process_ended(tmp_path: pathlib.Path) -> None:
-    (tmp_path / "log").write_text("first\n  last words \n\n")
-    assert tail(tmp_path / "log") == "last words"
-    assert tail(tmp_path / "missing") == ""
-    assert explain(0, "noise") == "left"
-    assert explain(-9, "") == "killed by SIGKILL"
-    assert explain(78, "swarmnode: wrong") == "exit 78: swarmnode: wrong"
 
 
 async def test_start_can_be_given_up(tmp_path: pathlib.Path) -> None:

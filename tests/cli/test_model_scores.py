@@ -8,13 +8,11 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from swarmnode.cli.generate import before
 from swarmnode.cli.main import cli, main
 from swarmnode.data.root import DataRoot
-from swarmnode.errors import ManifestError, NotPermitted
+from swarmnode.errors import NotPermitted
 from swarmnode.local.evaluation import read_text
 from swarmnode.manifest import EvaluationSpec, Manifest, PipelineSpec
-from swarmnode.manifest.text import parse
 from swarmnode.model.export import write_model
 from swarmnode.model.stage import StageReplica
 from swarmnode.recovery.archive import Scores
@@ -81,29 +79,6 @@ def test_a_text_out_of_the_data_folder_is_not_read(model: Path, tmp_path: Path) 
     with pytest.raises(NotPermitted):
         read_text(None, "other.txt")
     assert DataRoot(model).find("other.txt").is_file()
-
-
-@pytest.mark.parametrize(
-    ("lines", "what"),
-    [
-        ('sets = ["/etc/passwd"]', "evaluation.sets"),
-        ('sets = ["a.txt", "a.txt"]', "different"),
-        ('prompts = [""]', "evaluation.prompts"),
-        ("prompts = [3]", "evaluation.prompts"),
-        ("prompt_tokens = 0", "evaluation.prompt_tokens"),
-    ],
-)
-def test_a_bad_list_gets_one_line(lines: str, what: str) -> None:
-    with pytest.raises(ManifestError, match=what):
-        parse(f"[evaluation]\n{lines}\n", "run.toml")
-
-
-@pytest.mark.parametrize(
-    ("tokens", "end", "wanted"),
-    [([1, 2, 8, 9, 3], [8, 9], [1, 2]), ([1, 8, 8, 9], [8, 9], [1, 8]), ([1, 8], [8, 9], [1, 8]), ([4, 5], [], [4, 5])],
-)
-def test_an_answer_ends_before_the_text_that_closes_it(tokens: list[int], end: list[int], wanted: list[int]) -> None:
-    assert list(before(iter(tokens), end)) == wanted
 
 
 def test_chat_answers_each_line(model: Path) -> None:

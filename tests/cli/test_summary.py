@@ -4,12 +4,10 @@ import io
 import json
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from rich.console import Console
 
 from swarmnode.local.session import Conditions, SessionView
-from swarmnode.local.summary import NodeFacts, Summary, TokenRate, Totals, count, parse_series, totals
+from swarmnode.local.summary import NodeFacts, Summary, totals
 from swarmnode.local.swarm_view import LiveScreen, NodeWatch, PlainScreen, headline, picture, render, screen_for, thanks
 from swarmnode.metrics import name
 from swarmnode.wire.record_pb2 import NODE_STATE_JOINING, NODE_STATE_TRAINING
@@ -58,44 +56,6 @@ NODES = [
     NodeFacts("node-02", 0, DEAD, "killed by --kill"),
     NodeFacts("node-03", None, None),
 ]
-
-
-def test_totals_add_what_is_counted_and_take_the_largest_of_what_is_known() -> None:
-    assert totals(NODES) == Totals(
-        samples=1000,
-        tokens=128_000,
-        round=3,
-        loss_train=2.5,
-        loss_validation_first=5.5,
-        loss_validation=2.25,
-        exchanges={"paired": 0, "lone": 2},
-        microbatches={"done": 120, "lost": 1, "retried": 0, "duplicate": 0},
-        staleness={"0": 0, "1": 0, "2": 0, "3": 0, "4 or more": 0},
-        recoveries=1,
-        bytes={"pipeline": 0, "gossip": 20, "state": 0, "control": 0},
-    )
-
-
-def test_a_count_takes_every_series_with_the_labels_asked_for() -> None:
-    assert count(NODES, name.LINK_BYTES) == 119
-    assert count(NODES, name.LINK_BYTES, direction="received") == 99
-    assert count(NODES, "swarmnode_link_bytes") == 0
-    assert parse_series(SENT) == ("swarmnode_link_bytes_total", {"direction": "sent", "kind": "gossip"})
-    assert parse_series("swarmnode_samples_total") == ("swarmnode_samples_total", {})
-
-
-@given(st.lists(st.tuples(st.floats(0.01, 100), st.integers(0, 10_000)), max_size=30))
-def test_the_rate_agrees_with_a_dumb_twin(steps: list[tuple[float, int]]) -> None:
-    rate, now_s, tokens, seen = TokenRate(), 0.0, 0, []
-    for wait_s, more in steps:
-        now_s, tokens = now_s + wait_s, tokens + more
-        rate.see(now_s, tokens)
-        seen.append((now_s, tokens))
-    progress = [point for i, point in enumerate(seen) if point[1] > (seen[i - 1][1] if i else 0)]
-    dumb = 0.0
-    if len(progress) > 1:
-        dumb = (progress[-1][1] - progress[0][1]) / (progress[-1][0] - progress[0][0])
-    assert rate.tokens_per_s == pytest.approx(dumb)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """A fault that ends a node is in its log, and a person's pause outlives the process."""
 
-import asyncio
 import json
 import math
 from pathlib import Path
@@ -30,14 +29,6 @@ def test_the_fault_that_ends_a_node_is_logged(raised: Exception, reason: str, tm
     assert (line["event"], line["level"], line["fields"]) == ("node.failed", "error", {"reason": reason})
 
 
-def test_being_told_to_stop_is_no_fault(tmp_path: Path) -> None:
-    path = tmp_path / "events.jsonl"
-    telemetry = PrometheusTelemetry(path=path, clock=SystemClock(), run="r", node="n")
-    with pytest.raises(asyncio.CancelledError), failure_logged(telemetry):
-        raise asyncio.CancelledError
-    assert not path.read_text()
-
-
 @pytest.mark.parametrize("asked", [AskedPause(1.7e9, "snoozed"), AskedPause(math.inf, "asked to"), NOT_ASKED])
 def test_kept_limits_are_read_back(tmp_path: Path, asked: AskedPause) -> None:
     path = tmp_path / PAUSE_FILE
@@ -52,11 +43,6 @@ def test_a_damaged_file_is_no_pause(tmp_path: Path, text: str) -> None:
     path = tmp_path / PAUSE_FILE
     path.write_text(text)
     assert read_pause(path) == NOT_ASKED
-
-
-def test_a_disk_that_fails_is_told(tmp_path: Path) -> None:
-    with pytest.raises(LocalFault, match="restart"):
-        write_pause(tmp_path / "none" / PAUSE_FILE, AskedPause(1.7e9, "snoozed"))
 
 
 def test_a_start_during_a_snooze_says_until_when(capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 
 from swarmnode import manifest as manifests
-from swarmnode.cli.main import main
 from swarmnode.local.child import environment
 from swarmnode.local.spawn import NODE
-from swarmnode.manifest import PRESETS, CheckpointSpec, DataSpec
+from swarmnode.manifest import PRESETS, CheckpointSpec
 
 BOUND_S = 240.0
 BUCKET = "swarm"
@@ -97,33 +96,3 @@ def test_a_swarm_stops_and_goes_on_from_a_bucket_with_other_stages(tmp_path: Pat
     # The curve goes on: where it stood, not at the beginning (which is above 5), and further down.
     assert second["loss_validation_first"] < math.log(256) - 1.0
     assert second["loss_validation_first"] < first["loss_validation_last"] + 0.3
-
-
-def test_mistakes_with_resume_are_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "empty").mkdir()
-    wide = tmp_path / "wide"
-    manifests.init(wide, PRESETS["tiny"])
-    theirs = replace(PRESETS["tiny"], data=DataSpec(tokenizer="tokenizer.json"))
-    manifests.init(tmp_path / "theirs", theirs)
-    manifests.write_signed(tmp_path / "theirs.signed", manifests.sign_folder(tmp_path / "theirs"))
-    cases = {
-        ("up", "--resume", "nowhere"): (2, "--resume nowhere: no such folder"),
-        ("up", "--resume", "empty"): (78, "no checkpoint there"),
-        ("up", "--resume", "ftp://host/x"): (2, "is no place for checkpoints"),
-        ("up", "--resume", "s3://swarm/x"): (70, "cannot list s3://swarm/x"),
-        ("up", str(wide), "--checkpoints", "gs://b/x"): (2, "needs the package gcsfs"),
-        ("up", "theirs.signed"): (2, "--data-root"),
-    }
-    unreachable = {"AWS_ENDPOINT_URL": "http://127.0.0.1:1", "AWS_ACCESS_KEY_ID": "k", "AWS_SECRET_ACCESS_KEY": "s"}
-    unreachable |= {"AWS_MAX_ATTEMPTS": "1", "no_proxy": "127.0.0.1", "AWS_DEFAULT_REGION": "us-east-1"}
-    for name, value in unreachable.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.chdir(tmp_path)
-    for arguments, (code, words) in cases.items():
-        got, error = main([*arguments]), capsys.readouterr().err
-        lines = [line for line in error.splitlines() if line.startswith("swarmnode:")]
-        assert "Traceback" not in error and len(lines) == 1, f"{arguments}: {error}"
-        assert (got, words in lines[0]) == (code, True), f"{arguments}: exit {got}: {error}"
-    assert not (tmp_path / "runs").exists()

@@ -12,22 +12,12 @@ import pytest
 from swarmnode.cli.main import main
 from swarmnode.machine.checkup import (
     HealthCheck,
-    about,
     device_fix,
     exit_code,
     link_tokens_per_s,
-    rate_text,
-    stages_text,
 )
 from swarmnode.machine.stage_fit import FreeMemory, MachineMemory, StageFit, stage_fit
 from swarmnode.manifest import PRESETS, ModelSpec, boundary_nbytes
-
-
-@pytest.mark.parametrize(
-    ("stages", "text"), [((), ""), ((0,), "0"), ((3, 4, 5), "3-5"), ((0, 2, 3), "0, 2-3"), ((1, 3), "1, 3")]
-)
-def test_stages_as_people_say_them(stages: tuple[int, ...], text: str) -> None:
-    assert stages_text(stages) == text
 
 
 def test_the_largest_stage_needs_the_most_memory() -> None:
@@ -104,8 +94,3 @@ def test_a_link_carries_least_in_the_middle(stages: int) -> None:
     assert carried[0] == carried[-1] and 0.8e6 / one_way < carried[0] <= 1e6 / one_way
     assert all(inner == pytest.approx(carried[0] / 2, rel=0.1) for inner in carried[1:-1])
     assert link_tokens_per_s(manifest, 0, 4e6, 8e6) < carried[0]
-
-
-def test_rates_as_people_say_them() -> None:
-    assert (rate_text(48.2e6), rate_text(0.61e6), rate_text(1.2e9)) == ("48 Mbit/s", "0.61 Mbit/s", "1,200 Mbit/s")
-    assert (about(1_938.7), about(12_400), about(87.4), about(3.14)) == ("1,900", "12,000", "87", "3.1")

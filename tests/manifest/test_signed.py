@@ -23,7 +23,6 @@ from swarmnode.manifest import (
     parse_signed,
     read_manifest,
     read_signed,
-    run_id_of,
     sign,
     sign_folder,
     verify,
@@ -39,15 +38,6 @@ OTHER = Ed25519PrivateKey.from_private_bytes(bytes(32))
 
 def resign(raw: bytes, key: Ed25519PrivateKey = KEY) -> record_pb2.SignedManifest:
     return record_pb2.SignedManifest(manifest=raw, owner=public_bytes(key), signature=key.sign(DOMAIN + raw))
-
-
-def test_round_trip() -> None:
-    manifest = Manifest(name="one", gossip=GossipSpec(method="noloco", alpha=0.25))
-    signed = record_pb2.SignedManifest.FromString(sign(manifest, KEY).SerializeToString())
-    found, run_id = verify(signed, None)
-    assert found == manifest
-    assert len(run_id) == 64 and run_id == run_id_of(canonical(manifest), public_bytes(KEY))
-    assert verify(signed, run_id) == (manifest, run_id)
 
 
 def test_a_retired_field_has_the_value_of_all_runs_and_no_other() -> None:
@@ -140,14 +130,6 @@ def test_init_sign_read(tmp_path: pathlib.Path) -> None:
         "manifest.toml",
         "owner.key",
     ]
-
-
-@pytest.mark.parametrize("name", ["manifest.toml", "owner.key"])
-def test_init_overwrites_nothing(tmp_path: pathlib.Path, name: str) -> None:
-    (tmp_path / name).write_text("mine")
-    with pytest.raises(UsageError, match=f"{name} exists"):
-        init(tmp_path)
-    assert [(p.name, p.read_text()) for p in tmp_path.iterdir()] == [(name, "mine")]
 
 
 def test_signed_files_that_are_not_name_the_file(tmp_path: pathlib.Path) -> None:

@@ -87,16 +87,6 @@ def test_a_log_goes_on_after_a_restart(tmp_path: pathlib.Path) -> None:
     assert [line["fields"] for line in lines(tmp_path / "events.jsonl")] == [{"serial": 0}, {"serial": 1}]
 
 
-def test_a_folder_that_is_not_there_costs_lines_and_one_complaint(
-    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    log = make(tmp_path / "missing" / "events.jsonl")
-    for _ in range(5):
-        log.write("node.ready")
-    assert log.dropped == 5
-    assert capsys.readouterr().err.count("\n") == 1
-
-
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
 def test_a_full_disk_costs_lines_and_one_complaint(capsys: pytest.CaptureFixture[str]) -> None:
     log = make(pathlib.Path("/dev/full"))
