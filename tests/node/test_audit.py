@@ -223,13 +223,26 @@ async def test_who_does_not_know_marks_is_checked_as_well(old: str, monkeypatch:
         assert not any(excluded(person) for person in v.people)
 
 
-@pytest.mark.parametrize("kind", [Misstates, MisstatesLittle])
-async def test_in_a_stage_of_two_a_liar_that_misstates_its_steps_is_excluded(kind: type[Liar]) -> None:
-    """The weights it gives never seem to be those that answered; the other replica's answer fits its own."""
-    async with village(slow(stages=2)) as v:
-        liar = v.add(1, kind)
-        v.add(1)
-        v.add(0)
+@pytest.mark.parametrize(
+    ("kind", "run", "lies", "others"),
+    [
+        # The weights it gives never seem to be those that answered; the other replica's answer fits its own.
+        pytest.param(Misstates, slow(2), 1, (1, 0), id="misstates its steps, in a stage of two"),
+        pytest.param(MisstatesLittle, slow(2), 1, (1, 0), id="misstates them little"),
+        # Neither the last stage, which works with what it sends, nor another replica of its own stage is blamed.
+        pytest.param(Flips, manifest(3), 1, (1, 1, 2, 2, 0), id="the middle one of three stages"),
+        pytest.param(SendsNoise, manifest(3), 1, (1, 1, 2, 2, 0), id="the middle one sends noise"),
+        pytest.param(Flips, manifest(3), 2, (2, 2, 1, 1, 0), id="the last of three stages"),
+        pytest.param(Mixed, slow(2), 1, (1, 1, 0), id="partly right, judged by own weights"),
+    ],
+)
+async def test_blame_falls_on_the_one_that_lied(
+    kind: type[Recording], run: Manifest, lies: int, others: tuple[int, ...]
+) -> None:
+    async with village(run) as v:
+        liar = v.add(lies, kind)
+        for stage in others:
+            v.add(stage)
         await found_out(v, liar)
 
 
@@ -280,33 +293,6 @@ async def test_an_honest_answer_cannot_be_made_to_look_false(stages: int) -> Non
             with pytest.raises(RemoteFault, match="do not match its statement"):
                 await auditor.transport.call(mate, call, timeout_s=30.0, reply_bytes_max=4096)
         assert not any(excluded(person) for person in v.people)
-
-
-@pytest.mark.parametrize("kind", [Flips, SendsNoise])
-async def test_blame_falls_on_the_stage_that_lied(kind: type[Recording]) -> None:
-    """Of three stages the middle one lies: neither the last one, which works with what it sends, nor another middle one
-    is blamed."""
-    async with village(manifest(stages=3)) as v:
-        liar = v.add(1, kind)
-        for stage in (1, 1, 2, 2, 0):
-            v.add(stage)
-        await found_out(v, liar)
-
-
-async def test_blame_falls_on_the_last_stage_and_not_on_who_works_with_it() -> None:
-    async with village(manifest(stages=3)) as v:
-        liar = v.add(2, Flips)
-        for stage in (2, 2, 1, 1, 0):
-            v.add(stage)
-        await found_out(v, liar)
-
-
-async def test_an_answer_that_is_partly_right_is_judged_by_own_weights() -> None:
-    async with village(slow(stages=2)) as v:
-        liar = v.add(1, Mixed)
-        for stage in (1, 1, 0):
-            v.add(stage)
-        await found_out(v, liar)
 
 
 async def test_an_honest_answer_of_far_weights_is_not_called_false() -> None:

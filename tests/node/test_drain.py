@@ -2,7 +2,6 @@
 
 import asyncio
 
-from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmnode.node.drain import DrainReport, DrainStep, DrainTask, drain, plan
@@ -10,30 +9,6 @@ from swarmnode.node.notice import Notice, NoticeKind, Notices
 from swarmsim.trace import DecisionTrace, SimTelemetry
 
 SECONDS = st.integers(0, 1000).map(lambda n: n / 8)
-
-
-def twin(expected_s: list[float], left_s: float) -> int:
-    """How many steps fit, counted from the front."""
-    fit = 0
-    for count in range(len(expected_s) + 1):
-        if sum(expected_s[:count]) <= left_s:
-            fit = count
-    return fit
-
-
-@given(st.lists(SECONDS, max_size=5), SECONDS, st.booleans())
-def test_drain_steps_beyond_the_time_are_cut_from_the_end(expected_s: list[float], left_s: float, partly: bool) -> None:
-    limits, reason = plan(expected_s, left_s, partly)
-    if partly and expected_s:
-        expected_s = [min(expected_s[0], left_s / 2), *expected_s[1:]]
-    fit = twin(expected_s, left_s)
-    assert len(limits) == (max(1, fit) if expected_s else 0), "the first is tried whatever it may take"
-    for index, limit in enumerate(limits[:fit]):
-        assert limit >= expected_s[index]
-        later = sum(expected_s[index + 1 : fit])
-        done = sum(expected_s[:index])
-        assert done + limit + later <= left_s + 1e-9, "a step may not use what later ones need"
-    assert (fit == len(expected_s)) is ("cut" not in reason and "only" not in reason)
 
 
 def test_held_work_leaves_time_for_what_takes_little() -> None:

@@ -120,15 +120,6 @@ async def test_joiners_at_once_take_all_stages_evenly(joiners: int, stages: int)
         assert Counter(chosen(p)[0] for p in people) == dict.fromkeys(range(stages), joiners // stages)
 
 
-async def test_one_that_joins_later_goes_where_nobody_is() -> None:
-    async with village(manifest(stages=3)) as v:
-        first = [v.add(None), v.add(None)]
-        await v.until(lambda: all(map(chosen, first)), "two have chosen")
-        later = v.add(None)
-        await v.until(lambda: bool(chosen(later)), "the third has chosen")
-        assert sorted(map(str, (chosen(p)[0] for p in [*first, later]))) == ["0", "1", "2"]
-
-
 def bans(v: Village, of: Villager) -> list[str]:
     said = [fields for person in v.people for fields in told(person, "peer.banned")]
     return [str(fields["reason"]) for fields in said if fields["peer"] == of.node.me]
