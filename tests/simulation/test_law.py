@@ -35,13 +35,6 @@ def test_a_packet_of_a_round_may_be_given_to_a_partner_and_once_again() -> None:
     assert broken(laws) == ["a packet is given again once"]
 
 
-def test_one_partner_is_replaced_by_one() -> None:
-    laws = met(Laws(), (1, 2), (3, 4))
-    laws.fell_back(5, 4, 1, 4)
-    laws.fell_back(5, 4, 3, 4)
-    assert broken(laws) == ["a packet is given again once"]
-
-
 @pytest.mark.parametrize(
     ("giver", "made_in", "law"), [(1, 3, "no packet of another round is applied"), (5, 4, "a node meets others")]
 )

@@ -3,54 +3,12 @@
 import asyncio
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from swarmnode.errors import UsageError
 from swarmnode.planner.fleet import parse_fleet, scaled
 from swarmnode.planner.geography import Address, Nat, rtt_s
-from swarmsim import virtual_time
 from swarmsim.link import SimLink
 from swarmsim.network import NetworkCut, ReachabilityMap
-
-ARRIVALS = st.lists(st.tuples(st.floats(0, 10), st.integers(1, 1000)), min_size=1, max_size=12)
-
-
-def dumb_sharing(arrivals: list[tuple[float, int]], rate: float, step: float) -> list[float]:
-    """When each transfer ends, by small steps of time in which all that are there get equal parts."""
-    left = {index: float(nbytes) for index, (_, nbytes) in enumerate(arrivals)}
-    ends, now = [0.0] * len(arrivals), 0.0
-    while left:
-        present = [index for index in left if arrivals[index][0] <= now]
-        for index in present:
-            left[index] -= rate * step / len(present)
-            if left[index] <= 0:
-                ends[index] = now + step
-                del left[index]
-        now += step
-    return ends
-
-
-@given(ARRIVALS)
-def test_a_link_shares_its_rate_evenly(arrivals: list[tuple[float, int]]) -> None:
-    async def main() -> list[float]:
-        loop = asyncio.get_running_loop()
-        link, ends = SimLink(loop, 200.0), [0.0] * len(arrivals)
-        for index, (at, nbytes) in enumerate(arrivals):
-
-            def ended(index: int = index) -> None:
-                ends[index] = loop.time()
-
-            loop.call_at(at, lambda n=nbytes, done=ended: link.send(n, done))  # type: ignore[misc]
-        await asyncio.sleep(1000)
-        assert link.flows == 0 and link.carried == sum(nbytes for _, nbytes in arrivals)
-        return ends
-
-    step = 0.005
-    expected = dumb_sharing(arrivals, 200.0, step)
-    for found, dumb in zip(virtual_time.run(main()), expected, strict=True):
-        # The dumb one is up to a step late with each arrival, and with each end.
-        assert found == pytest.approx(dumb, abs=2 * (len(arrivals) + 1) * step)
 
 
 @pytest.mark.loop("virtual")

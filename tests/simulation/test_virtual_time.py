@@ -1,12 +1,8 @@
 """Virtual time: it jumps, it repeats, it admits nothing from outside."""
 
 import asyncio
-import gc
-import random
 import subprocess
-import weakref
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
@@ -165,82 +161,3 @@ def test_exceptions_nobody_took_are_told() -> None:
 
     with pytest.raises(RuntimeError, match="lost"):
         run(main())
-
-
-def test_c_and_python_keep_the_same_agenda() -> None:
-    """Timers in a random order, cancelled at random while others run, some that raise, some of a frozen process."""
-
-    def lived(seed: int) -> tuple[list[object], int]:
-        log: list[object] = []
-        chance = random.Random(seed)
-
-        async def main() -> None:
-            loop = asyncio.get_running_loop()
-            assert isinstance(loop, VirtualLoop)
-            timers: list[Any] = []
-
-            def due(number: int, *more: int) -> None:
-                log.append((loop.time(), number, *more))
-                for _ in range(chance.randrange(3)):
-                    timers.append(
-                        loop.call_later(
-                            chance.choice((0.0, 1.0, chance.random())),
-                            due,
-                            len(timers),
-                            *range(chance.randrange(4)),
-                            context=owned(chance.choice(("a", "b"))),
-                        )
-                    )
-                for _ in range(chance.randrange(2)):
-                    chance.choice(timers).cancel()
-                if chance.random() < 0.1:
-                    timers.append(loop.call_soon(due, -1))
-                if chance.random() < 0.05:
-                    raise ValueError(number)
-
-            loop.call_at(1, due, 0)
-            for _ in range(2000):
-                timers.append(loop.call_at(chance.randrange(1, 50), due, len(timers)))
-            for timer in chance.sample(timers, 1500):  # more than half: the heap is made anew
-                timer.cancel()
-                assert timer.cancelled()
-            await asyncio.sleep(3)
-            loop.freeze("a")
-            await asyncio.sleep(3)
-            loop.thaw("a")
-            await asyncio.sleep(3)
-            log.append([timer.when() for timer in timers[:100]])
-            log.append([repr(fault["exception"]) for fault in loop.faults])
-            loop.faults.clear()
-
-        loop = VirtualLoop(seed)
-        loop.run(main())
-        loop.close()
-        return log, loop.callbacks
-
-    for seed in range(20):
-        with event_queue.unused():
-            plain = lived(seed)
-        assert len(plain[0]) > 100
-        assert lived(seed) == plain
-
-
-def test_an_agenda_lets_go_of_what_it_held() -> None:
-    class Held:
-        def __call__(self) -> None:
-            raise AssertionError
-
-    held = Held()
-    known = weakref.ref(held)
-    loop = VirtualLoop()
-    timer = loop.call_later(1, held)
-    loop.call_soon(held)
-    loop.close()
-    timer.cancel()
-    del held, timer, loop
-    gc.collect()
-    assert known() is None
-
-    for wrong in (lambda loop: loop.call_at(float("nan"), print), lambda loop: loop.call_soon(print, contxt=1)):
-        with pytest.raises((TypeError, ValueError)):
-            wrong(VirtualLoop())
