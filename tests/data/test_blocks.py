@@ -1,7 +1,6 @@
 """Who draws which samples: nothing twice while views agree, nothing skipped when feeders die."""
 
 import itertools
-from dataclasses import dataclass, field
 
 import pytest
 from hypothesis import given, settings
@@ -17,23 +16,6 @@ ALL = (A, B, C, D)
 MOST = 1 << 40  # blocks that can be finished
 
 
-@dataclass
-class Twin:
-    """The dumbest feeders there are: one shared list of all that happened."""
-
-    seed: int
-    finished: set[int] = field(default_factory=set)
-    under_way: dict[int, PeerId] = field(default_factory=dict)
-
-    def take(self, me: PeerId, live: set[PeerId]) -> int:
-        for block in itertools.count():
-            free = block not in self.finished and block not in self.under_way
-            if free and owner(block, live, self.seed) == me:
-                self.under_way[block] = me
-                return block
-        raise AssertionError
-
-
 def test_owner_moves_only_the_dead_ones_blocks_and_shares_evenly() -> None:
     before = [owner(b, ALL, 1) for b in range(2000)]
     after = [owner(b, (C, A, D), 1) for b in range(2000)]
@@ -47,28 +29,6 @@ def gossip(ledgers: dict[PeerId, BlockLedger], hearers: set[PeerId], talkers: se
         for talker in sorted(talkers - {hearer}):
             said = record_pb2.Blocks.FromString(ledgers[talker].record().SerializeToString())
             ledgers[hearer].merge(talker, said, MOST)
-
-
-@given(seed=st.integers(0, 2**32), steps=st.lists(st.tuples(st.sampled_from(ALL[:3]), st.booleans()), max_size=150))
-@settings(max_examples=80, deadline=None)
-def test_agreeing_views_equal_the_twin(seed: int, steps: list[tuple[PeerId, bool]]) -> None:
-    live = set(ALL[:3])
-    ledgers = {feeder: BlockLedger(feeder, seed) for feeder in live}
-    twin = Twin(seed)
-    for feeder, finish in steps:
-        if finish and ledgers[feeder].under_way:
-            block = max(ledgers[feeder].under_way)
-            ledgers[feeder].finish(block)
-            del twin.under_way[block]
-            twin.finished.add(block)
-            gossip(ledgers, live, live)
-        else:
-            block, reason = ledgers[feeder].take(live)
-            assert reason == "own"
-            assert block == twin.take(feeder, live)
-    expected = next(b for b in itertools.count() if b not in twin.finished)
-    assert {ledger.frontier for ledger in ledgers.values()} == {expected}
-    assert all(ledger.duplicates == 0 for ledger in ledgers.values())
 
 
 @given(

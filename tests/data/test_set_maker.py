@@ -206,20 +206,6 @@ def test_conversations_count_what_the_assistant_says(tmp_path: Path) -> None:
     assert len(found) == index.train.documents and all(mask[-1] for _, mask in found), "the end of a document counts"
 
 
-def test_a_tokenizer_without_an_end_gets_one_more_id(tmp_path: Path) -> None:
-    inner = word_tokenizer(["one", "two", "three"])
-    encoding = Encoding(HuggingFaceTokenizer(inner, b"t" * 32), ChatTemplate())
-    for number in range(20):
-        (tmp_path / f"{number:02}.txt").write_text("one two three two " * (number + 5))
-    index = made(tmp_path / "out", tmp_path, encoding=encoding, chunk_tokens=33)
-    assert (index.vocabulary, index.end_token) == (5, 4)
-    raw = b"".join((tmp_path / "out" / shard.name).read_bytes() for shard in index.train.shards)
-    tokens = np.frombuffer(raw, "<u2")
-    ends = np.flatnonzero(tokens == 4)
-    assert ends.size == index.train.documents and tokens[-1] == 4
-    assert all(tokens[begin + 1 : begin + 5].tolist() == [1, 2, 3, 2] for begin in ends[:-1])
-
-
 @pytest.mark.parametrize(
     ("name", "content", "reason"),
     [

@@ -9,14 +9,13 @@ import pytest
 
 from benchmarks.memory_network import MemoryNetwork, MemoryTransport
 from swarmnode.errors import PeerTimeout
-from swarmnode.gossip.exchange import Gossip, OuterStepResult
+from swarmnode.gossip.exchange import Gossip
 from swarmnode.gossip.outgoing_packet import OutgoingPacket
-from swarmnode.gossip.robust import EQUAL
 from swarmnode.identity import Identity
 from swarmnode.ids import PeerId, RunId
 from swarmnode.manifest import PRESETS
 from swarmnode.metrics import name
-from swarmnode.ports import Answer, Call, OuterReport, Packet, Verdict, WireTensor
+from swarmnode.ports import Answer, Call, Packet, WireTensor
 from swarmnode.wire import call_pb2 as wire
 from swarmsim import virtual_time
 from tests.support.fake_telemetry import Quiet
@@ -93,23 +92,6 @@ class Party:
     @property
     def onesided(self) -> float:
         return self.quiet.total(name.ONESIDED_COMMITS)
-
-
-@pytest.mark.parametrize(
-    ("verdicts", "came", "fallback", "gave"),
-    [
-        ([Verdict(1.0, "accepted", "within"), Verdict(0.0, "norm", "")], 2, False, 1),
-        ([Verdict(1.0, "accepted", EQUAL)], 1, False, 0),
-        ([Verdict(0.0, "newcomer", "")], 1, False, 0),
-        ([Verdict(0.5, "clipped", "far")], 0, True, 1),
-        ([Verdict(1.0, "accepted", "a leaver's")], 0, False, 0),
-    ],
-)
-def test_a_packet_counts_if_it_is_believed_and_not_ones_own(
-    verdicts: list[Verdict], came: int, fallback: bool, gave: int
-) -> None:
-    report = OuterReport(1, 0.0, 0.0, verdicts)
-    assert OuterStepResult([], report, "", fallback).count_believed(came) == gave
 
 
 def met(late_s: float, there_s: float, back_s: float = 0.0) -> tuple[bool, bool, float]:

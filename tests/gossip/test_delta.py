@@ -14,7 +14,7 @@ from swarmnode.gossip.compression import codec
 from swarmnode.ports import Packet
 from swarmnode_methods.delta import DECAY, DeltaCodec
 from swarmnode_methods.partial_average import PartialAverage
-from swarmnode_methods.topk import KERNELS, TopK, warm_k
+from swarmnode_methods.topk import KERNELS, TopK
 
 pytestmark = pytest.mark.node  # some seconds
 
@@ -82,23 +82,6 @@ def test_c_and_numpy_agree_to_the_bit(name: str, size: int, make: Callable[[int]
         assert torch.equal(*outs)
 
 
-@pytest.mark.parametrize(
-    ("name", "parameters", "nbytes"),
-    [
-        ("topk64", 4096, 84),
-        ("topk64", 4096 * 1000, 84_000),
-        ("topk64", 4097, 168),
-        ("topk512", 4096, 452),
-        ("e3m0", 6400, 3400),
-        ("ternary", 6400, 1800),
-        ("powersgd", 10_000, 4 * 4 * 200),
-    ],
-)
-def test_bytes_equal_the_formula(name: str, parameters: int, nbytes: int) -> None:
-    """k = 64: 84 bytes a chunk of 4096, 0.1641 bit a parameter."""
-    assert codec(name).nbytes(parameters) == codec(name).encode(heavy(parameters), seed=1)[0].nbytes == nbytes
-
-
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("size", SIZES)
 def test_sent_and_residual_are_what_was_accumulated(name: str, size: int) -> None:
@@ -140,11 +123,6 @@ def test_places_that_do_not_ascend_are_refused() -> None:
     data[48] = 0
     with pytest.raises(RemoteFault, match="not 64 in a chunk"):
         codec("topk64").check([replace(message, data=bytes(data))], 4096)
-
-
-def test_k_thins_out() -> None:
-    assert [warm_k(r, 64) for r in (1, 50, 51, 75, 76, 100, 101, 999)] == [512, 512, 256, 256, 128, 128, 64, 64]
-    assert warm_k(1, 512) == 512
 
 
 @pytest.mark.parametrize("name", ["topk64", "topk512"])

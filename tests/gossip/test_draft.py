@@ -14,7 +14,6 @@ from tests.support.method_tables import CODECS, METHODS, NONE, without_c
 
 PARAMETERS = 2 * TILE + 4096 + 777
 AT_THE_END = ("powersgd",)  # nothing is final before everything is
-PLAIN = ("e3m0", "ternary")  # written in plain operations alone
 
 
 def weights(seed: int, parameters: int = PARAMETERS) -> torch.Tensor:

@@ -8,7 +8,6 @@ import torch
 from swarmnode.gossip.compression import codec
 from swarmnode.gossip.outer import outer
 from swarmnode.manifest import GossipSpec
-from swarmnode.manifest.gossip_compat import sends_pseudo_gradients
 from swarmnode.ports import OuterReport, Packet
 from swarmnode_methods.delayed import DelayedNesterov
 from swarmnode_methods.desloc import EVERY_FIRST, EVERY_SECOND, MOMENT_MOST, DesLoc
@@ -17,7 +16,7 @@ from swarmnode_methods.edit import HISTORY_LEAST, EDiT
 from swarmnode_methods.mean import DeltaMean
 from swarmnode_methods.sparseloco import SparseLoCo
 from swarmnode_methods.streaming import Streaming
-from tests.support.method_tables import CODECS_OF, OWN_ALPHA
+from tests.support.method_tables import OWN_ALPHA
 
 SIZE = 3 * 4096 + 100
 SECONDS = 700  # second moments
@@ -195,14 +194,6 @@ def test_edit_of_equal_norms_is_the_mean_and_the_loud_count_less() -> None:
     raw = [math.exp(-2 * norm / sum(norms)) for norm in norms]
     wanted = phi + (raw[0] * d[0] + raw[1] * d[1]) / sum(raw)
     torch.testing.assert_close(members[0].phi, wanted)
-
-
-@pytest.mark.parametrize(("method", "coding"), [(method, one) for method, found in CODECS_OF.items() for one in found])
-def test_the_manifest_knows_who_sends_pseudo_gradients(method: str, coding: str) -> None:
-    spec = GossipSpec(method=method, codec=coding)
-    made = outer(spec, torch.zeros(64))
-    assert sends_pseudo_gradients(spec) == isinstance(made, DeltaMean)
-    assert not made.codec.of_delta or sends_pseudo_gradients(spec)
 
 
 def test_desloc_averages_each_buffer_on_its_own_period() -> None:

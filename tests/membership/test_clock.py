@@ -1,8 +1,6 @@
 """The run's clock goes by machines seen at work, not by keys."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from swarmnode.ids import PeerId
 from swarmnode.manifest import Manifest
@@ -12,10 +10,7 @@ from swarmnode.membership.clock import (
     OUTLIER,
     ClockVerdict,
     RunClock,
-    Sighting,
     Supposed,
-    capacity,
-    lower_third,
 )
 from swarmnode.membership.peer_table import PeerTable
 from swarmnode.membership.progress import Progress
@@ -208,17 +203,6 @@ def test_two_that_only_answered_move_nobody_and_two_at_work_do() -> None:
     assert look(clock, 1e9 + 10**5, 1000, swarm(own, *pair)).raised == 10**5
 
 
-@given(st.lists(st.integers(1, 5), max_size=300))
-def test_as_many_machines_as_were_seen_at_least_and_not_more_than_pairs_of_strangers(times: list[int]) -> None:
-    found, once = machines(times), times.count(1)
-    assert len(times) <= found <= len(times) + min(len(times), once * (once - 1) / 2)
-
-
-def test_keys_that_do_no_work_add_no_machine_and_those_that_come_again_few() -> None:
-    assert machines([]) == 0 and machines([1]) == 1 and machines([40, 52, 38]) == 3
-    assert machines([1] * 10) == 20, "ten different ones of ten seen: there are more, and as many are believed"
-
-
 @pytest.mark.parametrize("size", [2, 8, 40, 125])
 def test_the_number_of_machines_is_estimated_from_a_part_of_them(size: int) -> None:
     from swarmnode.ids import seeded
@@ -237,17 +221,3 @@ def test_memory_of_machines_is_bounded_and_who_lied_is_forgotten() -> None:
     assert len(observed.times) == REMEMBERED_MAX - 1 and PeerId("peer0") not in observed.times
     observed.record_request(PeerId("caller"))
     assert observed.at_work == {*observed.times} - {PeerId("caller")} and PeerId("caller") in observed.times
-
-
-def test_the_fullest_view_of_a_stage_counts_and_nobody_more_than_so_much() -> None:
-    two = Sighting(2.0, 9)
-    assert capacity([[], [two, two], [two]], 2.0) == FACTOR * 4.0
-    assert capacity([[Sighting(1e9, 9), two]], 2.0) == FACTOR * (2.0 * OUTLIER + 2.0)
-    assert capacity([[Sighting(1e9, 1), two]], 2.0) == FACTOR * 4.0, "it was seen once"
-    assert capacity([], 8.0) == 0.0
-
-
-@given(st.lists(st.integers(0, 2**53), max_size=60), st.integers(0, 2**53))
-def test_two_thirds_of_liars_cannot_raise_the_lower_third(lies: list[int], truth: int) -> None:
-    voices = [*lies, *[truth] * (len(lies) // 2 + 1)]
-    assert lower_third(voices) <= truth

@@ -20,7 +20,6 @@ from swarmnode.membership.progress import (
     Progress,
     ProgressOverclaim,
     to_message,
-    to_samples,
 )
 from swarmnode.wire import record_pb2
 
@@ -29,19 +28,6 @@ A, B, C = PeerId("A"), PeerId("B"), PeerId("C")
 
 def wire(**samples: int) -> record_pb2.Progress:
     return to_message(samples)
-
-
-def test_add_merge_and_the_wire() -> None:
-    ours, theirs = Progress(A), Progress(B)
-    assert ours.add(A, 8) == 8
-    theirs.add(B, 5)
-    assert ours.merge(theirs) == 13
-    assert ours.merge(theirs) == 13
-    assert theirs.merge(Progress.from_wire(ours.to_wire())) == 13
-    assert to_samples(ours.to_wire()) == {"A": 8, "B": 5}
-    assert to_samples(ours.entry(A)) == {"A": 8}
-    assert not ours.entry(C).samples
-    assert Progress.from_wire(record_pb2.Progress()).total == 0
 
 
 def test_a_feeder_that_returns_counts_on_top_of_its_earlier_life() -> None:
@@ -212,34 +198,6 @@ def test_a_total_told_is_known_at_once_and_never_more_than_was_trained(steps: li
     for node in nodes:
         nodes[0].merge(Progress.from_wire(node.to_wire()))
     assert nodes[0].total == sum(nodes[0].feeders.values()) == trained
-
-
-@given(
-    st.dictionaries(st.sampled_from("ABCD"), st.integers(0, 50), max_size=3),
-    st.lists(
-        st.tuples(st.dictionaries(st.sampled_from("ABCDE"), st.integers(0, 99), max_size=3), st.integers(0, 200)),
-        max_size=6,
-    ),
-    st.integers(0, 20),
-)
-def test_merging_from_the_wire_is_merging(
-    own: dict[str, int], told: list[tuple[dict[str, int], int]], counted: int
-) -> None:
-    quick, slow = Progress(A, entries_max=4), Progress(A, entries_max=4)
-    for one in (quick, slow):
-        one.merge(Progress.from_wire(to_message(own)))
-        one.add(A, counted)
-    for samples, floor in told:  # no more entries than a node sends
-        message, merged = to_message(samples | ({FLOOR: floor} if floor > 50 else {})), None
-        message.total = 3 * floor
-        try:
-            merged = slow.merge(Progress.from_wire(message, entries_max=4))
-        except RemoteFault:
-            with pytest.raises(RemoteFault):
-                quick.merge_wire(message)
-        else:
-            assert quick.merge_wire(message) == merged
-        assert quick.to_wire() == slow.to_wire()
 
 
 SLACK, AHEAD_S = 100, 20.0

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from swarmnode.data.sample import IGNORED
 from swarmnode.model import memory_budget
 from swarmnode.model.backprop import HeadProgress, head_loss
-from swarmnode.model.memory_budget import chunk_rows, head_nbytes
+from swarmnode.model.memory_budget import head_nbytes
 from swarmnode.model.tensor import decode, encode
 from tests.support.tiny_model import TINY, manifest, stages_of, token_batch, train_on
 
@@ -78,13 +78,6 @@ def test_gradients_are_computed_only_where_requested(chunked: int) -> None:
         torch.testing.assert_close(found.loss_sum, loss, rtol=1e-12, atol=0)
     for found in (audit, frozen):
         torch.testing.assert_close(found.gradient, by_x, rtol=0, atol=1e-12)
-
-
-def test_chunks_are_bounded_by_bytes() -> None:
-    most = memory_budget.CHUNK_NBYTES["cpu"]
-    assert chunk_rows(8192, 128_256, 4, "cpu") * 128_256 * 4 <= most
-    assert chunk_rows(8192, 128_256, 4, "cpu") < chunk_rows(8192, 128_256, 2, "cuda") < 8192
-    assert chunk_rows(64, 50, 4, "cpu") == 64 and chunk_rows(64, 1 << 40, 4, "cpu") == 1
 
 
 def test_the_last_stage_of_an_8b_model_fits_beside_its_state() -> None:

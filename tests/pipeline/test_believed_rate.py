@@ -8,8 +8,6 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from swarmnode.ids import PeerId
 from swarmnode.manifest import ModelSpec
@@ -19,8 +17,6 @@ from swarmnode.pipeline.believed_rate import (
     FASTEST_FLOP_PER_S,
     bounded,
     evened,
-    lowest,
-    median_speed,
     possible_s,
     witnessed,
 )
@@ -108,19 +104,6 @@ def test_the_least_time_is_of_the_arithmetic_of_a_stage() -> None:
     model = ModelSpec(layers=3, width=4096, heads=32, kv_heads=8, ffn=14336, context=2048, vocabulary=50)
     run = dataclasses.replace(manifest(3), model=model)
     assert possible_s(run, 1) == pytest.approx(3 * 2048 * 4.53e8 / FASTEST_FLOP_PER_S, rel=0.02)
-
-
-@given(st.lists(st.floats(1e-6, 1e6), min_size=1, max_size=30), st.floats(0.0, 1.7e308))
-def test_no_announcement_raises_the_median_beyond_what_another_tells(told: list[float], lie: float) -> None:
-    honest = sorted(told)
-    assert median_speed([*told, lie]) <= honest[len(honest) // 2]
-
-
-def test_the_low_tenth_of_times_drawn_evenly() -> None:
-    draw, low = random.Random(6), 0.0
-    for _ in range(2000):
-        low = lowest(low, draw.uniform(1.0, 2.0))
-    assert low == pytest.approx(1.1, abs=0.1)
 
 
 def test_a_false_announcement_counts_as_a_few_machines_and_alone_as_no_more_than_the_next() -> None:

@@ -21,7 +21,6 @@ from swarmnode.pipeline.microbatch_size import (
     loopback,
     sizes_of,
     slowness,
-    throughput,
     window_limit,
 )
 from swarmnode.ports import Priority, WireTensor
@@ -127,15 +126,6 @@ def test_a_larger_size_that_is_as_good_comes_back() -> None:
     assert chooser.choose(swarm(2, 2, 2, addresses=loop)).samples == 4
     assert chooser.choose(swarm(1, 2, 2, addresses=loop)).samples < 4
     assert chooser.choose(swarm(2, 2, 2, addresses=loop)).samples == 4
-
-
-@given(st.integers(1, 64), st.floats(1.0, 20.0), st.integers(1, 8), st.floats(1e-3, 10.0), st.floats(0.0, 10.0))
-def test_throughput_is_within_what_machines_and_lines_allow(
-    count: int, machines: float, visits: int, service_s: float, line_s: float
-) -> None:
-    rate = throughput(count, machines, visits, service_s, line_s)
-    assert 0.0 < rate <= min(machines / (visits * service_s), count / (visits * service_s + line_s)) * (1.0 + 1e-9)
-    assert throughput(count + 1, machines, visits, service_s, line_s) >= rate * (1.0 - 1e-9)
 
 
 def test_a_swarm_with_few_samples_in_flight_says_what_would_keep_its_machines_at_work() -> None:

@@ -52,10 +52,6 @@ async def test_reservations_expire() -> None:
     assert asked(here, "another").granted
 
 
-async def test_work_that_waits_is_told() -> None:
-    assert asked(Reservations(lambda: 7), "peer") == wire.Reserved(granted=False, ahead=7)
-
-
 def router(*speeds: float) -> Router:
     found = Router(random.Random(1), epsilon=0.0)
     found.update([member(f"peer{n}", samples_per_second=speed) for n, speed in enumerate(speeds)])

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmnode.ema import Ema
 from swarmnode.ids import PeerId
 from swarmnode.pipeline.route import BAN_FIRST_S, Router
 from tests.support.records import member
@@ -177,15 +176,6 @@ def test_choices_are_always_able_peers_against_a_dumb_twin(actions: list[tuple[s
             assert (peer in able) if able else (peer is None)
 
 
-@given(st.lists(st.floats(0.1, 100.0), min_size=1, max_size=40))
-def test_ema_has_no_start_bias(values: list[float]) -> None:
-    ema = Ema(0.1)
-    for value in values:
-        ema.add(value)
-    weights = [0.1 * 0.9 ** (len(values) - 1 - i) for i in range(len(values))]
-    assert ema.value == pytest.approx(sum(w * v for w, v in zip(weights, values, strict=True)) / sum(weights))
-
-
 def test_a_banned_peer_that_answers_a_ping_is_chosen_again() -> None:
     router = Router(random.Random(1), epsilon=0.0)
     router.update([member("a"), member("b")])
@@ -212,14 +202,6 @@ def test_a_peer_that_alone_misses_deadlines_is_blamed() -> None:
     router.record_answer(gray, 8, 1.0)
     router.record_answer(other, 8, 1.0)
     assert not router.late(gray), "it answered: once may be chance"
-
-
-def test_the_usual_time_is_that_of_all_peers() -> None:
-    router = Router(random.Random(0))
-    router.update([member("a"), member("b")])
-    assert router.typical_s(4) == 0.0 and router.expected_s(PeerId("b"), 4) is None
-    router.record_answer(PeerId("a"), 2, 6.0)
-    assert router.typical_s(4) == pytest.approx(12.0) and router.expected_s(PeerId("b"), 4) is None
 
 
 def test_our_own_line_is_nobody_elses_slowness_and_a_peers_line_is_its_own() -> None:

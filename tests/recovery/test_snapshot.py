@@ -153,13 +153,6 @@ def test_wrong_bytes_are_refused() -> None:
         check_chunk(found, 0, whole[:63])
 
 
-def test_progress_is_copied() -> None:
-    progress = to_message({"A": 1})
-    found = Snapshot.of(state(dict.fromkeys(SECTIONS, 3)), 0, 0, progress)
-    progress.samples[0] = 2
-    assert found.manifest().progress.samples[:] == [1]
-
-
 def test_a_part_is_cut_from_each_section_as_it_is() -> None:
     sizes = {"theta": 10, "phi": 10, "exp_avg": 10, "exp_avg_sq": 3}
     whole = snapshot(sizes)
