@@ -6,23 +6,6 @@ import sys
 
 from swarmnode.local.spawn import PRELOADED
 
-PROGRAM = """
-import sys
-from swarmnode.cli.main import main
-try:
-    code = main(["--version"])
-except SystemExit as error:
-    code = error.code
-print("|", code, sorted({"torch", "hivemind", "transformers", "tokenizers"} & sys.modules.keys()))
-"""
-
-
-def test_the_version_does_not_import_torch() -> None:
-    """For the help of each verb see tests/cli/test_command.py."""
-    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=150, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] in ("| 0 []", "| None []")
-
 
 def test_decisions_do_not_import_torch() -> None:
     program = (

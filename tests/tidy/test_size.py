@@ -10,7 +10,7 @@ FILES_MAX = 295
 ALL_LINES_MAX = 75_625
 FUNCTION_LINES_MAX = 80
 # Of all Python in `tests/`.
-TESTS_MAX = 40_990
+TESTS_MAX = 40_000
 
 
 def test_the_package_stays_within_its_budget() -> None:
