@@ -9,13 +9,14 @@ import pytest
 
 from benchmarks.memory_network import MemoryNetwork, MemoryTransport
 from swarmnode.errors import PeerTimeout
-from swarmnode.gossip.exchange import Gossip
+from swarmnode.gossip.exchange import Gossip, OuterStepResult
 from swarmnode.gossip.outgoing_packet import OutgoingPacket
+from swarmnode.gossip.robust import EQUAL
 from swarmnode.identity import Identity
 from swarmnode.ids import PeerId, RunId
 from swarmnode.manifest import PRESETS
 from swarmnode.metrics import name
-from swarmnode.ports import Answer, Call, Packet, WireTensor
+from swarmnode.ports import Answer, Call, OuterReport, Packet, Verdict, WireTensor
 from swarmnode.wire import call_pb2 as wire
 from swarmsim import virtual_time
 from tests.support.fake_telemetry import Quiet
@@ -92,6 +93,12 @@ class Party:
     @property
     def onesided(self) -> float:
         return self.quiet.total(name.ONESIDED_COMMITS)
+
+
+def test_a_packet_counts_if_it_is_believed_and_not_ones_own() -> None:
+    believed, own = (Verdict(1.0, "accepted", reason) for reason in ("within", EQUAL))
+    for verdicts, gave in (([believed, Verdict(0.0, "norm", "")], 1), ([own], 0)):
+        assert OuterStepResult([], OuterReport(1, 0.0, 0.0, verdicts), "", False).count_believed(2) == gave
 
 
 def met(late_s: float, there_s: float, back_s: float = 0.0) -> tuple[bool, bool, float]:

@@ -11,6 +11,11 @@ from swarmsim.trace import DecisionTrace, SimTelemetry
 SECONDS = st.integers(0, 1000).map(lambda n: n / 8)
 
 
+def test_the_last_steps_are_cut_where_time_is_short() -> None:
+    limits, reason = plan([1.0, 2.0, 4.0], 4.0)
+    assert limits == (2.0, 3.0) and "the last 1 cut" in reason
+
+
 def test_held_work_leaves_time_for_what_takes_little() -> None:
     limits, _ = plan([10.0, 0.5, 0.1], 4.0, True)
     assert limits[0] == 3.4 and len(limits) == 3

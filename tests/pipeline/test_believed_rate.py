@@ -17,6 +17,7 @@ from swarmnode.pipeline.believed_rate import (
     FASTEST_FLOP_PER_S,
     bounded,
     evened,
+    lowest,
     possible_s,
     witnessed,
 )
@@ -104,6 +105,13 @@ def test_the_least_time_is_of_the_arithmetic_of_a_stage() -> None:
     model = ModelSpec(layers=3, width=4096, heads=32, kv_heads=8, ffn=14336, context=2048, vocabulary=50)
     run = dataclasses.replace(manifest(3), model=model)
     assert possible_s(run, 1) == pytest.approx(3 * 2048 * 4.53e8 / FASTEST_FLOP_PER_S, rel=0.02)
+
+
+def test_the_low_tenth_of_times_drawn_evenly() -> None:
+    draw, low = random.Random(6), 0.0
+    for _ in range(2000):
+        low = lowest(low, draw.uniform(1.0, 2.0))
+    assert low == pytest.approx(1.1, abs=0.1)
 
 
 def test_a_false_announcement_counts_as_a_few_machines_and_alone_as_no_more_than_the_next() -> None:

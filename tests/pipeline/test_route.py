@@ -207,10 +207,12 @@ def test_a_peer_that_alone_misses_deadlines_is_blamed() -> None:
 def test_our_own_line_is_nobody_elses_slowness_and_a_peers_line_is_its_own() -> None:
     router, (quick, slow, thin) = Router(random.Random(0)), (PeerId("a"), PeerId("b"), PeerId("c"))
     router.update([member("a"), member("b"), member("c")])
+    assert router.typical_s(4) == 0.0
     for _ in range(20):
         for peer, own_s in ((quick, 1.0), (slow, 4.0)):
             ours_s = router.record_answer(peer, 2, 10.0 + own_s, 10.0)
             assert ours_s == pytest.approx(10.0), "what our line takes with any peer"
+    assert 2.0 < router.typical_s(4) < 8.0, "of all peers"
     assert router.expected_s(quick, 2) == pytest.approx(1.0) and router.expected_s(slow, 2) == pytest.approx(4.0)
     assert router.record_answer(thin, 2, 31.0, 30.0) == pytest.approx(10.0), "it took 20 s longer to come in there"
     assert router.expected_s(thin, 2) == pytest.approx(21.0)
