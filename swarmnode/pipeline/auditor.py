@@ -217,8 +217,6 @@ class Auditor:
                 close = likeness.close
                 if usual:
                     return self._right(claim, shown, str(likeness))
-                if close and self.audits.means(claim.statement.stage).speaks(claim.server):
-                    break
             elif close:  # a third one says which of the two is farther than usual
                 break
         if len(voters) < 2:
