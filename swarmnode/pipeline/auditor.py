@@ -284,7 +284,7 @@ class Auditor:
                 lie = bool(false) or (other is not None and not other.explained)
                 if case.suspected:
                     self.audits.clear(peer, claim.statement.stage, None if lie else case.vote.distance)
-                if not case.vote.close:  # honest, and of no use: of weights that the others do not have
+                if not (case.vote.close or lie):  # honest, and of no use: of weights that the others do not have
                     means.put_aside(peer, loop.time())
         if outcome == "right":
             return self._right(claim, shown, str(cases[0].vote))
