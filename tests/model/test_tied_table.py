@@ -8,9 +8,10 @@ from torch import Tensor
 
 from swarmnode.errors import RemoteFault
 from swarmnode.machine.replica import TorchReplica
+from swarmnode.model.stage import StageReplica
 from swarmnode.model.tied_table import TiedTable
 from swarmnode.ports import WireTensor
-from tests.support.tiny_model import TINY, manifest
+from tests.support.tiny_model import TINY, manifest, mean_loss, plain_model, train_on
 
 TIED = replace(TINY, tied=True)
 
@@ -130,3 +131,25 @@ def text(step: int) -> Tensor:
     chance = torch.Generator().manual_seed(step)
     begin, by = torch.randint(50, (4, 1), generator=chance), torch.randint(1, 4, (4, 1), generator=chance)
     return (begin + by * torch.arange(TIED.context + 1)) % 50
+
+
+def test_three_stages_of_a_tied_model_learn_what_one_plain_process_does() -> None:
+    run = manifest(TIED, 1, optimizer="adamw", learning_rate=1e-3)
+    plain = [StageReplica(run, 0)]
+    chain = [TorchReplica(replace(run, pipeline=replace(run.pipeline, stages=3)), stage) for stage in range(3)]
+    stages = [replica.stage for replica in chain]
+    for number in range(100):
+        train_on(plain, text(number))
+        train_on(stages, text(number))
+        plain[0].step(4 * number)
+        for replica in chain:
+            replica.step(4 * number)
+        if number % 10 == 9:
+            for replica in chain:
+                replica.message(number)
+                replica.apply(number, 1.0, [])
+            parts = chain[0].table_part(), chain[-1].table_part()
+            assert chain[-1].take_table(parts[0]) and chain[0].take_table(parts[1])
+    nets = [plain_model(of, torch.float32) for of in (plain, stages)]
+    one, three = (sum(mean_loss(net, text(5000 + number)).item() for number in range(8)) / 8 for net in nets)
+    assert three < one + 0.1 < 2.0, (one, three)

@@ -178,8 +178,6 @@ async def test_a_replica_that_steers_by_answers_that_look_honest_is_excluded(
         for _ in range(replicas - 1):
             v.add(1)
         callers = [v.add(0) for _ in range(feeders)]
-        if kind is Steers:
-            await v.until(lambda: any(told(one, "peer.banned") for one in callers), "a caller suspects it", 240.0)
         await v.until(lambda: all(liar.node.me in excluded(one) for one in callers), "all exclude it", 240.0)
         assert not any(excluded(person) - {liar.node.me} for person in v.people), "nobody honest is"
         done = [one for each in callers for one in told(each, "audit.done") if one["peer"] == liar.node.me]

@@ -156,13 +156,10 @@ def test_answers_that_look_honest_are_false_only_of_a_suspected_replica() -> Non
     assert is_false(Weighed(far, suspected=True, speaks=True, own=far, near=True, apart=1))
     some = Weighed(AnswerSimilarity(0.9), suspected=True, speaks=True, own=AnswerSimilarity(0.9), near=True, apart=4)
     assert is_false(some) and not is_false(replace(some, speaks=False)), "this answer is usual"
-    assert not is_false(Weighed(far, suspected=True, speaks=True, own=near, near=True, apart=1)), (
-        "its own weights explain it"
-    )
+    assert not is_false(replace(some, vote=far, own=near)), "its own weights explain it"
     assert not is_false(Weighed(far, suspected=True, speaks=True, own=far)), "it may have met the others"
     assert is_false(Weighed(near, suspected=True, own=near, residual_share=0.9)), "it steers"
-    of_two = Weighed(far, suspected=True, speaks=True, own=far, near=True, apart=1)
-    assert is_false(of_two, Weighed(far, own=near)) and not is_false(of_two, Weighed(far, own=far))
+    assert is_false(some, Weighed(far, own=near)) and not is_false(some, Weighed(far, own=far)), "of two"
 
 
 def test_weights_few_steps_from_those_that_answered_give_the_answer_again() -> None:

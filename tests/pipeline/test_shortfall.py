@@ -103,20 +103,13 @@ def test_of_two_none_stands_aside_and_both_are_checked() -> None:
     assert test.speaks(LIAR) and test.speaks(HONEST) and not test.aside(LIAR)
 
 
-def test_who_points_elsewhere_again_stands_aside_for_longer() -> None:
-    test, now_s, spans = MeanAnswers(), 0.0, list[float]()
-    while len(spans) < 3:
-        for at, peer in enumerate((HONEST, PeerId("b"), PeerId("c"))):
-            test.observe(peer, recorded()["honest"][int(now_s + 11 * at) % 36]["residual"], now_s)
-        test.observe(LIAR, recorded()[LIES[0]][int(now_s) % 36]["residual"], now_s)
-        now_s += 1.0
-        if test.aside(LIAR):
-            begun_s = now_s
-            while test.aside(LIAR):
-                now_s += 1.0
-                test.observe(HONEST, recorded()["honest"][int(now_s) % 36]["residual"], now_s)
-            spans.append(now_s - begun_s)
-    assert spans[0] >= MeanAnswers.ASIDE_S - 2.0 and spans[1] > 1.8 * spans[0] and spans[2] > 1.8 * spans[1]
+def test_who_is_put_aside_again_stands_aside_for_longer() -> None:
+    test = MeanAnswers()
+    for begin_s, end_s in ((0.0, 60.0), (60.0, 180.0), (180.0, 420.0)):
+        test.put_aside(LIAR, begin_s)
+        for now_s in (end_s - 1.0, end_s):
+            test.observe(HONEST, recorded()["honest"][0]["residual"], now_s)
+            assert test.aside(LIAR) == (now_s < end_s)
 
 
 def test_weights_that_hardly_move_make_no_room_for_lies_and_what_own_weights_explain_is_learned() -> None:

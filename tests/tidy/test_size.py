@@ -1,7 +1,6 @@
 """The package stays within a budget of lines and files, and functions have about 50 lines."""
 
 import ast
-import re
 
 from tests.support.package_source import MODULES, PRODUCT, ROOT, nodes, tree
 
@@ -9,7 +8,7 @@ from tests.support.package_source import MODULES, PRODUCT, ROOT, nodes, tree
 LINES_MAX = 57_915
 FILES_MAX = 295
 ALL_LINES_MAX = 75_625
-GUESSES_MAX = 290
+GUESSES_MAX = 295
 FUNCTION_LINES_MAX = 80
 # Of all Python in `tests/`.
 TESTS_MAX = 40_000
@@ -20,7 +19,7 @@ def test_the_package_stays_within_its_budget() -> None:
     product = sum(lines[path] for path in PRODUCT)
     assert product <= LINES_MAX, "remove what the change replaces, or raise the budget and log it in CONTRIBUTING.md"
     assert len(PRODUCT) <= FILES_MAX, "put the code where its user is, or raise the budget and log it"
-    guesses = sum(len(re.findall(r"\bguess\b", path.read_text())) for path in PRODUCT)
+    guesses = sum(path.read_text().count("guess") for path in PRODUCT)
     assert guesses <= GUESSES_MAX, "measure or derive a constant, or drop what it is for"
     assert sum(lines.values()) <= ALL_LINES_MAX, "the packages together grew: remove what the change replaces"
 
