@@ -397,7 +397,7 @@ class Audits:
 
     def suspected(self, peer: PeerId, stage: int) -> bool:
         """Whether `peer` may lie: its answers are compared with its own weights."""
-        return self.unusable(peer, stage) or self.steers(peer, stage)
+        return self.unusable(peer, stage) or self.means(stage).speaks(peer)
 
     def unusable(self, peer: PeerId, stage: int) -> bool:
         """Whether answers of `peer` are not used now. Of two whose means differ nobody knows which one it is."""
