@@ -24,7 +24,7 @@ from swarmnode.membership.record import CLOCK_SKEW_MAX_S, check_record
 from swarmnode.ports import Answer, Call, Telemetry
 from swarmnode.remembered import Remembered
 from swarmnode.transport.address import dialable_of, first_that_accepts
-from swarmnode.transport.contact import RETRY_LATELY_S, RETRY_MIN_S, STALE_S, Contacts, whom_to_try
+from swarmnode.transport.contact import RETRY_FIXED_S, RETRY_MIN_S, STALE_S, Contacts, whom_to_try
 from swarmnode.transport.record_book import HOLDERS, HOLDERS_ASKED, NEWS_MAX, PLACE_MAX, RPC_TIMEOUT_S, RecordBook
 from swarmnode.transport.stream_transport import StreamTransport
 from swarmnode.wire import call_pb2
@@ -33,7 +33,7 @@ from swarmnode.wire import record_pb2 as wire
 TTL_MAX_S = 300.0  # DHT records cannot be deleted, so they must expire soon
 JOIN_TIMEOUT_S = 30.0  # guess: covers a bootstrap started at the same time on a busy machine
 JOIN_DELAY_S = 0.3
-TOLD_EVERY = round(AGAIN_S / RETRY_LATELY_S)  # failures with a bootstrap for one event: derived, an event a minute
+TOLD_EVERY = round(AGAIN_S / RETRY_FIXED_S)  # failures with a bootstrap for one event: derived, an event a minute
 TELLING = (wire.NODE_STATE_TRAINING, wire.NODE_STATE_DRAINING, wire.NODE_STATE_LEFT)
 CLOCKS_MAX = 5  # neighbours compared at a time; derived: two wrong clocks do not move the median
 
@@ -346,6 +346,8 @@ class CallDirectory:
         met = await asyncio.gather(*(self._meet(peer, self.contacts.known[peer].addresses, reasons) for peer in lost))
         for peer, answered in zip(lost, met, strict=True):
             self.contacts.record_try(peer, answered, now)
+            if answered:
+                self._mute.pop(peer, None)
             if answered and here:
                 self._event("directory.merged", "info", peer=short(peer), here=len(here))
         return any(met)

@@ -26,6 +26,7 @@ STALE_S = 60.0  # guess: live members are heard of more often (announce periods 
 RETRY_MIN_S = 3.0  # guess: a swarm that lost its members trains nothing
 LATELY_S = 3600.0  # guess: a partition that may heal is younger
 RETRY_LATELY_S = STALE_S / 2.0  # a healed partition is one swarm again as soon as its members would seem stale
+RETRY_FIXED_S = 3.0 * RETRY_MIN_S  # derived: a bootstrap is found within 10 s of its return, for one probe of its port
 RETRY_MAX_S = 600.0
 FILE_BYTES_MAX = 1 << 20
 
@@ -66,10 +67,10 @@ def whom_to_try(contacts: Mapping[PeerId, Contact], here: Collection[PeerId], no
 
 
 def wait_s(contact: Contact, now_unix_s: float) -> float:
-    """The time from a try to the next one. From RETRY_MIN_S it doubles with each failure. Bootstraps, and those that
-    may come back within the hour, are tried every RETRY_LATELY_S at least."""
-    lately = contact.fixed or now_unix_s - contact.seen_unix_s < LATELY_S
-    return min(RETRY_LATELY_S if lately else RETRY_MAX_S, RETRY_MIN_S * 2.0 ** min(contact.failures, 16))
+    """The time from a try to the next one. From RETRY_MIN_S it doubles with each failure, up to RETRY_FIXED_S for
+    bootstraps, and RETRY_LATELY_S for others that may come back within the hour."""
+    lost_s = RETRY_LATELY_S if now_unix_s - contact.seen_unix_s < LATELY_S else RETRY_MAX_S
+    return min(RETRY_FIXED_S if contact.fixed else lost_s, RETRY_MIN_S * 2.0 ** min(contact.failures, 16))
 
 
 @dataclass(slots=True)

@@ -27,6 +27,7 @@ from swarmnode.identity import Identity
 from swarmnode.ids import PeerId, RunId
 from swarmnode.membership.record import sign_record
 from swarmnode.transport import hivemind_patches
+from swarmnode.transport.call_directory import CallDirectory
 from swarmnode.transport.contact import Contacts
 from swarmnode.transport.directory import DhtDirectory
 from swarmnode.transport.key_file import create
@@ -139,6 +140,20 @@ async def test_a_node_that_a_former_contact_greets_first_has_joined(monkeypatch:
         while not await other._greet(here.peer_id):
             await asyncio.sleep(0.02)
         directory = await joining
+        await directory.close()
+        await other.close()
+
+
+@pytest.mark.loop("uvloop")
+async def test_a_bootstrap_that_is_back_is_a_holder_at_once() -> None:
+    async with node() as (here, _), node() as (there, _):
+        other = await CallDirectory.create(there, [], RUN, 1, unix_s=time.time)
+        point = bootstrap(there, await there.addresses())
+        directory = await CallDirectory.create(here, point, RUN, 1, unix_s=time.time)
+        there.withdraw("records")
+        assert not await directory._learn(there.peer_id, 0) and await directory._holders(0) == [here.peer_id]
+        there.serve("records", other._answer, tensor_bytes_max=0)
+        assert await directory._try_lost({}, set()) and await directory._holders(0) == [there.peer_id]
         await directory.close()
         await other.close()
 
