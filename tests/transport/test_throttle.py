@@ -10,10 +10,10 @@ from swarmnode.node.membership_handlers import MembershipHandlers
 from swarmnode.ports import Answer, Call
 from swarmnode.transport.libp2p import Libp2pTransport
 from swarmnode.transport.throttle import OVERHEAD, Pacer
-from swarmnode.uplink_scheduler import SPAN_S
+from swarmnode.uplink_scheduler import UplinkScheduler
 from swarmnode.wire import call_pb2 as wire
 from swarmnode.wire import record_pb2
-from tests.support.libp2p_node import node
+from tests.support.libp2p_node import node, until
 from tests.support.transport_contract import MIB, echo, process, tensor
 
 pytestmark = pytest.mark.node  # real processes of p2pd
@@ -82,30 +82,25 @@ async def swallow(peer: PeerId, call: Call) -> Answer:
 
 @pytest.mark.live
 @pytest.mark.loop("uvloop")
-async def test_on_a_thin_line_bulk_goes_in_scheduler() -> None:
-    """Once it is known what the line carries, six calls made at once end one after the other, not all at the end."""
-
+async def test_bulk_is_sent_in_turns() -> None:
+    """Nothing of a call is on the line before its turn."""
     async with asyncio.timeout(120), node() as (there, _), node() as (here, _):
         there.serve("process", swallow, tensor_bytes_max=64 << 20)
         there.start()
         here.start()
         await here.connect(there.peer_id, await there.addresses())
-        here.throttle.up.bps = RATE
-        loop = asyncio.get_running_loop()
-
-        async def send(until: float) -> list[tuple[float, float]]:
-            """(seconds it took, of which it waited) of each call; the last begins before `until`."""
-            took = []
-            while not took or loop.time() < until:
-                begun = loop.time()
-                answer = await here.call(there.peer_id, process(tensor(2 * MIB)), timeout_s=60, reply_bytes_max=0)
-                took.append((loop.time() - begun, answer.waited_s))
-            return took
-
-        await asyncio.gather(*(send(loop.time() + 2 * SPAN_S) for _ in range(3)))
-        took = sorted([one for [one] in await asyncio.gather(*(send(0.0) for _ in range(6)))])
-        assert took[0][0] < 0.6 * took[-1][0]
-        assert took[-1][1] > took[0][1]
+        here._scheduler = scheduler = UplinkScheduler()  # one call fills the line
+        calls = list[asyncio.Task[Answer]]()
+        async with asyncio.TaskGroup() as group:
+            await scheduler.take(2 * MIB, 60.0)
+            for count in range(1, 4):
+                call = here.call(there.peer_id, process(tensor(2 * MIB)), timeout_s=60, reply_bytes_max=0)
+                calls.append(group.create_task(call))
+                await until(lambda count=count: scheduler.waiting == count)
+            assert here.throttle.up.total_nbytes < MIB
+            scheduler.give(2 * MIB)
+        assert all(call.result().waited_s > 0.0 for call in calls)
+        assert here.throttle.up.total_nbytes > len(calls) * 2 * MIB
 
 
 @pytest.mark.live
