@@ -29,10 +29,6 @@ RUN = RunId("ab" * 32)
 GOT = {"peer": "p1"}
 
 
-def lines(path: pathlib.Path) -> list[dict[str, object]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
 async def test_receipts_without_end_do_not_push_the_history_out(tmp_path: pathlib.Path) -> None:
     """One replica sends 4,000 receipts, properly signed, within five seconds: 3 MB of log. The log holds 1 MB."""
     me, sender = (Identity.of_seed(bytes([i]) * 32) for i in (1, 2))
@@ -57,7 +53,7 @@ async def test_receipts_without_end_do_not_push_the_history_out(tmp_path: pathli
     exporter.event("exchange.paired", round=8)
     clock.now_s += SUMMARY_S
     exporter.event("receipt.got", peer="another", round=9)
-    said = lines(path)
+    said = [json.loads(line) for line in path.read_text().splitlines()]
     assert not path.with_name("events.jsonl.1").exists(), "the log was turned over"
     assert [line["event"] for line in said if line["event"] != "receipt.got"] == [
         "node.ready",

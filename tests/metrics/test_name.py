@@ -10,7 +10,7 @@ import pytest
 from swarmnode.metrics import name
 from swarmnode.metrics.event import EVENTS
 from swarmnode.metrics.name import MetricKind
-from tests.support.package_source import MODULES, ROOT, nodes
+from tests.support.package_source import MODULES, PRODUCT, ROOT, nodes
 
 
 @pytest.mark.parametrize("metric", name.METRICS.values(), ids=lambda metric: metric.name)
@@ -38,10 +38,12 @@ def test_series_are_written_as_prometheus_writes_them() -> None:
 def test_the_code_says_each_metric_with_its_kind_and_labels() -> None:
     """So that no node dies of a typing error. Labels that are not written out are checked when they are said."""
     kinds = {"count": MetricKind.COUNTER, "gauge": MetricKind.GAUGE, "observe": MetricKind.HISTOGRAM}
-    calls, wrong = 0, list[str]()
+    calls, wrong, said = 0, list[str](), set[str]()
     for path in MODULES:
         for node in nodes(path):
             match node:
+                case ast.Attribute(ast.Name("name"), constant) if path in PRODUCT and "dashboard" not in path.parts:
+                    said.add(str(getattr(name, constant, "")))
                 case ast.Call(
                     func=ast.Attribute(attr=verb), args=[ast.Attribute(value=ast.Name("name"), attr=constant), *_]
                 ) if verb in kinds:
@@ -61,6 +63,7 @@ def test_the_code_says_each_metric_with_its_kind_and_labels() -> None:
                     ):
                         wrong.append(f"{path.relative_to(ROOT)}:{node.lineno}: {verb} {constant} {sorted(labels)}")
     assert calls > 60 and not wrong, "not in swarmnode/metrics/name.py:\n" + "\n".join(wrong)
+    assert name.METRICS.keys() <= said, f"no node sets {sorted(name.METRICS.keys() - said)}"
 
 
 EMITTERS = {"event", "_event", "write"}
