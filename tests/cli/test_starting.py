@@ -89,7 +89,9 @@ async def test_all_end_with_the_fork_server_and_the_next_is_run_as_a_command(spa
     process = await start(spawner, tmp_path, follows(tmp_path))
     fork_server_of(process).kill()
     assert await process.wait() == -signal.SIGKILL
-    _, left = await asyncio.to_thread(psutil.wait_procs, [psutil.Process(process.pid)] if alive(process) else [], 30)
+    _, left = await asyncio.to_thread(
+        psutil.wait_procs, [psutil.Process(process.pid)] if psutil.pid_exists(process.pid) else [], 30
+    )
     assert not left
     after = await start(spawner, tmp_path, [*NODE, "--version"])
     assert await after.wait() == 0 and not isinstance(after, ForkedProcess)
@@ -127,7 +129,3 @@ def test_a_process_with_threads_is_not_forked() -> None:
         "threading.Thread(target=time.sleep, args=(60,), daemon=True).start(); assert not alone()"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=150)
-
-
-def alive(process: spawn.ChildProcess) -> bool:
-    return psutil.pid_exists(process.pid)

@@ -13,13 +13,9 @@ from tests.support.village import Recording, cause, losses, manifest, told, vill
 RANK = 8
 
 
-def rank_of(kind: str) -> int:
-    return RANK if kind == "subspace" else 0
-
-
-@pytest.mark.parametrize("kind", ["int8", "subspace"])
-async def test_a_swarm_trains_with(kind: str) -> None:
-    async with village(manifest(stages=3, boundary=kind, boundary_rank=rank_of(kind)), stages=(0, 1, 2)) as v:
+@pytest.mark.parametrize(("kind", "rank"), [("int8", 0), ("subspace", RANK)])
+async def test_a_swarm_trains_with(kind: str, rank: int) -> None:
+    async with village(manifest(stages=3, boundary=kind, boundary_rank=rank), stages=(0, 1, 2)) as v:
         learnt = math.log(v.run.model.vocabulary) - 0.5
         await v.until(lambda: min(losses(v)[-1:], default=9.0) < learnt, "below a guess at random")
         await v.leave()

@@ -29,6 +29,9 @@ def life(run: Manifest, device: str | torch.device) -> list[float]:
                 for replica in replicas[:-1]:
                     x, tape = replica.forward(x, keep=True, graph=i % 2 == 0, tokens=tokens)
                     tapes.append(tape)
+                if i == 2:  # a lone round, while a backward is due
+                    replicas[0].message(0)
+                    told.append(replicas[0].apply(0, 1.0, []).step_norm)
                 last = replicas[-1].loss(x, tokens, size, train=True)
                 told.append(last.loss_sum)
                 gradient = last.gradient

@@ -142,15 +142,12 @@ def test_a_replica_keeps_a_mean_of_its_own_weights_alone() -> None:
     assert second.average is not None and second.average.value is None, "the mean was of other weights"
     train(second, 6)
     assert torch.equal(second.average.value, second.stage.theta) and second.average.span == 0  # type: ignore[arg-type]
-    second.rebuild("copy", [Neighbour(1, state_phi(1), 1.0)], None)
+    neighbour = TorchReplica(MANIFEST, 1).snapshot().sections["phi"]
+    second.rebuild("copy", [Neighbour(1, neighbour, 1.0)], None)
     assert second.average.value is None
     none = TorchReplica(replace(MANIFEST, inner=replace(MANIFEST.inner, average_share=0.0)), 0)
     train(none, 1)
     assert none.average is None and torch.equal(none.stage.theta, before), "it takes no part in training"
-
-
-def state_phi(stage: int) -> memoryview:
-    return TorchReplica(MANIFEST, stage).snapshot().sections["phi"]
 
 
 def test_an_outer_step_leaves_tapes_as_they_were() -> None:
