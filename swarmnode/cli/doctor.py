@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import json
 import math
@@ -172,15 +171,10 @@ async def _capacity(
     transport: StreamTransport, bootstraps: Sequence[tuple[PeerId, list[str]]]
 ) -> tuple[LinkCapacity | None, str]:
     """Bandwidth between us and those of `bootstraps` that answer, measured in seconds."""
-    from swarmnode.errors import RemoteFault, Unavailable
     from swarmnode.transport.capacity import best
+    from swarmnode.transport.reachability import connected
 
-    here = []
-    for peer, addresses in bootstraps:
-        with contextlib.suppress(RemoteFault, Unavailable):
-            await transport.connect(peer, addresses)
-            here.append(peer)
-    return await best(transport, here, MEASURE_S)
+    return await best(transport, await connected(transport, bootstraps), MEASURE_S)
 
 
 def _tokens_per_s(manifest: Manifest, stage: int, device: str) -> float:

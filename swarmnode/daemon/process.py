@@ -97,7 +97,7 @@ from swarmnode.transport.call_directory import JOIN_TIMEOUT_S, claimed_by
 from swarmnode.transport.capacity import CapacityResponder
 from swarmnode.transport.contact import Contacts
 from swarmnode.transport.kind import directory_of, kind_of, open_transport
-from swarmnode.transport.reachability import ReachHelper
+from swarmnode.transport.reachability import ReachHelper, connected
 from swarmnode.transport.stream_transport import StreamTransport
 from swarmnode.wire import record_pb2
 
@@ -432,10 +432,8 @@ async def _cut(options: NodeOptions, amendments: Amendments, contacts: Contacts,
     samples = [contacts.samples.get(swarm_of(amendments.run_id, cut), 0) for cut in amendments.cuts]
     if options.resume:
         samples.append((await find_resumptions(options.resume, amendments.run_id))[0].checkpoint.samples)
-    for peer, addresses in parse_bootstraps(options.bootstrap):
-        with contextlib.suppress(RemoteFault, Unavailable):
-            await transport.connect(peer, addresses)
-            samples.append(await claimed_by(transport, peer) or 0)
+    for peer in await connected(transport, parse_bootstraps(options.bootstrap)):
+        samples.append(await claimed_by(transport, peer) or 0)
     return amendments.cut(max(samples) // amendments.newest.gossip.round_samples)
 
 
@@ -481,9 +479,8 @@ def _first_asked(options: NodeOptions, contacts: Contacts, bootstraps: Bootstrap
 async def _hear_access(admission: Admission, transport: StreamTransport, bootstraps: Bootstraps, run_id: RunId) -> None:
     """Ask `bootstraps` for the owner's newest access list; amendments came with the manifest. Raises NotPermitted if
     this node may not take part."""
-    for peer, addresses in bootstraps:
-        with contextlib.suppress(RemoteFault, Unavailable):  # unreachable ones are asked again later
-            await transport.connect(peer, addresses)
+    for peer in await connected(transport, bootstraps):
+        with contextlib.suppress(RemoteFault, Unavailable):  # they are asked again later
             try:
                 await access_list.ask(admission, transport, peer)
             except Forbidden as refusal:

@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from swarmnode.errors import RemoteFault, Unavailable, Unreachable
+from swarmnode.errors import Unavailable, Unreachable
 from swarmnode.ids import PeerId
 from swarmnode.membership.liveness import SAMPLE
 from swarmnode.metrics import name
@@ -17,7 +17,7 @@ from swarmnode.ports import Telemetry
 from swarmnode.transport.address import parse_endpoint
 from swarmnode.transport.contact import Contacts
 from swarmnode.transport.p2pd import NetworkMode
-from swarmnode.transport.reachability import AGAIN_S, Reachability, ReachReport, ask, is_global, verdict
+from swarmnode.transport.reachability import AGAIN_S, Reachability, ReachReport, ask, connected, is_global, verdict
 from swarmnode.transport.stream_transport import StreamTransport
 
 HELPERS_MAX = 4
@@ -26,7 +26,7 @@ RELAY_WAIT_S = 20.0  # derived: ten times the 1.8 s measured to a place at a rel
 ADDRESSES_PERIOD_S = 30.0
 SAVE_S = 2.0  # guess: a process killed by SIGKILL loses no older contact
 REACH_PERIOD_S = 900.0  # refresh_interval of libp2p's AutoNAT: a router may close a port and no address changes
-CONTACTS_ASKED_MAX = SAMPLE  # dead ones cost up to 10 s each, and only if no bootstrap answers
+CONTACTS_ASKED_MAX = SAMPLE  # at once, beside the bootstraps
 CONTACTS_FILE = "contacts.json"
 
 _LEVEL = {Reachability.PUBLIC: 1.0, Reachability.LOCAL: 1.0, Reachability.RELAYED: 0.5}
@@ -103,14 +103,7 @@ async def stay_reachable(
 async def _ask(
     transport: StreamTransport, bootstraps: Sequence[tuple[PeerId, Sequence[str]]]
 ) -> tuple[Reachability, str, list[ReachReport]]:
-    helpers = []
-    for peer, addresses in bootstraps[:HELPERS_MAX]:
-        try:
-            await transport.connect(peer, addresses)
-        except (Unavailable, RemoteFault):
-            continue
-        helpers.append(peer)
-    seen = await ask(transport, helpers)
+    seen = await ask(transport, await connected(transport, bootstraps[:HELPERS_MAX]))
     return *verdict(seen), seen
 
 

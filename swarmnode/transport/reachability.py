@@ -138,6 +138,19 @@ async def greets(endpoint: Endpoint) -> bool:
             writer.transport.abort()
 
 
+async def connected(transport: Transport, peers: Iterable[tuple[PeerId, Sequence[str]]]) -> list[PeerId]:
+    """The ones of `peers` that a connection is made with. All are tried at once, as a dead one costs seconds."""
+
+    async def one(peer: PeerId, addresses: Sequence[str]) -> PeerId | None:
+        try:
+            await transport.connect(peer, addresses)
+        except (RemoteFault, Unavailable):
+            return None
+        return peer
+
+    return [peer for peer in await asyncio.gather(*(one(*known) for known in peers)) if peer is not None]
+
+
 async def ask(transport: Transport, helpers: Iterable[PeerId]) -> list[ReachReport]:
     """The reports of all `helpers` that answer."""
     own = await transport.addresses()

@@ -61,7 +61,8 @@ async def test_a_snooze_outlives_the_process(tmp_path: Path) -> None:
         newer = sign_access_list(key, run_id, AccessList(9, least_version="99.0"))
         (folder / ACCESS_FILE).write_bytes(newer.SerializeToString(deterministic=True))
         line = f"the owner admits swarmnode 99.0 or newer, and it has {__version__}: update it ({UPDATE})"
-        code, _, error = await ended(*_arguments(replace(plan, home=tmp_path / "old")))
+        command = node_command(replace(plan, home=tmp_path / "old"))
+        code, _, error = await ended(*command[command.index("join") :])
         assert code == 77 and line in error.splitlines()[-1] and "Traceback" not in error, error
         # Who was there before leaves, with the same line.
         assert await second.wait(BOUND_S), "a member that is too old leaves"
@@ -69,9 +70,3 @@ async def test_a_snooze_outlives_the_process(tmp_path: Path) -> None:
         assert second.reason.startswith("exit 77") and line in second.reason, second.reason
     finally:
         await end([child for child in children if child.alive])
-
-
-def _arguments(plan: NodePlan) -> list[str]:
-    """Those of a node for `plan`, without the program."""
-    command = node_command(plan)
-    return command[command.index("join") :]

@@ -14,6 +14,7 @@ import pytest
 
 from benchmarks.swarm.harness import trains
 from swarmnode.local.child import Child
+from swarmnode.local.evaluation import export_model
 from swarmnode.local.summary import count, totals
 from swarmnode.metrics import name
 from tests.support.live_swarm import BOUND_S, swarm_in
@@ -94,11 +95,6 @@ async def test_a_swarm_survives_and_leaves_nothing(tmp_path: Path) -> None:
     ours = {str(pid) for pid in swarm.pids}
     left = [entry for entry in os.listdir(tempfile.gettempdir()) if entry.startswith("swarmnode-p2p-")]
     assert {entry.split("-")[2] for entry in left} & ours <= pids, "those that left removed their sockets"
-    model = pytest.importorskip("transformers").AutoModelForCausalLM.from_pretrained(export(tmp_path))
+    exported = str(export_model(str(tmp_path), tmp_path / "model")["model"])
+    model = pytest.importorskip("transformers").AutoModelForCausalLM.from_pretrained(exported)
     assert sum(parameter.numel() for parameter in model.parameters()) > 10_000
-
-
-def export(folder: Path) -> str:
-    from swarmnode.local.evaluation import export_model
-
-    return str(export_model(str(folder), folder / "model")["model"])

@@ -74,10 +74,11 @@ def check_equal(run: Manifest, windows: list[list[int]], dtype: torch.dtype, tol
     """Loss, count, and every parameter's gradient of a pipeline on `windows` are those of the documents alone."""
     chain = stages_of(run, dtype)
     net = whole(chain)
-    loss_sum = train_on(chain, torch.tensor(windows))
+    tokens = torch.tensor(windows)
+    loss_sum = train_on(chain, tokens)
     expected, count = loss_alone(net, windows)
     assert loss_sum == pytest.approx(expected.item(), rel=tolerance, abs=tolerance)
-    last = chain[-1].loss(*_asked(chain, windows), len(windows), train=False)  # type: ignore[arg-type]
+    last = chain[-1].loss(ascend(chain, tokens)[0], token_wire(tokens), len(windows), train=False)
     assert (last.loss_sum, last.tokens) == (pytest.approx(loss_sum, rel=1e-6), count)
     if count:
         (expected / run.model.context).backward()
@@ -87,11 +88,6 @@ def check_equal(run: Manifest, windows: list[list[int]], dtype: torch.dtype, tol
             gradient = theirs[name].grad
             wanted = torch.zeros_like(found) if gradient is None else gradient
             torch.testing.assert_close(found, wanted, rtol=0, atol=tolerance)
-
-
-def _asked(chain: list[StageReplica], windows: list[list[int]]):  # type: ignore[no-untyped-def]
-    tokens = torch.tensor(windows)
-    return ascend(chain, tokens)[0], token_wire(tokens)
 
 
 @pytest.mark.parametrize("windows", WINDOWS.values(), ids=WINDOWS.keys())

@@ -21,10 +21,6 @@ def key(serial: int, position: int = 1) -> Key:
     return MicrobatchId(microbatch_id(PeerId("feeder"), 0, serial)), position
 
 
-def answer(nbytes: int = 4) -> Answer:
-    return Answer(wire.Reply(), [WireTensor("u8", (nbytes,), bytes(nbytes))])
-
-
 class Counting:
     """Work that commits, waits for `gate`, and counts how often it was done."""
 
@@ -40,7 +36,7 @@ class Counting:
             held.commit()
         await self.gate.wait()
         self.done += 1
-        return answer()
+        return Answer(wire.Reply(), [WireTensor("u8", (4,), bytes(4))])
 
 
 @contextlib.asynccontextmanager

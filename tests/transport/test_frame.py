@@ -283,16 +283,12 @@ async def test_a_full_budget_answers_busy() -> None:
             other.close()
 
 
-def varint(value: int) -> bytes:
-    """Three bytes of it."""
-    return bytes([value & 0x7F | 0x80, value >> 7 & 0x7F | 0x80, value >> 14 & 0x7F])
-
-
 async def test_a_header_of_the_largest_size_is_read() -> None:
     async with Pipe() as pipe:
         header = frame.seal_request(request(ping=wire.Ping()), (), RUN, 5.0)
         padding = HEADER_BYTES_MAX - len(header) - 5
-        header += b"\xc2\x3e" + varint(padding) + bytes(padding)  # field 1000, which nobody knows yet
+        varint = bytes([padding & 0x7F | 0x80, padding >> 7 & 0x7F | 0x80, padding >> 14 & 0x7F])
+        header += b"\xc2\x3e" + varint + bytes(padding)  # field 1000, which nobody knows yet
         assert len(header) == HEADER_BYTES_MAX
         await pipe.stranger.write(frame.preamble(FrameKind.REQUEST, len(header)) + header)
         assert (await pipe.reply())[0].status == wire.STATUS_OK

@@ -2,16 +2,28 @@
 
 import asyncio
 import itertools
+from collections.abc import Sequence
 
 import pytest
 
+from benchmarks.memory_network import MemoryNetwork, MemoryTransport
 from swarmnode.daemon import reachability
 from swarmnode.errors import Busy, Refused, Unreachable
+from swarmnode.ids import PeerId, RunId
 from swarmnode.ports import Call
 from swarmnode.transport import reachability as reach
 from swarmnode.transport.address import Endpoint, dialable, parse_bootstrap
 from swarmnode.transport.p2pd import NetworkMode
-from swarmnode.transport.reachability import Reachability, ReachHelper, ReachReport, ask, greets, ports_of, verdict
+from swarmnode.transport.reachability import (
+    Reachability,
+    ReachHelper,
+    ReachReport,
+    ask,
+    connected,
+    greets,
+    ports_of,
+    verdict,
+)
 from swarmnode.wire import call_pb2 as wire
 from tests.support.fake_telemetry import Quiet
 from tests.support.libp2p_node import node
@@ -53,6 +65,22 @@ def test_addresses_through_relays_are_addresses() -> None:
     assert dialable(circuit) == dialable(f"{circuit}/p2p/{PEER}") == circuit
     assert dialable(f"/ip4/1.2.3.4/tcp/5/p2p/{PEER}") == "/ip4/1.2.3.4/tcp/5"
     assert parse_bootstrap(f"{circuit}/p2p/{PEER}") == (PEER, circuit)
+
+
+async def test_peers_are_connected_to_at_once() -> None:
+    """A dead one costs its seconds, but not beside those of others."""
+    tried = asyncio.Barrier(3)
+
+    class Line(MemoryTransport):
+        async def connect(self, peer: PeerId, addresses: Sequence[str]) -> None:
+            await tried.wait()
+            await super().connect(peer, addresses)
+
+    network = MemoryNetwork()
+    here, there = (Line(network, PeerId(name), RunId("ab" * 32), telemetry=Quiet()) for name in ("here", "there"))
+    peers = [(PeerId("dead"), [OUT]), (there.peer_id, [OUT]), (PeerId("also dead"), [OUT])]
+    async with asyncio.timeout(60):
+        assert await connected(here, peers) == [there.peer_id]
 
 
 @pytest.mark.loop("uvloop")
