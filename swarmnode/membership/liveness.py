@@ -16,6 +16,7 @@ from swarmnode.wire import call_pb2 as wire
 PING_TIMEOUT_S = 2.0  # guess: a busy machine answers a ping within a second; a frozen one never does
 SMALL_CALL_S = 5.0  # guess: for a call that carries little; a busy uplink delays it by a second or two
 TRIES = 3  # what fails so often in a row has failed: failureThreshold of Kubernetes' probes, by default
+LOST_PERIODS = TRIES  # announce periods without a record after which a silent replica counts as gone
 AGAIN_S = 60.0  # guess: at most, until what was refused or failed again and again is tried once more
 SAMPLE = 8  # derived: of peers of whom half are dead one of so many lives, but in 1 of 256 draws
 PINGED_MAX = 64  # guess: peers pinged at once; in larger swarms one more or less does not matter

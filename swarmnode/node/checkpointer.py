@@ -16,13 +16,13 @@ from swarmnode.model.section import snapshot_nbytes
 from swarmnode.node.node_ports import NodeContext
 from swarmnode.node.presence import Presence
 from swarmnode.parted_work import Parts, timed
-from swarmnode.pipeline.rebalance import DOWNLOAD_RATE
 from swarmnode.ports import Priority, State, Store
 from swarmnode.recovery import checkpoint as form
 from swarmnode.recovery import checkpoint_io
 from swarmnode.recovery.checkpoint import Origin
 from swarmnode.recovery.checkpoint_io import ReplicaHoldings
 from swarmnode.recovery.resumption import CheckpointOptions, SavedStages
+from swarmnode.transfer.snapshot import DOWNLOAD_RATE
 from swarmnode.wire import record_pb2
 
 PATIENCE_S = 20.0  # guess: until the next replica saves what the one before it has not

@@ -16,9 +16,9 @@ from swarmnode.node.drain import DrainReport, DrainStep, DrainTask
 from swarmnode.node.notice import NoticeKind
 from swarmnode.pipeline.backlog import Backlog
 from swarmnode.pipeline.feeder import Feeder
-from swarmnode.pipeline.rebalance import DOWNLOAD_RATE
 from swarmnode.ports import Call
 from swarmnode.transfer.donor import StageDonor
+from swarmnode.transfer.snapshot import DOWNLOAD_RATE
 from swarmnode.wire import call_pb2 as wire
 
 MARGIN = 2.0  # guess: held work, or an exchange, may take twice as long as usually

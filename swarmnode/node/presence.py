@@ -34,7 +34,7 @@ from swarmnode.wire import record_pb2
 
 EXPIRY_STEP_S = 0.002  # records tell milliseconds, and of two that expire at the same one a directory keeps the first
 JUST_SHARE = 0.1  # guess: a node that changes its state has signed its record just before it publishes it
-OTHERS_PERIODS = 3  # as recovery_source.LOST_PERIODS: rarer, and the failure detector would look up each by itself
+OTHERS_PERIODS = 3  # as liveness.LOST_PERIODS: rarer, and the failure detector would look up each by itself
 # Derived: records read, with the digests and the searches for holders, and as much given to others, are .1 Mbit/s; a
 # holder has twice that.
 READ_BYTES_PER_S = 5000.0

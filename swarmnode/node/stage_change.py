@@ -25,7 +25,6 @@ from swarmnode.node.node_ports import NodeContext
 from swarmnode.node.presence import Presence
 from swarmnode.pipeline.believed_rate import bounded, evened, witnessed
 from swarmnode.pipeline.rebalance import (
-    DOWNLOAD_RATE,
     SMALL,
     RebalanceRules,
     StageMove,
@@ -42,7 +41,7 @@ from swarmnode.recovery.recovery_source import donors_of
 from swarmnode.recovery.restore import FIRST_ROUNDS
 from swarmnode.recovery.state_check import StateCheck
 from swarmnode.transfer.download import DonorClient
-from swarmnode.transfer.snapshot import WHOLE, Snapshot, newcomer_part
+from swarmnode.transfer.snapshot import DOWNLOAD_RATE, WHOLE, Snapshot, newcomer_part
 from swarmnode.wire import record_pb2
 
 ROUND_WAIT_MAX_S = 60.0  # guess: rounds may take hours; no machine should idle, nor a stage stand empty, for so long

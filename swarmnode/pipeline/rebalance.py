@@ -28,7 +28,6 @@ LASTS_S = 1800.0  # guess: duration of a gain (at 16 %/h, one node in twelve has
 # and in later stages others must repeat. Simulated (swarm48, 32 h, seed 0): with 70 s 826 moves instead of 700, places
 # better by 0.06 %, and 2.2 % fewer samples.
 AWAY_S = 600.0
-DOWNLOAD_RATE = 5e6  # guess: bytes per second from a volunteer's uplink, until this node has downloaded a state itself
 
 
 @dataclass(frozen=True, slots=True)

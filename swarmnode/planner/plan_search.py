@@ -22,13 +22,13 @@ from swarmnode.manifest import Manifest
 from swarmnode.manifest.cross_field import ACROSS
 from swarmnode.manifest.gossip_compat import averages_gradients
 from swarmnode.manifest.recipe import STEPS_OF_ROUND, law_batch, parameters_of
+from swarmnode.membership.liveness import LOST_PERIODS
 from swarmnode.model.adapter import trained_count
 from swarmnode.model.split import stages_of
 from swarmnode.planner.fleet import MachineKind
 from swarmnode.planner.learning_efficiency import boundary_nats, critical_batch, efficiency
 from swarmnode.planner.plan import ALIKE, EXCHANGE_SHARE, Plan, in_flight_needed, plan, sample_bytes
 from swarmnode.planner.stage_memory import fit_of, tightest
-from swarmnode.recovery.recovery_source import LOST_PERIODS
 
 ROWS = 5  # best splits and boundaries that are kept
 SURVIVAL_MIN = 0.9  # guess: odds that no stage dies out in a day, below which speed counts for little

@@ -14,13 +14,12 @@ from statistics import median_low
 
 from swarmnode.ids import PeerId, RunId, digest64, rank, short
 from swarmnode.manifest import LimitsSpec, RecoverySpec
-from swarmnode.membership.liveness import SMALL_CALL_S, TRIES
+from swarmnode.membership.liveness import LOST_PERIODS, SMALL_CALL_S, TRIES
 from swarmnode.membership.swarm import Member, Swarm
 from swarmnode.transfer.snapshot import CHUNK_NBYTES
 from swarmnode.wire import record_pb2
 
 SLOW_SHARE = 0.5  # guess: of the median speed of a stage's replicas
-LOST_PERIODS = TRIES  # announce periods without a record after which a silent replica counts as gone
 QUIET_PERIODS = LOST_PERIODS - 1  # before that it is looked up again, and pinged if that tells nothing newer
 CLAIM_WAIT_S = 300.0  # guess: a node waits so long for a run that it heard of before it begins anew
 RETURN_WAIT_S = 60.0  # guess: where most of a run is gone, a node waits so long for those that hold its stage

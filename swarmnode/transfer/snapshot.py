@@ -27,6 +27,7 @@ HASH_BYTES = 32
 CHUNK_NBYTES = 1 << 20  # derived: a second at 8 Mbit/s, half a millisecond of hashing
 CHUNK_NBYTES_MAX = 1 << 24
 CHUNKS_AT_ONCE = 4  # of one donor; derived: 4 MiB under way fill a line of 100 Mbit/s over 330 ms
+DOWNLOAD_RATE = 5e6  # guess: bytes per second from a volunteer's uplink, until this node has downloaded a state itself
 BUMP_STEPS_MAX = 1 << 20
 CHUNKS_MAX = 1 << 14  # hashes of 34 bytes each in one header of at most 1 MiB (transport/frame.py)
 
