@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+from swarmnode.uplink_scheduler import SLOWEST_BYTES_PER_S
+
 DAY_S = 86_400
 WEEK_S = 7 * DAY_S
 DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
@@ -258,8 +260,8 @@ def parse_rate(text: str) -> float:
     if match is None or not match.group(2) + match.group(3):
         raise ValueError("say 20Mbit, 500kbit or 2MB (a second)")
     rate = float(match.group(1)) * _THOUSANDS[match.group(2).lower()] * (8 if match.group(3) == "B" else 1)
-    if not 64e3 <= rate <= 1e12:
-        raise ValueError("a rate is 64kbit to 1000Gbit: below that not even a record gets through")
+    if not 8.0 * SLOWEST_BYTES_PER_S <= rate <= 1e12:
+        raise ValueError("a rate is 210kbit to 1000Gbit: other nodes give up what comes more slowly")
     return rate
 
 

@@ -127,7 +127,7 @@ def test_limits_that_matter_to_others_are_announced() -> None:
 
 WORDS = {
     "hours": ["22-07", "22:30-07:15", "00-06,12-14", "20-00", "mon-fri 22-07,sat-sun", "sun-mon 08-09:30,wed"],
-    "max-up": ["20Mbit", "1.5Gbit", "500kbit"],
+    "max-up": ["20Mbit", "1.5Gbit", "210kbit"],
     "max-down": ["100Mbit"],
     "quota": ["50GB/day", "1.5TB/day"],
     "max-temp": ["80C", "72.5C"],
@@ -168,7 +168,7 @@ NO_WORDS = [
     ("on-ac-only", "no"),
     ("hours", "22:60-1"),
     ("max-up", "fast"),
-    ("max-up", "1bit"),
+    ("max-up", "209kbit"),
     ("max-up", "20"),
     ("max-up", "16000000"),
     ("max-up", "20Mbyte"),
