@@ -106,14 +106,16 @@ def gossip(
 @click.option(
     "--references", type=click.IntRange(1, 100), default=1, show_default=True, help="Runs without liars, a seed."
 )
-@click.option("--honest", is_flag=True, help="No liars: the share of honest packets that the guard accepts whole.")
 @click.option("--pipeline", is_flag=True, help="Liars answer microbatches falsely instead, in a swarm of processes.")
 @click.option("--resources", is_flag=True, help="Attackers on memory, processors and logs, of a swarm of processes.")
 @click.option(
     "--liars", type=click.FloatRange(0.0, 1.0), default=0.25, show_default=True, help="Of the stage attacked."
 )
 @click.option("--every", type=click.IntRange(1, 1000), default=1, show_default=True, help="One false answer in N.")
-@click.option("--replicas", type=click.IntRange(2, 64), default=4, show_default=True, help="Of each of two stages.")
+@click.option("--replicas", type=click.IntRange(2, 64), default=4, show_default=True, help="Of each stage.")
+@click.option(
+    "--stage", type=click.Choice(("first", "inner", "last")), default="last", show_default=True, help="Attacked."
+)
 @click.option("--samples", type=click.IntRange(512), default=6000, show_default=True, help="Of each swarm.")
 @JSON
 def attack(
@@ -127,19 +129,19 @@ def attack(
     out: Path,
     resume: bool,
     references: int,
-    honest: bool,
     pipeline: bool,
     resources: bool,
     liars: float,
     every: int,
     replicas: int,
+    stage: str,
     samples: int,
     as_json: bool,
 ) -> None:
     """Cost of a quarter of lying replicas for the honest ones, by gossip.acceptance: held-out nats over the same run
     without the liars. With --pipeline the same for false gradients, activations and losses (with --liars, --every,
-    --replicas and --samples), and the time until the liars are excluded; --attacks search looks for the strongest
-    steering that the checks do not see, to be named to --attacks. With --resources samples a second with and
+    --replicas, --stage and --samples), and the time until the liars are excluded; --attacks search looks for the
+    strongest steering that the checks do not see, to be named to --attacks. With --resources samples a second with and
     without silent streams, floods of records and events, and malformed frames."""
     if resources:
         from benchmarks.swarm import resource_attack, resource_attacker
@@ -159,16 +161,11 @@ def attack(
 
             show(steering_search.run(lambda line: click.echo(line, err=True), replicas), as_json)
             return
-        asked = chosen, liars, replicas, samples, every, 1, SystemClock()
+        asked = chosen, liars, replicas, samples, every, stage, SystemClock()
         found = pipeline_attack.run(
             *(*asked, lambda line: click.echo(line, err=True)), seeds=range(seeds), out=out, resume=resume
         )
         show(found if as_json else {"lies": found["lies"]}, as_json)
-        return
-    if honest:
-        from benchmarks.method import guard_false_positives as honesty
-
-        show(honesty.run(codec, seeds, text, lambda line: click.echo(line, err=True), jobs=jobs, out=out), as_json)
         return
     from benchmarks.method import attack as bench
     from benchmarks.method.attack import ATTACKS

@@ -40,7 +40,17 @@ ALL = (*LIES, FORWARD, SWITCHING, LOSS)
 HONEST = "honest"  # never lies: what its replicas alone change in a run
 STEER = "steer"  # followed by the fields of Steering: "steer toward=bias cosine=.9"
 WAYS = ("mean", "bias", "flip", "noise", "backdoor")
+PARTS = ("gradient", "activations", "both")
 TRIGGER, TARGET = ord("q"), ord("z")  # of the backdoor: what the run is to say after a rare letter
+
+
+def _read(tensor: WireTensor, boundary: str) -> Tensor:
+    return decode_boundary(tensor, boundary, tensor.shape, "lie").float()
+
+
+def _ids(tokens: WireTensor, beside: WireTensor) -> Tensor:
+    flat = torch.frombuffer(bytearray(tokens.data), dtype={"u16": torch.uint16, "u32": torch.uint32}[tokens.dtype])
+    return flat.to(torch.int64).view(tokens.shape)[:, : beside.shape[1]]
 
 
 @dataclass
@@ -53,10 +63,12 @@ class Steering:
     direction that all liars of the run share (so two of them confirm each other), "flip" along minus g of another
     microbatch, "noise" anywhere else each time, "backdoor" along what teaches the run to say TARGET after TRIGGER. The
     first `after` answers are honest; then c falls from 1 to `cosine` over `drift` answers. One answer in `every` is
-    false.
+    false. `part`: of an inner or first stage the activations sent on, too, or alone; "mean" moves them to where the
+    loss is higher.
     """
 
     toward: str = "mean"
+    part: str = "gradient"
     cosine: float = 0.72
     length: float = 1.8
     after: int = 0
@@ -79,18 +91,16 @@ class Steering:
                 raise UsageError(f"unknown setting {key!r} of {STEER}: use one of {', '.join(known)}")
             given[key] = read[str(known[key])](value)
         made = cls(**given)  # type: ignore[arg-type]
-        if made.toward not in WAYS or not 0.0 <= made.cosine <= 1.0:
-            raise UsageError(f"{text!r}: toward is one of {', '.join(WAYS)}, cosine from 0 to 1")
+        if made.toward not in WAYS or made.part not in PARTS or not 0.0 <= made.cosine <= 1.0:
+            raise UsageError(f"{text!r}: toward is one of {', '.join(WAYS)}, part of {', '.join(PARTS)}, cosine 0 to 1")
         return made
 
     def answer(
         self, gradient: WireTensor, tokens: WireTensor, boundary: str, poisoned: WireTensor | None = None
     ) -> WireTensor:
         """The answer of a replica whose true one is `gradient`; `poisoned`: that of the text with a backdoor."""
-        true = decode_boundary(gradient, boundary, gradient.shape, "lie").float()
-        flat = torch.frombuffer(bytearray(tokens.data), dtype={"u16": torch.uint16, "u32": torch.uint32}[tokens.dtype])
-        ids = flat.to(torch.int64).view(tokens.shape)[:, : gradient.shape[1]]
-        self._poison = None if poisoned is None else decode_boundary(poisoned, boundary, poisoned.shape, "lie").float()
+        true, ids = _read(gradient, boundary), _ids(tokens, gradient)
+        self._poison = None if poisoned is None else _read(poisoned, boundary)
         given = encode_boundary(self.twisted(true, ids), boundary) if self.due() else gradient
         self.learn(true, ids)
         return given
@@ -161,6 +171,8 @@ class ByzantineReplica(TorchReplica):
     log: Path
     _answers = 0
     _steering: Steering | None = None
+    _sent: Steering | None = None  # of activations
+    _tapes: dict[int, tuple[WireTensor, bool]]  # tokens, and whether what was sent on is false, by tape
 
     def _due(self) -> bool:
         self._answers += 1
@@ -206,10 +218,32 @@ class ByzantineReplica(TorchReplica):
         self, x: WireTensor, *, keep: bool, graph: bool = True, tokens: WireTensor | None = None, late: bool = False
     ) -> tuple[WireTensor, Tape | None]:
         y, tape = super().forward(x, keep=keep, graph=graph, tokens=tokens, late=late)
+        if self.lie.startswith(STEER) and tape is not None and tokens is not None:
+            return self._steered_on(y, tokens, tape), tape
         return (self._twisted(y, _noise) if self.lie == FORWARD and self._due() else y), tape
 
+    def _steered_on(self, y: WireTensor, tokens: WireTensor, tape: Tape) -> WireTensor:
+        """The activations to send on."""
+        self._sent = self._sent or Steering.of(self.lie)
+        boundary, false = self.stage.manifest.pipeline.boundary, self._sent.part != "gradient" and self._sent.due()
+        self._tapes = getattr(self, "_tapes", {})
+        self._tapes[id(tape)] = tokens, false
+        return encode_boundary(self._sent.twisted(_read(y, boundary), _ids(tokens, y)), boundary) if false else y
+
     def backward(self, tape: Tape, gradient: WireTensor, samples: int, *, accumulate: bool = True) -> WireTensor | None:
-        return self._answered(super().backward(tape, gradient, samples, accumulate=accumulate))
+        true = super().backward(tape, gradient, samples, accumulate=accumulate)
+        if not self.lie.startswith(STEER):
+            return self._answered(true)
+        tokens, false = self._tapes.pop(id(tape))
+        boundary, given = self.stage.manifest.pipeline.boundary, true
+        assert self._sent is not None
+        self._sent.learn(-_read(gradient, boundary), _ids(tokens, gradient))
+        if true is not None and self._sent.part != "activations":
+            self._steering = self._steering or Steering.of(self.lie)
+            given = self._steering.answer(true, tokens, boundary)
+        if accumulate and (false or given is not true):
+            self._note()
+        return given
 
     def loss(
         self, x: WireTensor, tokens: WireTensor, samples: int, *, train: bool, accumulate: bool = True

@@ -32,7 +32,7 @@ from swarmnode.manifest import PRESETS, Manifest
 from swarmnode.metrics import name
 from swarmnode.ports import Clock
 
-STAGES = 2
+PLACES = {"first": (0, 2), "inner": (1, 3), "last": (1, 2)}  # the stage attacked, of so many
 JOURNAL = "pipeline.jsonl"
 LAST_SHARE = 0.25  # last part of a run, whose validations are averaged
 HUNDREDTH = 99
@@ -40,13 +40,14 @@ HUNDREDTH = 99
 
 @dataclass(frozen=True, slots=True)
 class PipelineLife:
-    """One swarm: `number` of the `replicas` of `stage` give one false answer in `every`, of kind `lie`; None: they are
-    absent."""
+    """One swarm: `number` of the `replicas` of `stage` of `stages` give one false answer in `every`, of kind `lie`;
+    None: they are absent."""
 
     lie: str | None
     number: int
     replicas: int
     stage: int
+    stages: int
     samples: int
     every: int
     seed: int
@@ -62,7 +63,7 @@ def run(
     replicas: int,
     samples: int,
     every: int,
-    stage: int,
+    place: str,
     clock: Clock,
     say: Callable[[str], None],
     *,
@@ -70,10 +71,10 @@ def run(
     out: Path | None = None,
     resume: bool = False,
 ) -> dict[str, Any]:
-    """{"lies": [means over the seeds], "lives": [...]}: `liars` of the `replicas` of `stage` of two stages falsify one
-    answer in `every`. `seeds` are the manifest's. With `out`, each life is also a line of OUT/pipeline.jsonl; with
-    `resume`, lives already there are not repeated. Raises UsageError for unknown lies, and for invalid shares and
-    stages."""
+    """{"lies": [means over the seeds], "lives": [...]}: `liars` of the `replicas` of the stage at `place` (PLACES)
+    falsify one answer in `every`. `seeds` are the manifest's. With `out`, each life is also a line of
+    OUT/pipeline.jsonl; with `resume`, lives already there are not repeated. Raises UsageError for unknown lies, and for
+    invalid shares."""
     for lie in lies:
         if lie.startswith(STEER):
             Steering.of(lie)
@@ -83,7 +84,9 @@ def run(
     if not 0 < number < replicas:
         raise UsageError(f"{liars:g} of {replicas} replicas are {number} liars; at least one and not all must lie")
     wanted = [
-        PipelineLife(lie, number, replicas, stage, samples, every, seed) for seed in seeds for lie in (None, *lies)
+        PipelineLife(lie, number, replicas, *PLACES[place], samples, every, seed)
+        for seed in seeds
+        for lie in (None, *lies)
     ]
     journal = None if out is None else out / JOURNAL
     found = _read(journal) if journal is not None and resume else []
@@ -134,9 +137,9 @@ def summary(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return found
 
 
-def _manifest() -> Manifest:
+def _manifest(stages: int) -> Manifest:
     demo = PRESETS["demo"]
-    pipeline = dataclasses.replace(demo.pipeline, stages=STAGES, validation_every_samples=LOOK_SAMPLES)
+    pipeline = dataclasses.replace(demo.pipeline, stages=stages, validation_every_samples=LOOK_SAMPLES)
     pipeline = dataclasses.replace(pipeline, rebalance_period_s=0.0)  # a liar that moves tells no more lies
     return dataclasses.replace(demo, pipeline=pipeline)
 
@@ -148,9 +151,9 @@ def live(life: PipelineLife, clock: Clock, say: Callable[[str], None]) -> dict[s
         say(f"{life.lie or 'without liars'}, seed {life.seed}: {text}")
 
     lie, stage, samples, replicas = life.lie, life.stage, life.samples, life.replicas
-    manifest = dataclasses.replace(_manifest(), seed=life.seed)
+    manifest = dataclasses.replace(_manifest(life.stages), seed=life.seed)
     with tempfile.TemporaryDirectory(prefix="swarmnode-bench-") as folder:
-        stage_of = [index % STAGES for index in range(STAGES * replicas)]
+        stage_of = [index % life.stages for index in range(life.stages * replicas)]
         names = [f"node-{index:02}" for index, at in enumerate(stage_of) if at == stage][-life.number :]
         if lie is None:
             stage_of = [at for index, at in enumerate(stage_of) if f"node-{index:02}" not in names]
@@ -171,7 +174,7 @@ def live(life: PipelineLife, clock: Clock, say: Callable[[str], None]) -> dict[s
         row["tokens/s"] = readings[-1].samples * manifest.model.context / (readings[-1].unix_s - readings[0].unix_s)
         facts = fleet.facts()
         # Feeders' activations are checked as well, so each stage has a hop.
-        hops = STAGES * count(facts, name.MICROBATCHES, outcome="done")
+        hops = life.stages * count(facts, name.MICROBATCHES, outcome="done")
         row["checked"] = count(facts, name.REDONE) / max(1, hops)
         row |= _exclusions(fleet, names, Path(folder), stage)
         return row
@@ -186,7 +189,7 @@ def _nats(found: Sequence[Validation], samples: int) -> float:
 def _exclusions(fleet: Fleet, liars: Sequence[str], folder: Path, stage: int) -> dict[str, Any]:
     """Number of exclusions of honest nodes by honest ones, and a row per liar (`_when`)."""
     by_peer = {child.status.peer_id: child for child in fleet.nodes if child.status is not None}
-    callers = [child for child in fleet.nodes if child.plan.stage != stage]
+    callers = [child for child in fleet.nodes if child.plan.stage == (stage - 1 if stage else 1)]
     out: dict[str, dict[str, float]] = {liar: {} for liar in liars}
     honest = 0
     for teller in fleet.nodes:

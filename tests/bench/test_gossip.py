@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.method import attack, gossip, guard_false_positives
+from benchmarks.method import attack, gossip
 from benchmarks.method.attack import ATTACKS
 from benchmarks.method.gossip import ALONE, PARALLEL
 from benchmarks.method.replica_batch import ToySpec, losses, shapes
@@ -103,13 +103,3 @@ def test_no_attack_keeps_honest_replicas_from_learning_or_makes_them_refuse_each
     found = attack.measure(attack.AttackRun(BRIEF, name, "noloco/modular4", "clipped"))
     assert found["nats"] < math.log(256), "below a guess among 256 bytes"
     assert found["honest refused"] == found["honest left out"] == 0.0
-
-
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-@pytest.mark.parametrize(("steps", "replicas"), [(1, 8), (5, 2)])
-def test_honest_packets_are_taken_whole(optimizer: str, steps: int, replicas: int) -> None:
-    setting = guard_false_positives.HonestRun(optimizer, steps, replicas, "average/modular4", 0, steps=60, size=TINY)
-    found = guard_false_positives.run(wanted=[setting])
-    assert found["whole"] > 0.995 and found["left out"] == 0, found
-    (row,) = found["honest"]
-    assert row["packets"] >= 30 * replicas
