@@ -18,8 +18,8 @@ from swarmnode.pipeline.accusation import Accusations
 from swarmnode.pipeline.audit import NEAR_STEPS, SNAPSHOT_AGE_S
 from swarmnode.pipeline.auditor import Auditor
 from swarmnode.pipeline.feeder import RATE_SPAN_S, Samples
-from swarmnode.pipeline.input_check import FeederInput, InputAuditor
-from swarmnode.pipeline.recompute import RecomputeService, Text, hop_again
+from swarmnode.pipeline.input_check import InputAuditor
+from swarmnode.pipeline.recompute import RecomputeService, Text, hop_again, sent_again
 from swarmnode.pipeline.stage_worker import StageAudits
 from swarmnode.pipeline.statement import HopAnswer, HopClaim, HopEvidence, StepsApart, StepsContradicted
 from swarmnode.ports import Priority, Replica, State, WireTensor
@@ -69,7 +69,7 @@ def stage_audits(
         # From the private key: nobody else can tell which answers will be checked.
         seeded("audit", ports.identity.seed.hex(), presence.incarnation, stage),
     )
-    input_auditor = InputAuditor(auditor, referee.read, referee.weigh_feeder)
+    input_auditor = InputAuditor(auditor, referee.read)
     accusations = Accusations(auditor, stage, replica, ports.compute, referee.weigh)
     return StageAudits(recompute, auditor, input_auditor, accusations)
 
@@ -95,20 +95,15 @@ class HopReplayer:
         got = None if shown is None else shown.got
 
         def work(replica: Replica, state: State) -> tuple[float, tuple[WireTensor, ...], bytes]:
+            if stated.stage == 0:
+                return 0.0, (sent_again(replica, claim.tokens),), replica.mark(state)
             return *hop_again(replica, claim.x, claim.tokens, claim.samples, got), replica.mark(state)
 
         stated = claim.statement
-        (loss_sum, tensors, mark), apart = await self._with_weights(peer, stated.stage, claim.samples, work, claim)
+        of = claim if stated.stage or stated.mark else None  # an older version's feeder says nothing of its weights
+        (loss_sum, tensors, mark), apart = await self._with_weights(peer, stated.stage, claim.samples, work, of)
         near = mark == stated.mark and apart <= NEAR_STEPS
         return replace(HopAnswer.of(tensors, loss_sum), apart=apart, near=near)
-
-    async def weigh_feeder(self, peer: PeerId, fed: FeederInput) -> WireTensor:
-        """The activations of what was fed, with the weights of the feeder `peer`. Raises Unavailable, RemoteFault."""
-
-        def work(replica: Replica, _: State) -> WireTensor:
-            return replica.forward(fed.tokens, keep=True, graph=False, tokens=fed.tokens)[0]
-
-        return (await self._with_weights(peer, 0, fed.samples, work))[0]
 
     async def read(self, indices: Sequence[int]) -> WireTensor:
         """Tokens of samples, from this machine's own copy of the text. Raises DataError, LocalFault, and Unavailable
@@ -121,7 +116,7 @@ class HopReplayer:
             elif self._ports.no_files or self._ports.role is NodeRole.REPLICA:
                 raise Unavailable("this machine reads no text")
             elif self._samples is None:
-                self._samples = await compute.run(Priority.BACKGROUND, 0, self._ports.samples)
+                self._samples = await compute.run(Priority.FORWARD, 0, self._ports.samples)
             tokens = await self._samples.again(indices) if self._samples is not None else None
             if tokens is None:
                 raise Unavailable("this machine has no copy of that text")
@@ -133,7 +128,7 @@ class HopReplayer:
         stage: int,
         samples: int,
         work: Callable[[Replica, State], T],
-        claim: HopClaim | None = None,
+        claim: HopClaim | None,
     ) -> tuple[T, int]:
         """(`work` on a replica of `stage` with the weights of `peer`, the steps between these and those of `claim`).
         Raises StepsApart if they are more than STEPS_APART_MAX, StepsContradicted if they are more than a replica can
@@ -141,7 +136,8 @@ class HopReplayer:
         compute = self._ports.compute
         self._begun = self._begun or (asyncio.get_running_loop().time(), self._samples_total())
         async with self._one:
-            replica = await compute.run(Priority.BACKGROUND, 0, partial(self._ports.replica, self._manifest, stage))
+            # No BACKGROUND: a device that always has work would never weigh anybody.
+            replica = await compute.run(Priority.FORWARD, 0, partial(self._ports.replica, self._manifest, stage))
             await self._restorer.freeze(replica, stage)
             here = self._transport, self._run_id, stage, replica.sizes_of(stage), self._ports.telemetry
             client = DonorClient(*here, limits=DownloadLimits(busy_max_s=BUSY_MAX_S))

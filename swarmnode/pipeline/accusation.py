@@ -26,7 +26,7 @@ from functools import partial
 from swarmnode.errors import Busy, RemoteFault, Unavailable
 from swarmnode.ids import PeerId, short
 from swarmnode.pipeline import statement as statements
-from swarmnode.pipeline.audit import EXPLAINED, OPPOSITE, Shortfall
+from swarmnode.pipeline.audit import OPPOSITE, Weighed
 from swarmnode.pipeline.auditor import Auditor, Weigh
 from swarmnode.pipeline.backlog import check_activations, check_inputs, check_samples
 from swarmnode.pipeline.recompute import hop_again
@@ -39,6 +39,7 @@ PER_MINUTE_MAX = 4  # guess: accusations of one caller that are examined; two ex
 WAITING_MAX = PER_MINUTE_MAX  # accusations of all callers whose tensors are held here
 MEASURED_EVERY = 8  # guess: of so many answers one is measured
 NORMS_MAX, NORMS_LEAST = 16, 4  # guess: measurements; lengths fall fast at the start of a run
+KNOWN_S = 30  # guess: at most so long a newcomer waits for its own first answers before it judges those of others
 # Measured on a last stage of two layers: of the usual norm, an input made for its weights has .03 four inner steps
 # later and .13 after 32; ordinary inputs differ by a fifth.
 VANISHING = 0.25
@@ -59,11 +60,14 @@ class UsualNorm:
             with contextlib.suppress(RemoteFault):  # its receiver judges it
                 self._norms.append(self._replica.norm(gradient, samples))
 
+    @property
+    def known(self) -> bool:
+        """Whether enough answers were measured."""
+        return len(self._norms) >= NORMS_LEAST
+
     def vanishes(self, gradient: WireTensor, samples: int) -> bool:
         """Whether our own gradient of an input is far shorter than usual, or nothing is known of what is."""
-        if len(self._norms) < NORMS_LEAST:
-            return True
-        return self._replica.norm(gradient, samples) < VANISHING * statistics.median(self._norms)
+        return not self.known or self._replica.norm(gradient, samples) < VANISHING * statistics.median(self._norms)
 
 
 class Accusations:
@@ -79,7 +83,6 @@ class Accusations:
         self._rate = PeerBudget(PER_MINUTE_MAX / 60.0, PER_MINUTE_MAX)
         self._waiting = 0
         self._norms = dict[int, UsualNorm]()
-        self._usual = Shortfall()  # as before any pair was seen: nobody audits their own stage
 
     def usual_norm(self, stage: int) -> UsualNorm:
         """The usual length of the answers of `stage`: our own, or those to us."""
@@ -136,6 +139,10 @@ class Accusations:
 
     async def _looking(self, peer: PeerId, claim: HopClaim, shown: HopEvidence | None) -> None:
         try:
+            for _ in range(KNOWN_S):
+                if self.usual_norm(claim.statement.stage).known:
+                    break
+                await asyncio.sleep(1.0)
             await self._look(peer, claim, shown)
         finally:
             self._waiting -= 1
@@ -156,10 +163,11 @@ class Accusations:
     async def _look(self, peer: PeerId, claim: HopClaim, shown: HopEvidence | None) -> None:
         """Decide whether the accused's answer is false, and record the outcome."""
         theirs, stage = claim.answer(None if shown is None else shown.sent), claim.statement.stage
-        auditor, reason, false = self._auditor, "", False
+        auditor, audits, loop = self._auditor, self._auditor.audits, asyncio.get_running_loop()
+        case = None
         try:
             async with self._one:
-                if auditor.audits.convicted(claim.server):  # by others that were shown before
+                if audits.convicted(claim.server):  # by others that were shown before
                     return
                 again = await self._again(claim, shown)
                 vanishes = await self._compute.run(
@@ -167,21 +175,28 @@ class Accusations:
                 )
                 mine = await auditor.like(claim, theirs, again)
                 loss_sum = again.loss_sum if shown is None else shown.next.loss_sum
-                differs = not mine.close or self._usual.short(mine.distance)
-                if differs and not vanishes and not auditor.is_noise(claim, loss_sum):
+                decides = not vanishes and not auditor.is_noise(claim, loss_sum)
+                differs = decides and (not mine.close or audits.shortfall(stage).short(mine.distance))
+                if differs:
                     # Whatever its weights say: if they met others meanwhile, our own checks decide.
-                    auditor.audits.doubt(claim.server)
-                    own = await self._weigh(claim.server, claim, shown)
-                    verdict = await auditor.like(claim, theirs, own)
-                    # Its accuser chose when to show it, so half of the distance convicts only near its weights.
-                    near = mine.close and own.near
-                    false = verdict.contradicts(own.apart) or (near and verdict.distance > EXPLAINED * mine.distance)
-                    reason = f"shown by {short(peer)}; like ours: {mine}; like its own weights: {verdict}"
+                    audits.doubt(claim.server)
+                began_s = loop.time()
+                if differs or (decides and audits.weighs([claim.server], began_s)):
+                    made = await self._weigh(claim.server, claim, shown)
+                    audits.weighed([claim.server], loop.time() - began_s, loop.time())
+                    verdict = await auditor.like(claim, theirs, made)
+                    case = Weighed(mine, speaks=differs, own=verdict, apart=made.apart, near=made.near)
         except (Unavailable, RemoteFault) as error:
             auditor.tell(claim.server, stage, "undone", str(error))
             return
-        if false:
-            came_s = math.inf if mine.cosine < OPPOSITE or own.near else None
+        own = None if case is None else case.own
+        reason = f"shown by {short(peer)}; like ours: {mine}; like its own weights: {own}"
+        # Its accuser chose what to show, and when: only the very weights that answered convict whatever the answer is.
+        if case and own and (own.contradicts(case.apart) or (case.unexplained and (mine.close or case.apart == 0))):
+            certain = mine.cosine < OPPOSITE or case.near
+            came_s = math.inf if certain else None
             auditor.record_false(claim.server, stage, bytes(claim.statement.microbatch_id), reason, came_s)
+            if certain:
+                audits.means(stage).put_aside(claim.server, loop.time())
         else:
-            auditor.tell(claim.server, stage, "undecided", reason or f"shown by {short(peer)}; like ours: {mine}")
+            auditor.tell(claim.server, stage, "undecided", reason)

@@ -56,9 +56,10 @@ LOSS_LEAST = 0.3  # guess: nats per token; below this, text is memorised and its
 # Guess: own weights explain an answer that is less than half as far from theirs as from others. A few steps later they
 # explain most of an honest one, and nothing of a lie.
 EXPLAINED = 0.5
-# The very weights that answered give the answer again: measured on the demo, of one kind of machine, 1e-5 at most; a
-# step later .014; see NEAR_STEPS. Guess: other machines and 16 bits multiply in other ways, by less than EXACT.
-EXACT, STEP_DISTANCE = 0.005, 0.27 / NEAR_STEPS
+# The very weights that answered give the answer again: measured on the demo, of one kind of machine, 1e-5 at most. A
+# step on that very microbatch moves an honest answer by up to .14. Guess: other machines and 16 bits multiply in other
+# ways, by less than EXACT.
+EXACT = 0.005
 STEPS_DOUBLE = 4.0  # measured (docs/security.md): so many steps later an honest answer is twice as far from its weights
 
 
@@ -106,8 +107,7 @@ class Weighed:
     """One of several answers to a hop, with what is known of it: its similarity to the others, whether its server is
     suspected, and whether this answer `speaks` against it. `own`: its similarity to the hop made again with its
     server's own weights, `apart` steps from those that answered (None: it gives none, or if `late` others), and `near`
-    them if NEAR_STEPS at most and no round lie between; `residual_share`: of its running residual in what these weights
-    leave unexplained."""
+    them if NEAR_STEPS at most and no round lie between."""
 
     vote: AnswerSimilarity
     suspected: bool = False
@@ -116,7 +116,6 @@ class Weighed:
     apart: int = 0
     late: bool = False
     near: bool = False
-    residual_share: float = 0.0
 
     @property
     def own_distance(self) -> float:
@@ -126,8 +125,12 @@ class Weighed:
 
     @property
     def unexplained(self) -> bool:
-        """Whether weights so few steps from those that answered give another answer than theirs can be."""
-        return self.own is not None and self.near and self.own.distance > EXACT + STEP_DISTANCE * self.apart
+        """Whether the very weights that answered give another answer, or those of a few steps later one that has
+        little in common with it."""
+        if self.own is None or not self.near:
+            return False
+        far = self.speaks and self.own.cosine < ALIKE and not self.explained
+        return self.own.distance > EXACT if self.apart == 0 else far
 
     @property
     def explained(self) -> bool:
@@ -145,11 +148,9 @@ def is_false(one: Weighed, other: Weighed | None = None) -> bool:
         return other is None or (other.own is not None and other.own.cosine >= ALIKE > one.vote.cosine)
     if not one.suspected:
         return False
-    if one.residual_share > EXPLAINED:
-        return True
     # A replica that met others since has other weights, which explain nothing.
     better = other is None or (other.own is not None and EXPLAINED * one.own_distance > other.own_distance)
-    return better and (one.unexplained or (one.speaks and one.near and not one.explained))
+    return better and one.unexplained
 
 
 def hides(one: Weighed, other: Weighed | None = None) -> bool:
@@ -319,15 +320,16 @@ class MeanAnswers:
 class RunningResidual:
     """The sum over a replica's checks of its answer minus another's to the same hop, in a small sketch.
 
-        S <- KEPT S + r,  Q <- KEPT^2 Q + |r|^2,    r: (answer - other answer) / length of the other, sketched
+        S <- KEPT S + r,  Q <- KEPT^2 Q + max(|r|^2, LEAST)
 
-    Honest residuals are independent, so |S| / sqrt(Q) stays near 1; those of a replica that steers add up to the root
-    of their number.
+    r is (answer - other answer) / length of the other, sketched. Honest residuals are independent, so |S| / sqrt(Q)
+    stays near 1; those of a replica that steers add up to the root of their number.
     """
 
     # Measured on the demo (tests/pipeline/test_shortfall.py): 1.84 at most of 74 honest checks; steering at a cosine of
     # .72 to .9 has 2.5 after eight, at .98 after twelve.
     COHERENT: ClassVar[float] = 2.4
+    LEAST: ClassVar[float] = 2.0 * Shortfall.DISTANCE_LEAST  # activations of weights that hardly move differ alike
     KEPT: ClassVar[float] = 0.95  # guess: a window of twenty checks, in which weights that differ meet in rounds
 
     total: list[float] = field(default_factory=list)
@@ -338,19 +340,13 @@ class RunningResidual:
         """One more check."""
         before = self.total or [0.0] * len(residual)
         self.total = [self.KEPT * old + sign * new for old, new in zip(before, residual, strict=True)]
-        self.squares = self.KEPT**2 * self.squares + math.fsum(one * one for one in residual)
+        self.squares = self.KEPT**2 * self.squares + max(self.LEAST, math.fsum(one * one for one in residual))
         self.checks = self.KEPT * self.checks + 1.0
 
     @property
     def coherent(self) -> bool:
         """Whether the residuals point one way."""
         return math.hypot(*self.total) > self.COHERENT * math.sqrt(self.squares) > 0.0
-
-    def share_of(self, residual: Sequence[float]) -> float:
-        """The share of the mean residual that lies in another `residual`: 1 if they are equal."""
-        size = math.hypot(*self.total)
-        along = math.fsum(one * other for one, other in zip(self.total, residual, strict=True)) / size
-        return along / (size / self.checks)
 
 
 @dataclass(slots=True)

@@ -27,6 +27,7 @@ import random
 import statistics
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from swarmnode.data.sample import counted_targets
@@ -38,7 +39,6 @@ from swarmnode.membership.swarm import Swarm
 from swarmnode.metrics import name
 from swarmnode.pipeline import statement as statements
 from swarmnode.pipeline.audit import (
-    EXPLAINED,
     LOSS_LEAST,
     OPPOSITE,
     AnswerSimilarity,
@@ -72,6 +72,7 @@ REPLY_SLACK_BYTES = 4096
 
 Exclude = Callable[[PeerId, str], None]
 Voter = tuple[PeerId, HopAnswer]
+Check = Callable[[HopClaim], Coroutine[Any, Any, None]]
 Weigh = Callable[[PeerId, HopClaim, HopEvidence | None], Awaitable[HopAnswer]]
 """Recomputes a hop here with a given peer's weights. Raises Unavailable, RemoteFault, StepsContradicted."""
 
@@ -144,14 +145,13 @@ class Auditor:
 
     # ---- checks
 
-    def observe_answer(self, claim: HopClaim) -> None:
-        """Consider an answer for an audit."""
-        self._at_work[claim.server] = None
+    def observe_answer(self, claim: HopClaim, check: Check | None = None) -> None:
+        """Consider an answer for an audit by `check` (None: by `self.check`)."""
         server, stage, now_s = claim.server, claim.statement.stage, asyncio.get_running_loop().time()
         self.audits.means(stage).observe(server, claim.sketch, now_s)
         # Once only its weights decide, the budget is for checks with these.
         if not self.audits.steers(server, stage) or self.audits.weighable(server, now_s):
-            self.perhaps(server, lambda: self._check(replace(claim, came_s=now_s)))
+            self._perhaps(server, lambda: (check or self.check)(replace(claim, came_s=now_s)))
 
     def withholds(self, peer: PeerId, stage: int) -> bool:
         """Whether not to use an answer of `peer`, of `stage`: another replica can answer whose answers are usable."""
@@ -160,8 +160,9 @@ class Auditor:
         others = (member.peer for member in self._swarm().serving(stage))
         return any(one in self._at_work and not self.audits.unusable(one, stage) for one in others if one != peer)
 
-    def perhaps(self, peer: PeerId, check: Callable[[], Coroutine[Any, Any, object]]) -> None:
-        """Start `check` of an answer of `peer` if it is chosen."""
+    def _perhaps(self, peer: PeerId, check: Callable[[], Coroutine[Any, Any, object]]) -> None:
+        """Start `check` of an answer of `peer`, who is at work, if it is chosen."""
+        self._at_work[peer] = None
         chosen = self.audits.chosen(peer, self._rng.random(), len(self._swarm().serving(self._stage)))
         if not chosen or self._under_way >= AT_ONCE_MAX:
             return
@@ -184,31 +185,33 @@ class Auditor:
         finally:
             self._under_way -= 1
 
-    async def _check(self, claim: HopClaim) -> None:
+    async def check(self, claim: HopClaim, made: Sequence[Voter] = ()) -> None:
+        """Check an answer, and at times the next one; `made`: what others answered to it already."""
         current: HopClaim | None = claim
         try:
             while current is not None:
-                current = await self._check_hop(current)
+                current, made = await self._check_hop(current, made), ()
         except (Unavailable, RemoteFault, LocalFault) as error:
             self._tell(claim, "undone", str(error))
 
-    async def _check_hop(self, claim: HopClaim) -> HopClaim | None:
+    async def _check_hop(self, claim: HopClaim, made: Sequence[Voter]) -> HopClaim | None:
         """Check one hop; return the next one if it should be checked too. Raises Unavailable or RemoteFault if the
         check cannot be made."""
-        last = claim.statement.stage == self.manifest.pipeline.stages - 1
+        outer, given = claim.statement.stage in (0, self.manifest.pipeline.stages - 1), dict(made)
         others = self.others(claim.statement.stage, claim.server, PeerId(claim.statement.client))
+        others = list(dict.fromkeys([*given, *others]))
         if not self.audits.unusable(claim.server, claim.statement.stage):  # whose answers say nothing about others
             others = [peer for peer in others if not self.audits.unusable(peer, claim.statement.stage)]
         if not others:  # nobody to compare it with
             return None
-        shown = None if last else await self._opened(claim)
-        if not last and shown is None:
+        shown = None if outer else await self._opened(claim)
+        if not outer and shown is None:
             return None
         voters, failures = [(claim.server, claim.answer(None if shown is None else shown.sent))], list[str]()
         close = False
         for peer in others:
             try:
-                voters.append((peer, await self.recomputed(peer, claim, shown)))
+                voters.append((peer, given.get(peer) or await self.recomputed(peer, claim, shown)))
             except (Unavailable, RemoteFault) as error:
                 failures.append(f"{short(peer)}: {error}")
                 continue
@@ -270,12 +273,13 @@ class Auditor:
             reasons.append(reason)
             microbatch = bytes(claim.statement.microbatch_id)
             if index in false:
-                # Of whatever weights: no meeting moves them along what so many checks left unexplained. Or none was.
-                certain = case.vote.cosine < OPPOSITE or case.residual_share > EXPLAINED or case.near
+                # Whatever its weights are, or by those that answered.
+                certain = case.vote.cosine < OPPOSITE or case.near
                 proven = self.wrong(peer, microbatch, reason, math.inf if certain else claim.came_s)
                 if certain:
                     means.put_aside(peer, loop.time())
-                self.spawn(self._accuse(claim, shown, answered))
+                if claim.statement.stage:  # a feeder signs nothing
+                    self.spawn(self._accuse(claim, shown, answered))
                 outcome = outcome if index else "wrong" if proven else "undecided"
             elif hides(case, other):
                 if self.audits.withheld(peer, loop.time()):
@@ -284,7 +288,7 @@ class Auditor:
                 lie = bool(false) or (other is not None and not other.explained)
                 if case.suspected:
                     self.audits.clear(peer, claim.statement.stage, None if lie else case.vote.distance)
-                if not (case.vote.close or lie):  # honest, and of no use: of weights that the others do not have
+                if claim.statement.stage and not (case.vote.close or lie):  # honest, of weights that others do not have
                     means.put_aside(peer, loop.time())
         if outcome == "right":
             return self._right(claim, shown, str(cases[0].vote))
@@ -325,11 +329,7 @@ class Auditor:
             return replace(case, own=AnswerSimilarity(-1.0))
         except (Unavailable, RemoteFault) as error:
             return replace(case, late=isinstance(error, StepsApart))
-        share, residual = 0.0, self.audits.residual(peer)
-        if case.suspected and residual.coherent:
-            share = residual.share_of(await self._residual(claim, answered, own))
-        alike = await self.like(claim, answered, own)
-        return replace(case, own=alike, apart=own.apart, near=own.near, residual_share=share)
+        return replace(case, own=await self.like(claim, answered, own), apart=own.apart, near=own.near)
 
     async def _residual(self, claim: HopClaim, one: HopAnswer, other: HopAnswer) -> list[float]:
         """The gradient of `one` minus that of `other`, by the length of `other`, sketched. Raises RemoteFault."""
@@ -347,6 +347,11 @@ class Auditor:
         length = self._replica.norm(gradient, samples)
         sketch = self._replica.sketch(gradient, tokens, samples, self._signs)
         return [one / length if length > 0.0 else 0.0 for one in sketch]
+
+    async def sketched(self, claim: HopClaim) -> Sequence[float]:
+        """`sketch` of an answer, on the event loop. Raises RemoteFault."""
+        work = partial(self.sketch, claim.gradient, claim.tokens, claim.samples)
+        return await self._compute.run(Priority.BACKWARD, 0, work)
 
     def _loss_of(self, shown: HopEvidence | None, voters: Sequence[Voter]) -> float:
         """Nats of the microbatch, as most say: one that stood still has a high loss of text that the others know by
@@ -367,8 +372,8 @@ class Auditor:
         return proven
 
     def is_noise(self, claim: HopClaim, loss_sum: float) -> bool:
-        """Whether the text is memorised, so that its gradients are noise."""
-        return loss_sum / self._counted(claim) < LOSS_LEAST
+        """Whether the text is memorised, so that its gradients are noise; a feeder sends none."""
+        return claim.statement.stage > 0 and loss_sum / self._counted(claim) < LOSS_LEAST
 
     async def _accuse(self, claim: HopClaim, shown: HopEvidence | None, answered: HopAnswer) -> None:
         """Show a false answer for the hop of `claim` to its other callers and to other replicas of its stage, one after
@@ -453,7 +458,8 @@ class Auditor:
         )
         request.microbatch_id, request.position = claim.statement.microbatch_id, claim.statement.position
         request.marks = True
-        tensors = (claim.x, claim.tokens) if shown is None else (claim.x, claim.tokens, shown.got)
+        fed = claim.statement.stage == 0
+        tensors = (claim.tokens,) if fed else (claim.x, claim.tokens, *(() if shown is None else (shown.got,)))
         most = 2 * max(claim.x.nbytes, claim.gradient.nbytes) + REPLY_SLACK_BYTES
         call = Call(wire.Request(recompute=request), tensors)
         about = None if claim.came_s is None else claim.server  # what others show is bounded by their number
@@ -461,6 +467,9 @@ class Auditor:
         due = 1 if shown is None else 2
         if len(answer.tensors) != due:
             raise RemoteFault(f"{len(answer.tensors)} tensors of a recomputed hop; expected {due}")
+        if fed:
+            check_activations(self.manifest, claim.samples, answer.tensors[0], "activations")
+            return self.fed_again(answer, answer.tensors[0])
         report, got = answer.header.recompute, None if shown is None else shown.got
 
         def work() -> wire.Statement:
@@ -472,6 +481,12 @@ class Auditor:
 
         stated = await self._compute.run(Priority.BACKWARD, 0, work)
         return replace(HopAnswer.of(answer.tensors, report.loss_sum), statement=stated)
+
+    def fed_again(self, answer: Answer, activations: WireTensor) -> HopAnswer:
+        """The `activations` that another feeder makes of the same tokens, in an `answer` that it does not sign."""
+        report = answer.header.recompute
+        stated = wire.Statement(client=self.me, inner_steps=report.inner_steps, mark=report.mark)
+        return HopAnswer(activations, None, 0.0, statement=stated)
 
     async def like(self, claim: HopClaim, one: HopAnswer, other: HopAnswer) -> AnswerSimilarity:
         """Similarity of two answers; the lowest possible if a tensor is malformed."""

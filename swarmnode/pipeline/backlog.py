@@ -120,7 +120,7 @@ class Slots:
     def refusal(self, position: int, caller: PeerId, now_s: float) -> str | None:
         """Why `caller` gets no slot at `position` now; None if it may take one."""
         if self.taken[position] >= self._slots:
-            return f"all {self._slots} slots of position {position} are taken"
+            return self.full(position)
         others = self._others(caller, now_s)
         if not others:
             return None
@@ -130,6 +130,10 @@ class Slots:
         if not self._known(caller) and self._fresh[position] >= max(1, self._slots // 2):
             return f"{self._fresh[position]} slots of position {position} are held by callers as new as you"
         return None
+
+    def full(self, position: int) -> str:
+        """The words for a caller when no slot of `position` is left."""
+        return f"all {self._slots} slots of position {position} are taken"
 
     def take(self, position: int, caller: PeerId) -> Slot:
         """Take a slot, to be given back once."""

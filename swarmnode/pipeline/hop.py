@@ -18,7 +18,6 @@ from swarmnode.metrics import name
 from swarmnode.pipeline.audit import EXAMINED_S
 from swarmnode.pipeline.auditor import SUSPECTED
 from swarmnode.pipeline.backlog import Backlog, InFlight, check_inputs, check_samples, check_way
-from swarmnode.pipeline.input_check import FeederInput
 from swarmnode.pipeline.microbatch_size import PendingForward, label
 from swarmnode.pipeline.next_hop import MicrobatchResult, NextHop, Reservations, onward
 from swarmnode.pipeline.stage_worker import HopInput, StageAudits, StageWorker
@@ -113,6 +112,10 @@ class Hop:
         held: InFlight,
     ) -> UnsignedAnswer:
         """The answer to a microbatch of `peer`, made once however often it arrives."""
+        inputs = self.audits.input_auditor if (process.position, process.purpose) == (1, wire.PURPOSE_TRAIN) else None
+        if inputs is not None and inputs.refuses(process):
+            # As a replica without room says it: the feeder does not learn why.
+            raise Busy(self.backlog.slots.full(1), retry_after_s=self.backlog.seconds)
         outcome = await self.run_microbatch(process, x, tokens, deadline, held)
         report = wire.Processed(
             loss_sum=outcome.loss_sum,
@@ -125,9 +128,8 @@ class Hop:
         )
         if outcome.prints is not None:
             report.inner_steps = outcome.prints.steps
-            if (inputs := self.audits.input_auditor) is not None and process.position == 1:
-                named = bytes(process.microbatch_id), process.first_sample, process.samples
-                inputs.observe_input(FeederInput(PeerId(process.feeder), *named, tokens, x))
+        if inputs is not None:
+            inputs.observe_input(process, tokens, x)
         tensors = () if outcome.gradient is None else (outcome.gradient,)
         if process.purpose == wire.PURPOSE_TRAIN:
             self.history.record_request(peer)

@@ -9,7 +9,6 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TypeVar
 
 from swarmnode.errors import Busy, RemoteFault, Unavailable
@@ -136,10 +135,13 @@ class RecomputeService:
         Unavailable if this node has no text."""
         given = check_tokens(self.manifest, asked.samples, call.tensors) if call.tensors else None
         tokens = await self._read(asked) if given is None else given
-        # keep=True: with the current weights, not their running mean
-        work = partial(self.replica.forward, tokens, keep=True, graph=False, tokens=tokens)
-        y, _ = await self._done(peer, asked.samples, work)
-        return Answer(wire.Reply(recompute=wire.Recomputed()), (tokens, y) if given is None else (y,))
+
+        def work() -> tuple[wire.Recomputed, WireTensor]:
+            mark = self.replica.mark() if asked.marks else b""
+            return wire.Recomputed(inner_steps=self.replica.inner_steps, mark=mark), sent_again(self.replica, tokens)
+
+        reply, y = await self._done(peer, asked.samples, work)
+        return Answer(wire.Reply(recompute=reply), (tokens, y) if given is None else (y,))
 
     async def _read(self, asked: wire.Recompute) -> WireTensor:
         if asked.first_sample >= COUNT_MAX:
@@ -166,6 +168,12 @@ class RecomputeService:
         if not self._rate.take(peer, asyncio.get_running_loop().time()):
             raise Busy(f"{PER_MINUTE_MAX} hops were recomputed for you within a minute", retry_after_s=10.0)
         self._under_way.add(peer)
+
+
+def sent_again(replica: Replica, tokens: WireTensor) -> WireTensor:
+    """The activations that the first stage makes of `tokens` with its current weights, not with their running mean. On
+    the compute thread."""
+    return replica.forward(tokens, keep=True, graph=False, tokens=tokens)[0]
 
 
 def hop_again(

@@ -124,7 +124,10 @@ class StageWorker:
         else:
             self._here.telemetry.count(name.RELEASED_TAPES)
         pending = self.pending.opened(steps, self._now(), hop.process.samples, tape)
-        pending.mark = self._replica.mark()
+        if not (late and self._here.manifest.pipeline.predicts_weights):  # predicted weights are no state's
+            pending.mark = self._replica.mark()
+        if hop.process.position == 0:
+            hop.process.inner_steps, hop.process.mark = steps, pending.mark
         return y, pending
 
     def claim(self, hop: HopInput, y: WireTensor, answer: MicrobatchResult) -> HopClaim | None:

@@ -211,7 +211,7 @@ class Pong(_message.Message):
     def __init__(self, payload: _Optional[bytes] = ..., samples: _Optional[int] = ...) -> None: ...
 
 class Process(_message.Message):
-    __slots__ = ("microbatch_id", "feeder", "samples", "purpose", "itinerary", "position", "deadline_ms", "boundary_digest", "first_sample", "feed_signature", "mark_position")
+    __slots__ = ("microbatch_id", "feeder", "samples", "purpose", "itinerary", "position", "deadline_ms", "boundary_digest", "first_sample", "feed_signature", "mark_position", "inner_steps", "mark")
     MICROBATCH_ID_FIELD_NUMBER: _ClassVar[int]
     FEEDER_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
@@ -223,6 +223,8 @@ class Process(_message.Message):
     FIRST_SAMPLE_FIELD_NUMBER: _ClassVar[int]
     FEED_SIGNATURE_FIELD_NUMBER: _ClassVar[int]
     MARK_POSITION_FIELD_NUMBER: _ClassVar[int]
+    INNER_STEPS_FIELD_NUMBER: _ClassVar[int]
+    MARK_FIELD_NUMBER: _ClassVar[int]
     microbatch_id: bytes
     feeder: str
     samples: int
@@ -234,7 +236,9 @@ class Process(_message.Message):
     first_sample: int
     feed_signature: bytes
     mark_position: int
-    def __init__(self, microbatch_id: _Optional[bytes] = ..., feeder: _Optional[str] = ..., samples: _Optional[int] = ..., purpose: _Optional[_Union[Purpose, str]] = ..., itinerary: _Optional[_Iterable[int]] = ..., position: _Optional[int] = ..., deadline_ms: _Optional[int] = ..., boundary_digest: _Optional[bytes] = ..., first_sample: _Optional[int] = ..., feed_signature: _Optional[bytes] = ..., mark_position: _Optional[int] = ...) -> None: ...
+    inner_steps: int
+    mark: bytes
+    def __init__(self, microbatch_id: _Optional[bytes] = ..., feeder: _Optional[str] = ..., samples: _Optional[int] = ..., purpose: _Optional[_Union[Purpose, str]] = ..., itinerary: _Optional[_Iterable[int]] = ..., position: _Optional[int] = ..., deadline_ms: _Optional[int] = ..., boundary_digest: _Optional[bytes] = ..., first_sample: _Optional[int] = ..., feed_signature: _Optional[bytes] = ..., mark_position: _Optional[int] = ..., inner_steps: _Optional[int] = ..., mark: _Optional[bytes] = ...) -> None: ...
 
 class Reserve(_message.Message):
     __slots__ = ("hold_ms",)

@@ -32,6 +32,11 @@ def slow(stages: int) -> Manifest:
     return replace(run, inner=replace(run.inner, learning_rate=1e-4, muon_learning_rate=1e-4))
 
 
+def rare(run: Manifest) -> Manifest:
+    """With steps as rare as on machines: weights that come within one are those that answered."""
+    return replace(run, inner=replace(run.inner, inner_batch=128))
+
+
 @pytest.fixture(autouse=True)
 def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Villagers answer a hundred times as fast as machines do."""
@@ -129,6 +134,19 @@ class SteersFinely(Steers):
     how = "steer toward=mean cosine=.98 length=1.3"
 
 
+class SteersActivations(Recording):
+    """What it sends on has a cosine of .9 to the truth, and always leans one way."""
+
+    def forward(
+        self, x: WireTensor, *, keep: bool, graph: bool = True, tokens: WireTensor | None = None, late: bool = False
+    ) -> tuple[WireTensor, Tape | None]:
+        y, tape = super().forward(x, keep=keep, graph=graph, tokens=tokens, late=late)
+        true = np.frombuffer(y.data, np.float32).reshape(y.shape)
+        way = np.broadcast_to(np.random.default_rng(1).standard_normal(y.shape[-1]), y.shape)
+        given = 0.9 * true + 0.43 * way * (np.linalg.norm(true) / np.linalg.norm(way))
+        return replace(y, data=given.astype(np.float32).tobytes()), tape
+
+
 class Misstates(Flips):
     """States that its weights took other numbers of inner steps than those it gives."""
 
@@ -173,7 +191,7 @@ async def test_a_replica_that_steers_by_answers_that_look_honest_is_excluded(
     kind: type[Steers], replicas: int, feeders: int
 ) -> None:
     """By every caller; who suspects it uses none of its answers meanwhile, and shows others what is false."""
-    async with village(slow(stages=2)) as v:
+    async with village(rare(slow(stages=2))) as v:
         liar = v.add(1, kind)
         for _ in range(replicas - 1):
             v.add(1)
@@ -250,6 +268,29 @@ async def test_the_others_of_its_stage_exclude_it_too(stages: int) -> None:
         for mate in mates:
             rounds = [f for event, f in mate.quiet.events if event in ("exchange.paired", "exchange.lone")]
             assert rounds[-1]["peer"] != liar.node.me, "it meets nobody"
+
+
+async def test_a_lie_as_near_as_honest_answers_convinces_who_is_shown_the_weights_that_made_it() -> None:
+    """It is no farther from other answers than usual; the very weights that answered give another one."""
+    run = manifest(stages=2)
+    still = replace(run.gossip, round_samples=2**16), replace(run.inner, inner_batch=2**16)  # no step is taken
+    async with village(replace(run, gossip=still[0], inner=still[1])) as v:
+        liar, _, *callers = (v.add(1, SteersFinely), v.add(1), v.add(0), v.add(0))
+        await v.until(lambda: all(caller.node.served is not None for caller in callers), "they feed")
+        auditors, claims = [caller.served.audits.auditor for caller in callers], list[HopClaim]()
+        for auditor in auditors:
+            assert auditor is not None
+            auditor.observe_answer = claims.append  # type: ignore[assignment, method-assign]
+        await v.until(lambda: v.total() > 256, "both callers know the usual length of answers")
+        shower, judge = auditors
+        assert shower is not None and judge is not None
+        lies = [claim for claim in claims if (claim.server, claim.statement.client) == (liar.node.me, shower.me)]
+        for claim in lies[-2:]:
+            can = lambda: judge.audits.weighable(liar.node.me, asyncio.get_running_loop().time())  # noqa: E731
+            await v.until(can, "the weights may be fetched again")
+            await shower._accuse(claim, None, HopAnswer(claim.gradient, None, 0.0))
+            await v.until(lambda: not can(), "they were fetched")  # noqa: B023
+        await v.until(lambda: excluded(callers[1]) == {liar.node.me}, "the other caller excludes it")
 
 
 @pytest.mark.parametrize("stages", [2, 3])
@@ -351,7 +392,10 @@ def misread(tokens: WireTensor) -> WireTensor:
     return replace(tokens, data=np.ascontiguousarray(found[:, ::-1]).tobytes())
 
 
-@pytest.mark.parametrize(("lie", "feeders"), [("labels", 2), ("text", 3), ("activations", 2), ("text", 2)])
+@pytest.mark.parametrize(
+    ("lie", "feeders"),
+    [("labels", 2), ("text", 3), ("activations", 2), ("text", 2)],
+)
 async def test_a_feeder_whose_samples_are_not_the_text_is_excluded(lie: str, feeders: int) -> None:
     async with village(manifest(stages=2)) as v:
         liar = v.add(0, SendsNoise if lie == "activations" else None)
@@ -368,6 +412,23 @@ async def test_a_feeder_whose_samples_are_not_the_text_is_excluded(lie: str, fee
         servers = [person for person in v.people if person.node.stage == 1]
         await v.until(lambda: all(liar.node.me in excluded(person) for person in servers), "it is found out")
         assert not any(excluded(person) - {liar.node.me} for person in v.people if person is not liar)
+        fed = liar.node.presence.progress.feeders.get(liar.node.me, 0)
+        await v.trains(64, "the others go on")
+        assert liar.node.presence.progress.feeders.get(liar.node.me, 0) <= fed + 8 * 8
+
+
+async def test_nobody_trains_on_what_a_feeder_sends_whose_activations_lean_one_way() -> None:
+    """Each looks honest. Forwards with predicted weights state no mark, so its weights seldom convict it."""
+    async with village(slow(stages=2)) as v:
+        liar = v.add(0, SteersActivations)
+        for stage in (0, 0, 1, 1):
+            v.add(stage)
+        servers = [person for person in v.people if person.node.stage == 1]
+        await v.until(lambda: all(person.node.served is not None for person in servers), "they serve")
+        audits = [person.served.audits.auditor.audits for person in servers]  # type: ignore[union-attr]
+        out = lambda: all(one.means(0).aside(liar.node.me) or one.convicted(liar.node.me) for one in audits)  # noqa: E731
+        await v.until(out, "it stands aside")
+        assert not any(excluded(person) - {liar.node.me} for person in v.people)
         fed = liar.node.presence.progress.feeders.get(liar.node.me, 0)
         await v.trains(64, "the others go on")
         assert liar.node.presence.progress.feeders.get(liar.node.me, 0) <= fed + 8 * 8

@@ -153,12 +153,12 @@ def test_an_answer_is_false_where_its_own_weights_do_not_explain_it(
 def test_answers_that_look_honest_are_false_only_of_a_suspected_replica() -> None:
     near, far = AnswerSimilarity(0.98), AnswerSimilarity(0.72, longer=1.8)
     assert not is_false(Weighed(far, suspected=False, speaks=True, own=far))
-    assert is_false(Weighed(far, suspected=True, speaks=True, own=far, near=True, apart=1))
-    some = Weighed(AnswerSimilarity(0.9), suspected=True, speaks=True, own=AnswerSimilarity(0.9), near=True, apart=4)
+    assert is_false(Weighed(far, suspected=True, speaks=True, own=far, near=True))
+    assert not is_false(Weighed(far, suspected=True, speaks=True, own=far, near=True, apart=1)), "it has moved since"
+    some = Weighed(AnswerSimilarity(0.4), suspected=True, speaks=True, own=AnswerSimilarity(0.4), near=True, apart=4)
     assert is_false(some) and not is_false(replace(some, speaks=False)), "this answer is usual"
     assert not is_false(replace(some, vote=far, own=near)), "its own weights explain it"
     assert not is_false(Weighed(far, suspected=True, speaks=True, own=far)), "it may have met the others"
-    assert is_false(Weighed(near, suspected=True, own=near, residual_share=0.9)), "it steers"
     assert is_false(some, Weighed(far, own=near)) and not is_false(some, Weighed(far, own=far)), "of two"
 
 
@@ -166,7 +166,7 @@ def test_weights_few_steps_from_those_that_answered_give_the_answer_again() -> N
     fine, same = AnswerSimilarity(0.98, longer=1.3), AnswerSimilarity(0.9999)
     steered = Weighed(fine, suspected=True, own=fine, near=True)
     assert is_false(steered) and not is_false(replace(steered, suspected=False))
-    assert is_false(replace(steered, apart=1)) and not is_false(replace(steered, apart=2)), "it has moved since"
+    assert not is_false(replace(steered, apart=1)), "it has moved since"
     assert not is_false(replace(steered, near=False)), "it met others since"
     assert not is_false(replace(steered, own=same, speaks=True))
     assert is_false(steered, Weighed(fine, own=same)), "of two, the other one's weights give its answer"

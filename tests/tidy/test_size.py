@@ -5,13 +5,13 @@ import ast
 from tests.support.package_source import MODULES, PRODUCT, ROOT, nodes, tree
 
 # Of `swarmnode/`, and of all packages together, without generated code; CONTRIBUTING.md says how to raise them.
-LINES_MAX = 57_915
+LINES_MAX = 57_900
 FILES_MAX = 295
-ALL_LINES_MAX = 75_625
+ALL_LINES_MAX = 75_505
 GUESSES_MAX = 295
 FUNCTION_LINES_MAX = 80
 # Of all Python in `tests/`.
-TESTS_MAX = 40_000
+TESTS_MAX = 39_975
 
 
 def test_the_package_stays_within_its_budget() -> None:
