@@ -334,14 +334,12 @@ class RunningResidual:
 
     total: list[float] = field(default_factory=list)
     squares: float = 0.0
-    checks: float = 0.0
 
     def add(self, residual: Sequence[float], sign: float = 1.0) -> None:
         """One more check."""
         before = self.total or [0.0] * len(residual)
         self.total = [self.KEPT * old + sign * new for old, new in zip(before, residual, strict=True)]
         self.squares = self.KEPT**2 * self.squares + max(self.LEAST, math.fsum(one * one for one in residual))
-        self.checks = self.KEPT * self.checks + 1.0
 
     @property
     def coherent(self) -> bool:
