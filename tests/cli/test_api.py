@@ -90,7 +90,7 @@ async def test_a_run_is_looked_at_by_its_page_and_by_its_folder(
         invite = encode(Invite(RUN, b"k" * 32, (f"/ip4/127.0.0.1/tcp/1/p2p/{fleet.nodes[0].identity.peer_id}",)))
         assert (await asyncio.to_thread(swarmnode.connect, invite)).page == w.board.url
     rows = history.rows()
-    last = rows[-1]
+    last = max(rows, key=lambda row: row["samples"])  # what was validated before may be heard of later
     assert last["samples"] == fleet.samples and last["tokens"] == fleet.samples * TINY.model.context
     assert len(rows) == len(history.points) + len(history.validations) and len(history.points) > 0
     assert [row["time_s"] for row in rows] == sorted(row["time_s"] for row in rows)
