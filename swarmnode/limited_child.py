@@ -15,7 +15,8 @@ import signal
 import struct
 import subprocess
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 
 from swarmnode.errors import DataError, NotPermitted, SwarmnodeError
 from swarmnode.untrusted_text import printable
@@ -62,11 +63,38 @@ def run_limited(function: str, *arguments: str, what: str, imports: Sequence[str
     raise DataError(f"{what}: its trial ends with code {done.returncode}: {last}")
 
 
+@contextlib.contextmanager
+def bounded() -> Iterator[None]:
+    """Raises TimeoutError when Python code of the block has taken CPU_S of processor time here, and on Linux
+    MemoryError when it takes NBYTES more memory. In another than the main thread it is not bounded."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(signum: int, frame: object) -> None:
+        raise TimeoutError(f"it takes more than {CPU_S} s of processor time")
+
+    memory, before = resource.getrlimit(resource.RLIMIT_AS), signal.signal(signal.SIGPROF, stop)
+    try:
+        if sys.platform == "linux" and memory[0] == resource.RLIM_INFINITY:
+            resource.setrlimit(resource.RLIMIT_AS, (_mapped_nbytes() + NBYTES, memory[1]))
+        signal.setitimer(signal.ITIMER_PROF, CPU_S, 1.0)  # again: jinja goes on after what fails as it compiles
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
+        resource.setrlimit(resource.RLIMIT_AS, memory)
+
+
+def _mapped_nbytes() -> int:
+    """Addresses in use by this process; 0 where the system does not tell."""
+    with open("/proc/self/statm") if sys.platform == "linux" else contextlib.nullcontext() as file:
+        return int(file.read().split()[0]) * resource.getpagesize() if file else 0
+
+
 def _limit(cpu_s: int) -> None:
     """Bound this process. Where the kernel has no seccomp, the network stays."""
-    with open("/proc/self/statm") if sys.platform == "linux" else contextlib.nullcontext() as file:
-        mapped = int(file.read().split()[0]) * resource.getpagesize() if file else 0
-    used = resource.getrusage(resource.RUSAGE_SELF)
+    mapped, used = _mapped_nbytes(), resource.getrusage(resource.RUSAGE_SELF)
     spent_s = int(used.ru_utime + used.ru_stime) + 1
     resource.setrlimit(resource.RLIMIT_AS, (mapped + NBYTES, mapped + NBYTES))
     resource.setrlimit(resource.RLIMIT_CPU, (spent_s + cpu_s, spent_s + cpu_s))
@@ -82,12 +110,20 @@ def deny_calls(numbers: Sequence[int]) -> None:
     steps = [(0x20, 0, 0, 0), (0x35, count + 1, 0, 1 << 30)]  # load the number; those of another ABI are denied
     steps += [(0x15, count - at, 0, number) for at, number in enumerate(numbers)]
     steps += [(0x06, 0, 0, 0x7FFF0000), (0x06, 0, 0, 0x00050000 | 13)]  # allow; EACCES
+    filter_calls(steps)
+
+
+def filter_calls(steps: Sequence[tuple[int, int, int, int]], seccomp: int = 0) -> int:
+    """Filter the system calls of this process and its children by `steps`. With `seccomp`, the number of that call, the
+    listener of the filter is returned, -1 where the kernel refuses."""
     code = b"".join(struct.pack("HBBI", *step) for step in steps)
     buffer = ctypes.create_string_buffer(code, len(code))
     program = struct.pack("HxxxxxxP", len(steps), ctypes.addressof(buffer))
     libc = ctypes.CDLL(None)
     libc.prctl(38, 1, 0, 0, 0)  # PR_SET_NO_NEW_PRIVS
-    libc.prctl(22, 2, program, 0, 0)  # PR_SET_SECCOMP, SECCOMP_MODE_FILTER
+    if seccomp:
+        return int(libc.syscall(seccomp, 1, 8, program))  # SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_NEW_LISTENER
+    return int(libc.prctl(22, 2, program, 0, 0))  # PR_SET_SECCOMP, SECCOMP_MODE_FILTER
 
 
 def _main(function: str, imports: str, cpu_s: str, *arguments: str) -> int:

@@ -138,11 +138,11 @@ def chat(
     """A conversation with the model in SOURCE (as for `generate`), by its tokenizer's chat template (without one:
     ChatML). One line is one message; an empty line, /quit or Ctrl-D ends, /new forgets what was said. The model should
     have been trained on conversations (docs/data.md)."""
-    from swarmnode.data.chat_template import ANSWERS, Message, template_beside
+    from swarmnode.data.chat_template import ANSWERS, Message, tokenizer_and_template
     from swarmnode.model.text_generation import Sampling, generate
 
     gathered, net, tokenizer, path, stops = _opened(source, kind, data)
-    template = template_beside(path)
+    _, _, template = tokenizer_and_template(path, tokenizer)
     first: list[Message] = [{"role": "system", "content": system}] if system else []
     said = list(first)
     if sys.stdin.isatty():

@@ -249,7 +249,9 @@ def _model_files(process: DaemonContext, options: ArchiveOptions) -> ModelFiles:
         tokenizer = None
         with contextlib.suppress(SwarmnodeError):  # the weights matter; `export --data` can add the tokenizer later
             tokenizer = tokenizer_file(options.data, manifest.data)
-        carried = carried_files(process.options.base_folder, manifest.base.index, tokenizer)
+        carried = dict[str, bytes]()
+        with contextlib.suppress(SwarmnodeError):  # nor does a link that leads out of the base model's folder
+            carried = carried_files(process.options.base_folder, manifest.base.index, tokenizer)
         members = read_members(history_path(process.options.home, process.run_id))
         told = {**about, "members": members} if members else about
         return sharded_model_files(manifest, tokenizer, where, nbytes, told, carried)

@@ -24,6 +24,7 @@ from typing import Any, ClassVar
 
 from swarmnode.data.chunk_store import find_index, read_regular
 from swarmnode.data.index import CHUNK_NBYTES_MAX, HASH_NBYTES, INDEX_NBYTES_MAX, Chunk, hashes_of, hex_of, parsed
+from swarmnode.data.root import model_root
 from swarmnode.errors import DataError, os_errors
 from swarmnode.ports import Telemetry
 from swarmnode.wire_tensor import WireTensor
@@ -263,27 +264,41 @@ SMALL_FILES = (
 SMALL_NBYTES_MAX = 64 << 20
 
 
+def object_of(raw: bytes, path: str) -> dict[str, Any]:
+    """The JSON object in the file `path` that a stranger made. Raises DataError."""
+    try:
+        tree = json.loads(raw)
+    except (ValueError, RecursionError):
+        raise DataError(f"{path}: not JSON") from None
+    if not isinstance(tree, dict):
+        raise DataError(f"{path}: not a JSON object")
+    return tree
+
+
 def written_anew(raw: bytes, path: str) -> bytes:
     """A small file of a model that a stranger made: JSON parsed and written again, a template as the text it is. Raises
     DataError for anything else under these names."""
     try:
-        if not path.endswith(".json"):
-            return raw.decode().encode()
-        tree = json.loads(raw)
-        anew = json.dumps(tree, indent=2, ensure_ascii=False).encode() + b"\n"
+        if path.endswith(".json"):  # on one line: indented, deep lists would grow a thousandfold
+            return json.dumps(object_of(raw, path), ensure_ascii=False).encode() + b"\n"
+        return raw.decode().encode()
     except (ValueError, RecursionError):
-        raise DataError(f"{path}: not {'JSON' if path.endswith('.json') else 'UTF-8'}") from None
-    if not isinstance(tree, dict):
-        raise DataError(f"{path}: not a JSON object")
-    return anew
+        raise DataError(f"{path}: not UTF-8") from None
 
 
 def small_files(folder: Path | None, index: str) -> dict[str, bytes]:
     """The small files of the base model whose index has the SHA-256 `index` (hex) in `folder`, by name; none when it is
-    not there."""
+    not there. Raises NotPermitted where a link leads out of the folder, DataError for what is no JSON."""
     if folder is None or not index or find_index(folder, bytes.fromhex(index), BASE_INDEX_FILE) is None:
         return {}
-    return {name: raw for name in SMALL_FILES if (raw := read_regular(folder / name, SMALL_NBYTES_MAX)) is not None}
+    return files_in(folder, SMALL_FILES)
+
+
+def files_in(folder: Path, names: Iterable[str]) -> dict[str, bytes]:
+    """The files `names` of a model in `folder` that are there, written anew."""
+    root = model_root(folder)
+    read = {name: read_regular(root.inside(folder / name), SMALL_NBYTES_MAX) for name in names}
+    return {name: written_anew(raw, str(folder / name)) for name, raw in read.items() if raw is not None}
 
 
 def local_base(folder: Path | None, expected: bytes) -> BaseIndex | None:

@@ -6,7 +6,6 @@ Files come from strangers: each name, offset and size is checked before a byte o
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import re
 from collections.abc import Callable, Mapping
@@ -22,6 +21,7 @@ from swarmnode.data.base_index import (
     BaseFile,
     BaseIndex,
     BaseTensor,
+    object_of,
     parse_base,
 )
 from swarmnode.data.index import CHUNK_NBYTES
@@ -71,15 +71,7 @@ Report = Callable[[int, int], None]
 def json_file(files: ModelFiles, name: str) -> dict[str, Any] | None:
     """The JSON object in a file of the model; None without the file. Raises DataError."""
     raw = files.read_whole(name, SMALL_NBYTES_MAX)
-    if raw is None:
-        return None
-    try:
-        tree = json.loads(raw)
-    except (ValueError, RecursionError):
-        raise DataError(f"{name}: not JSON") from None
-    if not isinstance(tree, dict):
-        raise DataError(f"{name}: not a JSON object")
-    return tree
+    return None if raw is None else object_of(raw, name)
 
 
 def stored_tensors(files: ModelFiles) -> dict[str, StoredTensor]:
@@ -91,7 +83,8 @@ def stored_tensors(files: ModelFiles) -> dict[str, StoredTensor]:
     if not isinstance(where, dict) or len(where) > TENSORS_MAX:
         raise DataError(f"{SHARD_INDEX_FILE}: no weight_map")
     for name in sorted({str(name) for name in where.values()}):
-        tensors |= _header(files, name)
+        if len(tensors := tensors | _header(files, name)) > TENSORS_MAX:
+            raise DataError(f"{SHARD_INDEX_FILE}: its files hold more than {TENSORS_MAX} tensors")
     for tensor, name in where.items():
         if tensor not in tensors or tensors[tensor].file != name:
             raise DataError(f"{SHARD_INDEX_FILE} places {str(tensor)[:80]} in {str(name)[:80]}, which does not hold it")
@@ -111,12 +104,8 @@ def _header(files: ModelFiles, name: str) -> dict[str, StoredTensor]:
     raw = files.read(name, 8, nbytes)
     if len(raw) < nbytes:
         raise DataError(f"{name}: it ends in its header: the file is cut off")
-    try:
-        tree = json.loads(raw)
-    except (ValueError, RecursionError):
-        tree = None
-    if not isinstance(tree, dict) or len(tree) > TENSORS_MAX:
-        raise DataError(f"{name}: its header is no JSON object; this is no safetensors file")
+    if len(tree := object_of(raw, f"{name}: the header of a safetensors file")) > TENSORS_MAX:
+        raise DataError(f"{name}: a header of {len(tree)} tensors; at most {TENSORS_MAX}")
     tree.pop("__metadata__", None)
     return {str(tensor): _stored(name, str(tensor), entry, 8 + nbytes) for tensor, entry in tree.items()}
 

@@ -27,7 +27,8 @@ from swarmnode.data.tokens import (
     named_eos,
     panics_are_faults,
 )
-from swarmnode.errors import DataError
+from swarmnode.errors import DataError, NotPermitted
+from swarmnode.limited_child import bounded
 
 CONFIG_FILE = "tokenizer_config.json"
 PROCESSOR_TEMPLATE = "chat_template.json"
@@ -176,11 +177,13 @@ class ChatTemplate:
 
     def _call(self, messages: Sequence[Message], tools: Any, **options: Any) -> Any:
         """transformers' `apply_chat_template`. Raises DataError when the template cannot be compiled, or rejects
-        `messages`."""
+        `messages`, NotPermitted when it takes too long."""
         hub = self._hub if self._hub is not None else _byte_hub()
         try:
-            with panics_are_faults():
+            with panics_are_faults(), bounded():
                 return hub.apply_chat_template(list(messages), tools=tools, chat_template=self._given, **options)
+        except TimeoutError as error:
+            raise NotPermitted(f"chat template: {error}") from None
         except Exception as error:  # noqa: BLE001  templates are code: they raise what Python raises
             raise DataError(f"chat template: {type(error).__name__}: {str(error)[:200]}") from None
 
@@ -226,12 +229,6 @@ def tokenizer_and_template(path: Path | None, tokenizer: Tokenizer) -> tuple[Tok
         raw = theirs.encode()
         tokenizer = huggingface_tokenizer(raw, str(path), hub.eos_token or named_eos(path.parent))
     return tokenizer, raw, ChatTemplate(hub=hub)
-
-
-def template_beside(path: Path | None) -> ChatTemplate:
-    """The chat template beside the tokenizer.json at `path`, where transformers finds it; ChatML without one. Raises
-    DataError as `tokenizer_and_template`."""
-    return ChatTemplate() if path is None else ChatTemplate(hub=hub_tokenizer(path))
 
 
 def hub_tokenizer(path: Path) -> Any:

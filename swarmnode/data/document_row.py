@@ -60,10 +60,6 @@ class BadRows:
             more = f"; with this one {self.count} are bad, and --skip-bad allows {self.limit}" if self.limit else ""
             raise DataError(f"{where}: {why}{more}")
 
-    def add_empty(self) -> None:
-        """Count an empty text."""
-        self.empty += 1
-
     def merge(self, other: BadRows) -> None:
         """Count those of `other`, too. Raises DataError as `add`."""
         self.count += other.count

@@ -122,7 +122,7 @@ def documents(work: DocumentSpan, reading: Reading, bad: BadRows | None = None) 
                 bad.add(placed.where, "text with half a character (a lone surrogate)")
                 continue
             if not placed.document.strip():
-                bad.add_empty()
+                bad.empty += 1
             elif len(raw) <= reading.cut_nbytes:
                 yield placed
             else:

@@ -162,7 +162,8 @@ class IndexedCorpus:
         tokens, mask = np.empty(shape, self.index.dtype), np.empty(shape, np.bool_) if self.index.loss_mask else None
         for number in np.unique(numbers).tolist():
             rows, chunk = numbers == number, self._chunk(number)
-            count, places = self.index.chunk(number).tokens, self._span_of(windows[rows])
+            count = self.index.chunk(number).tokens
+            places = windows[rows][:, None] * self._context + np.arange(self._context + 1)  # [rows, context + 1]
             ids = np.frombuffer(chunk, self.index.dtype, count)
             tokens[rows] = ids[places]
             if mask is not None:
@@ -171,10 +172,6 @@ class IndexedCorpus:
         if tokens.size and int(tokens.max()) >= self._vocabulary:
             raise DataError(f"data.index: token {int(tokens.max())} is outside model.vocabulary = {self._vocabulary}")
         return SampleBatch(tokens, mask)
-
-    def _span_of(self, windows: Indices) -> Indices:
-        """The token positions of `windows` in a chunk, [B] -> [B, context + 1]."""
-        return windows[:, None] * self._context + np.arange(self._context + 1)
 
     def _chunk(self, number: int) -> bytes:
         data = self._read(number)

@@ -8,8 +8,8 @@ import stat
 import string
 from pathlib import Path
 
-from swarmnode.data.base_index import SMALL_NBYTES_MAX, small_files, written_anew
-from swarmnode.data.chat_template import CONFIG_FILE, PROCESSOR_TEMPLATE, ChatTemplate, template_beside
+from swarmnode.data.base_index import SMALL_NBYTES_MAX, files_in, object_of, small_files
+from swarmnode.data.chat_template import CONFIG_FILE, PROCESSOR_TEMPLATE, ChatTemplate, tokenizer_and_template
 from swarmnode.data.chat_template import conversation as conversation_of
 from swarmnode.data.chunk_store import find_index, read_regular
 from swarmnode.data.index import TOKENIZER_FILE
@@ -17,7 +17,6 @@ from swarmnode.data.root import DataRoot, model_root
 from swarmnode.data.tokens import (
     ByteTokenizer,
     Tokenizer,
-    config_in,
     huggingface_tokenizer,
     json_object,
     model_ends,
@@ -30,6 +29,7 @@ from swarmnode.manifest import DataSpec
 GENERATION = "generation_config.json"
 READ_BY_TRANSFORMERS = ("*.json", "*.jinja", "*.txt", "*.model", "additional_chat_templates/*")
 TRIAL_CHARACTERS = 2000  # of one kind in a row: expressions that try every way to divide them never end
+NAMED_MAX = 100  # guess: characters that expressions and replacements name, beside the usual kinds
 BESIDE_TOKENIZER = (
     CONFIG_FILE,
     "special_tokens_map.json",
@@ -80,31 +80,34 @@ def check_tokenizer(path: Path, called: str = "") -> None:
             continue
         if not real.exists() or not stat.S_ISREG(real.stat().st_mode):
             raise DataError(f"{each}: not a regular file")
-    templates = any(each.suffix == ".jinja" or each.name == PROCESSOR_TEMPLATE for each in beside) or (
-        "chat_template" in config_in(path.parent, CONFIG_FILE)
-    )
-    imports = ["tokenizers", *(["transformers.models.auto", "jinja2"] if templates else [])]
-    given = str(path.absolute()), "yes" if templates else ""  # the child works elsewhere
+    # What transformers makes of these beside a tokenizer.json: a template, and maybe another tokenizer.
+    rebuilt = any(each.suffix == ".jinja" or each.name in (CONFIG_FILE, PROCESSOR_TEMPLATE) for each in beside)
+    imports = ["tokenizers", *(["transformers.models.auto", "jinja2"] if rebuilt else [])]
+    given = str(path.absolute()), "yes" if rebuilt else ""  # the child works elsewhere
     run_limited(f"{__name__}:try_tokenizer", *given, what=called or str(path), imports=imports)
 
 
-def try_tokenizer(path: str, templates: str) -> None:
-    """Use the tokenizer at `path`, and its chat template if there are `templates`, on texts of many kinds. For
-    `run_limited`. Raises DataError."""
+def try_tokenizer(path: str, rebuilt: str) -> None:
+    """Use the tokenizer at `path`, if `rebuilt` as transformers makes it and with its chat template, on texts of many
+    kinds, also of the characters that it names. For `run_limited`. Raises DataError."""
     raw = read_regular(Path(path), SMALL_NBYTES_MAX)
     if raw is None:
         raise DataError(f"{path}: tokenizer cannot be read")
-    tokenizer = huggingface_tokenizer(raw, path)
+    tokenizer: Tokenizer = huggingface_tokenizer(raw, path)
+    if rebuilt:
+        tokenizer, raw, template = tokenizer_and_template(Path(path), tokenizer)
     kinds = [*string.printable, "é", "\u0301", "漢", "ก", "ي", "👍", "\u200d", "ab", "a ", "1,", "\r\n", "\n ", "Aé"]
+    tree = object_of(raw or b"", path)
+    parts = json.dumps([tree.get(part) for part in ("normalizer", "pre_tokenizer")], ensure_ascii=False)
+    kinds += sorted({*parts} - {*kinds})[:NAMED_MAX]
     for kind in kinds:
         for text in (kind * (TRIAL_CHARACTERS // len(kind)), kind * 40 + "!"):
             ids, _ = tokenizer.encode_spans(text + "\0", [(0, 1)])
             tokenizer.encode_all([text])
         tokenizer.decode(ids)
-    if templates:
+    if rebuilt:
         asked = [{"role": "user", "content": "What is 7 * 6?\n\n"}, {"role": "assistant", "content": "It is **42**."}]
         tools = [{"type": "function", "function": {"name": "f", "description": "g", "parameters": {"type": "object"}}}]
-        template = template_beside(Path(path))
         tried, refusal = 0, None
         for messages in (asked, [{"role": "system", "content": "Be brief."}, *asked], asked * 8):
             for given in (None, tools):
@@ -125,7 +128,7 @@ def files_beside(
     """The files of the tokenizer at `path`, by name: `raw` as its tokenizer.json, and what transformers reads beside
     it: special tokens, the tokens that end what a model generates, and its chat templates; ChatML where it has none and
     conversations were `rendered`."""
-    files = {TOKENIZER_FILE: raw} | _beside(path.parent)
+    files = {TOKENIZER_FILE: raw} | files_in(path.parent, BESIDE_TOKENIZER)
     settings = json_object(files.get(GENERATION, b"")) or {"do_sample": True}
     if ends := list(dict.fromkeys([*model_ends(path.parent), *template.ends(tokenizer)])):
         settings["eos_token_id"] = ends if len(ends) > 1 else ends[0]
@@ -142,7 +145,7 @@ def carried_files(base: Path | None, index: str, tokenizer: Path | None) -> dict
     of hash `index`, and of the run's tokenizer. Where both have some, those of the tokenizer count: the data was
     rendered with their template."""
     carried = small_files(base, index)
-    beside = {} if tokenizer is None else _beside(tokenizer.parent)
+    beside = {} if tokenizer is None else files_in(tokenizer.parent, BESIDE_TOKENIZER)
     if CONFIG_FILE not in beside:
         return carried
     return {name: raw for name, raw in carried.items() if name not in BESIDE_TOKENIZER} | beside
@@ -153,9 +156,3 @@ def stops_of(tokenizer: Tokenizer, path: Path | None) -> frozenset[int]:
     beside the tokenizer's file `path` names."""
     stops = set[int]() if tokenizer.separator is None else {tokenizer.separator}
     return frozenset(stops if path is None else stops.union(model_ends(path.parent)))
-
-
-def _beside(folder: Path) -> dict[str, bytes]:
-    root = model_root(folder)
-    read = {name: read_regular(root.inside(folder / name), SMALL_NBYTES_MAX) for name in BESIDE_TOKENIZER}
-    return {name: written_anew(raw, str(folder / name)) for name, raw in read.items() if raw is not None}

@@ -151,11 +151,12 @@ class HuggingFaceTokenizer:
 
 @contextlib.contextmanager
 def panics_are_faults() -> Iterator[None]:
-    """Raises DataError where Rust code panics; its own exception derives from BaseException, past every `except`."""
+    """Raises DataError where Rust code fails, by a bare Exception, or panics: that derives from BaseException, past
+    every `except`."""
     try:
         yield
     except BaseException as error:
-        if type(error).__name__ != "PanicException":
+        if type(error) is not Exception and type(error).__name__ != "PanicException":
             raise
         raise DataError(f"this tokenizer breaks off: {str(error)[:120]}") from None
 

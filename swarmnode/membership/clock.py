@@ -86,11 +86,6 @@ class ClockVerdict:
     reason: str = ""
 
 
-def lower_third(totals: Collection[int]) -> int:
-    """The largest count that two thirds of `totals` reach; 0 if empty. A third of honest ones holds it down."""
-    return sorted(totals)[(len(totals) - 1) // 3] if totals else 0
-
-
 @dataclass(frozen=True, slots=True)
 class Supposed:
     """The run's samples as a joiner assumes them, by the claims of peers that answer. It goes on from `least`, which a
@@ -146,7 +141,8 @@ class RunClock:
         self.answered |= frozenset(answered)
         heard = [m.total for m in swarm.members() if m.state == SERVING and m.peer in self.answered]
         totals = heard or swarm.totals()
-        return Supposed(lower_third(totals), statistics.median_low(totals)) if totals else Supposed()
+        # `least`: what two thirds of them reach, so that a third of honest ones holds it down.
+        return Supposed(sorted(totals)[(len(totals) - 1) // 3], statistics.median_low(totals)) if totals else Supposed()
 
     def margin(self, swarm: Swarm) -> float:
         """Samples that the run may be ahead of the assumed total, because records are as old as one look."""

@@ -268,7 +268,8 @@ def _dense_layers(config: Config, layers: int) -> tuple[int, ...]:
         raise DataError(f"{CONFIG}: decoder_sparse_step = {_shown(step)}: allowed is a whole number above 0")
     if not isinstance(only, list) or not all(type(layer) is int for layer in only):
         raise DataError(f"{CONFIG}: mlp_only_layers = {_shown(only)}: allowed is a list of layers")
-    return tuple(layer for layer in range(layers) if layer in only or (layer + 1) % step)
+    dense = {*only, *(layer for layer in range(layers) if (layer + 1) % step)}
+    return tuple(layer for layer in range(layers) if layer in dense)
 
 
 def _shown(value: Any) -> str:

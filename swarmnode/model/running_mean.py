@@ -64,15 +64,13 @@ class RunningMean:
             self._mean = weights.detach().to("cpu", torch.float32, copy=True)
             self._first, self._last = samples_total, [samples_total] * -(-len(weights) // PART)
             return
-        due = [number for number, last in enumerate(self._last) if self._is_due(last, samples_total)]
+        least = max(1.0, self.share * samples_total / UPDATES)
+        due = [number for number, last in enumerate(self._last) if samples_total - last >= least]
         for number in sorted(due, key=self._last.__getitem__)[: -(-len(self._last) // CALLS)]:
             part = slice(number * PART, (number + 1) * PART)
             kept = (self._last[number] / samples_total) ** (1.0 / self.share - 1.0)
             self._add(self._mean[part], to_host(weights.detach()[part]), 1.0 - kept)
             self._last[number] = samples_total
-
-    def _is_due(self, last: int, samples_total: int) -> bool:
-        return samples_total > last and (samples_total - last) * UPDATES >= self.share * samples_total
 
     def _add(self, mean: Tensor, weights: Tensor, share: float) -> None:
         """Move a part of the mean towards `weights` in main memory, which nobody changes meanwhile."""

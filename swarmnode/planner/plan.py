@@ -216,7 +216,8 @@ def plan(
             lines.append(manifest.gossip.round_samples / step_exchange_s(manifest, part, here))
             continue
         up, gossip = sum(kind.up for kind in here), _gossip_bytes(manifest, part, len(here))
-        traffic = max(sample_bytes(manifest, part, stages) + gossip, gossip / _gossip_share(manifest))
+        share = min(manifest.gossip.uplink_share, EXCHANGE_SHARE)  # a machine whose rounds need more leaves some out
+        traffic = max(sample_bytes(manifest, part, stages) + gossip, gossip / share)
         lines.append(up / traffic if here and traffic else math.inf if here else 0.0)
     limits = {
         "arithmetic": (min(speeds), f"the arithmetic of stage {speeds.index(min(speeds))}"),
@@ -299,11 +300,6 @@ def step_exchange_s(manifest: Manifest, part: StageLayers, here: Sequence[Machin
     nbytes = _gossip_bytes(manifest, part, len(here)) * manifest.gossip.round_samples / len(here)
     line_s = max(nbytes / min(kind.up, kind.down) for kind in here)
     return line_s + ROUND_TRIPS * max(rtt_s(one.address, other.address) for one in set(here) for other in set(here))
-
-
-def _gossip_share(manifest: Manifest) -> float:
-    """Share of a line up that packets of rounds take at most; a machine whose rounds need more leaves some out."""
-    return min(manifest.gossip.uplink_share, EXCHANGE_SHARE)
 
 
 def _one_way_bytes(manifest: Manifest) -> int:

@@ -576,7 +576,8 @@ class _Restoration:
     ) -> DonorClient:
         """Asks peers for the part `cut` of the state of `stage`, of round `round_min` or later."""
         here = self._restorer.transport, self._restorer.run_id, stage, self._sizes(stage), self._telemetry
-        return DonorClient(*here, self._rounds_max, limits or DownloadLimits(), cut, round_min)
+        progress = self._membership.run_progress
+        return DonorClient(*here, lambda: progress.rounds_max, limits or DownloadLimits(), cut, round_min)
 
     async def _download(
         self,
@@ -594,9 +595,6 @@ class _Restoration:
         """Donors of `stage` as they are known now. Those in `seen`, which answered a moment ago, come first."""
         now = donors_of(self._membership.peer_table.swarm(), stage, self._membership.me)
         return [peer for peer in now if peer in seen] + [peer for peer in now if peer not in seen]
-
-    def _rounds_max(self) -> float:
-        return self._membership.run_progress.rounds_max
 
     # ---- say
 

@@ -125,15 +125,10 @@ def is_circuit(address: str) -> bool:
     return address.endswith("/p2p-circuit")
 
 
-def is_relayed(address: str) -> bool:
-    """Whether a connection from `address` came through a relay."""
-    return "/p2p-circuit" in address
-
-
 def ip_of(address: str) -> str:
     """The IP address at the start of multiaddr `address`; "" for a name or a relayed address."""
     parts = address.split("/")
-    return parts[2] if not is_relayed(address) and len(parts) > 2 and parts[1] in ("ip4", "ip6") else ""
+    return parts[2] if "/p2p-circuit" not in address and len(parts) > 2 and parts[1] in ("ip4", "ip6") else ""
 
 
 def dialable_of(addresses: Sequence[str], *, names: bool = False) -> list[str]:

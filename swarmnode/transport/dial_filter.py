@@ -1,4 +1,4 @@
-"""Asks before p2pd dials: each TCP connection that it opens waits for a verdict of this process.
+"""Asks before p2pd dials: each TCP connection that it opens waits for a verdict of this process, and it dials no QUIC.
 
 p2pd dials by itself what peers tell it: addresses they identify with, those of its own DHT, holes to punch. It has no
 gate for that, but the kernel does: seccomp(2) hands each connect(2) of a process to its parent (Linux 5.5, no privilege
@@ -9,7 +9,6 @@ Run as a program, this file puts the filter on itself, sends its listener to the
 
 from __future__ import annotations
 
-import array
 import contextlib
 import ctypes
 import fcntl
@@ -18,7 +17,9 @@ import socket
 import struct
 import sys
 
-_CALLS = {"x86_64": (42, 317), "aarch64": (203, 277)}  # connect, seccomp: asm/unistd.h
+from swarmnode.limited_child import deny_calls, filter_calls
+
+_CALLS = {"x86_64": (42, 46, 317), "aarch64": (203, 211, 277)}  # connect, sendmsg, seccomp: asm/unistd.h
 _RECEIVE, _SEND, _CONTINUE = 0xC0502100, 0xC0182101, 1  # linux/seccomp.h
 _GETFD = 438  # pidfd_getfd, on every architecture
 _DENIED = 13  # EACCES
@@ -79,9 +80,8 @@ def default_router() -> str:
     return ""
 
 
-def _filter_self() -> int:
-    """The listener of the filter that this process has from now on; -1 where the kernel refuses."""
-    connect, seccomp = _CALLS[os.uname().machine]
+if __name__ == "__main__":
+    connect, sendmsg, seccomp = _CALLS[os.uname().machine]
     steps = [
         (0x20, 0, 0, 0),  # the call's number
         (0x15, 0, 4, connect),
@@ -91,15 +91,8 @@ def _filter_self() -> int:
         (0x06, 0, 0, 0x7FC00000),  # SECCOMP_RET_USER_NOTIF
         (0x06, 0, 0, 0x7FFF0000),  # SECCOMP_RET_ALLOW
     ]
-    code = array.array("B", b"".join(struct.pack("HBBI", *step) for step in steps))
-    program = struct.pack("HxxxxxxP", len(steps), code.buffer_info()[0])
-    libc = ctypes.CDLL(None)
-    libc.prctl(38, 1, 0, 0, 0)  # PR_SET_NO_NEW_PRIVS
-    return int(libc.syscall(seccomp, 1, 8, program))  # SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_NEW_LISTENER
-
-
-if __name__ == "__main__":
     with socket.socket(fileno=int(sys.argv[1])) as parent:
-        if (listener := _filter_self()) >= 0:
+        if (listener := filter_calls(steps, seccomp)) >= 0:
             socket.send_fds(parent, [b"+"], [listener])
+    deny_calls((sendmsg,))  # of QUIC alone: else peers that name UDP addresses make p2pd send packets to anybody
     os.execv(sys.argv[2], sys.argv[2:])

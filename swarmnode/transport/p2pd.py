@@ -114,7 +114,7 @@ async def _start_child(p2p: Any, arguments: Sequence[str], environ: Mapping[str,
     loop = asyncio.get_running_loop()
     ready = loop.create_future()
     ours, theirs = socket.socketpair()
-    first = [sys.executable, "-I", "-S", dial_filter.__file__, str(theirs.fileno())] if dial_filter.SUPPORTED else []
+    first = [sys.executable, "-I", "-m", dial_filter.__name__, str(theirs.fileno())] if dial_filter.SUPPORTED else []
     p2p._child = await asyncio.create_subprocess_exec(
         *first,
         *arguments,

@@ -16,7 +16,6 @@ from swarmnode.data.chat_template import (
     ChatTemplate,
     Conversation,
     conversation,
-    template_beside,
     tokenizer_and_template,
 )
 from swarmnode.data.root import DataRoot
@@ -322,7 +321,7 @@ def test_ends_go_along(tmp_path: Path) -> None:
     assert json.loads(files["generation_config.json"]) == {"eos_token_id": [3, 2, 6], "top_p": 0.9}
     (tmp_path / "model" / "generation_config.json").write_bytes(files["generation_config.json"])
     assert stops_of(tokenizer, path) == {2, 3, 6}
-    assert template_beside(path).ends(tokenizer) == [2, 6], "the end of text, and of an answer"
+    assert tokenizer_and_template(path, tokenizer)[2].ends(tokenizer) == [2, 6], "the end of text, and of an answer"
 
 
 def test_ends_are_the_models_own(tmp_path: Path) -> None:

@@ -1,11 +1,15 @@
 """Nobody is dialled who was not met: the book alone, and before a real p2pd."""
 
 import asyncio
+import socket
 
 import pytest
+from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError
+from hivemind.proto import p2pd_pb2
+from hivemind.utils.multiaddr import Multiaddr
 
 from swarmnode.errors import RemoteFault, Unavailable
-from swarmnode.identity import Identity
+from swarmnode.identity import Identity, peer_id_bytes
 from swarmnode.transport.address import numeric, parse_endpoint
 from swarmnode.transport.dial_book import MET_PERIOD_S, MET_PORTS, PERIOD_S, DialBook
 from tests.support.libp2p_node import node, until
@@ -78,7 +82,8 @@ async def test_names_become_addresses() -> None:
 @pytest.mark.live
 @pytest.mark.loop("uvloop")
 async def test_a_hundred_keys_make_nobody_dial_a_third_party() -> None:
-    hits = 0
+    hits, packets = 0, socket.socket(type=socket.SOCK_DGRAM)
+    packets.bind(("127.0.0.1", 0))
 
     def hit(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         nonlocal hits
@@ -96,6 +101,13 @@ async def test_a_hundred_keys_make_nobody_dial_a_third_party() -> None:
                     await here._daemon.dial(key, forms)
         await until(lambda: hits > 0)
         assert hits == 1
+        quic = Multiaddr(f"/ip4/127.0.0.1/udp/{packets.getsockname()[1]}/quic-v1").to_bytes()  # as a peer identifies
+        named = p2pd_pb2.ConnectRequest(peer=peer_id_bytes(key), addrs=[quic], timeout=3)
+        with pytest.raises(P2PDaemonError, match="failed to dial"):
+            await here._daemon._ask(p2pd_pb2.Request(type=p2pd_pb2.Request.CONNECT, connect=named), 30)
+        with pytest.raises(BlockingIOError):
+            packets.recv(1, socket.MSG_DONTWAIT)
         there.start()
         await here.connect(peer.peer_id, await there.addresses())  # who is there is reached meanwhile
     third.close()
+    packets.close()
