@@ -70,6 +70,11 @@ class PeerBudget:
         bucket = self._of[key] = self._of.get(key) or TokenBucket.full(*self._each)
         return bucket
 
+    def spend(self, key: Hashable, now_s: float, tokens: float) -> None:
+        """Take `tokens` of both, available or not."""
+        self.of(key).spend(now_s, tokens)
+        self._all.spend(now_s, tokens)
+
     def take(self, key: Hashable, now_s: float, tokens: float = 1.0) -> bool:
         """Take `tokens` from the bucket of `key` and from that of all; return whether both had them."""
         return self.of(key).take(now_s, tokens) and self._all.take(now_s, tokens)

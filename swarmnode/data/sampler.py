@@ -77,9 +77,12 @@ class ChunkSampler:
 
     def __init__(self, made: ChunkLayout, seed: int) -> None:
         self.layout = made
-        self._seed = seed
-        self._order = functools.lru_cache(maxsize=4)(self._order_of)
-        self._inside = functools.lru_cache(maxsize=64)(self._inside_of)
+        self._order = functools.lru_cache(maxsize=4)(
+            lambda epoch: Permutation(made.chunks, digest64("chunks", seed, epoch))
+        )
+        self._inside = functools.lru_cache(maxsize=64)(
+            lambda epoch, chunk: Permutation(made.windows, digest64("chunk", seed, epoch, chunk))
+        )
 
     def locate(self, indices: npt.ArrayLike) -> tuple[Indices, Indices]:
         """Returns (chunk, window in that chunk) for each sample index, [B] -> [B], [B]."""
@@ -99,12 +102,6 @@ class ChunkSampler:
             rows = np.flatnonzero((epochs == epoch) & (chunks == chunk))
             windows[rows] = self._inside(epoch, chunk)(places[rows])
         return chunks, windows
-
-    def _order_of(self, epoch: int) -> Permutation:
-        return Permutation(self.layout.chunks, digest64("chunks", self._seed, epoch))
-
-    def _inside_of(self, epoch: int, chunk: int) -> Permutation:
-        return Permutation(self.layout.windows, digest64("chunk", self._seed, epoch, chunk))
 
 
 ROUNDS = 4

@@ -44,10 +44,6 @@ class ReplicaHoldings:
     blocks: record_pb2.Blocks
 
 
-def _ignore(nbytes: int) -> None:
-    pass
-
-
 async def save_stage(
     store: Store,
     place: str,
@@ -201,7 +197,7 @@ def usable(found: list[StoredCheckpoint], where: str, run_id: RunId | None = Non
 
 
 async def load_tensors(
-    store: Store, base: str, checkpoint: Checkpoint, section: str, *, moved: Moved = _ignore
+    store: Store, base: str, checkpoint: Checkpoint, section: str, *, moved: Moved = lambda nbytes: None
 ) -> Tensors:
     """Shape and bytes of every parameter in `section`, of all stages. Raises DataError, LocalFault as `load_stage`."""
     tensors: dict[str, tuple[Shape, memoryview]] = {}

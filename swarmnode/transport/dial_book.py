@@ -51,15 +51,11 @@ class DialBook:
         self._dialled = Remembered[Key, float]()
         self._ports = PeerBudget(MET_PORTS / PERIOD_S, MET_PORTS)
         self._by_router = TokenBucket.full(ROUTER_DIALS / PERIOD_S, ROUTER_DIALS)
-        self._router = ""
+        self.router = ""  # the default gateway, where UPnP asks for a port
         self._news = False
         for endpoint in map(parse_endpoint, listen):
             if endpoint.family in ("ip4", "ip6") and not ipaddress.ip_address(endpoint.host).is_unspecified:
                 self.name([endpoint])
-
-    def route_by(self, router: str) -> None:
-        """Note the default gateway, where UPnP asks for a port."""
-        self._router = router
 
     def take_news(self) -> bool:
         """Whether a dial was permitted since this was last asked."""
@@ -89,7 +85,7 @@ class DialBook:
             return False, "a cloud's metadata service"
         if self.is_met(host, port):
             return True, "met there"
-        if host == self._router:
+        if host == self.router:
             return self._by_router.take(now_s), "the router"
         met = self.is_met(host)
         if not met and _network(host) not in self._networks:

@@ -86,7 +86,7 @@ class P2pdProcess:
         except (P2PDaemonError, OSError) as error:
             raise LocalFault(f"p2pd does not start on {', '.join(self.listen)}: {error}") from error
         if self.dials is not None:
-            self.book.route_by("" if self.network_mode.kind == "local" else default_router())
+            self.book.router = "" if self.network_mode.kind == "local" else default_router()
             asyncio.get_running_loop().add_reader(self.dials, self._judge_dial)
         try:
             for name, socket in self.stream_handlers.items():

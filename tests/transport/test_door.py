@@ -6,6 +6,7 @@ import time
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from hivemind.proto import dht_pb2
 
 from swarmnode import owner
 from swarmnode.errors import Busy, Forbidden, RemoteFault, Unavailable
@@ -187,19 +188,16 @@ class Context:
     remote_id = "one"
 
 
-class Store:
-    keys = (b"key",) * int(KEYS_BURST)
+@pytest.mark.parametrize("keys", [int(KEYS_BURST), 1], ids=["many keys", "a long answer"])
+async def test_beyond_it_the_handler_is_not_reached(keys: int) -> None:
+    served, request = [], dht_pb2.FindRequest(keys=[b"key"] * keys)
 
-
-async def test_beyond_it_the_handler_is_not_reached() -> None:
-    served = []
-
-    async def handler(request: Store, context: Context) -> str:
+    async def handler(request: dht_pb2.FindRequest, context: Context) -> dht_pb2.FindResponse:
         served.append(request)
-        return "stored"
+        return dht_pb2.FindResponse(peer=dht_pb2.NodeInfo(node_id=bytes(800_000 // keys)))
 
     limited = DhtLimit().limited(handler)
-    assert await limited(Store(), Context()) == "stored"
+    await limited(request, Context())
     with pytest.raises(Busy):
-        await limited(Store(), Context())
+        await limited(request, Context())
     assert len(served) == 1
