@@ -292,7 +292,7 @@ class ChunkSources:
             self._telemetry.count(name.PEER_FAULTS, kind="data")
             giver.exclude()
             return None, f"gave {len(data)} bytes that do not match the hash, and is asked no more"
-        giver.record_success()
+        giver.failures, giver.later_s = 0, 0.0
         return data, None
 
     def _order(self, wanted: Wanted) -> Iterable[tuple[str, _Holder, Ask]]:

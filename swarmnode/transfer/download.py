@@ -95,10 +95,6 @@ class GiverRecord:
         self.failures += 1
         self.busy(pause_s(self.failures, first_s, most_s))
 
-    def record_success(self) -> None:
-        """It gave what was asked for."""
-        self.failures, self.later_s = 0, 0.0
-
     def exclude(self) -> None:
         """Never ask it again."""
         self.later_s = math.inf

@@ -19,22 +19,22 @@ _NAME = re.compile(r"(?=.{1,253}\Z)[A-Za-z0-9_]([A-Za-z0-9_-]{0,62})(\.[A-Za-z0-
 _NUMBER = re.compile(r"(.*\.)?(0[xX][0-9A-Fa-f]*|[0-9]+)\.?\Z")  # a name that resolvers read as an IPv4 address
 # Networks of the metadata services of clouds, which hand out a machine's keys. No node runs there, and a forged record
 # could make us call one. (Link-local: Amazon EC2 and ECS, Google, Azure and most others; Azure's WireServer; Oracle;
-# Alibaba; Amazon's and Google's over IPv6.)
+# Alibaba; Amazon's, Google's, Oracle's and Scaleway's over IPv6.)
 METADATA = tuple(
-    map(
-        ipaddress.ip_network,
-        (
-            "169.254.0.0/16",
-            "168.63.129.16/32",
-            "192.0.0.0/24",
-            "100.100.100.0/24",
-            "fe80::/10",
-            "fd00:ec2::/32",
-            "fd20:ce::/32",
-        ),
-    )
+    ipaddress.ip_network(one)
+    for one in [
+        "169.254.0.0/16",
+        "168.63.129.16",
+        "192.0.0.0/24",
+        "100.100.100.0/24",
+        "fe80::/10",
+        "fd00:ec2::/32",
+        "fd20:ce::/32",
+        "fd00:c1::/64",
+        "fd00:42::/64",
+    ]
 )
-_NAT64 = tuple(map(ipaddress.ip_network, ("64:ff9b::/96", "64:ff9b:1::/48", "::/96")))  # IPv4 in the last 32 bits
+_NAT64 = tuple(map(ipaddress.ip_network, ("64:ff9b::/96", "64:ff9b:1::/48", "::/96", "::ffff:0:0:0/96")))
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 PROBE_TIMEOUT_S = 5.0  # libp2p's own limit for one address
 PROTOCOLS = ("tcp", "udp")

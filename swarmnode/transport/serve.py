@@ -12,14 +12,14 @@ from swarmnode.header import HEADER_BYTES_MAX
 from swarmnode.ids import PeerId, RunId, short
 from swarmnode.manifest import PipelineSpec
 from swarmnode.membership.admission import Admission
-from swarmnode.membership.liveness import PING_TIMEOUT_S, SMALL_CALL_S
+from swarmnode.membership.liveness import AGAIN_S, PING_TIMEOUT_S, SMALL_CALL_S
 from swarmnode.ports import Admit, Answer, Call, Handler, Telemetry, WireTensor
 from swarmnode.transport import frame
 from swarmnode.transport.frame import PREAMBLE, FrameFlag, FrameKind
 from swarmnode.transport.links import LinkBook
 from swarmnode.transport.stranger_limit import StrangerRateLimiter
 from swarmnode.transport.stream import LEAST_BYTES_PER_S, LEAST_SPAN_S, P2pdStream
-from swarmnode.transport.throttle import RateThrottle
+from swarmnode.transport.throttle import STRANGERS, RateThrottle
 from swarmnode.uplink_scheduler import SLOWEST_BYTES_PER_S, UplinkScheduler
 from swarmnode.wire import call_pb2 as wire
 
@@ -244,7 +244,7 @@ class StreamServer:
         """Count a stranger's bytes since there were `counted`; return how many there are."""
         moved = stream.consumed + stream.bytes_out
         if not self._works(peer):
-            self._throttle.moved_for_stranger(moved - counted, asyncio.get_running_loop().time())
+            self._throttle.spend_share(STRANGERS, moved - counted, asyncio.get_running_loop().time())
         return moved
 
     async def _enter(self, stream: P2pdStream, peer: PeerId) -> bytes | None:
@@ -255,7 +255,7 @@ class StreamServer:
         now, admission = asyncio.get_running_loop().time(), self.admission
         permit, reason = (True, "") if admission is None else admission.judge(peer)
         limit, works = self.stranger_limit, permit and self._works(peer)
-        lasts = works or self._throttle.serves_strangers(now)
+        lasts = works or self._throttle.lasts(STRANGERS, now)
         if not lasts or not (limit.stream(peer, now, works=works) if permit else limit.stranger(peer, now)):
             if self._cut_off is not None and self.stranger_limit.is_nuisance(peer):
                 self._cut_off(peer)
@@ -316,7 +316,9 @@ class StreamServer:
             received, sent = stream.consumed - bytes_in, stream.bytes_out - bytes_out
             self._traffic[method, "received"] += received
             self._traffic[method, "sent"] += sent
-            self._links.record_bytes(peer, sent=sent, received=received, now_s=asyncio.get_running_loop().time())
+            now_s = asyncio.get_running_loop().time()
+            self._throttle.spend_share(method, received + sent, now_s)
+            self._links.record_bytes(peer, sent=sent, received=received, now_s=now_s)
         return True
 
     async def _admit(
@@ -330,6 +332,8 @@ class StreamServer:
         served = self._served.get(method)
         if served is None:
             raise RemoteFault(f"method {method!r} is not served here")
+        if not self._throttle.lasts(method, asyncio.get_running_loop().time()):
+            raise Busy(f"the share of a day's quota for {method} is used up", AGAIN_S)
         nbytes = frame.check_tensors(request.tensors, served.tensor_bytes_max)
         served.check(peer, request)
         if (count := self._under_way[peer, method]) >= AT_ONCE_MAX.get(method, STREAMS_PER_PEER_MAX):
@@ -358,7 +362,7 @@ class StreamServer:
         now, works = asyncio.get_running_loop().time(), self._works(peer)
         if not self.stranger_limit.call(peer, now, works=works):
             raise Busy("more calls a second than one peer may make", 1.0)
-        if not works and not self._throttle.serves_strangers(now):
+        if not works and not self._throttle.lasts(STRANGERS, now):
             raise Busy("the share of a day's quota for peers that were not seen at work is used up", 60.0)
 
     async def _handle(

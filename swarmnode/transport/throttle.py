@@ -15,6 +15,7 @@ from swarmnode.token_bucket import TokenBucket
 OVERHEAD = 1.03
 BURST_S = 0.05
 PIECE_S = 0.02  # duration of a piece at the rate: several streams take turns within a tenth of a second
+STRANGERS, CHUNKS = "strangers", "data_chunk"  # shares of a day's quota; the second is that method's
 PIECE_BYTES_MIN, PIECE_BYTES_MAX = 2 << 10, 512 << 10
 
 
@@ -60,25 +61,25 @@ class RateThrottle:
     def __init__(self) -> None:
         self.up = Pacer()
         self.down = Pacer()
-        self._strangers: TokenBucket | None = None
+        self._shares: dict[str, TokenBucket] = {}
 
     def share_quota(self, quota_nbytes: int | None) -> None:
-        """Give peers that were not seen at work STRANGERS_SHARE of a day's quota: half of it at once, half in the
-        course of a day. None: there is no quota."""
+        """Give STRANGERS_SHARE of a day's quota to peers that were not seen at work, and as much to chunks, which one
+        member could take without end: half of it at once, half in the course of a day. None: there is no quota."""
         half = STRANGERS_SHARE * (quota_nbytes or 0) / 2.0
         if quota_nbytes is None:
-            self._strangers = None
-        elif self._strangers is None or self._strangers.burst != half:
-            self._strangers = TokenBucket.full(half / 86_400.0, half)
+            self._shares = {}
+        elif {bucket.burst for bucket in self._shares.values()} != {half}:
+            self._shares = {share: TokenBucket.full(half / 86_400.0, half) for share in (STRANGERS, CHUNKS)}
 
-    def serves_strangers(self, now_s: float) -> bool:
-        """Whether their share of the quota lasts."""
-        return self._strangers is None or self._strangers.fill(now_s) > 0.0
+    def lasts(self, share: str, now_s: float) -> bool:
+        """Whether this share of the quota, STRANGERS or CHUNKS, lasts."""
+        return share not in self._shares or self._shares[share].fill(now_s) > 0.0
 
-    def moved_for_stranger(self, nbytes: int, now_s: float) -> None:
-        """Count bytes of a stranger's calls and their answers."""
-        if self._strangers is not None:
-            self._strangers.spend(now_s, OVERHEAD * nbytes)
+    def spend_share(self, share: str, nbytes: int, now_s: float) -> None:
+        """Count bytes of calls and their answers."""
+        if share in self._shares:
+            self._shares[share].spend(now_s, OVERHEAD * nbytes)
 
     @property
     def moved_nbytes(self) -> int:

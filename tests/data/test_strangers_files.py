@@ -168,9 +168,6 @@ def test_a_child_has_little_time_and_memory() -> None:
     with pytest.raises(DataError, match="memory"):
         run_limited("builtins:eval", "bytearray(3 << 30)", what="a file")
     run_limited("builtins:eval", "bytearray(1 << 20)", what="a file")
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="seccomp")
-def test_a_child_has_no_network() -> None:
-    with pytest.raises(DataError, match="PermissionError"):
-        run_limited("_socket:socket", what="a file")
+    if sys.platform == "linux":  # seccomp
+        with pytest.raises(DataError, match="PermissionError"):
+            run_limited("_socket:socket", what="a file")

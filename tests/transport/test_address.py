@@ -81,7 +81,7 @@ def test_a_wrong_bootstrap_says_what_is_wrong(text: str, says: str) -> None:
     """
 ip4/168.63.129.16 ip4/192.0.0.192 ip4/169.254.1.1 ip4/100.100.100.200 ip6/fd00:ec2::23 ip6/fd20:ce::254
 ip6/fe80::a9fe:a9fe ip6/::ffff:168.63.129.16 ip6/::168.63.129.16 ip6/64:ff9b::a83f:8110 ip6/2002:a83f:8110::1
-dns4/2852039166 dns4/0xa9fea9fe dns4/169.254.43518 dns/0xa9.0xfe.0xa9.0xfe
+dns4/2852039166 dns4/0xa9fea9fe dns4/169.254.43518 dns/0xa9.0xfe.0xa9.0xfe ip6/fd00:c1::a9fe:a9fe ip6/::ffff:0:a83f:8110
 """.split(),
 )
 def test_no_form_of_a_metadata_service_is_a_peer(host: str) -> None:

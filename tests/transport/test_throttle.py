@@ -115,10 +115,12 @@ async def test_strangers_have_a_twentieth_of_a_quota_and_who_works_the_rest() ->
         for one in (worker, first, second):
             await one.connect(me.peer_id, where)
 
-        async def served(one: Libp2pTransport) -> bool:
-            asked = Call(wire.Request(ping=wire.Ping(payload=bytes(1000))))
+        feeder.serve("data_chunk", echo, tensor_bytes_max=MIB)
+        ping = Call(wire.Request(ping=wire.Ping(payload=bytes(1000))))
+
+        async def served(one: Libp2pTransport, asked: Call = ping) -> bool:
             try:
-                await one.call(me.peer_id, asked, timeout_s=60, reply_bytes_max=0)
+                await one.call(me.peer_id, asked, timeout_s=60, reply_bytes_max=MIB)
             except (Busy, RemoteFault):
                 return False
             return True
@@ -127,3 +129,6 @@ async def test_strangers_have_a_twentieth_of_a_quota_and_who_works_the_rest() ->
             await asyncio.gather(served(first), served(second))
         assert feeder.throttle.moved_nbytes <= 0.05 * 400_000
         assert not await served(first) and await served(worker)
+        wanted = Call(wire.Request(data_chunk=wire.DataChunkRequest()), [tensor(MIB // 64)])
+        assert [await served(worker, wanted) for _ in range(5)] == [True, *[False] * 4], "nor does a member take it all"
+        assert await served(worker)
