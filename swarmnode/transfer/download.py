@@ -122,7 +122,8 @@ class Donors:
         choice is random: joiners that each use several donors should not all meet at the best ones.
         """
         now_s, of = asyncio.get_running_loop().time(), self._givers
-        self.able = [peer for peer in self._known() if peer != self._me and self._may(of[peer])]
+        able = [peer for peer in self._known() if peer != self._me and of[peer].failures < self._failures_max]
+        self.able = [peer for peer in able if of[peer].later_s < math.inf]
         free = [peer for peer in self.able if not of[peer].used and of[peer].later_s <= now_s]
         lot = {peer: rank(peer, self._salt) for peer in free} if by_lot else {}
         return min(free, key=lambda p: (p not in first, of[p].failures, of[p].tried, lot.get(p, 0)), default=None)
@@ -132,9 +133,6 @@ class Donors:
         now_s = asyncio.get_running_loop().time()
         again_s = [self._givers[peer].later_s for peer in self.able if self._givers[peer].later_s > now_s]
         return min(again_s) - now_s if again_s else None
-
-    def _may(self, giver: GiverRecord) -> bool:
-        return giver.failures < self._failures_max and giver.later_s < math.inf
 
 
 Accept = Callable[[State], Awaitable[None]]

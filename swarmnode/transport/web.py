@@ -23,6 +23,7 @@ from swarmnode.errors import NotPermitted, Unavailable
 from swarmnode.membership.liveness import SMALL_CALL_S
 from swarmnode.transport.address import Address, is_metadata, is_public
 from swarmnode.transport.throttle import RateThrottle
+from swarmnode.untrusted_text import printable
 from swarmnode.uplink_scheduler import SLOWEST_BYTES_PER_S
 
 REDIRECTS_MAX = 10  # aiohttp's max_redirects, by default; the Hugging Face hub takes one to its content network
@@ -55,10 +56,9 @@ class AddressRules:
         addresses = list(dict.fromkeys(str(sockaddr[0]).split("%")[0] for *_, sockaddr in infos))[:ADDRESSES_MAX]
         allowed = [one for one in addresses if self.allows(ipaddress.ip_address(one))]
         if not allowed:
-            raise NotPermitted(
-                f"{host} is {', '.join(addresses)}, which is not a public address: a run may not make this machine"
-                " contact it (--allow-private-addresses permits it)"
-            )
+            why = "a run may not make this machine contact it (--allow-private-addresses permits it)"
+            why = "a model's place may not lead there" if self.named else why
+            raise NotPermitted(f"{printable(host, 60)} is {', '.join(addresses)}, which is not a public address: {why}")
         return allowed
 
 
@@ -123,7 +123,7 @@ class HttpRangeReader:
         except TimeoutError:
             raise Unavailable(f"{url[:200]}: too slow") from None
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            raise Unavailable(f"{url[:200]}: {str(error)[:200] or type(error).__name__}") from None
+            raise Unavailable(f"{url[:200]}: {printable(str(error), 200) or type(error).__name__}") from None
 
     @asynccontextmanager
     async def _answer(self, url: str, headers: dict[str, str]) -> AsyncIterator[aiohttp.ClientResponse]:
@@ -157,7 +157,7 @@ class HttpRangeReader:
         raise Unavailable(f"{url[:200]}: more than {REDIRECTS_MAX} redirects")
 
     def _rules_of(self, private: bool) -> AddressRules:
-        return self._rules if private == self._rules.private else AddressRules()
+        return self._rules if private == self._rules.private else AddressRules(named=self._rules.named)
 
     def _opened(self, private: bool) -> aiohttp.ClientSession:
         if private not in self._sessions:

@@ -30,7 +30,7 @@ def test_any_bytes_are_refused_quietly(name: str, raw: bytes) -> None:
     targets()[name].take(raw)
 
 
-PARSES = re.compile(r"json\.loads|tomllib\.loads|\.FromString\(|ParseFromString|MSGPackSerializer\.loads|unpack_from")
+PARSES = re.compile(r"(json|tomllib|MSGPackSerializer)\.loads|\.FromString\(|ParseFromString|unpack_from|object_of")
 OWN = "written by this user or its own processes"
 CHILD = "what a child or service of this machine says"
 PARSERS = {
@@ -51,7 +51,7 @@ PARSERS = {
     "data/base_maker.py": "safetensors header",
     "recovery/tensorfile.py": "tensor file",
     "recovery/checkpoint.py": "checkpoint",
-    "data/tokens.py": "small file",
+    **dict.fromkeys(("data/tokens.py", "data/tokenizer_file.py"), "small file"),
     **dict.fromkeys(("data/document_row.py", "data/set_maker.py", "machine/receipt_store.py"), OWN),
     **dict.fromkeys(("dashboard/history.py", "dashboard/server.py", "transport/contact.py"), OWN),
     **dict.fromkeys(("recovery/archive.py", "model/gather.py", "cli/owner.py", "cli/look.py"), OWN),
