@@ -156,9 +156,9 @@ def panics_are_faults() -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        if type(error) is not Exception and type(error).__name__ != "PanicException":
+        if not (fails := type(error) is Exception) and type(error).__name__ != "PanicException":
             raise
-        raise DataError(f"this tokenizer breaks off: {str(error)[:120]}") from None
+        raise DataError(f"{'' if fails else 'this tokenizer breaks off: '}{str(error)[:120]}") from None
 
 
 def _essence(text: str) -> object:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,6 +10,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from swarmnode.data.base_index import SMALL_NBYTES_MAX, object_of
+from swarmnode.data.chunk_store import read_regular
 from swarmnode.errors import DataError
 from swarmnode.manifest import Manifest
 from swarmnode.model.adapter import trained_shapes
@@ -189,11 +190,10 @@ def _checked(gathered: Gathered) -> Gathered:
 
 
 def read_about(folder: Path) -> dict[str, object]:
-    """The description that `swarmnode export` wrote to `folder`; empty if there is none."""
-    try:
-        about = json.loads((folder / "swarmnode.json").read_text())
-    except FileNotFoundError:
+    """The description that `swarmnode export` wrote to `folder`; empty if there is none. Raises DataError."""
+    path = folder / "swarmnode.json"
+    if not path.exists():
         return {}
-    except (OSError, ValueError) as error:
-        raise DataError(f"{folder}/swarmnode.json cannot be read: {error}") from None
-    return about if isinstance(about, dict) else {}
+    if (raw := read_regular(path, SMALL_NBYTES_MAX)) is None:
+        raise DataError(f"{path} cannot be read")
+    return object_of(raw, str(path))

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from swarmnode.cli.main import cli, main
 from swarmnode.data.root import DataRoot
-from swarmnode.errors import NotPermitted
+from swarmnode.errors import DataError, NotPermitted
 from swarmnode.local.evaluation import read_text
 from swarmnode.manifest import EvaluationSpec, Manifest, PipelineSpec
 from swarmnode.model.export import write_model
@@ -63,11 +63,8 @@ def test_eval_all_measures_each_text_and_continues_each_prompt(model: Path, caps
     assert capsys.readouterr().out.rstrip("\n") == PROMPTS[0] + found.continuations[0][1].rstrip("\n")
     (failed,) = found.failed
     assert "absent.txt" in failed and "evaluation.sets" in failed, "the rest is measured all the same"
-
-
-def test_eval_alone_measures_the_held_out_part_only(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["eval", str(model), "--json", "--cache", str(model / "cache")]) == 0
-    assert "scores" not in json.loads(capsys.readouterr().out)
+    assert "scores" not in json.loads(capsys.readouterr().out), "without --all the held-out part only"
 
 
 def test_a_text_out_of_the_data_folder_is_not_read(model: Path, tmp_path: Path) -> None:
@@ -87,3 +84,6 @@ def test_chat_answers_each_line(model: Path) -> None:
     assert told.exit_code == 0, told.output
     once = CliRunner().invoke(cli, asked, input="hello\n")
     assert once.stdout and told.stdout == once.stdout * 2, "after /new the same question has the same answer"
+    (model / "swarmnode.json").write_text('{"a":' * 9999)  # of a stranger's export
+    refused = CliRunner().invoke(cli, asked)
+    assert isinstance(refused.exception, DataError), refused.output
