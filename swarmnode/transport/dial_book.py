@@ -18,7 +18,7 @@ PERIOD_S = 60.0
 MET_PERIOD_S = 10.0
 MET_PORTS = 8.0  # guess: ports of a met address tried a minute; a house behind one router has fewer machines
 ROUTER_DIALS = 12.0  # guess: a minute; UPnP renews a port every 20 s by a few calls
-DIRECT_MAX = 2  # addresses of one peer
+DIRECT_MAX = 2  # addresses of one peer; and circuits, as many as it announces (libp2p.CIRCUITS_MAX)
 
 Key = tuple[str, int]
 """An IP address in its plain form, and a port; 0: any."""
@@ -107,10 +107,10 @@ class DialBook:
             self._dialled.pop(key, None)
 
     def choose(self, addresses: Sequence[str]) -> list[str]:
-        """The addresses of one peer to try: circuits, and DIRECT_MAX direct ones, those of met hosts first, then public
-        ones; none in a network where nobody was met."""
+        """The addresses of one peer to try: DIRECT_MAX direct ones, those of met hosts first, then public ones, none in
+        a network where nobody was met; and as many circuits, whose relays may have names that p2pd looks up."""
         direct = [one for one in addresses if not is_circuit(one)]
         host = {one: _plain(parse_endpoint(one).host) for one in direct}
         able = [one for one in direct if self.is_met(host[one]) or _network(host[one]) in self._networks]
         able.sort(key=lambda one: (not self.is_met(host[one]), _network(host[one]) != "public"))
-        return [*able[:DIRECT_MAX], *(one for one in addresses if is_circuit(one))]
+        return [*able[:DIRECT_MAX], *[one for one in addresses if is_circuit(one)][:DIRECT_MAX]]

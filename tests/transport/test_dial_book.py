@@ -61,8 +61,9 @@ def test_one_machine_may_hold_a_swarm() -> None:
 def test_two_addresses_of_a_peer_are_tried() -> None:
     book = DialBook()
     told = [f"/ip4/{host}/tcp/1" for host in ("10.0.0.1", "1.1.1.1", "1.1.1.2", "1.1.1.3")]
+    told += [f"/dns4/relay-{number}.example/tcp/1/p2p/R/p2p-circuit" for number in range(9)]
     book.meet("1.1.1.3", 0)
-    assert book.choose(told) == ["/ip4/1.1.1.3/tcp/1", "/ip4/1.1.1.1/tcp/1"]
+    assert book.choose(told) == ["/ip4/1.1.1.3/tcp/1", "/ip4/1.1.1.1/tcp/1", *told[4:6]]
 
 
 def test_a_dial_that_did_not_happen_does_not_count() -> None:

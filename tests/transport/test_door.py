@@ -3,6 +3,7 @@ no peer has more of its calls of the DHT verified than its share."""
 
 import asyncio
 import time
+from types import SimpleNamespace
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -184,20 +185,16 @@ def test_a_peer_and_all_peers_together_have_their_rates() -> None:
     assert sum(keys) <= ALL_BURST + 10.0 * ALL_PER_S and not keys[-1]
 
 
-class Context:
-    remote_id = "one"
-
-
 @pytest.mark.parametrize("keys", [int(KEYS_BURST), 1], ids=["many keys", "a long answer"])
 async def test_beyond_it_the_handler_is_not_reached(keys: int) -> None:
     served, request = [], dht_pb2.FindRequest(keys=[b"key"] * keys)
 
-    async def handler(request: dht_pb2.FindRequest, context: Context) -> dht_pb2.FindResponse:
+    async def handler(request: dht_pb2.FindRequest, context: SimpleNamespace) -> dht_pb2.FindResponse:
         served.append(request)
         return dht_pb2.FindResponse(peer=dht_pb2.NodeInfo(node_id=bytes(800_000 // keys)))
 
     limited = DhtLimit().limited(handler)
-    await limited(request, Context())
+    await limited(request, SimpleNamespace(remote_id="one"))
     with pytest.raises(Busy):
-        await limited(request, Context())
+        await limited(request, SimpleNamespace(remote_id="one"))
     assert len(served) == 1
