@@ -54,7 +54,7 @@ def run_limited(function: str, *arguments: str, what: str, imports: Sequence[str
         case 64:
             raise NotPermitted(said)
         case 65:
-            raise DataError(said)
+            raise DataError(said if what in said else f"{what}: {said}")
         case 66 | -6:
             raise DataError(f"{what}: its trial takes more than {NBYTES >> 30} GB of memory, or breaks off")
         case -9 | -24:

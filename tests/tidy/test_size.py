@@ -7,7 +7,7 @@ from tests.support.package_source import MODULES, PRODUCT, ROOT, nodes, tree
 # Of `swarmnode/`, and of all packages together, without generated code; CONTRIBUTING.md says how to raise them.
 LINES_MAX = 57_900
 FILES_MAX = 295
-ALL_LINES_MAX = 75_505
+ALL_LINES_MAX = 75_503
 GUESSES_MAX = 295
 FUNCTION_LINES_MAX = 80
 # Of all Python in `tests/`.
