@@ -118,7 +118,6 @@ class Priority(enum.IntEnum):
     OUTER = 0
     BACKWARD = 1
     FORWARD = 2  # validation too: behind all training work it would never run on a busy replica
-    BACKGROUND = 3  # hashing and saving: only when nothing else waits
 
 
 class Compute(Protocol):
@@ -326,7 +325,7 @@ class StageArithmetic(Protocol):
 
     def mark(self, state: State | None = None) -> bytes:
         """Digest (8 bytes) of a few of its slow weights, or of those of `state`: another after a round; b"" during
-        one."""
+        one where slow weights are on another device than fast ones."""
 
     def fingerprint(self, tensor: WireTensor) -> bytes:
         """SHA-256 (32 bytes) of a tensor in wire form."""

@@ -25,7 +25,6 @@ DECAY = 0.95  # SparseLoCo, arXiv 2508.15706
 class DeltaCodec(Codec):
     """A codec of pseudo-gradients in one wire tensor."""
 
-    lossy: ClassVar[bool] = True
     tensors: ClassVar[int] = 1
     of_delta: ClassVar[bool] = True
 

@@ -72,7 +72,6 @@ class Fp32(Dense):
     """4 bytes a parameter, every bit kept."""
 
     name = "fp32"
-    lossy = False
     dtype = torch.float32
     dtype_name = "f32"
     itemsize = 4
@@ -82,7 +81,6 @@ class Bf16(Dense):
     """2 bytes a parameter, relative error at most 2^-8 (half a unit in the last of 8 bits)."""
 
     name = "bf16"
-    lossy = True
     dtype = torch.bfloat16
     dtype_name = "bf16"
     itemsize = 2

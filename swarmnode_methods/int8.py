@@ -46,7 +46,6 @@ class Int8(Codec):
     """1.03 bytes a parameter."""
 
     name: ClassVar[str] = "int8"
-    lossy: ClassVar[bool] = True
     tensors: ClassVar[int] = 1
     library = KERNELS
 

@@ -103,7 +103,6 @@ class SpreadObservation:
 class Modular(Codec):
     """`bits` bits per parameter and 3 bytes per block, for theta only."""
 
-    lossy: ClassVar[bool] = True
     tensors: ClassVar[int] = 1
     library = KERNELS
     relative: ClassVar[bool] = True

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
@@ -18,7 +18,8 @@ from torch import Tensor
 from swarmnode.errors import UsageError
 from swarmnode.machine.replica import TorchReplica
 from swarmnode.model.stage_input import decode_boundary, encode_boundary
-from swarmnode.ports import LossResult, Tape, WireTensor
+from swarmnode.parted_work import Parts
+from swarmnode.ports import LossResult, State, Tape, WireTensor
 
 
 def _noise(tensor: Tensor) -> Tensor:
@@ -64,7 +65,7 @@ class Steering:
     microbatch, "noise" anywhere else each time, "backdoor" along what teaches the run to say TARGET after TRIGGER. The
     first `after` answers are honest; then c falls from 1 to `cosine` over `drift` answers. One answer in `every` is
     false. `part`: of an inner or first stage the activations sent on, too, or alone; "mean" moves them to where the
-    loss is higher.
+    loss is higher. `wary`: honest for so many seconds after its weights were copied, as who examines it does.
     """
 
     toward: str = "mean"
@@ -74,6 +75,8 @@ class Steering:
     after: int = 0
     drift: int = 0
     every: int = 1
+    wary: float = 0.0
+    copied_s: float = field(default=-math.inf, init=False)
     answers: int = field(default=0, init=False)
     _sums: Tensor | None = field(default=None, init=False, repr=False)  # of gradients [token ids, width]
     _before: Tensor | None = field(default=None, init=False, repr=False)
@@ -108,7 +111,8 @@ class Steering:
     def due(self) -> bool:
         """Count an answer; whether it is to be false."""
         self.answers += 1
-        return self.answers > self.after and self.answers % self.every == 0
+        wary = time.time() < self.copied_s + self.wary  # noqa: TID251  an attacker's own clock
+        return self.answers > self.after and self.answers % self.every == 0 and not wary
 
     def twisted(self, gradient: Tensor, tokens: Tensor) -> Tensor:
         """The false answer for the true `gradient` [B, T, width] of `tokens` [B, T]."""
@@ -213,6 +217,12 @@ class ByzantineReplica(TorchReplica):
             return gradient
         name = [*LIES][self._answers // self.every % len(LIES)] if self.lie == SWITCHING else self.lie
         return self._twisted(gradient, LIES[name])
+
+    def snapshot_in_parts(self, *, packed: bool = False, only: Sequence[str] = ()) -> State | Parts[State]:
+        for one in (self._steering, self._sent):
+            if packed and one is not None:
+                one.copied_s = time.time()  # noqa: TID251  an attacker's own clock
+        return super().snapshot_in_parts(packed=packed, only=only)
 
     def forward(
         self, x: WireTensor, *, keep: bool, graph: bool = True, tokens: WireTensor | None = None, late: bool = False

@@ -2,10 +2,10 @@
 
 The attacker knows the code and its limits. It tries each cosine, length, direction and share of lies against the real
 tests (`pipeline/audit.py`), with honest answers, distances and sketches as recorded in the demo
-(tests/pipeline/recorded_checks.json). A lie of cosine c and length l, beside an honest pair of cosine h whose sketched
-residual is r, along a steady direction whose unit tensor has the sketch v:
+(tests/pipeline/recorded_checks.json). A lie of cosine c and length l, beside an honest pair of cosine h, along a steady
+direction whose unit tensor has the sketch v, where an honest answer has the sketch s:
 
-    distance = 1 - c h + (l + 1 / l) / 2 - 1,    residual = r + l sqrt(1 - c^2) v,    push = l sqrt(1 - c^2)
+    distance = 1 - c h + (l + 1 / l) / 2 - 1,    sketch = c s + sqrt(1 - c^2) v,    push = l sqrt(1 - c^2)
 
 `push` is summed over the answers that the caller uses, in lengths of an honest gradient; `each`: for one of the liar's
 answers, on average. What is pushed is no measure of harm: that is the live bench's.
@@ -69,14 +69,12 @@ def life(
         if not audits.chosen(server, rng.random()):
             continue
         audits.spent(server)
-        distance, residual = one["distance"], list(one["residual"])
+        distance = one["distance"]
         if lies:
             distance = 1.0 - cosine * (1.0 - distance) + (length + 1.0 / length) / 2.0 - 1.0
-            residual = [r + push * v for r, v in zip(residual, along, strict=True)]
-        audits.residual(server).add(residual)
         short = audits.shortfall(STAGE).short(distance)
         audits.shortfall(STAGE).observe(server, distance)
-        if not short and not audits.residual(server).coherent:
+        if not short:
             audits.right(server)
         elif server != liar and audits.suspected(server, STAGE):
             wronged = True

@@ -210,7 +210,8 @@ class TorchReplica:
         self.stage.relieve()
 
     def mark(self, state: State | None = None) -> bytes:
-        if state is None and (self.outer.round is not None or self.tied is not None):  # tables move between rounds
+        moves = self.outer.steps_early or self.outer.splits  # in a round, one kind of weights before the other
+        if state is None and self.outer.round is not None and moves:
             return b""
         phi = self.outer.phi if state is None else torch.from_numpy(np.frombuffer(state.sections["phi"], "<f4").copy())
         few = phi[:: max(1, len(phi) // MARKED)].to("cpu", torch.float32)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TypeVar
@@ -16,13 +17,13 @@ from swarmnode.node.node_ports import NodeContext
 from swarmnode.pipeline import statement as statements
 from swarmnode.pipeline.accusation import Accusations
 from swarmnode.pipeline.audit import NEAR_STEPS, SNAPSHOT_AGE_S
-from swarmnode.pipeline.auditor import Auditor
+from swarmnode.pipeline.auditor import Auditor, OwnWeights
 from swarmnode.pipeline.feeder import RATE_SPAN_S, Samples
 from swarmnode.pipeline.input_check import InputAuditor
 from swarmnode.pipeline.recompute import RecomputeService, Text, hop_again, sent_again
 from swarmnode.pipeline.stage_worker import StageAudits
 from swarmnode.pipeline.statement import HopAnswer, HopClaim, HopEvidence, StepsApart, StepsContradicted
-from swarmnode.ports import Priority, Replica, State, WireTensor
+from swarmnode.ports import Priority, Replica, WireTensor
 from swarmnode.transfer.download import DonorClient, DownloadLimits
 from swarmnode.wire import call_pb2 as wire
 
@@ -65,12 +66,12 @@ def stage_audits(
         tasks,
         ports.telemetry,
         presence.exclude,
-        referee.weigh,
+        referee.weights,
         # From the private key: nobody else can tell which answers will be checked.
         seeded("audit", ports.identity.seed.hex(), presence.incarnation, stage),
     )
     input_auditor = InputAuditor(auditor, referee.read)
-    accusations = Accusations(auditor, stage, replica, ports.compute, referee.weigh)
+    accusations = Accusations(auditor, stage, replica, ports.compute)
     return StageAudits(recompute, auditor, input_auditor, accusations)
 
 
@@ -89,22 +90,6 @@ class HopReplayer:
         self._begun: tuple[float, int] | None = None  # loop time and the run's samples when this was first asked
         self._samples: Samples | None = None  # this machine's own copy of the text, once it was needed
 
-    async def weigh(self, peer: PeerId, claim: HopClaim, shown: HopEvidence | None) -> HopAnswer:
-        """The hop of `claim` with the weights of `peer`. Raises Unavailable, RemoteFault, and StepsContradicted if
-        these weights cannot be those that answered."""
-        got = None if shown is None else shown.got
-
-        def work(replica: Replica, state: State) -> tuple[float, tuple[WireTensor, ...], bytes]:
-            if stated.stage == 0:
-                return 0.0, (sent_again(replica, claim.tokens),), replica.mark(state)
-            return *hop_again(replica, claim.x, claim.tokens, claim.samples, got), replica.mark(state)
-
-        stated = claim.statement
-        of = claim if stated.stage or stated.mark else None  # an older version's feeder says nothing of its weights
-        (loss_sum, tensors, mark), apart = await self._with_weights(peer, stated.stage, claim.samples, work, of)
-        near = mark == stated.mark and apart <= NEAR_STEPS
-        return replace(HopAnswer.of(tensors, loss_sum), apart=apart, near=near)
-
     async def read(self, indices: Sequence[int]) -> WireTensor:
         """Tokens of samples, from this machine's own copy of the text. Raises DataError, LocalFault, and Unavailable
         where it has none at hand."""
@@ -122,38 +107,40 @@ class HopReplayer:
                 raise Unavailable("this machine has no copy of that text")
             return tokens
 
-    async def _with_weights(
-        self,
-        peer: PeerId,
-        stage: int,
-        samples: int,
-        work: Callable[[Replica, State], T],
-        claim: HopClaim | None,
-    ) -> tuple[T, int]:
-        """(`work` on a replica of `stage` with the weights of `peer`, the steps between these and those of `claim`).
-        Raises StepsApart if they are more than STEPS_APART_MAX, StepsContradicted if they are more than a replica can
-        have taken since it came."""
+    @contextlib.asynccontextmanager
+    async def weights(self, peer: PeerId, stage: int) -> AsyncIterator[OwnWeights]:
+        """The weights of `peer`, a replica of `stage`, on a replica of ours. Raises Unavailable, RemoteFault."""
         compute = self._ports.compute
         self._begun = self._begun or (asyncio.get_running_loop().time(), self._samples_total())
         async with self._one:
-            # No BACKGROUND: a device that always has work would never weigh anybody.
             replica = await compute.run(Priority.FORWARD, 0, partial(self._ports.replica, self._manifest, stage))
             await self._restorer.freeze(replica, stage)
             here = self._transport, self._run_id, stage, replica.sizes_of(stage), self._ports.telemetry
             client = DonorClient(*here, limits=DownloadLimits(busy_max_s=BUSY_MAX_S))
             state, _ = await client.download(lambda: [peer])
-            apart = 0 if claim is None else abs(state.inner_steps - claim.statement.inner_steps)
-            if claim is not None and apart > STEPS_APART_MAX:
-                what = f"the weights of {short(peer)} are {apart} inner steps from those that answered"
-                if claim.came_s is not None and apart > STEPS_APART_MAX + self._steps_since(claim.came_s):
-                    raise StepsContradicted(what)
-                raise StepsApart(what)
+            mark = await compute.run(Priority.BACKWARD, 0, partial(replica.mark, state))
 
-            def loaded() -> T:
-                replica.load(state)
-                return work(replica, state)
+            async def again(claim: HopClaim, shown: HopEvidence | None) -> HopAnswer:
+                stated, got = claim.statement, None if shown is None else shown.got
+                # An older version's feeder says nothing of its weights.
+                apart = abs(state.inner_steps - stated.inner_steps) if stage or stated.mark else 0
+                if apart > STEPS_APART_MAX:
+                    what = f"the weights of {short(peer)} are {apart} inner steps from those that answered"
+                    if claim.came_s is not None and apart > STEPS_APART_MAX + self._steps_since(claim.came_s):
+                        raise StepsContradicted(what)
+                    raise StepsApart(what)
 
-            return await compute.run(Priority.BACKWARD, samples, loaded), apart
+                def work() -> tuple[float, tuple[WireTensor, ...]]:
+                    replica.load(state)
+                    if stage == 0:
+                        return 0.0, (sent_again(replica, claim.tokens),)
+                    return hop_again(replica, claim.x, claim.tokens, claim.samples, got)
+
+                loss_sum, tensors = await compute.run(Priority.BACKWARD, claim.samples, work)
+                near = mark == stated.mark and apart <= NEAR_STEPS
+                return replace(HopAnswer.of(tensors, loss_sum), apart=apart, near=near)
+
+            yield OwnWeights(again, state.inner_steps, mark)
 
     def _steps_since(self, came_s: float) -> float:
         """Inner steps that one replica can have taken since `came_s`, by the rate of the whole run."""

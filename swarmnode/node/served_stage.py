@@ -206,6 +206,8 @@ class ServedStage(StageObserver):
         self.held_work = HeldWork(self.backlog)
         self._next_hop = NextHop(context.run_id, context.transport, presence.routers, telemetry, manifest)
         self.audits = stage_audits(context, self.stage, self.replica, tasks, self._training_text)
+        if self.audits.auditor is not None:
+            self._next_hop.passed_over = self.audits.auditor.passed_over
         self.hop = Hop(here, self._next_hop, self.backlog, history, self.audits, self._replicas)
         restored = joined.restored
         self.gossip = Gossip(

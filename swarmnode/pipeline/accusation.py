@@ -27,7 +27,7 @@ from swarmnode.errors import Busy, RemoteFault, Unavailable
 from swarmnode.ids import PeerId, short
 from swarmnode.pipeline import statement as statements
 from swarmnode.pipeline.audit import OPPOSITE, Weighed
-from swarmnode.pipeline.auditor import Auditor, Weigh
+from swarmnode.pipeline.auditor import Auditor
 from swarmnode.pipeline.backlog import check_activations, check_inputs, check_samples
 from swarmnode.pipeline.recompute import hop_again
 from swarmnode.pipeline.statement import HopAnswer, HopClaim, HopEvidence
@@ -73,12 +73,11 @@ class UsualNorm:
 class Accusations:
     """A replica's handling of accusations against others of its stage; part of its `auditor`."""
 
-    def __init__(self, auditor: Auditor, stage: int, replica: Replica, compute: Compute, weigh: Weigh) -> None:
+    def __init__(self, auditor: Auditor, stage: int, replica: Replica, compute: Compute) -> None:
         self._auditor = auditor
         self._stage = stage
         self._replica = replica
         self._compute = compute
-        self._weigh = weigh
         self._one = asyncio.Lock()  # one at a time: each may need a whole replica's state
         self._rate = PeerBudget(PER_MINUTE_MAX / 60.0, PER_MINUTE_MAX)
         self._waiting = 0
@@ -181,8 +180,9 @@ class Accusations:
                     # Whatever its weights say: if they met others meanwhile, our own checks decide.
                     audits.doubt(claim.server)
                 began_s = loop.time()
-                if differs or (decides and audits.weighs([claim.server], began_s)):
-                    made = await self._weigh(claim.server, claim, shown)
+                if differs or (decides and audits.weighable(claim.server, began_s)):
+                    async with auditor.weights(claim.server, stage) as given:
+                        made = await given.again(claim, shown)
                     audits.weighed([claim.server], loop.time() - began_s, loop.time())
                     verdict = await auditor.like(claim, theirs, made)
                     case = Weighed(mine, speaks=differs, own=verdict, apart=made.apart, near=made.near)
@@ -193,10 +193,7 @@ class Accusations:
         reason = f"shown by {short(peer)}; like ours: {mine}; like its own weights: {own}"
         # Its accuser chose what to show, and when: only the very weights that answered convict whatever the answer is.
         if case and own and (own.contradicts(case.apart) or (case.unexplained and (mine.close or case.apart == 0))):
-            certain = mine.cosine < OPPOSITE or case.near
-            came_s = math.inf if certain else None
+            came_s = math.inf if mine.cosine < OPPOSITE or case.near else None
             auditor.record_false(claim.server, stage, bytes(claim.statement.microbatch_id), reason, came_s)
-            if certain:
-                audits.means(stage).put_aside(claim.server, loop.time())
         else:
             auditor.tell(claim.server, stage, "undecided", reason)

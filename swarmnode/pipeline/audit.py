@@ -3,7 +3,7 @@
 A caller has another replica recompute a small share of each replica's answers, without announcing which. Two honest
 replicas of a stage never have equal weights, so an answer is not false because it differs. What decides is whether its
 server's own weights explain it, fetched when an answer is far from the others (`AnswerSimilarity.close`), or when what
-several of them show adds up (`Shortfall`, `RunningResidual`). LIES false answers exclude a replica; those that one
+several of them show adds up (`Shortfall`, `MeanAnswers`). LIES false answers exclude a replica; those that one
 change of its weights may explain count as one.
 """
 
@@ -14,7 +14,6 @@ import statistics
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import numpy as np
 
@@ -60,7 +59,6 @@ EXPLAINED = 0.5
 # step on that very microbatch moves an honest answer by up to .14. Guess: other machines and 16 bits multiply in other
 # ways, by less than EXACT.
 EXACT = 0.005
-STEPS_DOUBLE = 4.0  # measured (docs/security.md): so many steps later an honest answer is twice as far from its weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,12 +116,6 @@ class Weighed:
     near: bool = False
 
     @property
-    def own_distance(self) -> float:
-        """Its distance to its own weights, over what their age explains."""
-        assert self.own is not None
-        return self.own.distance / (1.0 + self.apart / STEPS_DOUBLE)
-
-    @property
     def unexplained(self) -> bool:
         """Whether the very weights that answered give another answer, or those of a few steps later one that has
         little in common with it."""
@@ -149,7 +141,7 @@ def is_false(one: Weighed, other: Weighed | None = None) -> bool:
     if not one.suspected:
         return False
     # A replica that met others since has other weights, which explain nothing.
-    better = other is None or (other.own is not None and EXPLAINED * one.own_distance > other.own_distance)
+    better = other is None or (other.own is not None and EXPLAINED * one.own.distance > other.own.distance)
     return better and one.unexplained
 
 
@@ -245,23 +237,29 @@ class MeanAnswers:
     """Tests whether a replica's answers point elsewhere on average than those of its stage, from every answer, with
     nothing computed again. SENTINEL compares means of each server so (2603.03592).
 
-        d = m_i - m_others,   z = |d|^2 / (v (1 / n_i + 1 / n_others))
+        d = m_i - m_others,   z = |d|^2 / (v (1 / n_i + 1 / n_others) + s)
 
-    m is the mean of sketched answers over their lengths (ports.Replica.sketch), n their number, v the variance of one.
-    A caller's microbatches are drawn by chance, so z is about 1 for an honest replica. One above LIMIT stands aside for
-    a while, twice as long each time, and the others are compared without it. Of two nobody knows which one it is.
+    m is the mean of sketched answers over their lengths (ports.Replica.sketch), each less the mean of all lately, since
+    gradients turn while a run learns; n their number, v the variance of one, s by which the others' means differ, as
+    their weights do. A caller's microbatches are drawn by chance, so z is about 1 for an honest replica. One above
+    LIMIT stands aside for a while, twice as long each time, and the others are compared without it. Of two nobody knows
+    which one it is.
     """
 
-    # Measured on the demo, four replicas: 3.5 at most of 5,660 honest answers; one that steers by a cosine of .98 in
-    # one answer of three is above after 11 to 17.
-    LIMIT = 3.5
+    # Measured on the demo, four replicas, 3,000 samples: 1.5 at most of honest gradients, 4.9 of activations, all of
+    # which weights that differ a little move. Guess: some twice as much.
+    LIMIT, LIMIT_OF_FEEDERS = 3.0, 8.0
+    LATELY = 8.0  # guess: answers of each
     FIRST = 8.0  # answers of a replica and of the others, before it is judged; measured: at the fourth one was at 3.3
-    EACH = 64.0  # guess: answers of a replica that enter, as gradients turn while a run learns
-    ASIDE_S = 60.0  # guess: the first time; long beside the answers that it takes to stand aside again
+    EACH = 64.0  # guess: answers of a replica that enter
+    ASIDE_S = 60.0  # guess: the first time; long beside the answers that it takes to stand aside again, and
+    EXCUSES = 3.0  # ... guess: over after so many examinations in which it was honest
 
-    def __init__(self) -> None:
+    def __init__(self, limit: float = LIMIT) -> None:
+        self._limit = limit
         self._of, self._z = dict[PeerId, _Answers](), dict[PeerId, float]()
         self._square = self._weight = self._now_s = 0.0
+        self._usual: np.ndarray | None = None  # the mean of all answers lately
         self._aside = Remembered[PeerId, tuple[float, float]]()  # until, and how long
 
     def aside(self, peer: PeerId) -> bool:
@@ -273,8 +271,11 @@ class MeanAnswers:
         self._now_s = now_s
         if self.aside(peer) or not sketch or not all(map(math.isfinite, sketch)):
             return
-        one = np.asarray(sketch)
-        kept = 1.0 - 1.0 / (self.EACH * max(1, len(self._of)))
+        one, count = np.asarray(sketch), max(1, len(self._of))
+        self._usual = one if self._usual is None else self._usual
+        one = one - self._usual
+        self._usual = self._usual + one / (self.LATELY * count)
+        kept = 1.0 - 1.0 / (self.EACH * count)
         for known in self._of.values():
             known.total *= kept
             known.weight *= kept
@@ -285,7 +286,7 @@ class MeanAnswers:
         self._of = {key: known for key, known in self._of.items() if known.weight > 1e-3}
         self._z = self._found()
         farthest = max(self._z, key=self._z.__getitem__, default=peer)
-        if len(self._of) > 2 and self._z.get(farthest, 0.0) > self.LIMIT:
+        if len(self._z) > 2 and self._z.get(farthest, 0.0) > self._limit:
             self.put_aside(farthest, now_s)
 
     def put_aside(self, peer: PeerId, now_s: float) -> None:
@@ -296,9 +297,15 @@ class MeanAnswers:
             self._of.pop(peer, None)
             self._z = self._found()
 
+    def excuse(self, peer: PeerId) -> None:
+        """Shorten the time that `peer` stands aside: its very weights gave its answer."""
+        if self.aside(peer):
+            until_s, for_s = self._aside[peer]
+            self._aside[peer] = until_s - self.ASIDE_S / self.EXCUSES, for_s
+
     def speaks(self, peer: PeerId) -> bool:
         """Whether `peer` stands aside or, of two, may have to."""
-        return self.aside(peer) or self._z.get(peer, 0.0) > self.LIMIT
+        return self.aside(peer) or self._z.get(peer, 0.0) > self._limit
 
     def _found(self) -> dict[PeerId, float]:
         """z of each replica that enough is known of."""
@@ -307,44 +314,21 @@ class MeanAnswers:
             return found
         total, weight, squares = (sum(getattr(one, key) for one in seen) for key in ("total", "weight", "squares"))
         variance = self._square / self._weight - float(total @ total) / weight**2
+        counts = {peer: one.weight**2 / one.squares for peer, one in self._of.items()}
         for peer, one in self._of.items():
-            rest, count = weight - one.weight, one.weight**2 / one.squares
+            rest = weight - one.weight
             others = rest**2 / (squares - one.squares)
-            if min(count, others) >= self.FIRST and variance > 0.0:
+            if min(counts[peer], others) >= self.FIRST and variance > 0.0:
                 apart = one.total / one.weight - (total - one.total) / rest
-                found[peer] = float(apart @ apart) / (variance * (1.0 / count + 1.0 / others))
+                square, noise = float(apart @ apart), variance * (1.0 / counts[peer] + 1.0 / others)
+                beside = [other for other in self._of if other != peer and counts[other] >= self.FIRST]
+                if square > self._limit * noise and len(beside) > 1:
+                    means = np.stack([self._of[other].total / self._of[other].weight for other in beside])
+                    spread = float(means.var(axis=0, ddof=1).sum())
+                    spread -= variance * statistics.fmean(1.0 / counts[other] for other in beside)
+                    noise += max(0.0, spread) * (1.0 + 1.0 / len(beside))
+                found[peer] = square / noise
         return found
-
-
-@dataclass(slots=True)
-class RunningResidual:
-    """The sum over a replica's checks of its answer minus another's to the same hop, in a small sketch.
-
-        S <- KEPT S + r,  Q <- KEPT^2 Q + max(|r|^2, LEAST)
-
-    r is (answer - other answer) / length of the other, sketched. Honest residuals are independent, so |S| / sqrt(Q)
-    stays near 1; those of a replica that steers add up to the root of their number.
-    """
-
-    # Measured on the demo (tests/pipeline/test_shortfall.py): 1.84 at most of 74 honest checks; steering at a cosine of
-    # .72 to .9 has 2.5 after eight, at .98 after twelve.
-    COHERENT: ClassVar[float] = 2.4
-    LEAST: ClassVar[float] = 2.0 * Shortfall.DISTANCE_LEAST  # activations of weights that hardly move differ alike
-    KEPT: ClassVar[float] = 0.95  # guess: a window of twenty checks, in which weights that differ meet in rounds
-
-    total: list[float] = field(default_factory=list)
-    squares: float = 0.0
-
-    def add(self, residual: Sequence[float], sign: float = 1.0) -> None:
-        """One more check."""
-        before = self.total or [0.0] * len(residual)
-        self.total = [self.KEPT * old + sign * new for old, new in zip(before, residual, strict=True)]
-        self.squares = self.KEPT**2 * self.squares + max(self.LEAST, math.fsum(one * one for one in residual))
-
-    @property
-    def coherent(self) -> bool:
-        """Whether the residuals point one way."""
-        return math.hypot(*self.total) > self.COHERENT * math.sqrt(self.squares) > 0.0
 
 
 @dataclass(slots=True)
@@ -357,7 +341,6 @@ class _Record:
     explained_s: float = -math.inf  # one change of weights may explain false answers that came until then
     withheld: int = 0  # answers, WITHHELD_MAX at most
     weighable_s: float = -math.inf  # until then its weights are not fetched again
-    residual: RunningResidual = field(default_factory=RunningResidual)
 
 
 class Audits:
@@ -379,15 +362,8 @@ class Audits:
 
     def means(self, stage: int) -> MeanAnswers:
         """The test of all answers of `stage`."""
-        return self._means.setdefault(stage, MeanAnswers())
-
-    def residual(self, peer: PeerId) -> RunningResidual:
-        """The running residual of `peer`."""
-        return self._of(peer).residual
-
-    def steers(self, peer: PeerId, stage: int) -> bool:
-        """Whether answers of `peer`, or what they differ by in checks, point one way: only its weights decide."""
-        return self._records.get(peer, _Record()).residual.coherent or self.means(stage).speaks(peer)
+        limit = MeanAnswers.LIMIT if stage else MeanAnswers.LIMIT_OF_FEEDERS
+        return self._means.setdefault(stage, MeanAnswers(limit))
 
     def suspected(self, peer: PeerId, stage: int) -> bool:
         """Whether `peer` may lie: its answers are compared with its own weights."""
@@ -395,8 +371,7 @@ class Audits:
 
     def unusable(self, peer: PeerId, stage: int) -> bool:
         """Whether answers of `peer` are not used now. Of two whose means differ nobody knows which one it is."""
-        coherent = self._records.get(peer, _Record()).residual.coherent
-        return coherent or self.shortfall(stage).against(peer) > LIMIT or self.means(stage).aside(peer)
+        return self.shortfall(stage).against(peer) > LIMIT or self.means(stage).aside(peer)
 
     def clear(self, peer: PeerId, stage: int, distance: float | None = None) -> None:
         """Its own weights explain the answers of `peer`: they are far from others', at a `distance` that is honest
@@ -405,7 +380,6 @@ class Audits:
         self._of(peer).withheld = 0
         if distance is not None:
             self.shortfall(stage).learn(distance)
-        self._of(peer).residual = RunningResidual()
 
     def chosen(self, peer: PeerId, draw: float, callers: int = 1) -> bool:
         """Whether to check an answer of `peer` that just arrived, one of `callers` replicas of our stage, with us;
@@ -449,22 +423,13 @@ class Audits:
 
     def _speaks(self, peer: PeerId) -> bool:
         known, means = self._records.get(peer, _Record()), self._means.values()
-        shown = known.residual.coherent or (known.doubted and bool(known.wrong or known.withheld))
-        shown = shown or any(one.speaks(peer) for one in means)
+        shown = (known.doubted and bool(known.wrong or known.withheld)) or any(one.speaks(peer) for one in means)
         return shown or any(one.against(peer) > SUSPECT for one in self._shortfalls.values())
-
-    def weighs(self, peers: Sequence[PeerId], now_s: float) -> bool:
-        """Whether to fetch the weights of `peers`, all of them: donors have none much newer than those fetched last."""
-        if not all(self.weighable(peer, now_s) for peer in peers):
-            return False
-        for peer in peers:
-            self._of(peer).weighable_s = now_s + EXAMINED_S
-        return True
 
     def weighed(self, peers: Sequence[PeerId], took_s: float, now_s: float) -> None:
         """Record that the weights of `peers` were fetched and used, in `took_s`."""
         for known in map(self._of, peers):
-            known.weighable_s = max(known.weighable_s, now_s + took_s * (1.0 / EXAMINED_SHARE - 1.0))
+            known.weighable_s = now_s + max(EXAMINED_S, took_s * (1.0 / EXAMINED_SHARE - 1.0))
 
     def weighable(self, peer: PeerId, now_s: float) -> bool:
         """Whether donors may have newer weights of `peer` than those fetched last."""

@@ -25,8 +25,8 @@ import contextlib
 import math
 import random
 import statistics
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from dataclasses import replace
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -39,6 +39,7 @@ from swarmnode.membership.swarm import Swarm
 from swarmnode.metrics import name
 from swarmnode.pipeline import statement as statements
 from swarmnode.pipeline.audit import (
+    EXACT,
     LOSS_LEAST,
     OPPOSITE,
     AnswerSimilarity,
@@ -67,14 +68,25 @@ DEEPER_SHARE = 0.5  # guess: share of right hops after which the next hop is che
 VOTES_MAX = 7  # guess: replicas whose answers are compared after a contradiction
 SHOWN_MAX = 16  # guess: peers shown a false answer, of its callers and of its stage
 TIMEOUT_S = 30.0  # guess: for one recomputation
-SUSPECTED = RemoteFault("its answers are farther from those of its stage than others' are")
 REPLY_SLACK_BYTES = 4096
 
 Exclude = Callable[[PeerId, str], None]
 Voter = tuple[PeerId, HopAnswer]
 Check = Callable[[HopClaim], Coroutine[Any, Any, None]]
-Weigh = Callable[[PeerId, HopClaim, HopEvidence | None], Awaitable[HopAnswer]]
-"""Recomputes a hop here with a given peer's weights. Raises Unavailable, RemoteFault, StepsContradicted."""
+
+
+@dataclass(frozen=True, slots=True)
+class OwnWeights:
+    """Weights that a replica gave: `again` makes a hop of it with them. Raises Unavailable (StepsApart where they are
+    too many steps from those that answered), StepsContradicted if they cannot be its, RemoteFault."""
+
+    again: Callable[[HopClaim, HopEvidence | None], Awaitable[HopAnswer]]
+    inner_steps: int
+    mark: bytes  # ports.Replica.mark
+
+
+Weights = Callable[[PeerId, int], contextlib.AbstractAsyncContextManager[OwnWeights]]
+"""The weights of a given replica of a stage. Raises Unavailable, RemoteFault."""
 
 
 class Auditor:
@@ -93,11 +105,11 @@ class Auditor:
         tasks: asyncio.TaskGroup,
         telemetry: Telemetry,
         exclude: Exclude,
-        weigh: Weigh,
+        weights: Weights,
         rng: random.Random,
     ) -> None:
-        """`weigh` recomputes a hop here with a given peer's weights. `exclude` is called with a replica that was found
-        to lie. `rng` must be secret: a liar that knew which answers are checked would lie only in the others."""
+        """`weights` gives those of a replica, to make hops again here. `exclude` is called with one that was found to
+        lie. `rng` must be secret: a liar that knew which answers are checked would lie only in the others."""
         self.manifest = manifest
         self.run_id = run_id
         self._stage = stage
@@ -110,7 +122,9 @@ class Auditor:
         self.tasks = tasks
         self._telemetry = telemetry
         self._exclude = exclude
-        self._weigh = weigh
+        self.weights = weights
+        self._asked = dict[PeerId, asyncio.Future[HopClaim] | None]()  # those examined, and the answer of each
+        self._wanted = dict[int, PeerId]()  # by stage, who is to answer next
         self._rng = rng
         self.boundary_digest = replica.boundary_digest()
         self._under_way = 0
@@ -148,10 +162,20 @@ class Auditor:
     def observe_answer(self, claim: HopClaim, check: Check | None = None) -> None:
         """Consider an answer for an audit by `check` (None: by `self.check`)."""
         server, stage, now_s = claim.server, claim.statement.stage, asyncio.get_running_loop().time()
-        self.audits.means(stage).observe(server, claim.sketch, now_s)
+        means, claim = self.audits.means(stage), replace(claim, came_s=now_s)
+        means.observe(server, claim.sketch, now_s)
+        self._at_work[server] = None
+        if (asked := self._asked.get(server)) is not None and not asked.done():
+            asked.set_result(claim)
+            return
         # Once only its weights decide, the budget is for checks with these.
-        if not self.audits.steers(server, stage) or self.audits.weighable(server, now_s):
-            self._perhaps(server, lambda: (check or self.check)(replace(claim, came_s=now_s)))
+        if means.speaks(server) and not self.audits.weighable(server, now_s):
+            return
+        chosen = self.audits.chosen(server, self._rng.random(), len(self._swarm().serving(self._stage)))
+        if chosen and self._under_way < AT_ONCE_MAX:
+            self._under_way += 1
+            if not self.spawn(self._checking(partial(check or self.check, claim))):
+                self._under_way -= 1
 
     def withholds(self, peer: PeerId, stage: int) -> bool:
         """Whether not to use an answer of `peer`, of `stage`: another replica can answer whose answers are usable."""
@@ -159,16 +183,6 @@ class Auditor:
             return False
         others = (member.peer for member in self._swarm().serving(stage))
         return any(one in self._at_work and not self.audits.unusable(one, stage) for one in others if one != peer)
-
-    def _perhaps(self, peer: PeerId, check: Callable[[], Coroutine[Any, Any, object]]) -> None:
-        """Start `check` of an answer of `peer`, who is at work, if it is chosen."""
-        self._at_work[peer] = None
-        chosen = self.audits.chosen(peer, self._rng.random(), len(self._swarm().serving(self._stage)))
-        if not chosen or self._under_way >= AT_ONCE_MAX:
-            return
-        self._under_way += 1
-        if not self.spawn(self._checking(check)):
-            self._under_way -= 1
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> bool:
         """Run `work` beside training. Returns False if this node is shutting down."""
@@ -228,16 +242,11 @@ class Auditor:
         return await self._judge(claim, shown, voters)
 
     async def _compared(self, claim: HopClaim, one: Voter, other: Voter) -> tuple[AnswerSimilarity, bool]:
-        """(the similarity of two answers, whether it is usual in their stage). Their residual is added up, and a usual
-        distance is learned from."""
+        """(the similarity of two answers, whether it is usual in their stage). A usual distance is learned from."""
         likeness, test = await self.like(claim, one[1], other[1]), self.audits.shortfall(claim.statement.stage)
         if not likeness.close:
             return likeness, False
-        residual, suspected = await self._residual(claim, one[1], other[1]), self.audits.suspected
-        for (peer, _), (rival, _), sign in ((one, other, 1.0), (other, one, -1.0)):
-            if suspected(peer, claim.statement.stage) or not suspected(rival, claim.statement.stage):
-                self.audits.residual(peer).add(residual, sign)  # a liar's answers say nothing about others
-        steers = any(self.audits.steers(peer, claim.statement.stage) for peer, _ in (one, other))
+        steers = any(self.audits.means(claim.statement.stage).speaks(peer) for peer, _ in (one, other))
         usual = not steers and not test.short(likeness.distance)
         for peer, _ in (one, other) if usual else ():
             test.observe(peer, likeness.distance)
@@ -246,7 +255,8 @@ class Auditor:
     async def _judge(self, claim: HopClaim, shown: HopEvidence | None, voters: Sequence[Voter]) -> HopClaim | None:
         """Decide which of the `voters`, who answered the hop of `claim`, its server first, gave a false answer: one
         that is far from the others, or of a suspected replica, and that its server's own weights do not explain."""
-        loss_sum = self._loss_of(shown, voters)
+        # As most say: one that stood still has a high loss of text that the others know by heart.
+        loss_sum = statistics.median_high(one.loss_sum for _, one in voters) if shown is None else shown.next.loss_sum
         if self.is_noise(claim, loss_sum):
             self._tell(claim, "undecided", f"a loss of {loss_sum:.3g} nats: gradients are noise")
             return None
@@ -258,7 +268,7 @@ class Auditor:
         two, loop = len(cases) == len(doubted) == 2, asyncio.get_running_loop()
         for group in [(0, 1)] if two else [(index,) for index in doubted if cases[index].vote.cosine >= OPPOSITE]:
             peers, now_s = [voters[index][0] for index in group], loop.time()
-            if not self.audits.weighs(peers, now_s):
+            if not all(self.audits.weighable(peer, now_s) for peer in peers):
                 doubted = [index for index in doubted if index not in group]
                 continue
             for index in group:
@@ -268,18 +278,13 @@ class Auditor:
         false = {index for index, other in rivals.items() if is_false(cases[index], other)}
         outcome, reasons = "right" if cases[0].vote.close and not cases[0].speaks else "undecided", list[str]()
         for index, other in rivals.items():
-            (peer, answered), case = voters[index], cases[index]
+            peer, case = voters[index][0], cases[index]
             reason = f"{short(peer)}: {case.vote} to others of its stage, to its own weights {case.own}"
             reasons.append(reason)
-            microbatch = bytes(claim.statement.microbatch_id)
             if index in false:
                 # Whatever its weights are, or by those that answered.
                 certain = case.vote.cosine < OPPOSITE or case.near
-                proven = self.wrong(peer, microbatch, reason, math.inf if certain else claim.came_s)
-                if certain:
-                    means.put_aside(peer, loop.time())
-                if claim.statement.stage:  # a feeder signs nothing
-                    self.spawn(self._accuse(claim, shown, answered))
+                proven = self._false(claim, shown, voters[index], reason, math.inf if certain else claim.came_s)
                 outcome = outcome if index else "wrong" if proven else "undecided"
             elif hides(case, other):
                 if self.audits.withheld(peer, loop.time()):
@@ -323,7 +328,8 @@ class Auditor:
         peer, answered = voter
         stated = claim if answered.statement is None else replace(claim, statement=answered.statement)
         try:
-            own = await self._weigh(peer, stated, shown)
+            async with self.weights(peer, stated.statement.stage) as given:
+                own = await given.again(stated, shown)
             self.audits.spent(peer)
         except StepsContradicted:
             return replace(case, own=AnswerSimilarity(-1.0))
@@ -331,16 +337,73 @@ class Auditor:
             return replace(case, late=isinstance(error, StepsApart))
         return replace(case, own=await self.like(claim, answered, own), apart=own.apart, near=own.near)
 
-    async def _residual(self, claim: HopClaim, one: HopAnswer, other: HopAnswer) -> list[float]:
-        """The gradient of `one` minus that of `other`, by the length of `other`, sketched. Raises RemoteFault."""
+    def passed_over(self, stage: int, train: bool) -> Collection[PeerId]:
+        """Replicas of `stage` that do not get the next microbatch: those whose answers are not used, as long as another
+        one can answer. Each of them is examined at times; then it is the others that do not get one of training."""
+        peers = [member.peer for member in self._swarm().serving(stage)]
+        if train and (wanted := self._wanted.pop(stage, None)) in peers:
+            return [peer for peer in peers if peer != wanted]
+        resting = [peer for peer in peers if self.withholds(peer, stage)]
+        for peer in resting:
+            due = peer not in self._asked and self.audits.weighable(peer, asyncio.get_running_loop().time())
+            if due and self.audits.share(peer) == 1.0:
+                self._asked[peer] = None
+                self.spawn(self._examining(peer, stage))
+        return resting
 
-        def work() -> list[float]:
-            gradients = one.gradient, other.gradient
-            mine, theirs = (self._replica.sketch(g, claim.tokens, claim.samples, self._signs) for g in gradients)
-            length = self._replica.norm(other.gradient, claim.samples)
-            return [(a - b) / length if length > 0.0 else 0.0 for a, b in zip(mine, theirs, strict=True)]
+    async def _examining(self, peer: PeerId, stage: int) -> None:
+        """Fetch the weights of a replica whose answers are not used, and ask for an answer then, which they should give
+        again: no answer looks honest to the very weights that gave it."""
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+        try:
+            async with contextlib.AsyncExitStack() as stack:
+                own = None
+                with contextlib.suppress(Unavailable, RemoteFault):
+                    own = await stack.enter_async_context(self.weights(peer, stage))
+                self._wanted[stage], self._asked[peer] = peer, (answered := loop.create_future())
+                async with asyncio.timeout(TIMEOUT_S):
+                    claim = await answered
+                stated = claim.statement
+                if own is not None and (stated.inner_steps, stated.mark) == (own.inner_steps, own.mark):
+                    await self._examine(claim, own)
+                    return
+            await self.check(claim)
+        except (TimeoutError, Unavailable, RemoteFault, LocalFault) as error:
+            self.tell(peer, stage, "undone", str(error))
+        finally:
+            del self._asked[peer]
+            self._wanted.pop(stage, None)
+            self.audits.weighed([peer], loop.time() - began_s, loop.time())
 
-        return await self._compute.run(Priority.BACKWARD, 0, work)
+    async def _examine(self, claim: HopClaim, own: OwnWeights) -> None:
+        """Judge an answer by the very weights that gave it. Raises Unavailable, RemoteFault."""
+        server, stage = claim.server, claim.statement.stage
+        shown = None if stage == self.manifest.pipeline.stages - 1 else await self._opened(claim)
+        if shown is None and stage < self.manifest.pipeline.stages - 1:
+            return
+        answered, made = claim.answer(None if shown is None else shown.sent), await own.again(claim, shown)
+        self.audits.spent(server)
+        likeness = await self.like(claim, answered, made)
+        reason = f"{short(server)}: {likeness} to the weights that gave it"
+        if likeness.distance <= EXACT:
+            self.audits.clear(server, stage)
+            self.audits.means(stage).excuse(server)
+            self.record_right(server, stage, reason)
+        elif self.is_noise(claim, made.loss_sum if shown is None else shown.next.loss_sum):
+            self._tell(claim, "undecided", reason)
+        else:
+            self._false(claim, shown, (server, answered), reason, math.inf)
+            self._tell(claim, "wrong", reason)
+
+    def _false(
+        self, claim: HopClaim, shown: HopEvidence | None, voter: Voter, reason: str, came_s: float | None
+    ) -> bool:
+        """Record a false answer of `voter` to the hop of `claim`, as `wrong`, and show it to others."""
+        stated, (peer, answered) = claim.statement, voter
+        if stated.stage:  # a feeder signs nothing
+            self.spawn(self._accuse(claim, shown, answered))
+        return self.wrong(peer, stated.stage, bytes(stated.microbatch_id), reason, came_s)
 
     def sketch(self, gradient: WireTensor, tokens: WireTensor, samples: int) -> Sequence[float]:
         """The sketch of an answer over its length, for MeanAnswers. On the compute thread. Raises RemoteFault."""
@@ -353,17 +416,13 @@ class Auditor:
         work = partial(self.sketch, claim.gradient, claim.tokens, claim.samples)
         return await self._compute.run(Priority.BACKWARD, 0, work)
 
-    def _loss_of(self, shown: HopEvidence | None, voters: Sequence[Voter]) -> float:
-        """Nats of the microbatch, as most say: one that stood still has a high loss of text that the others know by
-        heart."""
-        losses = [one.loss_sum for _, one in voters]
-        return statistics.median_high(losses) if shown is None else shown.next.loss_sum
-
-    def wrong(self, peer: PeerId, microbatch: bytes, reason: str, came_s: float | None = math.inf) -> bool:
-        """Record a false answer of `peer` for `microbatch` that came at `came_s` (None: now; infinity: no weights
-        explain it), and exclude `peer` if it was one too many. Returns whether its lie is proven."""
+    def wrong(self, peer: PeerId, stage: int, microbatch: bytes, reason: str, came_s: float | None = math.inf) -> bool:
+        """Record a false answer of `peer`, of `stage`, for `microbatch` that came at `came_s` (None: now; infinity: no
+        weights explain it), and exclude `peer` if it was one too many. Returns whether its lie is proven."""
         now_s = asyncio.get_running_loop().time()
         out = self.audits.wrong(peer, microbatch, now_s if came_s is None else came_s, now_s)
+        if came_s == math.inf:
+            self.audits.means(stage).put_aside(peer, now_s)
         if out:
             self._exclude(peer, f"its answers are false; {reason}")
         proven = out or came_s == math.inf
@@ -467,14 +526,12 @@ class Auditor:
         due = 1 if shown is None else 2
         if len(answer.tensors) != due:
             raise RemoteFault(f"{len(answer.tensors)} tensors of a recomputed hop; expected {due}")
-        # What nobody can read is no vote: it would speak against the honest.
-        norms = [partial(self._replica.norm, tensor, claim.samples) for tensor in answer.tensors]
-        await self._compute.run(Priority.BACKWARD, 0, lambda: [norm() for norm in norms])
         if fed:
-            return self.fed_again(answer, answer.tensors[0])
+            return await self.fed_again(answer, answer.tensors[0], claim.samples)
         report, got = answer.header.recompute, None if shown is None else shown.got
 
         def work() -> wire.Statement:
+            self._check_readable(answer.tensors, claim.samples)
             given = (claim.x, claim.tokens, got)
             stated = recomputed_statement(request, self.me, given, answer.tensors, report, self._replica.fingerprint)
             stated.run_id, stated.server, stated.signature = self.run_id, peer, report.signature
@@ -484,11 +541,18 @@ class Auditor:
         stated = await self._compute.run(Priority.BACKWARD, 0, work)
         return replace(HopAnswer.of(answer.tensors, report.loss_sum), statement=stated)
 
-    def fed_again(self, answer: Answer, activations: WireTensor) -> HopAnswer:
-        """The `activations` that another feeder makes of the same tokens, in an `answer` that it does not sign."""
+    async def fed_again(self, answer: Answer, activations: WireTensor, samples: int) -> HopAnswer:
+        """The `activations` that another feeder makes of the same tokens, in an `answer` that it does not sign. Raises
+        RemoteFault."""
+        await self._compute.run(Priority.BACKWARD, 0, partial(self._check_readable, (activations,), samples))
         report = answer.header.recompute
         stated = wire.Statement(client=self.me, inner_steps=report.inner_steps, mark=report.mark)
         return HopAnswer(activations, None, 0.0, statement=stated)
+
+    def _check_readable(self, tensors: Sequence[WireTensor], samples: int) -> None:
+        """Raises RemoteFault for what nobody can read: it is no vote, since it would speak against the honest."""
+        for tensor in tensors:
+            self._replica.norm(tensor, samples)
 
     async def like(self, claim: HopClaim, one: HopAnswer, other: HopAnswer) -> AnswerSimilarity:
         """Similarity of two answers; the lowest possible if a tensor is malformed."""
@@ -496,21 +560,16 @@ class Auditor:
         if one.sent is not None and other.sent is not None:
             pairs.append((one.sent, other.sent))
 
+        def work() -> tuple[float, float]:
+            norms = [sorted(self._replica.norm(tensor, claim.samples) for tensor in pair) for pair in pairs]
+            longer = max(1.0 if most == 0.0 else most / least if least > 0.0 else math.inf for least, most in norms)
+            return min(self._replica.cosine(*pair, claim.samples) for pair in pairs), longer
+
         try:
-            cosine = min([await self.cosine(*pair, claim.samples) for pair in pairs])
-            longer = max([await self._longer(*pair, claim.samples) for pair in pairs])
+            cosine, longer = await self._compute.run(Priority.BACKWARD, 0, work)
         except RemoteFault:
             cosine, longer = -1.0, math.inf
         return AnswerSimilarity(cosine, abs(one.loss_sum - other.loss_sum) / self._counted(claim), longer)
-
-    async def _longer(self, one: WireTensor, other: WireTensor, samples: int) -> float:
-        """The ratio of the longer tensor's length to the other's. On the compute thread. Raises RemoteFault."""
-
-        def work() -> float:
-            lengths = sorted(self._replica.norm(tensor, samples) for tensor in (one, other))
-            return 1.0 if lengths[1] == 0.0 else lengths[1] / lengths[0] if lengths[0] > 0.0 else math.inf
-
-        return await self._compute.run(Priority.BACKWARD, 0, work)
 
     def _counted(self, claim: HopClaim) -> int:
         """Tokens that its loss is of; at least 1, where it is zero."""
@@ -525,7 +584,7 @@ class Auditor:
         self, peer: PeerId, stage: int, microbatch: bytes, reason: str, came_s: float | None = math.inf
     ) -> None:
         """Record that `peer`'s data for `microbatch`, which came at `came_s`, was found false (as `wrong`)."""
-        proven = self.wrong(peer, microbatch, reason, came_s)
+        proven = self.wrong(peer, stage, microbatch, reason, came_s)
         self.tell(peer, stage, "wrong" if proven else "undecided", reason)
 
     async def ask(self, peer: PeerId, call: Call, *, about: PeerId | None, timeout_s: float, most: int) -> Answer:
@@ -537,10 +596,6 @@ class Auditor:
             self.audits.spent(about)
         self._at_work[peer] = None
         return answer
-
-    async def cosine(self, one: WireTensor, other: WireTensor, samples: int) -> float:
-        """Cosine as `ports.Replica.cosine`, on the compute thread. Raises RemoteFault."""
-        return await self._compute.run(Priority.BACKWARD, 0, lambda: self._replica.cosine(one, other, samples))
 
     def _tell(self, claim: HopClaim, outcome: str, reason: str) -> None:
         self.tell(claim.server, claim.statement.stage, outcome, reason)

@@ -15,8 +15,6 @@ from swarmnode.ids import MicrobatchId, PeerId
 from swarmnode.membership.swarm import StageContext
 from swarmnode.membership.trust import PeerHistory
 from swarmnode.metrics import name
-from swarmnode.pipeline.audit import EXAMINED_S
-from swarmnode.pipeline.auditor import SUSPECTED
 from swarmnode.pipeline.backlog import Backlog, InFlight, check_inputs, check_samples, check_way
 from swarmnode.pipeline.microbatch_size import PendingForward, label
 from swarmnode.pipeline.next_hop import MicrobatchResult, NextHop, Reservations, onward
@@ -202,7 +200,6 @@ class Hop:
                     )
                     assert claim is not None
                     auditor.observe_answer(claim)
-                    self.next_hop.blame(peer, next_stage, SUSPECTED, least_s=EXAMINED_S)
                     continue
                 work = partial(self.worker.backward, y, outcome, pending)
                 # The replicas may have changed while the gradient was under way.

@@ -104,4 +104,4 @@ class InputAuditor:
         if tokens.shape != claim.tokens.shape or tokens.dtype not in TOKEN_DTYPES:
             raise RemoteFault(f"tokens {tokens.dtype}{list(tokens.shape)}; {list(claim.tokens.shape)} are due")
         check_activations(self._auditor.manifest, claim.samples, activations, "activations")
-        return tokens, (peer, self._auditor.fed_again(answer, activations))
+        return tokens, (peer, await self._auditor.fed_again(answer, activations, claim.samples))

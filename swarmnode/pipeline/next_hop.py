@@ -208,9 +208,11 @@ class NextHop:
     def __init__(
         self, run_id: RunId, transport: Transport, routers: Sequence[Router], telemetry: Telemetry, manifest: Manifest
     ) -> None:
+        """`passed_over`: replicas of a stage that do not get the next microbatch, in training (True) or validation."""
         self._run_id = run_id
         self.transport = transport
         self._routers = routers
+        self.passed_over: Callable[[int, bool], Collection[PeerId]] = lambda stage, train: ()
         self._telemetry = telemetry
         self._limits = manifest.limits
         self._document_end = manifest.data.document_end
@@ -229,7 +231,8 @@ class NextHop:
         begun, retries, no_room_s, tried = loop.time(), 0, 0.0, set[PeerId]()
         reason = "deadline passed"
         while (left_s := deadline - loop.time()) > 0:
-            peer, choice = await self._choose(stage, process.samples, tried, deadline)
+            without = {*tried, *self.passed_over(stage, process.purpose == wire.PURPOSE_TRAIN)}
+            peer, choice = await self._choose(stage, process.samples, without, deadline)
             asked_at = loop.time()
             if peer is None:
                 reason = f"stage {stage}: {choice}" + (f"; last: {reason}" if tried else "")
@@ -238,7 +241,7 @@ class NextHop:
                 no_room_s += loop.time() - asked_at
                 continue
             try:
-                others = router.able(loop.time(), {*tried, peer})
+                others = router.able(loop.time(), {*without, peer})
                 ask = partial(self._ask, peer, router, process, y, tokens, deadline, others)
                 outcome = await self._once_more(peer, ask, deadline)
                 outcome.retries += retries
@@ -328,11 +331,10 @@ class NextHop:
             for watch in list(self._watches.get(peer, ())):
                 watch.doubt()
 
-    def blame(self, peer: PeerId, stage: int, fault: RemoteFault, lost_s: float = 0.0, *, least_s: float = 0.0) -> None:
-        """Ban `peer` after a fault, which cost `lost_s`, for `least_s` or longer: it gets no microbatch until it is
-        heard of again."""
+    def blame(self, peer: PeerId, stage: int, fault: RemoteFault, lost_s: float = 0.0) -> None:
+        """Ban `peer` after a fault, which cost `lost_s`: it gets no microbatch until it is heard of again."""
         now = asyncio.get_running_loop().time()
-        banned_s = self._routers[stage].ban(peer, now, lost_s=lost_s, least_s=least_s)
+        banned_s = self._routers[stage].ban(peer, now, lost_s=lost_s)
         self._telemetry.count(name.PEER_FAULTS, kind="broken")
         self._telemetry.event(
             "peer.banned", level="warning", peer=peer, stage_of_peer=stage, seconds=banned_s, reason=str(fault)

@@ -282,15 +282,13 @@ class Router:
         if lost_s > (self.typical_s(self.samples) or SMALL_CALL_S):
             self.unknown.record_fault(peer, lost_s)
 
-    def ban(
-        self, peer: PeerId, now: float, most_s: float = BAN_MAX_S, lost_s: float = 0.0, *, least_s: float = 0.0
-    ) -> float:
+    def ban(self, peer: PeerId, now: float, most_s: float = BAN_MAX_S, lost_s: float = 0.0) -> float:
         """Ban a faulty `peer`, which cost `lost_s`, until it publishes a newer record and the ban time is over; return
-        the ban's seconds. The time doubles up to `most_s`, and is `least_s` at least."""
+        the ban's seconds. The time doubles up to `most_s`."""
         known = self._peers.get(peer)
         if known is None:
             return 0.0
-        seconds = min(most_s, max(least_s, BAN_FIRST_S * 2.0**known.faults_in_row))
+        seconds = min(most_s, BAN_FIRST_S * 2.0**known.faults_in_row)
         known.faults_in_row += 1
         self.unknown.record_fault(peer, lost_s)
         known.banned_sequence = self._members[peer].sequence

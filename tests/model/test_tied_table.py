@@ -148,8 +148,11 @@ def test_three_stages_of_a_tied_model_learn_what_one_plain_process_does() -> Non
             for replica in chain:
                 replica.message(number)
                 replica.apply(number, 1.0, [])
+            marks = [replica.mark() for replica in (chain[0], chain[-1])]
             parts = chain[0].table_part(), chain[-1].table_part()
             assert chain[-1].take_table(parts[0]) and chain[0].take_table(parts[1])
+            taken = [replica.mark() for replica in (chain[0], chain[-1])]
+            assert all(one != before for one, before in zip(taken, marks, strict=True)), "weights moved without a step"
     nets = [plain_model(of, torch.float32) for of in (plain, stages)]
     one, three = (sum(mean_loss(net, text(5000 + number)).item() for number in range(8)) / 8 for net in nets)
     assert three < one + 0.1 < 2.0, (one, three)

@@ -43,7 +43,6 @@ def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("swarmnode.pipeline.audit.SNAPSHOT_AGE_S", 0.0)
     monkeypatch.setattr("swarmnode.pipeline.audit.EXAMINED_S", 0.0)
     monkeypatch.setattr("swarmnode.pipeline.recompute.PER_MINUTE_MAX", 1000)
-    monkeypatch.setattr("swarmnode.pipeline.hop.EXAMINED_S", 0.1)
 
 
 class Liar(Recording):
@@ -186,11 +185,13 @@ async def test_a_replica_that_answers_false_gradients_is_excluded(kind: type[Lia
         assert liar.served.hop.samples <= its + 4 * 8, "it gets no more work"
 
 
-@pytest.mark.parametrize(("kind", "replicas", "feeders"), [(Steers, 2, 1), (Steers, 3, 2), (SteersFinely, 2, 1)])
+@pytest.mark.parametrize(
+    ("kind", "replicas", "feeders"), [(Steers, 2, 1), (Steers, 3, 2), (SteersFinely, 2, 1), (SteersFinely, 3, 2)]
+)
 async def test_a_replica_that_steers_by_answers_that_look_honest_is_excluded(
     kind: type[Steers], replicas: int, feeders: int
 ) -> None:
-    """By every caller; who suspects it uses none of its answers meanwhile, and shows others what is false."""
+    """By every caller; who suspects it uses none of its answers meanwhile."""
     async with village(rare(slow(stages=2))) as v:
         liar = v.add(1, kind)
         for _ in range(replicas - 1):
@@ -198,21 +199,18 @@ async def test_a_replica_that_steers_by_answers_that_look_honest_is_excluded(
         callers = [v.add(0) for _ in range(feeders)]
         await v.until(lambda: all(liar.node.me in excluded(one) for one in callers), "all exclude it", 240.0)
         assert not any(excluded(person) - {liar.node.me} for person in v.people), "nobody honest is"
-        done = [one for each in callers for one in told(each, "audit.done") if one["peer"] == liar.node.me]
-        assert feeders == 1 or any("shown by" in str(one["reason"]) for one in done)
 
 
 async def test_of_two_the_one_that_its_weights_cleared_is_used_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """The liar's answers no longer speak against it, however long the liar's own examination takes."""
-    for module in ("audit", "hop"):
-        monkeypatch.setattr(f"swarmnode.pipeline.{module}.EXAMINED_S", 3.0)
+    monkeypatch.setattr("swarmnode.pipeline.audit.EXAMINED_S", 3.0)
     monkeypatch.setattr("swarmnode.pipeline.audit.SNAPSHOT_AGE_S", 7.5)
     async with village(slow(stages=2)) as v:
         liar, honest, callers = v.add(1, Steers), v.add(1), [v.add(0), v.add(0)]
         await v.until(lambda: v.total() > 1024, "training")
         lies, answers = liar.served.hop.samples, honest.served.hop.samples
         assert 4 * lies < answers, f"{lies} samples of the liar, {answers} of the other one"
-        assert all(one["peer"] == liar.node.me for caller in callers for one in told(caller, "peer.banned"))
+        assert not any(honest.node.me in excluded(one) for one in callers)
 
 
 @pytest.mark.parametrize("old", ["caller", "server"])

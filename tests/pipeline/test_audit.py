@@ -115,8 +115,10 @@ def test_callers_share_the_first_checks_of_newcomers(callers: int, first: int) -
 
 def test_weights_are_fetched_again_when_donors_may_have_newer_ones() -> None:
     audits = Audits(SHARE)
-    assert audits.weighs([A], 0.0) and not audits.weighs([A, B], 1.0) and audits.weighs([B], 1.0)
-    assert audits.weighs([A, B], 1.0 + EXAMINED_S)
+    audits.weighed([A], took_s=0.1, now_s=0.0)
+    audits.weighed([B], took_s=10.0, now_s=0.0)
+    assert [audits.weighable(A, at) for at in (0.1, EXAMINED_S)] == [False, True]
+    assert [audits.weighable(B, at) for at in (EXAMINED_S, 30.0)] == [False, True]
 
 
 def alike(*cosines: float) -> list[AnswerSimilarity]:

@@ -12,7 +12,6 @@ class Fp64(Dense):
     """Every bit of float64, so that invariants can be held to 1e-12."""
 
     name: ClassVar[str] = "fp64"
-    lossy: ClassVar[bool] = False
     dtype = torch.float64
     dtype_name = "f64"
     itemsize = 8

@@ -7,11 +7,11 @@ from tests.support.package_source import MODULES, PRODUCT, ROOT, nodes, tree
 # Of `swarmnode/`, and of all packages together, without generated code; CONTRIBUTING.md says how to raise them.
 LINES_MAX = 57_900
 FILES_MAX = 295
-ALL_LINES_MAX = 75_503
+ALL_LINES_MAX = 75_505
 GUESSES_MAX = 295
 FUNCTION_LINES_MAX = 80
 # Of all Python in `tests/`.
-TESTS_MAX = 39_975
+TESTS_MAX = 40_000
 
 
 def test_the_package_stays_within_its_budget() -> None:

@@ -45,9 +45,6 @@ class Codec(ABC):
     name: ClassVar[str]
     """The name in manifest and handshake."""
 
-    lossy: ClassVar[bool]
-    """False if decoding restores every float32 bit."""
-
     tensors: ClassVar[int]
     """Number of wire tensors per flat buffer."""
 
