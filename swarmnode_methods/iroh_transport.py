@@ -427,7 +427,7 @@ class IrohTransport(StreamTransport):
         30 s of silence."""
         while True:
             await asyncio.sleep(SILENT_S)
-            owing = [(peer, one) for peer, one in self._connections.items() if self._pool.in_use(peer)]
+            owing = [(peer, one) for peer, one in self._connections.items() if self._pool.in_use[peer]]
             before, self._heard = self._heard, {peer: one.stats().udp_rx_datagrams for peer, one in owing}
             silent = [(peer, one) for peer, one in owing if before.get(peer) == self._heard[peer]]
             await asyncio.gather(*(self._probe(peer, one) for peer, one in silent))

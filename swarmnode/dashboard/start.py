@@ -126,11 +126,6 @@ def ask_period_s(node: NodeView, nodes: int, least_s: float) -> float:
     return min(max(plain, BACKOFF_MAX_S), plain * 2.0 ** max(0, node.failures - 1))
 
 
-def look_period_s(announce_period_s: float, nodes: int) -> float:
-    """Seconds between two lookups in the directory."""
-    return max(announce_period_s, min(LOOK_PERIOD_MAX_S, LOOK_S_PER_NODE * nodes))
-
-
 def due(
     nodes: Iterable[NodeView], asked: dict[PeerId, float], now_s: float, most: int, least_s: float
 ) -> list[NodeView]:
@@ -164,7 +159,8 @@ class Collector:
         limits = self._board.manifest.limits
         while True:
             await self.look()
-            await asyncio.sleep(look_period_s(limits.announce_period_s, len(self._board.nodes)))
+            longer_s = min(LOOK_PERIOD_MAX_S, LOOK_S_PER_NODE * len(self._board.nodes))
+            await asyncio.sleep(max(limits.announce_period_s, longer_s))
 
     async def look(self) -> None:
         """Read the records of every stage once."""

@@ -21,7 +21,7 @@ from swarmnode.gossip.robust import EQUAL
 from swarmnode.identity import SIGNATURE_BYTES, Identity, unsigned, verify
 from swarmnode.ids import PeerId, RunId, short
 from swarmnode.membership.liveness import AGAIN_S, SMALL_CALL_S, TRIES
-from swarmnode.membership.swarm import StageContext
+from swarmnode.membership.swarm import GOSSIPING, StageContext
 from swarmnode.metrics import name
 from swarmnode.ports import Answer, Call, OuterReport, Packet, Verdict
 from swarmnode.remembered import Remembered
@@ -128,7 +128,8 @@ class Acceptance:
         often."""
         out = self.reputation.left_out(asyncio.get_running_loop().time())
         if out:
-            members = self._here.swarm().gossiping(self._here.stage) if members is None else members
+            here = self._here.swarm().stages[self._here.stage]
+            members = [one.peer for one in here if one.state in GOSSIPING] if members is None else members
             out = {peer: reason for peer, reason in out.items() if peer in members}
         for peer, reason in out.items():
             if peer not in self._out:

@@ -314,8 +314,9 @@ class TorchReplica:
 
     def load(self, state: State) -> None:
         """Adopt `state`; accumulated gradients, a marked boundary and tapes become invalid. Raises RemoteFault, with
-        nothing changed, if sections are missing, of the wrong size or not finite, a second moment is negative, or the
-        weights are outside this run's subspace. Raises Busy if memory runs out: load again before anything else."""
+        nothing changed, if sections are missing, of the wrong size or not finite, a second moment is negative or, as
+        sent and where rounds mix none, too small for its first, or weights are outside this run's subspace. Raises Busy
+        if memory runs out: load again before anything else."""
         self._twice(lambda: self._load(state))
 
     @torch.no_grad()
@@ -328,6 +329,8 @@ class TorchReplica:
         if state.inner_steps < 0 or not (math.isfinite(state.gradient_norm) and state.gradient_norm >= 0.0):
             raise RemoteFault(f"state after {state.inner_steps} inner steps with gradient norm {state.gradient_norm}")
         self._check_stray(sections)
+        if state.packed and "exp_avg_sq" in sections.sections and not self.outer.averages_moments:
+            sections.check_moments(self.stage.manifest, self.stage.part)
         for name in ("theta", "exp_avg", "exp_avg_sq"):
             if name in sections.sections:
                 sections.copy_to(name, parts[name])

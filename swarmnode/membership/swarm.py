@@ -190,10 +190,6 @@ class Swarm:
         parts = self._parts[stage] = serving, unsettled
         return parts
 
-    def gossiping(self, stage: int) -> tuple[PeerId, ...]:
-        """Replicas that take part in the stage's rounds."""
-        return tuple([member.peer for member in self.stages[stage] if member.state in GOSSIPING])
-
     def coming(self, stage: int) -> Members:
         """Replicas that serve or will serve."""
         return tuple(member for member in self.stages[stage] if member.state in COMING)

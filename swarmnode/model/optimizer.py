@@ -200,6 +200,13 @@ class FlatAdamW:
         return norm
 
 
+def moments_apart(inner: InnerSpec) -> float:
+    """The largest |exp_avg| / sqrt(exp_avg_sq) of any gradients, by Cauchy-Schwarz; inf where there is none."""
+    if inner.beta1**2 >= inner.beta2:
+        return math.inf
+    return (1.0 - inner.beta1) / math.sqrt((1.0 - inner.beta2) * (1.0 - inner.beta1**2 / inner.beta2))
+
+
 def corrected_ema(before: float, value: float, count: int) -> float:
     """The bias-corrected exponential mean after `value`, the `count`-th one (from 1), given the previous mean
     `before`."""

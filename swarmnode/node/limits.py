@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 
 from swarmnode.uplink_scheduler import SLOWEST_BYTES_PER_S
 
@@ -26,7 +27,7 @@ LOAD_LEAST = 0.05  # guess: below that others take the node for one that hangs
 
 _DAY = "|".join(DAYS)
 _HOURS = re.compile(rf"(?:({_DAY})(?:-({_DAY}))?)?\s*(?:(\d{{1,2}})(?::(\d{{2}}))?-(\d{{1,2}})(?::(\d{{2}}))?)?\Z")
-_AMOUNT = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*|%)\Z")
+_AMOUNT = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*|°[cC]?|%)\Z")
 _RATE = re.compile(r"(\d+(?:\.\d+)?)\s*([kKmMgG]?)([bB]its?|[bB]|)(?:/s|ps)?\Z")
 _THOUSANDS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9}
 _BYTES = {"b": 1, "kb": 1e3, "mb": 1e6, "gb": 1e9, "tb": 1e12, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
@@ -51,10 +52,6 @@ class HourSpan:
         """Seconds until it ends, at a `second` of the local week; 0 outside it."""
         begun = min((second - day * DAY_S - self.begin) % WEEK_S for day in self.days)
         return max(0.0, self.length - begun)
-
-    def begins_in_s(self, second: float) -> float:
-        """Seconds until it begins again."""
-        return min((day * DAY_S + self.begin - second) % WEEK_S for day in self.days)
 
 
 class NodeRole(StrEnum):
@@ -156,7 +153,7 @@ def _hours(limits: Limits, reading: SensorReading) -> LimitVerdict | None:
     second = _second(reading)
     if any(span.left_s(second) for span in limits.hours):
         return None
-    wait_s = min(span.begins_in_s(second) for span in limits.hours)
+    wait_s = min((day * DAY_S + span.begin - second) % WEEK_S for span in limits.hours for day in span.days)
     return LimitVerdict(False, reading.local_s_later(wait_s), f"outside its hours ({show_hours(limits.hours)})")
 
 
@@ -265,7 +262,7 @@ def parse_rate(text: str) -> float:
     return rate
 
 
-def _amount(text: str, units: Mapping[str, float], least: float, most: float, says: str) -> float:
+def _amount(units: Mapping[str, float], least: float, most: float, says: str, text: str) -> float:
     """The number in `text` times its unit. Raises ValueError that `says` what to say."""
     match = _AMOUNT.match(text.strip())
     value = float(match[1]) * units.get(match[2].lower(), math.nan) if match else math.nan
@@ -276,28 +273,7 @@ def _amount(text: str, units: Mapping[str, float], least: float, most: float, sa
 
 def parse_nbytes(text: str) -> int:
     """Bytes of `50GB`, `512MiB`. Raises ValueError."""
-    return int(_amount(text, _BYTES, 1e6, 1e15, "50GB or 512MiB; 1MB to 1000TB"))
-
-
-def parse_quota(text: str) -> int:
-    """Bytes a day of `50GB/day` or `50GB`. Raises ValueError."""
-    number = text.strip().removesuffix("/day").removesuffix("/d")
-    return int(_amount(number, _BYTES, 1e6, 1e15, "50GB/day; 1MB to 1000TB"))
-
-
-def parse_temperature(text: str) -> float:
-    """Degrees Celsius of `80` or `80C`. Raises ValueError."""
-    return _amount(text.replace("°", ""), {"": 1, "c": 1}, 30, 110, "80 or 80C; 30 to 110")
-
-
-def parse_load(text: str) -> float:
-    """Share of `50%`. Raises ValueError."""
-    return _amount(text, {"%": 0.01}, LOAD_LEAST, 1.0, f"50%; {LOAD_LEAST:.0%} to 100%")
-
-
-def parse_idle(text: str) -> float:
-    """Seconds of `5m`, `90s`, `1h`. Raises ValueError."""
-    return _amount(text, {"s": 1, "m": 60, "h": 3600}, 1.0, DAY_S, "5m, 90s or 1h; a second to a day")
+    return int(_amount(_BYTES, 1e6, 1e15, "50GB or 512MiB; 1MB to 1000TB", text))
 
 
 def parse_yes(text: str) -> bool:
@@ -373,14 +349,14 @@ LIMIT_KINDS: Mapping[str, LimitKind] = {
     "max-down": LimitKind("max_down_bps", parse_rate, show_rate, "100Mbit", "Most to receive per second."),
     "quota": LimitKind(
         "quota_nbytes",
-        parse_quota,
+        lambda text: parse_nbytes(text.strip().removesuffix("/day").removesuffix("/d")),
         lambda n: f"{show_nbytes(n)}/day",
         "50GB/day",
         "Most bytes per day, both directions together.",
     ),
     "max-temp": LimitKind(
         "max_temp_c",
-        parse_temperature,
+        partial(_amount, {"": 1, "c": 1, "°": 1, "°c": 1}, 30, 110, "80 or 80C; 30 to 110"),
         lambda c: f"{c:g}C",
         "80C",
         "Pause while the GPU (or processor) is hotter than this.",
@@ -390,7 +366,7 @@ LIMIT_KINDS: Mapping[str, LimitKind] = {
     ),
     "max-load": LimitKind(
         "max_load",
-        parse_load,
+        partial(_amount, {"%": 0.01}, LOAD_LEAST, 1.0, f"50%; {LOAD_LEAST:.0%} to 100%"),
         lambda share: f"{share * 100:.6g}%",
         "50%",
         "Share of the time to compute at most, in pieces well under a second.",
@@ -403,7 +379,11 @@ LIMIT_KINDS: Mapping[str, LimitKind] = {
         "Pause while one of these programs, or any full-screen one, runs.",
     ),
     "when-idle": LimitKind(
-        "when_idle_s", parse_idle, show_s, "5m", "Run only once nobody has used keyboard and mouse for so long."
+        "when_idle_s",
+        partial(_amount, {"s": 1, "m": 60, "h": 3600}, 1.0, DAY_S, "5m, 90s or 1h; a second to a day"),
+        show_s,
+        "5m",
+        "Run only once nobody has used keyboard and mouse for so long.",
     ),
     "on-ac-only": LimitKind("on_ac_only", parse_yes, lambda on: "yes", "", "Pause while on battery."),
 }

@@ -351,7 +351,7 @@ class StreamPool:
     def __init__(self, opener: Callable[[PeerId], Awaitable[P2pdStream]]) -> None:
         self._opener = opener
         self._idle: dict[PeerId, deque[tuple[float, P2pdStream]]] = {}
-        self._in_use: Counter[PeerId] = Counter()
+        self.in_use: Counter[PeerId] = Counter()  # calls in flight
         self._idle_count = 0
 
     async def take(self, peer: PeerId) -> P2pdStream:
@@ -359,18 +359,14 @@ class StreamPool:
 
         Raises Busy if IN_USE_MAX calls to `peer` are in flight, and the errors of `opener`.
         """
-        if self._in_use[peer] >= IN_USE_MAX:
+        if self.in_use[peer] >= IN_USE_MAX:
             raise Busy(f"{IN_USE_MAX} calls to {short(peer)} are in flight already", 0.1)
-        self._in_use[peer] += 1
+        self.in_use[peer] += 1
         try:
             return self._warm(peer) or await self._opener(peer)
         except BaseException:
             self._release(peer)
             raise
-
-    def in_use(self, peer: PeerId) -> int:
-        """Calls to `peer` in flight."""
-        return self._in_use.get(peer, 0)
 
     def _warm(self, peer: PeerId) -> P2pdStream | None:
         """The most recently used stream that is still open, or None. Nothing has been written yet, so a stale one costs
@@ -433,6 +429,6 @@ class StreamPool:
             self.forget(peer)
 
     def _release(self, peer: PeerId) -> None:
-        self._in_use[peer] -= 1
-        if not self._in_use[peer]:
-            del self._in_use[peer]
+        self.in_use[peer] -= 1
+        if not self.in_use[peer]:
+            del self.in_use[peer]

@@ -170,7 +170,8 @@ def test_an_outer_step_leaves_tapes_as_they_were() -> None:
 
 def section(name: str, change: Callable[[torch.Tensor], object]) -> Callable[[State], None]:
     def spoil(state: State) -> None:
-        flat = torch.frombuffer(bytearray(state.sections[name]), dtype=torch.float32)
+        form = torch.bfloat16 if state.packed and name != "phi" else torch.float32
+        flat = torch.frombuffer(bytearray(state.sections[name]), dtype=form)
         change(flat)
         state.sections[name] = flat.view(torch.uint8).numpy().data
 
@@ -194,6 +195,12 @@ def shorten(state: State) -> None:
     state.sections["exp_avg"] = state.sections["exp_avg"][:-4]
 
 
+def overflow(state: State) -> None:  # as sent, theta is its difference from phi
+    state.sections, state.packed = lived(2).snapshot(packed=True).sections, True
+    for name in ("theta", "phi"):
+        section(name, lambda flat: flat.fill_(3e38))(state)
+
+
 def bad_norm(state: State) -> None:
     state.gradient_norm = float("nan")
 
@@ -209,6 +216,7 @@ def bad_norm(state: State) -> None:
         (shorten, "bytes of exp_avg"),
         (widen, "9856 bytes of exp_avg_sq; expected 2176"),
         (bad_norm, "gradient norm nan"),
+        (overflow, "section theta"),
     ],
 )
 def test_a_bad_state_is_refused_and_changes_nothing(spoil: Callable[[State], None], words: str) -> None:
@@ -220,15 +228,23 @@ def test_a_bad_state_is_refused_and_changes_nothing(spoil: Callable[[State], Non
     assert contents(replica.snapshot()) == before and replica.inner_steps == steps
 
 
-def test_a_packed_state_whose_sum_is_not_finite_is_refused() -> None:
-    replica, state = lived(1), lived(2).snapshot(packed=True)
-    before = contents(replica.snapshot())
-    huge = torch.full((replica.stage.parameters,), 3e38)
-    state.sections["theta"] = memoryview(huge.to(torch.bfloat16).view(torch.uint8).numpy().tobytes())
-    state.sections["phi"] = memoryview(huge.numpy().tobytes())
-    with pytest.raises(RemoteFault, match="section theta"):
-        replica.load(state)
-    assert contents(replica.snapshot()) == before
+@pytest.mark.parametrize(("rank", "name"), [(0, "post_attention_layernorm"), (16, "self_attn.o_proj")])
+def test_moments_are_taken_as_sent_unless_no_gradients_leave_them(rank: int, name: str) -> None:
+    """Of one element with a huge first moment the newcomer's next step was tens of thousands of rates long."""
+    pipeline = PipelineSpec(stages=2, boundary="subspace" if rank else "bf16", boundary_rank=rank)
+    run = replace(MANIFEST, pipeline=pipeline, inner=replace(MANIFEST.inner, optimizer="adamw"))
+    donor, newcomer = TorchReplica(run, 0, optimizer_state="8bit"), TorchReplica(run, 0)
+    for steps in (1, 1, 30):
+        train(donor, steps, steps)
+        newcomer.load(donor.snapshot(packed=True))
+    state = newcomer.snapshot(packed=True)
+    section("exp_avg", lambda flat: flat.mul_(1e-30))(state)
+    section("exp_avg_sq", lambda flat: flat.zero_())(state)  # such squares underflow
+    newcomer.load(state)
+    name = f"model.layers.0.{name}.weight"
+    section("exp_avg", lambda flat: donor.stage.named(flat)[name].view(-1)[-1].fill_(1.0))(state)
+    with pytest.raises(RemoteFault, match=f"first moment of {name} over 4.66 roots"):
+        newcomer.load(state)
 
 
 def test_a_packed_state_is_the_original_to_half_a_unit() -> None:
@@ -264,6 +280,7 @@ def test_a_state_has_what_its_run_uses_and_nothing_else(method: str, optimizer: 
     assert sizes == original.sizes_of(0) and all(any(section) for section in state.sections.values())
     assert ("momentum" in sizes) == (method in OWN_ALPHA)
     assert (sizes["exp_avg_sq"] < sizes["exp_avg"] / 2) == (optimizer == "muon")
+    copy.load(original.snapshot(packed=True))
     copy.load(state)
     if original.steps_in_rounds:  # what it gathered for the next round is not in its state
         original.load(state)

@@ -108,7 +108,7 @@ async def test_p2pd_of_either_side_killed_is_started_again(tmp_path: Path) -> No
         here._telemetry = quiet = Quiet()
         addresses = await here.addresses()
         call = asyncio.get_running_loop().create_task(here.call(peer.peer_id, HANG, timeout_s=100, reply_bytes_max=0))
-        await until(lambda: here._pool._in_use[peer.peer_id] > 0)
+        await until(lambda: here._pool.in_use[peer.peer_id] > 0)
         old = here.daemon.pid
         os.kill(old, signal.SIGKILL)
         with pytest.raises((Unavailable, RemoteFault)):
