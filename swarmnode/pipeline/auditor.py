@@ -370,7 +370,7 @@ class Auditor:
                     return
             await self.check(claim)
         except (TimeoutError, Unavailable, RemoteFault, LocalFault) as error:
-            self.tell(peer, stage, "undone", str(error))
+            self.tell(peer, stage, "undone", str(error) or "no answer came")
         finally:
             del self._asked[peer]
             self._wanted.pop(stage, None)
