@@ -24,7 +24,7 @@ from swarmnode.membership.record import CLOCK_SKEW_MAX_S, check_record
 from swarmnode.ports import Answer, Call, Telemetry
 from swarmnode.remembered import Remembered
 from swarmnode.transport.address import dialable_of, first_that_accepts
-from swarmnode.transport.contact import RETRY_FIXED_S, RETRY_MIN_S, STALE_S, Contacts, whom_to_try
+from swarmnode.transport.contact import RETRY_FIXED_S, RETRY_MIN_S, STALE_S, Contact, Contacts, whom_to_try
 from swarmnode.transport.record_book import HOLDERS, HOLDERS_ASKED, NEWS_MAX, PLACE_MAX, RPC_TIMEOUT_S, RecordBook
 from swarmnode.transport.stream_transport import StreamTransport
 from swarmnode.wire import call_pb2
@@ -343,7 +343,7 @@ class CallDirectory:
         """Dial contacts that are not `here`; return whether one answered."""
         now = self._unix_s()
         lost = whom_to_try(self.contacts.known, here, now)
-        met = await asyncio.gather(*(self._meet(peer, self.contacts.known[peer].addresses, reasons) for peer in lost))
+        met = await asyncio.gather(*(self._meet(peer, self.contacts.known[peer], reasons) for peer in lost))
         for peer, answered in zip(lost, met, strict=True):
             self.contacts.record_try(peer, answered, now)
             if answered:
@@ -366,8 +366,8 @@ class CallDirectory:
             )
         return ahead_s is not None
 
-    async def _meet(self, peer: PeerId, addresses: Sequence[str], reasons: dict[PeerId, str]) -> bool:
-        tries, fixed = self.contacts.known[peer].failures, self.contacts.known[peer].fixed
+    async def _meet(self, peer: PeerId, contact: Contact, reasons: dict[PeerId, str]) -> bool:
+        addresses, fixed, tries = contact.addresses, contact.fixed, contact.failures  # it may be forgotten by now
         try:
             async with asyncio.timeout(None if fixed else SMALL_CALL_S):
                 if fixed and await first_that_accepts(addresses) is None:

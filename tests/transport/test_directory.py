@@ -124,6 +124,18 @@ async def test_a_bootstrap_that_never_answers_is_unreachable() -> None:
 
 
 @pytest.mark.loop("uvloop")
+async def test_a_contact_that_is_forgotten_before_it_is_tried_does_no_harm() -> None:
+    nobody, contacts, loop = Identity.of_seed(bytes(32)).peer_id, Contacts(), asyncio.get_running_loop()
+    async with node() as (here, _):
+        directory = await DhtDirectory.create(here, [], RUN, 1, contacts=contacts, unix_s=time.time)
+        contacts.hear(nobody, ["/ip4/127.0.0.1/tcp/9"], 1.0)
+        trying = loop.create_task(directory._try_lost({}, here=set()))
+        loop.call_soon(contacts.known.clear)
+        assert not await trying
+        await directory.close()
+
+
+@pytest.mark.loop("uvloop")
 async def test_a_node_that_a_former_contact_greets_first_has_joined(monkeypatch: pytest.MonkeyPatch) -> None:
     """As after a cut: all start again, each tries the others before they listen, and the bootstrap is gone for good."""
     monkeypatch.setattr("swarmnode.transport.contact.RETRY_MIN_S", 0.1)
