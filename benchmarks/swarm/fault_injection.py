@@ -26,7 +26,7 @@ from swarmnode.ports import Clock
 
 NODES, STAGES = 7, 3
 FREEZE_S = 6.0  # longer than the timeout of a ping
-SLOW_LINK = "100kbit"
+SLOW_LINK = "210kbit"  # the least that a node takes
 SAMPLES_BETWEEN = 64  # trained between two faults, so that each is survived on its own
 
 CLOUDS = ("aws", "gcp", "azure")

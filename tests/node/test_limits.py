@@ -6,6 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from benchmarks.swarm.fault_injection import SLOW_LINK
 from swarmnode.node.limits import (
     COOL_C,
     DAY_S,
@@ -149,7 +150,7 @@ def test_words_read_back(name: str, text: str) -> None:
 
 def test_words_have_many_forms() -> None:
     assert parse_rate("2MB/s") == parse_rate("16Mbps") == parse_rate("16 mbit") == 16e6
-    assert parse_nbytes("1GiB") == 2**30
+    assert parse_nbytes("1GiB") == 2**30 and parse_rate(SLOW_LINK) > 0, "also of the storm that `make chaos` makes"
     assert parse_hours("9-24") == parse_hours("09:00-00")
     for name, kind in LIMIT_KINDS.items():
         assert change(Limits(), {name: kind.example or "yes"}) != Limits()

@@ -115,10 +115,9 @@ def test_callers_share_the_first_checks_of_newcomers(callers: int, first: int) -
 
 def test_weights_are_fetched_again_when_donors_may_have_newer_ones() -> None:
     audits = Audits(SHARE)
-    audits.weighed([A], took_s=0.1, now_s=0.0)
-    audits.weighed([B], took_s=10.0, now_s=0.0)
-    assert [audits.weighable(A, at) for at in (0.1, EXAMINED_S)] == [False, True]
-    assert [audits.weighable(B, at) for at in (EXAMINED_S, 30.0)] == [False, True]
+    for peer, took_s, times in ((A, 0.1, (0.1, EXAMINED_S)), (B, 10.0, (EXAMINED_S, 30.0))):
+        audits.weighed([peer], took_s, now_s=0.0)
+        assert [audits.weighable(peer, at) for at in times] == [False, True]
 
 
 def alike(*cosines: float) -> list[AnswerSimilarity]:
