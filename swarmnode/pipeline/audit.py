@@ -315,14 +315,14 @@ class MeanAnswers:
         total, weight, squares = (sum(getattr(one, key) for one in seen) for key in ("total", "weight", "squares"))
         variance = self._square / self._weight - float(total @ total) / weight**2
         counts = {peer: one.weight**2 / one.squares for peer, one in self._of.items()}
+        judged = [peer for peer, count in counts.items() if count >= self.FIRST]
         for peer, one in self._of.items():
             rest = weight - one.weight
             others = rest**2 / (squares - one.squares)
             if min(counts[peer], others) >= self.FIRST and variance > 0.0:
                 apart = one.total / one.weight - (total - one.total) / rest
                 square, noise = float(apart @ apart), variance * (1.0 / counts[peer] + 1.0 / others)
-                beside = [other for other in self._of if other != peer and counts[other] >= self.FIRST]
-                if square > self._limit * noise and len(beside) > 1:
+                if square > self._limit * noise and len(beside := [other for other in judged if other != peer]) > 1:
                     means = np.stack([self._of[other].total / self._of[other].weight for other in beside])
                     spread = float(means.var(axis=0, ddof=1).sum())
                     spread -= variance * statistics.fmean(1.0 / counts[other] for other in beside)
