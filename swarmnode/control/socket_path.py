@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
 
+from swarmnode import file_lock
 from swarmnode.errors import LocalFault, NoDaemon, NotPermitted, UsageError, os_errors
 
 SOCKET_NAME = "control.sock"
@@ -52,17 +52,10 @@ def no_daemon(home: Path) -> NoDaemon:
 def take_home(home: Path) -> int:
     """Hold the lock of `home` until the descriptor, which is returned, is closed or the process dies.
 
-    Raises UsageError if another daemon holds it, LocalFault if it cannot be written.
+    Raises UsageError if another daemon holds it or the disk keeps no locks, LocalFault if it cannot be written.
     """
-    path = home / LOCK_NAME
-    with os_errors(LocalFault, f"cannot write in {home}", "; give another --home"):
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        holder = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip()
-        os.close(descriptor)
-        raise UsageError(f"another swarmnode (pid {holder or '?'}) uses {home}: give another --home") from None
-    os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
-    return descriptor
+        with os_errors(LocalFault, f"cannot write in {home}", "; give another --home"):
+            return file_lock.take(home / LOCK_NAME, file_lock.this_process(), "give another --home, on a local disk")
+    except file_lock.LockHeld as held:
+        raise UsageError(f"another swarmnode (pid {held.holder}) uses {home}: give another --home") from None

@@ -11,7 +11,7 @@ index is written.
 from __future__ import annotations
 
 import concurrent.futures
-import fcntl
+import contextlib
 import hashlib
 import json
 import os
@@ -24,6 +24,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
+from swarmnode import file_lock
 from swarmnode.atomic_file import write_errors, write_whole
 from swarmnode.data.chat_template import ChatTemplate
 from swarmnode.data.document_row import DOCUMENT_BYTES_MAX, BadRows, DocumentSpan, Placed, Reading
@@ -44,6 +45,7 @@ from swarmnode.ids import digest, digest64
 
 WORK_FOLDER = ".parts"
 PLAN_FILE = "plan.json"
+LOCK_FILE = "lock"
 CHUNKS_MIN = 64
 """Small sets are cut finer, so that several feeders have something to do (guess) ..."""
 CHUNK_TOKENS_MIN = (1 << 16) + 1
@@ -259,11 +261,7 @@ def make(
     reading = replace(options.reading, cut_nbytes=min(options.reading.cut_nbytes, cut))
     folder = out / WORK_FOLDER
     _begin(out, folder, options, encoding)
-    with (folder / PLAN_FILE).open("rb") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise UsageError(f"{out}: another `data make` is at work there") from None
+    with _alone(out, folder):
         names, done = list[str](), 0
         for work in works:
             names.append(part_name(work, reading, encoding))
@@ -280,6 +278,22 @@ def make(
     write_whole(out / INDEX_FILE, raw)
     shutil.rmtree(folder)
     return parse_index(raw, origin=str(out / INDEX_FILE)), bad
+
+
+@contextlib.contextmanager
+def _alone(out: Path, folder: Path) -> Iterator[None]:
+    """Hold the lock of the working folder of `out`. Raises UsageError if another process does, or if the disk keeps no
+    locks, DataError if the folder cannot be written."""
+    remedy = "make the data set on a local disk, then copy it"
+    try:
+        with write_errors(folder, kind=DataError, what=f"{folder}: cannot be used"):
+            lock = file_lock.take(folder / LOCK_FILE, file_lock.this_process(), remedy)
+    except file_lock.LockHeld as held:
+        raise UsageError(f"{out}: another `data make` (pid {held.holder}) is at work there") from None
+    try:
+        yield
+    finally:
+        os.close(lock)
 
 
 def _begin(out: Path, folder: Path, options: MakeOptions, encoding: Encoding) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import hashlib
 import importlib
 import io
@@ -15,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from swarmnode import file_lock
 from swarmnode.atomic_file import TEMPORARY, atomic_write, write_errors
 from swarmnode.errors import DataError, LocalFault, UsageError, os_errors
 from swarmnode.ports import Store
@@ -24,32 +24,27 @@ PIECE_NBYTES = 8 << 20  # guess: written and hashed in pieces of this size
 
 
 LOCK_FILE = "archive.lock"
-HOME_BYTES_MAX = 4096  # as PATH_MAX
 
 
 def keeper(folder: Path) -> Path | None:
     """The home of the process that keeps an archive in `folder` now, None if none does."""
-    with contextlib.suppress(OSError), (folder / LOCK_FILE).open("rb") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return Path(os.fsdecode(file.read(HOME_BYTES_MAX)))
+    with contextlib.suppress(OSError, UsageError):  # unreadable, or on a disk where no archive can be kept
+        holder = file_lock.holder_of(folder / LOCK_FILE)
+        return None if holder is None else Path(holder)
     return None
 
 
 def hold(folder: Path, home: Path) -> None:
     """Lock the folder for the process of `home` until it ends, however it ends. Raises UsageError if another process'
-    archive uses it."""
-    descriptor = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    archive uses it, or if its disk keeps no locks, LocalFault if it cannot be written."""
+    own = str(home.absolute())
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(descriptor)
-        if (holder := keeper(folder)) == home.absolute():
+        with os_errors(LocalFault, f"cannot write in {folder}", "; choose another folder for the archive"):
+            file_lock.take(folder / LOCK_FILE, own, "keep the archive in a folder on a local disk")
+    except file_lock.LockHeld as held:
+        if held.holder == own:
             return  # it is this process, which begins another archive
-        raise UsageError(f"the archive of {holder} writes to {folder}: stop it, or choose another") from None
-    os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, os.fsencode(home.absolute()), 0)
+        raise UsageError(f"the archive of {held.holder} writes to {folder}: stop it, or choose another") from None
 
 
 class FolderStore:

@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
-import os
-import shutil
-import tempfile
 from collections.abc import Coroutine, Mapping, Sequence
 from pathlib import Path
 
@@ -26,66 +22,9 @@ from swarmnode.transport.flood_guard import FloodGate, FloodGuard
 from swarmnode.transport.p2pd import NetworkMode
 from swarmnode.transport.p2pd_process import CONTROL_BYTES_MAX, DIAL_TIMEOUT_S, P2pdProcess, peer_of, read_delimited
 from swarmnode.transport.serve import HEADER_TIMEOUT_S
+from swarmnode.transport.socket_dir import SocketDir
 from swarmnode.transport.stream import P2pdStream
 from swarmnode.transport.stream_transport import ADDRESSES_MAX, StreamTransport
-
-PREFIX = "swarmnode-p2p-"
-_PATH_BYTES_MAX = 100  # of 108 that a unix socket's address holds on Linux, 104 on macOS
-_SOCKET_NAME_CHARACTERS = 24  # "p2pclient-" and eleven more, as hivemind names them
-
-
-class SocketDir:
-    """A folder `/tmp/swarmnode-p2p-<pid>-<random>` (mode 0700), locked while this process lives."""
-
-    def __init__(self, parent: Path | None = None) -> None:
-        """Remove the folders of dead nodes and make a new one. Raises LocalFault if that fails."""
-        parent = Path(tempfile.gettempdir()) if parent is None else parent
-        if len(os.fsencode(parent)) + len(PREFIX) + 20 + _SOCKET_NAME_CHARACTERS > _PATH_BYTES_MAX:
-            parent = Path("/tmp")  # a unix socket's path is short, TMPDIR may not be
-        sweep(parent)
-        try:
-            new = Path(tempfile.mkdtemp(prefix=f".{PREFIX}{os.getpid()}-", dir=parent))
-            self._lock = os.open(new / "lock", os.O_CREAT | os.O_RDWR, 0o600)
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self.path = new.rename(parent / new.name[1:])  # no other process sweeps it before it is locked
-        except OSError as error:
-            raise LocalFault(f"no folder for sockets can be made in {parent}: {error.strerror}") from error
-
-    def remove(self) -> None:
-        """Remove the folder and the sockets in it."""
-        shutil.rmtree(self.path, ignore_errors=True)
-        if self._lock >= 0:
-            os.close(self._lock)
-            self._lock = -1
-
-
-def sweep(parent: Path) -> list[Path]:
-    """Remove our user's socket folders that no living process has locked; return them."""
-    swept = []
-    for path in sorted(parent.glob(f"{PREFIX}*")):
-        try:
-            if path.stat().st_uid != os.geteuid() or not _unlocked(path):
-                continue
-        except OSError:
-            continue  # another process is removing it
-        shutil.rmtree(path, ignore_errors=True)
-        swept.append(path)
-    return swept
-
-
-def _unlocked(path: Path) -> bool:
-    try:
-        lock = os.open(path / "lock", os.O_RDWR)
-    except FileNotFoundError:
-        return True
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    finally:
-        os.close(lock)
-    return True
-
 
 CIRCUITS_MAX = 2  # each takes 90 characters of a record of 1 KiB
 CONNECT_DELAY_S = 0.2
@@ -103,7 +42,6 @@ class Libp2pTransport(StreamTransport):
         self._daemon = daemon
         self._sockets = sockets
         self._guard = FloodGuard(daemon, self._friends, self._guarded)
-        self._listener: asyncio.Server | None = None
 
     @classmethod
     async def create(
@@ -135,7 +73,7 @@ class Libp2pTransport(StreamTransport):
             raise UsageError("no address to listen on; give at least one, such as /ip4/127.0.0.1/tcp/0")
         sockets = SocketDir()
         mode, book = network_mode or NetworkMode(), book or DialBook([*listen, *announce], lan=lan)
-        daemon = P2pdProcess(identity_path, sockets.path, tuple(listen), tuple(announce), mode, book=book)
+        daemon = P2pdProcess(identity_path, sockets, tuple(listen), tuple(announce), mode, book=book)
         transport = cls(daemon, sockets, identity.peer_id, run_id, telemetry)
         await transport._name(named)
         try:
@@ -143,7 +81,7 @@ class Libp2pTransport(StreamTransport):
             if str(daemon.peer_id) != identity.peer_id:
                 raise LocalFault(f"{identity_path} holds the key of {daemon.peer_id}, not of {identity.peer_id}")
             await transport._run()
-            await transport._listen()
+            await daemon.serve_streams(tuple(transport._protocols), lambda: P2pdStream(transport._accept))
         except BaseException:
             await transport.close()
             raise
@@ -154,17 +92,9 @@ class Libp2pTransport(StreamTransport):
         supervise = daemon.supervise(self._p2pd_died, self._p2pd_restarted)
         return [supervise, daemon.keep_answering(), daemon.keep_book(), self._guard.watch()]
 
-    async def _listen(self) -> None:
-        path = self._sockets.path / "in"
-        make = asyncio.get_running_loop().create_unix_server
-        self._listener = await make(lambda: P2pdStream(self._accept), str(path))
-        for protocol in self._protocols:
-            await self._daemon.serve_streams(protocol, path)
-
     async def close(self) -> None:
         """End all calls, streams, tasks and p2pd; remove the sockets. May be called repeatedly."""
-        if self._listener is not None:
-            self._listener.close()
+        self._daemon.refuse_streams()
         await self._end()
         self._guard.release()
         await self._daemon.stop()

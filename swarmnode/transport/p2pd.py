@@ -20,6 +20,7 @@ from hivemind.utils.multiaddr import Multiaddr
 from swarmnode.transport import dial_filter
 
 STARTUP_TIMEOUT_S = 60.0  # guess: covers eight nodes starting on two busy cores; alone it takes 0.15 s (measured)
+CONTROL_SOCKET = "p2pd"
 UNARY_BYTES_MAX = 4 << 20  # hivemind's default: the most that a DHT message may hold
 
 
@@ -65,9 +66,9 @@ async def launch(
     `P2P.create` puts its sockets in /tmp and leaves p2pd in our process group, where Ctrl-C kills it before the node
     could leave in order. This does the same with private sockets and a separate session.
     """
-    (sockets / "p2pd").unlink(missing_ok=True)  # left by a killed one
+    (sockets / CONTROL_SOCKET).unlink(missing_ok=True)  # left by a killed one
     p2p = P2P()
-    p2p._daemon_listen_maddr = Multiaddr(f"/unix{sockets}/p2pd")
+    p2p._daemon_listen_maddr = Multiaddr(f"/unix{sockets}/{CONTROL_SOCKET}")
     p2p._client_listen_maddr = Multiaddr(f"/unix{sockets}/client")
     try:
         async with asyncio.timeout(STARTUP_TIMEOUT_S):

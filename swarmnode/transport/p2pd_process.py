@@ -31,7 +31,8 @@ from swarmnode.transport import hivemind_patches
 from swarmnode.transport.address import Endpoint, check_listenable, ip_of, is_circuit, parse_bootstrap, parse_endpoint
 from swarmnode.transport.dial_book import DIRECT_MAX, DialBook
 from swarmnode.transport.dial_filter import DialRequest, default_router
-from swarmnode.transport.p2pd import NetworkMode, launch
+from swarmnode.transport.p2pd import CONTROL_SOCKET, NetworkMode, launch
+from swarmnode.transport.socket_dir import SocketDir
 from swarmnode.transport.stranger_limit import DhtLimit, RpcHandler
 from swarmnode.transport.stream import P2pdStream
 
@@ -47,7 +48,7 @@ RESTARTS_WINDOW_S = 60.0
 RESTART_DELAY_S = 0.1
 BOOK_PERIOD_S = 0.5  # guess: p2pd takes some milliseconds to list its connections
 RESTART_WAIT_S = PINGS_MISSED_MAX * CONTROL_TIMEOUT_S  # so long calls wait for a restart; it takes 0.5 s and more
-
+STREAM_SOCKET = "in"
 
 _P2P, _P2P_CIRCUIT = 421, 290  # codes of the multiaddr table
 _IDENTIFY = p2pd_pb2.Request(type=p2pd_pb2.Request.IDENTIFY)
@@ -58,13 +59,15 @@ class P2pdProcess:
     """A p2pd. `listen` are multiaddrs. Port 0 chooses any port, which is kept over restarts."""
 
     identity_path: Path
-    sockets: Path
+    sockets: SocketDir
     listen: Sequence[str]
     announce: Sequence[str] = ()
     network_mode: NetworkMode = NetworkMode()  # noqa: RUF009  frozen
     p2p: Any = None
     handlers: dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]] = field(default_factory=dict)
-    stream_handlers: dict[str, Path] = field(default_factory=dict)
+    protocols: Sequence[str] = ()  # of the streams that `listener` takes
+    make_stream: Callable[[], asyncio.BaseProtocol] | None = None
+    listener: asyncio.Server | None = None
     running: asyncio.Event = field(default_factory=asyncio.Event)
     changing: bool = False
     dht_limit: DhtLimit = field(default_factory=DhtLimit)
@@ -80,8 +83,9 @@ class P2pdProcess:
             if endpoint.protocol != "tcp":
                 raise UsageError(f"{endpoint}: libp2p listens on TCP; give /{endpoint.family}/{endpoint.host}/tcp/PORT")
             check_listenable(endpoint)
+        self.sockets.renew()
         try:
-            given = self.identity_path, self.sockets, self.listen, self.announce, self.network_mode
+            given = self.identity_path, self.sockets.path, self.listen, self.announce, self.network_mode
             self.p2p, self.dials = await launch(*given)
         except (P2PDaemonError, OSError) as error:
             raise LocalFault(f"p2pd does not start on {', '.join(self.listen)}: {error}") from error
@@ -89,8 +93,7 @@ class P2pdProcess:
             self.book.router = "" if self.network_mode.kind == "local" else default_router()
             asyncio.get_running_loop().add_reader(self.dials, self._judge_dial)
         try:
-            for name, socket in self.stream_handlers.items():
-                await self._register_stream(name, socket)
+            await self._take_streams()
             for name, (handler, args, kwargs) in self.handlers.items():
                 await self.p2p.add_protobuf_handler(name, handler, *args, **kwargs)
         except (P2PDaemonError, OSError) as error:
@@ -172,7 +175,8 @@ class P2pdProcess:
         raise AssertionError("unreachable")
 
     async def keep_answering(self) -> None:
-        """Kill a p2pd that is alive but does not answer, so that `supervise` restarts it."""
+        """Kill a p2pd that is alive but does not answer, so that `supervise` restarts it; at once where a cleaner of
+        temporary files has swept its sockets."""
         missed = 0
         while True:
             await asyncio.sleep(PING_PERIOD_S)
@@ -185,7 +189,7 @@ class P2pdProcess:
                 missed = 0
             except (OSError, P2PDaemonError):
                 missed += 1
-            if missed >= PINGS_MISSED_MAX:
+            if missed >= PINGS_MISSED_MAX or not self.sockets.whole(CONTROL_SOCKET, STREAM_SOCKET):
                 missed = 0
                 with contextlib.suppress(ProcessLookupError):
                     self.p2p._child.kill()
@@ -229,10 +233,29 @@ class P2pdProcess:
 
     # Interface for the transport.
 
-    async def serve_streams(self, protocol: str, socket: Path) -> None:
-        """Make p2pd hand every incoming stream of `protocol` to the unix socket `socket`."""
-        self.stream_handlers[protocol] = socket
-        await self._register_stream(protocol, socket)
+    async def serve_streams(self, protocols: Sequence[str], make_stream: Callable[[], asyncio.BaseProtocol]) -> None:
+        """Make p2pd hand every incoming stream of `protocols` to a new protocol of `make_stream`, from each of its
+        starts on."""
+        self.protocols = protocols
+        self.make_stream = make_stream
+        await self._take_streams()
+
+    def refuse_streams(self) -> None:
+        """Take no further stream."""
+        if self.listener is not None:
+            self.listener.close()
+            self.listener = None
+
+    async def _take_streams(self) -> None:
+        """Listen for streams at a new socket, and tell p2pd."""
+        if self.make_stream is None:
+            return
+        self.refuse_streams()
+        path = self.sockets.path / STREAM_SOCKET
+        path.unlink(missing_ok=True)
+        self.listener = await asyncio.get_running_loop().create_unix_server(self.make_stream, str(path))
+        for protocol in self.protocols:
+            await self._register_stream(protocol, path)
 
     async def _register_stream(self, protocol: str, socket: Path) -> None:
         handler = p2pd_pb2.StreamHandlerRequest(

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -16,7 +17,8 @@ from swarmnode.ports import Answer, Call
 from swarmnode.transport import frame
 from swarmnode.transport.frame import FrameKind
 from swarmnode.transport.key_file import create
-from swarmnode.transport.libp2p import Libp2pTransport, SocketDir
+from swarmnode.transport.libp2p import Libp2pTransport
+from swarmnode.transport.socket_dir import SocketDir
 from swarmnode.transport.stream import P2pdStream
 from swarmnode.wire import call_pb2 as wire
 from tests.support.fake_telemetry import Quiet
@@ -131,6 +133,23 @@ async def test_p2pd_of_either_side_killed_is_started_again(tmp_path: Path) -> No
                 await asyncio.sleep(0.1)
         else:
             pytest.fail("the peer did not come back")
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("kill", [True, False])
+async def test_sockets_swept_by_a_cleaner_are_made_anew(tmp_path: Path, kill: bool) -> None:
+    """Temporary files are swept after ten days. Either p2pd dies later, or the node sees that its sockets are gone."""
+    async with pair(tmp_path) as (here, peer):
+        old, swept = here.daemon.pid, here.daemon.sockets.path
+        shutil.rmtree(swept)
+        if kill:
+            os.kill(old, signal.SIGKILL)
+        await until(lambda: here.daemon.sockets.path != swept and here.daemon.running.is_set())
+        assert here.daemon.pid != old
+        while not await answers(here, peer.peer_id):  # a first dial may fail, and libp2p backs off for seconds
+            await asyncio.sleep(0.2)
+        # The peer calls us back on a new stream: p2pd hands it to the new socket.
+        await here.call(peer.peer_id, Call(wire.Request(manifest={})), timeout_s=60, reply_bytes_max=0)
 
 
 async def test_p2pd_that_dies_again_and_again_breaks_the_transport(monkeypatch: pytest.MonkeyPatch) -> None:

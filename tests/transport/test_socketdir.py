@@ -1,11 +1,12 @@
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from swarmnode.transport.libp2p import PREFIX, SocketDir, sweep
+from swarmnode.transport.socket_dir import PREFIX, SocketDir, sweep
 
 
 @pytest.fixture
@@ -42,5 +43,32 @@ def test_a_long_temporary_folder_is_not_used(tmp_path: Path) -> None:
     deep = tmp_path / ("d" * 100)
     deep.mkdir()
     folder = SocketDir(deep)
+    assert folder.path.parent == Path("/tmp")
+    folder.remove()
+
+
+def test_a_swept_folder_is_made_anew_and_an_untouched_one_stays(short: Path) -> None:
+    folder = SocketDir(short)
+    first = folder.path
+    (first / "p2pd").touch()
+    folder.renew()
+    assert folder.path == first
+    assert folder.whole("p2pd")
+    (first / "p2pd").unlink()
+    assert not folder.whole("p2pd")
+    (first / "lock").unlink()
+    folder.renew()
+    assert folder.path != first
+    assert folder.whole()
+    folder.remove()
+    assert list(short.iterdir()) == []
+
+
+def test_a_temporary_folder_that_is_gone_has_a_substitute(short: Path) -> None:
+    parent = short / "tmp"
+    parent.mkdir()
+    folder = SocketDir(parent)
+    shutil.rmtree(parent)
+    folder.renew()
     assert folder.path.parent == Path("/tmp")
     folder.remove()
