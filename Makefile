@@ -11,34 +11,17 @@ LINT := .venv/.swarmnode-lint
 UNCOMPILED := /(tests|testing|pip|mypy|mypyc|setuptools|_inductor|networkx|pygments|opentelemetry)/|/(scipy/(stats|signal)|sympy/physics)/|/transformers/models/(?!llama|auto)|/moto/(?!core|s3|moto_server)
 # One thread a process: two processes of two threads each run slower than two of one (shared spin barriers).
 export OMP_NUM_THREADS := 1
-# Whether nightly tests are run, too.
-export SWARMNODE_NIGHTLY := 0
 # Compiled once, tests with their assertions, not by each process again.
 export PYTHONDONTWRITEBYTECODE :=
 
 PYTEST = $(BIN)/python -m pytest -q -p no:cacheprovider
-SLOWEST := --durations=30 --durations-min=1
-# Real processes, for seconds to minutes each, in two parts, of which the second has whole nodes, too; a life in the
-# storm, live and in virtual time, and text; whole nodes, in virtual time, and what decides for them; rounds, models and
-# commands. Together they take two cores, so all should end at about one time: each has about as many seconds of a core.
-LIVE := $(wildcard tests/live/test_[a-l]*.py) tests/live/test_meeting_point.py
-LATE := $(filter-out $(LIVE),$(wildcard tests/live/test_*.py)) $(wildcard tests/node/test_[ab]*.py)
-DECIDED := tests/device tests/membership tests/pipeline tests/recovery
-NODE := $(filter-out $(LATE),$(wildcard tests/node/test_*.py)) $(DECIDED)
-STORM := tests/docs tests/chaos tests/simulation tests/dashboard tests/data
-ROUND := tests/gossip tests/model tests/cli
-
-PARTS := rest round node storm live late
-
-SETSID := $(shell command -v setsid)
-
-.PHONY: help setup demo test nightly people chaos check proto docs site wheel release lock bench soak clean
+.PHONY: help setup demo test nightly record people chaos check proto docs site wheel release lock bench soak clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo    a local swarm of 6 node processes trains a language model, loses one, and exports it"
-	@echo "make test    everything CI runs: format, lint, types, floors, stale code, and all tests"
-	@echo "make nightly the tests that make test leaves out: research methods, benchmarks, more pages, more live tests"
+	@echo "make test    format, lint, types, floors, stale code, and the tests of each push"
+	@echo "make nightly the tests that make test leaves out: research methods, benchmarks, more pages, more live tests; CI runs both"
 	@echo "make people  a volunteer, an organiser and a researcher, each from nothing but the wheel"
 	@echo "make chaos   one life of a swarm under seventeen kinds of real faults, some minutes (SEED=1000)"
 	@echo "make check   only the quick part: format, lint, types, floors, stale code"
@@ -49,7 +32,7 @@ help:
 	@echo "make docs    write what is made from the code: tables in docs/, the Grafana board, cloud-init"
 	@echo "make site    the pages as a site in build/site, strictly; make docs first"
 	@echo "make bench   measure throughput of the swarm and of the transport"
-	@echo "make soak    a long run with a node killed every 30 s, storms in virtual time for an hour and a weekend (SEED=1000), a million damaged inputs"
+	@echo "make soak    hours: a long run with kills, 50 lives under faults, an hour of storms in virtual time, a million damaged inputs (SEED=1000, PARTS='fuzz storm'); writes docs/measurements/soak.md"
 
 setup: $(COMPILED)
 
@@ -75,29 +58,20 @@ $(LINT): $(STAMP)
 demo: setup
 	@$(BIN)/swarmnode up --nodes 6 --stages 3 --for 180s --kill 60s --out runs/demo
 
-# Six parts side by side: tests with real processes mostly wait. What the first five said comes last, each with its
-# slowest tests, then a line for each. Each is a session of its own where that can be: Linux shares processors among
-# sessions, and each node that a test starts is one.
+# Parts side by side, balanced by tests/seconds.json (`make record` writes it anew); failures run once more, alone.
 test: $(STAMP)
 	@$(MAKE) -s -j 2 setup $(LINT)
-	@mkdir -p build; $(BIN)/python -m compileall -qq -j 0 $(OURS); part() { $(SETSID) $(PYTEST) $(SLOWEST) $$2 > build/$$1-tests.txt 2>&1 & }; \
-	part live '$(LIVE)'; live=$$!; part late '$(LATE)'; late=$$!; part storm '$(STORM)'; storm=$$!; part node '$(NODE)'; node=$$!; part round '$(ROUND)'; round=$$!; \
-	trap 'kill $$live $$late $$storm $$node $$round' INT TERM; \
-	{ $(PYTEST) $(SLOWEST) tests $(addprefix --ignore=,tests/live $(STORM) tests/node $(DECIDED) $(ROUND)); echo $$? > build/rest-code; } 2>&1 \
-	  | tee build/rest-tests.txt; rest=$$(cat build/rest-code); \
-	wait $$round; round=$$?; wait $$node; node=$$?; wait $$storm; storm=$$?; wait $$live; live=$$?; wait $$late; late=$$?; \
-	cat build/round-tests.txt build/node-tests.txt build/storm-tests.txt build/live-tests.txt build/late-tests.txt; echo; \
-	for part in $(PARTS); do \
-	  printf '%-6s%s\n' $$part: "$$(grep -E '^[0-9]+ .* in [0-9.]+s|^no tests ran' build/$$part-tests.txt | tail -n 1 | grep . || echo did not finish)"; \
-	done; \
-	set -- $$rest $$round $$node $$storm $$live $$late; for code; do test $$code = 0 || test $$code = 1 || exit 1; done; \
-	$(BIN)/python -m tests.second_try $(PARTS:%=build/%-tests.txt)
+	@$(BIN)/python -m compileall -qq -j 0 $(OURS)
+	@$(BIN)/python -m tests.suite push
 
 # What `make test` leaves out (CONTRIBUTING.md, "Tests").
 nightly: setup $(LINT)
-	@SWARMNODE_NIGHTLY=1 $(PYTEST) $(SLOWEST) -m nightly tests
-	@$(PYTEST) $(SLOWEST) -m unit --hypothesis-profile nightly tests
+	@$(BIN)/python -m tests.suite nightly properties
 	@$(MAKE) -s site
+
+# On a quiet machine, after tests were added or moved.
+record: setup $(LINT)
+	@$(BIN)/python -m tests.suite push nightly properties --record
 
 # Three people, from nothing but the wheel.
 people: setup
@@ -141,15 +115,7 @@ bench: setup
 	@$(BIN)/swarmnode bench transport
 
 soak: setup
-	@$(BIN)/swarmnode up --nodes 6 --stages 3 --for 30m --kill 30s --out runs/soak
-	@$(BIN)/swarmnode bench chaos --runs 50
-	@$(BIN)/python -m tests.fuzz 1000000
-	@SWARMNODE_SOAK=1 $(PYTEST) -s tests/live/test_own_data.py tests/live/test_weekend.py --timeout 7200
-	@SWARMNODE_OUTAGES_S="5 30 95 600" $(PYTEST) -s tests/live/test_meeting_point.py --timeout 1800
-	@SWARMNODE_RESTARTS=50 $(PYTEST) -s tests/node/test_same_home.py --timeout 1800
-	@$(PYTEST) -m unit --hypothesis-profile soak --timeout 3600
-	@$(BIN)/swarmnode simulate --scenario everything --seed $(SEED) --sweep 1h
-	@$(BIN)/swarmnode simulate --scenario weekend --seed $(SEED)
+	@$(BIN)/python -m tests.soak $(SEED) $(PARTS)
 
 clean:
 	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -54,8 +54,10 @@ NIGHTLY_FILES = {
     *(f"tests/live/test_{name}.py" for name in ("own_data", "people", "resumed_id", "versions", "weekend")),
     "tests/model/test_template_families.py",
 }
-RESEARCH = {rules.name for rules in METHODS} | {rules.name for rules in CODECS if rules.of_delta}
-"""Tests with one of these among their parameters are of research, too. Codecs of weights go with the default method."""
+CHOSEN = {"average", "gradient"}
+"""Methods that `swarmnode init` chooses."""
+RESEARCH = {rules.name for rules in METHODS} - CHOSEN | {rules.name for rules in CODECS if rules.of_delta}
+"""Tests with one of these among their parameters are of research, too. Codecs of weights go with the chosen methods."""
 
 
 def pytest_configure() -> None:
