@@ -89,7 +89,7 @@ def kept() -> dict[str, str]:
 def write(name: str, row: str) -> None:
     """Put the row of a part onto the page, in place of its last one."""
     rows = kept() | {name: row}
-    lines = [rows[part] for part in PARTS if part in rows]
+    lines = [rows.get(part, f"| `{part}` | {PARTS[part].does} | - | not run yet | - | - | - |") for part in PARTS]
     PAGE.write_text(HEAD + "\n".join(lines) + "\n")
 
 
