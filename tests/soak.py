@@ -74,7 +74,9 @@ PARTS: Mapping[str, Part] = {
 
 def commit() -> str:
     """The commit of the checkout; a `+` says that files were changed since."""
-    head = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
+    head = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
     changed = subprocess.run(["git", "status", "--porcelain"], cwd=ROOT, capture_output=True, text=True, check=False)
     return (head.stdout.strip() or "no git") + ("+" if changed.stdout.strip() else "")
 
@@ -103,7 +105,7 @@ def run(name: str, seed: int) -> int:
     command = part.command.format(seed=seed).split()
     command[0] = str(bin_folder / command[0])
     print(f"soak: {name}: {part.command.format(seed=seed)}", flush=True)
-    environment = os.environ | {"OMP_NUM_THREADS": "1"} | part.environment
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", **part.environment}
     code = subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
     minutes = (time.monotonic() - began) / 60
     ended = "passed" if code == 0 else f"**failed** (exit {code})"
