@@ -43,7 +43,7 @@ FINISHED = (0, 1, 5)
 
 @dataclass(frozen=True, slots=True)
 class Suite:
-    """The tests of one suite: which files may have some, pytest's own arguments, and what it sets in the environment."""
+    """The tests of one suite: pytest's own arguments, and what is set in its environment."""
 
     arguments: tuple[str, ...]
     environment: Mapping[str, str]
