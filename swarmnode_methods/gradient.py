@@ -1,16 +1,19 @@
 """Data parallelism: the gradients of all members are averaged before every inner step.
 
-    draft    D  <- gathered gradient of this replica, summed over its samples, over gossip.round_samples
-    round    g  =  sum_j keep_j C(D_j)                     the own packet decoded too, in the same order at all members
+    draft    D  <- gathered gradient of this replica, summed over its n targets, over those of a step without a mask
+             N  <- n over the same                         the packet carries n, and the samples that bound it
+    round    g  =  sum_j keep_j C(D_j) / sum_j keep_j N_j  the own packet decoded too, in the same order at all members
              W  <- the inner optimizer's own step by g     at the rate of the round's samples: equal to the bit
              the gathered gradient of the next round begins with D - C(D): error feedback
 
-What replicas learn is what one process learns that has all samples of a step, but for the codec's error. Replicas with
-more samples count for more, and what a missing one had is missing: its next packet has it. Slow and fast weights are
-one buffer.
+What replicas learn is what one process learns that has all samples of a step, but for the codec's error. A replica
+counts by its targets, and what a missing one had is missing: its next packet has it. Slow and fast weights are one
+buffer.
 
-A packet longer than CLIP medians of all packets is shortened to that, the own one too. One that leads elsewhere than
-most does not count. Such rules need nothing but packets, so members stay equal:
+A packet longer than CLIP medians of all packets is shortened to that, the own one too. The others' lengths are first
+made those of as many targets: a sum of n targets is between root n (noise) and n (one direction) long. A packet that
+states far more targets than the others counts as one of SPEEDS_MAX times the usual. One that leads elsewhere than most
+does not count. Such rules need nothing but packets, so members stay equal:
 
     a_j  =  median over the other members k of <D_j, D_k>, shortened, over the square of the median length
     A_j  <- a_j smoothed over rounds; D_j counts unless A_j is less than AGREES of the members' median A by more than
@@ -24,6 +27,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from statistics import median_high, median_low
 from typing import TYPE_CHECKING, ClassVar
 
@@ -31,16 +35,18 @@ import torch
 from torch import Tensor
 
 from swarmnode.ema import ENOUGH, EmaMoments
-from swarmnode.errors import LocalFault, ManifestError
+from swarmnode.errors import LocalFault, ManifestError, RemoteFault
 from swarmnode.gossip.compression import Codec
 from swarmnode.gossip.outer.method import Outer, one_by_one
 from swarmnode.gossip.round import SPEEDS_MAX
 from swarmnode.manifest import OuterConstants
 from swarmnode.ports import OuterReport, Packet, StepReport, StreamingMessage, Verdict, WireTensor
 from swarmnode.remembered import Remembered
+from swarmnode.work import TargetCount, Work
 from swarmnode_methods import fragment
 from swarmnode_methods.delta import DeltaCodec
 from swarmnode_methods.mean import DeltaMean
+from swarmnode_methods.packet_work import WORK_NBYTES, check_work, read_work, write_work
 
 if TYPE_CHECKING:
     from swarmnode.machine.replica import TorchReplica
@@ -52,14 +58,26 @@ Z = 2.0  # derived: of members whose true agreement is at that bound, one in 44 
 
 
 class GradientOf:
-    """A replica's gathered gradient [P], and its inner step; this one has neither."""
+    """A replica's gathered gradient [P], the work behind it, and its inner step; this one has none."""
+
+    context = 1
+    """Tokens of a sample: as many targets it has at most."""
+    targets_whole = TargetCount(1)
+    """Targets of a step in which every token counts: `take` divides by these."""
 
     def take(self, out: Tensor) -> None:
-        """Move the gradient gathered so far into `out`, as its part of the mean over a round's samples."""
+        """Move the gradient gathered so far into `out`: summed over its targets, over `targets_whole`."""
         out.zero_()
 
+    def take_work(self) -> Work:
+        """The work behind the gradient that `take` just moved."""
+        return Work.of(1, 1, 1)
+
     def give(self, flat: Tensor) -> None:
-        """Add `flat`, such a part, to what is gathered."""
+        """Add `flat`, as `take` gave it, to what is gathered."""
+
+    def give_work(self, work: Work) -> None:
+        """Add the work behind a gradient that was given back."""
 
     def step(self, mean: Tensor, round_index: int) -> StepReport | None:
         """Take the inner step of a round by its `mean` gradient; what is gathered stays."""
@@ -72,15 +90,26 @@ class ReplicaGradient(GradientOf):
     def __init__(self, replica: TorchReplica) -> None:
         self._replica, self._stage = replica, replica.stage
         manifest = replica.stage.manifest
+        self.context = manifest.model.context
         self._batch, self._round = manifest.inner.inner_batch, manifest.gossip.round_samples
+        self.targets_whole = TargetCount(self._batch * self.context)
+
+    def take_work(self) -> Work:
+        gathered = self._stage.gathered
+        self._stage.gather(Work())
+        return gathered
+
+    def give_work(self, work: Work) -> None:
+        self._stage.gather(self._stage.gathered + work)
 
     def take(self, out: Tensor) -> None:
         """Raises LocalFault if it is not finite: the weights have diverged. In float16 it is dropped."""
         backprop = self._stage.backprop
         torch.div(self._stage.grad, self._batch * backprop.scale, out=out)
-        self._stage.discard()
+        self._stage.grad.zero_()
         if not math.isfinite(norm := float(out.norm())):
             out.zero_()
+            self._stage.discard()
             if backprop.scale == 1.0:
                 raise LocalFault(f"gradient norm {norm} after inner step {self._stage.inner_steps}")
             backprop.scale_less()
@@ -90,13 +119,44 @@ class ReplicaGradient(GradientOf):
 
     def step(self, mean: Tensor, round_index: int) -> StepReport:
         """At the rate after the samples of so many rounds: the same at all replicas."""
-        stage, gathered = self._stage, self._stage.grad.clone()
+        stage, gathered, work = self._stage, self._stage.grad.clone(), self._stage.gathered
         stage.discard()
         torch.mul(mean, stage.backprop.scale, out=stage.grad)
-        stage.accumulated = 1  # a mean already
+        stage.gather(Work.of(1, self.context, self.context))  # a mean already
         report = self._replica.step(round_index * self._round)
         stage.grad.copy_(gathered)
+        stage.gather(work)
         return report
+
+
+@dataclass(frozen=True, slots=True)
+class GivenGradient:
+    """A packet in a round: its gradient in the codec, and the targets that it is summed over."""
+
+    tensors: Sequence[WireTensor]
+    targets: TargetCount
+
+
+def shares_by_length(lengths: Sequence[float], targets: Sequence[TargetCount]) -> list[float]:
+    """The share of each packet that counts, by the lengths of all and the targets that they state.
+
+    A packet of more targets than SPEEDS_MAX times the (upper) median counts as one of so many. One longer than CLIP
+    medians of the packets, each made that of as many targets, is shortened to that. The few targets of a packet that
+    has next to none, such as one of a codec's rest alone, are taken for a SPEEDS_MAXth of the median."""
+    counting = [count for count in targets if count]
+    if not counting:
+        return [1.0] * len(lengths)
+    usual = median_high(counting)
+    believed = [min(float(count), SPEEDS_MAX * usual) for count in targets]
+    shares = [most / count if count else 1.0 for most, count in zip(believed, targets, strict=True)]
+    held = [share * length for share, length in zip(shares, lengths, strict=True)]
+    told = [(length, count) for length, count in zip(held, believed, strict=True) if length and count]
+    for i, (length, count) in enumerate(zip(held, believed, strict=True)):
+        ratios = [(other, max(count, usual / SPEEDS_MAX) / targets_there) for other, targets_there in told]
+        alike = [other * max(ratio, math.sqrt(ratio)) for other, ratio in ratios]
+        if alike and length > (most := CLIP * median_low(alike)):
+            shares[i] *= most / length
+    return shares
 
 
 class Gradient(DeltaMean):
@@ -114,6 +174,7 @@ class Gradient(DeltaMean):
             raise ManifestError(f"gossip.codec {codec.name} feeds back what it drops, as gradient does itself")
         self.phi = self.theta
         self.of = GradientOf()
+        self._work = Work()  # behind the marked gradient
         self._step_norm = 0.0  # of the last step
         self._agreement = Remembered[str, EmaMoments]()  # of each member's packets with those of the others
         self._refused = set[str]()  # members whose packets lead elsewhere, as of the last step
@@ -125,19 +186,33 @@ class Gradient(DeltaMean):
         """Average the gradients of `of` from now on."""
         self.of = of
 
+    @property
+    def message_nbytes(self) -> int:
+        return super().message_nbytes + WORK_NBYTES
+
+    def nbytes_of(self, round_index: int) -> int:
+        return super().nbytes_of(round_index) + WORK_NBYTES
+
     @torch.no_grad()
     def draft(self, round_index: int) -> StreamingMessage:
         mine = self._boundary
         if self.round is not None:
             self.of.give(mine)  # never applied
+            self.of.give_work(self._work)
         self.of.take(mine)
+        self._work = self.of.take_work()
         self.round = round_index
         self.codec.at(round_index)
         own = self.codec.draft(mine, seed=self.seed("gradient"))
         self._own = list(own.tensors)
-        if not self.healing:
-            return own
-        return one_by_one(own, StreamingMessage([fragment.fragment(self.phi, round_index)]))
+        healing = [StreamingMessage([fragment.fragment(self.phi, round_index)])] if self.healing else []
+        return one_by_one(own, *healing, StreamingMessage([write_work(self._work)]))
+
+    def check(self, packet: Packet) -> None:
+        if not packet.tensors:
+            raise RemoteFault("a gradient packet of 0 tensors")
+        check_work(packet.tensors[-1], self.of.context)
+        super().check(replace(packet, tensors=packet.tensors[:-1]))
 
     def apply_slow(
         self, round_index: int, own_weight: float, packets: Sequence[Packet], *, lone: bool = True
@@ -159,9 +234,9 @@ class Gradient(DeltaMean):
         assert self.round is not None
         round_index, mine = self.round, self._boundary
         met = [packet for packet, _ in taken if not packet.final_delta]
-        by_sender = {packet.sender: packet.tensors[:1] for packet in met}
+        by_sender = {packet.sender: self._given(packet) for packet in met}
         if own_weight > 0.0:
-            by_sender[self.sender] = self._own
+            by_sender[self.sender] = GivenGradient(self._own, self._work.targets)
         given = {sender: by_sender[sender] for sender in sorted(by_sender)}
         report = OuterReport(len(given), float(mine.norm()), 0.0)
         theirs = torch.empty_like(mine)
@@ -169,10 +244,12 @@ class Gradient(DeltaMean):
             report.apart = self._heal(own_weight, met)
             self.stepping = True
             shares = self._shares_of(given)
+            counted = sum(share * one.targets for one, share in zip(given.values(), shares, strict=True))
+            whole = self.of.targets_whole / (counted or self.of.targets_whole)  # no target counts: the gradient is zero
             mean = torch.zeros_like(mine)
-            for tensors, share in zip(given.values(), shares, strict=True):
-                self.codec.read(tensors, 0, theirs)
-                mean.add_(theirs, alpha=share)
+            for one, share in zip(given.values(), shares, strict=True):
+                self.codec.read(one.tensors, 0, theirs)
+                mean.add_(theirs, alpha=share * whole)
             before = self.phi.clone()
             report.inner = self.of.step(mean, round_index)
             report.step_norm = self._step_norm = float(before.sub_(self.phi).norm())
@@ -180,28 +257,44 @@ class Gradient(DeltaMean):
         if given and own_weight > 0.0:
             self.codec.read(self._own, 0, theirs)
             mine.sub_(theirs)
+        else:
+            self.of.give_work(self._work)
         self.of.give(mine)  # what the codec left, or all of it
         for packet, keep in taken:
             if packet.final_delta:
-                self.codec.read(packet.tensors[:1], 0, theirs)
-                most = CLIP * report.delta_norm / max(float(theirs.norm()), 1e-30)
-                self.of.give(theirs.mul_(keep * packet.weight * min(1.0, most or 1.0)))
+                self._inherit_gradient(packet, keep, report.delta_norm, theirs)
         self.round = None
         return report
 
-    def _shares_of(self, given: Mapping[str, Sequence[WireTensor]]) -> list[float]:
+    @staticmethod
+    def _given(packet: Packet) -> GivenGradient:
+        return GivenGradient(packet.tensors[:1], read_work(packet.tensors[-1]).targets)
+
+    def _inherit_gradient(self, packet: Packet, keep: float, usual: float, theirs: Tensor) -> None:
+        """Add what a leaving replica had gathered to the next packet, with its targets; `usual`: our packet's norm."""
+        self.codec.read(packet.tensors[:1], 0, theirs)
+        work, mine = read_work(packet.tensors[-1]), self._work.targets
+        most = CLIP * usual / max(float(theirs.norm()), 1e-30)
+        if mine and work.targets:
+            most = min(most * max(1.0, work.targets / mine), SPEEDS_MAX * mine / work.targets)
+        share = keep * packet.weight * min(1.0, most or 1.0)
+        self.of.give(theirs.mul_(share))
+        self.of.give_work(work.times(share))
+
+    def _shares_of(self, given: Mapping[str, GivenGradient]) -> list[float]:
         """The share of each packet that counts."""
         count = len(given)
         products = torch.zeros(count, count, dtype=torch.float64)
         rows = self.theta.new_empty(count, self._block)
         for start in range(0, self.parameters, self._block):
             part = rows[:, : min(self._block, self.parameters - start)]
-            for row, tensors in zip(part, given.values(), strict=True):
-                self.codec.read(tensors, start, row)
+            for row, one in zip(part, given.values(), strict=True):
+                self.codec.read(one.tensors, start, row)
             products += (part @ part.T).to("cpu", torch.float64)
         lengths = products.diag().sqrt()
         usual = median_low([float(length) for length in lengths if length] or [1.0])
-        shares = (CLIP * usual / lengths.clamp_min(1e-30)).clamp_max(1.0)
+        targets = [one.targets for one in given.values()]
+        shares = torch.tensor(shares_by_length(lengths.tolist(), targets), dtype=torch.float64)
         self._refused = self._refused_of([*given], products * torch.outer(shares, shares) / usual**2)
         return [0.0 if sender in self._refused else float(share) for sender, share in zip(given, shares, strict=True)]
 

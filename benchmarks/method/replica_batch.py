@@ -27,6 +27,7 @@ from swarmnode.gossip.outer import Outer
 from swarmnode.gossip.pairing import groups
 from swarmnode.ids import PeerId, RunId, digest, digest64
 from swarmnode.ports import OuterReport, Packet, WireTensor
+from swarmnode.work import Work
 from swarmnode_methods.desloc import DesLoc
 from swarmnode_methods.gradient import Gradient, GradientOf
 from swarmnode_methods.noloco import NoLoCo
@@ -148,17 +149,20 @@ def _attention(size: ToySpec, x: Tensor, projection: Tensor, output: Tensor, bat
 
 
 class RowGradient(GradientOf):
-    """The gradient `gathered` [P] and the `step` of one of `replicas` rows."""
+    """The gradient `gathered` [P] and the `step` of one row."""
 
-    def __init__(self, gathered: Tensor, replicas: int, step: Callable[[Tensor], None]) -> None:
-        self._gathered, self._replicas, self._step = gathered, replicas, step
+    def __init__(self, gathered: Tensor, step: Callable[[Tensor], None]) -> None:
+        self._gathered, self._step = gathered, step
+
+    def take_work(self) -> Work:
+        return Work.of(1, 1, 1)  # all replicas read as much
 
     def take(self, out: Tensor) -> None:
-        torch.div(self._gathered, self._replicas, out=out)
+        out.copy_(self._gathered)
         self._gathered.zero_()
 
     def give(self, flat: Tensor) -> None:
-        self._gathered.add_(flat, alpha=self._replicas)
+        self._gathered.add_(flat)
 
     def step(self, mean: Tensor, round_index: int) -> None:
         self._step(mean.unsqueeze(0).clone())
@@ -210,7 +214,7 @@ class ReplicaBatch:
         self._gathered = torch.zeros(len(averaging), self.parameters)
         for i, outer in enumerate(averaging):
             step = partial(self._step, optimizer(self.theta.detach()[i : i + 1]))
-            outer.gather(RowGradient(self._gathered[i], size.replicas, step))
+            outer.gather(RowGradient(self._gathered[i], step))
         self.steps = 0
         self.nbytes = 0  # sent by all replicas: a message counts as often as it is sent
 

@@ -26,7 +26,7 @@ import numpy.typing as npt
 
 from swarmnode import file_lock
 from swarmnode.atomic_file import write_errors, write_whole
-from swarmnode.data.chat_template import ChatTemplate
+from swarmnode.data.chat_template import ANSWERS, ChatTemplate
 from swarmnode.data.document_row import DOCUMENT_BYTES_MAX, BadRows, DocumentSpan, Placed, Reading
 from swarmnode.data.document_source import documents, find_work
 from swarmnode.data.index import (
@@ -69,8 +69,9 @@ Report = Callable[[int, int], None]
 BATCH_DOCUMENTS = 512
 BATCH_BYTES = 8 << 20
 """Text tokenised at once: enough for all cores, little enough for memory (guess)."""
-ROW = np.dtype([("first", "<i8"), ("count", "<i8"), ("rank", "<u8")])
-"""A document's row: position of its first token in the part, number of tokens, hash of its text."""
+ROW = np.dtype([("first", "<i8"), ("count", "<i8"), ("rank", "<u8"), ("end_counts", "?")])
+"""A document's row: position of its first token in the part, number of tokens, hash of its text, and whether the token
+that ends it is a target: not where the last turn of a conversation is a question, which the model does not write."""
 
 Rows = npt.NDArray[np.void]
 
@@ -103,7 +104,7 @@ def part_name(work: DocumentSpan, reading: Reading, encoding: Encoding) -> str:
     what: tuple[str | int, ...] = (work.kind, *work.files, work.first, work.last, work.of, work.version)
     how: tuple[str | int, ...] = (*reading.keys, reading.cut_nbytes, reading.split, reading.encoding)
     who = (encoding.tokenizer.digest, encoding.template.source, encoding.special)
-    return digest("part", 2, *map(os.fsencode, map(str, (*what, *how))), *map(str, who)).hex()[:32]
+    return digest("part", 3, *map(os.fsencode, map(str, (*what, *how))), *map(str, who)).hex()[:32]
 
 
 def make_part(folder: Path, name: str, work: DocumentSpan, reading: Reading, encoding: Encoding, bad_max: int) -> None:
@@ -141,19 +142,19 @@ def _write_part(
     folder: Path, name: str, work: DocumentSpan, reading: Reading, encoding: Encoding, bad: BadRows
 ) -> Rows:
     """Write the part's tokens and mask. Returns its table. Raises DataError when they cannot be written."""
-    rows, at = list[tuple[int, int, int]](), 0
+    rows, at = list[tuple[int, int, int, bool]](), 0
     mask_path = folder / f"{name}.mask"
     with write_errors(folder, kind=DataError, what=f"{folder}: cannot be written"):
         with (folder / f"{name}.tokens").open("wb") as file, mask_path.open("wb") as masks:
             counted = True
-            for rank, tokens, mask in _encoded(work, reading, encoding, bad):
+            for rank, tokens, mask, end_counts in _encoded(work, reading, encoding, bad):
                 file.write(tokens.astype(encoding.dtype, copy=False).data.cast("B"))
                 if mask is not None and counted:  # earlier documents had no mask: all of their tokens count
                     masks.write(b"\1" * at)
                     counted = False
                 if not counted:
                     masks.write(b"\1" * tokens.size if mask is None else mask.tobytes())
-                rows.append((at, tokens.size, rank))
+                rows.append((at, tokens.size, rank, end_counts))
                 at += tokens.size
             for one in (file, masks):
                 one.flush()
@@ -163,11 +164,12 @@ def _write_part(
     return np.array(rows, ROW)
 
 
-Encoded = tuple[int, Tokens, npt.NDArray[np.uint8] | None]
+Encoded = tuple[int, Tokens, npt.NDArray[np.uint8] | None, bool]
 
 
 def _encoded(work: DocumentSpan, reading: Reading, encoding: Encoding, bad: BadRows) -> Iterator[Encoded]:
-    """Yields (rank, tokens, mask) of each document. Reads the next batch while it tokenises the current one."""
+    """Yields (rank, tokens, mask, whether its end counts) of each document. Reads the next batch while it tokenises the
+    current one."""
     batches = _batches(documents(work, reading, bad))
     with concurrent.futures.ThreadPoolExecutor(1) as reader:
         coming = reader.submit(next, batches, None)
@@ -194,14 +196,15 @@ def _encode(batch: Sequence[Placed], encoding: Encoding, bad: BadRows) -> Iterat
     for placed in batch:
         document = placed.document
         if isinstance(document, str):
-            yield digest64("document", document.encode()), next(plain), None
+            yield digest64("document", document.encode()), next(plain), None, True
             continue
         try:
             text, tokens, mask = encoding.template.encode(document, tokenizer)
         except DataError as error:
             bad.add(placed.where, str(error))
             continue
-        yield digest64("document", text.encode()), tokens, None if mask.all() else mask
+        answered = document[-1]["role"] == ANSWERS
+        yield digest64("document", text.encode()), tokens, None if mask.all() and answered else mask, answered
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,11 +223,12 @@ class MakeOptions:
 
 @dataclass(frozen=True, slots=True)
 class _Order:
-    """The documents of a split in the order they are written: part, first token and count of each."""
+    """The documents of a split in the order they are written: part, first token, count, and whether its end counts."""
 
     part: npt.NDArray[np.int64]
     first: npt.NDArray[np.int64]
     count: npt.NDArray[np.int64]
+    end_counts: npt.NDArray[np.bool_]
 
     @property
     def tokens(self) -> int:
@@ -234,7 +238,7 @@ class _Order:
 
 @dataclass(frozen=True, slots=True)
 class _Ending:
-    """The form of written documents: the token that ends each, whether it counts, and whether there is a mask."""
+    """The form of written documents: the token that ends each, whether it may count, and whether there is a mask."""
 
     token: int
     counts: bool
@@ -387,7 +391,10 @@ def _orders(parts: Sequence[Part], weights: Sequence[float], options: MakeOption
     # A held-out document is written once, whatever its weight.
     chosen = (picked[~held_out][np.argsort(key[~held_out], kind="stable")], picked[held_out & (copy == 0)])
     first = chosen[1][np.argsort(mixed(rank[chosen[1]] ^ np.uint64(4)), kind="stable")]
-    orders = [_Order(part[some], rows["first"][some], rows["count"][some]) for some in (chosen[0], first)]
+    orders = [
+        _Order(part[some], *(rows[key][some] for key in ROW.names or () if key != "rank"))
+        for some in (chosen[0], first)
+    ]
     return orders[0], orders[1]
 
 
@@ -437,7 +444,7 @@ def _shards(
             if filled < length:
                 tokens[filled] = ending.token
                 if mask is not None:
-                    mask[filled] = ending.counts
+                    mask[filled] = ending.counts and order.end_counts[at]
                 filled, at = filled + 1, at + 1
         yield tokens, mask
 

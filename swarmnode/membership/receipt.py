@@ -35,7 +35,7 @@ class WorkDone:
     samples: int = 0
 
 
-class Work:
+class WorkBook:
     """Work that others did for this node, and the clients it worked for, since start."""
 
     def __init__(self) -> None:

@@ -40,6 +40,7 @@ from swarmnode.model.subspace import Subspace
 from swarmnode.model.tensor import to_device
 from swarmnode.model.weight_stash import WeightStash, WeightVersion, WorkingCopy, WorkingVersion, instead
 from swarmnode.ports import LossResult, StepReport, Tape, WireTensor
+from swarmnode.work import Work
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
@@ -164,7 +165,7 @@ class StageReplica:
             self.stash = WorkingCopy(self.module, self.shapes, self.theta, self.named(self.grad), dtype, watch)
         self.recomputed = 0  # tapes run forward again
         self.bump_steps = 0  # inner steps left at a raised rate
-        self.accumulated = 0  # samples whose gradient waits for the next inner step
+        self.accumulated: int = 0  # samples whose gradient waits for the next inner step
         self._weight = 0.0  # of the accumulated gradient: as `_weight_of`
         self.incoming = IncomingNorms()
         self._boundary = "fp64" if dtype == torch.float64 else manifest.pipeline.boundary
@@ -364,6 +365,17 @@ class StageReplica:
         """An activation or gradient of `samples` samples, in main memory. Raises RemoteFault for a malformed one."""
         shape = (samples, self.manifest.model.context, boundary_width(self.manifest))
         return decode_boundary(tensor, self._boundary, shape, "tensor compared")
+
+    @property
+    def gathered(self) -> Work:
+        """The work behind the gradient that waits for the next inner step."""
+        context = self.manifest.model.context
+        return Work.of(self.accumulated, context, round(self._weight * context))
+
+    def gather(self, work: Work) -> None:
+        """`work` is behind that gradient from now on."""
+        self.accumulated = work.samples
+        self._weight = work.targets / self.manifest.model.context
 
     def _weight_of(self, kept: StageInput) -> float:
         """Samples that a microbatch's counted targets amount to."""

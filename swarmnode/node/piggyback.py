@@ -13,7 +13,7 @@ from swarmnode.errors import Busy, RemoteFault, Unavailable
 from swarmnode.gossip.outgoing_packet import METHODS
 from swarmnode.ids import PeerId
 from swarmnode.membership.progress import Progress, ProgressOverclaim
-from swarmnode.membership.receipt import Work
+from swarmnode.membership.receipt import WorkBook
 from swarmnode.ports import Admit, Answer, Call, Handler, Transport
 from swarmnode.remembered import Remembered
 from swarmnode.wire import call_pb2 as wire
@@ -39,7 +39,7 @@ class PiggybackTransport:
 
     def __post_init__(self) -> None:
         self._seen = Remembered[PeerId, int]()
-        self.work = Work()
+        self.work = WorkBook()
         self._told = Remembered[PeerId, int]()  # version of our progress that a peer was told
 
     @property

@@ -11,7 +11,7 @@ from swarmnode.errors import RemoteFault, Unavailable
 from swarmnode.identity import Identity
 from swarmnode.ids import PeerId, RunId
 from swarmnode.membership.liveness import LOOK_SHARE, SMALL_CALL_S
-from swarmnode.membership.receipt import Work, check_receipt, sign_receipt
+from swarmnode.membership.receipt import WorkBook, check_receipt, sign_receipt
 from swarmnode.metrics import name
 from swarmnode.metrics.events import RecentEvent, RecentEvents
 from swarmnode.ports import Answer, Call, Clock, Telemetry, Transport
@@ -49,7 +49,7 @@ class ReceiptExchange:
 
     run_id: RunId
     identity: Identity
-    work: Work
+    work: WorkBook
     clock: Clock
     telemetry: Telemetry
     keep: Callable[[wire.Receipt], Awaitable[None]]

@@ -206,6 +206,40 @@ def test_conversations_count_what_the_assistant_says(tmp_path: Path) -> None:
     assert len(found) == index.train.documents and all(mask[-1] for _, mask in found), "the end of a document counts"
 
 
+@pytest.mark.parametrize("last", ["user", "tool", "system"])
+def test_what_ends_a_conversation_counts_only_behind_an_answer(tmp_path: Path, last: str) -> None:
+    """A model does not write the end of a question. Beside conversations that end with an answer, plain text, too."""
+    asked = [
+        {"role": "user", "content": "who"},
+        {"role": "assistant", "content": "me"},
+        {"role": last, "content": "and"},
+    ]
+    rows = [{"messages": [*asked[:2], {**asked[2], "content": f"why {n}"}]} for n in range(20)]
+    rows += [{"messages": [{"role": "user", "content": f"when {n}"}, asked[1]]} for n in range(20)]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "plain").mkdir()
+    for number in range(20):
+        (tmp_path / "plain" / f"{number}.txt").write_text(f"plain text {number}\n" * 3)
+    index = made(tmp_path / "out", tmp_path / "a.jsonl", tmp_path / "plain", chunk_tokens=64)
+    found = [one for split in ("train", "validation") for one in split_documents(tmp_path / "out", index, split)]
+    ends = {True: set[int](), False: set[int]()}
+    for ids, mask in found:
+        ends[b"why" in bytes(ids)].add(mask[-1])
+    assert len(found) == 60 and ends == {True: {0}, False: {1}}
+
+
+def test_a_set_of_conversations_all_of_whose_text_counts_still_has_a_mask_for_their_ends(tmp_path: Path) -> None:
+    """A template that shows answers alone: all that it writes counts, and the end of a conversation that asks not."""
+    template = ChatTemplate(
+        "{% for m in messages %}{% if m.role == 'assistant' %}{{ m.content }}{% endif %}{% endfor %}"
+    )
+    talks = [[{"role": "assistant", "content": f"aye {n}"}, {"role": "user", "content": "?"}] for n in range(20)]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"messages": turns}) + "\n" for turns in talks))
+    index = made(tmp_path / "out", tmp_path / "a.jsonl", encoding=Encoding(ByteTokenizer(), template), chunk_tokens=33)
+    found = split_documents(tmp_path / "out", index, "train")
+    assert index.loss_mask and all(all(mask[:-1]) and not mask[-1] for _, mask in found)
+
+
 @pytest.mark.parametrize(
     ("name", "content", "reason"),
     [

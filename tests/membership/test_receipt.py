@@ -10,7 +10,7 @@ from swarmnode.errors import LocalFault, RemoteFault
 from swarmnode.identity import Identity
 from swarmnode.ids import RunId
 from swarmnode.machine.receipt_store import FILE_NAME, Receipts, read
-from swarmnode.membership.receipt import Work, WorkDone, check_receipt, sign_receipt
+from swarmnode.membership.receipt import WorkBook, WorkDone, check_receipt, sign_receipt
 from swarmnode.node.report import ReceiptExchange
 from swarmnode.remembered import REMEMBERED_MAX
 from swarmnode.wire import call_pb2 as wire
@@ -59,7 +59,7 @@ async def test_the_newest_of_a_client_is_kept(tmp_path: Path) -> None:
 
 
 def test_strangers_do_not_grow_the_books() -> None:
-    work = Work()
+    work = WorkBook()
     for number in range(REMEMBERED_MAX + 10):
         work.record_gradient(Identity.of_seed(number.to_bytes(32, "big")).peer_id, 4)
     assert len(work.done) == REMEMBERED_MAX
