@@ -22,7 +22,7 @@ HEADER = '"""Generated from proto/swarmnode/v1 by `make proto`. Do not edit."""\
 
 
 def generate(output: pathlib.Path) -> None:
-    """Write `*_pb2.py` and `*_pb2.pyi` into `output`."""
+    """Write `*_pb2.py`, `*_pb2.pyi` and, for a file with a service, `*_pb2_grpc.py` into `output`."""
     include = pathlib.Path(grpc_tools.__file__).parent / "_proto"
     with tempfile.TemporaryDirectory() as folder:
         arguments = [
@@ -31,6 +31,7 @@ def generate(output: pathlib.Path) -> None:
             f"-I{include}",
             f"--python_out={folder}",
             f"--pyi_out={folder}",
+            f"--grpc_python_out={folder}",
             *[str(source) for source in SOURCES],
         ]
         if protoc.main(arguments) != 0:
@@ -40,6 +41,8 @@ def generate(output: pathlib.Path) -> None:
             stale.unlink()
         for made in sorted((pathlib.Path(folder) / "swarmnode" / "v1").iterdir()):
             text = made.read_text().replace("from swarmnode.v1 import", "from swarmnode.wire import")
+            if made.name.endswith("_grpc.py") and "class " not in text:  # a file without a service
+                continue
             (output / made.name).write_text(text)
     (output / "__init__.py").write_text(HEADER)
     shutil.rmtree(output / "__pycache__", ignore_errors=True)

@@ -13,7 +13,7 @@ import statistics
 import sys
 import tomllib
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -96,20 +96,36 @@ class RunHistory:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A run to look at. `page` is the URL of its page, or the file of its coordinator's history."""
+    """A run to look at. `page` is the URL of its page, or the file of its coordinator's history ("": neither), `home`
+    the folder of a daemon of it that runs on this machine."""
 
     run_id: str
     page: str
+    home: Path | None = None
 
     def history(self) -> RunHistory:
         """Its curves as they are now. Raises Unavailable if the page does not answer, RemoteFault if it answers with
-        anything else."""
+        anything else, UsageError where nobody keeps them."""
+        if not self.page:
+            raise UsageError(f"{self.home} keeps no curves: a coordinator does (give its home, or its page's URL)")
         return _from_page(self.page)[1] if "://" in self.page else _from_file(Path(self.page))
+
+    def watch(self, every_s: float = 1.0) -> Iterator[dict[str, Any]]:
+        """Statuses of the daemon on this machine, as `status --json` prints them: now, whenever state, stage, round,
+        limits or peers change, and every `every_s` (.1 s to an hour). The daemon pushes them.
+
+        Raises UsageError without a daemon here, NoDaemon when it ends, NotPermitted, Unavailable."""
+        from swarmnode.control.verb import to_json
+        from swarmnode.control.watch import watch_here
+
+        if self.home is None:
+            raise UsageError("no daemon of this run is on this machine: connect() to its home, where it runs")
+        yield from map(to_json, watch_here(self.home, every_s))
 
 
 def connect(source: str | Path) -> Run:
-    """The run of `source`: the folder of a run, of a session of `up`, or of a coordinator's home; the URL of a run's
-    page; or an invite, whose meeting points must show their page to others (`coordinator --public`) at the usual port.
+    """The run of `source`: the folder of a run, of a session of `up`, or of a daemon's home; the URL of a run's page;
+    or an invite, whose meeting points must show their page to others (`coordinator --public`) at the usual port.
 
     Nothing is joined: the run's coordinator tells. Raises UsageError if nothing is found there, Unavailable."""
     from swarmnode.membership.invite import decode, looks_like_invite
@@ -136,16 +152,22 @@ def connect(source: str | Path) -> Run:
 
 
 def _in_folder(folder: Path) -> Run:
-    """The run with the newest history below `folder`, or in this user's coordinator's home."""
+    """The run with the newest history below `folder`, or in this user's coordinator's home, or of the daemon there."""
+    from swarmnode.daemon import ready_file
     from swarmnode.dashboard.history import history_path, read_curves
 
     files = list(folder.rglob("history-*.sqlite"))
     if (folder / SIGNED_FILE).is_file():
         files.append(history_path(default_home("coordinator"), verify(read_signed(folder / SIGNED_FILE)[0], None)[1]))
     files = sorted((file for file in files if file.is_file()), key=lambda file: file.stat().st_mtime)
+    run_id = read_curves(files[-1])[0] if files else ""
+    homes = [folder, *sorted(path for path in folder.iterdir() if path.is_dir()), *ready_file.meeting_homes()]
+    for home, ready in ready_file.running(homes).items():
+        if ready.run_id == run_id or home == folder:
+            return Run(ready.run_id, str(files[-1]) if files else ready.dashboard, home)
     if not files:
         raise UsageError(f"{folder} holds no history: a coordinator writes it (`up` starts one; or give a page's URL)")
-    return Run(read_curves(files[-1])[0], str(files[-1]))
+    return Run(run_id, str(files[-1]))
 
 
 def _from_file(path: Path) -> RunHistory:

@@ -29,6 +29,7 @@ from swarmnode.cli.option.param import (
     together,
 )
 from swarmnode.cli.output.console import note
+from swarmnode.control.socket_path import TOKEN_FILE
 from swarmnode.daemon.options import DASHBOARD_PORT, ArchiveOptions, NodeOptions
 from swarmnode.errors import UsageError
 from swarmnode.machine.folder_store import keeper
@@ -81,6 +82,8 @@ def meet(kind: str, where: dict[str, Any], dashboard: str | None = None, **more:
         if dashboard:
             click.echo(f"dashboard {ready.dashboard}", err=True)
         click.echo(f"metrics http://{ready.metrics_address}/metrics", err=True)
+        if ready.grpc:
+            click.echo(f"control by gRPC {ready.grpc}, token in {home / TOKEN_FILE}", err=True)
         line = "the line on the page, or the output of" if dashboard else "the output of"
         click.echo(f"others join with {line}: swarmnode invite {run} --home {home}", err=True)
 

@@ -35,7 +35,8 @@ def show(origin: bool, as_json: bool, home: Path) -> None:
     from swarmnode.control import client
 
     try:
-        rows = client.ask(home, "config")["settings"]
+        settings = client.ask(home, "config")["settings"]
+        rows = [(setting["name"], setting["value"], setting["origin"]) for setting in settings]
     except NoDaemon:
         rows = list(_of_join())
         click.echo("no node runs there: these are the settings of `swarmnode join`", err=True)

@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +28,7 @@ from swarmnode.cli.option.param import (
     notify_option,
     taken_limits,
 )
+from swarmnode.control.socket_path import TOKEN_FILE
 from swarmnode.daemon.options import NodeOptions
 from swarmnode.errors import SwarmnodeError
 from swarmnode.node.limits import NodeRole
@@ -46,7 +47,7 @@ HINT = "Ctrl-C is fine: this machine then finishes what it holds"
 
 
 class JoinScreen:
-    """Shows the node of `home` through its control socket. For one use."""
+    """Shows the node of `home`, which pushes its status. For one use."""
 
     def __init__(self, home: Path, notify: str = "") -> None:
         self._home = home
@@ -61,6 +62,8 @@ class JoinScreen:
             click.echo(f"peer {ready.peer_id}", err=True)
             click.echo(f"metrics http://{ready.metrics_address}/metrics", err=True)
             click.echo(f"control {ready.control}", err=True)
+            if ready.grpc:
+                click.echo(f"control by gRPC {ready.grpc}, token in {self._home / TOKEN_FILE}", err=True)
             await self._lines()
 
     def thank(self) -> None:
@@ -84,16 +87,18 @@ class JoinScreen:
             click.echo(f"swarmnode: --notify {self._notify[:60]}: {error}", err=True)
             self._notify = ""
 
-    async def _status(self) -> StatusReply | None:
-        from swarmnode.control import client
+    async def _statuses(self) -> AsyncGenerator[StatusReply, None]:
+        """The statuses that the node pushes, until cancelled."""
+        from swarmnode.control.watch import watch
 
-        try:
-            self._last = await asyncio.to_thread(client.status, self._home)
-        except SwarmnodeError:  # it ends, or is busy: the next one may come
-            return None
-        if self._notify:
-            await asyncio.to_thread(self._tell_person, _news(self._last))
-        return self._last
+        while True:
+            with contextlib.suppress(SwarmnodeError):  # it ends, is busy, or starts again in another cut
+                async for status in watch(self._home, PERIOD_S):
+                    self._last = status
+                    if self._notify:
+                        await asyncio.to_thread(self._tell_person, _news(status))
+                    yield status
+            await asyncio.sleep(PERIOD_S)
 
     async def _live(self) -> None:
         from rich.console import Console, Group
@@ -110,25 +115,21 @@ class JoinScreen:
         hint = Text(HINT, style="dim")  # a line with room for the ^C that a terminal writes after it
         live = Live(console=console, auto_refresh=False, redirect_stderr=False)
         with live, contextlib.redirect_stderr(Above(console, sys.stderr)):
-            while True:
-                if (status := await self._status()) is not None:
-                    watch.add(loop.time(), status)
-                    live.update(Group(panel(watch), hint), refresh=True)
-                await asyncio.sleep(PERIOD_S)
+            async for status in self._statuses():
+                watch.add(loop.time(), status)
+                live.update(Group(panel(watch), hint), refresh=True)
 
     async def _lines(self) -> None:
         from swarmnode.local.swarm_view import headline, paused_text, thanks
 
         said, at, loop = "", 0.0, asyncio.get_running_loop()
-        while True:
-            if (status := await self._status()) is not None:
-                paused = status.limits.reason and not status.limits.running
-                text = f"paused: {paused_text(status)}" if paused else headline(status)
-                if text != said or loop.time() > at + LINE_PERIOD_S:
-                    again = f"; {thanks(status)}" if text == said else ""
-                    click.echo(f"{text}{again}", err=True)
-                    said, at = text, loop.time()
-            await asyncio.sleep(PERIOD_S)
+        async for status in self._statuses():
+            paused = status.limits.reason and not status.limits.running
+            text = f"paused: {paused_text(status)}" if paused else headline(status)
+            if text != said or loop.time() > at + LINE_PERIOD_S:
+                again = f"; {thanks(status)}" if text == said else ""
+                click.echo(f"{text}{again}", err=True)
+                said, at = text, loop.time()
 
 
 def _news(status: StatusReply) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import datetime
 import itertools
@@ -12,7 +13,7 @@ import urllib.request
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -23,6 +24,9 @@ from swarmnode.errors import NoDaemon, Unavailable, UsageError
 from swarmnode.metrics.event import LEVELS
 from swarmnode.metrics.events import digits, tail
 from swarmnode.untrusted_text import printable
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 METRICS_TIMEOUT_S = 5.0
 
@@ -64,24 +68,30 @@ def status(home: Path, as_json: bool, metrics: bool) -> None:
 @click.option("--every", "every_s", type=DURATION, default=1.0, show_default="1s", help="Time between two updates.")
 @home_option
 def top(every_s: float, home: Path) -> None:
-    """Show stage, state, speed, losses, limits and peers of the node in --home, until Ctrl-C.
+    """Show stage, state, speed, losses, limits and peers of the node in --home, at each change and every --every, until
+    Ctrl-C.
 
     Needs a terminal; `status --json` is for programs.
     """
     from rich.console import Console
-    from rich.live import Live
-
-    from swarmnode.local.swarm_view import NodeWatch, picture
 
     console = Console()
     if not console.is_terminal:
         raise UsageError("top needs a terminal: use `swarmnode status`, with --json for programs")
-    watch = NodeWatch()
+    asyncio.run(_show_live(console, every_s, home))
+
+
+async def _show_live(console: Console, every_s: float, home: Path) -> None:
+    from rich.live import Live
+
+    from swarmnode.control.watch import watch
+    from swarmnode.local.swarm_view import NodeWatch, picture
+
+    looks = NodeWatch()
     with Live(console=console, auto_refresh=False, screen=True) as live:
-        while True:
-            watch.add(time.monotonic(), client.status(home))
-            live.update(picture(watch), refresh=True)
-            time.sleep(every_s)
+        async for status in watch(home, every_s):
+            looks.add(time.monotonic(), status)
+            live.update(picture(looks), refresh=True)
 
 
 POLL_S = 0.2

@@ -1,4 +1,7 @@
-"""Client of a daemon on this machine: JSON over HTTP on its unix socket."""
+"""Client of a daemon on this machine for one question: JSON over HTTP on its unix socket.
+
+No verb waits until gRPC is imported. watch.py is the client for more than one answer.
+"""
 
 from __future__ import annotations
 
@@ -26,12 +29,12 @@ class _UnixConnection(http.client.HTTPConnection):
     def connect(self) -> None:
         self.sock = socket.socket(socket.AF_UNIX)
         self.sock.settimeout(self.timeout)
-        with socket_path.short_path(self._home) as path:
-            self.sock.connect(str(path))
+        with socket_path.short_folder(self._home) as folder:
+            self.sock.connect(str(folder / socket_path.SOCKET_NAME))
 
 
 def ask(home: Path, verb: str, *, timeout_s: float = TIMEOUT_S, **arguments: Any) -> dict[str, Any]:
-    """The JSON answer of the daemon of `home` to a verb of control.service.VERBS.
+    """The JSON answer of the daemon of `home` to a verb of control.verb.VERBS.
 
     Raises NoDaemon if none answers, NotPermitted if it belongs to another user, UsageError if it rejects the arguments,
     Unavailable if it cannot serve the verb now or not within `timeout_s`.
@@ -49,8 +52,8 @@ def ask(home: Path, verb: str, *, timeout_s: float = TIMEOUT_S, **arguments: Any
         reply = json.loads(body) if response.status in (200, 400, 503) else {}
     except TimeoutError:
         raise Unavailable(f"the daemon at {home} did not answer within {timeout_s:g} s: frozen, or too busy") from None
-    except (OSError, http.client.HTTPException, ValueError):  # daemons before 0.2 speak gRPC, and hang up on us
-        raise _other_version(home) from None
+    except (OSError, http.client.HTTPException, ValueError):
+        raise other_version(home) from None
     finally:
         connection.close()
     match response.status:
@@ -59,7 +62,7 @@ def ask(home: Path, verb: str, *, timeout_s: float = TIMEOUT_S, **arguments: Any
         case 400:
             raise UsageError(reply["error"])
         case 404:
-            raise _other_version(home)
+            raise other_version(home)
         case 503:
             raise Unavailable(reply["error"])
         case _:
@@ -77,5 +80,6 @@ def drain(home: Path, notice_s: float, reason: str) -> dict[str, Any]:
     return ask(home, "drain", timeout_s=notice_s + TIMEOUT_S, notice_s=notice_s, reason=reason)
 
 
-def _other_version(home: Path) -> LocalFault:
+def other_version(home: Path) -> LocalFault:
+    """The error for a daemon that does not speak as this package does."""
     return LocalFault(f"the daemon at {home} ended just now, or has another version: restart it")

@@ -1,85 +1,58 @@
-"""The daemon's local API: JSON over HTTP on a unix socket that only its owner can open.
+"""The daemon's control API: its verbs on two unix sockets in its home that only its owner can open.
+
+By gRPC on grpc.sock (grpc_server.py, and on TCP where asked for), and as JSON over HTTP on control.sock:
 
 curl --unix-socket HOME/control.sock -d '{"for_s": 60}' http://localhost/v1/pause
 """
 
 from __future__ import annotations
 
-import inspect
-import json
+import asyncio
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Protocol
 
 from aiohttp import web
-from google.protobuf import json_format
-from google.protobuf.message import Message
 
-from swarmnode.control import socket_path
+from swarmnode.control import socket_path, token_file
+from swarmnode.control.verb import REQUEST_BYTES_MAX, VERBS, to_json
+from swarmnode.control.watchers import Watchers
 from swarmnode.errors import LocalFault, Unavailable, UsageError
+from swarmnode.wire.report_pb2 import StatusReply
+
+if TYPE_CHECKING:
+    from swarmnode.control.grpc_server import GrpcServer
 
 STOP_GRACE_S = 0.5
 """Time for calls in flight to finish, often the one that asked the daemon to leave. Guess."""
 
-REASON_CHARACTERS_MAX = 200
-SECONDS_MAX = 366 * 86400.0
 
-VERBS: Mapping[str, Mapping[str, object]] = {
-    "status": {},
-    "leave": {"reason": "", "checkpoint": "", "stopping": False},
-    "drain": {"notice_s": 0.0, "reason": ""},
-    "pause": {"for_s": 0.0, "reason": ""},
-    "resume": {},
-    "finish": {"reason": ""},
-    "limit": {"changed": {}},
-    "config": {},
-    "examine": {},
-    "copy": {"older_s": 0.0},
-}
-"""Verbs with the defaults of their arguments; each is a method of daemon.control_api.ControlApi, which has their
-meaning. Numbers are seconds, from 0 to a year."""
+class DaemonApi(Protocol):
+    """The answers of a daemon: a method for each verb, of the fields of its request, which returns its reply, nothing,
+    or an awaitable of these (daemon/control_api.py)."""
 
-
-def arguments_of(verb: str, raw: bytes) -> dict[str, Any]:
-    """The arguments of a call, each of its default's type; texts are cut, and keys that are unknown here left out.
-    Raises UsageError."""
-    try:
-        given = json.loads(raw or b"{}")
-    except (ValueError, RecursionError):
-        raise UsageError("not JSON") from None
-    if not isinstance(given, dict):
-        raise UsageError("not a JSON object")
-    return {name: _checked(name, given.get(name, default), default) for name, default in VERBS[verb].items()}
-
-
-def _checked(name: str, value: object, default: object) -> object:
-    match default, value:
-        case bool(), bool():
-            return value
-        case float(), int() | float() if not isinstance(value, bool) and 0 <= value <= SECONDS_MAX:
-            return float(value)
-        case float(), _:
-            raise UsageError(f"{name}: at most a year, in seconds")
-        case str(), str():
-            return value[:REASON_CHARACTERS_MAX]
-        case dict(), dict() if all(isinstance(text, str) for text in value.values()):
-            return value
-        case _:
-            raise UsageError(f"{name}: not a {type(default).__name__}")
+    def status(self) -> StatusReply: ...
 
 
 class ControlServer:
-    """Serves VERBS, methods of `api`, for the daemon of `home`."""
+    """Serves the verbs of proto/swarmnode/v1/control.proto, methods of `api`, for the daemon of `home`."""
 
-    def __init__(self, home: Path, api: object, lock: int | None = None) -> None:
-        """`lock` is that of `take_home`, if the home is held already."""
+    def __init__(
+        self, home: Path, api: DaemonApi, lock: int | None = None, ready: Callable[[], bool] = lambda: True
+    ) -> None:
+        """`lock` is that of `take_home`, if the home is held already; `ready` tells whether the daemon does its work,
+        for probes."""
         self._home = home
         self._api = api
+        self._ready = ready
         self._runner: web.AppRunner | None = None
         self._path: Path | None = None
+        self._grpc: list[GrpcServer] = []
         self._lock = lock
+        self.address = ""  # host:port on TCP
+        self.watchers = Watchers(api.status)
 
     def hold(self) -> None:
         """Lock `home` until `stop` or the end of the process. A daemon does this before it touches a file there.
@@ -90,59 +63,67 @@ class ControlServer:
             self._home.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._lock = socket_path.take_home(self._home)
 
-    async def start(self) -> Path:
-        """Listen, after `hold`; return the socket's path (permissions 0600).
+    async def start(self, listen: tuple[str, int] | None = None) -> Path:
+        """Listen, after `hold`, on both unix sockets (permissions 0600), and by gRPC on a host and port with the home's
+        token; return the path of the JSON's socket.
 
-        Raises as `hold`, and LocalFault if the socket cannot be made.
+        Raises as `hold`, LocalFault if a socket cannot be made, UsageError if the port cannot be had, NotPermitted for
+        a token that others can read.
         """
         self.hold()
         try:
             path = self._home.resolve() / socket_path.SOCKET_NAME
             path.unlink(missing_ok=True)  # left by a killed daemon: we hold the lock, so nobody listens there
             listening = _bind(self._home)
-            app = web.Application()
+            app = web.Application(client_max_size=REQUEST_BYTES_MAX)
             app.router.add_post("/v1/{verb}", self._answer)
             self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=STOP_GRACE_S)
             await self._runner.setup()
             await web.SockSite(self._runner, listening).start()
+            self._path = path
+            await self._grpc_server().start_unix(self._home)
+            if listen is not None:
+                server = self._grpc_server(token_file.load_or_create(self._home))
+                self.address = await server.start_tcp(*listen, "--control-listen")
         except BaseException:
-            self._release()
+            await self.stop()
             raise
-        self._path = path
         return path
 
     async def stop(self) -> None:
-        """Finish calls in flight and remove the socket. Does nothing if not started."""
-        if self._runner is not None:
-            await self._runner.cleanup()
-            self._runner = None
+        """End watches, finish calls in flight and remove the sockets. Does nothing if not started."""
+        self.watchers.stop()
+        async with asyncio.TaskGroup() as tasks:
+            for server in self._grpc:
+                tasks.create_task(server.stop(STOP_GRACE_S))
+            if self._runner is not None:
+                tasks.create_task(self._runner.cleanup())
+        self._runner = None
+        self._grpc.clear()
         if self._path is not None:
             self._path.unlink(missing_ok=True)
             self._path = None
-        self._release()
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def _grpc_server(self, token: str = "") -> GrpcServer:
+        from swarmnode.control.grpc_server import GrpcServer  # after the fork: fork servers import this module
+
+        server = GrpcServer(self._api, self.watchers, self._ready, token)
+        self._grpc.append(server)
+        return server
 
     async def _answer(self, request: web.Request) -> web.Response:
-        verb = request.match_info["verb"]
-        if verb not in VERBS:
-            return _error(404, f"unknown verb {verb[:40]!r}")
+        verb = VERBS.get(request.match_info["verb"])
+        if verb is None or verb.streams:
+            return _error(404, f"unknown verb {request.match_info['verb'][:40]!r}")
         try:
-            answer = getattr(self._api, verb)(**arguments_of(verb, await request.read()))
-            if inspect.isawaitable(answer):
-                answer = await answer
+            return web.json_response(to_json(await verb.ask(self._api, verb.from_json(await request.read()))))
         except UsageError as error:
             return _error(400, str(error))
         except Unavailable as error:
             return _error(503, str(error))
-        if isinstance(answer, Message):
-            answer = json_format.MessageToDict(
-                answer, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
-            )
-        return web.json_response(answer or {})
-
-    def _release(self) -> None:
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
 
 
 def _error(status: int, message: str) -> web.Response:
@@ -154,8 +135,8 @@ def _bind(home: Path) -> socket.socket:
     listening = socket.socket(socket.AF_UNIX)
     before = os.umask(0o177)
     try:
-        with socket_path.short_path(home) as path:
-            listening.bind(str(path))
+        with socket_path.short_folder(home) as folder:
+            listening.bind(str(folder / socket_path.SOCKET_NAME))
     except OSError as error:
         listening.close()
         why = error.strerror or error

@@ -1,4 +1,4 @@
-"""The control socket of a daemon, in its home, and the lock of that home."""
+"""The control sockets of a daemon, in its home, and the lock of that home."""
 
 from __future__ import annotations
 
@@ -12,24 +12,26 @@ from swarmnode import file_lock
 from swarmnode.errors import LocalFault, NoDaemon, NotPermitted, UsageError, os_errors
 
 SOCKET_NAME = "control.sock"
+GRPC_SOCKET_NAME = "grpc.sock"
+TOKEN_FILE = "control.token"
 LOCK_NAME = "control.lock"
 
 
 @contextlib.contextmanager
-def short_path(home: Path) -> Iterator[Path]:
-    """The path to bind or to connect to. A unix socket's path has about a hundred bytes at most: so it leads through a
-    descriptor of `home`, on systems where descriptors have paths. Raises OSError."""
+def short_folder(home: Path) -> Iterator[Path]:
+    """A path of `home` for the sockets in it. That of a unix socket has about a hundred bytes at most: so it leads
+    through a descriptor of `home`, on systems where descriptors have paths. Raises OSError."""
     folder = os.open(home, os.O_DIRECTORY | getattr(os, "O_PATH", os.O_RDONLY))
     try:
         through = Path(f"/proc/self/fd/{folder}")
-        yield (through if through.exists() else home) / SOCKET_NAME
+        yield through if through.exists() else home
     finally:
         os.close(folder)
 
 
-def check(home: Path) -> None:
+def check(home: Path, name: str = SOCKET_NAME) -> None:
     """Raises NoDaemon unless there is a socket in `home`, NotPermitted if it belongs to another user."""
-    path = home.resolve() / SOCKET_NAME
+    path = home.resolve() / name
     try:
         is_socket = stat.S_ISSOCK(path.stat().st_mode)
     except PermissionError:

@@ -38,7 +38,7 @@ from swarmnode.transport.capacity import best
 from swarmnode.transport.reachability import ask, verdict
 from swarmnode.transport.stream_transport import StreamTransport
 from swarmnode.wire import call_pb2 as wire
-from swarmnode.wire import record_pb2, report_pb2
+from swarmnode.wire import control_pb2, record_pb2, report_pb2
 
 TIMEOUT_S = 12.0
 PINGS = 3  # the first may open a stream: the fastest counts
@@ -47,20 +47,10 @@ MEASURE_S = 8.0
 EXAMINED_MAX = SAMPLE  # peers asked in one examination, which takes a few seconds
 
 
-@dataclass(slots=True)
-class PeerExam:
-    """The connection to a peer: `fault` is "" if it answered; a rate of 0 was not measured."""
-
-    peer_id: PeerId
-    stage: int
-    latency_s: float = 0.0
-    up_bps: float = 0.0
-    down_bps: float = 0.0
-    fault: str = ""
-
-
-async def _exam(transport: Transport, peer: PeerId, stage: int) -> PeerExam:
-    exam, loop = PeerExam(peer, stage, math.inf), asyncio.get_running_loop()
+async def _exam(transport: Transport, peer: PeerId, stage: int) -> control_pb2.PeerExam:
+    """The connection to a peer, its rates not yet measured."""
+    exam = control_pb2.PeerExam(peer_id=peer, stage=stage, latency_s=math.inf)
+    loop = asyncio.get_running_loop()
     try:
         for _ in range(PINGS):
             begun = loop.time()
@@ -102,7 +92,7 @@ class DaemonContext:
 
 
 class ControlApi:
-    """The methods of control.service.VERBS for one daemon. Before `open` every request fails with Unavailable."""
+    """The methods of control.verb.VERBS for one daemon. Before `open` every request fails with Unavailable."""
 
     def __init__(self, options: NodeOptions, notices: Notices) -> None:
         self._options = options
@@ -133,6 +123,10 @@ class ControlApi:
         if self._process is None:
             raise Unavailable("this daemon is still starting")
         return self._process
+
+    def ready(self) -> bool:
+        """Whether the daemon does its work: as /readyz, and False before it has begun."""
+        return self._process is not None and self._process.telemetry.readiness()[0]
 
     def status(self) -> report_pb2.StatusReply:
         """The daemon's complete status."""
@@ -202,14 +196,14 @@ class ControlApi:
         self.process.telemetry.event("control.leave", reason=reason)
         self._notices.leave(reason, NoticeKind.STOP if stopping else NoticeKind.LEAVE)
 
-    async def drain(self, notice_s: float, reason: str) -> dict[str, object]:
+    async def drain(self, notice_s: float, reason: str) -> control_pb2.DrainReply:
         """Leave as if the machine were taken away in `notice_s`; return when this node has left, with its report."""
         self.process.telemetry.event("control.leave", reason=reason, notice_s=notice_s)
         notice = Notice("control", NoticeKind.PREEMPT, notice_s, reason or "swarmnode drain")
         self._notices.give(notice)
         report = await asyncio.shield(self.left)
         numbers = dataclasses.asdict(report or DrainReport(notice))  # None: a bootstrap, or a node that had not begun
-        return {name: value for name, value in numbers.items() if name != "notice"}
+        return control_pb2.DrainReply(**{name: value for name, value in numbers.items() if name != "notice"})
 
     def _regulated(self) -> Regulator:
         if self.regulator is None:
@@ -261,12 +255,14 @@ class ControlApi:
             await self._node.pause_control.finish("told to finish")
         self._notices.leave("told to finish")
 
-    def config(self) -> dict[str, object]:
-        """The settings this daemon was started with, and the run's manifest: rows of name, value, origin."""
+    def config(self) -> control_pb2.ConfigReply:
+        """The settings this daemon was started with, and the run's manifest."""
         fields = [(field.name, str(value_of(self.process.manifest, field.name)), "manifest") for field in FIELDS]
-        return {"settings": [*self._options.settings, *fields]}
+        rows = [*self._options.settings, *fields]
+        settings = [control_pb2.Setting(name=name, value=value, origin=origin) for name, value, origin in rows]
+        return control_pb2.ConfigReply(settings=settings)
 
-    def copy(self, older_s: float) -> dict[str, object]:
+    def copy(self, older_s: float) -> control_pb2.CopyReply:
         """Have the archive copy the run, unless its newest checkpoint is of `older_s` ago or later (`current`). Raises
         UsageError without one."""
         if (archive := self._archive) is None:
@@ -274,14 +270,14 @@ class ControlApi:
                 Unavailable("this daemon is still starting") if self._process is None else UsageError("no archive here")
             )
         current, newest = archive.ask(older_s), archive.newest
-        return {
-            "current": current,
-            "status": archive.status,
-            "folder": str(archive.folder.absolute()),
-            "newest": "" if newest is None else newest.label,
-        }
+        return control_pb2.CopyReply(
+            current=current,
+            status=archive.status,
+            folder=str(archive.folder.absolute()),
+            newest="" if newest is None else newest.label,
+        )
 
-    async def examine(self) -> dict[str, object]:
+    async def examine(self) -> control_pb2.ExamineReply:
         """Measure the connection to peers, and ask whether they can reach us (public, local, relayed, private)."""
         transport = self.process.transport
         members = [] if self._node is None else list(self._node.presence.peer_table.swarm().members())
@@ -293,8 +289,9 @@ class ControlApi:
         exams = [task.result() for task in running]
         near = sorted((exam for exam in exams if not exam.fault), key=lambda exam: exam.latency_s)
         for exam in near[:1]:  # our own limit shows with any
-            capacity, _ = await best(transport, [exam.peer_id], MEASURE_S)
+            capacity, _ = await best(transport, [PeerId(exam.peer_id)], MEASURE_S)
             if capacity is not None:
                 exam.up_bps, exam.down_bps = capacity.up_bps, capacity.down_bps
-        reach, reason = verdict(await ask(transport, [exam.peer_id for exam in exams if not exam.fault][:HELPERS_MAX]))
-        return {"peers": [dataclasses.asdict(exam) for exam in exams], "reach": str(reach), "reason": reason}
+        helpers = [PeerId(exam.peer_id) for exam in exams if not exam.fault][:HELPERS_MAX]
+        reach, reason = verdict(await ask(transport, helpers))
+        return control_pb2.ExamineReply(peers=exams, reach=str(reach), reason=reason)

@@ -15,7 +15,7 @@ from swarmnode import landlock
 from swarmnode.atomic_file import check_free, check_writable
 from swarmnode.control.socket_path import take_home
 from swarmnode.daemon import ready_file
-from swarmnode.daemon.options import HOME_ADVICE, LOGS_NBYTES, ArchiveOptions, NodeOptions
+from swarmnode.daemon.options import HOME_ADVICE, LOGS_NBYTES, ArchiveOptions, NodeOptions, host_port
 from swarmnode.daemon.ready_file import Ready
 from swarmnode.daemon.service_manager import doing
 from swarmnode.errors import NotPermitted, Unavailable, os_errors
@@ -94,9 +94,9 @@ async def _tell(options: NodeOptions, tell: Callable[[Ready], Awaitable[None]]) 
 def _check_ports(options: NodeOptions) -> None:
     check_listenable(parse_endpoint(options.listen), "--listen")
     check_listenable(_endpoint(options.metrics_host, options.metrics_port), "--metrics-port")
-    if options.dashboard is not None:
-        host, _, port = options.dashboard.rpartition(":")
-        check_listenable(_endpoint(host.strip("[]"), int(port)), "--port")
+    for flag, address in (("--port", options.dashboard), ("--control-listen", options.control_listen)):
+        if address:
+            check_listenable(_endpoint(*host_port(address)), flag)
 
 
 def _endpoint(host: str, port: int) -> Endpoint:

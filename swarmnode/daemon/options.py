@@ -22,6 +22,12 @@ LOGS_NBYTES = 64 << 20
 RUN_ID = re.compile(r"[0-9a-f]{64}\Z")
 
 
+def host_port(address: str) -> tuple[str, int]:
+    """The host, without brackets, and the port of HOST:PORT."""
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
 @dataclass(frozen=True, slots=True)
 class ArchiveOptions:
     """Place and schedule of the owner's archive of the run. `warrant`: file with the owner's permission; None: the
@@ -68,6 +74,7 @@ class NodeOptions:
     bootstrap_only: bool = False
     out: Path | None = None
     metrics_host: str = "127.0.0.1"
+    control_listen: str = ""  # HOST:PORT of the control API by gRPC, with a token; empty: on the unix sockets alone
     reachability: str = "auto"
     lan: bool = False
     invite: Invite | None = None

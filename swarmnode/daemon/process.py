@@ -33,7 +33,7 @@ from swarmnode.daemon.control_api import ControlApi, DaemonContext
 from swarmnode.daemon.dashboard import open_page, tell_watchers
 from swarmnode.daemon.data_source import base_ports, data_ports, give_chunks, told_on_terminal
 from swarmnode.daemon.manifest_source import Bootstraps, fetch_manifest
-from swarmnode.daemon.options import RUN_ID, NodeOptions
+from swarmnode.daemon.options import RUN_ID, NodeOptions, host_port
 from swarmnode.daemon.preflight import check_can_work, checkpoints, usable_stages
 from swarmnode.daemon.reachability import (
     CONTACTS_ASKED_MAX,
@@ -284,17 +284,18 @@ async def run_node(options: NodeOptions, lock: int | None, before: DaemonContext
     check_device(options.device)
     use_device(options.device)
     api = ControlApi(options, notices)
-    control = ControlServer(options.home, api, lock)
+    control = ControlServer(options.home, api, lock, api.ready)
     control.hold()
     try:
         async with contextlib.AsyncExitStack() as stack:
             stack.push_async_callback(control.stop)
             ready_file.clear(options.home)
+            socket = await control.start(host_port(options.control_listen) if options.control_listen else None)
             process = await _unless_told(_start(options, stack, before), notices)
             drain_report = None
             if process is not None:
                 with failure_logged(process.telemetry):
-                    drain_report = await _live(process, control, api, notices, stack)
+                    drain_report = await _live(process, control, socket, api, notices, stack)
     except BaseExceptionGroup as group:
         raise first_error(group) from group
     assert notices.told is not None
@@ -493,6 +494,7 @@ async def _hear_access(admission: Admission, transport: StreamTransport, bootstr
 async def _live(
     process: DaemonContext,
     control: ControlServer,
+    socket: Path,
     api: ControlApi,
     notices: Notices,
     stack: contextlib.AsyncExitStack,
@@ -517,7 +519,7 @@ async def _live(
             fields = {"source": notice.source, "kind": notice.kind, "left_s": notice.deadline_s, "id": notice.id}
             telemetry.event("notice.received", level="warning", **fields, reason=notice.reason)
 
-    socket = await control.start()
+    process.recent.on_event = control.watchers.wake
     peer = process.transport.peer_id
     addresses = tuple(f"{address}/p2p/{peer}" for address in await process.transport.addresses())
     page, archive = await open_page(process, addresses, process.clock, stack)
@@ -530,7 +532,15 @@ async def _live(
     ready_file.write(
         options.home,
         ready_file.Ready(
-            os.getpid(), process.run_id, peer, addresses, process.metrics_address, str(socket), options.stage, page
+            os.getpid(),
+            process.run_id,
+            peer,
+            addresses,
+            process.metrics_address,
+            str(socket),
+            options.stage,
+            page,
+            control.address,
         ),
     )
     stack.callback(ready_file.clear, options.home)

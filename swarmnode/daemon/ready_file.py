@@ -21,7 +21,8 @@ POLL_S = 0.05
 @dataclass(frozen=True, slots=True)
 class Ready:
     """`addresses` are multiaddrs that end in /p2p/<peer id>; `metrics_address` is host:port; `control` is the socket's
-    path; `stage` is None before it is chosen and for a bootstrap; `dashboard` is the URL of a coordinator's page."""
+    path; `stage` is None before it is chosen and for a bootstrap; `dashboard` is the URL of a coordinator's page;
+    `grpc` is the host:port of the control API on TCP, if it is there."""
 
     pid: int
     run_id: str
@@ -31,6 +32,7 @@ class Ready:
     control: str
     stage: int | None = None
     dashboard: str = ""
+    grpc: str = ""
 
 
 def write(home: Path, ready: Ready) -> None:

@@ -8,6 +8,7 @@ the address behind #, which browsers send nowhere.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hmac
 import json
 from collections import Counter
@@ -15,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from aiohttp import web
-from google.protobuf.json_format import MessageToDict
 
 from swarmnode.control import client
-from swarmnode.control.service import arguments_of
+from swarmnode.control.verb import VERBS, arguments, to_json
+from swarmnode.control.watch import watch
 from swarmnode.daemon.ready_file import page_here
-from swarmnode.dashboard.server import PageServer
+from swarmnode.dashboard.server import HEADERS, PageServer
 from swarmnode.dashboard.timeline import sentence
 from swarmnode.errors import NoDaemon, SwarmnodeError, UsageError
 from swarmnode.ids import PeerId, short
@@ -29,8 +30,10 @@ from swarmnode.machine.receipt_store import checked
 from swarmnode.metrics.events import tail
 from swarmnode.node.limits import LIMIT_KINDS
 from swarmnode.untrusted_text import printable
+from swarmnode.wire.report_pb2 import StatusReply
 
-VERBS = ("pause", "resume", "limit", "finish", "leave")
+BUTTONS = ("pause", "resume", "limit", "finish", "leave")
+EVERY_S = 2.0
 ENTRIES_MAX = 60
 RECEIPTS_MAX = 100
 OWN_WORDS = {"node.paused": "pauses", "node.resumed": "works again", "limits.changed": "has new limits"}
@@ -52,19 +55,21 @@ class NodePage(PageServer):
         app.router.add_post("/v1/{verb}", self._answer)
         return app
 
-    async def _answer(self, request: web.Request) -> web.Response:
-        given, wanted = request.headers.get("Authorization", ""), f"Bearer {self._token}"
-        if not hmac.compare_digest(given.encode(), wanted.encode()):
+    async def _answer(self, request: web.Request) -> web.StreamResponse:
+        shown, wanted = request.headers.get("Authorization", ""), f"Bearer {self._token}"
+        if not hmac.compare_digest(shown.encode(), wanted.encode()):
             return web.json_response({"error": "open the address that `swarmnode ui` printed"}, status=401)
         verb = request.match_info["verb"]
         try:
-            if verb == "status":
-                answer = await self._status()
+            if verb == "watch":
+                return await self._push(request)
+            elif verb == "status":
+                answer = self._shown(await asyncio.to_thread(client.status, self._home))
             elif verb == "record":
                 answer = await asyncio.to_thread(record, self._home)
-            elif verb in VERBS:
-                arguments = arguments_of(verb, await request.read())
-                answer = await asyncio.to_thread(client.ask, self._home, verb, **arguments)
+            elif verb in BUTTONS:
+                given = arguments(VERBS[verb].from_json(await request.read()))
+                answer = await asyncio.to_thread(client.ask, self._home, verb, **given)
             else:
                 raise UsageError("no such verb")
         except SwarmnodeError as error:
@@ -72,16 +77,28 @@ class NodePage(PageServer):
             return web.json_response({"error": str(error)}, status=status)
         return web.json_response(answer, headers={"Cache-Control": "no-store"})
 
-    async def _status(self) -> dict[str, Any]:
+    async def _push(self, request: web.Request) -> web.StreamResponse:
+        """A line of JSON for each status that the daemon pushes, until it ends or the browser goes. Raises as `watch`
+        where none comes."""
+        async with contextlib.aclosing(watch(self._home, EVERY_S)) as statuses:
+            first = await anext(statuses)
+            response = web.StreamResponse(headers={**HEADERS, "Content-Type": "application/x-ndjson"})
+            await response.prepare(request)
+            with contextlib.suppress(SwarmnodeError, ConnectionError):  # the browser asks again, and is told why
+                await response.write(_line(self._shown(first)))
+                async for status in statuses:
+                    await response.write(_line(self._shown(status)))
+        return response
+
+    def _shown(self, reply: StatusReply) -> dict[str, Any]:
         """The daemon's status as JSON, with what `top` says of it in words, and speeds over the last minute."""
-        reply = await asyncio.to_thread(client.status, self._home)
         if self._watch.looks and self._watch.now.peer_id + self._watch.now.run_id != reply.peer_id + reply.run_id:
             self._watch = NodeWatch()
         self._watch.add(asyncio.get_running_loop().time(), reply)
         page, measured = page_here(reply.run_id) or reply.page, len(self._watch.looks) > 1
         kinds = [{"name": name, "example": kind.example, "help": kind.help} for name, kind in LIMIT_KINDS.items()]
         return {
-            **MessageToDict(reply, preserving_proto_field_name=True, always_print_fields_with_no_presence=True),
+            **to_json(reply),
             "headline": "a meeting point of the run" if reply.trains_nothing else headline(reply),
             "paused": "" if reply.limits.running or not reply.limits.reason else paused_text(reply),
             "empty": empty_stages(reply),
@@ -93,6 +110,10 @@ class NodePage(PageServer):
             "home": str(self._home),
             "config": str(self._config),
         }
+
+
+def _line(shown: dict[str, Any]) -> bytes:
+    return json.dumps(shown).encode() + b"\n"
 
 
 def record(home: Path) -> dict[str, Any]:

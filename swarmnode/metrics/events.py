@@ -212,6 +212,7 @@ class RecentEvents:
         self._clock = clock
         self._ring: deque[RecentEvent] = deque(maxlen=RECENT_MAX)
         self._serial = 0
+        self.on_event: Callable[[], None] = lambda: None  # called after each, in its thread
 
     def __call__(self, level: str, event: str, fields: Mapping[str, object]) -> None:
         if event in TOO_MANY:
@@ -219,6 +220,7 @@ class RecentEvents:
         self._serial += 1
         short = {key: _text(value) for key, value in list(fields.items())[:FIELDS_MAX]}
         self._ring.append(RecentEvent(self._serial, self._clock.unix_s(), event, level, short))
+        self.on_event()
 
     def after(self, serial: int, most: int) -> list[RecentEvent]:
         """At most `most` events later than `serial`, oldest first."""

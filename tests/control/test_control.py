@@ -16,9 +16,11 @@ import pytest
 import uvloop
 
 from swarmnode.control import client, socket_path
-from swarmnode.control.service import REASON_CHARACTERS_MAX, ControlServer
+from swarmnode.control.service import ControlServer
+from swarmnode.control.verb import REASON_CHARACTERS_MAX
 from swarmnode.errors import LocalFault, NoDaemon, Unavailable, UsageError
-from swarmnode.wire.report_pb2 import StatusReply
+from swarmnode.wire.control_pb2 import DrainReply
+from swarmnode.wire.report_pb2 import LimitsReply, StatusReply
 
 LOOPS: list[Callable[[], asyncio.AbstractEventLoop]] = [asyncio.new_event_loop, uvloop.new_event_loop]
 
@@ -37,15 +39,15 @@ class Daemon:
     def leave(self, reason: str, checkpoint: str, stopping: bool) -> None:
         self.reasons.append(reason)
 
-    async def drain(self, notice_s: float, reason: str) -> dict[str, object]:
+    async def drain(self, notice_s: float, reason: str) -> DrainReply:
         self.reasons.append(f"{reason} in {notice_s:g} s")
-        return {"held": 2, "finished": 1, "cut": ["finish: 1 of 2 microbatches"]}
+        return DrainReply(held=2, finished=1, cut=["finish: 1 of 2 microbatches"])
 
     def pause(self, for_s: float, reason: str) -> None:
         raise Unavailable("not while it starts")
 
-    def limit(self, changed: dict[str, str]) -> dict[str, object]:
-        return {"limits": changed}
+    def limit(self, changed: dict[str, str]) -> LimitsReply:
+        return LimitsReply(limits=changed)
 
 
 @contextlib.asynccontextmanager
@@ -161,7 +163,8 @@ async def test_another_user_is_refused() -> None:
 async def test_drain_waits_for_how_it_left(tmp_path: pathlib.Path) -> None:
     async with serving(tmp_path) as (daemon, _):
         reply = await asyncio.to_thread(client.drain, tmp_path, 12.0, "rehearsal")
-        assert reply == {"held": 2, "finished": 1, "cut": ["finish: 1 of 2 microbatches"]}
+        given = {"held": 2, "finished": 1, "cut": ["finish: 1 of 2 microbatches"]}
+        assert reply == {**given, "unsent": 0, "sent": 0, "successor": "", "seconds": 0.0}
         assert daemon.reasons == ["rehearsal in 12 s"]
 
 
@@ -171,7 +174,13 @@ async def test_drain_waits_for_how_it_left(tmp_path: pathlib.Path) -> None:
         ("pause", {"for_s": 1e12}, UsageError, "for_s: at most a year"),
         ("pause", {"for_s": "long"}, UsageError, "for_s"),
         ("pause", {"for_s": 60.0, "of_a_newer_version": 1}, Unavailable, "not while it starts"),
-        ("limit", {"changed": {"quota": 5}}, UsageError, "changed: not a dict"),
+        ("pause", {"for_s": "60"}, UsageError, "for_s: at most a year"),
+        ("pause", {"for_s": True}, UsageError, "for_s: at most a year"),
+        ("pause", {"for_s": float("nan")}, UsageError, "for_s: at most a year"),
+        ("pause", {"reason": None}, UsageError, "reason: not a text"),
+        ("leave", {"stopping": 1}, UsageError, "stopping: not true or false"),
+        ("limit", {"changed": {"quota": 5}}, UsageError, "changed: not an object of texts"),
+        ("watch", {}, LocalFault, "or has another version: restart it"),
         ("dance", {}, LocalFault, "or has another version: restart it"),
     ],
 )
@@ -181,6 +190,5 @@ async def test_errors_reach_the_caller(
     async with serving(tmp_path):
         with pytest.raises(error, match=says):
             await asyncio.to_thread(client.ask, tmp_path, verb, **values)
-        assert await asyncio.to_thread(client.ask, tmp_path, "limit", changed={"quota": "1GB"}) == {
-            "limits": {"quota": "1GB"}
-        }
+        reply = await asyncio.to_thread(client.ask, tmp_path, "limit", changed={"quota": "1GB"})
+        assert reply["limits"] == {"quota": "1GB"} and reply["running"] is False

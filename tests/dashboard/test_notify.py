@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import aclosing
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from types import SimpleNamespace
@@ -86,10 +87,16 @@ async def test_a_volunteer_hears_that_it_trains_pauses_and_ends(
         status(NODE_STATE_TRAINING, "steam runs"),
         status(NODE_STATE_TRAINING),
     ]
-    monkeypatch.setattr("swarmnode.control.client.status", lambda home: looks.pop(0))
+
+    async def watch(home: Path, every_s: float) -> AsyncIterator[StatusReply]:
+        while looks:
+            yield looks.pop(0)
+
+    monkeypatch.setattr("swarmnode.control.watch.watch", watch)
     screen = JoinScreen(tmp_path, url)
-    for _ in range(5):
-        assert await screen._status() is not None
+    async with aclosing(screen._statuses()) as statuses:
+        for _ in range(5):
+            await anext(statuses)
     screen.thank()
     said = [one["text"] for one in posted]
     assert said[:3] == ["meadow: trains stage 1 of 3", "meadow: paused: steam runs", "meadow: trains stage 1 of 3"]
@@ -106,7 +113,8 @@ async def test_a_volunteer_hears_that_it_trains_pauses_and_ends(
     tool.unlink()
     looks += [status(NODE_STATE_TRAINING), status(NODE_STATE_TRAINING, "steam runs")]
     silent = JoinScreen(tmp_path, "desktop")
-    for _ in range(2):
-        await silent._status()
+    async with aclosing(silent._statuses()) as statuses:
+        for _ in range(2):
+            await anext(statuses)
     (line,) = capsys.readouterr().err.splitlines()[-1:]
     assert line.startswith("swarmnode: --notify desktop: ") and "notify-send" in line, "said once, and it goes on"

@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from swarmnode.cli.main import VERBS, _load
+from swarmnode.control.grpc_server import LIVENESS, READINESS
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
@@ -130,11 +131,14 @@ def test_pods_are_as_small_as_they_can_be() -> None:
         pod = document["spec"]["template"]["spec"]
         assert pod["securityContext"]["runAsNonRoot"] is True, name
         assert pod["automountServiceAccountToken"] is False, name
-        ports = {port["name"] for container in pod["containers"] for port in container["ports"]}
         for container in pod["containers"]:
             assert container["securityContext"]["readOnlyRootFilesystem"] is True, name
             for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
-                assert container[probe]["httpGet"]["port"] in ports, f"{name} {probe}"
+                asked = container[probe]["grpc"]
+                assert f"--control-listen=0.0.0.0:{asked['port']}" in container["args"], f"{name} {probe}"
+                assert asked["service"] == (LIVENESS if probe == "livenessProbe" else READINESS) or (
+                    probe == "startupProbe" and asked["service"] == LIVENESS
+                ), f"{name} {probe}"
             mounted = {mount["name"] for mount in container["volumeMounts"]}
             claims = {claim["metadata"]["name"] for claim in document["spec"].get("volumeClaimTemplates", ())}
             assert mounted <= claims | {volume["name"] for volume in pod["volumes"]}, name

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 
 from swarmnode import owner
 from swarmnode.bounds import FIELDS
@@ -318,17 +318,42 @@ CONTROL: Mapping[str, dict[str, object]] = {
 @quietly
 def take_control(raw: bytes) -> None:
     """The first byte chooses the verb. ValueError is what the daemon turns into a UsageError."""
-    from swarmnode.control.service import arguments_of
+    from swarmnode.control.verb import VERBS
 
     if not raw:
         raise RemoteFault("no bytes")
     verb = list(CONTROL)[raw[0] % len(CONTROL)]
-    values = arguments_of(verb, raw[1:])
+    take_request(verb, VERBS[verb].from_json(raw[1:]))
+
+
+@quietly
+def take_control_message(raw: bytes) -> None:
+    """The same by gRPC."""
+    from swarmnode.control.verb import VERBS
+
+    if not raw:
+        raise RemoteFault("no bytes")
+    verb = list(CONTROL)[raw[0] % len(CONTROL)]
+    take_request(verb, VERBS[verb].from_wire(raw[1:]))
+
+
+def take_request(verb: str, request: Message) -> None:
+    from swarmnode.control.verb import REASON_CHARACTERS_MAX, SECONDS_MAX, arguments
+
+    values = arguments(request)
+    assert len(values.get("reason", "")) <= REASON_CHARACTERS_MAX and 0.0 <= values.get("for_s", 0.0) <= SECONDS_MAX
     if verb == "limit":
         try:
             change(Limits(), values["changed"])
         except ValueError as error:
             raise UsageError(str(error)) from None
+
+
+def control_messages() -> tuple[bytes, ...]:
+    from swarmnode.control.verb import VERBS
+
+    asked = (VERBS[verb].from_json(json.dumps(values).encode()) for verb, values in CONTROL.items())
+    return tuple(bytes([number]) + request.SerializeToString() for number, request in enumerate(asked))
 
 
 @functools.cache
@@ -349,7 +374,8 @@ def targets() -> Mapping[str, Target]:
         "signed manifest": Target((signed,), take_signed_manifest),
         "manifest inside": Target(manifests(), take_manifest_inside, JSON),
         "packet": Target(packets(), take_packet),
-        "control": Target(control, take_control),
+        "control": Target(control, take_control, JSON),
+        "control message": Target(control_messages(), take_control_message),
         "receipt": Target(receipts(), take_receipt),
         **{name: Target((seed,), quietly(take), JSON) for name, (seed, take) in FILES.items()},
     }

@@ -44,7 +44,7 @@ PARSERS = {
     "manifest/signed.py": "manifest inside",
     "manifest/text.py": "manifest",
     "local/model_source.py": "signed manifest",
-    "control/service.py": "control",
+    "control/verb.py": "control message",
     "dashboard/totals.py": "receipt",
     "data/index.py": "index",
     "data/base_index.py": "base index",

@@ -83,6 +83,17 @@ def check_ip(text: str) -> str:
         raise ValueError("not an IP address; 127.0.0.1: only this machine, 0.0.0.0: all") from None
 
 
+def check_address(text: str) -> str:
+    """`text`, HOST:PORT or a port of 127.0.0.1, as HOST:PORT; "" for none. Raises ValueError."""
+    if not text:
+        return text
+    host, _, port = text.rpartition(":")
+    if not port.isdecimal() or int(port) > PORT_MAX:
+        raise ValueError("use HOST:PORT, or PORT for this machine alone (0: any free one)")
+    ip = ipaddress.ip_address(check_ip(host.strip("[]"))) if host else ipaddress.IPv4Address("127.0.0.1")
+    return f"[{ip}]:{int(port)}" if ip.version == 6 else f"{ip}:{int(port)}"
+
+
 def check_peer(text: str) -> str:
     """`text`, if it is a peer id. Raises click.UsageError."""
     from swarmnode.identity import public_key_of
@@ -168,6 +179,7 @@ LISTEN = Parsed("multiaddr", check_listen)
 BOOTSTRAP = Parsed("multiaddr", check_bootstrap)
 RUN = Parsed("run", check_run)
 HOST = Parsed("ip", check_ip)
+ADDRESS = Parsed("address", check_address)
 OWN_RUN = Parsed("run", check_own_run)
 URL = Parsed("url", check_url)
 FOLDER = click.Path(file_okay=False, path_type=Path)
@@ -190,6 +202,14 @@ NETWORK_OPTIONS = together(
     click.option("--lan", is_flag=True, help="Connect to any member in this local network."),
     click.option("--metrics-port", type=PORT, default=0, show_default="any", help="Prometheus, /healthz, /readyz."),
     click.option("--metrics-host", type=HOST, default="127.0.0.1", help="Address to serve them on; 0.0.0.0: all."),
+    click.option(
+        "--control-listen",
+        type=ADDRESS,
+        default="",
+        show_default=False,
+        metavar="[HOST:]PORT",
+        help="Also serve the control API by gRPC there, to whoever has the token in HOME/control.token.",
+    ),
 )
 DISK = Parsed("size", parse_nbytes)
 STAGE = click.IntRange(0, STAGES_MAX - 1)

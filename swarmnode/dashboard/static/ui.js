@@ -2,7 +2,7 @@
 
 import { bytes, count, day, duration, element, loss, plural, write } from "./format.js";
 
-const STATUS_MS = 2000;
+const AGAIN_MS = 2000;
 const RECORD_MS = 20000;
 const at = (id) => document.getElementById(id);
 
@@ -10,15 +10,16 @@ const token = location.hash.slice(1) || sessionStorage.getItem("token") || "";
 sessionStorage.setItem("token", token);
 history.replaceState(null, "", "/"); // not in the address bar, where it could be copied along
 
-// The answer to a verb; throws an Error with what the server says, and `status`.
-async function ask(verb, given = {}) {
+// The response to a verb; throws an Error with what the server says, and `status`.
+async function post(verb, given = {}) {
   const answer = await fetch(`/v1/${verb}`, {
     method: "POST", body: JSON.stringify(given), headers: { Authorization: `Bearer ${token}`, "Content-Type": "application/json" },
   });
-  const body = await answer.json();
-  if (answer.ok) return body;
-  throw Object.assign(new Error(body.error), { status: answer.status });
+  if (answer.ok) return answer;
+  throw Object.assign(new Error((await answer.json()).error), { status: answer.status });
 }
+
+const ask = async (verb, given) => (await post(verb, given)).json();
 
 function say(text, wrong = false) {
   write(at("said"), text);
@@ -29,7 +30,6 @@ async function tell(verb, given, said) {
   try {
     await ask(verb, given);
     say(said);
-    await status();
   } catch (error) { say(error.message, true); }
 }
 
@@ -125,12 +125,22 @@ function missing(error) {
   write(at("why"), error.message);
 }
 
-async function status() {
-  try { show(await ask("status")); } catch (error) { missing(error); }
+// Shows each line that the node pushes, until it ends.
+async function watch() {
+  try {
+    const lines = (await post("watch")).body.pipeThrough(new TextDecoderStream()).getReader();
+    for (let rest = ""; ;) {
+      const { value, done } = await lines.read();
+      if (done) return;
+      const whole = (rest + value).split("\n");
+      rest = whole.pop();
+      if (whole.length) show(JSON.parse(whole.at(-1)));
+    }
+  } catch (error) { missing(error); }
 }
 
 async function repeat(work, ms) {
-  try { await work(); } catch { /* `status` says it */ }
+  try { await work(); } catch { /* `watch` says it */ }
   setTimeout(() => repeat(work, ms), ms);
 }
 
@@ -162,5 +172,5 @@ at("theme").addEventListener("click", () => {
   try { localStorage.setItem("theme", next); } catch { /* not kept */ }
 });
 
-repeat(status, STATUS_MS);
+repeat(watch, AGAIN_MS);
 repeat(async () => record(await ask("record")), RECORD_MS);
