@@ -131,7 +131,7 @@ ARCHIVE_OPTIONS = together(
         type=DURATION,
         default=ARCHIVE_EVERY_S,
         show_default="1h",
-        help="How often the run is copied, after the copies of its first half hour.",
+        help="The longest gap between two copies; it is every ten minutes where copying is quick.",
     ),
     click.option(
         "--archive-keep",
@@ -180,8 +180,9 @@ def archive(out: Path | None, once: bool, allow: str | None, **where: Any) -> in
 
     Replicas of a stage are compared with each other first: a copy that others contradict is refused. Each checkpoint is
     a folder that transformers loads (from_pretrained) and that `swarmnode export`, `eval`, `generate` and `up --resume`
-    accept. It is evaluated on held-out text; the newest --archive-keep and the best one are kept. Copies are made after
-    2, 5, 15 and 30 minutes of training, then every --archive-every. The process may be killed at any moment. `swarmnode
+    accept, and is then evaluated on held-out text; the newest --archive-keep and the best one are kept. Copies are made
+    after 2, 5 and 10 minutes of training, then every ten minutes, or every --archive-every where that is sooner or a
+    copy takes long, and when the last replica of a stage leaves. The process may be killed at any moment. `swarmnode
     coordinator` does the same by itself and offers the model on its page; --once then has it make a copy now.
 
     Only the run's owner can archive: RUN is the folder with owner.key, or anything with --warrant, which the owner

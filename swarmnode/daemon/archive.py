@@ -66,8 +66,8 @@ def archive_of(process: DaemonContext, reported: Reported) -> Archive | None:
 
 
 async def run_archive(archive: Archive | None, options: ArchiveOptions | None, notices: Notices) -> None:
-    """Run the archive until cancelled; with --once until one checkpoint is made, which is printed. Does nothing without
-    an archive."""
+    """Run the archive until cancelled; with --once until one checkpoint is made, which is printed, and measured. Does
+    nothing without an archive."""
     if archive is None or options is None:
         return
     if not options.once:
@@ -75,6 +75,7 @@ async def run_archive(archive: Archive | None, options: ArchiveOptions | None, n
     folder = await archive_once(archive)
     if options.tells:
         click.echo(folder)
+        await archive.measure()
     notices.leave("the checkpoint is made")
 
 
@@ -144,7 +145,9 @@ def read_warrant(path: Path) -> access_pb2.Warrant:
 
 
 def give_archive(process: DaemonContext, archive: Archive) -> None:
-    """Serve the slow weights of any stage from the newest checkpoint of `archive`, to nodes that bring it back."""
+    """Serve the slow weights of any stage from the newest checkpoint of `archive`, to nodes that bring it back, and
+    take those of stages whose last replica leaves."""
+    process.transport.serve("handover", archive.serve_handover, tensor_bytes_max=0)
     load = functools.partial(_stage_of, process.manifest, archive)
     LoadedDonor(process.run_id, load, asyncio.to_thread, process.telemetry, archive.sources.warrant).serve(
         process.transport

@@ -28,12 +28,12 @@ from swarmnode.metrics import name
 from swarmnode.model.section import section_sizes
 from swarmnode.model.split import stages_of
 from swarmnode.ports import Clock, Directory, State, Telemetry, Transport
-from swarmnode.recovery.archive import COPIES_MAX, CopyVerdict, choose_copy, sampled, together_within
+from swarmnode.recovery.archive import COPIES_MAX, CopyVerdict, Deserted, choose_copy, sampled, together_within
 from swarmnode.recovery.checkpoint import Checkpoint
 from swarmnode.recovery.state_check import ROUNDS_APART_MAX
 from swarmnode.recovery.tensorfile import ITEMSIZE
 from swarmnode.transfer.download import Chunk, DonorClient, DonorLied, DownloadLimits
-from swarmnode.transfer.snapshot import SLOW, chunk_span
+from swarmnode.transfer.snapshot import DOWNLOAD_RATE, SLOW, chunk_span
 from swarmnode.wire import access_pb2, record_pb2
 from swarmnode.wire import call_pb2 as wire
 
@@ -138,6 +138,8 @@ def _apart(pairs: Iterable[tuple[np.ndarray, np.ndarray]]) -> float:
     return math.sqrt(apart / max(ones, others)) if max(ones, others) > 0.0 else 0.0
 
 
+LEAVERS = (record_pb2.NODE_STATE_TRAINING, record_pb2.NODE_STATE_DRAINING)  # its new record may be under way
+GOODBYE_MIN_S = 30.0  # guess: a small copy, on a busy machine
 ASKED_MAX = 8  # derived: if half of a stage's replicas give a copy, so many give COPIES_MAX six times in seven
 ALONE_TRIES = TRIES  # then a single copy is accepted although others give none: silence must not stop the archive
 
@@ -181,31 +183,43 @@ class ArchiveSources:
     liars: set[PeerId] = field(default_factory=set)  # asked last from now on
     # by stage: attempts in which only one of several replicas gave a copy
     alone: dict[int, float] = field(default_factory=dict)
+    # by stage: the copies that its last replicas gave as they left
+    parting: dict[int, dict[PeerId, SlowCopy]] = field(default_factory=dict)
     sizes: list[dict[str, int]] = field(init=False)
     _tries: int = 0
+    _blocks: record_pb2.Blocks = field(default_factory=record_pb2.Blocks)  # finished, as feeders said last
 
     def __post_init__(self) -> None:
         self.sizes = [section_sizes(self.manifest, part) for part in stages_of(self.manifest)]
 
+    @property
+    def parting_folder(self) -> Path:
+        """The folder of copies of stages whose last replica has left."""
+        return self.scratch.with_name("parting")
+
     async def trains(self) -> None:
         """Raises Unavailable unless every stage is served and something is trained."""
-        swarm, _ = await self._look()
+        swarm = await self._look()
         if not any(member.total for member in swarm.members()):
             raise Unavailable("nothing is trained yet")
 
     async def copy_run(self, before: PreviousWeights | None = None, newer_than: int = 0) -> RunCopy | None:
         """A copy of every stage that its replicas agree on, all of about the same round; None if that is `newer_than`
-        or earlier.
+        or earlier. Of a stage that nobody serves it is the one that its last replica gave as it left.
 
-        Raises Unavailable if a stage has no replica, no round is finished, replicas contradict each other, or donors
-        are busy; a later attempt may succeed.
+        Raises Unavailable if a stage has neither, no round is finished, replicas contradict each other, or donors
+        are busy; a later attempt may succeed. Raises Deserted where nobody serves anything.
         """
         self._tries += 1
-        swarm, blocks = await self._look()
+        swarm = await self._look()
         stages = range(self.manifest.pipeline.stages)
-        _check_round(max(member.round_index for member in swarm.serving(stage)) for stage in stages)
-        offered = await gather_or_cancel([partial(self._offers, swarm.serving(stage), stage) for stage in stages])
-        stride = max(member.round_stride for stage in stages for member in swarm.serving(stage))
+        serving = [swarm.serving(stage) for stage in stages]
+        _check_round(
+            max((member.round_index for member in members), default=0) or self._parting_round(stage)
+            for stage, members in enumerate(serving)
+        )
+        offered = await gather_or_cancel([partial(self._offers, serving[stage], stage) for stage in stages])
+        stride = max((member.round_stride for members in serving for member in members), default=1)
         middle = [median_low([copy.offer.round for copy in copies]) for copies in offered]
         fit, why = together_within(middle, stride, ROUNDS_APART_MAX)
         if not fit:
@@ -216,30 +230,87 @@ class ArchiveSources:
         works = [partial(self._stage, stage, offered[stage], middle[stage], stride, before) for stage in stages]
         taken = await gather_or_cancel(works)
         progresses = sorted((copy.offer.progress for copies in offered for copy in copies), key=lambda one: one.total)
-        return RunCopy(tuple(taken), progresses[(len(progresses) - 1) // 2], blocks)
+        return RunCopy(tuple(taken), progresses[(len(progresses) - 1) // 2], self._blocks)
 
-    async def _look(self) -> tuple[Swarm, record_pb2.Blocks]:
-        """All members with a record in the directory, and the blocks of data that most feeders report as finished.
-        Raises Unavailable if nobody serves some stage."""
-        stages, now_s = self.manifest.pipeline.stages, self.clock.unix_s()
-        listed = await self.directory.lookups(range(stages))
-        members, blocks = list[Member](), list[record_pb2.Blocks]()
+    async def take_over(self, peer: PeerId, stage: int) -> int:
+        """Keep the slow weights of `peer`, the last replica of `stage`, which waits for this before it leaves. Returns
+        their round. `copy_run` judges them like those of replicas that serve.
+
+        Raises RemoteFault for a peer that does not serve the stage, Unavailable while others do, or if the copy does
+        not come within the time that a slow line takes.
+        """
+        leaver = self._leaver(await self._look_at([stage]), peer, stage)
+        with contextlib.suppress(Unavailable, RemoteFault):  # it is connected: it has just called
+            await self.transport.connect(peer, leaver.addresses)
+        self.parting_folder.mkdir(parents=True, exist_ok=True)
+        offer = await self._donor(stage).offer(peer)
+        self._tries += 1
+        copy = SlowCopy(peer, offer, self.parting_folder / f"stage-{stage}-{short(peer)}-{self._tries}")
+        try:
+            async with asyncio.timeout(GOODBYE_MIN_S + offer.nbytes / DOWNLOAD_RATE):
+                await self._pull(stage, [copy])
+        except BaseException as failure:
+            copy.drop()
+            if isinstance(failure, TimeoutError):
+                raise Unavailable(f"stage {stage}: {short(peer)} gave no whole copy in time") from None
+            raise
+        given = self.parting.setdefault(stage, {})
+        for old in [given.pop(peer, None), *([given.pop(next(iter(given)))] if len(given) >= COPIES_MAX else [])]:
+            if old is not None:
+                old.drop()
+        given[peer] = copy
+        return offer.round
+
+    def _leaver(self, swarm: Swarm, peer: PeerId, stage: int) -> Member:
+        member = next((one for one in swarm.stages[stage] if one.peer == peer and one.state in LEAVERS), None)
+        if member is None:
+            raise RemoteFault(f"goodbye of {short(peer)}, who does not serve stage {stage}")
+        if others := [short(one.peer) for one in swarm.serving(stage) if one.peer != peer]:
+            raise Unavailable(f"stage {stage} is copied from {others[0]}, who stays")
+        return member
+
+    def release(self, copy: SlowCopy) -> None:
+        """Delete the file of `copy`, unless it is a stage's last word."""
+        if all(copy is not kept for given in self.parting.values() for kept in given.values()):
+            copy.drop()
+
+    def _parting_round(self, stage: int) -> int:
+        return max((copy.offer.round for copy in self.parting.get(stage, {}).values()), default=0)
+
+    async def _look_at(self, stages: Sequence[int]) -> Swarm:
+        """The members of `stages` with a record in the directory. Keeps the blocks of data that most feeders that
+        serve, else that have left, report as finished."""
+        listed = await self.directory.lookups(stages)
+        members, blocks, now_s = list[Member](), dict[bool, list[record_pb2.Blocks]](), self.clock.unix_s()
         for signed in (signed for records in listed for signed in records):
             with contextlib.suppress(RemoteFault):  # skip a single bad record
                 record, member = check_member(signed, run_id=self.run_id)
                 check_time(record, now_s, STRETCH_MAX * self.manifest.limits.record_ttl_s)
                 members.append(member)
-                if member.state == SERVING and record.HasField("blocks"):
-                    blocks.append(record.blocks)
-        blocks.sort(key=lambda one: one.finished_below)
-        swarm = Swarm.of(members, stages)
-        if empty := [stage for stage in range(stages) if not swarm.serving(stage)]:
-            raise Unavailable(f"stage {empty[0]} has no replica that serves ({len(empty)} of {stages} stages)")
-        return swarm, blocks[(len(blocks) - 1) // 2] if blocks else record_pb2.Blocks()
+                if record.HasField("blocks"):
+                    blocks.setdefault(member.state == SERVING, []).append(record.blocks)
+        told = sorted(blocks.get(True) or blocks.get(False) or [], key=lambda one: one.finished_below)
+        if told:
+            self._blocks = told[(len(told) - 1) // 2]
+        return Swarm.of(members, self.manifest.pipeline.stages)
+
+    async def _look(self) -> Swarm:
+        """All members with a record in the directory. Raises Unavailable if nobody serves some stage whose last replica
+        left no copy, Deserted if nobody serves any."""
+        stages = range(self.manifest.pipeline.stages)
+        swarm = await self._look_at(stages)
+        served = [stage for stage in stages if swarm.serving(stage)]
+        empty = [stage for stage in stages if stage not in served and stage not in self.parting]
+        if empty:
+            kind = Unavailable if served or self.parting else Deserted
+            raise kind(f"stage {empty[0]} has no replica that serves ({len(empty)} of {len(stages)} stages)")
+        return swarm
 
     async def _offers(self, serving: Sequence[Member], stage: int) -> list[SlowCopy]:
-        """New snapshots of COPIES_MAX of `serving`, not yet pulled. Raises Unavailable if there is none, or only one
-        although the stage has more replicas."""
+        """New snapshots of COPIES_MAX of `serving`, not yet pulled; if nobody serves the stage, what its last replica
+        gave. Raises Unavailable if there is none, or only one although the stage has more replicas."""
+        if not serving:
+            return list(self.parting[stage].values())
         drawn = sorted(serving, key=lambda member: member.peer)
         seeded("archive", self.transport.peer_id, stage, self._tries).shuffle(drawn)
         drawn.sort(key=lambda member: member.peer in self.liars)
@@ -267,6 +338,9 @@ class ArchiveSources:
         if not copies or 0.0 < self.alone[stage] < ALONE_TRIES:
             note = f"stage {stage}: {len(copies)} of {len(serving)} replicas gave a copy"
             raise Unavailable("; ".join([note, *reasons[-1:]]), max(later_s, default=0.0))
+        if stage in self.parting and max(copy.offer.round for copy in copies) >= self._parting_round(stage):
+            for copy in self.parting.pop(stage).values():  # others serve it again, and went on
+                copy.drop()
         return copies[:COPIES_MAX]
 
     async def _stage(
@@ -278,12 +352,15 @@ class ArchiveSources:
             self.alone[stage] += 1.0
             rounds = sorted(copy.offer.round for copy in offered)
             raise Unavailable(f"stage {stage}: its copies are of rounds {rounds}: too far apart to be compared")
-        copies = await self._pull(stage, near)
+        return await self._accepted(stage, await self._pull(stage, near), before)
+
+    async def _accepted(self, stage: int, copies: list[SlowCopy], before: PreviousWeights | None) -> TakenCopy:
+        """The copy that most of `copies` agree with, whole. The others are dropped. Raises Unavailable."""
         verdict = await asyncio.to_thread(self._judge, stage, copies, before)
         self._tell(stage, copies, verdict)
         for index, copy in enumerate(copies):
             if index != verdict.taken:
-                copy.drop()
+                self.release(copy)
         if verdict.taken is None:
             raise Unavailable(f"stage {stage}: {verdict.reason}")
         taken = copies[verdict.taken]

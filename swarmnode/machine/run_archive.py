@@ -4,10 +4,10 @@
                         stage-0.json                              written when the stage's files are safe
                         config.json, model.safetensors.index.json ...   make the folder a Hugging Face model
                         checkpoint.json                           written when all of that is there
-                        archive.json                              last: validation loss, agreeing replicas, hashes
+                        archive.json                              last: agreeing replicas, hashes; then the loss, too
 
-A killed process leaves files without checkpoint.json, which the next one deletes, or a checkpoint without archive.json,
-which it completes.
+The model can be used from then on, and is measured meanwhile. A killed process leaves files without checkpoint.json,
+which the next one deletes, or a checkpoint without archive.json, which it completes.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ import hashlib
 import math
 import shutil
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 from swarmnode.atomic_file import TEMPORARY, check_free
 from swarmnode.errors import DataError, LocalFault, RemoteFault, SwarmnodeError, Unavailable
+from swarmnode.ids import PeerId
 from swarmnode.machine.archive_sources import ArchiveSources, RunCopy, TakenCopy, saved_elements
 from swarmnode.machine.checkup import DISK_MIN_NBYTES
 from swarmnode.machine.folder_store import FolderStore
@@ -32,7 +33,7 @@ from swarmnode.manifest import Manifest
 from swarmnode.metrics import name
 from swarmnode.model.section import PACKED_ITEMSIZE, section_shapes
 from swarmnode.model.split import stages_of
-from swarmnode.ports import Store, Telemetry
+from swarmnode.ports import Answer, Call, Store, Telemetry
 from swarmnode.recovery import checkpoint as form
 from swarmnode.recovery import checkpoint_io
 from swarmnode.recovery.archive import (
@@ -40,7 +41,9 @@ from swarmnode.recovery.archive import (
     COPIES,
     EARLY_S,
     NO_SCORES,
+    UNMEASURED,
     ArchiveEntry,
+    Deserted,
     Scores,
     StageProvenance,
     labels_to_keep,
@@ -54,6 +57,7 @@ from swarmnode.recovery.checkpoint import Checkpoint, Origin
 from swarmnode.recovery.checkpoint_io import ReplicaHoldings
 from swarmnode.transfer.donor import ArchiveBudget
 from swarmnode.transfer.snapshot import CHUNK_NBYTES
+from swarmnode.wire import call_pb2 as wire
 
 RETRY_S = 1.5 * ArchiveBudget().rest_s  # longer than donors rest after a snapshot that was not pulled
 RETRY_MAX_S = 600.0
@@ -109,6 +113,11 @@ class Archive:
         """A sentence for the user: what the archive does or waits for."""
         self._current_s = -math.inf  # by the loop's clock: the swarm had nothing newer than `newest` then
         self._asked = asyncio.Event()
+        self._given = False  # a stage's last replica has left its copy here since the last attempt
+        self._taking = [asyncio.Lock() for _ in range(self.manifest.pipeline.stages)]
+        self._books = asyncio.Lock()  # one writes what is known of checkpoints
+        self._unmeasured = asyncio.Event()
+        self._told_late = set[str]()  # labels whose numbers a bucket does not have yet
         self._on_hub = ""  # the label that the hub's repository has
 
     @property
@@ -140,36 +149,119 @@ class Archive:
             self._asked.set()
         return current
 
+    async def serve_handover(self, peer: PeerId, call: Call) -> Answer:
+        """Handler of "handover": keep the slow weights of `peer`, the last replica of its stage, which leaves, and make
+        a checkpoint of them and the other stages as soon as it is answered. Raises as ArchiveSources.take_over, and
+        RemoteFault for another run or stage."""
+        stage = call.header.handover.stage
+        if call.header.run_id != self.sources.run_id or stage >= len(self._taking):
+            raise RemoteFault(f"handover of stage {stage} of run {call.header.run_id[:8]!r} to another run's archive")
+        nbytes = PACKED_ITEMSIZE["phi"] * self.sources.sizes[stage]["phi"]
+        async with self._taking[stage]:
+            check_free(self.plan.folder, nbytes + DISK_MIN_NBYTES, "the copy of a stage that is left")
+            round_index = await self.sources.take_over(peer, stage)
+        self.telemetry.event("archive.handed", peer=peer, stage=stage, round=round_index)
+        self._given = True
+        self._asked.set()
+        return Answer(wire.Reply(handed=wire.Handed(round=round_index)))
+
     async def run(self) -> None:
-        """Copy the run after EARLY_S of its training, then every period, and when asked. Failures of donors, disk or
-        bucket are logged and retried, never raised."""
-        loop, failures, began_s, copied_s = asyncio.get_running_loop(), 0, math.inf, 0.0
+        """Copy the run after EARLY_S of its training, then every period, when asked, and when a stage's last replica
+        leaves; measure the copies beside that. Failures of donors, disk or bucket are logged and retried, never
+        raised."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._measuring())
+            await self._copying()
+
+    async def _copying(self) -> None:
+        loop = asyncio.get_running_loop()
+        failures = 0
+        began_s = math.inf
+        copied_s = 0.0
         while True:
             least_s = 0.0
             try:
                 if began_s > loop.time():
                     began_s, copied_s = await self._begin()
+                    took_s = 0.0
                 else:
+                    begun_s = loop.time()
+                    self._given = False
                     await self.once()
                     copied_s = loop.time() - began_s
+                    took_s = loop.time() - begun_s
                 failures = 0
-                wait_s = began_s + next_copy_s(copied_s, self.plan.every_s) - loop.time()
+                wait_s = began_s + next_copy_s(copied_s, self.plan.every_s, took_s) - loop.time()
             except (SwarmnodeError, OSError) as error:
                 failures += began_s <= loop.time()
                 least_s = max(RETRY_S, error.retry_after_s if isinstance(error, Unavailable) else 0.0)
                 wait_s = max(least_s, min(RETRY_MAX_S, RETRY_S * 1.5 ** min(failures - 1, 20)))
+            await self._wait(wait_s, least_s)
+
+    async def _wait(self, wait_s: float, least_s: float) -> None:
+        """Wait for `wait_s`, or until a copy is asked for, though for `least_s`, unless a stage's last replica has
+        given its copy."""
+        loop = asyncio.get_running_loop()
+        begun_s = loop.time()
+        if not self._given:
             self._asked.clear()
-            until_s = loop.time() + least_s
+        while (left_s := wait_s - (loop.time() - begun_s)) > 0.0:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(max(0.0, wait_s)):
+                async with asyncio.timeout(left_s):
                     await self._asked.wait()
-            await asyncio.sleep(max(0.0, until_s - loop.time()))
+            if self._given:
+                return
+            if self._asked.is_set():
+                self._asked.clear()
+                wait_s = least_s
+
+    async def _measuring(self) -> None:
+        while True:
+            self._unmeasured.clear()
+            await self.measure()
+            await self._unmeasured.wait()
+
+    async def measure(self) -> None:
+        """Measure every checkpoint that is not yet, the newest first, note it in its folder, the bucket and on the
+        hub."""
+        while labels := [label for label, entry in self.entries.items() if entry.measured == UNMEASURED]:
+            entry = self.entries[max(labels)]
+            if idle := self.status == "ready":
+                self.status = f"measures {entry.label}"
+            try:
+                measured = await self.evaluate(self.folder_of(entry), entry.samples)
+            except (SwarmnodeError, OSError) as error:
+                self.telemetry.event("archive.unmeasured", reason=str(error))
+                measured = Measured(None, "")
+            if idle and self.status == f"measures {entry.label}":
+                self.status = "ready"
+            async with self._books:
+                await self._note(entry, measured)
+
+    async def _note(self, entry: ArchiveEntry, measured: Measured) -> None:
+        """Write what was `measured` of a checkpoint, unless it was deleted meanwhile."""
+        if entry.label not in self.entries:
+            return
+        found = replace(entry, loss=measured.loss, measured=measured.origin, scores=measured.scores)
+        self.entries[entry.label] = found
+        try:
+            await self._store.write(f"{self._place(entry.label)}/{ABOUT}", [found.to_text()])
+        except (LocalFault, DataError) as error:  # the next process measures it again
+            self.telemetry.event("archive.failed", level="error", label=entry.label, reason=str(error))
+        for score in measured.scores.scores:
+            self.telemetry.gauge(name.ARCHIVE_SCORE, score.value, score=score.name)
+        self.telemetry.event("archive.measured", label=entry.label, loss=measured.loss, measured=measured.origin)
+        self._told_late.add(entry.label)
+        await self._push()
+        if found is self.newest:
+            await self._push_to_hub(found)
 
     async def _begin(self) -> tuple[float, float]:
         """(time at which the run began to train, by the loop's clock, as far as its checkpoints here tell; seconds from
         then to the newest of them). Raises Unavailable if it does not train."""
         try:
-            await self._tidy()
+            async with self._books:
+                await self._tidy()
             now_s, unix_s = asyncio.get_running_loop().time(), self.sources.clock.unix_s()
             ages_s = [max(0.0, unix_s - entry.unix_s) for entry in self.entries.values()]
             self._current_s = now_s - min(ages_s, default=math.inf)
@@ -188,21 +280,25 @@ class Archive:
         """
         begun_s = asyncio.get_running_loop().time()
         try:
-            await self._tidy()
+            async with self._books:
+                await self._tidy()
             copy_run = await self._copy_run(self.newest)
             entry = self.newest if copy_run is None else await self._keep(copy_run)
             assert entry is not None, "only a run that has not advanced is not copied"
         except (SwarmnodeError, OSError) as error:
+            if isinstance(error, Deserted) and self.newest is not None:
+                self._current_s = begun_s
             waits = isinstance(error, Unavailable | RemoteFault)
             self.status = f"{'waits' if waits else 'cannot write'}: {error}"
             self.telemetry.count(name.ARCHIVES, outcome="failed")
             self.telemetry.event("archive.failed", level="warning" if waits else "error", reason=str(error))
             raise
         self._current_s = begun_s
-        await self._prune()
-        await self._push()
-        await self._push_to_hub(entry)
+        async with self._books:
+            await self._prune()
+            await self._push()
         self.status = "ready"
+        self._unmeasured.set()
         return entry
 
     async def _tidy(self) -> None:
@@ -216,7 +312,7 @@ class Archive:
             place = self._place(label)
             try:
                 root = self.plan.folder / place / form.ROOT  # written last: an archive that ended measured it no more
-                entries[label] = await self._entry(place) or await self._finish(label, root.stat().st_mtime)
+                entries[label] = await self._entry(place) or await self._record(label, root.stat().st_mtime)
             except DataError as error:  # left to its owner: it is neither offered nor deleted
                 self.telemetry.event("archive.failed", level="error", label=label, reason=str(error))
         self.entries = entries
@@ -259,14 +355,14 @@ class Archive:
             return self.entries[label]
         for stage, taken in enumerate(copy_run.stages):
             await self._save_stage(label, stage, taken, copy_run)
-            taken.copy.drop()
+            self.sources.release(taken.copy)
         checkpoint = await checkpoint_io.assembled(self._store, self.origin, label)
         assert checkpoint is not None, "every stage was saved"
         words = [_word(stage, taken) for stage, taken in enumerate(copy_run.stages)]
         for file, data in {**self._files(checkpoint), COPIES: provenance_to_text(words)}.items():
             await self._store.write(f"{self._place(label)}/{file}", [data])
         await checkpoint_io.complete(self._store, self.origin, label)
-        entry = self.entries[label] = await self._finish(label, copied_unix_s)
+        entry = self.entries[label] = await self._record(label, copied_unix_s)
         self.telemetry.count(name.ARCHIVES, outcome="saved")
         self.telemetry.gauge(name.ARCHIVE_SAMPLES, float(entry.samples))
         self.telemetry.event(
@@ -276,7 +372,6 @@ class Archive:
             samples_total=entry.samples,
             nbytes=entry.nbytes,
             seconds=round(loop.time() - begun, 3),
-            loss=entry.loss,
         )
         return entry
 
@@ -300,13 +395,11 @@ class Archive:
         numbers = {"round": checkpoint.round, "samples": checkpoint.samples, "replicas": 1}
         return self.model_files(where, checkpoint.nbytes, {**about, **numbers})
 
-    async def _finish(self, label: str, copied_unix_s: float) -> ArchiveEntry:
-        """Evaluate the complete checkpoint `label`, copied then, and record the known facts about it."""
+    async def _record(self, label: str, copied_unix_s: float) -> ArchiveEntry:
+        """Record what is known of the complete checkpoint `label`, copied then, which is still to be measured."""
         place = self._place(label)
         data = await self._store.read(f"{place}/{form.ROOT}")
         checkpoint = form.checkpoint_of(data or b"", f"{place}/{form.ROOT}")
-        self.status = f"measures {label}"
-        measured = await self.evaluate(self.plan.folder / place, checkpoint.samples)
         words = read_provenance(await self._store.read(f"{place}/{COPIES}") or b"", f"{place}/{COPIES}")
         hashes = {file.name: file.sha256 for file in checkpoint.files}
         files = []
@@ -316,19 +409,8 @@ class Archive:
                 hashes[file] = hashlib.sha256(small or b"").hexdigest()
             if file != ABOUT:
                 files.append((file, nbytes, hashes[file]))
-        entry = ArchiveEntry(
-            label,
-            checkpoint.round,
-            checkpoint.samples,
-            copied_unix_s,
-            measured.loss,
-            measured.origin,
-            words,
-            tuple(files),
-            measured.scores,
-        )
-        for score in measured.scores.scores:
-            self.telemetry.gauge(name.ARCHIVE_SCORE, score.value, score=score.name)
+        numbers = checkpoint.round, checkpoint.samples, copied_unix_s
+        entry = ArchiveEntry(label, *numbers, None, UNMEASURED, words, tuple(files))
         await self._store.write(f"{place}/{ABOUT}", [entry.to_text()])
         return entry
 
@@ -362,6 +444,10 @@ class Archive:
                     assert data is not None, "nobody else deletes here"
                     await store.write(f"{self._place(label)}/{each}", [data])
                 self.telemetry.event("archive.pushed", label=label, where=str(store))
+                self._told_late.discard(label)
+            for label in sorted(self._told_late & self.entries.keys()):  # what was measured since
+                await store.write(f"{self._place(label)}/{ABOUT}", [self.entries[label].to_text()])
+            self._told_late.clear()
             for label in there.keys() - self.entries.keys():
                 await self._delete(store, label)
         except (LocalFault, DataError) as error:

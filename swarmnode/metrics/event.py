@@ -148,7 +148,11 @@ EVENTS: Final[dict[str, EventKind]] = {
         "a replica gave no copy for the archive, or one that the others contradict (lied)", "peer stage lied reason"
     ),
     "archive.saved": _event(
-        "a complete checkpoint of the run is in the archive, measured", "label round samples_total nbytes seconds loss"
+        "a complete checkpoint of the run is in the archive and can be used", "label round samples_total nbytes seconds"
+    ),
+    "archive.measured": _event("a checkpoint of the archive was measured, and by whom", "label loss measured"),
+    "archive.handed": _event(
+        "the last replica of a stage left, and the archive has its slow weights", "peer stage round"
     ),
     "archive.unmeasured": _event(
         "the archive could not evaluate a checkpoint itself; the swarm's loss is used", "reason"
@@ -197,7 +201,10 @@ EVENTS: Final[dict[str, EventKind]] = {
         "a leaving replica's progress came for another round and is dropped", "peer round made_for samples"
     ),
     "handover.done": _event(
-        "the last replica of a stage leaves; its state is kept by another node", "peer stage reason"
+        "the last replica of a stage leaves; its state is kept by another node or the archive", "peer stage reason"
+    ),
+    "handover.refused": _event(
+        "an archive did not take the stage of its last replica, which leaves", "peer stage reason"
     ),
     "exchange.paired": _event(
         "an outer step with a partner",

@@ -82,6 +82,10 @@ class CallerCheck:
         """Whether `peer` has shown the owner's warrant, and it still holds."""
         return self._archivists.get(peer, 0) > self._clock.unix_s()
 
+    def archivists(self) -> list[PeerId]:
+        """The machines that have archived this node's stage for the owner, and still may."""
+        return [peer for peer in self._archivists if self.archives(peer)]
+
     def warranted(self, peer: PeerId, warrant: access_pb2.Warrant) -> tuple[bool, str]:
         """(whether `peer` may archive the run for its owner, why or why not)."""
         owners, now_s = self._owners(), self._clock.unix_s()

@@ -26,6 +26,7 @@ class DrainStep(enum.StrEnum):
     FINISH = "finish"  # finish the held microbatches
     EXCHANGE = "exchange"  # give the update since the last round to another replica
     HANDOVER = "handover"  # give the state of the last replica to a successor
+    ARCHIVE = "archive"  # give the slow weights of the last replica to the run's archive
     SAVE = "save"  # write the stage to this machine's disk
 
 

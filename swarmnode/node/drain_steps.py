@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
+from swarmnode.concurrency import gather_or_cancel
 from swarmnode.errors import SwarmnodeError, Unavailable
 from swarmnode.gossip.exchange import Gossip
 from swarmnode.gossip.final_delta import send_final_delta
 from swarmnode.ids import PeerId, seeded, short
 from swarmnode.membership.swarm import StageContext, Swarm
-from swarmnode.model.section import snapshot_nbytes
+from swarmnode.model.section import PACKED_ITEMSIZE, snapshot_nbytes
 from swarmnode.node.drain import DrainReport, DrainStep, DrainTask
 from swarmnode.node.notice import NoticeKind
 from swarmnode.pipeline.backlog import Backlog
@@ -26,6 +28,7 @@ EXCHANGE_S = 1.0  # guess: at least, with its turn on a busy device; an exchange
 TURN_MAX_S = 10.0  # guess: saving waits so long at most for a microbatch that the device is at
 SAVED_BYTES = 4  # of an element of the state, at most
 SAVE_BYTES_PER_S = 1e8  # guess: less than an EBS gp3 disk (125 MiB/s): reckoned with too little, a stage is lost
+GOODBYE_TIMES = 10.0  # guess: an archive that keeps a leaver waiting for so many times what its copy takes is given up
 HANDOVER_MAX_S = 3600.0  # the longest that a call may have (header.py): the notice's own time is shorter
 
 
@@ -129,7 +132,7 @@ def successors(swarm: Swarm, stage: int, me: PeerId) -> tuple[list[PeerId], str]
 @dataclass(eq=False)
 class StageDrain:
     """The drain steps of one served stage. They fill in `report` as they go. `save` writes the stage to this machine's
-    disk."""
+    disk. `archives`: meeting points and others that may archive the run for its owner."""
 
     here: StageContext
     gossip: Gossip
@@ -137,6 +140,7 @@ class StageDrain:
     work: HeldWork
     save: Callable[[], Awaitable[None]]
     report: DrainReport
+    archives: Sequence[PeerId] = ()
 
     def __post_init__(self) -> None:
         self._rng = seeded(self.here.manifest.seed, "leaving", self.here.me, self.gossip.done)
@@ -157,6 +161,9 @@ class StageDrain:
             due_s = snapshot_nbytes(self.here.replica.sizes_of(self.here.stage)) / DOWNLOAD_RATE
             undone = f"the state of stage {self.here.stage}"
             steps.append(DrainTask(DrainStep.HANDOVER, due_s, self._hand_over, lambda: undone))
+        if self.archives and not self._stopping:
+            undone = f"the run's last model of stage {self.here.stage}"
+            steps.append(DrainTask(DrainStep.ARCHIVE, self._archive_s, self._give_archives, lambda: undone))
         save_s = min(self.work.seconds, TURN_MAX_S) if report.held else 0.0
         save_s += sum(self.here.replica.sizes_of(self.here.stage).values()) * SAVED_BYTES / SAVE_BYTES_PER_S
         return [*steps, DrainTask(DrainStep.SAVE, save_s, self.save, lambda: "the stage on disk")]
@@ -179,6 +186,35 @@ class StageDrain:
         await send_final_delta(here.transport, here.run_id, staying, parting, told, self._rng, limit_s, met)
         self.report.all_sent()
 
+    @property
+    def _archive_s(self) -> float:
+        sizes = self.here.replica.sizes_of(self.here.stage)
+        return EXCHANGE_S + PACKED_ITEMSIZE["phi"] * sizes["phi"] / DOWNLOAD_RATE
+
+    async def _give_archives(self) -> None:
+        """Let the run's archives copy the slow weights of the last replica. Meeting points that keep no archive refuse,
+        which costs nothing."""
+        if mates(self.here.swarm(), self.here.stage, self.here.me):  # of several that leave at once the last ones give
+            return
+        self.donor.close()  # its snapshots may be of an earlier round
+
+        stage = self.here.stage
+
+        async def give(archive: PeerId) -> None:
+            try:
+                await self._ask_keeper(archive, GOODBYE_TIMES * self._archive_s)
+            except SwarmnodeError as error:
+                self.here.telemetry.event("handover.refused", peer=archive, stage=stage, reason=str(error))
+            else:
+                self.here.telemetry.event("handover.done", peer=archive, stage=stage, reason="the run's archive")
+
+        await gather_or_cancel([partial(give, archive) for archive in self.archives])
+
+    async def _ask_keeper(self, peer: PeerId, limit_s: float) -> None:
+        """Have `peer` copy this stage; it answers when it has the copy."""
+        request = wire.Request(run_id=self.here.run_id, handover=wire.Handover(stage=self.here.stage))
+        await self.here.transport.call(peer, Call(request), timeout_s=limit_s, reply_bytes_max=0)
+
     async def _hand_over(self) -> None:
         """Give the state of the last replica to a node of the stage before. Raises Unavailable when none takes it."""
         self.donor.close()  # its snapshots were copied before the last inner step
@@ -188,9 +224,8 @@ class StageDrain:
             return
         able, reason = successors(self.here.swarm(), self.here.stage, self.here.me)
         for successor in able:
-            request = wire.Request(run_id=self.here.run_id, handover=wire.Handover(stage=self.here.stage))
             try:
-                await self.here.transport.call(successor, Call(request), timeout_s=HANDOVER_MAX_S, reply_bytes_max=0)
+                await self._ask_keeper(successor, HANDOVER_MAX_S)
             except SwarmnodeError as error:
                 reason = f"{short(successor)}: {error}"
                 continue

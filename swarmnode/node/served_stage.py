@@ -369,7 +369,9 @@ class ServedStage(StageObserver):
                 await context.presence.look([0])  # feeders that have left said in their last records what they fed
                 await self.checkpointer.save(checkpoint)
 
-        return StageDrain(self._here, self.gossip, self.donor, self.held_work, save, report).steps()
+        known = [*context.ports.saving.archives, *context.caller_check.archivists()]
+        archives = list(dict.fromkeys(peer for peer in known if peer != context.me))
+        return StageDrain(self._here, self.gossip, self.donor, self.held_work, save, report, archives).steps()
 
     async def save(self) -> None:
         """Write the stage to this machine's disk: its whole state, and unless one of more samples is saved there, its

@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from swarmnode.errors import DataError
+from swarmnode.errors import DataError, Unavailable
 from swarmnode.ids import PeerId, short
 from swarmnode.recovery.recovery_source import CLAIM_WAIT_S
 from swarmnode.recovery.state_check import APART_MAX
@@ -62,19 +62,28 @@ NO_SCORES = Scores()
 
 
 COPIES_MAX = 3  # derived: replicas of a stage that are compared: with three, one liar is outvoted
-EARLY_S = (120.0, 300.0, 900.0, 1800.0)  # guess: of training; an owner looks at a new run often
+EARLY_S = (120.0, 300.0, 600.0)  # guess: of training; an owner looks at a new run often
+LEAST_S = 600.0  # guess: between two copies later; of a day's run less than one per cent
+COPY_SHARE = 0.05  # guess: of an archive's time that it may spend copying, where that makes copies rarer
 FRESH_S = 60.0  # guess: a copy so old is as good as one made now
 ONCE_S = CLAIM_WAIT_S  # whoever waits for a copy waits so long: a lost stage is recovered within this time
 WHOLE_CHUNKS = 64  # of more, so many are drawn; derived: 5 % of them spoilt pass in one draw of 27
 
 ABOUT = "archive.json"
-"""In a checkpoint's folder, written last: what the archive found out about it."""
+"""In a checkpoint's folder, written last, and again when it is measured: what the archive found out about it."""
+
+UNMEASURED = "later"
+"""As `ArchiveEntry.measured`: the model can be used, and its loss follows."""
 
 COPIES = "copies.json"
 """The same, of whose copies were taken: written before the checkpoint is complete, so that a kill does not lose it."""
 
 Distances = Mapping[tuple[int, int], float]
 """How far copies i < j are apart, in lengths of the longer one (recovery/state_check.py)."""
+
+
+class Deserted(Unavailable):
+    """Nobody serves any stage: there is nothing newer than what an archive has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,11 +152,12 @@ def sampled(chunks: int, rng: random.Random) -> list[int]:
     return list(range(chunks)) if chunks <= WHOLE_CHUNKS else sorted(rng.sample(range(chunks), WHOLE_CHUNKS))
 
 
-def next_copy_s(copied_s: float, every_s: float) -> float:
+def next_copy_s(copied_s: float, every_s: float, took_s: float = 0.0) -> float:
     """Seconds of the run's training after which a copy is due, when the last one was made after `copied_s` (0: none
-    was): EARLY_S, then `every_s` after each."""
+    was) and took `took_s`: EARLY_S, then LEAST_S after each, or as much later as copying costs; `every_s` at most."""
     early = next((at_s for at_s in EARLY_S if at_s > copied_s + FRESH_S), math.inf)
-    return min(early, copied_s + every_s)
+    steady = copied_s + max(LEAST_S, took_s / COPY_SHARE) if early == math.inf else math.inf
+    return min(early, steady, copied_s + every_s)
 
 
 def labels_to_keep(losses: Mapping[str, float | None], keep: int) -> set[str]:
@@ -192,8 +202,8 @@ class StageProvenance:
 @dataclass(frozen=True, slots=True)
 class ArchiveEntry:
     """A complete checkpoint of an archive. `loss` is nats per token on held-out text; `measured` names who measured it
-    ("archive", "swarm", "" for nobody). `files` are (name, bytes, SHA-256) in its folder, which is a model folder.
-    `scores` are of what the manifest's [evaluation] lists."""
+    ("archive", "swarm", "" for nobody, UNMEASURED for nobody yet). `files` are (name, bytes, SHA-256) in its folder,
+    which is a model folder. `scores` are of what the manifest's [evaluation] lists."""
 
     label: str
     round: int

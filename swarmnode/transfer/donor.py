@@ -500,7 +500,8 @@ class StageDonor:
         self._next_s = -math.inf
 
     def close(self) -> None:
-        """Forget every copy."""
+        """Forget every copy. An archive that comes now gets a new one at once."""
+        self._next_s = -math.inf
         self.archive.close()
         self.joiners.close()
 

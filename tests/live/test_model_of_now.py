@@ -5,6 +5,7 @@ import json
 import re
 import signal
 import urllib.request
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,15 +14,16 @@ from benchmarks.swarm.harness import LOAD
 from swarmnode.local.child import Child, NodePlan
 from swarmnode.local.spawn import NODE
 from swarmnode.manifest import PRESETS
-from tests.support.processes import BOUND_S, HERE, end, ended, signed_run, until
+from swarmnode.model.export import load_stage
+from tests.support.processes import BOUND_S, HERE, POLL_S, end, ended, signed_run, until
 
-LINE = re.compile(r"round (\d+), ([\d,]+) samples, \d+ (second|minute)s? old, validation (\d+\.\d+)")
+LINE = re.compile(r"round (\d+), ([\d,]+) samples, \d+ (second|minute)s? old(?:, validation (\d+\.\d+))?")
 
 
-def said_model(error: str) -> tuple[int, int, float]:
-    """(round, samples, validation) of the line that says which model was taken."""
+def said_model(error: str) -> tuple[int, int, float | None]:
+    """(round, samples, validation, if it is measured by then) of the line that says which model was taken."""
     (line,) = LINE.finditer(error)
-    return int(line[1]), int(line[2].replace(",", "")), float(line[4])
+    return int(line[1]), int(line[2].replace(",", "")), None if line[4] is None else float(line[4])
 
 
 def archived(coordinator: Child) -> Any:
@@ -30,6 +32,20 @@ def archived(coordinator: Child) -> Any:
     address = f"{coordinator.ready.dashboard.rstrip('/')}/api/v1/archive"
     with urllib.request.urlopen(address, timeout=BOUND_S) as page:
         return json.load(page)["entries"]
+
+
+def saved_round(home: Path) -> int:
+    """The round of the stage that a node saved in its home as it left."""
+    (path,) = home.glob("stage-*.safetensors")
+    return load_stage(path)[0].round
+
+
+async def page_shows(coordinator: Child, enough: Callable[[Any], bool]) -> Any:
+    """The newest model on the coordinator's page, once it is `enough`."""
+    async with asyncio.timeout(BOUND_S):
+        while not enough(newest := (await asyncio.to_thread(archived, coordinator))[0]):
+            await asyncio.sleep(POLL_S)
+    return newest
 
 
 async def test_a_command_on_a_run_that_trains_takes_the_model_of_now(tmp_path: Path) -> None:
@@ -65,7 +81,7 @@ async def test_a_command_on_a_run_that_trains_takes_the_model_of_now(tmp_path: P
         found = json.loads(out)
         assert found["samples"] >= seen - two_rounds and found["round"] >= 3, (found, seen)
         assert said_model(error)[:2] == (found["round"], found["samples"])
-        assert 0 <= found["age_s"] < 600.0 and 0 < found["validation"] < 6.0
+        assert 0 <= found["age_s"] < 600.0 and (found["validation"] is None or 0 < found["validation"] < 6.0)
         assert (await asyncio.to_thread(archived, coordinator))[0]["round"] >= found["round"]
 
         # `archive --once` beside the coordinator: it makes the copy.
@@ -74,6 +90,20 @@ async def test_a_command_on_a_run_that_trains_takes_the_model_of_now(tmp_path: P
         copy = Path(out.strip())
         assert copy.parent.parent == folder / "archive" and (copy / "archive.json").is_file()
         assert json.loads((copy / "archive.json").read_text())["samples"] >= found["samples"]
+
+        # When both leave, the archive has the last round, whose loss follows.
+        volunteers = children[1:]
+        for child in volunteers:
+            child.signal(signal.SIGINT)
+        ended_at = [await child.wait(BOUND_S) for child in volunteers]
+        assert all(ended_at)
+        for child in volunteers:
+            children.remove(child)
+            child.bury()
+        last = min(saved_round(child.plan.home) for child in volunteers)
+        await page_shows(coordinator, lambda newest: newest["round"] >= last)
+        newest = await page_shows(coordinator, lambda newest: newest["measured"] != "later")
+        assert 0 < newest["loss"] < 6.0, newest
 
         # What was exported says where it comes from, and so does a stopped coordinator's folder.
         children.remove(coordinator)
@@ -85,7 +115,8 @@ async def test_a_command_on_a_run_that_trains_takes_the_model_of_now(tmp_path: P
             code, out, error = await ended("generate", str(source), *words)
             assert code == 0, error
             made = json.loads(out)
-            assert (made["round"], made["samples"], round(made["validation"], 3)) == said_model(error)
+            loss = None if made["validation"] is None else round(made["validation"], 3)
+            assert (made["round"], made["samples"], loss) == said_model(error)
             assert made["samples"] >= found["samples"]
     finally:
         await end(children)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from swarmnode.concurrency import background_tasks
 from swarmnode.errors import Busy, RemoteFault, Unavailable
 from swarmnode.identity import Identity
 from swarmnode.machine.checkup import find_resumptions, intact
@@ -18,8 +19,10 @@ from swarmnode.machine.folder_store import FolderStore
 from swarmnode.machine.run_archive import Measured
 from swarmnode.model.section import section_shapes
 from swarmnode.model.split import stages_of
+from swarmnode.node.notice import GRACE_S, Notice, NoticeKind
 from swarmnode.ports import Call
 from swarmnode.recovery import checkpoint_io
+from swarmnode.recovery.archive import ABOUT, ArchiveEntry, read_entry
 from swarmnode.recovery.resumption import CheckpointOptions
 from swarmnode.recovery.state_check import APART_MAX, apart
 from swarmnode.transfer.snapshot import SLOW, WHOLE
@@ -70,6 +73,9 @@ async def test_an_archive_holds_the_run_and_a_liars_copy_does_not_get_in(
         people = await trained(v, (0, 1, 1, 1), liar=2)
         kept = archive_of(v, tmp_path, hub="ada/model")
         entry = await kept.archive.once()
+        assert entry.measured == "later" and not pushed, "it can be used before it is measured"
+        await kept.archive.measure()
+        entry = kept.archive.entries[entry.label]
         await kept.archive._push_to_hub(entry)
         await kept.archive._push_to_hub(entry)
         message = f"round {entry.round}, {entry.samples:,} samples"
@@ -159,7 +165,10 @@ async def test_a_run_that_lost_everybody_goes_on_from_its_archive_and_the_folder
             total = v.total()
             await v.until(lambda total=total: v.total() >= total + 128, "it trains on")  # type: ignore[misc]
             made.append(await kept.archive.once())
-        assert [entry.loss for entry in made] == [2.0, 1.0, 3.0]
+            assert made[-1].loss is None and read_entry_at(tmp_path / "pushed", made[-1].label).loss is None
+            await kept.archive.measure()
+        assert kept.archive.entries[made[2].label].loss == 3.0
+        assert read_entry_at(tmp_path / "pushed", made[2].label) == kept.archive.entries[made[2].label]
         assert kept.archive.entries.keys() == {made[1].label, made[2].label}, "the newest, and the best"
         assert kept.archive.best is not None and kept.archive.best.label == made[1].label
     here = await find_resumptions(str(tmp_path / "archive"), RUN)
@@ -179,6 +188,57 @@ async def test_a_run_that_lost_everybody_goes_on_from_its_archive_and_the_folder
         assert feeder.validation_first < 2.5, "a model that had learnt nothing stands at log(50) = 3.9"
         assert feeder.ledger.finished().finished_below >= newest.blocks(v.run).finished_below > 0
         await v.until(lambda: v.total() > 64, "it trains on")
+
+
+def read_entry_at(folder: Path, label: str) -> ArchiveEntry:
+    """What the checkpoint `label` in `folder` says about itself."""
+    return read_entry((folder / RUN[:16] / label / ABOUT).read_bytes(), label)
+
+
+async def test_when_all_leave_the_newest_model_is_of_the_last_round(tmp_path: Path) -> None:
+    """Each stage's last replica gives its slow weights as it leaves. The checkpoint is there before it is measured."""
+    async with village(RUN_OF) as v:
+        kept = archive_of(v, tmp_path)
+        archive = kept.archive
+        kept.sources.transport.serve("handover", archive.serve_handover, tensor_bytes_max=0)
+        v.saving = CheckpointOptions(archives=(MACHINE.peer_id,))
+        people = await trained(v, (0, 1, 1))
+        first = await archive.once()
+        await v.until(lambda: people[1].node.stage_status().round_index >= first.round + 3, "it trains on")
+        async with background_tasks() as tasks:
+            tasks.create_task(archive._copying())
+            for person in people:
+                person.notices.give(Notice("test", NoticeKind.LEAVE, GRACE_S, "told to go"))
+            await v.until(lambda: all(p.task is not None and p.task.done() for p in people), "all have left")
+            reports = [person.task.result() for person in people if person.task is not None]
+            cut = [line for report in reports for line in report.cut]
+            assert not [line for line in cut if line.startswith("archive")], cut
+            rounds = [done for person in people for _, done, _ in person.saved]
+            last = min(rounds[0], max(rounds[1:]))
+            await v.until(lambda: archive.newest is not None and archive.newest.round >= last, "the last word is kept")
+        assert archive.newest is not None and archive.newest.measured == "later" and archive.newest.round > first.round
+        assert {fields["stage"] for fields in kept.told("archive.handed")} == {0, 1}
+        near(tmp_path, v)
+        newest = await intact(await find_resumptions(str(tmp_path), RUN), print)
+        assert newest.blocks(RUN_OF).finished_below > 0, "what was fed is not fed again"
+        # An export does not wait for a swarm that is gone.
+        assert not archive.ask(0.0)
+        assert await archive.once() == archive.newest and archive.ask(60.0)
+
+
+async def test_a_goodbye_is_taken_of_the_last_replica_alone(tmp_path: Path) -> None:
+    async with village(RUN_OF) as v:
+        kept = archive_of(v, tmp_path)
+        people = await trained(v, (0, 1, 1))
+        with pytest.raises(Unavailable, match="who stays"):
+            await kept.sources.take_over(people[1].node.me, 1)
+        with pytest.raises(RemoteFault, match="does not serve stage 0"):
+            await kept.sources.take_over(people[1].node.me, 0)
+        for run_id, stage in ((RUN, 2), ("another", 0)):
+            call = Call(call_pb2.Request(run_id=run_id, handover=call_pb2.Handover(stage=stage)))
+            with pytest.raises(RemoteFault, match="another run's archive"):
+                await kept.archive.serve_handover(people[0].node.me, call)
+        assert not kept.sources.parting and not list(tmp_path.rglob("stage-*"))
 
 
 COPIED_UNIX_S = 1e9

@@ -18,7 +18,7 @@ export function archive() {
   const age = row && state.summary ? duration(Math.max(0, state.summary.t - row.t)).replace(/ \d+ (s|min)$/, "") : "";
   write(at("archive-note"), kept.status);
   at("model-newest").replaceChildren(...(row ? [
-    element("p", {}, element("b", {}, `Newest: round ${count(row.round)}`), ` ${count(row.samples * state.run.context)} tokens · validation ${loss(row.loss)}${row.measured === "swarm" ? " (as nodes say)" : ""} · ${bytes(row.nbytes)} · ${age} old`),
+    element("p", {}, element("b", {}, `Newest: round ${count(row.round)}`), ` ${count(row.samples * state.run.context)} tokens · validation ${row.measured === "later" ? "being measured" : loss(row.loss)}${row.measured === "swarm" ? " (as nodes say)" : ""} · ${bytes(row.nbytes)} · ${age} old`),
     row.urls ? element("p", {}, element("code", {}, `wget -P model -i ${location.origin}${row.urls}`)) : element("p", { class: "note" }, "Its files are its owner's."),
   ] : [element("p", { class: "note" }, "No checkpoint yet.")]));
   document.querySelector("#checkpoints tbody").replaceChildren(...kept.entries.map((one) => {
@@ -30,7 +30,7 @@ export function archive() {
     return element("tr", {},
       element("th", { scope: "row" }, `round ${count(one.round)}`, one.best ? element("span", { class: "best" }, " best") : null),
       element("td", { class: "r", "data-of": "samples" }, count(one.samples)),
-      element("td", { class: "r", "data-of": "validation", title: one.measured ? `measured by the ${one.measured}` : "not measured" }, loss(one.loss)),
+      element("td", { class: "r", "data-of": "validation", title: one.measured === "later" ? "being measured" : one.measured ? `measured by the ${one.measured}` : "not measured" }, one.measured === "later" ? "…" : loss(one.loss)),
       element("td", { class: "r", "data-of": "size" }, bytes(one.nbytes)), element("td", { "data-of": "copies" }, said + refused), element("td", { "data-of": "get it" }, link));
   }));
 }
