@@ -15,6 +15,7 @@ from swarmnode.data.base_index import BaseIndex
 from swarmnode.data.chunk_store import ChunkCache, other_set
 from swarmnode.data.index import Index
 from swarmnode.errors import Unavailable
+from swarmnode.membership.state_line import lost_text
 from swarmnode.metrics.events import Echo
 from swarmnode.transfer.chunk_set import (
     BlobSource,
@@ -52,9 +53,14 @@ def told_on_terminal(then: Echo) -> Echo:
         elif event == "recovery.done" and fields.get("method") != "replica":
             click.echo(
                 f"stage {fields.get('stage')} goes on from round {fields.get('round')}, {fields.get('behind')} samples"
-                f" behind the newest known ({fields.get('method')}: {fields.get('reason')})",
+                f" behind the newest known ({fields.get('method')}: {fields.get('reason')}):"
+                f" {lost_text(fields.get('behind'))}",
                 err=True,
             )
+        elif event == "state.kept":
+            click.echo(f"{fields.get('reason')}: {lost_text(fields.get('lost'))}", err=True)
+        elif event == "state.behind":
+            click.echo(str(fields.get("reason")), err=True)
 
     return echo
 

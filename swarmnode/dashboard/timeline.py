@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
 from swarmnode.ids import PeerId, short
+from swarmnode.membership.state_line import lost_text
 from swarmnode.metrics.event import EVENTS
 from swarmnode.metrics.events import nbytes_text
 
@@ -99,9 +100,13 @@ def _known(event: str, fields: Mapping[str, str]) -> tuple[str, str] | None:
             return "recovery", told("brings stage {stage} back by {method}") + told.because
         case "recovery.done":
             size = f", {nbytes_text(float(fields['nbytes']))}" if fields.get("nbytes", "").isdecimal() else ""
-            back = ": round {round}, {behind} samples behind the newest known" if "behind" in fields else ""
+            back = f": round {{round}}, {lost_text(fields['behind'])}" if "behind" in fields else ""
             source = "a replica" if fields.get("method") == "replica" else told("{method}")
             return "recovery", told(f"got its stage from {source} in {{seconds}} s{size}{back}")
+        case "state.kept":
+            return "recovery", told("is back with the newer state of its stage: ") + lost_text(fields.get("lost"))
+        case "state.behind":
+            return "recovery", "takes the newer state of its stage" + told.because
         case "notice.received":
             return "preemption", told("was told by {source} that it will be taken away") + told.because
         case "drain.cut":

@@ -49,6 +49,7 @@ from swarmnode.gossip.robust import EQUAL
 from swarmnode.gossip.round import RATES, RoundPace, Rounds, Share, Spent, usual
 from swarmnode.ids import PeerId, RunId, digest64, short
 from swarmnode.manifest.gossip_compat import averages_gradients, meets, sends_pseudo_gradients, step_rounds
+from swarmnode.membership.state_line import UNBROKEN, StateLine
 from swarmnode.membership.swarm import GOSSIPING, Member, StageContext
 from swarmnode.membership.trust import FLOOD, SHARE, Trials
 from swarmnode.metrics import name
@@ -214,11 +215,13 @@ class Gossip:
         done: int,
         newcomer: bool,
         packet_taken: Callable[[PeerId], None] = lambda peer: None,
+        line: StateLine = UNBROKEN,
     ) -> None:
         """`done`: the last round behind the replica's state; `newcomer`: its next round of each fragment counts nothing
-        of its own; `packet_taken` is told each peer whose packet was averaged."""
+        of its own; `packet_taken` is told each peer whose packet was averaged; `line` of its state."""
         self._here = here
         self._samples_here = samples_here
+        self.line = line  # replicas of another one are not met
         gossip = here.manifest.gossip
         self.acceptance = Acceptance(here, packet_taken)
         self.fallback = FallbackPartner(here, self._left_out, lambda: self._newest_round)
@@ -318,8 +321,9 @@ class Gossip:
         if not held:
             self.on_progress()
 
-    def restored(self, done: int, *, newcomer: bool) -> None:
-        """The replica was given the stage's state after round `done`; `newcomer` as in the constructor."""
+    def restored(self, done: int, line: StateLine, *, newcomer: bool) -> None:
+        """The replica was given the stage's state of `line` after round `done`; `newcomer` as in the constructor."""
+        self.line = line
         self.weight.restored(newcomer=newcomer)
         self.missed = False
         self._finish(done)
@@ -430,7 +434,9 @@ class Gossip:
         return self._here.swarm().stages[self._here.stage]
 
     def _in_rounds(self) -> list[Member]:
-        return [member for member in self._mates() if member.state in GOSSIPING]
+        """Those of them that are in rounds, and whose state is of the line of ours."""
+        me, line = self._here.me, self.line
+        return [m for m in self._mates() if m.state in GOSSIPING and (m.line == line or m.peer == me)]
 
     def _members(self, round_index: int) -> tuple[PeerId, ...]:
         """The replicas that meet at `round_index`, by name: it is a multiple of their stride, they are not known to be

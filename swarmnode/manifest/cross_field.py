@@ -336,11 +336,6 @@ ACROSS: tuple[CrossFieldCheck, ...] = (
         "at least twice limits.announce_period_s = {m.limits.announce_period_s:g}",
     ),
     _across(
-        "recovery.snapshot_rounds_max recovery.snapshot_rounds",
-        lambda m: m.recovery.snapshot_rounds_max == 0 or m.recovery.snapshot_rounds_max >= m.recovery.snapshot_rounds,
-        "0, or at least recovery.snapshot_rounds = {m.recovery.snapshot_rounds}",
-    ),
-    _across(
         "training.rank training.kind training.targets model.width model.heads model.kv_heads model.ffn",
         lambda m: m.training.kind != ADAPTERS or m.training.rank <= rank_max(m),
         lambda m: f"at most {rank_max(m)}, the shortest side of a matrix in training.targets",

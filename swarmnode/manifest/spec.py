@@ -583,7 +583,25 @@ class RecoverySpec:
         "Nodes of a stage that keep a snapshot of the next one (the last keeps the first's).",
         _TWO,
     )
-    snapshot_rounds: int = key(64, whole(1, COUNT_MAX), "Rounds until a kept snapshot is renewed.", "guess")
+    snapshot_seconds: float = key(
+        60.0,
+        real(0.0, 86_400.0),
+        "Seconds of training that the copies of a state, at neighbours and on the disk, are behind at most, where line"
+        " and disk carry it.",
+        "guess: nobody would miss it",
+    )
+    snapshot_part: float = key(
+        0.01,
+        real(0.0, 1.0),
+        "Or so much of the run's samples so far, if that is less.",
+        "guess: nobody would miss it",
+    )
+    snapshot_share: float = key(
+        0.1,
+        real(0.0, 1.0, above=True),
+        "Share of a line's time for renewing the copies that neighbours keep; of a disk's for those that it keeps.",
+        "guess: a tenth less for training where it is the line that bounds it",
+    )
     snapshot_rounds_max: int = key(
         256,
         whole(0, COUNT_MAX),

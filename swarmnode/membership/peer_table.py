@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Collection, Container, Sequence
+from collections.abc import Collection, Container, Iterator, Sequence
 
 from swarmnode.ids import PeerId, rank
 from swarmnode.membership.swarm import SERVING, Member, Swarm, shared
@@ -174,6 +174,11 @@ class PeerTable:
     def present(self, stage: int) -> Collection[Member]:
         """The present members of `stage`, unsorted (`swarm` sorts them)."""
         return self._present[stage].values()
+
+    def known(self, stage: int) -> Iterator[Member]:
+        """The members of `stage`, those that left or were marked dead as well."""
+        yield from self._present[stage].values()
+        yield from (member for member in self._absent.values() if member.stage == stage)
 
     @property
     def size(self) -> int:

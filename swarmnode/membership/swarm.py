@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from swarmnode.identity import Identity
 from swarmnode.ids import PeerId, RunId
 from swarmnode.manifest import Manifest
+from swarmnode.membership.state_line import UNBROKEN, StateLine
 from swarmnode.ports import Compute, Replica, Telemetry, Transport
 from swarmnode.wire import record_pb2 as wire
 
@@ -37,7 +38,7 @@ class Member:
     joined_unix_s: float = 0.0
     round_stride: int = 1
     kept_round: int | None = None  # round of the next stage's snapshot that it keeps
-    kept_steps: int = 0  # inner steps in that snapshot
+    kept_samples: int = 0  # samples of the run in that snapshot
     saved_samples: int = 0  # samples of the run when it saved the stage that it joins; 0: it has not
     moving_to: int | None = None  # stage it has decided to move to
     saves: bool = False
@@ -50,6 +51,7 @@ class Member:
     owed: int = 0  # samples that it counted and is to train again
     unable: frozenset[int] = frozenset()  # stages that its machine cannot serve
     stretch: int = 1  # announce periods of the run between two of its records
+    line: StateLine = UNBROKEN  # of its state
 
     @property
     def choosing(self) -> bool:
@@ -81,7 +83,7 @@ class Member:
             joined_unix_s=record.joined_unix_ms / 1000.0,
             round_stride=max(1, record.round_stride),
             kept_round=record.kept_round if record.HasField("kept_round") else None,
-            kept_steps=record.kept_steps,
+            kept_samples=record.kept_samples,
             saved_samples=record.saved_samples,
             moving_to=record.moving_to if record.HasField("moving_to") else None,
             saves=record.saves_checkpoints,
@@ -94,6 +96,7 @@ class Member:
             owed=record.progress.owed,
             unable=frozenset(record.unable),
             stretch=max(1, record.stretch),
+            line=StateLine(record.lost_samples, record.lost_at_samples),
         )
 
 

@@ -121,8 +121,12 @@ EVENTS: Final[dict[str, EventKind]] = {
     "state.saved": _event("this replica's state is on disk", "round samples_total"),
     "state.unsaved": _event("this replica's state could not be written to disk; it trains on", "reason"),
     "state.fresh": _event("the stage's state was initialised from the seed", "reason"),
+    "state.kept": _event(
+        "this replica was away while its stage went on without it, and has the newer state: it goes on with that",
+        "round lost reason",
+    ),
     "state.behind": _event(
-        "this replica's state is rounds behind its stage's: it takes theirs before it serves again",
+        "this replica's state is behind its stage's: it takes theirs before it serves again",
         "round ahead reason",
     ),
     "recovery.waiting": _event("a lost stage's state cannot be taken yet, and why", "stage reason"),

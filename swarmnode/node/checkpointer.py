@@ -138,6 +138,7 @@ class Checkpointer:
             peer=self._here.me,
             progress=self._progress.to_wire(),
             blocks=self._finished_blocks(),
+            line=self._gossip.line,
         )
         place = self._place(label)
         part = await checkpoint_io.save_stage(

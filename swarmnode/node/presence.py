@@ -23,6 +23,7 @@ from swarmnode.membership.peer_table import PeerTable
 from swarmnode.membership.progress import Progress
 from swarmnode.membership.record import STRETCH_MAX, check_member, check_record, check_time, pass_of, sign_record
 from swarmnode.membership.run_progress import RunProgress
+from swarmnode.membership.state_line import UNBROKEN, StateLine
 from swarmnode.membership.swarm import SERVING, Member, Swarm, shared
 from swarmnode.membership.trust import BelievedSwarm
 from swarmnode.metrics import name
@@ -73,7 +74,8 @@ class StageStatus:
     round_index: int = 0  # the last round finished
     round_stride: int = 1
     kept_round: int | None = None  # of the snapshot of the next stage; None: none is kept
-    kept_steps: int = 0
+    kept_samples: int = 0  # of the run in that snapshot
+    line: StateLine = UNBROKEN  # of the state served
     inner_steps: int = 0
     loss_train: float | None = None  # smoothed; None: not known yet
     tokens_per_second: float = 0.0  # fed here; 0 where this node feeds nothing
@@ -303,7 +305,8 @@ class Presence:
         )
         record.progress.owed = self.run_progress.owed
         if stage.kept_round is not None:
-            record.kept_round, record.kept_steps = stage.kept_round, stage.kept_steps
+            record.kept_round, record.kept_samples = stage.kept_round, stage.kept_samples
+        record.lost_samples, record.lost_at_samples = stage.line.lost, stage.line.at
         if us.allowance is not None:
             record.allowance.CopyFrom(us.allowance)
         if self.admission is not None and self.admission.mine is not None:

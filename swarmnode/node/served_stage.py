@@ -14,7 +14,6 @@ from swarmnode.errors import LocalFault, RemoteFault, Unavailable
 from swarmnode.gossip.exchange import Gossip
 from swarmnode.ids import PeerId, seeded
 from swarmnode.membership.liveness import TRIES
-from swarmnode.membership.run_progress import APART_ROUNDS
 from swarmnode.membership.swarm import StageContext, Swarm
 from swarmnode.node.audit_setup import stage_audits
 from swarmnode.node.checkpointer import Checkpointer
@@ -26,6 +25,7 @@ from swarmnode.node.notice import Notices
 from swarmnode.node.presence import StageObserver, StageStatus
 from swarmnode.node.run_text import JoinedStage
 from swarmnode.node.stage_change import ROUND_WAIT_MAX_S, StageRebalancer, StageTransfer, costs
+from swarmnode.node.stage_return import StageReturn
 from swarmnode.node.tied_ends import TiedEnds
 from swarmnode.parted_work import Parts
 from swarmnode.pipeline.backlog import Backlog
@@ -37,6 +37,7 @@ from swarmnode.pipeline.rebalance import load
 from swarmnode.ports import Answer, Call, Compute, Handler, Priority, Replica, State, WireTensor
 from swarmnode.recovery.neighbour_backup import NeighbourBackup
 from swarmnode.recovery.recovery_source import RecoverySource, donors_of
+from swarmnode.recovery.renewal import RenewalTimer
 from swarmnode.recovery.restore import RestoredState
 from swarmnode.transfer.donor import DonorLimits, SnapshotDonor, StageDonor
 from swarmnode.transfer.snapshot import WHOLE, Snapshot, StateSlice
@@ -65,7 +66,7 @@ def make_donor(
             done, progress = gossip.done, context.presence.progress.to_wire()
             state = await run(partial(here.replica.snapshot_in_parts, packed=True, only=cut.sections))
             if gossip.done == done:
-                return Snapshot.of(state, here.stage, done, progress, limits.chunk_nbytes)
+                return Snapshot.of(state, here.stage, done, progress, limits.chunk_nbytes, gossip.line)
 
     # Archives get one of two places: a donor reserves one for peers that cannot work without the state.
     archive = SnapshotDonor(*given, slow, ports.hashing or run, here.telemetry, DonorLimits(downloads_max=2))
@@ -84,7 +85,7 @@ async def copy_replica(context: NodeContext, here: StageContext, gossip: Gossip,
         done, progress, snapshots = gossip.done, context.presence.progress.to_wire(), list[Snapshot]()
 
         def keep(state: State) -> None:
-            snapshots.append(Snapshot.of(state, stage, done, progress, size))  # noqa: B023
+            snapshots.append(Snapshot.of(state, stage, done, progress, size, gossip.line))  # noqa: B023
 
         def hashed() -> None:
             (snapshots[0] if cut == WHOLE else snapshots[0].part(cut)).manifest()  # noqa: B023
@@ -153,7 +154,6 @@ METHODS: Mapping[str, bool] = {
 
 SYNCS_AGAIN = TRIES - 1  # times that a newcomer which missed its first round takes the state again
 FINISH_S = 8.0  # guess: before a move, held work is finished within this
-SAVE_LEAST_S = 120.0  # guess: so much of its work a run may lose then
 SAVE_BYTES_PER_S = 1e6  # derived: a disk that bears 300 TB lasts for ten years
 HOPELESS_S = 4.0 * FINISH_S  # of work that takes so long little is finished; callers ask another replica sooner
 SERVING = (*GIVING, record_pb2.NODE_STATE_PAUSED)
@@ -216,6 +216,7 @@ class ServedStage(StageObserver):
             done=restored.round,
             newcomer=restored.newcomer,
             packet_taken=history.record_work,
+            line=restored.line,
         )
         self.backup = NeighbourBackup(here, presence)
         self.donor = make_donor(context, here, self.gossip, self.backup.kept)
@@ -227,7 +228,7 @@ class ServedStage(StageObserver):
         self.tied_ends = TiedEnds(here, self.gossip)
         self._disk = asyncio.Lock()  # one writes the stage's state at a time
         self._behind = asyncio.Event()  # set while this replica waits for a state further than its own
-        self._in_vain = context.presence.run_progress.in_vain  # what was known to be trained in vain
+        self._return = StageReturn(context, self.stage, self.gossip, restored.before, lambda: self.hop.worked)
         self._from: frozenset[PeerId] = frozenset()  # then: who has the state, of all that serve the stage
         self.gossip.behind, self.gossip.stepped = self._fell_behind, self.hop.record_step
         self.handlers: Mapping[str, Handler] = {  # of METHODS
@@ -236,11 +237,11 @@ class ServedStage(StageObserver):
             "opening": self._in_service(self.audits.recompute.serve_opening),
             "accusation": self._in_service(self.audits.serve_accusation),
             "recompute": self._in_service(self.audits.recompute.serve_recompute),
-            "exchange": self.gossip.exchanges.serve_exchange,
-            "final_delta": self.gossip.final_deltas.serve,
+            "exchange": self._of_our_line(self.gossip.exchanges.serve_exchange),
+            "final_delta": self._of_our_line(self.gossip.final_deltas.serve, leaves=True),
             "handover": self._inherit,
             "commit": self.gossip.exchanges.serve_commit,
-            "fallback": self.gossip.fallback.serve,
+            "fallback": self._of_our_line(self.gossip.fallback.serve),
             "packet_receipt": self.gossip.acceptance.serve_receipt,
             "snapshot": self.donor.offer,
             "chunk": self.donor.chunk,
@@ -284,6 +285,7 @@ class ServedStage(StageObserver):
         presence.set_state(record_pb2.NODE_STATE_TRAINING, "ready")
         context.telemetry.event("node.ready", serves=self.stage)
         self._tasks.create_task(self._catching_up())
+        self._tasks.create_task(self._return.run())
         self._tasks.create_task(self._saving())
 
     def _feed(self, samples: Samples) -> None:
@@ -348,7 +350,8 @@ class ServedStage(StageObserver):
         self.gossip.hold(True)
         await self.gossip.idle.wait()
         state, done = await run(self.replica.snapshot), self.gossip.done
-        restored = RestoredState(RecoverySource.REPLICA, "amendment", done, self.gossip.weight.newcomer)
+        newcomer, line = self.gossip.weight.newcomer, self.gossip.line
+        restored = RestoredState(RecoverySource.REPLICA, "amendment", done, newcomer, line)
         stage, speed, text = self.stage, self._speed(), self._text
         return lambda replica: JoinedStage(stage, replica, restored, speed, text), state, done
 
@@ -378,18 +381,18 @@ class ServedStage(StageObserver):
         weights for `swarmnode export`. Raises LocalFault."""
         context, total = self._context, self._context.presence.samples_total
         before, done = context.restorer.saved.newest(self.stage), self.gossip.done
-        await self._save_state()
+        await self._save_state("info")
         if before is None or before.checkpoint.samples <= total():
             await context.ports.save(self.replica, self.stage, done, total())
 
-    async def _save_state(self) -> int:
+    async def _save_state(self, level: str = "debug") -> int:
         """Write the stage's whole state to this machine's disk. Returns its bytes. Raises LocalFault."""
         context, total = self._context, self._context.presence.samples_total
         async with self._disk:
             while True:
-                done, progress = self.gossip.done, context.presence.progress.to_wire()
+                done, progress, line = self.gossip.done, context.presence.progress.to_wire(), self.gossip.line
                 state = await context.ports.compute.run(Priority.OUTER, 0, self.replica.snapshot_in_parts)
-                if self.gossip.done == done:  # else an outer step came in between
+                if (self.gossip.done, self.gossip.line) == (done, line):  # else an outer step came in between
                     break
             await context.restorer.saved.save(
                 state,
@@ -399,25 +402,32 @@ class ServedStage(StageObserver):
                 peer=context.me,
                 progress=progress,
                 blocks=self._finished_blocks(),
+                line=line,
             )
-        context.telemetry.event("state.saved", round=done, samples_total=total())
+        context.telemetry.event("state.saved", level=level, round=done, samples_total=total())
         return sum(section.nbytes for section in state.sections.values())
 
     async def _saving(self) -> None:
         """Save the stage again and again, about `min_keep` of its replicas each time: where all are killed at once, the
         run would begin anew, or from an archive. A disk that is full keeps no replica from training."""
-        context, period_s = self._context, SAVE_LEAST_S
+        context, now_s = self._context, asyncio.get_running_loop().time
+        spec, period_s = context.manifest.recovery, context.manifest.limits.announce_period_s
         savers = context.manifest.pipeline.min_keep  # as one that is lost, one of them may not come back
         chance = seeded(context.manifest.seed, "saving", context.me, context.presence.incarnation, self._served_before)
+        timer = RenewalTimer(spec)
         while True:
             await asyncio.sleep(period_s * (0.5 + chance.random()))  # not all at once
-            replicas = len(context.presence.peer_table.swarm().serving(self.stage))
-            if context.presence.status.state != record_pb2.NODE_STATE_TRAINING or chance.random() * replicas >= savers:
+            total, begun_s = context.presence.samples_total(), now_s()
+            if context.presence.status.state != record_pb2.NODE_STATE_TRAINING or not timer.due(begun_s, total)[0]:
                 continue
-            try:
-                period_s = max(SAVE_LEAST_S, await self._save_state() / SAVE_BYTES_PER_S)
-            except LocalFault as fault:
-                context.telemetry.event("state.unsaved", level="warning", reason=str(fault))
+            replicas, nbytes = len(context.presence.peer_table.swarm().serving(self.stage)), 0
+            if chance.random() * replicas < savers:
+                try:
+                    nbytes = await self._save_state()
+                except LocalFault as fault:
+                    context.telemetry.event("state.unsaved", level="warning", reason=str(fault))
+            least_s = max(nbytes / SAVE_BYTES_PER_S, (now_s() - begun_s) / spec.snapshot_share)
+            timer.made(now_s(), total, least_s)
 
     # ---- pausing
 
@@ -457,36 +467,20 @@ class ServedStage(StageObserver):
             return False
         only, self._from = self._from & {*donors_of(presence.peer_table.swarm(), self.stage, presence.me)}, frozenset()
         restored = await self._context.restorer.restore(self.replica, self.stage, round_min=round_min, only=only)
-        self.gossip.restored(max(self.gossip.done, restored.round), newcomer=restored.newcomer)
+        self.gossip.restored(max(self.gossip.done, restored.round), restored.line, newcomer=restored.newcomer)
+        self._return.settled()
         return restored.newcomer
 
     def _fell_behind(self, due: int) -> bool:
-        """Whether another part of the swarm trained more than this one while they were apart, or round `due`, which the
-        believed count of samples has reached, and others of the stage are further than any that kept in touch. Two
-        swarms of one run have met, or this node was cut off: from now on it serves no microbatch, no round and no state
-        until it has theirs.
-
-        One that lies about its round cannot bring this about: the count is believed in bounds (membership/clock.py).
-        The state that is taken is checked by others, as a joiner's."""
-        presence, done, manifest = self._context.presence, self.gossip.done, self._context.manifest
-        pace, size = self.gossip.pace.samples_per_second, manifest.gossip.round_samples
-        missed = manifest.limits.exchange_timeout_s * pace / size  # where rounds are short, one exchange may cost many
-        bound = max(APART_ROUNDS * self.gossip.stride, int(missed))
+        """Whether this replica's state is older than its stage's before round `due` (stage_return.py): from now on it
+        serves no microbatch, no round and no state until it has theirs."""
+        presence = self._context.presence
         if self._behind.is_set() or presence.status.state != record_pb2.NODE_STATE_TRAINING:
             return False  # while it catches up, it is held
-        run_progress = presence.run_progress
-        run_progress.compare_parts()
-        mates = {
-            m.peer: m.round_index for m in presence.peer_table.swarm().serving(self.stage) if m.peer != presence.me
-        }
-        vain, ahead = run_progress.in_vain, max(mates.values(), default=0)
-        if vain is not None and vain is not self._in_vain and (others := mates.keys() & run_progress.watch.back):
-            self._in_vain, self._from, reason = vain, frozenset(others), f"{vain.reason}: it takes their state"
-        elif due <= done + bound or ahead <= done + bound or run_progress.watch.merging:
+        if (found := self._return.behind(due)) is None:
             return False
-        else:
-            reason = f"others of stage {self.stage} are in round {ahead}, this replica in {done}: it takes their state"
-        self._context.telemetry.event("state.behind", level="warning", round=done, ahead=ahead, reason=reason)
+        self._from, reason = found
+        self._context.telemetry.event("state.behind", level="warning", round=self.gossip.done, reason=reason)
         self.hold("this replica's state is behind the run's")
         presence.set_state(record_pb2.NODE_STATE_SYNCING, reason)
         self._behind.set()
@@ -567,6 +561,18 @@ class ServedStage(StageObserver):
 
         return serve
 
+    def _of_our_line(self, handler: Handler, leaves: bool = False) -> Handler:
+        """`handler`, which refuses replicas whose state is of another line than ours. One that `leaves` gives what it
+        learned at last, also to who took its place from a copy."""
+
+        async def serve(peer: PeerId, call: Call) -> Answer:
+            member, line = self._context.presence.peer_table.member(peer), self.gossip.line
+            if member is not None and member.line != line and not (leaves and member.line.lost < line.lost):
+                raise Unavailable("one of the two states lacks what the other has: they are not averaged")
+            return await handler(peer, call)
+
+        return serve
+
     async def _inherit(self, peer: PeerId, call: Call) -> Answer:
         answer = await self.backup.inherit(peer, call)
         self._context.presence.announce_change()  # a node that brings the stage back must know at once who has it
@@ -584,7 +590,8 @@ class ServedStage(StageObserver):
             round_index=self.gossip.done,
             round_stride=self.gossip.stride,
             kept_round=None if kept is None else kept.round_index,
-            kept_steps=0 if kept is None else kept.state.inner_steps,
+            kept_samples=0 if kept is None else kept.samples,
+            line=self.gossip.line,
             inner_steps=self.hop.inner_steps,
         )
 

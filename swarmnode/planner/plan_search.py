@@ -55,7 +55,7 @@ FIELDS = {
         "announce_period_s",
         "record_ttl_s",
     ),
-    "recovery": ("snapshot_rounds", "snapshot_rounds_max"),
+    "recovery": ("snapshot_rounds_max",),
     "checkpoint": ("every_rounds",),
 }
 TABLE_OF = {key: table for table, keys in FIELDS.items() for key in keys}
@@ -335,7 +335,7 @@ def _kept_busy(manifest: Manifest, nodes: int, needed: float, tokens: float) -> 
 
 def with_patience(candidate: Candidate) -> Manifest:
     """Its manifest with timeouts for the bytes and samples that are under way, and as many inner steps between two
-    snapshots or checkpoints as without longer rounds."""
+    checkpoints, and until a snapshot is too old, as without longer rounds."""
     manifest, forecast = candidate.manifest, candidate.plan
     limits, inner, recovery = manifest.limits, manifest.inner, manifest.recovery
     trip_s = max(inner.inner_batch, inner.inner_batch_max) / forecast.samples_per_s
@@ -351,7 +351,6 @@ def with_patience(candidate: Candidate) -> Manifest:
     made = with_values(
         manifest,
         exchange_timeout_s=max(limits.exchange_timeout_s, float(math.ceil(WAITS * EXCHANGE_SHARE * sent / slowest))),
-        snapshot_rounds=max(1, round(recovery.snapshot_rounds / rounds)),
         snapshot_rounds_max=max(1, round(recovery.snapshot_rounds_max / rounds)),
         every_rounds=max(1, round(manifest.checkpoint.every_rounds / rounds)),
     )

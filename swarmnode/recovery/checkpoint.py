@@ -21,6 +21,7 @@ from swarmnode.ids import PeerId, RunId, digest64, short
 from swarmnode.large_buffer import IN_MEMORY_NBYTES
 from swarmnode.manifest import Manifest
 from swarmnode.manifest.spec import LAYERS_MAX
+from swarmnode.membership.state_line import UNBROKEN, StateLine
 from swarmnode.model.section import SECTIONS
 from swarmnode.recovery import tensorfile
 from swarmnode.recovery.tensorfile import Shape
@@ -64,6 +65,7 @@ class StagePart:
     blocks_below: int
     blocks: tuple[int, ...]
     files: tuple[ShardFile, ...]
+    line: StateLine = UNBROKEN
 
 
 @dataclass(frozen=True, slots=True)

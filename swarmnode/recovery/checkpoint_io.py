@@ -16,6 +16,7 @@ from swarmnode.concurrency import gather_or_cancel
 from swarmnode.errors import DataError
 from swarmnode.ids import PeerId, RunId
 from swarmnode.membership.progress import Progress, to_message, to_samples
+from swarmnode.membership.state_line import UNBROKEN, StateLine
 from swarmnode.ports import State, Store
 from swarmnode.recovery import checkpoint as form
 from swarmnode.recovery import tensorfile
@@ -42,6 +43,7 @@ class ReplicaHoldings:
     peer: PeerId
     progress: record_pb2.Progress
     blocks: record_pb2.Blocks
+    line: StateLine = UNBROKEN
 
 
 async def save_stage(
@@ -81,6 +83,7 @@ async def save_stage(
             blocks_below=holding.blocks.finished_below,
             blocks=tuple(holding.blocks.finished),
             files=tuple(files),
+            line=holding.line,
         )
         await store.write(f"{place}/{form.part_name(holding.stage)}", [form.to_text(part)])
         done = True

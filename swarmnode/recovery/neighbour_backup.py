@@ -13,11 +13,13 @@ from swarmnode.errors import RemoteFault, Unavailable
 from swarmnode.ids import PeerId, RunId, digest64, rank, short
 from swarmnode.manifest import RecoverySpec
 from swarmnode.manifest.gossip_compat import meets
+from swarmnode.membership.progress import Progress
 from swarmnode.membership.run_progress import MembershipView
 from swarmnode.membership.swarm import StageContext, Swarm
 from swarmnode.model.section import Sizes, snapshot_nbytes
 from swarmnode.ports import Answer, Call, State
 from swarmnode.recovery.recovery_source import keeps
+from swarmnode.recovery.renewal import RenewalTimer
 from swarmnode.recovery.state_check import ROUNDS_APART_MAX, StateCheck, drawn_now, slices_of
 from swarmnode.transfer.donor import DonorLimits
 from swarmnode.transfer.download import DonorClient, DownloadLimits
@@ -56,23 +58,20 @@ def to_keep(bytes_max: int, sizes: Sizes, ends: tuple[int, int]) -> tuple[StateS
 
 
 def renewal(
-    swarm: Swarm, stage: int, me: PeerId, run_id: RunId, spec: RecoverySpec, round_now: int, round_kept: int | None
+    swarm: Swarm, stage: int, me: PeerId, run_id: RunId, spec: RecoverySpec, round_now: int
 ) -> tuple[bool, str]:
-    """Whether `me` should fetch the state of `stage` now, and why. `round_kept` None: nothing is kept yet."""
+    """Whether `me` should keep the state of `stage` now, and why (not)."""
     if round_now == 0:
         return False, "the run has not finished a round"
     if not keeps(swarm, stage, run_id, spec.keepers, me):
         return False, f"others keep stage {stage}"
     if not any(member.peer != me for member in swarm.serving(stage)):
         return False, f"nobody serves stage {stage}"
-    if round_kept is None:
-        return True, f"nothing is kept of stage {stage}"
-    age = round_now - round_kept
-    return age >= spec.snapshot_rounds, f"what is kept of stage {stage} is {age} rounds old"
+    return True, f"it is kept here and by {spec.keepers - 1} more"
 
 
 class NeighbourBackup:
-    """A node's backup of the stage after its own, renewed every `recovery.snapshot_rounds` rounds."""
+    """A node's backup of the stage after its own, renewed as often as its line carries it (renewal.py)."""
 
     def __init__(self, here: StageContext, membership: MembershipView) -> None:
         manifest, replica = here.manifest, here.replica
@@ -90,6 +89,7 @@ class NeighbourBackup:
         asked = here.transport, here.run_id, self.stage, self._sizes, here.telemetry
         self._client = DonorClient(*asked, lambda: membership.run_progress.rounds_max)
         self.snapshot: Snapshot | None = None  # what is kept
+        self._timer = RenewalTimer(self._spec)
         self._held = False  # while this node is paused: nothing is downloaded
 
     def hold(self, held: bool) -> None:
@@ -112,13 +112,17 @@ class NeighbourBackup:
             return
         pause_s = self._period_s
         while True:
-            me, now = self._here.me, self._membership.progress.total // self._round_samples
-            due, reason = renewal(
-                self._here.swarm(), self.stage, me, self._here.run_id, self._spec, now, self.kept_round
-            )
+            due, reason = self._due()
             failed = due and not self._held and not await self._renew(self._cut, reason)
             pause_s = max(self._period_s, min(2.0 * pause_s, RETRY_MAX_S)) if failed else self._period_s
             await asyncio.sleep(pause_s)
+
+    def _due(self) -> tuple[bool, str]:
+        me, total = self._here.me, self._membership.progress.total
+        keeps, why = renewal(
+            self._here.swarm(), self.stage, me, self._here.run_id, self._spec, total // self._round_samples
+        )
+        return self._timer.due(asyncio.get_running_loop().time(), total) if keeps else (False, why)
 
     async def inherit(self, peer: PeerId, call: Call) -> Answer:
         """Handler of "handover": keep the state of `peer`, the last replica of the next stage, which leaves.
@@ -176,18 +180,22 @@ class NeighbourBackup:
     async def _fetch(
         self, cut: StateSlice, donors: Sequence[PeerId], limits: DownloadLimits, reason: str
     ) -> call_pb2.Snapshot:
-        begun = asyncio.get_running_loop().time()
+        now_s = asyncio.get_running_loop().time
+        begun = now_s()
         client, compare = replace(self._client, limits=limits, cut=cut), self._compare if cut == WHOLE else None
         state, offer = await client.download(lambda: donors, compare=compare)
-        kept = self.snapshot  # a handover may have come while this was on its way
-        if kept is None or (offer.round, offer.inner_steps) >= (kept.round_index, kept.state.inner_steps):
+        kept, samples = self.snapshot, Progress.from_wire(offer.progress).total
+        if kept is None or samples >= kept.samples:  # a handover may have come while this was on its way
             self.snapshot = Snapshot.of_offer(offer, state, cut.first)
+            line_s = (now_s() - begun) / (1.0 + limits.rest)
+            self._timer.made(now_s(), samples, line_s * self._spec.keepers / self._spec.snapshot_share)
         self._here.telemetry.event(
             "recovery.kept",
+            level="info" if kept is None or limits is URGENT else "debug",
             of_stage=self.stage,
             round=offer.round,
             nbytes=offer.nbytes,
-            seconds=round(asyncio.get_running_loop().time() - begun, 3),
+            seconds=round(now_s() - begun, 3),
             reason=reason,
         )
         return offer

@@ -54,7 +54,8 @@ PLACES = {
 
 @dataclass(frozen=True, slots=True)
 class RecoveryView:
-    """The swarm as seen once by a node that needs the state of `stage`. Rounds count from the run's beginning."""
+    """The swarm as seen once by a node that needs the state of `stage`. Rounds count from the run's beginning; those of
+    states have fractions, as states are copied between two rounds."""
 
     stage: int
     stages: int
@@ -67,9 +68,9 @@ class RecoveryView:
     unsure: int = 0  # replicas that do not answer, heard of less than LOST_PERIODS announce periods ago
     builder: PeerId | None = None  # another node that brings the stage back, or will before this one
     settled: bool = True  # others have had the time to hear of this node
-    kept: tuple[tuple[int, PeerId], ...] = ()  # (round, node that keeps a snapshot of it, and answers or is this one)
+    kept: tuple[tuple[float, PeerId], ...] = ()  # (round, node that keeps a snapshot of it, and answers or is this one)
     ends: tuple[PeerId, ...] | None = None  # nodes that keep embedding or head, latest first; None: the stage has none
-    disk_round: int | None = None  # of the state on this node's disk
+    disk_round: float | None = None  # of the state on this node's disk
     returning: bool = False  # other stages had no replica either when this node first looked
     recut_round: int | None = None  # in which the stages were cut anew
     archived: bool = False  # a bootstrap may hold the owner's archive
@@ -160,11 +161,11 @@ def _snapshot(view: RecoveryView, rounds_max: int) -> tuple[RecoverySource | Non
     if not donors:
         return None, "no snapshot of it is kept"
     newest = max(round_index for round_index, _ in donors)
-    age = max(0, view.round_now - newest)
+    age = max(0.0, view.round_now - newest)
     if age > rounds_max:
-        return None, f"the newest snapshot of it is {age} rounds old (at most {rounds_max})"
+        return None, f"the newest snapshot of it is {age:.3g} rounds old (at most {rounds_max})"
     source = next(source for source in PLACES if (newest, source) in donors)
-    return source, f"a snapshot {age} rounds old is {PLACES[source]}"
+    return source, f"a snapshot {age:.3g} rounds old is {PLACES[source]}"
 
 
 def neighbours_suffice(view: RecoveryView) -> tuple[bool, str]:
@@ -269,12 +270,10 @@ class RecoveryClaims:
         return None
 
 
-def latest(kept: Collection[tuple[int, int, PeerId]], rounds_max: int) -> list[tuple[int, PeerId]]:
-    """(round, keeper) of the snapshots `kept` (round, inner steps, keeper), the latest first.
-
-    Snapshots of rounds beyond `rounds_max`, which the run cannot have reached, are left out.
-    """
-    return [(at, peer) for at, _, peer in sorted(kept, reverse=True) if at <= rounds_max]
+def latest(kept: Collection[tuple[float, PeerId]], rounds_max: int) -> list[tuple[float, PeerId]]:
+    """The snapshots `kept` (round, keeper), the latest first, without those beyond `rounds_max`, which the run cannot
+    have reached."""
+    return [(at, peer) for at, peer in sorted(kept, reverse=True) if at <= rounds_max]
 
 
 def overdue(stage: Collection[Member], now_unix_s: float, limits: LimitsSpec) -> bool:

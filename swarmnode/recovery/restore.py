@@ -22,7 +22,8 @@ from swarmnode.manifest.gossip_compat import meets
 from swarmnode.membership.liveness import LOOK_SHARE, SAMPLE, SOON_SHARE, TRIES, Pinger
 from swarmnode.membership.progress import Progress
 from swarmnode.membership.run_progress import SLACK_ROUNDS, MembershipView
-from swarmnode.membership.swarm import Swarm
+from swarmnode.membership.state_line import UNBROKEN, StateLine
+from swarmnode.membership.swarm import GOSSIPING, Swarm
 from swarmnode.metrics import name
 from swarmnode.model.adapter import has_adapters
 from swarmnode.model.section import PACKED_ITEMSIZE, Sizes, outer_sections, section_sizes, snapshot_nbytes
@@ -74,6 +75,8 @@ class RestoredState:
     reason: str
     round: int  # the last round behind the state
     newcomer: bool  # the first round is to be received at weight 0
+    line: StateLine = UNBROKEN
+    before: frozenset[PeerId] = frozenset()  # replicas that had served the stage and were silent then
 
 
 class BaseWeights(Protocol):
@@ -134,7 +137,9 @@ class StateRestorer:
                 fetched = None  # as large as the replica itself
             else:
                 self.merge(fetched.progress)
-                return RestoredState(RecoverySource.REPLICA, "fetched before", fetched.round_index, self.meets)
+                return RestoredState(
+                    RecoverySource.REPLICA, "fetched before", fetched.round_index, self.meets, fetched.line
+                )
         seen = self.membership.run_progress.clock.history.times
         return await _Restoration(self, replica, stage, backup, round_min, seen if seen_only else only or None).run()
 
@@ -206,6 +211,7 @@ class _Restoration:
         self._disk_searched = False
         self._returning: bool | None = None  # as seen at the first look
         self._samples = 0  # of the run, as far as the state restored goes
+        self._line = UNBROKEN  # of that state
         self._claimed = 0  # the most samples that anybody claimed since this attempt began
         self._nbytes = 0  # that this attempt received
 
@@ -287,9 +293,10 @@ class _Restoration:
         cut, _ = to_keep(
             self._manifest.recovery.snapshot_bytes_max, self._replica.sizes_of(stage), self._replica.ends_of(stage)
         )
-        kept = [(m.kept_round, m.kept_steps, m.peer) for m in before if m.kept_round is not None and m.peer in alive]
+        size = self._manifest.gossip.round_samples
+        kept = [(m.kept_samples / size, m.peer) for m in before if m.kept_round is not None and m.peer in alive]
         if self._backup is not None:
-            kept.append((self._backup.round_index, self._backup.state.inner_steps, me))
+            kept.append((self._backup.samples / size, me))
         snapshots = latest(kept, self._membership.run_progress.rounds_max)
         donors = tuple(peer for peer in donors_of(swarm, stage, me) if peer in alive)
         return RecoveryView(
@@ -327,7 +334,7 @@ class _Restoration:
             alive = await self._pinger.answering_in(self._swarm(), near, SAMPLE)
         return alive
 
-    async def _disk_round(self) -> int | None:
+    async def _disk_round(self) -> float | None:
         """The round of the newest state of this stage on this node's disk: saved in its home, or of a whole
         checkpoint of this run. Searched for once."""
         store = self._checkpoints.store
@@ -342,7 +349,7 @@ class _Restoration:
         own = self._restorer.saved.newest(self._stage)
         if own is not None and (self._disk is None or self._disk.checkpoint.samples < own.checkpoint.samples):
             self._disk = own
-        return None if self._disk is None else self._disk.rounds(self._manifest)
+        return None if self._disk is None else self._disk.checkpoint.samples / self._manifest.gossip.round_samples
 
     async def _overtaken(self) -> bool:
         """Whether another node brought the stage back meanwhile: then its state counts, and this one is dropped."""
@@ -361,10 +368,10 @@ class _Restoration:
             case RecoverySource.RING:
                 keepers = [peer for _, peer in view.kept]
                 check = self._check(view.stage, keepers=lambda: keepers)
-                _, progress = await self._from_backups(view.stage, keepers, WHOLE, check, self._load)
-                self._samples = progress.total
+                kept = await self._from_backups(view.stage, keepers, WHOLE, check, self._load)
+                self._samples, self._line = kept.samples, kept.line
                 self._membership.run_progress.begin(view.samples_least)
-                self._restorer.merge(progress)
+                self._restorer.merge(kept.progress)
             case RecoverySource.ARCHIVE:
                 await self._from_archive(view)
             case RecoverySource.CHECKPOINT | RecoverySource.DISK | RecoverySource.PIECES:
@@ -372,12 +379,17 @@ class _Restoration:
                 saved = pieces or (self._checkpoints.resume if source is RecoverySource.CHECKPOINT else self._disk)
                 assert saved is not None
                 state = await self._read_checkpoint(view, saved)
-                self._samples = saved.checkpoint.samples
+                # All replicas of the stage may go on from the checkpoint in its own round.
+                here = source is RecoverySource.CHECKPOINT and view.saved_round == view.round_now
+                self._samples = view.samples_total if here else saved.checkpoint.samples
+                self._line = saved.line(view.stage)
                 self._nbytes += sum(section.nbytes for section in state.sections.values())
                 await self._load(state)
             case RecoverySource.CHECKFREE:
+                self._samples = 0
                 await self._rebuild(view)
             case RecoverySource.BASE:
+                self._samples = 0
                 await self._begin_from_base(view.stage)
             case RecoverySource.FRESH:
                 if self._replica.undrawn:
@@ -385,8 +397,10 @@ class _Restoration:
             case _:
                 raise AssertionError(f"{source} is not a way to a state")
         self._membership.run_progress.begin(view.samples_least)
-        done = self._membership.progress.total // self._manifest.gossip.round_samples
-        return RestoredState(source, reason, done, newcomer=False)
+        total = self._membership.progress.total
+        line = self._line.behind(self._samples, max(total, self._samples)) if view.samples_total else UNBROKEN
+        done = total // self._manifest.gossip.round_samples
+        return RestoredState(source, reason, done, newcomer=False, line=line, before=self._silent())
 
     async def _from_replicas(self, reason: str, view: RecoveryView) -> RestoredState:
         """Download from living replicas, checked by others of the stage."""
@@ -404,7 +418,12 @@ class _Restoration:
         total = self._membership.run_progress.begin_at_most(median_low(totals))
         self._restorer.merge(offer.progress)
         done = min(offer.round, total // self._manifest.gossip.round_samples)
-        return RestoredState(RecoverySource.REPLICA, reason, done, self._restorer.meets)
+        line = StateLine(offer.lost_samples, offer.lost_at_samples)
+        return RestoredState(RecoverySource.REPLICA, reason, done, self._restorer.meets, line)
+
+    def _silent(self) -> frozenset[PeerId]:
+        """Those that served the stage, as far as this node knows, and are silent now."""
+        return frozenset(m.peer for m in self._membership.peer_table.known(self._stage) if m.state in GOSSIPING)
 
     async def _from_archive(self, view: RecoveryView) -> None:
         """The slow weights that a bootstrap has in the owner's archive; fast ones equal them, and moments begin anew.
@@ -511,7 +530,7 @@ class _Restoration:
         if view.ends:
             cut, ends = StateSlice(SLOW.sections, *self._replica.ends_of(view.stage)), view.ends
             check = self._check(view.stage, keepers=lambda: ends, within=cut)
-            mirrored = (await self._from_backups(view.stage, ends, cut, check))[0].sections["phi"]
+            mirrored = (await self._from_backups(view.stage, ends, cut, check)).state.sections["phi"]
         rebuild = partial(self._replica.rebuild, method, neighbours, mirrored)
         await self._restorer.compute.run(Priority.OUTER, 0, rebuild)
 
@@ -550,7 +569,7 @@ class _Restoration:
         cut: StateSlice,
         check: StateCheck | None = None,
         accept: Accept | None = None,
-    ) -> tuple[State, record_pb2.Progress]:
+    ) -> Snapshot:
         """The part `cut` of the first snapshot to be had of those that `keepers`, latest first, keep of `stage`.
 
         This node's own backup needs no download, and serves when the other keepers fail. Raises Unavailable.
@@ -560,16 +579,16 @@ class _Restoration:
             try:
                 client = self._client(stage, BACKUP_LIMITS, cut=cut)
                 state, offer = await self._download(client, lambda: keepers, check, accept)
-                return state, offer.progress
+                return Snapshot.of_offer(offer, state, cut.first)
             except Unavailable:
                 if own is None:
                     raise
         assert own is not None
         whole = own.sizes == self._replica.sizes_of(stage)
-        state = (own.part(cut) if whole else own).state
+        part = own.part(cut) if whole else own
         if accept is not None:
-            await accept(state)
-        return state, own.progress
+            await accept(part.state)
+        return part
 
     def _client(
         self, stage: int, limits: DownloadLimits | None = None, round_min: int = 0, cut: StateSlice = WHOLE

@@ -11,6 +11,7 @@ from swarmnode.errors import DataError, RemoteFault
 from swarmnode.ids import PeerId, RunId
 from swarmnode.manifest import CheckpointSpec, Manifest
 from swarmnode.membership.progress import FLOOR, Progress, to_message, to_samples
+from swarmnode.membership.state_line import UNBROKEN, StateLine
 from swarmnode.model.section import section_shapes
 from swarmnode.model.split import stages_of
 from swarmnode.ports import State, Store, Telemetry
@@ -45,6 +46,11 @@ class Resumption:
     def blocks(self, manifest: Manifest) -> record_pb2.Blocks:
         """Blocks finished when it was saved, in blocks of `manifest`."""
         return checkpoint_io.blocks_of(self.checkpoint, manifest.data.block_samples)
+
+    def line(self, stage: int) -> StateLine:
+        """Of the state of `stage`; where the stages were cut otherwise, the same for all who read it."""
+        lines = {part.stage: part.line for part in self.checkpoint.parts}
+        return lines.get(stage, UNBROKEN)
 
     async def load(self, shapes: Shapes, telemetry: Telemetry, stage: int) -> State:
         """The state of `stage`. Raises DataError for a checkpoint that is damaged or of another model, LocalFault for a
@@ -183,6 +189,7 @@ class SavedStages:
         peer: PeerId,
         progress: record_pb2.Progress,
         blocks: record_pb2.Blocks | None = None,
+        line: StateLine = UNBROKEN,
         piece: bool = False,
     ) -> None:
         """Write `state`, with `piece` of a stage of the cut before, then delete those of its stage with fewer samples,
@@ -193,7 +200,7 @@ class SavedStages:
         samples = to_samples(progress)
         if progress.total > Progress.from_wire(to_message(samples)).total:  # samples whose feeders are not known here
             samples[FLOOR] = progress.total
-        holding = ReplicaHoldings(stage, round_index, peer, to_message(samples), blocks or record_pb2.Blocks())
+        holding = ReplicaHoldings(stage, round_index, peer, to_message(samples), blocks or record_pb2.Blocks(), line)
         cut = self._earlier.cut if piece and self._earlier is not None else self._cut
         label = f"{form.label(round_index)}{f'-cut-{cut}' if cut else ''}-stage-{stage}"
         place = form.place(self._origins[self._cut].run_id, label)

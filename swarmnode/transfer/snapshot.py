@@ -18,6 +18,7 @@ from swarmnode.errors import RemoteFault
 from swarmnode.manifest import GossipSpec
 from swarmnode.manifest.gossip_compat import begins_from_slow_weights
 from swarmnode.membership.progress import Progress
+from swarmnode.membership.state_line import UNBROKEN, StateLine
 from swarmnode.model.section import PACKED_ITEMSIZE, SECTIONS, Sizes, outer_sections, snapshot_nbytes
 from swarmnode.ports import State
 from swarmnode.wire import call_pb2 as wire
@@ -103,6 +104,7 @@ class Snapshot:
     progress: record_pb2.Progress
     chunk_nbytes: int
     first: int = 0
+    line: StateLine = UNBROKEN
 
     def __post_init__(self) -> None:
         self._sections = [memoryview(section).cast("B").toreadonly() for section in self.state.sections.values()]
@@ -118,6 +120,7 @@ class Snapshot:
         round_index: int,
         progress: record_pb2.Progress,
         chunk_nbytes: int = CHUNK_NBYTES,
+        line: StateLine = UNBROKEN,
     ) -> Snapshot:
         """A snapshot of `state`, whose sections must not change any more.
 
@@ -130,7 +133,7 @@ class Snapshot:
         assert state.packed and whole, f"sections of {nbytes} bytes"
         copy = record_pb2.Progress()
         copy.CopyFrom(progress)
-        snapshot = Snapshot(state, stage, round_index, copy, chunk_nbytes)
+        snapshot = Snapshot(state, stage, round_index, copy, chunk_nbytes, line=line)
         while snapshot.chunks > CHUNKS_MAX:
             snapshot.chunk_nbytes *= 2
         assert 1 <= snapshot.chunk_nbytes <= CHUNK_NBYTES_MAX, f"chunks of {snapshot.chunk_nbytes} bytes"
@@ -139,7 +142,8 @@ class Snapshot:
     @staticmethod
     def of_offer(offer: wire.Snapshot, state: State, first: int = 0) -> Snapshot:
         """A snapshot of the `state` that came of a checked `offer`, to be given on. Nothing is hashed again."""
-        snapshot = Snapshot(state, offer.stage, offer.round, offer.progress, offer.chunk_nbytes, first)
+        line = StateLine(offer.lost_samples, offer.lost_at_samples)
+        snapshot = Snapshot(state, offer.stage, offer.round, offer.progress, offer.chunk_nbytes, first, line)
         snapshot._manifest = offer
         return snapshot
 
@@ -159,7 +163,7 @@ class Snapshot:
             sections[name] = data[itemsize * here.first : itemsize * (here.first + count)]
         counters = self.state.inner_steps, self.state.gradient_norm
         state = State(sections, *counters, bump_steps=self.state.bump_steps, packed=True)
-        part = Snapshot.of(state, self.stage, self.round_index, self.progress, self.chunk_nbytes)
+        part = Snapshot.of(state, self.stage, self.round_index, self.progress, self.chunk_nbytes, self.line)
         if whole:
             self._whole_sections[cut.sections] = part
         return part
@@ -169,6 +173,11 @@ class Snapshot:
         """Elements of each section."""
         pairs = zip(self.state.sections, self._sections, strict=True)
         return {name: data.nbytes // PACKED_ITEMSIZE[name] for name, data in pairs}
+
+    @property
+    def samples(self) -> int:
+        """Samples of the run when it was made."""
+        return Progress.from_wire(self.progress).total
 
     @property
     def chunks(self) -> int:
@@ -200,6 +209,8 @@ class Snapshot:
                 progress=self.progress,
                 gradient_norm=self.state.gradient_norm,
                 bump_steps=self.state.bump_steps,
+                lost_samples=self.line.lost,
+                lost_at_samples=self.line.at,
             )
         return self._manifest
 

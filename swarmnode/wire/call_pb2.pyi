@@ -449,7 +449,7 @@ class SnapshotRequest(_message.Message):
     def __init__(self, stage: _Optional[int] = ..., round_min: _Optional[int] = ..., sections: _Optional[_Iterable[str]] = ..., first: _Optional[int] = ..., count: _Optional[int] = ..., nobody_waits: _Optional[bool] = ..., warrant: _Optional[_Union[_access_pb2.Warrant, _Mapping]] = ...) -> None: ...
 
 class Snapshot(_message.Message):
-    __slots__ = ("id", "stage", "round", "nbytes", "chunk_nbytes", "hashes", "elements", "sections", "inner_steps", "progress", "gradient_norm", "bump_steps", "warrant")
+    __slots__ = ("id", "stage", "round", "nbytes", "chunk_nbytes", "hashes", "elements", "sections", "inner_steps", "progress", "gradient_norm", "bump_steps", "warrant", "lost_samples", "lost_at_samples")
     ID_FIELD_NUMBER: _ClassVar[int]
     STAGE_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
@@ -463,6 +463,8 @@ class Snapshot(_message.Message):
     GRADIENT_NORM_FIELD_NUMBER: _ClassVar[int]
     BUMP_STEPS_FIELD_NUMBER: _ClassVar[int]
     WARRANT_FIELD_NUMBER: _ClassVar[int]
+    LOST_SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    LOST_AT_SAMPLES_FIELD_NUMBER: _ClassVar[int]
     id: bytes
     stage: int
     round: int
@@ -476,7 +478,9 @@ class Snapshot(_message.Message):
     gradient_norm: float
     bump_steps: int
     warrant: _access_pb2.Warrant
-    def __init__(self, id: _Optional[bytes] = ..., stage: _Optional[int] = ..., round: _Optional[int] = ..., nbytes: _Optional[int] = ..., chunk_nbytes: _Optional[int] = ..., hashes: _Optional[_Iterable[bytes]] = ..., elements: _Optional[_Iterable[int]] = ..., sections: _Optional[_Iterable[str]] = ..., inner_steps: _Optional[int] = ..., progress: _Optional[_Union[_record_pb2.Progress, _Mapping]] = ..., gradient_norm: _Optional[float] = ..., bump_steps: _Optional[int] = ..., warrant: _Optional[_Union[_access_pb2.Warrant, _Mapping]] = ...) -> None: ...
+    lost_samples: int
+    lost_at_samples: int
+    def __init__(self, id: _Optional[bytes] = ..., stage: _Optional[int] = ..., round: _Optional[int] = ..., nbytes: _Optional[int] = ..., chunk_nbytes: _Optional[int] = ..., hashes: _Optional[_Iterable[bytes]] = ..., elements: _Optional[_Iterable[int]] = ..., sections: _Optional[_Iterable[str]] = ..., inner_steps: _Optional[int] = ..., progress: _Optional[_Union[_record_pb2.Progress, _Mapping]] = ..., gradient_norm: _Optional[float] = ..., bump_steps: _Optional[int] = ..., warrant: _Optional[_Union[_access_pb2.Warrant, _Mapping]] = ..., lost_samples: _Optional[int] = ..., lost_at_samples: _Optional[int] = ...) -> None: ...
 
 class ChunkRequest(_message.Message):
     __slots__ = ("snapshot_id", "index", "stage")

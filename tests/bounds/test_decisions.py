@@ -141,11 +141,11 @@ def test_decisions_about_members(records: list[record_pb2.Record], total: int) -
             RecoveryClaims(MANIFEST.limits, 0).builder(here, peers, ME, NOW)
             overdue(here, NOW, MANIFEST.limits), quiet(here, NOW, MANIFEST.limits)
             silent(here, (), NOW, MANIFEST.limits)
-            renewal(swarm, stage, ME, RUN, MANIFEST.recovery, total // 64, None)
+            renewal(swarm, stage, ME, RUN, MANIFEST.recovery, total // 64)
             ready_to_serve(swarm, stage, ME, received=False, waited_s=1.0, round_in_s=1.0)
             meeting = [m.peer for m in here if not (total // 64) % m.round_stride]
             partners(RUN, stage, total // 64, meeting, ME, 2), partners(RUN, stage, total // 64, meeting, ME, 4)
-            kept = [(m.kept_round, m.kept_steps, m.peer) for m in here if m.kept_round is not None]
+            kept = [(m.kept_samples / 64, m.peer) for m in here if m.kept_round is not None]
             snapshots = tuple(latest(kept, total // 64 + 1))
             assert all(at <= total // 64 + 1 for at, _ in snapshots)
             choose_source(

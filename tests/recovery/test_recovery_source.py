@@ -30,7 +30,7 @@ from swarmnode.wire import record_pb2
 from tests.support.sections import SECTIONS
 
 RUN = RunId("ab" * 32)
-SPEC = RecoverySpec(snapshot_rounds=4, snapshot_rounds_max=16)
+SPEC = RecoverySpec(snapshot_rounds_max=16)
 A, B, C = PeerId("a"), PeerId("b"), PeerId("c")
 LOST = RecoveryView(stage=1, stages=4, samples_total=1000, round_now=20, below=True, above=True)
 JOINING, SYNCING = record_pb2.NODE_STATE_JOINING, record_pb2.NODE_STATE_SYNCING
@@ -74,6 +74,8 @@ def member(peer: str, stage: int = 1, state: record_pb2.NodeState = TRAINING, **
         ({"kept": ((20, B),), "failed": frozenset({RecoverySource.RING})}, RecoverySource.CHECKFREE),
         ({"kept": ((18, B),), "disk_round": 18}, RecoverySource.DISK),
         ({"kept": ((18, B),), "disk_round": 17}, RecoverySource.RING),
+        ({"kept": ((18.5, B),), "disk_round": 18.25}, RecoverySource.RING),
+        ({"kept": ((18.25, B),), "disk_round": 18.5}, RecoverySource.DISK),
         ({"kept": ((18, B),), "disk_round": 17, "failed": frozenset({RecoverySource.RING})}, RecoverySource.DISK),
         ({}, RecoverySource.CHECKFREE),
         ({"round_now": 0}, RecoverySource.FRESH),
@@ -131,11 +133,9 @@ def test_keepers_are_of_the_stage_before_and_the_same_for_all() -> None:
     assert len(chosen) == 2 and set(chosen) <= {"b", "c", "d"}
     assert {peer for peer in "abcdef" if keeps(swarm, 0, RUN, 5, PeerId(peer))} == {"e", "f"}
     me = chosen[0]
-    assert renewal(swarm, 2, me, RUN, SPEC, 5, None)[0]
-    assert not renewal(swarm, 2, me, RUN, SPEC, 0, None)[0], "before the first round there is nothing to lose"
-    assert not renewal(swarm, 2, me, RUN, SPEC, 5, 5 - SPEC.snapshot_rounds + 1)[0]
-    assert renewal(swarm, 2, me, RUN, SPEC, 5, 5 - SPEC.snapshot_rounds)[0]
-    assert not renewal(swarm, 2, PeerId("a"), RUN, SPEC, 5, None)[0]
+    assert renewal(swarm, 2, me, RUN, SPEC, 5)[0]
+    assert not renewal(swarm, 2, me, RUN, SPEC, 0)[0], "before the first round there is nothing to lose"
+    assert not renewal(swarm, 2, PeerId("a"), RUN, SPEC, 5)[0]
 
 
 SIZES = dict.fromkeys(SECTIONS, 1000)
@@ -171,9 +171,9 @@ def test_of_many_who_claim_one_after_the_other_few_are_waited_for() -> None:
 
 
 def test_no_snapshot_is_of_the_future_and_the_latest_comes_first() -> None:
-    kept = [(20, 5, A), (2**52, 1, B), (20, 7, C), (21, 0, B)]
-    assert latest(kept, 21) == [(21, B), (20, C), (20, A)]
-    assert latest(kept, 20) == [(20, C), (20, A)] and latest([], 5) == []
+    kept = [(19.9, A), (2.0**52, B), (20.0, C), (20.5, B)]
+    assert latest(kept, 21) == [(20.5, B), (20.0, C), (19.9, A)]
+    assert latest(kept, 20) == [(20.0, C), (19.9, A)] and latest([], 5) == []
 
 
 def test_a_run_that_somebody_remembers_is_not_begun_from_the_seed() -> None:

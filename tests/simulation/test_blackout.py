@@ -5,7 +5,6 @@ import dataclasses
 
 import pytest
 
-from swarmnode.node.served_stage import SAVE_LEAST_S
 from swarmnode.recovery.recovery_source import CLAIM_WAIT_S
 from swarmsim.law import Laws
 from swarmsim.life import simulate
@@ -36,9 +35,9 @@ def test_a_swarm_that_died_goes_on_from_what_is_whole() -> None:
 
 
 def test_killed_all_at_once_a_run_goes_on_from_what_its_members_had_saved_themselves() -> None:
-    faults = {"blackout": FaultSpec(at_s=(1.5 * SAVE_LEAST_S + 40.0,), count=1 << 20, back_s=20.0)}
+    faults = {"blackout": FaultSpec(at_s=(100.0,), count=1 << 20, back_s=20.0)}
     fleet = tuple(dataclasses.replace(kind, count=6) for kind in read_scenario(find("blackout")).fleet)
-    outcome, world = live(4, faults=faults, seconds=1.5 * SAVE_LEAST_S + 120.0, fleet=fleet, checkpoints=False)
+    outcome, world = live(4, faults=faults, seconds=180.0, fleet=fleet, checkpoints=False)
     assert not outcome.failures, outcome.failures
     assert not world.trace.by_event["checkpoint.saved"] and world.trace.by_event["state.saved"] >= 6
     assert world.trace.by_event["state.fresh"] == 6, "all began once"

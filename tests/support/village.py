@@ -414,4 +414,4 @@ async def lose(v: Village, stage: int) -> None:
 
 
 def with_recovery(run: Manifest, **fields: object) -> Manifest:
-    return replace(run, recovery=replace(RecoverySpec(snapshot_rounds=1), **fields))  # type: ignore[arg-type]
+    return replace(run, recovery=replace(RecoverySpec(snapshot_seconds=0.0), **fields))  # type: ignore[arg-type]

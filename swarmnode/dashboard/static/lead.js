@@ -39,7 +39,7 @@ function words(run, summary, empty) {
         `The model is cut into ${plural(run.stages, "stage")}; ${empty.length === run.stages ? "each needs" : empty.length === 1 ? `stage ${empty[0]} needs` : `stages ${empty.slice(0, 8).join(", ")} need`} a machine. Which one a newcomer takes, it finds out by itself.`,
         run.join.length ? "" : "Ask whoever runs this for an invite."];
     case "broken":
-      return [`${more} and training goes on`, `${empty.length === 1 ? `Stage ${empty[0]} has` : `Stages ${empty.slice(0, 8).join(", ")} have`} nobody now. Nothing is lost: newcomers take up what was learned there, from a backup, a checkpoint or the disk of whoever had it.`, ""];
+      return [`${more} and training goes on`, `${empty.length === 1 ? `Stage ${empty[0]} has` : `Stages ${empty.slice(0, 8).join(", ")} have`} nobody now. A newcomer takes up what was learned there, from the newest copy: a neighbour's, a checkpoint, or the disk of whoever had it. How many samples that lacks, the timeline says then.`, ""];
     case "stopped":
       return ["This run has stopped: nobody is here", reached, "It goes on when the machines that trained it join again: each has its state on its disk."];
     case "ended":
