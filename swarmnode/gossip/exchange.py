@@ -434,7 +434,7 @@ class Gossip:
         return self._here.swarm().stages[self._here.stage]
 
     def _in_rounds(self) -> list[Member]:
-        """Those of them that are in rounds, and whose state is of the line of ours."""
+        """The members that are in rounds, and whose state is of the line of ours."""
         me, line = self._here.me, self.line
         return [m for m in self._mates() if m.state in GOSSIPING and (m.line == line or m.peer == me)]
 

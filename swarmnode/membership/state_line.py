@@ -29,13 +29,13 @@ UNBROKEN = StateLine()
 
 
 def lost_text(lost: object) -> str:
-    """What people read of the samples that a state lacks."""
+    """The samples that a state lacks, as people read it."""
     return {"0": "no sample is lost", "1": "1 sample is lost"}.get(str(lost), f"{lost} samples are lost")
 
 
 @dataclass(frozen=True, slots=True)
 class LineVerdict:
-    """What a replica does about another line. `take`: it takes that line's state; else its own line is `line`."""
+    """The answer of a replica to another line. `take`: it takes that line's state; else its own line is `line`."""
 
     take: bool
     line: StateLine
@@ -43,7 +43,7 @@ class LineVerdict:
 
 
 def judge_return(mine: StateLine, theirs: StateLine, total: int, away_max: int) -> LineVerdict:
-    """What a replica of `mine` does that was away when the stage went on without it, as `theirs`: at `total` samples it
+    """The answer of a replica of `mine` that was away when the stage went on without it, as `theirs`: at `total` samples it
     lacks all that was trained since, and keeps its state if the others lack more. Above `away_max` samples it gives way
     in any case: the other stages have learned to work with theirs."""
     missed = max(0, total - theirs.at)

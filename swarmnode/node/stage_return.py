@@ -92,7 +92,7 @@ class StageReturn:
         return max(APART_ROUNDS * gossip.stride, int(missed))
 
     def _of_other_line(self, mates: Collection[Member]) -> tuple[frozenset[PeerId], str] | None:
-        """As `behind`, of replicas whose state is of a later line."""
+        """The same as `behind`, of replicas whose state is of a later line."""
         gossip, manifest = self._gossip, self._context.manifest
         later = {m.line for m in mates if m.line.at >= gossip.line.at and m.line != gossip.line}
         total, size = self._context.presence.progress.total, manifest.gossip.round_samples

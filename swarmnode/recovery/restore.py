@@ -422,7 +422,7 @@ class _Restoration:
         return RestoredState(RecoverySource.REPLICA, reason, done, self._restorer.meets, line)
 
     def _silent(self) -> frozenset[PeerId]:
-        """Those that served the stage, as far as this node knows, and are silent now."""
+        """Replicas that served the stage, as far as this node knows, and are silent now."""
         return frozenset(m.peer for m in self._membership.peer_table.known(self._stage) if m.state in GOSSIPING)
 
     async def _from_archive(self, view: RecoveryView) -> None:

@@ -48,7 +48,7 @@ class Resumption:
         return checkpoint_io.blocks_of(self.checkpoint, manifest.data.block_samples)
 
     def line(self, stage: int) -> StateLine:
-        """Of the state of `stage`; where the stages were cut otherwise, the same for all who read it."""
+        """The line of the state of `stage`; where the stages were cut otherwise, the same for all who read it."""
         lines = {part.stage: part.line for part in self.checkpoint.parts}
         return lines.get(stage, UNBROKEN)
 
