@@ -35,7 +35,7 @@ def lost_text(lost: object) -> str:
 
 @dataclass(frozen=True, slots=True)
 class LineVerdict:
-    """The answer of a replica to another line. `take`: it takes that line's state; else its own line is `line`."""
+    """A replica's answer to another line. `take`: it takes that line's state; else its own line is `line`."""
 
     take: bool
     line: StateLine
@@ -43,9 +43,9 @@ class LineVerdict:
 
 
 def judge_return(mine: StateLine, theirs: StateLine, total: int, away_max: int) -> LineVerdict:
-    """The answer of a replica of `mine` that was away when the stage went on without it, as `theirs`: at `total` samples it
-    lacks all that was trained since, and keeps its state if the others lack more. Above `away_max` samples it gives way
-    in any case: the other stages have learned to work with theirs."""
+    """The answer of one of `mine` that was away when the stage went on without it, as `theirs`. At `total` samples
+    it lacks all that was trained since, and keeps its state if the others lack more. Above `away_max` samples it gives
+    way in any case: the other stages have learned to work with theirs."""
     missed = max(0, total - theirs.at)
     own = StateLine(mine.lost + missed, total)
     if missed > away_max or theirs.lost <= own.lost:
