@@ -246,7 +246,7 @@ def learning(
 
 
 @command.command()
-@click.option("--device", default="auto", show_default=True, metavar="auto|cpu|cuda|cuda:1|mps|xpu", help="Device.")
+@click.option("--device", default="auto", show_default=True, metavar="auto|cpu|cuda|cuda:1", help="Device.")
 @click.option("--small", is_flag=True, help="A model of a few megabytes; seconds on a CPU.")
 @JSON
 def one_device(device: str, small: bool, as_json: bool) -> None:

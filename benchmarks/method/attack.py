@@ -170,7 +170,7 @@ class AttackedBatch(ReplicaBatch):
     ) -> None:
         if attack not in (None, ABSENT, *ATTACKS):
             raise UsageError(f"unknown attack {attack!r}: use one of {', '.join(ATTACKS)}")
-        found = replace(spec(codec), acceptance=acceptance)
+        found = spec(codec, acceptance)
         super().__init__(size, seed, lambda theta: outer(found, theta), text, pairing=pairing)
         self.attack = attack
         self.liars = () if attack is None else LIARS
@@ -337,6 +337,8 @@ def run(
         raise UsageError(f"unknown preset {preset!r}: use one of {', '.join(PRESETS)}")
     if wrong := [attack for attack in attacks if attack not in ATTACKS]:
         raise UsageError(f"unknown attack {wrong[0]!r}: use one of {', '.join(ATTACKS)}")
+    for acceptance in acceptances:
+        spec(codec, acceptance)
     compression.build()
     size = PRESETS[preset]
     same = {"size": asdict(size), "codec": codec, "text": text}

@@ -141,9 +141,9 @@ def parts(what: str) -> tuple[str, dict[str, float]]:
     return base, numbers
 
 
-def spec(what: str) -> GossipSpec:
-    """Gossip section of the manifest for "method/codec"; constants default to the method's own. Raises UsageError and
-    ManifestError."""
+def spec(what: str, acceptance: str = "") -> GossipSpec:
+    """Gossip section of the manifest for "method/codec"; constants default to the method's own, `acceptance` "" to the
+    manifest's. Raises UsageError and ManifestError."""
     base, numbers = parts(what)
     method, _, rest = base.partition("/")
     codec, slash, fragments = rest.partition("/")
@@ -156,6 +156,8 @@ def spec(what: str) -> GossipSpec:
         "fragments": int(fragments or 1),
         "group": 2 if method in with_property("in_groups") else 0,
     }
+    if acceptance:
+        table["acceptance"] = acceptance
     if method in with_property("averages_gradients"):
         table["round_samples"] = InnerSpec().inner_batch
     return from_tree({"gossip": table, "pipeline": {"stages": 1}}, what).gossip
@@ -166,8 +168,7 @@ def maker(what: str, acceptance: str = "", *, healing: bool = True) -> Callable[
     default."""
     if parts(what)[0] in (ALONE, PARALLEL):
         return None
-    found = spec(what)
-    found = replace(found, acceptance=acceptance or found.acceptance)
+    found = spec(what, acceptance)
     outer(found, torch.zeros(1))  # raises for unknown settings before any training
     return lambda theta: outer(found, theta, healing=healing)
 

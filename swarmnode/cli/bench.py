@@ -60,7 +60,7 @@ def command() -> None:
 
 
 @command.command()
-@click.option("--device", default="auto", metavar="auto|cpu|cuda|cuda:1|mps|xpu", help="Device.")
+@click.option("--device", default="auto", metavar="auto|cpu|cuda|cuda:1", help="Device.")
 @click.option("--small", is_flag=True, help="A model of a few megabytes; seconds on a CPU.")
 @JSON
 def gpu(device: str, small: bool, as_json: bool) -> None:

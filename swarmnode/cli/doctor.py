@@ -30,7 +30,7 @@ MEASURE_S = 10.0
 @click.command(short_help="check whether this machine can take part")
 @click.argument("words", metavar="[INVITE | -]", nargs=-1)
 @click.option("--invite-file", type=click.Path(dir_okay=False, path_type=Path), help="Read the invite from this file.")
-@click.option("--device", default="auto", metavar="auto|cpu|cuda|cuda:1|mps", help="Device to check.")
+@click.option("--device", default="auto", metavar="auto|cpu|cuda|cuda:1", help="Device to check.")
 @home_option
 @click.option(
     "--json", "as_json", is_flag=True, help="Print one JSON object: checks, stages, tokens_per_s, up_bps, verdict."

@@ -261,7 +261,8 @@ def join_all(arguments: Sequence[str], words: Sequence[str], home: Path, name: s
     "--device",
     default="auto",
     metavar="auto|all|cpu|cuda|cuda:1|mps|xpu",
-    help="Device to use. auto: the GPU with the most free memory, else the CPU; all: one node for each GPU.",
+    help="Device to use. auto: the GPU with the most free memory, else the CPU; all: one node for each GPU."
+    " mps, xpu and ROCm were never run.",
 )
 @click.option(
     "--precision",

@@ -315,13 +315,13 @@ def _table(found: Plan, tokens: float, measured: float | None, *, cards: bool) -
             f"{stage.flops / 1e12:.2f}",
             f"{stage.egress * 8 / 1e6:.1f}",
             f"{stage.need.device / 1e9:.1f} + {stage.need.host / 1e9:.1f} GB"
-            if cards
-            else f"{stage.shared / 1e9:.2f} GB",
+            if stage.need.device
+            else f"{stage.need.host / 1e9:.2f} GB",
             f"{stage.download_s:.0f} s",
             f"{stage.survival:.4%}",
         )
     console.print(table)
-    memory = "memory: of the card + of its host, by formula; " if cards else ""
+    memory = "memory: of the card + of its host, as it serves the stage, by formula; " if cards else ""
     console.print(
         f"up and memory: of each node; {memory}kept a day: odds that the stage does not die out\n", highlight=False
     )

@@ -71,7 +71,10 @@ def give_back(device: torch.device) -> None:
 def check_device(device: str) -> None:
     """Raises UsageError for a device that PyTorch does not know, HardwareFault for one this machine lacks."""
     if device.partition(":")[0] not in KINDS:
-        raise UsageError(f"--device {device[:40]!r}: use auto, cpu, cuda, cuda:1 (also on ROCm), mps or xpu")
+        raise UsageError(
+            f"--device {device[:40]!r}: use auto, cpu, cuda or cuda:1; cuda on ROCm, mps and xpu are passed to"
+            " PyTorch as they are, and were never run"
+        )
     try:
         torch.empty(1, device=torch.device(device))
     except (RuntimeError, AssertionError, ValueError) as error:
@@ -81,7 +84,7 @@ def check_device(device: str) -> None:
 
 def devices() -> tuple[str, ...]:
     """The accelerators of this machine, the one with the most free memory first; ("cpu",) if there is none. PyTorch
-    counts ROCm's GPUs as CUDA's."""
+    counts ROCm's GPUs as CUDA's. Only cpu and CUDA's were ever run."""
     if torch.cuda.is_available():
         names = [f"cuda:{index}" for index in range(torch.cuda.device_count())]
         return tuple(sorted(names, key=lambda device: -_unused_nbytes(device)) if len(names) > 1 else names)

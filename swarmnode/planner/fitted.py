@@ -109,10 +109,11 @@ def alone(manifest: Manifest, fleet: Sequence[MachineKind], tokens: float) -> fl
 
 def forecast(found: Plan, manifest: Manifest, tokens: float, one_alone: float) -> list[str]:
     """Lines for the organiser: what the run will do."""
-    seconds = tokens / found.learned_per_s if found.learned_per_s else math.inf
-    over = found.learned_per_s / one_alone if one_alone else 0.0
+    learned = tuple(found.tokens_per_s * share for share in found.likely)
+    seconds = tuple(tokens / one if one else math.inf for one in reversed(learned))
     single = (
-        f"{one_alone:,.0f} tokens/s, {took(tokens / one_alone)}: together they are {over:.2g} times as fast to a loss"
+        f"{one_alone:,.0f} tokens/s, {took(tokens / one_alone)}: together they are {times_as_fast(found, one_alone)}"
+        " times as fast to a loss"
         if one_alone
         else "the model does not fit"
     )
@@ -122,16 +123,28 @@ def forecast(found: Plan, manifest: Manifest, tokens: float, one_alone: float) -
         f" {found.replicas_min} replicas or more; a step takes {manifest.inner.inner_batch} samples of"
         f" {manifest.model.context} tokens, replicas meet every {steps:,.0f} steps"
     )
-    learned = (
-        f"learning efficiency {found.efficiency:.2f}: as much as {found.learned_per_s:,.0f} tokens/s of one replica;"
-        f" the loss of {tokens:.3g} tokens in {took(seconds)}"
+    efficiency = (
+        f"learning efficiency {span([f'{one:.2f}' for one in found.likely])}: as much as"
+        f" {span([f'{one:,.0f}' for one in learned])} tokens/s of one replica; the loss of {tokens:.3g} tokens in"
+        f" {span([took(one) for one in seconds])}"
     )
     return [
         shape,
         f"{found.tokens_per_s:,.0f} tokens/s, {found.share:.0%} of what the machines could do (limit: {found.limit})",
-        learned,
+        efficiency,
         f"one of these machines alone: {single}",
     ]
+
+
+def span(ends: Sequence[str]) -> str:
+    """`2.9 to 3.5`; `3` where both ends read so."""
+    least, most = ends
+    return least if least == most else f"{least} to {most}"
+
+
+def times_as_fast(found: Plan, one_alone: float) -> str:
+    """Times as fast to a loss as `one_alone` tokens/s, with its known error: `2.9 to 3.5`."""
+    return span([f"{found.tokens_per_s * share / one_alone:.2g}" for share in found.likely])
 
 
 def took(seconds: float) -> str:
@@ -143,8 +156,9 @@ def took(seconds: float) -> str:
 
 
 def check_faster(found: Fitted) -> None:
-    """Raises UsageError, with what to change, if the fleet comes to its loss later than its best machine alone."""
-    learned = found.best.plan.learned_per_s
+    """Raises UsageError, with what to change, if the fleet comes to its loss later than its best machine alone, even
+    where it learns the most that is likely."""
+    learned = found.best.plan.tokens_per_s * found.best.plan.likely[1]
     if learned >= found.alone:
         return
     stages = found.best.manifest.pipeline.stages
@@ -155,6 +169,6 @@ def check_faster(found: Fitted) -> None:
     }[found.best.plan.limit_kind]
     fewer = f", or fewer stages than {stages}" if stages > 1 else ""
     raise UsageError(
-        f"together these machines are {learned / found.alone:.2g} times as fast to a loss as one of them alone (limit:"
-        f" {found.best.plan.limit}): {change}{fewer}; --anyway writes the run as it is"
+        f"together these machines are {times_as_fast(found.best.plan, found.alone)} times as fast to a loss as one of"
+        f" them alone (limit: {found.best.plan.limit}): {change}{fewer}; --anyway writes the run as it is"
     )

@@ -34,6 +34,10 @@ CRITICAL = 8.0
 LATE = 0.88  # measured: docs/learning.md, the demo's swarm of one replica a stage, over plain Muon
 
 
+LOCAL_STEPS_OVER = (1.4, 1.7)
+"""Measured: what this formula gives too much where replicas step by themselves and average their weights. `bench
+scaling`, eight machines and `average/modular4` (docs/learning.md, "What eight machines lack of eight times one")."""
+
 FIT = (-1.397, 0.723, 0.520, 0.416, 0.331)  # a, p, q, r and u of n
 
 
@@ -78,6 +82,15 @@ def efficiency(manifest: Manifest, replicas: int, tokens: float) -> float:
     steps_of_round = gossip.fragments * gossip.round_samples * context / batch
     share *= of_replicas(replicas, batch / replicas, tokens, steps_of_round, gossip.group)
     return share * worth(boundary_nats(manifest) + codecs()[gossip.codec].nats * (replicas > 1), tokens)
+
+
+def likely(manifest: Manifest, replicas: int, reckoned: float) -> tuple[float, float]:
+    """The least and the most of what `reckoned`, an `efficiency`, is by measurement: less by LOCAL_STEPS_OVER where
+    replicas step by themselves, the same elsewhere."""
+    least_over, most_over = LOCAL_STEPS_OVER
+    if replicas < 2 or averages_gradients(manifest) or not meets(manifest.gossip):
+        return reckoned, reckoned
+    return reckoned / most_over, reckoned / least_over
 
 
 def boundary_nats(manifest: Manifest) -> float:

@@ -20,13 +20,13 @@ from swarmnode.gossip.outer.traffic import message_nbytes, messages
 from swarmnode.manifest import Manifest, boundary_nbytes, boundary_width
 from swarmnode.manifest.gossip_compat import averages_gradients
 from swarmnode.model.adapter import trained_count
-from swarmnode.model.memory_budget import CARD, CPU, MemoryNeed, memory_need
+from swarmnode.model.memory_budget import CPU, MemoryNeed, memory_need
 from swarmnode.model.section import section_sizes, snapshot_nbytes
 from swarmnode.model.split import StageLayers, stages_of
 from swarmnode.pipeline.microbatch_size import IN_FLIGHT, sizes_of, throughput, window_limit
 from swarmnode.planner.fleet import MachineKind
 from swarmnode.planner.geography import RELAY_RATE, Nat, rtt_s
-from swarmnode.planner.learning_efficiency import efficiency
+from swarmnode.planner.learning_efficiency import efficiency, likely
 from swarmnode.planner.stage_memory import ADVICE, fit_of, shortages
 from swarmnode.transfer.snapshot import newcomer_part
 
@@ -125,9 +125,9 @@ DETECT_S = 60.0  # guess: time until a dead node's replacement begins to downloa
 
 @dataclass(frozen=True, slots=True)
 class StagePlan:
-    """A stage: `egress` in bytes per second of an average node, `need` the bytes of a replica where a card computes,
-    `shared` on a machine without one; `survival` the probability that at least one replica is alive throughout a
-    day."""
+    """A stage: `egress` in bytes per second of an average node; `need` the bytes of a replica on the machine of the
+    stage that needs the most, as it is served there (in passes, and with the optimizer state, that fit); `survival` the
+    probability that at least one replica is alive throughout a day."""
 
     part: StageLayers
     replicas: int
@@ -135,7 +135,6 @@ class StagePlan:
     samples_per_s: float
     egress: float
     need: MemoryNeed
-    shared: int
     download_s: float
     survival: float
 
@@ -144,8 +143,9 @@ class StagePlan:
 class Plan:
     """The estimate. `limit` names the bottleneck, `limit_kind` is "arithmetic", "uplink" or "in flight"; `idle`: a
     line for each kind of machine that can serve no stage. `efficiency`: what the run learns from a token
-    (learning_efficiency.py). `share`: of the arithmetic of all machines of the fleet. `per_hour`: the money for the
-    machines that serve a stage, and for what they send; 0 where the fleet has no prices."""
+    (learning_efficiency.py); `likely`: the least and the most of it by measurement. `share`: of the arithmetic of all
+    machines of the fleet. `per_hour`: the money for the machines that serve a stage, and for what they send; 0 where
+    the fleet has no prices."""
 
     stages: tuple[StagePlan, ...]
     samples_per_s: float
@@ -156,6 +156,7 @@ class Plan:
     survival: float
     idle: tuple[str, ...]
     efficiency: float = 1.0
+    likely: tuple[float, float] = (1.0, 1.0)
     share: float = 0.0
     per_hour: float = 0.0
 
@@ -231,11 +232,12 @@ def plan(
     if limit_kind == "in flight" and saturated:
         limit_kind, limit = "arithmetic", "the arithmetic of all machines, some of which wait for others"
     planned = tuple(
-        _stage(manifest, part, placed.machines, samples_per_s, stages)
+        _stage(manifest, part, placed.machines, fleet, samples_per_s)
         for part, placed in zip(parts, placements, strict=True)
     )
     tokens_per_s = samples_per_s * manifest.model.context
     replicas = max(1, min(stage.replicas for stage in planned))
+    learned = efficiency(manifest, replicas, tokens)
     return Plan(
         planned,
         samples_per_s,
@@ -245,7 +247,8 @@ def plan(
         limit_kind,
         math.prod(stage.survival for stage in planned),
         tuple(shortages(manifest, fleet)) if memory else (),
-        efficiency(manifest, replicas, tokens),
+        learned,
+        likely(manifest, replicas, learned),
         tokens_per_s * sum(3.0 * part.cost for part in parts) / (sum(kind.count * kind.flops for kind in fleet) or 1.0),
         sum(_per_hour(placed.machines, stage.egress) for placed, stage in zip(placements, planned, strict=True)),
     )
@@ -326,8 +329,13 @@ def _gossip_bytes(manifest: Manifest, part: StageLayers, replicas: int) -> float
 
 
 def _stage(
-    manifest: Manifest, part: StageLayers, here: Sequence[MachineKind], samples_per_s: float, stages: int
+    manifest: Manifest,
+    part: StageLayers,
+    here: Sequence[MachineKind],
+    fleet: Sequence[MachineKind],
+    samples_per_s: float,
 ) -> StagePlan:
+    stages = manifest.pipeline.stages
     sizes = section_sizes(manifest, part)
     nbytes = snapshot_nbytes(newcomer_part(manifest.gossip, sizes).sizes(sizes))
     replicas = len(here)
@@ -341,11 +349,18 @@ def _stage(
         sum(kind.flops for kind in here),
         samples_per_s,
         samples_per_s * traffic / replicas if replicas else 0.0,
-        memory_need(manifest, part, CARD),
-        memory_need(manifest, part, CPU).host,
+        _need(manifest, part, here or fleet),
         download_s,
         survival_of_a_day(here, DETECT_S + download_s),
     )
+
+
+def _need(manifest: Manifest, part: StageLayers, kinds: Sequence[MachineKind]) -> MemoryNeed:
+    """The most that a replica of `part` needs on a machine of `kinds`, as that machine would serve it; without any, on
+    a processor."""
+    needs = [fit_of(manifest, kind).needed[part.stage] for kind in dict.fromkeys(kinds)]
+    needs = needs or [memory_need(manifest, part, CPU)]
+    return MemoryNeed(max(need.device for need in needs), max(need.host for need in needs))
 
 
 def survival_of_a_day(here: Sequence[MachineKind], back_s: float) -> float:

@@ -143,26 +143,6 @@ def test_the_site_has_every_page_once() -> None:
     assert sorted(listed) == sorted(str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md"))
 
 
-def test_verbs_and_flags_in_pages_exist() -> None:
-    """Every `swarmnode VERB --flag` in a page, run by the tests or not."""
-    import click
-
-    from swarmnode.cli.main import VERBS, Verbs
-
-    for page in PAGES:
-        for verb, rest in re.findall(r"\bswarmnode ([a-z-]+)((?: [^\n`|;>#]*)?)", page.read_text()):
-            if verb in VERBS:
-                command = Verbs().get_command(click.Context(Verbs()), verb)
-                assert command is not None
-                parameters = [
-                    *command.params,
-                    *(p for c in getattr(command, "commands", {}).values() for p in c.params),
-                ]
-                known = {word for p in parameters for word in (*p.opts, *p.secondary_opts)} | {"--help"}
-                used = set(re.findall(r"(?<!\S)(--[a-z][a-z-]*)", rest))
-                assert used <= known, f"{page.name}: swarmnode {verb} has no {sorted(used - known)}"
-
-
 def test_the_readme_stays_one_screen() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= 110
 

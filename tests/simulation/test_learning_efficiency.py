@@ -8,7 +8,7 @@ import pytest
 
 from swarmnode.manifest import Manifest
 from swarmnode.manifest.recipe import law_batch
-from swarmnode.planner.learning_efficiency import FIT, apart, efficiency, of_batch, of_replicas
+from swarmnode.planner.learning_efficiency import FIT, apart, efficiency, likely, of_batch, of_replicas
 
 TOKENS = 2.5e9
 
@@ -80,6 +80,24 @@ def test_the_formula_is_the_fit_of_the_table() -> None:
 @pytest.mark.parametrize(("times", "measured"), [(0.33, 1.0), (1.33, 1.0), (2.67, 0.92), (5.33, 0.62)])
 def test_a_batch_costs_about_what_was_measured(times: float, measured: float) -> None:
     assert of_batch(times * law_batch(983_040), 983_040) == pytest.approx(measured, abs=0.09)
+
+
+@pytest.mark.parametrize(
+    ("method", "codec", "replicas", "over"),
+    [
+        ("average", "modular4", 8, (1.7, 1.4)),
+        ("average", "modular4", 1, (1.0, 1.0)),
+        ("gradient", "int8", 8, (1.0, 1.0)),
+    ],
+)
+def test_local_steps_are_given_with_their_known_error(
+    method: str, codec: str, replicas: int, over: tuple[float, float]
+) -> None:
+    run = Manifest(
+        gossip=replace(Manifest().gossip, method=method, codec=codec, group=0),
+        pipeline=replace(Manifest().pipeline, stages=1),
+    )
+    assert likely(run, replicas, 0.5) == tuple(pytest.approx(0.5 / one) for one in over)
 
 
 def test_more_replicas_shorter_shares_longer_rounds_and_stages_learn_less() -> None:

@@ -185,6 +185,24 @@ def test_memory_is_named_as_the_limit_where_more_of_it_would_be_faster() -> None
     assert limit_of(search(PLENTY, [card(mbps=1e6)], TOKENS).best, TOKENS) == "arithmetic"
 
 
+@pytest.mark.parametrize("memory_gb", [1.6, 2.2, 80.0])
+def test_the_memory_of_a_plan_is_that_of_the_plan_that_is_served(memory_gb: float) -> None:
+    """A card too small for a microbatch at once computes it in passes; the column says what these take."""
+    kind = card(memory_gb=memory_gb, mbps=1e6)
+    run = replace(RUN, pipeline=replace(RUN.pipeline, memory_weight=1.0))
+    fit_here = fit_of(run, kind)
+    for stage in plan(run, [kind], TOKENS).stages:
+        assert stage.need == fit_here.needed[stage.part.stage] and fit_here.memory.shortage(stage.need) is None
+
+
+def test_of_unlike_machines_the_memory_is_the_most_that_one_needs() -> None:
+    without = replace(card("processor", 8, memory_gb=64.0), host_gb=0.0)
+    needs = [plan(RUN, [kind], TOKENS).stages[0].need for kind in (card(), without)]
+    both = plan(RUN, [card(), without], TOKENS).stages[0]
+    assert needs[0].device > 0 == needs[1].device
+    assert (both.need.device, both.need.host) == (needs[0].device, max(need.host for need in needs))
+
+
 def test_forwards_that_memory_makes_a_card_do_again_count() -> None:
     run = replace(cut(4, PLENTY), inner=replace(PLENTY.inner, microbatch=32), model=replace(RUN.model, context=2048))
     tight, ample = card(memory_gb=2.2, mbps=1e6), card(memory_gb=80.0, mbps=1e6)
