@@ -69,7 +69,7 @@ def key(default: T, check: ValueCheck, meaning: str, origin: str) -> T:
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """The model: a decoder. Defaults: Llama's architecture, 1.0 M parameters; two CPU cores train it fast."""
+    """The model: a decoder. Defaults: Llama's architecture, 1.2 M parameters; two CPU cores train it fast."""
 
     layers: int = key(6, whole(1, LAYERS_MAX), "Decoder layers, cut into stages.", _MEASURED)
     width: int = key(128, whole(2, 1 << 20), "Width of the residual stream.", _MEASURED)
