@@ -13,7 +13,7 @@ import statistics
 import sys
 import tomllib
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -110,7 +110,7 @@ class Run:
             raise UsageError(f"{self.home} keeps no curves: a coordinator does (give its home, or its page's URL)")
         return _from_page(self.page)[1] if "://" in self.page else _from_file(Path(self.page))
 
-    def watch(self, every_s: float = 1.0) -> Iterator[dict[str, Any]]:
+    def watch(self, every_s: float = 1.0) -> Generator[dict[str, Any], None, None]:
         """Statuses of the daemon on this machine, as `status --json` prints them: now, whenever state, stage, round,
         limits or peers change, and every `every_s` (.1 s to an hour). The daemon pushes them.
 

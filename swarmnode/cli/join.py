@@ -340,7 +340,10 @@ def _join_all(words: tuple[str, ...], options: NodeOptions, invite: Invite | Non
     from swarmnode.membership.invite import encode
 
     by_words, text = ((), "") if invite is None else (words or ("-",), encode(invite))
-    return join_all(sys.argv[2:], by_words, options.home, options.name, text)
+    given = sys.argv[2:]
+    if options.control_listen:  # a port each
+        given += ["--control-listen", f"{options.control_listen.rpartition(':')[0]}:0"]
+    return join_all(given, by_words, options.home, options.name, text)
 
 
 def _run_of(run: str | None, invite: Invite | None) -> str:

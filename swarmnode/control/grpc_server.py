@@ -6,7 +6,6 @@ Health.Check: kubelet has no token, and learns no more than from /healthz and /r
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import hmac
 import logging
@@ -15,32 +14,32 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from google.protobuf.message import Message
-
 from swarmnode.control import socket_path
 from swarmnode.control.grpc_library import grpc, health_pb2, health_pb2_grpc, reflection
-from swarmnode.control.verb import MARK, REQUEST_BYTES_MAX, SERVICE, VERBS, Verb, arguments
-from swarmnode.control.watchers import TooManyWatchers, Watchers
+from swarmnode.control.verb import MARK, REQUEST_BYTES_MAX, SERVICES, VERBS, Verb, arguments
+from swarmnode.control.watchers import SlowReader, TooManyWatchers, Watchers, write
 from swarmnode.errors import LocalFault, Unavailable, UsageError
 
 CALLS_MAX = 64  # guess; of these at most WATCHERS_MAX are streams of statuses or of health
 CONNECTIONS_MAX = 32  # guess: a tool opens one
 HANDSHAKE_S = 5.0  # guess: a connection that speaks no HTTP/2 by then is closed
-WRITE_S = 10.0  # guess: a watcher that takes nothing for so long is dropped
+IDLE_S = 60.0  # guess: and one without a call for so long; a client opens another by itself
 ERROR_CHARACTERS_MAX = 1000  # of a status, which travels in a header
 OPTIONS = [
     ("grpc.max_receive_message_length", REQUEST_BYTES_MAX),
     ("grpc.max_concurrent_streams", CALLS_MAX),
     ("grpc.max_allowed_incoming_connections", CONNECTIONS_MAX),
     ("grpc.server_handshake_timeout_ms", int(1000 * HANDSHAKE_S)),
+    ("grpc.max_connection_idle_ms", int(1000 * IDLE_S)),
     ("grpc.http2.min_ping_interval_without_data_ms", 5000),  # our own client asks every 10 s whether we live
     ("grpc.so_reuseport", 0),  # else two daemons share a port, and a caller meets either
 ]
 
+NAMES = tuple(service.full_name for service in SERVICES)
 HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
 READINESS, LIVENESS = "readiness", "liveness"
 """What a probe may ask for: that the daemon does its work (as /readyz), that its event loop turns (as /healthz). No
-name, and the Control service's, mean readiness."""
+name, and a service's of ours, mean readiness."""
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
@@ -56,10 +55,11 @@ class GrpcServer:
         guards = [_TokenGuard(token)] if token else []
         self._server = grpc.aio.server(interceptors=guards, options=OPTIONS, maximum_concurrent_rpcs=CALLS_MAX)
         self._held = contextlib.ExitStack()
-        handlers = {verb.method: _handler(verb, api, watchers) for verb in VERBS.values()}
-        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE.full_name, handlers),))
+        for service in NAMES:
+            handlers = {v.method: _handler(v, api, watchers) for v in VERBS.values() if v.service == service}
+            self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
         health_pb2_grpc.add_HealthServicer_to_server(HealthService(watchers, ready), self._server)
-        reflection.enable_server_reflection((SERVICE.full_name, HEALTH, reflection.SERVICE_NAME), self._server)
+        reflection.enable_server_reflection((*NAMES, HEALTH, reflection.SERVICE_NAME), self._server)
 
     async def start_unix(self, home: Path) -> None:
         """Listen on a socket in `home` that only this user can open; one that a killed daemon left is replaced. Raises
@@ -105,7 +105,7 @@ def _handler(verb: Verb, api: object, watchers: Watchers) -> Handler:
             watching = watchers.watch(**arguments(verb.from_wire(raw)))
             statuses = await stack.enter_async_context(contextlib.aclosing(watching))
             async for status in statuses:
-                await _write(context, status.SerializeToString())
+                await write(context.write(status.SerializeToString()))
 
     if verb.streams:
         return grpc.unary_stream_rpc_method_handler(stream)
@@ -130,19 +130,6 @@ async def _as_codes(verb: Verb, context: Context) -> AsyncIterator[None]:
         raise
 
 
-class SlowReader(Unavailable):
-    """A client takes nothing of its stream."""
-
-
-async def _write(context: Context, message: bytes | Message) -> None:
-    """Send one message of a stream. Raises SlowReader."""
-    try:
-        async with asyncio.timeout(WRITE_S):
-            await context.write(message)
-    except TimeoutError:
-        raise SlowReader(f"nothing was read for {WRITE_S:g} s") from None
-
-
 class HealthService(health_pb2_grpc.HealthServicer):
     """The standard health service, https://github.com/grpc/grpc/blob/master/doc/health-checking.md."""
 
@@ -155,14 +142,14 @@ class HealthService(health_pb2_grpc.HealthServicer):
         kinds = health_pb2.HealthCheckResponse
         if service == LIVENESS:
             return kinds.SERVING
-        if service in ("", READINESS, SERVICE.full_name):
+        if service in ("", READINESS, *NAMES):
             return kinds.SERVING if self._ready() else kinds.NOT_SERVING
         return None
 
     async def Check(self, request: health_pb2.HealthCheckRequest, context: Context) -> health_pb2.HealthCheckResponse:
         """The health of a service now; NOT_FOUND for an unknown one."""
         if (status := self._of(request.service)) is None:
-            await context.abort(grpc.StatusCode.NOT_FOUND, f"services: {READINESS}, {LIVENESS}, {SERVICE.full_name}")
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"services: {READINESS}, {LIVENESS}")
         return health_pb2.HealthCheckResponse(status=status)
 
     async def Watch(self, request: health_pb2.HealthCheckRequest, context: Context) -> None:
@@ -173,7 +160,7 @@ class HealthService(health_pb2_grpc.HealthServicer):
                 async for _ in ticks:
                     status = self._of(request.service) or health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
                     if status != told:
-                        await _write(context, health_pb2.HealthCheckResponse(status=status))
+                        await write(context.write(health_pb2.HealthCheckResponse(status=status)))
                     told = status
         except (TooManyWatchers, SlowReader) as error:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
@@ -196,10 +183,10 @@ class _TokenGuard(grpc.aio.ServerInterceptor):
         raw = given if isinstance(given, bytes) else given.encode()
         if hmac.compare_digest(raw, self._wanted) or details.method == f"/{HEALTH}/Check":
             return await continuation(details)
-        return grpc.unary_unary_rpc_method_handler(_refuse)
+        return grpc.stream_stream_rpc_method_handler(_refuse)  # of any kind: it waits for no message
 
 
-async def _refuse(raw: bytes, context: Context) -> None:
+async def _refuse(messages: object, context: Context) -> None:
     await context.abort(
         grpc.StatusCode.UNAUTHENTICATED,
         "give the token in HOME/control.token as metadata: `authorization: Bearer TOKEN`",

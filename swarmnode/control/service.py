@@ -8,6 +8,8 @@ curl --unix-socket HOME/control.sock -d '{"for_s": 60}' http://localhost/v1/paus
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
 import os
 import socket
 from collections.abc import Callable
@@ -17,8 +19,8 @@ from typing import TYPE_CHECKING, Protocol
 from aiohttp import web
 
 from swarmnode.control import socket_path, token_file
-from swarmnode.control.verb import REQUEST_BYTES_MAX, VERBS, to_json
-from swarmnode.control.watchers import Watchers
+from swarmnode.control.verb import REQUEST_BYTES_MAX, VERBS, arguments, to_json
+from swarmnode.control.watchers import SlowReader, Watchers, write
 from swarmnode.errors import LocalFault, Unavailable, UsageError
 from swarmnode.wire.report_pb2 import StatusReply
 
@@ -114,16 +116,32 @@ class ControlServer:
         self._grpc.append(server)
         return server
 
-    async def _answer(self, request: web.Request) -> web.Response:
+    async def _answer(self, request: web.Request) -> web.StreamResponse:
         verb = VERBS.get(request.match_info["verb"])
-        if verb is None or verb.streams:
+        if verb is None:
             return _error(404, f"unknown verb {request.match_info['verb'][:40]!r}")
         try:
+            if verb.streams:
+                return await self._push(request, **arguments(verb.from_json(await request.read())))
             return web.json_response(to_json(await verb.ask(self._api, verb.from_json(await request.read()))))
         except UsageError as error:
             return _error(400, str(error))
         except Unavailable as error:
             return _error(503, str(error))
+
+    async def _push(self, request: web.Request, every_s: float) -> web.StreamResponse:
+        """A line of JSON for each status, until the daemon ends or the client goes. Raises as `Watchers.watch` where
+        none comes."""
+        response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
+        async with contextlib.aclosing(self.watchers.watch(every_s)) as statuses:
+            async for status in statuses:
+                if not response.prepared:
+                    await response.prepare(request)
+                try:
+                    await write(response.write(json.dumps(to_json(status)).encode() + b"\n"))
+                except (SlowReader, ConnectionError):
+                    break
+        return response
 
 
 def _error(status: int, message: str) -> web.Response:

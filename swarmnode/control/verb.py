@@ -1,4 +1,4 @@
-"""The verbs of the control API: the methods of the service Control in proto/swarmnode/v1/control.proto.
+"""The verbs of the control API: the methods of the services in proto/swarmnode/v1/control.proto.
 
 The descriptor is the only list. Names, arguments and types of both doors come from it, and the checks here hold for
 both: the JSON of curl (service.py) and gRPC (grpc_server.py).
@@ -33,17 +33,19 @@ FAULTS = {
     FieldDescriptor.TYPE_STRING: "not a text",
     FieldDescriptor.TYPE_DOUBLE: IS_NO_TIME,
     FieldDescriptor.TYPE_BOOL: "not true or false",
+    FieldDescriptor.TYPE_UINT32: "not a whole number from 0 on",
 }
 
-SERVICE = control_pb2.DESCRIPTOR.services_by_name["Control"]
+SERVICES = tuple(control_pb2.DESCRIPTOR.services_by_name.values())
 
 
 @dataclass(frozen=True, slots=True)
 class Verb:
-    """A method of the service. `streams`: it answers more than once."""
+    """A method of a service. `streams`: it answers more than once."""
 
     name: str  # in lower case: the JSON's path, and the method of daemon.control_api.ControlApi
     method: str
+    service: str
     request: type[Message]
     reply: type[Message]
     streams: bool
@@ -81,10 +83,11 @@ class Verb:
 
 
 def _verbs() -> Iterator[Verb]:
-    for method in SERVICE.methods:
+    for method in (method for service in SERVICES for method in service.methods):
         request = message_factory.GetMessageClass(method.input_type)
         reply = message_factory.GetMessageClass(method.output_type)
-        yield Verb(method.name.lower(), method.name, request, reply, method.server_streaming)
+        service = method.containing_service.full_name
+        yield Verb(method.name.lower(), method.name, service, request, reply, method.server_streaming)
 
 
 VERBS: Mapping[str, Verb] = {verb.name: verb for verb in _verbs()}

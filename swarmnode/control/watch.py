@@ -50,9 +50,9 @@ async def watch(home: Path, every_s: float) -> AsyncGenerator[StatusReply, None]
                     begun = True
                     yield status
             except grpc.aio.AioRpcError as error:
-                raise _explained(error, home, begun) from None
+                raise await asyncio.to_thread(_explained, error, home, begun) from None
             except TimeoutError:
-                raise _lost(home) from None
+                raise await asyncio.to_thread(_lost, home, begun) from None
     raise NoDaemon(f"the daemon at {home} has ended")
 
 
@@ -104,14 +104,18 @@ def _explained(error: Any, home: Path, begun: bool) -> SwarmnodeError:
             return LocalFault(f"the daemon at {home} failed: see its log")
 
 
-def _lost(home: Path, begun: bool = True) -> SwarmnodeError:
-    """The error for a daemon that is silent: it has ended, there is none, or it does not run on."""
+def _lost(home: Path, begun: bool) -> SwarmnodeError:
+    """The error for a daemon that is silent: it does not run on, it has ended, or there is none. One that is being
+    killed closes a connection; one that is there greets it, or keeps it. Takes TIMEOUT_S at most."""
     try:
         with socket_path.short_folder(home) as folder, socket.socket(socket.AF_UNIX) as trying:
             trying.settimeout(TIMEOUT_S)
             trying.connect(str(folder / socket_path.GRPC_SOCKET_NAME))
-    except TimeoutError:  # its backlog is full
-        pass
+            there = trying.recv(1) != b""
+    except TimeoutError:
+        there = True
     except OSError:
-        return NoDaemon(f"the daemon at {home} has ended") if begun else socket_path.no_daemon(home)
-    return Unavailable(f"the daemon at {home} does not answer: frozen, or too busy")
+        there = False
+    if there:
+        return Unavailable(f"the daemon at {home} does not answer: frozen, or too busy")
+    return NoDaemon(f"the daemon at {home} has ended") if begun else socket_path.no_daemon(home)

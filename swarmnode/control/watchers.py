@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 
 from swarmnode.errors import Unavailable, UsageError
 from swarmnode.wire.report_pb2 import StatusReply
@@ -13,11 +13,25 @@ from swarmnode.wire.report_pb2 import StatusReply
 WATCHERS_MAX = 16  # guess: panels and tools of one machine's owner
 EVERY_S, EVERY_MIN_S, EVERY_MAX_S = 1.0, 0.1, 3600.0
 LOOK_S = 1.0  # guess: a change that no event tells of is seen so late
-GAP_S = 0.1  # guess: at least between two looks, however many events come
+GAP_S = 0.25  # derived: between two looks, however many events come: a status takes 1 ms, with a thousand peers 10
+WRITE_S = 10.0  # guess: a watcher that takes nothing for so long is dropped
 
 
 class TooManyWatchers(Unavailable):
     """There are WATCHERS_MAX already."""
+
+
+class SlowReader(Unavailable):
+    """A watcher takes nothing."""
+
+
+async def write(sending: Awaitable[object]) -> None:
+    """Wait until one message of a stream is on its way. Raises SlowReader."""
+    try:
+        async with asyncio.timeout(WRITE_S):
+            await sending
+    except TimeoutError:
+        raise SlowReader(f"nothing was read for {WRITE_S:g} s") from None
 
 
 class Watchers:
@@ -55,9 +69,9 @@ class Watchers:
             while not self._stopping:
                 rung = self._rung
                 yield
-                await asyncio.sleep(GAP_S)
+                await asyncio.sleep(min(GAP_S, period_s))
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(period_s - GAP_S):
+                    async with asyncio.timeout(max(0.0, period_s - GAP_S)):
                         await rung.wait()
         finally:
             self.count -= 1

@@ -7,6 +7,7 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import psutil
 
@@ -39,6 +40,9 @@ from swarmnode.transport.reachability import ask, verdict
 from swarmnode.transport.stream_transport import StreamTransport
 from swarmnode.wire import call_pb2 as wire
 from swarmnode.wire import control_pb2, record_pb2, report_pb2
+
+if TYPE_CHECKING:
+    from swarmnode.dashboard.heartbeat import Heartbeat
 
 TIMEOUT_S = 12.0
 PINGS = 3  # the first may open a stream: the fastest counts
@@ -103,6 +107,7 @@ class ControlApi:
         self._started_s = asyncio.get_running_loop().time()
         self.regulator: Regulator | None = None
         self._archive: Archive | None = None
+        self._live: Heartbeat | None = None
         self.finishing = asyncio.Event()
         self._page = ""  # the run's page, as a meeting point of the invite says
 
@@ -114,9 +119,9 @@ class ControlApi:
         """Name the run's page in the status."""
         self._page = url
 
-    def offer(self, archive: Archive | None) -> None:
-        """Let `archive` copy the run when somebody asks."""
-        self._archive = archive
+    def offer(self, archive: Archive | None, live: Heartbeat | None) -> None:
+        """Let `archive` copy the run when somebody asks, and tell what the page of `live` shows."""
+        self._archive, self._live = archive, live
 
     @property
     def process(self) -> DaemonContext:
@@ -276,6 +281,32 @@ class ControlApi:
             folder=str(archive.folder.absolute()),
             newest="" if newest is None else newest.label,
         )
+
+    def _page_of_run(self) -> Heartbeat:
+        if self._live is None:
+            raise UsageError("this daemon shows no page of the run: ask its coordinator")
+        return self._live
+
+    def run(self) -> control_pb2.RunReply:
+        """The whole run, as the page shows it. Raises UsageError where there is none, as the next two."""
+        live = self._page_of_run()
+        from swarmnode.daemon.run_view import run_reply  # with the page's modules, which a node does without
+
+        return run_reply(live)
+
+    def members(self) -> control_pb2.MembersReply:
+        """The machines of the run."""
+        live = self._page_of_run()
+        from swarmnode.daemon.run_view import members_reply
+
+        return members_reply(live)
+
+    def curves(self, points: int) -> control_pb2.CurvesReply:
+        """The run's curves."""
+        live = self._page_of_run()
+        from swarmnode.daemon.run_view import curves_reply
+
+        return curves_reply(live, points)
 
     async def examine(self) -> control_pb2.ExamineReply:
         """Measure the connection to peers, and ask whether they can reach us (public, local, relayed, private)."""

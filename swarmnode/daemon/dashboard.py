@@ -21,6 +21,7 @@ from swarmnode.transport.links import measure
 from swarmnode.wire import report_pb2
 
 if TYPE_CHECKING:
+    from swarmnode.dashboard.heartbeat import Heartbeat
     from swarmnode.dashboard.start import Dashboard
 
 
@@ -64,12 +65,13 @@ def tell_watchers(process: DaemonContext, api: ControlApi, kept: Receipts, clock
 
 async def open_page(
     process: DaemonContext, addresses: Sequence[str], clock: Clock, stack: contextlib.AsyncExitStack
-) -> tuple[str, Archive | None]:
-    """(URL of the run's page, the archive it offers) until `stack` ends, as far as this daemon has them."""
+) -> tuple[str, Archive | None, Heartbeat | None]:
+    """(URL of the run's page, the archive it offers, what it shows) until `stack` ends, as far as this daemon has
+    them."""
     if process.options.dashboard is None:
-        return "", archive_of(process, lambda samples: None)
+        return "", archive_of(process, lambda samples: None), None
     opened = await watch(process, addresses, clock, stack)
-    return opened.url, opened.archive
+    return opened.url, opened.archive, opened.live
 
 
 async def watch(

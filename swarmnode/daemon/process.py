@@ -522,8 +522,8 @@ async def _live(
     process.recent.on_event = control.watchers.wake
     peer = process.transport.peer_id
     addresses = tuple(f"{address}/p2p/{peer}" for address in await process.transport.addresses())
-    page, archive = await open_page(process, addresses, process.clock, stack)
-    api.offer(archive)
+    page, archive, live = await open_page(process, addresses, process.clock, stack)
+    api.offer(archive, live)
     if archive is not None and node is None:
         give_archive(process, archive)
     kept = Receipts(options.home)

@@ -159,3 +159,141 @@ class CopyReply(_message.Message):
     folder: str
     newest: str
     def __init__(self, current: _Optional[bool] = ..., status: _Optional[str] = ..., folder: _Optional[str] = ..., newest: _Optional[str] = ...) -> None: ...
+
+class RunRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class RunReply(_message.Message):
+    __slots__ = ("run_id", "name", "phase", "stages", "context", "parameters", "samples", "samples_target", "tokens", "tokens_per_s", "loss_train", "loss_validation", "round", "nodes", "serving", "replicas", "amendments", "method", "codec")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    STAGES_FIELD_NUMBER: _ClassVar[int]
+    CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    PARAMETERS_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_TARGET_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
+    LOSS_TRAIN_FIELD_NUMBER: _ClassVar[int]
+    LOSS_VALIDATION_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    SERVING_FIELD_NUMBER: _ClassVar[int]
+    REPLICAS_FIELD_NUMBER: _ClassVar[int]
+    AMENDMENTS_FIELD_NUMBER: _ClassVar[int]
+    METHOD_FIELD_NUMBER: _ClassVar[int]
+    CODEC_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    name: str
+    phase: str
+    stages: int
+    context: int
+    parameters: int
+    samples: int
+    samples_target: int
+    tokens: int
+    tokens_per_s: float
+    loss_train: float
+    loss_validation: float
+    round: int
+    nodes: int
+    serving: int
+    replicas: _containers.RepeatedScalarFieldContainer[int]
+    amendments: _containers.RepeatedScalarFieldContainer[str]
+    method: str
+    codec: str
+    def __init__(self, run_id: _Optional[str] = ..., name: _Optional[str] = ..., phase: _Optional[str] = ..., stages: _Optional[int] = ..., context: _Optional[int] = ..., parameters: _Optional[int] = ..., samples: _Optional[int] = ..., samples_target: _Optional[int] = ..., tokens: _Optional[int] = ..., tokens_per_s: _Optional[float] = ..., loss_train: _Optional[float] = ..., loss_validation: _Optional[float] = ..., round: _Optional[int] = ..., nodes: _Optional[int] = ..., serving: _Optional[int] = ..., replicas: _Optional[_Iterable[int]] = ..., amendments: _Optional[_Iterable[str]] = ..., method: _Optional[str] = ..., codec: _Optional[str] = ...) -> None: ...
+
+class MembersRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Member(_message.Message):
+    __slots__ = ("peer", "name", "stage", "state", "speed", "queue", "round", "version", "rtt_ms", "loss", "steps", "memory", "why")
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    SPEED_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    RTT_MS_FIELD_NUMBER: _ClassVar[int]
+    LOSS_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    peer: str
+    name: str
+    stage: int
+    state: str
+    speed: float
+    queue: int
+    round: int
+    version: str
+    rtt_ms: float
+    loss: float
+    steps: int
+    memory: int
+    why: str
+    def __init__(self, peer: _Optional[str] = ..., name: _Optional[str] = ..., stage: _Optional[int] = ..., state: _Optional[str] = ..., speed: _Optional[float] = ..., queue: _Optional[int] = ..., round: _Optional[int] = ..., version: _Optional[str] = ..., rtt_ms: _Optional[float] = ..., loss: _Optional[float] = ..., steps: _Optional[int] = ..., memory: _Optional[int] = ..., why: _Optional[str] = ...) -> None: ...
+
+class MembersReply(_message.Message):
+    __slots__ = ("members",)
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    members: _containers.RepeatedCompositeFieldContainer[Member]
+    def __init__(self, members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ...) -> None: ...
+
+class CurvesRequest(_message.Message):
+    __slots__ = ("points",)
+    POINTS_FIELD_NUMBER: _ClassVar[int]
+    points: int
+    def __init__(self, points: _Optional[int] = ...) -> None: ...
+
+class CurvePoint(_message.Message):
+    __slots__ = ("time_s", "samples", "tokens_per_s", "loss_train", "nodes", "serving", "round", "sent_nbytes", "gossip_nbytes")
+    TIME_S_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
+    LOSS_TRAIN_FIELD_NUMBER: _ClassVar[int]
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    SERVING_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    SENT_NBYTES_FIELD_NUMBER: _ClassVar[int]
+    GOSSIP_NBYTES_FIELD_NUMBER: _ClassVar[int]
+    time_s: float
+    samples: int
+    tokens_per_s: float
+    loss_train: float
+    nodes: int
+    serving: int
+    round: int
+    sent_nbytes: float
+    gossip_nbytes: float
+    def __init__(self, time_s: _Optional[float] = ..., samples: _Optional[int] = ..., tokens_per_s: _Optional[float] = ..., loss_train: _Optional[float] = ..., nodes: _Optional[int] = ..., serving: _Optional[int] = ..., round: _Optional[int] = ..., sent_nbytes: _Optional[float] = ..., gossip_nbytes: _Optional[float] = ...) -> None: ...
+
+class Validation(_message.Message):
+    __slots__ = ("samples", "time_s", "loss")
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    TIME_S_FIELD_NUMBER: _ClassVar[int]
+    LOSS_FIELD_NUMBER: _ClassVar[int]
+    samples: int
+    time_s: float
+    loss: float
+    def __init__(self, samples: _Optional[int] = ..., time_s: _Optional[float] = ..., loss: _Optional[float] = ...) -> None: ...
+
+class CurvesReply(_message.Message):
+    __slots__ = ("run_id", "name", "context", "points", "validations")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    POINTS_FIELD_NUMBER: _ClassVar[int]
+    VALIDATIONS_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    name: str
+    context: int
+    points: _containers.RepeatedCompositeFieldContainer[CurvePoint]
+    validations: _containers.RepeatedCompositeFieldContainer[Validation]
+    def __init__(self, run_id: _Optional[str] = ..., name: _Optional[str] = ..., context: _Optional[int] = ..., points: _Optional[_Iterable[_Union[CurvePoint, _Mapping]]] = ..., validations: _Optional[_Iterable[_Union[Validation, _Mapping]]] = ...) -> None: ...

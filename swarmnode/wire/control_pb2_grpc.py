@@ -541,3 +541,164 @@ class Control:
             timeout,
             metadata,
             _registered_method=True)
+
+
+class CoordinatorStub:
+    """What a coordinator knows of the whole run, as its page shows it. Other daemons answer INVALID_ARGUMENT.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.Run = channel.unary_unary(
+                '/swarmnode.v1.Coordinator/Run',
+                request_serializer=swarmnode_dot_v1_dot_control__pb2.RunRequest.SerializeToString,
+                response_deserializer=swarmnode_dot_v1_dot_control__pb2.RunReply.FromString,
+                _registered_method=True)
+        self.Members = channel.unary_unary(
+                '/swarmnode.v1.Coordinator/Members',
+                request_serializer=swarmnode_dot_v1_dot_control__pb2.MembersRequest.SerializeToString,
+                response_deserializer=swarmnode_dot_v1_dot_control__pb2.MembersReply.FromString,
+                _registered_method=True)
+        self.Curves = channel.unary_unary(
+                '/swarmnode.v1.Coordinator/Curves',
+                request_serializer=swarmnode_dot_v1_dot_control__pb2.CurvesRequest.SerializeToString,
+                response_deserializer=swarmnode_dot_v1_dot_control__pb2.CurvesReply.FromString,
+                _registered_method=True)
+
+
+class CoordinatorServicer:
+    """What a coordinator knows of the whole run, as its page shows it. Other daemons answer INVALID_ARGUMENT.
+    """
+
+    def Run(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Members(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Curves(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_CoordinatorServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'Run': grpc.unary_unary_rpc_method_handler(
+                    servicer.Run,
+                    request_deserializer=swarmnode_dot_v1_dot_control__pb2.RunRequest.FromString,
+                    response_serializer=swarmnode_dot_v1_dot_control__pb2.RunReply.SerializeToString,
+            ),
+            'Members': grpc.unary_unary_rpc_method_handler(
+                    servicer.Members,
+                    request_deserializer=swarmnode_dot_v1_dot_control__pb2.MembersRequest.FromString,
+                    response_serializer=swarmnode_dot_v1_dot_control__pb2.MembersReply.SerializeToString,
+            ),
+            'Curves': grpc.unary_unary_rpc_method_handler(
+                    servicer.Curves,
+                    request_deserializer=swarmnode_dot_v1_dot_control__pb2.CurvesRequest.FromString,
+                    response_serializer=swarmnode_dot_v1_dot_control__pb2.CurvesReply.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'swarmnode.v1.Coordinator', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('swarmnode.v1.Coordinator', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class Coordinator:
+    """What a coordinator knows of the whole run, as its page shows it. Other daemons answer INVALID_ARGUMENT.
+    """
+
+    @staticmethod
+    def Run(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/swarmnode.v1.Coordinator/Run',
+            swarmnode_dot_v1_dot_control__pb2.RunRequest.SerializeToString,
+            swarmnode_dot_v1_dot_control__pb2.RunReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Members(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/swarmnode.v1.Coordinator/Members',
+            swarmnode_dot_v1_dot_control__pb2.MembersRequest.SerializeToString,
+            swarmnode_dot_v1_dot_control__pb2.MembersReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Curves(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/swarmnode.v1.Coordinator/Curves',
+            swarmnode_dot_v1_dot_control__pb2.CurvesRequest.SerializeToString,
+            swarmnode_dot_v1_dot_control__pb2.CurvesReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)

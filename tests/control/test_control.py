@@ -180,7 +180,7 @@ async def test_drain_waits_for_how_it_left(tmp_path: pathlib.Path) -> None:
         ("pause", {"reason": None}, UsageError, "reason: not a text"),
         ("leave", {"stopping": 1}, UsageError, "stopping: not true or false"),
         ("limit", {"changed": {"quota": 5}}, UsageError, "changed: not an object of texts"),
-        ("watch", {}, LocalFault, "or has another version: restart it"),
+        ("watch", {"every_s": 0.01}, UsageError, "every_s: from 0.1 to 3600 seconds"),
         ("dance", {}, LocalFault, "or has another version: restart it"),
     ],
 )

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import inspect
+import json
 import pathlib
 import socket
 import stat
@@ -19,7 +20,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
 from swarmnode.cli.option.param import check_address
-from swarmnode.control import client, grpc_server, socket_path, watchers
+from swarmnode.control import client, socket_path, watchers
+from swarmnode.control.grpc_server import CONNECTIONS_MAX
 from swarmnode.control.service import ControlServer
 from swarmnode.control.verb import REASON_CHARACTERS_MAX, VERBS
 from swarmnode.control.watch import watch, watch_here
@@ -33,6 +35,7 @@ from swarmnode.wire.report_pb2 import LimitsReply, StatusReply
 
 LOOPS: list[Callable[[], asyncio.AbstractEventLoop]] = [asyncio.new_event_loop, uvloop.new_event_loop]
 BOUND_S = 60.0
+REFLECTION = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
 
 
 class Daemon:
@@ -202,7 +205,7 @@ async def test_watchers_are_bounded_and_leave_no_trace(tmp_path: pathlib.Path) -
 
 
 async def test_a_watcher_that_reads_nothing_is_dropped(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grpc_server, "WRITE_S", 0.2)
+    monkeypatch.setattr(watchers, "WRITE_S", 0.2)
     async with serving(tmp_path) as (daemon, server), channel_to(tmp_path) as channel:
         daemon.reply.run_name = "x" * 1_000_000  # more than a window of HTTP/2
         call = control_pb2_grpc.ControlStub(channel).Watch(control_pb2.WatchRequest(every_s=0.1))
@@ -211,6 +214,48 @@ async def test_a_watcher_that_reads_nothing_is_dropped(tmp_path: pathlib.Path, m
             while server.watchers.count:
                 await asyncio.sleep(0.05)
         call.cancel()
+
+
+async def test_curl_watches_lines_of_json(tmp_path: pathlib.Path) -> None:
+    async with serving(tmp_path) as (daemon, server):
+        reading, writing = await asyncio.open_unix_connection(str(tmp_path / socket_path.SOCKET_NAME))
+        writing.write(b"POST /v1/watch HTTP/1.1\r\nHost: localhost\r\nContent-Length: 15\r\n\r\n" + b'{"every_s": 60}')
+        assert b"x-ndjson" in await asyncio.wait_for(reading.readuntil(b"\r\n\r\n"), BOUND_S)
+        told = await asyncio.wait_for(reading.readuntil(b"}\n"), BOUND_S)
+        assert json.loads(told.partition(b"\r\n")[2])["state"] == "NODE_STATE_TRAINING"
+        daemon.reply.state = NODE_STATE_PAUSED
+        server.watchers.wake()
+        assert b"NODE_STATE_PAUSED" in await asyncio.wait_for(reading.readuntil(b"}\n"), BOUND_S)
+        await server.stop()  # ends the stream
+        assert (await asyncio.wait_for(reading.read(), BOUND_S)).endswith(b"0\r\n\r\n")
+        writing.close()
+
+
+async def test_connections_are_bounded(tmp_path: pathlib.Path) -> None:
+    """Whoever opens many keeps nobody out who is there already, and a place is free again when one is closed."""
+    async with serving(tmp_path) as (_, server), channel_to(tmp_path) as channel:
+        stub = control_pb2_grpc.ControlStub(channel)
+        assert await stub.Status(control_pb2.StatusRequest())
+        with contextlib.ExitStack() as stack:
+            refused = 0
+            for _ in range(CONNECTIONS_MAX + 8):
+                silent = stack.enter_context(socket.socket(socket.AF_UNIX))
+                silent.settimeout(BOUND_S)
+                await asyncio.to_thread(silent.connect, str(tmp_path / socket_path.GRPC_SOCKET_NAME))
+                refused += not await asyncio.to_thread(silent.recv, 1)  # else the first byte of SETTINGS
+            assert refused >= 8
+            assert await stub.Status(control_pb2.StatusRequest())
+        assert server.watchers.count == 0
+        assert await next_of(watch(tmp_path, 1.0))
+
+
+async def test_a_frozen_daemon_is_unavailable(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("swarmnode.control.watch.TIMEOUT_S", 0.2)
+    with socket.socket(socket.AF_UNIX) as frozen:
+        frozen.bind(str(tmp_path / socket_path.GRPC_SOCKET_NAME))
+        frozen.listen()  # accepted by the kernel, answered by nobody
+        with pytest.raises(Unavailable, match="does not answer: frozen, or too busy"):
+            await next_of(watch(tmp_path, 0.1))
 
 
 async def test_an_interval_out_of_bounds_is_refused(tmp_path: pathlib.Path) -> None:
@@ -276,11 +321,11 @@ async def test_reflection_names_services_methods_and_types(tmp_path: pathlib.Pat
         with grpc.insecure_channel(f"unix:{tmp_path / socket_path.GRPC_SOCKET_NAME}") as channel:
             told = ProtoReflectionDescriptorDatabase(channel)
             described = told.FindFileContainingSymbol("swarmnode.v1.Control")
-            return list(told.get_services()), [method.name for method in described.service[0].method]
+            return list(told.get_services()), [m.name for service in described.service for m in service.method]
 
     async with serving(tmp_path):
         services, methods = await asyncio.to_thread(look)
-    assert {"swarmnode.v1.Control", "grpc.health.v1.Health"} < set(services)
+    assert {"swarmnode.v1.Control", "swarmnode.v1.Coordinator", "grpc.health.v1.Health"} < set(services)
     assert methods == [verb.method for verb in VERBS.values()]
 
 
@@ -311,6 +356,7 @@ async def test_tcp_answers_whoever_has_the_token_and_everybodys_probe(tmp_path: 
                     stub.Watch(control_pb2.WatchRequest(), metadata=given).read(),
                     health.Watch(health_pb2.HealthCheckRequest(), metadata=given).read(),
                     channel.unary_unary("/swarmnode.v1.Control/Dance")(b"", metadata=given),
+                    channel.stream_stream(REFLECTION)(metadata=given).read(),  # it never sends a message
                 ):
                     assert (await code_of(call))[0] is grpc.StatusCode.UNAUTHENTICATED, given
             shown = (("authorization", right),)

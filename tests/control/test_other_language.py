@@ -13,8 +13,10 @@ import pytest
 
 from swarmnode.control import socket_path
 from swarmnode.control.service import ControlServer
+from swarmnode.local.child import Child, NodePlan, node_command
 from swarmnode.wire.record_pb2 import NODE_STATE_PAUSED, NODE_STATE_TRAINING
 from swarmnode.wire.report_pb2 import LimitsReply, StatusReply
+from tests.support.processes import end, signed_run, until
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 INSTALL_S = 240.0
@@ -28,7 +30,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     """The program, with the packages of its lock file."""
     npm = shutil.which("npm")
     if npm is None or shutil.which("node") is None:
-        pytest.skip("node is missing: apt-get install nodejs npm")
+        pytest.skip("node or npm is not here")
     folder = tmp_path_factory.mktemp("client")
     for name in ("client.mjs", "package.json", "package-lock.json"):
         shutil.copy(ROOT / "examples" / "control-client" / name, folder)
@@ -56,12 +58,12 @@ class Daemon:
 
 
 @contextlib.asynccontextmanager
-async def serving(home: pathlib.Path) -> AsyncIterator[tuple[Daemon, ControlServer]]:
+async def serving(home: pathlib.Path) -> AsyncIterator[Daemon]:
     daemon = Daemon()
     server = ControlServer(home, daemon, ready=lambda: daemon.working)
-    await server.start(("127.0.0.1", 0))
+    await server.start()
     try:
-        yield daemon, server
+        yield daemon
     finally:
         await server.stop()
 
@@ -80,7 +82,7 @@ async def call(client: pathlib.Path, *words: str) -> tuple[int, list[dict[str, A
 
 
 async def test_it_asks_watches_and_probes_over_the_unix_socket(client: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    async with serving(tmp_path) as (daemon, _):
+    async with serving(tmp_path) as daemon:
         address = f"unix:{tmp_path / socket_path.GRPC_SOCKET_NAME}"
         code, (status,), err = await call(client, address, "status")
         assert (code, err) == (0, "")
@@ -98,10 +100,21 @@ async def test_it_asks_watches_and_probes_over_the_unix_socket(client: pathlib.P
         assert (code, answers) == (1, []) and err.startswith("INVALID_ARGUMENT: for_s: at most a year")
 
 
-async def test_over_tcp_it_needs_the_token(client: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    async with serving(tmp_path) as (_, server):
-        code, answers, err = await call(client, server.address, "status")
+@pytest.mark.live
+async def test_a_real_daemon_answers_it_over_tcp_by_its_token(client: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    home, children = tmp_path / "meeting", list[Child]()
+    plan = NodePlan("meeting", home, signed_run(tmp_path / "run"), tmp_path / "cache", bootstrap=True)
+    try:
+        daemon = await Child.start(plan, [*node_command(plan), "--control-listen", "0"])
+        children.append(daemon)
+        await until(children, lambda: daemon.ready is not None, "it is up")
+        assert daemon.ready is not None
+        address, socket = daemon.ready.grpc, f"unix:{home / socket_path.GRPC_SOCKET_NAME}"
+        code, answers, err = await call(client, address, "status")
         assert (code, answers) == (1, []) and err.startswith("UNAUTHENTICATED: ")
-        token = str(tmp_path / socket_path.TOKEN_FILE)
-        code, answers, err = await call(client, server.address, "watch", "2", "--token", token)
-        assert (code, len(answers), err) == (0, 2, "")
+        for words in ((socket,), (address, "--token", str(home / socket_path.TOKEN_FILE))):
+            code, answers, err = await call(client, words[0], "watch", "2", *words[1:])
+            assert (code, err, [one["run_id"] for one in answers]) == (0, "", [daemon.ready.run_id] * 2)
+            assert (await call(client, words[0], "health"))[1] == [{"status": "SERVING"}]
+    finally:
+        await end(children)
