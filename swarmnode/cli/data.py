@@ -73,7 +73,7 @@ def command() -> None:
     help="Share of the tokens that count which is held out, whole documents chosen by hash.",
 )
 @click.option("--seed", type=click.IntRange(0), default=0, help="Of the order of documents.")
-@click.option("--split", default="train", help="Which split of a hub data set.")
+@click.option("--split", default="train", help="Which split of a data set of the hub, or of a saved one.")
 @click.option(
     "--chunk-tokens",
     type=click.IntRange(2, 1 << 22),

@@ -205,6 +205,8 @@ def command(folder: Path, new_run: bool, anyway: bool, **given: Any) -> None:
         from swarmnode.local.pretrained import lay_out
 
         click.echo(lay_out(folder, pretrained))
+        if pretrained.told:
+            click.echo(pretrained.told, err=True)
     _link(folder, options.data)
     click.echo(f"next: swarmnode up {folder}; with other machines: swarmnode coordinator {folder}", err=True)
 

@@ -5,6 +5,7 @@ Files come from strangers: each name, offset and size is checked before a byte o
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import math
 import re
@@ -29,6 +30,7 @@ from swarmnode.errors import DataError
 
 SINGLE_FILE = "model.safetensors"
 SHARD_INDEX_FILE = "model.safetensors.index.json"
+PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 HEADER_NBYTES_MAX = 100_000_000  # the limit of the safetensors library itself
 _LAYER = re.compile(r".*?layers\.([0-9]+)\.")
 
@@ -78,6 +80,7 @@ def stored_tensors(files: ModelFiles) -> dict[str, StoredTensor]:
     """Every tensor of the model by its published name, from the headers of its files. Raises DataError."""
     index, tensors = json_file(files, SHARD_INDEX_FILE), dict[str, StoredTensor]()
     if index is None:
+        _refuse_pickles(files)
         return _header(files, SINGLE_FILE)
     where = index.get("weight_map")
     if not isinstance(where, dict) or len(where) > TENSORS_MAX:
@@ -89,6 +92,21 @@ def stored_tensors(files: ModelFiles) -> dict[str, StoredTensor]:
         if tensor not in tensors or tensors[tensor].file != name:
             raise DataError(f"{SHARD_INDEX_FILE} places {str(tensor)[:80]} in {str(name)[:80]}, which does not hold it")
     return tensors
+
+
+def _refuse_pickles(files: ModelFiles) -> None:
+    """Raises DataError where the weights lie in pickles alone, which are programs."""
+
+    def first_byte(name: str) -> bytes:
+        with contextlib.suppress(DataError):
+            return files.read(name, 0, 1)
+        return b""
+
+    if not first_byte(SINGLE_FILE) and (found := next(filter(first_byte, PICKLES), "")):
+        raise DataError(
+            f"{found}: weights in a pickle, which is a program and is not read; transformers makes safetensors of them:"
+            " AutoModelForCausalLM.from_pretrained(MODEL).save_pretrained(OUT)"
+        )
 
 
 def _header(files: ModelFiles, name: str) -> dict[str, StoredTensor]:

@@ -34,7 +34,10 @@ CONFIG_FILE = "tokenizer_config.json"
 PROCESSOR_TEMPLATE = "chat_template.json"
 ANSWERS = "assistant"
 CHATML = (
-    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' }}"
+    "{% if message['content'] is string %}{{ message['content'] }}{% else %}{% for part in message['content'] %}"
+    "{% if part['type'] != 'text' %}{{ raise_exception('ChatML has no parts of type ' + part['type']) }}{% endif %}"
+    "{{ part['text'] }}{% endfor %}{% endif %}{{ '<|im_end|>\\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
 MARK = "\ue0f7\ue0f3\ue0f9"  # private use: no template writes it, and no conversation should

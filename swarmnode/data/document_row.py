@@ -27,7 +27,7 @@ JSON_BYTES_MAX = 2 << 30
 """An array of JSON is read whole; a longer one should be lines (guess)."""
 HEADER_BYTES_MAX = 64 << 10
 NAMED_MAX = 20
-TEXT, MESSAGES = "text", "messages"
+TEXT, MESSAGES, TOOLS = "text", "messages", "tools"
 
 Document = str | Conversation
 """A text, or a conversation."""
@@ -151,7 +151,8 @@ def _lines(work: DocumentSpan) -> Iterator[tuple[int, bytes]]:
 
 
 def read_json(work: DocumentSpan, reading: Reading, bad: BadRows) -> Iterator[Placed]:
-    """A list of objects, each a row; an object, which is one row; or an object with a list for each column."""
+    """A list of objects, each a row; an object, which is one row; or an object with a list or an object (as pandas
+    writes it) for each column."""
     name = shown(work.files[0])
     with opened(work) as stream:
         raw = stream.read(JSON_BYTES_MAX + 1)
@@ -162,12 +163,23 @@ def read_json(work: DocumentSpan, reading: Reading, bad: BadRows) -> Iterator[Pl
     except (ValueError, RecursionError) as error:
         bad.add(name, f"not JSON ({str(error)[:80]})")
         return
-    rows: Iterable[Any] = tree if isinstance(tree, list) else [tree]
-    if isinstance(tree, dict) and isinstance(tree.get(reading.keys[0]), list):
-        columns = {key: column for key, column in tree.items() if isinstance(column, list)}
-        rows = (dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True))
-    for number, value in enumerate(rows):
+    for number, value in enumerate(_rows_of(tree, reading)):
         yield from row_document(value, reading, f"{name} item {number}", bad)
+
+
+def _rows_of(tree: Any, reading: Reading) -> Iterable[Any]:
+    if isinstance(tree, list):
+        return tree
+    columns = dict[str, list[Any]]()
+    for key, column in tree.items() if isinstance(tree, dict) else ():
+        if isinstance(column, list | dict):
+            columns[key] = list(column.values()) if isinstance(column, dict) else column
+    text, messages = (columns.get(key, []) for key in reading.keys)
+    if not text and not any(
+        isinstance(talk, list | str) for talk in messages
+    ):  # else the messages are one conversation
+        return [tree]
+    return (dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True))
 
 
 def read_csv(work: DocumentSpan, reading: Reading, bad: BadRows) -> Iterator[Placed]:
@@ -180,7 +192,7 @@ def read_csv(work: DocumentSpan, reading: Reading, bad: BadRows) -> Iterator[Pla
         delimiter = max("\t,;|" if ".tsv" in name.lower() else ",;\t|", key=first.count)
         rows = csv.reader(itertools.chain([first], text), delimiter=delimiter, strict=True)
         columns = next(rows, [])
-        if not _wanted_columns(columns, reading, name, bad):
+        if not wanted_columns(columns, reading, name, bad):
             return
         for row in rows:
             where = f"{name}:{rows.line_num}"
@@ -189,29 +201,10 @@ def read_csv(work: DocumentSpan, reading: Reading, bad: BadRows) -> Iterator[Pla
             if len(row) != len(columns):
                 bad.add(where, f"{len(row)} columns where the first line names {len(columns)}")
                 continue
-            yield from row_document(dict(zip(columns, row, strict=True)), reading, where, bad, columnar=True)
+            yield from row_document(dict(zip(columns, row, strict=True)), reading, where, bad)
 
 
-def read_parquet(work: DocumentSpan, reading: Reading, bad: BadRows) -> Iterator[Placed]:
-    with opened(work) as file:
-        table = library("pyarrow.parquet", work.name).ParquetFile(file)
-        groups = range(work.first, work.last if work.last >= 0 else table.num_row_groups)
-        columns = _wanted_columns(table.schema_arrow.names, reading, shown(work.files[0]), bad)
-        before = sum(table.metadata.row_group(at).num_rows for at in range(work.first))
-        if columns:
-            batches = table.iter_batches(1024, row_groups=groups, columns=columns)
-            yield from _batches(batches, reading, work, bad, before)
-
-
-def _batches(batches: Any, reading: Reading, work: DocumentSpan, bad: BadRows, before: int = 0) -> Iterator[Placed]:
-    number = before
-    for batch in batches:
-        for row in batch.to_pylist():
-            number += 1
-            yield from row_document(row, reading, f"{shown(work.files[0])} row {number}", bad, columnar=True)
-
-
-def _wanted_columns(names: Sequence[str], reading: Reading, where: str, bad: BadRows) -> list[str]:
+def wanted_columns(names: Sequence[str], reading: Reading, where: str, bad: BadRows) -> list[str]:
     """The columns to read; none where the table is left out as `bad`. Raises DataError where it is not clear which."""
     wanted = [one for one in reading.keys if one and one in names]
     if not wanted:
@@ -220,15 +213,14 @@ def _wanted_columns(names: Sequence[str], reading: Reading, where: str, bad: Bad
         return []
     if len(wanted) == 2 and reading.field is None and reading.messages is None:
         raise DataError(f"{where}: {_BOTH}")
-    return [*wanted, *(["tools"] if "tools" in names else [])]
+    return [*wanted, *([TOOLS] if TOOLS in names else [])]
 
 
 _BOTH = f'both "{TEXT}" and "{MESSAGES}" are there: say --field {TEXT} or --messages {MESSAGES}'
 
 
-def row_document(value: Any, reading: Reading, where: str, bad: BadRows, *, columnar: bool = False) -> Iterator[Placed]:
-    """The document of a row, which is left out as `bad` when it has none. In `columnar` forms each row has all keys: a
-    key without a value is as if it were not there."""
+def row_document(value: Any, reading: Reading, where: str, bad: BadRows) -> Iterator[Placed]:
+    """The document of a row, which is left out as `bad` when it has none."""
     if not isinstance(value, dict):
         bad.add(where, f"no text: not an object but {type(value).__name__}")
         return
@@ -237,13 +229,11 @@ def row_document(value: Any, reading: Reading, where: str, bad: BadRows, *, colu
     if told is not None and talk is not None and reading.field is None and reading.messages is None:
         raise DataError(f"{where}: {_BOTH}")
     if messages and talk is not None:
-        tools = value.get("tools")
-        with contextlib.suppress(ValueError, RecursionError):  # tables often hold them as text
-            talk = json.loads(talk) if isinstance(talk, str) else talk
-            tools = json.loads(tools) if isinstance(tools, str) else tools
-        if columnar:
-            talk = _filled(talk)
-            tools = _filled(tools)
+        try:
+            talk, tools = _unfilled(_talk_of(talk), _tools_of(value.get(TOOLS)))
+        except RecursionError:
+            bad.add(where, f'"{messages}" or "{TOOLS}" is nested too deeply')
+            return
         if (said := conversation(talk, tools)) is not None:
             yield Placed(said, where)
         else:
@@ -259,12 +249,68 @@ def row_document(value: Any, reading: Reading, where: str, bad: BadRows, *, colu
         bad.add(where, f"no text under {asked} ({keys[:100]}); {how}")
 
 
-def _filled(value: Any) -> Any:
-    """`value` without the keys that have no value, except `content`."""
+def _from_text(value: Any) -> Any:
+    """`value`, or what it says in JSON, as tables often hold it."""
+    with contextlib.suppress(ValueError, RecursionError):
+        return json.loads(value) if isinstance(value, str) else value
+    return value
+
+
+def _tools_of(value: Any) -> Any:
+    tools = _from_text(value)
+    return [_from_text(tool) for tool in tools] if isinstance(tools, list) else tools
+
+
+def _talk_of(value: Any) -> Any:
+    talk = _from_text(value)
+    return [_with_text(message) for message in talk] if isinstance(talk, list) else talk
+
+
+def _with_text(message: Any) -> Any:
+    """`message`, its content as the text that it was. Writers that take a text for JSON make numbers, lists and objects
+    of some (`to_json` of `datasets`); parts are objects with a type."""
+    content = message.get("content") if isinstance(message, dict) else None
+    if content is None or isinstance(content, str) or content == [] or are_parts(content):
+        return message
+    return {**message, "content": json.dumps(content, ensure_ascii=False)}
+
+
+def are_parts(content: Any) -> bool:
+    """Whether `content` of a message is parts: some objects, each with a type."""
+    return (
+        isinstance(content, list) and content != [] and all(isinstance(one, dict) and "type" in one for one in content)
+    )
+
+
+def _unfilled(talk: Any, tools: Any) -> tuple[Any, Any]:
+    """Messages and tools without the keys that a writer with one type for all rows (polars, duckdb) fills up with null.
+    All objects at one place then have the same keys. Elsewhere a null is what the row says."""
+    if not (isinstance(talk, list) and _alike(talk) and _alike([tools])):
+        return talk, tools
+    said = [
+        {key: _without_nulls(one) for key, one in message.items() if one is not None or key == "content"}
+        if isinstance(message, dict)
+        else message
+        for message in talk
+    ]
+    return said, _without_nulls(tools)
+
+
+def _alike(values: Sequence[Any]) -> bool:
+    """Whether in `values` all objects at the same place have the same keys."""
+    objects = [one for one in values if isinstance(one, dict)]
+    items = [item for one in values if isinstance(one, list) for item in one]
+    keys = objects[0].keys() if objects else ()
+    if any(one.keys() != keys for one in objects):
+        return False
+    return (not items or _alike(items)) and all(_alike([one[key] for one in objects]) for key in keys)
+
+
+def _without_nulls(value: Any) -> Any:
     if isinstance(value, list):
-        return [_filled(one) for one in value]
+        return [_without_nulls(one) for one in value]
     if isinstance(value, dict):
-        return {key: _filled(one) for key, one in value.items() if one is not None or key == "content"}
+        return {key: _without_nulls(one) for key, one in value.items() if one is not None}
     return value
 
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from swarmnode.data.arrow_row import ARROW_FILE, ARROW_STREAM, BATCH_ROWS, read_arrow, read_parquet, table_rows
 from swarmnode.data.document_row import (
     LINE_BYTES_MAX,
     BadRows,
@@ -28,10 +29,9 @@ from swarmnode.data.document_row import (
     read_csv,
     read_json,
     read_jsonl,
-    read_parquet,
-    row_document,
     shown,
 )
+from swarmnode.data.input_folder import files_below
 from swarmnode.data.source import cut_lines
 from swarmnode.errors import DataError
 
@@ -143,7 +143,7 @@ def _reason(error: Exception) -> str:
 
 def _path_work(source: int, path: Path, reading: Reading, bad: BadRows) -> list[DocumentSpan]:
     if path.is_dir():
-        files = [SourceFile(str(spans.relative_to(path)), spans) for spans in _walk(path)]
+        files = [SourceFile(str(found.relative_to(path)), found) for found in files_below(path, reading.split)]
     elif path.is_file():
         files = [SourceFile(path.name, path)]
     else:
@@ -191,6 +191,8 @@ def _form_of(path: Path, reading: Reading) -> FileForm | None:
     name = _uncompressed(path.name)
     if head.startswith(PARQUET):
         return FileForm("parquet", compression)
+    if head.startswith((ARROW_FILE, ARROW_STREAM)):
+        return FileForm("arrow", compression)
     encoding = next((codec for mark, codec in MARKS if head.startswith(mark)), "")
     if not encoding and reading.encoding and not _is_utf8(path, compression):
         encoding = reading.encoding
@@ -322,9 +324,10 @@ def _hub(name: str, reading: Reading) -> Any:
 
 def _read_hub(work: DocumentSpan, reading: Reading, bad: BadRows) -> Iterator[Placed]:
     rows = _hub(work.name, reading)
-    part = f" of shard {work.first}" if work.of > 1 else ""
-    for number, row in enumerate(rows.shard(work.of, work.first) if work.of > 1 else rows):
-        yield from row_document(row, reading, f"{work.name} row {number + 1}{part}", bad, columnar=True)
+    part = f" shard {work.first}" if work.of > 1 else ""
+    rows = rows.shard(work.of, work.first) if work.of > 1 else rows
+    tables = rows.with_format("arrow").iter(BATCH_ROWS)  # typed, so that `arrow_row.py` reads them as files
+    yield from table_rows(tables, reading, f"{work.name}{part}", bad)
 
 
 _READERS: dict[str, Callable[[DocumentSpan, Reading, BadRows], Iterator[Placed]]] = {
@@ -334,26 +337,9 @@ _READERS: dict[str, Callable[[DocumentSpan, Reading, BadRows], Iterator[Placed]]
     "json": read_json,
     "csv": read_csv,
     "parquet": read_parquet,
+    "arrow": read_arrow,
     "hub": _read_hub,
 }
-
-
-def _walk(root: Path) -> Iterator[Path]:
-    """All files below `root` that are not hidden. Links are followed, each folder once. Raises DataError for a folder
-    that cannot be read."""
-
-    def refuse(error: OSError) -> None:
-        raise DataError(f"{shown(error.filename)}: cannot be read: {error.strerror}") from None
-
-    seen = set[tuple[int, int]]()
-    for here, folders, files in os.walk(root, onerror=refuse, followlinks=True):
-        status = os.stat(here)
-        if (status.st_dev, status.st_ino) in seen:
-            folders[:] = []
-            continue
-        seen.add((status.st_dev, status.st_ino))
-        folders[:] = sorted((folder for folder in folders if not folder.startswith(".")), key=os.fsencode)
-        yield from (Path(here) / name for name in files if not name.startswith("."))
 
 
 def _version(path: Path) -> str:

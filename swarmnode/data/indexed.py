@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from swarmnode.data.chunk_store import ChunkCache, ChunkStore, find_index, read_regular
 from swarmnode.data.corpus import Corpus, open_corpus
-from swarmnode.data.index import INDEX_FILE, INDEX_NBYTES_MAX, TOKENIZER_FILE, Index, parse_index
+from swarmnode.data.index import INDEX_FILE, INDEX_NBYTES_MAX, TOKENIZER_FILE, Index, Split, parse_index
 from swarmnode.data.sample import SampleBatch
 from swarmnode.data.sampler import ChunkSampler, Indices, layout, spread
 from swarmnode.data.tokens import Tokens
@@ -136,7 +136,14 @@ class IndexedCorpus:
 
     def chunks_of(self, indices: npt.ArrayLike) -> list[int]:
         """The chunks that hold training samples `indices`."""
-        return [int(number) for number in np.unique(self.sampler.locate(indices)[0])]
+        starts = self.sampler.locate(indices)
+        size = self.index.train.chunk_tokens
+        needed = {
+            number
+            for start in np.unique(starts).tolist()
+            for number in range(start // size, (start + self._context) // size + 1)
+        }
+        return sorted(needed)
 
     def held_out_chunks(self, wanted: int) -> list[int]:
         """The chunks that hold `wanted` held-out samples. The first few are enough, because documents are shuffled."""
@@ -145,30 +152,37 @@ class IndexedCorpus:
 
     def batch(self, indices: npt.ArrayLike) -> SampleBatch:
         """The training samples numbered `indices`, [B]. Raises Unavailable when a chunk is not here."""
-        return self._gather(*self.sampler.locate(indices))
+        return self._gather(self.sampler.locate(indices), self.index.train, 0)
 
     def validation_batch(self, first: int, count: int, wanted: int) -> SampleBatch:
         """Held-out samples [first, first + count) of `wanted`, spread over the first chunks. Fewer at the end."""
-        return self._gather(*self._held_out_at(first, count, wanted))
+        starts = self._held_out_at(first, count, wanted)
+        return self._gather(starts, self.index.validation, self.index.train.count)
 
-    def _held_out_at(self, first: int, count: int, wanted: int) -> tuple[Indices, Indices]:
+    def _held_out_at(self, first: int, count: int, wanted: int) -> Indices:
+        """The first tokens of the samples, counted from the beginning of the held-out text."""
         chunks = len(self.held_out_chunks(wanted))
         windows = spread(min(self._held_out_count, chunks * self._held_out), wanted)[first : first + count]
         numbers, within = np.divmod(windows, self._held_out)
-        return numbers + self.index.train.count, within
+        starts: Indices = numbers * self.index.validation.chunk_tokens + within * self._context
+        return starts
 
-    def _gather(self, numbers: Indices, windows: Indices) -> SampleBatch:
-        shape = (numbers.size, self._context + 1)
-        tokens, mask = np.empty(shape, self.index.dtype), np.empty(shape, np.bool_) if self.index.loss_mask else None
+    def _gather(self, starts: Indices, split: Split, first: int) -> SampleBatch:
+        """The samples that begin at the tokens `starts`, [B], of `split`, whose first chunk has the number `first`."""
+        places = starts[:, None] + np.arange(self._context + 1)  # [B, context + 1]
+        tokens = np.empty(places.shape, self.index.dtype)
+        mask = np.empty(places.shape, np.bool_) if self.index.loss_mask else None
+        numbers = places // split.chunk_tokens
         for number in np.unique(numbers).tolist():
-            rows, chunk = numbers == number, self._chunk(number)
-            count = self.index.chunk(number).tokens
-            places = windows[rows][:, None] * self._context + np.arange(self._context + 1)  # [rows, context + 1]
+            here = numbers == number
+            chunk = self._chunk(first + number)
+            count = self.index.chunk(first + number).tokens
+            within = places[here] - number * split.chunk_tokens
             ids = np.frombuffer(chunk, self.index.dtype, count)
-            tokens[rows] = ids[places]
+            tokens[here] = ids[within]
             if mask is not None:
                 bits = np.frombuffer(chunk, np.uint8, offset=ids.nbytes)
-                mask[rows] = bits[places >> 3] >> (places & 7).astype(np.uint8) & 1
+                mask[here] = bits[within >> 3] >> (within & 7).astype(np.uint8) & 1
         if tokens.size and int(tokens.max()) >= self._vocabulary:
             raise DataError(f"data.index: token {int(tokens.max())} is outside model.vocabulary = {self._vocabulary}")
         return SampleBatch(tokens, mask)

@@ -1,21 +1,26 @@
 """Maps a sample number to a window of tokens, as a pure function of (seed, index).
 
-The tokens are cut into windows of `context` tokens plus the one that follows. Each epoch visits every window once, in
-the order of a keyed permutation that needs no storage. The permutation is a four-round Feistel network [Luby & Rackoff
-1988] on the next even number of bits. It is applied again until the result is in range (cycle walking [Black & Rogaway
-2002]; fewer than 4 tries on average).
+A window has `context` tokens and the one that follows. Each epoch visits every window once, in the order of a keyed
+permutation that needs no storage. The permutation is a four-round Feistel network [Luby & Rackoff 1988] on the next
+even number of bits. It is applied again until the result is in range (cycle walking [Black & Rogaway 2002]; fewer than
+4 tries on average).
 
-ChunkSampler maps sample numbers to chunks so that a block needs few chunks and neighbouring blocks share them.
+ChunkSampler maps sample numbers to places so that a block needs few chunks and neighbouring blocks share them.
 
 Samples drawn uniformly from the whole data set would need one chunk of 4 MiB each. An epoch is therefore a random order
 of chunks (a keyed permutation), cut into small groups. The blocks of a group are drawn from its chunks, one
 chunk after the other. The windows of each chunk come in their own random order. `data make` shuffles the documents of
 the whole set before it cuts chunks, so a chunk is a fair sample of the set. A group belongs to one feeder (blocks.py).
+
+No text is left out. The windows of a chunk overlap by as much as makes whole blocks of a group, and the last ones end
+where the chunk does. The last chunk may be short: its windows begin in the one before, as if it were as long as the
+others. Chunks left over in an epoch, which are fewer than a group, are drawn in the next one.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 import mmap
 from dataclasses import dataclass
 
@@ -27,48 +32,66 @@ from swarmnode.data.sample import SampleBatch
 from swarmnode.data.tokens import Tokens
 from swarmnode.ids import digest64
 
+Indices = npt.NDArray[np.int64]
+
 GROUP_CHUNKS_MAX = 64
 CHUNK_COST = 0.003
-"""A group gets another chunk only if that saves more than this share of an epoch (guess). Larger groups lose fewer
-windows at their end, but there are fewer groups to share among feeders."""
+"""A group gets another chunk only if that saves more than this share of an epoch (guess). The windows of larger groups
+overlap less, but there are fewer groups to share among feeders."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkLayout:
-    """The mapping from samples to chunks: `chunks` chunks of `windows` windows each. A group of `group` chunks makes
-    `span` blocks of `block` samples. Windows left over in a group, and chunks left over in an epoch, are drawn in other
-    epochs."""
+    """The mapping from samples to tokens. The text of `total` tokens is cut into `stretches` of `tokens` tokens, each a
+    chunk, or several where one is too short for a window. The last one ends with the text. Each has `windows` windows,
+    spread evenly over it. A group of `group` stretches makes `span` blocks of `block` samples."""
 
-    chunks: int
+    total: int
+    tokens: int
+    stretches: int
+    context: int
     windows: int
     block: int
     group: int
-    span: int
+
+    @property
+    def span(self) -> int:
+        """Number of blocks in a group."""
+        return self.group * self.windows // self.block
 
     @property
     def groups(self) -> int:
         """Number of groups in an epoch."""
-        return self.chunks // self.group
+        return self.stretches // self.group
 
     @property
     def samples(self) -> int:
         """Number of samples in an epoch."""
         return self.groups * self.span * self.block
 
+    def starts(self, stretches: Indices, windows: Indices) -> Indices:
+        """The first token of each window, [B], [B] -> [B]."""
+        slack = self.tokens - 1 - self.context
+        begin = np.minimum(stretches * self.tokens, self.total - self.tokens)
+        return begin + windows * slack // max(1, self.windows - 1)
+
 
 def layout(split: Split, context: int, block: int) -> ChunkLayout | None:
-    """The layout of `split` that wastes the smallest share of an epoch. None when the text does not fill one block."""
-    full = (split.chunk_tokens - 1) // context
-    whole, last = split.count, split.tokens - (split.count - 1) * split.chunk_tokens
-    short = (last - 1) // context if whole else 0
-    # The last chunk may be shorter. Either leave it out, or use only its number of windows from every chunk.
-    chunks, windows = max((whole, short), (whole - 1, full), key=lambda one: one[0] * one[1])
-    best, least = None, float("inf")
-    for group in range(1, min(chunks, GROUP_CHUNKS_MAX) + 1):
-        made = ChunkLayout(chunks, windows, block, group, group * windows // block)
-        lost = 1.0 - made.samples / max(1, chunks * windows) + CHUNK_COST * group
-        if made.span and lost < least:
-            best, least = made, lost
+    """The layout of `split` whose windows overlap least. None when the text does not fill one block."""
+    if (split.tokens - 1) // context < block:
+        return None
+    joined = -(-(context + 1) // split.chunk_tokens)
+    tokens = min(split.tokens, joined * split.chunk_tokens)
+    stretches = -(-split.tokens // tokens)
+    least = -(-(tokens - 1) // context)
+    best, lowest = None, float("inf")
+    for group in range(1, min(stretches, GROUP_CHUNKS_MAX) + 1):
+        unit = block // math.gcd(group, block)  # so many windows more in each stretch are whole blocks
+        windows = -(-least // unit) * unit
+        cost = windows / least - 1.0 + stretches % group / stretches + CHUNK_COST * group * joined
+        if cost < lowest:
+            best = ChunkLayout(split.tokens, tokens, stretches, context, windows, block, group)
+            lowest = cost
     return best
 
 
@@ -78,14 +101,14 @@ class ChunkSampler:
     def __init__(self, made: ChunkLayout, seed: int) -> None:
         self.layout = made
         self._order = functools.lru_cache(maxsize=4)(
-            lambda epoch: Permutation(made.chunks, digest64("chunks", seed, epoch))
+            lambda pair: Permutation(made.stretches, digest64("chunks", seed, pair))
         )
         self._inside = functools.lru_cache(maxsize=64)(
             lambda epoch, chunk: Permutation(made.windows, digest64("chunk", seed, epoch, chunk))
         )
 
-    def locate(self, indices: npt.ArrayLike) -> tuple[Indices, Indices]:
-        """Returns (chunk, window in that chunk) for each sample index, [B] -> [B], [B]."""
+    def locate(self, indices: npt.ArrayLike) -> Indices:
+        """The first token of the window of each sample index, [B] -> [B]."""
         flat = np.asarray(indices, dtype=np.int64).reshape(-1)
         assert flat.size == 0 or int(flat.min()) >= 0
         made = self.layout
@@ -94,18 +117,19 @@ class ChunkSampler:
         epochs, group = np.divmod(groups, made.groups)
         slots, places = np.divmod(block * made.block + within, made.windows)
         slots += group * made.group
-        chunks, windows = np.empty_like(flat), np.empty_like(flat)
+        # Each second epoch begins in the middle of the order before it, which draws the chunks that were left over.
+        slots = (slots + epochs % 2 * (made.stretches // 2)) % made.stretches
+        stretches, windows = np.empty_like(flat), np.empty_like(flat)
         for epoch in np.unique(epochs):
             rows = np.flatnonzero(epochs == epoch)
-            chunks[rows] = self._order(int(epoch))(slots[rows])
-        for epoch, chunk in sorted(set(zip(epochs.tolist(), chunks.tolist(), strict=True))):
-            rows = np.flatnonzero((epochs == epoch) & (chunks == chunk))
-            windows[rows] = self._inside(epoch, chunk)(places[rows])
-        return chunks, windows
+            stretches[rows] = self._order(int(epoch) // 2)(slots[rows])
+        for epoch, stretch in sorted(set(zip(epochs.tolist(), stretches.tolist(), strict=True))):
+            rows = np.flatnonzero((epochs == epoch) & (stretches == stretch))
+            windows[rows] = self._inside(epoch, stretch)(places[rows])
+        return made.starts(stretches, windows)
 
 
 ROUNDS = 4
-Indices = npt.NDArray[np.int64]
 
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)
@@ -152,19 +176,22 @@ FORGET_EVERY = 32
 
 
 class Windows:
-    """Windows of `context` + 1 tokens in `tokens`, [n]. Neighbours share a token."""
+    """Windows of `context` + 1 tokens in `tokens`, [n]. Neighbours share a token. `rest` tokens at the end are in none,
+    unless all begin so much later."""
 
     def __init__(self, tokens: Tokens, context: int) -> None:
         self.context = context
         self.count = max(0, (tokens.size - 1) // context)
+        self.rest = tokens.size - 1 - self.count * context if self.count else 0
         self._tokens = tokens
         self._span = np.arange(context + 1)
         self._gathers = 0
 
-    def gather(self, windows: Indices) -> SampleBatch:
-        """The samples in `windows`, [B]; their tokens are contiguous."""
+    def gather(self, windows: Indices, later: Indices | int = 0) -> SampleBatch:
+        """The samples in `windows`, [B], that begin `later` tokens, at most `rest`; their tokens are contiguous."""
         assert windows.size == 0 or (int(windows.min()) >= 0 and int(windows.max()) < self.count)
-        out = np.asarray(self._tokens)[windows[:, None] * self.context + self._span]
+        starts = windows * self.context + later
+        out = np.asarray(self._tokens)[starts[:, None] + self._span]
         self._gathers += 1
         if self._gathers % FORGET_EVERY == 0:
             forget_pages(self._tokens)
@@ -181,7 +208,8 @@ def forget_pages(tokens: Tokens) -> None:
 
 
 class Sampler:
-    """Maps any sample index of a run to its window, epoch after epoch without end, each epoch in its own order."""
+    """Maps any sample index of a run to its window, epoch after epoch without end, each epoch in its own order. In each
+    second epoch the windows end where the text does, so that nothing of it is left out."""
 
     def __init__(self, windows: Windows, seed: int) -> None:
         if windows.count < 1:
@@ -204,7 +232,8 @@ class Sampler:
 
     def batch(self, indices: npt.ArrayLike) -> SampleBatch:
         """The samples numbered `indices`, [B]."""
-        return self._windows.gather(self.locate(indices)[1])
+        epochs, windows = self.locate(indices)
+        return self._windows.gather(windows, epochs % 2 * self._windows.rest)
 
 
 def spread(count: int, wanted: int) -> Indices:

@@ -32,6 +32,7 @@ from swarmnode.data.tokenizer_file import check_tokenizer
 from swarmnode.data.tokens import huggingface_tokenizer
 from swarmnode.errors import DataError, NotPermitted, UsageError
 from swarmnode.ids import digest
+from swarmnode.local.published_head import PublishedHead, published_head
 from swarmnode.manifest import Manifest, ModelSpec, Recipe, fit, parse, template
 from swarmnode.manifest.kind_compat import ties
 from swarmnode.manifest.recipe import CONTEXTS, context_of, parameters_of
@@ -77,12 +78,13 @@ class FolderFiles:
 @dataclass(frozen=True, slots=True)
 class Pretrained:
     """A model to start from. `files`: its small files by name; `folder`: where its weights lie on this machine, None:
-    only at `locations`."""
+    only at `locations`; `told`: what a person should know about it, one line or ""."""
 
     recipe: Recipe
     index: BaseIndex
     files: Mapping[str, bytes]
     folder: Path | None
+    told: str = ""
 
 
 def pretrained(
@@ -108,8 +110,11 @@ def pretrained(
     config = json_file(files, CONFIG)
     if config is None:
         raise DataError(f"{name}: no {CONFIG}; this is no model in the form of Hugging Face")
-    published, model = _model_of(config, context, keeps=ties(start) and not untie)
-    wanted = _wanted(model, tied=published.tied)
+    spec, stored = spec_of(config), stored_tensors(files)
+    head = published_head(spec.tied, stored, files)
+    published = dataclasses.replace(spec, tied=bool(head.shared))
+    model = _model_of(published, context, keeps=ties(start) and not untie)
+    wanted = _wanted(model, head)
     small = {each: raw for each in SMALL_FILES if (raw := files.read_whole(each, SMALL_NBYTES_MAX)) is not None}
     if TOKENIZER not in small:
         raise DataError(f"{name}: no {TOKENIZER}; a tokenizer in another form must be converted by transformers first")
@@ -127,14 +132,14 @@ def pretrained(
         )
     if data is not None:
         _check_data((raw, small[TOKENIZER]), data, model)
-    stored = stored_tensors(files)
     recipe = _recipe(start, published, model, name, samples, has_data=data is not None)
     index = make_base(files, stored, wanted, report)
     made = recipe.manifest
     base = dataclasses.replace(made.base, index=index.digest.hex(), locations=locations)
     made = parse(template(dataclasses.replace(made, base=base)), f"{name}/{CONFIG}")
     linked = files.folder if isinstance(files, FolderFiles) else None
-    return Pretrained(Recipe(made, recipe.origins), index, small, linked)
+    origins = recipe.origins | ({"model.tied": head.told} if head.told and model.tied == published.tied else {})
+    return Pretrained(Recipe(made, origins), index, small, linked, head.told)
 
 
 def lay_out(run: Path, model: Pretrained) -> Path:
@@ -154,20 +159,19 @@ def lay_out(run: Path, model: Pretrained) -> Path:
     return place
 
 
-def _model_of(config: Mapping[str, Any], context: int | None, *, keeps: bool) -> tuple[ModelSpec, ModelSpec]:
-    """(the model of a config.json, the run's). A tied head stays so if the run `keeps` it; else it becomes a matrix of
-    its own, which begins as a copy of the table. Raises DataError for a model that swarmnode does not know."""
-    published = spec_of(config)
+def _model_of(published: ModelSpec, context: int | None, *, keeps: bool) -> ModelSpec:
+    """The run's model. A tied head stays so if the run `keeps` it; else it becomes a matrix of its own, which begins as
+    a copy of the table."""
     if context is not None and context > published.context:
         raise UsageError(f"--context {context}: the model was made for {published.context} tokens at most")
     context = context or min(published.context, context_of(parameters_of(published), CONTEXTS[-1][1]))
-    return published, dataclasses.replace(published, tied=published.tied and keeps, context=context)
+    return dataclasses.replace(published, tied=published.tied and keeps, context=context)
 
 
-def _wanted(model: ModelSpec, *, tied: bool) -> dict[str, WantedTensor]:
+def _wanted(model: ModelSpec, head: PublishedHead) -> dict[str, WantedTensor]:
     """Every parameter of the run, with the published tensor it is made of."""
     shapes = parameter_shapes(model, split(model, 1)[0])
-    return {name: WantedTensor(shapes[name], source) for name, source in source_names(model, tied=tied).items()}
+    return {name: WantedTensor(shapes[name], source) for name, source in source_names(model, head.shared).items()}
 
 
 def _check_data(tokenizers: Iterable[bytes], data: Path, model: ModelSpec) -> None:

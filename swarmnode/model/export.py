@@ -181,7 +181,7 @@ def write_model(
     """
     if manifest.model.architecture == DECODER:
         config_of(manifest.model)  # before anything is written
-    theirs = source_names(manifest.model, tied=False)
+    theirs = source_names(manifest.model)
     named = {theirs[name]: tensor for name, tensor in tensors.items()}
     return _write_folder(
         out_dir, _small_files(manifest, tokenizer, about or {}, carried or {}), "model.safetensors", named

@@ -95,7 +95,7 @@ def of_buffers(
 def of_export(folder: Path, manifest: Manifest, about: Mapping[str, object]) -> Gathered:
     """The copy in a folder written by `swarmnode export`."""
     path = folder / "model.safetensors"
-    ours = {theirs: name for name, theirs in source_names(manifest.model, tied=False).items()}
+    ours = {theirs: name for name, theirs in source_names(manifest.model).items()}
     tensors = {ours.get(name, name): tensor for name, tensor in read_tensors(path).items()}
     run_id, round_index, samples = about.get("run_id", ""), about.get("round", 0), about.get("samples", 0)
     if not isinstance(run_id, str) or not isinstance(round_index, int) or not isinstance(samples, int):

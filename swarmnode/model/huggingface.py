@@ -367,12 +367,12 @@ def their_name(spec: ModelSpec, ours: str) -> str:
     return ours
 
 
-def source_names(spec: ModelSpec, *, tied: bool) -> dict[str, str]:
-    """For each parameter of `spec` as a whole: the name of the published tensor that holds it. `tied`: the published
-    head is the token table, so that an untied head begins as a copy of it."""
+def source_names(spec: ModelSpec, shared: str = "") -> dict[str, str]:
+    """For each parameter of `spec` as a whole: the name of the published tensor that holds it. `shared`: the published
+    tensor that is token table and head, "" where each is its own; an untied head begins as a copy of it."""
     renamed = bool(spec.experts) and family_of(spec) == "mixtral"
     shapes = parameter_shapes(spec, split(spec, 1)[0])
     names = {name: their_name(spec, name) if renamed else name for name in shapes}
-    if tied and HEAD in names:
-        names[HEAD] = TABLE
+    if shared:
+        names |= {end: shared for end in (TABLE, HEAD) if end in names}
     return names

@@ -52,6 +52,7 @@ PARSERS = {
     "recovery/tensorfile.py": "tensor file",
     "recovery/checkpoint.py": "checkpoint",
     **dict.fromkeys(("data/tokens.py", "data/tokenizer_file.py", "model/gather.py"), "small file"),
+    **dict.fromkeys(("data/arrow_row.py", "data/input_folder.py"), OWN),
     **dict.fromkeys(("data/document_row.py", "data/set_maker.py", "machine/receipt_store.py"), OWN),
     **dict.fromkeys(("dashboard/history.py", "dashboard/server.py", "transport/contact.py"), OWN),
     **dict.fromkeys(("recovery/archive.py", "cli/owner.py", "cli/look.py"), OWN),

@@ -70,7 +70,7 @@ def test_transformers_loads_an_export_and_says_the_same(family: str, tmp_path: P
     again = tmp_path / "again"
     theirs.float().save_pretrained(again)
     saved = safetensors.torch.load_file(again / "model.safetensors")
-    names = source_names(model, tied=False)
+    names = source_names(model)
     assert saved.keys() == set(names.values())
     assert all(torch.equal(saved[names[name]], value) for name, value in weights.items())
     config = json.loads((again / "config.json").read_text())
@@ -198,9 +198,10 @@ def test_smollm3_leaves_every_fourth_layer_unrotated() -> None:
 
 
 def test_an_untied_head_begins_as_the_published_table() -> None:
-    assert source_names(TINY, tied=True)[HEAD] == TABLE
-    assert HEAD not in source_names(replace(TINY, tied=True), tied=True)
-    assert source_names(TINY, tied=False)[HEAD] == HEAD
+    assert source_names(TINY, TABLE)[HEAD] == TABLE
+    assert HEAD not in source_names(replace(TINY, tied=True), TABLE)
+    assert source_names(TINY)[HEAD] == HEAD
+    assert source_names(replace(TINY, tied=True), HEAD)[TABLE] == HEAD
 
 
 def test_a_model_that_transformers_does_not_have_is_refused(tmp_path: Path) -> None:
