@@ -175,6 +175,7 @@ class ControlApi:
         reply.loss_validation = served.loss_validation or 0.0
         reply.loss_validation_samples = served.loss_validation_samples
         reply.loss_validation_first = served.loss_validation_first or 0.0
+        now_unix_s = process.clock.unix_s()
         for member in node.presence.peer_table.swarm().members():
             if member.peer == node.me:
                 continue
@@ -187,6 +188,7 @@ class ControlApi:
                     samples_per_second=member.samples_per_second,
                     queue=member.queue,
                     round=member.round_index,
+                    resumes_s=max(0.0, member.resumes_unix_s - now_unix_s),
                     latency_s=router.expected_s(member.peer, 1) or 0.0,
                     banned=router.banned(member.peer, asyncio.get_running_loop().time()),
                 )

@@ -82,6 +82,7 @@ class NodeOptions:
     precision: str = "auto"
     optimizer_state: str = "auto"
     limits: Mapping[str, str] = field(default_factory=dict)
+    pace: float = 1.0  # of local time, by which hours and the day's quota go; tests let a day pass sooner
     settings: tuple[tuple[str, str, str], ...] = ()  # name, value, origin
     dashboard: str | None = None  # HOST:PORT of a coordinator's page
     public: bool = False  # the page answers other machines, too

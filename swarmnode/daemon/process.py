@@ -508,7 +508,7 @@ async def _live(
     else:
         node, compute = await _built(process, stack)
         usage = DailyTraffic(options.home, lambda: process.transport.throttle.moved_nbytes)
-        api.regulator = make_regulator(process, node, compute, Sensors(usage, process.clock))
+        api.regulator = make_regulator(process, node, compute, Sensors(usage, process.clock, options.pace))
         stack.callback(usage.save)
         await api.regulator.once()  # before the node joins: it may have been paused when the process ended
         tell_pause(api.regulator.verdict, process.clock.unix_s())

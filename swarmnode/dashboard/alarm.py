@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from swarmnode.ids import PeerId
 from swarmnode.membership.record import CLOCK_SKEW_MAX_S
@@ -51,6 +51,9 @@ class Health:
     trained: bool
     living: int = 1  # nodes with a valid record, in any state
     texts: Sequence[tuple[str, str]] = ()  # (name of the node, digest of its copy of the run's text)
+    asleep: Mapping[int, str] = field(
+        default_factory=dict
+    )  # stages that nobody serves: until when they sleep, with whom
     slowness: tuple[str, str] | None = None  # title and reason (pipeline/microbatch_size.py)
 
 
@@ -65,7 +68,7 @@ STOPPED = Alarm(
 def alarms(health: Health) -> list[Alarm]:
     """All current alarms, errors first."""
     alarms_now = [
-        *(thin_stages(health.replicas) if health.trained and health.living else ()),
+        *(thin_stages(health.replicas, health.asleep) if health.trained and health.living else ()),
         *(STOPPED for _ in range(health.trained and not health.living)),
         *islands(health.groups),
         *stalled(health.stalled_s, health.stall_s, health.replicas),
@@ -80,11 +83,15 @@ def alarms(health: Health) -> list[Alarm]:
     return sorted(alarms_now, key=lambda alarm: alarm.level != "error")
 
 
-def thin_stages(replicas: Sequence[int]) -> list[Alarm]:
-    """Alarms for stages without a node and for stages with only one."""
-    empty = [stage for stage, count in enumerate(replicas) if count == 0]
+def thin_stages(replicas: Sequence[int], asleep: Mapping[int, str]) -> list[Alarm]:
+    """Alarms for stages without a node, for stages that sleep, and for stages with only one node."""
+    empty = [stage for stage, count in enumerate(replicas) if count == 0 and stage not in asleep]
     lonely = [stage for stage, count in enumerate(replicas) if 0 < count < STAGE_REPLICAS_MIN]
-    thin = []
+    reason = f"Training goes on when it wakes, or at once with {_more_people(1)}: newcomers go there by themselves."
+    thin = [
+        Alarm("stage_asleep", "warning", f"Stage {stage} sleeps {until}", reason, str(stage))
+        for stage, until in sorted(asleep.items())
+    ]
     if empty:
         thin.append(
             Alarm(

@@ -68,6 +68,7 @@ LIVING = (
     record_pb2.NODE_STATE_SYNCING,
     record_pb2.NODE_STATE_TRAINING,
     record_pb2.NODE_STATE_DRAINING,
+    record_pb2.NODE_STATE_PAUSED,
 )
 
 
@@ -101,6 +102,7 @@ class NodeView:
     skew_s: float | None = None
     links: tuple[report_pb2.LinkReport, ...] = ()
     why: str = ""
+    resumes_s: float = 0.0  # while it is paused: when it expects to come back; 0: not known
     gone_s: float | None = None
     gone_why: str = ""
 
@@ -111,6 +113,12 @@ class NodeView:
     @property
     def serving(self) -> bool:
         return self.gone_s is None and self.state == record_pb2.NODE_STATE_TRAINING
+
+    @property
+    def asleep(self) -> bool:
+        """Whether it is paused, and answers."""
+        paused = self.state == record_pb2.NODE_STATE_PAUSED
+        return self.gone_s is None and paused and self.failures < SILENT_AFTER
 
     @property
     def label(self) -> str:
@@ -215,6 +223,7 @@ class Board:
         node.stage, node.state = record.stage, record.state
         node.speed, node.queue, node.round = record.samples_per_second, record.queue, record.round
         node.text = record.data_digest.hex()
+        node.resumes_s = float(record.allowance.resumes_unix_s)
         node.version, node.joined_s = record.version, record.joined_unix_ms / 1000.0
         node.expires_s = record.expires_unix_ms / 1000.0
         node.addresses = tuple(one for one in record.addresses if not one.startswith("/dns"))

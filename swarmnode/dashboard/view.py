@@ -12,6 +12,7 @@ from swarmnode.dashboard.board import SILENT_AFTER, Board, NodeView
 from swarmnode.dashboard.history import HistoryPoint
 from swarmnode.dashboard.totals import LATE, SENT
 from swarmnode.ids import PeerId
+from swarmnode.machine.sensors import local_time
 from swarmnode.manifest import PRESETS, Manifest
 from swarmnode.membership.receipt import receipt_to_json
 from swarmnode.pipeline.microbatch_size import LOOPBACK, SETTLED_S, slowness
@@ -82,6 +83,9 @@ def summary(board: Board, now_s: float) -> Json:
         "nodes": len(living),
         "serving": sum(node.serving and node.stage < manifest.pipeline.stages for node in living),
         "replicas": replicas(board),
+        "asleep": [
+            {"stage": stage, "name": node.label, "until": node.resumes_s or None} for stage, node in sleepers(board)
+        ],
         "paired": round(board.totals["paired"]),
         "lone": round(board.totals["lone"]),
         "worked_s": round(board.totals["worked_s"]),
@@ -102,7 +106,8 @@ def target_of(manifest: Manifest) -> int | None:
 
 def phase(board: Board, now_s: float) -> str:
     """One word for the run: `looking` for it, `waiting` for its first sample, `training`, `broken` while a stage has
-    nobody, `stopped` while nobody is here at all, or `ended` if it had reached its target then."""
+    nobody, `asleep` where all who had such stages are paused, `stopped` while nobody is here at all, or `ended` if it
+    had reached its target then."""
     if not board.living():
         if not board.began_s or now_s - board.began_s < board.manifest.limits.record_ttl_s:
             return "looking"
@@ -110,7 +115,10 @@ def phase(board: Board, now_s: float) -> str:
             return "ended" if board.samples >= (target_of(board.manifest) or math.inf) else "stopped"
     if not board.samples:
         return "waiting"
-    return "training" if all(replicas(board)) else "broken"
+    empty = replicas(board).count(0)
+    if not empty:
+        return "training"
+    return "asleep" if len(sleepers(board)) == empty else "broken"
 
 
 def run(board: Board, run_id: str, join: Sequence[str], version: str) -> Json:
@@ -143,6 +151,16 @@ def replicas(board: Board) -> list[int]:
         if node.serving and node.failures < SILENT_AFTER and node.stage < len(counts):
             counts[node.stage] += 1
     return counts
+
+
+def sleepers(board: Board) -> list[tuple[int, NodeView]]:
+    """The stages that nobody serves now but a paused node holds, each with the one that comes back first."""
+    first = dict[int, NodeView]()
+    for node in board.nodes.values():
+        if node.asleep and node.stage < board.manifest.pipeline.stages:
+            known = first.setdefault(node.stage, node)
+            first[node.stage] = min(known, node, key=lambda one: (one.resumes_s or math.inf, one.peer))
+    return [(stage, first[stage]) for stage, serving in enumerate(replicas(board)) if not serving and stage in first]
 
 
 def links(board: Board) -> list[Json]:
@@ -273,6 +291,7 @@ def health(board: Board, points: Sequence[HistoryPoint], now_s: float) -> Health
     rounds = [board.rounds[index] for index in sorted(board.rounds)]
     return Health(
         replicas=replicas(board),
+        asleep={stage: _until(node, now_s) for stage, node in sleepers(board)},
         versions=[node.version for node in answering],
         texts=[(node.label, node.text) for node in board.living() if node.text],
         skews_s=[(node.label, node.skew_s) for node in answering if node.skew_s is not None],
@@ -286,6 +305,12 @@ def health(board: Board, points: Sequence[HistoryPoint], now_s: float) -> Health
         living=len(board.living()),
         slowness=_slowness(board, now_s),
     )
+
+
+def _until(node: NodeView, now_s: float) -> str:
+    """Until when `node` sleeps, and its name: "until 22:00 with brave-otter"."""
+    until = f"until {local_time(node.resumes_s - now_s)} " if node.resumes_s > now_s else ""
+    return f"{until}with {node.label}"
 
 
 def _slowness(board: Board, now_s: float) -> tuple[str, str] | None:

@@ -259,7 +259,8 @@ class Gossip:
         self._late = False  # most were ahead in the last round: it goes on to the next one with what it has
         self._trained_s: deque[float] = deque(maxlen=RATES)  # seconds that the last steps were trained in, no wait
         self._wake = asyncio.Event()
-        self._held = False  # while this node is paused: no rounds
+        self._held = False  # while this node is paused, or takes another state: no rounds
+        self._away = False  # while it is paused: others are not to wait for it
         self._ended_here: Callable[[], None] | None = None  # told of each round that is done; None: nothing is fed here
         self._spared: Callable[[], bool] = lambda: False  # whether it does other work, so that no step waits for it
         # A newcomer met nobody in a round of pseudo-gradients, or its packets were clipped: it lacks that outer step.
@@ -315,9 +316,13 @@ class Gossip:
         """The last round finished, or behind the state that this replica was given."""
         return self._machine.done
 
-    def hold(self, held: bool) -> None:
-        """Begin no round while `held`, because this node is paused; the round under way goes on."""
+    def hold(self, held: bool, *, away: bool = False) -> None:
+        """Begin no round while `held`; the round under way goes on. `away`: for long, because this node is paused, so
+        that calls for further rounds are refused instead of waiting."""
         self._held = held
+        self._away = held and away
+        if self._away and self.idle.is_set():
+            self._finish(self.done)  # answers the calls that wait
         if not held:
             self.on_progress()
 
@@ -359,6 +364,10 @@ class Gossip:
         """Samples trained here since the last round, of which no other replica has a part."""
         met = meets(self._here.manifest.gossip) and not self.weight.newcomer
         return self._samples_here() - self._samples_before if met else 0
+
+    def drop_unsent(self) -> None:
+        """Pass on nothing of what was trained here since the last round: others have it, or went on without it."""
+        self._samples_before = self._samples_here()
 
     async def parting(self, round_index: int | None = None) -> tuple[wire.FinalDelta, Sequence[WireTensor]]:
         """After `rest`: what this replica learned since the last round of each fragment of the weights, as the message
@@ -470,6 +479,8 @@ class Gossip:
     @property
     def _newest_round(self) -> int:
         """The round after the newest that the samples seen here complete."""
+        if self._away:
+            return self.done
         if self._share is not None:  # one that is ahead waits for this replica in any round
             return sys.maxsize
         return self._after(self._rounds.newest(self._here.samples_total(), self.stride))

@@ -23,7 +23,7 @@ from swarmnode.gossip.exchange_machine import (
 from swarmnode.gossip.outgoing_packet import OutgoingPacket, packet_of, packets_s, reply_bytes_max, weight_of
 from swarmnode.ids import PeerId
 from swarmnode.membership.liveness import PING_TIMEOUT_S, SMALL_CALL_S, patiently
-from swarmnode.membership.swarm import StageContext
+from swarmnode.membership.swarm import PAUSED, StageContext
 from swarmnode.metrics import name
 from swarmnode.ports import Answer, Call, Packet
 from swarmnode.wire import call_pb2 as wire
@@ -158,11 +158,20 @@ class ExchangeDriver:
         timer = (
             loop.call_later(exchange.silence_s, self._handle, silence) if math.isfinite(exchange.silence_s) else None
         )
+        period_s = self._here.manifest.limits.announce_period_s
         try:
-            await self._ends[peer]
+            while not (await asyncio.wait([self._ends[peer]], timeout=period_s))[0]:
+                if exchange.state is ExchangeState.EXPECTING and self._paused(peer):
+                    event = ExchangeEvent(ExchangeInput.PARTNER_DEAD, peer, exchange.round_index, reason="it is paused")
+                    self._handle(event)
         finally:
             if timer is not None:
                 timer.cancel()
+
+    def _paused(self, peer: PeerId) -> bool:
+        """Whether `peer` has said that it is paused: it will not call."""
+        members = self._here.swarm().stages[self._here.stage]
+        return any(member.peer == peer and member.state == PAUSED for member in members)
 
     # ---- the partners' calls
 

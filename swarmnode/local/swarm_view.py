@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import math
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -31,7 +32,7 @@ from swarmnode.wire.record_pb2 import (
     NODE_STATE_TRAINING,
     NodeState,
 )
-from swarmnode.wire.report_pb2 import StatusReply
+from swarmnode.wire.report_pb2 import PeerStatus, StatusReply
 
 LOOKS_MAX = 120
 LOSSES_MAX = 1000
@@ -179,16 +180,33 @@ def empty_stages(status: StatusReply) -> list[int]:
     return [stage for stage in range(status.stages) if stage not in at_work]
 
 
+def sleepers(status: StatusReply) -> dict[int, str]:
+    """The stages that nobody serves but a paused node holds, and until when each sleeps: "until 22:00 with 12D3…abcd".
+    Of several nodes, the one that comes back first counts."""
+    empty, first = set(empty_stages(status)), dict[int, PeerStatus]()
+    paused = [peer for peer in status.peers if peer.state == NODE_STATE_PAUSED and peer.stage in empty]
+    for peer in sorted(paused, key=lambda one: (one.resumes_s or math.inf, one.peer_id)):
+        first.setdefault(peer.stage, peer)
+    return {
+        stage: (f"until {local_time(peer.resumes_s)} " if peer.resumes_s else "")
+        + f"with {short(PeerId(peer.peer_id))}"
+        for stage, peer in sorted(first.items())
+    }
+
+
 def headline(status: StatusReply) -> str:
-    """The node's place, and whom the run waits for: "stage 2 of 3; waiting for two more machines"."""
+    """The node's place, and whom the run waits for: "stage 2 of 3; waiting for two more machines", or "stage 0 of 2;
+    stage 1 sleeps until 22:00 with 12D3…abcd"."""
     if not status.state:
         return "looking for the stage that needs this machine most"
-    missing = [stage for stage in empty_stages(status) if stage != status.stage]
+    asleep = sleepers(status)
+    missing = [stage for stage in empty_stages(status) if stage != status.stage and stage not in asleep]
     state = "" if status.state == NODE_STATE_TRAINING else f", {STATE_WORDS.get(status.state, '')}"
     words = f"stage {of_stages(status)}{state}"
+    words += "".join(f"; stage {stage} sleeps {until}" for stage, until in asleep.items())
     if missing:
         return f"{words}; waiting for {more_of('machine', len(missing))}"
-    return f"{words}; every stage has a machine" if not state else words
+    return f"{words}; every stage has a machine" if not state and not asleep else words
 
 
 def thanks(status: StatusReply) -> str:

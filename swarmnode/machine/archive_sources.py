@@ -213,7 +213,7 @@ class ArchiveSources:
         self._tries += 1
         swarm = await self._look()
         stages = range(self.manifest.pipeline.stages)
-        serving = [swarm.serving(stage) for stage in stages]
+        serving = [swarm.holding(stage) for stage in stages]
         _check_round(
             max((member.round_index for member in members), default=0) or self._parting_round(stage)
             for stage, members in enumerate(serving)
@@ -299,7 +299,7 @@ class ArchiveSources:
         left no copy, Deserted if nobody serves any."""
         stages = range(self.manifest.pipeline.stages)
         swarm = await self._look_at(stages)
-        served = [stage for stage in stages if swarm.serving(stage)]
+        served = [stage for stage in stages if swarm.holding(stage)]
         empty = [stage for stage in stages if stage not in served and stage not in self.parting]
         if empty:
             kind = Unavailable if served or self.parting else Deserted

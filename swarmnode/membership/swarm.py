@@ -16,6 +16,9 @@ from swarmnode.wire import record_pb2 as wire
 
 SERVING = wire.NODE_STATE_TRAINING
 JOINING = wire.NODE_STATE_JOINING
+PAUSED = wire.NODE_STATE_PAUSED
+DRAINING = wire.NODE_STATE_DRAINING
+GIVING = (wire.NODE_STATE_TRAINING, wire.NODE_STATE_DRAINING, wire.NODE_STATE_PAUSED)  # these give their state
 GOSSIPING = (wire.NODE_STATE_TRAINING, wire.NODE_STATE_SYNCING)
 COMING = (wire.NODE_STATE_TRAINING, wire.NODE_STATE_SYNCING, wire.NODE_STATE_JOINING)
 
@@ -43,6 +46,7 @@ class Member:
     moving_to: int | None = None  # stage it has decided to move to
     saves: bool = False
     pauses_unix_s: int = 0  # announced time of a pause by its volunteer's limits; 0: none
+    resumes_unix_s: int = 0  # of one that is paused: when it expects to come back; 0: not known
     boundary_digest: bytes = b""  # of its frozen subspace, if the run has one
     data_digest: bytes = b""  # of the run's text, as it has it, first 8 bytes; empty: it has none
     fed: bool = False  # its record carries samples or blocks
@@ -88,6 +92,7 @@ class Member:
             moving_to=record.moving_to if record.HasField("moving_to") else None,
             saves=record.saves_checkpoints,
             pauses_unix_s=record.allowance.pauses_unix_s,
+            resumes_unix_s=record.allowance.resumes_unix_s,
             boundary_digest=record.boundary_digest,
             data_digest=record.data_digest,
             fed=bool(record.progress.samples) or record.HasField("blocks"),
@@ -177,6 +182,14 @@ class Swarm:
         """Members that serve their stage and have announced no move."""
         members = self.serving(stage)
         return [m for m in members if m.moving_to is None] if self.unsettled(stage) else members
+
+    def resting(self, stage: int) -> Members:
+        """Members that hold the state of the stage, give it, and take no work: paused, or about to leave."""
+        return tuple([m for m in self.unsettled(stage) if m.state in (PAUSED, DRAINING) and m.moving_to is None])
+
+    def holding(self, stage: int) -> Members:
+        """The replicas that serve the stage; where none does, those that are paused with it."""
+        return self.serving(stage) or tuple([m for m in self.unsettled(stage) if m.state == PAUSED])
 
     def speeds(self, stage: int) -> tuple[float, int]:
         """Total samples per second of the settled members, and the number without an announced speed."""

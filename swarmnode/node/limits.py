@@ -21,6 +21,7 @@ DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 COOL_C = 5.0  # guess: degrees below the limit before work goes on, so that it does not flutter
 FREE_SHARE = 0.05  # guess: the same for memory
 QUOTA_SHARE = 0.995  # of the quota: the rest is for saying that we pause; so it stops within 1 %
+QUOTA_SOON_S = 600.0  # guess: a quota that lasts for less is told to others, who need time to take over
 QUOTA_AHEAD_S = 2.0  # derived: two readings; what is under way when the quota is near still goes through
 YIELD_MAX = 16
 LOAD_LEAST = 0.05  # guess: below that others take the node for one that hangs
@@ -96,7 +97,8 @@ class SensorReading:
     """The machine at one moment. What cannot be measured is None, and no limit on it can be kept.
 
     `running` is what the node does now, for limits that must not flutter. `offset_at`: the offset of local time at a
-    later Unix time, which differs where summer time begins or ends; None: it does not.
+    later Unix time, which differs where summer time begins or ends; None: it does not. `pace`: seconds that local
+    clocks go on in a second; tests let a day pass sooner.
     """
 
     unix_s: float
@@ -111,10 +113,11 @@ class SensorReading:
     on_battery: bool | None = None
     asked: AskedPause = NOT_ASKED
     offset_at: Callable[[float], int] | None = None
+    pace: float = 1.0
 
     def local_s_later(self, wait_s: float) -> float:
         """Unix time when local clocks show `wait_s` more than now."""
-        then = self.unix_s + wait_s
+        then = self.unix_s + wait_s / self.pace
         return then if self.offset_at is None else then + self.utc_offset_s - self.offset_at(then)
 
 
@@ -136,8 +139,15 @@ def decide(limits: Limits, reading: SensorReading) -> LimitVerdict:
             if limits.when_idle_s is not None and reading.idle_s is None
             else ""
         )
-        return LimitVerdict(True, _closes(limits.hours, reading), f"within its limits{blind}")
+        ends = [at for at in (_closes(limits.hours, reading), _quota_ends(limits, reading)) if at is not None]
+        return LimitVerdict(True, min(ends, default=None), f"within its limits{blind}")
     return max(pauses, key=lambda verdict: math.inf if verdict.until_unix_s is None else verdict.until_unix_s)
+
+
+def may_give(limits: Limits, reading: SensorReading) -> bool:
+    """Whether a node that is paused may still send its state: within its day's quota."""
+    coming = reading.nbytes_per_s * QUOTA_AHEAD_S
+    return limits.quota_nbytes is None or reading.used_nbytes + coming < QUOTA_SHARE * limits.quota_nbytes
 
 
 def _asked(limits: Limits, reading: SensorReading) -> LimitVerdict | None:
@@ -160,11 +170,19 @@ def _hours(limits: Limits, reading: SensorReading) -> LimitVerdict | None:
 def _quota(limits: Limits, reading: SensorReading) -> LimitVerdict | None:
     if limits.quota_nbytes is None:
         return None
-    coming = reading.nbytes_per_s * QUOTA_AHEAD_S if reading.running else 0.0
-    if reading.used_nbytes + coming < QUOTA_SHARE * limits.quota_nbytes:
+    if may_give(limits, reading if reading.running else dataclasses.replace(reading, nbytes_per_s=0.0)):
         return None
     until = reading.local_s_later(DAY_S - _second(reading) % DAY_S)
     return LimitVerdict(False, until, f"the day's quota of {show_nbytes(limits.quota_nbytes)} is used up")
+
+
+def _quota_ends(limits: Limits, reading: SensorReading) -> float | None:
+    """When the day's quota will be used up at the present rate; None if not within QUOTA_SOON_S."""
+    if limits.quota_nbytes is None or reading.nbytes_per_s <= 0.0:
+        return None
+    left_s = (QUOTA_SHARE * limits.quota_nbytes - reading.used_nbytes) / reading.nbytes_per_s - QUOTA_AHEAD_S
+    day_left_s = DAY_S - _second(reading) % DAY_S
+    return reading.unix_s + left_s if left_s < min(QUOTA_SOON_S, day_left_s) else None
 
 
 def _temperature(limits: Limits, reading: SensorReading) -> LimitVerdict | None:

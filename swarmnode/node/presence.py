@@ -63,6 +63,7 @@ class LocalStatus:
     data_digest: bytes = b""  # of the run's text, as this machine has it; empty: it has none
     boundary_digest: bytes = b""  # of the frozen subspace made here, in a run that has one
     allowance: record_pb2.Allowance | None = None  # limits that other nodes should expect
+    gives: bool = True  # its volunteer's limits let it send state
 
 
 @dataclass(frozen=True, slots=True)

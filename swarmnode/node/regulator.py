@@ -9,7 +9,17 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
 from swarmnode.errors import Unavailable
-from swarmnode.node.limits import DAY_S, NOT_ASKED, AskedPause, Limits, LimitVerdict, SensorReading, change, decide
+from swarmnode.node.limits import (
+    DAY_S,
+    NOT_ASKED,
+    AskedPause,
+    Limits,
+    LimitVerdict,
+    SensorReading,
+    change,
+    decide,
+    may_give,
+)
 from swarmnode.node.pause import PauseControl
 from swarmnode.node.presence import Presence
 from swarmnode.ports import Telemetry
@@ -94,7 +104,8 @@ class Regulator:
         before = self.verdict
         self.reading = dataclasses.replace(reading, asked=self.asked)
         self.verdict = decide(self.limits, self.reading)
-        self.presence.note(allowance=allowance(self.limits, self.verdict, reading.unix_s))
+        granted = allowance(self.limits, self.verdict, reading.unix_s)
+        self.presence.note(allowance=granted, gives=may_give(self.limits, reading))
         if self.verdict.running != before.running:
             self.telemetry.event("limits.verdict", running=self.verdict.running, reason=self.verdict.reason)
             self._now.set()

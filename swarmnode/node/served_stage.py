@@ -14,7 +14,7 @@ from swarmnode.errors import LocalFault, RemoteFault, Unavailable
 from swarmnode.gossip.exchange import Gossip
 from swarmnode.ids import PeerId, seeded
 from swarmnode.membership.liveness import TRIES
-from swarmnode.membership.swarm import StageContext, Swarm
+from swarmnode.membership.swarm import GIVING, StageContext, Swarm
 from swarmnode.node.audit_setup import stage_audits
 from swarmnode.node.checkpointer import Checkpointer
 from swarmnode.node.drain import DrainReport, DrainTask, drain
@@ -38,12 +38,12 @@ from swarmnode.ports import Answer, Call, Compute, Handler, Priority, Replica, S
 from swarmnode.recovery.neighbour_backup import NeighbourBackup
 from swarmnode.recovery.recovery_source import RecoverySource, donors_of
 from swarmnode.recovery.renewal import RenewalTimer
-from swarmnode.recovery.restore import RestoredState
+from swarmnode.recovery.restore import OwnState, RestoredState
 from swarmnode.transfer.donor import DonorLimits, SnapshotDonor, StageDonor
 from swarmnode.transfer.snapshot import WHOLE, Snapshot, StateSlice
 from swarmnode.wire import record_pb2
 
-GIVING = (record_pb2.NODE_STATE_TRAINING, record_pb2.NODE_STATE_DRAINING)
+Trained = Callable[[], record_pb2.Progress]
 
 
 def make_donor(
@@ -51,19 +51,21 @@ def make_donor(
     here: StageContext,
     gossip: Gossip,
     kept: Callable[[int], Snapshot | None],
+    trained: Trained,
 ) -> StageDonor:
-    """The part that gives state to others: of the replica, and what is `kept` of other stages. Archives get copies of
-    the slow weights, which are hashed beside the compute thread where possible."""
+    """The part that gives state to others: of the replica, and what is `kept` of other stages; `trained`: the run's
+    progress that the replica has learned. Archives get copies of the slow weights, which are hashed beside the compute
+    thread where possible."""
     ports, given = context.ports, (here.run_id, here.stage)
     # Behind other work a busy replica would never hash, and it needs the joiner that waits.
     run = partial(here.compute.run, Priority.OUTER, 0)
-    take, limits = partial(copy_replica, context, here, gossip), ports.donating
+    take, limits = partial(copy_replica, context, here, gossip, trained), ports.donating
     joiners = SnapshotDonor(*given, take, run, here.telemetry, limits, kept)
 
     async def slow(cut: StateSlice) -> Snapshot:
         while True:
             check_gives(context)
-            done, progress = gossip.done, context.presence.progress.to_wire()
+            done, progress = gossip.done, trained()
             state = await run(partial(here.replica.snapshot_in_parts, packed=True, only=cut.sections))
             if gossip.done == done:
                 return Snapshot.of(state, here.stage, done, progress, limits.chunk_nbytes, gossip.line)
@@ -73,7 +75,9 @@ def make_donor(
     return StageDonor(here.stage, joiners, archive, context.caller_check.archives, ports.archiving)
 
 
-async def copy_replica(context: NodeContext, here: StageContext, gossip: Gossip, cut: StateSlice) -> Snapshot:
+async def copy_replica(
+    context: NodeContext, here: StageContext, gossip: Gossip, trained: Trained, cut: StateSlice
+) -> Snapshot:
     """An immutable copy of the replica, hashed when all of it or whole sections are wanted. Raises Unavailable while
     this node has no state to give, RemoteFault for a `cut` that it does not have."""
     check_gives(context)
@@ -82,7 +86,7 @@ async def copy_replica(context: NodeContext, here: StageContext, gossip: Gossip,
     run, size = partial(here.compute.run, Priority.OUTER, 0), context.ports.donating.chunk_nbytes
     at_once = cut.first == 0 and cut.count is None
     while True:
-        done, progress, snapshots = gossip.done, context.presence.progress.to_wire(), list[Snapshot]()
+        done, progress, snapshots = gossip.done, trained(), list[Snapshot]()
 
         def keep(state: State) -> None:
             snapshots.append(Snapshot.of(state, stage, done, progress, size, gossip.line))  # noqa: B023
@@ -156,7 +160,6 @@ SYNCS_AGAIN = TRIES - 1  # times that a newcomer which missed its first round ta
 FINISH_S = 8.0  # guess: before a move, held work is finished within this
 SAVE_BYTES_PER_S = 1e6  # derived: a disk that bears 300 TB lasts for ten years
 HOPELESS_S = 4.0 * FINISH_S  # of work that takes so long little is finished; callers ask another replica sooner
-SERVING = (*GIVING, record_pb2.NODE_STATE_PAUSED)
 
 
 SPEED_SAMPLES = 32.0  # guess: a probe weighs as much as a few real microbatches
@@ -219,7 +222,7 @@ class ServedStage(StageObserver):
             line=restored.line,
         )
         self.backup = NeighbourBackup(here, presence)
-        self.donor = make_donor(context, here, self.gossip, self.backup.kept)
+        self.donor = make_donor(context, here, self.gossip, self.backup.kept, self._trained)
         self._speed = Speed(self.hop, here.compute, joined.samples_per_second)
         self.feeder: Feeder | None = None
         self.checkpointer: Checkpointer | None = None
@@ -227,6 +230,10 @@ class ServedStage(StageObserver):
             self.checkpointer = Checkpointer(context, here, store, self.gossip, self._finished_blocks)
         self.tied_ends = TiedEnds(here, self.gossip)
         self._disk = asyncio.Lock()  # one writes the stage's state at a time
+        self._rested: record_pb2.Progress | None = None  # while this node is held: of the run, when its state was new
+        self._resting: asyncio.Task[None] | None = None  # while this node is held: until its state changes no more
+        self._was_last = False  # when this node was held, nobody else served the stage
+        self._relieved = False  # others have served it since
         self._behind = asyncio.Event()  # set while this replica waits for a state further than its own
         self._return = StageReturn(context, self.stage, self.gossip, restored.before, lambda: self.hop.worked)
         self._from: frozenset[PeerId] = frozenset()  # then: who has the state, of all that serve the stage
@@ -243,8 +250,8 @@ class ServedStage(StageObserver):
             "commit": self.gossip.exchanges.serve_commit,
             "fallback": self._of_our_line(self.gossip.fallback.serve),
             "packet_receipt": self.gossip.acceptance.serve_receipt,
-            "snapshot": self.donor.offer,
-            "chunk": self.donor.chunk,
+            "snapshot": self._give,
+            "chunk": self._give_chunk,
             "table": self.tied_ends.serve,
         }
 
@@ -365,6 +372,8 @@ class ServedStage(StageObserver):
     def drain_steps(self, report: DrainReport, checkpoint: str = "") -> list[DrainTask]:
         """Refuse new work; the steps of `drain`, in order."""
         context = self._context
+        if self._resting is not None and self._outdated():
+            self.gossip.drop_unsent()
 
         async def save() -> None:
             await self.save()
@@ -390,7 +399,7 @@ class ServedStage(StageObserver):
         context, total = self._context, self._context.presence.samples_total
         async with self._disk:
             while True:
-                done, progress, line = self.gossip.done, context.presence.progress.to_wire(), self.gossip.line
+                done, progress, line = self.gossip.done, self._trained(), self.gossip.line
                 state = await context.ports.compute.run(Priority.OUTER, 0, self.replica.snapshot_in_parts)
                 if (self.gossip.done, self.gossip.line) == (done, line):  # else an outer step came in between
                     break
@@ -431,16 +440,57 @@ class ServedStage(StageObserver):
 
     # ---- pausing
 
-    def hold(self, reason: str) -> None:
-        """Take no new work for `reason`: no microbatch, no round, no download. Work under way goes on."""
+    def hold(self, reason: str, *, away: bool = True) -> None:
+        """Take no new work for `reason`: no microbatch, no round, no download. Work under way goes on.
+        `away`: for long, so that other replicas are not to wait for this one."""
+        self._was_last = not self._others_serve()
+        self._relieved = False
         self.held_work.hold(reason)
-        self.gossip.hold(True)
+        self.gossip.hold(True, away=away)
         self.backup.hold(True)
+        self._resting = self._tasks.create_task(self._rest_held())
+
+    async def _rest_held(self) -> None:
+        """After `hold`: return when the replica's state changes no more. Copies from before are forgotten."""
+        await self.held_work.emptied()
+        await self.gossip.idle.wait()
+        self.donor.close()
+        self._rested = self._context.presence.progress.to_wire()
+
+    def _trained(self) -> record_pb2.Progress:
+        """The run's progress that this replica has learned: of now, or of when it was held. Without the last replica of
+        a stage nothing is trained: what is heard of later was trained before."""
+        self._note_relief()
+        if self._rested is None or (self._was_last and not self._relieved):
+            return self._context.presence.progress.to_wire()
+        return self._rested
+
+    async def _give(self, peer: PeerId, call: Call) -> Answer:
+        """Handler of "snapshot". A paused replica gives what it has after the last microbatch that it held, unless
+        that takes more than FINISH_S."""
+        self._check_limits()
+        if self._resting is not None and call.header.snapshot.stage == self.stage:
+            await asyncio.wait([self._resting], timeout=FINISH_S)
+        return await self.donor.offer(peer, call)
+
+    async def _give_chunk(self, peer: PeerId, call: Call) -> Answer:
+        """Handler of "chunk"."""
+        self._check_limits()
+        return await self.donor.chunk(peer, call)
+
+    def _check_limits(self) -> None:
+        """Raise Unavailable where the volunteer's limits let this node send no state."""
+        if not self._context.presence.status.gives:
+            raise Unavailable("the day's quota of this node is used up")
 
     async def resume(self) -> None:
         """After `hold`: catch up with the stage, then take work again. Raises Unavailable, and nothing has changed,
         when the nodes that had the state are gone meanwhile."""
         newcomer = await self._catch_up()
+        if self._resting is not None:
+            self._resting.cancel()
+            self._resting = None
+            self._rested = None
         self.gossip.hold(False)
         self.backup.hold(False)
         if newcomer:
@@ -450,23 +500,43 @@ class ServedStage(StageObserver):
     async def _catch_up(self) -> bool:
         """Take the stage's state from other replicas, as a joiner does, if rounds went by during the pause.
 
-        Without another node at the stage, this replica holds the stage's state. Returns whether its next round is to be
-        received at weight 0. Raises Unavailable.
+        Where nobody else serves the stage, the newest of this replica's state and what is kept counts. Returns whether
+        its next round is to be received at weight 0. Raises Unavailable.
         """
-        presence, gossip = self._context.presence, self.gossip
-        await gossip.idle.wait()  # a round that began before the pause goes on in it, and its outer step needs its mark
+        presence = self._context.presence
+        await self.gossip.idle.wait()  # a round begun before the pause goes on, and its outer step needs its mark
         await presence.look([self.stage])
-        behind = presence.progress.total // self._context.manifest.gossip.round_samples > gossip.done
-        return (behind or bool(self._from)) and await self._restore_again()
+        return (self._outdated() or bool(self._from)) and await self._restore_again()
+
+    def _outdated(self) -> bool:
+        """Whether others may have a newer state: rounds went by while this replica was held, or nodes serve the stage
+        that began with its state, or an older one."""
+        done = self._context.presence.progress.total // self._context.manifest.gossip.round_samples
+        self._note_relief()
+        return done > self.gossip.done or (self._was_last and self._relieved)
+
+    def _note_relief(self) -> None:
+        """Remember whether others served the stage while this replica was held."""
+        self._relieved = self._relieved or (self._resting is not None and self._others_serve())
+
+    def _others_serve(self) -> bool:
+        presence = self._context.presence
+        return bool(donors_of(presence.peer_table.swarm(), self.stage, presence.me))
 
     async def _restore_again(self, round_min: int = 0) -> bool:
-        """Take the state after round `round_min` or later, if other nodes serve the stage. Returns and raises as
-        `_catch_up`."""
+        """Take the state after round `round_min` or later, if another node has a newer one than this replica. Returns
+        and raises as `_catch_up`."""
         presence = self._context.presence
-        if not donors_of(presence.peer_table.swarm(), self.stage, presence.me):
-            return False
         only, self._from = self._from & {*donors_of(presence.peer_table.swarm(), self.stage, presence.me)}, frozenset()
-        restored = await self._context.restorer.restore(self.replica, self.stage, round_min=round_min, only=only)
+        restorer = self._context.restorer
+        restored = await restorer.restore(
+            self.replica,
+            self.stage,
+            round_min=round_min,
+            only=only,
+            backup=self.backup.kept(self.stage),
+            own=OwnState(self._trained().total, self.gossip.line),
+        )
         self.gossip.restored(max(self.gossip.done, restored.round), restored.line, newcomer=restored.newcomer)
         self._return.settled()
         return restored.newcomer
@@ -481,7 +551,7 @@ class ServedStage(StageObserver):
             return False
         self._from, reason = found
         self._context.telemetry.event("state.behind", level="warning", round=self.gossip.done, reason=reason)
-        self.hold("this replica's state is behind the run's")
+        self.hold("this replica's state is behind the run's", away=False)
         presence.set_state(record_pb2.NODE_STATE_SYNCING, reason)
         self._behind.set()
         return True
@@ -555,7 +625,7 @@ class ServedStage(StageObserver):
         """`handler`, which refuses calls while this node does not serve microbatches."""
 
         async def serve(peer: PeerId, call: Call) -> Answer:
-            if self._context.presence.status.state not in SERVING:
+            if self._context.presence.status.state not in GIVING:
                 raise Unavailable("this node does not serve yet")
             return await handler(peer, call)
 
@@ -580,6 +650,7 @@ class ServedStage(StageObserver):
 
     def status(self) -> StageStatus:
         """The stage at this moment."""
+        self._note_relief()
         fed, kept = fed_status(self.feeder), self.backup.snapshot
         if self.feeder is None and self.hop.loss.known:
             fed = replace(fed, loss_train=self.hop.loss.value)

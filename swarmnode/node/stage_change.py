@@ -17,7 +17,7 @@ from swarmnode.ids import PeerId
 from swarmnode.manifest import Manifest
 from swarmnode.manifest.gossip_compat import meets
 from swarmnode.membership.liveness import AGAIN_S, PINGED_MAX, SAMPLE, SOON_SHARE, Pinger
-from swarmnode.membership.swarm import COMING, SERVING, Swarm
+from swarmnode.membership.swarm import COMING, PAUSED, SERVING, Swarm
 from swarmnode.metrics import name
 from swarmnode.model.section import Sizes, snapshot_nbytes
 from swarmnode.model.split import stages_of
@@ -30,6 +30,7 @@ from swarmnode.pipeline.rebalance import (
     StageMove,
     load,
     on_the_way,
+    pause_ahead_s,
     plan_move,
     shifted,
     staying,
@@ -47,6 +48,9 @@ from swarmnode.wire import record_pb2
 ROUND_WAIT_MAX_S = 60.0  # guess: rounds may take hours; no machine should idle, nor a stage stand empty, for so long
 UNREST = 3  # guess: waits of an announce period after nodes came or went: newcomers have not announced a speed yet
 HEARD_PERIODS = 2.0  # derived: a record is announced in one announce period and read in the next
+# Guess: so long before the announced pause of a stage's last replica another machine goes there. It fetches the state,
+# and waits for a round, ROUND_WAIT_MAX_S at most.
+PAUSE_AHEAD_S = 2.0 * ROUND_WAIT_MAX_S
 SEEN_MICROBATCHES = 4  # guess: for each replica of a stage; of fewer nothing is concluded
 # Guess: of what the weaker stage could do, below which lines or samples in flight limit the run, as a stage that limits
 # it is at work .6 to .8 of the time [simulated, plan.py]. 64 of home-8b's machines in 9 stages do .47 of it, and .3
@@ -165,13 +169,17 @@ class StageRebalancer:
         if self._saw_enough():
             self._seen = loop.time(), self._presence.progress.total, self._samples_here()
         before, going, shape = peer_table.serving(), self._going(), peer_table.shape
-        begun, whole = self._presence.progress.total > 0, all(members for members, _ in peer_table.counts())
+        begun, swarm = self._presence.progress.total > 0, peer_table.swarm()
+        now_unix_s = self._context.ports.clock.unix_s()
+        here = staying(swarm, now_unix_s, PAUSE_AHEAD_S)
+        whole = all(any(m.state != PAUSED for m in members) for members in here.stages)
         if begun:
             most_s = announce_s if self._unrest > 0 or not whole else math.inf
         else:
             most_s = announce_s if self._unrest > 0 and whole else AGAIN_S
         self._unrest = max(0, self._unrest - (begun or whole))
-        end = loop.time() + min(self._period_s, most_s) * (0.9 + 0.2 * self._rng.random())
+        wait_s = min(self._period_s, most_s) * (0.9 + 0.2 * self._rng.random())
+        end = loop.time() + min(wait_s, pause_ahead_s(swarm, now_unix_s, PAUSE_AHEAD_S))
         while (left_s := end - loop.time()) > 0:
             await asyncio.sleep(min(left_s, SOON_SHARE * announce_s))
             if self._idle.move() is not None or (not begun and self._presence.progress.total > 0):
@@ -226,8 +234,9 @@ class StageRebalancer:
         return workers > 0, f"{workers} other replicas of stage {move.source} were seen at work"
 
     def _swarm(self) -> Swarm:
-        """The swarm as known here, with speeds bounded to what can be believed."""
-        return bounded(self._presence.peer_table.swarm(), self._costs)
+        """The members that stay, with speeds bounded to what can be believed."""
+        now_unix_s = self._context.ports.clock.unix_s()
+        return bounded(staying(self._presence.peer_table.swarm(), now_unix_s, PAUSE_AHEAD_S), self._costs)
 
     def _saw_enough(self) -> bool:
         """True if enough microbatches for each replica of a stage went through since the last wait began."""
@@ -280,8 +289,9 @@ class StageRebalancer:
         self._context.telemetry.event("stage.moving", source=move.source, target=move.target, reason=reason)
         self._presence.going_to(move.target)
         idle = move.target in self._idle
-        if idle or not self._presence.peer_table.swarm().stages[move.target]:
+        if idle or not self._presence.peer_table.swarm().serving(move.target):
             _expect(*await self._replaced(move.source))
+            _expect(self._presence.status.state == SERVING, "this node has paused meanwhile")
             return StageTransfer(move.target, reason, move.speed, None, idle)  # the new stay brings the stage back
         loop = asyncio.get_running_loop()
         begun_s, donors = loop.time(), partial(self._donors, move.target)
@@ -294,11 +304,12 @@ class StageRebalancer:
         self._rate = offer.nbytes / max(1e-3, loop.time() - begun_s)
         await self._after_a_round()
         await self._look()
-        if self._swarm().stages[move.target]:
+        if self._swarm().coming(move.target):
             good, why = still_good(self._swarm(), self._costs, move, self._rules)
         else:  # still nobody feeds there, so all training stands
             good, why = await self._replaced(move.source)
         _expect(good, why)
+        _expect(self._presence.status.state == SERVING, "this node has paused meanwhile")
         self._context.telemetry.count(name.RECOVERIES, method="replica")
         return StageTransfer(move.target, f"{reason}; {why}", move.speed, Snapshot.of_offer(offer, state))
 
@@ -320,7 +331,7 @@ class StageRebalancer:
         me = self._presence.me
         await self._presence.announce()
         await self._presence.look([stage])
-        mates = [member.peer for member in self._presence.peer_table.swarm().settled(stage) if member.peer != me]
+        mates = [member.peer for member in self._swarm().settled(stage) if member.peer != me]
         answering = await self._context.pinger.answering(mates[:SAMPLE])
         return bool(
             answering
@@ -390,7 +401,7 @@ class IdleStages:
         if target is None or target in presence.status.unable:
             return None
         swarm = presence.peer_table.swarm()
-        if not swarm.stages[target] or len(swarm.settled(own)) < 2:
+        if not swarm.serving(target) or len(swarm.settled(own)) < 2:
             return None
         speed = presence.status.samples_per_second
         reason = f"nobody works at stage {target}, though {swarm.sizes[target]} replicas announce themselves"

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 from swarmnode.ids import PeerId, seeded, short
 from swarmnode.membership.liveness import PINGED_MAX
-from swarmnode.membership.swarm import COMING, JOINING, SERVING, Member, Swarm
+from swarmnode.membership.swarm import COMING, JOINING, PAUSED, SERVING, Member, Swarm
 
 Reason = str
 NEARLY_SAFE = 0.75  # guess: in the best mover's place and sooner, if a stage has too few replicas, a worse fit may go
@@ -103,6 +103,8 @@ def load(swarm: Swarm, costs: Sequence[float], without: PeerId | None = None) ->
         for member in unsettled:
             there, weight = member.moving_to, 1.0  # movers are always known
             # A mover finishes what it holds before it goes: it drains, and comes all the same.
+            if member.state == PAUSED:
+                continue
             if there is None or there >= stages:
                 if member.state not in COMING:
                     continue
@@ -116,10 +118,21 @@ def load(swarm: Swarm, costs: Sequence[float], without: PeerId | None = None) ->
     return StageLoad(tuple(capacity), sure, tuple(map(round, replicas)), mean)
 
 
-def staying(swarm: Swarm, now_unix_s: float) -> Swarm:
-    """`swarm` without members that announced a pause within LASTS_S: they will need a replacement."""
-    members = (m for m in swarm.members() if not m.pauses_unix_s or m.pauses_unix_s > now_unix_s + LASTS_S)
-    return Swarm.of(members, len(swarm.stages))
+def staying(swarm: Swarm, now_unix_s: float, ahead_s: float = LASTS_S) -> Swarm:
+    """`swarm` without members that announced a pause within `ahead_s`: they will need a replacement."""
+    until_unix_s, stages, sizes = now_unix_s + ahead_s, list(swarm.stages), list(swarm.sizes)
+    for stage, members in enumerate(swarm.stages):
+        kept = tuple([m for m in members if not 0 < m.pauses_unix_s <= until_unix_s])
+        if len(kept) < len(members):
+            sizes[stage] = swarm.sizes[stage] * len(kept) // len(members)  # the known ones stand for all
+            stages[stage] = kept
+    return Swarm.frozen(stages, swarm, sizes)
+
+
+def pause_ahead_s(swarm: Swarm, now_unix_s: float, ahead_s: float) -> float:
+    """Seconds until the next member is `ahead_s` from its announced pause; infinite without one."""
+    due = [m.pauses_unix_s - ahead_s - now_unix_s for m in swarm.members() if m.pauses_unix_s]
+    return min((left_s for left_s in due if left_s > 0.0), default=math.inf)
 
 
 def choose_stage(

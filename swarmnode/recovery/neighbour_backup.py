@@ -15,7 +15,7 @@ from swarmnode.manifest import RecoverySpec
 from swarmnode.manifest.gossip_compat import meets
 from swarmnode.membership.progress import Progress
 from swarmnode.membership.run_progress import MembershipView
-from swarmnode.membership.swarm import StageContext, Swarm
+from swarmnode.membership.swarm import GIVING, StageContext, Swarm
 from swarmnode.model.section import Sizes, snapshot_nbytes
 from swarmnode.ports import Answer, Call, State
 from swarmnode.recovery.recovery_source import keeps
@@ -24,9 +24,7 @@ from swarmnode.recovery.state_check import ROUNDS_APART_MAX, StateCheck, drawn_n
 from swarmnode.transfer.donor import DonorLimits
 from swarmnode.transfer.download import DonorClient, DownloadLimits
 from swarmnode.transfer.snapshot import SLOW, WHOLE, Snapshot, StateSlice
-from swarmnode.wire import call_pb2, record_pb2
-
-GIVING = (record_pb2.NODE_STATE_TRAINING, record_pb2.NODE_STATE_DRAINING)
+from swarmnode.wire import call_pb2
 
 GENTLE = DownloadLimits(attempts_max=2, parallel=1, sources=1, pause_s=1.0, rest=3.0, busy_max_s=0.0, waited_for=False)
 """For renewals, which no node waits for: one chunk at a time on a quarter of the line, none from busy donors. Guess."""

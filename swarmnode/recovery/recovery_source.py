@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import enum
 import functools
+import sys
+import time
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from statistics import median_low
@@ -32,8 +34,9 @@ class RecoverySource(enum.StrEnum):
 
     FRESH = "fresh"  # initialised from the manifest's seed: the run has not trained
     BASE = "base"  # the pretrained model that the run started from
+    OWN = "own"  # this replica itself has it, after a pause
     REPLICA = "replica"  # a living replica's snapshot
-    RING = "ring"  # the snapshot that a node of the stage before keeps
+    RING = "ring"  # the snapshot that a node of the stage before keeps, or what a paused replica holds
     DISK = "disk"  # this node's own disk
     PIECES = "pieces"  # what members saved of the stages as they were cut before
     ARCHIVE = "archive"  # the slow weights of the owner's archive, from a bootstrap that this node's user named
@@ -45,8 +48,9 @@ class RecoverySource(enum.StrEnum):
 
 # In the order in which they win a tie: this disk costs no link.
 PLACES = {
+    RecoverySource.OWN: "in this replica",
     RecoverySource.DISK: "on this disk",
-    RecoverySource.RING: "kept in the ring",
+    RecoverySource.RING: "kept in the ring or by a paused replica",
     RecoverySource.PIECES: "with members, by the stages of the cut before",
     RecoverySource.CHECKPOINT: "in the checkpoint",
 }
@@ -69,6 +73,8 @@ class RecoveryView:
     builder: PeerId | None = None  # another node that brings the stage back, or will before this one
     settled: bool = True  # others have had the time to hear of this node
     kept: tuple[tuple[float, PeerId], ...] = ()  # (round, node that keeps a snapshot of it, and answers or is this one)
+    asleep: str = ""  # a paused replica of the stage that answers, and until when it sleeps
+    own_round: float | None = None  # of the state that this node's replica has already, after a pause
     ends: tuple[PeerId, ...] | None = None  # nodes that keep embedding or head, latest first; None: the stage has none
     disk_round: float | None = None  # of the state on this node's disk
     returning: bool = False  # other stages had no replica either when this node first looked
@@ -85,6 +91,8 @@ class RecoveryView:
 def choose_source(view: RecoveryView, spec: RecoverySpec) -> tuple[RecoverySource, str]:
     """The source to try now, and why. A source that failed is not tried again."""
     stage = view.stage
+    if view.own_round is not None:
+        return _go_on(view)
     if view.samples_total == 0 and view.claimed and view.waited_s < CLAIM_WAIT_S:
         return RecoverySource.WAIT, f"the run has trained {view.claimed} samples, but no node that has them is here yet"
     if view.samples_total == 0 and view.unanswered and view.waited_s < CLAIM_WAIT_S:
@@ -107,13 +115,15 @@ def choose_source(view: RecoveryView, spec: RecoverySpec) -> tuple[RecoverySourc
     if not view.settled:
         return RecoverySource.WAIT, f"no replica of stage {stage} answers; others may be about to bring it back"
     lost = f"no replica of stage {stage} answers"
-    if view.round_now == 0 and view.disk_round is None:
+    if view.round_now == 0 and view.disk_round is None and not view.kept:
         return _begun(view, f"{lost}, and the run has not finished a round")
     source, why = _snapshot(view, spec.snapshot_rounds_max)
     if source is not None:
         return source, f"{lost}; {why}"
     if view.archived and RecoverySource.ARCHIVE not in view.failed:
         return RecoverySource.ARCHIVE, f"{lost}, {why}; a coordinator may have it in the owner's archive"
+    if view.asleep and view.waited_s < RETURN_WAIT_S:
+        return RecoverySource.WAIT, f"{lost}, {why}; {view.asleep} has it, and could not give it"
     if view.returning and view.waited_s < RETURN_WAIT_S:
         return RecoverySource.WAIT, (
             f"the run has trained {view.samples_total} samples, and the state of stage {stage} left with its last node:"
@@ -121,6 +131,8 @@ def choose_source(view: RecoveryView, spec: RecoverySpec) -> tuple[RecoverySourc
         )
     if view.has_base and RecoverySource.BASE not in view.failed:  # nearer to what was lost than other stages' layers
         return _begun(view, f"{lost}, {why}")
+    if spec.method == "none" and view.asleep:
+        return RecoverySource.WAIT, f"{lost}, {why}; {view.asleep} has it, and recovery.method is none"
     if spec.method == "none":
         return RecoverySource.STOP, f"{lost}, {why}, and recovery.method is none"
     if RecoverySource.CHECKFREE in view.failed:
@@ -133,9 +145,23 @@ def choose_source(view: RecoveryView, spec: RecoverySpec) -> tuple[RecoverySourc
     if neighbours_suffice(replace(view, ends=None))[0] and not view.has_base:  # a new head would undo the pretraining
         # The other stages keep what they have learned. A run that waits longer would gain nothing by it.
         return RecoverySource.CHECKFREE, f"{lost}, {why}; {needs}: that part of it begins from the seed"
+    if view.asleep:  # what it has is not lost
+        return RecoverySource.WAIT, f"{lost}, {why}; {needs}: {view.asleep} has it"
     if view.returning and not view.has_base:
         return RecoverySource.FRESH, f"{lost}, {why}; {needs}: its {view.samples_total} samples are lost"
     return RecoverySource.STOP, f"{lost}, {why}; {needs}"
+
+
+def _go_on(view: RecoveryView) -> tuple[RecoverySource, str]:
+    """The source of a replica that comes back from a pause with a state: replicas that served meanwhile, else the
+    newest of its own and what is kept."""
+    if view.donors and RecoverySource.REPLICA not in view.failed:
+        return RecoverySource.REPLICA, f"{len(view.donors)} replicas of stage {view.stage} are alive"
+    if view.unsure:
+        return RecoverySource.WAIT, f"{view.unsure} replicas of stage {view.stage} do not answer"
+    source, why = _snapshot(view, sys.maxsize)
+    assert source is not None, "its own state is one"
+    return source, f"no replica of stage {view.stage} answers; {why}"
 
 
 def _begun(view: RecoveryView, why: str) -> tuple[RecoverySource, str]:
@@ -151,6 +177,7 @@ def _snapshot(view: RecoveryView, rounds_max: int) -> tuple[RecoverySource | Non
     donors = [
         (round_index, source)
         for source, round_index in (
+            (RecoverySource.OWN, view.own_round),
             (RecoverySource.RING, kept),
             (RecoverySource.DISK, view.disk_round),
             (RecoverySource.PIECES, view.recut_round),
@@ -166,6 +193,12 @@ def _snapshot(view: RecoveryView, rounds_max: int) -> tuple[RecoverySource | Non
         return None, f"the newest snapshot of it is {age:.3g} rounds old (at most {rounds_max})"
     source = next(source for source in PLACES if (newest, source) in donors)
     return source, f"a snapshot {age:.3g} rounds old is {PLACES[source]}"
+
+
+def sleeper_text(member: Member) -> str:
+    """A paused `member` in words, and until when it sleeps: "12D3…abcd, asleep until 22:00 UTC"."""
+    until = time.strftime(" until %H:%M UTC", time.gmtime(member.resumes_unix_s)) if member.resumes_unix_s else ""
+    return f"{short(member.peer)}, asleep{until},"
 
 
 def neighbours_suffice(view: RecoveryView) -> tuple[bool, str]:

@@ -23,7 +23,7 @@ from swarmnode.membership.liveness import LOOK_SHARE, SAMPLE, SOON_SHARE, TRIES,
 from swarmnode.membership.progress import Progress
 from swarmnode.membership.run_progress import SLACK_ROUNDS, MembershipView
 from swarmnode.membership.state_line import UNBROKEN, StateLine
-from swarmnode.membership.swarm import GOSSIPING, Swarm
+from swarmnode.membership.swarm import GOSSIPING, PAUSED, Member, Swarm
 from swarmnode.metrics import name
 from swarmnode.model.adapter import has_adapters
 from swarmnode.model.section import PACKED_ITEMSIZE, Sizes, outer_sections, section_sizes, snapshot_nbytes
@@ -41,6 +41,7 @@ from swarmnode.recovery.recovery_source import (
     latest,
     neighbours_suffice,
     silent,
+    sleeper_text,
 )
 from swarmnode.recovery.resumption import CheckpointOptions, EarlierCut, Resumption, SavedStages, newest_of
 from swarmnode.recovery.state_check import StateCheck
@@ -77,6 +78,14 @@ class RestoredState:
     newcomer: bool  # the first round is to be received at weight 0
     line: StateLine = UNBROKEN
     before: frozenset[PeerId] = frozenset()  # replicas that had served the stage and were silent then
+
+
+@dataclass(frozen=True, slots=True)
+class OwnState:
+    """The state that a replica has already: samples of the run in it, and its line."""
+
+    samples: int
+    line: StateLine
 
 
 class BaseWeights(Protocol):
@@ -119,12 +128,14 @@ class StateRestorer:
         *,
         seen_only: bool = False,
         only: Collection[PeerId] = (),
+        own: OwnState | None = None,
     ) -> RestoredState:
         """Load the state of `stage` into `replica`.
 
         `fetched` is a state that this node has already; it is used if the replica accepts it. `backup` is what
         this node kept of a stage while it served the one before. Living replicas are asked for a state of round
         `round_min` or later; with `seen_only`, only those that this node has seen at work; with `only`, only those.
+        `own`: what `replica` has, which stays unless a newer state is found.
         Raises Unavailable when the state is nowhere to be had, LocalFault when the checkpoint that the whole run
         resumes from cannot be read, DataError when the base model does not fit the run.
         """
@@ -141,7 +152,8 @@ class StateRestorer:
                     RecoverySource.REPLICA, "fetched before", fetched.round_index, self.meets, fetched.line
                 )
         seen = self.membership.run_progress.clock.history.times
-        return await _Restoration(self, replica, stage, backup, round_min, seen if seen_only else only or None).run()
+        believed = seen if seen_only else only or None
+        return await _Restoration(self, replica, stage, backup, round_min, believed, own).run()
 
     async def freeze(self, replica: Replica, stage: int) -> None:
         """Place the frozen weights of `stage` in a new `replica`, if the run trains adapters beside a base model: no
@@ -191,6 +203,7 @@ class _Restoration:
         backup: Snapshot | None,
         round_min: int,
         only: Collection[PeerId] | None,
+        own: OwnState | None = None,
     ) -> None:
         self._restorer = restorer
         self._replica = replica
@@ -198,6 +211,7 @@ class _Restoration:
         self._backup = backup if backup is not None and backup.stage == stage else None
         self._round_min = round_min
         self._only = only  # replicas of the stage that are believed; None: all
+        self._own = own
         self._manifest = restorer.manifest
         self._membership = restorer.membership
         self._telemetry = restorer.telemetry
@@ -207,6 +221,8 @@ class _Restoration:
         self._time = asyncio.get_running_loop().time
         self._claims = RecoveryClaims(restorer.manifest.limits, snapshot_nbytes(replica.sizes_of(stage)))
         self._failed: set[RecoverySource] = set()
+        self._vain: set[tuple[float, PeerId]] = set()  # (round, keeper) of snapshots that could not be had
+        self._vain_times = 0
         self._disk: Resumption | None = None
         self._disk_searched = False
         self._returning: bool | None = None  # as seen at the first look
@@ -235,7 +251,7 @@ class _Restoration:
                 continue
             # The first state of a run is no recovery, and a replica's copy is an ordinary join: neither is told as one.
             begins = source is RecoverySource.FRESH or (source is RecoverySource.BASE and not view.samples_total)
-            if source is not RecoverySource.REPLICA and not begins:
+            if source not in (RecoverySource.REPLICA, RecoverySource.OWN) and not begins:
                 self._telemetry.event("recovery.began", stage=stage, method=self._method(source), reason=reason)
             try:
                 restored = await self._restore_from(source, reason, view)
@@ -248,7 +264,10 @@ class _Restoration:
                     raise
                 # A replica is one of several and may answer the next time; before the first round there is nothing but
                 # the beginning to go to. Any other source failed for good and is left out of the next choice.
-                if source is RecoverySource.REPLICA or view.round_now == 0:
+                if source is RecoverySource.RING and self._vain_times < TRIES_MAX:
+                    self._vain_times += 1
+                    self._vain.update(view.kept)  # a later snapshot may come: of one that leaves, or with a renewal
+                elif source is RecoverySource.REPLICA or view.round_now == 0:
                     tries += 1
                     stands = source is RecoverySource.REPLICA and view.samples_total == total
                     if tries == TRIES_MAX and stands and self._only is None:
@@ -264,7 +283,8 @@ class _Restoration:
             # Two nodes may have rebuilt the stage at once; the later one takes the other's state, so it is one stage.
             if source in CONTESTED and not begins and await self._overtaken():
                 continue
-            self._say(restored, self._time() - begun, begins=begins)
+            if source is not RecoverySource.OWN or restored.line.lost:
+                self._say(restored, self._time() - begun, begins=begins)
             return restored
 
     # ---- look
@@ -276,7 +296,8 @@ class _Restoration:
         swarm = self._swarm()  # all stages were looked up when this one was chosen
         await self._membership.look([at for at in range(stages) if at in near or not (waited_s or swarm.stages[at])])
         alive = await self._ping_near(near)
-        swarm, supposed = self._swarm(), self._membership.run_progress.suppose(alive)  # answers carry records
+        run_progress = self._membership.run_progress
+        swarm, supposed = self._swarm(), run_progress.suppose(alive)  # answers carry records
         total = self._samples = supposed.middle
         if self._returning is None:
             self._returning = not all(swarm.serving(at) for at in range(stages) if at != stage)
@@ -289,15 +310,19 @@ class _Restoration:
                 unanswered = True
         self._claimed = max(self._claimed, claimed)
         round_now = total // self._manifest.gossip.round_samples
-        before = swarm.serving((stage - 1) % stages)
+        before = swarm.stages[(stage - 1) % stages]  # paused ones give what they keep, too
         cut, _ = to_keep(
             self._manifest.recovery.snapshot_bytes_max, self._replica.sizes_of(stage), self._replica.ends_of(stage)
         )
-        size = self._manifest.gossip.round_samples
-        kept = [(m.kept_samples / size, m.peer) for m in before if m.kept_round is not None and m.peer in alive]
+        size, rounds_max = self._manifest.gossip.round_samples, run_progress.rounds_max
+        ring = [(m.kept_samples / size, m.peer) for m in before if m.kept_round is not None and m.peer in alive]
         if self._backup is not None:
-            kept.append((self._backup.samples / size, me))
-        snapshots = latest(kept, self._membership.run_progress.rounds_max)
+            ring.append((self._backup.samples / size, me))
+        paused = self._resting(swarm, alive)
+        # Since its last round it has learned more than any snapshot of that round has.
+        resting = [(float(m.round_index + m.round_stride), m.peer) for m in paused]
+        kept = latest([*resting, *ring] if cut == WHOLE else resting, rounds_max)
+        asleep = next((sleeper_text(member) for member in paused if member.state == PAUSED), "")
         donors = tuple(peer for peer in donors_of(swarm, stage, me) if peer in alive)
         return RecoveryView(
             stage,
@@ -311,9 +336,13 @@ class _Restoration:
             unsure=silent(swarm.stages[stage], alive, self._restorer.clock.unix_s(), self._manifest.limits),
             builder=self._claims.builder(swarm.stages[stage], alive, me, self._time()),
             settled=waited_s >= LOOK_SHARE * self._manifest.limits.announce_period_s,
-            kept=tuple(snapshots) if cut == WHOLE else (),
-            ends=tuple(peer for _, peer in snapshots) if self._replica.ends_of(stage)[1] else None,
-            below=stage > 0 and any(m.peer in alive for m in before),
+            kept=tuple([one for one in kept if one not in self._vain]),
+            asleep=asleep,
+            own_round=None if self._own is None else self._own.samples / size,
+            ends=tuple(p for _, p in latest([*resting, *ring], rounds_max))
+            if self._replica.ends_of(stage)[1]
+            else None,
+            below=stage > 0 and any(m.peer in alive for m in swarm.serving(stage - 1)),
             above=stage < stages - 1 and any(m.peer in alive for m in swarm.serving(stage + 1)),
             disk_round=await self._disk_round() if total and not donors else None,
             saved_round=None if self._checkpoints.resume is None else self._checkpoints.resume.rounds(self._manifest),
@@ -324,6 +353,13 @@ class _Restoration:
             failed=frozenset(self._failed),
             waited_s=waited_s,
         )
+
+    def _resting(self, swarm: Swarm, alive: Collection[PeerId]) -> list[Member]:
+        """Replicas of the stage that take no work, have its state, and answer. Where this node has seen some of them at
+        work, only those: a record costs nothing."""
+        answering = [m for m in swarm.resting(self._stage) if m.peer in alive and m.peer != self._membership.me]
+        seen = self._membership.run_progress.clock.history.times
+        return [member for member in answering if member.peer in seen] or answering
 
     async def _ping_near(self, near: list[int]) -> frozenset[PeerId]:
         """Members of the stages `near` that are alive. Before the run has trained, one of each stage is enough."""
@@ -365,6 +401,9 @@ class _Restoration:
         match source:
             case RecoverySource.REPLICA:
                 return await self._from_replicas(reason, view)
+            case RecoverySource.OWN:
+                assert self._own is not None
+                self._samples, self._line = self._own.samples, self._own.line
             case RecoverySource.RING:
                 keepers = [peer for _, peer in view.kept]
                 check = self._check(view.stage, keepers=lambda: keepers)

@@ -6,11 +6,21 @@ import json
 import pytest
 from rich.console import Console
 
+from swarmnode.ids import PeerId, short
 from swarmnode.local.session import Conditions, SessionView
 from swarmnode.local.summary import NodeFacts, Summary, totals
-from swarmnode.local.swarm_view import LiveScreen, NodeWatch, PlainScreen, headline, picture, render, screen_for, thanks
+from swarmnode.local.swarm_view import (
+    LiveScreen,
+    NodeWatch,
+    PlainScreen,
+    headline,
+    picture,
+    render,
+    screen_for,
+    thanks,
+)
 from swarmnode.metrics import name
-from swarmnode.wire.record_pb2 import NODE_STATE_JOINING, NODE_STATE_TRAINING
+from swarmnode.wire.record_pb2 import NODE_STATE_JOINING, NODE_STATE_PAUSED, NODE_STATE_TRAINING
 from swarmnode.wire.report_pb2 import PeerStatus, StatusReply
 
 DONE = name.series(name.MICROBATCHES, outcome="done")
@@ -152,6 +162,14 @@ def test_a_volunteer_sees_the_pipeline_who_is_missing_and_what_was_given() -> No
     assert " ■ [■] □  □  □ " in text and "banned" in text and max(map(len, text.splitlines())) <= 60
     assert headline(status) == "stage 1 of 5; waiting for three more machines"
     assert thanks(status) == "thank you: 1,234,567 tokens of poem trained here in 1 h 05 min"
+    asleep = [
+        PeerStatus(peer_id=one * 20, stage=2, state=NODE_STATE_PAUSED, resumes_s=s) for one, s in (("u", 0), ("z", 60))
+    ]
+    status.peers.extend(asleep)
+    words = headline(status)
+    assert words.startswith("stage 1 of 5; stage 2 sleeps until ") and words.endswith("; waiting for two more machines")
+    assert f" with {short(PeerId('z' * 20))};" in words, "the first to wake"
+    del status.peers[2:]
     status.state = NODE_STATE_JOINING
     assert headline(status).startswith("stage 1 of 5, fetching its weights; waiting for three")
 

@@ -174,6 +174,27 @@ async def test_a_run_whose_nodes_come_back_does_not_stand_still_at_once() -> Non
     assert heard(record_pb2.NODE_STATE_TRAINING, NOW + 230) == ["stalled"]
 
 
+async def test_a_stage_whose_machines_are_paused_sleeps_and_says_until_when() -> None:
+    fleet, board = FakeFleet(TINY, RUN, 4), Board(TINY, RUN)
+    first = fleet.nodes[0]
+    for node in fleet.nodes:
+        asleep = node.stage == first.stage
+        state = record_pb2.NODE_STATE_PAUSED if asleep else record_pb2.NODE_STATE_TRAINING
+        told = record(fleet, node, expires_unix_ms=int((NOW + 15) * 1000), state=state)
+        told.allowance.resumes_unix_s = int(NOW) + (3600 if node is first else 7200) if asleep else 0
+        board.observe_record(told, NOW)
+    board.resume(512, NOW - 9)
+    board.settle(NOW)
+    assert view.phase(board, NOW) == "asleep"
+    summary, name = view.summary(board, NOW), board.nodes[first.identity.peer_id].label
+    assert summary["asleep"] == [{"stage": first.stage, "name": name, "until": int(NOW) + 3600}]
+    assert summary["nodes"] == 4, "who sleeps is here"
+    told_of = {alarm.kind: alarm for alarm in alarms(view.health(board, [], NOW))}
+    assert "stage_empty" not in told_of and told_of["stage_asleep"].level == "warning"
+    assert told_of["stage_asleep"].title.startswith(f"Stage {first.stage} sleeps until ")
+    assert told_of["stage_asleep"].title.endswith(f"with {name}")
+
+
 def test_only_a_target_that_somebody_chose_is_shown() -> None:
     assert view.target_of(TINY) is None, "the preset's"
     chosen = replace(TINY, inner=replace(TINY.inner, decay_samples=7000))

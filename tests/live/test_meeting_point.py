@@ -55,9 +55,9 @@ class Run:
         await self.start("meet", self.verb, self.at("run"), *listen, "--home", self.at("meet"), *more)
         await self.until(lambda: self.text("meet.out").count("/p2p/") > before, "the meeting point is up")
 
-    async def join(self, name: str, *more: str) -> None:
+    async def join(self, name: str, *more: str, **variables: str) -> None:
         begin = ["join", "--invite-file", self.at("invite.txt"), "--home", self.at(name), "--cache", self.at("cache")]
-        await self.start(name, *begin, *HERE, "--max-load", LOAD, *more)
+        await self.start(name, *begin, *HERE, "--max-load", LOAD, *more, **variables)
 
     async def kill(self, name: str) -> None:
         process = self.processes.pop(name)

@@ -9,6 +9,7 @@ from swarmnode.node.limits import Limits, SensorReading, change
 from swarmnode.node.pause import PauseControl, StageSlot
 from swarmnode.node.regulator import Regulator
 from swarmnode.wire import record_pb2
+from tests.node.test_gradient import run_of
 from tests.support.fake_telemetry import Quiet
 from tests.support.village import Villager, manifest, village
 
@@ -85,7 +86,7 @@ class FakePresence:
         self.allowance: record_pb2.Allowance | None = None
         self.said: list[tuple[float, int]] = []
 
-    def note(self, allowance: record_pb2.Allowance | None) -> None:
+    def note(self, allowance: record_pb2.Allowance | None, gives: bool) -> None:
         self.allowance = allowance
 
     def set_state(self, state: int, reason: str) -> None:
@@ -131,3 +132,21 @@ async def test_hours_and_people_on_the_simulated_clock() -> None:
     ]
     for (at_s, state), (hour, wanted) in zip(presence.said, due, strict=True):
         assert state == wanted and abs(at_s - hour * 3600) <= 12, (presence.said, due)
+
+
+@pytest.mark.parametrize("method", ["noloco", "gradient"])
+@pytest.mark.parametrize("aside", [0, 1])
+async def test_a_round_does_not_wait_for_a_member_that_pauses(method: str, aside: int) -> None:
+    """Whichever of the two calls: the one that stays goes on alone, long before an exchange is given up."""
+    run = run_of() if method == "gradient" else manifest(stages=1, method=method)
+    async with village(run, stages=(0, 0)) as v:
+        await v.until(lambda: all(map(trains, v.people)) and v.total() > 512, "both train")
+        pauses, stays = sorted(v.people, key=lambda person: person.node.me, reverse=bool(aside))
+        pauses.served.gossip.hold(True)  # so that the other's round waits for it
+        await v.until(lambda: not stays.served.gossip.idle.is_set() and pauses.served.gossip.idle.is_set(), "one waits")
+        done = stays.served.gossip.done
+        begun_s = asyncio.get_running_loop().time()
+        await pauses.node.pause_control.apply(False, "asked to")
+        await v.until(lambda: stays.served.gossip.done > done, "the round ends")
+        assert asyncio.get_running_loop().time() - begun_s < 1.0
+        await v.trains(256, "it trains on")

@@ -98,7 +98,7 @@ def rebalancer_of(
     run: Manifest, presence: Any, *, gossip: Any = None, samples_here: Callable[[], int] = lambda: 0
 ) -> StageRebalancer:
     """One that is asked for decisions, of a machine of 10 samples/s."""
-    context: Any = SimpleNamespace(manifest=run, presence=presence)
+    context: Any = SimpleNamespace(manifest=run, presence=presence, ports=SimpleNamespace(clock=LoopClock()))
     return StageRebalancer(context, None, gossip, random.Random(0), samples_here, lambda: 10.0, lambda: 0.0)  # type: ignore[arg-type]
 
 

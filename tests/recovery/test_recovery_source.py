@@ -77,6 +77,21 @@ def member(peer: str, stage: int = 1, state: record_pb2.NodeState = TRAINING, **
         ({"kept": ((18.5, B),), "disk_round": 18.25}, RecoverySource.RING),
         ({"kept": ((18.25, B),), "disk_round": 18.5}, RecoverySource.DISK),
         ({"kept": ((18, B),), "disk_round": 17, "failed": frozenset({RecoverySource.RING})}, RecoverySource.DISK),
+        # A paused replica has it, but its state could not be had.
+        ({"asleep": "a"}, RecoverySource.WAIT),
+        ({"asleep": "a", "waited_s": 61.0}, RecoverySource.CHECKFREE),
+        ({"asleep": "a", "waited_s": 1e3, "above": False}, RecoverySource.WAIT),
+        ({"asleep": "a", "waited_s": 1e3, "returning": True, "above": False}, RecoverySource.WAIT),
+        ({"asleep": "a", "kept": ((20, A),)}, RecoverySource.RING),
+        # This replica comes back from a pause with a state of its own.
+        ({"own_round": 18}, RecoverySource.OWN),
+        ({"own_round": 0, "samples_total": 0, "claimed": 900}, RecoverySource.OWN),
+        ({"own_round": 18, "donors": (A,)}, RecoverySource.REPLICA),
+        ({"own_round": 18, "unsure": 1}, RecoverySource.WAIT),
+        ({"own_round": 18, "kept": ((18, B),), "builder": B}, RecoverySource.OWN),
+        ({"own_round": 18, "kept": ((19, B),)}, RecoverySource.RING),
+        ({"own_round": 1, "kept": ((2, B),)}, RecoverySource.RING),
+        ({"own_round": 18, "kept": ((19, B),), "failed": frozenset({RecoverySource.RING})}, RecoverySource.OWN),
         ({}, RecoverySource.CHECKFREE),
         ({"round_now": 0}, RecoverySource.FRESH),
         ({"round_now": 0, "unsure": 1}, RecoverySource.WAIT),
@@ -104,6 +119,7 @@ def test_without_checkfree_only_snapshots_count() -> None:
     spec = RecoverySpec(method="none")
     assert choose_source(LOST, spec)[0] is RecoverySource.STOP
     assert choose_source(replace(LOST, kept=((20, B),)), spec)[0] is RecoverySource.RING
+    assert choose_source(replace(LOST, asleep="a", waited_s=1e4), spec)[0] is RecoverySource.WAIT
 
 
 def test_the_earliest_joiner_builds() -> None:

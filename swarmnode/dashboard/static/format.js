@@ -42,6 +42,13 @@ export function percent(share) {
   return share === null || share === undefined ? NONE : `${(100 * share).toFixed(share < 0.1 ? 1 : 0)} %`;
 }
 
+// The time of a day, with the day if it is not today.
+export function hour(unix) {
+  const then = new Date(unix * 1000);
+  const day = then.toDateString() === new Date().toDateString() ? {} : { weekday: "short", day: "numeric", month: "short" };
+  return then.toLocaleString("en-GB", { ...day, hour: "2-digit", minute: "2-digit" });
+}
+
 export function clock(unix) {
   return new Date(unix * 1000).toLocaleTimeString("en-GB");
 }

@@ -17,6 +17,7 @@ export function header() {
   const words = {
     training: `${plural(summary.serving, "node")} training · round ${summary.round}`,
     broken: `${plural(summary.nodes, "node")} here · a stage has nobody`,
+    asleep: `${plural(summary.nodes, "node")} here · a stage sleeps`,
     waiting: summary.nodes ? `${plural(summary.nodes, "node")} here · not begun` : "nobody is here yet",
     looking: "looking for its nodes …", stopped: "stopped", ended: "complete",
   };

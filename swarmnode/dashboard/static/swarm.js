@@ -1,10 +1,10 @@
 // Stages × replicas: a tile a node, a small square a node when there are many.
 
-import { count, element, milliseconds, plural, write } from "./format.js";
+import { count, element, hour, milliseconds, plural, write } from "./format.js";
 import { state } from "./store.js";
 
 const ROOMY_MAX = 16; // nodes of one stage that still get tiles with words
-const STATES = ["training", "joining", "syncing", "draining", "silent", "gone", "left"];
+const STATES = ["training", "joining", "syncing", "paused", "draining", "silent", "gone", "left"];
 const tiles = new Map();
 const rows = new Map();
 let shape = "";
@@ -62,14 +62,16 @@ function build(stages, dense, wanted) {
     rows.set(stage, { list, note, row });
   }
   const legend = document.getElementById("states");
-  legend.replaceChildren(...STATES.slice(0, 6).map((name) => element("span", { class: `key state-${name}` }, name)));
+  legend.replaceChildren(...STATES.slice(0, 7).map((name) => element("span", { class: `key state-${name}` }, name)));
   host.onkeydown = arrows;
 }
 
 function heading(stage) {
   const { note, row } = rows.get(stage);
   const serving = state.summary ? state.summary.replicas[stage] : 0;
-  write(note, serving ? plural(serving, "replica") : "nobody serves it");
+  const sleeper = state.summary && state.summary.asleep.find((one) => one.stage === stage);
+  const nobody = sleeper ? `sleeps${sleeper.until ? ` until ${hour(sleeper.until)}` : ""} with ${sleeper.name}` : "nobody serves it";
+  write(note, serving ? plural(serving, "replica") : nobody);
   row.classList.toggle("empty", !serving);
 }
 
