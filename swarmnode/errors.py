@@ -34,6 +34,10 @@ class UsageError(SwarmnodeError):
     exit_code: ClassVar[int] = 2
 
 
+class KeyInUse(UsageError):
+    """Another process runs with this node's key: its home was copied."""
+
+
 class ManifestError(SwarmnodeError):
     """The manifest is malformed, out of range, unsigned, or belongs to another run."""
 

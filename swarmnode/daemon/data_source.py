@@ -57,6 +57,12 @@ def told_on_terminal(then: Echo) -> Echo:
                 f" {lost_text(fields.get('behind'))}",
                 err=True,
             )
+        elif event == "node.twin" and fields.get("stays"):
+            click.echo(
+                "another process runs with this machine's key (was its home copied?): it began later and is to stand"
+                " aside; this one goes on",
+                err=True,
+            )
         elif event == "state.kept":
             click.echo(f"{fields.get('reason')}: {lost_text(fields.get('lost'))}", err=True)
         elif event == "state.behind":

@@ -121,6 +121,9 @@ EVENTS: Final[dict[str, EventKind]] = {
     "state.saved": _event("this replica's state is on disk", "round samples_total"),
     "state.unsaved": _event("this replica's state could not be written to disk; it trains on", "reason"),
     "state.fresh": _event("the stage's state was initialised from the seed", "reason"),
+    "node.twin": _event(
+        "another process runs with this node's key; whether this one stays, which began earlier", "joined_unix_ms stays"
+    ),
     "state.kept": _event(
         "this replica was away while its stage went on without it, and has the newer state: it goes on with that",
         "round lost reason",

@@ -14,7 +14,8 @@ from typing import Any, Never, TypeVar
 
 from swarmnode.bounds import STAGES_MAX
 from swarmnode.concurrency import background_tasks, forever
-from swarmnode.ids import PeerId, RunId, swarm_of
+from swarmnode.errors import KeyInUse
+from swarmnode.ids import PeerId, RunId, short, swarm_of
 from swarmnode.manifest import Manifest
 from swarmnode.membership.liveness import Pinger
 from swarmnode.node.base_fetcher import BaseFetcher, serve_chunks
@@ -146,12 +147,24 @@ class Node:
         process should end and be started again.
         """
         async with background_tasks() as tasks:
+            tasks.create_task(self._stand_aside())
             living = tasks.create_task(self._live(tasks, stage))
             notices.on_advice(lambda advice: self._prepare(tasks))
             notice = await notices.wait()
             self._leaving = True
             (self._turn or living).cancel()
             return await self._leave(notices, notice)
+
+    async def _stand_aside(self) -> None:
+        """Raise KeyInUse once another process turns out to run with our key that began before this one."""
+        await self.presence.twin_seen.wait()
+        twin = self.presence.twin
+        where = f" at {twin.addresses[0]}" if twin is not None and twin.addresses else ""
+        raise KeyInUse(
+            f"another process runs with this machine's key ({short(self.me)}{where}): this home is a copy of its home."
+            " That one goes on, this one stands aside. To run both, delete node.key in this one's home (--home), and"
+            " join again"
+        )
 
     def _register(self) -> None:
         """Register all handlers before any peer can learn the address. Without a stage they raise Unavailable."""

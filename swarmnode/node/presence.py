@@ -21,11 +21,20 @@ from swarmnode.membership.admission import Admission
 from swarmnode.membership.liveness import LOOK_SHARE, SOON_SHARE
 from swarmnode.membership.peer_table import PeerTable
 from swarmnode.membership.progress import Progress
-from swarmnode.membership.record import STRETCH_MAX, check_member, check_record, check_time, pass_of, sign_record
+from swarmnode.membership.record import (
+    CLOCK_SKEW_MAX_S,
+    STRETCH_MAX,
+    check_member,
+    check_record,
+    check_time,
+    pass_of,
+    sign_record,
+)
 from swarmnode.membership.run_progress import RunProgress
 from swarmnode.membership.state_line import UNBROKEN, StateLine
 from swarmnode.membership.swarm import SERVING, Member, Swarm, shared
 from swarmnode.membership.trust import BelievedSwarm
+from swarmnode.membership.twin import TwinWatch
 from swarmnode.metrics import name
 from swarmnode.pipeline.believed_rate import allowed_samples_per_s
 from swarmnode.pipeline.microbatch_size import SampleRates
@@ -40,6 +49,7 @@ OTHERS_PERIODS = 3  # as liveness.LOST_PERIODS: rarer, and the failure detector 
 # holder has twice that.
 READ_BYTES_PER_S = 5000.0
 ADDRESSES_MAX = 8
+FIRST_LOOKS = 8  # guess: announcements of a copied home in which it sees the other one's, if not by chance later
 AHEAD_TOLERANCE_S = 0.001  # derived: of wall clocks; nodes foresee their pauses in whole seconds
 
 Read = list[list[record_pb2.SignedRecord]]
@@ -170,6 +180,11 @@ class Presence:
         self.blocks_heard: dict[PeerId, record_pb2.Blocks] = {}
         self.incarnation = int(clock.unix_s() * 1000)  # differs between two processes with the same key
         self._sequence = self.incarnation
+        self._twins = TwinWatch(self.incarnation, manifest.limits.record_ttl_s)
+        self.twin: record_pb2.Record | None = None
+        """A record of a process with our key that began before this one and runs; `twin_seen` is set with it."""
+        self.twin_seen = asyncio.Event()
+        self._looks = FIRST_LOOKS
         self._signed: record_pb2.SignedRecord | None = None
         self._signed_at = float("-inf")
         self._stretch = 1  # of our next record
@@ -272,6 +287,7 @@ class Presence:
             self._sequence += 1
             record = self._describe(self._clock.unix_s())
             self._signed, self._signed_at = sign_record(record, self._identity), now
+            self._twins.signs(self._signed.signature)
             self._stretch = self._stretched(self._signed.ByteSize())
             self.peer_table.learn(*check_member(self._signed, run_id=self._run_id))
         return self._sequence, self._signed
@@ -293,7 +309,7 @@ class Presence:
             queue=min(QUEUE_MAX, stage.queue),
             round=stage.round_index,
             round_stride=stage.round_stride,
-            joined_unix_ms=self.incarnation,
+            joined_unix_ms=self._twins.began_ms,
             version=__version__,
             progress=self.progress.entry(self.me),
             moving_to=us.moving_to,
@@ -320,12 +336,22 @@ class Presence:
         """Publish our record every (stretched) announce period and whenever our state changes, until cancelled."""
         while True:
             self._announce_now.clear()
+            await self._look_for_twin()
             await self.announce()
             try:
                 async with asyncio.timeout(self._period_s):
                     await self._announce_now.wait()
             except TimeoutError:
                 pass
+
+    async def _look_for_twin(self) -> None:
+        """Look just before our record takes the place of another one of our key, if there is one: in the first
+        announcements of this process, and for as long as such records come."""
+        began_s = self.incarnation / 1000.0
+        if self._looks > 0 or self._clock.unix_s() < began_s + FIRST_LOOKS * CLOCK_SKEW_MAX_S / 2:
+            self._looks -= 1
+            if self.status.stage is not None:
+                await self.look([self.status.stage])
 
     async def announce(self) -> None:
         """Publish our record of now, once: the one signed a moment ago, if it expires after what was published."""
@@ -362,6 +388,9 @@ class Presence:
             for signed in self.peer_table.news(stage, records, self._chance):
                 with self._faults_logged():
                     record = check_record(signed, run_id=self._run_id)
+                    if record.peer_id == self.me:
+                        self._hear_own(signed, record)
+                        continue
                     known = shared(signed)
                     if known is not None or not self.peer_table.knows(record):
                         self._take_in(record, known[2] if known is not None else None)
@@ -437,6 +466,9 @@ class Presence:
         """Take in a record; returns its member as known then. Raises RemoteFault when it is forged, expired or of
         another run."""
         record, member = check_member(signed, run_id=self._run_id)
+        if member.peer == self.me:
+            self._hear_own(signed, record)
+            return member
         known = self.peer_table.member(member.peer)
         if known is not None and known.sequence >= member.sequence:
             return known
@@ -451,6 +483,37 @@ class Presence:
                 router.forget(peer)
         return member
 
+    def _hear_own(self, signed: record_pb2.SignedRecord, record: record_pb2.Record) -> None:
+        """Take in a record of our key as others hold it. Of our life before this process, what it promised holds: its
+        sequence, samples and blocks. One of a process that runs beside this one makes the later of the two stand
+        aside."""
+        if self._twins.is_own(signed):
+            return
+        now_s = self._clock.unix_s()
+        check_time(record, now_s, STRETCH_MAX * self._manifest.limits.record_ttl_s)
+        if self._sequence <= record.sequence:  # else others would keep that record and take none of ours
+            self._sequence = record.sequence
+            self._signed = None
+        if self._twins.former(record):
+            self._go_on_from(record)
+            return
+        self._looks = FIRST_LOOKS
+        if record.joined_unix_ms == self._twins.began_ms:
+            self._twins.begin_again(now_s, self._chance.random)
+        elif self._twins.lives(record, now_s):
+            yields = self._twins.yields(record)
+            self._telemetry.event("node.twin", level="warning", joined_unix_ms=record.joined_unix_ms, stays=not yields)
+            if yields:
+                self.twin = record
+                self.twin_seen.set()
+
+    def _go_on_from(self, record: record_pb2.Record) -> None:
+        """Take up what our former life told in `record`."""
+        if record.progress.samples:
+            self.run_progress.hear({self.me: record.progress.samples[0]})
+        if record.HasField("blocks") and not record.stage:
+            self._hear_blocks({self.me: record.blocks})
+
     def _take_in(self, record: record_pb2.Record, member: Member | None = None) -> PeerId | None:
         """`learn` of a verified record without the routers, which are told once of many records. Returns the peer if
         the record told something new. `member`: the record's content, if already parsed."""
@@ -464,7 +527,7 @@ class Presence:
                 raise RemoteFault(f"record of {peer}: {reason}")
         if record.HasField("blocks") and record.stage:
             raise RemoteFault(f"record of {peer}: data blocks at stage {record.stage}; only replicas of stage 0 feed")
-        if peer == self.me or not self.peer_table.learn(record, member):
+        if not self.peer_table.learn(record, member):
             return None
         if member is not None and not member.fed:
             return peer
