@@ -59,14 +59,15 @@ def told_on_terminal(then: Echo) -> Echo:
             )
         elif event == "node.twin" and fields.get("stays"):
             click.echo(
-                "another process runs with this machine's key (was its home copied?): it began later and is to stand"
-                " aside; this one goes on",
+                "this machine goes on: another process runs with its key (was its home copied?), which began later and"
+                " is to stand aside",
                 err=True,
             )
         elif event == "state.kept":
-            click.echo(f"{fields.get('reason')}: {lost_text(fields.get('lost'))}", err=True)
+            said = f"{fields.get('reason')}: {lost_text(fields.get('lost'))}"
+            click.echo(f"this machine goes on with the state it had: {said}", err=True)
         elif event == "state.behind":
-            click.echo(str(fields.get("reason")), err=True)
+            click.echo(f"this machine takes the newer state of its stage: {fields.get('reason')}", err=True)
 
     return echo
 

@@ -130,7 +130,7 @@ EVENTS: Final[dict[str, EventKind]] = {
     ),
     "state.behind": _event(
         "this replica's state is behind its stage's: it takes theirs before it serves again",
-        "round ahead reason",
+        "round reason",
     ),
     "recovery.waiting": _event("a lost stage's state cannot be taken yet, and why", "stage reason"),
     "recovery.began": _event("the recovery of a lost stage began: the method, and why", "stage method reason"),

@@ -184,6 +184,7 @@ class Presence:
         self.twin: record_pb2.Record | None = None
         """A record of a process with our key that began before this one and runs; `twin_seen` is set with it."""
         self.twin_seen = asyncio.Event()
+        self._twins_met = set[int]()  # by when they began
         self._looks = FIRST_LOOKS
         self._signed: record_pb2.SignedRecord | None = None
         self._signed_at = float("-inf")
@@ -501,11 +502,17 @@ class Presence:
         if record.joined_unix_ms == self._twins.began_ms:
             self._twins.begin_again(now_s, self._chance.random)
         elif self._twins.lives(record, now_s):
-            yields = self._twins.yields(record)
-            self._telemetry.event("node.twin", level="warning", joined_unix_ms=record.joined_unix_ms, stays=not yields)
-            if yields:
-                self.twin = record
-                self.twin_seen.set()
+            self._meet_twin(record)
+
+    def _meet_twin(self, record: record_pb2.Record) -> None:
+        """Stand aside for the process that signed `record`, or let it do so."""
+        began, yields = record.joined_unix_ms, self._twins.yields(record)
+        if began not in self._twins_met:
+            self._twins_met.add(began)
+            self._telemetry.event("node.twin", level="warning", joined_unix_ms=began, stays=not yields)
+        if yields:
+            self.twin = record
+            self.twin_seen.set()
 
     def _go_on_from(self, record: record_pb2.Record) -> None:
         """Take up what our former life told in `record`."""
