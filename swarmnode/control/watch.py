@@ -35,7 +35,7 @@ async def watch(home: Path, every_s: float) -> AsyncGenerator[StatusReply, None]
     """
     from swarmnode.control.grpc_library import control_pb2_grpc, grpc
 
-    socket_path.check(home, socket_path.GRPC_SOCKET_NAME)
+    _check(home)
     every_s = _nearest(every_s)
     with socket_path.short_folder(home) as folder:
         async with grpc.aio.insecure_channel(_target(folder), options=OPTIONS) as channel:
@@ -60,7 +60,7 @@ def watch_here(home: Path, every_s: float) -> Generator[StatusReply, None, None]
     """`watch` for a program without an event loop, or with another's. Closing it ends the watch."""
     from swarmnode.control.grpc_library import control_pb2_grpc, grpc
 
-    socket_path.check(home, socket_path.GRPC_SOCKET_NAME)
+    _check(home)
     request = WatchRequest(every_s=_nearest(every_s))
     with (
         socket_path.short_folder(home) as folder,
@@ -74,6 +74,15 @@ def watch_here(home: Path, every_s: float) -> Generator[StatusReply, None, None]
         except grpc.RpcError as error:
             raise _explained(error, home, begun) from None
     raise NoDaemon(f"the daemon at {home} has ended")
+
+
+def _check(home: Path) -> None:
+    """Raises as socket_path.check, and LocalFault for a daemon from before this socket."""
+    try:
+        socket_path.check(home, socket_path.GRPC_SOCKET_NAME)
+    except NoDaemon:
+        socket_path.check(home)
+        raise other_version(home) from None
 
 
 def _target(folder: Path) -> str:

@@ -27,7 +27,7 @@ from swarmnode.control.verb import REASON_CHARACTERS_MAX, VERBS
 from swarmnode.control.watch import watch, watch_here
 from swarmnode.control.watchers import WATCHERS_MAX
 from swarmnode.daemon.control_api import ControlApi
-from swarmnode.errors import NoDaemon, NotPermitted, Unavailable, UsageError
+from swarmnode.errors import LocalFault, NoDaemon, NotPermitted, Unavailable, UsageError
 from swarmnode.local.spawn import PRELOADED
 from swarmnode.wire import control_pb2, control_pb2_grpc
 from swarmnode.wire.record_pb2 import NODE_STATE_PAUSED, NODE_STATE_TRAINING
@@ -284,6 +284,14 @@ async def test_nobody_to_watch_is_one_clear_line(tmp_path: pathlib.Path) -> None
         with pytest.raises(NoDaemon, match="start one with `swarmnode join`"):
             await asyncio.to_thread(next, killed_home)
         (tmp_path / socket_path.GRPC_SOCKET_NAME).unlink()
+
+
+async def test_a_daemon_from_before_this_socket_has_another_version(tmp_path: pathlib.Path) -> None:
+    with socket.socket(socket.AF_UNIX) as old:
+        old.bind(str(tmp_path / socket_path.SOCKET_NAME))
+        old.listen()
+        with pytest.raises(LocalFault, match="has another version: restart it"):
+            await next_of(watch(tmp_path, 1.0))
 
 
 async def test_a_socket_of_a_killed_daemon_is_replaced_and_a_path_may_be_long(tmp_path: pathlib.Path) -> None:
