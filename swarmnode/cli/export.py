@@ -35,7 +35,10 @@ AVERAGE = click.option(
 
 @click.command(short_help="make a Hugging Face model of a run's saved state")
 @click.argument("source", metavar="SOURCE")
-@click.option("--out", type=click.Path(file_okay=False, path_type=Path), required=True, help="Folder of the model.")
+@click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Folder of the model.")
+@click.option(
+    "--gguf", type=click.Path(dir_okay=False, path_type=Path), help="Write it as one file for llama.cpp, too."
+)
 @KIND
 @LAST
 @AVERAGE
@@ -56,7 +59,8 @@ AVERAGE = click.option(
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(
     source: str,
-    out: Path,
+    out: Path | None,
+    gguf: Path | None,
     kind: str,
     last: bool,
     checkpoints: int,
@@ -67,8 +71,9 @@ def command(
     hub: str | None,
     as_json: bool,
 ) -> None:
-    """Merge SOURCE into one model that transformers' AutoModelForCausalLM and AutoTokenizer load. Prints its folder. Of
-    a run with training.kind = "adapters" they are merged into the base model, or with --adapter written by themselves.
+    """Merge SOURCE into one model that transformers' AutoModelForCausalLM and AutoTokenizer load. Prints its folder, or
+    without --out the file of --gguf. Of a run with training.kind = "adapters" they are merged into the base model, or
+    with --adapter written by themselves.
 
     SOURCE is the folder of a session or a run (files that its nodes saved when they left: replicas of a stage are
     averaged; if a stage is missing there, its newest checkpoint is used), or a checkpoint: a folder or
@@ -84,28 +89,39 @@ def command(
     archive, or the home of that process) gives the model of now: it is copied at once unless the newest copy is a
     minute old. --from checkpoint takes the newest that is kept. stderr says which model was taken.
 
+    --gguf FILE is float32 with the tokenizer in it, and needs the library gguf (pip install 'swarmnode[gguf]'); a model
+    or a tokenizer that llama.cpp reads otherwise is refused with the reason. llama-quantize makes it smaller.
+
     --push-to-hub needs the library huggingface_hub and a token (`hf auth login`, or HF_TOKEN). A new repository is
     private; each push is one commit, tagged with its round. README.md in the folder is the model card.
 
-    --json: model, kind, run, round, samples, age_s, validation (null: nobody noted it), parameters, replicas,
-    spread (of replicas around their mean before they are averaged, as a share of the weights).
+    --json: model, gguf (if written), kind, run, round, samples, age_s, validation (null: nobody noted it), parameters,
+    replicas, spread (of replicas around their mean before they are averaged, as a share of the weights).
     """
     from swarmnode.cli.option.invite import find_invite
     from swarmnode.local.evaluation import export_model
 
+    if out is None and (gguf is None or adapter or hub is not None):
+        wanted = "--adapter" if adapter else "--push-to-hub"
+        raise click.UsageError("give --out or --gguf" if gguf is None else f"{wanted} needs --out")
+    if adapter and gguf is not None:
+        raise click.UsageError("--gguf is the whole model: leave out --adapter")
+    if gguf is not None:
+        check_library("gguf", "--gguf")
     if hub is not None:
         check_library("huggingface_hub", "--push-to-hub")
     with contextlib.ExitStack() as stack:
         if not Path(source).exists() and (invite := find_invite([source], None)) is not None:
             from swarmnode.daemon.launch import pull_checkpoint
 
-            out.parent.mkdir(parents=True, exist_ok=True)
-            place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=".export-", dir=out.parent)))
+            beside = (out or gguf or Path()).parent
+            beside.mkdir(parents=True, exist_ok=True)
+            place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=".export-", dir=beside)))
             source = str(pull_checkpoint(invite, home or default_home("archive"), warrant, place, default_cache()))
             kind = "checkpoint"
         moved = stack.enter_context(bar("reading"))
-        facts = export_model(source, out, kind, note, moved, last, checkpoints, data, adapter)
-    if hub is not None:
+        facts = export_model(source, out, kind, note, moved, last, checkpoints, data, adapter, gguf)
+    if hub is not None and out is not None:
         from swarmnode.machine.hub import push_folder
 
         loss = facts["validation"]

@@ -130,6 +130,14 @@ def _pinned(model: str, reader: HttpRangeReader, runner: asyncio.Runner) -> str:
     return f"hf://{name}@{commit}"
 
 
+# Guess: English has about four bytes a token of a tokenizer with 32,000 tokens.
+BYTES_SAID = (
+    "the model reads bytes: some 4 times the tokens that a tokenizer makes, so a context holds a quarter of the text,"
+    " and writing takes 4 times the steps; llama.cpp takes it by `export --gguf` alone. For a long run: swarmnode data"
+    " make OUT --tokenizer tokenizer.json, then --data OUT"
+)
+
+
 @click.command(short_help="make a new run")
 @click.argument("folder", metavar="DIR", type=click.Path(file_okay=False, path_type=Path))
 @click.option("--preset", type=click.Choice(PRESETS), default="demo", help="Initial values.")
@@ -208,6 +216,8 @@ def command(folder: Path, new_run: bool, anyway: bool, **given: Any) -> None:
         if pretrained.told:
             click.echo(pretrained.told, err=True)
     _link(folder, options.data)
+    if named.data.tokenizer == "bytes" and pretrained is None:
+        click.echo(BYTES_SAID, err=True)
     click.echo(f"next: swarmnode up {folder}; with other machines: swarmnode coordinator {folder}", err=True)
 
 
@@ -294,15 +304,8 @@ def _new_model(start: Manifest, options: InitOptions) -> Recipe:
     """`start` with a model of the asked size and a run of the asked length."""
     from swarmnode import manifest
     from swarmnode.manifest.recipe import TOKENS_A_PARAMETER, context_of, parameters_of
-    from swarmnode.planner.fitted import CARDS_FROM
 
     parameters, tokens, samples = options.parameters, options.tokens, options.length
-    if parameters is not None and parameters > CARDS_FROM and start.model.vocabulary == 256:
-        click.echo(
-            f"{parameters:_} parameters that read bytes: a tokenizer makes a run shorter: swarmnode data make"
-            " OUT --tokenizer tokenizer.json, then --data OUT",
-            err=True,
-        )
     count = parameters or parameters_of(start.model)
     context = options.context or context_of(count, start.model.context)
     if samples is None and (tokens is not None or parameters is not None):

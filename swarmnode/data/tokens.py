@@ -161,6 +161,18 @@ def panics_are_faults() -> Iterator[None]:
         raise DataError(f"{'' if fails else 'this tokenizer breaks off: '}{str(error)[:120]}") from None
 
 
+def framed_ids(tokenizer_json: str, text: str) -> tuple[list[int], list[int]]:
+    """The ids of `text`, without and with the special tokens that transformers puts around it."""
+    import tokenizers  # a slow import, so only when it is needed
+
+    with panics_are_faults():
+        inner = tokenizers.Tokenizer.from_str(tokenizer_json)
+        inner.no_truncation()
+        inner.no_padding()
+        plain, framed = (inner.encode(text, add_special_tokens=added).ids for added in (False, True))
+    return plain, framed
+
+
 def _essence(text: str) -> object:
     """The parts of a tokenizer.json that decide about ids."""
     tree = json.loads(text)

@@ -205,7 +205,7 @@ def _loss(net: Decoder, manifest: Manifest, corpus: Corpus | IndexedCorpus, want
 
 def export_model(
     source: str,
-    out: Path,
+    out: Path | None,
     kind: str = "auto",
     note: Note = lambda text: None,
     moved: Moved = lambda done, of: None,
@@ -213,15 +213,19 @@ def export_model(
     checkpoints: int = 1,
     data: Path | None = None,
     adapter: bool = False,
+    gguf: Path | None = None,
 ) -> dict[str, object]:
-    """Merge `source` into a model in `out`; return the fields of --json.
+    """Merge `source` into a model in the folder `out`, the file `gguf`, or both; return the fields of --json.
 
     Raises UsageError if there is nothing to merge, and the merge's own errors.
     """
-    from swarmnode.model.export import write_adapter, write_model
+    from swarmnode.model.export import small_files, write_adapter, write_model
     from swarmnode.model.gather import merged, model_of, spread
+    from swarmnode.model.gguf_file import check_gguf, write_gguf
 
     model, folder = gather(source, kind, note, moved, WeightChoice(last, checkpoints))
+    if gguf is not None:
+        check_gguf(model.manifest)  # before anything is merged
     about = {
         "kind": model.kind,
         "run_id": model.run_id,
@@ -241,12 +245,18 @@ def export_model(
     tokenizer = tokenizer_file(data or folder, model.manifest.data)
     base_folder = None if folder is None else folder / FOLDER
     carried = carried_files(base_folder, model.manifest.base.index, tokenizer)
+    told: dict[str, object] = {"model": str(out or gguf)}
     if adapter:
         if model.whole or not has_adapters(model.manifest):
             raise UsageError(f"--adapter: {source} holds a whole model; give the folder of a run that trains adapters")
-        parameters = write_adapter(merged(model), model.manifest, out, tokenizer, about, carried)
+        assert out is not None
+        told["parameters"] = write_adapter(merged(model), model.manifest, out, tokenizer, about, carried)
     else:
-        parameters = write_model(
-            model_of(model, merged(model), base_weights(model)), model.manifest, out, tokenizer, about, carried
-        )
-    return {"model": str(out), "parameters": parameters, **about, **facts(model, SystemClock().unix_s())}
+        tensors = model_of(model, merged(model), base_weights(model))
+        told["parameters"] = sum(tensor.numel() for tensor in tensors.values())
+        if out is not None:
+            write_model(tensors, model.manifest, out, tokenizer, about, carried)
+        if gguf is not None:
+            told["gguf"] = str(gguf)
+            write_gguf(tensors, model.manifest, gguf, small_files(model.manifest, tokenizer, about, carried))
+    return {**told, **about, **facts(model, SystemClock().unix_s())}

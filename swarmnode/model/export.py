@@ -17,9 +17,10 @@ from torch import Tensor
 from swarmnode.atomic_file import atomic_write, write_errors
 from swarmnode.data.tokens import json_object
 from swarmnode.errors import DataError
-from swarmnode.manifest import BYTES_END, MANIFEST_FILE, Manifest, template
+from swarmnode.manifest import MANIFEST_FILE, Manifest, template
 from swarmnode.model.adapter import has_adapters
 from swarmnode.model.architecture import DECODER
+from swarmnode.model.export_tokenizer import byte_tokenizer, end_of_text, special_ids, tokenizer_files
 from swarmnode.model.frozen import ADAPTER_CONFIG, ADAPTER_FILE, peft_config, peft_tensors
 from swarmnode.model.huggingface import config_of, source_names
 from swarmnode.model.stage import StageReplica
@@ -27,6 +28,7 @@ from swarmnode.untrusted_text import printable
 
 MODEL_CONFIGS = ("config.json", "generation_config.json")
 ENDS = ("bos_token_id", "eos_token_id", "pad_token_id")
+PADDING = "pad_token_id"
 KEPT_SETTINGS = ("bos_token_id", "eos_token_id", "pad_token_id", "max_position_embeddings")
 AVERAGE = "average."  # prefix of the running mean's parameters in a stage file
 
@@ -184,7 +186,7 @@ def write_model(
     theirs = source_names(manifest.model)
     named = {theirs[name]: tensor for name, tensor in tensors.items()}
     return _write_folder(
-        out_dir, _small_files(manifest, tokenizer, about or {}, carried or {}), "model.safetensors", named
+        out_dir, small_files(manifest, tokenizer, about or {}, carried or {}), "model.safetensors", named
     )
 
 
@@ -199,7 +201,7 @@ def write_adapter(
     """Write `out_dir` as an adapter folder that peft loads beside the base model: adapter_config.json,
     adapter_model.safetensors, and what `write_model` writes beside the weights. Returns the number of parameters,
     and raises as `write_model`."""
-    files = _small_files(manifest, tokenizer, about or {}, carried or {}) | {ADAPTER_CONFIG: peft_config(manifest, "")}
+    files = small_files(manifest, tokenizer, about or {}, carried or {}) | {ADAPTER_CONFIG: peft_config(manifest, "")}
     for name in MODEL_CONFIGS:
         files.pop(name, None)  # the base model has them
     return _write_folder(out_dir, files, ADAPTER_FILE, peft_tensors(adapters))
@@ -217,14 +219,14 @@ def sharded_model_files(
     index with the file of each parameter (`where`) and their `nbytes`. Of adapters, which are no model by themselves,
     only what `export` needs. Raises DataError if `tokenizer` cannot be read."""
     if has_adapters(manifest):
-        files = _small_files(manifest, tokenizer, about, carried or {})
+        files = small_files(manifest, tokenizer, about, carried or {})
         return {name: data for name, data in files.items() if name not in MODEL_CONFIGS}
     index = {"metadata": {"total_size": nbytes}, "weight_map": dict(sorted(where.items()))}
-    small = _small_files(manifest, tokenizer, about, carried or {})
+    small = small_files(manifest, tokenizer, about, carried or {})
     return {**small, "model.safetensors.index.json": _json_bytes(index)}
 
 
-def _small_files(
+def small_files(
     manifest: Manifest, tokenizer: Path | None, about: Mapping[str, object], carried: Mapping[str, bytes]
 ) -> dict[str, bytes]:
     """All files of a model folder except the weights."""
@@ -235,16 +237,18 @@ def _small_files(
         "swarmnode.json": _json_bytes(about),
         CARD: model_card(manifest, about).encode(),
     }
+    if (raw := _tokenizer_json(manifest, tokenizer)) is not None:
+        files |= tokenizer_files(raw, {**carried, **files}, manifest)
     settings = json_object(files["generation_config.json"])
-    if settings.get("eos_token_id") is None and (end := _end_of_text(manifest)) is not None:
-        files["generation_config.json"] = _json_bytes(settings | {"eos_token_id": end})
-        settings["eos_token_id"] = end
-    kept = {key: settings[key] for key in ENDS if settings.get(key) is not None}
+    ends = {} if (end := end_of_text(manifest)) is None else {"eos_token_id": end}
+    for key, index in {**special_ids(files), **ends}.items():
+        if settings.get(key) is None:
+            settings[key] = index
+    files["generation_config.json"] = _json_bytes(settings)
+    # Padding is no property of the model: transformers trains no row of the table that config.json names for it.
+    kept = {key: settings[key] for key in ENDS if settings.get(key) is not None and key != PADDING}
     with contextlib.suppress(DataError):  # transformers has no such model
         files["config.json"] = _json_bytes(config_of(manifest.model) | kept | _kept_settings(carried))
-    if (tokens := _tokenizer_json(manifest, tokenizer)) is not None:
-        limits = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": manifest.model.context}
-        files = {"tokenizer_config.json": _json_bytes(limits), **files, "tokenizer.json": tokens}
     return files
 
 
@@ -254,51 +258,14 @@ def _kept_settings(carried: Mapping[str, bytes]) -> dict[str, object]:
     return {key: tree[key] for key in KEPT_SETTINGS if key in tree}
 
 
-def _end_of_text(manifest: Manifest) -> int | None:
-    """The token that ends documents, where the tokenizer's own configuration is not there to name one."""
-    if manifest.data.tokenizer == "bytes":
-        return BYTES_END
-    return manifest.data.end_token if manifest.data.end_token >= 0 else None
-
-
-def byte_tokenizer() -> dict[str, object]:
-    """tokenizer.json in which each byte is one token and its id the byte's value: byte-level BPE without merges."""
-    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
-    # Byte-level BPE represents a printable byte by itself, and the others, in order, from U+0100 on (GPT-2).
-    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = (byte for byte in range(256) if byte not in printable)
-    shown = {byte: chr(byte) for byte in printable} | {byte: chr(256 + n) for n, byte in enumerate(others)}
-    return {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": [],
-        "normalizer": None,
-        "pre_tokenizer": level,
-        "post_processor": None,
-        "decoder": level,
-        "model": {
-            "type": "BPE",
-            "dropout": None,
-            "unk_token": None,
-            "continuing_subword_prefix": None,
-            "end_of_word_suffix": None,
-            "fuse_unk": False,
-            "byte_fallback": False,
-            "ignore_merges": False,
-            "vocab": {shown[byte]: byte for byte in range(256)},
-            "merges": [],
-        },
-    }
-
-
 def _tokenizer_json(manifest: Manifest, tokenizer: Path | None) -> bytes | None:
-    if tokenizer is not None:
-        try:
-            return tokenizer.read_bytes()
-        except OSError as error:
-            raise DataError(f"{tokenizer}: cannot be read as a tokenizer ({error.strerror or error})") from error
-    return _json_bytes(byte_tokenizer()) if manifest.data.tokenizer == "bytes" else None
+    """The run's tokenizer.json; None where its file is not here."""
+    if tokenizer is None:
+        return _json_bytes(byte_tokenizer()) if manifest.data.tokenizer == "bytes" else None
+    try:
+        return tokenizer.read_bytes()
+    except OSError as error:
+        raise DataError(f"{tokenizer}: cannot be read as a tokenizer ({error.strerror or error})") from error
 
 
 def _json_bytes(value: Mapping[str, object]) -> bytes:

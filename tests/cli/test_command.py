@@ -162,7 +162,7 @@ def test_init_searches_the_settings_that_suit_the_machines(
     told, made = capsys.readouterr(), read_manifest(folder / "manifest.toml")
     assert "one of these machines alone: " in told.out and "learning efficiency 0." in told.out
     assert re.search(r"together they are 2\.\d to 3\.\d times as fast to a loss$", told.out, re.MULTILINE)
-    assert "a tokenizer makes a run shorter" in told.err
+    assert "the model reads bytes: some 4 times the tokens" in told.err
     assert made.pipeline.stages == 1 and made.model.context == 1024
     assert made.gossip.round_samples >= 10 * made.inner.inner_batch  # as fitted
     assert "Here: searched for 8 machines" in (folder / "manifest.toml").read_text().replace("\n# ", " ")

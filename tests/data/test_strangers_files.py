@@ -20,7 +20,7 @@ from swarmnode.data.chat_template import ChatTemplate
 from swarmnode.data.tokenizer_file import check_tokenizer
 from swarmnode.errors import DataError, NotPermitted
 from swarmnode.limited_child import run_limited
-from swarmnode.model.export import byte_tokenizer
+from swarmnode.model.export_tokenizer import byte_tokenizer
 from tests.support.published_model import llama
 
 ENDLESS = pre_tokenizers.Split(Regex(r"(?:a|a|aa)+$"), "isolated")

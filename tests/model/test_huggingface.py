@@ -15,7 +15,8 @@ from swarmnode.errors import DataError
 from swarmnode.machine.replica import TorchReplica
 from swarmnode.manifest import DataSpec, Manifest, ModelSpec
 from swarmnode.manifest.recipe import parameters_of
-from swarmnode.model.export import byte_tokenizer, write_model
+from swarmnode.model.export import write_model
+from swarmnode.model.export_tokenizer import byte_tokenizer
 from swarmnode.model.gather import merged, of_export
 from swarmnode.model.huggingface import FAMILIES as TABLE_OF_FAMILIES
 from swarmnode.model.huggingface import canonical, config_of, source_names, spec_of

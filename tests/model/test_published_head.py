@@ -14,7 +14,7 @@ from swarmnode.data.base_index import ITEMSIZES
 from swarmnode.errors import DataError
 from swarmnode.local.pretrained import Pretrained
 from swarmnode.manifest import Manifest, read_manifest
-from swarmnode.model.export import byte_tokenizer
+from swarmnode.model.export_tokenizer import byte_tokenizer
 from swarmnode.model.split import HEAD, TABLE
 from swarmnode.model.text_generation import whole_model
 from tests.support.published_model import VOCABULARY, start_from

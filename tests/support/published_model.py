@@ -10,7 +10,7 @@ import torch
 
 from swarmnode.local.pretrained import FolderFiles, Pretrained, pretrained
 from swarmnode.manifest import Manifest
-from swarmnode.model.export import byte_tokenizer
+from swarmnode.model.export_tokenizer import byte_tokenizer
 
 if TYPE_CHECKING:
     from transformers import LlamaForCausalLM
