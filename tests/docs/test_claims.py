@@ -16,7 +16,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 TABLE = ROOT / "docs" / "measurements" / "claims.md"
-FRONT = ("README.md", "CHANGELOG.md", "docs/README.md", "docs/quick-start.md", "docs/faq.md", "docs/how-it-works.md")
+FRONT = ("README.md", "docs/README.md", "docs/quick-start.md", "docs/faq.md")
+HISTORY = ("CHANGELOG.md", "docs/how-it-works.md")  # whose whole numbers are bounds and counts, not measurements
 COLUMNS = ("figure", "where", "command", "measured", "small", "reads", "tolerance")
 BOUND_S = 600.0
 FENCE = re.compile(r"^ *```[^\n]*\n(.*?)^ *```", re.DOTALL | re.MULTILINE)
@@ -72,6 +73,22 @@ def sentences(text: str) -> list[str]:
 @pytest.mark.parametrize("page", FRONT)
 def test_every_figure_of_a_front_page_has_a_row(page: str) -> None:
     assert not without_row(page, (ROOT / page).read_text(), ROWS), f"{page}: add rows to {TABLE.name}"
+
+
+@pytest.mark.parametrize("page", HISTORY)
+def test_every_decimal_figure_of_the_history_has_a_row(page: str) -> None:
+    assert not [one for one in without_row(page, (ROOT / page).read_text(), ROWS) if "." in one], (
+        f"{TABLE.name}: {page}"
+    )
+
+
+def test_the_changelog_says_each_thing_once() -> None:
+    """A merge of both sides leaves a paragraph twice, cut in mid-sentence."""
+    text = (ROOT / "CHANGELOG.md").read_text()
+    heads = re.findall(r"^\* \*\*([^*]+)\*\*", text, re.MULTILINE)
+    lines = [line for line in text.splitlines() if len(line) > 40]
+    assert sorted(set(heads)) == sorted(heads)
+    assert sorted(set(lines)) == sorted(lines)
 
 
 def test_every_figure_beside_a_link_to_a_measurement_has_a_row() -> None:
@@ -150,6 +167,39 @@ def test_a_number_outside_the_tolerance_is_found() -> None:
     assert within('{"a": [{"b/c": 1.5}]}', row) and not within('{"a": [{"b/c": 2.5}]}', row)
     line = a_row(reads="`2.9 to 3.5 times`")
     assert within("they are 2.9 to 3.5 times\n", line) and not within("they are 4.9 times\n", line)
+
+
+# ---- the code of each table
+
+
+def tables(text: str) -> Iterator[list[str]]:
+    """The headings above each table of a page, the page's own first."""
+    above: list[str] = []
+    lines = text.splitlines()
+    for number, line in enumerate(lines):
+        if match := re.match(r"(#+) (.*)", line):
+            above = [*above[: len(match[1]) - 1], match[2]]
+        elif line.startswith("|") and not lines[number - 1].startswith("|"):
+            yield list(above)
+
+
+def undated(name: str, text: str, index: str) -> list[str]:
+    """The last headings of tables of page `name` for which `index` names no commit."""
+    said = re.findall(rf"^\| {re.escape(name)}, ([^|]*) \| [^|]*\b[0-9a-f]{{7,8}}\b", index, re.MULTILINE)
+    return [above[-1] for above in tables(text) if not said or (len(above) > 1 and not set(above) & set(said))]
+
+
+@pytest.mark.parametrize("name", ["attacks", "gossip", "h200", "lost-stages", "packets", "simulated-swarms"])
+def test_every_table_of_measurements_names_the_commit_that_it_measured(name: str) -> None:
+    folder = TABLE.parent
+    assert not undated(f"{name}.md", (folder / f"{name}.md").read_text(), (folder / "README.md").read_text())
+
+
+def test_a_table_without_a_commit_is_found() -> None:
+    page = "# A\n\n## B\n\n| x |\n| - |\n\n## C\n\n### D\n\n| y |\n"
+    assert undated("a.md", page, "| a.md, B | 6a480aea | no |") == ["D"]
+    assert not undated("a.md", page, "| a.md, B | 6a480aea | no |\n| a.md, C | 6a480aea | no |")
+    assert undated("a.md", page, "| a.md, B | lately | no |") == ["B", "D"]
 
 
 # ---- "tested with real processes in each push"
