@@ -101,13 +101,13 @@ class StageReturn:
             if line.at > gossip.line.at and self._watch.away_at(line.at, size, total):
                 verdict = judge_return(gossip.line, line, total, size * manifest.recovery.snapshot_rounds_max)
                 if verdict.take:
-                    return peers, f"{verdict.reason}: it takes their state"
+                    return peers, verdict.reason
                 self._keep(verdict.line, verdict.reason)
                 return None
             known = frozenset(p for p in peers if p in self._before or gossip.acceptance.packets_taken(p))
             if known and yields(gossip.line, line):
                 more = gossip.line.lost - line.lost
-                return known, f"a replica is back whose state has {more} samples more than this one: it takes that"
+                return known, f"a replica is back whose state has {more} samples more than this one"
         return None
 
     def _keep(self, line: StateLine, reason: str) -> None:

@@ -322,7 +322,8 @@ class SnapshotDonor:
         kept.asked_s = _now_s()
         self._places.admit(peer, hurries)  # it may have lost its place while the state was copied
         self._places.offered(peer, part)
-        self._telemetry.event("state.served", peer=peer, stage=request.stage, round=part.round_index)
+        level = "info" if hurries else "debug"
+        self._telemetry.event("state.served", level=level, peer=peer, stage=request.stage, round=part.round_index)
         return Answer(wire.Reply(snapshot=part.manifest()))
 
     async def _part(self, kept: _KeptSnapshot, cut: StateSlice) -> Snapshot:

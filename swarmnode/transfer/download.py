@@ -435,6 +435,7 @@ class _Download:
             raise Unavailable(f"a state of several donors: {fault}") from fault
         self.telemetry.event(
             "state.downloaded",
+            level="info" if self.limits.waited_for else "debug",  # copies are renewed all the time
             peer=donor,
             stage=self.stage,
             round=offer.round,
