@@ -320,8 +320,8 @@ class World:
         if str(fields["label"]).endswith(f"-stage-{fields['stage']}"):
             return  # a stage that the node saved in its own home (recovery/resumption.py)
         self.laws.checks += 1
-        given = self.resumption.checkpoint.samples if self.resumption is not None else None
-        if fields["samples_total"] != given:
+        given = self.resumption.checkpoint.samples if self.resumption is not None else 0
+        if int(str(fields["samples_total"])) < given:  # a later one is the newest copy of a stage that was lost since
             what = f"{label} went on from {fields['samples_total']} samples, not from {given}"
             self.laws.breaks("all go on from one checkpoint", what, label)
 

@@ -1,7 +1,6 @@
 """A stage goes on without its replica, which comes back: the newer state counts, and an older one is never averaged
 into it."""
 
-import asyncio
 import contextlib
 from collections.abc import Iterator
 from dataclasses import replace
@@ -10,7 +9,6 @@ from swarmnode.errors import RemoteFault
 from swarmnode.ids import PeerId
 from swarmnode.manifest import Manifest
 from swarmnode.wire import record_pb2
-from swarmsim.virtual_time import VirtualLoop, owned
 from tests.support.village import Village, Villager, manifest, told, village, with_recovery
 
 BOUND_S = 120.0
@@ -99,23 +97,3 @@ async def test_a_lone_replica_that_is_killed_comes_back_a_few_samples_behind() -
         again = v.add(1, again=victim)
         await v.until(lambda: bool(told(again, "recovery.done")), "it is back", BOUND_S)
         assert int(str(told(again, "recovery.done")[0]["behind"])) <= max(64, at // 20)
-
-
-async def test_one_that_slept_takes_the_state_of_the_others_before_it_meets_them() -> None:
-    async with village(manifest(stages=2), stages=(0, 1)) as v:
-        other = v.people[1]
-        sleeper = owned("sleeper").run(v.add, 1)
-        await v.until(lambda: trains(sleeper) and bool(averaged(sleeper, 0)), "both of stage 1 meet", BOUND_S)
-        loop = asyncio.get_running_loop()
-        assert isinstance(loop, VirtualLoop)
-        with cut_off(v, sleeper):
-            loop.freeze("sleeper")
-            done = other.served.gossip.done
-            await v.until(lambda: other.served.gossip.done > done + 3, "rounds go by", BOUND_S)
-            loop.thaw("sleeper")
-            met = len(sleeper.quiet.events)
-        await v.until(lambda: bool(told(sleeper, "state.behind")), "it takes their state", BOUND_S)
-        assert "slept" in str(told(sleeper, "state.behind")[0]["reason"])
-        since = [event for event, _ in sleeper.quiet.events[met:]]
-        assert "exchange.paired" not in since[: since.index("state.behind")], "its old state was averaged"
-        await v.until(lambda: "exchange.paired" in [event for event, _ in sleeper.quiet.events[met:]], "it meets again")
