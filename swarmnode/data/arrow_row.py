@@ -12,8 +12,11 @@ import datetime
 import decimal
 import functools
 import json
+import mmap
+import shutil
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, BinaryIO, cast
 
 from swarmnode.data.document_row import (
     BadRows,
@@ -138,7 +141,7 @@ def _plain(value: Any) -> Any:
 
 
 def read_parquet(work: DocumentSpan, reading: Reading, bad: BadRows) -> Iterator[Placed]:
-    with opened(work) as file:
+    with _unpacked(work) as file:
         table = library("pyarrow.parquet", work.name).ParquetFile(file)
         groups = range(work.first, work.last if work.last >= 0 else table.num_row_groups)
         columns = wanted_columns(table.schema_arrow.names, reading, shown(work.files[0]), bad)
@@ -152,15 +155,28 @@ def read_arrow(work: DocumentSpan, reading: Reading, bad: BadRows) -> Iterator[P
     """Arrow's IPC formats: the stream, as `datasets` saves it, and the file, which is Feather."""
     name = shown(work.files[0])
     arrow = library("pyarrow", work.name)
-    with opened(work) if work.compression else arrow.memory_map(work.files[0]) as file:
-        begin = file.read(len(ARROW_FILE))
-        file.seek(0)
-        is_file = begin == ARROW_FILE
-        table = arrow.ipc.open_file(file) if is_file else arrow.ipc.open_stream(file)
+    with _unpacked(work) as file:
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)  # no size in it reaches further
+        is_file = mapped[: len(ARROW_FILE)] == ARROW_FILE
+        reader = arrow.BufferReader(arrow.py_buffer(mapped))
+        table = arrow.ipc.open_file(reader) if is_file else arrow.ipc.open_stream(reader)
         columns = wanted_columns(table.schema.names, reading, name, bad)
         if columns:
             batches = (table.get_batch(at) for at in range(table.num_record_batches)) if is_file else table
             yield from table_rows(_checked(batches, columns), reading, name, bad)
+
+
+@contextlib.contextmanager
+def _unpacked(work: DocumentSpan) -> Iterator[BinaryIO]:
+    """The file of `work` on a disk, where any place of it can be read."""
+    with contextlib.ExitStack() as stack:
+        file = stack.enter_context(opened(work))
+        if work.compression:
+            unpacked = stack.enter_context(tempfile.TemporaryFile())
+            shutil.copyfileobj(file, unpacked)
+            unpacked.seek(0)
+            file = cast(BinaryIO, unpacked)
+        yield file
 
 
 def _checked(batches: Iterable[Any], columns: list[str]) -> Iterator[Any]:

@@ -30,6 +30,7 @@ from swarmnode.errors import DataError
 
 SINGLE_FILE = "model.safetensors"
 SHARD_INDEX_FILE = "model.safetensors.index.json"
+PREFIX = "model."
 PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 HEADER_NBYTES_MAX = 100_000_000  # the limit of the safetensors library itself
 _LAYER = re.compile(r".*?layers\.([0-9]+)\.")
@@ -77,7 +78,17 @@ def json_file(files: ModelFiles, name: str) -> dict[str, Any] | None:
 
 
 def stored_tensors(files: ModelFiles) -> dict[str, StoredTensor]:
-    """Every tensor of the model by its published name, from the headers of its files. Raises DataError."""
+    """Every tensor of the model by its published name, from the headers of its files. Raises DataError.
+
+    A model that was saved without its head has names without `model.`; they are given with it, as transformers does.
+    """
+    tensors = _named_tensors(files)
+    if any(name.startswith(PREFIX) for name in tensors):
+        return tensors
+    return {name if name.startswith("lm_head.") else PREFIX + name: tensor for name, tensor in tensors.items()}
+
+
+def _named_tensors(files: ModelFiles) -> dict[str, StoredTensor]:
     index, tensors = json_file(files, SHARD_INDEX_FILE), dict[str, StoredTensor]()
     if index is None:
         _refuse_pickles(files)

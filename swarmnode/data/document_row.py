@@ -151,8 +151,8 @@ def _lines(work: DocumentSpan) -> Iterator[tuple[int, bytes]]:
 
 
 def read_json(work: DocumentSpan, reading: Reading, bad: BadRows) -> Iterator[Placed]:
-    """A list of objects, each a row; an object, which is one row; or an object with a list or an object (as pandas
-    writes it) for each column."""
+    """A list of texts, or of objects, each a row; an object, which is one row; or an object with a list or an object
+    (as pandas writes it) for each column."""
     name = shown(work.files[0])
     with opened(work) as stream:
         raw = stream.read(JSON_BYTES_MAX + 1)
@@ -169,7 +169,7 @@ def read_json(work: DocumentSpan, reading: Reading, bad: BadRows) -> Iterator[Pl
 
 def _rows_of(tree: Any, reading: Reading) -> Iterable[Any]:
     if isinstance(tree, list):
-        return tree
+        return ({reading.keys[0]: one} if isinstance(one, str) else one for one in tree)
     columns = dict[str, list[Any]]()
     for key, column in tree.items() if isinstance(tree, dict) else ():
         if isinstance(column, list | dict):

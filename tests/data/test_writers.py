@@ -327,6 +327,15 @@ def test_arguments_of_every_type_of_arrow(
         assert [one.document for one in read(path)] == [wanted] * 3, path.name
 
 
+@pytest.mark.parametrize("packed", ["gzip", "bz2", "zstd", "lz4"])
+def test_packed_tables_are_read(tmp_path: Path, packed: str) -> None:
+    for path in written_table(tmp_path, arrow.string(), ["a", "b"], "text"):
+        raw = path.read_bytes()
+        with arrow.CompressedOutputStream(path, packed) as file:
+            file.write(raw)
+        assert [one.document for one in read(path)] == ["a", "b"], path.name
+
+
 def test_a_null_that_a_row_says_stays(tmp_path: Path) -> None:
     """Only a writer with one type for all rows gives all objects the same keys."""
     said = [user("a"), answer(None, tool_calls=call({"city": None})), {"role": "tool", "content": "b"}, answer("c")]
@@ -335,6 +344,13 @@ def test_a_null_that_a_row_says_stays(tmp_path: Path) -> None:
     (tmp_path / "rows.json").write_text(json.dumps([{"messages": filled, "tools": None}]))
     assert read(tmp_path / "rows.jsonl")[0].document == tuple(said)
     assert read(tmp_path / "rows.json")[0].document == (user("a"), answer(None))
+
+
+def test_a_list_of_texts_is_read_as_by_datasets(tmp_path: Path) -> None:
+    path = tmp_path / "texts.json"
+    path.write_text(json.dumps(["a text", "another"]))
+    theirs = datasets.load_dataset("json", data_files=str(path), split="train", cache_dir=str(tmp_path / "cache"))
+    assert [one.document for one in read(path)] == theirs["text"][:] == ["a text", "another"]
 
 
 def test_saved_sets_name_their_splits_and_rows(tmp_path: Path) -> None:

@@ -124,6 +124,24 @@ def test_heads_are_compared_in_every_format(tmp_path: Path, files: str, dtype: s
     assert torch.equal(found[TABLE], ends[HEAD if files == "head alone" else TABLE].float())
 
 
+def test_a_model_saved_without_its_head_is_read(tmp_path: Path) -> None:
+    import transformers
+
+    published(tmp_path, "llama", True, "table alone", "one file")
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    theirs.model.save_pretrained(tmp_path)
+    tree = json.loads((tmp_path / "config.json").read_text())
+    assert tree["architectures"] == ["LlamaModel"]
+    assert "embed_tokens.weight" in safetensors.torch.load_file(tmp_path / "model.safetensors")
+    again, loading = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
+    assert not loading["missing_keys"]
+    made = start_from(tmp_path, Manifest())
+    found = read_back(tmp_path, made)
+    assert made.recipe.manifest.model.tied
+    assert all(torch.equal(found[name], value) for name, value in again.state_dict().items() if name in found)
+
+
 def test_init_says_how_the_head_is_settled_and_untie_copies_it(tmp_path: Path) -> None:
     def begun(files: str, *more: str) -> tuple[str, bool, Any]:
         model, run = tmp_path / files, tmp_path / f"run {len(list(tmp_path.iterdir()))}"
