@@ -290,17 +290,20 @@ class StageRebalancer:
         self._presence.going_to(move.target)
         idle = move.target in self._idle
         if idle or not self._presence.peer_table.swarm().serving(move.target):
-            _expect(*await self._replaced(move.source))
-            _expect(self._presence.status.state == SERVING, "this node has paused meanwhile")
-            return StageTransfer(move.target, reason, move.speed, None, idle)  # the new stay brings the stage back
+            return await self._bring_back(move, reason, idle)
         loop = asyncio.get_running_loop()
         begun_s, donors = loop.time(), partial(self._donors, move.target)
         client = self._client(move.target, sizes)
         # Replicas that never meet may differ.
         check = None if gossip.method == "none" else StateCheck(client, donors, self._replica.apart).compare
-        state, offer = await replace(client, cut=cut).download(donors, compare=check)
-        if cut != WHOLE and not offer.round:  # as restore.py does
-            state, offer = await client.download(donors, compare=check)
+        try:
+            state, offer = await replace(client, cut=cut).download(donors, compare=check)
+            if cut != WHOLE and not offer.round:  # as restore.py does
+                state, offer = await client.download(donors, compare=check)
+        except Unavailable:
+            if self._presence.peer_table.swarm().serving(move.target):
+                raise
+            return await self._bring_back(move, reason)  # all who gave it have gone, or paused, since
         self._rate = offer.nbytes / max(1e-3, loop.time() - begun_s)
         await self._after_a_round()
         await self._look()
@@ -312,6 +315,13 @@ class StageRebalancer:
         _expect(self._presence.status.state == SERVING, "this node has paused meanwhile")
         self._context.telemetry.count(name.RECOVERIES, method="replica")
         return StageTransfer(move.target, f"{reason}; {why}", move.speed, Snapshot.of_offer(offer, state))
+
+    async def _bring_back(self, move: StageMove, reason: str, idle: bool = False) -> StageTransfer:
+        """A move without a state: the new stay brings the stage back as a joiner does. Raises Unavailable where it is
+        better to stay."""
+        _expect(*await self._replaced(move.source))
+        _expect(self._presence.status.state == SERVING, "this node has paused meanwhile")
+        return StageTransfer(move.target, reason, move.speed, None, idle)
 
     def _client(self, stage: int, sizes: Sizes) -> DonorClient:
         context, run_progress = self._context, self._presence.run_progress

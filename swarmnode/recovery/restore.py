@@ -140,6 +140,9 @@ class StateRestorer:
         resumes from cannot be read, DataError when the base model does not fit the run.
         """
         await self.freeze(replica, stage)
+        swarm = self.membership.peer_table.swarm()
+        if not swarm.serving(stage) and swarm.resting(stage):
+            fetched = None  # whoever gave it has paused since, and learned more until then
         if fetched is not None:
             try:
                 await self.load(replica, fetched.state)

@@ -162,6 +162,18 @@ async def test_a_joiner_has_the_state_from_the_sleeper() -> None:
         assert joiner.node.stage == 0 and behind(joiner) <= IN_WORK
 
 
+async def test_a_spare_has_the_state_of_one_that_leaves() -> None:
+    async with village(moving(keepers=0), stages=(0, 1, 1)) as v:
+        leaver, *others = v.people
+        await v.until(lambda: all(map(trains, v.people)) and v.total() > 512, "everybody trains")
+        leaver.notices.leave("told to go")
+        await v.until(
+            lambda: any(p.node.stage == 0 and trains(p) for p in others), "a spare has taken it over", BOUND_S
+        )
+        assert behind(next(p for p in others if p.node.stage == 0)) <= IN_WORK
+        await v.trains(256, "the run goes on", BOUND_S)
+
+
 async def test_with_nobody_spare_the_run_waits_and_goes_on_when_the_sleeper_wakes() -> None:
     async with village(moving(), stages=(0, 1)) as v:
         sleeper, other = v.people

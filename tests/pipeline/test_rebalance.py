@@ -20,6 +20,7 @@ from swarmnode.pipeline.rebalance import (
     choose_stage,
     load,
     on_the_way,
+    pause_ahead_s,
     plan_move,
     staying,
     still_good,
@@ -219,6 +220,29 @@ def test_a_replica_about_to_pause_does_not_count_for_a_joiner() -> None:
     )
     assert chosen == 0 and "no replica" in reason
     assert staying(swarm_of(fleet, 2), now - LASTS_S) == swarm_of(fleet, 2), "in half an hour and more"
+
+
+def test_a_spare_goes_where_the_only_replica_is_about_to_pause_or_has_paused() -> None:
+    now, rules = 1e9, RebalanceRules(1.1, 1)
+    others = [member(1, 1, 5.0), member(2, 1, 5.0)]
+    awake = [member(0, 0, 5.0, pauses_unix_s=int(now + 300)), *others]
+    assert plan_move(staying(swarm_of(awake, 2), now, 120.0), [1.0, 1.0], rules)[0] is None, "in five minutes"
+    assert pause_ahead_s(swarm_of(awake, 2), now, 120.0) == 180.0, "then it is time to look"
+    soon, _ = plan_move(staying(swarm_of(awake, 2), now + 181, 120.0), [1.0, 1.0], rules)
+    assert soon is not None and (soon.source, soon.target, soon.before) == (1, 0, 0.0)
+    paused = record_pb2.NODE_STATE_PAUSED
+    for goes in (None, 0):  # one that paused on its way to the stage does not come
+        asleep = [member(0, 0 if goes is None else 1, 5.0, state=paused, moving_to=goes), *others]
+        move, reason = plan_move(swarm_of(asleep, 2), [1.0, 1.0], rules)
+        assert move is not None and move.target == 0 and "is empty" in reason
+
+
+def test_a_crowd_keeps_its_size_without_those_that_pause() -> None:
+    now = 1e9
+    known = [member(i, 0, 5.0, pauses_unix_s=int(now + 60) if i < 5 else 0) for i in range(10)]
+    crowd = Swarm.frozen([tuple(known), (member(10, 1, 5.0),)], sizes=[1000, 1])
+    left = staying(crowd, now)
+    assert [*map(len, left.stages)] == [5, 1] and left.sizes == (500, 1), "the known ones stand for all"
 
 
 def test_every_node_names_the_same_mover() -> None:
