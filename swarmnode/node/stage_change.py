@@ -17,7 +17,7 @@ from swarmnode.ids import PeerId
 from swarmnode.manifest import Manifest
 from swarmnode.manifest.gossip_compat import meets
 from swarmnode.membership.liveness import AGAIN_S, PINGED_MAX, SAMPLE, SOON_SHARE, Pinger
-from swarmnode.membership.swarm import COMING, PAUSED, SERVING, Swarm
+from swarmnode.membership.swarm import COMING, DRAINING, PAUSED, SERVING, Swarm
 from swarmnode.metrics import name
 from swarmnode.model.section import Sizes, snapshot_nbytes
 from swarmnode.model.split import stages_of
@@ -319,6 +319,9 @@ class StageRebalancer:
     async def _bring_back(self, move: StageMove, reason: str, idle: bool = False) -> StageTransfer:
         """A move without a state: the new stay brings the stage back as a joiner does. Raises Unavailable where it is
         better to stay."""
+        # One that leaves gives its state to a replica of the stage before, perhaps this one, and then says goodbye.
+        leaves = any(m.state == DRAINING for m in self._presence.peer_table.swarm().resting(move.target))
+        _expect(not leaves, f"the last replica of stage {move.target} leaves, and is handing it on")
         _expect(*await self._replaced(move.source))
         _expect(self._presence.status.state == SERVING, "this node has paused meanwhile")
         return StageTransfer(move.target, reason, move.speed, None, idle)
