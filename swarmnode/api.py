@@ -311,6 +311,7 @@ def up(
         screen.note(f"resumes from {checkpoint.label}: {checkpoint.samples} samples, {checkpoint.nbytes / 1e6:.1f} MB")
     session = Session(plan, Conditions(for_s, rounds, samples), screen, run=prepared.run_id, kill_every_s=kill_every_s)
     summary = _exported(run_session(session), prepared.folder, out)
+    _reported(summary, prepared, screen)
     return dataclasses.replace(summary, checkpoint=_last_checkpoint(where, prepared.run_id))
 
 
@@ -351,6 +352,35 @@ def _last_checkpoint(where: str, run_id: RunId) -> str | None:
         return asyncio.run(find_resumptions(where, run_id))[0].where
     except SwarmnodeError:
         return None
+
+
+def _reported(summary: Summary, prepared: RunFolder, screen: Screen) -> None:
+    """Write the session's report to its folder, with the members that its page counted, and say where it is."""
+    from swarmnode.daemon.clock import SystemClock
+    from swarmnode.dashboard.run_report import read_report, run_report, write_report
+
+    if summary.totals.samples == 0:
+        return
+    totals = summary.totals
+    figures = {
+        "t": round(SystemClock().unix_s(), 3),
+        "wall_s": summary.wall_s,
+        "samples": totals.samples,
+        "tokens": totals.tokens,
+        "round": totals.round,
+        "loss_train": totals.loss_train,
+        "loss_validation_first": totals.loss_validation_first,
+        "loss_validation": totals.loss_validation,
+    }
+    kept = read_report(prepared.signed.parent, prepared.run_id) or {}
+    tree = run_report(
+        prepared.manifest, prepared.run_id, figures, [], str(prepared.folder), str(prepared.folder / CHECKPOINTS)
+    )
+    tree |= {key: kept[key] for key in ("members", "machine_hours") if key in kept}
+    try:
+        screen.note(f"report: {write_report(prepared.folder, tree)}")
+    except OSError as error:
+        screen.note(f"no report: {error}")
 
 
 def _exported(summary: Summary, folder: Path, out: Path | None) -> Summary:

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from swarmnode.model.export import byte_tokenizer
+from swarmnode.model.export_tokenizer import byte_tokenizer
 
 folder = Path(sys.argv[1])
 torch.manual_seed(0)

@@ -6,10 +6,13 @@ import asyncio
 import contextlib
 import functools
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from swarmnode import owner as owner_key
 from swarmnode.daemon.archive import archive_of
 from swarmnode.daemon.control_api import ControlApi, DaemonContext
+from swarmnode.daemon.options import NodeOptions
 from swarmnode.ids import PeerId
 from swarmnode.machine.receipt_store import Receipts
 from swarmnode.machine.run_archive import Archive
@@ -63,6 +66,12 @@ def tell_watchers(process: DaemonContext, api: ControlApi, kept: Receipts, clock
     transport.spawn(measure(transport, transport.connections, transport.links))
 
 
+def report_folder(options: NodeOptions) -> Path:
+    """The folder that gets the run's report: that of the run on its owner's machine, else the home."""
+    folder = options.run_folder
+    return folder if folder is not None and (folder / owner_key.FILE_NAME).is_file() else options.home
+
+
 async def open_page(
     process: DaemonContext, addresses: Sequence[str], clock: Clock, stack: contextlib.AsyncExitStack
 ) -> tuple[str, Archive | None, Heartbeat | None]:
@@ -100,6 +109,7 @@ async def watch(
                 publish or not options.public,
                 options.track,
                 options.notify,
+                report_folder(options),
             ),
             transport=process.transport,
             directory=process.directory,

@@ -26,6 +26,7 @@ from swarmnode.dashboard import view
 from swarmnode.dashboard.board import Board, NodeView
 from swarmnode.dashboard.heartbeat import Heartbeat, ModelDownloads
 from swarmnode.dashboard.history import History, history_path
+from swarmnode.dashboard.run_report import run_report, write_report
 from swarmnode.dashboard.server import DashboardServer
 from swarmnode.errors import Busy, RemoteFault, Unavailable
 from swarmnode.ids import PeerId, RunId
@@ -241,6 +242,21 @@ class PageAddress:
     publish: bool = True  # the page offers the archive's model for download
     track: str = ""  # the library that the run's numbers are logged by, too
     notify: str = ""  # where alarms are told: "desktop", or a webhook's URL
+    report: Path | None = None  # the folder that gets the run's report when the page ends
+
+
+def _report(board: Board, history: History, run_id: RunId, folder: Path, now_s: float, telemetry: Telemetry) -> None:
+    """Write the run's report to `folder`. A disk that fails is logged."""
+    began_s = history.points[0].unix_s if history.points else board.began_s
+    wall_s = max(0.0, board.trained_s - began_s) if began_s else None
+    figures = {**view.summary(board, now_s), "wall_s": wall_s}
+    tree = run_report(board.manifest, run_id, figures, view.contributors(board), str(folder), str(folder / "archive"))
+    try:
+        where = write_report(folder, tree)
+    except OSError as error:
+        telemetry.event("report.failed", level="error", reason=str(error))
+    else:
+        telemetry.event("report.written", path=str(where))
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,6 +315,8 @@ async def dashboard(
                 telemetry.event("dashboard.serving", url=url)
                 yield Dashboard(url, live, collector, archive)
                 await server.close()
+                if place.report is not None and board.samples:
+                    _report(board, history, run_id, place.report, clock.unix_s(), telemetry)
                 for task in working:
                     task.cancel()
         finally:

@@ -210,6 +210,8 @@ EVENTS: Final[dict[str, EventKind]] = {
     "handover.done": _event(
         "the last replica of a stage leaves; its state is kept by another node or the archive", "peer stage reason"
     ),
+    "report.written": _event("the run's report is in its folder", "path"),
+    "report.failed": _event("the run's report could not be written", "reason"),
     "handover.refused": _event(
         "an archive did not take the stage of its last replica, which leaves", "peer stage reason"
     ),

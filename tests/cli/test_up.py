@@ -94,6 +94,8 @@ def test_people_get_lines_and_a_summary(run: pathlib.Path, capsys: pytest.Captur
     assert "2 nodes are ready" in captured.out
     assert "trained  " in captured.out
     assert captured.err.startswith("swarmnode: no model was exported: no saved stage")
+    (report,) = run.rglob("REPORT.md")
+    assert f"report: {report}" in captured.out and "energy | not measured" in report.read_text()
 
 
 @pytest.mark.usefixtures("_fell_back")

@@ -62,7 +62,7 @@ async def watched(
         RUN,
         sign(manifest, Ed25519PrivateKey.from_private_bytes(b"o" * 32)),
         home,
-        PageAddress(public=public, join=("swarmnode join ADDRESS --run RUN",)),
+        PageAddress(public=public, join=("swarmnode join ADDRESS --run RUN",), report=home),
         transport=transport,
         directory=fake_fleet.directory,
         clock=fake_fleet.clock,
