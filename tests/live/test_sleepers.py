@@ -1,6 +1,7 @@
 """Three machines with other hours each, in two stages, through a day whose clock runs fast: real processes."""
 
 import datetime
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ import pytest
 
 from tests.live.test_meeting_point import Run, run_of
 
-PACE = 240.0  # seconds of the day in one: an hour takes 15 s
+PACE = 120.0  # seconds of the day in one: an hour takes 30 s
 DAY_S = 86_400
 
 
@@ -28,7 +29,27 @@ def unix_s(told: dict[str, Any]) -> float:
 
 
 @pytest.mark.nightly
-@pytest.mark.timeout(1200)
+async def test_a_snooze_of_the_only_machine_of_a_stage_stops_nobody(tmp_path: Path) -> None:
+    async with run_of(tmp_path, "coordinator", Run) as run:
+        await run.meet()
+        (tmp_path / "invite.txt").write_text(run.once("invite", "run", "--home", "meet"))
+        names = ("a", "b", "c")
+        for name in names:
+            await run.join(name)
+        await run.until(lambda: all(run.events(name, "node.ready") for name in names), "all serve")
+        await run.until(lambda: any(len(run.losses(name)) > 4 for name in names), "the run trains")
+        stages = {name: run.events(name, "node.ready")[-1]["fields"]["serves"] for name in names}
+        sleeper = next(name for name in names if [*stages.values()].count(stages[name]) == 1)
+        others = [name for name in names if name != sleeper]
+        since = {name: run.lines(name) for name in names}
+        run.once("snooze", "2h", "--home", sleeper)
+        await run.until(lambda: any(run.events(n, "recovery.done", since[n]) for n in others), "one takes the stage")
+        await run.until(lambda: sum(len(run.losses(n, since[n])) for n in others) > 3, "the run goes on")
+        assert run.events(sleeper, "node.paused", since[sleeper]) and not run.events(sleeper, "node.resumed")
+
+
+@pytest.mark.skipif("SWARMNODE_SOAK" not in os.environ, reason="a quarter of an hour: make soak")
+@pytest.mark.timeout(1800)
 async def test_a_day_of_three_sleepers_goes_on_wherever_one_machine_a_stage_is_awake(tmp_path: Path) -> None:
     async with run_of(tmp_path, "coordinator", Run) as run:
         await run.meet()
