@@ -25,6 +25,7 @@ from swarmnode.manifest import SIGNED_FILE, Manifest, manifest_at, parse, read_s
 from swarmnode.manifest.text import from_tree
 from swarmnode.plugin import check_library, library
 from swarmnode.user_folders import default_cache, default_home
+from swarmnode.work import Work
 
 if TYPE_CHECKING:
     from swarmnode.ids import RunId
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
 CHECKPOINTS = "checkpoints"
 PAGE_TIMEOUT_S = 10.0
+WORK_KEYS = ("samples", "tokens", "targets")
 CURVES_BYTES_MAX = 16 << 20  # 4000 points and 20,000 validations are 2 MB
 
 
@@ -122,6 +124,19 @@ class Run:
             raise UsageError("no daemon of this run is on this machine: connect() to its home, where it runs")
         yield from map(to_json, watch_here(self.home, every_s))
 
+    def given(self) -> dict[str, Work]:
+        """The work that each machine gave to the run, by peer id: the sum of its receipts. Raises as `history`."""
+        if "://" not in self.page:
+            from swarmnode.dashboard.history import read_given
+
+            return read_given(Path(self.page))
+        url = f"{self.page.rstrip('/')}/api/v1/contributors"
+        try:
+            rows = [(row["peer"], row["receipts"] or {}) for row in _told_by(url)["contributors"]]
+            return {str(peer): Work(*(int(said.get(key, 0)) for key in WORK_KEYS)) for peer, said in rows}  # type: ignore[arg-type]
+        except (TypeError, KeyError, ValueError, AttributeError) as error:
+            raise RemoteFault(f"{url} is not the page of a run ({error!r:.100})") from None
+
 
 def connect(source: str | Path) -> Run:
     """The run of `source`: the folder of a run, of a session of `up`, or of a daemon's home; the URL of a run's page;
@@ -183,13 +198,18 @@ def _from_file(path: Path) -> RunHistory:
 def _from_page(page: str) -> tuple[str, RunHistory]:
     """(run id, history) that the page at `page` tells."""
     url = f"{page.rstrip('/')}/api/v1/curves?points=4000"
+    return _from_told(_told_by(url), url)
+
+
+def _told_by(url: str) -> Any:
+    """The JSON at `url`. Raises Unavailable, RemoteFault."""
     try:
         with urllib.request.urlopen(url, timeout=PAGE_TIMEOUT_S) as reply:
             raw = reply.read(CURVES_BYTES_MAX)
     except (OSError, ValueError) as error:
         raise Unavailable(f"{url}: {error}") from None
     try:
-        return _from_told(json.loads(raw), url)
+        return json.loads(raw)
     except ValueError:
         raise RemoteFault(f"{url} is not the page of a run") from None
 

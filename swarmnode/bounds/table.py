@@ -36,6 +36,7 @@ PEER = name(PEER_MAX, "a base58 peer id has 52 characters")
 RUN = name(64, "hex digits of a run id")
 ROUND = number(SAMPLES_MAX, "rounds", "a round has a sample at least")
 SAMPLES = number(SAMPLES_MAX, "samples", "exact as a float64; at a million a second, 285 years")
+TOKENS = number(SAMPLES_MAX, "tokens", "exact as a float64; at a million a second, 285 years")
 STAGE = number(STAGES_MAX - 1, "", "manifest: pipeline.stages")
 GIVEN_STAGE = number(2 * STAGES_MAX - 1, "", "manifest: pipeline.stages; from 512 on: as they were cut before")
 PLACE = number(STAGES_MAX, "", "manifest: pipeline.stages; that number itself: an older version's node that only feeds")
@@ -66,7 +67,12 @@ def shown(most: float, unit: str) -> Bound:
     return Bound(-most, most, unit, "only shown; nothing where out of range", cleaned=True)
 
 
-ONLY_SHOWN = ("StatusReply", "LimitsReply", "PeerStatus")  # their numbers, but for the stage, decide nothing
+ONLY_SHOWN = (
+    "StatusReply",
+    "LimitsReply",
+    "PeerStatus",
+    "WorkReport",
+)  # their numbers, but for the stage, decide nothing
 NUMBERS = (FieldDescriptor.TYPE_DOUBLE, FieldDescriptor.TYPE_UINT64, FieldDescriptor.TYPE_UINT32)
 
 BY_NAME: Mapping[str, Bound] = {
@@ -193,6 +199,8 @@ BY_FIELD: Mapping[str, Bound] = {
     "Reached.reached": name(ADDRESS_MAX, "a multiaddr", many=4),
     "Reached.observed": ADDRESS,
     "Receipt.microbatches": SAMPLES,
+    "Receipt.tokens": TOKENS,
+    "Receipt.targets": TOKENS,
     "Measure.reply_nbytes": number(1 << 20, "bytes", "transport/capacity.py: SIZES"),
     "PacketReceipt.giver": PEER,
     "PacketReceipt.receiver": PEER,

@@ -67,10 +67,13 @@ class JoinScreen:
             await self._lines()
 
     def thank(self) -> None:
-        """Thank whoever started the node for what it gave."""
+        """Thank whoever started the node for what it gave, by the receipts that it has now that it left."""
         if self._last is not None:
             from swarmnode.local.swarm_view import thanks
+            from swarmnode.machine.receipt_store import given
 
+            with contextlib.suppress(SwarmnodeError):
+                self._last.tokens_given = given(self._home, self._last.run_id).tokens
             click.echo(thanks(self._last), err=True)
             self._tell_person(thanks(self._last))
 

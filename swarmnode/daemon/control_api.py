@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -40,6 +40,7 @@ from swarmnode.transport.reachability import ask, verdict
 from swarmnode.transport.stream_transport import StreamTransport
 from swarmnode.wire import call_pb2 as wire
 from swarmnode.wire import control_pb2, record_pb2, report_pb2
+from swarmnode.work import Work
 
 if TYPE_CHECKING:
     from swarmnode.dashboard.heartbeat import Heartbeat
@@ -63,13 +64,6 @@ async def _exam(transport: Transport, peer: PeerId, stage: int) -> control_pb2.P
     except (RemoteFault, Unavailable) as error:
         exam.fault, exam.latency_s = str(error), 0.0
     return exam
-
-
-def tokens_given(counters: Mapping[str, float], manifest: Manifest) -> int:
-    """Tokens that this node trained a part of: those it fed, or those of the gradients of its stage, if more."""
-    fed = counters.get(name.TOKENS, 0.0)
-    gradients = sum(value for key, value in counters.items() if key.startswith(name.GRADIENTS))
-    return round(max(fed, gradients * manifest.inner.microbatch * manifest.model.context))
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,11 +103,17 @@ class ControlApi:
         self._archive: Archive | None = None
         self._live: Heartbeat | None = None
         self.finishing = asyncio.Event()
+        self.gave: Callable[[], Work] = Work  # the sum of this node's receipts of the run
+        self.gave_before = Work()  # the same when this process began
         self._page = ""  # the run's page, as a meeting point of the invite says
 
     def open(self, process: DaemonContext, node: Node | None) -> None:
         """Answer requests from now on; `node` None is a bootstrap."""
         self._process, self._node = process, node
+
+    def account(self, gave: Callable[[], Work]) -> None:
+        """Show what this node `gave`, the sum of its receipts of the run, from now on."""
+        self.gave, self.gave_before = gave, gave()
 
     def show_page(self, url: str) -> None:
         """Name the run's page in the status."""
@@ -167,7 +167,12 @@ class ControlApi:
         reply.tokens_total = node.samples_total() * process.manifest.model.context
         reply.addresses.extend(f"{address}/p2p/{node.me}" for address in node.presence.status.addresses)
         served = node.stage_status()
-        reply.tokens_given = tokens_given(reply.counters, process.manifest)
+        gave = self.gave()
+        reply.given.CopyFrom(report_pb2.WorkReport(samples=gave.samples, tokens=gave.tokens, targets=gave.targets))
+        reply.tokens_given = gave.tokens
+        reply.tokens_given_before = self.gave_before.tokens
+        reply.run_tokens_per_second = node.run_tokens_per_second()
+        reply.given_tokens_per_second = served.given_tokens_per_second
         reply.round = served.round_index
         reply.inner_steps = served.inner_steps
         reply.tokens_per_second = served.tokens_per_second

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import functools
 import json
 import math
 import os
@@ -72,6 +73,7 @@ from swarmnode.manifest import Manifest, read_signed, verify
 from swarmnode.membership.admission import Admission
 from swarmnode.membership.amendment import Amendments
 from swarmnode.membership.record import STRETCH_MAX
+from swarmnode.metrics import name
 from swarmnode.metrics.events import RecentEvents
 from swarmnode.metrics.exporter import PrometheusTelemetry
 from swarmnode.model.device import autocasts, check_device, resolve_device, use_device
@@ -99,7 +101,7 @@ from swarmnode.transport.contact import Contacts
 from swarmnode.transport.kind import directory_of, kind_of, open_transport
 from swarmnode.transport.reachability import ReachHelper, connected
 from swarmnode.transport.stream_transport import StreamTransport
-from swarmnode.wire import record_pb2
+from swarmnode.wire import call_pb2, record_pb2
 
 KEY_FILE = "node.key"
 EVENTS_FILE = "events.jsonl"
@@ -253,12 +255,27 @@ def first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
     return (faults or ours or leaves)[0]
 
 
-async def thanking(process: DaemonContext, node: Node, kept: Receipts, clock: Clock) -> None:
-    """Sign receipts for others' work and collect in `kept` those for this node's work, until cancelled."""
-    identity = key_file.load(process.options.home / "node.key")
-    thanks = ReceiptExchange(process.run_id, identity, node.transport.work, clock, process.telemetry, kept.keep)
+def thanking(process: DaemonContext, node: Node, kept: Receipts, clock: Clock) -> ReceiptExchange:
+    """Signs receipts for others' work, and collects in `kept` those for this node's work."""
+    identity, manifest, telemetry = key_file.load(process.options.home / KEY_FILE), process.manifest, process.telemetry
+
+    def tell() -> None:
+        gave = kept.total(process.run_id)
+        telemetry.gauge(name.GIVEN_SAMPLES, float(gave.samples))
+        telemetry.gauge(name.GIVEN_TOKENS, float(gave.tokens))
+        telemetry.gauge(name.GIVEN_TARGETS, float(gave.targets))
+
+    async def keep(receipt: call_pb2.Receipt) -> None:
+        await kept.keep(receipt)
+        tell()
+
+    tell()
+    alone, context = manifest.pipeline.stages == 1, manifest.model.context
+    thanks = ReceiptExchange(
+        process.run_id, identity, node.transport.work, clock, telemetry, keep, alone=alone, context=context
+    )
     thanks.serve(process.transport)
-    await thanks.collect(process.transport)
+    return thanks
 
 
 async def run_node(options: NodeOptions, lock: int | None, before: DaemonContext | None = None) -> int | DaemonContext:
@@ -528,6 +545,7 @@ async def _live(
         give_archive(process, archive)
     kept = Receipts(options.home)
     if node is not None:
+        api.account(functools.partial(kept.total, process.run_id))
         tell_watchers(process, api, kept, process.clock)
     ready_file.write(
         options.home,
@@ -549,16 +567,13 @@ async def _live(
         watcher = await watched(options.notice, options.notice_url, process.clock, telemetry, stack)
         watching = [tasks.create_task(watcher.run(give))] if watcher is not None else []
         beside = [*_beside(process, node, notices), api.finished(), run_archive(archive, options.archive, notices)]
-        if node is not None:
-            beside.append(thanking(process, node, kept, process.clock))
+        thanks = None if node is None else thanking(process, node, kept, process.clock)
+        if thanks is not None:
+            beside.append(thanks.collect(process.transport))
         if api.regulator is not None:
             beside.append(api.regulator.run())
         others = [tasks.create_task(each) for each in beside]
-        drain_report = None
-        if node is None:
-            await notices.wait()
-        else:
-            drain_report = await node.run(notices, options.stage)
+        drain_report = await _until_told(process, node, notices, thanks)
         api.left.set_result(drain_report)
         for task in watching:
             task.cancel()
@@ -570,6 +585,19 @@ async def _live(
     if process.forbidden:
         raise NotPermitted(f"run {process.run_id[:16]}: {process.forbidden[0]}")
     return drain_report
+
+
+async def _until_told(
+    process: DaemonContext, node: Node | None, notices: Notices, thanks: ReceiptExchange | None
+) -> DrainReport | None:
+    """Live until a notice says go; a node leaves then, and exchanges receipts for the last time."""
+    if node is None:
+        await notices.wait()
+        return None
+    report = await node.run(notices, process.options.stage)
+    if thanks is not None:
+        await thanks.farewell(process.transport)
+    return report
 
 
 def _beside(process: DaemonContext, node: Node | None, notices: Notices) -> Iterator[Coroutine[Any, Any, None]]:

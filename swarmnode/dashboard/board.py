@@ -24,6 +24,7 @@ from swarmnode.membership.liveness import TRIES
 from swarmnode.metrics.event import LEVELS
 from swarmnode.model.split import stages_of
 from swarmnode.pipeline.feeder import VALIDATORS
+from swarmnode.token_rate import RATE_SPAN_S
 from swarmnode.wire import call_pb2, record_pb2, report_pb2
 from swarmnode.wire.report_pb2 import StatusReply
 
@@ -51,7 +52,7 @@ def number(text: str | None) -> float | None:
 
 
 NODES_MAX = 20_000  # derived: members and those remembered as gone: 1 GB at 51 kB of a full report (measured)
-NEWS_S = 60.0  # guess: what is older is no news: a node that left, a fault of the same kind, a report, the speed
+NEWS_S = 60.0  # guess: what is older is no news: a node that left, a fault of the same kind, a report
 ENTRIES_SHOWN = 120  # of the timeline; the history has more
 ROUNDS_KEPT = 400
 CURVE_POINTS = 1920  # one for each column of a full-HD screen
@@ -197,7 +198,7 @@ class Board:
     _validations: list[tuple[int, float, float]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.ledger = Ledger(self.run_id)
+        self.ledger = Ledger(self.run_id, alone=self.manifest.pipeline.stages == 1)
         self.parameters = tuple(part.parameters for part in stages_of(self.manifest))
 
     # Input.
@@ -314,13 +315,15 @@ class Board:
         self.began_s = self.began_s or now_s
         if now_s - self.began_s < self.manifest.limits.record_ttl_s:  # by then every node's record was read
             self._rates.clear()  # samples trained before the coordinator started are not speed
+        if not self.living():
+            self._rates.clear()  # a run that has stopped
         if not self._rates or now_s - self._rates[-1][0] >= 1.0:
             self._rates.append((now_s, self.samples))
-        while len(self._rates) > 2 and now_s - self._rates[0][0] > NEWS_S:
+        while len(self._rates) > 2 and now_s - self._rates[0][0] > RATE_SPAN_S:
             self._rates.popleft()
 
     def samples_per_s(self) -> float:
-        """The speed of the whole run over the last NEWS_S."""
+        """The speed of the whole run over the last RATE_SPAN_S; 0 where nobody is here."""
         if len(self._rates) < 2:
             return 0.0
         (t0, s0), (t1, s1) = self._rates[0], self._rates[-1]

@@ -22,7 +22,9 @@ from swarmnode.dashboard.totals import CREDITED, Contribution
 from swarmnode.errors import DiskFull, LocalFault
 from swarmnode.identity import friendly_name
 from swarmnode.ids import PeerId
+from swarmnode.membership.receipt import work_of
 from swarmnode.wire.call_pb2 import Receipt
+from swarmnode.work import Work
 
 POINTS_MAX = 4000
 """Points of the curves. Beyond this, every second point of the older half is dropped. Derived: 0.3 MB."""
@@ -262,4 +264,20 @@ def read_curves(path: Path) -> tuple[str, list[list[object]], list[tuple[int, fl
             points = [HistoryPoint(*row).to_json() for row in database.execute("SELECT * FROM point ORDER BY t")]
             return run_id, points, database.execute("SELECT samples, t, loss FROM validation ORDER BY t").fetchall()
     except (sqlite3.Error, ValueError, TypeError) as error:
+        raise LocalFault(f"{path} cannot be read: {error}") from None
+
+
+def read_given(path: Path) -> dict[str, Work]:
+    """The work that each machine gave, by peer id, in the history at `path`: the sum of receipts that members signed
+    for it. Raises LocalFault."""
+    try:
+        with contextlib.closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as database:
+            members = {peer for (peer,) in database.execute("SELECT peer FROM contribution")}
+            raws = database.execute("SELECT raw FROM receipt").fetchall()
+        found: dict[str, Work] = {}
+        for receipt in (Receipt.FromString(raw) for (raw,) in raws):
+            if receipt.client in members:
+                found[receipt.server] = found.get(receipt.server, Work()) + work_of(receipt)
+        return found
+    except (sqlite3.Error, ValueError, TypeError, DecodeError) as error:
         raise LocalFault(f"{path} cannot be read: {error}") from None

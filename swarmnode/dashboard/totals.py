@@ -64,6 +64,8 @@ class ReceiptTotals:
 
     microbatches: int = 0
     samples: int = 0
+    tokens: int = 0
+    targets: int = 0
     peers: int = 0
     last_unix_s: int = 0
 
@@ -71,12 +73,20 @@ class ReceiptTotals:
         fields = asdict(self)
         return {"last": fields.pop("last_unix_s"), **fields}
 
+    def add(self, receipt: wire.Receipt, sign: int = 1) -> None:
+        """Count `receipt`; with `sign` -1 take it back."""
+        self.microbatches += sign * receipt.microbatches
+        self.samples += sign * receipt.samples
+        self.tokens += sign * receipt.tokens
+        self.targets += sign * receipt.targets
+
 
 class Ledger:
-    """The receipts of one run."""
+    """The receipts of one run. `alone`: it has one stage, where machines sign for themselves."""
 
-    def __init__(self, run_id: RunId) -> None:
+    def __init__(self, run_id: RunId, *, alone: bool = False) -> None:
         self._run_id = run_id
+        self._alone = alone
         self._kept: dict[PeerId, dict[tuple[PeerId, int], wire.Receipt]] = {}
         self._sums: dict[PeerId, dict[PeerId, ReceiptTotals]] = {}
         self._count = 0
@@ -101,7 +111,7 @@ class Ledger:
         most = KEPT_EACH if receipt.client in members else KEPT_STRANGE
         if kept is None and (len(self._kept.get(server, ())) >= most or self._count >= KEPT_MAX):
             raise RemoteFault("too many receipts")
-        check_receipt(receipt, self._run_id, server, now_s)
+        check_receipt(receipt, self._run_id, server, now_s, alone=self._alone)
         self.put(receipt)
         if receipt.client in members:
             key = server, int(now_s // DAY_S)
@@ -126,8 +136,9 @@ class Ledger:
         kept[client, receipt.from_unix_s] = receipt
         self._count += before is None
         thanks = self._sums.setdefault(server, {}).setdefault(client, ReceiptTotals(peers=1))
-        thanks.samples += receipt.samples - (before.samples if before is not None else 0)
-        thanks.microbatches += receipt.microbatches - (before.microbatches if before is not None else 0)
+        thanks.add(receipt)
+        if before is not None:
+            thanks.add(before, -1)
         thanks.last_unix_s = max(thanks.last_unix_s, receipt.until_unix_s)
 
     def total(self, server: PeerId, members: Container[PeerId]) -> ReceiptTotals | None:
@@ -135,8 +146,10 @@ class Ledger:
         totals = ReceiptTotals()
         for client, thanks in self._sums.get(server, {}).items():
             if client in members:
-                totals.samples += thanks.samples
                 totals.microbatches += thanks.microbatches
+                totals.samples += thanks.samples
+                totals.tokens += thanks.tokens
+                totals.targets += thanks.targets
                 totals.peers += 1
                 totals.last_unix_s = max(totals.last_unix_s, thanks.last_unix_s)
         return totals if totals.peers else None

@@ -25,7 +25,7 @@ from swarmnode.dashboard.server import HEADERS, PageServer
 from swarmnode.dashboard.timeline import sentence
 from swarmnode.errors import NoDaemon, SwarmnodeError, UsageError
 from swarmnode.ids import PeerId, short
-from swarmnode.local.swarm_view import NodeWatch, empty_stages, headline, paused_text
+from swarmnode.local.swarm_view import empty_stages, headline, paused_text, with_us
 from swarmnode.machine.receipt_store import checked
 from swarmnode.metrics.events import tail
 from swarmnode.node.limits import LIMIT_KINDS
@@ -47,7 +47,6 @@ class NodePage(PageServer):
         self._home = home
         self._token = token
         self._config = config
-        self._watch = NodeWatch()
 
     def app(self) -> web.Application:
         """The routes; each POST needs the token."""
@@ -91,11 +90,8 @@ class NodePage(PageServer):
         return response
 
     def _shown(self, reply: StatusReply) -> dict[str, Any]:
-        """The daemon's status as JSON, with what `top` says of it in words, and speeds over the last minute."""
-        if self._watch.looks and self._watch.now.peer_id + self._watch.now.run_id != reply.peer_id + reply.run_id:
-            self._watch = NodeWatch()
-        self._watch.add(asyncio.get_running_loop().time(), reply)
-        page, measured = page_here(reply.run_id) or reply.page, len(self._watch.looks) > 1
+        """The daemon's status as JSON, with what `top` says of it in words, and speeds."""
+        page = page_here(reply.run_id) or reply.page
         kinds = [{"name": name, "example": kind.example, "help": kind.help} for name, kind in LIMIT_KINDS.items()]
         return {
             **to_json(reply),
@@ -103,7 +99,8 @@ class NodePage(PageServer):
             "paused": "" if reply.limits.running or not reply.limits.reason else paused_text(reply),
             "empty": empty_stages(reply),
             "speed": {
-                field: self._watch.growth(field) if measured else None for field in ("tokens_total", "tokens_given")
+                "tokens_total": reply.run_tokens_per_second,
+                "tokens_given": with_us(reply),
             },
             "page": f"{page}node/{short(PeerId(reply.peer_id))}" if page else "",
             "kinds": kinds,

@@ -67,10 +67,6 @@ class NodeWatch:
         """Growth per second, over the last `seconds`, of all series of `counter` with this prefix."""
         return self._growth(lambda status: _sum(status, counter), seconds)
 
-    def growth(self, field: str) -> float:
-        """Growth per second of a field of the status, over the last minute."""
-        return self._growth(lambda status: float(getattr(status, field)), 60.0)
-
     def _growth(self, value: Callable[[StatusReply], float], seconds: float) -> float:
         last_s, last = self.looks[-1]
         first_s, first = next(look for look in self.looks if look[0] >= last_s - seconds)
@@ -138,7 +134,7 @@ def _facts(watch: NodeWatch) -> list[tuple[str, str | Text]]:
         more = [("clock", status.clock), ("up", span_text(status.uptime_s)), ("memory", memory), ("metrics", metrics)]
         return [("role", role), *more]
     up, down = watch.rate(f'{name.LINK_BYTES}|direction="sent"'), watch.rate(f'{name.LINK_BYTES}|direction="received"')
-    speed = f"{watch.growth('tokens_total'):,.0f} tokens/s of the run, {watch.growth('tokens_given'):,.0f} with us"
+    speed = f"{status.run_tokens_per_second:,.0f} tokens/s of the run, {with_us(status):,.0f} with us"
     busy = f"; {100 * min(1.0, watch.rate(name.COMPUTE_SECONDS)):.0f} % of the device"
     measured = len(watch.looks) > 1 and not empty_stages(status)
     limits = status.limits
@@ -150,7 +146,7 @@ def _facts(watch: NodeWatch) -> list[tuple[str, str | Text]]:
         ("paused", "" if limits.running or not limits.reason else paused_text(status)),
         ("clock", status.clock),
         ("speed", speed + busy if measured else ""),
-        ("given", f"{status.tokens_given:,} tokens in {span_text(status.uptime_s)}"),
+        ("given", given_text(status)),
         ("run so far", f"round {status.round}, {status.tokens_total:,} tokens"),
         ("loss", f"{loss_text(status.loss_train or None)} {spark(watch.losses)}" if watch.losses else ""),
         ("validation", loss_text(status.loss_validation or None, "")),
@@ -209,11 +205,24 @@ def headline(status: StatusReply) -> str:
     return f"{words}; every stage has a machine" if not state and not asleep else words
 
 
+def with_us(status: StatusReply) -> float:
+    """Tokens per second that the run reads with this machine's part; what the run reads may be heard of later."""
+    return min(status.given_tokens_per_second, status.run_tokens_per_second)
+
+
+def given_text(status: StatusReply) -> str:
+    """The tokens that this machine gave, by its receipts."""
+    masked = f", {status.given.targets:,} of them targets" if status.given.targets != status.given.tokens else ""
+    return f"{status.tokens_given:,} tokens read{masked}"
+
+
 def thanks(status: StatusReply) -> str:
-    """A sentence for whoever gave this machine, with what it gave."""
+    """A sentence for whoever gave this machine, with what it gave to the run so far."""
     hours = span_text(status.uptime_s)
     if status.tokens_given:
-        return f"thank you: {status.tokens_given:,} tokens of {status.run_name} trained here in {hours}"
+        before = status.tokens_given_before
+        lately = f", {status.tokens_given - before:,} of them" if before else ""
+        return f"thank you: {status.tokens_given:,} tokens of {status.run_name} trained here{lately} in {hours}"
     return f"thank you for {hours}: no text of {status.run_name} came to this machine this time"
 
 

@@ -27,6 +27,7 @@ from swarmnode.errors import RemoteFault
 from swarmnode.ids import PeerId
 from swarmnode.remembered import REMEMBERED_MAX
 from swarmnode.wire import record_pb2
+from swarmnode.work import SampleCount
 
 ENTRIES_MAX = REMEMBERED_MAX  # of 60 bytes; all are sent once, with the state a joiner downloads
 # The newest entries, sent with a call: 0.5 KiB. With 16 totals are 28 s less late of a round of 500 (simulated:
@@ -74,7 +75,7 @@ class Progress:
         self._listed = 0  # sum of the entries
         self._folded: dict[str, int] = {}
         self._base = 0
-        self._counted = 0  # by `own` since start
+        self.counted = SampleCount(0)  # by `own` since start
         self.version = 0  # grows with each change of an entry or of the base
         self._base_version = 0
         self._heard = 0  # the largest total that any peer announced
@@ -90,7 +91,7 @@ class Progress:
         assert samples >= 0, f"{samples} samples cannot be added to a counter that only grows"
         assert self._own is None or own == self._own, f"entry of {own} added to by {self._own}"
         self._own = own
-        self._counted += samples
+        self.counted = SampleCount(self.counted + samples)
         total = self.feeders.get(own, self._folded.get(own, 0)) + samples
         if total > self.feeders.get(own, -1):
             self._raise_entries({own: total})
@@ -123,7 +124,7 @@ class Progress:
         if not news and total <= self._sum() and heard <= self.total:
             return self.total
         if self._own in news:
-            news[self._own] += self._counted
+            news[self._own] += self.counted
         before = sum(known(feeder, self._folded.get(feeder, 0)) for feeder in news)
         if (after := max(self._sum() - before + sum(news.values()), total, heard)) > max(self.top, self.total):
             raise ProgressOverclaim(after, self.top)

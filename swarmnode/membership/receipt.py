@@ -2,6 +2,11 @@
 
 Each node counts the microbatches that others did for it, and signs the totals on request. The server keeps the newest
 receipt of each client. Clients may exaggerate for their friends, so receipts give credit, not payment.
+
+What a machine gave is the sum of its receipts, wherever it is shown. So each microbatch counts once at each stage: the
+machine of stage 0 has it from the one that it called, every other machine from its caller. A microbatch counts when its
+gradient is added, so answers that were lost, refused, or only made again for an audit do not. In a run of one stage
+nobody else takes part in a microbatch: there a machine signs for itself.
 """
 
 from __future__ import annotations
@@ -15,6 +20,7 @@ from swarmnode.ids import PeerId, RunId, digest
 from swarmnode.membership.record import CLOCK_SKEW_MAX_S
 from swarmnode.remembered import Remembered
 from swarmnode.wire import call_pb2 as wire
+from swarmnode.work import SampleCount, TargetCount, TokenCount, Work
 
 RECEIPT_BYTES_MAX = 1024  # serialised; real ones have about 260
 _DOMAIN = b"swarmnode/receipt/v1\0"
@@ -22,7 +28,7 @@ _DOMAIN = b"swarmnode/receipt/v1\0"
 
 def receipt_to_json(receipt: wire.Receipt) -> dict[str, object]:
     """All that a signature covers, and the signature, so that anybody can check it."""
-    fields = ("server", "client", "microbatches", "samples", "from_unix_s", "until_unix_s")
+    fields = ("server", "client", "microbatches", "samples", "tokens", "targets", "from_unix_s", "until_unix_s")
     shown = {field: getattr(receipt, field) for field in fields}
     return {"run": receipt.run_id, **shown, "signature": receipt.signature.hex()}
 
@@ -33,6 +39,15 @@ class WorkDone:
 
     microbatches: int = 0
     samples: int = 0
+    tokens: int = 0
+    targets: int = 0
+
+    def add(self, work: Work) -> None:
+        """Count a microbatch of `work`."""
+        self.microbatches += 1
+        self.samples += work.samples
+        self.tokens += work.tokens
+        self.targets += work.targets
 
 
 class WorkBook:
@@ -40,17 +55,17 @@ class WorkBook:
 
     def __init__(self) -> None:
         self.done = Remembered[PeerId, WorkDone]()
-        self.clients = Remembered[PeerId, None]()
+        self.clients = Remembered[PeerId, int]()
+        """Those that sign for our work, and the samples that we trained for each."""
 
-    def record_gradient(self, peer: PeerId, samples: int) -> None:
-        """Record a microbatch whose gradient `peer` returned."""
+    def record_gradient(self, peer: PeerId, work: Work) -> None:
+        """Record a microbatch of `work` that `peer` did for us: we sign for it."""
         done = self.done[peer] = self.done.get(peer, WorkDone())
-        done.microbatches += 1
-        done.samples += samples
+        done.add(work)
 
-    def record_service(self, peer: PeerId) -> None:
-        """Record that we worked for `peer`."""
-        self.clients[peer] = None
+    def record_service(self, peer: PeerId, work: Work) -> None:
+        """Record a microbatch of `work` that we did for `peer`: it signs for it."""
+        self.clients[peer] = self.clients.get(peer, 0) + work.samples
 
 
 def sign_receipt(
@@ -63,6 +78,8 @@ def sign_receipt(
         client=identity.peer_id,
         microbatches=done.microbatches,
         samples=done.samples,
+        tokens=done.tokens,
+        targets=done.targets,
         from_unix_s=from_unix_s,
         until_unix_s=until_unix_s,
     )
@@ -70,13 +87,17 @@ def sign_receipt(
     return receipt
 
 
-def check_receipt(receipt: wire.Receipt, run_id: RunId, server: PeerId, now_s: float | None = None) -> None:
+def check_receipt(
+    receipt: wire.Receipt, run_id: RunId, server: PeerId, now_s: float | None = None, *, alone: bool = False
+) -> None:
     """Raises RemoteFault unless `receipt` is for `server` in this run and signed by its client; given the Unix time
-    `now_s`, also unless it ends in the past."""
+    `now_s`, also unless it ends in the past. `alone`: in a run of one stage, where a machine signs for itself."""
     bounds.check(receipt)
-    if receipt.run_id != run_id or receipt.server != server or receipt.client == server:
+    if receipt.run_id != run_id or receipt.server != server or (receipt.client == server and not alone):
         raise RemoteFault("a receipt of another run, or for another node")
     if receipt.until_unix_s < receipt.from_unix_s or receipt.samples < receipt.microbatches:
+        raise RemoteFault("a receipt that contradicts itself")
+    if receipt.targets > receipt.tokens or (receipt.tokens and receipt.tokens < receipt.samples):
         raise RemoteFault("a receipt that contradicts itself")
     if now_s is not None and receipt.until_unix_s > now_s + CLOCK_SKEW_MAX_S:
         raise RemoteFault("a receipt of the future")
@@ -93,6 +114,13 @@ def _digest(receipt: wire.Receipt) -> bytes:
         receipt.client,
         receipt.microbatches,
         receipt.samples,
+        receipt.tokens,
+        receipt.targets,
         receipt.from_unix_s,
         receipt.until_unix_s,
     )
+
+
+def work_of(receipt: wire.Receipt) -> Work:
+    """The work that `receipt` is for."""
+    return Work(SampleCount(receipt.samples), TokenCount(receipt.tokens), TargetCount(receipt.targets))

@@ -139,7 +139,11 @@ BASE_BYTES = _counter(
     "swarmnode_base_bytes_total", "bytes", "Chunks of the base model received, by way.", source=("web", "peer")
 )
 DATA_WAIT_SECONDS = _counter("swarmnode_data_wait_seconds_total", "seconds", "Time in which only text was missing.")
-TOKENS = _counter("swarmnode_tokens_total", "tokens", "Counted target tokens of the samples this node fed.")
+TOKENS = _counter("swarmnode_tokens_total", "tokens", "Tokens read of the samples that this node fed.")
+TARGETS = _counter("swarmnode_targets_total", "tokens", "Of these, the targets that count in the loss.")
+GIVEN_SAMPLES = _gauge("swarmnode_given_samples", "samples", "What this node's receipts of the run are for.")
+GIVEN_TOKENS = _gauge("swarmnode_given_tokens", "tokens", "Tokens read of these samples.")
+GIVEN_TARGETS = _gauge("swarmnode_given_targets", "tokens", "Of these, the targets that count in the loss.")
 BUSY = _counter("swarmnode_busy_total", "calls", "Calls refused because all slots were taken.")
 WINDOW = _gauge("swarmnode_window", "microbatches", "Microbatches this feeder keeps in flight.")
 RECOMPUTED_TAPES = _counter(

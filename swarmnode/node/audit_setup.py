@@ -18,7 +18,7 @@ from swarmnode.pipeline import statement as statements
 from swarmnode.pipeline.accusation import Accusations
 from swarmnode.pipeline.audit import NEAR_STEPS, SNAPSHOT_AGE_S
 from swarmnode.pipeline.auditor import Auditor, OwnWeights
-from swarmnode.pipeline.feeder import RATE_SPAN_S, Samples
+from swarmnode.pipeline.feeder import Samples
 from swarmnode.pipeline.input_check import InputAuditor
 from swarmnode.pipeline.recompute import RecomputeService, Text, hop_again, sent_again
 from swarmnode.pipeline.stage_worker import StageAudits
@@ -34,6 +34,7 @@ T = TypeVar("T")
 # model takes a hundred steps a second and a download takes one).
 STEPS_APART_MAX = 32
 BUSY_MAX_S = 120.0  # guess: waited for an accused that says it is busy; others wait behind it
+REPLAY_SPAN_S = 10.0  # guess: a run that stood still for so long stands
 STEPS_FACTOR = 4.0  # guess: a replica is so much faster than all of them together were on average
 RATE_AT_FIRST = 1000.0  # ... guess: samples a second, at most; a tiny model on two cores trains some hundred
 
@@ -147,6 +148,6 @@ class HopReplayer:
         assert self._begun is not None
         (begun_s, samples), now_s = self._begun, asyncio.get_running_loop().time()
         rate = STEPS_FACTOR * (self._samples_total() - samples) / max(1.0, now_s - begun_s)
-        if now_s - begun_s < RATE_SPAN_S:  # the first answers judged: nothing may have been trained in that time
+        if now_s - begun_s < REPLAY_SPAN_S:  # the first answers judged: nothing may have been trained in that time
             rate = max(rate, RATE_AT_FIRST)
         return rate * (now_s - came_s + SNAPSHOT_AGE_S) / self._manifest.inner.microbatch

@@ -36,6 +36,7 @@ from swarmnode.ports import Answer, Call, Handler, Priority, Replica, State
 from swarmnode.recovery.checkpoint import Origin
 from swarmnode.recovery.restore import StateRestorer
 from swarmnode.recovery.resumption import EarlierCut, SavedStages
+from swarmnode.token_rate import RunSpeed
 from swarmnode.transfer.donor import LoadedDonor
 from swarmnode.transfer.snapshot import Snapshot
 from swarmnode.wire import record_pb2
@@ -71,6 +72,7 @@ class Node:
             saves_checkpoints=ports.saving.store is not None,
         )
         self.me = presence.me
+        self._run_speed = RunSpeed(manifest.model.context)
         self._caller_check = CallerCheck(manifest, run_id, presence, ports.clock, ports.owner)
         self.transport = PiggybackTransport(
             ports.transport,
@@ -135,6 +137,15 @@ class Node:
     def samples_total(self) -> int:
         """Samples that the whole run has trained, as far as known here."""
         return self.presence.samples_total()
+
+    def run_tokens_per_second(self) -> float:
+        """Tokens that the whole run reads per second, as far as known here."""
+        self._look_at_speed()
+        return self._run_speed.per_second(asyncio.get_running_loop().time())
+
+    def _look_at_speed(self) -> None:
+        progress = self.presence.progress
+        self._run_speed.look(asyncio.get_running_loop().time(), progress.feeders, self.me, progress.counted)
 
     def save_before_leaving(self, checkpoint: str) -> None:
         """Save the stage in the checkpoint of this label before leaving; "": in none."""
@@ -201,7 +212,9 @@ class Node:
         at = await choose(self._context, self._text, stage)
         tasks.create_task(self._text.keep_looking())
         period_s, counts = self._manifest.limits.announce_period_s, presence.peer_table.counts
-        tasks.create_task(measuring(transport, counts, presence.samples_total, telemetry, period_s))
+        tasks.create_task(
+            measuring(transport, counts, presence.samples_total, telemetry, period_s, self._look_at_speed)
+        )
         run_id, routers, banned = self._context.run_id, presence.routers, presence.banned
         tasks.create_task(unban(transport, run_id, routers, banned, telemetry, period_s))
         transfer = None

@@ -74,12 +74,6 @@ class PiggybackTransport:
         async def with_news(peer: PeerId, call: Call) -> Answer:
             self._hear_progress(peer, call.header.progress)
             answer = await handler(peer, call)
-            if method == "process":
-                self.work.record_service(peer)
-                if call.header.process.position <= 1 and call.header.process.purpose == wire.PURPOSE_TRAIN:
-                    self.work.record_gradient(
-                        peer, call.header.process.samples
-                    )  # it read the data or did the first stage
             # A cached answer may be sent twice: its header is not ours to change.
             header = type(answer.header)()
             header.CopyFrom(answer.header)
@@ -105,10 +99,6 @@ class PiggybackTransport:
             return answer
         self._hear_progress(peer, answer.header.progress)
         self._hear_record(peer, answer.header)
-        if call.header.HasField("process") and call.header.process.purpose == wire.PURPOSE_TRAIN:
-            self.work.record_gradient(peer, call.header.process.samples)
-            if call.header.process.position <= 1:
-                self.work.record_service(peer)  # a peer that computes on our input signs a receipt for us
         return answer
 
     def _ride(

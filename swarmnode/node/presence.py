@@ -89,7 +89,8 @@ class StageStatus:
     line: StateLine = UNBROKEN  # of the state served
     inner_steps: int = 0
     loss_train: float | None = None  # smoothed; None: not known yet
-    tokens_per_second: float = 0.0  # fed here; 0 where this node feeds nothing
+    tokens_per_second: float = 0.0  # read, of samples fed here; 0 where this node feeds nothing
+    given_tokens_per_second: float = 0.0  # read, of samples trained here
     loss_validation: float | None = None
     loss_validation_samples: int = 0  # samples of the run when it was measured
     loss_validation_first: float | None = None

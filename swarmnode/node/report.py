@@ -1,9 +1,10 @@
-"""The handler of "report", by which a coordinator asks for a node's state. The transport bounds how often a peer calls
-(transport/stranger_limit.py)."""
+"""A node's word of itself: receipts, gauges, and the handler of "report", by which a coordinator asks for its
+state. The transport bounds how often a peer calls (transport/stranger_limit.py)."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -15,6 +16,7 @@ from swarmnode.membership.receipt import WorkBook, check_receipt, sign_receipt
 from swarmnode.metrics import name
 from swarmnode.metrics.events import RecentEvent, RecentEvents
 from swarmnode.ports import Answer, Call, Clock, Telemetry, Transport
+from swarmnode.remembered import Remembered
 from swarmnode.wire import call_pb2 as wire
 from swarmnode.wire import report_pb2
 
@@ -39,13 +41,21 @@ KIND_OF_METHOD: Mapping[str, str] = {
 PERIOD_MIN_S = 1.0
 
 
-FIRST_S = 4.0  # guess: a volunteer who looks just after joining sees receipts
-PERIOD_S = 30.0  # guess: between two rounds of asking; a kill loses the receipts of so long
+# Receipts. What a node shows as given is their sum, so they are kept as new as it matters: a client is asked again once
+# it has not signed for a hundredth of what it signed for. A node that leaves calls all once more, and gives what it
+# signed: so nobody's work is lost because the other one is gone.
+
+PERIOD_S = 2.0  # guess: between two looks; a kill loses the receipts of so long, or of UNSIGNED_SHARE
+UNSIGNED_SHARE = 0.01  # guess: what is shown as given is so near to what is done
+ASKED_MAX = 4  # guess: clients that are called in a look, those with most to sign first
+FAREWELLS_MAX = 32  # peers called by a node that leaves
+FAREWELL_S = 3.0  # guess: for all of them; who does not answer by then has left, too
 
 
 @dataclass(eq=False)
 class ReceiptExchange:
-    """Handler of "receipt", and the asking. `keep` is given every receipt that verifies, the newest of its client."""
+    """Handler of "receipt", and the asking. `keep` is given every receipt that verifies, the newest of its client.
+    `alone`: a machine signs for itself, in a run of one stage. `context`: tokens of a sample; 0: not known."""
 
     run_id: RunId
     identity: Identity
@@ -53,46 +63,85 @@ class ReceiptExchange:
     clock: Clock
     telemetry: Telemetry
     keep: Callable[[wire.Receipt], Awaitable[None]]
+    alone: bool = False
+    context: int = 0
 
     def __post_init__(self) -> None:
         self._began_unix_s = int(self.clock.unix_s())
+        self._asked = Remembered[PeerId, int]()  # the samples that we had trained for a client when it was asked last
 
     def serve(self, transport: Transport) -> None:
         """Register."""
-        transport.serve("receipt", self.sign, tensor_bytes_max=0)
+
+        async def answer(peer: PeerId, call: Call) -> Answer:
+            if call.header.receipt.HasField("receipt") and peer in self.work.clients:
+                await self._take(peer, call.header.receipt.receipt, transport.peer_id)
+            return await self.sign(peer, call)
+
+        transport.serve("receipt", answer, tensor_bytes_max=0)
 
     async def sign(self, peer: PeerId, call: Call) -> Answer:
         """A receipt for the work of `peer` for this process so far. Raises Unavailable when there is none."""
-        if (done := self.work.done.get(peer)) is None:
+        if (receipt := self._receipt(peer)) is None:
             raise Unavailable("nothing was worked off for this node")
+        return Answer(wire.Reply(receipt=receipt))
+
+    def _receipt(self, peer: PeerId) -> wire.Receipt | None:
+        if (done := self.work.done.get(peer)) is None:
+            return None
         until = max(self._began_unix_s, int(self.clock.unix_s()))
-        return Answer(
-            wire.Reply(receipt=sign_receipt(self.identity, self.run_id, peer, done, self._began_unix_s, until))
-        )
+        return sign_receipt(self.identity, self.run_id, peer, done, self._began_unix_s, until)
 
     async def collect(self, transport: Transport) -> None:
-        """Ask clients for receipts until cancelled: soon at first, then every PERIOD_S."""
-        period_s = FIRST_S
+        """Ask clients for receipts, those that have much to sign for, until cancelled."""
         while True:
-            await asyncio.sleep(period_s)
-            await self.once(transport)
-            period_s = min(PERIOD_S, 2.0 * period_s)
+            await asyncio.sleep(PERIOD_S)
+            for client in self._due():
+                await self._exchange(transport, client)
 
     async def once(self, transport: Transport) -> None:
-        """Ask each of the last REPORT_RECEIPTS_MAX clients once."""
-        for client in list(self.work.clients)[-REPORT_RECEIPTS_MAX:]:
-            request = Call(wire.Request(receipt=wire.ReceiptRequest()))
-            try:
-                answer = await transport.call(client, request, timeout_s=SMALL_CALL_S, reply_bytes_max=0)
-                receipt = answer.header.receipt
-                check_receipt(receipt, self.run_id, transport.peer_id)
-                if receipt.client != client:
-                    raise RemoteFault("a receipt of somebody else")
-            except (RemoteFault, Unavailable) as error:
-                self.telemetry.event("receipt.failed", level="debug", peer=client, reason=str(error))
-                continue
-            if receipt.microbatches:
-                await self.keep(receipt)
+        """Ask each of the last FAREWELLS_MAX clients once."""
+        for client in list(self.work.clients)[-FAREWELLS_MAX:]:
+            await self._exchange(transport, client)
+
+    async def farewell(self, transport: Transport) -> None:
+        """Exchange receipts for the last time with all that worked for this node, or that it worked for."""
+        peers = list(dict.fromkeys([*reversed(self.work.clients), *reversed(self.work.done)]))[:FAREWELLS_MAX]
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(FAREWELL_S), asyncio.TaskGroup() as tasks:
+                for peer in peers:
+                    tasks.create_task(self._exchange(transport, peer, give=True))
+
+    def _due(self) -> list[PeerId]:
+        """The clients for which UNSIGNED_SHARE more was trained since they were asked, most first."""
+        unsigned = {client: samples - self._asked.get(client, 0) for client, samples in self.work.clients.items()}
+        due = [peer for peer, count in unsigned.items() if count > UNSIGNED_SHARE * self._asked.get(peer, 0)]
+        return sorted(due, key=lambda peer: -unsigned[peer])[:ASKED_MAX]
+
+    async def _exchange(self, transport: Transport, peer: PeerId, *, give: bool = False) -> None:
+        """Take the receipt of `peer`, and `give` it ours."""
+        me = transport.peer_id
+        mine = self._receipt(peer) if give or peer == me else None
+        self._asked[peer] = self.work.clients.get(peer, 0)
+        try:
+            if peer == me and mine is not None:
+                await self._take(peer, mine, me)
+                return
+            request = Call(wire.Request(receipt=wire.ReceiptRequest(receipt=mine)))
+            answer = await transport.call(peer, request, timeout_s=SMALL_CALL_S, reply_bytes_max=0)
+            await self._take(peer, answer.header.receipt, me)
+        except (RemoteFault, Unavailable) as error:
+            self.telemetry.event("receipt.failed", level="debug", peer=peer, reason=str(error))
+
+    async def _take(self, peer: PeerId, receipt: wire.Receipt, me: PeerId) -> None:
+        """Keep the `receipt` of `peer`. Raises RemoteFault where it is none for us."""
+        check_receipt(receipt, self.run_id, me, self.clock.unix_s(), alone=self.alone)
+        if receipt.client != peer:
+            raise RemoteFault("a receipt of somebody else")
+        if self.context and receipt.tokens != receipt.samples * self.context:
+            raise RemoteFault(f"a receipt of {receipt.tokens} tokens in {receipt.samples} samples of {self.context}")
+        if receipt.microbatches:
+            await self.keep(receipt)
 
 
 async def measuring(
@@ -101,8 +150,10 @@ async def measuring(
     samples_total: Callable[[], int],
     telemetry: Telemetry,
     announce_period_s: float,
+    look_at_speed: Callable[[], None],
 ) -> None:
-    """Keep the gauges current until cancelled. `counts`: of each stage members, and how many of them serve it."""
+    """Keep the gauges current until cancelled. `counts`: of each stage members, and how many of them serve it.
+    `look_at_speed` notes what the run has trained by now."""
     loop = asyncio.get_running_loop()
     period_s = max(PERIOD_MIN_S, LOOK_SHARE * announce_period_s)
     before: dict[tuple[str, str], int] = {}
@@ -114,6 +165,7 @@ async def measuring(
         if (here := counts()) != seen:
             _tell_swarm(here, telemetry)
             seen = here
+        look_at_speed()
         telemetry.gauge(name.RUN_SAMPLES, float(samples_total()))
         now = dict(transport.bytes_by_method())
         for (method, direction), nbytes in now.items():

@@ -211,7 +211,7 @@ class ServedStage(StageObserver):
         self.audits = stage_audits(context, self.stage, self.replica, tasks, self._training_text)
         if self.audits.auditor is not None:
             self._next_hop.passed_over = self.audits.auditor.passed_over
-        self.hop = Hop(here, self._next_hop, self.backlog, history, self.audits, self._replicas)
+        self.hop = Hop(here, self._next_hop, self.backlog, history, self.audits, self._replicas, context.transport.work)
         restored = joined.restored
         self.gossip = Gossip(
             here,
@@ -664,6 +664,7 @@ class ServedStage(StageObserver):
             kept_samples=0 if kept is None else kept.samples,
             line=self.gossip.line,
             inner_steps=self.hop.inner_steps,
+            given_tokens_per_second=self.hop.rate.per_second(asyncio.get_running_loop().time()),
         )
 
     def on_progress(self) -> None:

@@ -21,10 +21,11 @@ from swarmnode.pipeline.hop import Hop, RunningLoss
 from swarmnode.pipeline.microbatch_size import MicrobatchSizer
 from swarmnode.pipeline.next_hop import WAIT_MAX_S, MicrobatchResult, RoundTrip
 from swarmnode.ports import Telemetry, WireTensor
+from swarmnode.token_rate import TokenWindow
 from swarmnode.wire import call_pb2 as wire
 from swarmnode.wire import record_pb2
+from swarmnode.work import Work
 
-RATE_SPAN_S = 10.0  # guess: window of the tokens per second average
 VALIDATORS = 2  # guess: feeders that measure the held-out loss after a round, with as many microbatches in flight each
 
 
@@ -186,7 +187,7 @@ class Feeder:
         self._running = False
         self.loss = RunningLoss()
         self.done = 0  # microbatches completed
-        self._recent: deque[tuple[float, int]] = deque()
+        self._read = TokenWindow()
         self.validation: tuple[float, int] | None = None  # nats per token; the run's samples at that time
         self.validation_first: float | None = None
 
@@ -251,13 +252,8 @@ class Feeder:
             await self._drained.wait()
 
     def tokens_per_second(self) -> float:
-        """Tokens per second over the last RATE_SPAN_S."""
-        now = asyncio.get_running_loop().time()
-        while self._recent and self._recent[0][0] < now - RATE_SPAN_S:
-            self._recent.popleft()
-        if not self._recent:
-            return 0.0
-        return sum(tokens for _, tokens in self._recent) / max(1.0, min(RATE_SPAN_S, now - self._recent[0][0]))
+        """Tokens read per second, of the samples fed here."""
+        return self._read.per_second(asyncio.get_running_loop().time())
 
     def observe_blocks(self, told: Mapping[PeerId, record_pb2.Blocks], frontier_max: int) -> list[RemoteFault]:
         """Merge the blocks that other feeders' records call finished. Returns the implausible claims, among them more
@@ -365,17 +361,18 @@ class Feeder:
             self.changed.set()
 
     def _done(self, piece: SampleSpan, outcome: MicrobatchResult, seconds: float) -> None:
-        now, tokens = asyncio.get_running_loop().time(), outcome.tokens
+        work = Work.of(len(piece.indices), self.manifest.model.context, outcome.tokens)
         self.returned += 1
         self._round_trip.record_trip(seconds)
         self.sizing.record_trip(len(piece.indices), seconds, outcome.queued_s)
-        self.loss.add(outcome.loss_sum, tokens)
+        self.loss.add(outcome.loss_sum, work.targets)
         self.done += 1
-        self._recent.append((now, tokens))
+        self._read.add(asyncio.get_running_loop().time(), work.tokens)
         self.telemetry.count(name.MICROBATCHES, outcome="done")
-        self.telemetry.count(name.TOKENS, tokens)
-        self.telemetry.count(name.SAMPLES, len(piece.indices))
-        self.counted(len(piece.indices))
+        self.telemetry.count(name.TOKENS, work.tokens)
+        self.telemetry.count(name.TARGETS, work.targets)
+        self.telemetry.count(name.SAMPLES, work.samples)
+        self.counted(work.samples)
         self._left[piece.block] -= len(piece.indices)
         if self._left[piece.block] == 0:
             del self._left[piece.block]

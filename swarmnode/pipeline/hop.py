@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeVar
 
 from swarmnode.ema import Ema
 from swarmnode.errors import Busy, RemoteFault, StartAnew, Unavailable
 from swarmnode.ids import MicrobatchId, PeerId
+from swarmnode.membership.receipt import WorkBook
 from swarmnode.membership.swarm import StageContext
 from swarmnode.membership.trust import PeerHistory
 from swarmnode.metrics import name
@@ -21,7 +22,9 @@ from swarmnode.pipeline.next_hop import MicrobatchResult, NextHop, Reservations,
 from swarmnode.pipeline.stage_worker import HopInput, StageAudits, StageWorker
 from swarmnode.pipeline.statement import HopEvidence, TensorFingerprints
 from swarmnode.ports import Answer, Call, Priority, StepReport, WireTensor
+from swarmnode.token_rate import TokenWindow
 from swarmnode.wire import call_pb2 as wire
+from swarmnode.work import TokenCount, Work
 
 T = TypeVar("T")
 
@@ -67,7 +70,7 @@ class RunningLoss:
 class Hop:
     """Serves microbatches on one replica. All arithmetic is `worker`'s, through `compute`. `replicas` returns the
     stage's replica count: each steps on its share of the inner batch. `history` records peers whose gradient or
-    input was trained on."""
+    input was trained on, `book` the work that is signed for."""
 
     here: StageContext
     next_hop: NextHop
@@ -75,6 +78,7 @@ class Hop:
     history: PeerHistory
     audits: StageAudits
     replicas: Callable[[], int] = lambda: 1
+    book: WorkBook = field(default_factory=WorkBook)
 
     def __post_init__(self) -> None:
         self.boundary_digest = self.here.replica.boundary_digest()
@@ -83,6 +87,7 @@ class Hop:
         self._reservations = Reservations(lambda: self.here.compute.waiting + self.here.transport.line_queue)
         self.inner_steps = 0
         self.samples = 0  # trained here since start
+        self.rate = TokenWindow()  # of tokens read in them
         self.worked = 0.0  # the same as compute work, including microbatches not yet returned
         self.reworked = 0.0  # the same for recomputed forwards
         self.loss = RunningLoss()
@@ -131,6 +136,10 @@ class Hop:
         tensors = () if outcome.gradient is None else (outcome.gradient,)
         if process.purpose == wire.PURPOSE_TRAIN:
             self.history.record_request(peer)
+            work = self._work(process, outcome.tokens)
+            self.book.record_service(peer, work)
+            if process.position == 1:  # who read the data has no caller
+                self.book.record_gradient(peer, work)
         return UnsignedAnswer(wire.Reply(processed=report), tensors, urgent=True, prints=outcome.prints)
 
     async def _signed(
@@ -215,6 +224,10 @@ class Hop:
             outcome.gradient, outcome.prints = result.gradient, result.prints
             outcome.queued_s += queued_s
             self.history.record_work(peer)
+            done = self._work(process, outcome.tokens)
+            self.book.record_gradient(peer, done)
+            if process.position == 0:
+                self.book.record_service(peer, done)
             self.worked += (1.0 - FORWARD_SHARE) * process.samples
             self.reworked += FORWARD_SHARE * process.samples * result.recomputed
             self._trained(process.samples, result.step)
@@ -239,6 +252,10 @@ class Hop:
             if self.loss.known:
                 self.here.telemetry.gauge(name.LOSS, self.loss.value, split="train")
             self._trained(process.samples, result.step)
+            if process.position == 0:  # of one stage
+                work = self._work(process, result.tokens)
+                self.book.record_gradient(self.here.me, work)
+                self.book.record_service(self.here.me, work)
         gradient, prints = result.gradient, result.prints
         return MicrobatchResult(gradient, result.loss_sum, result.tokens, prints=prints, queued_s=queued_s)
 
@@ -258,8 +275,12 @@ class Hop:
 
     def _trained(self, samples: int, step: StepReport | None) -> None:
         self.samples += samples
+        self.rate.add(self._now(), TokenCount(samples * self.here.manifest.model.context))
         if step is not None:
             self.record_step(step)
+
+    def _work(self, process: wire.Process, targets: int) -> Work:
+        return Work.of(process.samples, self.here.manifest.model.context, targets)
 
     def record_step(self, step: StepReport) -> None:
         self.inner_steps = step.step

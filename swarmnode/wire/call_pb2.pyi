@@ -525,7 +525,7 @@ class Reached(_message.Message):
     def __init__(self, reached: _Optional[_Iterable[str]] = ..., observed: _Optional[str] = ...) -> None: ...
 
 class Receipt(_message.Message):
-    __slots__ = ("run_id", "server", "client", "microbatches", "samples", "from_unix_s", "until_unix_s", "signature")
+    __slots__ = ("run_id", "server", "client", "microbatches", "samples", "from_unix_s", "until_unix_s", "signature", "tokens", "targets")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     SERVER_FIELD_NUMBER: _ClassVar[int]
     CLIENT_FIELD_NUMBER: _ClassVar[int]
@@ -534,6 +534,8 @@ class Receipt(_message.Message):
     FROM_UNIX_S_FIELD_NUMBER: _ClassVar[int]
     UNTIL_UNIX_S_FIELD_NUMBER: _ClassVar[int]
     SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TARGETS_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     server: str
     client: str
@@ -542,11 +544,15 @@ class Receipt(_message.Message):
     from_unix_s: int
     until_unix_s: int
     signature: bytes
-    def __init__(self, run_id: _Optional[str] = ..., server: _Optional[str] = ..., client: _Optional[str] = ..., microbatches: _Optional[int] = ..., samples: _Optional[int] = ..., from_unix_s: _Optional[int] = ..., until_unix_s: _Optional[int] = ..., signature: _Optional[bytes] = ...) -> None: ...
+    tokens: int
+    targets: int
+    def __init__(self, run_id: _Optional[str] = ..., server: _Optional[str] = ..., client: _Optional[str] = ..., microbatches: _Optional[int] = ..., samples: _Optional[int] = ..., from_unix_s: _Optional[int] = ..., until_unix_s: _Optional[int] = ..., signature: _Optional[bytes] = ..., tokens: _Optional[int] = ..., targets: _Optional[int] = ...) -> None: ...
 
 class ReceiptRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("receipt",)
+    RECEIPT_FIELD_NUMBER: _ClassVar[int]
+    receipt: Receipt
+    def __init__(self, receipt: _Optional[_Union[Receipt, _Mapping]] = ...) -> None: ...
 
 class Measure(_message.Message):
     __slots__ = ("reply_nbytes",)

@@ -170,6 +170,8 @@ def test_a_volunteer_sees_the_pipeline_who_is_missing_and_what_was_given() -> No
     assert words.startswith("stage 1 of 5; stage 2 sleeps until ") and words.endswith("; waiting for two more machines")
     assert f" with {short(PeerId('z' * 20))};" in words, "the first to wake"
     del status.peers[2:]
+    status.tokens_given_before = 1_000_000
+    assert thanks(status) == "thank you: 1,234,567 tokens of poem trained here, 234,567 of them in 1 h 05 min"
     status.state = NODE_STATE_JOINING
     assert headline(status).startswith("stage 1 of 5, fetching its weights; waiting for three")
 

@@ -14,6 +14,7 @@ from swarmnode.membership.receipt import WorkBook, WorkDone, check_receipt, sign
 from swarmnode.node.report import ReceiptExchange
 from swarmnode.remembered import REMEMBERED_MAX
 from swarmnode.wire import call_pb2 as wire
+from swarmnode.work import Work
 from tests.support.village import RUN, LoopClock, manifest, village
 
 pytestmark = pytest.mark.node  # some seconds
@@ -61,7 +62,7 @@ async def test_the_newest_of_a_client_is_kept(tmp_path: Path) -> None:
 def test_strangers_do_not_grow_the_books() -> None:
     work = WorkBook()
     for number in range(REMEMBERED_MAX + 10):
-        work.record_gradient(Identity.of_seed(number.to_bytes(32, "big")).peer_id, 4)
+        work.record_gradient(Identity.of_seed(number.to_bytes(32, "big")).peer_id, Work.of(4, 16, 9))
     assert len(work.done) == REMEMBERED_MAX
 
 

@@ -6,9 +6,8 @@ import asyncio
 from types import SimpleNamespace
 from typing import cast
 
-from swarmnode.node.audit_setup import HopReplayer
+from swarmnode.node.audit_setup import REPLAY_SPAN_S, HopReplayer
 from swarmnode.node.node_ports import NodeContext
-from swarmnode.pipeline.feeder import RATE_SPAN_S
 from tests.support.village import manifest
 
 
@@ -23,7 +22,7 @@ async def test_steps_since_an_answer_are_not_judged_by_a_moment_in_which_nothing
     now_s = asyncio.get_running_loop().time()
     replayer._begun = (now_s - 1.0, total[0])
     assert replayer._steps_since(now_s - 1.0) > 500.0
-    replayer._begun = (now_s - 2 * RATE_SPAN_S, total[0])
+    replayer._begun = (now_s - 2 * REPLAY_SPAN_S, total[0])
     assert replayer._steps_since(now_s - 1.0) == 0.0, "a run that stood still for so long"
     total[0] += 1000
     assert 0.0 < replayer._steps_since(now_s - 1.0) < 10_000.0
