@@ -20,10 +20,11 @@ from typing import TYPE_CHECKING, Any
 
 from swarmnode.concurrency import beside_loop
 from swarmnode.daemon.options import DASHBOARD_PORT
-from swarmnode.errors import RemoteFault, SwarmnodeError, Unavailable, UsageError
+from swarmnode.errors import RemoteFault, SwarmnodeError, Unavailable, UsageError, cause_of
 from swarmnode.manifest import SIGNED_FILE, Manifest, manifest_at, parse, read_signed, verify
 from swarmnode.manifest.text import from_tree
 from swarmnode.plugin import check_library, library
+from swarmnode.text_file import decoded
 from swarmnode.user_folders import default_cache, default_home
 from swarmnode.work import Work
 
@@ -68,13 +69,15 @@ class RunHistory:
 
     def rows(self) -> list[dict[str, Any]]:
         """A dictionary for each point and each validation, in the order of time: COLUMNS, `tokens` and
-        `loss_validation`, None where a row does not have it."""
+        `loss_validation`, None where a row does not have it. What no row has is left out."""
         empty: dict[str, Any] = dict.fromkeys((*COLUMNS, "loss_validation"))
         rows = [empty | dict(zip(COLUMNS, point, strict=True)) for point in self.points]
         for samples, time_s, loss in self.validations:
             rows.append(empty | {"time_s": time_s, "samples": samples, "loss_validation": loss})
         rows.sort(key=lambda row: row["time_s"])
-        return [row | {"tokens": row["samples"] * self.context if self.context else None} for row in rows]
+        rows = [row | {"tokens": row["samples"] * self.context if self.context else None} for row in rows]
+        known = {key for row in rows for key, value in row.items() if value is not None}
+        return [{key: value for key, value in row.items() if key in known} for row in rows]
 
     def to_pandas(self) -> Any:
         """`rows` as a pandas.DataFrame. Raises UsageError where pandas is not installed."""
@@ -186,13 +189,15 @@ def _in_folder(folder: Path) -> Run:
 
 
 def _from_file(path: Path) -> RunHistory:
-    from swarmnode.dashboard.history import read_curves
+    from swarmnode.dashboard.history import read_curves, read_facts
 
+    name, context = read_facts(path)
     signed = next((above / SIGNED_FILE for above in path.parents[:2] if (above / SIGNED_FILE).is_file()), None)
     manifest = None if signed is None else read_signed(signed)[1]
     _, points, validations = read_curves(path)
-    name = path.stem if manifest is None else manifest.name
-    return RunHistory(name, points, validations, None if manifest is None else manifest.model.context)
+    if manifest is not None:  # of a history from before it kept these facts
+        name, context = manifest.name, manifest.model.context
+    return RunHistory(name or path.stem, points, validations, context)
 
 
 def _from_page(page: str) -> tuple[str, RunHistory]:
@@ -207,7 +212,7 @@ def _told_by(url: str) -> Any:
         with urllib.request.urlopen(url, timeout=PAGE_TIMEOUT_S) as reply:
             raw = reply.read(CURVES_BYTES_MAX)
     except (OSError, ValueError) as error:
-        raise Unavailable(f"{url}: {error}") from None
+        raise Unavailable(f"{url}: {cause_of(error)}") from None
     try:
         return json.loads(raw)
     except ValueError:
@@ -253,9 +258,11 @@ def manifest_or_scenario(path: Path) -> Manifest:
     """The manifest in `path` (a file, signed or not, or a run's folder), or that of the scenario there."""
     if path.is_dir() or path.suffix != ".toml":
         return manifest_at(path)
-    text = path.read_text(encoding="utf-8")
     try:
+        text = decoded(path.read_bytes())
         inner = tomllib.loads(text).get("manifest")
+    except (OSError, UnicodeDecodeError):
+        return manifest_at(path)  # it says what is wrong
     except tomllib.TOMLDecodeError:
         inner = None  # `parse` says what is wrong
     return from_tree(inner, f"{path}: manifest") if isinstance(inner, dict) else parse(text, str(path))

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from swarmnode.errors import DiskFull, LocalFault, NotPermitted, SwarmnodeError
+from swarmnode.errors import DiskFull, LocalFault, NotPermitted, SwarmnodeError, cause_of
 
 TEMPORARY = ".part"  # how the names of unfinished files end
 
@@ -36,7 +36,7 @@ def write_errors(
     except OSError as error:
         if error.errno in FULL:
             raise DiskFull(full_text(path, nbytes, quota=error.errno == errno.EDQUOT, advice=advice)) from error
-        why = error.strerror or error
+        why = cause_of(error)
         raise kind(f"{what}: {why}" if what else f"cannot write {path}: {why}; {advice}") from error
 
 

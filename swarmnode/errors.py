@@ -158,10 +158,41 @@ class StartAnew(MicrobatchLost):
     and nobody else."""
 
 
+_WORDS: Final = {
+    "TimeoutError": "no answer in time",
+    "ConnectionRefusedError": "the connection was refused",
+    "ConnectionError": "the connection broke off",
+    "EOFError": "it ended early",
+    "MemoryError": "out of memory",
+    "CancelledError": "it was called off",
+}
+"""Of errors that carry no text, by the name of their class or the nearest base: asyncio's is imported slowly."""
+
+CAUSE_CHARACTERS_MAX = 512  # guess: longer error texts repeat themselves
+
+
+def cause_of(error: BaseException) -> str:
+    """The words of `error`, on one line and never empty: its text, its system's reason, its message where a binding of
+    another language keeps it (iroh), the first error of a group, or what its type means."""
+    if isinstance(error, BaseExceptionGroup):
+        return cause_of(error.exceptions[0])
+    if isinstance(inner := getattr(error, "reason", None), BaseException):  # urllib
+        return cause_of(inner)
+    own = isinstance(error, OSError) and type(error).__module__ in ("builtins", "socket")
+    text = (getattr(error, "strerror", None) if own else None) or str(error)
+    if not text.strip():
+        message = getattr(error, "message", "")
+        text = str(message() if callable(message) else message)
+    if not text.strip():
+        names = [kind.__name__ for kind in type(error).__mro__]
+        text = next((_WORDS[name] for name in names if name in _WORDS), names[0])
+    return " ".join(text.split())[:CAUSE_CHARACTERS_MAX]
+
+
 @contextlib.contextmanager
 def os_errors(kind: type[SwarmnodeError], what: str, advice: str = "") -> Iterator[None]:
     """Raises `kind` for an OSError in the block: `what` failed, the system's reason, `advice`."""
     try:
         yield
     except OSError as error:
-        raise kind(f"{what}: {error.strerror or error}{advice}") from error
+        raise kind(f"{what}: {cause_of(error)}{advice}") from error

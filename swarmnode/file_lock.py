@@ -12,7 +12,7 @@ import os
 import socket
 from pathlib import Path
 
-from swarmnode.errors import UsageError
+from swarmnode.errors import UsageError, cause_of
 
 HELD = frozenset({errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES})
 """flock(2) and fcntl(2): the lock belongs to another. Every other errno is the disk's; Python repeats EINTR itself."""
@@ -74,8 +74,7 @@ def _lock(descriptor: int, kind: int, path: Path, remedy: str) -> bool:
         if error.errno in HELD:
             return False
         raise UsageError(
-            f"{path.parent} is on a disk that keeps no locks ({error.strerror or error}), as some network disks do:"
-            f" {remedy}"
+            f"{path.parent} is on a disk that keeps no locks ({cause_of(error)}), as some network disks do: {remedy}"
         ) from error
     return True
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from google.protobuf.message import DecodeError
 
 from swarmnode import bounds
-from swarmnode.errors import Busy, Forbidden, Refused, RemoteFault, StartAnew, Unavailable
+from swarmnode.errors import Busy, Forbidden, Refused, RemoteFault, StartAnew, Unavailable, cause_of
 from swarmnode.ids import PeerId, RunId, short
 from swarmnode.ports import DTYPE_BYTES, WireTensor
 from swarmnode.untrusted_text import REASON_CHARACTERS_MAX, printable
@@ -134,7 +134,7 @@ def reply_of(error: Busy | Unavailable | RemoteFault) -> wire.Reply:
     retry_after_s = error.retry_after_s if isinstance(error, Unavailable) else 0.0
     retry_after_ms = math.ceil(min(max(retry_after_s, 0.0), RETRY_AFTER_MAX_S) * 1000)
     reply = wire.Reply(
-        status=status, reason=printable(str(error), REASON_CHARACTERS_MAX), retry_after_ms=retry_after_ms
+        status=status, reason=printable(cause_of(error), REASON_CHARACTERS_MAX), retry_after_ms=retry_after_ms
     )
     reply.start_anew = isinstance(error, StartAnew)
     if isinstance(error, Forbidden) and error.evidence:

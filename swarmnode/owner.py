@@ -9,7 +9,7 @@ import stat
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from swarmnode.errors import ManifestError, NotPermitted, UsageError
+from swarmnode.errors import ManifestError, NotPermitted, UsageError, cause_of
 
 FILE_NAME = "owner.key"
 FILE_BYTES_MAX = 4096
@@ -30,7 +30,7 @@ def create_owner(path: pathlib.Path) -> Ed25519PrivateKey:
             f"{path} exists; an owner's key is never overwritten: move it away or choose another"
         ) from None
     except OSError as error:
-        raise NotPermitted(f"{path} cannot be written: {error.strerror}") from error
+        raise NotPermitted(f"{path} cannot be written: {cause_of(error)}") from error
     with os.fdopen(descriptor, "wb") as file:
         file.write(pem)
         file.flush()
@@ -45,7 +45,7 @@ def load_owner(path: pathlib.Path) -> Ed25519PrivateKey:
     except FileNotFoundError:
         raise ManifestError(f"{path} is missing; `swarmnode init` makes an owner's key") from None
     except OSError as error:
-        raise NotPermitted(f"{path} cannot be read: {error.strerror}") from error
+        raise NotPermitted(f"{path} cannot be read: {cause_of(error)}") from error
     with os.fdopen(descriptor, "rb") as file:
         mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
         if mode & 0o077:

@@ -19,18 +19,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
-from swarmnode.errors import LocalFault, RemoteFault, Unavailable, UsageError
+from swarmnode.errors import LocalFault, RemoteFault, Unavailable, UsageError, cause_of
 from swarmnode.identity import Identity, peer_id_of, public_key_of
 from swarmnode.ids import PeerId, RunId, short
 from swarmnode.membership.liveness import PING_TIMEOUT_S
 from swarmnode.ports import Telemetry
 from swarmnode.remembered import Remembered
 from swarmnode.token_bucket import TokenBucket
-from swarmnode.transport.address import (
-    Endpoint,
-    check_listenable,
-    parse_endpoint,
-)
+from swarmnode.transport.address import Endpoint, parse_endpoint
 from swarmnode.transport.dial_book import DialBook
 from swarmnode.transport.flood_guard import ADMIT_PER_S, DENIED_S
 from swarmnode.transport.p2pd import NetworkMode
@@ -38,6 +34,7 @@ from swarmnode.transport.reachability import PROBE_TIMEOUT_S
 from swarmnode.transport.serve import STREAMS_PER_PEER_MAX
 from swarmnode.transport.stream import LOOKAHEAD_BYTES, P2pdStream
 from swarmnode.transport.stream_transport import ADDRESSES_MAX, StreamTransport
+from swarmnode_methods.iroh_socket import bound_to, bracketed, close_spare, endpoint_of
 
 PACKAGE = "iroh"
 DIAL_TIMEOUT_S = 5.0  # as libp2p gives an address: to its answer, and to the end of the handshake
@@ -143,7 +140,7 @@ class IrohPipe:
                 await receive.stop(0)
             raise
         except self._iroh.IrohError as error:
-            stream.connection_lost(ConnectionResetError(error.message()))
+            stream.connection_lost(ConnectionResetError(cause_of(error)))
 
     async def _write(self) -> None:
         send = self._send
@@ -165,7 +162,7 @@ class IrohPipe:
                 await send.reset(0)
             raise
         except self._iroh.IrohError as error:
-            self._stream.connection_lost(ConnectionResetError(error.message()))
+            self._stream.connection_lost(ConnectionResetError(cause_of(error)))
 
     # As asyncio.Transport.
 
@@ -205,6 +202,7 @@ class IrohTransport(StreamTransport):
         self._iroh = iroh
         self._book = book
         self._mode, self._listening = NetworkMode(), list[str]()
+        self._families = set[str]()  # in which this node listens: "ip4", "ip6"
         self._announce: tuple[str, ...] = ()
         self._endpoint: Any = None
         self._connections: dict[PeerId, Any] = {}
@@ -241,12 +239,15 @@ class IrohTransport(StreamTransport):
         builder.secret_key(identity.seed)
         builder.alpns([protocol.encode() for protocol in transport._protocols])
         try:
-            for where in _bound_to(listen):
+            for where in bound_to(listen):
                 builder.bind_addr(where)
             transport._endpoint = await builder.bind()
         except iroh.IrohError as error:
-            raise LocalFault(f"iroh does not listen on {', '.join(listen)}: {error.message()}") from None
-        bound = {one.family: one.port for one in map(_endpoint_of, reversed(transport._endpoint.bound_sockets()))}
+            raise LocalFault(f"iroh does not listen on {', '.join(listen)}: {cause_of(error)}") from None
+        transport._families = {parse_endpoint(one).family for one in listen}
+        sockets = list(map(endpoint_of, transport._endpoint.bound_sockets()))
+        close_spare([one for one in sockets if one.family not in transport._families])
+        bound = {one.family: one.port for one in sockets}
         transport._listening = [str(replace(one, port=bound[one.family])) for one in map(parse_endpoint, listen)]
         await transport._run()
         return transport
@@ -282,11 +283,10 @@ class IrohTransport(StreamTransport):
         if self._endpoint is None:
             raise Unavailable("this node is shutting down")
         seen = [*self._endpoint.bound_sockets(), *self._endpoint.addr().direct_addresses()]
-        here = [one for one in map(_endpoint_of, seen) if not ipaddress.ip_address(one.host).is_unspecified]
-        outer = [str(one) for one in here if not ipaddress.ip_address(one.host).is_loopback]
-        return list(dict.fromkeys([*self._announce, *(outer or [str(one) for one in here if one.family == "ip4"])]))[
-            :ADDRESSES_MAX
-        ]
+        here = [one for one in map(endpoint_of, seen) if one.family in self._families]
+        here = [one for one in here if not ipaddress.ip_address(one.host).is_unspecified]
+        outer = [one for one in here if not ipaddress.ip_address(one.host).is_loopback]
+        return list(dict.fromkeys([*self._announce, *map(str, outer or here)]))[:ADDRESSES_MAX]
 
     async def stand(self, network_mode: NetworkMode, announce: Sequence[str] = ()) -> None:
         self._mode, self._announce = network_mode, tuple(announce)
@@ -316,7 +316,7 @@ class IrohTransport(StreamTransport):
             except (self._iroh.IrohError, TimeoutError) as error:
                 self._drop(peer, connection)
                 if last:
-                    raise RemoteFault(f"{short(peer)} cannot be reached: {_why(error)}") from None
+                    raise RemoteFault(f"{short(peer)} cannot be reached: {cause_of(error)}") from None
                 continue
             return self._stream_of(connection, halves)
         raise AssertionError("unreachable")
@@ -341,7 +341,7 @@ class IrohTransport(StreamTransport):
             raise RemoteFault(f"{short(peer)} cannot be reached: no address of it is known or to be dialled now")
         # iroh takes 30 s to say that nobody is there, and as long to pass on a refusal.
         answers = await asyncio.gather(*(speaks_quic(one, DIAL_TIMEOUT_S) for one in here))
-        there = [f"{_bracketed(one.host)}:{one.port}" for one, said in zip(here, answers, strict=True) if said]
+        there = [f"{bracketed(one.host)}:{one.port}" for one, said in zip(here, answers, strict=True) if said]
         if not there:
             raise RemoteFault(f"{short(peer)} cannot be reached: nothing answers at {', '.join(map(str, here))}")
         try:
@@ -351,7 +351,7 @@ class IrohTransport(StreamTransport):
                 connection = await self._endpoint.connect(iroh.EndpointAddr(key, None, there), protocol)
         except (iroh.IrohError, TimeoutError) as error:
             raise RemoteFault(
-                f"{short(peer)} cannot be reached at {', '.join(there)}: {_why(error)} (another key, another run, or a"
+                f"{short(peer)} cannot be reached at {', '.join(there)}: {cause_of(error)} (another key or run, or a"
                 " swarmnode of another protocol version)"
             ) from None
         self._keep(peer, connection)
@@ -365,7 +365,7 @@ class IrohTransport(StreamTransport):
         if peer in self._connections:
             self._pool.forget(peer)  # the peer has started again, or dials while we do
         self._connections[peer] = connection
-        for where in (_endpoint_of(path.remote_addr) for path in connection.paths() if path.is_ip):
+        for where in (endpoint_of(path.remote_addr) for path in connection.paths() if path.is_ip):
             self._book.meet(where.host, where.port)
             self._observe(peer, str(where))
             if self._server.admission is None or self._server.admission.judge(peer)[0]:
@@ -387,7 +387,7 @@ class IrohTransport(StreamTransport):
         try:
             async with asyncio.timeout(DIAL_TIMEOUT_S):
                 where = await incoming.remote_addr()
-                host = _endpoint_of(where.addr).host if where.is_ip() else ""
+                host = endpoint_of(where.addr).host if where.is_ip() else ""
                 proven = await incoming.remote_addr_validated()
                 verdict = self._door.judge(host, proven, asyncio.get_running_loop().time())
                 if verdict == "retry":
@@ -433,7 +433,7 @@ class IrohTransport(StreamTransport):
             await asyncio.gather(*(self._probe(peer, one) for peer, one in silent))
 
     async def _probe(self, peer: PeerId, connection: Any) -> None:
-        paths = [_endpoint_of(path.remote_addr) for path in connection.paths() if path.is_ip]
+        paths = [endpoint_of(path.remote_addr) for path in connection.paths() if path.is_ip]
         said = await asyncio.gather(*(speaks_quic(one, SILENT_S) for one in paths))
         if said and all(one is False for one in said):
             self._drop(peer, connection)
@@ -471,31 +471,3 @@ async def speaks_quic(endpoint: Endpoint, timeout_s: float) -> bool | None:
         return None
     finally:
         transport.close()
-
-
-def _bound_to(listen: Sequence[str]) -> list[str]:
-    """The sockets to bind. Without an address of IPv6, iroh would open a port on all of them. Raises UsageError."""
-    endpoints = list(map(parse_endpoint, listen))
-    for endpoint in endpoints:
-        if endpoint.protocol != "udp":
-            raise UsageError(f"{endpoint}: iroh listens on UDP; give /{endpoint.family}/{endpoint.host}/udp/PORT")
-        check_listenable(endpoint)
-    if not endpoints:
-        raise UsageError("no address to listen on; give at least one, such as /ip4/127.0.0.1/udp/0")
-    spare = [] if any(one.family == "ip6" for one in endpoints) else ["[::1]:0"]
-    return [f"{_bracketed(one.host)}:{one.port}" for one in endpoints] + spare
-
-
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
-
-
-def _endpoint_of(where: str) -> Endpoint:
-    """The endpoint of `host:port` as iroh writes it."""
-    host, _, port = where.rpartition(":")
-    host = host.strip("[]").partition("%")[0]
-    return Endpoint("ip6" if ":" in host else "ip4", host, int(port), "udp")
-
-
-def _why(error: Any) -> str:
-    return "no answer in time" if isinstance(error, TimeoutError) else str(error.message()).splitlines()[-1].strip()

@@ -72,7 +72,7 @@ class Comparison:
 
 def _grown(run: RunHistory, key: str, samples: int) -> float | None:
     """The growth of column `key` until `samples`; None where the run has no such numbers."""
-    known = [row for row in run.rows() if row[key] is not None and row["loss_validation"] is None]
+    known = [row for row in run.rows() if row.get(key) is not None and row.get("loss_validation") is None]
     until = next((row for row in known if row["samples"] >= samples), known[-1] if known else None)
     return None if until is None else float(until[key]) - float(known[0][key])
 

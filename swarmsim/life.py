@@ -7,6 +7,7 @@ import dataclasses
 import time
 from collections.abc import Callable
 
+from swarmnode.errors import cause_of
 from swarmnode.ids import seeded
 from swarmnode.planner.plan import balanced
 from swarmnode.planner.stage_memory import fit_of
@@ -176,7 +177,7 @@ def simulate(
         return loop.run(main())
     except (Deadlock, Standstill) as error:
         outcome = Outcome(scenario.name, seed, scenario.nodes)
-        outcome.failures.append(f"{type(error).__name__}: {error}")
+        outcome.failures.append(f"{type(error).__name__}: {cause_of(error)}")
         outcome.virtual_s, outcome.cpu_s = loop.time(), time.process_time() - begun
         return outcome
     finally:

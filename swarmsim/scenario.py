@@ -16,6 +16,7 @@ from swarmnode.manifest import Manifest
 from swarmnode.manifest.text import from_tree
 from swarmnode.planner.fleet import MachineKind, parse_fleet, read_fleet, scaled
 from swarmnode.planner.stage_memory import ADVICE, shortages, tightest
+from swarmnode.text_file import decoded
 from swarmsim.directory import DirectoryFaults
 from swarmsim.network import Weather
 
@@ -134,7 +135,7 @@ def read_scenario(path: Path, changes: Mapping[str, object] = MappingProxyType({
     """The scenario in `path`, with `changes` of its manifest (`{"gossip.method": "diloco"}`). Raises UsageError or
     ManifestError that names the file, the key and the expected value."""
     try:
-        tree = tomllib.loads(path.read_text(encoding="utf-8"))
+        tree = tomllib.loads(decoded(path.read_bytes()))
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

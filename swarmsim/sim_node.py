@@ -7,7 +7,7 @@ import asyncio
 from dataclasses import replace
 from typing import Any, Protocol
 
-from swarmnode.errors import LocalFault, Unavailable
+from swarmnode.errors import LocalFault, Unavailable, cause_of
 from swarmnode.identity import Identity
 from swarmnode.ids import RunId, digest, seeded
 from swarmnode.node.drain import DrainReport
@@ -263,4 +263,4 @@ def _leaf(group: BaseExceptionGroup[Any]) -> str:
     error: BaseException = group
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
-    return f"{type(error).__name__}: {error}"
+    return f"{type(error).__name__}: {cause_of(error)}"

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from swarmnode.cli.option.param import CARD, RATE
-from swarmnode.errors import DataError, NotPermitted, Unavailable, UsageError
+from swarmnode.errors import DataError, NotPermitted, Unavailable, UsageError, cause_of
 
 if TYPE_CHECKING:
     from swarmnode.data.base_maker import ModelFiles
@@ -124,7 +124,7 @@ def _pinned(model: str, reader: HttpRangeReader, runner: asyncio.Runner) -> str:
         raw = runner.run(reader.read_whole(f"{HUB}/api/models/{name}/revision/{revision}", INFO_NBYTES_MAX))
         commit = json.loads(raw)["sha"]
     except (Unavailable, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"hf://{name}@{revision}: the hub does not give it: {str(error)[:150]}") from None
+        raise DataError(f"hf://{name}@{revision}: the hub does not give it: {cause_of(error)[:150]}") from None
     if type(commit) is not str or not _COMMIT.fullmatch(commit):
         raise DataError(f"hf://{name}@{revision}: the hub names no commit")
     return f"hf://{name}@{commit}"

@@ -30,7 +30,7 @@ from swarmnode.cli.option.param import (
 )
 from swarmnode.control.socket_path import TOKEN_FILE
 from swarmnode.daemon.options import NodeOptions
-from swarmnode.errors import SwarmnodeError
+from swarmnode.errors import SwarmnodeError, cause_of
 from swarmnode.node.limits import NodeRole
 from swarmnode.node.notice import GRACE_S
 from swarmnode.user_folders import default_cache, default_home
@@ -87,7 +87,7 @@ class JoinScreen:
         try:
             notify(self._notify, self._last.run_name, text)
         except (OSError, subprocess.SubprocessError) as error:
-            click.echo(f"swarmnode: --notify {self._notify[:60]}: {error}", err=True)
+            click.echo(f"swarmnode: --notify {self._notify[:60]}: {cause_of(error)}", err=True)
             self._notify = ""
 
     async def _statuses(self) -> AsyncGenerator[StatusReply, None]:

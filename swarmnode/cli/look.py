@@ -20,7 +20,7 @@ import click
 from swarmnode.cli.option.param import DURATION, home_option
 from swarmnode.cli.output.console import paper
 from swarmnode.control import client
-from swarmnode.errors import NoDaemon, Unavailable, UsageError
+from swarmnode.errors import NoDaemon, Unavailable, UsageError, cause_of
 from swarmnode.metrics.event import LEVELS
 from swarmnode.metrics.events import digits, tail
 from swarmnode.untrusted_text import printable
@@ -55,7 +55,7 @@ def status(home: Path, as_json: bool, metrics: bool) -> None:
             with urllib.request.urlopen(address, timeout=METRICS_TIMEOUT_S) as page:
                 click.echo(page.read().decode(), nl=False)
         except (OSError, ValueError) as error:
-            raise Unavailable(f"{address} does not answer ({error}): try again") from None
+            raise Unavailable(f"{address} does not answer ({cause_of(error)}): try again") from None
         return
     from swarmnode.local.swarm_view import NodeWatch, picture
 

@@ -63,9 +63,10 @@ def set_fields(run: Path, changes: tuple[str, ...]) -> None:
     from swarmnode.atomic_file import write_whole
     from swarmnode.manifest import MANIFEST_FILE, SIGNED_FILE, manifest_at, parse
     from swarmnode.manifest.text import difference, with_value
+    from swarmnode.text_file import decoded
 
     path = run / MANIFEST_FILE
-    before, text = manifest_at(path), path.read_text(encoding="utf-8")
+    before, text = manifest_at(path), decoded(path.read_bytes())
     if (run / SIGNED_FILE).exists():
         raise UsageError(f"{run} has begun: `swarmnode amend` changes it, `swarmnode init --new-run {run}` begins anew")
     for change in changes:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import aiohttp
 
-from swarmnode.errors import RemoteFault, Unavailable
+from swarmnode.errors import RemoteFault, Unavailable, cause_of
 
 ADDRESS = "http://169.254.169.254"  # the same in all three clouds; link-local, so no request leaves the machine
 BODY_BYTES_MAX = 1 << 16  # guess: a hundred scheduled events
@@ -55,7 +55,7 @@ class Metadata:
         except TimeoutError:
             raise Unavailable(f"{self.base}/{path} did not answer within {timeout_s:g} s") from None
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            raise Unavailable(f"{self.base}/{path}: {str(error) or type(error).__name__}") from None
+            raise Unavailable(f"{self.base}/{path}: {cause_of(error)}") from None
         if len(data) > BODY_BYTES_MAX:
             raise RemoteFault(f"{self.base}/{path} sent more than {BODY_BYTES_MAX} bytes")
         try:

@@ -24,7 +24,7 @@ from swarmnode.daemon.control_api import DaemonContext
 from swarmnode.daemon.options import ArchiveOptions
 from swarmnode.dashboard.history import history_path, read_members
 from swarmnode.data.tokenizer_file import carried_files, tokenizer_file
-from swarmnode.errors import NotPermitted, RemoteFault, SwarmnodeError, Unavailable, UsageError
+from swarmnode.errors import NotPermitted, RemoteFault, SwarmnodeError, Unavailable, UsageError, cause_of
 from swarmnode.machine.archive_sources import ArchiveSources
 from swarmnode.machine.folder_store import FolderStore, hold, open_store
 from swarmnode.machine.run_archive import RETRY_S, Archive, ArchivePlan, Evaluate, Measured, ModelFiles
@@ -137,7 +137,7 @@ def read_warrant(path: Path) -> access_pb2.Warrant:
             raw = base64.b64decode(file.read(WARRANT_BYTES_MAX).strip(), validate=True)
         return access_pb2.Warrant.FromString(raw)
     except OSError as error:
-        raise UsageError(f"--warrant {path}: {error.strerror}") from None
+        raise UsageError(f"--warrant {path}: {cause_of(error)}") from None
     except (binascii.Error, DecodeError):
         raise UsageError(
             f"--warrant {path}: not a warrant: `swarmnode archive RUN --allow PEER_ID` prints one"
@@ -225,7 +225,7 @@ async def _measure(arguments: list[str]) -> tuple[Measured | None, str]:
             *command, env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=pipe, stderr=pipe
         )
     except OSError as error:
-        return None, f"cannot start `swarmnode eval`: {error.strerror}"
+        return None, f"cannot start `swarmnode eval`: {cause_of(error)}"
     try:
         async with asyncio.timeout(EVALUATION_S):
             out, stderr = await child.communicate()

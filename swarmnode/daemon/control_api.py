@@ -13,6 +13,7 @@ import psutil
 
 from swarmnode import __version__
 from swarmnode.daemon.clock import SystemClock
+from swarmnode.daemon.current_settings import manifest_now, settings_now
 from swarmnode.daemon.options import NodeOptions
 from swarmnode.data.corpus import Corpus
 from swarmnode.errors import RemoteFault, Unavailable, UsageError
@@ -20,8 +21,6 @@ from swarmnode.ids import PeerId, RunId
 from swarmnode.machine.run_archive import Archive
 from swarmnode.machine.stage_fit import StageFit
 from swarmnode.manifest import Manifest
-from swarmnode.manifest.spec import FIELDS
-from swarmnode.manifest.text import value_of
 from swarmnode.membership.admission import Admission
 from swarmnode.membership.liveness import SAMPLE
 from swarmnode.metrics import name
@@ -232,11 +231,12 @@ class ControlApi:
         self._regulated().resume()
         return self.limits()
 
-    def limit(self, changed: Mapping[str, str]) -> report_pb2.LimitsReply:
-        """Change limits. Raises UsageError."""
+    async def limit(self, changed: Mapping[str, str]) -> report_pb2.LimitsReply:
+        """Change limits, and read the machine for them: the reply says which cannot be kept here. Raises UsageError."""
         try:
             if changed:
                 self._regulated().change(changed)
+                await self._regulated().look()
         except ValueError as error:
             raise UsageError(str(error)) from None
         return self.limits()
@@ -268,9 +268,10 @@ class ControlApi:
         self._notices.leave("told to finish")
 
     def config(self) -> control_pb2.ConfigReply:
-        """The settings this daemon was started with, and the run's manifest."""
-        fields = [(field.name, str(value_of(self.process.manifest, field.name)), "manifest") for field in FIELDS]
-        rows = [*self._options.settings, *fields]
+        """The settings and the run's manifest as they are now."""
+        done = None if self._node is None else self._node.stage_status().round_index
+        fields = manifest_now(self.process.manifest, self.process.admission.amendments, done)
+        rows = [*settings_now(self._options.settings, self.regulator), *fields]
         settings = [control_pb2.Setting(name=name, value=value, origin=origin) for name, value, origin in rows]
         return control_pb2.ConfigReply(settings=settings)
 

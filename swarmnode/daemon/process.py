@@ -58,6 +58,7 @@ from swarmnode.errors import (
     RemoteFault,
     SwarmnodeError,
     Unavailable,
+    cause_of,
 )
 from swarmnode.gossip import compression
 from swarmnode.identity import friendly_name
@@ -153,7 +154,9 @@ def write_pause(path: Path, asked: AskedPause) -> None:
         else:
             atomic_write(path, json.dumps({"until_unix_s": until, "reason": asked.reason}).encode())
     except OSError as error:
-        raise LocalFault(f"done, but a restart will not know of it: {path} cannot be written: {error}") from None
+        raise LocalFault(
+            f"done, but a restart will not know of it: {path} cannot be written: {cause_of(error)}"
+        ) from None
 
 
 def tell_pause(verdict: LimitVerdict, now_unix_s: float) -> None:

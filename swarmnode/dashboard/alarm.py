@@ -5,6 +5,7 @@ Levels: `error` when training is, or will soon be, stopped or wrong; `warning` w
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -63,6 +64,37 @@ STOPPED = Alarm(
     "Nobody is here: the run has stopped",
     "It goes on when the machines that trained it join again: each has its state on its disk.",
 )
+
+
+REPEAT_S = 900.0  # guess: how often an alarm that comes and goes is news
+
+
+class AlarmNews:
+    """Which alarms are news. One that comes and goes is told once in REPEAT_S, with how often it came; an error at
+    once, and so is the end of what was told. Pure: time is an argument."""
+
+    def __init__(self) -> None:
+        self._standing: dict[tuple[str, str], Alarm] = {}
+        self._told_s: dict[tuple[str, str], float] = {}
+        self._open: set[tuple[str, str]] = set()  # told, and their end is not
+        self._came: Counter[tuple[str, str]] = Counter()  # since they were told
+
+    def look(self, standing: Sequence[Alarm], now_s: float) -> tuple[list[tuple[Alarm, int]], list[Alarm]]:
+        """(alarms to tell now, each with how often it came since it was told last; alarms whose end is to be told)."""
+        now = {(alarm.kind, alarm.about): alarm for alarm in standing}
+        begun = []
+        for key, alarm in now.items():
+            self._came[key] += key not in self._standing
+            again = 0.0 <= now_s - self._told_s.get(key, -math.inf) < REPEAT_S and alarm.level != "error"
+            if self._came[key] and not again:
+                begun.append((alarm, self._came.pop(key)))
+                self._told_s[key] = now_s
+                self._open.add(key)
+        over = [key for key in self._standing if key not in now and key in self._open]
+        ended = [self._standing[key] for key in over]
+        self._open.difference_update(over)
+        self._standing = now
+        return begun, ended
 
 
 def alarms(health: Health) -> list[Alarm]:

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from swarmnode.dashboard import view
-from swarmnode.dashboard.alarm import Alarm, alarms
+from swarmnode.dashboard.alarm import Alarm, AlarmNews, alarms
 from swarmnode.dashboard.board import CURVE_POINTS, Board, Changes
 from swarmnode.dashboard.history import History, HistoryPoint
 from swarmnode.dashboard.totals import SENT
@@ -101,7 +101,7 @@ class Heartbeat:
         self._pages: set[asyncio.Queue[bytes | None]] = set()
         self._ticks = 0
         self._made: dict[str, bytes] = {}
-        self._seen_alarms: dict[tuple[str, str], str] = {}
+        self._alarm_news = AlarmNews()
 
     @property
     def pages(self) -> int:
@@ -213,16 +213,15 @@ class Heartbeat:
     def _decide_alarms(self, now_s: float) -> None:
         """Update the alarms. Alarms that begin or end go to the timeline."""
         self.alarms = alarms(view.health(self.board, self.history.points, now_s))
-        standing = {(alarm.kind, alarm.about): alarm for alarm in self.alarms}
-        for key, alarm in standing.items():
-            if key not in self._seen_alarms:
-                self.board.tell(now_s, None, "alarm", alarm.level, f"{alarm.title}. {alarm.reason}")
-                if alarm.kind == "slow":
-                    sys.stderr.write(f"swarmnode: {alarm.title}. {alarm.reason}\n")
-        for key, title in self._seen_alarms.items():
-            if key not in standing:
-                self.board.tell(now_s, None, "alarm", "info", f"Over: {title[:1].lower()}{title[1:]}")
-        self._seen_alarms = {key: alarm.title for key, alarm in standing.items()}
+        begun, ended = self._alarm_news.look(self.alarms, now_s)
+        for alarm, times in begun:
+            often = f" It came {times} times since it was told last." if times > 1 else ""
+            text = f"{alarm.title}. {alarm.reason}{often}"
+            self.board.tell(now_s, None, "alarm", alarm.level, text)
+            if alarm.kind == "slow":
+                sys.stderr.write(f"swarmnode: {text}\n")
+        for alarm in ended:
+            self.board.tell(now_s, None, "alarm", "info", f"Over: {alarm.title[:1].lower()}{alarm.title[1:]}")
 
     def _send(self, event: str, body: view.Json) -> None:
         message = encode(event, body)

@@ -19,7 +19,7 @@ from swarmnode.atomic_file import full_text
 from swarmnode.dashboard.board import CURVE_POINTS, Board, Changes, Round
 from swarmnode.dashboard.timeline import TimelineEntry
 from swarmnode.dashboard.totals import CREDITED, Contribution
-from swarmnode.errors import DiskFull, LocalFault
+from swarmnode.errors import DiskFull, LocalFault, cause_of
 from swarmnode.identity import friendly_name
 from swarmnode.ids import PeerId
 from swarmnode.membership.receipt import work_of
@@ -106,17 +106,27 @@ class History:
         except sqlite3.Error as error:
             if "full" in str(error):
                 raise DiskFull(full_text(path, None)) from None
-            raise LocalFault(f"{path} cannot be opened: {error}; move it away to begin anew") from None
+            raise LocalFault(f"{path} cannot be opened: {cause_of(error)}; move it away to begin anew") from None
         if row is not None and row[0] != run_id:
             raise LocalFault(f"{path} is of run {row[0][:16]}; give another --home")
         return cls(path, database, told)
+
+    def describe(self, name: str, context: int) -> None:
+        """Keep the run's name, and the tokens of a sample, for who reads the file alone. A failing disk is reported."""
+        try:
+            rows = [("name", name), ("context", str(context))]
+            self._database.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", rows)
+        except sqlite3.Error as error:
+            self._told(cause_of(error))
 
     def restore(self, board: Board) -> None:
         """Load the stored state into `board` and `points`. Raises LocalFault for a damaged file."""
         try:
             self._restore(board)
         except (sqlite3.Error, ValueError, TypeError, DecodeError) as error:
-            raise LocalFault(f"the coordinator's history is damaged ({error}); move it away to begin anew") from None
+            raise LocalFault(
+                f"the coordinator's history is damaged ({cause_of(error)}); move it away to begin anew"
+            ) from None
 
     def _restore(self, board: Board) -> None:
         run = self._database.execute
@@ -161,7 +171,7 @@ class History:
             if not self._failed:
                 self._failed = True
                 full = "full" in str(error)  # sqlite's words: "database or disk is full"
-                self._told(full_text(self._path, None, advice="free space there") if full else str(error))
+                self._told(full_text(self._path, None, advice="free space there") if full else cause_of(error))
 
     def _write(self, changes: Changes, point: HistoryPoint | None, dropped: list[float]) -> None:
         many = self._database.executemany
@@ -255,6 +265,16 @@ def read_members(path: Path) -> list[dict[str, object]]:
     return [{"name": name, "hours": round(seconds / 3600, 2)} for seconds, name in sorted(works, reverse=True)]
 
 
+def read_facts(path: Path) -> tuple[str | None, int | None]:
+    """(the run's name, tokens of a sample) as the history at `path` keeps them; None of what it does not know."""
+    try:
+        with contextlib.closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as database:
+            kept = dict(database.execute("SELECT key, value FROM meta"))
+        return kept.get("name"), int(kept["context"]) if "context" in kept else None
+    except (sqlite3.Error, ValueError, TypeError) as error:
+        raise LocalFault(f"{path} cannot be read: {cause_of(error)}") from None
+
+
 def read_curves(path: Path) -> tuple[str, list[list[object]], list[tuple[int, float, float]]]:
     """(run id, points as `HistoryPoint.to_json`, validations as (samples, Unix seconds, nats)) of the history at
     `path`, which a coordinator may be writing. Raises LocalFault."""
@@ -264,7 +284,7 @@ def read_curves(path: Path) -> tuple[str, list[list[object]], list[tuple[int, fl
             points = [HistoryPoint(*row).to_json() for row in database.execute("SELECT * FROM point ORDER BY t")]
             return run_id, points, database.execute("SELECT samples, t, loss FROM validation ORDER BY t").fetchall()
     except (sqlite3.Error, ValueError, TypeError) as error:
-        raise LocalFault(f"{path} cannot be read: {error}") from None
+        raise LocalFault(f"{path} cannot be read: {cause_of(error)}") from None
 
 
 def read_given(path: Path) -> dict[str, Work]:
@@ -280,4 +300,4 @@ def read_given(path: Path) -> dict[str, Work]:
                 found[receipt.server] = found.get(receipt.server, Work()) + work_of(receipt)
         return found
     except (sqlite3.Error, ValueError, TypeError, DecodeError) as error:
-        raise LocalFault(f"{path} cannot be read: {error}") from None
+        raise LocalFault(f"{path} cannot be read: {cause_of(error)}") from None

@@ -28,7 +28,7 @@ from swarmnode.dashboard.heartbeat import Heartbeat, ModelDownloads
 from swarmnode.dashboard.history import History, history_path
 from swarmnode.dashboard.run_report import run_report, write_report
 from swarmnode.dashboard.server import DashboardServer
-from swarmnode.errors import Busy, RemoteFault, Unavailable
+from swarmnode.errors import Busy, RemoteFault, Unavailable, cause_of
 from swarmnode.ids import PeerId, RunId
 from swarmnode.machine.run_archive import Archive
 from swarmnode.manifest import Manifest
@@ -85,7 +85,7 @@ async def track(library: str, board: Board, facts: view.Json, clock: Clock, tele
         finally:
             run.finish()
     except Exception as error:  # noqa: BLE001  a library's own; training does not depend on it
-        telemetry.event("dashboard.tracking_failed", level="error", library=library, reason=str(error)[:300])
+        telemetry.event("dashboard.tracking_failed", level="error", library=library, reason=cause_of(error)[:300])
 
 
 def notify(where: str, title: str, text: str) -> None:
@@ -118,7 +118,7 @@ async def notify_of_alarms(where: str, live: Heartbeat, title: str, telemetry: T
             try:
                 await asyncio.to_thread(notify, where, title, text)
             except (OSError, subprocess.SubprocessError) as error:
-                telemetry.event("dashboard.notify_failed", level="warning", reason=str(error)[:300])
+                telemetry.event("dashboard.notify_failed", level="warning", reason=cause_of(error)[:300])
 
 
 def ask_period_s(node: NodeView, nodes: int, least_s: float) -> float:
@@ -220,7 +220,7 @@ class Collector:
         except Busy:
             return
         except (RemoteFault, Unavailable) as error:
-            self._board.silent(node.peer, str(error), self._clock.unix_s())
+            self._board.silent(node.peer, cause_of(error), self._clock.unix_s())
             return
         self._board.reported(node.peer, answer, self._clock.unix_s(), loop.time() - begun)
 
@@ -296,6 +296,7 @@ async def dashboard(
     history = History.open(history_path(home, run_id), run_id, refused)
     try:
         history.restore(board)
+        history.describe(manifest.name, manifest.model.context)
         archive = archive_of(board.validation_near)
         offer = None if archive is None else ModelDownloads(archive, download=place.publish)
         live = Heartbeat(board, history, clock, offer)

@@ -27,7 +27,7 @@ from swarmnode.data.tokens import (
     named_eos,
     panics_are_faults,
 )
-from swarmnode.errors import DataError, NotPermitted
+from swarmnode.errors import DataError, NotPermitted, cause_of
 from swarmnode.limited_child import bounded
 
 CONFIG_FILE = "tokenizer_config.json"
@@ -188,7 +188,7 @@ class ChatTemplate:
         except TimeoutError as error:
             raise NotPermitted(f"chat template: {error}") from None
         except Exception as error:  # noqa: BLE001  templates are code: they raise what Python raises
-            raise DataError(f"chat template: {type(error).__name__}: {str(error)[:200]}") from None
+            raise DataError(f"chat template: {type(error).__name__}: {cause_of(error)[:200]}") from None
 
 
 def _marked_message(message: Message) -> Message:
@@ -248,9 +248,7 @@ def hub_tokenizer(path: Path) -> Any:
             # Processors of several kinds of input have it there.
             return load(chat_template=elsewhere) if hub.chat_template is None and elsewhere else hub
     except Exception as error:  # noqa: BLE001  it raises what reading JSON, Rust and Python raise
-        raise DataError(
-            f"{path.parent}: transformers cannot read this tokenizer: {str(error).strip().splitlines()[0][:200]}"
-        ) from None
+        raise DataError(f"{path.parent}: transformers cannot read this tokenizer: {cause_of(error)[:200]}") from None
 
 
 @functools.cache

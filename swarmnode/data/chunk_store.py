@@ -22,7 +22,7 @@ from typing import ClassVar, Generic, Protocol, Self, TypeVar
 import numpy as np
 
 from swarmnode.data.index import INDEX_FILE, INDEX_NBYTES_MAX, Chunk
-from swarmnode.errors import DataError
+from swarmnode.errors import DataError, cause_of
 from swarmnode.ports import Telemetry
 from swarmnode.user_folders import CACHE_NBYTES
 
@@ -76,7 +76,7 @@ class ChunkCache:
         except OSError as error:
             with contextlib.suppress(OSError):
                 partial.unlink()
-            return f"{self._folder}: {error.strerror}"
+            return f"{self._folder}: {cause_of(error)}"
         return None
 
     def held(self) -> dict[str, Held]:

@@ -33,7 +33,7 @@ from swarmnode.data.document_row import (
 )
 from swarmnode.data.input_folder import files_below
 from swarmnode.data.source import cut_lines
-from swarmnode.errors import DataError
+from swarmnode.errors import DataError, cause_of
 
 WORK_BYTES = 32 << 20
 """Text in a piece of work (guess: ten seconds of a tokenizer)."""
@@ -138,7 +138,7 @@ def documents(work: DocumentSpan, reading: Reading, bad: BadRows | None = None) 
 
 
 def _reason(error: Exception) -> str:
-    return (error.strerror if isinstance(error, OSError) else None) or f"{type(error).__name__}: {str(error)[:150]}"
+    return cause_of(error)[:150] if isinstance(error, OSError) else f"{type(error).__name__}: {cause_of(error)[:150]}"
 
 
 def _path_work(source: int, path: Path, reading: Reading, bad: BadRows) -> list[DocumentSpan]:
@@ -319,7 +319,7 @@ def _hub(name: str, reading: Reading) -> Any:
             path, config or None, split=reading.split, revision=revision or None, streaming=True
         )
     except Exception as error:  # noqa: BLE001  datasets raises errors of many libraries
-        raise DataError(f"{name}: {type(error).__name__}: {str(error)[:200]}") from None
+        raise DataError(f"{name}: {type(error).__name__}: {cause_of(error)[:200]}") from None
 
 
 def _read_hub(work: DocumentSpan, reading: Reading, bad: BadRows) -> Iterator[Placed]:

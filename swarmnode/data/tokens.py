@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from swarmnode.data.root import DataRoot
-from swarmnode.errors import DataError, os_errors
+from swarmnode.errors import DataError, cause_of, os_errors
 from swarmnode.ids import digest
 from swarmnode.manifest import BYTES_END
 
@@ -158,7 +158,7 @@ def panics_are_faults() -> Iterator[None]:
     except BaseException as error:
         if not (fails := type(error) is Exception) and type(error).__name__ != "PanicException":
             raise
-        raise DataError(f"{'' if fails else 'this tokenizer breaks off: '}{str(error)[:120]}") from None
+        raise DataError(f"{'' if fails else 'this tokenizer breaks off: '}{cause_of(error)[:120]}") from None
 
 
 def framed_ids(tokenizer_json: str, text: str) -> tuple[list[int], list[int]]:
@@ -242,7 +242,7 @@ def huggingface_tokenizer(raw: bytes, path: str, eos: str | int | None = None) -
         with panics_are_faults():
             inner = tokenizers.Tokenizer.from_str(raw.decode())
     except Exception as error:  # noqa: BLE001  tokenizers raises bare Exception for a bad file
-        raise DataError(f"{path}: not a Hugging Face tokenizer.json: {str(error)[:120]}") from None
+        raise DataError(f"{path}: not a Hugging Face tokenizer.json: {cause_of(error)[:120]}") from None
     inner.no_truncation()
     inner.no_padding()
     tokenizer = HuggingFaceTokenizer(inner, digest("tokenizer", raw), eos)

@@ -6,7 +6,7 @@ import asyncio
 import math
 from collections.abc import Callable, Sequence
 
-from swarmnode.errors import RemoteFault, Unavailable
+from swarmnode.errors import RemoteFault, Unavailable, cause_of
 from swarmnode.gossip.exchange_machine import (
     CallerGone,
     ExchangeAction,
@@ -250,4 +250,4 @@ class ExchangeDriver:
 
 
 def _failed(kind: ExchangeInput, peer: PeerId, round_index: int, error: Exception) -> ExchangeEvent:
-    return ExchangeEvent(kind, peer, round_index, reason=str(error), lost=isinstance(error, RemoteFault))
+    return ExchangeEvent(kind, peer, round_index, reason=cause_of(error), lost=isinstance(error, RemoteFault))

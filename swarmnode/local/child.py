@@ -25,6 +25,7 @@ from swarmnode.errors import (
     SwarmnodeError,
     UsageError,
     VersionMismatch,
+    cause_of,
 )
 from swarmnode.local.spawn import NODE, SPAWNER, ChildProcess
 from swarmnode.wire.record_pb2 import NODE_STATE_TRAINING
@@ -107,7 +108,7 @@ class Child:
             with (plan.home / STDOUT_NAME).open("ab") as out, (plan.home / STDERR_NAME).open("ab") as error:
                 process = await SPAWNER.start(command, environment(), out, error, fork=fork)
         except OSError as failure:
-            raise LocalFault(f"cannot start {plan.name} in {plan.home}: {failure.strerror}") from None
+            raise LocalFault(f"cannot start {plan.name} in {plan.home}: {cause_of(failure)}") from None
         return cls(plan, process)
 
     @property

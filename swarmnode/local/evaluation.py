@@ -18,7 +18,7 @@ from swarmnode.data.root import DataRoot
 from swarmnode.data.sample import SampleBatch
 from swarmnode.data.tokenizer_file import carried_files, run_tokenizer, tokenizer_file
 from swarmnode.data.tokens import Tokenizer, Tokens
-from swarmnode.errors import DataError, SwarmnodeError, Unavailable, UsageError, os_errors
+from swarmnode.errors import DataError, SwarmnodeError, Unavailable, UsageError, cause_of, os_errors
 from swarmnode.local.model_source import Moved, Note, WeightChoice, facts, gather
 from swarmnode.manifest import EvaluationSpec, Manifest
 from swarmnode.model.adapter import has_adapters
@@ -43,7 +43,7 @@ def scores_of(net: Decoder, manifest: Manifest, tokenizer: Tokenizer, data: Path
         try:
             scores.append(Score(name, "nats/token", text_loss(net, manifest, tokenizer, read_text(data, name))))
         except (SwarmnodeError, OSError) as error:
-            failed.append(f"{name}: {error}")
+            failed.append(f"{name}: {cause_of(error)}")
     return Scores(tuple(scores), continued(net, manifest, tokenizer), tuple(failed))
 
 

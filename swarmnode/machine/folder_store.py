@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from swarmnode import file_lock
 from swarmnode.atomic_file import TEMPORARY, atomic_write, write_errors
-from swarmnode.errors import DataError, LocalFault, UsageError, os_errors
+from swarmnode.errors import DataError, LocalFault, UsageError, cause_of, os_errors
 from swarmnode.ports import Store
 from swarmnode.recovery.tensorfile import scatter
 
@@ -86,7 +86,7 @@ class FolderStore:
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise LocalFault(f"cannot read {path}: {error.strerror or error}") from error
+            raise LocalFault(f"cannot read {path}: {cause_of(error)}") from error
         if sha256 is not None:
             check_hash(str(path), hashlib.sha256(data).hexdigest(), sha256)
         return data
@@ -106,7 +106,7 @@ class FolderStore:
         except FileNotFoundError:
             return False
         except OSError as error:
-            raise LocalFault(f"cannot read {path}: {error.strerror or error}") from error
+            raise LocalFault(f"cannot read {path}: {cause_of(error)}") from error
         check_hash(str(path), whole.hexdigest(), sha256)
         return True
 
@@ -123,7 +123,7 @@ class FolderStore:
         except FileNotFoundError:
             pass
         except OSError as error:
-            raise LocalFault(f"cannot list {folder}: {error.strerror or error}") from error
+            raise LocalFault(f"cannot list {folder}: {cause_of(error)}") from error
         return dict(sorted(sizes.items()))
 
     def _delete(self, name: str) -> None:
@@ -275,7 +275,7 @@ class BucketStore:
                 self._files = fsspec.filesystem(self._scheme, use_listings_cache=False)
             return work(self._files)
         except _failures() as error:
-            reason = " ".join(str(error).split())[:200] or type(error).__name__
+            reason = cause_of(error)[:200]
             raise LocalFault(
                 f"cannot {verb} {self}/{name}: {reason}; see the bucket's name, its keys and its endpoint"
             ) from error

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from swarmnode.errors import Unavailable, UsageError
+from swarmnode.errors import Unavailable, UsageError, cause_of
 from swarmnode.plugin import library
 
 KEPT = (".gitattributes",)  # of the repository; all else there is of an earlier checkpoint
@@ -27,9 +27,9 @@ def push_folder(folder: Path, repo: str, tag: str, message: str) -> str:
         commit = api.create_commit(repo, operations, commit_message=message)
         api.create_tag(repo, tag=tag, revision=commit.oid, exist_ok=True)
     except hub.errors.HFValidationError as error:
-        raise UsageError(f"--push-to-hub {repo!r}: {error}") from None
+        raise UsageError(f"--push-to-hub {repo!r}: {cause_of(error)}") from None
     except (OSError, hub.errors.HfHubHTTPError) as error:  # what its HTTP client raises are OSErrors or these
         code = getattr(getattr(error, "response", None), "status_code", None)
         advice = ADVICE if code in (401, 403) else "try again"
-        raise Unavailable(f"the Hub did not take {repo}: {str(error).splitlines()[0][:200]}; {advice}") from None
+        raise Unavailable(f"the Hub did not take {repo}: {cause_of(error)[:200]}; {advice}") from None
     return str(commit.commit_url)

@@ -10,7 +10,7 @@ from pathlib import Path
 from google.protobuf.message import DecodeError
 
 from swarmnode.atomic_file import atomic_write
-from swarmnode.errors import LocalFault, RemoteFault
+from swarmnode.errors import LocalFault, RemoteFault, cause_of
 from swarmnode.ids import PeerId, RunId
 from swarmnode.membership.receipt import RECEIPT_BYTES_MAX, check_receipt, work_of
 from swarmnode.wire import call_pb2 as wire
@@ -76,7 +76,7 @@ def read(home: Path) -> Iterator[wire.Receipt]:
     except FileNotFoundError:
         return
     except OSError as error:
-        raise LocalFault(f"{path} cannot be read: {error.strerror}") from None
+        raise LocalFault(f"{path} cannot be read: {cause_of(error)}") from None
     at = 0
     while at < len(raw):
         nbytes = int.from_bytes(raw[at : at + 4], "big")

@@ -26,6 +26,7 @@ USAGE_FILE = "usage.json"
 SAVE_S = 15.0  # guess: the count of this time is lost if the process is killed
 RATE_S = 3.0  # averaging time of bytes per second; between two looks at programs and desktop, each of 20 ms
 TOOL_S = PING_TIMEOUT_S  # a desktop answers within milliseconds
+ACTIVE_WINDOW = ("xprop", "-root", "_NET_ACTIVE_WINDOW")
 MUTTER = "org.gnome.Mutter.IdleMonitor"
 
 
@@ -81,17 +82,21 @@ class Sensors:
         self._clock = clock
         self._pace = pace
         self._programs: frozenset[str] = frozenset()
+        self._sees_screen = True
         self._idle_s: float | None = None
         self._looked_s = float("-inf")
+        self._looked_for = Limits()
         self._process = psutil.Process()
 
     async def __call__(self, limits: Limits) -> SensorReading:
         now = self._clock.unix_s()
         offset_s = utc_offset_s(now) + int((self._pace - 1.0) * (now % DAY_S))
         used, rate = self._usage.read(now, offset_s)
-        if now > self._looked_s + RATE_S:
+        if now > self._looked_s + RATE_S or limits != self._looked_for:
             self._looked_s = now
+            self._looked_for = limits
             self._programs = await asyncio.to_thread(programs, limits.yield_to)
+            self._sees_screen = FULL_SCREEN not in limits.yield_to or await asyncio.to_thread(sees_screen)
             self._idle_s = await asyncio.to_thread(idle_s, now) if limits.when_idle_s is not None else None
         return SensorReading(
             now,
@@ -101,6 +106,7 @@ class Sensors:
             temperature_c=await asyncio.to_thread(temperature_c) if limits.max_temp_c is not None else None,
             memory_nbytes=self._process.memory_info().rss,
             processes=self._programs,
+            sees_screen=self._sees_screen,
             idle_s=self._idle_s,
             on_battery=on_battery() if limits.on_ac_only else None,
             offset_at=utc_offset_s if self._pace == 1.0 else None,
@@ -134,10 +140,15 @@ def programs(wanted: Sequence[str]) -> frozenset[str]:
     if not wanted:
         return frozenset()
     running = {(process.info["name"] or "").lower().removesuffix(".exe") for process in psutil.process_iter(["name"])}
-    if FULL_SCREEN in wanted and (active := re.search("0x[0-9a-f]+", _said("xprop", "-root", "_NET_ACTIVE_WINDOW"))):
+    if FULL_SCREEN in wanted and (active := re.search("0x[0-9a-f]+", _said(*ACTIVE_WINDOW))):
         state = _said("xprop", "-id", active[0], "_NET_WM_STATE")
         running |= {FULL_SCREEN} if "_NET_WM_STATE_FULLSCREEN" in state else set()
     return frozenset(running)
+
+
+def sees_screen() -> bool:
+    """Whether a desktop here tells its active window."""
+    return bool(_said(*ACTIVE_WINDOW))
 
 
 def idle_s(now_unix_s: float) -> float | None:

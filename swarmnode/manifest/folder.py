@@ -8,10 +8,11 @@ from collections.abc import Mapping
 
 from swarmnode import owner as owner_key
 from swarmnode.atomic_file import write_whole
-from swarmnode.errors import ManifestError, NotPermitted, UsageError, os_errors
+from swarmnode.errors import ManifestError, NotPermitted, UsageError, cause_of, os_errors
 from swarmnode.manifest.signed import read_signed, sign
 from swarmnode.manifest.spec import Manifest
 from swarmnode.manifest.text import MANIFEST_BYTES_MAX, SCHEMA_FILE, brief, difference, parse, schema
+from swarmnode.text_file import decoded
 from swarmnode.wire import record_pb2
 
 MANIFEST_FILE = "manifest.toml"
@@ -45,9 +46,9 @@ def read_manifest(path: pathlib.Path) -> Manifest:
             raw = file.read(MANIFEST_BYTES_MAX + 1)
     except OSError as error:
         hint = "; `swarmnode init` makes one" if isinstance(error, FileNotFoundError) else ""
-        raise ManifestError(f"{path}: cannot be read: {error.strerror}{hint}") from error
+        raise ManifestError(f"{path}: cannot be read: {cause_of(error)}{hint}") from error
     try:
-        return parse(raw.decode(), str(path))
+        return parse(decoded(raw), str(path))
     except UnicodeDecodeError as error:
         raise ManifestError(f"{path}: not UTF-8 at byte {error.start}") from None
 

@@ -86,7 +86,7 @@ def decode(text: str) -> Invite:
     """The invite in `text`. Raises UsageError that describes the damage, VersionMismatch for a newer kind."""
     if len(text) > 2 * INVITE_CHARACTERS_MAX:
         raise UsageError(f"an invite has at most {INVITE_CHARACTERS_MAX} characters, this has {len(text)}")
-    text = "".join(text.split())
+    text = "".join(text.removeprefix("\ufeff").split())  # a byte order mark, from a pipe
     kind = _LIKE_ONE.match(text)
     if kind is None:
         raise UsageError(f"not an invite: one begins with {PREFIX!r}, as `swarmnode invite` prints it")

@@ -277,7 +277,8 @@ EVENTS: Final[dict[str, EventKind]] = {
     "dashboard.notify_failed": _event("a notification of --notify could not be given", "reason"),
     "dashboard.tracking_failed": _event("--track ended: its library failed; the coordinator goes on", "library reason"),
     "events.more": _event(
-        "a peer caused too many events of one kind; the number that was not written", "of peer count seconds"
+        "a peer caused too many events of one kind, or one repeated itself: the number that was not written",
+        "of peer reason count seconds",
     ),
 }
 

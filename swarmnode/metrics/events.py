@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from swarmnode.atomic_file import FULL, full_text
+from swarmnode.errors import cause_of
 from swarmnode.metrics.event import check_event
 from swarmnode.ports import Clock
 from swarmnode.untrusted_text import printable
@@ -173,7 +174,7 @@ class EventLog:
         if not self._told:
             self._told = True
             full = error.errno in FULL
-            reason = full_text(path, None, advice="free space there") if full else error.strerror or str(error)
+            reason = full_text(path, None, advice="free space there") if full else cause_of(error)
             sys.stderr.write(f"swarmnode: cannot write the log {path}: {reason}; lines are dropped\n")
 
 

@@ -3,8 +3,8 @@
 Rate limits for events that peers cause, so that one peer cannot push a node's history out of its log.
 
 There is a bucket for each peer, and one for all peers, so that many keys gain little. Excess events are counted and
-reported in one line per minute: "N more of EVENT from PEER". Events of a node's own rhythm, such as the end of a round,
-are never limited.
+reported in one line per minute: "N more of EVENT from PEER". Events that repeat themselves are counted likewise. Events
+of a node's own rhythm, such as the end of a round, are never limited.
 """
 
 from __future__ import annotations
@@ -59,9 +59,28 @@ PROVOKED: Final = frozenset(
 )
 """Events that a peer can cause as often as it likes, or as often as we call it."""
 
+REPEATED: Final = frozenset(
+    {
+        "access_list.failed",
+        "archive.failed",
+        "audit.done",
+        "bootstrap.unreachable",
+        "directory.failed",
+        "notice.unreadable",
+        "recovery.source_failed",
+        "recovery.waiting",
+        "stage.stays",
+        "state.waiting",
+        "table.missed",
+    }
+)
+"""Events of what is tried again, or comes with each answer: for hours they may say the same. The first is written, its
+repeats are counted: the same words about whatever peer, round and number."""
+
 PEER_PER_S, PEER_BURST = 2.0, 128.0  # derived: of one peer: 1 KB/s, and a log of 32 MiB lasts nine hours
 ALL_PER_S, ALL_BURST = 8.0, 1024.0  # derived: of all peers: 4 KB/s, more than two hours
 SUMMARY_S = 60.0  # guess: between two lines about the same peer and kind
+WORDS_MAX = 32  # of a reason: enough to tell two of them apart (guess)
 KEPT_MAX = 4096  # derived: buckets and counts kept, 0.8 MB
 
 
@@ -73,6 +92,15 @@ class _Held:
     count: int = 0
 
 
+def alike(event: str, fields: Mapping[str, object]) -> tuple[str, str] | None:
+    """The mark that repeats of a REPEATED event share: its name, and its outcome and reason without the words that have
+    digits, as numbers and keys do; None for another event."""
+    if event not in REPEATED:
+        return None
+    words = f"{fields.get('outcome', '')} {fields.get('reason', '')}".split()[:WORDS_MAX]
+    return event, " ".join(word for word in words if not any(letter.isdigit() for letter in word))
+
+
 class EventLimiter:
     """The buckets of one log. Pure: time is an argument, in seconds that may also jump back."""
 
@@ -80,9 +108,12 @@ class EventLimiter:
         self._all = TokenBucket.full(ALL_PER_S, ALL_BURST)
         self._peers = PeerBudget(PEER_PER_S, PEER_BURST)
         self._held: OrderedDict[tuple[str, str], _Held] = OrderedDict()  # oldest first
+        self._repeats: OrderedDict[tuple[str, str], _Held] = OrderedDict()  # likewise; of those that were written
 
     def admit(self, event: str, fields: Mapping[str, object], now_s: float) -> bool:
         """Whether to write the event; otherwise it is counted."""
+        if (words := alike(event, fields)) is not None:
+            return self._is_new(words, now_s)
         if event not in PROVOKED:
             return True
         peer = str(fields.get("peer", ""))
@@ -98,6 +129,18 @@ class EventLimiter:
             self._held.setdefault((other, ""), _Held(lost.since_s)).count += lost.count
         return False
 
+    def _is_new(self, words: tuple[str, str], now_s: float) -> bool:
+        """Whether nothing like it was written of late; otherwise it is counted."""
+        if (known := self._repeats.get(words)) is not None:
+            known.count += 1
+            return False
+        self._repeats[words] = _Held(now_s)
+        if len(self._repeats) > KEPT_MAX:
+            (event, _), lost = self._repeats.popitem(last=False)
+            if lost.count:
+                self._held.setdefault((event, ""), _Held(lost.since_s)).count += lost.count
+        return True
+
     def due(self, now_s: float) -> list[dict[str, str | int]]:
         """The suppressed events that are due to be reported, as fields of `events.more`: `count` events of one kind
         from one peer ("": unnamed) were not written within `seconds`."""
@@ -109,6 +152,19 @@ class EventLimiter:
                 break
             del self._held[event, peer]
             told.append({"of": event, "peer": peer, "count": held.count, "seconds": round(max(0.0, seconds))})
+        return told + self._due_repeats(now_s)
+
+    def _due_repeats(self, now_s: float) -> list[dict[str, str | int]]:
+        told = list[dict[str, str | int]]()
+        while self._repeats:
+            (event, words), known = next(iter(self._repeats.items()))
+            seconds = now_s - known.since_s
+            if 0.0 <= seconds < SUMMARY_S:
+                break
+            del self._repeats[event, words]
+            if known.count:  # it goes on: its repeats are counted further
+                told.append({"of": event, "reason": words, "count": known.count, "seconds": round(max(0.0, seconds))})
+                self._repeats[event, words] = _Held(now_s)
         return told
 
 
@@ -165,7 +221,7 @@ class PrometheusTelemetry:
         """Append one line to the log, unless a peer causes too many like it. Never raises for a full disk."""
         now_s = self._clock.unix_s()
         for more in self._flood.due(now_s):
-            self.log.write("events.more", level="warning", fields=more)
+            self.log.write("events.more", level="info" if "reason" in more else "warning", fields=more)
         if self._flood.admit(event, fields, now_s):
             self.log.write(event, level=level, fields=fields)
         if self.log.dropped > self._dropped_counted:

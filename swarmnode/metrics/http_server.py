@@ -16,7 +16,7 @@ from typing import cast
 
 from aiohttp import web
 
-from swarmnode.errors import UsageError
+from swarmnode.errors import UsageError, cause_of
 
 IN_ALL_MAX = 512  # derived: pages open at once, 20 MB and 1 % of a core (40 kB and 20 us a second each, measured)
 DESCRIPTORS_SHARE = 0.25  # guess: of the process's file descriptors, at most
@@ -128,7 +128,7 @@ class HttpServer:
         except (OSError, OverflowError) as error:
             await self._runner.cleanup()
             busy = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
-            reason = "is in use" if busy else f"is not available ({error})"
+            reason = "is in use" if busy else f"is not available ({cause_of(error)})"
             raise UsageError(f"{flag} {port}: {host}:{port} {reason}; give another, or 0 for any free one") from None
         bound: int = self._listener.sockets[0].getsockname()[1]
         return bound

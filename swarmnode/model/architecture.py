@@ -10,7 +10,7 @@ from __future__ import annotations
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Protocol
 
-from swarmnode.errors import ManifestError
+from swarmnode.errors import ManifestError, cause_of
 from swarmnode.manifest import ModelSpec
 
 if TYPE_CHECKING:
@@ -69,6 +69,6 @@ def architecture_of(model: ModelSpec) -> Architecture | None:
             _known[name] = entries[0].load()()
         except Exception as error:
             raise ManifestError(
-                f"model.architecture = {name!r}: {entries[0].value} cannot be loaded: {error}"
+                f"model.architecture = {name!r}: {entries[0].value} cannot be loaded: {cause_of(error)}"
             ) from error
     return _known[name]

@@ -13,7 +13,7 @@ from typing import TypeVar
 import torch
 
 from swarmnode.concurrency import processors
-from swarmnode.errors import Busy, HardwareFault, UsageError
+from swarmnode.errors import Busy, HardwareFault, UsageError, cause_of
 
 KINDS = ("cpu", "cuda", "mps", "xpu")
 MATRIX, TIMES = 512, 5  # guess: size and repetitions of the timed product; large enough to show the speed
@@ -78,7 +78,7 @@ def check_device(device: str) -> None:
     try:
         torch.empty(1, device=torch.device(device))
     except (RuntimeError, AssertionError, ValueError) as error:
-        reason = (str(error).splitlines() or ["?"])[0][:160]
+        reason = cause_of(error)[:160]
         raise HardwareFault(f"--device {device[:40]}: {reason}; `swarmnode doctor` says more") from None
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from swarmnode.atomic_file import atomic_write, write_errors
 from swarmnode.data.tokens import json_object
-from swarmnode.errors import DataError
+from swarmnode.errors import DataError, cause_of
 from swarmnode.manifest import MANIFEST_FILE, Manifest, template
 from swarmnode.model.adapter import has_adapters
 from swarmnode.model.architecture import DECODER
@@ -146,7 +146,7 @@ def load_stage(path: Path) -> tuple[StageLabel, dict[str, Tensor], dict[str, Ten
             averaged=int(metadata["averaged"]),
         )
     except OSError as error:
-        raise DataError(f"{path}: cannot be read as a stage file ({error.strerror or error})") from error
+        raise DataError(f"{path}: cannot be read as a stage file ({cause_of(error)})") from error
     except (safetensors.SafetensorError, KeyError, ValueError) as error:
         raise DataError(
             f"{path}: not a stage file of swarmnode ({error}); export needs files saved by nodes"
@@ -161,7 +161,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     try:
         return safetensors.torch.load_file(path)
     except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror or error})") from error
+        raise DataError(f"{path}: cannot be read ({cause_of(error)})") from error
     except safetensors.SafetensorError as error:
         raise DataError(f"{path}: not a safetensors file ({error}); export again") from error
 

@@ -109,6 +109,7 @@ class SensorReading:
     temperature_c: float | None = None
     memory_nbytes: int = 0
     processes: frozenset[str] = frozenset()
+    sees_screen: bool = True
     idle_s: float | None = None
     on_battery: bool | None = None
     asked: AskedPause = NOT_ASKED
@@ -134,14 +135,22 @@ def decide(limits: Limits, reading: SensorReading) -> LimitVerdict:
     """Whether to run now. With several reasons to pause, the verdict gives the one that lasts longest."""
     pauses = [verdict for check in _CHECKS if (verdict := check(limits, reading)) is not None]
     if not pauses:
-        blind = (
-            "; nothing here tells when somebody uses this machine"
-            if limits.when_idle_s is not None and reading.idle_s is None
-            else ""
-        )
         ends = [at for at in (_closes(limits.hours, reading), _quota_ends(limits, reading)) if at is not None]
-        return LimitVerdict(True, min(ends, default=None), f"within its limits{blind}")
-    return max(pauses, key=lambda verdict: math.inf if verdict.until_unix_s is None else verdict.until_unix_s)
+        pauses = [LimitVerdict(True, min(ends, default=None), "within its limits")]
+    last = max(pauses, key=lambda verdict: math.inf if verdict.until_unix_s is None else verdict.until_unix_s)
+    return dataclasses.replace(last, reason="; ".join([last.reason, *_unkept(limits, reading)]))
+
+
+def _unkept(limits: Limits, reading: SensorReading) -> list[str]:
+    """Which limits cannot be kept, because nothing on this machine measures what they are about."""
+    unkept = []
+    if limits.when_idle_s is not None and reading.idle_s is None:
+        unkept.append("nothing here tells when somebody uses this machine")
+    if limits.max_temp_c is not None and reading.temperature_c is None:
+        unkept.append("nothing here tells a temperature")
+    if FULL_SCREEN in limits.yield_to and not reading.sees_screen:
+        unkept.append("nothing here tells what fills the screen")
+    return unkept
 
 
 def may_give(limits: Limits, reading: SensorReading) -> bool:

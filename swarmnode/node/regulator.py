@@ -51,12 +51,14 @@ class Regulator:
         self.reading: SensorReading | None = None
         self.verdict = LimitVerdict(True, None, "starting")
         self._now = asyncio.Event()
+        self.told = set[str]()  # names of the limits that were changed since the start
         self._standing_back = False
         self.changed(self.limits)
 
     def change(self, changed: Mapping[str, str]) -> None:
         """Set or lift limits, as written on the command line. Raises ValueError, and changes nothing then."""
         self.limits = change(self.limits, changed)
+        self.told |= changed.keys()
         self.changed(self.limits)
         self.telemetry.event("limits.changed", changed=dict(changed))
         self._now.set()
@@ -94,11 +96,15 @@ class Regulator:
 
     async def once(self) -> None:
         """Take one reading and act on it."""
-        reading = await self.sense(self.limits)
-        self._decide(dataclasses.replace(reading, running=self.verdict.running))
+        await self.look()
         if self._standing_back:
             return
         await self.pause_control.apply(self.verdict.running, self.verdict.reason)
+
+    async def look(self) -> None:
+        """Take one reading and decide, as for an answer on limits that were just changed."""
+        reading = await self.sense(self.limits)
+        self._decide(dataclasses.replace(reading, running=self.verdict.running))
 
     def _decide(self, reading: SensorReading) -> None:
         before = self.verdict

@@ -31,7 +31,7 @@ from functools import partial
 from typing import Any
 
 from swarmnode.data.sample import counted_targets
-from swarmnode.errors import LocalFault, RemoteFault, Unavailable
+from swarmnode.errors import LocalFault, RemoteFault, Unavailable, cause_of
 from swarmnode.identity import Identity
 from swarmnode.ids import PeerId, seeded, short
 from swarmnode.manifest import Manifest
@@ -370,7 +370,7 @@ class Auditor:
                     return
             await self.check(claim)
         except (TimeoutError, Unavailable, RemoteFault, LocalFault) as error:
-            self.tell(peer, stage, "undone", str(error) or "no answer came")
+            self.tell(peer, stage, "undone", cause_of(error))
         finally:
             del self._asked[peer]
             self._wanted.pop(stage, None)
@@ -603,5 +603,5 @@ class Auditor:
     def tell(self, peer: PeerId, stage: int, outcome: str, reason: str) -> None:
         """Count a check and log it."""
         self._telemetry.count(name.AUDITS, outcome=outcome)
-        level = "debug" if outcome == "right" else "info" if outcome in ("undone", "undecided") else "warning"
+        level = {"right": "debug", "undone": "debug", "undecided": "info"}.get(outcome, "warning")
         self._telemetry.event("audit.done", level=level, peer=peer, stage_of_peer=stage, outcome=outcome, reason=reason)

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 from swarmnode.ema import Ema, EmaStart
-from swarmnode.errors import Busy, LocalFault, RemoteFault, StartAnew, SwarmnodeError, Unavailable
+from swarmnode.errors import Busy, LocalFault, RemoteFault, StartAnew, SwarmnodeError, Unavailable, cause_of
 from swarmnode.ids import MICROBATCH_ID_BYTES, MicrobatchId, PeerId
 from swarmnode.manifest import Manifest, boundary_width
 from swarmnode.metrics import name
@@ -332,7 +332,7 @@ class Backlog:
         except MISTAKES as error:
             if held.committed:
                 raise  # the replica may hold a part of the gradient
-            held.tell(LocalFault(f"{type(error).__name__}: {error}"))
+            held.tell(LocalFault(f"{type(error).__name__}: {cause_of(error)}"))
         except asyncio.CancelledError:
             self._unfinished(held)
             raise

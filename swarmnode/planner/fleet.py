@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -10,6 +11,7 @@ from pathlib import Path
 
 from swarmnode.errors import UsageError, os_errors
 from swarmnode.planner.geography import RTT_MS_PLACES, Address, Nat
+from swarmnode.text_file import decoded
 
 COLUMNS = (
     "name",
@@ -54,8 +56,13 @@ class MachineKind:
 
 def read_fleet(path: Path) -> tuple[MachineKind, ...]:
     """The rows of `path`. Raises UsageError that names the file, the line and the expected value."""
-    with os_errors(UsageError, f"{path} cannot be read"), open(path, newline="", encoding="utf-8") as file:
-        lines = [line for line in file if line.strip() and not line.lstrip().startswith("#")]
+    with os_errors(UsageError, f"{path} cannot be read"):
+        raw = path.read_bytes()
+    try:
+        text = decoded(raw)
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path}: not UTF-8 at byte {error.start}") from None
+    lines = [line for line in io.StringIO(text, newline="") if line.strip() and not line.lstrip().startswith("#")]
     return parse_fleet(csv.DictReader(lines), str(path))
 
 

@@ -11,7 +11,7 @@ import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from swarmnode.errors import RemoteFault, UsageError
+from swarmnode.errors import RemoteFault, UsageError, cause_of
 from swarmnode.identity import public_key_of
 from swarmnode.ids import PeerId
 
@@ -244,4 +244,4 @@ def check_listenable(endpoint: Endpoint, option: str = "--listen") -> None:
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
                 raise UsageError(f"{wrong}: the port is in use; give another, or 0 for any free one") from None
-            raise UsageError(f"{wrong}: {error.strerror or error}; give an address of this machine") from None
+            raise UsageError(f"{wrong}: {cause_of(error)}; give an address of this machine") from None

@@ -24,7 +24,7 @@ from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError
 from hivemind.proto import dht_pb2
 from hivemind.utils import MSGPackSerializer, timed_storage
 
-from swarmnode.errors import LocalFault, RemoteFault
+from swarmnode.errors import LocalFault, RemoteFault, cause_of
 from swarmnode.ids import PeerId, RunId, short
 from swarmnode.membership.liveness import SMALL_CALL_S
 from swarmnode.membership.record import SIGNED_BYTES_MAX
@@ -145,8 +145,10 @@ class DhtDirectory(CallDirectory):
             met = await self._node.protocol.call_ping(PeerID.from_base58(peer), validate=True, strict=True)
         except ValidationError as error:
             if "local time" in str(error):
-                raise LocalFault(f"this machine's clock or {short(peer)}'s is off: {error}; set it by NTP") from None
-            raise RemoteFault(str(error)) from None
+                raise LocalFault(
+                    f"this machine's clock or {short(peer)}'s is off: {cause_of(error)}; set it by NTP"
+                ) from None
+            raise RemoteFault(cause_of(error)) from None
         return met is not None
 
     async def _rejoin(self) -> None:

@@ -30,6 +30,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from swarmnode.errors import cause_of
 from swarmnode.transport.address import Endpoint
 from swarmnode.transport.p2pd_process import P2pdProcess
 from swarmnode.transport.stranger_limit import STRANGERS_PER_S
@@ -343,4 +344,4 @@ class FloodGuard:
         except OSError as error:
             self.release()
             self._is_able = False
-            self._event(f"this system cannot turn strangers away: {error}", self.gate)
+            self._event(f"this system cannot turn strangers away: {cause_of(error)}", self.gate)

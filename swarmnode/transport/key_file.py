@@ -8,7 +8,7 @@ import stat
 from pathlib import Path
 
 from swarmnode.atomic_file import atomic_write, write_errors
-from swarmnode.errors import NotPermitted
+from swarmnode.errors import NotPermitted, cause_of
 from swarmnode.identity import PUBLIC_KEY_BYTES, SEED_BYTES, Identity
 
 # protobuf PrivateKey{Type: Ed25519 (08 01), Data: 64 bytes (12 40 seed public)}
@@ -48,7 +48,7 @@ def load(path: Path) -> Identity:
     except FileNotFoundError:
         raise
     except OSError as error:
-        raise NotPermitted(f"node key {path} cannot be read: {error.strerror}") from error
+        raise NotPermitted(f"node key {path} cannot be read: {cause_of(error)}") from error
     mode = stat.S_IMODE(status.st_mode)
     if mode & 0o077:
         raise NotPermitted(f"node key {path} is open to others (mode {mode:04o}): run  chmod 600 {path}")

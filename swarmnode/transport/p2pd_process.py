@@ -22,7 +22,7 @@ from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError
 from hivemind.proto import p2pd_pb2
 from hivemind.utils.multiaddr import Multiaddr
 
-from swarmnode.errors import LocalFault, RemoteFault, Unavailable, UsageError
+from swarmnode.errors import LocalFault, RemoteFault, Unavailable, UsageError, cause_of
 from swarmnode.header import LEAST, VERSION
 from swarmnode.identity import peer_id_bytes
 from swarmnode.ids import PeerId, short
@@ -88,7 +88,7 @@ class P2pdProcess:
             given = self.identity_path, self.sockets.path, self.listen, self.announce, self.network_mode
             self.p2p, self.dials = await launch(*given)
         except (P2PDaemonError, OSError) as error:
-            raise LocalFault(f"p2pd does not start on {', '.join(self.listen)}: {error}") from error
+            raise LocalFault(f"p2pd does not start on {', '.join(self.listen)}: {cause_of(error)}") from error
         if self.dials is not None:
             self.book.router = "" if self.network_mode.kind == "local" else default_router()
             asyncio.get_running_loop().add_reader(self.dials, self._judge_dial)
@@ -98,7 +98,7 @@ class P2pdProcess:
                 await self.p2p.add_protobuf_handler(name, handler, *args, **kwargs)
         except (P2PDaemonError, OSError) as error:
             await self.p2p.shutdown()
-            raise LocalFault(f"p2pd died while it was starting: {error}") from error
+            raise LocalFault(f"p2pd died while it was starting: {cause_of(error)}") from error
         self.listen = list(map(str, self.listening()))  # a p2pd started later keeps the port that others know
         self.running.set()
 
@@ -280,7 +280,7 @@ class P2pdProcess:
                     f"{short(peer)} does not serve this run: wrong run id, or a swarmnode of another protocol version"
                     f" (update the older of the two); this node speaks {LEAST} to {VERSION}"
                 ) from None
-            raise RemoteFault(f"{short(peer)} cannot be reached: {error}") from None
+            raise RemoteFault(f"{short(peer)} cannot be reached: {cause_of(error)}") from None
         return stream, answer.streamInfo.proto
 
     async def dial(self, peer: PeerId, addresses: Sequence[str]) -> None:
@@ -298,7 +298,7 @@ class P2pdProcess:
             request = p2pd_pb2.Request(type=p2pd_pb2.Request.CONNECT, connect=connecting)
             stream, _ = await self._ask(request, DIAL_TIMEOUT_S + CONTROL_TIMEOUT_S)
         except P2PDaemonError as error:
-            raise RemoteFault(f"{short(peer)} cannot be reached at {', '.join(addresses)}: {error}") from None
+            raise RemoteFault(f"{short(peer)} cannot be reached at {', '.join(addresses)}: {cause_of(error)}") from None
         stream.close()
         await self._enter_met()  # the connection may end before `keep_book` looks
 
@@ -328,7 +328,7 @@ class P2pdProcess:
                     relayed = any("/p2p-circuit" in str(address) for address in info.addrs)
                     connections[peer] = connections.get(peer, True) and relayed
         except (P2PDaemonError, OSError) as error:  # TimeoutError is one
-            raise Unavailable(f"our p2pd does not list its connections: {error}", 1.0) from None
+            raise Unavailable(f"our p2pd does not list its connections: {cause_of(error)}", 1.0) from None
         return connections
 
     async def answers(self) -> bool:
@@ -351,7 +351,7 @@ class P2pdProcess:
                 return await self._ask_now(request, timeout_s)
             except OSError as error:
                 if attempt == ASK_ATTEMPTS - 1 or isinstance(error, TimeoutError):
-                    raise Unavailable(f"our p2pd does not answer: {error or 'timeout'}", 0.5) from None
+                    raise Unavailable(f"our p2pd does not answer: {cause_of(error)}", 0.5) from None
         raise AssertionError("unreachable")
 
     async def _ask_now(self, request: Any, timeout_s: float) -> tuple[P2pdStream, Any]:

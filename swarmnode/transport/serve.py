@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from swarmnode.errors import Busy, Forbidden, LocalFault, RemoteFault, Unavailable
+from swarmnode.errors import Busy, Forbidden, LocalFault, RemoteFault, Unavailable, cause_of
 from swarmnode.header import HEADER_BYTES_MAX
 from swarmnode.ids import PeerId, RunId, short
 from swarmnode.manifest import PipelineSpec
@@ -231,7 +231,7 @@ class StreamServer:
         except (MemoryError, LocalFault) as error:  # no memory for a tensor, or a tensor whose writer failed
             if self._telemetry is not None:
                 self._telemetry.event(
-                    "call.failed", level="error", peer=short(peer), error=type(error).__name__, why=str(error)
+                    "call.failed", level="error", peer=short(peer), error=type(error).__name__, why=cause_of(error)
                 )
         finally:
             self._count(peer, stream, counted)

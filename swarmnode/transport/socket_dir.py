@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 
 from swarmnode import file_lock
-from swarmnode.errors import LocalFault, UsageError
+from swarmnode.errors import LocalFault, UsageError, cause_of
 
 PREFIX = "swarmnode-p2p-"
 LOCK_NAME = "lock"
@@ -36,7 +36,7 @@ class SocketDir:
             try:
                 return self._make_in(place)
             except OSError as error:
-                reasons.append(f"{place}: {error.strerror or error}")
+                reasons.append(f"{place}: {cause_of(error)}")
             except (UsageError, file_lock.LockHeld) as error:
                 reasons.append(str(error))
         raise LocalFault(f"no folder for sockets can be made: {'; '.join(reasons)} (set TMPDIR to a local folder)")

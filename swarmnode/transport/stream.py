@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Callable
 from typing import cast
 
+from swarmnode.errors import cause_of
 from swarmnode.header import VERSION
 from swarmnode.transport.throttle import RateThrottle
 from swarmnode.uplink_scheduler import BULK_BYTES
@@ -105,7 +106,7 @@ class P2pdStream(asyncio.BufferedProtocol):
         return False
 
     def connection_lost(self, error: Exception | None) -> None:
-        self._lose(str(error) if error else "the stream ended")
+        self._lose(cause_of(error) if error else "the stream ended")
 
     def pause_writing(self) -> None:
         self._writing_paused = True

@@ -7,7 +7,7 @@ import contextlib
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 
-from swarmnode.errors import Broken, Busy, PeerTimeout, RemoteFault, Unavailable
+from swarmnode.errors import Broken, Busy, PeerTimeout, RemoteFault, Unavailable, cause_of
 from swarmnode.ids import PeerId, RunId, short
 from swarmnode.membership.admission import Admission
 from swarmnode.ports import Admit, Answer, Call, Handler, Telemetry
@@ -250,7 +250,7 @@ class StreamTransport:
             raise PeerTimeout(f"{short(peer)} did not answer {method} within {timeout_s:.1f} s") from None
         except ConnectionError as error:
             await self._broke(method)
-            raise Broken(f"{short(peer)} died or disconnected during {method}: {error}") from None
+            raise Broken(f"{short(peer)} died or disconnected during {method}: {cause_of(error)}") from None
 
     def bytes_by_method(self) -> dict[tuple[str, str], int]:
         """Payload and header bytes so far by (method, "sent" or "received"), of calls and answers."""

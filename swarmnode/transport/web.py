@@ -19,7 +19,7 @@ from urllib.parse import SplitResult, urljoin, urlsplit
 
 import aiohttp
 
-from swarmnode.errors import NotPermitted, Unavailable
+from swarmnode.errors import NotPermitted, Unavailable, cause_of
 from swarmnode.membership.liveness import SMALL_CALL_S
 from swarmnode.transport.address import Address, is_metadata, is_public
 from swarmnode.transport.throttle import RateThrottle
@@ -51,7 +51,7 @@ class AddressRules:
         try:
             infos = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
         except (OSError, UnicodeError) as error:
-            raise Unavailable(f"{host}: no address: {error}") from None
+            raise Unavailable(f"{host}: no address: {cause_of(error)}") from None
         # An IPv6 address may name an interface behind a percent sign: fe80::1%eth0.
         addresses = list(dict.fromkeys(str(sockaddr[0]).split("%")[0] for *_, sockaddr in infos))[:ADDRESSES_MAX]
         allowed = [one for one in addresses if self.allows(ipaddress.ip_address(one))]
@@ -123,7 +123,7 @@ class HttpRangeReader:
         except TimeoutError:
             raise Unavailable(f"{url[:200]}: too slow") from None
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            raise Unavailable(f"{url[:200]}: {printable(str(error), 200) or type(error).__name__}") from None
+            raise Unavailable(f"{url[:200]}: {printable(cause_of(error), 200)}") from None
 
     @asynccontextmanager
     async def _answer(self, url: str, headers: dict[str, str]) -> AsyncIterator[aiohttp.ClientResponse]:

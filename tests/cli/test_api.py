@@ -98,8 +98,21 @@ async def test_a_run_is_looked_at_by_its_page_and_by_its_folder(
     assert history_path(tmp_path, RUN).is_file()
     by_folder = swarmnode.connect(tmp_path)
     assert by_folder.run_id == RUN and by_folder.history().points == [list(point) for point in history.points]
+    kept = by_folder.history()
+    assert (kept.name, kept.context) == (TINY.name, TINY.model.context), "the folder holds no manifest"
+    assert kept.rows() == rows
     with pytest.raises(Unavailable):
         by_page.history()
+
+
+def test_a_column_that_no_row_has_is_left_out() -> None:
+    known = swarmnode.RunHistory("a", [(1.0, 8, 5.0, None, 2, 2, 0, 10, 4), (2.0, 16, 5.0, 3.0, 2, 2, 0, 20, 8)], [], 4)
+    first, second = known.rows()
+    assert list(first) == list(second) and "loss_validation" not in first
+    assert (first["loss_train"], second["loss_train"], second["tokens"]) == (None, 3.0, 64)
+    bare = swarmnode.RunHistory("a", [(1.0, 8, 5.0, None, 2, 2, 0, 10, 4)], [])
+    assert set(bare.rows()[0]).isdisjoint({"tokens", "loss_train", "loss_validation"})
+    assert all(value is not None for value in bare.rows()[0].values())
 
 
 def test_a_folder_that_is_no_run_is_one_clear_error(tmp_path: Path) -> None:

@@ -39,6 +39,14 @@ def test_each_source_beats_the_next(
     assert shown(capsys)["max-up"] == {"value": "2Mbit", "origin": "environment SWARMNODE_MAX_UP"}
 
 
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+def test_a_file_is_read_as_editors_save_it(here: Path, capsys: pytest.CaptureFixture[str], encoding: str) -> None:
+    (here / "config.toml").write_bytes('max-up = "1Mbit"\r\nname = "Zoë"\r\n'.encode(encoding))
+    config_file._read.cache_clear()
+    found = shown(capsys)
+    assert (found["max-up"]["value"], found["name"]["value"]) == ("1Mbit", "Zoë")
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [

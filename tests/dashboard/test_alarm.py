@@ -6,7 +6,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmnode.dashboard.alarm import Health, alarms, parties
+from swarmnode.dashboard.alarm import REPEAT_S, Alarm, AlarmNews, Health, alarms, parties
 from swarmnode.ids import PeerId
 
 WELL = Health(
@@ -118,3 +118,35 @@ def test_a_node_with_another_text_is_named_with_both_digests() -> None:
     (alarm,) = alarms(replace(WELL, texts=texts))
     assert "eve has " + "bb" * 8 in alarm.reason and "2 have " + "aa" * 8 in alarm.reason
     assert kinds(texts=texts[:2]) == []
+
+
+def test_an_alarm_that_comes_and_goes_is_told_once_in_a_while_with_how_often() -> None:
+    news = AlarmNews()
+    begun, ended = list[tuple[float, int]](), list[float]()
+    for tick in range(1000):  # a tick of 2 s: 50 s there, 50 s away
+        now_s = 2.0 * tick
+        slow = [Alarm("slow", "warning", f"The swarm does {tick} tokens/s", "They wait")] if tick % 50 < 25 else []
+        fresh, over = news.look(slow, now_s)
+        begun += [(now_s, times) for _, times in fresh]
+        ended += [now_s for _ in over]
+    assert begun == [(0.0, 1), (REPEAT_S, 9), (2 * REPEAT_S, 9)]
+    assert ended == [50.0, REPEAT_S + 50.0, 2 * REPEAT_S + 50.0]
+
+
+def test_an_alarm_that_came_again_and_stays_is_told_after_all() -> None:
+    news = AlarmNews()
+    slow = Alarm("slow", "warning", "It is slow", "They wait")
+    assert news.look([slow], 0.0) == ([(slow, 1)], [])
+    assert news.look([], 10.0) == ([], [slow])
+    assert news.look([slow], 20.0) == ([], [])
+    assert news.look([slow], REPEAT_S - 1.0) == ([], [])
+    assert news.look([slow], REPEAT_S) == ([(slow, 1)], [])
+    assert news.look([], REPEAT_S + 1.0) == ([], [slow])
+
+
+def test_an_error_is_told_each_time() -> None:
+    news = AlarmNews()
+    lost = Alarm("thin", "error", "Stage 1 is lost", "Nobody serves it", "1")
+    for second in range(0, 100, 2):
+        assert news.look([lost], second) == ([(lost, 1)], [])
+        assert news.look([], second + 1.0) == ([], [lost])

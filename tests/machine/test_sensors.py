@@ -93,3 +93,19 @@ async def test_a_desktop_says_who_is_there_and_whether_a_film_runs(
     assert idle_s(now[0]) is None
     now[0] += 4.0
     assert not (await sense(Limits())).processes
+
+
+async def test_a_limit_that_is_set_later_is_measured_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`limit --when-idle` answers whether this machine can tell, not only the next call."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    noon = 1_700_000_000.0
+    sense = Sensors(DailyTraffic(tmp_path, lambda: 0), SystemClock(lambda: noon, lambda: 0.0))
+    assert (await sense(Limits())).idle_s is None
+    film = change(Limits(), {"yield-to": "full-screen"})
+    assert not (await sense(film)).sees_screen
+    for tool, says in (("xprintidle", "7000"), ("xprop", "_NET_ACTIVE_WINDOW(WINDOW): window id # 0x3")):
+        (tmp_path / tool).write_text(f"#!/bin/sh\necho '{says}'\n")
+        (tmp_path / tool).chmod(0o755)
+    idle = change(film, {"when-idle": "5m"})
+    reading = await sense(idle)
+    assert (reading.idle_s, reading.sees_screen) == (7.0, True)

@@ -16,6 +16,7 @@ from swarmnode.metrics.exporter import (
     PEER_BURST,
     PEER_PER_S,
     PROVOKED,
+    REPEATED,
     SUMMARY_S,
     EventLimiter,
     PrometheusTelemetry,
@@ -93,4 +94,39 @@ def test_written_and_suppressed_events_are_all_events(events: list[tuple[str, st
             written += flood.admit(event, {"peer": peer}, now_s)
         now_s += step
     told += sum(int(more["count"]) for more in flood.due(now_s + 1e6))
+    assert written + told == 50 * len(events)
+
+
+def test_what_repeats_itself_is_one_line_and_a_sum_a_minute(tmp_path: pathlib.Path) -> None:
+    """A feeder alone has nobody who could check answers: it says so once, not with each answer (525 in 90 s)."""
+    clock, path = ManualClock(1.7e9), tmp_path / "events.jsonl"
+    exporter = PrometheusTelemetry(clock=clock, run=RUN, node="n", path=path)
+    for number in range(3000):
+        peer, at = f"12D3Koo{number % 7}", number // 10
+        exporter.event("audit.done", level="debug", peer=peer, stage_of_peer=1, outcome="undone", reason="no other")
+        exporter.event("stage.stays", source=0, target=1, reason=f"no state after {at} attempts; the last: {peer} left")
+        exporter.event("exchange.lone", round=number, reason=f"round {number}: the odd one out")
+        clock.now_s += 0.1
+    exporter.event("audit.done", level="warning", peer="p", stage_of_peer=1, outcome="wrong", reason="far")
+    said = [json.loads(line) for line in path.read_text().splitlines()]
+    assert sum(line["event"] == "exchange.lone" for line in said) == 3000, "a node's own rhythm is written whole"
+    of = lambda event: [line["fields"] for line in said if line["event"] == event]  # noqa: E731
+    assert [each["outcome"] for each in of("audit.done")] == ["undone", "wrong"]
+    assert len(of("stage.stays")) == 1
+    sums = [more for more in of("events.more") if more["of"] == "audit.done"]
+    assert {more["reason"] for more in sums} == {"undone no other"}
+    assert len(sums) <= 3000 * 0.1 / SUMMARY_S
+    assert 3000 - 1 - sum(more["count"] for more in sums) < SUMMARY_S / 0.1, "of the last minute alone"
+    assert {line["level"] for line in said if line["event"] == "events.more"} == {"info"}
+
+
+@given(st.lists(st.tuples(st.sampled_from(sorted(REPEATED)), st.sampled_from("abc"), st.floats(-100.0, 100.0))))
+def test_written_and_counted_repeats_are_all_events(events: list[tuple[str, str, float]]) -> None:
+    limiter, now_s, written, told = EventLimiter(), 0.0, 0, 0
+    for event, reason, step in events:
+        for _ in range(50):
+            told += sum(int(more["count"]) for more in limiter.due(now_s))
+            written += limiter.admit(event, {"reason": reason}, now_s)
+        now_s += step
+    told += sum(int(more["count"]) for more in limiter.due(now_s + 1e6))
     assert written + told == 50 * len(events)

@@ -196,6 +196,17 @@ def test_somebody_at_the_machine_a_film_and_a_battery_pause_it() -> None:
     assert blind.running and "nothing here tells" in blind.reason
 
 
+def test_a_limit_that_nothing_here_can_measure_is_named_running_or_paused() -> None:
+    limits = change(Limits(), {"when-idle": "5m", "max-temp": "80C", "yield-to": "full-screen,steam", "hours": "22-07"})
+    unkept = ["when somebody uses this machine", "a temperature", "what fills the screen"]
+    for offset_s in (0, 12 * 3600):
+        reading = SensorReading(NOON, offset_s, sees_screen=False)
+        said = decide(limits, reading).reason.split("; ")
+        assert [one.removeprefix("nothing here tells ") for one in said[-3:]] == unkept
+        whole = SensorReading(NOON, offset_s, idle_s=400.0, temperature_c=50.0)
+        assert "nothing here tells" not in decide(limits, whole).reason
+
+
 def test_hours_end_when_local_clocks_say_so_where_summer_time_begins_and_ends() -> None:
     limits = Limits(hours=parse_hours("22-7"))
     evening = NOON + 11 * 3600  # 23:00, at offset 0

@@ -1,7 +1,7 @@
 """A real transport over iroh."""
 
 import importlib.util
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -16,8 +16,10 @@ NEEDS_IROH = pytest.mark.skipif(importlib.util.find_spec("iroh") is None, reason
 
 
 @asynccontextmanager
-async def iroh_node(seed: int, run_id: RunId = RUN) -> AsyncIterator[IrohTransport]:
-    transport = await IrohTransport.create(Path(), Identity.of_seed(bytes([seed] * 32)), run_id)
+async def iroh_node(
+    seed: int, run_id: RunId = RUN, listen: Sequence[str] = ("/ip4/127.0.0.1/udp/0",)
+) -> AsyncIterator[IrohTransport]:
+    transport = await IrohTransport.create(Path(), Identity.of_seed(bytes([seed] * 32)), run_id, listen)
     try:
         yield transport
     finally:

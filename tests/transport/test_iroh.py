@@ -2,14 +2,16 @@
 
 import asyncio
 import contextlib
+import os
 import socket
 import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
-from swarmnode.errors import PeerTimeout, RemoteFault, Unavailable, UsageError
+from swarmnode.errors import PeerTimeout, RemoteFault, Unavailable, UsageError, cause_of
 from swarmnode.identity import Identity
 from swarmnode.ids import PeerId, RunId
 from swarmnode.membership.record import sign_record
@@ -19,6 +21,7 @@ from swarmnode.transport.call_directory import CallDirectory
 from swarmnode.wire import call_pb2 as wire
 from swarmnode.wire.record_pb2 import Record
 from swarmnode_methods import iroh_transport
+from swarmnode_methods.iroh_socket import close_spare
 from swarmnode_methods.iroh_transport import STRANGERS_BURST, IrohTransport, StrangerDoor, speaks_quic
 from tests.support.iroh_node import NEEDS_IROH, iroh_node
 from tests.support.transport_contract import RUN, ping, pong, record_of
@@ -53,6 +56,69 @@ async def test_without_the_package_it_is_said_what_to_install(monkeypatch: pytes
 async def test_it_listens_on_udp_only(listen: str) -> None:
     with pytest.raises(UsageError, match=r"/udp/"):
         await IrohTransport.create(Path(), Identity.of_seed(bytes(32)), RUN, [listen] if listen else [])
+
+
+def udp_sockets() -> set[tuple[str, int]]:
+    """Addresses of this process's UDP sockets, as the kernel lists them."""
+    return {(one.laddr.ip, one.laddr.port) for one in psutil.Process().net_connections(kind="udp") if one.laddr}
+
+
+@NEEDS_IROH
+@pytest.mark.parametrize("hosts", [["127.0.0.1"], ["::1"], ["::"], ["0.0.0.0"], ["127.0.0.1", "::1"]])
+async def test_it_opens_exactly_the_addresses_that_were_told(hosts: list[str]) -> None:
+    """iroh opens a socket of each family; for the first second it also asks a router for a port."""
+    before = udp_sockets()
+    listen = [f"/ip{6 if ':' in host else 4}/{host}/udp/0" for host in hosts]
+    async with iroh_node(1, listen=listen) as here, iroh_node(2, listen=listen) as there:
+        told = {(one.host, one.port) for node in (here, there) for one in map(parse_endpoint, node.listening)}
+        assert [host for host, _ in sorted(told)] == sorted(2 * hosts)
+        async with asyncio.timeout(60):
+            while udp_sockets() - before != told:
+                await asyncio.sleep(0.05)
+        families = {"ip6" if ":" in host else "ip4" for host in hosts}
+        addresses = await there.addresses()
+        assert {parse_endpoint(one).family for one in addresses} <= families
+        if "::" not in hosts and "0.0.0.0" not in hosts:
+            there.serve("ping", pong, tensor_bytes_max=0)
+            there.start()
+            await here.connect(there.peer_id, addresses)
+            await here.call(there.peer_id, ping(), timeout_s=60, reply_bytes_max=0)
+
+
+def test_a_spare_socket_is_closed_and_no_other_descriptor_comes_or_goes() -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as spare, socket.socket() as other, open(os.devnull):
+        spare.bind(("127.0.0.1", 0))
+        other.bind(("127.0.0.1", 0))
+        where = spare.getsockname()
+        listening = other.getsockname()
+        before = set(os.listdir("/dev/fd"))
+        close_spare([Endpoint("ip4", host, port, "udp") for host, port in (where, listening)])
+        assert set(os.listdir("/dev/fd")) == before
+        assert where not in udp_sockets()
+        assert other.getsockname() == listening
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as again:
+            again.bind(where)
+
+
+@NEEDS_IROH
+async def test_two_addresses_of_a_family_are_refused() -> None:
+    with pytest.raises(UsageError, match="one address of each family"):
+        async with iroh_node(1, listen=["/ip4/127.0.0.1/udp/0", "/ip4/127.0.0.2/udp/0"]):
+            pass
+
+
+@NEEDS_IROH
+async def test_an_error_of_iroh_says_what_is_wrong() -> None:
+    """Its text is empty in Python: the message is behind a method."""
+    import iroh
+
+    builder = iroh.EndpointBuilder()
+    builder.apply_minimal()
+    builder.bind_addr("127.0.0.1:0")
+    with pytest.raises(iroh.IrohError) as caught:
+        builder.bind_addr("127.0.0.2:0")
+    assert str(caught.value) == ""
+    assert "single default address" in cause_of(caught.value)
 
 
 @NEEDS_IROH

@@ -22,7 +22,8 @@ from typing import Any
 
 import click
 
-from swarmnode.errors import ConfigError
+from swarmnode.errors import ConfigError, cause_of
+from swarmnode.text_file import decoded
 
 CONFIG_BYTES_MAX = 64 << 10
 PREFIX = "SWARMNODE_"
@@ -48,11 +49,11 @@ def _read(path: Path) -> Mapping[str, Any]:
             raw = file.read(CONFIG_BYTES_MAX + 1)
         if len(raw) > CONFIG_BYTES_MAX:
             raise ConfigError(f"{path}: longer than {CONFIG_BYTES_MAX} bytes; is this a config file?")
-        return tomllib.loads(raw.decode())
+        return tomllib.loads(decoded(raw))
     except FileNotFoundError:
         return {}
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+        raise ConfigError(f"{path}: cannot be read: {cause_of(error)}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{path}: not TOML: {error}") from None
 

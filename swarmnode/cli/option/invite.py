@@ -16,6 +16,7 @@ from pathlib import Path
 
 from swarmnode.errors import UsageError, os_errors
 from swarmnode.membership.invite import INVITE_CHARACTERS_MAX, Invite, decode, looks_like_invite
+from swarmnode.text_file import decoded
 
 VARIABLE = "SWARMNODE_INVITE"
 VERBS = ("join", "export")  # that take an invite
@@ -77,7 +78,10 @@ def _read_file(path: Path) -> str:
     with os_errors(UsageError, f"--invite-file {path}"), path.open("rb") as file:
         mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
         raw = file.read(2 * INVITE_CHARACTERS_MAX)
-    lines = raw.decode("ascii", "replace").splitlines()
+    try:
+        lines = decoded(raw).splitlines()
+    except UnicodeDecodeError:
+        raise UsageError(f"--invite-file {path}: not text; one line, as `swarmnode invite` prints it") from None
     invite = "\n".join(line for line in lines if not line.startswith("#"))  # how to install
     if mode & 0o077 and decode(invite).is_secret:
         with contextlib.suppress(OSError):
