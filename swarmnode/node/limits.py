@@ -109,12 +109,12 @@ class SensorReading:
     temperature_c: float | None = None
     memory_nbytes: int = 0
     processes: frozenset[str] = frozenset()
-    sees_screen: bool = True
     idle_s: float | None = None
     on_battery: bool | None = None
     asked: AskedPause = NOT_ASKED
     offset_at: Callable[[float], int] | None = None
     pace: float = 1.0
+    sees_screen: bool = True  # whether anything tells what fills it
 
     def local_s_later(self, wait_s: float) -> float:
         """Unix time when local clocks show `wait_s` more than now."""

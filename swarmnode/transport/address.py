@@ -203,24 +203,6 @@ def parse_bootstraps(texts: Sequence[str]) -> list[tuple[PeerId, list[str]]]:
     return list(peers.items())
 
 
-async def first_that_accepts(addresses: Sequence[str]) -> str | None:
-    """The first of `addresses` whose port accepts a TCP connection within PROBE_TIMEOUT_S, or None.
-
-    p2pd waits 5 s and more after a refused dial. Probing the port first keeps a joiner from waiting that long for a
-    bootstrap that starts a moment later.
-    """
-    for address in addresses:
-        if is_circuit(address) or "/udp/" in address:
-            return address  # only a dial can tell
-        endpoint = parse_endpoint(address)
-        with contextlib.suppress(OSError, TimeoutError):
-            async with asyncio.timeout(PROBE_TIMEOUT_S):
-                _, writer = await asyncio.open_connection(endpoint.host, endpoint.port)
-            writer.close()
-            return str(endpoint)
-    return None
-
-
 def check_listenable(endpoint: Endpoint, option: str = "--listen") -> None:
     """Raises UsageError, which names `option`, if the port is taken or the address is not one of this machine.
 

@@ -23,8 +23,9 @@ from swarmnode.membership.liveness import AGAIN_S, SAMPLE, SMALL_CALL_S
 from swarmnode.membership.record import CLOCK_SKEW_MAX_S, check_record
 from swarmnode.ports import Answer, Call, Telemetry
 from swarmnode.remembered import Remembered
-from swarmnode.transport.address import dialable_of, first_that_accepts
+from swarmnode.transport.address import dialable_of
 from swarmnode.transport.contact import RETRY_FIXED_S, RETRY_MIN_S, STALE_S, Contact, Contacts, whom_to_try
+from swarmnode.transport.path_check import knock
 from swarmnode.transport.record_book import HOLDERS, HOLDERS_ASKED, NEWS_MAX, PLACE_MAX, RPC_TIMEOUT_S, RecordBook
 from swarmnode.transport.stream_transport import StreamTransport
 from swarmnode.wire import call_pb2
@@ -370,8 +371,10 @@ class CallDirectory:
         addresses, fixed, tries = contact.addresses, contact.fixed, contact.failures  # it may be forgotten by now
         try:
             async with asyncio.timeout(None if fixed else SMALL_CALL_S):
-                if fixed and await first_that_accepts(addresses) is None:
-                    raise Unavailable(f"no process listens at {', '.join(addresses)}")
+                if fixed:
+                    where, why = await knock(addresses)
+                    if not where:
+                        raise Unavailable(why)
                 await self._transport.connect(peer, addresses)
                 met = await self._greet(peer)
         except TimeoutError:

@@ -11,10 +11,11 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from swarmnode.errors import Busy, RemoteFault, Unavailable
-from swarmnode.ids import PeerId, seeded
+from swarmnode.errors import Busy, PeerTimeout, RemoteFault, Unavailable
+from swarmnode.ids import PeerId, seeded, short
 from swarmnode.ports import Answer, Call, Transport, WireTensor
 from swarmnode.token_bucket import PeerBudget
+from swarmnode.transport.path_check import large_unanswered
 from swarmnode.wire import call_pb2 as wire
 
 SIZES = (0, 64 << 10, 256 << 10, 1 << 20)  # guess: from a connection of 1 Mbit/s (0.5 s for the second) to 1 Gbit/s
@@ -95,10 +96,10 @@ async def measure(transport: Transport, peer: PeerId) -> LinkCapacity:
     down: list[TimedTransfer] = []
     for nbytes in SIZES:
         if not up or up[-1].seconds < ENOUGH_S:
-            up.append(await _once(transport, peer, payload[:nbytes], 0))
+            up.append(await _timed(transport, peer, payload[:nbytes], 0, up))
     for nbytes in SIZES:
         if not down or down[-1].seconds < ENOUGH_S:
-            down.append(await _once(transport, peer, b"", nbytes))
+            down.append(await _timed(transport, peer, b"", nbytes, down))
     return LinkCapacity(rate_bps(up), rate_bps(down))
 
 
@@ -124,6 +125,19 @@ async def best(transport: Transport, peers: Sequence[PeerId], limit_s: float) ->
     return LinkCapacity(
         max(one.up_bps for one in capacities), max(one.down_bps for one in capacities)
     ), f"with {len(capacities)} of {len(peers)} peers"
+
+
+async def _timed(
+    transport: Transport, peer: PeerId, sent: bytes, asked_nbytes: int, before: Sequence[TimedTransfer]
+) -> TimedTransfer:
+    """As `_once`. Where a smaller one was answered `before`, the error says how large the unanswered one is."""
+    try:
+        return await _once(transport, peer, sent, asked_nbytes)
+    except PeerTimeout:
+        if not before:
+            raise
+        what = f"one with {len(sent)} bytes to {short(peer)} and {asked_nbytes} back"
+        raise PeerTimeout(large_unanswered(what, before[0].seconds, TIMEOUT_S, "an empty call")) from None
 
 
 async def _once(transport: Transport, peer: PeerId, sent: bytes, asked_nbytes: int) -> TimedTransfer:
