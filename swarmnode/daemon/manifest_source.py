@@ -71,7 +71,7 @@ async def fetch_manifest(
 
 @dataclass(slots=True)
 class Attempt:
-    """How far the way to a peer's manifest was gone, over all attempts, and why no further."""
+    """The way to a peer's manifest: how far it was gone, over all attempts, and why no further."""
 
     reached: int = 0
     reason: str = "no answer"
