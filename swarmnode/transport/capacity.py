@@ -130,7 +130,7 @@ async def best(transport: Transport, peers: Sequence[PeerId], limit_s: float) ->
 async def _timed(
     transport: Transport, peer: PeerId, sent: bytes, asked_nbytes: int, before: Sequence[TimedTransfer]
 ) -> TimedTransfer:
-    """As `_once`. Where a smaller one was answered `before`, the error says how large the unanswered one is."""
+    """The transfer of `_once`. The error says how large it was if smaller ones were answered `before`."""
     try:
         return await _once(transport, peer, sent, asked_nbytes)
     except PeerTimeout:

@@ -1,4 +1,4 @@
-"""The parts of a path to a peer that can fail: its name, its port, the handshake, small packets, large ones. Each has its remedy."""
+"""The parts of a path to a peer that can fail: its name, its port, the handshake, small packets, large ones."""
 
 from __future__ import annotations
 
