@@ -73,7 +73,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(manifest_source, "JOIN_TIMEOUT_S", 12.0)
 
 
-@pytest.mark.parametrize("nbytes_max", [1300, 500])
+@pytest.mark.parametrize("nbytes_max", [1300, pytest.param(500, marks=pytest.mark.nightly)])
 async def test_a_path_that_drops_large_packets_is_told_as_such(nbytes_max: int) -> None:
     async with node() as (there, _), node() as (here, _):
         there.serve("manifest", large, tensor_bytes_max=0)
