@@ -89,7 +89,7 @@ def command(
     archive, or the home of that process) gives the model of now: it is copied at once unless the newest copy is a
     minute old. --from checkpoint takes the newest that is kept. stderr says which model was taken.
 
-    --gguf FILE is float32 with the tokenizer in it, and needs the library gguf (pip install 'swarmnode[gguf]'); a model
+    --gguf FILE is float32 with the tokenizer in it, and needs the library gguf (pip install gguf); a model
     or a tokenizer that llama.cpp reads otherwise is refused with the reason. llama-quantize makes it smaller.
 
     --push-to-hub needs the library huggingface_hub and a token (`hf auth login`, or HF_TOKEN). A new repository is

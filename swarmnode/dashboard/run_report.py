@@ -99,7 +99,7 @@ def report_text(tree: Mapping[str, Any]) -> str:
         "```sh",
         f'swarmnode generate {source} --prompt "Once upon a time"',
         f"swarmnode export {source} --out model    # for transformers: from_pretrained('model')",
-        f"swarmnode export {source} --gguf model.gguf    # for llama.cpp: pip install 'swarmnode[gguf]'",
+        f"swarmnode export {source} --gguf model.gguf    # for llama.cpp: pip install gguf",
         f"swarmnode eval {source}",
         "```",
         "\n## Go on\n",

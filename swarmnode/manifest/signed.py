@@ -31,23 +31,29 @@ RETIRED: dict[tuple[str, str], Any] = {
     ("gossip", "rounds"): "even",
     ("inner", "inner_batch_end"): 0,
     ("recovery", "itinerary"): "straight",
+    ("recovery", "snapshot_rounds"): 64,
     ("recovery", "while_lost"): "wait",
     ("training", "experts_trained"): 0,
     ("training", "method"): "lora",
     ("training", "perturbation"): 1e-3,
 }
+ADDED = frozenset({"recovery.snapshot_part", "recovery.snapshot_seconds", "recovery.snapshot_share"})
+"""Fields that earlier versions do not know: left out where they have their default."""
 SIGNED_BYTES_MAX = MANIFEST_BYTES_MAX + 1024 + 64 * 4200  # 64 amendments (membership/amendment.py)
 
 
 def canonical(manifest: Manifest) -> bytes:
     """The canonical bytes of `manifest`: JSON, keys sorted, no spaces, ASCII, every field present, RETIRED ones
-    too, but empty ones of [about] and the default of [transport], floats in the shortest form that reads back the same.
-    Raises ManifestError for a value that is not allowed."""
+    too, but empty ones of [about] and the defaults of [transport] and of ADDED ones, floats in the shortest form that
+    reads back the same. Raises ManifestError for a value that is not allowed."""
     tree: dict[str, Any] = {"format": FORMAT}
+    usual = Manifest()
     for field in FIELDS:
         value = field.check.accept(value_of(manifest, field.name))
         if (field.table, value) in (("about", ""), ("transport", "libp2p")):
             continue  # runs that were signed before there was such a table stay what they are
+        if field.name in ADDED and value == value_of(usual, field.name):
+            continue
         place = tree.setdefault(field.table, {}) if field.table else tree
         if value is None:
             raise ManifestError(f"{field.name} = {value_of(manifest, field.name)!r}: allowed is {field.check.allowed}")
