@@ -1,7 +1,7 @@
 """Whether a replica's state is older than its stage's: it slept, it was cut off, or another one took its place.
 
-Who was away for long takes the newer state before it meets anybody, as a joiner does; an older state is never averaged
-into a newer one (membership/state_line.py).
+A replica that was away for long takes the newer state before it meets others, as a joiner does: an older state is never
+averaged into a newer one (membership/state_line.py).
 """
 
 from __future__ import annotations
