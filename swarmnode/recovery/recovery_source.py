@@ -66,6 +66,7 @@ class RecoveryView:
     samples_total: int  # the median of what the peers that answer claim; so is round_now
     round_now: int
     claimed: int = 0  # samples that bootstraps, contacts or this disk remember, where nobody serves
+    little: bool = False  # they are less than a round: before its first one a run has no copies
     unanswered: bool = False  # nobody that this node knows of says how far the run is
     samples_least: int = 0  # the lower third of it
     donors: tuple[PeerId, ...] = ()  # replicas that serve and answer
@@ -93,7 +94,8 @@ def choose_source(view: RecoveryView, spec: RecoverySpec) -> tuple[RecoverySourc
     stage = view.stage
     if view.own_round is not None:
         return _go_on(view)
-    if view.samples_total == 0 and view.claimed and view.waited_s < CLAIM_WAIT_S:
+    claim_wait_s = RETURN_WAIT_S if view.little else CLAIM_WAIT_S
+    if view.samples_total == 0 and view.claimed and view.waited_s < claim_wait_s:
         return RecoverySource.WAIT, f"the run has trained {view.claimed} samples, but no node that has them is here yet"
     if view.samples_total == 0 and view.unanswered and view.waited_s < CLAIM_WAIT_S:
         return RecoverySource.WAIT, "no machine that this one knows answers, so that nobody says how far the run is"

@@ -333,6 +333,7 @@ class _Restoration:
             total,
             round_now,
             claimed=self._claimed,
+            little=self._claimed < size,
             unanswered=unanswered,
             samples_least=supposed.least,
             donors=donors,

@@ -14,6 +14,7 @@ from swarmnode.recovery.neighbour_backup import renewal, to_keep
 from swarmnode.recovery.recovery_source import (
     CLAIM_WAIT_S,
     NEIGHBOUR_WAIT_S,
+    RETURN_WAIT_S,
     RecoveryClaims,
     RecoverySource,
     RecoveryView,
@@ -201,6 +202,9 @@ def test_a_run_that_somebody_remembers_is_not_begun_from_the_seed() -> None:
     assert choose_source(late, RecoverySpec())[0] is RecoverySource.FRESH, "a lone lie holds nobody up for ever"
     assert choose_source(replace(alone, unanswered=True), RecoverySpec())[0] is RecoverySource.WAIT, "it may not know"
     assert choose_source(replace(late, unanswered=True), RecoverySpec())[0] is RecoverySource.FRESH
+    little = replace(alone, claimed=4, little=True, waited_s=RETURN_WAIT_S)
+    assert choose_source(replace(little, waited_s=0.0), RecoverySpec())[0] is RecoverySource.WAIT
+    assert choose_source(little, RecoverySpec())[0] is RecoverySource.FRESH, "no copy of them was ever made"
     here = replace(alone, claimed=4640, samples_total=4600, round_now=30, donors=(PeerId("b"),))
     assert choose_source(here, RecoverySpec())[0] is RecoverySource.REPLICA
 
