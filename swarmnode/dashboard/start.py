@@ -88,6 +88,15 @@ async def track(library: str, board: Board, facts: view.Json, clock: Clock, tele
         telemetry.event("dashboard.tracking_failed", level="error", library=library, reason=cause_of(error)[:300])
 
 
+MARKUP = str.maketrans("<>&*_~`[]|@#\\", "＜＞＆＊＿～｀［］｜＠＃＼")
+"""Characters that chats read as mentions, links or styles, with wide ones that look alike."""
+
+
+def without_markup(text: str) -> str:
+    """`text` as Slack, Mattermost and Discord show it letter by letter: names of nodes are their owners' words."""
+    return text.translate(MARKUP).replace("://", ":／／")
+
+
 def notify(where: str, title: str, text: str) -> None:
     """Tell a person: by notify-send (macOS: osascript) where `where` is "desktop", else by a POST of JSON to that URL,
     as Slack and Mattermost (`text`) and Discord (`content`) read it. Raises OSError and SubprocessError."""
@@ -97,8 +106,8 @@ def notify(where: str, title: str, text: str) -> None:
         linux = ["notify-send", "--app-name=swarmnode", "--", title, html.escape(text)]
         subprocess.run(mac if sys.platform == "darwin" else linux, check=True, capture_output=True, timeout=NOTIFY_S)
         return
-    said = f"{title}: {text}"
-    body = json.dumps({"text": said, "content": said}).encode()
+    said = without_markup(f"{title}: {text}")
+    body = json.dumps({"text": said, "content": said, "allowed_mentions": {"parse": []}}).encode()
     request = urllib.request.Request(where, body, {"Content-Type": "application/json"})
     urllib.request.urlopen(request, timeout=NOTIFY_S).close()
 

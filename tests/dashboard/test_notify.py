@@ -118,3 +118,16 @@ async def test_a_volunteer_hears_that_it_trains_pauses_and_ends(
             await anext(statuses)
     (line,) = capsys.readouterr().err.splitlines()[-1:]
     assert line.startswith("swarmnode: --notify desktop: ") and "notify-send" in line, "said once, and it goes on"
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["<!channel> all", "<@U1>", "<https://a.example|b>", "[b](https://a.example)", "@everyone", "https://a.b", "*b*"],
+)
+def test_a_node_is_named_in_a_chat_without_markup(name: str, webhook: tuple[str, list[dict[str, Any]]]) -> None:
+    url, posted = webhook
+    start.notify(url, "meadow", f"Node {name} is slow")
+    (body,) = posted
+    for said in (body["text"], body["content"]):
+        assert not set(said) & set("<>&*_~`[]|@#") and "://" not in said
+    assert body["allowed_mentions"] == {"parse": []}
