@@ -69,6 +69,7 @@ class WorkWatch:
         self._told_s = self._worked_s = now_s
         self._total, self._worked = total, 0
         self._lapses = deque[tuple[int, int]](maxlen=LAPSES_MAX)  # the run's samples before and after each
+        self._woke_s = now_s
         self.slept = False
         """Whether this process stood still for so long, since this was last cleared."""
 
@@ -77,12 +78,17 @@ class WorkWatch:
         times within `least_s`: only a process that stands still does not."""
         if now_s - self._told_s >= self._least_s:
             self.slept = True
+            self._woke_s = now_s
         self._told_s = now_s
         if worked == self._worked:
             return
         if now_s - self._worked_s >= self._least_s:
             self._lapses.append((self._total, total))
         self._worked_s, self._total, self._worked = now_s, total, worked
+
+    def awake_s(self, now_s: float) -> float:
+        """Seconds since this process stood still last, or since it began."""
+        return now_s - self._woke_s
 
     def away_at(self, samples: int, slack: int, total: int) -> bool:
         """Whether it did nothing when the run had `samples`, give or take `slack`; it has `total` now."""

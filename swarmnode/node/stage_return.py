@@ -17,6 +17,9 @@ from swarmnode.membership.state_line import StateLine, WorkWatch, judge_return, 
 from swarmnode.membership.swarm import Member
 from swarmnode.node.node_ports import NodeContext
 
+HEARD_PERIODS = 2.0
+"""Announce periods until a machine that slept has heard of the others: announced in one, read in the next."""
+
 
 class StageReturn:
     """Watches one replica. `behind` says whose state it should take."""
@@ -32,6 +35,7 @@ class StageReturn:
         self._before = before
         self._worked = worked
         self._period_s = LOOK_SHARE * limits.announce_period_s
+        self._heard_s = HEARD_PERIODS * limits.announce_period_s
         self._watch = WorkWatch(
             LOST_PERIODS * limits.announce_period_s, context.ports.clock.unix_s(), presence.progress.total
         )
@@ -73,13 +77,17 @@ class StageReturn:
         if (found := self._of_other_line(mates)) is not None:
             return found
         ahead = max((m.round_index for m in mates if m.line == self._gossip.line), default=0)
-        if min(due, ahead) <= self._gossip.done + self._rounds_apart() or run_progress.watch.merging:
-            self._watch.slept = self._watch.slept and ahead > self._gossip.done
+        # Records are as old as the sleep, until others are heard: only the count of samples tells that they went on.
+        newest = due if self._watch.slept and ahead else min(due, ahead)
+        if newest <= self._gossip.done + self._rounds_apart() or run_progress.watch.merging:
+            if self._watch.awake_s(self._context.ports.clock.unix_s()) >= self._heard_s:
+                self._watch.slept = False
             return None
+        done = self._gossip.done
         why = "slept" if self._watch.slept else "lagged"
         return frozenset(), (
-            f"others of stage {self._stage} are in round {ahead}, this replica, which {why}, in {self._gossip.done}: it"
-            " takes their state"
+            f"others of stage {self._stage} are in round {newest}, this replica, which {why}, in {done}: it takes their"
+            " state"
         )
 
     def _rounds_apart(self) -> int:

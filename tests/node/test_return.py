@@ -97,3 +97,25 @@ async def test_a_lone_replica_that_is_killed_comes_back_a_few_samples_behind() -
         again = v.add(1, again=victim)
         await v.until(lambda: bool(told(again, "recovery.done")), "it is back", BOUND_S)
         assert int(str(told(again, "recovery.done")[0]["behind"])) <= max(64, at // 20)
+
+
+async def test_a_machine_that_slept_while_its_mates_trained_takes_their_state_before_it_meets_them() -> None:
+    """A few rounds only: the rule for replicas that lag is of 16."""
+    run = manifest(stages=2)
+    run = replace(run, gossip=replace(run.gossip, round_samples=64))
+    async with village(run, stages=(0, 1, 1)) as v:
+        away = v.people[1]
+        await v.until(lambda: all(map(trains, v.people)) and bool(averaged(away, 0)), "all train and meet", BOUND_S)
+        met = len(averaged(away, 0))
+        done = away.served.gossip.done
+        with cut_off(v, away):
+            await v.trains(6 * 64, "its mate trains on", BOUND_S)
+            away.served._return._watch._told_s -= 1000.0  # as if its clock had gone on while it slept
+            away.served._return.behind(done + 6)  # at once: records here are as old as the sleep
+        await v.until(lambda: bool(told(away, "state.behind")), "it takes the newer state", BOUND_S)
+        assert "slept" in str(told(away, "state.behind")[0]["reason"])
+        assert len(averaged(away, 0)) == met, "its old one was averaged into nothing"
+        await v.until(
+            lambda: trains(away) and away.served.gossip.done > done + 4, "it goes on with the others", BOUND_S
+        )
+        await v.until(lambda: len(averaged(away, 0)) > met, "and meets them", BOUND_S)
