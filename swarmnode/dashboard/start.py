@@ -104,7 +104,11 @@ def notify(where: str, title: str, text: str) -> None:
         script = ("on run argv", "display notification (item 2 of argv) with title (item 1 of argv)", "end run")
         mac = ["osascript", *(word for line in script for word in ("-e", line)), title, text]
         linux = ["notify-send", "--app-name=swarmnode", "--", title, html.escape(text)]
-        subprocess.run(mac if sys.platform == "darwin" else linux, check=True, capture_output=True, timeout=NOTIFY_S)
+        command = mac if sys.platform == "darwin" else linux
+        try:
+            subprocess.run(command, check=True, capture_output=True, timeout=NOTIFY_S)
+        except FileNotFoundError as error:
+            raise OSError(error.errno, f"{command[0]} is not installed") from None
         return
     said = without_markup(f"{title}: {text}")
     body = json.dumps({"text": said, "content": said, "allowed_mentions": {"parse": []}}).encode()

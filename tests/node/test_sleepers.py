@@ -235,6 +235,7 @@ def by_day() -> Manifest:
     return replace(run, limits=limits, pipeline=replace(run.pipeline, rebalance_period_s=300.0))
 
 
+@pytest.mark.nightly  # a minute; each kind of pause has a test in each push
 async def test_a_whole_day_of_three_sleepers_goes_on_with_one_machine_awake_for_each_stage() -> None:
     """Two stages; each of three machines sleeps eight hours, one after the other: two are awake at any time."""
     async with village(by_day()) as v:
