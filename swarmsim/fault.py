@@ -136,6 +136,7 @@ async def hang(world: World, spec: FaultSpec, rng: random.Random) -> None:
         victim.freeze()
         await world.pass_s(spec.seconds)
         victim.thaw()
+        world.woke_s[victim.label] = world.loop.time()
 
 
 async def gray(world: World, spec: FaultSpec, rng: random.Random) -> None:

@@ -74,6 +74,7 @@ class World:
         self.resumed: list[int] = []  # samples of the checkpoints used for a restart; 0: none
         self._forgotten = 0.0  # samples of the run when a restart had no checkpoint: no state of them is left anywhere
         self._trained_since = math.inf
+        self.woke_s: dict[str, float] = {}  # when nodes that were stopped went on, by label
         self._looked_s, self._round_told_s = 0.0, 0.0  # last look; seconds since a first round without a cut network
         self.flop_done = 0.0  # by lives that have ended
         self.validations: list[tuple[float, float, int]] = []  # (time, loss, samples of the run)
@@ -281,10 +282,11 @@ class World:
         # A joiner that looked before the first samples were announced begins rightly; so does one that knows of the run
         # in its first round, when nobody keeps a snapshot of a stage that died. A directory that fails or hides records
         # excuses nobody: members, contacts and homes know of the run.
-        # It hears of the round's end with the next announcements, unless the network is cut.
+        # It hears of the round's end with the next announcements, unless the network is cut or it was stopped just now.
         trained, reason = self.samples_done() - self._forgotten, str(fields["reason"])
         limits = self.scenario.manifest.limits
-        unheard = self._round_told_s <= AHEAD_PERIODS * limits.announce_period_s
+        stopped = now - self.woke_s.get(label, -math.inf) <= limits.record_ttl_s
+        unheard = stopped or self._round_told_s <= AHEAD_PERIODS * limits.announce_period_s
         if not (unheard and "has not finished a round" in reason) and now - self._trained_since > limits.record_ttl_s:
             self.laws.began(label, int(trained), reason)
 

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import re
-import signal
 import subprocess
 import urllib.request
 from pathlib import Path
@@ -110,7 +109,7 @@ def node_page(child: Child, folder: Path) -> dict[str, Any]:
         with urllib.request.urlopen(asked, timeout=60) as answer:
             found = json.load(answer)
     finally:
-        process.send_signal(signal.SIGINT)
+        process.terminate()
         process.wait(60)
     assert isinstance(found, dict)
     return found

@@ -121,7 +121,8 @@ class Organiser:
 
 
 async def archived(organiser: Organiser, coordinator: Child) -> tuple[dict[str, Any], float]:
-    """(the newest checkpoint on the page that was copied after the swarm settled, the loss the swarm reports then)."""
+    """(the newest measured checkpoint on the page that was copied after the swarm settled, the loss that the swarm
+    reports then). A newer one may be there that is not measured yet."""
     picture: dict[str, Any] = {"validations": []}
     try:
         async with asyncio.timeout(BOUND_S):
@@ -129,8 +130,9 @@ async def archived(organiser: Organiser, coordinator: Child) -> tuple[dict[str, 
                 entries = (await page(coordinator, "/api/v1/archive"))["entries"]
                 picture = await page(coordinator, "/api/v1/picture")
                 after = settled(picture["validations"], DECAYED + 128)
-                if after and entries and entries[0]["samples"] > after and entries[0]["measured"] == "archive":
-                    return entries[0], picture["validations"][-1][2]
+                done = [one for one in entries if one["samples"] > after and one["measured"] == "archive"]
+                if after and done:
+                    return done[0], picture["validations"][-1][2]
                 assert all(child.alive for child in organiser.children)
                 await asyncio.sleep(0.3)
     except TimeoutError:

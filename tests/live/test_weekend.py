@@ -11,10 +11,13 @@ import signal
 import statistics
 from pathlib import Path
 
+import pytest
+
 from swarmnode.daemon import ready_file
 from tests.live.test_meeting_point import Run, run_of
 from tests.live.test_versions import earlier as earlier
 
+pytestmark = pytest.mark.timeout(1800)  # eight minutes on two quiet cores
 SOAK = "SWARMNODE_SOAK" in os.environ
 AWAY_S = 600.0 if SOAK else 10.0
 SEEDS = (1, 2, 3) if SOAK else (1,)  # of undisturbed runs; the weekend has the first one's
