@@ -163,7 +163,7 @@ def _short(value: object) -> str:
     return text if len(text) <= 120 else text[:119] + "…"
 
 
-@click.command(short_help="receipts for this node's work, signed by others")
+@click.command(short_help="receipts for this node's work, signed by its clients")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per line, with signatures.")
 @home_option
 def receipts(as_json: bool, home: Path) -> None:

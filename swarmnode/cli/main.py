@@ -47,7 +47,7 @@ VERBS: Mapping[str, str] = {
     "leave": "leave in order, within seconds",
     "limit": "show or change the limits of the running node",
     "logs": "print the node's events",
-    "receipts": "receipts for this node's work, signed by others",
+    "receipts": "receipts for this node's work, signed by its clients",
     "config": "settings and their origin",
     "completion": "print a shell completion script",
     "archive": "copy the model out of a running swarm",
