@@ -34,14 +34,17 @@ class Work:
         return 0 <= self.targets <= self.tokens and 0 <= self.samples <= self.tokens
 
     def __add__(self, other: Work) -> Work:
-        samples, tokens = self.samples + other.samples, self.tokens + other.tokens
+        samples = self.samples + other.samples
+        tokens = self.tokens + other.tokens
         return Work(SampleCount(samples), TokenCount(tokens), TargetCount(self.targets + other.targets))
 
     def __sub__(self, other: Work) -> Work:
-        samples, tokens = self.samples - other.samples, self.tokens - other.tokens
+        samples = self.samples - other.samples
+        tokens = self.tokens - other.tokens
         return Work(SampleCount(samples), TokenCount(tokens), TargetCount(self.targets - other.targets))
 
     def times(self, share: float) -> Work:
         """This share of the work, in whole counts."""
-        samples, tokens = round(share * self.samples), round(share * self.tokens)
+        samples = round(share * self.samples)
+        tokens = round(share * self.tokens)
         return Work(SampleCount(samples), TokenCount(tokens), TargetCount(round(share * self.targets)))

@@ -67,7 +67,8 @@ class WorkWatch:
     def __init__(self, least_s: float, now_s: float, total: int) -> None:
         self._least_s = least_s
         self._told_s = self._worked_s = now_s
-        self._total, self._worked = total, 0
+        self._total = total
+        self._worked = 0
         self._lapses = deque[tuple[int, int]](maxlen=LAPSES_MAX)  # the run's samples before and after each
         self._woke_s = now_s
         self.slept = False

@@ -20,7 +20,8 @@ class RenewalTimer:
 
     def due(self, now_s: float, total: int) -> tuple[bool, str]:
         """Whether to copy at `total` samples of the run, and why (not)."""
-        age_s, behind = now_s - self._made_s, total - self._samples
+        age_s = now_s - self._made_s
+        behind = total - self._samples
         if behind <= 0:
             return False, "nothing was trained since"
         if age_s < self._least_s:
