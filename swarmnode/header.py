@@ -6,13 +6,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-from google.protobuf.message import DecodeError
-
 from swarmnode import bounds
 from swarmnode.errors import Busy, Forbidden, Refused, RemoteFault, StartAnew, Unavailable, cause_of
 from swarmnode.ids import PeerId, RunId, short
 from swarmnode.ports import DTYPE_BYTES, WireTensor
 from swarmnode.untrusted_text import REASON_CHARACTERS_MAX, printable
+from swarmnode.wire import access_pb2
 from swarmnode.wire import call_pb2 as wire
 
 VERSION = 2  # of headers and of all codecs' packets; raise it whenever another version would misread either
@@ -58,11 +57,7 @@ def open_request(raw: bytes, run_id: RunId, version: int = VERSION) -> tuple[str
     Raises RemoteFault if it does not parse, belongs to another run, or has a field out of range, Unavailable if it
     names no method that this version knows: a later version may.
     """
-    header = wire.Request()
-    try:
-        header.ParseFromString(raw)
-    except DecodeError:
-        raise RemoteFault("request header that does not parse") from None
+    header = bounds.parse(wire.Request, raw, "request header")
     check_version(header.version, version)
     if header.run_id != run_id[RUN_DIGITS]:
         raise RemoteFault(f"wrong run {header.run_id[:16]!r}: this node trains run {run_id[RUN_DIGITS]!r}")
@@ -79,11 +74,7 @@ def open_request(raw: bytes, run_id: RunId, version: int = VERSION) -> tuple[str
 def open_reply(raw: bytes) -> wire.Reply:
     """Parse and check a reply. Raises RemoteFault if it does not parse, refuses but carries tensors, or has a field out
     of range."""
-    header = wire.Reply()
-    try:
-        header.ParseFromString(raw)
-    except DecodeError:
-        raise RemoteFault("reply header that does not parse") from None
+    header = bounds.parse(wire.Reply, raw, "reply header")
     if header.status != wire.STATUS_OK and header.tensors:
         raise RemoteFault("a reply that is not OK cannot carry tensors")
     bounds.check(header)
@@ -138,7 +129,7 @@ def reply_of(error: Busy | Unavailable | RemoteFault) -> wire.Reply:
     )
     reply.start_anew = isinstance(error, StartAnew)
     if isinstance(error, Forbidden) and error.evidence:
-        reply.access_list.ParseFromString(error.evidence)
+        reply.access_list.CopyFrom(bounds.parse(access_pb2.SignedAccessList, error.evidence, "own access list"))
     return reply
 
 

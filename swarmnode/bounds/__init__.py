@@ -1,13 +1,19 @@
-"""Bounds for all incoming numbers, texts and lists: a table (table.py), and the check made from it."""
+"""Bounds for all incoming numbers, texts and lists: a table (table.py), the check made from it, and the one place where
+bytes of others become messages."""
 
 from __future__ import annotations
 
-from google.protobuf.message import Message
+from typing import TypeVar
+
+from google.protobuf.message import DecodeError, Message
 
 from swarmnode.bounds.bound import Bound, Bounds
 from swarmnode.bounds.table import FIELDS, QUEUE_MAX, SAMPLES_MAX, SPEED_MAX, STAGES_MAX, STRIDE_MAX
+from swarmnode.errors import RemoteFault
 
 _BOUNDS = Bounds(FIELDS)
+
+M = TypeVar("M", bound=Message)
 
 
 def check(message: Message) -> None:
@@ -15,4 +21,35 @@ def check(message: Message) -> None:
     _BOUNDS.check(message)
 
 
-__all__ = ["FIELDS", "QUEUE_MAX", "SAMPLES_MAX", "SPEED_MAX", "STAGES_MAX", "STRIDE_MAX", "Bound", "Bounds", "check"]
+def parse(kind: type[M], raw: bytes, what: str) -> M:
+    """The message of `kind` in `raw`, with the fields that this version knows and no others, at every depth: so what is
+    checked is all that is kept and passed on. Ranges are not checked. Raises RemoteFault, which begins with `what`."""
+    message = kind()
+    try:
+        message.ParseFromString(raw)
+    except DecodeError:
+        raise RemoteFault(f"{what} that does not parse") from None
+    message.DiscardUnknownFields()
+    return message
+
+
+def opened(kind: type[M], raw: bytes, what: str) -> M:
+    """`parse`, and every field within its range. Raises RemoteFault."""
+    message = parse(kind, raw, what)
+    check(message)
+    return message
+
+
+__all__ = [
+    "FIELDS",
+    "QUEUE_MAX",
+    "SAMPLES_MAX",
+    "SPEED_MAX",
+    "STAGES_MAX",
+    "STRIDE_MAX",
+    "Bound",
+    "Bounds",
+    "check",
+    "opened",
+    "parse",
+]

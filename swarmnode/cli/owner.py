@@ -234,7 +234,7 @@ def access(
     The bootstrap that runs from this folder sees the change within seconds and passes it on. Every node checks the
     owner's signature, and disconnects banned peers within a minute or two.
     """
-    from swarmnode import owner
+    from swarmnode import bounds, owner
     from swarmnode.atomic_file import write_whole
     from swarmnode.daemon.admission import ACCESS_FILE
     from swarmnode.ids import PeerId
@@ -259,7 +259,9 @@ def access(
     path = run / ACCESS_FILE
     access_list = AccessList()
     if path.is_file():
-        access_list = open_access_list(SignedAccessList.FromString(path.read_bytes()), run_id, owner.public_bytes(key))
+        access_list = open_access_list(
+            bounds.parse(SignedAccessList, path.read_bytes(), str(path)), run_id, owner.public_bytes(key)
+        )
     allowed, banned, gone = ({PeerId(check_peer(peer)) for peer in group} for group in (allow, ban, remove))
     fresh = AccessList(
         access_list.sequence + 1,

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from swarmnode import file_lock
+from swarmnode.damaged_file import put_aside
 from swarmnode.errors import LocalFault, NoDaemon, NotPermitted, UsageError, os_errors
 
 SOCKET_NAME = "control.sock"
@@ -56,6 +57,9 @@ def take_home(home: Path) -> int:
 
     Raises UsageError if another daemon holds it or the disk keeps no locks, LocalFault if it cannot be written.
     """
+    for name in (LOCK_NAME, SOCKET_NAME, GRPC_SOCKET_NAME):
+        if (home / name).is_dir():
+            put_aside(home / name, "a folder")
     try:
         with os_errors(LocalFault, f"cannot write in {home}", "; give another --home"):
             return file_lock.take(home / LOCK_NAME, file_lock.this_process(), "give another --home, on a local disk")

@@ -9,6 +9,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from swarmnode.atomic_file import atomic_write, write_errors
 from swarmnode.control.socket_path import TOKEN_FILE
+from swarmnode.damaged_file import put_aside, read_small
 from swarmnode.errors import NoDaemon, NotPermitted
 
 BITS = 256
@@ -16,9 +17,12 @@ CHARACTERS_MAX = 4096
 
 
 def load_or_create(home: Path) -> str:
-    """The token of `home`, made and kept for its owner alone (0600) where there is none. Raises LocalFault,
-    NotPermitted."""
+    """The token of `home`, made and kept for its owner alone (0600) where there is none, or a damaged one, which is put
+    aside. Raises LocalFault, NotPermitted."""
     path = home / TOKEN_FILE
+    raw = read_small(path, CHARACTERS_MAX)
+    if raw is not None and not (raw.strip() and all(33 <= byte < 127 for byte in raw.strip())):
+        put_aside(path, "no token")
     if not path.exists():
         with write_errors(path, advice="free space there, or choose another --home"):
             atomic_write(path, f"{AESGCM.generate_key(BITS).hex()}\n".encode(), mode=0o600)

@@ -14,9 +14,10 @@ from typing import Any
 
 from google.protobuf import json_format, message_factory
 from google.protobuf.descriptor import FieldDescriptor
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import Message
 
-from swarmnode.errors import UsageError
+from swarmnode import bounds
+from swarmnode.errors import RemoteFault, UsageError
 from swarmnode.wire import control_pb2
 
 REQUEST_BYTES_MAX = 64 << 10
@@ -67,8 +68,8 @@ class Verb:
     def from_wire(self, raw: bytes) -> Message:
         """The request of a protobuf message, checked. Raises UsageError."""
         try:
-            return checked(self.request.FromString(raw))
-        except DecodeError:
+            return checked(bounds.parse(self.request, raw, "a request"))
+        except RemoteFault:
             raise UsageError(f"not a {self.request.DESCRIPTOR.full_name}") from None
 
     async def ask(self, api: object, request: Message) -> Message:

@@ -6,8 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from google.protobuf.message import DecodeError
-
+from swarmnode import bounds
 from swarmnode import owner as owner_key
 from swarmnode.daemon.options import NodeOptions
 from swarmnode.errors import ManifestError, NotPermitted, RemoteFault
@@ -96,7 +95,7 @@ def read_access_list(options: NodeOptions) -> access_pb2.SignedAccessList | None
     try:
         if len(raw) > ACCESS_LIST_BYTES_MAX:
             raise RemoteFault(f"{path} is longer than {ACCESS_LIST_BYTES_MAX} bytes")
-        signed.MergeFromString(raw)
+        signed.MergeFrom(bounds.parse(access_pb2.SignedAccessList, raw, "access list"))
         return signed
-    except (DecodeError, RemoteFault):
+    except RemoteFault:
         raise ManifestError(f"{path} is not a access list: `swarmnode access` makes one") from None

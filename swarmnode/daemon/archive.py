@@ -15,8 +15,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import click
-from google.protobuf.message import DecodeError
 
+from swarmnode import bounds
 from swarmnode import owner as owner_key
 from swarmnode.atomic_file import check_writable
 from swarmnode.daemon.admission import OWN_PASS_S
@@ -135,10 +135,10 @@ def read_warrant(path: Path) -> access_pb2.Warrant:
     try:
         with path.open("rb") as file:
             raw = base64.b64decode(file.read(WARRANT_BYTES_MAX).strip(), validate=True)
-        return access_pb2.Warrant.FromString(raw)
+        return bounds.opened(access_pb2.Warrant, raw, "warrant")
     except OSError as error:
         raise UsageError(f"--warrant {path}: {cause_of(error)}") from None
-    except (binascii.Error, DecodeError):
+    except (binascii.Error, RemoteFault):
         raise UsageError(
             f"--warrant {path}: not a warrant: `swarmnode archive RUN --allow PEER_ID` prints one"
         ) from None

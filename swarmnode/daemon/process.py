@@ -45,6 +45,7 @@ from swarmnode.daemon.reachability import (
     stay_reachable,
 )
 from swarmnode.daemon.service_manager import Supervisor, doing
+from swarmnode.damaged_file import put_aside, read_own_json
 from swarmnode.data.base_index import BaseIndex
 from swarmnode.data.corpus import Corpus, open_corpus
 from swarmnode.data.index import Index
@@ -102,6 +103,7 @@ from swarmnode.transport.contact import Contacts
 from swarmnode.transport.kind import directory_of, kind_of, open_transport
 from swarmnode.transport.reachability import ReachHelper, connected
 from swarmnode.transport.stream_transport import StreamTransport
+from swarmnode.untrusted_text import printable
 from swarmnode.wire import call_pb2, record_pb2
 
 KEY_FILE = "node.key"
@@ -112,6 +114,7 @@ EVENTS_FILE = "events.jsonl"
 # pause from the home, where it outlives the process.
 
 PAUSE_FILE = "pause.json"
+PAUSE_BYTES_MAX = 64 << 10
 
 
 def make_regulator(process: DaemonContext, node: Node, compute: ThreadCompute, sense: Sense) -> Regulator:
@@ -136,13 +139,15 @@ def make_regulator(process: DaemonContext, node: Node, compute: ThreadCompute, s
 
 
 def read_pause(path: Path) -> AskedPause:
-    """The pause kept in `path`; none where it cannot be read."""
-    try:
-        kept = json.loads(path.read_text())
+    """The pause kept in `path`; none where there is none, or a damaged one."""
+
+    def take(kept: dict[str, Any]) -> AskedPause:
         until = math.inf if kept["until_unix_s"] is None else float(kept["until_unix_s"])
-        return AskedPause(until, str(kept["reason"]))
-    except (OSError, ValueError, TypeError, KeyError):
-        return NOT_ASKED
+        if math.isnan(until):
+            raise ValueError("a pause until no time")
+        return AskedPause(until, printable(str(kept["reason"])))
+
+    return read_own_json(path, PAUSE_BYTES_MAX, take) or NOT_ASKED
 
 
 def write_pause(path: Path, asked: AskedPause) -> None:
@@ -636,7 +641,10 @@ async def _saving(process: DaemonContext) -> CheckpointOptions:
         resumption = (await find_resumptions(options.resume, process.run_id))[0]
         check(resumption, manifest, process.run_id, other=options.resume_other, where=options.resume)
     signed = base64.b64encode(process.signed.SerializeToString(deterministic=True)).decode()
-    home = FolderStore(options.home / "saved")
+    saved = options.home / "saved"
+    if saved.exists() and not saved.is_dir():
+        put_aside(saved, "no folder")
+    home = FolderStore(saved)
     archives = tuple(peer for peer, _ in parse_bootstraps(options.bootstrap))
     store = open_store(where) if where else None
     return CheckpointOptions(store, resumption, signed, home=home, archives=archives)

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from swarmnode.atomic_file import atomic_write, write_errors
-from swarmnode.errors import LocalFault
+from swarmnode.damaged_file import UNREADABLE, put_aside
+from swarmnode.errors import LocalFault, cause_of
 from swarmnode.user_folders import default_home
 
 FILE_NAME = "ready.json"
@@ -60,7 +61,10 @@ def page_here(run_id: str) -> str:
 
 def clear(home: Path) -> None:
     """Remove the file: done first at a daemon's start and last at its end."""
-    (home / FILE_NAME).unlink(missing_ok=True)
+    try:
+        (home / FILE_NAME).unlink(missing_ok=True)
+    except OSError as error:  # a folder in its place
+        put_aside(home / FILE_NAME, cause_of(error))
 
 
 def read(home: Path) -> Ready | None:
@@ -72,7 +76,7 @@ def read(home: Path) -> Ready | None:
         return Ready(**{**raw, "addresses": tuple(raw["addresses"])})
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    except (OSError, *UNREADABLE) as error:
         raise LocalFault(
             f"{path} is invalid ({error}): stop the node that uses this folder and remove the file"
         ) from None

@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import astuple, dataclass
 from pathlib import Path
 
-from google.protobuf.message import DecodeError
-
+from swarmnode import bounds
 from swarmnode.atomic_file import full_text
+from swarmnode.damaged_file import UNREADABLE, put_aside
 from swarmnode.dashboard.board import CURVE_POINTS, Board, Changes, Round
 from swarmnode.dashboard.timeline import TimelineEntry
 from swarmnode.dashboard.totals import CREDITED, Contribution
-from swarmnode.errors import DiskFull, LocalFault, cause_of
+from swarmnode.errors import DiskFull, LocalFault, RemoteFault, cause_of
 from swarmnode.identity import friendly_name
 from swarmnode.ids import PeerId
 from swarmnode.membership.receipt import work_of
@@ -92,7 +92,18 @@ class History:
 
     @classmethod
     def open(cls, path: Path, run_id: str, told: Callable[[str], None]) -> History:
-        """Open or create the history at `path`. Raises LocalFault when that fails or it is another run's."""
+        """Open or create the history at `path`; a damaged one is put aside. Raises LocalFault when that fails or it is
+        another run's."""
+        try:
+            return cls._opened(path, run_id, told)
+        except DamagedHistory as damaged:
+            _put_aside(path, str(damaged))
+            return cls._opened(path, run_id, told)
+
+    @classmethod
+    def _opened(cls, path: Path, run_id: str, told: Callable[[str], None]) -> History:
+        if path.is_dir():
+            raise DamagedHistory("a folder")
         try:
             database = sqlite3.connect(path, isolation_level=None)
             database.execute("PRAGMA journal_mode=WAL")
@@ -106,7 +117,9 @@ class History:
         except sqlite3.Error as error:
             if "full" in str(error):
                 raise DiskFull(full_text(path, None)) from None
-            raise LocalFault(f"{path} cannot be opened: {cause_of(error)}; move it away to begin anew") from None
+            if isinstance(error, sqlite3.OperationalError):  # locked, read only: no fault of its content
+                raise LocalFault(f"{path} cannot be opened: {cause_of(error)}; move it away to begin anew") from None
+            raise DamagedHistory(cause_of(error)) from None
         if row is not None and row[0] != run_id:
             raise LocalFault(f"{path} is of run {row[0][:16]}; give another --home")
         return cls(path, database, told)
@@ -120,13 +133,15 @@ class History:
             self._told(cause_of(error))
 
     def restore(self, board: Board) -> None:
-        """Load the stored state into `board` and `points`. Raises LocalFault for a damaged file."""
+        """Load the stored state into `board`, which is new, and `points`. A damaged file is put aside, and the history
+        begins anew; what was read of it before the damage is shown."""
         try:
             self._restore(board)
-        except (sqlite3.Error, ValueError, TypeError, DecodeError) as error:
-            raise LocalFault(
-                f"the coordinator's history is damaged ({cause_of(error)}); move it away to begin anew"
-            ) from None
+        except (sqlite3.Error, RemoteFault, *UNREADABLE) as error:
+            run_id = board.run_id
+            self.close()
+            _put_aside(self._path, cause_of(error))
+            self._database = History._opened(self._path, run_id, self._told)._database
 
     def _restore(self, board: Board) -> None:
         run = self._database.execute
@@ -153,7 +168,7 @@ class History:
         self.models = {label: json.loads(told) for label, told in run("SELECT * FROM model ORDER BY label")}
         board.ledger.days.update({(PeerId(peer), day): samples for peer, day, samples in run("SELECT * FROM day")})
         for (raw,) in run("SELECT raw FROM receipt"):  # verified before they were written
-            board.ledger.put(Receipt.FromString(raw))
+            board.ledger.put(bounds.parse(Receipt, raw, "a receipt"))
 
     def write(self, changes: Changes, point: HistoryPoint | None) -> None:
         """Write the changes in one transaction. A failing disk is reported once."""
@@ -242,6 +257,17 @@ class History:
         return dropped
 
 
+class DamagedHistory(LocalFault):
+    """The file holds no history."""
+
+
+def _put_aside(path: Path, why: str) -> None:
+    """Put the database away, with the files that SQLite keeps beside it."""
+    put_aside(path, why)
+    for beside in ("-wal", "-shm"):
+        path.with_name(path.name + beside).unlink(missing_ok=True)
+
+
 def history_path(home: Path, run_id: str) -> Path:
     """The file in a coordinator's home that holds the history of a run."""
     return home / f"history-{run_id[:16]}.sqlite"
@@ -295,9 +321,9 @@ def read_given(path: Path) -> dict[str, Work]:
             members = {peer for (peer,) in database.execute("SELECT peer FROM contribution")}
             raws = database.execute("SELECT raw FROM receipt").fetchall()
         found: dict[str, Work] = {}
-        for receipt in (Receipt.FromString(raw) for (raw,) in raws):
+        for receipt in (bounds.parse(Receipt, raw, "a receipt") for (raw,) in raws):
             if receipt.client in members:
                 found[receipt.server] = found.get(receipt.server, Work()) + work_of(receipt)
         return found
-    except (sqlite3.Error, ValueError, TypeError, DecodeError) as error:
+    except (sqlite3.Error, ValueError, TypeError, RemoteFault) as error:
         raise LocalFault(f"{path} cannot be read: {cause_of(error)}") from None

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 
-from google.protobuf.message import DecodeError
-
+from swarmnode import bounds
 from swarmnode.errors import RemoteFault
 from swarmnode.ids import PeerId, RunId
 from swarmnode.membership.receipt import RECEIPT_BYTES_MAX, check_receipt
@@ -101,10 +100,7 @@ class Ledger:
         """
         if len(raw) > RECEIPT_BYTES_MAX:
             raise RemoteFault(f"a receipt of {len(raw)} bytes; at most {RECEIPT_BYTES_MAX}")
-        try:
-            receipt = wire.Receipt.FromString(raw)
-        except DecodeError:
-            raise RemoteFault("a receipt that is none") from None
+        receipt = bounds.parse(wire.Receipt, raw, "a receipt")
         kept = self._kept.get(server, {}).get((PeerId(receipt.client), receipt.from_unix_s))
         if kept is not None and receipt.samples <= kept.samples:
             return None

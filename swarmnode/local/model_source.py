@@ -11,10 +11,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from google.protobuf.message import DecodeError
-
+from swarmnode import bounds
 from swarmnode.daemon.clock import SystemClock
-from swarmnode.errors import DataError, NoDaemon, SwarmnodeError, Unavailable, UsageError
+from swarmnode.errors import DataError, NoDaemon, RemoteFault, SwarmnodeError, Unavailable, UsageError
 from swarmnode.machine import checkup
 from swarmnode.machine.folder_store import is_url, keeper
 from swarmnode.manifest import MANIFEST_FILE, SIGNED_FILE, manifest_at, read_signed, verify
@@ -210,8 +209,10 @@ def data_folder(folder: Path) -> Path:
 def manifest_in(resumption: Resumption) -> SignedManifest:
     """The signed manifest in a checkpoint. Raises DataError, ManifestError."""
     try:
-        signed = SignedManifest.FromString(base64.b64decode(resumption.checkpoint.origin.manifest, validate=True))
-    except (binascii.Error, DecodeError):
+        signed = bounds.parse(
+            SignedManifest, base64.b64decode(resumption.checkpoint.origin.manifest, validate=True), "manifest"
+        )
+    except (binascii.Error, RemoteFault):
         raise DataError(f"{resumption.where}: its manifest cannot be read; give RUN, the folder of the run") from None
     verify(signed, None)
     return signed

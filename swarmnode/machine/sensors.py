@@ -14,15 +14,18 @@ import time
 import zoneinfo
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import psutil
 
 from swarmnode.atomic_file import atomic_write
+from swarmnode.damaged_file import read_own_json
 from swarmnode.membership.liveness import PING_TIMEOUT_S
 from swarmnode.node.limits import DAY_S, FULL_SCREEN, Limits, SensorReading
 from swarmnode.ports import Clock
 
 USAGE_FILE = "usage.json"
+FILE_BYTES_MAX = 4096
 SAVE_S = 15.0  # guess: the count of this time is lost if the process is killed
 RATE_S = 3.0  # averaging time of bytes per second; between two looks at programs and desktop, each of 20 ms
 TOOL_S = PING_TIMEOUT_S  # a desktop answers within milliseconds
@@ -65,11 +68,10 @@ class DailyTraffic:
             atomic_write(self._path, json.dumps({"day": self._day, "nbytes": self._nbytes}).encode())
 
     def _load(self, day: int) -> int:
-        try:
-            state = json.loads(self._path.read_text())
-            return int(state["nbytes"]) if state["day"] == day else 0
-        except (OSError, ValueError, TypeError, KeyError):
-            return 0
+        def take(state: dict[str, Any]) -> int:
+            return max(0, int(state["nbytes"])) if int(state["day"]) == day else 0
+
+        return read_own_json(self._path, FILE_BYTES_MAX, take) or 0
 
 
 class Sensors:

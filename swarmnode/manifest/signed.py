@@ -8,10 +8,10 @@ from typing import Any
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
-from google.protobuf.message import DecodeError
 
+from swarmnode import bounds
 from swarmnode import owner as owner_key
-from swarmnode.errors import ManifestError, ManifestVersionError, os_errors
+from swarmnode.errors import ManifestError, ManifestVersionError, RemoteFault, os_errors
 from swarmnode.ids import RunId, digest
 from swarmnode.manifest.spec import FIELDS, Manifest
 from swarmnode.manifest.text import MANIFEST_BYTES_MAX, from_tree, value_of
@@ -122,8 +122,8 @@ def parse_signed(raw: bytes, origin: str, expected_run_id: RunId | None) -> tupl
     if len(raw) > SIGNED_BYTES_MAX:
         raise ManifestError(f"{origin}: longer than {SIGNED_BYTES_MAX} bytes; is this a signed manifest?")
     try:
-        signed = record_pb2.SignedManifest.FromString(raw)
-    except DecodeError:
+        signed = bounds.parse(record_pb2.SignedManifest, raw, origin)
+    except RemoteFault:
         raise ManifestError(f"{origin}: not a signed manifest; ask the run's organiser for it again") from None
     try:
         manifest, _ = verify(signed, expected_run_id)

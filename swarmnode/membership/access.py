@@ -15,7 +15,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from google.protobuf.message import DecodeError
 
 from swarmnode import bounds
 from swarmnode.bounds.table import PEER_MAX
@@ -101,10 +100,7 @@ def open_access_list(signed: wire.SignedAccessList, run_id: RunId, *owners: byte
         raise RemoteFault(f"access list of {len(signed.list)} bytes; at most {ACCESS_LIST_BYTES_MAX}")
     if not any(signed_by(owner, _ACCESS_LIST + signed.list, signed.signature) for owner in owners):
         raise RemoteFault("access list that the run's owner did not sign")
-    try:
-        access = wire.AccessList.FromString(signed.list)
-    except DecodeError:
-        raise RemoteFault("access list that does not parse") from None
+    access = bounds.parse(wire.AccessList, signed.list, "access list")
     if access.run_id != run_id:
         raise RemoteFault(f"access list of run {access.run_id[:16]!r}, not of {run_id[:16]!r}")
     bounds.check(access)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass, replace
 
-from google.protobuf.message import DecodeError
-
 from swarmnode import __version__, bounds
 from swarmnode.errors import Forbidden, RemoteFault
 from swarmnode.ids import PeerId
@@ -114,9 +112,4 @@ def parse_pass(raw: bytes) -> wire.Pass:
     """The pass in `raw`, unverified. Raises RemoteFault if it is too long or does not parse."""
     if len(raw) > PASS_BYTES_MAX:
         raise RemoteFault(f"pass of {len(raw)} bytes; at most {PASS_BYTES_MAX}")
-    try:
-        parsed = wire.Pass.FromString(raw)
-    except DecodeError:
-        raise RemoteFault("pass that does not parse") from None
-    bounds.check(parsed)
-    return parsed
+    return bounds.opened(wire.Pass, raw, "pass")

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from google.protobuf.message import DecodeError
 
 from swarmnode import bounds
 from swarmnode.errors import ManifestError, RemoteFault
@@ -100,11 +99,7 @@ class Amendments:
             raise RemoteFault(f"amendment of {len(signed.amendment)} bytes; at most {AMENDMENT_BYTES_MAX}")
         if not any(signed_by(owner, _DOMAIN + signed.amendment, signed.signature) for owner in self.owners):
             raise RemoteFault("amendment that no owner of this run signed")
-        try:
-            amendment = wire.Amendment.FromString(signed.amendment)
-        except DecodeError:
-            raise RemoteFault("amendment that does not parse") from None
-        bounds.check(amendment)
+        amendment = bounds.opened(wire.Amendment, signed.amendment, "amendment")
         number = len(self.chain) + 1
         if amendment.run_id != self.run_id:
             raise RemoteFault(f"amendment of run {amendment.run_id[:16]!r}, not of {self.run_id[:16]!r}")

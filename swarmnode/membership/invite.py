@@ -14,8 +14,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from google.protobuf.message import DecodeError
-
+from swarmnode import bounds
 from swarmnode.errors import RemoteFault, UsageError, VersionMismatch
 from swarmnode.identity import PUBLIC_KEY_BYTES, SEED_BYTES, peer_id_of, public_key_of
 from swarmnode.ids import PeerId, RunId, digest
@@ -111,8 +110,8 @@ def decode(text: str) -> Invite:
     if not raw or check != _check(raw) or base64.urlsafe_b64encode(packed).rstrip(b"=").decode() != body:
         raise damaged
     try:
-        return _open(wire.Invite.FromString(raw))
-    except (DecodeError, RemoteFault, ValueError) as error:
+        return _open(bounds.parse(wire.Invite, raw, "an invite"))
+    except (RemoteFault, ValueError) as error:
         raise UsageError(f"this invite is invalid ({error}): ask for a new one") from None
 
 

@@ -93,6 +93,8 @@ def check_receipt(
     """Raises RemoteFault unless `receipt` is for `server` in this run and signed by its client; given the Unix time
     `now_s`, also unless it ends in the past. `alone`: in a run of one stage, where a machine signs for itself."""
     bounds.check(receipt)
+    if (nbytes := receipt.ByteSize()) > RECEIPT_BYTES_MAX:
+        raise RemoteFault(f"a receipt of {nbytes} bytes; at most {RECEIPT_BYTES_MAX}")
     if receipt.run_id != run_id or receipt.server != server or (receipt.client == server and not alone):
         raise RemoteFault("a receipt of another run, or for another node")
     if receipt.until_unix_s < receipt.from_unix_s or receipt.samples < receipt.microbatches:

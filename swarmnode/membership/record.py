@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from google.protobuf.message import DecodeError
-
 from swarmnode import bounds
 from swarmnode.errors import RemoteFault
 from swarmnode.identity import SIGNATURE_BYTES, Identity, verify
@@ -32,7 +30,7 @@ def sign_record(record: wire.Record, identity: Identity) -> wire.SignedRecord:
     assert record.peer_id == identity.peer_id, f"a record of {record.peer_id} cannot be signed by {identity.peer_id}"
     assert fault is None, f"own record: {fault}"
     assert signed.ByteSize() <= SIGNED_BYTES_MAX, f"own record has {signed.ByteSize()} bytes, not {SIGNED_BYTES_MAX}"
-    _keep(raw, signed.signature, wire.Record.FromString(raw))
+    _keep(raw, signed.signature, bounds.parse(wire.Record, raw, "own record"))
     return signed
 
 
@@ -94,11 +92,7 @@ def _check(raw: bytes, signature: bytes, run_id: RunId) -> Verified:
         return known[1]
     if len(signature) != SIGNATURE_BYTES:
         raise RemoteFault(f"record with a signature of {len(signature)} bytes; Ed25519 has {SIGNATURE_BYTES}")
-    record = wire.Record()
-    try:
-        record.ParseFromString(raw)
-    except DecodeError:
-        raise RemoteFault("record that does not parse") from None
+    record = bounds.parse(wire.Record, raw, "record")
     if record.run_id != run_id:
         raise RemoteFault(f"record of run {record.run_id[:16]!r}; this is run {run_id[:16]!r}")
     if (fault := _fault(record)) is not None:

@@ -7,8 +7,7 @@ import contextlib
 import random
 from collections.abc import Callable, Sequence
 
-from google.protobuf.message import DecodeError
-
+from swarmnode import bounds
 from swarmnode.errors import Forbidden, RemoteFault, Unavailable
 from swarmnode.ids import PeerId
 from swarmnode.membership.admission import Admission
@@ -68,8 +67,8 @@ async def keep_access_list(
 
 def take_evidence(admission: Admission, refusal: Forbidden) -> None:
     """Take in the owner's signed list that a refusing peer sends as evidence. The peer's own word changes nothing."""
-    with contextlib.suppress(RemoteFault, DecodeError):
-        admission.learn(access_pb2.SignedAccessList.FromString(refusal.evidence))
+    with contextlib.suppress(RemoteFault):
+        admission.learn(bounds.opened(access_pb2.SignedAccessList, refusal.evidence, "access list"))
 
 
 async def tell(admission: Admission, transport: Transport, peers: Sequence[PeerId], rng: random.Random) -> None:

@@ -7,8 +7,7 @@ import contextlib
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, replace
 
-from google.protobuf.message import DecodeError
-
+from swarmnode import bounds
 from swarmnode.errors import Busy, RemoteFault, Unavailable
 from swarmnode.gossip.outgoing_packet import METHODS
 from swarmnode.ids import PeerId
@@ -167,6 +166,6 @@ class PiggybackTransport:
 def _is_of(peer: PeerId, signed: record_pb2.SignedRecord) -> bool:
     """Whether the record, which is not verified, names `peer`."""
     try:
-        return record_pb2.Record.FromString(signed.record).peer_id == peer
-    except DecodeError:
+        return bounds.parse(record_pb2.Record, signed.record, "record").peer_id == peer
+    except RemoteFault:
         return False

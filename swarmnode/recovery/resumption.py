@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
-from swarmnode.errors import DataError, RemoteFault
+from swarmnode.errors import DataError, LocalFault, RemoteFault
 from swarmnode.ids import PeerId, RunId
 from swarmnode.manifest import CheckpointSpec, Manifest
 from swarmnode.membership.progress import FLOOR, Progress, to_message, to_samples
@@ -159,7 +159,7 @@ class SavedStages:
             try:
                 part = form.part_of(await self._store.read(name) or b"", name)
                 progress = Progress.from_wire(to_message(part.progress))
-            except (DataError, RemoteFault):
+            except (DataError, LocalFault, RemoteFault):
                 continue
             label = base.rpartition("/")[2]
             kept = Checkpoint(self._origins[cut], label, part.round, progress.total, part.progress, (part,))

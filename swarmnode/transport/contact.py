@@ -11,9 +11,11 @@ from collections import OrderedDict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from swarmnode.atomic_file import atomic_write
 from swarmnode.bounds import SAMPLES_MAX
+from swarmnode.damaged_file import read_own_json
 from swarmnode.errors import RemoteFault
 from swarmnode.identity import public_key_of
 from swarmnode.ids import PeerId, RunId
@@ -136,20 +138,23 @@ class Contacts:
 
     @classmethod
     def load(cls, path: Path, now_unix_s: float) -> Contacts:
-        """The valid entries of the file; empty if there is none."""
+        """The entries of the file; empty if there is none. A damaged file is put aside; its entries before the damage
+        count."""
         contacts = cls()
-        try:
-            with path.open() as file:
-                rows = json.loads(file.read(FILE_BYTES_MAX))
+
+        def take(rows: list[dict[str, Any]]) -> None:
             for row in rows[: 2 * CONTACTS_MAX]:
                 if "run" in row:
                     contacts.trained(RunId(str(row["run"])), min(int(row["samples"]), SAMPLES_MAX))
                     continue
                 peer, seen_unix_s = PeerId(row["peer"]), float(row["seen_unix_s"])
                 addresses = dialable_of([str(address) for address in row["addresses"]])
-                public_key_of(peer)
+                try:
+                    public_key_of(peer)
+                except RemoteFault as fault:
+                    raise ValueError(str(fault)) from None
                 if addresses and seen_unix_s <= now_unix_s:
                     contacts.known[peer] = Contact(tuple(addresses[:ADDRESSES_MAX]), seen_unix_s)
-        except (OSError, ValueError, TypeError, KeyError, RemoteFault):
-            pass  # a foreign or torn file: entries before the error count
+
+        read_own_json(path, FILE_BYTES_MAX, take)
         return contacts

@@ -24,6 +24,7 @@ from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError
 from hivemind.proto import dht_pb2
 from hivemind.utils import MSGPackSerializer, timed_storage
 
+from swarmnode import bounds
 from swarmnode.errors import LocalFault, RemoteFault, cause_of
 from swarmnode.ids import PeerId, RunId, short
 from swarmnode.membership.liveness import SMALL_CALL_S
@@ -49,12 +50,12 @@ class RecordValidator(RecordValidatorBase):  # type: ignore[misc]
 
     def validate(self, entry: DHTRecord) -> bool:
         """Whether `entry` may be stored and returned; never raises."""
-        place, signed = self._places.get(entry.key), wire.SignedRecord()
+        place = self._places.get(entry.key)
         if place is None or len(entry.value) > SIGNED_BYTES_MAX + 8:
             return False
         try:
-            signed.ParseFromString(MSGPackSerializer.loads(entry.value))
-            record = wire.Record.FromString(signed.record)
+            signed = bounds.parse(wire.SignedRecord, MSGPackSerializer.loads(entry.value), "record")
+            record = bounds.parse(wire.Record, signed.record, "record")
             subkey = MSGPackSerializer.loads(entry.subkey)
         except Exception:  # noqa: BLE001  msgpack and hivemind's extensions raise many kinds on a stranger's bytes
             return False

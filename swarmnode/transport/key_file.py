@@ -8,6 +8,7 @@ import stat
 from pathlib import Path
 
 from swarmnode.atomic_file import atomic_write, write_errors
+from swarmnode.damaged_file import put_aside
 from swarmnode.errors import NotPermitted, cause_of
 from swarmnode.identity import PUBLIC_KEY_BYTES, SEED_BYTES, Identity
 
@@ -17,7 +18,8 @@ _FILE_BYTES = len(_PREFIX) + SEED_BYTES + PUBLIC_KEY_BYTES
 
 
 def load_or_create(path: Path) -> Identity:
-    """The identity kept in `path`. If there is none, a new one is written there (mode 0600, folders 0700).
+    """The identity kept in `path`. If there is none, or a damaged one, which is put aside, a new one is written there
+    (mode 0600, folders 0700).
 
     Raises NotPermitted if the file may not be used as it is, LocalFault if it cannot be written.
     """
@@ -25,6 +27,13 @@ def load_or_create(path: Path) -> Identity:
         return load(path)
     except FileNotFoundError:
         return create(path)
+    except DamagedKey as damaged:
+        put_aside(path, f"{damaged}; this machine is a newcomer under a new id")
+        return create(path)
+
+
+class DamagedKey(NotPermitted):
+    """A key file that holds no key: a torn disk's, or something else in its place."""
 
 
 def create(path: Path) -> Identity:
@@ -40,13 +49,15 @@ def create(path: Path) -> Identity:
 
 
 def load(path: Path) -> Identity:
-    """The identity in `path`. Raises FileNotFoundError, or NotPermitted with the remedy."""
+    """The identity in `path`. Raises FileNotFoundError, DamagedKey, or NotPermitted with the remedy."""
     try:
-        with path.open("rb") as file:
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
             status = os.fstat(file.fileno())
             raw = file.read(_FILE_BYTES + 1)
     except FileNotFoundError:
         raise
+    except IsADirectoryError:
+        raise DamagedKey(f"node key {path} is a folder") from None
     except OSError as error:
         raise NotPermitted(f"node key {path} cannot be read: {cause_of(error)}") from error
     mode = stat.S_IMODE(status.st_mode)
@@ -55,8 +66,8 @@ def load(path: Path) -> Identity:
     if status.st_uid != os.geteuid():
         raise NotPermitted(f"node key {path} belongs to user {status.st_uid}: run  chown {os.geteuid()} {path}")
     if len(raw) != _FILE_BYTES or not raw.startswith(_PREFIX):
-        raise NotPermitted(f"{path} is not an Ed25519 node key of libp2p: move it away and a new one will be made")
+        raise DamagedKey(f"{path} is not an Ed25519 node key of libp2p: move it away and a new one will be made")
     identity = Identity.of_seed(raw[len(_PREFIX) : len(_PREFIX) + SEED_BYTES])
     if raw[len(_PREFIX) + SEED_BYTES :] != identity.public_key:
-        raise NotPermitted(f"node key {path} is damaged: its two halves do not match; restore or remove it")
+        raise DamagedKey(f"node key {path} is damaged: its two halves do not match; restore or remove it")
     return identity

@@ -11,8 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from google.protobuf.message import DecodeError
-
+from swarmnode import bounds
 from swarmnode.errors import RemoteFault
 from swarmnode.ids import PeerId, RunId, digest64
 from swarmnode.membership.admission import Admission
@@ -75,10 +74,11 @@ class RecordBook:
     def take(self, place: int | None, signed: wire.SignedRecord, now_s: float, *, of: PeerId | None = None) -> bool:
         """Keep `signed` if it is valid, newer than the known one, and affordable at Unix time `now_s`; whether it is
         kept now. No signature is checked twice. `place` None: its own; `of`: only a record of this peer."""
-        told = wire.Record()
         try:
-            told.ParseFromString(signed.record if signed.ByteSize() <= SIGNED_BYTES_MAX else b"\xff")
-        except DecodeError:
+            if signed.ByteSize() > SIGNED_BYTES_MAX:
+                return False
+            told = bounds.parse(wire.Record, signed.record, "record")
+        except RemoteFault:
             return False
         peer, expires, place = PeerId(told.peer_id), told.expires_unix_ms, told.stage if place is None else place
         if place >= len(self._places) or (of is not None and of != peer):

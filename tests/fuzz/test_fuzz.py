@@ -30,7 +30,9 @@ def test_any_bytes_are_refused_quietly(name: str, raw: bytes) -> None:
     targets()[name].take(raw)
 
 
-PARSES = re.compile(r"(json|tomllib|MSGPackSerializer)\.loads|\.FromString\(|ParseFromString|unpack_from|object_of")
+PARSES = re.compile(
+    r"(json|tomllib|MSGPackSerializer)\.loads|bounds\.(parse|opened)\(|unpack_from|object_of|read_own_json\("
+)
 OWN = "written by this user or its own processes"
 CHILD = "what a child or service of this machine says"
 PARSERS = {
@@ -38,6 +40,7 @@ PARSERS = {
     **dict.fromkeys(("membership/record.py", "node/piggyback.py", "transport/record_book.py"), "record inside"),
     "transport/directory.py": "record",
     **dict.fromkeys(("membership/access.py", "membership/admission.py", "node/access_list.py"), "access list inside"),
+    "daemon/admission.py": OWN,
     "membership/invite.py": "invite",
     "membership/amendment.py": "amendment inside",
     "daemon/archive.py": "warrant",
@@ -57,8 +60,8 @@ PARSERS = {
     **dict.fromkeys(("dashboard/history.py", "dashboard/server.py", "dashboard/run_report.py"), OWN),
     **dict.fromkeys(("recovery/archive.py", "cli/owner.py", "cli/look.py", "transport/contact.py"), OWN),
     **dict.fromkeys(("cli/option/config_file.py", "cli/manifest.py", "api.py", "daemon/process.py"), OWN),
-    **dict.fromkeys(("daemon/ready_file.py", "machine/sensors.py", "local/node_page.py"), OWN),
-    **dict.fromkeys(("transport/p2pd_process.py", "transport/libp2p.py", "transport/dial_filter.py"), CHILD),
+    **dict.fromkeys(("damaged_file.py", "daemon/ready_file.py", "machine/sensors.py", "local/node_page.py"), OWN),
+    **dict.fromkeys(("transport/dial_filter.py",), CHILD),
     **dict.fromkeys(("local/fork_server.py", "control/client.py", "cli/init.py", "node/notice.py"), CHILD),
 }
 

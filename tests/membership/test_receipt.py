@@ -55,8 +55,9 @@ async def test_the_newest_of_a_client_is_kept(tmp_path: Path) -> None:
     await Receipts(tmp_path).keep(one(RunId("ef" * 32)))
     assert sorted((r.run_id, r.until_unix_s) for r in read(tmp_path)) == [(RUN, 40), ("ef" * 32, 20)]
     (tmp_path / FILE_NAME).write_bytes(b"\0\0\0\x09torn")
-    with pytest.raises(LocalFault, match="damaged"):
-        Receipts(tmp_path)
+    with pytest.raises(LocalFault, match="no receipt at byte"):
+        list(read(tmp_path))
+    assert Receipts(tmp_path).total(RUN) == Work(), "tests/daemon/test_damaged_home.py has more"
 
 
 def test_strangers_do_not_grow_the_books() -> None:
