@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import click
 
-from swarmnode.cli.output.console import paper
+from swarmnode.cli.option.param import DURATION, RATE, Parsed, parse_leaves, parse_loss, parse_stages
+from swarmnode.cli.output.console import note, paper
 
 
 def show(found: dict[str, Any], as_json: bool) -> None:
@@ -70,3 +72,52 @@ def gpu(device: str, small: bool, as_json: bool) -> None:
     from swarmnode.model.device import resolve_device
 
     show(measured.run(device=resolve_device(device), small=small), as_json)
+
+
+@command.command()
+@click.argument("run", metavar="[RUN]", required=False, type=click.Path(exists=True, path_type=Path))
+@click.option("--nodes", type=click.IntRange(2, 64), default=12, help="Node processes.")
+@click.option("--stages", type=Parsed("1,3", parse_stages), default="1,3", help="Stages of the model; a run for each.")
+@click.option("--delay", "delay_s", type=DURATION, default="100ms", help="Round trip between two nodes.")
+@click.option("--up", "up_bps", type=RATE, default="20Mbit", help="Each node's line, up.")
+@click.option("--down", "down_bps", type=RATE, default="100Mbit", help="Each node's line, down.")
+@click.option("--loss", type=Parsed("1%", parse_loss), default="1%", help="TCP segments lost on the way.")
+@click.option("--leave", type=Parsed("16%/h", parse_leaves), default="16%/h", help="Nodes killed and replaced, of all.")
+@click.option("--for", "for_s", type=DURATION, default="120s", help="Time of each run, from when all nodes train.")
+@click.option("--flops", type=click.FloatRange(1e3, 1e18), default=1e9, help="FLOP/s of each node's device.")
+@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="A value of the manifest.")
+@JSON
+def wan(
+    run: Path | None,
+    nodes: int,
+    stages: tuple[int, ...],
+    delay_s: float,
+    up_bps: float,
+    down_bps: float,
+    loss: float,
+    leave: float,
+    for_s: float,
+    flops: float,
+    settings: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Node processes behind home lines, beside the same ones on loopback. RUN is a folder of `swarmnode init`, or a
+    manifest; without it the demo's model.
+
+    Lines need no root: each node has a TCP proxy with its rates, delay and loss, and TCP's answer to loss (CUBIC).
+
+    Devices are paced: a microbatch takes as long as a device of --flops takes, however busy this machine is. A step's
+    compute over its bytes' time is 6 N U / (8 F c), for N tokens of a node's step, U bit/s, F FLOP/s and c bytes a
+    weight, whatever the model's size. So a device k times as fast that takes steps of k times as many tokens has the
+    same ratio; the round trip is the same for both.
+
+    Figures: busy: share of time at microbatches; learning: samples that loopback took to the same held-out loss, over
+    the samples taken; a step over its bytes' time: 1 is a line that is always full.
+    """
+    from swarmnode.bench import wan as measured
+    from swarmnode.bench.line_proxy import LineSpec
+
+    line = LineSpec(up_bps, down_bps, delay_s / 2.0, loss)
+    spec = measured.WanSpec(nodes, line, flops, leave * nodes, for_s)
+    made = [measured.manifest_of(run, number, settings) for number in stages]
+    show(measured.run(made, spec, note, data_root=run if run is not None and run.is_dir() else None), as_json)

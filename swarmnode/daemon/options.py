@@ -82,6 +82,8 @@ class NodeOptions:
     precision: str = "auto"
     optimizer_state: str = "auto"
     limits: Mapping[str, str] = field(default_factory=dict)
+    announce: str | None = None  # a multiaddr told to others in place of `listen`
+    device_flops: float = 0.0  # microbatches take as long as on a device of so many FLOP/s; 0: as long as here
     pace: float = 1.0  # of local time, by which hours and the day's quota go; tests let a day pass sooner
     settings: tuple[tuple[str, str, str], ...] = ()  # name, value, origin
     dashboard: str | None = None  # HOST:PORT of a coordinator's page

@@ -66,6 +66,7 @@ from swarmnode.identity import friendly_name
 from swarmnode.ids import PeerId, RunId, seeded, swarm_of
 from swarmnode.machine.checkup import check, find_resumptions
 from swarmnode.machine.compute import ThreadCompute
+from swarmnode.machine.device_pace import device_pace
 from swarmnode.machine.folder_store import FolderStore, open_store
 from swarmnode.machine.receipt_store import Receipts
 from swarmnode.machine.replica import TorchReplica
@@ -370,6 +371,8 @@ async def _start(options: NodeOptions, stack: contextlib.AsyncExitStack, before:
     network_mode = first_network_mode(options.listen, reachability)
     listen = [options.listen]
     given = {"network_mode": network_mode, "telemetry": telemetry, "named": bootstraps, "lan": options.lan}
+    if options.announce:
+        given["announce"] = (options.announce,)
     if before is not None:  # others know its port, and it knows where they are
         listen, given["book"] = before.transport.listening, before.transport.book
     contacts = Contacts.load(options.home / CONTACTS_FILE, clock.unix_s())
@@ -627,6 +630,8 @@ async def _built(process: DaemonContext, stack: contextlib.AsyncExitStack) -> tu
     stack.callback(compute.close)
     text, base = data_ports(process, stack), base_ports(process, stack)
     node = _node(process, await _saving(process), compute, text, base)
+    if process.options.device_flops:
+        compute.pace = device_pace(process.manifest, process.options.device_flops, lambda: node.stage)
     works = node.presence.run_progress.clock.history.times.__contains__
     process.transport.prefer(works)
     process.directory.prefer(works, lambda: node.presence.doubtful)
@@ -685,7 +690,7 @@ def _node(
         unable=process.fit.unable,
         role=options.role,
         no_files=process.fit.no_files,
-        host=host_of(options.device, compute),
+        host=Host() if options.device_flops else host_of(options.device, compute),
         owner=process.signed.owner,
         hashing=asyncio.to_thread,
         data=text,

@@ -21,6 +21,9 @@ from swarmnode.parted_work import Outcome, Parts, following, outcome
 from swarmnode.ports import Priority, StreamingMessage, Telemetry
 
 T = TypeVar("T")
+Pace = Callable[[Priority, int], float]
+"""Seconds that a device takes for a piece of this priority and so many samples; 0: as long as it takes here."""
+
 MICROBATCHES = (Priority.BACKWARD, Priority.FORWARD)  # they touch neither slow weights nor packets
 
 
@@ -28,6 +31,8 @@ MICROBATCHES = (Priority.BACKWARD, Priority.FORWARD)  # they touch neither slow 
 class _Work:
     priority: Priority
     serial: int
+    samples: int = field(compare=False)
+    asked_s: float = field(compare=False)  # by time.perf_counter
     work: Callable[[], Any] = field(compare=False)
     result: asyncio.Future[Any] = field(compare=False)
     parts: Parts[Any] | None = field(compare=False, default=None)  # once begun, if the work comes in parts
@@ -40,10 +45,16 @@ class ThreadCompute:
 
     `load` is the share of its time that the device may work, in (0, 1]: after a piece of t seconds it rests for t (1 -
     load) / load. Outer steps do not wait for a rest to end, because other nodes wait for them.
+
+    `pace` makes this thread as slow as another device (device_pace.py). A piece then starts when it is asked for or
+    when the device has ended the one before, whichever is later, and its result is given when the device would give
+    it. A piece that this machine does late does not delay the next one, so a busy machine shows the same device.
     """
 
     def __init__(self, telemetry: Telemetry) -> None:
         self.load = 1.0
+        self.pace: Pace | None = None
+        self._device_free_s = -math.inf  # when the paced device has ended its last piece, by time.perf_counter
         self._rested_s = -math.inf  # end of the rest, by time.perf_counter
         self._telemetry = telemetry
         self._loop = asyncio.get_running_loop()
@@ -70,7 +81,7 @@ class ThreadCompute:
             raise LocalFault("the compute thread is closed")
         result: asyncio.Future[T] = self._loop.create_future()
         self._serial += 1
-        piece = _Work(priority, self._serial, work, result)
+        piece = _Work(priority, self._serial, samples, time.perf_counter(), work, result)
         self.waiting += 1
         try:
             with self._more:
@@ -123,10 +134,13 @@ class ThreadCompute:
             except BaseException as caught:  # noqa: BLE001  handed to the waiter; a thread must not swallow it
                 error = caught
             piece.seconds += time.thread_time() - begun
+            paced_s = self._wait_for_device(piece)
+            piece.seconds = paced_s or piece.seconds
             with self._more:
                 now_s = time.perf_counter()
-                rest_s = (now_s - began_s) * (1.0 - self.load) / self.load
-                self._worked_s += now_s - began_s + rest_s
+                took_s = paced_s or now_s - began_s
+                rest_s = took_s * (1.0 - self.load) / self.load
+                self._worked_s += took_s + rest_s
                 self._rested_s = max(now_s, self._rested_s) + rest_s
                 self._since_s = None
                 self._beside = self._beside or beside is not None
@@ -134,6 +148,15 @@ class ThreadCompute:
                 self._go_beside(piece, beside)
             if piece.parts is None or beside is None:
                 self._loop.call_soon_threadsafe(self._deliver, piece, value, error)
+
+    def _wait_for_device(self, piece: _Work) -> float:
+        """Wait until the paced device has done `piece`; the seconds it takes, 0 where nothing paces it."""
+        paced_s = 0.0 if self.pace is None else self.pace(piece.priority, piece.samples)
+        if paced_s > 0.0:
+            self._device_free_s = max(self._device_free_s, piece.asked_s) + paced_s
+            with self._more:
+                self._more.wait_for(lambda: self._closing, max(0.0, self._device_free_s - time.perf_counter()))
+        return paced_s
 
     def _next(self) -> _Work | None:
         """The most urgent piece that may run now."""

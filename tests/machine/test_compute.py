@@ -50,6 +50,36 @@ async def test_an_outer_step_does_not_wait_for_a_rest() -> None:
         await compute.run(Priority.OUTER, 0, lambda: None)
 
 
+async def test_a_paced_device_takes_its_time_whatever_this_machine_takes() -> None:
+    compute = ThreadCompute(Quiet())
+    compute.pace = lambda priority, samples: samples * PIECE_S
+    begun = time.perf_counter()
+    try:
+        await compute.run(Priority.FORWARD, 3, lambda: None)
+        assert time.perf_counter() - begun >= 3 * PIECE_S and compute.worked_s == 3 * PIECE_S
+        # The first of these is late by two pieces' time; the device was done with it in one, and had three more to do.
+        works = [compute.run(Priority.FORWARD, 1, lambda: time.sleep(3 * PIECE_S))]
+        works += [compute.run(Priority.FORWARD, 1, lambda: None) for _ in range(3)]
+        asked = time.perf_counter()
+        await asyncio.gather(*works)
+        assert time.perf_counter() - asked >= 4 * PIECE_S and compute.worked_s == pytest.approx(7 * PIECE_S)
+        await compute.run(Priority.OUTER, 0, lambda: None)
+        assert compute.worked_s < 8 * PIECE_S, "an outer step takes what it takes here"
+    finally:
+        compute.close()
+
+
+async def test_a_paced_device_ends_at_once() -> None:
+    compute = ThreadCompute(Quiet())
+    compute.pace = lambda priority, samples: 3600.0
+    under_way = asyncio.ensure_future(compute.run(Priority.FORWARD, 1, lambda: 5))
+    while not compute.waiting:
+        await asyncio.sleep(0)
+    await asyncio.wait_for(asyncio.to_thread(compute.close), 60)
+    if not under_way.cancelled():
+        under_way.cancel()
+
+
 class Aside:
     """Work in parts, of which the one beside the device ends when it is told to."""
 

@@ -161,6 +161,38 @@ def parse_duration(text: str) -> float:
     return seconds
 
 
+_SHARE = re.compile(r"(\d+(?:\.\d+)?)\s*%\Z")
+_LEAVES = re.compile(r"(\d+(?:\.\d+)?)\s*%\s*/\s*h\Z")
+LOSS_MAX, LEAVES_MAX = 0.2, 100.0
+BENCH_STAGES_MAX = 8  # numbers of stages, each of which takes minutes
+
+
+def parse_loss(text: str) -> float:
+    """The share in `1%`. Raises ValueError."""
+    match = _SHARE.match(text.strip())
+    share = float(match[1]) / 100.0 if match else 1.0
+    if share > LOSS_MAX:
+        raise ValueError(f"not a loss: use 0% to {LOSS_MAX:.0%}, such as 1%; no connection lives with more")
+    return share
+
+
+def parse_leaves(text: str) -> float:
+    """Nodes of all that leave in an hour, of `16%/h`. Raises ValueError."""
+    match = _LEAVES.match(text.strip())
+    share = float(match[1]) / 100.0 if match else LEAVES_MAX + 1.0
+    if share > LEAVES_MAX:
+        raise ValueError(f"not a rate of leaving: use 0%/h to {LEAVES_MAX:.0%}/h, such as 16%/h")
+    return share
+
+
+def parse_stages(text: str) -> tuple[int, ...]:
+    """The numbers in `1,3`. Raises ValueError."""
+    words = [word.strip() for word in text.split(",")]
+    if len(words) > BENCH_STAGES_MAX or not all(re.fullmatch(r"[1-9]\d{0,2}", word) for word in words):
+        raise ValueError("numbers of stages with commas between, such as 1,3")
+    return tuple(dict.fromkeys(map(int, words)))
+
+
 class Parsed(click.ParamType[T]):
     """A parameter that one of the functions above accepts."""
 
@@ -199,6 +231,7 @@ def together(*adds: Callable[[F], F]) -> Callable[[F], F]:
 
 NETWORK_OPTIONS = together(
     click.option("--listen", type=LISTEN, default="/ip4/0.0.0.0/tcp/0", help="Where peers reach us."),
+    click.option("--announce", type=LISTEN, hidden=True),  # `bench wan` puts a line in front of the node
     click.option("--lan", is_flag=True, help="Connect to any member in this local network."),
     click.option("--metrics-port", type=PORT, default=0, show_default="any", help="Prometheus, /healthz, /readyz."),
     click.option("--metrics-host", type=HOST, default="127.0.0.1", help="Address to serve them on; 0.0.0.0: all."),
