@@ -1,4 +1,4 @@
-"""What a TCP connection over a home line carries, as arithmetic on given times: rate, delay, loss, and TCP's answer.
+"""The bytes of a TCP connection over a home line, as arithmetic on given times: rate, delay, loss, and TCP's answer.
 
 A lost segment comes a round trip later, and nothing of its connection comes before it. The sender's window follows
 CUBIC (RFC 9438), which Linux, Windows and macOS use: a loss shrinks it to 0.7 of itself, whatever the line could carry.

@@ -191,7 +191,7 @@ def run(
 
 @dataclass(frozen=True, slots=True)
 class WanRun:
-    """What a recorder noted, and what the lines saw. `killed`: nodes that left."""
+    """The notes of a recorder, and the bytes of the lines. `killed`: nodes that left."""
 
     readings: Sequence[WanReading]
     curve: Mapping[int, float]
