@@ -234,7 +234,7 @@ class Gradient(DeltaMean):
         assert self.round is not None
         round_index, mine = self.round, self._boundary
         met = [packet for packet, _ in taken if not packet.final_delta]
-        by_sender = {packet.sender: self._given(packet) for packet in met}
+        by_sender = {packet.sender: self._given(packet) for packet in met if packet.weight > 0.0}
         if own_weight > 0.0:
             by_sender[self.sender] = GivenGradient(self._own, self._work.targets)
         given = {sender: by_sender[sender] for sender in sorted(by_sender)}

@@ -168,6 +168,8 @@ BY_FIELD: Mapping[str, Bound] = {
     "Process.samples": number(2**20, "samples", "manifest: inner.microbatch"),
     "Process.itinerary": number(STAGES_MAX - 1, "", "manifest: pipeline.stages", many=STAGES_MAX),
     "Process.deadline_ms": number(SECONDS_MAX * 1000, "ms", "manifest: limits.microbatch_timeout_s"),
+    "Process.step": ROUND,
+    "StepEnd.step": ROUND,
     "Reserved.ahead": QUEUE,
     "Processed.tokens": number(2**43, "tokens", "manifest: inner.microbatch x model.context"),
     "Processed.path": name(PEER_MAX, "a base58 peer id has 52 characters", many=STAGES_MAX),

@@ -27,6 +27,7 @@ same ones, and in the others those that have met before meet each other.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import sys
 from collections import deque
@@ -37,7 +38,7 @@ from statistics import median_low
 from typing import Any
 
 from swarmnode.ema import Ema, EmaStart
-from swarmnode.errors import PeerTimeout, RemoteFault, Unavailable
+from swarmnode.errors import Busy, PeerTimeout, RemoteFault, Unavailable
 from swarmnode.gossip.acceptance import Acceptance
 from swarmnode.gossip.exchange_driver import PARTNER_PATIENCE_S, ExchangeDriver
 from swarmnode.gossip.exchange_machine import ExchangeMachine
@@ -47,17 +48,19 @@ from swarmnode.gossip.outgoing_packet import OutgoingPacket, RoundWeight, SentBy
 from swarmnode.gossip.pairing import ALONE, partners, shuffled
 from swarmnode.gossip.robust import EQUAL
 from swarmnode.gossip.round import RATES, RoundPace, Rounds, Share, Spent, usual
+from swarmnode.gossip.step_end import StepEnds, tell_step_end
 from swarmnode.ids import PeerId, RunId, digest64, short
 from swarmnode.manifest.gossip_compat import averages_gradients, meets, sends_pseudo_gradients, step_rounds
 from swarmnode.membership.state_line import UNBROKEN, StateLine
 from swarmnode.membership.swarm import GOSSIPING, Member, StageContext
 from swarmnode.membership.trust import FLOOD, SHARE, Trials
 from swarmnode.metrics import name
-from swarmnode.ports import OuterReport, Packet, Priority, StepReport, WireTensor
+from swarmnode.ports import Answer, Call, OuterReport, Packet, Priority, StepReport, WireTensor
 from swarmnode.wire import call_pb2 as wire
 
 STEPS_WAITED = 2  # guess: so many usual steps are a slow member's; pings find a dead one sooner
 SETTLING_MAX = 6  # guess: announce periods; a key that joins for ever keeps nobody from training
+WAIT_MIN_S = 1e-3  # the rest of a wait may be less than a step of the clock
 OPEN_EVERY = round(1.0 / SHARE)  # a newcomer waits for so many rounds beside a flood, and has its share of them
 
 
@@ -230,6 +233,8 @@ class Gossip:
         self._rounds = Rounds(gossip.round_samples)
         self._share = Share(here.manifest.inner.inner_batch) if averages_gradients(here.manifest) else None
         self._all_meet = self._share is not None and gossip.group == 0
+        # Of a later stage whose steps are rounds: when they are over. The first stage's feeders know by themselves.
+        self._step_ends = StepEnds() if self._share is not None and here.stage > 0 else None
         self.strangers = Strangers(here.run_id, here.stage, self.acceptance.packets_taken)
         self._machine = ExchangeMachine(here.me, done, off_stride=self._off_stride, newest=lambda: self._newest_round)
         self.exchanges = ExchangeDriver(here, self._machine, self._lost)
@@ -288,12 +293,50 @@ class Gossip:
             newest = self._rounds.newest(self._here.samples_total(), self.stride)
             return newest if newest > self.done else None
         called = max((call.round_index for call in self._machine.waiting), default=0)
+        due = self._next_step()
+        idle = self._late or ((self.weight.newcomer or self._spared()) and len(self._members(due)) > 1)
+        through = self.room() <= 0 if self._step_ends is None else self._step_wait_s(due) == 0.0
+        ready = through or idle or (called > self.done and self._ended_here is None)
+        return due if ready else None
+
+    def _next_step(self) -> int:
+        """The round that this replica takes part in next, where rounds are steps: what most others are past would be in
+        vain here."""
         others = [m for m in self._in_rounds() if m.peer != self._here.me]
         done = [max(m.round_index, self._machine.round_of.get(m.peer, 0) - 1) for m in others]
-        due = self._after(max(self.done, median_low(done or [0])))  # what most are past would be in vain here
-        idle = self._late or ((self.weight.newcomer or self._spared()) and len(self._members(due)) > 1)
-        ready = self.room() <= 0 or idle or (called > self.done and self._ended_here is None)
-        return due if ready else None
+        past = max(self.done, median_low(done or [0]))
+        if self._step_ends is not None:
+            past = max(past, self._step_ends.newest(self._feeders()) - self.stride)
+        return self._after(past)
+
+    def _feeders(self) -> Sequence[PeerId]:
+        return self._here.swarm().feeders()
+
+    def _step_wait_s(self, step: int) -> float:
+        """Seconds until this replica of a later stage takes `step`, whichever feeder is silent."""
+        if self._step_ends is None or not self._settled:
+            return math.inf
+        patience_s = self._usual_step_s() * STEPS_WAITED + PARTNER_PATIENCE_S
+        return self._step_ends.wait_s(step, self._feeders(), patience_s, asyncio.get_running_loop().time())
+
+    def step_ended(self, feeder: PeerId, step: int) -> None:
+        """`feeder` told this replica that it is through with `step`."""
+        if self._step_ends is not None:
+            self._step_ends.heard(feeder, step)
+            self.on_progress()
+
+    async def serve_step_end(self, peer: PeerId, call: Call) -> Answer:
+        """Handler of method "step_end"."""
+        self.step_ended(peer, call.header.step_end.step)
+        return Answer(wire.Reply(step_end=wire.StepEndTaken()))
+
+    async def step_begun(self, step: int) -> None:
+        """Return when this replica has the weights with which microbatches of `step` are trained. Raises Busy for a
+        step that is further ahead: this replica is behind."""
+        while self._share is not None and step > self.next_round:
+            if step > self._after(self.next_round):
+                raise Busy(f"this replica is before step {self.next_round}", retry_after_s=PARTNER_PATIENCE_S)
+            await self.beyond(self.done)
 
     def room(self) -> int:
         """Samples that this replica trains before its next round, at most: where that is a step, more wait for it.
@@ -424,7 +467,16 @@ class Gossip:
                     self.idle.set()
                 continue
             self._wake.clear()
-            await self._wake.wait()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._look_again_s()):
+                    await self._wake.wait()
+
+    def _look_again_s(self) -> float | None:
+        """Seconds until a round may be due although nobody told this replica; None: never."""
+        if self._step_ends is None or self._held:
+            return None
+        wait_s = self._step_wait_s(self._next_step())
+        return max(wait_s, WAIT_MIN_S) if wait_s < math.inf else None
 
     def _keep_pace(self) -> None:
         """Choose the stride anew from how fast samples come, how long exchanges take and what the line carries."""
@@ -534,6 +586,8 @@ class Gossip:
         between = (begun - self._ended[0], worked_s - self._ended[1])
         if trained:
             self._trained_s.append(between[0])
+        if self._share is not None and self._here.stage == 0 and self._ended_here is not None:
+            self._tasks.create_task(tell_step_end(self._here, round_index))
         self.fallback.drop()
         weight = self.weight.of(round_index)
         draft = await self._here.compute.run(Priority.OUTER, 0, lambda: self._here.replica.draft(round_index))
@@ -627,12 +681,16 @@ class Gossip:
         """Seconds that a step waits for one of the `others` that takes longer. By what steps are trained in here and
         what packets take: by the pace of rounds, each wait in vain would make the next one longer (simulated: 32
         machines at home, whose first views differ, waited 20 to 45 s in each step of 3 s for ever)."""
-        speed = median_low([m.samples_per_second for m in self._mates() if m.samples_per_second > 0.0] or [0.0])
-        by_records = self._own_share(self._share) / speed if self._share is not None and speed else math.inf
-        step_s = median_low(self._trained_s or [by_records])
+        step_s = self._usual_step_s()
         if self.done == 0:  # the others end their wait for members within an announce period
             step_s = max(step_s, self._here.manifest.limits.announce_period_s)
         return max(PARTNER_PATIENCE_S, STEPS_WAITED * step_s) + packets_s(len(others) * ours.nbytes)
+
+    def _usual_step_s(self) -> float:
+        """Seconds in which a step is trained; infinite while that is not known."""
+        speed = median_low([m.samples_per_second for m in self._mates() if m.samples_per_second > 0.0] or [0.0])
+        by_records = self._own_share(self._share) / speed if self._share is not None and speed else math.inf
+        return median_low(self._trained_s or [by_records])
 
     def _patience_s(self, ours: OutgoingPacket) -> float:
         return ours.patience_s(self._here.manifest.limits.exchange_timeout_s)

@@ -309,13 +309,10 @@ ACROSS: tuple[CrossFieldCheck, ...] = (
         "0 with gossip.method = {m.gossip.method!r}: slow weights are equal at members that get the same packets",
     ),
     _across(
-        "gossip.method gossip.round_samples inner.inner_batch pipeline.stages",
-        # With more stages, replicas of two of them could wait for each other's step in a circle.
-        lambda m: (
-            not gossip_compat.averages_gradients(m) or (m.pipeline.stages == 1 and gossip_compat.step_rounds(m) > 0)
-        ),
-        'not "{m.gossip.method}" unless pipeline.stages = 1 and inner.inner_batch = {m.inner.inner_batch} is'
-        " gossip.round_samples, or 2, 4, 8, ... of it",
+        "gossip.method gossip.round_samples inner.inner_batch",
+        lambda m: not gossip_compat.averages_gradients(m) or gossip_compat.step_rounds(m) > 0,
+        'not "{m.gossip.method}" unless inner.inner_batch = {m.inner.inner_batch} is gossip.round_samples, or'
+        " 2, 4, 8, ... of it",
     ),
     _across(
         "gossip.fragments gossip.method",

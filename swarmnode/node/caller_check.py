@@ -11,6 +11,7 @@ A record is believed that its peer signed and that has not run out; it comes fro
                                                    and to that server's other callers
     exchange, commit, fallback, packet_receipt     a replica of our own stage
     final_delta                                    a replica of our own stage that leaves
+    step_end                                       a replica of the first stage, which feeds
     handover                                       a replica of the stage after ours, which we keep
     table                                          a replica of the other end of the pipeline
     snapshot, chunk                                any member of the run: joiners, keepers, neighbours that rebuild; and
@@ -110,6 +111,8 @@ class CallerCheck:
             return (own,)
         if method == "accusation":
             return range(self._stages)
+        if method == "step_end":
+            return (0,) if own else ()
         if method == "handover":
             return ((own + 1) % self._stages,)
         if method == "table":

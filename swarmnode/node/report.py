@@ -34,6 +34,7 @@ KIND_OF_METHOD: Mapping[str, str] = {
     "fallback": "gossip",
     "table": "gossip",
     "packet_receipt": "gossip",
+    "step_end": "gossip",
     "data_chunk": "data",
     "snapshot": "state",
     "chunk": "state",

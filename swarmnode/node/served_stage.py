@@ -41,6 +41,7 @@ from swarmnode.recovery.renewal import RenewalTimer
 from swarmnode.recovery.restore import OwnState, RestoredState
 from swarmnode.transfer.donor import DonorLimits, SnapshotDonor, StageDonor
 from swarmnode.transfer.snapshot import WHOLE, Snapshot, StateSlice
+from swarmnode.wire import call_pb2 as wire
 from swarmnode.wire import record_pb2
 
 Trained = Callable[[], record_pb2.Progress]
@@ -150,6 +151,7 @@ METHODS: Mapping[str, bool] = {
     "commit": False,
     "fallback": False,
     "packet_receipt": False,
+    "step_end": False,
     "snapshot": False,
     "chunk": False,
     "table": False,
@@ -221,6 +223,7 @@ class ServedStage(StageObserver):
             packet_taken=history.record_work,
             line=restored.line,
         )
+        self.hop.step_begun = self._step_begun
         self.backup = NeighbourBackup(here, presence)
         self.donor = make_donor(context, here, self.gossip, self.backup.kept, self._trained)
         self._speed = Speed(self.hop, here.compute, joined.samples_per_second)
@@ -250,10 +253,18 @@ class ServedStage(StageObserver):
             "commit": self.gossip.exchanges.serve_commit,
             "fallback": self._of_our_line(self.gossip.fallback.serve),
             "packet_receipt": self.gossip.acceptance.serve_receipt,
+            "step_end": self.gossip.serve_step_end,
             "snapshot": self._give,
             "chunk": self._give_chunk,
             "table": self.tied_ends.serve,
         }
+
+    async def _step_begun(self, process: wire.Process) -> None:
+        """Wait for the weights that a training microbatch needs. One of a step proves that its feeder is through with
+        the step before: only a feeder's own call does."""
+        if process.position == 1:
+            self.gossip.step_ended(PeerId(process.feeder), process.step - self.gossip.stride)
+        await self.gossip.step_begun(process.step)
 
     def _replicas(self) -> int:
         """The replicas of this stage whose steps rounds average."""
@@ -310,6 +321,7 @@ class ServedStage(StageObserver):
             self._fed,
             context.telemetry,
             self.gossip.room,
+            lambda: self.gossip.next_round,
         )
         self.gossip.feed_by(feeder.changed.set, lambda: feeder.validating)
         self.held_work.feed_by(feeder)

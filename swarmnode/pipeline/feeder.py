@@ -162,6 +162,8 @@ class Feeder:
     counted: Callable[[int], None]
     telemetry: Telemetry
     room: Callable[[], int]
+    step: Callable[[], int] = lambda: 0
+    """The step, a round, that microbatches which start now belong to; read where gradients are averaged."""
 
     def __post_init__(self) -> None:
         self._told: tuple[int, int] | None = None  # last choice logged: samples of a microbatch, limit
@@ -391,6 +393,7 @@ class Feeder:
             position=0,
             boundary_digest=self.hop.boundary_digest,
             first_sample=first_sample,
+            step=self.step() if self._together and purpose == wire.PURPOSE_TRAIN else 0,
         )
         deadline = asyncio.get_running_loop().time() + self._round_trip.limit_s
         return await self.hop.run_microbatch(process, tokens, tokens, deadline)

@@ -4,7 +4,7 @@ thread (`stage_worker.py`)."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeVar
@@ -79,6 +79,8 @@ class Hop:
     audits: StageAudits
     replicas: Callable[[], int] = lambda: 1
     book: WorkBook = field(default_factory=WorkBook)
+    step_begun: Callable[[wire.Process], Awaitable[None]] | None = None
+    """Waits until this replica has the weights that a training microbatch of another stage needs."""
 
     def __post_init__(self) -> None:
         self.boundary_digest = self.here.replica.boundary_digest()
@@ -178,6 +180,8 @@ class Hop:
         The feeder calls this for its own microbatches (x are the tokens, so there is no gradient). Raises
         MicrobatchLost if the deadline passes first, Busy if memory runs out here, RemoteFault if `x` itself is bad.
         """
+        if self.step_begun is not None and process.step:
+            await self.step_begun(process)
         hop = HopInput(process, x, tokens, self.replicas(), held)
         if process.position == len(process.itinerary) - 1:
             return await self._finish(hop)

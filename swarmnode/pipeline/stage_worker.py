@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from swarmnode.errors import Unavailable
 from swarmnode.ids import PeerId
+from swarmnode.manifest.gossip_compat import averages_gradients
 from swarmnode.membership.swarm import StageContext
 from swarmnode.metrics import name
 from swarmnode.pipeline.accusation import Accusations
@@ -208,6 +209,8 @@ class StageWorker:
     def _late(self, replicas: int) -> bool:
         """Whether the gradient of a forward made now will come after the next inner step: those before it complete a
         batch."""
+        if averages_gradients(self._here.manifest):
+            return False  # nobody steps while microbatches of a step are under way
         waiting = self._replica.accumulated + self.pending.samples
         return waiting >= replica_share(self._here.manifest, replicas)
 

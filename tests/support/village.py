@@ -245,6 +245,7 @@ class Village:
 
         def replica(run: Manifest, stage: int) -> Replica:
             made = (kind or Recording)(run, stage)
+            made.outer.sender = identity.peer_id
             if stage == villager.node.stage:  # else it is to judge another's answer
                 villager.replica = made
                 self.made.append(made)

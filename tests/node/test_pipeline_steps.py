@@ -1,0 +1,61 @@
+"""Whole nodes of three stages that average gradients: all replicas of a stage take the same steps."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from swarmnode.manifest import Manifest
+from tests.node.test_gradient import all_step, steps
+from tests.support.village import Village, manifest, village
+
+BATCH = 8
+
+
+def run_of(stages: int = 3) -> Manifest:
+    run = manifest(stages, "gradient", codec="int8", group=0, round_samples=BATCH)
+    pipeline = dataclasses.replace(run.pipeline, validation_every_samples=1 << 20)
+    inner = dataclasses.replace(run.inner, inner_batch=BATCH, microbatch=4, decay="constant")
+    return dataclasses.replace(run, pipeline=pipeline, inner=inner)
+
+
+async def together(here: Village) -> None:
+    """Wait until all replicas are after the same step and hold nothing of the next, then compare them."""
+
+    def settled() -> bool:
+        return len({steps(person) for person in here.people}) == 1
+
+    await here.until(settled, "a moment between two steps")
+    for stage in range(here.run.pipeline.stages):
+        mates = [person for person in here.people if person.served.stage == stage]
+        for mate in mates[1:]:
+            assert torch.equal(mates[0].replica.stage.theta, mate.replica.stage.theta), f"stage {stage}"
+
+
+@pytest.mark.parametrize("stages", [(0, 0, 1, 1, 2, 2), (0, 0, 0, 1, 2, 2), (0, 1, 2)])
+async def test_replicas_of_each_stage_stay_equal_to_the_bit(stages: tuple[int, ...]) -> None:
+    async with village(run_of(), stages=stages) as here:
+        await all_step(here, 20)
+        await together(here)
+        for stage in range(here.run.pipeline.stages):
+            assert len({p.served.hop.inner_steps for p in here.people if p.served.stage == stage}) == 1
+
+
+async def test_a_newcomer_at_a_later_stage_joins_the_steps() -> None:
+    async with village(run_of(), stages=(0, 0, 1, 2, 2)) as here:
+        await all_step(here, 5)
+        newcomer = here.add(1)
+        await here.until(lambda: newcomer.node.served is not None and steps(newcomer) > 0, "a newcomer that steps")
+        await all_step(here, 12)
+        one, other = (p.replica.stage.theta for p in here.people if p.served.stage == 1)
+        assert float((one - other).norm()) < 0.05 * float(one.norm()), "the steps of its download apart, which heals"
+
+
+async def test_a_kill_in_the_middle_of_a_step_stops_nobody() -> None:
+    async with village(run_of(), stages=(0, 0, 1, 1, 2, 2)) as here:
+        await all_step(here, 5)
+        await here.people.pop(3).die()
+        await all_step(here, 5)
+        await here.people.pop(0).die()
+        await all_step(here, 10)
+        await together(here)
