@@ -7,7 +7,8 @@
                A = 3/4 g / (g - 1) for groups of g: a round takes 1 / g of their variance for 1, and the steps between
                two bring as much again, so it stays at g / (g - 1). Measured for 2 over 4: 1.48
                1 where gossip.method averages gradients before each step: measured, docs/learning.md
-    late       gradients that come a step late in a pipeline of several stages
+    late       gradients that come a step late in a pipeline of several stages; 1 where gradients are averaged, as
+               stages then wait for each other's steps
     boundary   tokens that the nats of pipeline.boundary and gossip.codec are worth, by the law of LAW_B and LAW_BETA
 
 n is fitted to the measurements in tests/simulation/test_learning_efficiency.py, within a factor of 2.5 of each row's.
@@ -74,7 +75,7 @@ def efficiency(manifest: Manifest, replicas: int, tokens: float) -> float:
     together = averages_gradients(manifest)
     least = 1 if together else min(inner.replica_batch_min, inner.microbatch)
     batch = max(inner.inner_batch, inner.inner_batch_max, replicas * least) * context
-    share = of_batch(batch, tokens) * (LATE if manifest.pipeline.stages > 1 else 1.0)
+    share = of_batch(batch, tokens) * (LATE if manifest.pipeline.stages > 1 and not together else 1.0)
     if replicas > 1 and not meets(gossip):
         return share / replicas
     if together:

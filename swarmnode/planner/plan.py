@@ -14,6 +14,7 @@ import math
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from swarmnode.errors import UsageError
 from swarmnode.gossip.outer.traffic import message_nbytes, messages
@@ -62,24 +63,34 @@ def balanced(
     return stages
 
 
+class PipelineFlow(NamedTuple):
+    """What the samples in flight allow. `samples_per_s`: if feeders choose the best size of microbatches; `saturated`:
+    whether the machines have as much work as queues may hold, so that more in flight would add nothing; `trip_s`:
+    seconds of such a microbatch there and back, if it waits for no other."""
+
+    samples_per_s: float
+    saturated: bool
+    trip_s: float
+
+
 def in_flight_rate(
     manifest: Manifest, stages: Sequence[Sequence[MachineKind]], flop: Sequence[float], flops: Sequence[float], hop: int
-) -> tuple[float, bool]:
-    """(samples per second, if feeders choose the best size of microbatches; whether the machines have as much work as
-    queues may hold, so that more in flight would add nothing).
+) -> PipelineFlow:
+    """The flow of a pipeline. Where steps are numbered, the best size is that with which a step is over first.
 
     `stages`: the machines of each stage, and their `flops` together; `flop` of a token there, forward and backward;
     `hop`: bytes of a sample between two stages, one way.
     """
     sizes = [len(here) for here in stages]
     if not min(sizes):
-        return 0.0, False
+        return PipelineFlow(0.0, False, 0.0)
     if len(stages) == 1:
-        return math.inf, True  # nothing is under way: each feeder's microbatches stay on its own machine
+        return PipelineFlow(math.inf, True, 0.0)  # nothing is under way: each feeder's microbatches stay on its own machine
     feeders = sizes[0]
     slots = max(1, manifest.limits.in_flight_max * min(sizes) // feeders)
     wait_s, byte_s = _lines(stages)
-    best = 0.0, False
+    step = manifest.inner.inner_batch if averages_gradients(manifest) else math.inf
+    flows = list[PipelineFlow]()
     for samples in sizes_of(manifest, max(sizes)):
         limit, _ = window_limit(manifest, sizes, feeders, samples)
         count = feeders * min(limit, manifest.pipeline.window_max, slots)
@@ -89,8 +100,8 @@ def in_flight_rate(
         )  # of a mean machine of each stage
         work_s, line_s = work_s / len(sizes), wait_s + byte_s * samples * hop
         rate, more = (throughput(many, sum(sizes), len(sizes), work_s, line_s) for many in (count, 2 * count))
-        best = max(best, (samples * rate, more < (1.0 + ALIKE) * rate))
-    return best
+        flows.append(PipelineFlow(samples * rate, more < (1.0 + ALIKE) * rate, len(sizes) * work_s + line_s))
+    return max(flows, key=lambda flow: 1.0 / (1.0 / flow.samples_per_s + flow.trip_s / step))
 
 
 def in_flight_needed(manifest: Manifest, fleet: Sequence[MachineKind], share: float = 0.7) -> float:
@@ -203,33 +214,40 @@ def plan(
     parts, together = stages_of(manifest), averages_gradients(manifest)
     share = share if stages > 1 else SHARE_ALONE
     any_round = replace(manifest, gossip=replace(manifest.gossip, round_samples=1))
-    placements, in_flight, saturated = _work(any_round, tuple(fleet), share, memory)
+    placements, flow = _work(any_round, tuple(fleet), share, memory)
     tokens_of_sample = manifest.model.context + PIECE_TOKENS / manifest.inner.microbatch
-    speeds, lines = [], []
+    speeds, lines, exchanges_s = list[float](), list[float](), list[float]()
     for part, placed in zip(parts, placements, strict=True):
         here = placed.machines
-        if together and here:  # pieces are no larger than a share of the step, and of whole samples
+        if together and here and stages == 1:  # pieces are no larger than a share of the step, and of whole samples
             share_now = math.ceil(part_of_step := manifest.gossip.round_samples / len(here))
             piece = PIECE_TOKENS / min(share_now, manifest.inner.microbatch)
             tokens_of_sample = (manifest.model.context + piece) * share_now / part_of_step
         speeds.append(share * placed.flops / (3.0 * part.cost * tokens_of_sample))
+        up = sum(kind.up for kind in here)
         if together:
-            lines.append(manifest.gossip.round_samples / step_exchange_s(manifest, part, here))
+            exchanges_s.append(step_exchange_s(manifest, part, here))
+            sent = sample_bytes(manifest, part, stages)
+            lines.append(up / sent if sent else math.inf)
             continue
-        up, gossip = sum(kind.up for kind in here), _gossip_bytes(manifest, part, len(here))
+        gossip = _gossip_bytes(manifest, part, len(here))
         share = min(manifest.gossip.uplink_share, EXCHANGE_SHARE)  # a machine whose rounds need more leaves some out
         traffic = max(sample_bytes(manifest, part, stages) + gossip, gossip / share)
         lines.append(up / traffic if here and traffic else math.inf if here else 0.0)
     limits = {
         "arithmetic": (min(speeds), f"the arithmetic of stage {speeds.index(min(speeds))}"),
         "uplink": (min(lines), f"the upward lines of stage {lines.index(min(lines))}"),
-        "in flight": (in_flight, "the samples in flight, that wait for lines and machines"),
+        "in flight": (flow.samples_per_s, "the samples in flight, that wait for lines and machines"),
     }
     limit_kind = min(limits, key=lambda name: limits[name][0])
     samples_per_s, limit = limits[limit_kind]
-    if together:  # one after the other
-        samples_per_s = 1.0 / (1.0 / min(speeds) + 1.0 / min(lines)) if min(speeds) else 0.0
-    if limit_kind == "in flight" and saturated:
+    if together and samples_per_s:  # one after the other: the samples, the last one's way, the exchange of all stages
+        step = manifest.inner.inner_batch
+        samples_s = step / samples_per_s + flow.trip_s
+        samples_per_s = step / (samples_s + max(exchanges_s))
+        if max(exchanges_s) > samples_s:
+            limit_kind, limit = "uplink", f"the upward lines of stage {exchanges_s.index(max(exchanges_s))}"
+    if limit_kind == "in flight" and flow.saturated:
         limit_kind, limit = "arithmetic", "the arithmetic of all machines, some of which wait for others"
     planned = tuple(
         _stage(manifest, part, placed.machines, fleet, samples_per_s)
@@ -257,18 +275,18 @@ def plan(
 @functools.lru_cache(maxsize=64)
 def _work(
     manifest: Manifest, fleet: tuple[MachineKind, ...], share: float, memory: bool
-) -> tuple[list[_Placement], float, bool]:
+) -> tuple[list[_Placement], PipelineFlow]:
     """The placement, and `in_flight_rate`: the same for rounds of any length."""
     parts = stages_of(manifest)
     placements = _placed(manifest, fleet, parts, memory=memory)
-    rate, saturated = in_flight_rate(
+    flow = in_flight_rate(
         manifest,
         [placed.machines for placed in placements],
         [3.0 * part.cost for part in parts],
         [share * placed.flops for placed in placements],
         _one_way_bytes(manifest),
     )
-    return placements, rate, saturated
+    return placements, flow
 
 
 def _placed(
@@ -300,7 +318,7 @@ def step_exchange_s(manifest: Manifest, part: StageLayers, here: Sequence[Machin
     """Seconds between two steps in which the machines `here` send each other their gradients; ROUND_TRIPS at least."""
     if len(here) < 2:
         return 1e-9
-    nbytes = _gossip_bytes(manifest, part, len(here)) * manifest.gossip.round_samples / len(here)
+    nbytes = _gossip_bytes(manifest, part, len(here)) * manifest.gossip.round_samples / len(here)  # of one step
     line_s = max(nbytes / min(kind.up, kind.down) for kind in here)
     return line_s + ROUND_TRIPS * max(rtt_s(one.address, other.address) for one in set(here) for other in set(here))
 

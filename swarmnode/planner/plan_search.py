@@ -300,7 +300,8 @@ def _rounds(manifest: Manifest) -> list[tuple[int, int]]:
 def together(manifest: Manifest) -> Manifest:
     """`manifest` with gradients averaged before each step instead of weights after some."""
     batch = manifest.inner.inner_batch
-    return with_values(manifest, method="gradient", codec="int8", group=0, fragments=1, round_samples=batch)
+    changed: dict[str, float | str] = {"codec": "int8", "group": 0, "fragments": 1, "round_samples": batch, "inner_batch_max": 0}
+    return with_values(manifest, method="gradient", **changed)
 
 
 def with_values(manifest: Manifest, **changed: float | str) -> Manifest:
@@ -378,6 +379,13 @@ def _try_all(
     """Append the candidates of all splits on `fleet`, or of `only` so many stages, to `found`."""
     nodes = sum(kind.count for kind in fleet)
     bars = _Bars(found)
+
+    def worth_a_look(made: Manifest) -> bool:
+        """Whether the fleet can run `made`, which may be better than what was found."""
+        replicas = max(1, nodes // made.pipeline.stages)
+        most = _bound(made, fleet) * efficiency(made, replicas, tokens)
+        return _allowed(made) and (by_money or not bars.below(most)) and tightest(made, fleet) is None
+
     falling = 0
     for stages in range(1, min(manifest.model.layers, nodes) + 1) if only is None else (only,):
         if falling > FALLING_MAX:
@@ -399,15 +407,12 @@ def _try_all(
                     start = with_values(same, inner_batch=batch)
                     start = with_values(start, round_samples=_rounds(start)[0][0])
                     start = _kept_busy(start, nodes, needed, tokens)
-                    most = _bound(start, fleet) * efficiency(start, max(1, nodes // stages), tokens)
-                    if not _allowed(start) or (not by_money and bars.below(most)):
-                        continue
-                    if tightest(start, fleet) is not None:
-                        continue
                     made = together(start)
-                    if stages == 1 and nodes > 1 and _allowed(made) and tightest(made, fleet) is None:
+                    if nodes > 1 and worth_a_look(made):
                         found.append(_candidate(made, manifest, fleet, left_out, tokens, by_money=by_money))
                         bars.add(found[-1])
+                    if not worth_a_look(start):
+                        continue
                     for round_samples, group in _rounds(start):
                         made = with_values(start, round_samples=round_samples, group=group)
                         one = _candidate(made, manifest, fleet, left_out, tokens, by_money=by_money)
