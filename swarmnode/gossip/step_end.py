@@ -30,7 +30,7 @@ FEW_WAIT = 4.0  # guess: where few feeders are through, so many times as long: m
 
 
 class StepEnds:
-    """What feeders told a replica of a later stage about steps that are over. Pure: told of calls and loop times."""
+    """The steps that feeders told a replica of a later stage are over. Pure: told of calls and loop times."""
 
     def __init__(self) -> None:
         self._through = Remembered[PeerId, int]()  # the last step that each feeder is through with

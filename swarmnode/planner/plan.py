@@ -64,7 +64,7 @@ def balanced(
 
 
 class PipelineFlow(NamedTuple):
-    """What the samples in flight allow. `samples_per_s`: if feeders choose the best size of microbatches; `saturated`:
+    """The limit that samples in flight set. `samples_per_s`: if feeders choose the best size of microbatches; `saturated`:
     whether the machines have as much work as queues may hold, so that more in flight would add nothing; `trip_s`:
     seconds of such a microbatch there and back, if it waits for no other."""
 
@@ -84,8 +84,8 @@ def in_flight_rate(
     sizes = [len(here) for here in stages]
     if not min(sizes):
         return PipelineFlow(0.0, False, 0.0)
-    if len(stages) == 1:
-        return PipelineFlow(math.inf, True, 0.0)  # nothing is under way: each feeder's microbatches stay on its own machine
+    if len(stages) == 1:  # nothing is under way: each feeder's microbatches stay on its own machine
+        return PipelineFlow(math.inf, True, 0.0)
     feeders = sizes[0]
     slots = max(1, manifest.limits.in_flight_max * min(sizes) // feeders)
     wait_s, byte_s = _lines(stages)

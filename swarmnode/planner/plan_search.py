@@ -300,8 +300,8 @@ def _rounds(manifest: Manifest) -> list[tuple[int, int]]:
 def together(manifest: Manifest) -> Manifest:
     """`manifest` with gradients averaged before each step instead of weights after some."""
     batch = manifest.inner.inner_batch
-    changed: dict[str, float | str] = {"codec": "int8", "group": 0, "fragments": 1, "round_samples": batch, "inner_batch_max": 0}
-    return with_values(manifest, method="gradient", **changed)
+    made = with_values(manifest, method="gradient", codec="int8", group=0, fragments=1)
+    return with_values(made, round_samples=batch, inner_batch_max=0)
 
 
 def with_values(manifest: Manifest, **changed: float | str) -> Manifest:

@@ -17,7 +17,6 @@ from swarmnode.planner.plan_search import with_values
 
 BOUND_S = 240.0  # for one condition, on a machine that others load
 LEARNED = math.log(256) - 0.7  # nats: a guess among 256 bytes has log 256
-STAGES = {"gradient": 1}  # of the others two
 # What these methods need beside their name: they meet all members.
 WAYS: dict[str, dict[str, float | str]] = {
     "diloco": {"group": 0},
@@ -28,9 +27,7 @@ WAYS: dict[str, dict[str, float | str]] = {
 def run_with(method: str) -> Manifest:
     tiny = PRESETS["tiny"]
     ways = WAYS.get(method, {})
-    stages = STAGES.get(method, tiny.pipeline.stages)
-    pipeline = dataclasses.replace(tiny.pipeline, stages=stages)
-    return dataclasses.replace(with_values(tiny, method=method, **ways), pipeline=pipeline)
+    return with_values(tiny, method=method, **ways)
 
 
 def met(child: Child) -> int:
