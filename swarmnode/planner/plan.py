@@ -64,9 +64,9 @@ def balanced(
 
 
 class PipelineFlow(NamedTuple):
-    """The limit that samples in flight set. `samples_per_s`: if feeders choose the best size of microbatches; `saturated`:
-    whether the machines have as much work as queues may hold, so that more in flight would add nothing; `trip_s`:
-    seconds of such a microbatch there and back, if it waits for no other."""
+    """The limit that samples in flight set. `samples_per_s`: if feeders choose the best size of microbatches;
+    `saturated`: whether the machines have as much work as queues may hold, so that more in flight would add nothing;
+    `trip_s`: seconds of such a microbatch there and back, if it waits for no other."""
 
     samples_per_s: float
     saturated: bool
