@@ -5,8 +5,9 @@
               2501.18512] uses it.
     ternary   0 or max|x| with the sign of x, with probability |x| / max|x| (TernGrad, arXiv 1705.07878)
 
-On the wire: bfloat16 steps of all blocks, then the codes, 8 / bits of them in a byte, lowest bits first; the last block
-is padded with zeros. Codes: E3M0 sign · 8 + level; ternary 0, 1 (positive), 2 (negative).
+On the wire: bfloat16 steps of all blocks, then the codes, 8 / bits of them in a byte, lowest bits first (of 3
+bits: planes of 2 and of 1); the last block is padded with zeros. Codes: E3M0 sign · 8 + level; ternary 0, 1
+(positive), 2 (negative).
 
 Whole tiles are packed at once: no loop over elements, no allocation per tile. Element 0 is in the lowest bits of byte
 0. Two neighbours become one byte by adding a shifted int16 view. If alignment allows, four such pairs are shifted in
@@ -17,6 +18,7 @@ read.
 from __future__ import annotations
 
 from abc import abstractmethod
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -86,8 +88,30 @@ def _wide(plane: torch.Tensor, otherwise: torch.Tensor | None = None) -> torch.T
     return plane if otherwise is None else otherwise
 
 
+@dataclass(frozen=True, slots=True)
+class Plane:
+    """Bits [shift, shift + width) of all codes of a packet, packed one code after the other. `width`: 1, 2 or 4."""
+
+    shift: int
+    width: int
+
+    def at(self, rows: int, element: int) -> int:
+        """The first byte of `element`'s code in a packet of `rows` blocks; `element` is a multiple of 8."""
+        before = 2 * rows + rows * BLOCK_ELEMENTS // 8 * self.shift
+        return before + element // 8 * self.width
+
+    def of(self, codes: torch.Tensor) -> torch.Tensor:
+        """These bits of `codes` uint8."""
+        return (codes >> self.shift) & ((1 << self.width) - 1)
+
+
+def planes_of(bits: int) -> list[Plane]:
+    """The planes of codes of `bits` bits, 1 to 4: a byte holds 8, 4 or 2 whole codes."""
+    return [Plane(0, 2), Plane(2, 1)] if bits == 3 else [Plane(0, bits)]
+
+
 class LowBit(DeltaCodec):
-    """Codes of `bits` bits of |x| / step, which is at most 1."""
+    """Codes of `bits` bits of |x| / step, which is at most 1 where the step is the largest |x| of a block."""
 
     feedback: ClassVar[bool] = False
     unit: ClassVar[int] = BLOCK_ELEMENTS
@@ -104,9 +128,13 @@ class LowBit(DeltaCodec):
     def nbytes(self, parameters: int) -> int:
         return blocks(parameters) * (2 + BLOCK_ELEMENTS * self.bits // 8)
 
+    def scale(self, rows: torch.Tensor, out: torch.Tensor) -> None:
+        """Write the step of each of `rows` [n, 64] to `out` [n]."""
+        torch.amax(rows.abs(), dim=1, out=out)
+
     @abstractmethod
     def codes(self, share: torch.Tensor, negative: torch.Tensor, chance: torch.Tensor, out: torch.Tensor) -> None:
-        """Write the codes of magnitudes `share` in [0, 1], which may be overwritten, to `out` uint8. `negative` is
+        """Write the codes of magnitudes `share` over the step, which may be overwritten, to `out` uint8. `negative` is
         uint8, 1 or 0; `chance` is uniform in (0, 1). All [n], of one chunk."""
 
     @abstractmethod
@@ -118,14 +146,15 @@ class LowBit(DeltaCodec):
         rows, s = blocks(flat.numel()), self._dither
         if len(self._steps) != rows:
             self._steps = torch.empty(rows)
-        out, at = torch.from_numpy(wire), 2 * rows
+        out = torch.from_numpy(wire)
         for start, end in tiles(0, flat.numel()):
             first = start // BLOCK_ELEMENTS
             steps = self._steps[first : first + blocks(end - start)]
-            torch.amax(by_block(flat, start, end).abs(), dim=1, out=steps)
+            self.scale(by_block(flat, start, end), steps)
             steps.clamp_(min=STEP_LEAST)
             wire_steps(steps, wire[2 * first : 2 * (first + len(steps))])
             done(2 * (first + len(steps)))
+        planes = planes_of(self.bits)
         s.draw(seed, 1 / 256, 1 / 512)
         for start, end in tiles(0, flat.numel()):
             for begin, last in chunks(start, end):
@@ -133,11 +162,13 @@ class LowBit(DeltaCodec):
                 count = x.numel()
                 negative = torch.lt(x.view(-1), 0, out=self._flags[0][:count]).view(torch.uint8)
                 share = x.abs().div_(self._steps[row : row + len(x)].unsqueeze(1))
-                codes, size = torch.empty(count, dtype=torch.uint8), count // 8 * self.bits
+                codes = torch.empty(count, dtype=torch.uint8)
                 self.codes(share.view(-1), negative, s.drawn(seed, begin, count).view(-1), codes)
-                self._packer.pack(codes, self.bits, out[at : at + size])
-                at += size
-            done(at)
+                for plane in planes:
+                    at = plane.at(rows, begin)
+                    self._packer.pack(plane.of(codes), plane.width, out[at : at + count // 8 * plane.width])
+            if len(planes) == 1:
+                done(planes[0].at(rows, end))
 
     def inspect(self, data: Bytes, parameters: int) -> None:
         check_steps(data[: 2 * blocks(parameters)], MAGNITUDE_MAX, f"{self.name} packet")
@@ -145,14 +176,17 @@ class LowBit(DeltaCodec):
     def uncode(self, data: Bytes, parameters: int, start: int, end: int) -> torch.Tensor:
         row, rows = start // BLOCK_ELEMENTS, blocks(end - start)
         out = torch.empty(rows * BLOCK_ELEMENTS)
-        base = 2 * blocks(parameters)
         steps = read_steps(data[2 * row : 2 * (row + rows)])
         for first in range(0, out.numel(), CHUNK):
-            codes = torch.empty(min(CHUNK, out.numel() - first), dtype=torch.uint8)
-            at = base + (start + first) // 8 * self.bits
-            packed = torch.frombuffer(data[at : at + codes.numel() // 8 * self.bits], dtype=torch.uint8)
-            self._packer.unpack(packed, self.bits, codes)
-            out[first : first + codes.numel()] = self.values(codes)
+            count = min(CHUNK, out.numel() - first)
+            codes = torch.zeros(count, dtype=torch.uint8)
+            for plane in planes_of(self.bits):
+                at = plane.at(blocks(parameters), start + first)
+                packed = torch.frombuffer(data[at : at + count // 8 * plane.width], dtype=torch.uint8)
+                part = torch.empty_like(codes)
+                self._packer.unpack(packed, plane.width, part)
+                codes.bitwise_or_(part.bitwise_left_shift_(plane.shift))
+            out[first : first + count] = self.values(codes)
         out.view(rows, -1).mul_(steps.unsqueeze(1))
         return out[: end - start]
 

@@ -9,6 +9,7 @@ from swarmnode.gossip_rules import CodecRules, MethodRules
 WEIGHTS = ("fp32", "bf16", "int8")
 MODULAR = ("modular6", "modular4", "modular3")
 UNBIASED = ("e3m0", "ternary")
+NEAREST = ("lloyd4", "lloyd3", "lloyd2")
 SPARSE = ("topk", "topk512", "topk64")
 DELTA = (*UNBIASED, *SPARSE, "powersgd")
 
@@ -22,6 +23,9 @@ CODECS = (
     CodecRules("modular3", "swarmnode_methods.modular:Modular3", relative=True, nbytes=0.43, nats=0.003, planned=True),
     CodecRules("e3m0", "swarmnode_methods.low_bit:E3M0", of_delta=True),
     CodecRules("ternary", "swarmnode_methods.low_bit:Ternary", of_delta=True),
+    CodecRules("lloyd4", "swarmnode_methods.lloyd:Lloyd4", of_delta=True, nbytes=0.54),
+    CodecRules("lloyd3", "swarmnode_methods.lloyd:Lloyd3", of_delta=True, nbytes=0.41),
+    CodecRules("lloyd2", "swarmnode_methods.lloyd:Lloyd2", of_delta=True, nbytes=0.29),
     CodecRules("topk", "swarmnode_methods.topk:TopKWarm", of_delta=True),
     CodecRules("topk512", "swarmnode_methods.topk:TopK512", of_delta=True),
     CodecRules("topk64", "swarmnode_methods.topk:TopK64", of_delta=True),
@@ -98,7 +102,7 @@ METHODS = (
     MethodRules(
         "gradient",
         "swarmnode_methods.gradient:Gradient",
-        (*WEIGHTS, *UNBIASED),  # what others drop is fed back once
+        (*WEIGHTS, *UNBIASED, *NEAREST),  # what others drop is fed back once
         of_progress=True,
         averages_gradients=True,
     ),

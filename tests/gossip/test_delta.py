@@ -18,7 +18,8 @@ from swarmnode_methods.topk import KERNELS, TopK
 
 pytestmark = pytest.mark.node  # some seconds
 
-NAMES = ("e3m0", "ternary", "topk512", "topk64", "topk", "powersgd")
+NEAREST = ("lloyd4", "lloyd3", "lloyd2")
+NAMES = ("e3m0", "ternary", *NEAREST, "topk512", "topk64", "topk", "powersgd")
 UNBIASED = ("e3m0", "ternary")
 SIZES = (1, 64, 100, 4096, 4100, 140_000)
 
@@ -93,7 +94,7 @@ def test_sent_and_residual_are_what_was_accumulated(name: str, size: int) -> Non
         message = coder.encode(flat, seed=seed)
         out = torch.empty(size)
         codec(name).decode(message, out)
-        if name in UNBIASED:
+        if name in (*UNBIASED, *NEAREST):
             assert coder.residual is None
             continue
         accumulated = DECAY * before + flat
@@ -112,6 +113,31 @@ def test_the_mean_over_chance_is_exact(name: str) -> None:
     most = flat.view(-1, 64).abs().amax(1).repeat_interleave(64)
     deviation = most * (0.5 if name == "ternary" else 0.25) / math.sqrt(count)
     assert float(((total / count - flat).abs() / deviation).max()) < 6
+
+
+@pytest.mark.parametrize(("name", "error"), [("lloyd4", 0.0095), ("lloyd3", 0.0345), ("lloyd2", 0.1175)])
+def test_nearest_levels_have_the_error_of_the_published_quantiser(name: str, error: float) -> None:
+    """Max, 1960, table I. Scales by the block of 64 instead of the whole make it no larger."""
+    flat = torch.randn(64 * 2000, generator=torch.Generator().manual_seed(1))
+    out = torch.empty_like(flat)
+    codec(name).decode(codec(name).encode(flat), out)
+    assert 0.9 * error < float((out - flat).square().mean()) < 1.03 * error
+    again = torch.empty_like(flat)
+    codec(name).decode(codec(name).encode(out), again)
+    assert float((again - out).abs().max()) < 0.2 * float(out.abs().max())  # what was sent is nearly sent again
+
+
+def test_layouts_of_nearest_levels_are_frozen() -> None:
+    """A change here would make two versions misread each other: it needs a new codec name."""
+    found = {name: hashlib.sha256(bytes(codec(name).encode(heavy(300_001))[0].data)).hexdigest() for name in NEAREST}
+    assert found == FROZEN_NEAREST
+
+
+FROZEN_NEAREST = {
+    "lloyd4": "05dd1c9e2d445e6b38e12cd71df342a07477f1bb84d6ae6e924a6abbbda2ad64",
+    "lloyd3": "0563af44dc53560934302f810c899550c35f2616994dd36749e59d790ba82b1e",
+    "lloyd2": "cf75212572ced2c653d33cc2c7925b394598df04f0ca3fee3e5a444e4d7b071c",
+}
 
 
 def test_places_that_do_not_ascend_are_refused() -> None:
