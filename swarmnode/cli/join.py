@@ -280,7 +280,7 @@ def join_all(arguments: Sequence[str], words: Sequence[str], home: Path, name: s
     help="Where optimizer moments are kept: on the device, there in 8 bits, or in main memory. auto: the first of them"
     " with which the stage fits.",
 )
-@click.option("--device-flops", type=click.FloatRange(1e3, 1e18), default=0.0, hidden=True)  # `bench wan` paces with it
+@click.option("--device-flops", type=click.FloatRange(0.0, 1e18), default=0.0, hidden=True)  # `bench wan` paces with it
 @click.option("--pace", type=click.FloatRange(1.0, 1e4), default=1.0, hidden=True)  # of --hours: tests use it
 @limit_options
 def command(
