@@ -110,7 +110,7 @@ def train(task: TrainingTask, manifest: Manifest, corpus: Corpus | IndexedCorpus
     net = PlainLlama(model)
     initialise(net, model, manifest.seed)
     net.to(task.device)
-    optimizers = _optimizers(net, setting, manifest.inner.weight_decay, torch.bfloat16 if task.bf16 else torch.float32)
+    optimizers = optimizers(net, setting, manifest.inner.weight_decay, torch.bfloat16 if task.bf16 else torch.float32)
     mean = Mean(list(net.parameters()))
     clock = _Clock()
     found: list[LossPoint] = []
@@ -128,7 +128,7 @@ def train(task: TrainingTask, manifest: Manifest, corpus: Corpus | IndexedCorpus
             due = next(looks)
         if over:
             return found
-        inputs, targets = _tensors(corpus.batch(range(samples, samples + setting.batch)), task.device)
+        inputs, targets = tensors(corpus.batch(range(samples, samples + setting.batch)), task.device)
         with _autocast(task):
             logits = net(inputs)
         loss = F.cross_entropy(logits.flatten(0, 1).float(), targets, ignore_index=IGNORED)
@@ -171,7 +171,7 @@ class Mean:
             torch._foreach_copy_(self._parameters, kept)
 
 
-def _optimizers(
+def optimizers(
     net: PlainLlama, setting: GridPoint, weight_decay: float, dtype: torch.dtype
 ) -> list[torch.optim.Optimizer]:
     """Parameter groups: weight decay for all but norms."""
@@ -200,7 +200,7 @@ def held_out(net: PlainLlama, manifest: Manifest, corpus: Corpus | IndexedCorpus
         batch = corpus.validation_batch(first, min(HELD_OUT_BATCH, wanted - first), wanted)
         if not len(batch):
             break
-        inputs, targets = _tensors(batch, task.device)
+        inputs, targets = tensors(batch, task.device)
         with _autocast(task):
             logits = net(inputs)
         flat = logits.flatten(0, 1).float()
@@ -213,7 +213,7 @@ def _autocast(task: TrainingTask) -> torch.autocast:
     return torch.autocast(torch.device(task.device).type, torch.bfloat16, enabled=task.bf16)
 
 
-def _tensors(batch: SampleBatch, device: str) -> tuple[Tensor, Tensor]:
+def tensors(batch: SampleBatch, device: str) -> tuple[Tensor, Tensor]:
     """(token ids [B, T], targets [B · T]) on `device`, int64"""
     inputs = torch.from_numpy(batch.tokens[:, :-1].astype("int64"))
     return inputs.to(device), torch.from_numpy(batch.targets()).flatten().to(device)
