@@ -80,7 +80,7 @@ class GradientOf:
         """Add the work behind a gradient that was given back."""
 
     def step(self, mean: Tensor, round_index: int) -> StepReport | None:
-        """Take the inner step of a round by its `mean` gradient; what is gathered stays."""
+        """Take the inner step of a round by its `mean` gradient, which may be overwritten; what is gathered stays."""
         return None
 
 
@@ -119,14 +119,8 @@ class ReplicaGradient(GradientOf):
 
     def step(self, mean: Tensor, round_index: int) -> StepReport:
         """At the rate after the samples of so many rounds: the same at all replicas."""
-        stage, gathered, work = self._stage, self._stage.grad.clone(), self._stage.gathered
-        stage.discard()
-        torch.mul(mean, stage.backprop.scale, out=stage.grad)
-        stage.gather(Work.of(1, self.context, self.context))  # a mean already
-        report = self._replica.step(round_index * self._round)
-        stage.grad.copy_(gathered)
-        stage.gather(work)
-        return report
+        with self._stage.stepping_by(mean):
+            return self._replica.step(round_index * self._round)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +153,15 @@ def shares_by_length(lengths: Sequence[float], targets: Sequence[TargetCount]) -
     return shares
 
 
+RUN, RUNS_OF = 64, 8  # guess: weights in a row that are looked at, of so many rows: four cache lines
+
+
+def sampled(flat: Tensor) -> Tensor:
+    """A view of an eighth of `flat` [P], spread evenly: enough to know how long a step was. Of a small one all."""
+    whole = flat.numel() // (RUN * RUNS_OF)
+    return flat if whole < RUN else flat[: whole * RUN * RUNS_OF].view(whole, RUNS_OF, RUN)[:, 0]
+
+
 class Gradient(DeltaMean):
     """The inner optimizer's step by the mean gradient of all members."""
 
@@ -175,6 +178,7 @@ class Gradient(DeltaMean):
         self.phi = self.theta
         self.of = GradientOf()
         self._work = Work()  # behind the marked gradient
+        self._norm = 0.0  # of the marked gradient
         self._step_norm = 0.0  # of the last step
         self._agreement = Remembered[str, EmaMoments]()  # of each member's packets with those of the others
         self._refused = set[str]()  # members whose packets lead elsewhere, as of the last step
@@ -195,18 +199,44 @@ class Gradient(DeltaMean):
 
     @torch.no_grad()
     def draft(self, round_index: int) -> StreamingMessage:
-        mine = self._boundary
         if self.round is not None:
-            self.of.give(mine)  # never applied
-            self.of.give_work(self._work)
+            self._give_back()  # never applied
+        mine = self._boundary
         self.of.take(mine)
+        self._norm = float(mine.norm())
         self._work = self.of.take_work()
         self.round = round_index
         self.codec.at(round_index)
         own = self.codec.draft(mine, seed=self.seed("gradient"))
         self._own = list(own.tensors)
-        healing = [StreamingMessage([fragment.fragment(self.phi, round_index)])] if self.healing else []
-        return one_by_one(own, *healing, StreamingMessage([write_work(self._work)]))
+        drafts = [own]
+        if self.healing:
+            drafts.append(StreamingMessage([fragment.fragment(self.phi, round_index)]))
+        message = one_by_one(*drafts, StreamingMessage([write_work(self._work)]))
+
+        def write() -> None:
+            message.finish()
+            self._keep_rest()
+
+        return StreamingMessage(message.tensors, write)
+
+    @torch.no_grad()
+    def _keep_rest(self) -> None:
+        """Give what the codec left to the next packet: from here on the marked gradient is its packet alone."""
+        mine, theirs = self._boundary, self._theirs
+        for start in range(0, self.parameters, self._block):
+            part = mine[start : start + self._block]
+            self.codec.read(self._own, start, theirs[: part.numel()])
+            part.sub_(theirs[: part.numel()])
+        self.of.give(mine)
+
+    def _give_back(self) -> None:
+        """Gather the marked gradient again, and the work behind it."""
+        assert self.round is not None
+        self.codec.at(self.round)
+        self.codec.add_up([self._own], [1.0], self._boundary, self._theirs)
+        self.of.give(self._boundary)
+        self.of.give_work(self._work)
 
     def check(self, packet: Packet) -> None:
         if not packet.tensors:
@@ -232,37 +262,31 @@ class Gradient(DeltaMean):
         self, own_weight: float, packets: Sequence[Packet], taken: Sequence[tuple[Packet, float]]
     ) -> OuterReport:
         assert self.round is not None
-        round_index, mine = self.round, self._boundary
+        round_index, mine = self.round, self._boundary  # whose content is in the packet and in what is gathered
         met = [packet for packet, _ in taken if not packet.final_delta]
         by_sender = {packet.sender: self._given(packet) for packet in met if packet.weight > 0.0}
         if own_weight > 0.0:
             by_sender[self.sender] = GivenGradient(self._own, self._work.targets)
         given = {sender: by_sender[sender] for sender in sorted(by_sender)}
-        report = OuterReport(len(given), float(mine.norm()), 0.0)
-        theirs = torch.empty_like(mine)
+        report = OuterReport(len(given), self._norm, 0.0)
         if given:
             report.apart = self._heal(own_weight, met)
             self.stepping = True
             shares = self._shares_of(given)
             counted = sum(share * one.targets for one, share in zip(given.values(), shares, strict=True))
             whole = self.of.targets_whole / (counted or self.of.targets_whole)  # no target counts: the gradient is zero
-            mean = torch.zeros_like(mine)
-            for one, share in zip(given.values(), shares, strict=True):
-                self.codec.read(one.tensors, 0, theirs)
-                mean.add_(theirs, alpha=share * whole)
-            before = self.phi.clone()
-            report.inner = self.of.step(mean, round_index)
-            report.step_norm = self._step_norm = float(before.sub_(self.phi).norm())
+            weights = [share * whole for share in shares]
+            self.codec.add_up([one.tensors for one in given.values()], weights, mine, self._theirs)
+            before = sampled(self.phi).clone()
+            report.inner = self.of.step(mine, round_index)
+            moved = float(before.sub_(sampled(self.phi)).norm())
+            report.step_norm = self._step_norm = moved * math.sqrt(self.parameters / before.numel())
             self.stepping = False
-        if given and own_weight > 0.0:
-            self.codec.read(self._own, 0, theirs)
-            mine.sub_(theirs)
-        else:
-            self.of.give_work(self._work)
-        self.of.give(mine)  # what the codec left, or all of it
+        if not given or own_weight == 0.0:
+            self._give_back()
         for packet, keep in taken:
             if packet.final_delta:
-                self._inherit_gradient(packet, keep, report.delta_norm, theirs)
+                self._inherit_gradient(packet, keep, report.delta_norm)
         self.round = None
         return report
 
@@ -270,9 +294,10 @@ class Gradient(DeltaMean):
     def _given(packet: Packet) -> GivenGradient:
         return GivenGradient(packet.tensors[:1], read_work(packet.tensors[-1]).targets)
 
-    def _inherit_gradient(self, packet: Packet, keep: float, usual: float, theirs: Tensor) -> None:
+    def _inherit_gradient(self, packet: Packet, keep: float, usual: float) -> None:
         """Add what a leaving replica had gathered to the next packet, with its targets; `usual`: our packet's norm."""
-        self.codec.read(packet.tensors[:1], 0, theirs)
+        theirs = self._boundary
+        self.codec.add_up([packet.tensors[:1]], [1.0], theirs, self._theirs)
         work, mine = read_work(packet.tensors[-1]), self._work.targets
         most = CLIP * usual / max(float(theirs.norm()), 1e-30)
         if mine and work.targets:
@@ -283,14 +308,7 @@ class Gradient(DeltaMean):
 
     def _shares_of(self, given: Mapping[str, GivenGradient]) -> list[float]:
         """The share of each packet that counts."""
-        count = len(given)
-        products = torch.zeros(count, count, dtype=torch.float64)
-        rows = self.theta.new_empty(count, self._block)
-        for start in range(0, self.parameters, self._block):
-            part = rows[:, : min(self._block, self.parameters - start)]
-            for row, one in zip(part, given.values(), strict=True):
-                self.codec.read(one.tensors, start, row)
-            products += (part @ part.T).to("cpu", torch.float64)
+        products = self.codec.products([one.tensors for one in given.values()], self.theta, self._block)
         lengths = products.diag().sqrt()
         usual = median_low([float(length) for length in lengths if length] or [1.0])
         targets = [one.targets for one in given.values()]

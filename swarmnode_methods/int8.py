@@ -37,9 +37,20 @@ from swarmnode_methods.tiles import (
     wire_steps,
 )
 
+Numbers32 = np.ndarray[tuple[int, int], np.dtype[np.float32]]
+Numbers64 = np.ndarray[tuple[int], np.dtype[np.float64]]
+Addresses = np.ndarray[tuple[int], np.dtype[np.uint64]]
+
 LEVELS = 127
 ZERO = 128  # the code of 0
-KERNELS = kernels(__file__, "int8.c", int8_encode="pllpfpp", int8_decode="pplp")
+KERNELS = kernels(
+    __file__,
+    "int8.c",
+    int8_encode="pllpfpp",
+    int8_decode="pplp",
+    int8_products="pllp",
+    int8_sum="ppllp",
+)
 
 
 class Int8(Codec):
@@ -131,3 +142,42 @@ class Int8(Codec):
             signed = (data[codes_at : codes_at + end - first] ^ np.uint8(ZERO)).view(np.int8)
             codes = by_block(torch.from_numpy(signed).to(out.device), 0, end - first)
             part.copy_((codes * steps.unsqueeze(1)).view(-1)[: end - first])
+
+    def products(self, packets: Sequence[Sequence[WireTensor]], like: torch.Tensor, block: int) -> torch.Tensor:
+        many, parameters = len(packets), like.numel()
+        found = torch.zeros(many, many, dtype=torch.float64)
+        if self._kernel is not None:
+            addresses, _held = _addresses(packets)
+            self._kernel.int8_products(addresses.ctypes.data, many, parameters, found.data_ptr())
+            return found
+        for start, end in tiles(0, parameters):
+            read = [self._tile(tensors, start, end - start) for tensors in packets]
+            for i, (steps, codes) in enumerate(read):
+                for j in range(i, many):
+                    each = (codes * read[j][1]).sum(1).astype(np.float64) * (steps * read[j][0])
+                    found[i, j] = found[j, i] = float(np.cumsum([float(found[i, j]), *each])[-1])  # in order, as in C
+        return found
+
+    def _tile(self, tensors: Sequence[WireTensor], start: int, count: int) -> tuple[Numbers64, Numbers32]:
+        """(the steps [rows], the codes by block [rows, 64], zeros after the last) of the tile from `start` on."""
+        data, at, rows = np.frombuffer(tensors[0].data, np.uint8), self._at(start), blocks(count)
+        steps = read_steps(data[at : at + 2 * rows]).numpy().astype(np.float64)
+        codes = np.zeros(rows * BLOCK_ELEMENTS, np.float32)
+        codes[:count] = data[at + 2 * rows : at + 2 * rows + count].astype(np.float32) - ZERO
+        return steps, codes.reshape(rows, BLOCK_ELEMENTS)
+
+    def add_up(
+        self, packets: Sequence[Sequence[WireTensor]], shares: Sequence[float], out: torch.Tensor, theirs: torch.Tensor
+    ) -> None:
+        if self._kernel is None or out.dtype != torch.float32 or out.device.type != "cpu":
+            super().add_up(packets, shares, out, theirs)
+            return
+        addresses, _held = _addresses(packets)
+        weights = np.array(shares, np.float32)
+        self._kernel.int8_sum(addresses.ctypes.data, weights.ctypes.data, len(packets), out.numel(), out.data_ptr())
+
+
+def _addresses(packets: Sequence[Sequence[WireTensor]]) -> tuple[Addresses, list[Bytes]]:
+    """(the address of each packet's bytes, the bytes, which must live as long)."""
+    held = [np.frombuffer(tensors[0].data, np.uint8) for tensors in packets]
+    return np.array([data.ctypes.data for data in held], np.uint64), held

@@ -83,7 +83,12 @@ class PlainProcesses:
         self._processes = []
         for rank in range(world):
             self._logs.append((folder / f"plain-{rank}.json").open("w+"))
-            line = [sys.executable, "-m", "benchmarks.swarm.pytorch_ddp", dataclasses.replace(task, rank=rank).to_json()]
+            line = [
+                sys.executable,
+                "-m",
+                "benchmarks.swarm.pytorch_ddp",
+                dataclasses.replace(task, rank=rank).to_json(),
+            ]
             self._processes.append(subprocess.Popen(line, env=environment, stdout=self._logs[-1], text=True))
 
     def read(self) -> Work:
@@ -116,9 +121,7 @@ def run(
     return [asyncio.run(_race(preset, many, batch, seconds, windows, note)) for many in nodes]
 
 
-async def _race(
-    preset: Manifest, nodes: int, batch: int, seconds: float, windows: int, note: Note
-) -> dict[str, Any]:
+async def _race(preset: Manifest, nodes: int, batch: int, seconds: float, windows: int, note: Note) -> dict[str, Any]:
     manifest, bf16, world = of_one_stage(preset, nodes, batch), autocasts("cpu"), PROCESSES.get(nodes, 1)
     with tempfile.TemporaryDirectory(prefix="swarmnode-bench-") as name_:
         folder = Path(name_)
@@ -174,9 +177,7 @@ def _children_s(child: Child) -> float:
     return sum(_cpu_s(process) for process in psutil.Process(child.pid).children(recursive=True))
 
 
-def _row(
-    nodes: int, world: int, manifest: Manifest, bf16: bool, found: Sequence[tuple[Work, Work]]
-) -> dict[str, Any]:
+def _row(nodes: int, world: int, manifest: Manifest, bf16: bool, found: Sequence[tuple[Work, Work]]) -> dict[str, Any]:
     ratios = [ours.rate / theirs.rate for ours, theirs in found]
     ours = [work for work, _ in found]
     core_s = sum(work.core_s for work in ours)

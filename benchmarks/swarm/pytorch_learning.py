@@ -110,7 +110,7 @@ def train(task: TrainingTask, manifest: Manifest, corpus: Corpus | IndexedCorpus
     net = PlainLlama(model)
     initialise(net, model, manifest.seed)
     net.to(task.device)
-    optimizers = optimizers(net, setting, manifest.inner.weight_decay, torch.bfloat16 if task.bf16 else torch.float32)
+    chosen = optimizers(net, setting, manifest.inner.weight_decay, torch.bfloat16 if task.bf16 else torch.float32)
     mean = Mean(list(net.parameters()))
     clock = _Clock()
     found: list[LossPoint] = []
@@ -135,7 +135,7 @@ def train(task: TrainingTask, manifest: Manifest, corpus: Corpus | IndexedCorpus
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(net.parameters(), CLIP_NORM)
         samples += setting.batch
-        for optimizer in optimizers:
+        for optimizer in chosen:
             for group in optimizer.param_groups:
                 group["lr"] = group["peak"] * min(1.0, samples / WARMUP_SAMPLES)
             optimizer.step()

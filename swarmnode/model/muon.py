@@ -140,6 +140,11 @@ class FlatMuon:
             for first in range(0, len(indices), most)
         ]
 
+    def use(self, grad: Tensor) -> None:
+        """Step by `grad` [P] from now on."""
+        self.adamw.use(grad)
+        self._gradients = [matrix.view(grad) for matrix in self.matrices]
+
     def pieces(self) -> tuple[list[tuple[int, Moments]], list[tuple[int, Moments]]]:
         """First and second moments, like FlatAdamW.pieces; matrices have no second one."""
         firsts, seconds = self.adamw.pieces()

@@ -122,6 +122,10 @@ class FlatAdamW:
         self._at = 0  # parts and matrices that the step under way has updated
         self._step = torch.zeros((), dtype=torch.float32, device=theta.device)
 
+    def use(self, grad: Tensor) -> None:
+        """Step by `grad` [P] from now on."""
+        self.grad = grad
+
     def pieces(self) -> tuple[list[tuple[int, Moments]], list[tuple[int, Moments]]]:
         """(first element in the flat buffer, moments) of first and second moments, ascending."""
         rows = [(span.first, exp_avg, exp_avg_sq) for span, exp_avg, exp_avg_sq in self.parts]
@@ -196,7 +200,9 @@ class FlatAdamW:
         """Turn the summed gradient of `weight` samples (less than one if few tokens counted) into the mean, clipped to
         `clip_norm`, in place. Returns the norm of the mean before clipping; NaN or Inf if the gradient is."""
         norm = float(torch.linalg.vector_norm(self.grad)) / weight
-        self.grad.mul_(min(1.0, clip_norm / (norm + CLIP_EPS)) / weight)
+        factor = min(1.0, clip_norm / (norm + CLIP_EPS)) / weight
+        if factor != 1.0:
+            self.grad.mul_(factor)
         return norm
 
 

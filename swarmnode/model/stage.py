@@ -415,6 +415,23 @@ class StageReplica:
         self.gradient_norm = corrected_ema(self.gradient_norm, norm, self.inner_steps)
         return StepReport(self.inner_steps, norm, rate, samples)
 
+    @contextlib.contextmanager
+    def stepping_by(self, mean: Tensor) -> Iterator[None]:
+        """Context in which an inner step is by the gradient `mean` [N], which is overwritten; what is gathered
+        stays."""
+        gathered, kept = self.grad, self.gathered
+        if self.backprop.scale != 1.0:
+            mean.mul_(self.backprop.scale)
+        self.grad = mean
+        self.gather(Work.of(1, self.manifest.model.context, self.manifest.model.context))  # a mean already
+        self._optimizer.use(mean)
+        try:
+            yield
+        finally:
+            self.grad = gathered
+            self._optimizer.use(gathered)
+            self.gather(kept)
+
     def _overflowed(self) -> bool:
         """Whether a gradient may have left float16's range: then it is dropped, and later ones are scaled half as
         much."""

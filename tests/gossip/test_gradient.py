@@ -13,6 +13,7 @@ from swarmnode.manifest import PRESETS, Manifest
 from swarmnode.planner.plan_search import together
 from swarmnode.ports import Packet, StepReport, WireTensor
 from swarmnode_methods.gradient import Gradient, ReplicaGradient
+from swarmnode_methods.int8 import Int8
 
 TINY = replace(PRESETS["tiny"], pipeline=replace(PRESETS["tiny"].pipeline, stages=1))
 BATCH = 6
@@ -86,6 +87,30 @@ def test_members_stay_equal_and_what_the_codec_loses_is_in_the_next_packet(codec
             assert torch.equal(one.stage.theta, found[0].stage.theta)
             left = one.stage.grad / BATCH
             assert 0.0 < float(left.norm()) < (0.05 if codec == "int8" else 0.7) * float(before.norm())
+
+
+def test_a_packet_is_decoded_twice_a_step_and_the_own_one_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once for the products of pairs, once for the mean; the own one for what the codec left. In C all at a time."""
+    read, summed = list[int](), list[int]()
+    own_read, own_sum = Int8.read, Int8.add_up
+
+    def reading(self: Int8, tensors: list[WireTensor], start: int, out: torch.Tensor) -> None:
+        read.append(out.numel())
+        own_read(self, tensors, start, out)
+
+    def adding(self: Int8, packets: list[list[WireTensor]], *given: object) -> None:
+        summed.append(len(packets))
+        own_sum(self, packets, *given)  # type: ignore[arg-type]
+
+    found = members(manifest("int8"))
+    for number, one in enumerate(found):
+        train(one, number, 2)
+    monkeypatch.setattr(Int8, "read", reading)
+    monkeypatch.setattr(Int8, "add_up", adding)
+    meet(1, found)
+    count, each = len(found), found[0].stage.parameters
+    assert summed == [count] * count, "all packets at once, at each member"
+    assert sum(read) <= count * (1 + 2 * count) * each
 
 
 def test_a_lone_replica_steps_and_one_that_nobody_answered_keeps_its_gradient() -> None:

@@ -11,7 +11,7 @@ import torch
 from swarmnode.errors import ManifestError, RemoteFault
 from swarmnode.gossip.compression import Codec, build, codec
 from swarmnode.gossip.compression.codec import CHUNK, TILE
-from swarmnode.ports import Packet
+from swarmnode.ports import Packet, WireTensor
 from swarmnode_methods.modular import ESCAPE_NBYTES, HEADER, Modular4, SpreadObservation
 from swarmnode_methods.noloco import NoLoCo
 from tests.support.method_tables import without_c
@@ -236,3 +236,26 @@ def test_pairs_stay_together(name: str, bound: float) -> None:
                 replicas[b].apply(round_index, 1.0, [Packet(1.0, 0, messages[a])])
         spreads[kind] = float(torch.stack([r.phi for r in replicas]).std(0).mean())
     assert spreads[name] < bound * spreads["fp32"]
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_products_and_sums_of_packets_are_those_of_the_decoded_ones_with_and_without_c(size: int) -> None:
+    packets = [codec("int8").encode(normal(size, number, 1 + number), seed=number) for number in range(3)]
+    shares, like, room = [0.5, 1.0, 1 / 3], torch.empty(size), torch.empty(min(size, 1 << 18))
+    decoded = torch.stack([read_all("int8", tensors, size) for tensors in packets])
+    found = list[tuple[torch.Tensor, torch.Tensor]]()
+    for place in (contextlib.nullcontext(), without_c("int8")):
+        with place:
+            out = torch.full((size,), math.nan)
+            codec("int8").add_up(packets, shares, out, room)
+            found.append((codec("int8").products(packets, like, len(room)), out))
+    assert all(torch.equal(*both) for both in zip(*found, strict=True)), "to the bit: members must stay equal"
+    products, total = found[0]
+    torch.testing.assert_close(products, decoded.double() @ decoded.double().T, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(total, torch.tensor(shares) @ decoded, rtol=1e-5, atol=1e-6)
+
+
+def read_all(name: str, tensors: list[WireTensor], size: int) -> torch.Tensor:
+    out = torch.empty(size)
+    codec(name).decode(tensors, out)
+    return out

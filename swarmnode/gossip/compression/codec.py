@@ -124,6 +124,33 @@ class Codec(ABC):
         relative codec needs it. `start` is a multiple of BLOCK_ELEMENTS unless the codec says otherwise.
         """
 
+    @torch.no_grad()
+    def products(self, packets: Sequence[Sequence[WireTensor]], like: torch.Tensor, block: int) -> torch.Tensor:
+        """The inner product of each two of checked `packets` of pseudo-gradients, [R, R] float64. They are decoded in
+        blocks of `block` elements on the device of `like` [P]."""
+        products = torch.zeros(len(packets), len(packets), dtype=torch.float64)
+        rows = like.new_empty(len(packets), block)
+        for start in range(0, like.numel(), block):
+            part = rows[:, : min(block, like.numel() - start)]
+            for row, tensors in zip(part, packets, strict=True):
+                self.read(tensors, start, row)
+            products += (part @ part.T).to("cpu", torch.float64)
+        return products
+
+    @torch.no_grad()
+    def add_up(
+        self, packets: Sequence[Sequence[WireTensor]], shares: Sequence[float], out: torch.Tensor, theirs: torch.Tensor
+    ) -> None:
+        """Set `out` [P] to the sum of checked `packets` of pseudo-gradients, each times its share. They are added one
+        after the other, each product rounded before: the same bits at all members. `theirs` [block] is scratch."""
+        out.zero_()
+        for start in range(0, out.numel(), theirs.numel()):
+            part = out[start : start + theirs.numel()]
+            read = theirs[: part.numel()]
+            for tensors, share in zip(packets, shares, strict=True):
+                self.read(tensors, start, read)
+                part.add_(read.mul_(share))
+
     def decode(self, tensors: Sequence[WireTensor], out: torch.Tensor, reference: torch.Tensor | None = None) -> None:
         """Write all of `tensors` into `out` [P]. Raises RemoteFault, and changes nothing, if they are malformed."""
         self.check(tensors, out.numel())
