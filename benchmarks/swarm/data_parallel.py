@@ -54,7 +54,7 @@ def of_one_stage(manifest: Manifest, nodes: int, batch: int) -> Manifest:
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class SideWork:
     """Samples that one side has trained, and its core seconds."""
 
     samples: int
@@ -62,9 +62,9 @@ class Work:
     compute_s: float = 0.0  # of core_s: of nodes, what their compute threads worked
     p2pd_s: float = 0.0
 
-    def since(self, before: Work) -> Work:
+    def since(self, before: SideWork) -> SideWork:
         mine, theirs = dataclasses.astuple(self), dataclasses.astuple(before)
-        return Work(*(b - a for a, b in zip(theirs, mine, strict=True)))
+        return SideWork(*(b - a for a, b in zip(theirs, mine, strict=True)))
 
     @property
     def rate(self) -> float:
@@ -91,10 +91,10 @@ class PlainProcesses:
             ]
             self._processes.append(subprocess.Popen(line, env=environment, stdout=self._logs[-1], text=True))
 
-    def read(self) -> Work:
-        """Work until the last step that each has told of; of other steps where one is a step ahead."""
+    def read(self) -> SideWork:
+        """The work until the last step that each has told of; of other steps where one is a step ahead."""
         said = [self._last(log) for log in self._logs]
-        return Work(min(one["samples"] for one in said), sum(one["core_s"] for one in said))
+        return SideWork(min(one["samples"] for one in said), sum(one["core_s"] for one in said))
 
     @staticmethod
     def _last(log: IO[str]) -> dict[str, Any]:
@@ -145,7 +145,7 @@ async def _race(preset: Manifest, nodes: int, batch: int, seconds: float, window
     return _row(nodes, world, manifest, bf16, found)
 
 
-async def _window(swarm: SwarmHarness, plain: PlainProcesses, seconds: float) -> tuple[Work, Work]:
+async def _window(swarm: SwarmHarness, plain: PlainProcesses, seconds: float) -> tuple[SideWork, SideWork]:
     """(the work of the nodes, of plain PyTorch) in a window."""
     before = await _read(swarm), plain.read()
     end_s = asyncio.get_running_loop().time() + seconds
@@ -155,12 +155,12 @@ async def _window(swarm: SwarmHarness, plain: PlainProcesses, seconds: float) ->
     return (await _read(swarm)).since(before[0]), plain.read().since(before[1])
 
 
-async def _read(swarm: SwarmHarness) -> Work:
+async def _read(swarm: SwarmHarness) -> SideWork:
     await swarm.fleet.poll()
     facts = swarm.fleet.facts()
     node_s = sum(_cpu_s(psutil.Process(child.pid)) for child in swarm.fleet.nodes)
     p2pd_s = sum(map(_children_s, swarm.fleet.nodes))
-    return Work(count(facts, name.SAMPLES), node_s + p2pd_s, sum(map(_compute_s, facts)), p2pd_s)
+    return SideWork(count(facts, name.SAMPLES), node_s + p2pd_s, sum(map(_compute_s, facts)), p2pd_s)
 
 
 def _compute_s(node: NodeFacts) -> float:
@@ -177,7 +177,9 @@ def _children_s(child: Child) -> float:
     return sum(_cpu_s(process) for process in psutil.Process(child.pid).children(recursive=True))
 
 
-def _row(nodes: int, world: int, manifest: Manifest, bf16: bool, found: Sequence[tuple[Work, Work]]) -> dict[str, Any]:
+def _row(
+    nodes: int, world: int, manifest: Manifest, bf16: bool, found: Sequence[tuple[SideWork, SideWork]]
+) -> dict[str, Any]:
     ratios = [ours.rate / theirs.rate for ours, theirs in found]
     ours = [work for work, _ in found]
     core_s = sum(work.core_s for work in ours)
