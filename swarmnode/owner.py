@@ -12,6 +12,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from swarmnode.errors import ManifestError, NotPermitted, UsageError, cause_of
 
 FILE_NAME = "owner.key"
+RECOVERY_FILE = "recovery.key"
 FILE_BYTES_MAX = 4096
 
 

@@ -29,6 +29,8 @@ CHUNKS_MAX = 1 << 14  # transfer/snapshot.py
 PEER_MAX = 64  # a base58 Ed25519 peer id has 52 characters
 ADDRESS_MAX = 256  # /dns4/<a long name>/tcp/<port>
 TIMEOUT_MS_MAX = 3_600_000  # header.py
+SEQUENCE_MAX = 2**32  # an owner makes lists by hand
+RIVALS_MAX = 4  # membership/amendment.py
 
 ELEMENTS_MAX, ELEMENTS_WHY = NBYTES_MAX // 4, "float32 numbers in as many bytes as can be moved"
 
@@ -59,6 +61,7 @@ ADDRESS = name(ADDRESS_MAX, "a multiaddr")
 SHOWN = words(512, "only shown")
 SECTIONS = name(32, "sections of a state", many=8)
 ELEMENTS = number(ELEMENTS_MAX, "elements", ELEMENTS_WHY)
+AMENDMENT = number(64, "", "membership/amendment.py: AMENDMENTS_MAX")
 TENSORS = part(64, "a call has at most 64 tensors")
 
 
@@ -137,25 +140,34 @@ BY_FIELD: Mapping[str, Bound] = {
     "SignedManifest.owner": KEY,
     "SignedManifest.amendments": part(64, "membership/amendment.py: AMENDMENTS_MAX, of at most 4 KiB each"),
     "Grant.delegate": KEY,
+    "Grant.amendment": AMENDMENT,
+    "Warrant.amendment": AMENDMENT,
     "Grant.machines_max": number(2**32 - 1, "machines", "the owner's word"),
-    "AccessList.sequence": number(2**64 - 1, "", "the owner's word"),
+    "AccessList.sequence": number(SEQUENCE_MAX, "", "membership/access.py: grows by SEQUENCE_STEP_MAX at most"),
+    "AccessList.amendment": AMENDMENT,
     "AccessList.allowed": name(PEER_MAX, "a base58 peer id has 52 characters", many=10_000),
     "AccessList.banned": name(PEER_MAX, "a base58 peer id has 52 characters", many=10_000),
     "AccessList.least_version": name(40, "a version of this program"),
     "AccessList.revoked": opaque(8, "a grant's name", many=10_000),
     "SignedAccessList.list": opaque(256 << 10, "4,000 peer ids; checked by itself"),
+    "SignedAccessList.rivals": part(
+        2 * RIVALS_MAX, "membership/amendment.py: RIVALS_MAX and those here, of at most 4 KiB each"
+    ),
     "SignedAccessList.amendments": part(64, "membership/amendment.py: AMENDMENTS_MAX, of at most 4 KiB each"),
     "Amendment.serial": number(64, "", "membership/amendment.py: AMENDMENTS_MAX"),
     "Amendment.previous": DIGEST,
     "Amendment.names": name(64, "a field of the manifest", many=32),
     "Amendment.values": name(4096, "checked as the manifest is", many=32),
     "Amendment.owners": opaque(32, "Ed25519", many=8),
+    "Amendment.living": opaque(8, "a mark of a grant or warrant", many=256),
     "SignedAmendment.amendment": opaque(4096, "checked by itself"),
     "Invite.run_id": DIGEST,
     "Invite.owner": KEY,
     "Invite.meetings": part(64, "guess: bootstraps of one invite"),
     "Invite.secret": KEY,
     "Invite.machine": KEY,
+    "Invite.amendment": AMENDMENT,
+    "Invite.head": DIGEST,
     "Meeting.peer": KEY,
     "Meeting.addresses": opaque(ADDRESS_MAX, "an address or host name", many=64),
     "TensorSpec.dtype": name(8, "the longest name of a type"),
@@ -195,7 +207,10 @@ BY_FIELD: Mapping[str, Bound] = {
     "Snapshot.bump_steps": number(1 << 20, "inner steps", "transfer/snapshot.py"),
     "ChunkRequest.stage": GIVEN_STAGE,
     "ChunkRequest.snapshot_id": DIGEST,
-    "AccessListRequest.sequence": number(2**64 - 1, "", "the owner's word"),
+    "AccessListRequest.sequence": number(SEQUENCE_MAX, "", "as AccessList.sequence"),
+    "AccessListRequest.head": DIGEST,
+    "AccessListRequest.list_digest": opaque(8, "the first bytes of a digest"),
+    "AccessListRequest.rivals": number(RIVALS_MAX, "", "membership/amendment.py: RIVALS_MAX"),
     "AccessListRequest.amendments": number(64, "", "as Amendment.serial"),
     "ReachRequest.addresses": name(ADDRESS_MAX, "a multiaddr", many=4),
     "Reached.reached": name(ADDRESS_MAX, "a multiaddr", many=4),

@@ -233,14 +233,14 @@ def _warrant_for(run: Path, peer: str) -> str:
     from swarmnode.cli.owner import key_beside
     from swarmnode.daemon.admission import OWN_PASS_S
     from swarmnode.ids import PeerId
-    from swarmnode.manifest import read_signed, verify
+    from swarmnode.manifest import issued
     from swarmnode.manifest.folder import signed_of
-    from swarmnode.membership.access import sign_warrant
+    from swarmnode.membership.access import mark_of, sign_warrant
 
-    path = signed_of(Path(check_own_run(str(run))))
-    signed, _ = read_signed(path)
-    key = key_beside(path, signed, "only the run's owner can permit an archive")
-    warrant = sign_warrant(key, verify(signed, None)[1], PeerId(peer), int(time.time()) + OWN_PASS_S)
+    path, now_s = signed_of(Path(check_own_run(str(run)))), time.time()
+    key, chain = key_beside(path, "only the run's owner can permit an archive")
+    warrant = sign_warrant(key, chain.run_id, PeerId(peer), int(now_s) + OWN_PASS_S, len(chain.chain))
+    issued.note(path.parent, mark_of(warrant), warrant.expires_unix_s, now_s)
     return base64.b64encode(warrant.SerializeToString(deterministic=True)).decode()
 
 

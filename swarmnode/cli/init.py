@@ -131,6 +131,10 @@ def _pinned(model: str, reader: HttpRangeReader, runner: asyncio.Runner) -> str:
 
 
 # Guess: English has about four bytes a token of a tokenizer with 32,000 tokens.
+RECOVERY_SAID = (
+    "{}: move it off this machine now, to a stick or to paper in a drawer: it alone replaces owner.key when that is "
+    "stolen or lost (swarmnode owner rotate RUN --recovery FILE)"
+)
 BYTES_SAID = (
     "the model reads bytes: some 4 times the tokens that a tokenizer makes, so a context holds a quarter of the text,"
     " and writing takes 4 times the steps; llama.cpp takes it by `export --gguf` alone. For a long run: swarmnode data"
@@ -181,7 +185,7 @@ BYTES_SAID = (
 @click.option("--untie", is_flag=True, help="With --from: train a tied model with a head of its own.")
 def command(folder: Path, new_run: bool, anyway: bool, **given: Any) -> None:
     """Write DIR/manifest.toml, ready to edit in the order of four questions (what, on what, how long, who may), and
-    DIR/owner.key, which signs it.
+    DIR/owner.key, which signs it. DIR/recovery.key replaces owner.key when it is stolen or lost: keep it offline.
 
     With any word on the model, the machines or the length, the model is made to size, and its settings are those with
     which the machines come to its loss first: as few stages as memory allows, rounds as long as lines want them. The
@@ -193,6 +197,7 @@ def command(folder: Path, new_run: bool, anyway: bool, **given: Any) -> None:
     """
     from swarmnode import manifest
     from swarmnode.manifest.folder import MANIFEST_FILE, put_aside
+    from swarmnode.owner import RECOVERY_FILE
 
     if new_run:
         manifest.read_manifest(folder / MANIFEST_FILE)  # what the next run would be signed with
@@ -207,8 +212,9 @@ def command(folder: Path, new_run: bool, anyway: bool, **given: Any) -> None:
         made = _searched(made, _fleet(options, made.manifest), options.stages, anyway=anyway)
     _check_text(made.manifest, options.data)
     named = made.manifest if pretrained is not None else _named(made.manifest, folder)
-    for path in manifest.init(folder, named, made.origins):
+    for path in manifest.init(folder, named, made.origins, recovery=True):
         click.echo(path)
+    click.echo(RECOVERY_SAID.format(folder / RECOVERY_FILE), err=True)
     if pretrained is not None:
         from swarmnode.local.pretrained import lay_out
 

@@ -113,23 +113,25 @@ def _own_run(text: str) -> str:
 
 def _of_run(run: Path, bootstraps: tuple[str, ...], home: Path | None, expires_s: float, machines: int) -> Invite:
     """An invite to `run`, with a new secret if it is restricted. Raises NotPermitted without its owner's key."""
-    from swarmnode.cli.owner import key_beside
+    from swarmnode.cli.owner import chain_at, key_beside
     from swarmnode.identity import Identity
-    from swarmnode.manifest import read_signed, verify
+    from swarmnode.manifest import issued, read_signed, verify
     from swarmnode.manifest.folder import signed_of
-    from swarmnode.membership.access import sign_grant
+    from swarmnode.membership.access import grant_name, mark_of, sign_grant
     from swarmnode.membership.invite import Invite
 
     path = signed_of(run)
     signed, manifest = read_signed(path)
     _, run_id = verify(signed, None)
     addresses = bootstraps or _running(home, run_id)
-    invite = Invite(run_id, signed.owner, tuple(addresses))
+    chain = chain_at(path)
+    invite = Invite(run_id, signed.owner, tuple(addresses), amendment=len(chain.chain), head=chain.head)
     if manifest.access.mode == "open":
         return invite
-    key = key_beside(path, signed, f"{run} is restricted, and only its owner can invite")
-    delegate = Identity.generate()
-    grant = sign_grant(key, run_id, delegate, int(time.time() + expires_s), machines)
+    key, _ = key_beside(path, f"{run} is restricted, and only its owner can invite")
+    delegate, now_s = Identity.generate(), time.time()
+    grant = sign_grant(key, run_id, delegate, int(now_s + expires_s), machines, len(chain.chain))
+    issued.note(path.parent, mark_of(grant), grant.expires_unix_s, now_s, grant_name(grant))
     return dataclasses.replace(invite, grant=grant, secret=delegate.seed)
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import os
@@ -18,58 +19,73 @@ import click
 
 from swarmnode import __version__
 from swarmnode.cli.option.param import FOLDER, check_peer
-from swarmnode.errors import ManifestError, NotPermitted, RemoteFault, UsageError
+from swarmnode.errors import ManifestError, NotPermitted, RemoteFault, UsageError, cause_of
 from swarmnode.user_folders import default_home
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+    from swarmnode.membership.access import AccessList
     from swarmnode.membership.amendment import Amendment, Amendments
-    from swarmnode.wire.record_pb2 import SignedManifest
 
 RUN = click.Path(exists=True, file_okay=False, path_type=Path)
 AHEAD_PERIODS = 4  # of node/access_list.py, in which all members hear of an amendment, as of a ban
 PAGE_TIMEOUT_S = 5.0
+RECOVER = "swarmnode owner rotate RUN --recovery FILE"
 
 
 def chain_of(run: Path) -> Amendments:
     """The amendments in RUN/manifest.signed. Raises ManifestError."""
-    from swarmnode.manifest import SIGNED_FILE, read_signed, verify
+    from swarmnode.manifest import SIGNED_FILE
+
+    return chain_at(run / SIGNED_FILE)
+
+
+def chain_at(path: Path) -> Amendments:
+    """The amendments in the signed manifest at `path`. Raises ManifestError."""
+    from swarmnode.manifest import read_signed, verify
     from swarmnode.membership.amendment import Amendments
 
-    signed, manifest = read_signed(run / SIGNED_FILE)
+    signed, manifest = read_signed(path)
     try:
         return Amendments.of(signed, manifest, verify(signed, None)[1])
     except RemoteFault as fault:
-        raise ManifestError(f"{run / SIGNED_FILE}: {fault}") from None
+        raise ManifestError(f"{path}: {fault}") from None
 
 
-def key_beside(path: Path, signed: SignedManifest, why: str) -> Ed25519PrivateKey:
-    """The owner's key beside the signed manifest at `path`. Raises NotPermitted without it, which begins with `why`."""
+def key_beside(path: Path, why: str) -> tuple[Ed25519PrivateKey, Amendments]:
+    """The owner's key beside the signed manifest at `path`, and the amendments, of which the last one lets it sign.
+    Raises NotPermitted without it, which begins with `why`."""
     from swarmnode import owner
 
     key_path = path.parent / owner.FILE_NAME
     if not key_path.exists():
-        raise NotPermitted(f"{why}: {key_path} is not here")
-    key = owner.load_owner(key_path)
-    if owner.public_bytes(key) != signed.owner:
-        raise NotPermitted(f"{key_path} is not the key that {path} is signed with")
-    return key
+        raise NotPermitted(f"{why}: {key_path} is not here; if it is lost: {RECOVER}")
+    key, chain = owner.load_owner(key_path), chain_at(path)
+    if owner.public_bytes(key) not in chain.owners:
+        raise NotPermitted(f"{key_path} is not the key of an owner in force: use theirs, or {RECOVER}")
+    return key, chain
 
 
 def append(
-    run: Path, key: Ed25519PrivateKey, from_round: int, values: Mapping[str, object], owners: Sequence[bytes] = ()
+    run: Path,
+    key: Ed25519PrivateKey,
+    from_round: int,
+    values: Mapping[str, object],
+    owners: Sequence[bytes] = (),
+    living: Sequence[bytes] = (),
 ) -> tuple[Amendments, Amendment]:
     """Sign the next amendment of RUN with `key` and keep it in RUN/manifest.signed. Raises UsageError."""
     from swarmnode.manifest import SIGNED_FILE, read_signed, write_signed
 
     chain = chain_of(run)
     try:
-        made = chain.sign(key, from_round, values, owners)
+        made = chain.sign(key, from_round, values, owners, living)
     except RemoteFault as fault:
-        raise UsageError(str(fault)) from None
+        raise UsageError(f"{fault}; if the owner's key is stolen or lost: {RECOVER}") from None
     signed, _ = read_signed(run / SIGNED_FILE)
-    signed.amendments.append(chain.signed[-1])
+    del signed.amendments[:]
+    signed.amendments.extend(chain.signed)
     write_signed(run / SIGNED_FILE, signed)
     return chain, made
 
@@ -107,7 +123,8 @@ def _summary(page: str) -> dict[str, Any]:
 
 @click.group(short_help="which keys sign for the run: add one, or replace a lost one")
 def command() -> None:
-    """The keys that sign amendments, access lists, invites and archives of a run. Earlier invites go on working."""
+    """The keys that sign amendments, access lists, invites and archives of a run. What RUN/issued.json lists of earlier
+    invites and warrants goes on working."""
 
 
 @command.command()
@@ -136,26 +153,120 @@ def add(run: Path, key: str) -> None:
         raw = b""
     if len(raw) != 32:
         raise UsageError(f"{key[:80]!r} is neither 64 hex digits nor a file of `swarmnode owner new`")
-    chain, made = append(run, mine, 0, {}, tuple(dict.fromkeys((*chain_of(run).owners, raw))))
+    before = chain_of(run)
+    owners, living = tuple(dict.fromkeys((*before.owners, raw))), sorted(before.keys.living)
+    chain, made = append(run, mine, 0, {}, owners, living)
     click.echo(chain.text(made))
 
 
 @command.command()
 @click.argument("run", metavar="RUN", type=RUN)
-def rotate(run: Path) -> None:
-    """Replace the keys of RUN by a new one, in RUN/owner.key. The present one is kept beside it, and signs no more."""
+@click.option(
+    "--recovery",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="The key that `init` made, where owner.key is stolen or lost.  [default: RUN/recovery.key if it is there]",
+)
+@click.option(
+    "--after",
+    type=click.IntRange(0, 64),
+    help="With the recovery key: the last amendment that is yours; later ones go.  [default: all are]",
+)
+def rotate(run: Path, recovery: Path | None, after: int | None) -> None:
+    """Replace the keys of RUN by a new one, in RUN/owner.key. The present one is kept beside it, and signs no more.
+
+    Signed with the recovery key it counts everywhere, whatever was signed with a stolen key. Invites and warrants that
+    RUN/issued.json lists live on, others of earlier keys end. The access list is signed anew.
+    """
+    from swarmnode import owner
+    from swarmnode.manifest import issued
+
+    path, beside = run / owner.FILE_NAME, run / owner.RECOVERY_FILE
+    _finish_rotation(run, path)
+    if recovery is None and beside.exists() and chain_of(run).recovery:
+        recovery = beside
+    signer = owner.load_owner(path if recovery is None else recovery)
+    access_list = list_of(run)  # before anything changes: it may be damaged
+    living = issued.living(run, access_list.revoked, time.time())
+    before = chain_of(run)
+    if recovery is None and owner.public_bytes(signer) not in before.owners:
+        raise ManifestError(f"{path} is not the key of an owner in force: add it first with theirs, or {RECOVER}")
+    if recovery is not None and owner.public_bytes(signer) != before.recovery:
+        raise ManifestError(f"{recovery} is not the recovery key that the manifest of {run} names")
+    if after is not None:
+        if recovery is None:
+            raise click.UsageError("--after needs the recovery key")
+        _cut_back(run, after)
+    fresh = run / f"{owner.FILE_NAME}.new"
+    key = owner.create_owner(fresh)
+    chain, made = append(run, signer, 0, {}, (owner.public_bytes(key),), living)
+    _finish_rotation(run, path)
+    click.echo(chain.text(made))
+    write_list(run, key, access_list)  # an empty one, too: a stolen key may have signed another
+    click.echo(f"{len(living)} invites and warrants of earlier keys live on, and no others", err=True)
+    if recovery is None:
+        click.echo("not signed by the recovery key: one who has the old key can still mislead newcomers", err=True)
+
+
+def _finish_rotation(run: Path, path: Path) -> None:
+    """Put RUN/owner.key.new in its place if it is an owner's already, and the key before beside it; else remove it."""
     from swarmnode import owner
 
-    path = run / owner.FILE_NAME
-    mine = owner.load_owner(path)
-    if owner.public_bytes(mine) not in chain_of(run).owners:
-        raise ManifestError(f"{path} is not the key of an owner in force: `swarmnode owner add` it first, with theirs")
-    fresh, kept = run / f"{owner.FILE_NAME}.new", run / f"owner-{owner.public_bytes(mine).hex()[:12]}.key"
-    key = owner.create_owner(fresh)
-    chain, made = append(run, mine, 0, {}, (owner.public_bytes(key),))
-    os.link(path, kept)
+    fresh = path.with_name(f"{path.name}.new")
+    if not fresh.exists():
+        return
+    if owner.public_bytes(owner.load_owner(fresh)) not in chain_of(run).owners:
+        fresh.unlink()  # its amendment was never signed
+        return
+    if path.exists():
+        try:
+            label = owner.public_bytes(owner.load_owner(path)).hex()[:12]
+        except (ManifestError, NotPermitted):
+            label = "damaged"
+        os.replace(path, run / f"owner-{label}.key")
     os.replace(fresh, path)
-    click.echo(chain.text(made))
+
+
+def _cut_back(run: Path, after: int) -> None:
+    """Keep the first `after` amendments in RUN/manifest.signed."""
+    from swarmnode.manifest import SIGNED_FILE, read_signed, write_signed
+
+    signed, _ = read_signed(run / SIGNED_FILE)
+    del signed.amendments[after:]
+    write_signed(run / SIGNED_FILE, signed)
+
+
+def list_of(run: Path) -> AccessList:
+    """The access list of RUN, whichever of its owners' keys signed it; an empty one if there is none. Raises
+    ManifestError."""
+    from swarmnode import bounds
+    from swarmnode.daemon.admission import ACCESS_FILE
+    from swarmnode.membership.access import ACCESS_LIST_BYTES_MAX, AccessList, open_access_list
+    from swarmnode.wire.access_pb2 import SignedAccessList
+
+    path, chain = run / ACCESS_FILE, chain_of(run)
+    try:
+        with path.open("rb") as file:
+            raw = file.read(ACCESS_LIST_BYTES_MAX + 1)
+        return open_access_list(bounds.parse(SignedAccessList, raw, str(path)), chain.run_id, *chain.signers)
+    except FileNotFoundError:
+        return AccessList()
+    except OSError as error:
+        raise ManifestError(f"{path} cannot be read: {cause_of(error)}") from None
+    except RemoteFault as fault:
+        raise ManifestError(f"{path} is damaged ({fault}): restore it, or move it away and list anew") from None
+
+
+def write_list(run: Path, key: Ed25519PrivateKey, access_list: AccessList) -> AccessList:
+    """Sign `access_list` with `key` under the last amendment, as the next one, and keep it in RUN."""
+    from swarmnode.atomic_file import write_whole
+    from swarmnode.daemon.admission import ACCESS_FILE
+    from swarmnode.membership.access import sign_access_list
+
+    chain = chain_of(run)
+    fresh = dataclasses.replace(access_list, sequence=access_list.sequence + 1, amendment=len(chain.chain))
+    signed = sign_access_list(key, chain.run_id, fresh)
+    write_whole(run / ACCESS_FILE, signed.SerializeToString(deterministic=True))
+    return fresh
 
 
 ROUND_MAX = 1 << 53
@@ -234,14 +345,9 @@ def access(
     The bootstrap that runs from this folder sees the change within seconds and passes it on. Every node checks the
     owner's signature, and disconnects banned peers within a minute or two.
     """
-    from swarmnode import bounds, owner
-    from swarmnode.atomic_file import write_whole
-    from swarmnode.daemon.admission import ACCESS_FILE
     from swarmnode.ids import PeerId
-    from swarmnode.manifest import read_signed, verify
     from swarmnode.manifest.folder import signed_of
-    from swarmnode.membership.access import AccessList, open_access_list, sign_access_list, too_old
-    from swarmnode.wire.access_pb2 import SignedAccessList
+    from swarmnode.membership.access import AccessList, too_old
 
     for name in revoke:
         if not _NAME.match(name):
@@ -254,25 +360,18 @@ def access(
         raise UsageError(
             f"--least-version {least_version}: this is {__version__}, which would leave: update here first"
         )
-    key = owner.load_owner(run / owner.FILE_NAME)
-    _, run_id = verify(read_signed(signed_of(run))[0], None)
-    path = run / ACCESS_FILE
-    access_list = AccessList()
-    if path.is_file():
-        access_list = open_access_list(
-            bounds.parse(SignedAccessList, path.read_bytes(), str(path)), run_id, owner.public_bytes(key)
-        )
+    key, _ = key_beside(signed_of(run), "only an owner changes who may take part")
+    access_list = list_of(run)
     allowed, banned, gone = ({PeerId(check_peer(peer)) for peer in group} for group in (allow, ban, remove))
     fresh = AccessList(
-        access_list.sequence + 1,
+        access_list.sequence,
         (access_list.allowed | allowed) - banned - gone,
         (access_list.banned | banned) - allowed - gone,
         access_list.revoked | {bytes.fromhex(name) for name in revoke},
         access_list.least_version if least_version is None else least_version.strip("0.") and least_version,
     )
     if allow or ban or revoke or remove or least_version is not None:
-        write_whole(path, sign_access_list(key, run_id, fresh).SerializeToString(deterministic=True))
-        access_list = fresh
+        access_list = write_list(run, key, fresh)
     for word, names in (("allowed", access_list.allowed), ("banned", access_list.banned)):
         for peer in sorted(names):
             click.echo(f"{word} {peer}")

@@ -3,7 +3,7 @@ present."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
 from pathlib import Path
 
 from swarmnode import bounds
@@ -42,16 +42,18 @@ def make_admission(
     except RemoteFault as fault:
         raise ManifestError(f"the manifest of run {run_id[:16]}: {fault}") from None
     is_open = amendments.newest.access.mode == "open"
-    rules = AccessRules(run_id, signed.owner, is_open=is_open, signers=amendments.signers)
-    mine = None if rules.is_open else own_pass(options, run_id, amendments.owners, identity, clock)
+    _check_head(options.invite, amendments)
+    rules = AccessRules(run_id, signed.owner, is_open=is_open, amended=amendments.keys)
+    mine = None if rules.is_open else own_pass(options, run_id, amendments, identity, clock)
     admission = Admission(rules, clock, mine, amendments)
+    admission.renew = functools.partial(own_pass, options, run_id, amendments, identity, clock)
     if (here := read_access_list(options)) is not None:
         admission.learn(here)
     return admission
 
 
 def own_pass(
-    options: NodeOptions, run_id: RunId, owners: Sequence[bytes], identity: Identity, clock: Clock
+    options: NodeOptions, run_id: RunId, amendments: Amendments, identity: Identity, clock: Clock
 ) -> access_pb2.Pass | None:
     """This node's pass: from the invite, or signed now if the owner's key is here. None without either."""
     if options.invite is not None:
@@ -60,10 +62,25 @@ def own_pass(
     if not key_path.is_file():
         return None
     key = owner_key.load_owner(key_path)
-    if owner_key.public_bytes(key) not in owners:
+    if owner_key.public_bytes(key) not in amendments.owners:
         return None
     until = int(clock.unix_s()) + OWN_PASS_S
-    return sign_pass(identity, run_id, sign_grant(key, run_id, identity, until), identity.peer_id, until)
+    grant = sign_grant(key, run_id, identity, until, amendment=len(amendments.chain))
+    return sign_pass(identity, run_id, grant, identity.peer_id, until)
+
+
+def _check_head(invite: Invite | None, amendments: Amendments) -> None:
+    """Raises NotPermitted where the owner's amendments, as meeting points gave them, are not those of `invite`: others
+    with a stolen key made them, or some are kept back."""
+    if invite is None or not invite.amendment:
+        return
+    known = invite.amendment <= len(amendments.chain)
+    recovered = any(one.recovery and one.serial <= invite.amendment for one in amendments.chain)
+    if not recovered and not (known and amendments.digest_of(invite.amendment) == invite.head):
+        raise NotPermitted(
+            f"the meeting points of this invite do not know the owner's amendment {invite.amendment}, or have another "
+            "in its place: ask the organiser for a new invite"
+        )
 
 
 def pass_of_invite(invite: Invite, me: PeerId) -> access_pb2.Pass | None:

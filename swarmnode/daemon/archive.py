@@ -24,13 +24,13 @@ from swarmnode.daemon.control_api import DaemonContext
 from swarmnode.daemon.options import ArchiveOptions
 from swarmnode.dashboard.history import history_path, read_members
 from swarmnode.data.tokenizer_file import carried_files, tokenizer_file
-from swarmnode.errors import NotPermitted, RemoteFault, SwarmnodeError, Unavailable, UsageError, cause_of
+from swarmnode.errors import ManifestError, NotPermitted, RemoteFault, SwarmnodeError, Unavailable, UsageError, cause_of
 from swarmnode.machine.archive_sources import ArchiveSources
 from swarmnode.machine.folder_store import FolderStore, hold, open_store
 from swarmnode.machine.run_archive import RETRY_S, Archive, ArchivePlan, Evaluate, Measured, ModelFiles
 from swarmnode.machine.stage_fit import free_memory
 from swarmnode.manifest import Manifest
-from swarmnode.membership.access import check_warrant, sign_warrant
+from swarmnode.membership.access import check_warrant, mark_of, sign_warrant
 from swarmnode.model.section import section_shapes
 from swarmnode.model.split import stages_of
 from swarmnode.node.notice import Notices
@@ -96,6 +96,7 @@ def make_archive(process: DaemonContext, options: ArchiveOptions, reported: Repo
         shown,
         folder / "scratch",
     )
+    process.admission.renewals.append(lambda: _renew(sources, process, options, clock))
     signed = base64.b64encode(process.signed.SerializeToString(deterministic=True)).decode()
     push = open_store(options.push) if options.push else None
     return Archive(
@@ -109,21 +110,28 @@ def make_archive(process: DaemonContext, options: ArchiveOptions, reported: Repo
     )
 
 
+def _renew(sources: ArchiveSources, process: DaemonContext, options: ArchiveOptions, clock: Clock) -> None:
+    """Take up a warrant of the owner's newest key, where it or a new file is here."""
+    with contextlib.suppress(NotPermitted, UsageError, ManifestError):
+        sources.warrant = warrant_of(process, options, clock)
+
+
 def warrant_of(process: DaemonContext, options: ArchiveOptions, clock: Clock) -> access_pb2.Warrant:
     """The warrant: from the file that the owner made for this machine, or signed here with the owner's key. Raises
     NotPermitted, UsageError."""
-    me, run_id, owners = process.transport.peer_id, process.run_id, process.admission.owners
+    me, run_id, keys = process.transport.peer_id, process.run_id, process.admission.rules.keys
     key_path = Path(process.options.run).parent / owner_key.FILE_NAME
     if options.warrant is not None:
         shown = read_warrant(options.warrant)
+        owners = keys.of(shown.amendment, mark_of(shown))
         permit, reason = check_warrant(shown, owners=owners, run_id=run_id, machine=me, now_unix_s=clock.unix_s())
         if not permit:
             raise NotPermitted(f"{options.warrant}: {reason} (swarmnode archive RUN --allow {me})")
         return shown
     if key_path.is_file():
         key = owner_key.load_owner(key_path)
-        if owner_key.public_bytes(key) in owners:
-            return sign_warrant(key, run_id, me, int(clock.unix_s()) + OWN_PASS_S)
+        if owner_key.public_bytes(key) in keys.now:
+            return sign_warrant(key, run_id, me, int(clock.unix_s()) + OWN_PASS_S, len(keys.after) - 1)
     raise NotPermitted(
         f"only the run's owner archives it: {key_path} is not its key; where the key is, say: swarmnode archive RUN"
         f" --allow {me} > archive.warrant; here: --warrant archive.warrant"
@@ -149,7 +157,7 @@ def give_archive(process: DaemonContext, archive: Archive) -> None:
     take those of stages whose last replica leaves."""
     process.transport.serve("handover", archive.serve_handover, tensor_bytes_max=0)
     load = functools.partial(_stage_of, process.manifest, archive)
-    LoadedDonor(process.run_id, load, asyncio.to_thread, process.telemetry, archive.sources.warrant).serve(
+    LoadedDonor(process.run_id, load, asyncio.to_thread, process.telemetry, lambda: archive.sources.warrant).serve(
         process.transport
     )
 

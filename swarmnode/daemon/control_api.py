@@ -152,6 +152,7 @@ class ControlApi:
         reply.home, reply.page = str(self._options.home), self._page
         if (amendments := process.admission.amendments) is not None:
             done = None if self._node is None else self._node.stage_status().round_index
+            reply.amendments.extend(process.admission.alarms())
             reply.amendments.extend(amendments.lines(done or None))  # before its first round it knows of none in force
         reply.clock = process.clock.fault
         reply.least_version = process.admission.rules.access_list.least_version

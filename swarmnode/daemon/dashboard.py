@@ -116,7 +116,7 @@ async def watch(
             clock=clock,
             telemetry=process.telemetry,
             archive_of=functools.partial(archive_of, process),
-            amendments=lambda done: [] if (known := process.admission.amendments) is None else known.lines(done),
+            amendments=process.admission.lines,
             swarm=process.swarm,
         )
     )

@@ -389,7 +389,7 @@ async def _start(options: NodeOptions, stack: contextlib.AsyncExitStack, before:
     amendments = admission.amendments
     assert amendments is not None
     if before is not None:
-        admission.learn(before.admission.news(0, 0))
+        admission.learn(before.admission.news(call_pb2.AccessListRequest()))
         options = replace(options, stage=None, resume="")  # they are of the cut before
     cut = await _cut(options, amendments, contacts, transport) if before is None else before.recut[0]
     manifest, swarm = amendments.after(cut) if cut else manifest, swarm_of(run_id, cut)

@@ -56,6 +56,7 @@ class Health:
         default_factory=dict
     )  # stages that nobody serves: until when they sleep, with whom
     slowness: tuple[str, str] | None = None  # title and reason (pipeline/microbatch_size.py)
+    forked: Sequence[str] = ()  # what owners signed twice (membership/admission.py)
 
 
 STOPPED = Alarm(
@@ -102,6 +103,7 @@ def alarms(health: Health) -> list[Alarm]:
     alarms_now = [
         *(thin_stages(health.replicas, health.asleep) if health.trained and health.living else ()),
         *(STOPPED for _ in range(health.trained and not health.living)),
+        *(Alarm("forked", "error", "Two owners contradict each other", reason, reason) for reason in health.forked),
         *islands(health.groups),
         *stalled(health.stalled_s, health.stall_s, health.replicas),
         *loss_spike(health.losses),

@@ -14,6 +14,7 @@ from swarmnode.dashboard.totals import LATE, SENT
 from swarmnode.ids import PeerId
 from swarmnode.machine.sensors import local_time
 from swarmnode.manifest import PRESETS, Manifest
+from swarmnode.membership.amendment import ALARM
 from swarmnode.membership.receipt import receipt_to_json
 from swarmnode.pipeline.microbatch_size import LOOPBACK, SETTLED_S, slowness
 from swarmnode.wire import record_pb2, report_pb2
@@ -304,6 +305,7 @@ def health(board: Board, points: Sequence[HistoryPoint], now_s: float) -> Health
         trained=board.samples > 0 and phase(board, now_s) != "looking",
         living=len(board.living()),
         slowness=_slowness(board, now_s),
+        forked=[line for line in board.amendments(0) if line.startswith(ALARM)],
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import pathlib
 from collections.abc import Mapping
@@ -20,21 +21,31 @@ SIGNED_FILE = "manifest.signed"
 
 
 def init(
-    folder: pathlib.Path, manifest: Manifest | None = None, origins: Mapping[str, str] | None = None
+    folder: pathlib.Path,
+    manifest: Manifest | None = None,
+    origins: Mapping[str, str] | None = None,
+    *,
+    recovery: bool = False,
 ) -> tuple[pathlib.Path, pathlib.Path]:
     """Create a run in `folder`: manifest.toml (the values of `manifest` or the defaults, with the `origins` of some),
-    its schema for editors, and owner.key.
+    its schema for editors, owner.key, and with `recovery` recovery.key, whose public half the manifest names.
 
-    Returns both paths. Raises UsageError if either exists already, NotPermitted if they cannot be written.
+    Returns the paths of manifest and owner's key. Raises UsageError if one exists already, NotPermitted if they cannot
+    be written.
     """
     manifest_path, key_path = folder / MANIFEST_FILE, folder / owner_key.FILE_NAME
-    for path in (manifest_path, key_path):
+    made = manifest or Manifest()
+    paths = (manifest_path, key_path, *([folder / owner_key.RECOVERY_FILE] if recovery else []))
+    for path in paths:
         if path.exists() or path.is_symlink():
             raise UsageError(f"{path} exists and is not overwritten; choose another folder, or move it away")
     with os_errors(NotPermitted, f"{folder} cannot be made"):
         folder.mkdir(parents=True, exist_ok=True)
     owner_key.create_owner(key_path)
-    write_whole(manifest_path, brief(manifest or Manifest(), origins or {}).encode())
+    if recovery:
+        public = owner_key.public_bytes(owner_key.create_owner(folder / owner_key.RECOVERY_FILE)).hex()
+        made = dataclasses.replace(made, access=dataclasses.replace(made.access, recovery=public))
+    write_whole(manifest_path, brief(made, origins or {}).encode())
     (folder / SCHEMA_FILE).write_text(schema(), encoding="utf-8")
     return manifest_path, key_path
 

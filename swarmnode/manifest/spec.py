@@ -670,6 +670,13 @@ class AccessSpec:
         " the owner's access list.",
         "the simplest among friends",
     )
+    recovery: str = key(
+        "",
+        matching(r"([0-9a-f]{64})?", "64 hex digits, or nothing"),
+        "Public half of the recovery key, which replaces the owner's keys when one is stolen or lost"
+        " (docs/bad-version.md).",
+        "`swarmnode init` makes one",
+    )
 
 
 @dataclass(frozen=True, slots=True)

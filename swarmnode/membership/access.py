@@ -27,6 +27,7 @@ from swarmnode.wire import access_pb2 as wire
 PASS_BYTES_MAX = 512
 ACCESS_LIST_BYTES_MAX = REMEMBERED_MAX * PEER_MAX  # as many peers as a node remembers; use invites for more
 GRANT_NAME_BYTES = 8
+SEQUENCE_STEP_MAX = 1 << 16  # guess: lists that an owner makes by hand while a node does not hear of them
 UPDATE = "pip install --upgrade WHEEL, the file or URL that the run's organiser gives"
 _VERSION = re.compile(r"\d+(\.\d+)*")
 SKEW_S = 300  # clock error of volunteers: RFC 4120, section 8.2, lets Kerberos' clocks differ by five minutes
@@ -46,6 +47,28 @@ class AccessList:
     banned: frozenset[PeerId] = frozenset()
     revoked: frozenset[bytes] = frozenset()
     least_version: str = ""  # of this program; empty: any
+    amendment: int = 0  # the last one when it was signed
+
+
+@dataclass(frozen=True, slots=True)
+class OwnerKeys:
+    """The keys that sign for a run. `after`: those in force after so many amendments, from none on. `living`: marks of
+    what earlier keys signed that lives on."""
+
+    after: tuple[tuple[bytes, ...], ...]
+    living: frozenset[bytes] = frozenset()
+
+    @property
+    def now(self) -> tuple[bytes, ...]:
+        """The keys in force, as far as the chain is known here."""
+        return self.after[-1]
+
+    def of(self, amendment: int, mark: bytes = b"") -> tuple[bytes, ...]:
+        """The keys that can have signed what names `amendment` as the last one: owners then, and owners still unless
+        its `mark` lives on. None for an amendment that is not known here."""
+        if amendment >= len(self.after):
+            return ()
+        return tuple(key for key in self.after[amendment] if key in self.now or mark in self.living)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +79,12 @@ class AccessRules:
     owner: bytes
     is_open: bool
     access_list: AccessList = AccessList()
-    signers: tuple[bytes, ...] = ()  # other keys that the owner let sign, now or before: their grants hold
+    amended: OwnerKeys | None = None  # None: no amendments
+
+    @property
+    def keys(self) -> OwnerKeys:
+        """The keys that sign for the run."""
+        return self.amended or OwnerKeys(((self.owner,),))
 
 
 def grant_name(grant: wire.Grant) -> bytes:
@@ -64,11 +92,23 @@ def grant_name(grant: wire.Grant) -> bytes:
     return digest("grant", grant.delegate)[:GRANT_NAME_BYTES]
 
 
+def mark_of(signed: wire.Grant | wire.Warrant) -> bytes:
+    """The 8 bytes that name one grant or warrant, as it was signed, in an amendment that lets it live on."""
+    return digest("mark", signed.SerializeToString(deterministic=True))[:GRANT_NAME_BYTES]
+
+
 def sign_grant(
-    owner: Ed25519PrivateKey, run_id: RunId, delegate: Identity, expires_unix_s: int, machines_max: int = 0
+    owner: Ed25519PrivateKey,
+    run_id: RunId,
+    delegate: Identity,
+    expires_unix_s: int,
+    machines_max: int = 0,
+    amendment: int = 0,
 ) -> wire.Grant:
-    """The owner's permission for the holder of `delegate`'s key to sign passes until `expires_unix_s`."""
+    """The owner's permission for the holder of `delegate`'s key to sign passes until `expires_unix_s`. `amendment`: the
+    last one as it is signed."""
     grant = wire.Grant(delegate=delegate.public_key, expires_unix_s=expires_unix_s, machines_max=machines_max)
+    grant.amendment = amendment
     grant.signature = owner.sign(_grant_text(run_id, grant))
     return grant
 
@@ -89,6 +129,7 @@ def sign_access_list(owner: Ed25519PrivateKey, run_id: RunId, access_list: Acces
         banned=sorted(access_list.banned),
         revoked=sorted(access_list.revoked),
         least_version=access_list.least_version,
+        amendment=access_list.amendment,
     ).SerializeToString(deterministic=True)
     return wire.SignedAccessList(list=raw, signature=owner.sign(_ACCESS_LIST + raw))
 
@@ -110,6 +151,7 @@ def open_access_list(signed: wire.SignedAccessList, run_id: RunId, *owners: byte
         frozenset(map(PeerId, access.banned)),
         frozenset(access.revoked),
         access.least_version,
+        access.amendment,
     )
 
 
@@ -159,12 +201,24 @@ def permitted(
         seen = machines.get(name, set())
         if peer not in seen and len(seen) >= grant.machines_max:
             return False, f"its invite is for {grant.machines_max} machines, and that many have joined"
-    text, owners = _grant_text(rules.run_id, grant), (rules.owner, *rules.signers)
-    if not any(_verifies(owner, text, grant.signature) for owner in owners):
-        return False, "its invite is not signed by the owner of this run"
+    if why := _grant_fault(rules, grant):
+        return False, why
     if not _verifies(grant.delegate, _pass_text(rules.run_id, grant, peer, shown.expires_unix_s), shown.signature):
         return False, "its pass is forged, or another machine's"
     return True, f"it has a pass of invite {name.hex()}"
+
+
+def _grant_fault(rules: AccessRules, grant: wire.Grant) -> str:
+    """The reason why no key that may sign for the run now signed `grant`; "" if one did."""
+    text, keys = _grant_text(rules.run_id, grant), rules.keys
+    if grant.amendment >= len(keys.after):
+        return f"its invite is of amendment {grant.amendment}, which has not come here yet: try again in a minute"
+    mark = mark_of(grant) if keys.living else b""
+    if any(_verifies(owner, text, grant.signature) for owner in keys.of(grant.amendment, mark)):
+        return ""
+    if any(_verifies(owner, text, grant.signature) for owner in keys.after[grant.amendment]):
+        return "its invite is signed with a key that the owner replaced: ask the organiser for a new one"
+    return "its invite is not signed by the owner of this run"
 
 
 @functools.lru_cache(maxsize=4096)
@@ -173,35 +227,41 @@ def _verifies(key: bytes, message: bytes, signature: bytes) -> bool:
 
 
 def _grant_text(run_id: RunId, grant: wire.Grant) -> bytes:
-    return _GRANT + digest(run_id, grant.delegate, grant.expires_unix_s, grant.machines_max)
+    named = (grant.amendment,) if grant.amendment else ()  # grants of the first chain are as they were
+    return _GRANT + digest(run_id, grant.delegate, grant.expires_unix_s, grant.machines_max, *named)
 
 
 def _pass_text(run_id: RunId, grant: wire.Grant, machine: PeerId, expires_unix_s: int) -> bytes:
     return _PASS + digest(run_id, grant.delegate, public_key_of(machine), expires_unix_s)
 
 
-def _warrant_text(run_id: RunId, machine: PeerId, expires_unix_s: int) -> bytes:
-    return _WARRANT + digest(run_id, public_key_of(machine), expires_unix_s)
+def _warrant_text(run_id: RunId, machine: PeerId, warrant: wire.Warrant) -> bytes:
+    named = (warrant.amendment,) if warrant.amendment else ()
+    return _WARRANT + digest(run_id, public_key_of(machine), warrant.expires_unix_s, *named)
 
 
-def sign_warrant(owner: Ed25519PrivateKey, run_id: RunId, machine: PeerId, expires_unix_s: int) -> wire.Warrant:
+def sign_warrant(
+    owner: Ed25519PrivateKey, run_id: RunId, machine: PeerId, expires_unix_s: int, amendment: int = 0
+) -> wire.Warrant:
     """The owner's leave to archive a run: `machine` may copy the slow weights of every stage without taking part.
 
     It gives access to less than what every member of the run can copy anyway (transfer/donor.py), so one that is lost
     costs each node a bounded share of its line until it expires or the owner bans the machine."""
-    signature = owner.sign(_warrant_text(run_id, machine, expires_unix_s))
-    return wire.Warrant(expires_unix_s=expires_unix_s, signature=signature)
+    warrant = wire.Warrant(expires_unix_s=expires_unix_s, amendment=amendment)
+    warrant.signature = owner.sign(_warrant_text(run_id, machine, warrant))
+    return warrant
 
 
 def check_warrant(
     shown: wire.Warrant, *, owners: Sequence[bytes], run_id: RunId, machine: PeerId, now_unix_s: float
 ) -> tuple[bool, str]:
-    """(whether `machine` may archive run `run_id` of `owners` now, why or why not). The signature is checked last."""
+    """(whether `machine` may archive run `run_id` now, why or why not). `owners`: the keys that can have signed it
+    (OwnerKeys.of). The signature is checked last."""
     if len(shown.signature) != SIGNATURE_BYTES:
         return False, "its warrant is malformed"
     if shown.expires_unix_s <= now_unix_s:
         return False, "its warrant has expired: the owner signs a new one"
-    text = _warrant_text(run_id, machine, shown.expires_unix_s)
+    text = _warrant_text(run_id, machine, shown)
     if not any(_verifies(owner, text, shown.signature) for owner in owners):
         return False, "its warrant is not signed by the owner of this run, or is another machine's"
     return True, "the owner's warrant"

@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from swarmnode import __version__, bounds
 from swarmnode.errors import Forbidden, RemoteFault
-from swarmnode.ids import PeerId
+from swarmnode.ids import PeerId, digest
 from swarmnode.membership.access import (
     ACCESS_LIST_BYTES_MAX,
+    GRANT_NAME_BYTES,
     PASS_BYTES_MAX,
+    SEQUENCE_STEP_MAX,
+    AccessList,
     AccessRules,
     grant_name,
     open_access_list,
     permitted,
     too_old,
 )
-from swarmnode.membership.amendment import Amendments
+from swarmnode.membership.amendment import ALARM, Amendments
 from swarmnode.ports import Clock
 from swarmnode.remembered import REMEMBERED_MAX
 from swarmnode.wire import access_pb2 as wire
+from swarmnode.wire.call_pb2 import AccessListRequest
 
 
 @dataclass(eq=False)
@@ -36,6 +41,10 @@ class Admission:
     def __post_init__(self) -> None:
         self.signed: wire.SignedAccessList | None = None  # the owner's newest list, to be passed on
         self.ahead: PeerId | None = None  # who said last that it knows more amendments
+        self.renew: Callable[[], wire.Pass | None] = lambda: None  # a pass of the owner's newest key, where it is here
+        self.renewals: list[Callable[[], None]] = []  # called when the owner's rules changed
+        self.rival_lists: list[str] = []
+        """Alarms: the owner signed two lists of one number."""
         self._passes: OrderedDict[PeerId, wire.Pass] = OrderedDict()
         self._machines: dict[bytes, set[PeerId]] = {}
 
@@ -45,6 +54,8 @@ class Admission:
         if not fresh:
             shown = self._passes.get(peer)
         permit, reason = permitted(self.rules, peer, shown, self.clock.unix_s(), self._machines)
+        if not permit and shown is not None and shown.grant.amendment >= len(self.rules.keys.after):
+            self.ahead = peer
         if permit and fresh and shown is not None and not self.rules.is_open:
             self._remember(peer, shown)
         return permit, reason
@@ -53,7 +64,11 @@ class Admission:
         """Whether this node may take part, with its version of the program, and the reason."""
         if reason := too_old(self.rules.access_list.least_version, __version__):
             return False, reason
-        return self.judge(me, self.mine)
+        permit, reason = self.judge(me, self.mine)
+        if not permit and (fresh := self.renew()) is not None:
+            self.mine = fresh
+            return self.judge(me, self.mine)
+        return permit, reason
 
     def refusal(self, peer: PeerId, reason: str) -> Forbidden:
         """The refusal for `peer`. If the owner's list excludes it, the signed list is attached as evidence."""
@@ -66,33 +81,91 @@ class Admission:
         """Adopt amendments and an access list; return whether the list is newer than ours. Raises RemoteFault if no
         owner signed them."""
         if self.amendments is not None:
-            self.amendments.learn(signed.amendments)
-            is_open, signers = self.amendments.newest.access.mode == "open", self.amendments.signers
-            self.rules = replace(self.rules, is_open=is_open, signers=signers)
-        if not signed.list:
+            try:
+                self.amendments.learn(signed.amendments)
+                for rival in signed.rivals:
+                    self.amendments.learn([rival])
+            finally:  # those before a false one count
+                is_open, keys = self.amendments.newest.access.mode == "open", self.amendments.keys
+                self.rules = replace(self.rules, is_open=is_open, amended=keys)
+        if not signed.list or (self.signed is not None and signed.list == self.signed.list):
             return False
         if len(signed.list) + len(signed.signature) > ACCESS_LIST_BYTES_MAX:
             raise RemoteFault(f"access list of {len(signed.list)} bytes; at most {ACCESS_LIST_BYTES_MAX}")
         access_list = open_access_list(signed, self.rules.run_id, *self.owners)
-        if access_list.sequence <= self.rules.access_list.sequence:
+        if access_list.amendment >= len(self.rules.keys.after):
+            raise RemoteFault(f"access list under amendment {access_list.amendment}, which is not known here")
+        if not self._supersedes(access_list):
             return False
+        self.rival_lists.clear()
         self.rules = replace(self.rules, access_list=access_list)
         self.signed = wire.SignedAccessList(list=signed.list, signature=signed.signature)
         return True
+
+    def _supersedes(self, access_list: AccessList) -> bool:
+        """Whether `access_list`, which an owner in force signed, counts from now on: each does where the known one is
+        of a key that was replaced. Raises RemoteFault for a number that leaps."""
+        known = self.rules.access_list
+        here, there = _rank(known), _rank(access_list)
+        if self.signed is None or self._signed_still(self.signed):  # one of a replaced key holds until any other comes
+            if there == here and access_list != known and not self.rival_lists:
+                self.rival_lists.append(
+                    f"{ALARM}owners signed two access lists {access_list.sequence}: a key may be stolen; the owner says"
+                    ": swarmnode owner rotate RUN --recovery FILE"
+                )
+            if there <= here:
+                return False
+            if access_list.sequence > known.sequence + SEQUENCE_STEP_MAX:
+                raise RemoteFault(f"access list {access_list.sequence}, where {known.sequence} is known")
+        return True
+
+    def _signed_still(self, signed: wire.SignedAccessList) -> bool:
+        """Whether a key in force signed this list, which was verified when it came."""
+        try:
+            open_access_list(signed, self.rules.run_id, *self.owners)
+        except RemoteFault:
+            return False
+        return True
+
+    def alarms(self) -> list[str]:
+        """Lines for people: the owner's documents contradict each other."""
+        return self.rival_lists + ([] if self.amendments is None else self.amendments.alarms())
+
+    def lines(self, round_index: int) -> list[str]:
+        """The owner's amendments for people, after alarms."""
+        return self.alarms() + ([] if self.amendments is None else self.amendments.lines(round_index))
 
     @property
     def owners(self) -> tuple[bytes, ...]:
         """The keys that sign access lists and warrants now."""
         return (self.rules.owner,) if self.amendments is None else self.amendments.owners
 
-    def news(self, sequence: int, amendments: int) -> wire.SignedAccessList:
-        """The documents that a peer lacks that has the access list of `sequence` and so many `amendments`."""
-        signed = wire.SignedAccessList()
-        if self.signed is not None and self.rules.access_list.sequence > sequence:
-            signed.CopyFrom(self.signed)
+    def asking(self) -> AccessListRequest:
+        """The words by which a peer knows what is known here."""
+        asked = AccessListRequest(sequence=self.rules.access_list.sequence, list_digest=self._list_digest())
         if self.amendments is not None:
-            signed.amendments.extend(self.amendments.signed[amendments:])
+            asked.amendments, asked.head = len(self.amendments.chain), self.amendments.head
+            asked.rivals = len(self.amendments.rivals)
+        return asked
+
+    def news(self, asked: AccessListRequest) -> wire.SignedAccessList:
+        """The documents that a peer lacks that `asked` so: all amendments where its last one is not among ours."""
+        signed = wire.SignedAccessList()
+        other = bool(asked.list_digest) and asked.list_digest != self._list_digest()
+        newer = not asked.list_digest and self.rules.access_list.sequence > asked.sequence
+        if self.signed is not None and (newer or other):
+            signed.CopyFrom(self.signed)
+        if (known := self.amendments) is not None:
+            had = asked.amendments
+            same = had <= len(known.chain) and asked.head in (b"", known.digest_of(had))
+            signed.amendments.extend(known.signed[had if same or not asked.head else 0 :])
+            if asked.rivals < len(known.rivals):
+                for serial, rival in known.rivals.items():  # the asker may have either
+                    signed.rivals.extend([rival, known.signed[serial - 1]])
         return signed
+
+    def _list_digest(self) -> bytes:
+        return b"" if self.signed is None else digest("list", self.signed.list)[:GRANT_NAME_BYTES]
 
     def _remember(self, peer: PeerId, shown: wire.Pass) -> None:
         kept = wire.Pass()
@@ -106,6 +179,10 @@ class Admission:
             self._machines[name].discard(gone)
             if not self._machines[name]:
                 del self._machines[name]
+
+
+def _rank(access_list: AccessList) -> tuple[int, int]:
+    return access_list.amendment, access_list.sequence
 
 
 def parse_pass(raw: bytes) -> wire.Pass:

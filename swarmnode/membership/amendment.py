@@ -2,6 +2,11 @@
 round on, or the keys that may sign. The run's id stays that of the manifest as it was signed first.
 
 They travel with the manifest to joiners, and with the access list to members (node/access_list.py).
+
+A chain can fork where a key was stolen: two amendments of one serial, each signed by an owner. Every node that hears of
+both keeps the one it has, shows an alarm, and passes both on. The run's recovery key, which the manifest names and so
+the run's id covers, ends it: of two chains that one counts in which it replaced the owners' keys more often. (As roots
+of The Update Framework are replaced: TUF 1.0, section 6.1; alarms as Certificate Transparency's gossip.)
 """
 
 from __future__ import annotations
@@ -13,14 +18,17 @@ from dataclasses import dataclass
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from swarmnode import bounds
+from swarmnode.bounds.table import RIVALS_MAX
 from swarmnode.errors import ManifestError, RemoteFault
 from swarmnode.identity import PUBLIC_KEY_BYTES, signed_by
 from swarmnode.ids import RunId, digest
 from swarmnode.manifest import Manifest, amended
 from swarmnode.manifest.text import difference
+from swarmnode.membership.access import OwnerKeys
 from swarmnode.wire import access_pb2 as wire
 from swarmnode.wire.record_pb2 import SignedManifest
 
+ALARM = "ALARM: "  # begins the lines that everybody shows
 AMENDMENT_BYTES_MAX = 4096
 AMENDMENTS_MAX = 64  # guess: changes of one run
 
@@ -30,22 +38,24 @@ _DOMAIN = b"swarmnode/amendment/v1\0"
 @dataclass(frozen=True, slots=True)
 class Amendment:
     """One change: `values` by field from `from_round` on. `owners`, if any, are the keys that sign from the next one
-    on."""
+    on, and `living` marks of what earlier keys signed that lives on. `recovery`: the recovery key signed it."""
 
     serial: int
     from_round: int
     values: Mapping[str, object]
     owners: tuple[bytes, ...] = ()
+    living: frozenset[bytes] = frozenset()
+    recovery: bool = False
 
 
 class Amendments:
-    """The chain as known here, verified. `owners` may sign the next amendment, access lists and warrants; `signers` are
-    all that ever could: their invites go on working."""
+    """The chain as known here, verified. `keys` has the owners' keys after each amendment."""
 
     def __init__(self, manifest: Manifest, run_id: RunId, owner: bytes) -> None:
         self.run_id = run_id
-        self.owners: tuple[bytes, ...] = (owner,)
-        self.signers: tuple[bytes, ...] = (owner,)
+        self.keys = OwnerKeys(((owner,),))
+        self.rivals: dict[int, wire.SignedAmendment] = {}
+        """By serial: another one that an owner signed. RIVALS_MAX at most."""
         self.chain: list[Amendment] = []
         self.signed: list[wire.SignedAmendment] = []
         self._manifests = [manifest]  # after so many amendments
@@ -58,6 +68,30 @@ class Amendments:
         amendments = cls(manifest, run_id, signed.owner)
         amendments.learn(signed.amendments)
         return amendments
+
+    @property
+    def owners(self) -> tuple[bytes, ...]:
+        """The keys that may sign the next amendment, access lists, invites and warrants."""
+        return self.keys.now
+
+    @property
+    def signers(self) -> tuple[bytes, ...]:
+        """All keys that could ever sign."""
+        return tuple(dict.fromkeys(key for keys in self.keys.after for key in keys))
+
+    @property
+    def recovery(self) -> bytes:
+        """The public half of the run's recovery key; empty: it has none."""
+        return bytes.fromhex(self._manifests[0].access.recovery)
+
+    @property
+    def head(self) -> bytes:
+        """The digest of the last amendment; empty without one."""
+        return self.digest_of(len(self.signed))
+
+    def digest_of(self, serial: int) -> bytes:
+        """The digest of amendment `serial`; empty for 0."""
+        return digest("amendment", self.signed[serial - 1].amendment) if serial else b""
 
     @property
     def newest(self) -> Manifest:
@@ -81,25 +115,74 @@ class Amendments:
         return max(serial for serial in self.cuts if serial <= self.serial(round_index))
 
     def learn(self, signed: Sequence[wire.SignedAmendment]) -> list[Amendment]:
-        """Add what is new in `signed`, which may begin anywhere up to the end of this chain; returns it.
+        """Add what is new in `signed`, which may begin anywhere up to the end of this chain; returns it. Another chain
+        takes the place of this one from where they part if the recovery key signed more often in it; else its first
+        amendment there is a rival.
 
         Raises RemoteFault at the first one that no owner signed, that is out of order, or that changes what cannot be
         changed; those before it are kept.
         """
         if len(signed) > AMENDMENTS_MAX:
             raise RemoteFault(f"{len(signed)} amendments; at most {AMENDMENTS_MAX}")
-        before = len(self.chain)
-        for each in signed:
-            if each not in self.signed:
-                self._add(each)
-        return self.chain[before:]
+        before = list(self.signed)
+        for at, each in enumerate(signed):
+            if each in self.signed:
+                continue
+            serial = self._parts_at(each)
+            if serial:
+                self._weigh(serial, signed[at:])
+                break
+            self._add(each)
+        return [made for made, raw in zip(self.chain, self.signed, strict=True) if raw not in before]
+
+    def _parts_at(self, signed: wire.SignedAmendment) -> int:
+        """The serial of `signed` if it follows what is known here, but another one is in its place; else 0."""
+        if len(signed.amendment) > AMENDMENT_BYTES_MAX:
+            return 0
+        amendment = bounds.opened(wire.Amendment, signed.amendment, "amendment")
+        place = amendment.serial
+        taken = 0 < place <= len(self.chain) and amendment.previous == self.digest_of(place - 1)
+        return place if taken else 0
+
+    def _weigh(self, serial: int, signed: Sequence[wire.SignedAmendment]) -> None:
+        """Go on with the chain that parts from this one at `serial` with `signed`, or note a rival. Raises RemoteFault
+        if no owner signed its first amendment."""
+        other = self._begun(serial - 1)
+        other._add(signed[0])
+        for each in signed[1:]:
+            try:
+                other._add(each)
+            except RemoteFault:
+                break
+        ours, theirs = (sum(one.recovery for one in chain) for chain in (self.chain, other.chain))
+        if theirs > ours:
+            rivals = {number: rival for number, rival in self.rivals.items() if number < serial}
+            self.keys = other.keys
+            self.chain = other.chain
+            self.signed = other.signed
+            self._manifests = other._manifests
+            self.cuts = other.cuts
+            self.rivals = rivals
+        elif theirs == ours and len(self.rivals) < RIVALS_MAX:
+            self.rivals.setdefault(serial, signed[0])
+
+    def _begun(self, serial: int) -> Amendments:
+        """A chain of the first `serial` amendments."""
+        begun = Amendments(self._manifests[0], self.run_id, self.keys.after[0][0])
+        for each in self.signed[:serial]:
+            begun._add(each)
+        return begun
 
     def _add(self, signed: wire.SignedAmendment) -> None:
         if len(signed.amendment) > AMENDMENT_BYTES_MAX:
             raise RemoteFault(f"amendment of {len(signed.amendment)} bytes; at most {AMENDMENT_BYTES_MAX}")
-        if not any(signed_by(owner, _DOMAIN + signed.amendment, signed.signature) for owner in self.owners):
+        text = _DOMAIN + signed.amendment
+        recovery = bool(self.recovery) and signed_by(self.recovery, text, signed.signature)
+        if not recovery and not any(signed_by(owner, text, signed.signature) for owner in self.owners):
             raise RemoteFault("amendment that no owner of this run signed")
         amendment = bounds.opened(wire.Amendment, signed.amendment, "amendment")
+        if recovery and (amendment.names or not amendment.owners):
+            raise RemoteFault("amendment of the recovery key that does not replace the owners' keys alone")
         number = len(self.chain) + 1
         if amendment.run_id != self.run_id:
             raise RemoteFault(f"amendment of run {amendment.run_id[:16]!r}, not of {self.run_id[:16]!r}")
@@ -116,16 +199,21 @@ class Amendments:
             manifest = amended(self.newest, values)
         except (ValueError, RecursionError, ManifestError) as error:
             raise RemoteFault(f"amendment {number}: {error}") from None
-        self.chain.append(Amendment(number, amendment.from_round, values, tuple(amendment.owners)))
+        owners, living = tuple(amendment.owners), frozenset(amendment.living)
+        self.chain.append(Amendment(number, amendment.from_round, values, owners, living, recovery))
         self.signed.append(signed)
         if manifest.pipeline.stages != self.newest.pipeline.stages:
             self.cuts.append(number)
         self._manifests.append(manifest)
-        self.owners = tuple(amendment.owners) or self.owners
-        self.signers = tuple(dict.fromkeys((*self.signers, *self.owners)))
+        self.keys = OwnerKeys((*self.keys.after, owners or self.keys.now), living if owners else self.keys.living)
 
     def sign(
-        self, key: Ed25519PrivateKey, from_round: int, values: Mapping[str, object], owners: Sequence[bytes] = ()
+        self,
+        key: Ed25519PrivateKey,
+        from_round: int,
+        values: Mapping[str, object],
+        owners: Sequence[bytes] = (),
+        living: Sequence[bytes] = (),
     ) -> Amendment:
         """Add the next amendment, signed with an owner's `key`. Raises RemoteFault as `learn`."""
         raw = wire.Amendment(
@@ -136,6 +224,7 @@ class Amendments:
             names=list(values),
             values=[json.dumps(value) for value in values.values()],
             owners=owners,
+            living=living,
         ).SerializeToString(deterministic=True)
         return self.learn([wire.SignedAmendment(amendment=raw, signature=key.sign(_DOMAIN + raw))])[0]
 
@@ -144,7 +233,8 @@ class Amendments:
         before, after = self._manifests[amendment.serial - 1 : amendment.serial + 1]
         says = [change.replace(": ", " ", 1) for change in difference(before, after)]
         if amendment.owners:
-            says.append("owners " + ", ".join(owner.hex()[:16] for owner in amendment.owners))
+            by = " by the recovery key" if amendment.recovery else ""
+            says.append("owners " + ", ".join(owner.hex()[:16] for owner in amendment.owners) + by)
         return f"amendment {amendment.serial} from round {amendment.from_round}: {'; '.join(says) or 'no change'}"
 
     def lines(self, round_index: int | None = None) -> list[str]:
@@ -152,5 +242,14 @@ class Amendments:
         marks = ("", "") if round_index is None else (" (pending)", " (in force)")
         return [self.text(one) + marks[one.from_round <= (round_index or 0)] for one in self.chain]
 
+    def alarms(self) -> list[str]:
+        """A line for each serial of which owners signed two amendments."""
+        return [
+            f"{ALARM}owners signed two amendments {serial}, {self.digest_of(serial).hex()[:8]} and "
+            f"{digest('amendment', rival.amendment).hex()[:8]}: a key may be stolen; the owner says: swarmnode owner "
+            "rotate RUN --recovery FILE"
+            for serial, rival in sorted(self.rivals.items())
+        ]
+
     def _last(self) -> bytes:
-        return digest("amendment", self.signed[-1].amendment) if self.signed else b""
+        return self.head

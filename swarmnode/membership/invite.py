@@ -39,7 +39,8 @@ _NUMBERS = {family: number for number, family in _FAMILIES.items()}
 @dataclass(frozen=True, slots=True)
 class Invite:
     """`bootstraps` are multiaddrs that end in /p2p/PEER_ID. It has at most one of `grant` (with its `secret`) and
-    `machine_pass` (for `machine`); an open run needs neither."""
+    `machine_pass` (for `machine`); an open run needs neither. `amendment` and `head`: the owner's last amendment,
+    and its digest."""
 
     run_id: RunId
     owner: bytes
@@ -48,6 +49,8 @@ class Invite:
     secret: bytes = field(default=b"", repr=False)
     machine_pass: wire.Pass | None = None
     machine: PeerId | None = None
+    amendment: int = 0
+    head: bytes = b""
 
     @property
     def is_secret(self) -> bool:
@@ -77,6 +80,7 @@ def encode(invite: Invite) -> str:
     if invite.machine_pass is not None and invite.machine is not None:
         getattr(message, "pass").CopyFrom(invite.machine_pass)
         message.machine = public_key_of(invite.machine)
+    message.amendment, message.head = invite.amendment, invite.head
     raw = message.SerializeToString(deterministic=True)
     return PREFIX + base64.urlsafe_b64encode(raw + _check(raw)).rstrip(b"=").decode()
 
@@ -135,6 +139,8 @@ def _open(message: wire.Invite) -> Invite:
         message.secret,
         getattr(message, "pass") if has_pass else None,
         peer_id_of(message.machine) if has_pass else None,
+        message.amendment,
+        message.head,
     )
 
 

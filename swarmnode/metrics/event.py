@@ -66,6 +66,7 @@ EVENTS: Final[dict[str, EventKind]] = {
     "clock.followed": _event("this machine's clock made a step, and the node's clock followed it", "step_s"),
     "access_list.changed": _event("the owner's access list changed; peers it bans are disconnected", "sequence"),
     "amendment.heard": _event("the owner amended the run; nodes take it up at its round", "amendment changes"),
+    "owner.forked": _event("an owner's keys signed two documents of one number: one may be stolen", "reason"),
     "amendment.applied": _event("this node goes on with the amended manifest", "round amendment changes"),
     "access_list.failed": _event("a peer did not give the access list; another is asked later", "reason"),
     "record.refused": _event("a stale, forged or malformed record was dropped", "reason"),

@@ -37,8 +37,9 @@ async def keep_access_list(
     """
     me = transport.peer_id
     while True:
-        known, rules, amendments = admission.rules.access_list.sequence, admission.rules, admission.amendments
-        heard = 0 if amendments is None else len(amendments.chain)
+        known, rules, amendments = admission.signed, admission.rules, admission.amendments
+        heard = [] if amendments is None else list(amendments.signed)
+        told = admission.alarms()
         others = [peer for peer in peers() if peer != me]
         ahead, admission.ahead = admission.ahead, None
         # The owner's file, and a random peer as well: anybody may say that it is ahead.
@@ -52,12 +53,18 @@ async def keep_access_list(
                 take_evidence(admission, refusal)
             except (RemoteFault, Unavailable) as error:
                 telemetry.event("access_list.failed", level="debug", reason=str(error))
-        for amendment in [] if amendments is None else amendments.chain[heard:]:
+        for amendment in [] if amendments is None else list(amendments.chain):
             assert amendments is not None
-            telemetry.event("amendment.heard", amendment=amendment.serial, changes=amendments.text(amendment))
-        if admission.rules.access_list.sequence > known:
+            if amendments.signed[amendment.serial - 1] not in heard:
+                telemetry.event("amendment.heard", amendment=amendment.serial, changes=amendments.text(amendment))
+        for alarm in admission.alarms():
+            if alarm not in told:
+                telemetry.event("owner.forked", level="error", reason=alarm)
+        if admission.signed is not known:
             telemetry.event("access_list.changed", sequence=admission.rules.access_list.sequence)
         if admission.rules != rules:
+            for renew in admission.renewals:
+                renew()
             changed()
         permit, reason = admission.judge_me(me)
         if not permit:
@@ -84,8 +91,6 @@ async def tell(admission: Admission, transport: Transport, peers: Sequence[PeerI
 
 async def ask(admission: Admission, transport: Transport, peer: PeerId) -> None:
     """Take in the access list `peer` has, if it is newer. Raises RemoteFault and Unavailable as `call` does."""
-    request = wire.AccessListRequest(sequence=admission.rules.access_list.sequence)
-    if admission.amendments is not None:
-        request.amendments = len(admission.amendments.chain)
-    answer = await transport.call(peer, Call(wire.Request(access_list=request)), timeout_s=TIMEOUT_S, reply_bytes_max=0)
+    call = Call(wire.Request(access_list=admission.asking()))
+    answer = await transport.call(peer, call, timeout_s=TIMEOUT_S, reply_bytes_max=0)
     admission.learn(answer.header.access_list)

@@ -29,7 +29,7 @@ from collections.abc import Collection, Sequence
 from swarmnode.errors import RemoteFault, Unavailable
 from swarmnode.ids import PeerId, RunId, short
 from swarmnode.manifest import Manifest
-from swarmnode.membership.access import check_warrant
+from swarmnode.membership.access import check_warrant, mark_of
 from swarmnode.membership.swarm import Member
 from swarmnode.node.presence import Presence
 from swarmnode.ports import Admit, Clock
@@ -49,7 +49,7 @@ class CallerCheck:
         """`owner`: the key that signs warrants, where there is no admission; empty: nobody's."""
         self._run_id = run_id
         self._owner = owner
-        self._archivists = Remembered[PeerId, int]()  # until when, in Unix seconds
+        self._archivists = Remembered[PeerId, access_pb2.Warrant]()
         self._presence = presence
         self._clock = clock
         self._stages = manifest.pipeline.stages
@@ -81,7 +81,8 @@ class CallerCheck:
 
     def archives(self, peer: PeerId) -> bool:
         """Whether `peer` has shown the owner's warrant, and it still holds."""
-        return self._archivists.get(peer, 0) > self._clock.unix_s()
+        shown = self._archivists.get(peer)
+        return shown is not None and self.warranted(peer, shown)[0]
 
     def archivists(self) -> list[PeerId]:
         """The machines that have archived this node's stage for the owner, and still may."""
@@ -89,18 +90,21 @@ class CallerCheck:
 
     def warranted(self, peer: PeerId, warrant: access_pb2.Warrant) -> tuple[bool, str]:
         """(whether `peer` may archive the run for its owner, why or why not)."""
-        owners, now_s = self._owners(), self._clock.unix_s()
+        owners, now_s = self._owners(warrant), self._clock.unix_s()
         return check_warrant(warrant, owners=owners, run_id=self._run_id, machine=peer, now_unix_s=now_s)
 
     def _take_warrant(self, peer: PeerId, warrant: access_pb2.Warrant) -> None:
         permit, reason = self.warranted(peer, warrant)
         if not permit:
             raise Unavailable(f"{short(peer)} may not archive this run: {reason}")
-        self._archivists[peer] = warrant.expires_unix_s
+        kept = access_pb2.Warrant()
+        kept.CopyFrom(warrant)
+        self._archivists[peer] = kept
 
-    def _owners(self) -> Sequence[bytes]:
+    def _owners(self, warrant: access_pb2.Warrant) -> Sequence[bytes]:
+        """The keys that can have signed `warrant`."""
         admission = self._presence.admission
-        return (self._owner,) if admission is None else admission.owners
+        return (self._owner,) if admission is None else admission.rules.keys.of(warrant.amendment, mark_of(warrant))
 
     def _of(self, method: str) -> Collection[int]:
         """The stages whose replicas may call `method`."""

@@ -130,6 +130,11 @@ class MembershipHandlers:
         asked in turn (access_list.py)."""
         assert self._admission is not None
         request, known = call.header.access_list, self._admission.amendments
-        if known is not None and request.amendments > len(known.chain):
+        parted = (
+            known is not None and 0 < request.amendments == len(known.chain) and request.head not in (b"", known.head)
+        )
+        if known is not None and (
+            request.amendments > len(known.chain) or parted or request.rivals > len(known.rivals)
+        ):
             self._admission.ahead = peer
-        return Answer(wire.Reply(access_list=self._admission.news(request.sequence, request.amendments)))
+        return Answer(wire.Reply(access_list=self._admission.news(request)))

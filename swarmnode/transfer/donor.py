@@ -445,7 +445,7 @@ class LoadedDonor:
         load: Callable[[int, Snapshot | None], Awaitable[Snapshot]],
         offload: Callable[[Callable[[], wire.Snapshot]], Awaitable[wire.Snapshot]],
         telemetry: Telemetry,
-        warrant: access_pb2.Warrant | None = None,
+        warrant: Callable[[], access_pb2.Warrant | None] = lambda: None,
     ) -> None:
         """`warrant`: the owner's, of an archive, which each offer shows."""
         self._load = load
@@ -465,8 +465,8 @@ class LoadedDonor:
                 del self._kept[next(iter(self._kept))]
             self._kept[stage] = newest
         answer = await self._donor.offer(peer, call)
-        if self._warrant is not None:
-            answer.header.snapshot.warrant.CopyFrom(self._warrant)
+        if (shown := self._warrant()) is not None:
+            answer.header.snapshot.warrant.CopyFrom(shown)
         return answer
 
     def serve(self, transport: Transport) -> None:

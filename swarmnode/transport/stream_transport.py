@@ -299,8 +299,9 @@ class StreamTransport:
         """A new stream to `peer`, with our pass sent on it."""
         stream = await self._reach(peer)
         stream.throttle = self.throttle
-        if self.own_pass is not None:
-            await stream.write(frame.seal_pass(self.own_pass, stream.version))
+        admission = self._server.admission
+        if (shown := self.own_pass if admission is None else admission.mine) is not None:
+            await stream.write(frame.seal_pass(shown, stream.version))
         return stream
 
     # Incoming calls.

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19swarmnode/v1/access.proto\x12\x0cswarmnode.v1\"Z\n\x05Grant\x12\x10\n\x08\x64\x65legate\x18\x01 \x01(\x0c\x12\x16\n\x0e\x65xpires_unix_s\x18\x02 \x01(\x04\x12\x14\n\x0cmachines_max\x18\x03 \x01(\r\x12\x11\n\tsignature\x18\x04 \x01(\x0c\"U\n\x04Pass\x12\"\n\x05grant\x18\x01 \x01(\x0b\x32\x13.swarmnode.v1.Grant\x12\x16\n\x0e\x65xpires_unix_s\x18\x02 \x01(\x04\x12\x11\n\tsignature\x18\x03 \x01(\x0c\"4\n\x07Warrant\x12\x16\n\x0e\x65xpires_unix_s\x18\x01 \x01(\x04\x12\x11\n\tsignature\x18\x02 \x01(\x0c\"w\n\nAccessList\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x10\n\x08sequence\x18\x02 \x01(\x04\x12\x0f\n\x07\x61llowed\x18\x03 \x03(\t\x12\x0e\n\x06\x62\x61nned\x18\x04 \x03(\t\x12\x0f\n\x07revoked\x18\x05 \x03(\x0c\x12\x15\n\rleast_version\x18\x14 \x01(\t\"f\n\x10SignedAccessList\x12\x0c\n\x04list\x18\x01 \x01(\x0c\x12\x11\n\tsignature\x18\x02 \x01(\x0c\x12\x31\n\namendments\x18\x03 \x03(\x0b\x32\x1d.swarmnode.v1.SignedAmendment\"\x80\x01\n\tAmendment\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0e\n\x06serial\x18\x02 \x01(\x04\x12\x10\n\x08previous\x18\x03 \x01(\x0c\x12\x12\n\nfrom_round\x18\x04 \x01(\x04\x12\r\n\x05names\x18\x05 \x03(\t\x12\x0e\n\x06values\x18\x06 \x03(\t\x12\x0e\n\x06owners\x18\x07 \x03(\x0c\"7\n\x0fSignedAmendment\x12\x11\n\tamendment\x18\x01 \x01(\x0c\x12\x11\n\tsignature\x18\x02 \x01(\x0c\"\xb7\x01\n\x06Invite\x12\x0e\n\x06run_id\x18\x01 \x01(\x0c\x12\r\n\x05owner\x18\x02 \x01(\x0c\x12\'\n\x08meetings\x18\x03 \x03(\x0b\x32\x15.swarmnode.v1.Meeting\x12\"\n\x05grant\x18\x04 \x01(\x0b\x32\x13.swarmnode.v1.Grant\x12\x0e\n\x06secret\x18\x05 \x01(\x0c\x12 \n\x04pass\x18\x06 \x01(\x0b\x32\x12.swarmnode.v1.Pass\x12\x0f\n\x07machine\x18\x07 \x01(\x0c\"*\n\x07Meeting\x12\x0c\n\x04peer\x18\x01 \x01(\x0c\x12\x11\n\taddresses\x18\x02 \x03(\x0c\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19swarmnode/v1/access.proto\x12\x0cswarmnode.v1\"m\n\x05Grant\x12\x10\n\x08\x64\x65legate\x18\x01 \x01(\x0c\x12\x16\n\x0e\x65xpires_unix_s\x18\x02 \x01(\x04\x12\x14\n\x0cmachines_max\x18\x03 \x01(\r\x12\x11\n\tsignature\x18\x04 \x01(\x0c\x12\x11\n\tamendment\x18\x05 \x01(\r\"U\n\x04Pass\x12\"\n\x05grant\x18\x01 \x01(\x0b\x32\x13.swarmnode.v1.Grant\x12\x16\n\x0e\x65xpires_unix_s\x18\x02 \x01(\x04\x12\x11\n\tsignature\x18\x03 \x01(\x0c\"G\n\x07Warrant\x12\x16\n\x0e\x65xpires_unix_s\x18\x01 \x01(\x04\x12\x11\n\tsignature\x18\x02 \x01(\x0c\x12\x11\n\tamendment\x18\x03 \x01(\r\"\x8a\x01\n\nAccessList\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x10\n\x08sequence\x18\x02 \x01(\x04\x12\x0f\n\x07\x61llowed\x18\x03 \x03(\t\x12\x0e\n\x06\x62\x61nned\x18\x04 \x03(\t\x12\x0f\n\x07revoked\x18\x05 \x03(\x0c\x12\x15\n\rleast_version\x18\x14 \x01(\t\x12\x11\n\tamendment\x18\x15 \x01(\r\"\x95\x01\n\x10SignedAccessList\x12\x0c\n\x04list\x18\x01 \x01(\x0c\x12\x11\n\tsignature\x18\x02 \x01(\x0c\x12\x31\n\namendments\x18\x03 \x03(\x0b\x32\x1d.swarmnode.v1.SignedAmendment\x12-\n\x06rivals\x18\x04 \x03(\x0b\x32\x1d.swarmnode.v1.SignedAmendment\"\x90\x01\n\tAmendment\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0e\n\x06serial\x18\x02 \x01(\x04\x12\x10\n\x08previous\x18\x03 \x01(\x0c\x12\x12\n\nfrom_round\x18\x04 \x01(\x04\x12\r\n\x05names\x18\x05 \x03(\t\x12\x0e\n\x06values\x18\x06 \x03(\t\x12\x0e\n\x06owners\x18\x07 \x03(\x0c\x12\x0e\n\x06living\x18\x08 \x03(\x0c\"7\n\x0fSignedAmendment\x12\x11\n\tamendment\x18\x01 \x01(\x0c\x12\x11\n\tsignature\x18\x02 \x01(\x0c\"\xd8\x01\n\x06Invite\x12\x0e\n\x06run_id\x18\x01 \x01(\x0c\x12\r\n\x05owner\x18\x02 \x01(\x0c\x12\'\n\x08meetings\x18\x03 \x03(\x0b\x32\x15.swarmnode.v1.Meeting\x12\"\n\x05grant\x18\x04 \x01(\x0b\x32\x13.swarmnode.v1.Grant\x12\x0e\n\x06secret\x18\x05 \x01(\x0c\x12 \n\x04pass\x18\x06 \x01(\x0b\x32\x12.swarmnode.v1.Pass\x12\x0f\n\x07machine\x18\x07 \x01(\x0c\x12\x11\n\tamendment\x18\x08 \x01(\r\x12\x0c\n\x04head\x18\t \x01(\x0c\"*\n\x07Meeting\x12\x0c\n\x04peer\x18\x01 \x01(\x0c\x12\x11\n\taddresses\x18\x02 \x03(\x0c\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,21 +32,21 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'swarmnode.v1.access_pb2', _
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_GRANT']._serialized_start=43
-  _globals['_GRANT']._serialized_end=133
-  _globals['_PASS']._serialized_start=135
-  _globals['_PASS']._serialized_end=220
-  _globals['_WARRANT']._serialized_start=222
-  _globals['_WARRANT']._serialized_end=274
-  _globals['_ACCESSLIST']._serialized_start=276
-  _globals['_ACCESSLIST']._serialized_end=395
-  _globals['_SIGNEDACCESSLIST']._serialized_start=397
-  _globals['_SIGNEDACCESSLIST']._serialized_end=499
-  _globals['_AMENDMENT']._serialized_start=502
-  _globals['_AMENDMENT']._serialized_end=630
-  _globals['_SIGNEDAMENDMENT']._serialized_start=632
-  _globals['_SIGNEDAMENDMENT']._serialized_end=687
-  _globals['_INVITE']._serialized_start=690
-  _globals['_INVITE']._serialized_end=873
-  _globals['_MEETING']._serialized_start=875
-  _globals['_MEETING']._serialized_end=917
+  _globals['_GRANT']._serialized_end=152
+  _globals['_PASS']._serialized_start=154
+  _globals['_PASS']._serialized_end=239
+  _globals['_WARRANT']._serialized_start=241
+  _globals['_WARRANT']._serialized_end=312
+  _globals['_ACCESSLIST']._serialized_start=315
+  _globals['_ACCESSLIST']._serialized_end=453
+  _globals['_SIGNEDACCESSLIST']._serialized_start=456
+  _globals['_SIGNEDACCESSLIST']._serialized_end=605
+  _globals['_AMENDMENT']._serialized_start=608
+  _globals['_AMENDMENT']._serialized_end=752
+  _globals['_SIGNEDAMENDMENT']._serialized_start=754
+  _globals['_SIGNEDAMENDMENT']._serialized_end=809
+  _globals['_INVITE']._serialized_start=812
+  _globals['_INVITE']._serialized_end=1028
+  _globals['_MEETING']._serialized_start=1030
+  _globals['_MEETING']._serialized_end=1072
 # @@protoc_insertion_point(module_scope)

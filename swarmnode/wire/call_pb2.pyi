@@ -519,12 +519,18 @@ class ManifestRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class AccessListRequest(_message.Message):
-    __slots__ = ("sequence", "amendments")
+    __slots__ = ("sequence", "amendments", "head", "list_digest", "rivals")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     AMENDMENTS_FIELD_NUMBER: _ClassVar[int]
+    HEAD_FIELD_NUMBER: _ClassVar[int]
+    LIST_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    RIVALS_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     amendments: int
-    def __init__(self, sequence: _Optional[int] = ..., amendments: _Optional[int] = ...) -> None: ...
+    head: bytes
+    list_digest: bytes
+    rivals: int
+    def __init__(self, sequence: _Optional[int] = ..., amendments: _Optional[int] = ..., head: _Optional[bytes] = ..., list_digest: _Optional[bytes] = ..., rivals: _Optional[int] = ...) -> None: ...
 
 class ReachRequest(_message.Message):
     __slots__ = ("addresses",)

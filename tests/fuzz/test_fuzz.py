@@ -40,7 +40,7 @@ PARSERS = {
     **dict.fromkeys(("membership/record.py", "node/piggyback.py", "transport/record_book.py"), "record inside"),
     "transport/directory.py": "record",
     **dict.fromkeys(("membership/access.py", "membership/admission.py", "node/access_list.py"), "access list inside"),
-    "daemon/admission.py": OWN,
+    **dict.fromkeys(("daemon/admission.py", "manifest/issued.py"), OWN),
     "membership/invite.py": "invite",
     "membership/amendment.py": "amendment inside",
     "daemon/archive.py": "warrant",

@@ -37,6 +37,7 @@ NAMES = {
     "evaluation.sets": FILE,  # below the folder of whoever keeps the archive, with the owner's permission
     "evaluation.prompts": "a text that is continued and shown",
     **dict.fromkeys(("about.by", "about.why", "about.data", "about.licence"), "a line that is shown"),
+    "access.recovery": "a public key, which signs",
     "about.page": "an address that is shown",
 }
 """Every field of a manifest that holds text or a list, and what it can name of a machine: a word is one of a few."""
