@@ -74,6 +74,10 @@ class MemoryTransport:
     def line_queue(self) -> int:
         return 0  # messages are not queued here
 
+    @property
+    def line_bytes_per_s(self) -> float:
+        return 0.0  # there is no line
+
     def bytes_by_method(self) -> dict[tuple[str, str], int]:
         return dict(self._traffic)
 
@@ -145,6 +149,11 @@ class MemoryTransport:
         nbytes = _nbytes(raw, tensors)
         self._traffic[method, "received"] += nbytes
         done = await answer(peer, method, served.handler, Call(request, _copies(tensors), carried_s), self._telemetry)
+        if done.before_end is not None:
+            try:
+                await done.before_end()
+            except Unavailable:
+                raise Broken(f"{short(self._peer_id)} gave {method} up") from None
         self._traffic[method, "sent"] += _nbytes(frame.seal_reply(done.header, done.tensors), done.tensors)
         return done
 

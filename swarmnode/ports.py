@@ -4,6 +4,7 @@ metrics/; the simulator has its own. Node code uses only these, takes time from 
 
 from __future__ import annotations
 
+import asyncio
 import enum
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -29,6 +30,12 @@ class Call:
     tensors: Sequence[WireTensor] = ()
     received_s: float = 0.0
     """In the handler: seconds from the request's header to its last byte."""
+    arriving: asyncio.Future[Sequence[WireTensor]] | None = None
+    """In the handler of a method of BOTH_WAYS: the tensors, which may still be on their way."""
+
+    async def whole(self) -> Sequence[WireTensor]:
+        """The tensors, once all of them are here. Raises ConnectionError or Busy if they do not come."""
+        return self.tensors if self.arriving is None else await asyncio.shield(self.arriving)
 
 
 @dataclass(slots=True)
@@ -41,6 +48,13 @@ class Answer:
     """Skip ahead of everything else queued on the responder's uplink."""
     waited_s: float = 0.0
     """In the caller: seconds that the request queued on the caller's own uplink."""
+    before_end: Callable[[], Awaitable[None]] | None = None
+    """Awaited before the last byte of the tensors leaves; where it raises, the caller gets no answer."""
+
+
+BOTH_WAYS = frozenset({"exchange"})
+"""The methods whose answer travels while the request's tensors still come in, so that a pair needs the time of one
+packet. The handler runs as soon as the request's header is admitted; a handler that refuses sends nothing else."""
 
 
 Handler = Callable[[PeerId, Call], Awaitable[Answer]]
@@ -59,6 +73,9 @@ class Transport(Protocol):
 
     @property
     def line_queue(self) -> int: ...  # bulk messages queued on this node's uplink
+
+    @property
+    def line_bytes_per_s(self) -> float: ...  # the most the uplink carried while it was busy; 0: not known
 
     async def addresses(self) -> list[str]:
         """Multiaddrs (without /p2p) at which other nodes reach this one."""

@@ -28,15 +28,23 @@ GAINS = (1.25, 0.75, 1.0, 1.0, 1.0, 1.0)  # BBR's cycle: probe for more, drain t
 WAIT_SHARE = 0.9  # guess: share of a call's timeout that it may queue; the rest would be too short to send it anyway
 TURN_MAX_S = 30.0  # as transport/stream.py's STALL_S: a receiver that takes nothing for so long is given up
 
+MEASURED_BYTES = 16 << 20  # guess: four times what buffers on the path take at once
+LINE_FADE = 0.98  # guess: of the line's rate, a measurement: another network is noticed within 50
+
 _Waiting = tuple[asyncio.Future[None], int]  # bytes
 
 
 class UplinkScheduler:
     """A first-come-first-served queue. A message whose turn has ended may go on beside the next one."""
 
-    def __init__(self, moved: Callable[[], int] | None = None) -> None:
-        """`moved` returns the bytes the uplink has carried. None: one transfer always fills the uplink."""
+    def __init__(self, moved: Callable[[], int] | None = None, carried: Callable[[], int] | None = None) -> None:
+        """`moved` returns the bytes the uplink has carried. None: one transfer always fills the uplink, and `carried`
+        returns them."""
         self._pace = None if moved is None else LinkPace(moved)
+        self._carried = moved or carried or (lambda: 0)
+        self._busy = 0.0, 0  # when the uplink was last idle, and what it had carried until then
+        self.line_bytes_per_s = 0.0
+        """The most that the uplink carried while it was busy with MEASURED_BYTES or more; 0 before that."""
         self._under_way = 0
         self._over_at = 0.0  # latest end of the newest turn
         self._urgent: deque[_Waiting] = deque()
@@ -80,7 +88,16 @@ class UplinkScheduler:
             return
         self._under_way -= 1
         assert self._under_way >= 0, "a turn given back twice"
+        if not self._under_way:
+            self._measure(asyncio.get_running_loop().time())
         self._admit()
+
+    def _measure(self, now: float) -> None:
+        """The uplink is idle: note the rate at which it was busy."""
+        since, before = self._busy
+        nbytes = self._carried() - before
+        if nbytes >= MEASURED_BYTES and now > since:
+            self.line_bytes_per_s = max(LINE_FADE * self.line_bytes_per_s, nbytes / (now - since))
 
     @asynccontextmanager
     async def turn(self, nbytes: int, timeout_s: float) -> AsyncIterator[float]:
@@ -95,6 +112,8 @@ class UplinkScheduler:
         return not self._under_way or (self._pace is not None and self._over_at <= now)
 
     def _begin(self, nbytes: int, now: float) -> None:
+        if not self._under_way:
+            self._busy = now, self._carried()
         if self._pace is not None:
             if not self._under_way:
                 self._pace.begin(now)

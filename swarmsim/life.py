@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from swarmnode.errors import cause_of
 from swarmnode.ids import seeded
+from swarmnode.manifest.gossip_compat import meeting_steps, planned_meeting_steps
 from swarmnode.planner.plan import balanced
 from swarmnode.planner.stage_memory import fit_of
 from swarmsim import event_queue, liveness_phase
@@ -40,6 +41,8 @@ class SimulatedLife:
             self.world.seed,
             len(self.world.scenario.fleet) and self.world.scenario.nodes,
             context=self.world.scenario.manifest.model.context,
+            meets_every_steps_planned=planned_meeting_steps(self.world.scenario.manifest),
+            steps_of_a_sample=meeting_steps(self.world.scenario.manifest, 1),
         )
         try:
             async with asyncio.TaskGroup() as tasks:

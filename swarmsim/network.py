@@ -88,7 +88,7 @@ class NetworkPort:
         self.address = address
         self.up = up
         self.down = down
-        self.scheduler = UplinkScheduler()
+        self.scheduler = UplinkScheduler(carried=lambda: self.up.carried)
         self.alive = True
         self.silent = False  # dead without notice: callers learn it only from timeouts
         self.context = contextvars.copy_context()

@@ -88,6 +88,7 @@ class CurvePoint:
     bytes: dict[str, int]
     recoveries: float
     faults: int
+    paired: float  # outer steps with a partner, of all replicas
 
     @classmethod
     def of(cls, world: World) -> CurvePoint:
@@ -109,6 +110,7 @@ class CurvePoint:
             bytes=sums.bytes,
             recoveries=sums.recoveries,
             faults=sum(world.struck.values()) - world.struck["spared"],
+            paired=sums.paired,
         )
 
 
@@ -143,6 +145,9 @@ class Outcome:
     validations: list[tuple[float, float, int]] = field(default_factory=list)
     real: bool = False  # real tensors: losses are meaningful
     context: int = 0  # tokens of a sample
+    meets_every_steps_planned: float = 0.0
+    """Inner steps between two meetings of a replica about the same weights, by the manifest; 0: none meet."""
+    steps_of_a_sample: float = 0.0  # its part of an inner step, times fragments
 
     @property
     def share(self) -> float:
@@ -153,6 +158,16 @@ class Outcome:
     def share_ideal(self) -> float:
         """The same over all living machines, each where it was needed."""
         return _over(self.curve, self.storm.at_s, lambda sample: sample.ideal)
+
+    def meets_every_steps(self, since_s: float = 0.0) -> float:
+        """Inner steps between two meetings of a training replica about the same weights, in the mean from `since_s` to
+        the end of the storm; 0: they did not meet."""
+        storm = [point for point in self.curve if since_s <= point.at_s <= self.storm.at_s]
+        replica_samples = paired = 0.0
+        for before, after in itertools.pairwise(storm):
+            replica_samples += after.states.get("training", 0) * (after.samples - before.samples)
+            paired += after.paired - before.paired
+        return self.steps_of_a_sample * replica_samples / paired if paired else 0.0
 
     def history(self) -> RunHistory:
         """The curves, as those of a live run."""
@@ -197,6 +212,7 @@ class Outcome:
         found["share_placed"] = self.share_placed
         found["share_training"] = self.share_training
         found["share_even"] = self.share_even
+        found["meets_every_steps"] = self.meets_every_steps()
         found["callbacks_per_cpu_s"] = self.callbacks / max(1e-9, self.cpu_s)
         return cast(dict[str, Any], _finite(found))
 

@@ -67,6 +67,7 @@ def rows(outcome: Outcome) -> list[tuple[str, str]]:
                 f"{outcome.onesided} one-sided"
             ),
         ),
+        ("replicas meet", _meetings(outcome)),
         ("states downloaded", f"{total.recoveries:,.0f}"),
         ("bytes sent", ", ".join(f"{kind} {_bytes(count)}" for kind, count in total.bytes.items()) or "none"),
         ("directory, sent and received a node", _directory(outcome)),
@@ -94,6 +95,12 @@ def rows(outcome: Outcome) -> list[tuple[str, str]]:
         ),
     ]
     return found
+
+
+def _meetings(outcome: Outcome) -> str:
+    if not (steps := outcome.meets_every_steps()):
+        return "never" if outcome.meets_every_steps_planned else "not in this run"
+    return f"every {steps:,.3g} inner steps in the mean; planned: every {outcome.meets_every_steps_planned:,.3g}"
 
 
 def _directory(outcome: Outcome) -> str:

@@ -1,4 +1,4 @@
-"""Tokens per second of a manifest on a fleet, simulated; `swarmnode plan --simulate` prints it beside its estimate."""
+"""Speed and meetings of a manifest on a fleet, simulated; `swarmnode plan --simulate` prints them by its estimate."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from swarmnode.errors import UsageError
 from swarmnode.manifest import Manifest
 from swarmnode.planner.fleet import MachineKind
 from swarmnode.planner.plan import plan
+from swarmnode.planner.simulated import Simulated
 from swarmnode.planner.stage_memory import able
 from swarmsim.life import simulate
 from swarmsim.scenario import RecoveryBounds, Scenario
@@ -20,8 +21,8 @@ SIMULATED_S_MIN = 30.0  # windows have grown by then
 
 def simulated_rate(
     manifest: Manifest, kinds: tuple[MachineKind, ...], seconds: float, notice: Callable[[str], None]
-) -> float:
-    """Tokens per second of the second half of `seconds` of virtual time on the machines that can serve a stage.
+) -> Simulated:
+    """What the second half of `seconds` of virtual time brought on the machines that can serve a stage.
 
     `notice` is told where the time is shortened. Raises UsageError if there are too many machines, or nothing was
     trained."""
@@ -46,4 +47,5 @@ def simulated_rate(
     if not half:
         raise UsageError(f"--simulate: it ended early: {(outcome.failures or ['nothing was trained'])[0][:300]}")
     first, last = half[0], half[-1]
-    return (last.samples - first.samples) / max(1.0, last.at_s - first.at_s) * manifest.model.context
+    rate = (last.samples - first.samples) / max(1.0, last.at_s - first.at_s)
+    return Simulated(rate * manifest.model.context, outcome.meets_every_steps(first.at_s))

@@ -6,14 +6,14 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any
 
 from swarmnode import header as frame
 from swarmnode.errors import Broken, LocalFault, PeerTimeout, RemoteFault, Unavailable
 from swarmnode.ids import PeerId, RunId, short
-from swarmnode.ports import Admit, Answer, Call, Handler, Telemetry, WireTensor
+from swarmnode.ports import BOTH_WAYS, Admit, Answer, Call, Handler, Telemetry, WireTensor
 from swarmnode.uplink_scheduler import BULK_BYTES
 from swarmnode.wire import call_pb2 as wire
 from swarmsim.network import FINE, Network, NetworkPort, SimMessage
@@ -23,14 +23,16 @@ PROMPT = frozenset({"ping", "reserve"})
 """Methods whose handlers never wait. They make up most calls and are answered without a task (8 % fewer events)."""
 Forge = Callable[[str, wire.Request | wire.Reply, Sequence[WireTensor]], Sequence[WireTensor]]
 """A liar's change of the tensors it sends: (method, header, tensors) -> tensors."""
-Reply = tuple[wire.Reply, Sequence[WireTensor], Callable[[], None] | None]
-"""Header, tensors, and a callback for when they have left our uplink."""
+Reply = tuple[Answer, Callable[[], None] | None]
+"""The answer, and a callback for when it has left our uplink."""
 
 
 class SimCall:
     """A call between two nodes, from its first byte to its end."""
 
     __slots__ = (
+        "answered",
+        "arriving",
         "broken",
         "callee",
         "caller",
@@ -62,7 +64,9 @@ class SimCall:
         self.tensors = tensors
         self.nbytes = nbytes
         self.reply = reply  # None: a request that arrived twice; its answer is dropped
+        self.arriving: asyncio.Future[Sequence[WireTensor]] | None = None  # of BOTH_WAYS: the request's tensors
         self.parcel: SimMessage | None = None
+        self.answered: SimMessage | None = None  # the answer in transit
         self.task: asyncio.Task[None] | None = None  # the handler's
         self.timer: asyncio.TimerHandle | None = None
         self.received_s = 0.0
@@ -116,6 +120,10 @@ class SimTransport:
     def line_queue(self) -> int:
         return self.plug.scheduler.waiting
 
+    @property
+    def line_bytes_per_s(self) -> float:
+        return self.plug.scheduler.line_bytes_per_s
+
     def bytes_by_method(self) -> dict[tuple[str, str], int]:
         return dict(self._traffic)
 
@@ -160,6 +168,8 @@ class SimTransport:
             raise
         finally:
             timer.cancel()
+            if conversation is not None and conversation.parcel is not None:
+                conversation.parcel.drop()  # refused while it was on its way
             # break the reference cycle of each failed call: the error's traceback holds this frame
             del reply, conversation
         answered = frame.open_reply(raw_reply)
@@ -212,9 +222,13 @@ class SimTransport:
         return True
 
     def _send(self, conversation: SimCall, sent: Callable[[], None] | None = None) -> None:
-        other = self._network.transports.get(conversation.callee)
+        other, network = self._network.transports.get(conversation.callee), self._network
         assert other is not None
-        conversation.parcel = self._network.carry(
+        if conversation.method in BOTH_WAYS:
+            conversation.arriving = self._loop.create_future()
+            latency_s = network.latency_s(self.plug, conversation.callee)
+            self._loop.call_later(latency_s, other._announced, conversation, context=conversation.callee.context)
+        conversation.parcel = network.carry(
             self.plug, conversation.callee, conversation.nbytes, lambda: other._arrive(conversation), sent
         )
 
@@ -236,8 +250,7 @@ class SimTransport:
 
     def _give_up(self, conversation: SimCall) -> None:
         """The caller gives up: stop the transfer, and cancel the handler, as a reset stream does."""
-        if conversation.parcel is not None:
-            conversation.parcel.drop()
+        _drop(conversation)
         network, callee = self._network, conversation.callee
         if conversation.task is None or network.reach.blocked(self.plug.label, callee.label) or self.plug.silent:
             return
@@ -250,32 +263,68 @@ class SimTransport:
         assert conversation.parcel is not None
         conversation.received_s = conversation.parcel.carried_s(self._loop.time())
         conversation.parcel = None  # break the reference cycle
-        network, plug = self._network, self.plug
-        if network.reach.blocked(conversation.caller.plug.label, plug.label) or (not plug.alive and plug.silent):
-            return
-        if not plug.alive:
-            self._reset(conversation, "died or disconnected")
+        if not self._is_heard(conversation):
             return
         if conversation.broken == "request":
             self._reset(conversation, "broke the stream")
             return
         self._traffic[conversation.method, "received"] += conversation.nbytes
+        if conversation.arriving is not None:
+            if not conversation.arriving.done():
+                conversation.arriving.set_result(copies(conversation.tensors))
+            return
         if conversation.method in PROMPT and conversation.method not in self.deaf:
             self._reply(conversation, *_at_once(self._handled(conversation)))
             return
+        self._serve(conversation)
+
+    def _announced(self, conversation: SimCall) -> None:
+        """Handle the header of a request whose tensors are on their way."""
+        gave_up = conversation.reply is not None and conversation.reply.done()
+        if not gave_up and self._is_heard(conversation):
+            self._serve(conversation)
+
+    def _is_heard(self, conversation: SimCall) -> bool:
+        """Whether what arrives of a request reaches this process; tells the caller of a process that has ended."""
+        network, plug = self._network, self.plug
+        if network.reach.blocked(conversation.caller.plug.label, plug.label) or (not plug.alive and plug.silent):
+            return False
+        if not plug.alive:
+            self._reset(conversation, "died or disconnected")
+        return plug.alive
+
+    def _serve(self, conversation: SimCall) -> None:
+        plug = self.plug
         self._serving[conversation] = None
         conversation.task = self._loop.create_task(self._answer(conversation), context=plug.context)
 
     async def _answer(self, conversation: SimCall) -> None:
         """Send back the handler's answer or refusal. Cancelled when the caller gives up."""
         try:
-            answer = await self._handled(conversation)
+            answer, sent = await self._handled(conversation)
+            end = None
+            if answer.before_end is not None:
+                end = self._loop.create_future()
+            self._reply(conversation, answer, sent, end)
+            if answer.before_end is not None and end is not None:
+                await self._end(conversation, answer.before_end, end)
         finally:
             self._serving.pop(conversation, None)
             if conversation.timer is not None:
                 conversation.timer.cancel()
-        conversation.task = None
-        self._reply(conversation, *answer)
+            conversation.task = None
+
+    async def _end(
+        self, conversation: SimCall, before_end: Callable[[], Awaitable[None]], end: asyncio.Future[None]
+    ) -> None:
+        """Let the last byte of an answer go, which travels already, where `before_end` does."""
+        try:
+            await before_end()
+        except Unavailable:
+            self._reset(conversation, "gave the call up")
+            return
+        latency_s = self._network.latency_s(self.plug, conversation.caller.plug)
+        self._loop.call_later(latency_s, _resolve, end, context=conversation.caller.plug.context)
 
     async def _handled(self, conversation: SimCall) -> Reply:
         """The handler's answer, or its refusal."""
@@ -294,34 +343,36 @@ class SimTransport:
             frame.check_tensors(request.tensors, tensor_bytes_max)
             if admit is not None:
                 admit(conversation.caller.peer_id, request)
+            tensors = () if conversation.arriving is not None else copies(conversation.tensors)
             done = await handler(
-                conversation.caller.peer_id, Call(request, copies(conversation.tensors), conversation.received_s)
+                conversation.caller.peer_id, Call(request, tensors, conversation.received_s, conversation.arriving)
             )
-            header, tensors = done.header, done.tensors
-            if header.status == wire.STATUS_UNSPECIFIED:
-                header.status = wire.STATUS_OK
-            if (nbytes := self._turn_nbytes(method, tensors)) > BULK_BYTES:
-                header.waited_s = await self.plug.scheduler.take(
+            if done.header.status == wire.STATUS_UNSPECIFIED:
+                done.header.status = wire.STATUS_OK
+            if (nbytes := self._turn_nbytes(method, done.tensors)) > BULK_BYTES:
+                done.header.waited_s = await self.plug.scheduler.take(
                     nbytes, request.timeout_ms / 1000.0, urgent=done.urgent
                 )
                 sent = partial(self.plug.scheduler.give, nbytes)
         except (Unavailable, RemoteFault) as refusal:
-            header, tensors = frame.reply_of(refusal), ()
+            done = Answer(frame.reply_of(refusal))
         except Exception as error:  # noqa: BLE001  the border between a peer's call and the rest of this node
             if self._telemetry is not None:
                 self._telemetry.event(
                     "call.failed", level="error", method=method, error=type(error).__name__, why=str(error)
                 )
-            header, tensors = wire.Reply(status=wire.STATUS_FAULT, reason=type(error).__name__), ()
-        return header, tensors, sent
+            done = Answer(wire.Reply(status=wire.STATUS_FAULT, reason=type(error).__name__))
+        return done, sent
 
     def _reply(
         self,
         conversation: SimCall,
-        header: wire.Reply,
-        tensors: Sequence[WireTensor],
+        answer: Answer,
         sent: Callable[[], None] | None,
+        end: asyncio.Future[None] | None = None,
     ) -> None:
+        """Send an answer, which the caller has once `end` is done, too."""
+        header, tensors = answer.header, answer.tensors
         if self.forge is not None and tensors:
             tensors = self.forge(conversation.method, header, tensors)
         raw = frame.seal_reply(header, tensors)
@@ -335,29 +386,48 @@ class SimTransport:
             return
 
         def arrive() -> None:
-            conversation.parcel = None
+            conversation.answered = None
+            if end is None or end.done():
+                take()
+            else:
+                end.add_done_callback(lambda _: take(), context=caller.plug.context)
+
+        def take() -> None:
             if not reply.done() and caller.plug.alive and not network.reach.blocked(plug.label, caller.plug.label):
                 caller._traffic[conversation.method, "received"] += nbytes
                 reply.set_result((raw, tensors))
 
-        if conversation.broken:
+        if conversation.broken == "reply":
             self._reset(conversation, "broke the stream")
             if sent is not None:
                 sent()
         else:
-            conversation.parcel = network.carry(plug, caller.plug, nbytes, arrive, sent)
+            conversation.answered = network.carry(plug, caller.plug, nbytes, arrive, sent)
 
     def _reset(self, conversation: SimCall, why: str) -> None:
         """Report the reset stream to the caller, one latency later."""
+        if conversation.arriving is not None and conversation.task is not None:
+            conversation.task.cancel()  # it may wait for what will not come
         caller, network = conversation.caller.plug, self._network
         if conversation.reply is None or network.reach.blocked(self.plug.label, caller.label):
             return
-        if conversation.parcel is not None:
-            conversation.parcel.drop()
+        _drop(conversation)
         fault = Broken(f"{short(self.plug.peer)} {why} during {conversation.method}")
         self._loop.call_later(
             network.latency_s(self.plug, caller), _fail, conversation.reply, fault, context=caller.context
         )
+
+
+def _drop(conversation: SimCall) -> None:
+    """Stop what is in transit."""
+    for parcel in (conversation.parcel, conversation.answered):
+        if parcel is not None:
+            parcel.drop()
+
+
+def _resolve(end: asyncio.Future[None]) -> None:
+    if not end.done():
+        end.set_result(None)
 
 
 def _at_once(handled: Coroutine[Any, Any, Reply]) -> Reply:

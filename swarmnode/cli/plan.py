@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from swarmnode.planner.fleet import MachineKind
     from swarmnode.planner.plan import Plan
     from swarmnode.planner.plan_search import Candidate, Search
+    from swarmnode.planner.simulated import Simulated
 
 
 TOKENS = 1e9
@@ -253,10 +254,10 @@ def command(
     planned = api.plan(parsed, kinds, tokens)
     measured = _simulated(parsed, kinds, simulate_s) if simulate_s is not None else None
     if as_json:
-        click.echo(json.dumps(dataclasses.asdict(planned) | {"simulated_tokens_per_s": measured}, default=list))
+        click.echo(json.dumps(dataclasses.asdict(planned) | _simulated_json(measured), default=list))
     else:
-        _table(planned, tokens, measured, cards=any(kind.host_gb for kind in kinds))
-        for line in forecast(planned, parsed, tokens, alone(parsed, kinds, tokens))[2:]:
+        _table(planned, tokens, cards=any(kind.host_gb for kind in kinds))
+        for line in forecast(planned, parsed, tokens, alone(parsed, kinds, tokens), measured)[0 if measured else 2 :]:
             click.echo(line)
         if parsed.base.index:
             most = max(2 * stage.part.parameters for stage in planned.stages) / 1e9
@@ -274,6 +275,7 @@ def _search(
     as_json: bool,
 ) -> None:
     from swarmnode.manifest.recipe import TOKENS_A_PARAMETER, parameters_of
+    from swarmnode.planner.fitted import alone, forecast
     from swarmnode.planner.plan_search import search
 
     tokens = float(TOKENS_A_PARAMETER * parameters_of(manifest.model)) if tokens is None else tokens
@@ -281,21 +283,33 @@ def _search(
     best = result.best
     measured = _simulated(best.manifest, best.fleet, simulate_s) if simulate_s is not None else None
     if as_json:
-        click.echo(json.dumps(search_json(result, tokens) | {"simulated_tokens_per_s": measured}, default=list))
+        click.echo(json.dumps(search_json(result, tokens) | _simulated_json(measured), default=list))
     else:
         print_search(result, tokens)
         if measured is not None:
-            click.echo(f"simulated: {measured:,.0f} tokens/s")
+            one_alone = alone(best.manifest, kinds, tokens)
+            click.echo("\n".join(forecast(best.plan, best.manifest, tokens, one_alone, measured)))
 
 
-def _simulated(manifest: Manifest, kinds: tuple[MachineKind, ...], seconds: float) -> float:
+def _simulated_json(found: Simulated | None) -> dict[str, float | None]:
+    return {
+        "simulated_tokens_per_s": found.tokens_per_s if found else None,
+        "simulated_meets_every_steps": found.meets_every_steps if found else None,
+    }
+
+
+def _simulated(manifest: Manifest, kinds: tuple[MachineKind, ...], seconds: float) -> Simulated:
+    from swarmnode.planner.simulated import Simulated
+
     rate = load(SIMULATOR, "rate")
     if not callable(rate):
         raise click.UsageError("--simulate: the package swarmsim is missing; install swarmnode anew")
-    return float(rate(manifest, kinds, seconds, lambda line: click.echo(line, err=True)))
+    found = rate(manifest, kinds, seconds, lambda line: click.echo(line, err=True))
+    assert isinstance(found, Simulated)
+    return found
 
 
-def _table(found: Plan, tokens: float, measured: float | None, *, cards: bool) -> None:
+def _table(found: Plan, tokens: float, *, cards: bool) -> None:
     from rich.table import Table
 
     from swarmnode.planner.fitted import took
@@ -336,5 +350,3 @@ def _table(found: Plan, tokens: float, measured: float | None, *, cards: bool) -
         console.print(
             f"{found.per_hour:,.2f} of money an hour: {found.tokens_per_money:,.0f} tokens for 1", highlight=False
         )
-    if measured is not None:
-        console.print(f"simulated: {measured:,.0f} tokens/s", highlight=False)

@@ -21,6 +21,7 @@ from swarmnode.ids import PeerId, RunId
 from swarmnode.machine.run_archive import Archive
 from swarmnode.machine.stage_fit import StageFit
 from swarmnode.manifest import Manifest
+from swarmnode.manifest.gossip_compat import planned_meeting_steps
 from swarmnode.membership.admission import Admission
 from swarmnode.membership.liveness import SAMPLE
 from swarmnode.metrics import name
@@ -174,6 +175,8 @@ class ControlApi:
         reply.run_tokens_per_second = node.run_tokens_per_second()
         reply.given_tokens_per_second = served.given_tokens_per_second
         reply.round = served.round_index
+        reply.meets_every_steps = served.meets_every_steps
+        reply.meets_every_steps_planned = planned_meeting_steps(process.manifest)
         reply.inner_steps = served.inner_steps
         reply.tokens_per_second = served.tokens_per_second
         reply.loss_train = served.loss_train or 0.0

@@ -338,6 +338,15 @@ class Board:
         ]
         return statistics.median(said) if said else None
 
+    def meets_every_steps(self, now_s: float) -> float | None:
+        """Inner steps between two meetings of a replica: the median over the nodes that report it."""
+        said = [
+            node.status.meets_every_steps
+            for node in self.living()
+            if node.status is not None and self._fresh(node, now_s) and node.status.meets_every_steps > 0
+        ]
+        return statistics.median_low(said) if said else None
+
     def validation_last(self) -> tuple[int, float] | None:
         """Returns (samples, nats per token) of the newest validation, whose loss is by the word of several nodes where
         several report."""

@@ -14,6 +14,7 @@ from swarmnode.dashboard.totals import LATE, SENT
 from swarmnode.ids import PeerId
 from swarmnode.machine.sensors import local_time
 from swarmnode.manifest import PRESETS, Manifest
+from swarmnode.manifest.gossip_compat import planned_meeting_steps
 from swarmnode.membership.amendment import ALARM
 from swarmnode.membership.receipt import receipt_to_json
 from swarmnode.pipeline.microbatch_size import LOOPBACK, SETTLED_S, slowness
@@ -89,6 +90,8 @@ def summary(board: Board, now_s: float) -> Json:
         ],
         "paired": round(board.totals["paired"]),
         "lone": round(board.totals["lone"]),
+        "meets_every_steps": rounded(board.meets_every_steps(now_s)),
+        "meets_every_steps_planned": round(planned_meeting_steps(manifest), 2),
         "worked_s": round(board.totals["worked_s"]),
         "recoveries": round(board.totals["recoveries"]),
         "microbatches": {key: round(board.totals[key]) for key in ("done", "lost", "retried")},

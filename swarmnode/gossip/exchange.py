@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import math
 import sys
 from collections import deque
@@ -50,7 +51,13 @@ from swarmnode.gossip.robust import EQUAL
 from swarmnode.gossip.round import RATES, RoundPace, Rounds, Share, Spent, usual
 from swarmnode.gossip.step_end import StepEnds, tell_step_end
 from swarmnode.ids import PeerId, RunId, digest64, short
-from swarmnode.manifest.gossip_compat import averages_gradients, meets, sends_pseudo_gradients, step_rounds
+from swarmnode.manifest.gossip_compat import (
+    averages_gradients,
+    meeting_steps,
+    meets,
+    sends_pseudo_gradients,
+    step_rounds,
+)
 from swarmnode.membership.state_line import UNBROKEN, StateLine
 from swarmnode.membership.swarm import GOSSIPING, Member, StageContext
 from swarmnode.membership.trust import FLOOD, SHARE, Trials
@@ -254,6 +261,7 @@ class Gossip:
         self._sent = SentBytes(self._here.transport)
         # Partners that could not be reached or were waited for in vain, by the sequence of their last record.
         self._gone: dict[PeerId, int] = {}
+        self._meetings: deque[int] = deque(maxlen=RATES + 1)  # samples of the run at the last rounds that met somebody
         self._met = Ema(start=EmaStart.FIRST)  # share of its partners that a round is done with
         self._met.add(1.0)
         self._absent = 0  # of the stage's replicas, as of the last round: left out, gone, or strangers that do not come
@@ -390,6 +398,12 @@ class Gossip:
         return 1 + round(max(0, replicas - 1 - self._absent) * self._met.value)
 
     @property
+    def meets_every_steps(self) -> float:
+        """Inner steps between two meetings about the same weights, as they were: the median of the last; 0: unknown."""
+        apart = [later - earlier for earlier, later in itertools.pairwise(self._meetings)]
+        return meeting_steps(self._here.manifest, median_low(apart or [0]))
+
+    @property
     def next_round(self) -> int:
         """The round this replica takes part in next, if none is skipped."""
         return self._after(self.done)
@@ -483,6 +497,7 @@ class Gossip:
         gossip, sent = self._here.manifest.gossip, self._here.transport.bytes_by_method().items()
         sent_nbytes = sum(nbytes for (_, direction), nbytes in sent if direction == "sent")
         self.pace.boundary(asyncio.get_running_loop().time(), self._here.samples_total(), sent_nbytes)
+        self.pace.carried(self._here.transport.line_bytes_per_s)
         needed_s, why = self.pace.needed_s(gossip.uplink_share)
         needed_s = max(gossip.round_seconds_min, needed_s)
         stride, reason = self._rounds.stride(self.pace.samples_per_second, needed_s, self.stride)
@@ -612,6 +627,8 @@ class Gossip:
         )
         if took.report.inner is not None:
             self.stepped(took.report.inner)
+        if took.met:
+            self._meetings.append(round_index * self._rounds.round_samples)
         for peer in strangers:
             self.strangers.record_try(peer in came)
         if others and not kept_out.issuperset(others):
@@ -714,6 +731,7 @@ class Gossip:
             between_worked_s=round(between[1], 4),
             sent_bytes=self._sent.since_last(),
             samples_total=self._here.samples_total(),
+            every_steps=round(self.meets_every_steps, 2),
         )
         if len(took.met) > 1:
             self._here.telemetry.event("exchange.group", round=round_index, peers=list(took.met))

@@ -181,8 +181,19 @@ class ExchangeDriver:
         request = call.header.exchange
         if request.stage != self._here.stage:
             raise RemoteFault(f"exchange for stage {request.stage} sent to a replica of stage {self._here.stage}")
-        packet = Packet(weight_of(request), request.samples, call.tensors, sender=peer)
-        return await self._answer(ExchangeInput.PACKET, peer, request.round, packet)
+        answer = await self._answer(ExchangeInput.CALLED, peer, request.round)
+        answer.before_end = lambda: self._receive(peer, call)
+        return answer
+
+    async def _receive(self, peer: PeerId, call: Call) -> None:
+        """The packet of a call that is being answered is taken once it is here. Raises Unavailable if its exchange has
+        ended meanwhile: the partner is not to have ours then."""
+        request = call.header.exchange
+        packet = Packet(weight_of(request), request.samples, await call.whole(), sender=peer)
+        self._handle(ExchangeEvent(ExchangeInput.PACKET, peer, request.round, packet=packet))
+        exchange = self._machine.exchanges.get(peer)
+        if exchange is None or exchange.packet is not packet:
+            raise Unavailable(f"the exchange of round {request.round} ended before your packet was here")
 
     async def serve_commit(self, peer: PeerId, call: Call) -> Answer:
         """Handler of method "commit": the caller has our packet, so its own may be averaged here. Raises Unavailable
@@ -192,16 +203,14 @@ class ExchangeDriver:
             raise RemoteFault("a commit that applies nothing")
         return await self._answer(ExchangeInput.COMMIT, peer, commit.round)
 
-    async def _answer(
-        self, kind: ExchangeInput, peer: PeerId, round_index: int, packet: Packet | None = None
-    ) -> Answer:
+    async def _answer(self, kind: ExchangeInput, peer: PeerId, round_index: int) -> Answer:
         """The machine's answer to a call, maybe later. Raises Unavailable if it refuses the call."""
         self._calls_made += 1
         number = self._calls_made
         answer: asyncio.Future[Answer | str] = asyncio.get_running_loop().create_future()
         self._calls[number] = answer
         try:
-            self._handle(ExchangeEvent(kind, peer, round_index, number, packet))
+            self._handle(ExchangeEvent(kind, peer, round_index, number))
             response = await answer
         finally:
             if self._calls.pop(number, None) is not None:

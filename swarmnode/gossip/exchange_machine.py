@@ -1,7 +1,9 @@
 """The exchange of packets between replicas as a state machine: no I/O, no clock, no asyncio.
 
 An `Exchange` is one replica's side of its meeting with one partner in one round. The initiator (the lower peer id)
-sends its packet and gets the partner's as the answer; its commit then lets the responder use what it was sent.
+calls with its packet. The responder's packet travels back at the same time (ports.BOTH_WAYS), and its last byte leaves
+once the initiator's packet is here whole. So the initiator has an answer only where the responder has its packet; its
+commit then lets the responder use it.
 `TRANSITIONS` is the whole protocol. `ExchangeMachine.handle` applies it and returns what its caller must do. The node
 (exchange_driver.py) and the tests (tests/gossip/test_exchange_machine.py) drive the same machine.
 
@@ -13,6 +15,7 @@ problem), so "both average or neither" holds up to the loss of the commit:
    responder stopped or died after it had acknowledged. The converse does not hold: where only the acknowledgement was
    lost, both average and the exchange is counted too.
 3. A packet counts once: an exchange takes one packet, and refuses a second call and a second commit.
+   A call that is refused, or whose exchange ended while its packet came, gets no whole packet of ours.
 4. Every exchange ends. The driver has an action under way for each open exchange, and the deadline ends the exchange
    whatever the partner does. A waiting call is for a round that this replica has not finished: it is answered at the
    boundary of that round, or at its end.
@@ -37,7 +40,8 @@ class ExchangeState(Enum):
     CALLING = auto()  # initiator: our packet is on its way, the partner's has not arrived
     COMMITTING = auto()  # initiator: the partner's packet is here, our commit is not acknowledged
     EXPECTING = auto()  # responder: the partner has not called
-    ANSWERED = auto()  # responder: the partner called and has our packet, but has not committed
+    ANSWERED = auto()  # responder: the partner called and is sent our packet; its own is not here whole
+    RECEIVED = auto()  # responder: the partner's packet is here, but it has not committed
     AVERAGED = auto()  # ended: the partner's packet goes into the outer step
     FAILED = auto()  # ended: the partner's packet is not used
 
@@ -49,7 +53,8 @@ class ExchangeState(Enum):
 class ExchangeInput(Enum):
     """An event of an exchange, reported by the network or a timer."""
 
-    PACKET = auto()  # the partner's packet came: with its call at the responder, as the answer at the initiator
+    CALLED = auto()  # the partner called: its packet is on its way
+    PACKET = auto()  # the partner's packet is here: of its call at the responder, as the answer at the initiator
     CALL_FAILED = auto()  # our call was refused, or the partner could not be reached
     COMMIT = auto()  # the partner uses our packet
     ACKNOWLEDGED = auto()  # the partner has our commit
@@ -89,17 +94,22 @@ TRANSITIONS: dict[tuple[ExchangeState, ExchangeInput], tuple[ExchangeState, tupl
     (_S.COMMITTING, _I.DEADLINE): (_S.AVERAGED, (_A.COUNT_ONESIDED, _A.END)),
     (_S.COMMITTING, _I.STOPPED): (_S.FAILED, (_A.END,)),
     # responder
-    (_S.EXPECTING, _I.PACKET): (_S.ANSWERED, (_A.ANSWER,)),
+    (_S.EXPECTING, _I.CALLED): (_S.ANSWERED, (_A.ANSWER,)),
     (_S.EXPECTING, _I.DEADLINE): (_S.FAILED, (_A.END,)),
     (_S.EXPECTING, _I.SILENCE): (_S.FAILED, (_A.END,)),
     (_S.EXPECTING, _I.PARTNER_DEAD): (_S.FAILED, (_A.END,)),
     (_S.EXPECTING, _I.SUPERSEDED): (_S.FAILED, (_A.END,)),
     (_S.EXPECTING, _I.STOPPED): (_S.FAILED, (_A.END,)),
-    (_S.ANSWERED, _I.COMMIT): (_S.AVERAGED, (_A.ACKNOWLEDGE, _A.END)),
+    (_S.ANSWERED, _I.PACKET): (_S.RECEIVED, ()),
     (_S.ANSWERED, _I.DEADLINE): (_S.FAILED, (_A.END,)),
     (_S.ANSWERED, _I.PARTNER_DEAD): (_S.FAILED, (_A.END,)),
     (_S.ANSWERED, _I.SUPERSEDED): (_S.FAILED, (_A.END,)),
     (_S.ANSWERED, _I.STOPPED): (_S.FAILED, (_A.END,)),
+    (_S.RECEIVED, _I.COMMIT): (_S.AVERAGED, (_A.ACKNOWLEDGE, _A.END)),
+    (_S.RECEIVED, _I.DEADLINE): (_S.FAILED, (_A.END,)),
+    (_S.RECEIVED, _I.PARTNER_DEAD): (_S.FAILED, (_A.END,)),
+    (_S.RECEIVED, _I.SUPERSEDED): (_S.FAILED, (_A.END,)),
+    (_S.RECEIVED, _I.STOPPED): (_S.FAILED, (_A.END,)),
     # Any other pair changes nothing: a call or a commit is refused, a late report is ignored.
 }
 
@@ -242,7 +252,7 @@ class ExchangeMachine:
 
     def _happened(self, event: ExchangeEvent, now: float) -> Iterator[ExchangeEffect]:
         exchange = self.exchanges.get(event.peer)
-        if event.kind is ExchangeInput.PACKET and event.call is not None:
+        if event.kind is ExchangeInput.CALLED:
             yield from self._called(event, now)
         elif exchange is not None and exchange.round_index == event.round_index:
             yield from self._step(exchange, event, now)
@@ -250,8 +260,8 @@ class ExchangeMachine:
             yield _refusal(event, NOT_OPEN.format(event.round_index))
 
     def _called(self, event: ExchangeEvent, now: float) -> Iterator[ExchangeEffect]:
-        """Handle a partner's call with its packet: answer it, refuse it, or let it wait for our boundary of that
-        round."""
+        """Handle a partner's call, whose packet is on its way: answer it, refuse it, or let it wait for our boundary of
+        that round."""
         peer, called = event.peer, event.round_index
         self.round_of[peer] = called
         responding = [exchange for partner, exchange in self.exchanges.items() if partner < self._me]
@@ -290,7 +300,7 @@ class ExchangeMachine:
         transition = TRANSITIONS.get((exchange.state, event.kind))
         if transition is None:
             if event.call is not None:
-                called = event.kind is ExchangeInput.PACKET
+                called = event.kind is ExchangeInput.CALLED
                 yield _refusal(event, TAKEN if called else NOT_OPEN.format(round_index))
             return
         exchange.state, actions = transition
@@ -323,7 +333,7 @@ class ExchangeMachine:
 
 
 INITIATOR = frozenset({ExchangeState.CALLING, ExchangeState.COMMITTING})
-WITH_PACKET = frozenset({ExchangeState.COMMITTING, ExchangeState.ANSWERED, ExchangeState.AVERAGED})
+WITH_PACKET = frozenset({ExchangeState.COMMITTING, ExchangeState.RECEIVED, ExchangeState.AVERAGED})
 TAKEN = "already in this exchange, or it is over"
 NOT_OPEN = "no exchange of round {} with you is open here"
 

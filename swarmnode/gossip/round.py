@@ -17,13 +17,18 @@ from swarmnode.bounds import STRIDE_MAX
 from swarmnode.ids import PeerId
 from swarmnode.membership.clock import OUTLIER
 
-# guess: the stride falls only when half of it would do this much more than well, so that it does not flap
-NARROWING = 1.5
+# Guess: the stride falls only when half of it would do this much more than well, so that it does not flap. More would
+# keep replicas apart for good that one long exchange has put apart.
+NARROWING = 1.12
 
 # Guess: of so many rounds the median counts. Where a cut network heals, the other half's samples come all at once;
 # taken for a rate, they made replicas meet only every 256th round from then on (measured behind 20 Mbit/s).
 RATES = 5
-EXCHANGES_PER_ROUND = 2.0  # guess: rounds are so far apart that exchanges, waiting included, take at most half of them
+EXCHANGES_PER_ROUND = 1.1  # guess: rounds are so far apart that an exchange, waiting included, leaves a tenth of them
+# Of what a round may take, for a plan. Headers, waiting, machines that are faster than planned and NARROWING take the
+# rest: by more, eight home cards with rounds just long enough met at every second one for good (simulated).
+PLANNED = 0.8
+ALONE_SHARE = 0.9  # guess: of a line that carries nothing but rounds
 LINE_FADE = 0.98  # guess: of the most that the line was seen to carry, a round: another network is noticed within 50
 
 Spent = tuple[float, float]
@@ -33,6 +38,12 @@ Spent = tuple[float, float]
 def usual(strides: Iterable[int]) -> int:
     """Return the low median of `strides`, powers of two, so that no single replica decides; 1 if there are none."""
     return median_low([*strides] or [1])
+
+
+def round_share(uplink_share: float) -> float:
+    """The part of a line up that packets of rounds may take, and of a round's time: what nodes keep to, and plans
+    reckon with `PLANNED` of."""
+    return min(uplink_share, 1.0 / EXCHANGES_PER_ROUND)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,9 +113,9 @@ class Share:
 @dataclass(slots=True)
 class RoundPace:
     """The rate of the run's samples, the seconds of an exchange and the bytes of a round, as the low median of some
-    rounds; and what this machine's line up carries: the most it was seen to, in any exchange or from round to round,
-    packets and activations alike. A line that is never busy seems slower than it is, and rounds take less of it
-    then."""
+    rounds; and what this machine's line up carries: the most it was seen to while it was busy, in any exchange or from
+    round to round, packets and activations alike. An exchange in which one waits for the other is no measure of the
+    line, so what the transport measured counts, too."""
 
     _rates: deque[float] = field(default_factory=lambda: deque(maxlen=RATES))
     _exchanges_s: deque[float] = field(default_factory=lambda: deque(maxlen=RATES))
@@ -133,15 +144,16 @@ class RoundPace:
             if (gained := samples - self._boundary[1]) or self._rates:
                 self._rates.append(gained / seconds)
             self.line_bytes_per_s *= LINE_FADE
-            self._carried((sent_nbytes - self._boundary[2]) / seconds)
+            self.carried((sent_nbytes - self._boundary[2]) / seconds)
         self._boundary = (now_s, samples, sent_nbytes)
 
-    def _carried(self, bytes_per_s: float) -> None:
+    def carried(self, bytes_per_s: float) -> None:
+        """The line was seen to carry so much."""
         self.line_bytes_per_s = max(self.line_bytes_per_s, bytes_per_s)
 
     def needed_s(self, uplink_share: float) -> tuple[float, str]:
-        """(seconds from round to round, so that exchanges take at most half of the time and `uplink_share` of the line
-        up; why)."""
+        """(seconds from round to round, so that exchanges take at most 1 / EXCHANGES_PER_ROUND of the time and
+        `uplink_share` of the line up; why)."""
         exchanges_s, line_s = EXCHANGES_PER_ROUND * self.exchange_s, 0.0
         if self.line_bytes_per_s > 0.0:
             line_s = self._round_nbytes / (uplink_share * self.line_bytes_per_s)
@@ -159,4 +171,4 @@ class RoundPace:
         self._rounds_nbytes.append(nbytes)
         if seconds > 0.0:
             self._exchanges_s.append(seconds)
-            self._carried(nbytes / seconds)
+            self.carried(nbytes / seconds)

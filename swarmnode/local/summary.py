@@ -6,6 +6,7 @@ import dataclasses
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import median_low
 
 from swarmnode.metrics import name
 from swarmnode.wire.record_pb2 import NODE_STATE_TRAINING
@@ -36,7 +37,8 @@ class NodeFacts:
 class Totals:
     """Totals of the whole swarm. Counts are summed over all nodes, dead ones included; facts that all nodes know of the
     run (samples, tokens, round) are the largest. Losses are nats per token, None if unknown. `paired` counts each
-    partner's step, `staleness` gradients by age in inner steps. Only sent bytes count, so that none counts twice."""
+    partner's step, `staleness` gradients by age in inner steps. Only sent bytes count, so that none counts twice.
+    `meets_every_steps`: inner steps between meetings, the median of the nodes; and as the manifest has it."""
 
     samples: int = 0
     tokens: int = 0
@@ -50,6 +52,8 @@ class Totals:
     samples_duplicate: int = 0
     recoveries: int = 0
     bytes: Mapping[str, int] = field(default_factory=dict)
+    meets_every_steps: float = 0.0
+    meets_every_steps_planned: float = 0.0
 
 
 def parse_series(key: str) -> tuple[str, dict[str, str]]:
@@ -100,6 +104,8 @@ def totals(nodes: Sequence[NodeFacts]) -> Totals:
         samples_duplicate=count(nodes, name.DUPLICATE_SAMPLES),
         recoveries=count(nodes, name.RECOVERIES) - count(nodes, name.RECOVERIES, method="fresh"),
         bytes={kind: count(nodes, name.LINK_BYTES, kind=kind, direction="sent") for kind in KINDS},
+        meets_every_steps=median_low([s.meets_every_steps for s in said if s.meets_every_steps] or [0.0]),
+        meets_every_steps_planned=max((s.meets_every_steps_planned for s in said), default=0.0),
     )
 
 

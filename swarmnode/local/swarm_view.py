@@ -148,6 +148,7 @@ def _facts(watch: NodeWatch) -> list[tuple[str, str | Text]]:
         ("speed", speed + busy if measured else ""),
         ("given", given_text(status)),
         ("run so far", f"round {status.round}, {status.tokens_total:,} tokens"),
+        ("meetings", meetings_text(status.meets_every_steps, status.meets_every_steps_planned)),
         ("loss", f"{loss_text(status.loss_train or None)} {spark(watch.losses)}" if watch.losses else ""),
         ("validation", loss_text(status.loss_validation or None, "")),
         ("traffic", f"up {nbytes_text(up)}/s, down {nbytes_text(down)}/s" if measured else ""),
@@ -156,6 +157,14 @@ def _facts(watch: NodeWatch) -> list[tuple[str, str | Text]]:
         ("amended", "\n".join(status.amendments)),
         ("page", f"{page}node/{short(PeerId(status.peer_id))}" if page else page),
     ]
+
+
+def meetings_text(steps: float, planned: float) -> str:
+    """`replicas meet every 10 steps, as planned`; "" before they met twice."""
+    if not steps:
+        return ""
+    apart = "as planned" if round(steps) <= round(planned) else f"planned: every {planned:,.3g}"
+    return f"replicas meet every {steps:,.3g} steps ({apart})"
 
 
 def stage_strip(status: StatusReply) -> Text:
@@ -363,6 +372,7 @@ def conclusion(summary: Summary) -> Table:
         ("trained", f"{t.samples:,} samples, {t.tokens:,} tokens, {summary.tokens_per_s:,.0f} tokens/s"),
         ("loss", f"validation {first} at first, {last} at last, train {loss_text(t.loss_train)} (nats per token)"),
         ("rounds", f"{t.round}; replicas' outer steps: {ex['paired']} paired, {ex['lone']} lone"),
+        ("meetings", meetings_text(t.meets_every_steps, t.meets_every_steps_planned)),
         (
             "microbatches",
             f"{mb['done']:,} done, {mb['lost']} lost, {mb['retried']} retried, {mb['duplicate']} duplicate",

@@ -56,6 +56,11 @@ def begins_from_slow_weights(gossip: GossipSpec) -> bool:
     return rules_of(gossip).of_whole_weights and gossip.fragments == 1
 
 
+def planned_meeting_steps(m: Manifest) -> float:
+    """`meeting_steps` where no round is left out; 0 where replicas do not meet."""
+    return meeting_steps(m, m.gossip.round_samples) if meets(m.gossip) else 0.0
+
+
 def sends_pseudo_gradients(gossip: GossipSpec) -> bool:
     """Whether packets hold a round's progress, so that a member which misses a round lacks its outer step; else they
     hold weights, and the next round brings both together."""
@@ -71,6 +76,12 @@ def step_rounds(m: Manifest) -> int:
     """The rounds of an inner step where gradients are averaged: 1, 2, 4, ... as a record's stride; 0 if it is none."""
     rounds, rest = divmod(m.inner.inner_batch, m.gossip.round_samples)
     return rounds if not rest and rounds.bit_count() == 1 and rounds <= STRIDE_MAX else 0
+
+
+def meeting_steps(m: Manifest, samples: float) -> float:
+    """The inner steps between two meetings of a replica about the same weights, if it meets every `samples` of the
+    run."""
+    return m.gossip.fragments * samples / m.inner.inner_batch
 
 
 def meets(gossip: GossipSpec) -> bool:

@@ -523,7 +523,7 @@ class GossipSpec:
         real(0.0, 1.0, above=True),
         "Share of a machine's uplink for packets of rounds; if they need more, the machine meets only at"
         " every second round, or fourth, ... The uplink's rate is the highest observed one.",
-        "guess: the rest is for activations",
+        "guess: the rest is for activations; `init` has .9 in one stage, where there are none",
     )
 
 

@@ -25,7 +25,7 @@ def _event(meaning: str, fields: str = "") -> EventKind:
 
 _OUTER_STEP = (
     "round peer reason fallback delta_norm step_norm apart seconds worked_s samples "
-    "between_s between_worked_s sent_bytes samples_total"
+    "between_s between_worked_s sent_bytes samples_total every_steps"
 )
 
 EVENTS: Final[dict[str, EventKind]] = {

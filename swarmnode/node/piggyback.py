@@ -52,6 +52,10 @@ class PiggybackTransport:
     def line_queue(self) -> int:
         return self.transport.line_queue
 
+    @property
+    def line_bytes_per_s(self) -> float:
+        return self.transport.line_bytes_per_s
+
     def bytes_by_method(self) -> dict[tuple[str, str], int]:
         return self.transport.bytes_by_method()
 

@@ -84,6 +84,7 @@ class StageStatus:
     queue: int = 0  # pieces of work that wait for the compute thread
     round_index: int = 0  # the last round finished
     round_stride: int = 1
+    meets_every_steps: float = 0.0  # inner steps from meeting to meeting, as they were; 0: not known yet
     kept_round: int | None = None  # of the snapshot of the next stage; None: none is kept
     kept_samples: int = 0  # of the run in that snapshot
     line: StateLine = UNBROKEN  # of the state served

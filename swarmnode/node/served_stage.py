@@ -672,6 +672,7 @@ class ServedStage(StageObserver):
             queue=self._context.ports.compute.waiting,
             round_index=self.gossip.done,
             round_stride=self.gossip.stride,
+            meets_every_steps=self.gossip.meets_every_steps,
             kept_round=None if kept is None else kept.round_index,
             kept_samples=0 if kept is None else kept.samples,
             line=self.gossip.line,

@@ -8,12 +8,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from swarmnode.errors import UsageError
+from swarmnode.gossip_rules import codecs
 from swarmnode.manifest import Manifest, Recipe
+from swarmnode.manifest.gossip_compat import planned_meeting_steps
 from swarmnode.manifest.recipe import parameters_of, warmup_samples
 from swarmnode.planner.fleet import MachineKind
 from swarmnode.planner.geography import Address
 from swarmnode.planner.plan import Plan, plan
-from swarmnode.planner.plan_search import Candidate, search, with_values
+from swarmnode.planner.plan_search import PAIR, SPARING, Candidate, search, with_values
+from swarmnode.planner.simulated import Simulated
 
 CARD_FLOPS = ((80, 2.5e14), (24, 4e13), (16, 2e13), (0, 1e13))
 """FLOP/s that training gets of a card, by its least GB: an H100 by measurement (docs/learning.md), the others as in
@@ -86,8 +89,12 @@ def fitted(recipe: Recipe, fleet: Sequence[MachineKind], *, stages: int | None =
 
 
 def alone(manifest: Manifest, fleet: Sequence[MachineKind], tokens: float) -> float:
-    """Tokens per second of the best machine of `fleet` that trains the whole model by itself; 0 if it fits on none."""
+    """Tokens per second of the best machine of `fleet` that trains the whole model by itself; 0 if it fits on none.
+
+    It meets nobody, so nothing that `manifest` has for its lines counts: it trains as it needs the least memory."""
     seconds = 0.0
+    fragments, average_share = SPARING
+    codec = min((rules for rules in codecs().values() if rules.planned), key=lambda rules: (rules.nbytes, rules.name))
     for kind in fleet:
         for microbatch in MICROBATCHES_ALONE:
             one = with_values(
@@ -98,7 +105,11 @@ def alone(manifest: Manifest, fleet: Sequence[MachineKind], tokens: float) -> fl
                 microbatch=microbatch,
                 inner_batch=max(MICROBATCHES_ALONE),
                 inner_batch_max=0,
-                average_share=0.0,
+                average_share=average_share,
+                fragments=fragments,
+                method="average",
+                codec=codec.name,
+                group=PAIR,
             )
             try:
                 seconds = max(seconds, plan(one, [dataclasses.replace(kind, count=1)], tokens).tokens_per_s)
@@ -107,30 +118,40 @@ def alone(manifest: Manifest, fleet: Sequence[MachineKind], tokens: float) -> fl
     return seconds
 
 
-def forecast(found: Plan, manifest: Manifest, tokens: float, one_alone: float) -> list[str]:
-    """Lines for the organiser: what the run will do."""
+def forecast(
+    found: Plan, manifest: Manifest, tokens: float, one_alone: float, simulated: Simulated | None = None
+) -> list[str]:
+    """Lines for the organiser: what the run will do, by formula, or with the speed and the meetings of `simulated`."""
+    how = ratio = "by formula"
+    if simulated is not None:
+        how, ratio = "simulated", "with the simulated speed and meetings"
+        found = simulated.of(found, manifest, tokens)
     learned = tuple(found.tokens_per_s * share for share in found.likely)
     seconds = tuple(tokens / one if one else math.inf for one in reversed(learned))
     single = (
-        f"{one_alone:,.0f} tokens/s, {took(tokens / one_alone)}: together they are {times_as_fast(found, one_alone)}"
-        " times as fast to a loss"
+        f"{one_alone:,.0f} tokens/s, {took(tokens / one_alone)}; {ratio}, together they are"
+        f" {times_as_fast(found, one_alone)} times as fast to a loss"
         if one_alone
         else "the model does not fit"
     )
-    steps = manifest.gossip.fragments * manifest.gossip.round_samples / manifest.inner.inner_batch
+    steps = planned_meeting_steps(manifest)
     shape = (
         f"{parameters_of(manifest.model) / 1e6:,.4g} M parameters; stages: {manifest.pipeline.stages}, of"
         f" {found.replicas_min} replicas or more; a step takes {manifest.inner.inner_batch} samples of"
         f" {manifest.model.context} tokens, replicas meet every {steps:,.0f} steps"
+        + ("" if simulated is None or not simulated.meets_every_steps else f" ({simulated.meetings})")
     )
     efficiency = (
-        f"learning efficiency {span([f'{one:.2f}' for one in found.likely])}: as much as"
+        f"learning efficiency {span([f'{one:.2f}' for one in found.likely])} by formula: as much as"
         f" {span([f'{one:,.0f}' for one in learned])} tokens/s of one replica; the loss of {tokens:.3g} tokens in"
         f" {span([took(one) for one in seconds])}"
     )
     return [
         shape,
-        f"{found.tokens_per_s:,.0f} tokens/s, {found.share:.0%} of what the machines could do (limit: {found.limit})",
+        (
+            f"{found.tokens_per_s:,.0f} tokens/s {how}, {found.share:.0%} of what the machines could do (limit:"
+            f" {found.limit})"
+        ),
         efficiency,
         f"one of these machines alone: {single}",
     ]

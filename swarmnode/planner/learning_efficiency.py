@@ -1,6 +1,6 @@
 """The learning efficiency of a run: what it learns from a token over what one replica with Step Law's batch learns.
 
-    efficiency = batch * replicas * late * boundary
+    efficiency = batch * replicas * late * boundary / over
     batch      (1 + 1/K) / (1 + x/K), x = B / law >= 1     K = CRITICAL; the form of arXiv 1812.06162, section 2.2
     replicas   1 / (1 + n), n = e^a (R - 1)^p (law / b)^q H^r T^-u A   R replicas of a stage, each b = B / R tokens a
                step, H steps a round, T steps in the run, law = Step Law's batch for the run (manifest/recipe.py),
@@ -10,20 +10,30 @@
     late       gradients that come a step late in a pipeline of several stages; 1 where gradients are averaged, as
                stages then wait for each other's steps
     boundary   tokens that the nats of pipeline.boundary and gossip.codec are worth, by the law of LAW_B and LAW_BETA
+    over       how much too high the other terms together were measured to be, where replicas meet
 
-n is fitted to the measurements in tests/simulation/test_learning_efficiency.py, within a factor of 2.5 of each row's.
-Limits: docs/learning.md.
+n is fitted by least squares to the logarithms of the rows in replica_rows.py, in which a source of many rows weighs as
+the root of their number. `Learned` has an interval with each number: one standard deviation of a new row of n by that
+fit, and the spread of `over`. Where the rows of one source are left out of the fit, each of them lies within a factor
+of 1.25 of its interval (tests/simulation/test_learning_efficiency.py). Limits: docs/learning.md.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
 
 from swarmnode.gossip_rules import codecs
 from swarmnode.manifest import Manifest
-from swarmnode.manifest.gossip_compat import averages_gradients, meets
+from swarmnode.manifest.gossip_compat import averages_gradients, meets, planned_meeting_steps
 from swarmnode.manifest.recipe import law_batch
+from swarmnode.planner.replica_rows import MEASURED, Row
 
 LAW_B, LAW_BETA = 410.7, 0.28  # arXiv 2203.15556, eq. 10: loss = 1.69 + 406.4 / N^0.34 + 410.7 / D^0.28
 BOUNDARY_NATS = {"fp32": 0.0, "bf16": 0.0, "int8": 0.003}
@@ -36,10 +46,55 @@ LATE = 0.88  # measured: docs/learning.md, the demo's swarm of one replica a sta
 
 
 LOCAL_STEPS_OVER = (1.4, 1.7)
-"""Measured: what this formula gives too much where replicas step by themselves and average their weights. `bench
+"""Measured: what the other terms give too much where replicas step by themselves and average their weights. `bench
 scaling`, eight machines and `average/modular4` (docs/learning.md, "What eight machines lack of eight times one")."""
+PIPELINES_OVER = (1.0, LOCAL_STEPS_OVER[1])
+"""The same in several stages. Measured: 1.0 with two and four replicas of each (`bench learning`); with more, none."""
+STEPS_TOGETHER_OVER = (1.03, 1.13)
+"""Measured: the same, with the speed, where gradients are averaged before each step. `bench scaling`, eight machines,
+two lines, three seeds: 6.9 and 6.7 times by formula, 6.1 to 6.7 and 5.9 to 6.6 measured."""
 
-FIT = (-1.397, 0.723, 0.520, 0.416, 0.331)  # a, p, q, r and u of n
+
+@dataclass(frozen=True, slots=True)
+class Learned:
+    """An efficiency by formula, and the least and the most of it that are likely by measurement."""
+
+    least: float
+    reckoned: float
+    most: float
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaFit:
+    """The term for replicas, fitted: (a, p, q, r, u) of n, their covariance, and the variance of a row beside it."""
+
+    of: tuple[float, ...]
+    covariance: npt.NDArray[np.float64]
+    variance: float
+
+    def spread(self, features: Sequence[float]) -> float:
+        """The standard deviation of the logarithm of a new row's n."""
+        at = np.array(features)
+        return math.sqrt(float(at @ self.covariance @ at) + self.variance)
+
+
+def _features(replicas: int, own: float, tokens: float, steps_of_round: float) -> tuple[float, ...]:
+    steps = max(1.0, tokens / (replicas * own))
+    rounds = min(max(1.0, steps_of_round), steps)
+    return 1.0, math.log(replicas - 1), math.log(law_batch(tokens) / own), math.log(rounds), -math.log(steps)
+
+
+def fit(rows: Sequence[Row]) -> ReplicaFit:
+    """The term for replicas by least squares."""
+    x = np.array([_features(row.replicas, row.own, row.tokens, row.steps_of_round) for row in rows])
+    y = np.array([math.log((1.0 / row.efficiency - 1.0) / apart(row.replicas, row.group)) for row in rows])
+    many = Counter(row.source for row in rows)
+    weights = np.array([many[row.source] ** -0.5 for row in rows])
+    normal = np.linalg.inv(x.T @ (weights[:, None] * x))
+    of = normal @ (x.T @ (weights * y))
+    left = y - x @ of
+    variance = float(left @ (weights * left)) / float(weights.sum()) * len(rows) / (len(rows) - len(of))
+    return ReplicaFit(tuple(float(one) for one in of), normal * variance, variance)
 
 
 def apart(replicas: int, group: int) -> float:
@@ -50,13 +105,24 @@ def apart(replicas: int, group: int) -> float:
 
 def of_replicas(replicas: int, own: float, tokens: float, steps_of_round: float, group: int = 4) -> float:
     """Efficiency of `replicas` replicas, each with `own` tokens a step, in a run of `tokens`."""
+    return replicas_between(TERM, replicas, own, tokens, steps_of_round, group).reckoned
+
+
+def replicas_between(
+    term: ReplicaFit, replicas: int, own: float, tokens: float, steps_of_round: float, group: int = 4
+) -> Learned:
+    """`of_replicas` by `term`, with its interval."""
     if replicas < 2:
-        return 1.0
-    steps = max(1.0, tokens / (replicas * own))
-    rounds = min(max(1.0, steps_of_round), steps)
-    of = (1.0, math.log(replicas - 1), math.log(law_batch(tokens) / own), math.log(rounds), -math.log(steps))
-    n = apart(replicas, group) * math.exp(sum(a * b for a, b in zip(FIT, of, strict=True)))
-    return 1.0 / (1.0 + n)
+        return Learned(1.0, 1.0, 1.0)
+    features = _features(replicas, own, tokens, steps_of_round)
+    log_n = math.log(apart(replicas, group)) + sum(a * b for a, b in zip(term.of, features, strict=True))
+    spread = term.spread(features)
+    least, reckoned, most = (1.0 / (1.0 + math.exp(log_n + by)) for by in (spread, 0.0, -spread))
+    return Learned(least, reckoned, most)
+
+
+TERM = fit(MEASURED)
+FIT = TERM.of  # a, p, q, r and u of n
 
 
 def of_batch(batch: float, tokens: float) -> float:
@@ -71,27 +137,40 @@ def critical_batch(tokens: float) -> float:
 
 def efficiency(manifest: Manifest, replicas: int, tokens: float) -> float:
     """Learning efficiency of `manifest` in a run of `tokens`, with so many replicas of each stage."""
+    return learned(manifest, replicas, tokens).reckoned
+
+
+def learned(manifest: Manifest, replicas: int, tokens: float, steps_of_round: float | None = None) -> Learned:
+    """`efficiency` with its interval. `steps_of_round`: inner steps between two meetings, as simulated; None: as the
+    manifest has them."""
     inner, gossip, context = manifest.inner, manifest.gossip, manifest.model.context
     together = averages_gradients(manifest)
     least = 1 if together else min(inner.replica_batch_min, inner.microbatch)
     batch = max(inner.inner_batch, inner.inner_batch_max, replicas * least) * context
     share = of_batch(batch, tokens) * (LATE if manifest.pipeline.stages > 1 and not together else 1.0)
-    if replicas > 1 and not meets(gossip):
-        return share / replicas
+    if replicas < 2 or not meets(gossip):
+        share *= worth(boundary_nats(manifest), tokens) / replicas
+        return Learned(share, share, share)
     if together:
-        return share * worth(boundary_nats(manifest), tokens)
-    steps_of_round = gossip.fragments * gossip.round_samples * context / batch
-    share *= of_replicas(replicas, batch / replicas, tokens, steps_of_round, gossip.group)
-    return share * worth(boundary_nats(manifest) + codecs()[gossip.codec].nats * (replicas > 1), tokens)
+        term, over, nats = Learned(1.0, 1.0, 1.0), STEPS_TOGETHER_OVER, boundary_nats(manifest)
+    else:
+        steps = planned_meeting_steps(manifest) if steps_of_round is None else steps_of_round
+        steps *= inner.inner_batch * context / batch  # larger ones than the manifest's, where many replicas take them
+        term = replicas_between(TERM, replicas, batch / replicas, tokens, steps, gossip.group)
+        over = PIPELINES_OVER if manifest.pipeline.stages > 1 else LOCAL_STEPS_OVER
+        nats = boundary_nats(manifest) + codecs()[gossip.codec].nats
+    return _over(share * worth(nats, tokens), term, over)
 
 
-def likely(manifest: Manifest, replicas: int, reckoned: float) -> tuple[float, float]:
-    """The least and the most of what `reckoned`, an `efficiency`, is by measurement: less by LOCAL_STEPS_OVER where
-    replicas step by themselves, the same elsewhere."""
-    least_over, most_over = LOCAL_STEPS_OVER
-    if replicas < 2 or averages_gradients(manifest) or not meets(manifest.gossip):
-        return reckoned, reckoned
-    return reckoned / most_over, reckoned / least_over
+def _over(share: float, term: Learned, over: tuple[float, float]) -> Learned:
+    """`share` times `term`, less what that is too high by: `over` by its least and its most. The two spreads have
+    nothing to do with each other, so their logarithms add up as squares do."""
+    middle = math.sqrt(over[0] * over[1])
+    reckoned = share * term.reckoned / middle
+    half = math.log(over[1] / middle)
+    down = math.hypot(math.log(term.reckoned / term.least), half)
+    up = math.hypot(math.log(term.most / term.reckoned), half)
+    return Learned(reckoned * math.exp(-down), reckoned, min(share, reckoned * math.exp(up)))
 
 
 def boundary_nats(manifest: Manifest) -> float:

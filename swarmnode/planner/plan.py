@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from swarmnode.errors import UsageError
 from swarmnode.gossip.outer.traffic import message_nbytes, messages
+from swarmnode.gossip.round import PLANNED, round_share
 from swarmnode.manifest import Manifest, boundary_nbytes, boundary_width
 from swarmnode.manifest.gossip_compat import averages_gradients
 from swarmnode.model.adapter import trained_count
@@ -27,7 +28,7 @@ from swarmnode.model.split import StageLayers, stages_of
 from swarmnode.pipeline.microbatch_size import IN_FLIGHT, sizes_of, throughput, window_limit
 from swarmnode.planner.fleet import MachineKind
 from swarmnode.planner.geography import RELAY_RATE, Nat, rtt_s
-from swarmnode.planner.learning_efficiency import efficiency, likely
+from swarmnode.planner.learning_efficiency import learned
 from swarmnode.planner.stage_memory import ADVICE, fit_of, shortages
 from swarmnode.transfer.snapshot import newcomer_part
 
@@ -38,7 +39,6 @@ ms for each sample of 128 tokens, forward and backward."""
 ALIKE = 0.01  # guess: what an estimate cannot tell apart
 SHARE_ALONE = 0.95  # simulated: of its FLOP/s, a machine that holds the whole model and waits for nobody
 ROUND_TRIPS = 2.0  # of an exchange: the packets and the commit (gossip/exchange_machine.py)
-EXCHANGE_SHARE = 0.5  # of a round's time, at most, goes to its exchange (gossip/round.py)
 
 
 def balanced(
@@ -231,8 +231,8 @@ def plan(
             lines.append(up / sent if sent else math.inf)
             continue
         gossip = _gossip_bytes(manifest, part, len(here))
-        share = min(manifest.gossip.uplink_share, EXCHANGE_SHARE)  # a machine whose rounds need more leaves some out
-        traffic = max(sample_bytes(manifest, part, stages) + gossip, gossip / share)
+        line_share = PLANNED * round_share(manifest.gossip.uplink_share)  # a machine whose rounds need more skips some
+        traffic = max(sample_bytes(manifest, part, stages) + gossip, gossip / line_share)
         lines.append(up / traffic if here and traffic else math.inf if here else 0.0)
     limits = {
         "arithmetic": (min(speeds), f"the arithmetic of stage {speeds.index(min(speeds))}"),
@@ -255,7 +255,7 @@ def plan(
     )
     tokens_per_s = samples_per_s * manifest.model.context
     replicas = max(1, min(stage.replicas for stage in planned))
-    learned = efficiency(manifest, replicas, tokens)
+    efficiency = learned(manifest, replicas, tokens)
     return Plan(
         planned,
         samples_per_s,
@@ -265,8 +265,8 @@ def plan(
         limit_kind,
         math.prod(stage.survival for stage in planned),
         tuple(shortages(manifest, fleet)) if memory else (),
-        learned,
-        likely(manifest, replicas, learned),
+        efficiency.reckoned,
+        (efficiency.least, efficiency.most),
         tokens_per_s * sum(3.0 * part.cost for part in parts) / (sum(kind.count * kind.flops for kind in fleet) or 1.0),
         sum(_per_hour(placed.machines, stage.egress) for placed, stage in zip(placements, planned, strict=True)),
     )

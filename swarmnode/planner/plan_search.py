@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from swarmnode.errors import UsageError
 from swarmnode.gossip.outer.traffic import message_nbytes
+from swarmnode.gossip.round import ALONE_SHARE
 from swarmnode.gossip_rules import codecs
 from swarmnode.manifest import Manifest
 from swarmnode.manifest.cross_field import ACROSS
@@ -27,7 +28,7 @@ from swarmnode.model.adapter import trained_count
 from swarmnode.model.split import stages_of
 from swarmnode.planner.fleet import MachineKind
 from swarmnode.planner.learning_efficiency import boundary_nats, critical_batch, efficiency
-from swarmnode.planner.plan import ALIKE, EXCHANGE_SHARE, Plan, in_flight_needed, plan, sample_bytes
+from swarmnode.planner.plan import ALIKE, Plan, in_flight_needed, plan, sample_bytes
 from swarmnode.planner.stage_memory import fit_of, tightest
 
 ROWS = 5  # best splits and boundaries that are kept
@@ -38,15 +39,15 @@ MEMORY_WEIGHTS = (0.0, 0.5, 1.0)  # guess
 LARGE = 1e9  # parameters above which subspaces are tried unasked
 MICROBATCH_MORE = 4  # guess: at most so many times the manifest's microbatch
 BATCHES = (1, 2, 4, 8)  # inner batches, as multiples of Step Law's
-ROUND_STEPS = (8, 15, 30, 60, 125, 250, 500)  # inner steps of a round; 500: DiLoCo's, arXiv 2311.08105
+ROUND_STEPS = (8, 10, 15, 20, 30, 60, 125, 250, 500)  # inner steps of a round; 500: DiLoCo's, arXiv 2311.08105
 PAIR = 2  # the least group of replicas: NoLoCo's, arXiv 2506.10911
-BATCH_MAX_PARTS = (4, 2)  # of the best settings' largest batch, tried last
 SPARING = (5, 0.0)  # gossip.fragments and inner.average_share where memory is short
+BATCH_MAX_PARTS = (4, 2)  # of the best settings' largest batch, tried last
 FALLING_MAX = 3  # guess: numbers of stages in a row that are no better, where every machine holds every stage
 FIELDS = {
     "pipeline": ("stages", "memory_weight", "boundary", "boundary_rank", "window_max"),
     "inner": ("microbatch", "inner_batch", "inner_batch_max", "average_share"),
-    "gossip": ("method", "codec", "group", "fragments", "round_samples"),
+    "gossip": ("method", "codec", "group", "fragments", "round_samples", "uplink_share"),
     "limits": (
         "microbatch_timeout_s",
         "hop_timeout_min_s",
@@ -60,7 +61,8 @@ FIELDS = {
 }
 TABLE_OF = {key: table for table, keys in FIELDS.items() for key in keys}
 SLOTS_MAX = 256  # guess
-WAITS = 4.0  # guess: a round trip or an exchange takes at most so many times what it should
+WAITS = 4.0  # guess: a round trip takes at most so many times what it should
+EXCHANGE_WAITS = 2.0  # guess: and an exchange, which may wait for small packets and the partner beside
 HOP_SHARE = 6.0  # guess: a hop's least patience, as a part of a microbatch's
 ANNOUNCE_S_PER_REPLICA = 0.3  # .2 Mbit/s a node: a look-up moves 5.5 copies of a stage's records of 270 bytes, measured
 RECORD_PERIODS = LOST_PERIODS + 1  # announce periods until a record is forgotten; a silent replica is gone before
@@ -297,6 +299,15 @@ def _rounds(manifest: Manifest) -> list[tuple[int, int]]:
     return list(dict.fromkeys([(least, group), (least, pairs), *((samples, pairs) for samples in longer)]))
 
 
+def _round_choices(manifest: Manifest) -> Iterator[Manifest]:
+    """`manifest` with each of `_rounds`, and where nothing but packets uses its lines also with all of the line that a
+    round may have."""
+    own = manifest.gossip.uplink_share
+    shares = [own] if manifest.pipeline.stages > 1 else sorted({own, max(own, ALONE_SHARE)})
+    for (round_samples, group), share in itertools.product(_rounds(manifest), shares):
+        yield with_values(manifest, round_samples=round_samples, group=group, uplink_share=share)
+
+
 def together(manifest: Manifest) -> Manifest:
     """`manifest` with gradients averaged before each step instead of weights after some."""
     batch = manifest.inner.inner_batch
@@ -351,7 +362,7 @@ def with_patience(candidate: Candidate) -> Manifest:
     rounds = max(least, manifest.gossip.round_samples / inner.inner_batch / STEPS_OF_ROUND)
     made = with_values(
         manifest,
-        exchange_timeout_s=max(limits.exchange_timeout_s, float(math.ceil(WAITS * EXCHANGE_SHARE * sent / slowest))),
+        exchange_timeout_s=max(limits.exchange_timeout_s, float(math.ceil(EXCHANGE_WAITS * sent / slowest))),
         snapshot_rounds_max=max(1, round(recovery.snapshot_rounds_max / rounds)),
         every_rounds=max(1, round(manifest.checkpoint.every_rounds / rounds)),
     )
@@ -413,8 +424,7 @@ def _try_all(
                         bars.add(found[-1])
                     if not worth_a_look(start):
                         continue
-                    for round_samples, group in _rounds(start):
-                        made = with_values(start, round_samples=round_samples, group=group)
+                    for made in _round_choices(start):
                         one = _candidate(made, manifest, fleet, left_out, tokens, by_money=by_money)
                         if not one.plan.tokens_per_s:
                             break

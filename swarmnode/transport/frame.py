@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import enum
 import struct
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 import numpy as np
 
@@ -40,6 +40,7 @@ from swarmnode.wire import call_pb2 as wire
 
 MAGIC = b"SWRM"
 PIECE_BYTES = 4 << 20  # guess: memory of a message is allocated in such pieces, as it arrives
+BESIDE_BYTES = 128 << 10  # guess: at 8 KiB/s, the least that a stream may carry, one in half of the time of a stall
 _SMALL_BYTES = 64 << 10  # tensors up to this size are joined with the header into one write
 
 PREAMBLE = struct.Struct(">4sBBHI")
@@ -110,21 +111,47 @@ async def send(
     header: bytes,
     tensors: Sequence[WireTensor] = (),
     flags: FrameFlag = FrameFlag.NONE,
+    *,
+    beside: bool = False,
 ) -> bool:
     """Write one frame; tensors still being written are sent as their bytes become final. Returns False if the peer
-    answered before all was written, which leaves the stream out of step. Raises LocalFault if a tensor's writer
-    failed."""
+    answered before all was written, which leaves the stream out of step, unless its answer is read `beside` it. Raises
+    LocalFault if a tensor's writer failed."""
     joined: list[bytes | memoryview] = [preamble(kind, len(header), flags, stream.version), header]
     ahead = 0  # tensors sent in one write with the header
     while ahead < len(tensors) and tensors[ahead].nbytes <= _SMALL_BYTES and tensors[ahead].complete:
         joined.append(_flat(tensors[ahead]))
         ahead += 1
-    if not await stream.write(b"".join(joined)):
+    if not await stream.write(b"".join(joined), beside=beside):
         return False
     for tensor in tensors[ahead:]:
-        if not await stream.write(_flat(tensor), tensor.watermark):
+        if not await stream.write(_flat(tensor), tensor.watermark, beside=beside):
             return False
     return True
+
+
+async def send_beside(
+    stream: P2pdStream,
+    header: bytes,
+    tensors: Sequence[WireTensor],
+    allowed: Callable[[float], Awaitable[None]],
+) -> None:
+    """Write a reply while the request's tensors still come in: its tensors up to any share of their bytes once
+    `allowed(share)` returns. Raises as `send`, and the errors of `allowed`."""
+    total = sum(tensor.nbytes for tensor in tensors)
+    if not total:
+        await allowed(1.0)
+    await stream.write(preamble(FrameKind.REPLY, len(header), version=stream.version) + header, beside=True)
+    sent = 0
+    for tensor in tensors:
+        view = _flat(tensor)
+        for start in range(0, len(view), BESIDE_BYTES):
+            piece = view[start : start + BESIDE_BYTES]
+            sent += len(piece)
+            if tensor.watermark is not None:
+                await tensor.watermark.until(start + len(piece))
+            await allowed(sent / total)
+            await stream.write(piece, beside=True)
 
 
 def _flat(tensor: WireTensor) -> memoryview:

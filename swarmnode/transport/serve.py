@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from swarmnode.ids import PeerId, RunId, short
 from swarmnode.manifest import PipelineSpec
 from swarmnode.membership.admission import Admission
 from swarmnode.membership.liveness import AGAIN_S, PING_TIMEOUT_S, SMALL_CALL_S
-from swarmnode.ports import Admit, Answer, Call, Handler, Telemetry, WireTensor
+from swarmnode.ports import BOTH_WAYS, Admit, Answer, Call, Handler, Telemetry, WireTensor
 from swarmnode.transport import frame
 from swarmnode.transport.frame import PREAMBLE, FrameFlag, FrameKind
 from swarmnode.transport.links import LinkBook
@@ -171,6 +172,14 @@ async def answer(peer: PeerId, method: str, handler: Handler, call: Call, teleme
     return done
 
 
+async def _received(stream: P2pdStream, request: wire.Request, lease: ByteLease) -> Sequence[WireTensor]:
+    """The tensors of `request`, within `lease`, which ends with them. Raises Busy, ConnectionError."""
+    try:
+        return await frame.receive_tensors(stream, request.tensors, lease.arrive)
+    finally:
+        lease.close()
+
+
 class StreamServer:
     """Answers incoming streams: one call at a time on each, many streams at once."""
 
@@ -292,23 +301,10 @@ class StreamServer:
             return False
         under_way = peer, method
         self._under_way[under_way] += 1
+        serve = self._serve_both_ways if request.both_ways and method in BOTH_WAYS else self._serve_in_turn
         try:
             async with asyncio.timeout(request.timeout_ms / 1000.0):
-                begun = asyncio.get_running_loop().time()
-                try:
-                    tensors = await frame.receive_tensors(stream, request.tensors, lease.arrive)
-                except Busy as refusal:
-                    await self._refuse(stream, refusal)
-                    return False
-                finally:
-                    lease.close()
-                call = Call(request, tensors, asyncio.get_running_loop().time() - begun)
-                reply, nbytes = await self._handle(stream, peer, method, served.handler, call)
-                del tensors
-                try:
-                    await self._send(stream, reply.header, reply.tensors)
-                finally:
-                    self._scheduler.give(nbytes)
+                return await serve(stream, peer, method, served.handler, request, lease)
         finally:
             self._under_way[under_way] -= 1
             if not self._under_way[under_way]:
@@ -319,7 +315,78 @@ class StreamServer:
             now_s = asyncio.get_running_loop().time()
             self._throttle.spend_share(method, received + sent, now_s)
             self._links.record_bytes(peer, sent=sent, received=received, now_s=now_s)
+
+    async def _serve_in_turn(
+        self, stream: P2pdStream, peer: PeerId, method: str, handler: Handler, request: wire.Request, lease: ByteLease
+    ) -> bool:
+        """Receive the tensors of `request`, then answer. Returns False if the stream cannot be read further."""
+        begun = asyncio.get_running_loop().time()
+        try:
+            tensors = await _received(stream, request, lease)
+        except Busy as refusal:
+            await self._refuse(stream, refusal)
+            return False
+        call = Call(request, tensors, asyncio.get_running_loop().time() - begun)
+        reply, nbytes = await self._handle(stream, peer, method, handler, call)
+        del tensors
+        try:
+            await self._send(stream, reply.header, reply.tensors)
+        finally:
+            self._scheduler.give(nbytes)
         return True
+
+    async def _serve_both_ways(
+        self, stream: P2pdStream, peer: PeerId, method: str, handler: Handler, request: wire.Request, lease: ByteLease
+    ) -> bool:
+        """Answer while the tensors of `request` come in. The answer is never ahead of them: no greater share of it
+        leaves than has come of them, and its last byte after all of them. Returns False if the stream cannot be read
+        further."""
+        loop, before = asyncio.get_running_loop(), stream.consumed
+        arriving = loop.create_task(_received(stream, request, lease))
+        handling = loop.create_task(self._handle(stream, peer, method, handler, Call(request, arriving=arriving)))
+        nbytes_in = sum(spec.nbytes for spec in request.tensors)
+        nbytes = 0
+        try:
+            await asyncio.wait({arriving, handling}, return_when=asyncio.FIRST_COMPLETED)
+            if not handling.done():
+                arriving.result()  # raises: what the answer is for does not come
+            reply, nbytes = await handling
+            if reply.header.status != wire.STATUS_OK:
+                return await self._decline(stream, reply.header, arriving)
+
+            async def allowed(share: float) -> None:
+                await stream.until_in(before + math.ceil(share * nbytes_in))
+                if share >= 1.0:
+                    await arriving
+                    if reply.before_end is not None:
+                        await reply.before_end()
+
+            await frame.send_beside(stream, frame.seal_reply(reply.header, reply.tensors), reply.tensors, allowed)
+            return True
+        except Busy as refusal:
+            if not handling.done():
+                await self._refuse(stream, refusal)
+            return False
+        except Unavailable:
+            return False  # it ended while the packets travelled: the caller must not take ours
+        finally:
+            self._scheduler.give(nbytes)
+            for task in (arriving, handling):
+                task.cancel()
+            await asyncio.gather(arriving, handling, return_exceptions=True)
+
+    async def _decline(
+        self, stream: P2pdStream, header: wire.Reply, arriving: asyncio.Task[Sequence[WireTensor]]
+    ) -> bool:
+        """Send a refusal, and read on until the caller, who may still be sending, has it."""
+        if arriving.done():
+            await self._send(stream, header, ())
+            return True
+        async with asyncio.timeout(SMALL_CALL_S):
+            await frame.send(stream, FrameKind.REPLY, frame.seal_reply(header, ()), flags=FrameFlag.LAST, beside=True)
+            await arriving
+            await stream.discard()
+        return False
 
     async def _admit(
         self, stream: P2pdStream, peer: PeerId, first: bytes

@@ -32,6 +32,8 @@ class P2pdStream(asyncio.BufferedProtocol):
 
     __slots__ = (
         "_accepted",
+        "_awaited",
+        "_comer",
         "_end",
         "_filled",
         "_lookahead",
@@ -66,6 +68,8 @@ class P2pdStream(asyncio.BufferedProtocol):
         self._on_lost: Callable[[], object] | None = None
         self._reader: asyncio.Future[None] | None = None
         self._writer: asyncio.Future[None] | None = None
+        self._comer: asyncio.Future[None] | None = None
+        self._awaited = 0  # `bytes_in` that it waits for
         self._transport: asyncio.Transport | None = None
         self.bytes_in = 0
         self.bytes_out = 0
@@ -89,6 +93,8 @@ class P2pdStream(asyncio.BufferedProtocol):
         self.bytes_in += nbytes
         if self.throttle is not None:
             self.throttle.down.total_nbytes += nbytes
+        if self.bytes_in >= self._awaited:
+            _wake(self._comer)
         if self._target is not None:
             self._filled += nbytes
             if self._filled == len(self._target):
@@ -195,9 +201,22 @@ class P2pdStream(asyncio.BufferedProtocol):
             self._resume()
             await self._wait_readable()
 
-    async def write(self, part: bytes | memoryview, watermark: ReadyWatermark | None = None) -> bool:
+    async def until_in(self, bytes_in: int) -> None:
+        """Return once so many bytes have ever come in; one at a time may wait. Raises ConnectionResetError."""
+        assert self._comer is None, "two wait for what comes in on one stream"
+        while self.bytes_in < bytes_in:
+            self._check()
+            self._awaited, self._comer = bytes_in, self._loop.create_future()
+            try:
+                await self._comer
+            finally:
+                self._comer = None
+
+    async def write(
+        self, part: bytes | memoryview, watermark: ReadyWatermark | None = None, *, beside: bool = False
+    ) -> bool:
         """Hand `part` to p2pd, frame by frame; with `watermark`, each frame once its bytes are final. Returns False if
-        the peer sent anything before all was handed over.
+        the peer sent anything before all was handed over, unless both sides send `beside` each other.
 
         Raises ConnectionResetError, and LocalFault if the writer of `part` failed. Final bytes must not change until
         the answer has come, because they are not copied.
@@ -207,13 +226,13 @@ class P2pdStream(asyncio.BufferedProtocol):
         while offset < len(view):
             frame = view[offset : offset + (FRAME_BYTES if self.throttle is None else self.throttle.up.piece_nbytes)]
             offset += len(frame)
-            if watermark is not None and not await self._until_filled(watermark, offset):
+            if watermark is not None and not await self._until_filled(watermark, offset, beside=beside):
                 return False
             if self.throttle is not None and self.throttle.up.bps is not None:
                 await self.throttle.up.spend(len(frame))
             while self._writing_paused:
                 self._check()
-                if self.buffered:
+                if self.buffered and not beside:
                     return False
                 await self._wait_writable(self._loop.create_future())
             self._check()
@@ -224,12 +243,12 @@ class P2pdStream(asyncio.BufferedProtocol):
                 self.throttle.up.total_nbytes += len(frame)
         return True
 
-    async def _until_filled(self, watermark: ReadyWatermark, nbytes: int) -> bool:
-        """Wait for the first `nbytes` to be final; False if the peer sent anything before that."""
+    async def _until_filled(self, watermark: ReadyWatermark, nbytes: int, *, beside: bool) -> bool:
+        """Wait for the first `nbytes` to be final; False if the peer sent anything before that, unless `beside`."""
         while watermark.ready_nbytes < nbytes:
             self._check()
             watermark.check()
-            if self.buffered:
+            if self.buffered and not beside:
                 return False
             waiter = self._loop.create_future()
             watermark.wake(waiter, nbytes)
@@ -271,6 +290,7 @@ class P2pdStream(asyncio.BufferedProtocol):
         self._lost = why
         _wake(self._reader)
         _wake(self._writer)
+        _wake(self._comer)
         if self._on_lost is not None:
             callback, self._on_lost = self._on_lost, None
             callback()

@@ -6,11 +6,12 @@ import asyncio
 import contextlib
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextlib import AsyncExitStack
 
 from swarmnode.errors import Broken, Busy, PeerTimeout, RemoteFault, Unavailable, cause_of
 from swarmnode.ids import PeerId, RunId, short
 from swarmnode.membership.admission import Admission
-from swarmnode.ports import Admit, Answer, Call, Handler, Telemetry
+from swarmnode.ports import BOTH_WAYS, Admit, Answer, Call, Handler, Telemetry
 from swarmnode.remembered import Remembered
 from swarmnode.transport import frame
 from swarmnode.transport.address import Endpoint, dialable_of, ip_of, is_circuit, numeric, parse_endpoint
@@ -25,6 +26,7 @@ from swarmnode.transport.stream import P2pdStream
 from swarmnode.transport.throttle import RateThrottle
 from swarmnode.uplink_scheduler import UplinkScheduler
 from swarmnode.wire import access_pb2 as access
+from swarmnode.wire import call_pb2 as wire
 
 ADDRESSES_MAX = 6  # with the circuits as many as a record holds
 STREAMS_MAX = 2048  # concurrent incoming streams: go-libp2p's SystemBaseLimit of streams, by default
@@ -260,17 +262,27 @@ class StreamTransport:
     def line_queue(self) -> int:
         return self._scheduler.waiting
 
+    @property
+    def line_bytes_per_s(self) -> float:
+        return self._scheduler.line_bytes_per_s
+
     async def _call(self, peer: PeerId, method: str, call: Call, timeout_s: float, reply_bytes_max: int) -> Answer:
         nbytes = sum(tensor.nbytes for tensor in call.tensors)
         stream = await self._pool.take(peer)
         bytes_in, bytes_out = stream.consumed, stream.bytes_out
         try:
-            async with self._scheduler.turn(nbytes, timeout_s) as waited_s:
+            call.header.both_ways = method in BOTH_WAYS
+            async with AsyncExitStack() as turn:
+                waited_s = await turn.enter_async_context(self._scheduler.turn(nbytes, timeout_s))
                 header = frame.seal_request(
                     call.header, call.tensors, self._run_id, timeout_s - waited_s, stream.version
                 )
-                in_step = await frame.send(stream, FrameKind.REQUEST, header, call.tensors)
-            answer, flags = await self._receive(stream, reply_bytes_max)
+                if call.header.both_ways:
+                    answer, flags, in_step = await self._both_ways(stream, header, call, reply_bytes_max, turn)
+                else:
+                    in_step = await frame.send(stream, FrameKind.REQUEST, header, call.tensors)
+                    await turn.aclose()
+                    answer, flags = await self._receive(stream, reply_bytes_max)
         except BaseException as error:
             self._pool.drop(peer, stream, suspect=isinstance(error, RemoteFault | ConnectionError))
             raise
@@ -286,6 +298,36 @@ class StreamTransport:
         frame.raise_for(peer, answer.header)
         answer.waited_s = waited_s
         return answer
+
+    async def _both_ways(
+        self, stream: P2pdStream, header: bytes, call: Call, reply_bytes_max: int, turn: AsyncExitStack
+    ) -> tuple[Answer, FrameFlag, bool]:
+        """(the answer, which comes while the request is sent; its flags; whether the request was sent whole). A refusal
+        ends the sending. The `turn` on the uplink ends as all is sent."""
+
+        async def send() -> bool:
+            whole = await frame.send(stream, FrameKind.REQUEST, header, call.tensors, beside=True)
+            await turn.aclose()
+            return whole
+
+        sending = asyncio.get_running_loop().create_task(send())
+
+        def end(sent: asyncio.Task[bool]) -> None:
+            if not sent.cancelled() and sent.exception() is not None:
+                stream.abort()  # else the answer would be waited for
+
+        sending.add_done_callback(end)
+        try:
+            answer, flags = await self._receive(stream, reply_bytes_max)
+            whole = sending.done() or (answer.header.status == wire.STATUS_OK and await sending)
+            return answer, flags, whole
+        except ConnectionError:
+            if sending.done() and not sending.cancelled() and (error := sending.exception()) is not None:
+                raise error from None
+            raise
+        finally:
+            sending.cancel()
+            await asyncio.gather(sending, return_exceptions=True)
 
     async def _receive(self, stream: P2pdStream, reply_bytes_max: int) -> tuple[Answer, FrameFlag]:
         raw, flags = await frame.receive_header(stream, FrameKind.REPLY)

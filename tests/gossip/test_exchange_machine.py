@@ -60,8 +60,10 @@ def test_every_state_can_be_reached_and_only_the_ends_have_no_way_on(state: Exch
 
 
 def test_a_partner_that_went_on_is_not_waited_for() -> None:
-    called = after(ExchangeState.EXPECTING, ExchangeInput.PACKET)
+    called = after(ExchangeState.EXPECTING, ExchangeInput.CALLED)
     assert after(called, ExchangeInput.SUPERSEDED) is ExchangeState.FAILED
+    assert after(called, ExchangeInput.PACKET, ExchangeInput.SUPERSEDED) is ExchangeState.FAILED
+    assert after(called, ExchangeInput.COMMIT) is called, "what is not here whole is not used"
     assert after(ExchangeState.EXPECTING, ExchangeInput.SUPERSEDED) is ExchangeState.FAILED
     assert after(ExchangeState.AVERAGED, ExchangeInput.SUPERSEDED) is ExchangeState.AVERAGED
 
@@ -73,7 +75,7 @@ def test_a_partner_that_went_on_is_not_waited_for() -> None:
 def test_a_call_that_cannot_be_met_is_refused_at_once(caller: str, round_index: int, reason: str) -> None:
     machine = ExchangeMachine(PEERS[2], 2, off_stride=lambda number: "odd" * (number % 2), newest=lambda: 6)
     machine.handle(RoundBegun(4, PEERS[:1], PATIENCE_S, SILENCE_S), 0.0)
-    called = ExchangeEvent(ExchangeInput.PACKET, PeerId(caller), round_index, 1, Packet(1.0, 8, []))
+    called = ExchangeEvent(ExchangeInput.CALLED, PeerId(caller), round_index, 1)
     said = [one for one in machine.handle(called, 1.0) if one.call == 1]
     assert [one.action for one in said] == [ExchangeAction.REFUSE] * bool(reason)
     assert not said or reason in said[0].reason
@@ -83,7 +85,7 @@ def test_a_call_that_cannot_be_met_is_refused_at_once(caller: str, round_index: 
 def test_a_partner_that_called_for_a_later_round_is_not_waited_for() -> None:
     """Its call was refused as one for a round too far off; a joiner waited two steps for it, and all for the joiner."""
     machine = ExchangeMachine(PEERS[2], 2, off_stride=lambda number: "", newest=lambda: 3)
-    called = ExchangeEvent(ExchangeInput.PACKET, PEERS[0], 4, 1, Packet(1.0, 8, []))
+    called = ExchangeEvent(ExchangeInput.CALLED, PEERS[0], 4, 1)
     (refused,) = machine.handle(called, 0.0)
     assert refused.action is ExchangeAction.REFUSE and "beyond 3" in refused.reason
     said = machine.handle(RoundBegun(3, PEERS[:2], PATIENCE_S, SILENCE_S), 1.0)
@@ -94,7 +96,7 @@ def test_a_partner_that_called_for_a_later_round_is_not_waited_for() -> None:
 def test_a_caller_that_gave_a_round_up_is_not_waited_for_in_it() -> None:
     """It went on while we trained. Who waited for it was late in the next round, too."""
     machine = ExchangeMachine(PEERS[2], 2, off_stride=lambda number: "", newest=lambda: 3)
-    machine.handle(ExchangeEvent(ExchangeInput.PACKET, PEERS[0], 3, 1, Packet(1.0, 8, [])), 0.0)
+    machine.handle(ExchangeEvent(ExchangeInput.CALLED, PEERS[0], 3, 1), 0.0)
     machine.handle(CallerGone(1), 0.5)
     said = machine.handle(RoundBegun(3, PEERS[:2], PATIENCE_S, SILENCE_S), 1.0)
     assert [one.peer for one in said if one.action is ExchangeAction.END] == [PEERS[0]]
@@ -145,6 +147,7 @@ class Exchanges(RuleBasedStateMachine):
         self.network: list[Message] = []
         self.sent: list[Message] = []  # all that ever was on it
         self.calls: dict[int, Message] = {}  # delivered, and not answered yet
+        self.coming: list[Message] = []  # answers that travel while the packet of their call comes
         self.serial = 0
         self.replicas: list[Replica] = []
 
@@ -204,7 +207,10 @@ class Exchanges(RuleBasedStateMachine):
                 assert effect.call is not None
                 message.reply_to = self.calls.pop(effect.call)  # a call is answered once
                 assert effect.action is not ExchangeAction.REFUSE or effect.reason, "a refusal says why"
-                self.send(message)
+                if effect.action is ExchangeAction.ANSWER:
+                    self.coming.append(message)
+                else:
+                    self.send(message)
             case ExchangeAction.COUNT_ONESIDED:
                 assert record is not None and not record.onesided, "counted once"
                 record.onesided = True
@@ -329,9 +335,8 @@ class Exchanges(RuleBasedStateMachine):
             self.serial += 1
             self.calls[self.serial] = message
             called = message.action is ExchangeAction.SEND_PACKET
-            kind = ExchangeInput.PACKET if called else ExchangeInput.COMMIT
-            packet = message.packet if called else None
-            self.handle(message.target, ExchangeEvent(kind, peer, message.round_index, self.serial, packet))
+            kind = ExchangeInput.CALLED if called else ExchangeInput.COMMIT
+            self.handle(message.target, ExchangeEvent(kind, peer, message.round_index, self.serial))
             return
         calling = message.reply_to.action is ExchangeAction.SEND_PACKET
         match message.action:
@@ -344,6 +349,25 @@ class Exchanges(RuleBasedStateMachine):
         packet = message.packet if kind is ExchangeInput.PACKET else None
         asked = message.reply_to.round_index
         self.handle(message.target, ExchangeEvent(kind, peer, asked, packet=packet, reason="refused"))
+
+    @precondition(lambda self: self.coming)
+    @rule(data=st.data(), breaks=st.sampled_from([False, False, False, True]))
+    def comes_whole(self, data: st.DataObject, breaks: bool) -> None:
+        """The packet of an answered call is here, so the answer's last byte leaves; or the caller's stream breaks."""
+        answer = self.coming.pop(self.pick(data, [*range(len(self.coming))]))
+        if not breaks:
+            self.packet_comes(answer)
+
+    def packet_comes(self, answer: Message) -> None:
+        call, replica = answer.reply_to, self.replicas[answer.source]
+        assert call is not None
+        if not replica.alive or replica.life != answer.life:
+            return
+        caller = PEERS[call.source]
+        self.handle(answer.source, ExchangeEvent(ExchangeInput.PACKET, caller, call.round_index, packet=call.packet))
+        exchange = replica.machine.exchanges.get(caller)
+        if exchange is not None and exchange.packet is call.packet:  # else the caller gets no answer
+            self.send(answer)
 
     @precondition(lambda self: self.network)
     @rule(data=st.data())
@@ -447,8 +471,11 @@ def test_without_faults_all_average_with_all() -> None:
             world.newest = 2
             for index in [one for one in order if one < world.count]:
                 world.begin(index, [PEERS[i] for i in range(world.count) if i != index], PATIENCE_S)
-                while world.network:
-                    world.deliver(1)
+                while world.network or world.coming:
+                    while world.network:
+                        world.deliver(1)
+                    if world.coming:
+                        world.packet_comes(world.coming.pop(0))
             records = [record for replica in world.replicas for record in replica.records]
             assert len(records) == world.count * (world.count - 1)
             assert all(one.exchange.state is ExchangeState.AVERAGED and not one.onesided for one in records)

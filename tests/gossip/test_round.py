@@ -52,14 +52,15 @@ def test_rounds_take_their_share_of_the_line() -> None:
     seconds, reason = pace.needed_s(0.25)
     assert seconds == pytest.approx(1.0) and reason == "1 MB are 0.25 of a line of 4 MB/s"
     pace.boundary(10.0, 100, 80_000_000)  # activations went out at 8 MB/s meanwhile
-    assert pace.needed_s(0.25)[0] == pytest.approx(0.5) == EXCHANGES_PER_ROUND * 0.25
+    assert pace.needed_s(0.25)[0] == pytest.approx(0.5), "a quarter of 8 MB/s"
+    assert pace.needed_s(0.8)[0] == pytest.approx(0.25 * EXCHANGES_PER_ROUND), "the time of an exchange counts, too"
     pace.exchanged(0.25, 1_000_000)
     assert pace.needed_s(0.125)[0] == pytest.approx(1.0)
     for number in range(2, 400):  # another network, of a tenth: it is forgotten that there was more
         pace.exchanged(2.5, 1_000_000)
         pace.boundary(10.0 * number, 100 * number, 80_000_000)
     assert pace.needed_s(0.1)[0] == pytest.approx(25.0, rel=0.05) and LINE_FADE < 1.0
-    assert pace.needed_s(1.0)[0] == pytest.approx(5.0), "and the time of exchanges counts, too"
+    assert pace.needed_s(1.0)[0] == pytest.approx(2.5 * EXCHANGES_PER_ROUND), "and the time of exchanges counts, too"
 
 
 def test_samples_that_come_all_at_once_are_no_rate() -> None:

@@ -1,80 +1,58 @@
-"""Learning efficiency: the formula is the fit of the measured table, and says what the measurements say."""
+"""Learning efficiency: the formula says what was measured, also of rows that its fit never saw, and how sure it is."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from swarmnode.manifest import Manifest
 from swarmnode.manifest.recipe import law_batch
-from swarmnode.planner.learning_efficiency import FIT, apart, efficiency, likely, of_batch, of_replicas
+from swarmnode.planner.learning_efficiency import (
+    LATE,
+    LOCAL_STEPS_OVER,
+    PIPELINES_OVER,
+    STEPS_TOGETHER_OVER,
+    TERM,
+    Learned,
+    ReplicaFit,
+    efficiency,
+    fit,
+    learned,
+    of_batch,
+    of_replicas,
+    replicas_between,
+)
+from swarmnode.planner.replica_rows import MEASURED, Row
 
 TOKENS = 2.5e9
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """`replicas` that each take `own` tokens a step of a run of `tokens`, and meet every `steps_of_round` steps in
-    groups of `group` (0: all), learn `efficiency` of what one replica with all tokens of a step learns."""
-
-    source: str
-    replicas: int
-    own: int
-    tokens: float
-    steps_of_round: float
-    efficiency: float
-    group: int = 4
+def interval(row: Row, term: ReplicaFit) -> Learned:
+    return replicas_between(term, row.replicas, row.own, row.tokens, row.steps_of_round, row.group)
 
 
-_REPLICA_BENCH = "`bench gossip`, docs/learning.md, Many replicas of a stage; one replica with batches of 64 has .92"
-_ONE_SCHEDULE = "`bench gossip --decay wsd`, docs/learning.md, Averaging before the step"
-_PILOT = "the same network, WSD, rates tried by hand, one seed; a factor of two in samples is .13 nat there"
-_SCALING = "`bench scaling`, docs/learning.md, one seed; in virtual time"
-_LIVE = "`bench learning --replicas 1,2,4`, docs/learning.md; over one replica's .88"
-_MULOCO = "MuLoCo with 16 workers over 1, github.com/bentherien/muloco-1 at 33cc333; nats by the law of LAW_B"
-MEASURED = (
-    Row(_REPLICA_BENCH, 4, 1024, 983_040, 8, 0.64),
-    Row(_REPLICA_BENCH, 16, 256, 983_040, 8, 0.24),
-    Row(_REPLICA_BENCH, 64, 64, 983_040, 8, 0.11),
-    Row(_REPLICA_BENCH, 16, 256, 983_040, 2, 0.39),
-    Row(_ONE_SCHEDULE, 4, 1024, 983_040, 8, 0.84),
-    Row(_ONE_SCHEDULE, 4, 1024, 983_040, 4, 0.92),
-    Row(_ONE_SCHEDULE, 16, 256, 983_040, 8, 0.39),
-    Row(_ONE_SCHEDULE, 16, 256, 983_040, 4, 0.56),
-    Row(_ONE_SCHEDULE, 16, 256, 983_040, 8, 0.30, 2),
-    Row(_ONE_SCHEDULE, 16, 256, 983_040, 4, 0.41, 2),
-    Row(_PILOT, 4, 1024, 983_040, 8, 0.64),
-    Row(_PILOT, 4, 1024, 3_932_160, 8, 0.88),
-    Row(_PILOT, 4, 1024, 3_932_160, 32, 0.70),
-    Row(_PILOT, 4, 1024, 3_932_160, 96, 0.59),
-    Row(_SCALING, 8, 512, 1_024_000, 3.5, 0.58),
-    Row(_LIVE, 2, 512, 960_000, 8, 0.88),
-    Row(_LIVE, 4, 256, 960_000, 8, 0.72),
-    Row(_MULOCO, 16, 262_144, 3.0e9, 30, 0.69, 0),
-    Row(_MULOCO, 16, 262_144, 1.8e10, 30, 0.74, 0),
-    Row(_MULOCO, 16, 262_144, 6.2e10, 30, 0.69, 0),
-    Row(_MULOCO, 16, 262_144, 3.0e11, 30, 0.64, 0),
-)
-
-
-def test_the_formula_is_the_fit_of_the_table() -> None:
-    lost = [math.log((1.0 / row.efficiency - 1.0) / apart(row.replicas, row.group)) for row in MEASURED]
-    rows = [
-        [
-            1.0,
-            math.log(row.replicas - 1),
-            math.log(law_batch(row.tokens) / row.own),
-            math.log(row.steps_of_round),
-            -math.log(row.tokens / (row.replicas * row.own)),
-        ]
-        for row in MEASURED
-    ]
-    found = np.linalg.lstsq(np.array(rows), np.array(lost), rcond=None)[0]
-    assert list(FIT) == pytest.approx(list(found), abs=0.02)
+def test_the_term_for_replicas_says_what_was_measured() -> None:
     for row in MEASURED:
-        reckoned = of_replicas(row.replicas, row.own, row.tokens, row.steps_of_round, row.group)
-        assert 0.4 < (1.0 / reckoned - 1.0) / (1.0 / row.efficiency - 1.0) < 2.5, row
+        found = interval(row, TERM)
+        assert found.least < found.reckoned < found.most
+        assert 0.4 < (1.0 / found.reckoned - 1.0) / (1.0 / row.efficiency - 1.0) < 2.5, row
+        assert found.reckoned == of_replicas(row.replicas, row.own, row.tokens, row.steps_of_round, row.group)
+
+
+@pytest.mark.parametrize("source", sorted({row.source for row in MEASURED}))
+def test_rows_that_a_fit_never_saw_lie_within_a_quarter_of_its_interval(source: str) -> None:
+    """One source at a time: a term that is right only about its own rows says nothing of another fleet."""
+    term = fit([row for row in MEASURED if row.source != source])
+    for row in MEASURED:
+        if row.source == source:
+            found = interval(row, term)
+            assert found.least / 1.25 <= row.efficiency <= 1.25 * found.most, (row, found)
+
+
+def test_the_interval_is_wider_where_nothing_was_measured() -> None:
+    """64 cards at home: no row has so many replicas with so large a share."""
+    near, far = replicas_between(TERM, 4, 1024, 983_040, 8), replicas_between(TERM, 64, 32_768, 2e10, 10, 2)
+    assert math.log(far.most / far.least) > 2.0 * math.log(near.most / near.least)
 
 
 @pytest.mark.parametrize(("times", "measured"), [(0.33, 1.0), (1.33, 1.0), (2.67, 0.92), (5.33, 0.62)])
@@ -82,22 +60,44 @@ def test_a_batch_costs_about_what_was_measured(times: float, measured: float) ->
     assert of_batch(times * law_batch(983_040), 983_040) == pytest.approx(measured, abs=0.09)
 
 
+def run_of(method: str, codec: str, stages: int = 1) -> Manifest:
+    return Manifest(
+        gossip=replace(Manifest().gossip, method=method, codec=codec, group=0, round_samples=4096),
+        inner=replace(Manifest().inner, inner_batch=512, inner_batch_max=0),
+        pipeline=replace(Manifest().pipeline, stages=stages),
+    )
+
+
 @pytest.mark.parametrize(
-    ("method", "codec", "replicas", "over"),
+    ("method", "codec", "stages", "over"),
     [
-        ("average", "modular4", 8, (1.7, 1.4)),
-        ("average", "modular4", 1, (1.0, 1.0)),
-        ("gradient", "int8", 8, (1.0, 1.0)),
+        ("average", "modular4", 1, LOCAL_STEPS_OVER),
+        ("average", "modular4", 3, PIPELINES_OVER),
+        ("gradient", "int8", 1, STEPS_TOGETHER_OVER),
     ],
 )
-def test_local_steps_are_given_with_their_known_error(
-    method: str, codec: str, replicas: int, over: tuple[float, float]
+def test_what_the_formula_is_known_to_give_too_much_is_taken_off(
+    method: str, codec: str, stages: int, over: tuple[float, float]
 ) -> None:
-    run = Manifest(
-        gossip=replace(Manifest().gossip, method=method, codec=codec, group=0),
-        pipeline=replace(Manifest().pipeline, stages=1),
-    )
-    assert likely(run, replicas, 0.5) == tuple(pytest.approx(0.5 / one) for one in over)
+    """In the number that settings are ranked by, too, so that no way to meet is chosen for an error of its formula."""
+    run = run_of(method, codec, stages)
+    found, inner, gossip = learned(run, 8, TOKENS), run.inner, run.gossip
+    batch = inner.inner_batch * run.model.context
+    term = LATE if stages > 1 else 1.0
+    if method == "average":
+        steps = gossip.fragments * gossip.round_samples * run.model.context / batch
+        term *= of_replicas(8, batch / 8, TOKENS, steps, gossip.group)
+    assert found.least < found.reckoned == efficiency(run, 8, TOKENS) < found.most
+    assert found.reckoned == pytest.approx(of_batch(batch, TOKENS) * term / math.sqrt(over[0] * over[1]), rel=0.02)
+    assert found.least <= 1.001 * found.reckoned / math.sqrt(over[1] / over[0])
+    assert found.most >= min(1.0, found.reckoned * math.sqrt(over[1] / over[0])) * 0.999
+
+
+def test_one_replica_has_no_interval_and_replicas_that_meet_more_rarely_than_planned_learn_less() -> None:
+    run = run_of("average", "modular4")
+    alone = learned(run, 1, TOKENS)
+    assert alone.least == alone.reckoned == alone.most
+    assert learned(run, 8, TOKENS, 4.0 * 8.0).most < learned(run, 8, TOKENS, 8.0).most
 
 
 def test_more_replicas_shorter_shares_longer_rounds_and_stages_learn_less() -> None:

@@ -48,6 +48,7 @@ class Link:
     async def connect(self, peer: PeerId, addresses: Sequence[str]) -> None: ...
 
     line_queue = 0
+    line_bytes_per_s = 0.0
 
     def bytes_by_method(self) -> dict[tuple[str, str], int]:
         return {}

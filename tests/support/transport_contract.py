@@ -47,6 +47,10 @@ def process(*tensors: WireTensor) -> Call:
     return Call(wire.Request(process=wire.Process(samples=1)), tensors)
 
 
+def exchange(*tensors: WireTensor) -> Call:
+    return Call(wire.Request(exchange=wire.Exchange(round=7)), tensors)
+
+
 def tensor(nbytes: int, seed: int = 1) -> WireTensor:
     pattern = bytes((index * seed + index // 251) % 256 for index in range(min(nbytes, 4096)))
     data = (pattern * (nbytes // max(1, len(pattern)) + 1))[:nbytes]
@@ -249,6 +253,72 @@ class TransportContract:
                 assert MIB < way < MIB + 1024
             assert here["process", "sent"] == there["process", "received"]
             assert here["process", "received"] == there["process", "sent"]
+
+    async def test_an_exchange_travels_both_ways_at_once(self) -> None:
+        """The handler runs at the header, and its answer's end waits for the whole request."""
+        async with self.pair() as pair:
+            order = list[str]()
+            sent, given = tensor(3 * MIB + 5, 3), tensor(2 * MIB + 7, 5)
+
+            async def handler(peer: PeerId, call: Call) -> Answer:
+                order.append("called")
+
+                async def take() -> None:
+                    assert [bytes(t.data) for t in await call.whole()] == [bytes(sent.data)]
+                    order.append("whole")
+
+                return Answer(wire.Reply(exchanged=wire.Exchanged(round=7)), [given], before_end=take)
+
+            pair.there.serve("exchange", handler, tensor_bytes_max=4 * MIB)
+            for _ in range(2):
+                answer = await pair.here.call(pair.there.peer_id, exchange(sent), timeout_s=60, reply_bytes_max=4 * MIB)
+                order.append("answered")
+                assert answer.header.exchanged.round == 7
+                assert [bytes(t.data) for t in answer.tensors] == [bytes(given.data)]
+            assert order == ["called", "whole", "answered"] * 2
+
+    async def test_an_exchange_of_nothing_ends_with_the_request_too(self) -> None:
+        async with self.pair() as pair:
+            taken = list[int]()
+
+            async def handler(peer: PeerId, call: Call) -> Answer:
+                async def take() -> None:
+                    taken.append(sum(t.nbytes for t in await call.whole()))
+
+                return Answer(wire.Reply(exchanged=wire.Exchanged()), before_end=take)
+
+            pair.there.serve("exchange", handler, tensor_bytes_max=4 * MIB)
+            for nbytes in (0, 3 * MIB):
+                await pair.here.call(pair.there.peer_id, exchange(tensor(nbytes)), timeout_s=60, reply_bytes_max=0)
+            assert taken == [0, 3 * MIB]
+
+    async def test_an_exchange_refused_at_its_header_gets_the_refusal_and_no_packet(self) -> None:
+        async with self.pair() as pair:
+            pair.there.serve("exchange", refusing(Unavailable("another round", 0.5)), tensor_bytes_max=8 * MIB)
+            pair.there.serve("ping", pong, tensor_bytes_max=0)
+            for nbytes in (0, 5, 8 * MIB):
+                with pytest.raises(Unavailable, match="another round"):
+                    await pair.here.call(
+                        pair.there.peer_id, exchange(tensor(nbytes)), timeout_s=60, reply_bytes_max=MIB
+                    )
+            await pair.here.call(pair.there.peer_id, ping(), timeout_s=60, reply_bytes_max=0)
+            sent = pair.there.bytes_by_method()["exchange", "sent"]
+            assert sent < 1024, "refusals, and nothing else"
+
+    async def test_an_exchange_given_up_while_it_travels_is_no_answer(self) -> None:
+        async with self.pair() as pair:
+
+            async def handler(peer: PeerId, call: Call) -> Answer:
+                async def end() -> None:
+                    raise Unavailable("over")
+
+                return Answer(wire.Reply(exchanged=wire.Exchanged()), [tensor(MIB)], before_end=end)
+
+            pair.there.serve("exchange", handler, tensor_bytes_max=8 * MIB)
+            pair.there.serve("ping", pong, tensor_bytes_max=0)
+            with pytest.raises(RemoteFault):
+                await pair.here.call(pair.there.peer_id, exchange(tensor(MIB)), timeout_s=60, reply_bytes_max=MIB)
+            await pair.here.call(pair.there.peer_id, ping(), timeout_s=60, reply_bytes_max=0)
 
     async def test_a_peer_that_is_not_there(self) -> None:
         async with self.pair() as pair:

@@ -76,7 +76,7 @@ class TestLibp2pTransport(TransportContract):
         try:
             yield Pair(here, there, close)
         finally:
-            for transport, method in itertools.product((here, there), ("ping", "process")):
+            for transport, method in itertools.product((here, there), ("ping", "process", "exchange")):
                 with contextlib.suppress(KeyError):
                     transport.withdraw(method)
 

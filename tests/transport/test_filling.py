@@ -142,9 +142,12 @@ async def test_a_tensor_that_is_never_finished_breaks_the_stream_and_nothing_els
         served = 0
 
         async def count(peer: PeerId, call: Call) -> Answer:
-            nonlocal served
-            served += 1
-            return Answer(wire.Reply(exchanged=wire.Exchanged()), [answered.tensor])
+            async def take() -> None:
+                nonlocal served
+                assert await call.whole()
+                served += 1
+
+            return Answer(wire.Reply(exchanged=wire.Exchanged()), [answered.tensor], before_end=take)
 
         there.serve("exchange", count, tensor_bytes_max=8 * MIB)
         asked, answered = Written(), Written()
@@ -166,7 +169,7 @@ async def test_a_tensor_that_is_never_finished_breaks_the_stream_and_nothing_els
         answered.watermark.fail(MemoryError("no room"))
         with pytest.raises(RemoteFault, match="disconnected"):
             await asking
-        assert served == 1
+        assert served == 0, "the answer never came to its end"
         for one, other in ((here, there), (there, here)):
             one_more = await here.call(there.peer_id, ping(), timeout_s=60, reply_bytes_max=0)
             assert one_more.header.status == wire.STATUS_OK, (one, other)

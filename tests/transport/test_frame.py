@@ -271,6 +271,57 @@ async def test_exchanges_of_one_peer_do_not_pile_up() -> None:
         assert len(waiting) == 2
 
 
+@pytest.mark.parametrize("share", [0.0, 0.5, 0.99])
+async def test_an_answer_is_never_ahead_of_the_packet_that_it_answers(share: float) -> None:
+    """A partner that announces a packet and keeps it, whole or in part, gets no more of ours."""
+    given, sent = 2_000_000, 1_000_000
+    async with Pipe() as pipe:
+
+        async def give(peer: PeerId, call: Call) -> Answer:
+            return Answer(wire.Reply(), [WireTensor("u8", (given,), bytes(given))])
+
+        pipe.server.register("exchange", give, 1 << 20)
+        whole = sealed(
+            WireTensor("u8", (sent,), bytes(sent)), ping=None, exchange=wire.Exchange(round=1), both_ways=True
+        )
+        cut = len(whole) - round((1.0 - share) * sent)
+        await pipe.stranger.write(whole[:cut], beside=True)
+        raw, _ = await frame.receive_header(pipe.stranger, FrameKind.REPLY)
+        assert frame.open_reply(raw).tensors[0].nbytes == given
+        before, allowed = pipe.stranger.consumed, int(share * given)
+        first = max(0, allowed - frame.BESIDE_BYTES)
+        got = await pipe.stranger.read(first)
+        for _ in range(100):  # turns of the loop in which more would come
+            await asyncio.sleep(0)
+        assert len(got) <= pipe.stranger.bytes_in - before <= allowed
+        await pipe.stranger.write(whole[cut:], beside=True)
+        assert got + await pipe.stranger.read(given - first) == bytes(given)
+
+
+async def test_an_exchange_without_room_is_refused_while_its_handler_waits() -> None:
+    async with Pipe() as pipe:
+        waiting = asyncio.Event()
+
+        async def wait(peer: PeerId, call: Call) -> Answer:
+            waiting.set()
+            await asyncio.Event().wait()
+            raise AssertionError
+
+        pipe.server.register("exchange", wait, 1 << 20)
+        half = WireTensor("u8", (500_000,), bytes(500_000))
+        whole = sealed(half, half, ping=None, exchange=wire.Exchange(), both_ways=True)
+        await pipe.stranger.write(whole[: len(whole) - half.nbytes - 1], beside=True)
+        await waiting.wait()
+        others = [pipe.budget.admit(PeerId(f"another{i}"), 1 << 20) for i in range(16)]
+        for other in others:
+            other.arrive(1 << 20 if other is not others[-1] else 100_000)
+        await pipe.stranger.write(whole[len(whole) - half.nbytes - 1 :], beside=True)
+        reply, flags = await pipe.reply()
+        assert (reply.status, flags) == (wire.STATUS_BUSY, FrameFlag.LAST)
+        for other in others:
+            other.close()
+
+
 async def test_a_full_budget_answers_busy() -> None:
     async with Pipe() as pipe:
         others = [pipe.budget.admit(PeerId(f"another{i}"), 1 << 20) for i in range(16)]

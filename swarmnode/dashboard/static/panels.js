@@ -87,6 +87,11 @@ export function rounds() {
   const [paired, steps] = [sum("paired"), sum("paired") + sum("lone")];
   const parts = steps ? [`${count(steps)} outer steps that could have a partner, ${Math.round((100 * paired) / steps)} % had one`]
     : [list.length ? "each stage has one replica: nobody to meet yet" : "no round yet"];
+  if (summary.meets_every_steps) {
+    const [every, planned] = [summary.meets_every_steps, summary.meets_every_steps_planned];
+    const as = Math.round(every) <= Math.round(planned) ? "as planned" : `planned: every ${planned}`;
+    parts.push(`replicas meet every ${Math.round(10 * every) / 10} steps (${as})`);
+  }
   const saved = summary.gossip_dense - summary.sent.gossip;
   if (summary.sent.gossip) parts.push(`gossip sent ${bytes(summary.sent.gossip)}`);
   if (saved > 0 && summary.sent.gossip) parts.push(`${bytes(saved)} saved (${Math.round((100 * saved) / summary.gossip_dense)} % less than fp32 pairs)`);
