@@ -22,7 +22,7 @@ SIMULATED_S_MIN = 30.0  # windows have grown by then
 def simulated_rate(
     manifest: Manifest, kinds: tuple[MachineKind, ...], seconds: float, notice: Callable[[str], None]
 ) -> Simulated:
-    """What the second half of `seconds` of virtual time brought on the machines that can serve a stage.
+    """The speed and the meetings in the second half of `seconds` of virtual time, on machines that can serve a stage.
 
     `notice` is told where the time is shortened. Raises UsageError if there are too many machines, or nothing was
     trained."""

@@ -1,4 +1,4 @@
-"""What replicas that average weights were measured to learn: the rows that the term for replicas is fitted to
+"""Measurements of replicas that average weights: the rows that the term for replicas is fitted to
 (learning_efficiency.py)."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a simulation found of a run, beside its estimate by formula (plan.py)."""
+"""The result of a simulated run, beside its estimate by formula (plan.py)."""
 
 from __future__ import annotations
 
