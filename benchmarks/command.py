@@ -409,17 +409,21 @@ def scaling(machines: str, lines: str, samples: int, seed: int, out: Path, as_js
 @click.option(
     "--preset", type=click.Choice(("tiny", "demo", "small")), default="demo", show_default=True, help="The model."
 )
+@click.option("--parameters", type=click.IntRange(10_000), default=None, help="Fit the model to so many.")
 @click.option("--nodes", default="2,4", show_default=True, metavar="N,...", help="Numbers of nodes, one after another.")
 @click.option("--batch", type=click.IntRange(1, 4096), default=16, show_default=True, help="Samples of a step, of all.")
 @click.option("--window", "window_s", type=DURATION, default="30s", show_default=True, help="Length of a window.")
 @click.option("--windows", type=click.IntRange(1, 100), default=3, show_default=True, help="Windows of each number.")
 @JSON
-def data_parallel(preset: str, nodes: str, batch: int, window_s: float, windows: int, as_json: bool) -> None:
+def data_parallel(
+    preset: str, parameters: int | None, nodes: str, batch: int, window_s: float, windows: int, as_json: bool
+) -> None:
     """Samples a core second of nodes that average gradients before each step, over those of plain PyTorch on the same
     model, batch and text at the same time: two nodes beside DistributedDataParallel (gloo) with two processes, other
-    numbers beside one process of one thread."""
+    numbers beside one process of one thread. With the memory of the largest node."""
     from benchmarks.swarm import data_parallel as bench
     from swarmnode.manifest import PRESETS
+    from swarmnode.manifest.recipe import model_of
 
     try:
         counts = [int(text) for text in nodes.split(",")]
@@ -427,5 +431,8 @@ def data_parallel(preset: str, nodes: str, batch: int, window_s: float, windows:
         raise click.BadParameter(f"{nodes!r}: numbers with commas between, as 2,4") from None
     if min(counts) < 1 or batch % max(counts):
         raise click.BadParameter(f"{nodes!r}: numbers that divide the batch of {batch}")
-    found = bench.run(PRESETS[preset], counts, batch, window_s, windows, lambda line: click.echo(line, err=True))
+    manifest = PRESETS[preset]
+    if parameters is not None:
+        manifest = dataclasses.replace(manifest, model=model_of(parameters, manifest.model, 1))
+    found = bench.run(manifest, counts, batch, window_s, windows, lambda line: click.echo(line, err=True))
     show({"rows": found}, as_json)

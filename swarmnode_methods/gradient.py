@@ -176,6 +176,7 @@ class Gradient(DeltaMean):
         if isinstance(codec, DeltaCodec) and codec.feedback:
             raise ManifestError(f"gossip.codec {codec.name} feeds back what it drops, as gradient does itself")
         self.phi = self.theta
+        self._boundary = self.theta[:0]  # the own gradient and the mean are there only while they are worked on
         self.of = GradientOf()
         self._work = Work()  # behind the marked gradient
         self._norm = 0.0  # of the marked gradient
@@ -199,9 +200,9 @@ class Gradient(DeltaMean):
 
     @torch.no_grad()
     def draft(self, round_index: int) -> StreamingMessage:
+        mine = torch.empty_like(self.theta)
         if self.round is not None:
-            self._give_back()  # never applied
-        mine = self._boundary
+            self._give_back(mine)  # never applied
         self.of.take(mine)
         self._norm = float(mine.norm())
         self._work = self.of.take_work()
@@ -216,26 +217,26 @@ class Gradient(DeltaMean):
 
         def write() -> None:
             message.finish()
-            self._keep_rest()
+            self._keep_rest(mine)
 
         return StreamingMessage(message.tensors, write)
 
     @torch.no_grad()
-    def _keep_rest(self) -> None:
-        """Give what the codec left to the next packet: from here on the marked gradient is its packet alone."""
-        mine, theirs = self._boundary, self._theirs
+    def _keep_rest(self, mine: Tensor) -> None:
+        """Give what the codec left of `mine` [P] to the next packet: from here on the marked gradient is its packet."""
+        theirs = self._theirs
         for start in range(0, self.parameters, self._block):
             part = mine[start : start + self._block]
             self.codec.read(self._own, start, theirs[: part.numel()])
             part.sub_(theirs[: part.numel()])
         self.of.give(mine)
 
-    def _give_back(self) -> None:
-        """Gather the marked gradient again, and the work behind it."""
+    def _give_back(self, room: Tensor) -> None:
+        """Gather the marked gradient again, and the work behind it. `room` [P] is scratch."""
         assert self.round is not None
         self.codec.at(self.round)
-        self.codec.add_up([self._own], [1.0], self._boundary, self._theirs)
-        self.of.give(self._boundary)
+        self.codec.add_up([self._own], [1.0], room, self._theirs)
+        self.of.give(room)
         self.of.give_work(self._work)
 
     def check(self, packet: Packet) -> None:
@@ -262,7 +263,7 @@ class Gradient(DeltaMean):
         self, own_weight: float, packets: Sequence[Packet], taken: Sequence[tuple[Packet, float]]
     ) -> OuterReport:
         assert self.round is not None
-        round_index, mine = self.round, self._boundary  # whose content is in the packet and in what is gathered
+        round_index, mean = self.round, torch.empty_like(self.theta)
         met = [packet for packet, _ in taken if not packet.final_delta]
         by_sender = {packet.sender: self._given(packet) for packet in met if packet.weight > 0.0}
         if own_weight > 0.0:
@@ -276,17 +277,17 @@ class Gradient(DeltaMean):
             counted = sum(share * one.targets for one, share in zip(given.values(), shares, strict=True))
             whole = self.of.targets_whole / (counted or self.of.targets_whole)  # no target counts: the gradient is zero
             weights = [share * whole for share in shares]
-            self.codec.add_up([one.tensors for one in given.values()], weights, mine, self._theirs)
+            self.codec.add_up([one.tensors for one in given.values()], weights, mean, self._theirs)
             before = sampled(self.phi).clone()
-            report.inner = self.of.step(mine, round_index)
+            report.inner = self.of.step(mean, round_index)
             moved = float(before.sub_(sampled(self.phi)).norm())
             report.step_norm = self._step_norm = moved * math.sqrt(self.parameters / before.numel())
             self.stepping = False
         if not given or own_weight == 0.0:
-            self._give_back()
+            self._give_back(mean)
         for packet, keep in taken:
             if packet.final_delta:
-                self._inherit_gradient(packet, keep, report.delta_norm)
+                self._inherit_gradient(packet, keep, report.delta_norm, mean)
         self.round = None
         return report
 
@@ -294,9 +295,9 @@ class Gradient(DeltaMean):
     def _given(packet: Packet) -> GivenGradient:
         return GivenGradient(packet.tensors[:1], read_work(packet.tensors[-1]).targets)
 
-    def _inherit_gradient(self, packet: Packet, keep: float, usual: float) -> None:
-        """Add what a leaving replica had gathered to the next packet, with its targets; `usual`: our packet's norm."""
-        theirs = self._boundary
+    def _inherit_gradient(self, packet: Packet, keep: float, usual: float, theirs: Tensor) -> None:
+        """Add what a leaving replica had gathered to the next packet, with its targets; `usual`: our packet's norm;
+        `theirs` [P] is scratch."""
         self.codec.add_up([packet.tensors[:1]], [1.0], theirs, self._theirs)
         work, mine = read_work(packet.tensors[-1]), self._work.targets
         most = CLIP * usual / max(float(theirs.norm()), 1e-30)

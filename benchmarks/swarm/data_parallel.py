@@ -30,6 +30,7 @@ from swarmnode.local.child import Child
 from swarmnode.local.fleet import Note
 from swarmnode.local.summary import NodeFacts, count, parse_series
 from swarmnode.manifest import SIGNED_FILE, Manifest
+from swarmnode.manifest.recipe import parameters_of
 from swarmnode.metrics import name
 from swarmnode.model.device import autocasts
 from swarmnode.planner.plan_search import together
@@ -139,10 +140,11 @@ async def _race(preset: Manifest, nodes: int, batch: int, seconds: float, window
                 )
                 assert plain.alive(), f"plain PyTorch ended: {(folder / 'plain-0.json').read_text()[-300:]}"
                 found = [await _window(swarm, plain, seconds) for _ in range(windows)]
+                resident_mb = max(psutil.Process(child.pid).memory_info().rss for child in swarm.fleet.nodes) / 1e6
             finally:
                 plain.end()
     note(f"{nodes} nodes: " + ", ".join(f"{ours.rate / theirs.rate:.2f}" for ours, theirs in found))
-    return _row(nodes, world, manifest, bf16, found)
+    return _row(nodes, world, manifest, bf16, found, resident_mb)
 
 
 async def _window(swarm: SwarmHarness, plain: PlainProcesses, seconds: float) -> tuple[SideWork, SideWork]:
@@ -178,7 +180,12 @@ def _children_s(child: Child) -> float:
 
 
 def _row(
-    nodes: int, world: int, manifest: Manifest, bf16: bool, found: Sequence[tuple[SideWork, SideWork]]
+    nodes: int,
+    world: int,
+    manifest: Manifest,
+    bf16: bool,
+    found: Sequence[tuple[SideWork, SideWork]],
+    resident_mb: float,
 ) -> dict[str, Any]:
     ratios = [ours.rate / theirs.rate for ours, theirs in found]
     ours = [work for work, _ in found]
@@ -194,6 +201,8 @@ def _row(
         "ratio": statistics.median(ratios),
         "ratios": [min(ratios), max(ratios)],
         "samples": sum(work.samples for work in ours),
+        "parameters": parameters_of(manifest.model),
+        "MB of a node": resident_mb,
         "of the core seconds": {
             "compute": sum(work.compute_s for work in ours) / core_s,
             "p2pd": sum(work.p2pd_s for work in ours) / core_s,
