@@ -34,9 +34,7 @@ Turbo-Muon does (arXiv 2512.04632) [measured: docs/methods.md]."""
 GRAM_RATIO = 2  # sides' ratio from which iterating on the Gram matrix pays [measured: from 1.5; at 2.75 a third less]
 NORM_EPS = 1e-7  # Jordan et al., 2024: added to the norm that matrices are divided by; a zero matrix stays zero
 BATCH_ELEMENTS = 1 << 26  # guess: elements orthogonalised at once; more fill an accelerator no better
-BATCH_ELEMENTS_CPU = 1 << 20  # measured: 10 M parameters in float32, 241 ms in batches of 2, 246 of 6, 281 all at once
-    1 << 20
-)  # measured: 10 M parameters in float32, 241 to 246 ms in batches of 2 to 6, 281 all at once
+BATCH_ELEMENTS_CPU = 1 << 20  # measured: 10 M parameters in float32, 241 ms in batches of 2, 281 all at once
 RMS = 0.2  # arXiv 2502.16982, section 2.2: the usual root mean square of an element of AdamW's step
 
 
