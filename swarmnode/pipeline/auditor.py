@@ -35,6 +35,7 @@ from swarmnode.errors import LocalFault, RemoteFault, Unavailable, cause_of
 from swarmnode.identity import Identity
 from swarmnode.ids import PeerId, seeded, short
 from swarmnode.manifest import Manifest
+from swarmnode.manifest.gossip_compat import averages_gradients
 from swarmnode.membership.swarm import Swarm
 from swarmnode.metrics import name
 from swarmnode.pipeline import statement as statements
@@ -50,6 +51,7 @@ from swarmnode.pipeline.audit import (
     middle,
 )
 from swarmnode.pipeline.backlog import check_activations
+from swarmnode.pipeline.exact_check import ExactCheck, Exactness, of_same_weights
 from swarmnode.pipeline.recompute import recomputed_statement
 from swarmnode.pipeline.statement import (
     HopAnswer,
@@ -127,6 +129,7 @@ class Auditor:
         self._wanted = dict[int, PeerId]()  # by stage, who is to answer next
         self._rng = rng
         self.boundary_digest = replica.boundary_digest()
+        self.exact = averages_gradients(manifest)  # replicas of a stage hold equal weights (exact_check.py)
         self._under_way = 0
         self._at_work = Remembered[PeerId, None]()  # whose answers came: they are asked first
         self.audits = Audits(manifest.pipeline.audit_share)
@@ -163,7 +166,8 @@ class Auditor:
         """Consider an answer for an audit by `check` (None: by `self.check`)."""
         server, stage, now_s = claim.server, claim.statement.stage, asyncio.get_running_loop().time()
         means, claim = self.audits.means(stage), replace(claim, came_s=now_s)
-        means.observe(server, claim.sketch, now_s)
+        if not self.exact:
+            means.observe(server, claim.sketch, now_s)
         self._at_work[server] = None
         if (asked := self._asked.get(server)) is not None and not asked.done():
             asked.set_result(claim)
@@ -223,13 +227,20 @@ class Auditor:
             return None
         voters, failures = [(claim.server, claim.answer(None if shown is None else shown.sent))], list[str]()
         close = False
+        exact = ExactCheck(voters[0][1], partial(self.like, claim))
         for peer in others:
             try:
                 voters.append((peer, given.get(peer) or await self.recomputed(peer, claim, shown)))
             except (Unavailable, RemoteFault) as error:
                 failures.append(f"{short(peer)}: {error}")
                 continue
-            if len(voters) == 2:
+            if self.exact and of_same_weights(claim.statement, voters[-1][1]):
+                found = await exact.hear(voters[-1])
+                if found is not Exactness.OPEN:
+                    return self._decided(claim, shown, voters[0], exact, found)
+            elif exact.begun:  # a witness with other weights says nothing
+                continue
+            elif len(voters) == 2:
                 likeness, usual = await self._compared(claim, *voters)
                 close = likeness.close
                 if usual:
@@ -240,6 +251,18 @@ class Auditor:
             self._tell(claim, "undone", "; ".join(failures))
             return None
         return await self._judge(claim, shown, voters)
+
+    def _decided(
+        self, claim: HopClaim, shown: HopEvidence | None, server: Voter, check: ExactCheck, found: Exactness
+    ) -> HopClaim | None:
+        """Record what replicas with the very weights that answered found; as `_right`."""
+        if found is Exactness.RIGHT:
+            for liar, likeness in check.liars:
+                self._false(claim, shown, liar, f"{short(liar[0])}: {likeness} to the same weights", math.inf)
+            return self._right(claim, shown, str(check))
+        self._false(claim, shown, server, f"{short(server[0])}: {check}", math.inf)
+        self._tell(claim, "wrong", str(check))
+        return None
 
     async def _compared(self, claim: HopClaim, one: Voter, other: Voter) -> tuple[AnswerSimilarity, bool]:
         """(the similarity of two answers, whether it is usual in their stage). A usual distance is learned from."""
@@ -412,7 +435,9 @@ class Auditor:
         return [one / length if length > 0.0 else 0.0 for one in sketch]
 
     async def sketched(self, claim: HopClaim) -> Sequence[float]:
-        """`sketch` of an answer, on the event loop. Raises RemoteFault."""
+        """`sketch` of an answer, on the event loop; empty where checks are exact. Raises RemoteFault."""
+        if self.exact:
+            return ()
         work = partial(self.sketch, claim.gradient, claim.tokens, claim.samples)
         return await self._compute.run(Priority.BACKWARD, 0, work)
 

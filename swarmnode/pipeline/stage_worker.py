@@ -140,7 +140,7 @@ class StageWorker:
         tensors = y, hop.tokens, answer.gradient
         prints = TensorFingerprints(*self.fingerprints(tensors))
         stated = auditor.checked(onward(hop.process), answer.peer, answer.report, prints)
-        sketch = auditor.sketch(answer.gradient, hop.tokens, hop.process.samples)
+        sketch = () if auditor.exact else auditor.sketch(answer.gradient, hop.tokens, hop.process.samples)
         self._record_norm(stated.stage, answer.gradient, hop)
         return HopClaim(stated, hop.process.samples, *tensors, sketch=sketch)
 
