@@ -80,7 +80,7 @@ class ExactCheck:
 
     @property
     def liars(self) -> list[tuple[Voter, AnswerSimilarity]]:
-        """Where the answer is right: witnesses that gave another one, and how far theirs is."""
+        """Witnesses that gave another answer than one that is right, and how far theirs is from it."""
         return self._against if self._for else []
 
     def __str__(self) -> str:
