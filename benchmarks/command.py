@@ -94,6 +94,55 @@ def gossip(
 
 
 @command.command()
+@click.option(
+    "--settings", default="lloyd4,lloyd4/3,lloyd4/9", show_default=True, help="CODEC/F,...: gossip.codec and fragments."
+)
+@click.option("--replicas", default="4,16,64", show_default=True, help="Numbers with commas between.")
+@click.option("--width", type=click.IntRange(32, 1024), default=64, show_default=True, help="Of the model.")
+@click.option("--samples", type=click.IntRange(1, 4096), default=64, show_default=True, help="Of a step of all.")
+@click.option("--steps", type=click.IntRange(12, 100_000), default=240, show_default=True, help="Of each run.")
+@click.option(
+    "--learning-rate", type=click.FloatRange(0.0, 10.0, min_open=True), default=0.012, show_default=True, help="Muon's."
+)
+@click.option("--seeds", type=click.IntRange(1, 100), default=1, show_default=True, help="Seeds 0 to N-1.")
+@click.option("--jobs", type=click.IntRange(1, 64), default=2, show_default=True, help="Processes, a thread each.")
+@click.option("--text", type=click.Path(exists=True), default=None, help="A text file or a folder of .txt files.")
+@click.option("--out", type=click.Path(path_type=Path), default=Path("runs/averaging.json"), show_default=True)
+@JSON
+def averaging(
+    settings: str,
+    replicas: str,
+    width: int,
+    samples: int,
+    steps: int,
+    learning_rate: float,
+    seeds: int,
+    jobs: int,
+    text: str | None,
+    out: Path,
+    as_json: bool,
+) -> None:
+    """Learning efficiency by the bytes that a member sends a weight and step, where gradients are averaged in parts
+    before each step: against one process with all samples. Bytes of fragments, which heal weights, are listed apart."""
+    from benchmarks.method import shared_step as bench
+
+    found = bench.run(
+        settings.split(","),
+        [int(one) for one in replicas.split(",")],
+        width=width,
+        samples=samples,
+        steps=steps,
+        rate=learning_rate,
+        seeds=seeds,
+        jobs=jobs,
+        text=text,
+        out=out,
+        say=lambda line: click.echo(line, err=True),
+    )
+    show(found if as_json else {key: found[key] for key in ("rows", "curve")}, as_json)
+
+
+@command.command()
 @click.option("--preset", default="quick", show_default=True, help="quick (minutes) or standard.")
 @click.option("--attacks", default="", show_default=False, help="Names with commas between, instead of all.")
 @click.option("--codec", default="noloco/modular4", show_default=True, help="METHOD/CODEC.")

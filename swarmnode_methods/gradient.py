@@ -6,7 +6,10 @@
              W  <- the inner optimizer's own step by g     at the rate of the round's samples: equal to the bit
              the gathered gradient of the next round begins with D - C(D): error feedback
 
-What replicas learn is what one process learns that has all samples of a step, but for the codec's error. A replica
+With gossip.fragments = F a round r is of the rows r mod F, r mod F + F, ... of every matrix, the same at all members;
+the step moves only these (model/turn.py), and the others gather until their turn.
+
+With F = 1 replicas learn what one process learns that has all samples of a step, but for the codec's error. A replica
 counts by its targets, and what a missing one had is missing: its next packet has it. Slow and fast weights are one
 buffer.
 
@@ -40,6 +43,7 @@ from swarmnode.gossip.compression import Codec
 from swarmnode.gossip.outer.method import Outer, one_by_one
 from swarmnode.gossip.round import SPEEDS_MAX
 from swarmnode.manifest import OuterConstants
+from swarmnode.model.turn import Turn
 from swarmnode.ports import OuterReport, Packet, StepReport, StreamingMessage, Verdict, WireTensor
 from swarmnode.remembered import Remembered
 from swarmnode.work import TargetCount, Work
@@ -79,8 +83,13 @@ class GradientOf:
     def give_work(self, work: Work) -> None:
         """Add the work behind a gradient that was given back."""
 
-    def step(self, mean: Tensor, round_index: int) -> StepReport | None:
-        """Take the inner step of a round by its `mean` gradient, which may be overwritten; what is gathered stays."""
+    def views(self, flat: Tensor, turn: Turn) -> list[Tensor]:
+        """The parts of `flat` [P], laid out as a gradient, that a step of `turn` moves."""
+        return [turn.rows(flat)]
+
+    def step(self, mean: Tensor, round_index: int, turn: Turn) -> StepReport | None:
+        """Take the inner step of a round, of the rows in `turn`, by its `mean` gradient, which may be overwritten; what
+        is gathered stays."""
         return None
 
 
@@ -117,10 +126,13 @@ class ReplicaGradient(GradientOf):
     def give(self, flat: Tensor) -> None:
         self._stage.grad.add_(flat, alpha=self._batch * self._stage.backprop.scale)
 
-    def step(self, mean: Tensor, round_index: int) -> StepReport:
+    def views(self, flat: Tensor, turn: Turn) -> list[Tensor]:
+        return self._stage.views(flat, turn)
+
+    def step(self, mean: Tensor, round_index: int, turn: Turn) -> StepReport:
         """At the rate after the samples of so many rounds: the same at all replicas."""
         with self._stage.stepping_by(mean):
-            return self._replica.step(round_index * self._round)
+            return self._replica.step(round_index * self._round, turn=turn)
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,10 +181,13 @@ class Gradient(DeltaMean):
 
     @classmethod
     def make(cls, theta: Tensor, codec: Codec, step: OuterConstants, fragments: int) -> Outer:
-        return cls(theta, codec)
+        return cls(theta, codec, fragments)
 
-    def __init__(self, theta: Tensor, codec: Codec) -> None:
+    def __init__(self, theta: Tensor, codec: Codec, turns: int = 1) -> None:
+        """`turns`: F, the rounds in which each row of the weights has its turn."""
         super().__init__(theta, codec)
+        self.turns = turns
+        self._whole = True  # the marked packet is of all rows
         if isinstance(codec, DeltaCodec) and codec.feedback:
             raise ManifestError(f"gossip.codec {codec.name} feeds back what it drops, as gradient does itself")
         self.phi = self.theta
@@ -196,19 +211,53 @@ class Gradient(DeltaMean):
         return super().message_nbytes + WORK_NBYTES
 
     def nbytes_of(self, round_index: int) -> int:
-        return super().nbytes_of(round_index) + WORK_NBYTES
+        self.codec.at(round_index)
+        packed = self.codec.least_nbytes(self._count(round_index))
+        return packed + self._fragment_nbytes(round_index) + WORK_NBYTES
+
+    def _views(self, flat: Tensor, round_index: int) -> list[Tensor]:
+        """The rows of `flat` [P] whose turn it is in that round."""
+        return self.of.views(flat, Turn.at(round_index, self.turns))
+
+    def _count(self, round_index: int) -> int:
+        """Elements of a packet of that round."""
+        return sum(view.numel() for view in self._views(self.theta, round_index)) if self.turns > 1 else self.parameters
+
+    def _room(self) -> Tensor:
+        """Room for the content of the marked packet."""
+        assert self.round is not None
+        return self.theta.new_empty(self.parameters if self._whole else self._count(self.round))
+
+    def _spread(self, packed: Tensor) -> Tensor:
+        """The content `packed` of the marked packet as a gradient [P]: zero where another round has its turn."""
+        if self._whole:
+            return packed
+        assert self.round is not None
+        flat, at = torch.zeros_like(self.theta), 0
+        for view in self._views(flat, self.round):
+            view.copy_(packed[at : at + view.numel()].view(view.shape))
+            at += view.numel()
+        return flat
+
+    def draft(self, round_index: int) -> StreamingMessage:
+        return self._draft(round_index, whole=self.turns == 1)
+
+    def final_delta(self, round_index: int) -> list[WireTensor]:
+        return list(self._draft(round_index, whole=True).finish())
 
     @torch.no_grad()
-    def draft(self, round_index: int) -> StreamingMessage:
-        mine = torch.empty_like(self.theta)
+    def _draft(self, round_index: int, *, whole: bool) -> StreamingMessage:
+        """The packet of a round; `whole`: of all rows."""
         if self.round is not None:
-            self._give_back(mine)  # never applied
+            self._give_back()  # never applied
+        mine = torch.empty_like(self.theta)
         self.of.take(mine)
         self._norm = float(mine.norm())
         self._work = self.of.take_work()
-        self.round = round_index
+        self.round, self._whole = round_index, whole
         self.codec.at(round_index)
-        own = self.codec.draft(mine, seed=self.seed("gradient"))
+        packed = mine if whole else self._cut(mine, round_index)
+        own = self.codec.draft(packed, seed=self.seed("gradient"))
         self._own = list(own.tensors)
         drafts = [own]
         if self.healing:
@@ -217,26 +266,37 @@ class Gradient(DeltaMean):
 
         def write() -> None:
             message.finish()
-            self._keep_rest(mine)
+            self._keep_rest(packed)
 
         return StreamingMessage(message.tensors, write)
 
+    def _cut(self, mine: Tensor, round_index: int) -> Tensor:
+        """The rows of `mine` [P] whose turn it is, one after the other; the others wait for theirs."""
+        views = self._views(mine, round_index)
+        packed = torch.cat([view.reshape(-1) for view in views])
+        for view in views:
+            view.zero_()
+        self.of.give(mine)
+        return packed
+
     @torch.no_grad()
-    def _keep_rest(self, mine: Tensor) -> None:
-        """Give what the codec left of `mine` [P] to the next packet: from here on the marked gradient is its packet."""
+    def _keep_rest(self, packed: Tensor) -> None:
+        """Give what the codec left of the marked packet's content to the next one: from here on the marked gradient is
+        its packet."""
         theirs = self._theirs
-        for start in range(0, self.parameters, self._block):
-            part = mine[start : start + self._block]
+        for start in range(0, packed.numel(), self._block):
+            part = packed[start : start + self._block]
             self.codec.read(self._own, start, theirs[: part.numel()])
             part.sub_(theirs[: part.numel()])
-        self.of.give(mine)
+        self.of.give(self._spread(packed))
 
-    def _give_back(self, room: Tensor) -> None:
-        """Gather the marked gradient again, and the work behind it. `room` [P] is scratch."""
+    def _give_back(self) -> None:
+        """Gather the marked gradient again, and the work behind it."""
         assert self.round is not None
         self.codec.at(self.round)
-        self.codec.add_up([self._own], [1.0], room, self._theirs)
-        self.of.give(room)
+        packed = self._room()
+        self.codec.add_up([self._own], [1.0], packed, self._theirs)
+        self.of.give(self._spread(packed))
         self.of.give_work(self._work)
 
     def check(self, packet: Packet) -> None:
@@ -244,6 +304,10 @@ class Gradient(DeltaMean):
             raise RemoteFault("a gradient packet of 0 tensors")
         check_work(packet.tensors[-1], self.of.context)
         super().check(replace(packet, tensors=packet.tensors[:-1]))
+
+    def _elements(self, packet: Packet) -> int:
+        assert self.round is not None
+        return self.parameters if packet.final_delta else self._count(self.round)
 
     def apply_slow(
         self, round_index: int, own_weight: float, packets: Sequence[Packet], *, lone: bool = True
@@ -263,7 +327,7 @@ class Gradient(DeltaMean):
         self, own_weight: float, packets: Sequence[Packet], taken: Sequence[tuple[Packet, float]]
     ) -> OuterReport:
         assert self.round is not None
-        round_index, mean = self.round, torch.empty_like(self.theta)
+        round_index = self.round
         met = [packet for packet, _ in taken if not packet.final_delta]
         by_sender = {packet.sender: self._given(packet) for packet in met if packet.weight > 0.0}
         if own_weight > 0.0:
@@ -277,17 +341,21 @@ class Gradient(DeltaMean):
             counted = sum(share * one.targets for one, share in zip(given.values(), shares, strict=True))
             whole = self.of.targets_whole / (counted or self.of.targets_whole)  # no target counts: the gradient is zero
             weights = [share * whole for share in shares]
+            mean = self._room()
             self.codec.add_up([one.tensors for one in given.values()], weights, mean, self._theirs)
+            # By its noise a row that gathers for F rounds is root F times as long, for which none should be clipped.
+            mean = self._spread(mean if self.turns == 1 else mean.mul_(self.turns**-0.5))
             before = sampled(self.phi).clone()
-            report.inner = self.of.step(mean, round_index)
+            report.inner = self.of.step(mean, round_index, Turn.at(round_index, self.turns))
+            del mean
             moved = float(before.sub_(sampled(self.phi)).norm())
             report.step_norm = self._step_norm = moved * math.sqrt(self.parameters / before.numel())
             self.stepping = False
         if not given or own_weight == 0.0:
-            self._give_back(mean)
+            self._give_back()
         for packet, keep in taken:
             if packet.final_delta:
-                self._inherit_gradient(packet, keep, report.delta_norm, mean)
+                self._inherit_gradient(packet, keep, report.delta_norm)
         self.round = None
         return report
 
@@ -295,9 +363,9 @@ class Gradient(DeltaMean):
     def _given(packet: Packet) -> GivenGradient:
         return GivenGradient(packet.tensors[:1], read_work(packet.tensors[-1]).targets)
 
-    def _inherit_gradient(self, packet: Packet, keep: float, usual: float, theirs: Tensor) -> None:
-        """Add what a leaving replica had gathered to the next packet, with its targets; `usual`: our packet's norm;
-        `theirs` [P] is scratch."""
+    def _inherit_gradient(self, packet: Packet, keep: float, usual: float) -> None:
+        """Add what a leaving replica had gathered to the next packet, with its targets; `usual`: our packet's norm."""
+        theirs = torch.empty_like(self.theta)
         self.codec.add_up([packet.tensors[:1]], [1.0], theirs, self._theirs)
         work, mine = read_work(packet.tensors[-1]), self._work.targets
         most = CLIP * usual / max(float(theirs.norm()), 1e-30)
@@ -309,7 +377,9 @@ class Gradient(DeltaMean):
 
     def _shares_of(self, given: Mapping[str, GivenGradient]) -> list[float]:
         """The share of each packet that counts."""
-        products = self.codec.products([one.tensors for one in given.values()], self.theta, self._block)
+        packets = [one.tensors for one in given.values()]
+        like = self.theta if self._whole else self._room()
+        products = self.codec.products(packets, like, self._block)
         lengths = products.diag().sqrt()
         usual = median_low([float(length) for length in lengths if length] or [1.0])
         targets = [one.targets for one in given.values()]

@@ -111,7 +111,7 @@ def planes_of(bits: int) -> list[Plane]:
 
 
 class LowBit(DeltaCodec):
-    """Codes of `bits` bits of |x| / step, which is at most 1 where the step is the largest |x| of a block."""
+    """Codes of `bits` bits of |x| / step, which is at most 1."""
 
     feedback: ClassVar[bool] = False
     unit: ClassVar[int] = BLOCK_ELEMENTS
@@ -128,13 +128,9 @@ class LowBit(DeltaCodec):
     def nbytes(self, parameters: int) -> int:
         return blocks(parameters) * (2 + BLOCK_ELEMENTS * self.bits // 8)
 
-    def scale(self, rows: torch.Tensor, out: torch.Tensor) -> None:
-        """Write the step of each of `rows` [n, 64] to `out` [n]."""
-        torch.amax(rows.abs(), dim=1, out=out)
-
     @abstractmethod
     def codes(self, share: torch.Tensor, negative: torch.Tensor, chance: torch.Tensor, out: torch.Tensor) -> None:
-        """Write the codes of magnitudes `share` over the step, which may be overwritten, to `out` uint8. `negative` is
+        """Write the codes of magnitudes `share` in [0, 1], which may be overwritten, to `out` uint8. `negative` is
         uint8, 1 or 0; `chance` is uniform in (0, 1). All [n], of one chunk."""
 
     @abstractmethod
@@ -150,7 +146,7 @@ class LowBit(DeltaCodec):
         for start, end in tiles(0, flat.numel()):
             first = start // BLOCK_ELEMENTS
             steps = self._steps[first : first + blocks(end - start)]
-            self.scale(by_block(flat, start, end), steps)
+            torch.amax(by_block(flat, start, end).abs(), dim=1, out=steps)
             steps.clamp_(min=STEP_LEAST)
             wire_steps(steps, wire[2 * first : 2 * (first + len(steps))])
             done(2 * (first + len(steps)))

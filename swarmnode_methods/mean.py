@@ -86,6 +86,12 @@ class DeltaMean(Outer):
         """[first, last) of the coordinates of round `round_index`."""
         return 0, self.parameters
 
+    def _elements(self, packet: Packet) -> int:
+        """Elements that `packet`, of the marked round, holds."""
+        assert self.round is not None
+        first, last = self._span(self.round)
+        return last - first
+
     def _shares(self, given: Sequence[WeightedPacket]) -> list[WeightedPacket]:
         """The packets with normalised weights, which add up to 1."""
         total = sum(share.weight for share in given)
@@ -124,8 +130,7 @@ class DeltaMean(Outer):
         assert self.round is not None
         if len(packet.tensors) != 1 + self.healing:
             raise RemoteFault(f"{self.name} packet of {len(packet.tensors)} tensors; it has {1 + self.healing}")
-        first, last = self._span(self.round)
-        self.codec.check(packet.tensors[:1], last - first)
+        self.codec.check(packet.tensors[:1], self._elements(packet))
         if self.healing:
             fragment.check_fragment(packet.tensors[1], self.parameters, self.round)
 

@@ -103,6 +103,7 @@ METHODS = (
         "gradient",
         "swarmnode_methods.gradient:Gradient",
         (*WEIGHTS, *UNBIASED, *NEAREST),  # what others drop is fed back once
+        in_fragments=True,
         of_progress=True,
         averages_gradients=True,
     ),

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from swarmnode.errors import UsageError
 from swarmnode.model.muon import orthogonalize
+from swarmnode.model.turn import WHOLE, Turn
 
 ADAMW, MUON = "adamw", "muon"
 OPTIMIZERS = (ADAMW, MUON)
@@ -30,6 +31,11 @@ class MatrixRows:
     rows: int
     columns: int
     stride: int
+
+    def turn(self, turn: Turn) -> MatrixRows:
+        """Its rows whose `turn` it is."""
+        rows = len(range(turn.first, self.rows, turn.of))
+        return MatrixRows(self.first + turn.first * self.stride, rows, self.columns, self.stride * turn.of)
 
     def of(self, flats: Tensor) -> Tensor:
         """The view [R, rows, columns] of `flats` [R, P]."""
@@ -60,35 +66,49 @@ class BatchOptimizer:
         self.theta, self.beta1, self.momentum = theta.detach(), beta1, momentum
         self.exp_avg, self.exp_avg_sq = torch.zeros_like(self.theta), torch.zeros_like(self.theta)
         self.steps = 0
-        self._shapes: dict[tuple[int, int], list[MatrixRows]] = {}  # tall ones are transposed: one batch per shape
-        for one in matrices:
-            self._shapes.setdefault((min(one.rows, one.columns), max(one.rows, one.columns)), []).append(one)
+        self._matrices = matrices
         self._elsewhere = outside(matrices, self.theta.shape[1])
 
     @torch.no_grad()
-    def step(self, gradient: Tensor, rate: float, rate_elsewhere: float) -> None:
-        """Take one step along `gradient` [R, P], which is overwritten. `rate` is for Muon's matrices, `rate_elsewhere`
-        for AdamW."""
+    def step(self, gradient: Tensor, rate: float, rate_elsewhere: float, turn: Turn = WHOLE) -> None:
+        """Take one step along `gradient` [R, P], which is overwritten, of the rows in `turn`. `rate` is for Muon's
+        matrices, `rate_elsewhere` for AdamW."""
         self.steps += 1
-        for (short, long), matrices in self._shapes.items():
+        rate *= turn.rate
+        momentum = turn.kept(self.momentum)
+        for (short, long), matrices in self._in_turn(turn).items():
             views = [[one.of(flat) for one in matrices] for flat in (self.theta, gradient, self.exp_avg)]
             weights, gradients, averages = ([x if x.shape[1] == short else x.mT for x in some] for some in views)
             g, m = torch.stack(gradients, 1), torch.stack(averages, 1)  # [R, matrices, short, long]
-            m.lerp_(g, 1.0 - self.momentum)
-            ahead = g.lerp_(m, self.momentum) if self._nesterov else m
+            m.lerp_(g, 1.0 - momentum)
+            ahead = g.lerp_(m, momentum) if self._nesterov else m
             update = orthogonalize(ahead.flatten(0, 1)).view_as(m)
             scale = rate * SCALE * math.sqrt(long)
             for i, (weight, average) in enumerate(zip(weights, averages, strict=True)):
                 average.copy_(m[:, i])
                 weight.mul_(1.0 - rate * WEIGHT_DECAY).sub_(update[:, i], alpha=scale)
-        self._adamw(gradient, rate_elsewhere)
+        self._adamw(gradient, rate_elsewhere * turn.rate, turn)
 
-    def _adamw(self, gradient: Tensor, rate: float) -> None:
+    def _in_turn(self, turn: Turn) -> dict[tuple[int, int], list[MatrixRows]]:
+        """The rows in `turn` of all matrices, by their sides, the shorter one first."""
+        found: dict[tuple[int, int], list[MatrixRows]] = {}
+        for one in self._matrices:
+            rows = one.turn(turn)
+            found.setdefault((min(rows.rows, rows.columns), max(rows.rows, rows.columns)), []).append(rows)
+        return found
+
+    def views(self, flat: Tensor, turn: Turn) -> list[Tensor]:
+        """The elements of `flat` [P] that a step of `turn` moves."""
+        parts = [turn.elements(0, flat[first:last]) for first, last in self._elsewhere]
+        return parts + [one.turn(turn).of(flat.unsqueeze(0))[0] for one in self._matrices]
+
+    def _adamw(self, gradient: Tensor, rate: float, turn: Turn) -> None:
         flats = (self.theta, gradient, self.exp_avg, self.exp_avg_sq)
-        weights, gradients, exp_avgs, exp_avg_sqs = (
-            [row[first:last] for row in flat for first, last in self._elsewhere] for flat in flats
-        )
-        step = torch.full((), float(self.steps))
+        views = [
+            [turn.elements(0, row[first:last]) for row in flat for first, last in self._elsewhere] for flat in flats
+        ]
+        weights, gradients, exp_avgs, exp_avg_sqs = ([view.contiguous() for view in some] for some in views)
+        step = torch.full((), float((self.steps - 1) // turn.of + 1))
         torch._fused_adamw_(
             weights,
             gradients,
@@ -97,13 +117,17 @@ class BatchOptimizer:
             [],
             [step] * len(weights),
             lr=rate,
-            beta1=self.beta1,
-            beta2=BETA2,
+            beta1=turn.kept(self.beta1),
+            beta2=turn.kept(BETA2),
             weight_decay=WEIGHT_DECAY,
             eps=EPS,
             amsgrad=False,
             maximize=False,
         )
+        for some, moved in zip((views[0], views[2], views[3]), (weights, exp_avgs, exp_avg_sqs), strict=True):
+            for view, values in zip(some, moved, strict=True):
+                if turn.of > 1:
+                    view.copy_(values)
 
 
 def outside(matrices: Sequence[MatrixRows], parameters: int) -> list[tuple[int, int]]:

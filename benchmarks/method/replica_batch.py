@@ -10,7 +10,6 @@ import functools
 import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TypeGuard
 
@@ -26,6 +25,7 @@ from swarmnode.gossip.fallback_partner import fallback_order
 from swarmnode.gossip.outer import Outer
 from swarmnode.gossip.pairing import groups
 from swarmnode.ids import PeerId, RunId, digest, digest64
+from swarmnode.model.turn import WHOLE, Turn
 from swarmnode.ports import OuterReport, Packet, WireTensor
 from swarmnode.work import Work
 from swarmnode_methods.desloc import DesLoc
@@ -149,10 +149,12 @@ def _attention(size: ToySpec, x: Tensor, projection: Tensor, output: Tensor, bat
 
 
 class RowGradient(GradientOf):
-    """The gradient `gathered` [P] and the `step` of one row."""
+    """The gradient `gathered` [P] and the `step` of one row by its `optimizer`."""
 
-    def __init__(self, gathered: Tensor, step: Callable[[Tensor], None]) -> None:
-        self._gathered, self._step = gathered, step
+    def __init__(
+        self, gathered: Tensor, optimizer: BatchOptimizer, step: Callable[[BatchOptimizer, Tensor, Turn], None]
+    ) -> None:
+        self._gathered, self._optimizer, self._step = gathered, optimizer, step
 
     def take_work(self) -> Work:
         return Work.of(1, 1, 1)  # all replicas read as much
@@ -164,8 +166,11 @@ class RowGradient(GradientOf):
     def give(self, flat: Tensor) -> None:
         self._gathered.add_(flat)
 
-    def step(self, mean: Tensor, round_index: int) -> None:
-        self._step(mean.unsqueeze(0).clone())
+    def views(self, flat: Tensor, turn: Turn) -> list[Tensor]:
+        return self._optimizer.views(flat, turn)
+
+    def step(self, mean: Tensor, round_index: int, turn: Turn) -> None:
+        self._step(self._optimizer, mean.unsqueeze(0).clone(), turn)
 
 
 Liar = Callable[[int, int, list[WireTensor]], list[WireTensor]]
@@ -203,20 +208,20 @@ class ReplicaBatch:
         self.run_id = RunId(digest("village", seed, *([pairing] if pairing else [])).hex())
         self._train, self._held = text
         self._draws = [np.random.Generator(np.random.Philox(key=digest64("text", seed, name))) for name in self.names]
-        by_muon = matrices(size) if size.optimizer == MUON else []
-
-        def optimizer(theta: Tensor) -> BatchOptimizer:
-            momenta = {"beta1": size.beta1, "momentum": size.momentum}
-            return BatchOptimizer(theta, by_muon, **momenta, nesterov=size.nesterov)
-
-        self._inner = optimizer(self.theta)
+        self._inner = self.optimizer(self.theta)
         averaging = [outer for outer in self.outers if isinstance(outer, Gradient)]
         self._gathered = torch.zeros(len(averaging), self.parameters)
         for i, outer in enumerate(averaging):
-            step = partial(self._step, optimizer(self.theta.detach()[i : i + 1]))
-            outer.gather(RowGradient(self._gathered[i], step))
+            outer.gather(RowGradient(self._gathered[i], self.optimizer(self.theta.detach()[i : i + 1]), self._step))
         self.steps = 0
         self.nbytes = 0  # sent by all replicas: a message counts as often as it is sent
+
+    def optimizer(self, theta: Tensor) -> BatchOptimizer:
+        """An inner optimizer of rows `theta` [R, P]."""
+        size = self.size
+        by_muon = matrices(size) if size.optimizer == MUON else []
+        momenta = {"beta1": size.beta1, "momentum": size.momentum}
+        return BatchOptimizer(theta, by_muon, **momenta, nesterov=size.nesterov)
 
     def _batch(self, replica: int) -> Tensor:
         length = self.size.context + 1
@@ -238,12 +243,12 @@ class ReplicaBatch:
             self._step(self._inner, gradient)
             self._attend()
 
-    def _step(self, optimizer: BatchOptimizer, gradient: Tensor) -> None:
+    def _step(self, optimizer: BatchOptimizer, gradient: Tensor, turn: Turn = WHOLE) -> None:
         """Clip `gradient` [R, P] and step by it; it is overwritten."""
         norms = torch.linalg.vector_norm(gradient, dim=1, keepdim=True)
         gradient.mul_((1.0 / (norms + 1e-6)).clamp_(max=1.0))
         size, rate = self.size, self.warm_rate
-        optimizer.step(gradient, rate, rate * (size.elsewhere or size.learning_rate) / size.learning_rate)
+        optimizer.step(gradient, rate, rate * (size.elsewhere or size.learning_rate) / size.learning_rate, turn)
 
     @property
     def rate(self) -> float:

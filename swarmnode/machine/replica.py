@@ -27,6 +27,7 @@ from swarmnode.model.stage import BUMP_STEPS, StageReplica
 from swarmnode.model.state_stream import Buffers, GivenState, Part, section_parts, spans_of
 from swarmnode.model.tensor import check_finite, cosine, decode, decode_flat, decode_tokens, encode, sketch
 from swarmnode.model.tied_table import TiedTable
+from swarmnode.model.turn import WHOLE, Turn
 from swarmnode.parted_work import Parts, run_whole
 from swarmnode.ports import (
     LossResult,
@@ -240,8 +241,8 @@ class TorchReplica:
             return contextlib.nullcontext()
         return self.stage.instead(self.average.value)
 
-    def step(self, samples_total: int, batch: float = math.inf, averaged: int = 1) -> StepReport:
-        report = self.stage.step(samples_total, batch, averaged)
+    def step(self, samples_total: int, batch: float = math.inf, averaged: int = 1, turn: Turn = WHOLE) -> StepReport:
+        report = self.stage.step(samples_total, batch, averaged, turn)
         if (average := self.average) is not None:
             done, _ = tried(lambda: average.see(self.stage.theta, samples_total))
             self.out_of_memory += not done  # the mean does without these weights

@@ -508,7 +508,8 @@ class GossipSpec:
         1,
         odd(1, FRAGMENTS_MAX),
         "F: a round averages only every F-th block of the weights, so F rounds cover all; 1: all in each round. "
-        "Odd, so that replicas that meet at every second or fourth round reach all. For noloco and average.",
+        "Odd, so that replicas that meet at every second or fourth round reach all. For noloco and average; for"
+        " gradient a step moves every F-th row of each matrix.",
         "whole packets",
     )
     round_samples: int = key(

@@ -22,6 +22,7 @@ from swarmnode.manifest import InnerSpec
 from swarmnode.model.moments import Moments, made
 from swarmnode.model.optimizer import FlatAdamW, Span
 from swarmnode.model.subspace import Subspace
+from swarmnode.model.turn import WHOLE, Turn
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """Coefficients of the quintic iteration (Jordan et al., 2024): the steepest slope at zero that still keeps singular
@@ -131,16 +132,8 @@ class FlatMuon:
         self._writers = {index for index, matrix in enumerate(matrices) if matrix.writer}
         self._left: set[int] = set()  # matrices that the step under way has not moved
         self._untaken: set[int] = set()  # matrices whose moment has not taken the gradient
-        at_once = BATCH_ELEMENTS_CPU if theta.device.type == "cpu" else BATCH_ELEMENTS
-        by_shape: dict[tuple[int, ...], list[int]] = {}
-        for index, matrix in enumerate(matrices):
-            by_shape.setdefault(tuple(sorted(matrix.shape)), []).append(index)
-        self._batches = [
-            indices[first : first + most]
-            for shape, indices in by_shape.items()
-            for most in [max(1, at_once // math.prod(shape))]
-            for first in range(0, len(indices), most)
-        ]
+        self._at_once = BATCH_ELEMENTS_CPU if theta.device.type == "cpu" else BATCH_ELEMENTS
+        self._turn = WHOLE  # of the step under way
 
     def use(self, grad: Tensor) -> None:
         """Step by `grad` [P] from now on."""
@@ -153,20 +146,26 @@ class FlatMuon:
         firsts += ((matrix.first, kept) for matrix, kept in zip(self.matrices, self._moments, strict=True))
         return sorted(firsts, key=lambda piece: piece[0]), seconds
 
+    def views(self, flat: Tensor, turn: Turn) -> list[Tensor]:
+        """See `FlatAdamW.views`; of matrices rows [n, D_in]."""
+        return self.adamw.views(flat, turn) + [turn.rows(matrix.view(flat)) for matrix in self.matrices]
+
     def clip_mean(self, weight: float, clip_norm: float) -> float:
         """See `FlatAdamW.clip_mean`."""
         return self.adamw.clip_mean(weight, clip_norm)
 
     @torch.no_grad()
-    def step(self, steps_before: int, learning_rate: float) -> None:
-        """Update theta in place as step number `steps_before` + 1. `learning_rate` is AdamW's; Muon's follows by the
-        ratio of the manifest's two peaks."""
-        self.adamw.step(steps_before, learning_rate)
-        if not self._weights:
+    def step(self, steps_before: int, learning_rate: float, turn: Turn = WHOLE) -> None:
+        """Update the rows of theta whose `turn` it is in place, as step number `steps_before` + 1. `learning_rate` is
+        AdamW's; Muon's follows by the ratio of the manifest's two peaks."""
+        self.adamw.step(steps_before, learning_rate, turn)
+        self._turn = turn
+        moved = {index: turn.rows(weight) for index, weight in enumerate(self._weights)}
+        moved = {index: rows for index, rows in moved.items() if len(rows)}
+        if not moved:
             return
-        inner = self._inner
-        self._left, self._untaken = set(range(len(self._weights))), set(range(len(self._weights)))
-        torch._foreach_mul_(self._weights, 1.0 - self._rate(learning_rate) * inner.weight_decay)
+        self._left, self._untaken = set(moved), set(moved)
+        torch._foreach_mul_([*moved.values()], 1.0 - self._rate(learning_rate) * self._inner.weight_decay)
         self._move(self.orthogonalized(), self._rate(learning_rate))
 
     @torch.no_grad()
@@ -178,11 +177,11 @@ class FlatMuon:
             self._move([(index, turned)], self._rate(learning_rate))
 
     def _rate(self, learning_rate: float) -> float:
-        return learning_rate * self._inner.muon_learning_rate / self._inner.learning_rate
+        return learning_rate * self._turn.rate * self._inner.muon_learning_rate / self._inner.learning_rate
 
     def _move(self, directions: Iterable[tuple[int, Tensor]], rate: float) -> None:
         for index, turned in directions:
-            weight = self._weights[index]
+            weight = self._turn.rows(self._weights[index])
             step = (turned if weight.shape == turned.shape else turned.T).to(weight.dtype)
             if index in self._writers and self._subspace is not None:
                 step = self._subspace.project(step)  # rounding in the iterations leaves the span
@@ -192,18 +191,33 @@ class FlatMuon:
     def orthogonalized(self) -> Iterator[tuple[int, Tensor]]:
         """The current direction of each matrix's step, from gradient and momentum, with its number, the shorter side
         first."""
-        for indices in self._batches:
+        for indices in self._batches():
             sides = torch.stack([self._nesterov(index) for index in indices])
             yield from zip(indices, orthogonalize(sides), strict=True)
+
+    def _batches(self) -> list[list[int]]:
+        """The numbers of the matrices with rows in this turn, those of one shape together."""
+        by_shape: dict[tuple[int, ...], list[int]] = {}
+        for index, weight in enumerate(self._weights):
+            if len(rows := self._turn.rows(weight)):
+                by_shape.setdefault(tuple(sorted(rows.shape)), []).append(index)
+        return [
+            indices[first : first + most]
+            for shape, indices in by_shape.items()
+            for most in [max(1, self._at_once // math.prod(shape))]
+            for first in range(0, len(indices), most)
+        ]
 
     def _nesterov(self, index: int) -> Tensor:
         """The direction of matrix `index`'s step before orthogonalising, the shorter side first; its moment takes the
         gradient, once a step."""
-        kept, gradient = self._moments[index], self._gradients[index]
+        kept, shape, turn = self._moments[index], self._gradients[index].shape, self._turn
+        gradient, momentum = turn.rows(self._gradients[index]), turn.kept(self._inner.muon_momentum)
         moment = kept.read(0, len(kept))
+        rows = turn.rows(moment.view(shape))
         if index in self._untaken:
-            moment.view(gradient.shape).lerp_(gradient, 1.0 - self._inner.muon_momentum)
+            rows.lerp_(gradient, 1.0 - momentum)
             kept.put(0, moment)
             self._untaken.discard(index)
-        ahead = torch.lerp(gradient, moment.view(gradient.shape), self._inner.muon_momentum).to(self._dtype)
+        ahead = torch.lerp(gradient, rows, momentum).to(self._dtype)
         return ahead if ahead.shape[0] <= ahead.shape[1] else ahead.T

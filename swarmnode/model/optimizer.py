@@ -14,6 +14,7 @@ from torch import Tensor
 from swarmnode.ema import Ema
 from swarmnode.manifest import InnerSpec
 from swarmnode.model.moments import Moments, made
+from swarmnode.model.turn import WHOLE, Turn
 
 NORM_EMA = Ema().weight  # of the newest gradient norm, as of all that is averaged
 CLIP_EPS = 1e-6  # torch.nn.utils.clip_grad_norm_'s own
@@ -119,6 +120,7 @@ class FlatAdamW:
             (first, shape, firsts(slice(first, first + math.prod(shape))), squares(first, "device"))
             for first, shape in shared
         ]
+        self._turn = WHOLE  # of the step under way
         self._at = 0  # parts and matrices that the step under way has updated
         self._step = torch.zeros((), dtype=torch.float32, device=theta.device)
 
@@ -134,11 +136,16 @@ class FlatAdamW:
         return [(at, exp_avg) for at, exp_avg, _ in rows], [(at, exp_avg_sq) for at, _, exp_avg_sq in rows]
 
     @torch.no_grad()
-    def step(self, steps_before: int, learning_rate: float) -> None:
-        """Update theta in place as step number `steps_before` + 1 (which corrects the moments' bias)."""
-        self._step.fill_(steps_before + 1)
-        self._at = 0
+    def step(self, steps_before: int, learning_rate: float, turn: Turn = WHOLE) -> None:
+        """Update the elements of theta whose `turn` it is in place, as step number `steps_before` + 1 (which corrects
+        the moments' bias)."""
+        self._step.fill_(steps_before // turn.of + 1)
+        self._at, self._turn = 0, turn
         self.finish(steps_before, learning_rate)
+
+    def views(self, flat: Tensor, turn: Turn) -> list[Tensor]:
+        """The elements of `flat` [P], in theta's layout, that a step of `turn` moves."""
+        return [turn.elements(0, flat[span.there]) for span, _, _ in self.parts]
 
     @torch.no_grad()
     def finish(self, steps_before: int, learning_rate: float) -> None:
@@ -154,21 +161,28 @@ class FlatAdamW:
         self, span: Span, firsts: Moments, seconds: Moments, start: int, end: int, learning_rate: float
     ) -> None:
         exp_avg, exp_avg_sq = firsts.read(start, end), seconds.read(start, end)
+        flats = self._theta[span.first + start : span.first + end], exp_avg, exp_avg_sq
+        turn, gradient = self._turn, self.grad[span.first + start : span.first + end]
+        views = [turn.elements(start, flat) for flat in flats]
+        weights, first, second = (view.contiguous() for view in views)
         torch._fused_adamw_(
-            [self._theta[span.first + start : span.first + end]],
-            [self.grad[span.first + start : span.first + end]],
-            [exp_avg],
-            [exp_avg_sq],
+            [weights],
+            [turn.elements(start, gradient).contiguous()],
+            [first],
+            [second],
             [],
             [self._step],
-            lr=learning_rate,
-            beta1=self._inner.beta1,
-            beta2=self._inner.beta2,
+            lr=learning_rate * turn.rate,
+            beta1=turn.kept(self._inner.beta1),
+            beta2=turn.kept(self._inner.beta2),
             weight_decay=self._inner.weight_decay if span.decays else 0.0,
             eps=self._inner.eps,
             amsgrad=False,
             maximize=False,
         )
+        for view, moved in zip(views, (weights, first, second), strict=True):
+            if turn.of > 1:
+                view.copy_(moved)
         firsts.put(start, exp_avg)
         seconds.put(start, exp_avg_sq)
 
@@ -182,6 +196,7 @@ class FlatAdamW:
         learning_rate: float,
     ) -> None:
         """The step of a matrix with one second moment per column."""
+        assert self._turn.of == 1, "a subspace goes with methods that average weights"
         inner, step = self._inner, steps_before + 1
         correction1, correction2 = 1.0 - inner.beta1**step, 1.0 - inner.beta2**step
         flat = slice(first, first + math.prod(shape))

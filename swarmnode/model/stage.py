@@ -38,6 +38,7 @@ from swarmnode.model.stage_input import (
 )
 from swarmnode.model.subspace import Subspace
 from swarmnode.model.tensor import to_device
+from swarmnode.model.turn import WHOLE, Turn
 from swarmnode.model.weight_stash import WeightStash, WeightVersion, WorkingCopy, WorkingVersion, instead
 from swarmnode.ports import LossResult, StepReport, Tape, WireTensor
 from swarmnode.work import Work
@@ -383,10 +384,11 @@ class StageReplica:
 
     # An inner step
 
-    def step(self, samples_total: int, batch: float = math.inf, averaged: int = 1) -> StepReport:
-        """Take one optimizer step on the accumulated mean gradient, clipped to c / sqrt(S). The learning rate follows
-        `samples_total`; if more samples were accumulated than the `batch` it is meant for, it grows by the root of the
-        ratio (arXiv 2205.10287, section 4), and by the root of `averaged`, the replicas whose steps are averaged.
+    def step(self, samples_total: int, batch: float = math.inf, averaged: int = 1, turn: Turn = WHOLE) -> StepReport:
+        """Take one optimizer step of the rows in `turn` on the accumulated mean gradient, clipped to c / sqrt(S). The
+        learning rate follows `samples_total`; if more samples were accumulated than the `batch` it is meant for, it
+        grows by the root of the ratio (arXiv 2205.10287, section 4), and by the root of `averaged`, the replicas whose
+        steps are averaged.
 
         Raises LocalFault if the gradient is not finite: theta has diverged. The gradient is dropped."""
         assert self.accumulated > 0, "an inner step needs a gradient"
@@ -407,7 +409,7 @@ class StageReplica:
         self.bump_steps = max(0, self.bump_steps - 1)
         self.stash.before_step()
         before = self.inner_steps - self.moments_since
-        if not tried(lambda: self._optimizer.step(before, rate))[0]:
+        if not tried(lambda: self._optimizer.step(before, rate, turn))[0]:
             self.relieve()
             tried(lambda: self._optimizer.finish(before, rate))  # where that fails, matrices miss this step
         self.grad.zero_()
@@ -431,6 +433,10 @@ class StageReplica:
             self.grad = gathered
             self._optimizer.use(gathered)
             self.gather(kept)
+
+    def views(self, flat: Tensor, turn: Turn) -> list[Tensor]:
+        """The parts of `flat` [N], in theta's layout, that an inner step of `turn` moves."""
+        return self._optimizer.views(flat, turn)
 
     def _overflowed(self) -> bool:
         """Whether a gradient may have left float16's range: then it is dropped, and later ones are scaled half as

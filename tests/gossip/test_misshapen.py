@@ -10,6 +10,7 @@ import torch
 from swarmnode.gossip.compression import codec
 from swarmnode.gossip.outer import outer
 from swarmnode.manifest import GossipSpec
+from swarmnode.model.turn import Turn
 from swarmnode.ports import OuterReport, Packet
 from swarmnode_methods.desloc import EVERY_SECOND, DesLoc
 from swarmnode_methods.gradient import Gradient, GradientOf
@@ -60,7 +61,7 @@ class Learned(GradientOf):
     def give(self, flat: torch.Tensor) -> None:
         self.gathered.add_(flat)
 
-    def step(self, mean: torch.Tensor, round_index: int) -> None:
+    def step(self, mean: torch.Tensor, round_index: int, turn: Turn) -> None:
         self.theta.add_(mean)
 
 

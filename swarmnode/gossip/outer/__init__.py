@@ -8,7 +8,7 @@ from swarmnode.errors import ManifestError
 from swarmnode.gossip.compression import codec
 from swarmnode.gossip.outer.method import Outer
 from swarmnode.gossip.robust import guard
-from swarmnode.gossip_rules import methods, with_property
+from swarmnode.gossip_rules import codecs, methods, with_property
 from swarmnode.manifest import GossipSpec, constants
 from swarmnode.plugin import implementation
 
@@ -25,6 +25,8 @@ def outer(gossip: GossipSpec, theta: torch.Tensor, sender: str = "", *, healing:
     if gossip.fragments > 1 and not rules.in_fragments:
         allowed = f"1, or gossip.method = {' or '.join(map(repr, with_property('in_fragments')))}"
         raise ManifestError(f"gossip.fragments = {gossip.fragments}: allowed is {allowed}")
+    if gossip.codec in codecs() and gossip.codec not in rules.codecs:
+        raise ManifestError(f"gossip.codec = {gossip.codec!r}: allowed is {' or '.join(rules.codecs)} here")
     kind = implementation(rules.implementation)
     assert isinstance(kind, type) and issubclass(kind, Outer), rules
     method = kind.make(theta, codec(gossip.codec), constants(gossip), gossip.fragments)
