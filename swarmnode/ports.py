@@ -20,6 +20,7 @@ from swarmnode.wire_tensor import StreamingMessage as StreamingMessage
 from swarmnode.wire_tensor import WireTensor as WireTensor
 
 T = TypeVar("T")
+Data = bytes | bytearray | memoryview
 
 
 @dataclass(slots=True)
@@ -275,6 +276,36 @@ class Packet:
 
 
 @dataclass(frozen=True, slots=True)
+class DraftedPieces:
+    """A replica's packet of a round, cut into pieces that are coded each by itself; the length of each as its receiver
+    reads it, float32; and the targets behind the packet."""
+
+    pieces: Sequence[Data]
+    lengths: Sequence[float]
+    targets: int
+
+
+@dataclass(frozen=True, slots=True)
+class GivenPiece:
+    """One member's piece: the length of its whole packet, the targets behind that, its bytes (None: not here), and
+    whether it counts in the mean."""
+
+    length: float
+    targets: int
+    data: Data | None
+    counts: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class MeanPiece:
+    """The coded mean of one piece, and what each giver's part has in common with another's on average, in squares of a
+    usual length; in the order of the givers, 0 for one that gave nothing."""
+
+    data: Data
+    agreements: Sequence[float]
+
+
+@dataclass(frozen=True, slots=True)
 class Verdict:
     """Verdict on one packet: the share `keep` of the partner's distance that is taken (0: refused), the deciding `step`
     (robust.py), and the reason."""
@@ -473,6 +504,36 @@ class StageRounds(Protocol):
         self, round_index: int, own_weight: float, packets: Sequence[Packet], *, lone: bool = True
     ) -> OuterReport | Parts[OuterReport]:
         """`apply`, or its parts: where slow weights lie in main memory, most of it goes beside the device."""
+
+    # Rounds in which each member averages some pieces for all (gossip/butterfly/), for methods that can.
+
+    def draft_pieces(self, round_index: int) -> DraftedPieces:
+        """Mark the boundary of `round_index`, and return the packet in pieces."""
+
+    def piece_digest(self, data: Data) -> bytes:
+        """Digest (16 bytes) of a piece or a mean."""
+
+    def check_piece(self, round_index: int, piece: int, data: Data, length: float | None) -> None:
+        """Raises RemoteFault unless `data` can be this piece of a packet or, with `length` None, of a mean; and, where
+        given, has this length."""
+
+    def mean_piece(self, round_index: int, piece: int, given: Sequence[GivenPiece]) -> MeanPiece:
+        """The mean of a piece, which this replica averages for all: of all givers of the round, those whose checked
+        piece is here. What the codec loses of it goes into this replica's next packet, once `apply_pieces` has the
+        mean."""
+
+    def is_false_mean(self, round_index: int, piece: int, given: Sequence[GivenPiece], said: Data) -> bool:
+        """Whether `said`, checked, is not the mean of what is given."""
+
+    def apply_pieces(
+        self,
+        round_index: int,
+        means: Sequence[Data | None],
+        taken: Sequence[bool],
+        final_deltas: Sequence[Packet],
+    ) -> OuterReport:
+        """The outer step by the `means` of all pieces, None where there is none. `taken`: whether our own piece is in
+        it; else it is in our next packet. Without any mean there is no step. Verdicts are on the `final_deltas`."""
 
 
 class Replica(StageArithmetic, StageState, StageRounds, Protocol):

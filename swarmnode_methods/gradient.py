@@ -19,11 +19,9 @@ states far more targets than the others counts as one of SPEEDS_MAX times the us
 does not count. Such rules need nothing but packets, so members stay equal:
 
     a_j  =  median over the other members k of <D_j, D_k>, shortened, over the square of the median length
-    A_j  <- a_j smoothed over rounds; D_j counts unless A_j is less than AGREES of the members' median A by more than
-            Z deviations, the median one of the members' a or its own, smoothed
+    D_j counts unless a_j, smoothed over rounds, says that it leads elsewhere (gossip/agreement.py)
 
-So what a liar was let in with has, over some rounds, led where the others go, or nowhere. Two members have no majority,
-and no test. Healing is that of mean.py. Exchanges lie between two steps (gossip/exchange.py).
+Healing is that of mean.py. Exchanges lie between two steps (gossip/exchange.py).
 """
 
 from __future__ import annotations
@@ -31,34 +29,31 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from statistics import median_high, median_low
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
 
-from swarmnode.ema import ENOUGH, EmaMoments
 from swarmnode.errors import LocalFault, ManifestError, RemoteFault
+from swarmnode.gossip.agreement import Agreement
 from swarmnode.gossip.compression import Codec
 from swarmnode.gossip.outer.method import Outer, one_by_one
 from swarmnode.gossip.round import SPEEDS_MAX
 from swarmnode.manifest import OuterConstants
 from swarmnode.model.turn import Turn
 from swarmnode.ports import OuterReport, Packet, StepReport, StreamingMessage, Verdict, WireTensor
-from swarmnode.remembered import Remembered
 from swarmnode.work import TargetCount, Work
 from swarmnode_methods import fragment
 from swarmnode_methods.delta import DeltaCodec
+from swarmnode_methods.gradient_pieces import GradientPieces
 from swarmnode_methods.mean import DeltaMean
 from swarmnode_methods.packet_work import WORK_NBYTES, check_work, read_work, write_work
+from swarmnode_methods.share import CLIP, shares_by_length
 
 if TYPE_CHECKING:
     from swarmnode.machine.replica import TorchReplica
-
-
-CLIP = math.sqrt(SPEEDS_MAX)  # derived: a mean's noise, most of a packet, grows with the root of a machine's samples
-AGREES = 1 / 8  # guess: a machine with an eighth of the usual samples still counts
-Z = 2.0  # derived: of members whose true agreement is at that bound, one in 44 is refused in a round
 
 
 class GradientOf:
@@ -143,28 +138,6 @@ class GivenGradient:
     targets: TargetCount
 
 
-def shares_by_length(lengths: Sequence[float], targets: Sequence[TargetCount]) -> list[float]:
-    """The share of each packet that counts, by the lengths of all and the targets that they state.
-
-    A packet of more targets than SPEEDS_MAX times the (upper) median counts as one of so many. One longer than CLIP
-    medians of the packets, each made that of as many targets, is shortened to that. The few targets of a packet that
-    has next to none, such as one of a codec's rest alone, are taken for a SPEEDS_MAXth of the median."""
-    counting = [count for count in targets if count]
-    if not counting:
-        return [1.0] * len(lengths)
-    usual = median_high(counting)
-    believed = [min(float(count), SPEEDS_MAX * usual) for count in targets]
-    shares = [most / count if count else 1.0 for most, count in zip(believed, targets, strict=True)]
-    held = [share * length for share, length in zip(shares, lengths, strict=True)]
-    told = [(length, count) for length, count in zip(held, believed, strict=True) if length and count]
-    for i, (length, count) in enumerate(zip(held, believed, strict=True)):
-        ratios = [(other, max(count, usual / SPEEDS_MAX) / targets_there) for other, targets_there in told]
-        alike = [other * max(ratio, math.sqrt(ratio)) for other, ratio in ratios]
-        if alike and length > (most := CLIP * median_low(alike)):
-            shares[i] *= most / length
-    return shares
-
-
 RUN, RUNS_OF = 64, 8  # guess: weights in a row that are looked at, of so many rows: four cache lines
 
 
@@ -193,10 +166,10 @@ class Gradient(DeltaMean):
         self.phi = self.theta
         self._boundary = self.theta[:0]  # the own gradient and the mean are there only while they are worked on
         self.of = GradientOf()
-        self._work = Work()  # behind the marked gradient
-        self._norm = 0.0  # of the marked gradient
+        self.work = Work()  # behind the marked gradient
+        self.norm = 0.0  # of the marked gradient
         self._step_norm = 0.0  # of the last step
-        self._agreement = Remembered[str, EmaMoments]()  # of each member's packets with those of the others
+        self._agreement = Agreement()  # of each member's packets with those of the others
         self._refused = set[str]()  # members whose packets lead elsewhere, as of the last step
 
     def attend_gradients(self, replica: TorchReplica) -> None:
@@ -212,21 +185,21 @@ class Gradient(DeltaMean):
 
     def nbytes_of(self, round_index: int) -> int:
         self.codec.at(round_index)
-        packed = self.codec.least_nbytes(self._count(round_index))
+        packed = self.codec.least_nbytes(self.count(round_index))
         return packed + self._fragment_nbytes(round_index) + WORK_NBYTES
 
     def _views(self, flat: Tensor, round_index: int) -> list[Tensor]:
         """The rows of `flat` [P] whose turn it is in that round."""
         return self.of.views(flat, Turn.at(round_index, self.turns))
 
-    def _count(self, round_index: int) -> int:
+    def count(self, round_index: int) -> int:
         """Elements of a packet of that round."""
         return sum(view.numel() for view in self._views(self.theta, round_index)) if self.turns > 1 else self.parameters
 
-    def _room(self) -> Tensor:
+    def room(self) -> Tensor:
         """Room for the content of the marked packet."""
         assert self.round is not None
-        return self.theta.new_empty(self.parameters if self._whole else self._count(self.round))
+        return self.theta.new_empty(self.parameters if self._whole else self.count(self.round))
 
     def _spread(self, packed: Tensor) -> Tensor:
         """The content `packed` of the marked packet as a gradient [P]: zero where another round has its turn."""
@@ -245,30 +218,45 @@ class Gradient(DeltaMean):
     def final_delta(self, round_index: int) -> list[WireTensor]:
         return list(self._draft(round_index, whole=True).finish())
 
+    @cached_property
+    def in_pieces(self) -> GradientPieces:
+        return GradientPieces(self)
+
+    def mark(self, round_index: int, *, whole: bool) -> Tensor:
+        """Mark the boundary of a round; returns the content of its packet, of the gradient gathered until then.
+        `whole`: of all rows."""
+        if self.round is not None:
+            self._give_back()  # never applied
+        self._own = []
+        mine = torch.empty_like(self.theta)
+        self.of.take(mine)
+        self.norm = float(mine.norm())
+        self.work = self.of.take_work()
+        self.round = round_index
+        self._whole = whole
+        self.codec.at(round_index)
+        return mine if whole else self._cut(mine, round_index)
+
     @torch.no_grad()
     def _draft(self, round_index: int, *, whole: bool) -> StreamingMessage:
         """The packet of a round; `whole`: of all rows."""
-        if self.round is not None:
-            self._give_back()  # never applied
-        mine = torch.empty_like(self.theta)
-        self.of.take(mine)
-        self._norm = float(mine.norm())
-        self._work = self.of.take_work()
-        self.round, self._whole = round_index, whole
-        self.codec.at(round_index)
-        packed = mine if whole else self._cut(mine, round_index)
+        packed = self.mark(round_index, whole=whole)
         own = self.codec.draft(packed, seed=self.seed("gradient"))
         self._own = list(own.tensors)
         drafts = [own]
         if self.healing:
             drafts.append(StreamingMessage([fragment.fragment(self.phi, round_index)]))
-        message = one_by_one(*drafts, StreamingMessage([write_work(self._work)]))
+        message = one_by_one(*drafts, StreamingMessage([write_work(self.work)]))
 
         def write() -> None:
             message.finish()
             self._keep_rest(packed)
 
         return StreamingMessage(message.tensors, write)
+
+    def give(self, packed: Tensor) -> None:
+        """Gather content like that of the marked packet for the next one."""
+        self.of.give(self._spread(packed))
 
     def _cut(self, mine: Tensor, round_index: int) -> Tensor:
         """The rows of `mine` [P] whose turn it is, one after the other; the others wait for theirs."""
@@ -288,16 +276,19 @@ class Gradient(DeltaMean):
             part = packed[start : start + self._block]
             self.codec.read(self._own, start, theirs[: part.numel()])
             part.sub_(theirs[: part.numel()])
-        self.of.give(self._spread(packed))
+        self.give(packed)
 
     def _give_back(self) -> None:
         """Gather the marked gradient again, and the work behind it."""
         assert self.round is not None
-        self.codec.at(self.round)
-        packed = self._room()
-        self.codec.add_up([self._own], [1.0], packed, self._theirs)
-        self.of.give(self._spread(packed))
-        self.of.give_work(self._work)
+        packed = self.room()
+        if self._own:
+            self.codec.at(self.round)
+            self.codec.add_up([self._own], [1.0], packed, self._theirs)
+        else:
+            self.in_pieces.read_own(packed)
+        self.give(packed)
+        self.of.give_work(self.work)
 
     def check(self, packet: Packet) -> None:
         if not packet.tensors:
@@ -307,7 +298,7 @@ class Gradient(DeltaMean):
 
     def _elements(self, packet: Packet) -> int:
         assert self.round is not None
-        return self.parameters if packet.final_delta else self._count(self.round)
+        return self.parameters if packet.final_delta else self.count(self.round)
 
     def apply_slow(
         self, round_index: int, own_weight: float, packets: Sequence[Packet], *, lone: bool = True
@@ -331,9 +322,9 @@ class Gradient(DeltaMean):
         met = [packet for packet, _ in taken if not packet.final_delta]
         by_sender = {packet.sender: self._given(packet) for packet in met if packet.weight > 0.0}
         if own_weight > 0.0:
-            by_sender[self.sender] = GivenGradient(self._own, self._work.targets)
+            by_sender[self.sender] = GivenGradient(self._own, self.work.targets)
         given = {sender: by_sender[sender] for sender in sorted(by_sender)}
-        report = OuterReport(len(given), self._norm, 0.0)
+        report = OuterReport(len(given), self.norm, 0.0)
         if given:
             report.apart = self._heal(own_weight, met)
             self.stepping = True
@@ -341,33 +332,42 @@ class Gradient(DeltaMean):
             counted = sum(share * one.targets for one, share in zip(given.values(), shares, strict=True))
             whole = self.of.targets_whole / (counted or self.of.targets_whole)  # no target counts: the gradient is zero
             weights = [share * whole for share in shares]
-            mean = self._room()
+            mean = self.room()
             self.codec.add_up([one.tensors for one in given.values()], weights, mean, self._theirs)
-            # By its noise a row that gathers for F rounds is root F times as long, for which none should be clipped.
-            mean = self._spread(mean if self.turns == 1 else mean.mul_(self.turns**-0.5))
-            before = sampled(self.phi).clone()
-            report.inner = self.of.step(mean, round_index, Turn.at(round_index, self.turns))
+            self.step(mean, round_index, report)
             del mean
-            moved = float(before.sub_(sampled(self.phi)).norm())
-            report.step_norm = self._step_norm = moved * math.sqrt(self.parameters / before.numel())
             self.stepping = False
         if not given or own_weight == 0.0:
             self._give_back()
         for packet, keep in taken:
             if packet.final_delta:
-                self._inherit_gradient(packet, keep, report.delta_norm)
+                self.inherit(packet, keep, report.delta_norm)
         self.round = None
         return report
+
+    def step(self, mean: Tensor, round_index: int, report: OuterReport) -> None:
+        """Take the inner step by the `mean` of packets' contents, which may be overwritten, and say so in `report`."""
+        # By its noise a row that gathers for F rounds is root F times as long, for which none should be clipped.
+        flat = self._spread(mean if self.turns == 1 else mean.mul_(self.turns**-0.5))
+        before = sampled(self.phi).clone()
+        report.inner = self.of.step(flat, round_index, Turn.at(round_index, self.turns))
+        del flat
+        moved = float(before.sub_(sampled(self.phi)).norm())
+        report.step_norm = self._step_norm = moved * math.sqrt(self.parameters / before.numel())
 
     @staticmethod
     def _given(packet: Packet) -> GivenGradient:
         return GivenGradient(packet.tensors[:1], read_work(packet.tensors[-1]).targets)
 
-    def _inherit_gradient(self, packet: Packet, keep: float, usual: float) -> None:
+    def judge(self, own_weight: float, packet: Packet) -> Verdict:
+        """The verdict on a packet."""
+        return self._judge(own_weight, packet)
+
+    def inherit(self, packet: Packet, keep: float, usual: float) -> None:
         """Add what a leaving replica had gathered to the next packet, with its targets; `usual`: our packet's norm."""
         theirs = torch.empty_like(self.theta)
         self.codec.add_up([packet.tensors[:1]], [1.0], theirs, self._theirs)
-        work, mine = read_work(packet.tensors[-1]), self._work.targets
+        work, mine = read_work(packet.tensors[-1]), self.work.targets
         most = CLIP * usual / max(float(theirs.norm()), 1e-30)
         if mine and work.targets:
             most = min(most * max(1.0, work.targets / mine), SPEEDS_MAX * mine / work.targets)
@@ -378,36 +378,25 @@ class Gradient(DeltaMean):
     def _shares_of(self, given: Mapping[str, GivenGradient]) -> list[float]:
         """The share of each packet that counts."""
         packets = [one.tensors for one in given.values()]
-        like = self.theta if self._whole else self._room()
+        like = self.theta if self._whole else self.room()
         products = self.codec.products(packets, like, self._block)
         lengths = products.diag().sqrt()
         usual = median_low([float(length) for length in lengths if length] or [1.0])
         targets = [one.targets for one in given.values()]
         shares = torch.tensor(shares_by_length(lengths.tolist(), targets), dtype=torch.float64)
-        self._refused = self._refused_of([*given], products * torch.outer(shares, shares) / usual**2)
+        common = (products * torch.outer(shares, shares) / usual**2).tolist() if len(given) > 1 else []
+        rows = zip(given, common, strict=False)
+        found = {sender: median_high(row[:i] + row[i + 1 :]) for i, (sender, row) in enumerate(rows)}
+        self._refused = self._agreement.refused(found)
         return [0.0 if sender in self._refused else float(share) for sender, share in zip(given, shares, strict=True)]
-
-    def _refused_of(self, senders: Sequence[str], agreements: Tensor) -> set[str]:
-        """The `senders` whose packets lead elsewhere, given what each pair has in common."""
-        if len(senders) <= 2:
-            return set()
-        for i, (sender, row) in enumerate(zip(senders, agreements.tolist(), strict=True)):
-            self._agreement[sender] = known = self._agreement.get(sender) or EmaMoments()
-            known.add(median_high(row[:i] + row[i + 1 :]))
-        members = {sender: self._agreement[sender] for sender in senders}
-        if median_low([known.count for known in members.values()]) < ENOUGH:
-            return set()
-        least = AGREES * median_low([known.value for known in members.values()])
-        variance = median_low([known.variance for known in members.values()])
-
-        def deviation(known: EmaMoments) -> float:
-            noise = min(variance, known.variance) if known.count >= ENOUGH else variance
-            return math.sqrt(noise * max(1.0 / known.count, known.weight / (2.0 - known.weight)))
-
-        return {sender for sender, known in members.items() if known.value < least - Z * deviation(known)}
 
     def _heal_flats(self) -> Sequence[Tensor]:
         return (self.phi,)
 
-    def _heal_limit(self, own_weight: float) -> float:
+    @property
+    def heal_limit(self) -> float:
+        """The distance that a fragment heals at most."""
         return CLIP * self._step_norm
+
+    def _heal_limit(self, own_weight: float) -> float:
+        return self.heal_limit

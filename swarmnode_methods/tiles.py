@@ -130,6 +130,7 @@ class DitherPool:
         self.scaled = torch.empty(POOL, device=device)
         self.pool = torch.empty(0, dtype=torch.uint8)  # the bytes behind `scaled`, on the CPU
         self.seed = -1
+        self._scaled_by: tuple[int, float, float, int] | None = None  # what `scaled` was filled with
 
     def draw_pool(self, seed: int) -> None:
         """Put the bytes of `seed` into `pool`."""
@@ -137,8 +138,16 @@ class DitherPool:
 
     def draw(self, seed: int, scale: float, shift: float, mask: int = 0xFF) -> None:
         """Fill `scaled` with scale · (byte & mask) + shift, of the bytes of `seed`."""
+        if self.seed == seed and self._scaled_by == (
+            seed,
+            scale,
+            shift,
+            mask,
+        ):  # the pieces of one packet share their dither
+            return
         self.draw_pool(seed)
         self.scaled.copy_(self.pool & mask).mul_(scale).add_(shift)
+        self._scaled_by = (seed, scale, shift, mask)
 
     def pool_at(self, seed: int, start: int) -> int:
         """The address of the bytes of dither for the element `start`."""

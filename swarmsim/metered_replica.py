@@ -14,7 +14,11 @@ from swarmnode.model.section import outer_sections, section_sizes, snapshot_nbyt
 from swarmnode.model.split import StageLayers
 from swarmnode.planner.plan import PIECE_TOKENS
 from swarmnode.ports import (
+    Data,
+    DraftedPieces,
+    GivenPiece,
     LossResult,
+    MeanPiece,
     Neighbour,
     OuterReport,
     Packet,
@@ -162,6 +166,21 @@ class MeteredReplica:
         return self.inner.apply(round_index, own_weight, packets, lone=lone)
 
     apply_in_parts = apply
+
+    def draft_pieces(self, round_index: int) -> DraftedPieces:
+        self._meter.add(nbytes=OUTER_TRAFFIC * self._nbytes)
+        return self.inner.draft_pieces(round_index)
+
+    def mean_piece(self, round_index: int, piece: int, given: Sequence[GivenPiece]) -> MeanPiece:
+        mean = self.inner.mean_piece(round_index, piece, given)
+        self._meter.add(nbytes=float(STATE_TRAFFIC * memoryview(mean.data).nbytes * len(given)))
+        return mean
+
+    def apply_pieces(
+        self, round_index: int, means: Sequence[Data | None], taken: Sequence[bool], final_deltas: Sequence[Packet]
+    ) -> OuterReport:
+        self._meter.add(nbytes=OUTER_TRAFFIC * self._nbytes)
+        return self.inner.apply_pieces(round_index, means, taken, final_deltas)
 
     def probe(self, samples: int) -> None:
         """Forward one synthetic microbatch, to be timed."""

@@ -22,7 +22,11 @@ from swarmnode.model.memory_budget import GraphMemory
 from swarmnode.model.section import ITEMSIZE, PACKED_ITEMSIZE, outer_sections, section_sizes
 from swarmnode.model.split import StageLayers, stages_of
 from swarmnode.ports import (
+    Data,
+    DraftedPieces,
+    GivenPiece,
     LossResult,
+    MeanPiece,
     Neighbour,
     OuterReport,
     Packet,
@@ -38,6 +42,7 @@ from swarmsim.law import Laws
 DIMENSIONS = 3
 ROW = struct.Struct(f"<{2 + 2 * DIMENSIONS}d")  # replica, round, theta, phi: the repeated content of a fake packet
 ROW_BYTES = 64
+PIECES = 16  # of a fake packet
 MARK = struct.Struct("<Q")
 BOUNDARY = {"bf16": ("bf16", 2), "fp32": ("f32", 4), "subspace": ("bf16", 2)}
 WEIGHTS_NORM = 1.0  # of a fresh replica, whose weights are the sum of its updates
@@ -59,6 +64,19 @@ def first(data: memoryview | bytes | bytearray, size: int) -> bytes:
         row: bytes = data.obj.base  # type: ignore[attr-defined]  # made by `repeated`
         return row[:size]
     return bytes(memoryview(data)[:size])
+
+
+def _base(data: Data) -> bytes:
+    """The content that declared bytes repeat, or real bytes themselves."""
+    if isinstance(data, memoryview) and data.ndim == 2:
+        content: bytes = data.obj.base  # type: ignore[attr-defined]  # made by `repeated`
+        return content
+    return bytes(data)
+
+
+def _whole_rows(nbytes: float) -> int:
+    """`nbytes` in whole rows, one at least."""
+    return max(1, math.ceil(nbytes / ROW_BYTES)) * ROW_BYTES
 
 
 def fake(dtype: str, shape: tuple[int, ...], itemsize: int, row: bytes) -> WireTensor:
@@ -348,6 +366,58 @@ class FakeReplica:
         return OuterReport(len(taken) + (own_weight > 0.0 or not taken), 0.0, 0.0, verdicts)
 
     apply_in_parts = apply
+
+    def draft_pieces(self, round_index: int) -> DraftedPieces:
+        targets = max(1, self.accumulated)
+        nbytes = sum(tensor.nbytes for tensor in self.message(round_index))
+        piece = repeated(_row(self.number, round_index, self.theta, self.phi), _whole_rows(nbytes / PIECES))
+        return DraftedPieces([piece] * PIECES, [1.0] * PIECES, targets)
+
+    def piece_digest(self, data: Data) -> bytes:
+        return hashlib.sha256(_base(data)).digest()[:16]
+
+    def check_piece(self, round_index: int, piece: int, data: Data, length: float | None) -> None:
+        if not all(map(math.isfinite, ROW.unpack(first(data, ROW_BYTES)))):
+            raise RemoteFault("piece that is not finite")
+
+    def mean_piece(self, round_index: int, piece: int, given: Sequence[GivenPiece]) -> MeanPiece:
+        here = [one for one in given if one.data is not None]
+        nbytes = memoryview(here[0].data).nbytes if here[0].data is not None else ROW_BYTES
+        return MeanPiece(
+            repeated(self._mean_row(round_index, given), nbytes), [float(one.data is not None) for one in given]
+        )
+
+    def is_false_mean(self, round_index: int, piece: int, given: Sequence[GivenPiece], said: Data) -> bool:
+        return _base(said) != self._mean_row(round_index, given)
+
+    @staticmethod
+    def _mean_row(round_index: int, given: Sequence[GivenPiece]) -> bytes:
+        """The content of a mean: a row whose weights are the mean ones, and the numbers of those in it."""
+        rows = [ROW.unpack(first(one.data, ROW_BYTES)) for one in given if one.data is not None and one.counts]
+        mean = [sum(column) / len(rows) for column in zip(*rows, strict=True)] if rows else [0.0] * (2 + 2 * DIMENSIONS)
+        numbers = [float(len(rows)), *[row[0] for row in rows]]
+        row = ROW.pack(VOID, round_index, *mean[2:]) + struct.pack(f"<{len(numbers)}d", *numbers)
+        return row.ljust(_whole_rows(len(row)), b"\0")
+
+    def apply_pieces(
+        self, round_index: int, means: Sequence[Data | None], taken: Sequence[bool], final_deltas: Sequence[Packet]
+    ) -> OuterReport:
+        assert self._marked is not None and self._marked[0] == round_index, f"{self._marked} is not {round_index}"
+        boundary = self._marked[1]
+        mean = next((mean for mean in means if mean is not None), None)
+        report = OuterReport(0, 0.0, 0.0, [Verdict(1.0, "accepted", "") for _ in final_deltas])
+        self._marked = None
+        if mean is None:
+            return report
+        row = _base(mean)
+        (count,) = struct.unpack_from("<d", row, ROW.size)
+        numbers = struct.unpack_from(f"<{int(count)}d", row, ROW.size + 8)
+        met = [(int(number), round_index) for number in numbers if int(number) != self.number]
+        self._laws.applied(self.number, self.stage, round_index, met)
+        self.phi = ROW.unpack_from(row)[2 : 2 + DIMENSIONS]
+        self.theta = tuple(phi + now - before for phi, now, before in zip(self.phi, self.theta, boundary, strict=True))
+        report.members = int(count)
+        return report
 
     def _momentum(self, k: int, own_weight: float, boundary: Vector, givers: Sequence[tuple[float, Vector]]) -> float:
         """Momentum of dimension `k` after the packets of `givers`, by NoLoCo's equations or plain averaging."""

@@ -32,6 +32,9 @@ TIMEOUT_MS_MAX = 3_600_000  # header.py
 SEQUENCE_MAX = 2**32  # an owner makes lists by hand
 RIVALS_MAX = 4  # membership/amendment.py
 
+MEMBERS_MAX = 1024  # guess: members of a stage that average gradients together; the words of a round grow with them
+WORD_NBYTES_MAX = 384  # gossip/butterfly/word.py: a commit and its signature
+
 ELEMENTS_MAX, ELEMENTS_WHY = NBYTES_MAX // 4, "float32 numbers in as many bytes as can be moved"
 
 PEER = name(PEER_MAX, "a base58 peer id has 52 characters")
@@ -57,6 +60,10 @@ BPS = number(BPS_MAX, "bit/s", "ten times what a fibre carries today")
 SIGNATURE = opaque(64, "Ed25519")
 KEY = opaque(32, "Ed25519")
 DIGEST = opaque(32, "SHA-256")
+SHORT_DIGEST = opaque(16, "gossip/butterfly/word.py")
+PIECE_DIGESTS = opaque(16 * 64, "a packet has at most 64 pieces")
+PIECE_LENGTHS = opaque(4 * 64, "a packet has at most 64 pieces")
+MEMBER_BITS = opaque(MEMBERS_MAX // 8, "a bit a member")
 ADDRESS = name(ADDRESS_MAX, "a multiaddr")
 SHOWN = words(512, "only shown")
 SECTIONS = name(32, "sections of a state", many=8)
@@ -224,6 +231,34 @@ BY_FIELD: Mapping[str, Bound] = {
     "PacketReceipt.keep": number(1.0, "", "a share"),
     "PacketReceipt.step": name(32, "a step of robust.py"),
     "PacketReceipt.reason": name(160, "signed, so it is refused where it is not printable"),
+    "SignedWord.word": opaque(MEMBERS_MAX * WORD_NBYTES_MAX, "a roster has a commit a member; checked by itself"),
+    "RoundWord.member": PEER,
+    "PacketCommit.pieces": SHORT_DIGEST,
+    "PacketCommit.before": SHORT_DIGEST,
+    "PacketCommit.length": number(3.5e38, "", "the largest float32"),
+    "PacketCommit.targets": TOKENS,
+    "Roster.attempt": number(MEMBERS_MAX, "", "a member each"),
+    "Roster.commits": opaque(WORD_NBYTES_MAX, "a SignedWord; checked by itself", many=MEMBERS_MAX),
+    "Roster.owners": MEMBER_BITS,
+    "Roster.elsewhere": MEMBER_BITS,
+    "PieceMeans.roster": SHORT_DIGEST,
+    "PieceMeans.means": SHORT_DIGEST,
+    "PieceMeans.taken": MEMBER_BITS,
+    "PieceMeans.agreements": opaque(4 * MEMBERS_MAX, "a float32 a member"),
+    "RoundClose.roster": SHORT_DIGEST,
+    "RoundClose.means": opaque(16 * MEMBERS_MAX, "a digest a member"),
+    "GivenPieces.roster": SHORT_DIGEST,
+    "GivenPieces.digests": PIECE_DIGESTS,
+    "GivenPieces.lengths": PIECE_LENGTHS,
+    "GivenMeans.digests": PIECE_DIGESTS,
+    "PieceRequest.owner": PEER,
+    "PieceRequest.pieces": number(63, "", "a packet has at most 64 pieces", many=64),
+    "FalseMean.digests": PIECE_DIGESTS,
+    "FalseMean.piece": number(63, "", "a packet has at most 64 pieces"),
+    "FalseMean.sizes": number(TENSOR_NBYTES_MAX, "bytes", "manifest: limits.frame_bytes_max", many=MEMBERS_MAX + 1),
+    "FalseMean.lists": opaque(20 * 64, "a digest and a length of each of 64 pieces", many=MEMBERS_MAX),
+    "ButterflyAnswer.digests": PIECE_DIGESTS,
+    "ButterflyAnswer.lengths": PIECE_LENGTHS,
     "RecordsRequest.place": PLACE,
     "RecordsRequest.peers": number(2**32 - 1, "", "the first bytes of a digest", many=8192),
     "RecordsRequest.expires_unix_ms": number(UNIX_S_MAX * 1000, "ms", "until the year 2242", many=8192),

@@ -32,7 +32,7 @@ import itertools
 import math
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from statistics import median_low
@@ -40,7 +40,8 @@ from typing import Any
 
 from swarmnode.ema import Ema, EmaStart
 from swarmnode.errors import Busy, PeerTimeout, RemoteFault, Unavailable
-from swarmnode.gossip.acceptance import Acceptance
+from swarmnode.gossip.acceptance import NEWCOMER, Acceptance
+from swarmnode.gossip.butterfly.driver import Butterfly, HeldRound, Meeting
 from swarmnode.gossip.exchange_driver import PARTNER_PATIENCE_S, ExchangeDriver
 from swarmnode.gossip.exchange_machine import ExchangeMachine
 from swarmnode.gossip.fallback_partner import FallbackPartner, allows_fallback, fallback_order
@@ -62,7 +63,7 @@ from swarmnode.membership.state_line import UNBROKEN, StateLine
 from swarmnode.membership.swarm import GOSSIPING, Member, StageContext
 from swarmnode.membership.trust import FLOOD, SHARE, Trials
 from swarmnode.metrics import name
-from swarmnode.ports import Answer, Call, OuterReport, Packet, Priority, StepReport, WireTensor
+from swarmnode.ports import Answer, Call, OuterReport, Packet, Priority, StepReport, Verdict, WireTensor
 from swarmnode.wire import call_pb2 as wire
 
 STEPS_WAITED = 2  # guess: so many usual steps are a slow member's; pings find a dead one sooner
@@ -102,6 +103,20 @@ class OuterStepResult:
             facts["fallback"] = True
         report = self.report
         return facts | {"delta_norm": report.delta_norm, "step_norm": report.step_norm, "apart": report.apart}
+
+
+@dataclass(frozen=True, slots=True)
+class RoundPlan:
+    """A round that begins: the weight of our packet, the samples behind it, our partners, the members that are not
+    waited for, why it is as it is, and whom to ask where no partner's packet comes (None: nobody)."""
+
+    round_index: int
+    weight: float
+    samples: int
+    others: Sequence[PeerId]
+    not_awaited: Sequence[PeerId]
+    reason: str
+    to_ask: Callable[[], Sequence[PeerId]] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +192,15 @@ class OuterStep:
         return report, reason
 
 
+def _verdict_in_pieces(held: HeldRound, peer: PeerId) -> Verdict:
+    """The verdict on the packet of a member of a round in pieces."""
+    if peer in held.newcomers:
+        return Verdict(0.0, NEWCOMER, "a newcomer gives nothing")
+    if peer in held.elsewhere:
+        return Verdict(0.0, "direction", "it leads elsewhere than most")
+    return Verdict(1.0, "accepted", "its pieces were averaged")
+
+
 class Strangers:
     """The record of one replica on those it had never met when a round was tried with them."""
 
@@ -245,6 +269,15 @@ class Gossip:
         self.strangers = Strangers(here.run_id, here.stage, self.acceptance.packets_taken)
         self._machine = ExchangeMachine(here.me, done, off_stride=self._off_stride, newest=lambda: self._newest_round)
         self.exchanges = ExchangeDriver(here, self._machine, self._lost)
+        self.butterfly = Butterfly(
+            here,
+            done=lambda: self.done,
+            met=self.acceptance.packets_taken,
+            left_out=self._left_out,
+            lost=self._lost,
+            called_for=self._called_for,
+            past=self._machine.is_past,
+        )
         self.final_deltas = FinalDeltas(here, lambda: self._after(max(self.done, self._stepping)), self.acceptance)
         self._final_delta = OwnFinalDelta(here)
         self._of_progress = sends_pseudo_gradients(gossip)
@@ -300,7 +333,7 @@ class Gossip:
         if self._share is None:
             newest = self._rounds.newest(self._here.samples_total(), self.stride)
             return newest if newest > self.done else None
-        called = max((call.round_index for call in self._machine.waiting), default=0)
+        called = max((call.round_index for call in self._machine.waiting), default=self.butterfly.called)
         due = self._next_step()
         idle = self._late or ((self.weight.newcomer or self._spared()) and len(self._members(due)) > 1)
         through = self.room() <= 0 if self._step_ends is None else self._step_wait_s(due) == 0.0
@@ -563,6 +596,11 @@ class Gossip:
             if member.peer == peer:
                 self._gone[peer] = member.sequence
 
+    def _called_for(self, peer: PeerId, round_index: int) -> None:
+        """`peer` begins a round that has not begun here."""
+        self._machine.round_of[peer] = max(round_index, self._machine.round_of.get(peer, 0))
+        self.on_progress()
+
     async def beyond(self, round_index: int) -> None:
         """Return when a later round than `round_index` is done."""
         while self.done <= round_index:
@@ -605,26 +643,12 @@ class Gossip:
             self._tasks.create_task(tell_step_end(self._here, round_index))
         self.fallback.drop()
         weight = self.weight.of(round_index)
-        draft = await self._here.compute.run(Priority.OUTER, 0, lambda: self._here.replica.draft(round_index))
-        ours = OutgoingPacket(round_index, weight, samples, draft.tensors)
         strangers = self.strangers.among(others)
-        came, why = await while_written(draft, self._meet(others, ours, not_awaited))
-        reason = why or reason
-        if came:
-            self.pace.exchanged(loop.time() - begun, ours.nbytes * len(came))
-        await self.fallback.offer(ours)
-        self._stepping = round_index
         others_here = any(member.peer != me for member in self._in_rounds())
-        took = await self._outer_step.take(
-            self._tasks,
-            ours,
-            came,
-            self.final_deltas.take(round_index, samples if self._share is None else 1),  # a gradient counts whole
-            self._to_ask(round_index, members, others),
-            min(self._patience_s(ours), self.pace.seconds(self.left)),
-            reason,
-            others_here=others_here,
-        )
+        to_ask = self._to_ask(round_index, members, others)
+        plan = RoundPlan(round_index, weight, samples, others, not_awaited, reason, to_ask)
+        hold = self._in_pieces if others and self._here.manifest.gossip.butterfly else self._whole
+        took, came, patience_s = await hold(plan)
         if took.report.inner is not None:
             self.stepped(took.report.inner)
         if took.met:
@@ -638,7 +662,7 @@ class Gossip:
         learned = took.report.members > 0
         if learned or self._share is None:  # else the gradient stays for the next packet
             self._samples_before += samples
-        waited = self._share is not None and loop.time() - begun >= self._step_patience_s(others, ours)
+        waited = self._share is not None and loop.time() - begun >= patience_s
         for peer in others if waited else ():
             if peer not in came:  # the next step does not wait for it again
                 self._lost(peer)
@@ -652,6 +676,66 @@ class Gossip:
         within = (self._ended[0] - begun, self._ended[1] - worked_s)
         self._report(round_index, took, samples, within, between)
         return learned
+
+    async def _whole(self, plan: RoundPlan) -> tuple[OuterStepResult, Collection[PeerId], float]:
+        """A round of whole packets: (the outer step; whose packets came; seconds that a step waits for a member)."""
+        begun = asyncio.get_running_loop().time()
+        draft = await self._here.compute.run(Priority.OUTER, 0, lambda: self._here.replica.draft(plan.round_index))
+        ours = OutgoingPacket(plan.round_index, plan.weight, plan.samples, draft.tensors)
+        came, why = await while_written(draft, self._meet(plan.others, ours, plan.not_awaited))
+        if came:
+            self.pace.exchanged(asyncio.get_running_loop().time() - begun, ours.nbytes * len(came))
+        await self.fallback.offer(ours)
+        self._stepping = plan.round_index
+        took = await self._outer_step.take(
+            self._tasks,
+            ours,
+            came,
+            self.final_deltas.take(
+                plan.round_index, plan.samples if self._share is None else 1
+            ),  # a gradient counts whole
+            plan.to_ask,
+            min(self._patience_s(ours), self.pace.seconds(self.left)),
+            why or plan.reason,
+            others_here=any(member.peer != self._here.me for member in self._in_rounds()),
+        )
+        return took, came, self._step_patience_s(len(plan.others) * ours.nbytes)
+
+    async def _in_pieces(self, plan: RoundPlan) -> tuple[OuterStepResult, Collection[PeerId], float]:
+        """`_whole`, where each member averages some pieces for all."""
+        replica, compute = self._here.replica, self._here.compute
+        begun = asyncio.get_running_loop().time()
+        drafted = await compute.run(Priority.OUTER, 0, lambda: replica.draft_pieces(plan.round_index))
+        packet_nbytes = sum(memoryview(piece).nbytes for piece in drafted.pieces)
+        commit_s = self._step_patience_s(0)
+        meeting = Meeting(
+            plan.round_index,
+            drafted,
+            plan.samples,
+            plan.weight > 0.0,
+            plan.others,
+            plan.not_awaited,
+            commit_s,
+            commit_s + packets_s(packet_nbytes),
+        )
+        held = await self.butterfly.meet(self._tasks, meeting)
+        self._stepping = plan.round_index
+        if held is None:
+            return OuterStepResult([], OuterReport(0, 0.0, 0.0), f"nobody was met: {plan.reason}"), (), math.inf
+        self.pace.exchanged(asyncio.get_running_loop().time() - begun, 2 * packet_nbytes)
+        final_deltas = self.final_deltas.take(plan.round_index, 1)
+        step = partial(replica.apply_pieces, plan.round_index, held.means, held.ours, final_deltas)
+        report = await compute.run(Priority.OUTER, 0, step)
+        self.acceptance.record_final_deltas(final_deltas, report.verdicts, plan.round_index)
+        came = {
+            peer: Packet(float(peer in held.counted), held.samples[peer], (), sender=peer)
+            for peer in held.members
+            if peer != self._here.me and (peer in held.counted or peer in held.newcomers)
+        }
+        report.verdicts = [_verdict_in_pieces(held, peer) for peer in came]
+        report.members = len(held.counted)
+        met = self.acceptance.judged(self._tasks, plan.round_index, came, report)
+        return OuterStepResult(met, report, held.reason or plan.reason), held.members, math.inf
 
     def _on_step_end(self, share: Share, round_index: int, came: Iterable[PeerId], trained: int) -> None:
         """Note where the others are. A replica that was behind most goes on to the next round with what it has: it
@@ -690,18 +774,18 @@ class Gossip:
         rounds = self._after(ours.round_index) - ours.round_index
         round_s = self.pace.seconds(rounds * self._here.manifest.gossip.round_samples)
         patience_s, silence_s = self._patience_s(ours), max(PARTNER_PATIENCE_S, round_s)
-        if self._share is not None and math.isfinite(step_s := self._step_patience_s(others, ours)):
+        if self._share is not None and math.isfinite(step_s := self._step_patience_s(len(others) * ours.nbytes)):
             patience_s = silence_s = step_s
         return await self.exchanges.meet(others, ours, patience_s, silence_s, not_awaited)
 
-    def _step_patience_s(self, others: Sequence[PeerId], ours: OutgoingPacket) -> float:
-        """Seconds that a step waits for one of the `others` that takes longer. By what steps are trained in here and
-        what packets take: by the pace of rounds, each wait in vain would make the next one longer (simulated: 32
-        machines at home, whose first views differ, waited 20 to 45 s in each step of 3 s for ever)."""
+    def _step_patience_s(self, nbytes: int) -> float:
+        """Seconds that a step of packets of `nbytes` waits for a member that takes longer. By what steps are trained in
+        here and what packets take: by the pace of rounds, each wait in vain would make the next one longer (simulated:
+        32 machines at home, whose first views differ, waited 20 to 45 s in each step of 3 s for ever)."""
         step_s = self._usual_step_s()
         if self.done == 0:  # the others end their wait for members within an announce period
             step_s = max(step_s, self._here.manifest.limits.announce_period_s)
-        return max(PARTNER_PATIENCE_S, STEPS_WAITED * step_s) + packets_s(len(others) * ours.nbytes)
+        return max(PARTNER_PATIENCE_S, STEPS_WAITED * step_s) + packets_s(nbytes)
 
     def _usual_step_s(self) -> float:
         """Seconds in which a step is trained; infinite while that is not known."""

@@ -221,7 +221,7 @@ class ExchangeMachine:
             case CallerGone():
                 for gone in [call for call in self.waiting if call.call == event.call]:
                     self.waiting.remove(gone)
-                    self._is_past(gone.peer, gone.round_index)  # it calls once a round
+                    self.is_past(gone.peer, gone.round_index)  # it calls once a round
                 effects = []
         self.check()
         return effects
@@ -285,7 +285,8 @@ class ExchangeMachine:
                     yield _refusal(older, f"you called for round {called} since")
                 self.waiting.append(event)
 
-    def _is_past(self, peer: PeerId, round_index: int) -> None:
+    def is_past(self, peer: PeerId, round_index: int) -> None:
+        """`peer` is through with a round."""
         self.round_of[peer] = max(round_index + 1, self.round_of.get(peer, 0))
 
     def _supersede(self, exchange: Exchange, now: float) -> Iterator[ExchangeEffect]:
@@ -314,7 +315,7 @@ class ExchangeMachine:
         if exchange.state is ExchangeState.FAILED:
             exchange.packet, exchange.reason = None, _reason(exchange, event)
             if event.kind is ExchangeInput.CALL_FAILED and not event.lost:  # it refused
-                self._is_past(peer, round_index)
+                self.is_past(peer, round_index)
             if event.lost:
                 yield ExchangeEffect(ExchangeAction.REPORT_LOST, peer, round_index)
         for action in actions:

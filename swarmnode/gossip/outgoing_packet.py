@@ -77,7 +77,14 @@ T = TypeVar("T")
 # steps of 256).
 PACKETS_BYTES_PER_S = 1e6
 REPLY_SLACK_BYTES = 4096
-METHODS = ("exchange", "commit", "packet_receipt", "fallback", "table")  # the calls that rounds are made of
+METHODS = (
+    "exchange",
+    "commit",
+    "packet_receipt",
+    "fallback",
+    "table",
+    "butterfly",
+)  # the calls that rounds are made of
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from swarmnode.errors import LocalFault, RemoteFault, UsageError
+from swarmnode.gossip.butterfly.word import short_digest
 from swarmnode.gossip.outer import Outer, outer
 from swarmnode.large_buffer import large_buffer
 from swarmnode.manifest import Manifest, from_base
@@ -30,7 +31,11 @@ from swarmnode.model.tied_table import TiedTable
 from swarmnode.model.turn import WHOLE, Turn
 from swarmnode.parted_work import Parts, run_whole
 from swarmnode.ports import (
+    Data,
+    DraftedPieces,
+    GivenPiece,
     LossResult,
+    MeanPiece,
     Neighbour,
     OuterReport,
     Packet,
@@ -284,6 +289,33 @@ class TorchReplica:
         slow = partial(self.outer.apply_slow, round_index, own_weight, packets, lone=lone)
         self._again(partial(self.outer.prepare, packets))
         return slow_and_fast(self.stage, self.outer, slow, self._again_beside, lone=lone)
+
+    def draft_pieces(self, round_index: int) -> DraftedPieces:
+        return self._again(lambda: self.outer.in_pieces.draft(round_index))
+
+    def piece_digest(self, data: Data) -> bytes:
+        return short_digest(data)
+
+    def check_piece(self, round_index: int, piece: int, data: Data, length: float | None) -> None:
+        self.outer.in_pieces.check(round_index, piece, data, length)
+
+    def mean_piece(self, round_index: int, piece: int, given: Sequence[GivenPiece]) -> MeanPiece:
+        return self._again(lambda: self.outer.in_pieces.mean(round_index, piece, given))
+
+    def is_false_mean(self, round_index: int, piece: int, given: Sequence[GivenPiece], said: Data) -> bool:
+        return self._again(lambda: self.outer.in_pieces.is_false(round_index, piece, given, said))
+
+    def apply_pieces(
+        self,
+        round_index: int,
+        means: Sequence[Data | None],
+        taken: Sequence[bool],
+        final_deltas: Sequence[Packet],
+    ) -> OuterReport:
+        self.stage.stash.before_step(inner=False)
+        report = self._again(lambda: self.outer.in_pieces.apply(round_index, means, taken, final_deltas))
+        self._again(lambda: self.stage.hold(self.outer.theta, self.outer.phi))
+        return report
 
     def boundary_digest(self) -> bytes:
         """Digest of the frozen subspace, b"" if there is none: replicas of a run must agree."""

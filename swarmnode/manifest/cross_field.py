@@ -315,6 +315,14 @@ ACROSS: tuple[CrossFieldCheck, ...] = (
         " 2, 4, 8, ... of it",
     ),
     _across(
+        "gossip.butterfly gossip.method",
+        lambda m: not m.gossip.butterfly or gossip_compat.averages_gradients(m),
+        lambda m: (
+            f"false with gossip.method = {m.gossip.method!r}; true goes with "
+            + " or ".join(with_property("averages_gradients"))
+        ),
+    ),
+    _across(
         "gossip.fragments gossip.method",
         lambda m: m.gossip.fragments == 1 or rules_of(m.gossip).in_fragments,
         lambda m: (

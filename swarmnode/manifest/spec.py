@@ -504,6 +504,13 @@ class GossipSpec:
         " limits.exchange_timeout_s count.",
         "NoLoCo, arXiv 2506.10911",
     )
+    butterfly: bool = key(
+        False,
+        flag(),
+        "Whether each member averages some pieces of all packets, a butterfly all-reduce: a member sends twice a packet"
+        " for any number of members, instead of one to each. For gradient.",
+        "BTARD, arXiv 2106.11257",
+    )
     fragments: int = key(
         1,
         odd(1, FRAGMENTS_MAX),

@@ -237,6 +237,11 @@ EVENTS: Final[dict[str, EventKind]] = {
     "table.missed": _event("the other end's part of a tied model's table did not come", "peer round reason"),
     "exchange.refused": _event("a partner's handshake or packet was refused", "round peer step reason"),
     "exchange.clipped": _event("only a part of a partner's packet was taken", "round peer keep reason"),
+    "butterfly.given_up": _event(
+        "a member that was to say who takes part in a round stayed silent; another one does", "round peer reason"
+    ),
+    "butterfly.not_given": _event("pieces or means could not be given to a member, or fetched", "round peer reason"),
+    "butterfly.unchecked": _event("a mean could not be averaged again: a member showed no piece", "round peer reason"),
     "peer.left_out": _event("this peer's packets broke the rules: it is not met for a while", "peer reason"),
     "receipt.given": _event("we signed our verdict on a partner's packet", "round peer step"),
     "receipt.got": _event(

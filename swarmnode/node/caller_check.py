@@ -9,7 +9,8 @@ A record is believed that its peer signed and that has not run out; it comes fro
     opening, recompute                             a replica of another stage: checks follow an answer to its end
     accusation                                     any replica: who found an answer false shows it to its server's stage
                                                    and to that server's other callers
-    exchange, commit, fallback, packet_receipt     a replica of our own stage
+    exchange, butterfly, commit, fallback, packet_receipt
+                                                   a replica of our own stage
     final_delta                                    a replica of our own stage that leaves
     step_end                                       a replica of the first stage, which feeds
     handover                                       a replica of the stage after ours, which we keep
@@ -37,7 +38,7 @@ from swarmnode.remembered import Remembered
 from swarmnode.wire import access_pb2, record_pb2
 from swarmnode.wire import call_pb2 as wire
 
-OWN_STAGE = frozenset({"exchange", "commit", "fallback", "packet_receipt", "final_delta"})
+OWN_STAGE = frozenset({"exchange", "butterfly", "commit", "fallback", "packet_receipt", "final_delta"})
 CHECKS = frozenset({"opening", "recompute"})
 MEMBERS = frozenset({"snapshot", "chunk"})
 

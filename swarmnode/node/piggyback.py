@@ -18,8 +18,10 @@ from swarmnode.remembered import Remembered
 from swarmnode.wire import call_pb2 as wire
 from swarmnode.wire import record_pb2
 
-# Calls of these methods carry no news: other calls go the same way all the time. In rounds only "exchange" does.
-SILENT = frozenset({*METHODS, "reserve"}) - {"exchange"}
+# Calls of these methods carry no news: other calls go the same way all the time. In rounds only
+# those of packets do.
+TELLING = frozenset({"exchange", "butterfly"})
+SILENT = frozenset({*METHODS, "reserve"}) - TELLING
 Learn = Callable[[record_pb2.SignedRecord], object]
 
 
@@ -117,7 +119,7 @@ class PiggybackTransport:
         header.ClearField("record")
         header.ClearField("progress")
         if method in METHODS or method in SILENT:
-            if method == "exchange":
+            if method in TELLING:
                 self._news(peer, header.progress, heard)
             if peer not in self._seen and isinstance(header, wire.Request) and (signed := self._say(peer)) is not None:
                 header.record.CopyFrom(signed)

@@ -30,6 +30,7 @@ KIND_OF_METHOD: Mapping[str, str] = {
     "opening": "pipeline",
     "recompute": "pipeline",
     "exchange": "gossip",
+    "butterfly": "gossip",
     "commit": "gossip",
     "fallback": "gossip",
     "table": "gossip",

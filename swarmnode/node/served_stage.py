@@ -146,6 +146,7 @@ METHODS: Mapping[str, bool] = {
     "accusation": True,
     "recompute": True,
     "exchange": True,
+    "butterfly": True,
     "final_delta": True,
     "handover": False,
     "commit": False,
@@ -241,6 +242,7 @@ class ServedStage(StageObserver):
         self._return = StageReturn(context, self.stage, self.gossip, restored.before, lambda: self.hop.worked)
         self._from: frozenset[PeerId] = frozenset()  # then: who has the state, of all that serve the stage
         self.gossip.behind, self.gossip.stepped = self._fell_behind, self.hop.record_step
+        self.gossip.butterfly.exclude = presence.exclude
         self.handlers: Mapping[str, Handler] = {  # of METHODS
             "process": self._in_service(self.hop.serve),
             "reserve": self._in_service(self.hop.reserve),
@@ -248,6 +250,7 @@ class ServedStage(StageObserver):
             "accusation": self._in_service(self.audits.serve_accusation),
             "recompute": self._in_service(self.audits.recompute.serve_recompute),
             "exchange": self._of_our_line(self.gossip.exchanges.serve_exchange),
+            "butterfly": self._of_our_line(self.gossip.butterfly.serve),
             "final_delta": self._of_our_line(self.gossip.final_deltas.serve, leaves=True),
             "handover": self._inherit,
             "commit": self.gossip.exchanges.serve_commit,

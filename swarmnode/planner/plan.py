@@ -39,6 +39,7 @@ ms for each sample of 128 tokens, forward and backward."""
 ALIKE = 0.01  # guess: what an estimate cannot tell apart
 SHARE_ALONE = 0.95  # simulated: of its FLOP/s, a machine that holds the whole model and waits for nobody
 ROUND_TRIPS = 2.0  # of an exchange: the packets and the commit (gossip/exchange_machine.py)
+ROUND_TRIPS_IN_PIECES = 2.5  # derived: commit, roster, pieces, means, close, each one way (gossip/butterfly/driver.py)
 
 
 def balanced(
@@ -315,12 +316,14 @@ def _per_hour(here: Sequence[MachineKind], egress: float) -> float:
 
 
 def step_exchange_s(manifest: Manifest, part: StageLayers, here: Sequence[MachineKind]) -> float:
-    """Seconds between two steps in which the machines `here` send each other their gradients; ROUND_TRIPS at least."""
+    """Seconds between two steps in which the machines `here` send each other their gradients; some round trips at
+    least."""
     if len(here) < 2:
         return 1e-9
     nbytes = _gossip_bytes(manifest, part, len(here)) * manifest.gossip.round_samples / len(here)  # of one step
     line_s = max(nbytes / min(kind.up, kind.down) for kind in here)
-    return line_s + ROUND_TRIPS * max(rtt_s(one.address, other.address) for one in set(here) for other in set(here))
+    trips = ROUND_TRIPS_IN_PIECES if manifest.gossip.butterfly else ROUND_TRIPS
+    return line_s + trips * max(rtt_s(one.address, other.address) for one in set(here) for other in set(here))
 
 
 def _one_way_bytes(manifest: Manifest) -> int:

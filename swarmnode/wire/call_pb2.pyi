@@ -49,7 +49,7 @@ class TensorSpec(_message.Message):
     def __init__(self, dtype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., nbytes: _Optional[int] = ..., codec: _Optional[str] = ...) -> None: ...
 
 class Request(_message.Message):
-    __slots__ = ("version", "run_id", "timeout_ms", "tensors", "progress", "record", "both_ways", "ping", "process", "exchange", "commit", "snapshot", "chunk", "manifest", "fallback", "reserve", "opening", "recompute", "accusation", "final_delta", "handover", "access_list", "reach", "receipt", "measure", "packet_receipt", "step_end", "data_chunk", "table", "report", "records")
+    __slots__ = ("version", "run_id", "timeout_ms", "tensors", "progress", "record", "both_ways", "ping", "process", "exchange", "commit", "snapshot", "chunk", "manifest", "fallback", "reserve", "opening", "recompute", "accusation", "final_delta", "handover", "access_list", "reach", "receipt", "measure", "packet_receipt", "step_end", "butterfly", "data_chunk", "table", "report", "records")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
@@ -77,6 +77,7 @@ class Request(_message.Message):
     MEASURE_FIELD_NUMBER: _ClassVar[int]
     PACKET_RECEIPT_FIELD_NUMBER: _ClassVar[int]
     STEP_END_FIELD_NUMBER: _ClassVar[int]
+    BUTTERFLY_FIELD_NUMBER: _ClassVar[int]
     DATA_CHUNK_FIELD_NUMBER: _ClassVar[int]
     TABLE_FIELD_NUMBER: _ClassVar[int]
     REPORT_FIELD_NUMBER: _ClassVar[int]
@@ -108,14 +109,15 @@ class Request(_message.Message):
     measure: Measure
     packet_receipt: PacketReceipt
     step_end: StepEnd
+    butterfly: Butterfly
     data_chunk: DataChunkRequest
     table: TableRequest
     report: _report_pb2.ReportRequest
     records: RecordsRequest
-    def __init__(self, version: _Optional[int] = ..., run_id: _Optional[str] = ..., timeout_ms: _Optional[int] = ..., tensors: _Optional[_Iterable[_Union[TensorSpec, _Mapping]]] = ..., progress: _Optional[_Union[_record_pb2.Progress, _Mapping]] = ..., record: _Optional[_Union[_record_pb2.SignedRecord, _Mapping]] = ..., both_ways: _Optional[bool] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., process: _Optional[_Union[Process, _Mapping]] = ..., exchange: _Optional[_Union[Exchange, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., snapshot: _Optional[_Union[SnapshotRequest, _Mapping]] = ..., chunk: _Optional[_Union[ChunkRequest, _Mapping]] = ..., manifest: _Optional[_Union[ManifestRequest, _Mapping]] = ..., fallback: _Optional[_Union[FallbackRequest, _Mapping]] = ..., reserve: _Optional[_Union[Reserve, _Mapping]] = ..., opening: _Optional[_Union[Opening, _Mapping]] = ..., recompute: _Optional[_Union[Recompute, _Mapping]] = ..., accusation: _Optional[_Union[Accusation, _Mapping]] = ..., final_delta: _Optional[_Union[FinalDelta, _Mapping]] = ..., handover: _Optional[_Union[Handover, _Mapping]] = ..., access_list: _Optional[_Union[AccessListRequest, _Mapping]] = ..., reach: _Optional[_Union[ReachRequest, _Mapping]] = ..., receipt: _Optional[_Union[ReceiptRequest, _Mapping]] = ..., measure: _Optional[_Union[Measure, _Mapping]] = ..., packet_receipt: _Optional[_Union[PacketReceipt, _Mapping]] = ..., step_end: _Optional[_Union[StepEnd, _Mapping]] = ..., data_chunk: _Optional[_Union[DataChunkRequest, _Mapping]] = ..., table: _Optional[_Union[TableRequest, _Mapping]] = ..., report: _Optional[_Union[_report_pb2.ReportRequest, _Mapping]] = ..., records: _Optional[_Union[RecordsRequest, _Mapping]] = ...) -> None: ...
+    def __init__(self, version: _Optional[int] = ..., run_id: _Optional[str] = ..., timeout_ms: _Optional[int] = ..., tensors: _Optional[_Iterable[_Union[TensorSpec, _Mapping]]] = ..., progress: _Optional[_Union[_record_pb2.Progress, _Mapping]] = ..., record: _Optional[_Union[_record_pb2.SignedRecord, _Mapping]] = ..., both_ways: _Optional[bool] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., process: _Optional[_Union[Process, _Mapping]] = ..., exchange: _Optional[_Union[Exchange, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., snapshot: _Optional[_Union[SnapshotRequest, _Mapping]] = ..., chunk: _Optional[_Union[ChunkRequest, _Mapping]] = ..., manifest: _Optional[_Union[ManifestRequest, _Mapping]] = ..., fallback: _Optional[_Union[FallbackRequest, _Mapping]] = ..., reserve: _Optional[_Union[Reserve, _Mapping]] = ..., opening: _Optional[_Union[Opening, _Mapping]] = ..., recompute: _Optional[_Union[Recompute, _Mapping]] = ..., accusation: _Optional[_Union[Accusation, _Mapping]] = ..., final_delta: _Optional[_Union[FinalDelta, _Mapping]] = ..., handover: _Optional[_Union[Handover, _Mapping]] = ..., access_list: _Optional[_Union[AccessListRequest, _Mapping]] = ..., reach: _Optional[_Union[ReachRequest, _Mapping]] = ..., receipt: _Optional[_Union[ReceiptRequest, _Mapping]] = ..., measure: _Optional[_Union[Measure, _Mapping]] = ..., packet_receipt: _Optional[_Union[PacketReceipt, _Mapping]] = ..., step_end: _Optional[_Union[StepEnd, _Mapping]] = ..., butterfly: _Optional[_Union[Butterfly, _Mapping]] = ..., data_chunk: _Optional[_Union[DataChunkRequest, _Mapping]] = ..., table: _Optional[_Union[TableRequest, _Mapping]] = ..., report: _Optional[_Union[_report_pb2.ReportRequest, _Mapping]] = ..., records: _Optional[_Union[RecordsRequest, _Mapping]] = ...) -> None: ...
 
 class Reply(_message.Message):
-    __slots__ = ("status", "reason", "retry_after_ms", "tensors", "progress", "record", "waited_s", "start_anew", "pong", "processed", "exchanged", "committed", "snapshot", "chunk", "manifest", "reserved", "opening", "recompute", "accusation", "final_delta_taken", "handed", "access_list", "reach", "receipt", "measure", "packet_receipt", "step_end", "data_chunk", "table", "report", "records")
+    __slots__ = ("status", "reason", "retry_after_ms", "tensors", "progress", "record", "waited_s", "start_anew", "pong", "processed", "exchanged", "committed", "snapshot", "chunk", "manifest", "reserved", "opening", "recompute", "accusation", "final_delta_taken", "handed", "access_list", "reach", "receipt", "measure", "packet_receipt", "step_end", "butterfly", "data_chunk", "table", "report", "records")
     STATUS_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     RETRY_AFTER_MS_FIELD_NUMBER: _ClassVar[int]
@@ -143,6 +145,7 @@ class Reply(_message.Message):
     MEASURE_FIELD_NUMBER: _ClassVar[int]
     PACKET_RECEIPT_FIELD_NUMBER: _ClassVar[int]
     STEP_END_FIELD_NUMBER: _ClassVar[int]
+    BUTTERFLY_FIELD_NUMBER: _ClassVar[int]
     DATA_CHUNK_FIELD_NUMBER: _ClassVar[int]
     TABLE_FIELD_NUMBER: _ClassVar[int]
     REPORT_FIELD_NUMBER: _ClassVar[int]
@@ -174,11 +177,12 @@ class Reply(_message.Message):
     measure: Measured
     packet_receipt: PacketReceiptTaken
     step_end: StepEndTaken
+    butterfly: ButterflyAnswer
     data_chunk: DataChunk
     table: TablePart
     report: _report_pb2.Report
     records: Records
-    def __init__(self, status: _Optional[_Union[Status, str]] = ..., reason: _Optional[str] = ..., retry_after_ms: _Optional[int] = ..., tensors: _Optional[_Iterable[_Union[TensorSpec, _Mapping]]] = ..., progress: _Optional[_Union[_record_pb2.Progress, _Mapping]] = ..., record: _Optional[_Union[_record_pb2.SignedRecord, _Mapping]] = ..., waited_s: _Optional[float] = ..., start_anew: _Optional[bool] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ..., processed: _Optional[_Union[Processed, _Mapping]] = ..., exchanged: _Optional[_Union[Exchanged, _Mapping]] = ..., committed: _Optional[_Union[Committed, _Mapping]] = ..., snapshot: _Optional[_Union[Snapshot, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., manifest: _Optional[_Union[_record_pb2.SignedManifest, _Mapping]] = ..., reserved: _Optional[_Union[Reserved, _Mapping]] = ..., opening: _Optional[_Union[Opened, _Mapping]] = ..., recompute: _Optional[_Union[Recomputed, _Mapping]] = ..., accusation: _Optional[_Union[AccusationTaken, _Mapping]] = ..., final_delta_taken: _Optional[_Union[FinalDeltaTaken, _Mapping]] = ..., handed: _Optional[_Union[Handed, _Mapping]] = ..., access_list: _Optional[_Union[_access_pb2.SignedAccessList, _Mapping]] = ..., reach: _Optional[_Union[Reached, _Mapping]] = ..., receipt: _Optional[_Union[Receipt, _Mapping]] = ..., measure: _Optional[_Union[Measured, _Mapping]] = ..., packet_receipt: _Optional[_Union[PacketReceiptTaken, _Mapping]] = ..., step_end: _Optional[_Union[StepEndTaken, _Mapping]] = ..., data_chunk: _Optional[_Union[DataChunk, _Mapping]] = ..., table: _Optional[_Union[TablePart, _Mapping]] = ..., report: _Optional[_Union[_report_pb2.Report, _Mapping]] = ..., records: _Optional[_Union[Records, _Mapping]] = ...) -> None: ...
+    def __init__(self, status: _Optional[_Union[Status, str]] = ..., reason: _Optional[str] = ..., retry_after_ms: _Optional[int] = ..., tensors: _Optional[_Iterable[_Union[TensorSpec, _Mapping]]] = ..., progress: _Optional[_Union[_record_pb2.Progress, _Mapping]] = ..., record: _Optional[_Union[_record_pb2.SignedRecord, _Mapping]] = ..., waited_s: _Optional[float] = ..., start_anew: _Optional[bool] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ..., processed: _Optional[_Union[Processed, _Mapping]] = ..., exchanged: _Optional[_Union[Exchanged, _Mapping]] = ..., committed: _Optional[_Union[Committed, _Mapping]] = ..., snapshot: _Optional[_Union[Snapshot, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., manifest: _Optional[_Union[_record_pb2.SignedManifest, _Mapping]] = ..., reserved: _Optional[_Union[Reserved, _Mapping]] = ..., opening: _Optional[_Union[Opened, _Mapping]] = ..., recompute: _Optional[_Union[Recomputed, _Mapping]] = ..., accusation: _Optional[_Union[AccusationTaken, _Mapping]] = ..., final_delta_taken: _Optional[_Union[FinalDeltaTaken, _Mapping]] = ..., handed: _Optional[_Union[Handed, _Mapping]] = ..., access_list: _Optional[_Union[_access_pb2.SignedAccessList, _Mapping]] = ..., reach: _Optional[_Union[Reached, _Mapping]] = ..., receipt: _Optional[_Union[Receipt, _Mapping]] = ..., measure: _Optional[_Union[Measured, _Mapping]] = ..., packet_receipt: _Optional[_Union[PacketReceiptTaken, _Mapping]] = ..., step_end: _Optional[_Union[StepEndTaken, _Mapping]] = ..., butterfly: _Optional[_Union[ButterflyAnswer, _Mapping]] = ..., data_chunk: _Optional[_Union[DataChunk, _Mapping]] = ..., table: _Optional[_Union[TablePart, _Mapping]] = ..., report: _Optional[_Union[_report_pb2.Report, _Mapping]] = ..., records: _Optional[_Union[Records, _Mapping]] = ...) -> None: ...
 
 class RecordsRequest(_message.Message):
     __slots__ = ("place", "peers", "expires_unix_ms", "announces")
@@ -671,3 +675,165 @@ class DataChunk(_message.Message):
     nbytes: int
     held: bytes
     def __init__(self, nbytes: _Optional[int] = ..., held: _Optional[bytes] = ...) -> None: ...
+
+class SignedWord(_message.Message):
+    __slots__ = ("word", "signature")
+    WORD_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    word: bytes
+    signature: bytes
+    def __init__(self, word: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
+
+class RoundWord(_message.Message):
+    __slots__ = ("round", "stage", "member", "incarnation", "commit", "roster", "means", "close")
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    MEMBER_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    COMMIT_FIELD_NUMBER: _ClassVar[int]
+    ROSTER_FIELD_NUMBER: _ClassVar[int]
+    MEANS_FIELD_NUMBER: _ClassVar[int]
+    CLOSE_FIELD_NUMBER: _ClassVar[int]
+    round: int
+    stage: int
+    member: str
+    incarnation: int
+    commit: PacketCommit
+    roster: Roster
+    means: PieceMeans
+    close: RoundClose
+    def __init__(self, round: _Optional[int] = ..., stage: _Optional[int] = ..., member: _Optional[str] = ..., incarnation: _Optional[int] = ..., commit: _Optional[_Union[PacketCommit, _Mapping]] = ..., roster: _Optional[_Union[Roster, _Mapping]] = ..., means: _Optional[_Union[PieceMeans, _Mapping]] = ..., close: _Optional[_Union[RoundClose, _Mapping]] = ...) -> None: ...
+
+class PacketCommit(_message.Message):
+    __slots__ = ("pieces", "length", "targets", "samples", "newcomer", "before")
+    PIECES_FIELD_NUMBER: _ClassVar[int]
+    LENGTH_FIELD_NUMBER: _ClassVar[int]
+    TARGETS_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    NEWCOMER_FIELD_NUMBER: _ClassVar[int]
+    BEFORE_FIELD_NUMBER: _ClassVar[int]
+    pieces: bytes
+    length: float
+    targets: int
+    samples: int
+    newcomer: bool
+    before: bytes
+    def __init__(self, pieces: _Optional[bytes] = ..., length: _Optional[float] = ..., targets: _Optional[int] = ..., samples: _Optional[int] = ..., newcomer: _Optional[bool] = ..., before: _Optional[bytes] = ...) -> None: ...
+
+class Roster(_message.Message):
+    __slots__ = ("attempt", "commits", "owners", "elsewhere")
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    COMMITS_FIELD_NUMBER: _ClassVar[int]
+    OWNERS_FIELD_NUMBER: _ClassVar[int]
+    ELSEWHERE_FIELD_NUMBER: _ClassVar[int]
+    attempt: int
+    commits: _containers.RepeatedScalarFieldContainer[bytes]
+    owners: bytes
+    elsewhere: bytes
+    def __init__(self, attempt: _Optional[int] = ..., commits: _Optional[_Iterable[bytes]] = ..., owners: _Optional[bytes] = ..., elsewhere: _Optional[bytes] = ...) -> None: ...
+
+class PieceMeans(_message.Message):
+    __slots__ = ("roster", "means", "taken", "agreements")
+    ROSTER_FIELD_NUMBER: _ClassVar[int]
+    MEANS_FIELD_NUMBER: _ClassVar[int]
+    TAKEN_FIELD_NUMBER: _ClassVar[int]
+    AGREEMENTS_FIELD_NUMBER: _ClassVar[int]
+    roster: bytes
+    means: bytes
+    taken: bytes
+    agreements: bytes
+    def __init__(self, roster: _Optional[bytes] = ..., means: _Optional[bytes] = ..., taken: _Optional[bytes] = ..., agreements: _Optional[bytes] = ...) -> None: ...
+
+class RoundClose(_message.Message):
+    __slots__ = ("roster", "means")
+    ROSTER_FIELD_NUMBER: _ClassVar[int]
+    MEANS_FIELD_NUMBER: _ClassVar[int]
+    roster: bytes
+    means: bytes
+    def __init__(self, roster: _Optional[bytes] = ..., means: _Optional[bytes] = ...) -> None: ...
+
+class Butterfly(_message.Message):
+    __slots__ = ("word", "pieces", "means", "wanted", "false_mean", "contradiction")
+    WORD_FIELD_NUMBER: _ClassVar[int]
+    PIECES_FIELD_NUMBER: _ClassVar[int]
+    MEANS_FIELD_NUMBER: _ClassVar[int]
+    WANTED_FIELD_NUMBER: _ClassVar[int]
+    FALSE_MEAN_FIELD_NUMBER: _ClassVar[int]
+    CONTRADICTION_FIELD_NUMBER: _ClassVar[int]
+    word: SignedWord
+    pieces: GivenPieces
+    means: GivenMeans
+    wanted: PieceRequest
+    false_mean: FalseMean
+    contradiction: Contradiction
+    def __init__(self, word: _Optional[_Union[SignedWord, _Mapping]] = ..., pieces: _Optional[_Union[GivenPieces, _Mapping]] = ..., means: _Optional[_Union[GivenMeans, _Mapping]] = ..., wanted: _Optional[_Union[PieceRequest, _Mapping]] = ..., false_mean: _Optional[_Union[FalseMean, _Mapping]] = ..., contradiction: _Optional[_Union[Contradiction, _Mapping]] = ...) -> None: ...
+
+class GivenPieces(_message.Message):
+    __slots__ = ("round", "stage", "roster", "digests", "lengths")
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    ROSTER_FIELD_NUMBER: _ClassVar[int]
+    DIGESTS_FIELD_NUMBER: _ClassVar[int]
+    LENGTHS_FIELD_NUMBER: _ClassVar[int]
+    round: int
+    stage: int
+    roster: bytes
+    digests: bytes
+    lengths: bytes
+    def __init__(self, round: _Optional[int] = ..., stage: _Optional[int] = ..., roster: _Optional[bytes] = ..., digests: _Optional[bytes] = ..., lengths: _Optional[bytes] = ...) -> None: ...
+
+class GivenMeans(_message.Message):
+    __slots__ = ("word", "digests")
+    WORD_FIELD_NUMBER: _ClassVar[int]
+    DIGESTS_FIELD_NUMBER: _ClassVar[int]
+    word: SignedWord
+    digests: bytes
+    def __init__(self, word: _Optional[_Union[SignedWord, _Mapping]] = ..., digests: _Optional[bytes] = ...) -> None: ...
+
+class PieceRequest(_message.Message):
+    __slots__ = ("round", "stage", "owner", "pieces")
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    PIECES_FIELD_NUMBER: _ClassVar[int]
+    round: int
+    stage: int
+    owner: str
+    pieces: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, round: _Optional[int] = ..., stage: _Optional[int] = ..., owner: _Optional[str] = ..., pieces: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class FalseMean(_message.Message):
+    __slots__ = ("roster", "means", "digests", "piece", "sizes", "lists")
+    ROSTER_FIELD_NUMBER: _ClassVar[int]
+    MEANS_FIELD_NUMBER: _ClassVar[int]
+    DIGESTS_FIELD_NUMBER: _ClassVar[int]
+    PIECE_FIELD_NUMBER: _ClassVar[int]
+    SIZES_FIELD_NUMBER: _ClassVar[int]
+    LISTS_FIELD_NUMBER: _ClassVar[int]
+    roster: SignedWord
+    means: SignedWord
+    digests: bytes
+    piece: int
+    sizes: _containers.RepeatedScalarFieldContainer[int]
+    lists: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, roster: _Optional[_Union[SignedWord, _Mapping]] = ..., means: _Optional[_Union[SignedWord, _Mapping]] = ..., digests: _Optional[bytes] = ..., piece: _Optional[int] = ..., sizes: _Optional[_Iterable[int]] = ..., lists: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class Contradiction(_message.Message):
+    __slots__ = ("one", "other")
+    ONE_FIELD_NUMBER: _ClassVar[int]
+    OTHER_FIELD_NUMBER: _ClassVar[int]
+    one: SignedWord
+    other: SignedWord
+    def __init__(self, one: _Optional[_Union[SignedWord, _Mapping]] = ..., other: _Optional[_Union[SignedWord, _Mapping]] = ...) -> None: ...
+
+class ButterflyAnswer(_message.Message):
+    __slots__ = ("word", "roster", "digests", "lengths")
+    WORD_FIELD_NUMBER: _ClassVar[int]
+    ROSTER_FIELD_NUMBER: _ClassVar[int]
+    DIGESTS_FIELD_NUMBER: _ClassVar[int]
+    LENGTHS_FIELD_NUMBER: _ClassVar[int]
+    word: SignedWord
+    roster: SignedWord
+    digests: bytes
+    lengths: bytes
+    def __init__(self, word: _Optional[_Union[SignedWord, _Mapping]] = ..., roster: _Optional[_Union[SignedWord, _Mapping]] = ..., digests: _Optional[bytes] = ..., lengths: _Optional[bytes] = ...) -> None: ...

@@ -17,8 +17,9 @@ from swarmnode.manifest import PRESETS, Manifest
 from swarmnode.planner.plan_search import together
 from swarmnode.ports import Packet, WireTensor
 from swarmnode.work import TargetCount, Work
-from swarmnode_methods.gradient import CLIP, GradientOf, ReplicaGradient, shares_by_length
+from swarmnode_methods.gradient import GradientOf, ReplicaGradient
 from swarmnode_methods.packet_work import check_work, read_work, write_work
+from swarmnode_methods.share import CLIP, shares_by_length
 
 TINY = PRESETS["tiny"]
 MODEL = replace(TINY.model, layers=2, width=32, heads=4, kv_heads=2, ffn=64, context=24, vocabulary=60)

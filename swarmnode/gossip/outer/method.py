@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import torch
 
@@ -14,9 +14,35 @@ from swarmnode.gossip.compression import Codec
 from swarmnode.gossip.robust import PacketGuard, PacketMeasures
 from swarmnode.ids import digest64
 from swarmnode.manifest import OuterConstants
-from swarmnode.ports import OuterReport, Packet, StreamingMessage, Verdict, WireTensor
+from swarmnode.ports import (
+    Data,
+    DraftedPieces,
+    GivenPiece,
+    MeanPiece,
+    OuterReport,
+    Packet,
+    StreamingMessage,
+    Verdict,
+    WireTensor,
+)
 
 WEIGHT_MAX = 1.0  # a newcomer has 0, all others 1
+
+
+class PieceRounds(Protocol):
+    """Rounds in which each member averages some pieces for all; see ports.StageRounds."""
+
+    def draft(self, round_index: int) -> DraftedPieces: ...
+
+    def check(self, round_index: int, piece: int, data: Data, length: float | None) -> None: ...
+
+    def mean(self, round_index: int, piece: int, given: Sequence[GivenPiece]) -> MeanPiece: ...
+
+    def is_false(self, round_index: int, piece: int, given: Sequence[GivenPiece], said: Data) -> bool: ...
+
+    def apply(
+        self, round_index: int, means: Sequence[Data | None], taken: Sequence[bool], final_deltas: Sequence[Packet]
+    ) -> OuterReport: ...
 
 
 class Outer(ABC):
@@ -100,6 +126,12 @@ class Outer(ABC):
     def draft(self, round_index: int) -> StreamingMessage:
         """Like `message`, with unwritten tensors: the boundary is marked. Call nothing else on this object until the
         draft is finished."""
+
+    @property
+    def in_pieces(self) -> PieceRounds:
+        """The rounds of this method in which each member averages some pieces for all. Raises NotImplementedError where
+        it has none."""
+        raise NotImplementedError(self.name)
 
     @abstractmethod
     def check(self, packet: Packet) -> None:

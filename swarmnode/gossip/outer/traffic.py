@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import math
 
 import torch
 
+from swarmnode.gossip.butterfly.recheck import CHECKED_SHARE
 from swarmnode.gossip.outer import outer
 from swarmnode.manifest import GossipSpec
 from swarmnode.manifest.gossip_compat import meets
@@ -26,11 +28,14 @@ def message_nbytes(gossip: GossipSpec, parameters: int, seconds: int) -> float:
 
 
 def messages(gossip: GossipSpec, replicas: int) -> int:
-    """Messages that the replicas of a stage send per round: each goes to every other member of its group."""
+    """Messages that the replicas of a stage send per round: each goes to every other member of its group. In pieces a
+    member sends all but its own share of a packet twice, and some of that again to those that check."""
     if not meets(gossip):
         return 0
     size = min(gossip.group, replicas) if gossip.group else replicas
     if size < 2:
         return 0
+    if gossip.butterfly:
+        return math.ceil((2.0 + 1.0 / CHECKED_SHARE) * (replicas - 1))
     rest = replicas % size
     return replicas // size * size * (size - 1) + rest * max(rest - 1, 0)
