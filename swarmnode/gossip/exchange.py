@@ -789,9 +789,15 @@ class Gossip:
 
     def _usual_step_s(self) -> float:
         """Seconds in which a step is trained; infinite while that is not known."""
+        if self._trained_s:
+            return median_low(self._trained_s)
+        manifest = self._here.manifest
         speed = median_low([m.samples_per_second for m in self._mates() if m.samples_per_second > 0.0] or [0.0])
         by_records = self._own_share(self._share) / speed if self._share is not None and speed else math.inf
-        return median_low(self._trained_s or [by_records])
+        if manifest.pipeline.stages == 1:
+            return by_records
+        # Speeds know nothing of the way through the other stages, which also get to know each other in a first step.
+        return max(by_records, manifest.limits.exchange_timeout_s / STEPS_WAITED)
 
     def _patience_s(self, ours: OutgoingPacket) -> float:
         return ours.patience_s(self._here.manifest.limits.exchange_timeout_s)
