@@ -124,7 +124,7 @@ def test_keys_that_were_never_met_average_nothing_beside_those_that_were() -> No
 def test_a_roster_is_checked() -> None:
     good = roster(1, [1, 2, 3])
     body = wire.Roster.FromString(good.word.roster.SerializeToString())
-    for change in ("order", "twice", "nobody", "round", "bits"):
+    for change in ("order", "twice", "nobody", "round", "garbage", "bits"):
         bad = wire.RoundWord(round=7, stage=0, roster=body)
         commits = bad.roster.commits
         match change:
@@ -136,6 +136,8 @@ def test_a_roster_is_checked() -> None:
                 bad.roster.owners = bytes(1)
             case "round":
                 commits[0] = commit(1, round_index=8).signed.SerializeToString()
+            case "garbage":
+                commits[0] = b"\xff\xff"
             case _:
                 bad.roster.owners = b"\x07\x00"
         with pytest.raises(RemoteFault):

@@ -314,4 +314,6 @@ async def test_a_member_that_does_not_do_its_part_keeps_nobody_from_going_on(cha
         for person in honest:
             assert len(slow(person)) <= 8, "waited for in rounds 1, 2, 4, 8, ... apart"
             assert not excluded(person)
+        if change in (other_pieces, no_pieces):  # it takes the means of the rounds that it is left out of
+            await equal_at_one_step(here, [*honest, idler])
         here.people = [*honest, idler]

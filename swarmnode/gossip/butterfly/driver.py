@@ -431,12 +431,14 @@ class Butterfly:
     async def _close(self, state: RoundState, roster: RosterView, meeting: Meeting) -> None:
         """Wait for all means, as the roster's writer, and say which came."""
         owners = [owner for owner in roster.owners if owner != state.me and roster.pieces_of(owner, state.pieces)]
+        if not roster.givers:
+            owners = []  # there is nothing to average
 
         async def come(owner: PeerId) -> None:
             await self._awaited(owner, lambda: owner in state.means, 2.0 * meeting.packets_s)
 
         waits = [come(owner) for owner in owners]
-        if state.mine:
+        if state.mine and roster.givers:
             waits.append(self._own_mean(state, 2.0 * meeting.packets_s))
         await asyncio.gather(*waits)
         if state.roster is not roster:

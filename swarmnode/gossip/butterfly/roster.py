@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from swarmnode.bounds import parse
 from swarmnode.bounds.table import MEMBERS_MAX
 from swarmnode.errors import RemoteFault
 from swarmnode.gossip.butterfly.word import Said, hear, pack_bits, short_digest, unpack_bits
@@ -103,7 +104,7 @@ def open_roster(of: RoundOf, said: Said, known: Mapping[PeerId, Said]) -> Roster
             f"a roster of {len(body.commits)} members of round {said.word.round}; {of.round_index} is due"
         )
     for raw in body.commits:
-        signed = wire.SignedWord.FromString(raw)
+        signed = parse(wire.SignedWord, raw, "a commit in a roster")
         commit = _heard(signed, known) or hear(signed, of.run_id, of.stage, "commit")
         if commit.word.round != of.round_index or (commits and commit.member <= max(commits)):
             raise RemoteFault("a roster whose commits are of other rounds, or not in order")

@@ -13,9 +13,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from google.protobuf.message import DecodeError
 
-from swarmnode.bounds import check
+from swarmnode.bounds import opened
 from swarmnode.bounds.table import WORD_NBYTES_MAX
 from swarmnode.errors import RemoteFault
 from swarmnode.identity import SIGNATURE_BYTES, Identity, verify
@@ -101,12 +100,7 @@ def say(identity: Identity, run_id: RunId, word: wire.RoundWord) -> Said:
 def hear(signed: wire.SignedWord, run_id: RunId, stage: int, kind: str = "") -> Said:
     """A member's statement about a round of `stage`: a word of `kind` (empty: any). Raises RemoteFault if it is
     malformed, out of range, or not signed by its member; cheapest first."""
-    word = wire.RoundWord()
-    try:
-        word.ParseFromString(signed.word)
-    except DecodeError:
-        raise RemoteFault("a word on a round that cannot be read") from None
-    check(word)
+    word = opened(wire.RoundWord, signed.word, "a word on a round")
     found = word.WhichOneof("body") or ""
     if word.stage != stage or not found or (kind and found != kind):
         raise RemoteFault(
