@@ -67,6 +67,7 @@ from swarmnode.ports import Answer, Call, OuterReport, Packet, Priority, StepRep
 from swarmnode.wire import call_pb2 as wire
 
 STEPS_WAITED = 2  # guess: so many usual steps are a slow member's; pings find a dead one sooner
+FIRST_STEP_SHARE = 0.25  # guess: of an exchange's limit; so long a pipeline's first step may take to train
 SETTLING_MAX = 6  # guess: announce periods; a key that joins for ever keeps nobody from training
 WAIT_MIN_S = 1e-3  # the rest of a wait may be less than a step of the clock
 OPEN_EVERY = round(1.0 / SHARE)  # a newcomer waits for so many rounds beside a flood, and has its share of them
@@ -797,7 +798,7 @@ class Gossip:
         if manifest.pipeline.stages == 1:
             return by_records
         # Speeds know nothing of the way through the other stages, which also get to know each other in a first step.
-        return max(by_records, manifest.limits.exchange_timeout_s / STEPS_WAITED)
+        return max(by_records, FIRST_STEP_SHARE * manifest.limits.exchange_timeout_s)
 
     def _patience_s(self, ours: OutgoingPacket) -> float:
         return ours.patience_s(self._here.manifest.limits.exchange_timeout_s)
