@@ -685,7 +685,8 @@ class Gossip:
         ours = OutgoingPacket(plan.round_index, plan.weight, plan.samples, draft.tensors)
         came, why = await while_written(draft, self._meet(plan.others, ours, plan.not_awaited))
         if came:
-            self.pace.exchanged(asyncio.get_running_loop().time() - begun, ours.nbytes * len(came))
+            took_s = asyncio.get_running_loop().time() - begun
+            self.pace.exchanged(took_s - self.exchanges.waited_s, ours.nbytes * len(came))
         await self.fallback.offer(ours)
         self._stepping = plan.round_index
         took = await self._outer_step.take(

@@ -43,6 +43,8 @@ class ExchangeDriver:
         self._ours: OutgoingPacket | None = None  # of the round under way
         self._ends: dict[PeerId, asyncio.Future[None]] = {}  # of its exchanges
         self._reason = ""  # why the last of them that failed did
+        self._begun = 0.0  # when it began, in the loop's time
+        self.waited_s = 0.0  # of the last round: until the last partner that came was there, too
         self._calls: dict[int, asyncio.Future[Answer | str]] = {}  # not answered yet; str: why the call is refused
         self._calls_made = 0
 
@@ -64,6 +66,7 @@ class ExchangeDriver:
         """
         loop = asyncio.get_running_loop()
         self._ours, self._reason = ours, ""
+        self._begun, self.waited_s = loop.time(), 0.0
         everybody = [*partners, *not_awaited]
         self._ends = {partner: loop.create_future() for partner in everybody}
         try:
@@ -125,6 +128,7 @@ class ExchangeDriver:
                     reply_bytes_max=reply_bytes_max(ours.nbytes),
                 )
             packet = packet_of(answer, ours.round_index, peer)
+            self._waited(answer.header.exchanged.held_s)
         except TimeoutError:
             return ExchangeEvent(ExchangeInput.DEADLINE, peer, ours.round_index)
         except (RemoteFault, Unavailable) as error:
@@ -206,7 +210,7 @@ class ExchangeDriver:
     async def _answer(self, kind: ExchangeInput, peer: PeerId, round_index: int) -> Answer:
         """The machine's answer to a call, maybe later. Raises Unavailable if it refuses the call."""
         self._calls_made += 1
-        number = self._calls_made
+        number, called_s = self._calls_made, asyncio.get_running_loop().time()
         answer: asyncio.Future[Answer | str] = asyncio.get_running_loop().create_future()
         self._calls[number] = answer
         try:
@@ -217,7 +221,16 @@ class ExchangeDriver:
                 self._handle(CallerGone(number))
         if isinstance(response, str):
             raise Unavailable(response)
+        if kind is ExchangeInput.CALLED:
+            response.header.exchanged.held_s = max(0.0, self._begun - called_s)
+            self._waited(called_s - self._begun)
         return response
+
+    def _waited(self, seconds: float) -> None:
+        """A partner came so long after this replica: until then packets need no line. By a partner's word no longer
+        than the round has taken."""
+        took_s = asyncio.get_running_loop().time() - self._begun
+        self.waited_s = max(self.waited_s, min(seconds, took_s))
 
     # ---- effects
 

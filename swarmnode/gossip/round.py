@@ -24,7 +24,7 @@ NARROWING = 1.12
 # Guess: of so many rounds the median counts. Where a cut network heals, the other half's samples come all at once;
 # taken for a rate, they made replicas meet only every 256th round from then on (measured behind 20 Mbit/s).
 RATES = 5
-EXCHANGES_PER_ROUND = 1.1  # guess: rounds are so far apart that an exchange, waiting included, leaves a tenth of them
+EXCHANGES_PER_ROUND = 1.1  # guess: rounds are so far apart that an exchange leaves a tenth of them
 # Of what a round may take, for a plan. Headers, waiting, machines that are faster than planned and NARROWING take the
 # rest: by more, eight home cards with rounds just long enough met at every second one for good (simulated).
 PLANNED = 0.8
@@ -167,7 +167,8 @@ class RoundPace:
         return samples / self.samples_per_second if self.samples_per_second > 0 else float("inf")
 
     def exchanged(self, seconds: float, nbytes: int) -> None:
-        """A round's packets were sent, `nbytes` by this machine, and others' came."""
+        """A round's packets were sent, `nbytes` by this machine, and others' came, in `seconds` from when all were
+        there: a partner that comes late to one round is not late to the next one for that."""
         self._rounds_nbytes.append(nbytes)
         if seconds > 0.0:
             self._exchanges_s.append(seconds)

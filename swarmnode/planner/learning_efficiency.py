@@ -48,8 +48,8 @@ LATE = 0.88  # measured: docs/learning.md, the demo's swarm of one replica a sta
 LOCAL_STEPS_OVER = (1.4, 1.7)
 """Measured: what the other terms give too much where replicas step by themselves and average their weights. `bench
 scaling`, eight machines and `average/modular4` (docs/learning.md, "What eight machines lack of eight times one")."""
-PIPELINES_OVER = (1.0, LOCAL_STEPS_OVER[1])
-"""The same in several stages. Measured: 1.0 with two and four replicas of each (`bench learning`); with more, none."""
+FEW, FEW_OVER = 4, (1.0, LOCAL_STEPS_OVER[1])
+"""The same with so few replicas. Measured: 1.0 with two and four of each of three stages (`bench learning`)."""
 STEPS_TOGETHER_OVER = (1.03, 1.13)
 """Measured: the same, with the speed, where gradients are averaged before each step. `bench scaling`, eight machines,
 two lines, three seeds: 6.9 and 6.7 times by formula, 6.1 to 6.7 and 5.9 to 6.6 measured."""
@@ -157,7 +157,7 @@ def learned(manifest: Manifest, replicas: int, tokens: float, steps_of_round: fl
         steps = planned_meeting_steps(manifest) if steps_of_round is None else steps_of_round
         steps *= inner.inner_batch * context / batch  # larger ones than the manifest's, where many replicas take them
         term = replicas_between(TERM, replicas, batch / replicas, tokens, steps, gossip.group)
-        over = PIPELINES_OVER if manifest.pipeline.stages > 1 else LOCAL_STEPS_OVER
+        over = FEW_OVER if replicas <= FEW else LOCAL_STEPS_OVER
         nats = boundary_nats(manifest) + codecs()[gossip.codec].nats
     return _over(share * worth(nats, tokens), term, over)
 

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from swarmnode.errors import UsageError
 from swarmnode.gossip.outer.traffic import message_nbytes, messages
-from swarmnode.gossip.round import PLANNED, round_share
+from swarmnode.gossip.round import EXCHANGES_PER_ROUND, NARROWING, PLANNED, round_share
 from swarmnode.manifest import Manifest, boundary_nbytes, boundary_width
 from swarmnode.manifest.gossip_compat import averages_gradients
 from swarmnode.model.adapter import trained_count
@@ -38,6 +38,9 @@ ms for each sample of 128 tokens, forward and backward."""
 
 ALIKE = 0.01  # guess: what an estimate cannot tell apart
 SHARE_ALONE = 0.95  # simulated: of its FLOP/s, a machine that holds the whole model and waits for nobody
+# Simulated: microbatches that an exchange takes of two devices beside its packets, in the mean; 8 cards at home with
+# 125 M parameters (.71 s each) and 64 with 1 B (15 s each).
+DEVICE_WAITS = 1.25
 ROUND_TRIPS = 2.0  # of an exchange: the packets and the commit (gossip/exchange_machine.py)
 ROUND_TRIPS_IN_PIECES = 2.5  # derived: commit, roster, pieces, means, close, each one way (gossip/butterfly/driver.py)
 
@@ -234,7 +237,8 @@ def plan(
         gossip = _gossip_bytes(manifest, part, len(here))
         line_share = PLANNED * round_share(manifest.gossip.uplink_share)  # a machine whose rounds need more skips some
         traffic = max(sample_bytes(manifest, part, stages) + gossip, gossip / line_share)
-        lines.append(up / traffic if here and traffic else math.inf if here else 0.0)
+        carried = up / traffic if here and traffic else math.inf if here else 0.0
+        lines.append(min(carried, _rounds_rate(manifest, gossip, up, len(here), speeds[-1]) if gossip else math.inf))
     limits = {
         "arithmetic": (min(speeds), f"the arithmetic of stage {speeds.index(min(speeds))}"),
         "uplink": (min(lines), f"the upward lines of stage {lines.index(min(lines))}"),
@@ -271,6 +275,16 @@ def plan(
         tokens_per_s * sum(3.0 * part.cost for part in parts) / (sum(kind.count * kind.flops for kind in fleet) or 1.0),
         sum(_per_hour(placed.machines, stage.egress) for placed, stage in zip(placements, planned, strict=True)),
     )
+
+
+def _rounds_rate(manifest: Manifest, gossip: float, up: float, replicas: int, speed: float) -> float:
+    """Samples per second at which a round is long enough for its exchange, also to fall back to it (NARROWING): the
+    packets on the line, and the device, that ends what it is at before it drafts one. `gossip`: bytes of all replicas,
+    per sample; `speed`: samples per second of all their devices."""
+    round_samples = manifest.gossip.round_samples
+    device_s = DEVICE_WAITS * manifest.inner.microbatch * replicas / speed if speed else 0.0
+    exchange_s = gossip * round_samples / up + device_s
+    return round_samples / (NARROWING * EXCHANGES_PER_ROUND * exchange_s)
 
 
 @functools.lru_cache(maxsize=64)

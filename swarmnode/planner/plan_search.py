@@ -39,7 +39,7 @@ MEMORY_WEIGHTS = (0.0, 0.5, 1.0)  # guess
 LARGE = 1e9  # parameters above which subspaces are tried unasked
 MICROBATCH_MORE = 4  # guess: at most so many times the manifest's microbatch
 BATCHES = (1, 2, 4, 8)  # inner batches, as multiples of Step Law's
-ROUND_STEPS = (8, 10, 15, 20, 30, 60, 125, 250, 500)  # inner steps of a round; 500: DiLoCo's, arXiv 2311.08105
+ROUND_STEPS = (8, 10, 12, 15, 20, 30, 60, 125, 250, 500)  # inner steps of a round; 500: DiLoCo's, arXiv 2311.08105
 PAIR = 2  # the least group of replicas: NoLoCo's, arXiv 2506.10911
 SPARING = (5, 0.0)  # gossip.fragments and inner.average_share where memory is short
 BATCH_MAX_PARTS = (4, 2)  # of the best settings' largest batch, tried last
@@ -61,8 +61,7 @@ FIELDS = {
 }
 TABLE_OF = {key: table for table, keys in FIELDS.items() for key in keys}
 SLOTS_MAX = 256  # guess
-WAITS = 4.0  # guess: a round trip takes at most so many times what it should
-EXCHANGE_WAITS = 2.0  # guess: and an exchange, which may wait for small packets and the partner beside
+WAITS = 4.0  # guess: a round trip or an exchange takes at most so many times what it should
 HOP_SHARE = 6.0  # guess: a hop's least patience, as a part of a microbatch's
 ANNOUNCE_S_PER_REPLICA = 0.3  # .2 Mbit/s a node: a look-up moves 5.5 copies of a stage's records of 270 bytes, measured
 RECORD_PERIODS = LOST_PERIODS + 1  # announce periods until a record is forgotten; a silent replica is gone before
@@ -362,7 +361,7 @@ def with_patience(candidate: Candidate) -> Manifest:
     rounds = max(least, manifest.gossip.round_samples / inner.inner_batch / STEPS_OF_ROUND)
     made = with_values(
         manifest,
-        exchange_timeout_s=max(limits.exchange_timeout_s, float(math.ceil(EXCHANGE_WAITS * sent / slowest))),
+        exchange_timeout_s=max(limits.exchange_timeout_s, float(math.ceil(WAITS * sent / slowest))),
         snapshot_rounds_max=max(1, round(recovery.snapshot_rounds_max / rounds)),
         every_rounds=max(1, round(manifest.checkpoint.every_rounds / rounds)),
     )
@@ -428,8 +427,9 @@ def _try_all(
                         one = _candidate(made, manifest, fleet, left_out, tokens, by_money=by_money)
                         if not one.plan.tokens_per_s:
                             break
-                        found.append(one)
-                        bars.add(one)
+                        if not _too_often(one):
+                            found.append(one)
+                            bars.add(one)
                         last = one
                         sated |= not within and one.plan.limit_kind == "arithmetic"
                         if one.plan.limit_kind != "uplink":
@@ -450,7 +450,15 @@ def _try_all(
     for codec, (round_samples, group) in itertools.product(planned, _rounds(own)):
         made = with_values(chosen.manifest, codec=codec, round_samples=round_samples, group=group)
         if _allowed(made):
-            found.append(_candidate(made, manifest, fleet, left_out, tokens, by_money=by_money))
+            one = _candidate(made, manifest, fleet, left_out, tokens, by_money=by_money)
+            found += [] if _too_often(one) else [one]
+
+
+def _too_often(one: Candidate) -> bool:
+    """Whether replicas of a single stage would leave rounds out: nothing else keeps them from training faster than
+    their lines carry the packets. Longer rounds are the truth then."""
+    steps = one.manifest.gossip.round_samples * one.manifest.gossip.fragments / one.manifest.inner.inner_batch
+    return len(one.plan.stages) == 1 and one.plan.limit_kind == "uplink" and steps < ROUND_STEPS[-1]
 
 
 def _may_gain(manifest: Manifest, last: Candidate | None, fleet: Sequence[MachineKind]) -> bool:

@@ -411,14 +411,16 @@ class Exchange(_message.Message):
     def __init__(self, round: _Optional[int] = ..., stage: _Optional[int] = ..., samples: _Optional[int] = ..., newcomer: _Optional[bool] = ...) -> None: ...
 
 class Exchanged(_message.Message):
-    __slots__ = ("round", "samples", "newcomer")
+    __slots__ = ("round", "samples", "newcomer", "held_s")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
     NEWCOMER_FIELD_NUMBER: _ClassVar[int]
+    HELD_S_FIELD_NUMBER: _ClassVar[int]
     round: int
     samples: int
     newcomer: bool
-    def __init__(self, round: _Optional[int] = ..., samples: _Optional[int] = ..., newcomer: _Optional[bool] = ...) -> None: ...
+    held_s: float
+    def __init__(self, round: _Optional[int] = ..., samples: _Optional[int] = ..., newcomer: _Optional[bool] = ..., held_s: _Optional[float] = ...) -> None: ...
 
 class FallbackRequest(_message.Message):
     __slots__ = ("round", "stage")

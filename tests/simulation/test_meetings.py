@@ -1,0 +1,90 @@
+"""Replicas meet as often as the plan says, on lines that just carry it, and what a life says of it."""
+
+import dataclasses
+
+import pytest
+
+from swarmnode.errors import UsageError
+from swarmnode.manifest import PRESETS, Manifest
+from swarmnode.manifest.recipe import Recipe, fit
+from swarmnode.planner.fitted import Fitted, alone, check_faster, fitted, forecast
+from swarmnode.planner.fleet import MachineKind
+from swarmnode.planner.geography import Address
+from swarmnode.planner.simulated import Simulated
+from swarmsim.life import simulate
+from swarmsim.report import rows
+from swarmsim.scenario import RecoveryBounds, Scenario
+
+PARAMETERS, TOKENS_A_PARAMETER, ROUNDS = 10_000_000, 20, 14
+
+
+def homes(count: int, up_mbps: float, memory_gb: float = 12.9) -> MachineKind:
+    up = up_mbps * 1e6 / 8
+    return MachineKind("home", count, 1e12, up, 5 * up, Address("eu", 0.025), 10.0, memory_gb, 17.2)
+
+
+def recipe(parameters: int = PARAMETERS) -> Recipe:
+    demo = PRESETS["demo"]
+    start = dataclasses.replace(demo, pipeline=dataclasses.replace(demo.pipeline, stages=1))
+    return fit(start, parameters=parameters, samples=TOKENS_A_PARAMETER * parameters // demo.model.context)
+
+
+def thin_line(manifest: Manifest, kind: MachineKind, round_s: float) -> float:
+    """Bytes that the packets of a round take of a machine's line, as a share of the round."""
+    from swarmnode.gossip.outer.traffic import message_nbytes
+    from swarmnode.manifest.recipe import parameters_of
+
+    return message_nbytes(manifest.gossip, parameters_of(manifest.model), 0) / kind.up / round_s
+
+
+def test_four_home_machines_meet_as_often_as_planned() -> None:
+    """The planned round leaves a packet's time on the line and no more than it must: half-duplex, or with half of the
+    measured line, they met at every second or fourth."""
+    kind = homes(4, 4.0)
+    found = fitted(recipe(), [kind], stages=1)
+    manifest, plan = found.recipe.manifest, found.best.plan
+    assert manifest.gossip.method == "average", "a gradient each step does not fit such a line"
+    round_s = manifest.gossip.round_samples / plan.samples_per_s
+    assert 0.6 < thin_line(manifest, kind, round_s) < 0.8
+    life = simulate(
+        Scenario(
+            "homes",
+            seconds=ROUNDS * round_s,
+            join_s=0.1,
+            fleet=(kind,),
+            manifest=manifest,
+            bounds=RecoveryBounds(window_s=1.0, throughput=0.0),
+            state_share=0.01,
+        ),
+        0,
+    )
+    steps, planned = life.meets_every_steps(life.storm.at_s / 2), life.meets_every_steps_planned
+    assert not life.failures and life.storm.lone == 0
+    assert 0.9 * planned < steps < 1.2 * planned
+    assert f"planned: every {planned:,.3g}" in dict(rows(life))["replicas meet"]
+
+    tokens, one = 1e9, 1000.0
+    half = Simulated(plan.tokens_per_s / 2.0, 4.0 * planned)
+    by_formula, simulated = (forecast(plan, manifest, tokens, one, given) for given in (None, half))
+    assert f"replicas meet every {planned:,.0f} steps (simulated: every {4 * planned:,.3g})" in simulated[0]
+    assert "by formula, together" in by_formula[-1] and "with the simulated speed and meetings" in simulated[-1]
+    best, worst = (float(lines[-1].split(" times as fast")[0].split()[-1]) for lines in (by_formula, simulated))
+    assert worst < best / 2.0, "half of the speed, and learning of rarer meetings"
+
+
+@pytest.mark.parametrize("stages", [None, 3])
+def test_a_card_that_holds_the_model_holds_it_at_every_line_speed(stages: int | None) -> None:
+    """What the search chose for the fleet's lines, such as stages or fragments, is nothing to a machine alone."""
+    speeds = set()
+    for up_mbps in (4.0, 100.0, 10_000.0):
+        kind = homes(4, up_mbps)
+        speeds.add(alone(fitted(recipe(), [kind], stages=stages).recipe.manifest, [kind], 2e8))
+    assert len(speeds) == 1 and speeds.pop() > 0.0
+
+
+def test_a_fleet_that_is_slower_than_one_of_it_is_refused_in_stages_too() -> None:
+    kind = homes(4, 0.2)
+    found: Fitted = fitted(recipe(), [kind], stages=3)
+    assert found.alone > 0.0
+    with pytest.raises(UsageError, match="times as fast to a loss as one of them alone"):
+        check_faster(found)
