@@ -1,20 +1,17 @@
 """Lines of stated rate, delay and loss in front of node processes, without root: a TCP proxy for each node.
 
 A node listens at a port of its own and announces its proxy's. It calls others from the port that it listens at, as
-libp2p does, or from one that the system's list of connections tells. So each connection goes through the caller's line
-and through that of the called node, and all connections of a node share its line (tcp_flow.py).
+libp2p does. So each connection goes through the caller's line and through that of the called node, and all connections
+of a node share its line (tcp_flow.py).
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import socket
 from collections import deque
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Coroutine
 from dataclasses import dataclass, field
-
-import psutil
 
 from swarmnode.bench.tcp_flow import Flow, Line
 from swarmnode.ids import seeded
@@ -53,12 +50,10 @@ class ShapedNode:
 
 @dataclass(eq=False)
 class LineProxies:
-    """The proxies of a swarm, in this process's event loop. `owners`: nodes by the ids of their processes, for calls
-    from a port that is not known. `unknown` counts callers that sent something and were not found; the called node's
-    line alone shapes them."""
+    """The proxies of a swarm, in this process's event loop. `unknown` counts callers at a port of no node that sent
+    something: the called node's line alone shapes them."""
 
     seed: int
-    owners: Callable[[], Mapping[int, str]] = dict
     nodes: dict[str, ShapedNode] = field(default_factory=dict)
     unknown: int = 0
 
@@ -105,7 +100,7 @@ class LineProxies:
             onward.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SOCKET_NBYTES)
             for end in (taken, onward):
                 end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            caller = self._caller(port)
+            caller = next((node for node in self.nodes.values() if node.port == port), None)
             there, back = self._flow(caller, called), self._flow(called, caller)
             try:
                 await asyncio.sleep(there.delay_s + back.delay_s)  # the handshake
@@ -117,18 +112,6 @@ class LineProxies:
                 pass
             finally:
                 self.unknown += caller is None and there.segments > 0
-
-    def _caller(self, port: int) -> ShapedNode | None:
-        """The node that calls from `port`."""
-        by_port = {node.port: node for node in self.nodes.values()}
-        if port in by_port:
-            return by_port[port]
-        for pid, owner in self.owners().items():
-            with contextlib.suppress(psutil.Error):
-                found = psutil.Process(pid).net_connections("tcp4")
-                if any(one.laddr and one.laddr.port == port for one in found):
-                    return self.nodes.get(owner)
-        return None
 
     def _flow(self, sender: ShapedNode | None, receiver: ShapedNode | None) -> Flow:
         self._flows += 1

@@ -7,7 +7,6 @@ show what as many cards would do, and a busy machine shows the same. Lines are T
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import json
 import os
@@ -19,8 +18,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any
-
-import psutil
 
 from swarmnode import manifest as manifests
 from swarmnode.bench.line_proxy import HOST, LineProxies, LineSpec
@@ -222,7 +219,6 @@ async def _swarm(
         kill_every_s = 3600.0 / spec.leaves if shaped and spec.leaves else None
         session = Session(plan, Conditions(), recorder, run=manifest.name, kill_every_s=kill_every_s)
         recorder.stop = session.stop
-        proxies.owners = lambda: _owners(session)
         tell(f"{manifest.pipeline.stages} stages {'behind lines' if shaped else 'on loopback'}")
         try:
             summary = await session.run()
@@ -249,25 +245,14 @@ def node_line(plan: NodePlan, spec: WanSpec, proxies: LineProxies | None) -> lis
     return words
 
 
-def _owners(session: Session) -> dict[int, str]:
-    """The nodes by their processes: their own ones and those that they have started, such as p2pd."""
-    owners = dict[int, str]()
-    for child in session.fleet.everybody:
-        with contextlib.suppress(psutil.Error):
-            if child.alive:
-                process = psutil.Process(child.pid)
-                owners |= {one.pid: child.name for one in (process, *process.children(recursive=True))}
-    return owners
-
-
 # The figures.
 
 
 def compared(manifest: Manifest, spec: WanSpec, shaped: WanRun, plain: WanRun) -> dict[str, Any]:
     """The figures of a run behind lines, with its ratios to `plain`, the one on loopback."""
     wall, first, last = _span(shaped)
+    before, after = _span(plain)[1:]
     rate, plain_rate = (_tokens_per_s(one, manifest) for one in (shaped, plain))
-    due = (last.round - first.round) * spec.nodes
     done = {kind: last.microbatches[kind] - first.microbatches[kind] for kind in last.microbatches}
     size = manifest.inner.microbatch
     sent = {kind: 8e-6 * (last.sent[kind] - first.sent[kind]) / wall / spec.nodes for kind in PURPOSES}
@@ -277,7 +262,8 @@ def compared(manifest: Manifest, spec: WanSpec, shaped: WanRun, plain: WanRun) -
         "busy on loopback": _busy(plain, spec),
         "tokens/s": rate,
         "tokens/s over loopback's": rate / plain_rate if plain_rate else float("nan"),
-        "rounds met of rounds due": (last.paired - first.paired) / due if due else float("nan"),
+        "rounds met of rounds due": _met(first, last, spec),
+        "the same on loopback": _met(before, after, spec),
         "rounds met of rounds tried": _share(last.paired - first.paired, last.lone - first.lone),
         "samples trained": last.samples - first.samples,
         "samples lost": done["lost"] * size,
@@ -306,6 +292,11 @@ def _tokens_per_s(run: WanRun, manifest: Manifest) -> float:
 def _busy(run: WanRun, spec: WanSpec) -> float:
     wall, first, last = _span(run)
     return (last.busy_s - first.busy_s) / wall / spec.nodes
+
+
+def _met(first: WanReading, last: WanReading, spec: WanSpec) -> float:
+    due = (last.round - first.round) * spec.nodes
+    return (last.paired - first.paired) / due if due else float("nan")
 
 
 def _share(part: int, rest: int) -> float:

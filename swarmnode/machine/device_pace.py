@@ -17,15 +17,16 @@ from swarmnode.ports import Priority
 
 def device_pace(manifest: Manifest, flops: float, stage: Callable[[], int | None]) -> Pace:
     """The pace of a device of `flops` FLOP/s that serves the stage `stage()`: a sample's forward and backward take
-    three times its forward's arithmetic. The last stage does both in one piece."""
+    three times its forward's arithmetic. The last stage does both in one piece; a probe is a forward."""
     costs = [part.cost for part in stages_of(manifest)]  # forward FLOPs a token
-    shares = {Priority.FORWARD: FORWARD_SHARE, Priority.BACKWARD: 1.0 - FORWARD_SHARE}
 
     def seconds(priority: Priority, samples: int) -> float:
         served = stage()
         if not samples or served is None or served >= len(costs):
             return 0.0
-        share = 1.0 if served == len(costs) - 1 else shares.get(priority, 1.0)
+        share = FORWARD_SHARE
+        if priority is Priority.BACKWARD:
+            share = 1.0 if served == len(costs) - 1 else 1.0 - FORWARD_SHARE
         return samples * share * 3.0 * costs[served] * manifest.model.context / flops
 
     return seconds

@@ -50,15 +50,13 @@ async def test_a_connection_goes_through_both_lines_and_takes_its_time() -> None
     await proxies.close()
 
 
-async def test_a_caller_at_another_port_is_found_by_its_process() -> None:
-    proxies, data = LineProxies(1, lambda: {os.getpid(): "one"}), os.urandom(1000)
-    one, other = (proxies.add(name, LineSpec(1e9, 1e9, 0.0)) for name in ("one", "other"))
-    async with echoing(other):
-        assert await sent_and_back(proxies, None, other, data) == data
-        proxies.owners = dict
-        assert await sent_and_back(proxies, None, other, data) == data
+async def test_a_caller_at_no_nodes_port_is_shaped_by_the_called_line() -> None:
+    proxies, data = LineProxies(1), os.urandom(1000)
+    one = proxies.add("one", LineSpec(1e9, 1e9, 0.0))
+    async with echoing(one):
+        assert await sent_and_back(proxies, None, one, data) == data
     await proxies.close()
-    assert one.up.nbytes == len(data) and other.down.nbytes == 2 * len(data) and proxies.unknown == 1
+    assert one.down.nbytes == one.up.nbytes == len(data) and proxies.unknown == 1
 
 
 async def test_nothing_is_left_after_the_end() -> None:
