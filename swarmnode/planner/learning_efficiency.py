@@ -6,7 +6,7 @@
                step, H steps a round, T steps in the run, law = Step Law's batch for the run (manifest/recipe.py),
                A = 3/4 g / (g - 1) for groups of g: a round takes 1 / g of their variance for 1, and the steps between
                two bring as much again, so it stays at g / (g - 1). Measured for 2 over 4: 1.48
-               1 where gossip.method averages gradients before each step: measured, docs/learning.md
+               where gossip.method averages gradients before each step: by its packets alone (OF_CODEC, TURNS)
     late       gradients that come a step late in a pipeline of several stages; 1 where gradients are averaged, as
                stages then wait for each other's steps
     boundary   tokens that the nats of pipeline.boundary and gossip.codec are worth, by the law of LAW_B and LAW_BETA
@@ -36,6 +36,12 @@ from swarmnode.manifest.recipe import law_batch
 from swarmnode.planner.replica_rows import MEASURED, Row
 
 LAW_B, LAW_BETA = 410.7, 0.28  # arXiv 2203.15556, eq. 10: loss = 1.69 + 406.4 / N^0.34 + 410.7 / D^0.28
+OF_CODEC = {"lloyd4": 0.97, "e3m0": 0.95, "lloyd3": 0.93, "lloyd2": 0.82, "ternary": 0.82}
+"""Measured: `swarmnode bench averaging`, 16 replicas of 4 samples, width 64 (docs/learning.md). Of ternary a guess."""
+TURNS = (
+    0.064,
+    1.77,
+)  # measured there: F = 3 has .82 of all rows in each step, 5 has .57; beyond 5 the power is a guess
 BOUNDARY_NATS = {"fp32": 0.0, "bf16": 0.0, "int8": 0.003}
 """Measured (docs/methods.md): 4 stages of width 96 over 300 steps, 3 seeds, nats a byte over fp32."""
 SUBSPACE_NATS = ((1 / 8, 0.191), (1 / 4, 0.097), (1 / 2, 0.041))  # by k / D; measured in the same table
@@ -135,6 +141,12 @@ def critical_batch(tokens: float) -> float:
     return law_batch(tokens) * (CRITICAL + 2.0)
 
 
+def of_packets(codec: str, fragments: int) -> float:
+    """Efficiency of steps by averaged gradients in `codec`, of which each moves one row in `fragments`."""
+    factor, power = TURNS
+    return OF_CODEC.get(codec, 1.0) / float(1.0 + factor * (fragments - 1) ** power)
+
+
 def efficiency(manifest: Manifest, replicas: int, tokens: float) -> float:
     """Learning efficiency of `manifest` in a run of `tokens`, with so many replicas of each stage."""
     return learned(manifest, replicas, tokens).reckoned
@@ -152,7 +164,8 @@ def learned(manifest: Manifest, replicas: int, tokens: float, steps_of_round: fl
         share *= worth(boundary_nats(manifest), tokens) / replicas
         return Learned(share, share, share)
     if together:
-        term, over, nats = Learned(1.0, 1.0, 1.0), STEPS_TOGETHER_OVER, boundary_nats(manifest)
+        packets = of_packets(gossip.codec, gossip.fragments)
+        term, over, nats = Learned(packets, packets, packets), STEPS_TOGETHER_OVER, boundary_nats(manifest)
     else:
         steps = planned_meeting_steps(manifest) if steps_of_round is None else steps_of_round
         steps *= inner.inner_batch * context / batch  # larger ones than the manifest's, where many replicas take them

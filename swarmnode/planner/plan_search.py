@@ -47,7 +47,7 @@ FALLING_MAX = 3  # guess: numbers of stages in a row that are no better, where e
 FIELDS = {
     "pipeline": ("stages", "memory_weight", "boundary", "boundary_rank", "window_max"),
     "inner": ("microbatch", "inner_batch", "inner_batch_max", "average_share"),
-    "gossip": ("method", "codec", "group", "fragments", "round_samples", "uplink_share"),
+    "gossip": ("method", "codec", "group", "butterfly", "fragments", "round_samples", "uplink_share"),
     "limits": (
         "microbatch_timeout_s",
         "hop_timeout_min_s",
@@ -236,6 +236,24 @@ def _fleets(
             )
 
 
+class _Packet(NamedTuple):
+    codec: str
+    fragments: int
+    in_pieces: bool
+
+
+PACKETS = (
+    _Packet("int8", 1, False),
+    _Packet("int8", 1, True),
+    _Packet("lloyd4", 1, True),
+    _Packet("lloyd3", 1, True),
+    _Packet("lloyd3", 3, True),
+    _Packet("lloyd4", 5, True),
+)
+"""Gradients as they are averaged, each with fewer bytes than the one before: the best of those measured at their bytes
+(docs/learning.md)."""
+
+
 class _Cut(NamedTuple):
     memory_weight: float
     fragments: int
@@ -307,10 +325,10 @@ def _round_choices(manifest: Manifest) -> Iterator[Manifest]:
         yield with_values(manifest, round_samples=round_samples, group=group, uplink_share=share)
 
 
-def together(manifest: Manifest) -> Manifest:
+def together(manifest: Manifest, codec: str = "int8", fragments: int = 1, *, butterfly: bool = False) -> Manifest:
     """`manifest` with gradients averaged before each step instead of weights after some."""
     batch = manifest.inner.inner_batch
-    made = with_values(manifest, method="gradient", codec="int8", group=0, fragments=1)
+    made = with_values(manifest, method="gradient", codec=codec, group=0, fragments=fragments, butterfly=butterfly)
     return with_values(made, round_samples=batch, inner_batch_max=0)
 
 
@@ -417,10 +435,15 @@ def _try_all(
                     start = with_values(same, inner_batch=batch)
                     start = with_values(start, round_samples=_rounds(start)[0][0])
                     start = _kept_busy(start, nodes, needed, tokens)
-                    made = together(start)
-                    if nodes > 1 and worth_a_look(made):
+                    for packet in PACKETS if nodes > 1 else ():
+                        in_pieces = packet.in_pieces and nodes > 2 * stages
+                        made = together(start, packet.codec, packet.fragments, butterfly=in_pieces)
+                        if not worth_a_look(made):
+                            break  # the others learn less from a token
                         found.append(_candidate(made, manifest, fleet, left_out, tokens, by_money=by_money))
                         bars.add(found[-1])
+                        if found[-1].plan.limit_kind != "uplink":
+                            break
                     if not worth_a_look(start):
                         continue
                     for made in _round_choices(start):
