@@ -19,6 +19,7 @@ from typing import NamedTuple
 from swarmnode.errors import UsageError
 from swarmnode.gossip.outer.traffic import message_nbytes, messages
 from swarmnode.gossip.round import EXCHANGES_PER_ROUND, NARROWING, PLANNED, round_share
+from swarmnode.gossip_rules import codecs
 from swarmnode.manifest import Manifest, boundary_nbytes, boundary_width
 from swarmnode.manifest.gossip_compat import averages_gradients
 from swarmnode.model.adapter import trained_count
@@ -337,7 +338,16 @@ def step_exchange_s(manifest: Manifest, part: StageLayers, here: Sequence[Machin
     nbytes = _gossip_bytes(manifest, part, len(here)) * manifest.gossip.round_samples / len(here)  # of one step
     line_s = max(nbytes / min(kind.up, kind.down) for kind in here)
     trips = ROUND_TRIPS_IN_PIECES if manifest.gossip.butterfly else ROUND_TRIPS
+    line_s = max(line_s, _coding_s(manifest, part, len(here)))  # packets travel while they are coded
     return line_s + trips * max(rtt_s(one.address, other.address) for one in set(here) for other in set(here))
+
+
+def _coding_s(manifest: Manifest, part: StageLayers, replicas: int) -> float:
+    """Seconds of one processor for the packets of a step: in pieces two are written and two read, else one of each
+    member is read."""
+    elements = trained_count(manifest, part) / manifest.gossip.fragments
+    packets = 2 if manifest.gossip.butterfly else replicas
+    return 1e-9 * codecs()[manifest.gossip.codec].coding_ns * packets * elements
 
 
 def _one_way_bytes(manifest: Manifest) -> int:

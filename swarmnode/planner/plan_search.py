@@ -247,6 +247,7 @@ PACKETS = (
     _Packet("int8", 1, True),
     _Packet("lloyd4", 1, True),
     _Packet("lloyd3", 1, True),
+    _Packet("lloyd4", 3, True),
     _Packet("lloyd3", 3, True),
     _Packet("lloyd4", 5, True),
 )
@@ -442,8 +443,8 @@ def _try_all(
                             break  # the others learn less from a token
                         found.append(_candidate(made, manifest, fleet, left_out, tokens, by_money=by_money))
                         bars.add(found[-1])
-                        if found[-1].plan.limit_kind != "uplink":
-                            break
+                        if packet.in_pieces and found[-1].order > found[-2].order:
+                            break  # fewer bytes cost more than they bring
                     if not worth_a_look(start):
                         continue
                     for made in _round_choices(start):

@@ -136,9 +136,9 @@ def test_layouts_of_nearest_levels_are_frozen() -> None:
 
 
 FROZEN_NEAREST = {
-    "lloyd4": "9cfb32a9307da66e9c120a1f4c52338c82a1a59185db0ad47ebac755878c47ba",
-    "lloyd3": "a68cd404a022da8a3ffff2fd0c1ab59df57b8970f937517533af164b0b4f04e9",
-    "lloyd2": "bd1732dce23a9db1199cbbe642222f6803e65d62be5862ea5413d6e775974eb1",
+    "lloyd4": "d86762bc9400fe38cf17fcbad8ca00e0710dd5fb688c71c5c2d7ed3b22405f44",
+    "lloyd3": "1c25f3a8df35df8ca2eb4b3811adce7befcfefe4a4d180ac4635a1b30da9011f",
+    "lloyd2": "eb5e9f17d9a3f9849cd45ce8b541ed7b0a6ebd1bd977684c40a178dc8bd60f58",
 }
 
 
