@@ -333,6 +333,13 @@ def together(manifest: Manifest, codec: str = "int8", fragments: int = 1, *, but
     return with_values(made, round_samples=batch, inner_batch_max=0)
 
 
+def _averaged(manifest: Manifest, nodes: int) -> Iterator[Manifest]:
+    """`manifest` with gradients averaged by each of PACKETS. In pieces, three members or more save bytes."""
+    for packet in PACKETS if nodes > 1 else ():
+        in_pieces = packet.in_pieces and nodes > 2 * manifest.pipeline.stages
+        yield together(manifest, packet.codec, packet.fragments, butterfly=in_pieces)
+
+
 def with_values(manifest: Manifest, **changed: float | str) -> Manifest:
     """`manifest` with other values of FIELDS, by key."""
     tables = {
@@ -436,14 +443,12 @@ def _try_all(
                     start = with_values(same, inner_batch=batch)
                     start = with_values(start, round_samples=_rounds(start)[0][0])
                     start = _kept_busy(start, nodes, needed, tokens)
-                    for packet in PACKETS if nodes > 1 else ():
-                        in_pieces = packet.in_pieces and nodes > 2 * stages
-                        made = together(start, packet.codec, packet.fragments, butterfly=in_pieces)
+                    for made in _averaged(start, nodes):
                         if not worth_a_look(made):
                             break  # the others learn less from a token
                         found.append(_candidate(made, manifest, fleet, left_out, tokens, by_money=by_money))
                         bars.add(found[-1])
-                        if packet.in_pieces and found[-1].order > found[-2].order:
+                        if made.gossip.butterfly and found[-1].order > found[-2].order:
                             break  # fewer bytes cost more than they bring
                     if not worth_a_look(start):
                         continue
