@@ -32,8 +32,12 @@ async def all_step(here: Village, by: int) -> None:
     )
 
 
-async def test_a_node_that_leaves_hands_its_gradient_over_and_the_others_go_on() -> None:
-    async with village(run_of(), stages=(0, 0, 0)) as here:
+@pytest.mark.parametrize(("codec", "fragments"), [("int8", 1), ("lloyd4", 3)])
+async def test_a_node_that_leaves_hands_its_gradient_over_and_the_others_go_on(codec: str, fragments: int) -> None:
+    """Also where rows take turns: the final delta is of all rows."""
+    run = run_of()
+    run = dataclasses.replace(run, gossip=dataclasses.replace(run.gossip, codec=codec, fragments=fragments))
+    async with village(run, stages=(0, 0, 0)) as here:
         await all_step(here, 8)
         leaves = here.people.pop(1)
         leaves.notices.leave("told to", NoticeKind.STOP)
