@@ -49,6 +49,18 @@ async def test_a_node_that_leaves_hands_its_gradient_over_and_the_others_go_on(c
         assert float((one - other).norm()) < 0.05 * float(one.norm()), "a step or two apart, which heals"
 
 
+@pytest.mark.nightly
+async def test_pieces_of_rows_in_turn_keep_members_equal() -> None:
+    run = run_of()
+    run = dataclasses.replace(run, gossip=dataclasses.replace(run.gossip, codec="lloyd3", fragments=3, butterfly=True))
+    async with village(run, stages=(0, 0, 0)) as here:
+        await all_step(here, 4)
+        done = [steps(person) for person in here.people]
+        thetas = [person.replica.stage.theta for person in here.people]
+        same = [theta for theta, at in zip(thetas, done, strict=True) if at == done[0]]
+        assert all(float((theta - thetas[0]).norm()) < 0.01 * float(theta.norm()) for theta in same)
+
+
 async def test_all_that_begin_a_run_at_once_take_its_first_step_together() -> None:
     async with village(run_of(), stages=(0,) * 5) as here:
         await all_step(here, 4)
