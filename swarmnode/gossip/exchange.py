@@ -302,7 +302,8 @@ class Gossip:
         self._samples_before = 0  # trained here by the last round whose packet counted
         self._samples_at_round = 0  # and by the beginning of the last round
         self._share_of_step = sys.maxsize  # the least that this replica's share of the step under way was
-        self._settled = self._share is None or self.done > 0  # whether it knows with whom it takes the first step
+        # Whether it knows with whom it takes its first step, and they know of it.
+        self._settled = self._share is None or (self.done > 0 and not self.weight.newcomer)
         self._late = False  # most were ahead in the last round: it goes on to the next one with what it has
         self._trained_s: deque[float] = deque(maxlen=RATES)  # seconds that the last steps were trained in, no wait
         self._wake = asyncio.Event()
@@ -480,7 +481,10 @@ class Gossip:
         if self._share is None:
             self.stride = usual(member.round_stride for member in here if member.peer != me)
         elif not self._settled:
-            await self._all_known()
+            if self.done == 0:
+                await self._all_known()
+            else:  # others do not wait for a newcomer in the steps before they hear that it has the state
+                await asyncio.sleep(self._here.manifest.limits.announce_period_s)
             self._settled = True
             if self._ended_here is not None:
                 self._ended_here()  # there is room now

@@ -13,6 +13,7 @@ from swarmnode.concurrency import background_tasks
 from swarmnode.errors import LocalFault, RemoteFault, Unavailable
 from swarmnode.gossip.exchange import Gossip
 from swarmnode.ids import PeerId, seeded
+from swarmnode.manifest.gossip_compat import averages_gradients
 from swarmnode.membership.liveness import TRIES
 from swarmnode.membership.swarm import GIVING, StageContext, Swarm
 from swarmnode.node.audit_setup import stage_audits
@@ -282,6 +283,7 @@ class ServedStage(StageObserver):
             served = cls(context, joined, served_before, tasks)
             tasks.create_task(served.backup.run())
             tasks.create_task(served.gossip.run())
+            tasks.create_task(served._return.run())
             if served.tied_ends.share:
                 tasks.create_task(served.tied_ends.run())
             if served.checkpointer is not None:
@@ -306,7 +308,6 @@ class ServedStage(StageObserver):
         presence.set_state(record_pb2.NODE_STATE_TRAINING, "ready")
         context.telemetry.event("node.ready", serves=self.stage)
         self._tasks.create_task(self._catching_up())
-        self._tasks.create_task(self._return.run())
         self._tasks.create_task(self._saving())
 
     def _feed(self, samples: Samples) -> None:
@@ -521,7 +522,8 @@ class ServedStage(StageObserver):
         presence = self._context.presence
         await self.gossip.idle.wait()  # a round begun before the pause goes on, and its outer step needs its mark
         await presence.look([self.stage])
-        return (self._outdated() or bool(self._from)) and await self._restore_again()
+        older = self._behind.is_set() or self._outdated() or bool(self._from)
+        return older and await self._restore_again()
 
     def _outdated(self) -> bool:
         """Whether others may have a newer state: rounds went by while this replica was held, or nodes serve the stage
@@ -588,11 +590,13 @@ class ServedStage(StageObserver):
 
     async def _sync(self) -> None:
         """Receive a first round. A newcomer that misses it takes the state once more, with that round in it; unless a
-        further round ended meanwhile, it has what it would have received."""
-        gossip, size = self.gossip, self._context.manifest.gossip.round_samples
+        further round ended meanwhile, it has what it would have received. Where each step is a round, a state is some
+        rounds old when it has come over a home line, and the next one would be, too: later rounds heal that."""
+        manifest, gossip = self._context.manifest, self.gossip
+        size = manifest.gossip.round_samples
         for again in range(SYNCS_AGAIN + 1):
             await self._first_round()
-            if not gossip.missed or again == SYNCS_AGAIN:
+            if not gossip.missed or again == SYNCS_AGAIN or averages_gradients(manifest):
                 return
             gossip.hold(True)
             await gossip.idle.wait()

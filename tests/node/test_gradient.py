@@ -1,10 +1,12 @@
 """Whole nodes that average gradients before each step: one leaves, the batch grows, all step together."""
 
+import asyncio
 import dataclasses
 
 import pytest
 import torch
 
+from swarmnode.ids import PeerId
 from swarmnode.manifest import Manifest
 from swarmnode.node.notice import NoticeKind
 from tests.support.village import Amending, Village, Villager, manifest, told, village
@@ -97,3 +99,33 @@ async def test_the_batch_of_a_run_under_way_doubles() -> None:
         for person, (rounds, taken) in zip(here.people, before, strict=True):
             assert person.served.hop.inner_steps - taken == (steps(person) - rounds) // 2
         assert torch.isfinite(here.people[0].replica.stage.theta).all()
+
+
+def on_lines(v: Village, nbytes_per_s: float) -> None:
+    """Lines from now on: each machine's carries so much up, one thing after another."""
+    free_s: dict[PeerId, float] = {}
+
+    async def carried(sender: PeerId, receiver: PeerId, nbytes: int) -> None:
+        now_s = asyncio.get_running_loop().time()
+        free_s[sender] = max(now_s, free_s.get(sender, 0.0)) + nbytes / nbytes_per_s
+        await asyncio.sleep(free_s[sender] - now_s)
+
+    v.network.link = carried
+
+
+async def test_a_joiner_over_a_thin_line_takes_the_state_once_and_steps_with_the_others() -> None:
+    """A state takes some steps to come over a home line. The joiner took it for sleep, and took the state again and
+    again, while the others waited for it."""
+    async with village(run_of()) as here:
+        here.sample_s = 0.02
+        for _ in range(2):
+            here.add(0)
+        await all_step(here, 4)
+        packet = int(str(told(here.people[0], "exchange.paired")[-1]["sent_bytes"]))
+        on_lines(here, packet / 0.15)
+        await all_step(here, 4)
+        joiner = here.add(0)
+        await here.until(lambda: len(told(joiner, "exchange.group")) >= 8, "it steps with both")
+        assert len(told(joiner, "recovery.done")) == 1 and not told(joiner, "state.behind")
+        waits = [float(str(one["seconds"])) for p in here.people[:2] for one in told(p, "exchange.paired")]
+        assert max(waits) < 12 * 0.15, "the state is eight packets on the same line, and nobody waits in vain"
