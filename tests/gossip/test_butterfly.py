@@ -156,6 +156,19 @@ def test_of_two_rosters_all_follow_the_same() -> None:
     assert followed == {rosters[2].digest}
 
 
+def test_a_writer_whose_roster_most_refuse_goes_by_another() -> None:
+    mine = state(4, [1, 2, 3])
+    mine.hear_roster(roster(4, [1, 2, 3, 4], attempt=1))
+    assert not mine.hear_roster(roster(1, [1, 2, 3])) and not mine.hear_roster(roster(2, [1, 2, 3]))
+    mine.refused = {WHO[1].peer_id, WHO[2].peer_id}
+    assert not mine.is_refused
+    mine.refused.add(WHO[3].peer_id)
+    assert mine.is_refused
+    mine.give_up_own()
+    assert mine.roster is not None and mine.roster.writer == min((WHO[1].peer_id, WHO[2].peer_id), key=OF.rank)
+    assert mine.writer([one.peer_id for one in WHO[1:5]]) != mine.me
+
+
 def test_a_roster_that_leaves_out_most_is_not_followed() -> None:
     mine = state(4, [1, 2, 3, 5])
     with pytest.raises(Unavailable, match="leaves out"):

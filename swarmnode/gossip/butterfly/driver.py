@@ -328,12 +328,39 @@ class Butterfly:
             self._tell(state, state.me, str(error))
             return
         self._on_roster(state)
+        assert self._tasks is not None
         for peer in {*commits, *meeting.awaited, *meeting.others} - {state.me}:
-            self._send(peer, wire.Butterfly(word=said.signed), (), SMALL_CALL_S)
+            self._tasks.create_task(self._tell_roster(state, peer, said))
+
+    async def _tell_roster(self, state: RoundState, peer: PeerId, said: Said) -> None:
+        """Send our roster to `peer`. Where most refuse it, go by another one: else we would step by ourselves."""
+        try:
+            answer = await self._call(peer, wire.Butterfly(word=said.signed), SMALL_CALL_S)
+            follows = not answer.header.butterfly.HasField("roster")
+            self._hear_answer(state, peer, answer)
+        except (RemoteFault, Unavailable):
+            follows = False
+        if follows or state is not self.state or not state.follows(said.digest) or _ended(state):
+            return
+        if state.roster is not None and peer in state.roster.commits:
+            state.refused.add(peer)
+        if state.is_refused:
+            state.give_up_own()
+            self._tell(state, state.me, "most members refuse its roster")
+            self._wake()
+            if state.roster is not None:
+                await self._ask_close(state, state.roster.writer)
+
+    async def _ask_close(self, state: RoundState, writer: PeerId) -> None:
+        """Ask `writer` whether its roster is closed already."""
+        request = wire.PieceRequest(round=state.of.round_index, stage=state.of.stage)
+        with contextlib.suppress(RemoteFault, Unavailable):
+            self._hear_answer(state, writer, await self._call(writer, wire.Butterfly(wanted=request), SMALL_CALL_S))
 
     def _tell(self, state: RoundState, peer: PeerId, reason: str) -> None:
-        fields = {"round": state.of.round_index, "peer": peer, "reason": reason}
-        self._here.telemetry.event("butterfly.given_up", level="warning", **fields)
+        self._here.telemetry.event(
+            "butterfly.given_up", level="warning", round=state.of.round_index, peer=peer, reason=reason
+        )
 
     def _on_roster(self, state: RoundState) -> None:
         """A roster is followed: what it is, nobody knew before, so its digest says who checks which means."""
@@ -630,7 +657,11 @@ class Butterfly:
                 if state.roster is not None and peer not in state.roster.commits:
                     return self._other_roster(state)
             case "roster":
+                if self._is_mute(peer, round_index) and state.roster is not None:
+                    return self._other_roster(state)
                 self._hear_roster(state, said)
+                if not state.follows(said.digest):
+                    return self._other_roster(state)
             case _:
                 state.hear_close(said)
         self._wake()

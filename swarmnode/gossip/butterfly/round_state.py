@@ -98,6 +98,8 @@ class RoundState:
         self.given: dict[PeerId, PieceSet] = {}  # of the pieces that this member averages
         self.means: dict[PeerId, MeanSet] = {}  # of the roster
         self.close: Said | None = None
+        self.refused: set[PeerId] = set()  # members that do not follow the roster that this member wrote
+        self._others: list[RosterView] = []  # heard, and not followed
         self.given_up: set[PeerId] = set()  # writers of rosters that were waited for in vain
         self.gone: set[PeerId] = set()  # members that cannot be reached, or refuse
         self.contradictions: list[tuple[Said, Said]] = []
@@ -134,13 +136,31 @@ class RoundState:
             self._compare(self.roster.said, said)
         if self.close is not None:
             raise Unavailable(f"round {self.of.round_index} is closed here")
-        if self.roster is not None and roster.priority <= self.roster.priority:
-            return False
         self._check_members(roster)
-        self.commits |= roster.commits
-        self.roster = roster
-        self.given, self.means = {}, {}
+        if self.roster is not None and roster.priority <= self.roster.priority:
+            self._others.append(roster)
+            return False
+        self._follow(roster)
         return True
+
+    def _follow(self, roster: RosterView | None) -> None:
+        self.roster = roster
+        self.refused = set()
+        self.given = {}
+        self.means = {}
+        if roster is not None:
+            self.commits |= roster.commits
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether most members refused the roster that this member wrote."""
+        return self.roster is not None and 2 * len(self.refused) > len(self.roster.members)
+
+    def give_up_own(self) -> None:
+        """Go by another roster than our own, which most refused: the best that was heard, if any."""
+        self.given_up.add(self.me)
+        left = [one for one in self._others if one.writer not in self.given_up]
+        self._follow(max(left, key=lambda one: one.priority, default=None))
 
     def _check_members(self, roster: RosterView) -> None:
         if leaves_out_too_many(roster, {self.me, *self._awaited} - self.gone):
@@ -160,9 +180,8 @@ class RoundState:
         """Go by the close that `hear_over` heard; returns who has its means. Raises RemoteFault for a false one."""
         assert self.over is not None and self.over_by is not None
         peer, close = self.over_by
-        self.roster = self.over
+        self._follow(self.over)
         self.over = None
-        self.given, self.means = {}, {}
         self.hear_close(close)
         return peer
 
