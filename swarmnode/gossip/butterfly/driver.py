@@ -470,6 +470,11 @@ class Butterfly:
         await asyncio.gather(*waits)
         if state.roster is not roster:
             return
+        if state.lacks_most(roster, state.closing()):
+            state.give_up_own()
+            self._tell(state, state.me, "the means of most owners did not come")
+            self._wake()
+            return
         body = wire.RoundClose(roster=roster.said.digest, means=state.closing())
         said = self._say(wire.RoundWord(round=state.of.round_index, stage=state.of.stage, close=body))
         state.hear_close(said)
@@ -528,12 +533,13 @@ class Butterfly:
         owners = [owner for owner in state.roster.owners if state.roster.pieces_of(owner, state.pieces)]
         silent = {owner for owner in owners if not state.named(owner)}
         silent |= {*state.roster.givers} - counted if any(state.named(owner) for owner in owners) else set()
-        for peer in state.roster.members:
+        silent |= state.given_up  # writers of rosters
+        for peer in {*state.roster.members, *state.given_up} - {state.me}:
             times = self._mute.get(peer, (0, 0))[0]
-            if peer in silent and peer != state.me:
+            if peer in silent:
                 self._mute[peer] = (times + 1, round_index + 1 + min(2**times, MUTE_ROUNDS_MAX))
             elif times and peer in counted:
-                del self._mute[peer]
+                self._mute[peer] = (times - 1, 0)
 
     # ---- contradictions
 

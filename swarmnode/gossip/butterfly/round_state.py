@@ -173,6 +173,8 @@ class RoundState:
         elif self.over is None and self.close is None:
             view = open_roster(self.of, roster, self.commits)
             self._check_members(view)
+            if self.lacks_most(view, close.word.close.means):
+                raise Unavailable("a close that lacks the means of most owners")
             self.over = view
             self.over_by = (peer, close)
 
@@ -270,10 +272,20 @@ class RoundState:
             raise RemoteFault(f"a close by {short(said.member)}; the roster is by {short(self.roster.writer)}")
         if len(said.word.close.means) != DIGEST_NBYTES * len(self.roster.members):
             raise RemoteFault("a close of another number of members")
+        if self.lacks_most(self.roster, said.word.close.means):
+            raise Unavailable("the close lacks the means of most owners: its writer would step by a few")
         if self.close is None:
             self.close = said
         else:
             self._compare(self.close, said)
+
+    def lacks_most(self, roster: RosterView, means: bytes) -> bool:
+        """Whether a close with these digests of `means` lacks those of more than half of the owners."""
+        if not roster.givers:
+            return False
+        owners = [owner for owner in roster.owners if roster.pieces_of(owner, self.pieces)]
+        came = [owner for owner in owners if digest_at(means, roster.members.index(owner)) not in (b"", _NONE)]
+        return 2 * len(came) < len(owners)
 
     def compare_close(self, said: Said) -> None:
         """A close that another member went by."""
