@@ -15,6 +15,7 @@ from swarmnode.bounds import FIELDS as WIRE_FIELDS
 from swarmnode.bounds import Bound
 from swarmnode.cli import main as command_line
 from swarmnode.manifest.spec import FIELDS, TABLES, Manifest
+from swarmnode.membership.words import WORDS
 from swarmnode.metrics import name
 from swarmnode.metrics.event import EVENTS
 
@@ -188,6 +189,25 @@ def documented(called: str, value: Any) -> Iterator[str]:
 
 
 PAGES = {"api.md": api, "metrics.md": metrics, "exit-codes.md": exit_codes, "manifest.md": manifest, "wire.md": wire}
+
+
+BEGIN, END = "<!-- Made by docs/generate.py from swarmnode/membership/words.py -->", "<!-- made until here -->"
+
+
+def security() -> str:
+    """The page on security, with the table of what a peer's words decide as the code has it."""
+    page = (HERE / "security.md").read_text()
+    before, _, rest = page.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    rows = (
+        (f"`{row.message}`: {', '.join(f'`{field}`' for field in row.fields)}", row.decides, row.bound, row.code)
+        for row in WORDS
+    )
+    made = "\n".join(table(("who says it", "what it decides", "what bounds it", "code"), rows))
+    return f"{before}{BEGIN}\n\n{made}\n\n{END}{after}"
+
+
+PAGES["security.md"] = security
 
 
 def main(folder: Path) -> None:

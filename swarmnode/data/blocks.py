@@ -88,6 +88,7 @@ class BlockLedger:
         # Own finished blocks. Those up to `_ahead` below the frontier are kept too, to notice late claims of others.
         self._own: set[int] = set()
         self._others: set[int] = set()
+        self._doubted: set[int] = set()  # finished by the word of feeders that were not met yet
         self._under_way: set[int] = set()
         self._counted: set[int] = set()
         self._view: frozenset[PeerId] = frozenset()
@@ -117,7 +118,13 @@ class BlockLedger:
             if block in own or block in others or block in begun:
                 continue
             if (known[block // span][0] if block // span in known else self._owner(block)) == self.me:
+                if block in self._doubted:
+                    continue
                 return self._begin(block), "own"
+        for block in sorted(self._doubted):
+            self._doubted.discard(block)
+            if self.frontier <= block < end and self._is_open(block) and self._owner(block) == self.me:
+                return self._begin(block), "own, doubted"
         rest = [block for block in range(end - 1, self.frontier - 1, -1) if self._is_open(block)]
         for block in rest:
             self._owner(block)
@@ -164,6 +171,22 @@ class BlockLedger:
             except RemoteFault as fault:
                 faults.append(fault)
         self._advance()
+        return faults
+
+    def doubt_all(self, told: Mapping[PeerId, record_pb2.Blocks], frontier_max: int, trained: int) -> list[RemoteFault]:
+        """Begin near the least frontier of feeders that were not met yet, in a run that has `trained` so many blocks:
+        each feeder goes `_ahead` blocks beyond the frontier at most. Their finished blocks are drawn last.
+        Returns the faults of invalid records."""
+        faults, frontiers, least = list[RemoteFault](), list[int](), max(0, trained - self._ahead)
+        for feeder, blocks in told.items():
+            try:
+                self._doubted |= self._checked(feeder, blocks, frontier_max)
+                frontiers.append(blocks.finished_below)
+            except RemoteFault as fault:
+                faults.append(fault)
+        if frontiers:
+            self.frontier = max(self.frontier, least, min(*frontiers, trained))
+            self._advance()
         return faults
 
     def _learn(self, feeder: PeerId, blocks: record_pb2.Blocks, frontier_max: int) -> None:
@@ -235,6 +258,7 @@ class BlockLedger:
         while self.frontier in self._own or self.frontier in self._others:
             self.frontier += 1
         self._others = {block for block in self._others if block >= self.frontier}
+        self._doubted = {block for block in self._doubted if block >= self.frontier}
         if self.frontier != before or len(self._own) > 4 * self._ahead:
             kept = self.frontier - self._ahead
             self._own = {block for block in self._own if block >= kept}

@@ -49,7 +49,7 @@ from swarmnode.gossip.final_delta import FinalDeltas, OwnFinalDelta
 from swarmnode.gossip.outgoing_packet import OutgoingPacket, RoundWeight, SentBytes, packets_s, while_written
 from swarmnode.gossip.pairing import ALONE, partners, shuffled
 from swarmnode.gossip.robust import EQUAL
-from swarmnode.gossip.round import RATES, RoundPace, Rounds, Share, Spent, usual
+from swarmnode.gossip.round import RATES, RoundPace, Rounds, Share, Spent, least
 from swarmnode.gossip.step_end import StepEnds, tell_step_end
 from swarmnode.ids import PeerId, RunId, digest64, short
 from swarmnode.manifest.gossip_compat import (
@@ -64,6 +64,7 @@ from swarmnode.membership.swarm import GOSSIPING, Member, StageContext
 from swarmnode.membership.trust import FLOOD, SHARE, Trials
 from swarmnode.metrics import name
 from swarmnode.ports import Answer, Call, OuterReport, Packet, Priority, StepReport, Verdict, WireTensor
+from swarmnode.remembered import Remembered
 from swarmnode.wire import call_pb2 as wire
 
 STEPS_WAITED = 2  # guess: so many usual steps are a slow member's; pings find a dead one sooner
@@ -211,14 +212,21 @@ class Strangers:
         self._stage = stage
         self._met = met
         self._came = Trials()
+        self._vain = Remembered[PeerId, None]()  # those that were tried in vain
 
     def among(self, members: Iterable[PeerId]) -> list[PeerId]:
         """The `members` that were never met."""
         return [peer for peer in members if not self._met(peer)]
 
-    def record_try(self, came: bool) -> None:
-        """Note whether a packet of a partner that was never met before `came`."""
+    def record_try(self, came: bool, peer: PeerId | None = None) -> None:
+        """Note whether a packet of a partner, `peer`, that was never met before `came`."""
         self._came.add(came)
+        if not came and peer is not None:
+            self._vain[peer] = None
+
+    def proven(self, peer: PeerId) -> bool:
+        """Whether many strangers were tried, most of them came, and `peer` was not tried in vain."""
+        return self._came.enough and self.come and peer not in self._vain
 
     @property
     def come(self) -> bool:
@@ -251,11 +259,14 @@ class Gossip:
         newcomer: bool,
         packet_taken: Callable[[PeerId], None] = lambda peer: None,
         line: StateLine = UNBROKEN,
+        fed: Callable[[PeerId], bool] = lambda peer: True,
     ) -> None:
         """`done`: the last round behind the replica's state; `newcomer`: its next round of each fragment counts nothing
-        of its own; `packet_taken` is told each peer whose packet was averaged; `line` of its state."""
+        of its own; `packet_taken` is told each peer whose packet was averaged; `line` of its state; `fed`: whether a
+        microbatch of a feeder was trained here."""
         self._here = here
         self._samples_here = samples_here
+        self._fed = fed
         self.line = line  # replicas of another one are not met
         gossip = here.manifest.gossip
         self.acceptance = Acceptance(here, packet_taken)
@@ -346,8 +357,11 @@ class Gossip:
         """The round that this replica takes part in next, where rounds are steps: what most others are past would be in
         vain here."""
         others = [m for m in self._in_rounds() if m.peer != self._here.me]
-        done = [max(m.round_index, self._machine.round_of.get(m.peer, 0) - 1) for m in others]
-        past = max(self.done, median_low(done or [0]))
+        met = [m for m in others if self.acceptance.packets_taken(m.peer)]
+        done = median_low([max(m.round_index, self._machine.round_of.get(m.peer, 0) - 1) for m in met or others] or [0])
+        if not met:  # keys say any round: it is no further than samples say
+            done = min(done, self._rounds.newest(self._here.samples_total(), self.stride))
+        past = max(self.done, done)
         if self._step_ends is not None:
             past = max(past, self._step_ends.newest(self._feeders()) - self.stride)
         return self._after(past)
@@ -363,8 +377,9 @@ class Gossip:
         return self._step_ends.wait_s(step, self._feeders(), patience_s, asyncio.get_running_loop().time())
 
     def step_ended(self, feeder: PeerId, step: int) -> None:
-        """`feeder` told this replica that it is through with `step`."""
-        if self._step_ends is not None:
+        """`feeder` told this replica that it is through with `step`: it counts where a microbatch of it was trained
+        here, as others may be keys alone."""
+        if self._step_ends is not None and self._fed(feeder):
             self._step_ends.heard(feeder, step)
             self.on_progress()
 
@@ -395,7 +410,8 @@ class Gossip:
 
     def _own_share(self, share: Share) -> int:
         """By who is here now: where many join at once, the first are not to train for minutes what all could share."""
-        return share.of(self._here.me, {self._here.me: 0.0} | {m.peer: m.samples_per_second for m in self._in_rounds()})
+        speeds = {m.peer: m.samples_per_second for m in self._known(self._in_rounds())}
+        return share.of(self._here.me, {self._here.me: 0.0} | speeds)
 
     @property
     def done(self) -> int:
@@ -476,10 +492,11 @@ class Gossip:
         await self.idle.wait()
 
     async def run(self) -> None:
-        """Run round after round until cancelled. A replica begins with the stride of most others of its stage."""
+        """Run round after round until cancelled. A replica begins with the least stride of its stage's others, which a
+        key that only announces itself cannot raise; its own pace raises it."""
         here, me = self._mates(), self._here.me
         if self._share is None:
-            self.stride = usual(member.round_stride for member in here if member.peer != me)
+            self.stride = least(member.round_stride for member in here if member.peer != me)
         elif not self._settled:
             if self.done == 0:
                 await self._all_known()
@@ -546,6 +563,12 @@ class Gossip:
     def _mates(self) -> Sequence[Member]:
         """The members of this stage, this one included."""
         return self._here.swarm().stages[self._here.stage]
+
+    def _known(self, members: Sequence[Member]) -> Sequence[Member]:
+        """The `members` whose packets were taken here, and this replica; all where nobody's was, or where each
+        step is taken with some of them."""
+        met = [m for m in members if m.peer == self._here.me or self.acceptance.packets_taken(m.peer)]
+        return met if self._all_meet and len(met) > 1 else members
 
     def _in_rounds(self) -> list[Member]:
         """The members that are in rounds, and whose state is of the line of ours."""
@@ -659,7 +682,7 @@ class Gossip:
         if took.met:
             self._meetings.append(round_index * self._rounds.round_samples)
         for peer in strangers:
-            self.strangers.record_try(peer in came)
+            self.strangers.record_try(peer in came, peer)
         if others and not kept_out.issuperset(others):
             self._met.add(min(1.0, took.count_believed(len(came)) / len(others)))
         lacking = not took.met if self._of_progress else took.is_far
@@ -798,7 +821,8 @@ class Gossip:
         if self._trained_s:
             return median_low(self._trained_s)
         manifest = self._here.manifest
-        speed = median_low([m.samples_per_second for m in self._mates() if m.samples_per_second > 0.0] or [0.0])
+        speeds = [m.samples_per_second for m in self._known(self._mates()) if m.samples_per_second > 0.0]
+        speed = median_low(speeds or [0.0])
         by_records = self._own_share(self._share) / speed if self._share is not None and speed else math.inf
         if manifest.pipeline.stages == 1:
             return by_records

@@ -37,6 +37,11 @@ class Trials:
         self._worked.add(float(worked))
 
     @property
+    def enough(self) -> bool:
+        """Whether so many were made that they tell."""
+        return self._worked.count >= FLOOD
+
+    @property
     def share(self) -> float:
         """The share of the last tries that worked; 1 before the first."""
         return self._worked.value if self._worked.known else 1.0

@@ -18,19 +18,28 @@ UNHEARD = PeerId("unheard")  # the name under which blocks of unknown feeders ar
 
 
 def ledger_of(presence: Presence, manifest: Manifest, span: int = 1) -> BlockLedger:
-    """The ledger that a feeder begins with: all finished blocks it has heard of, as far as they can be believed.
+    """The ledger that a feeder begins with: its own finished blocks and those of checkpoints, and as doubted ones those
+    that feeders announce, which it has met none of: it draws them last, and does not pass them on.
 
     When all feeders died, their records have gone with them, or tell of an announce period ago. Then as many blocks
     count as finished as the run's samples fill. Near that frontier some blocks are drawn again or left out, but the run
     does not begin anew.
     """
     ledger = BlockLedger(presence.me, manifest.seed, span)
-    faults = ledger.merge_all(presence.blocks_heard, presence.blocks_max)
+    known = {peer: blocks for peer, blocks in presence.blocks_heard.items() if not _of_others(presence, peer)}
+    faults = ledger.merge_all(known, presence.blocks_max)
+    told = {peer: blocks for peer, blocks in presence.blocks_heard.items() if peer not in known}
+    faults += ledger.doubt_all(told, presence.blocks_max, presence.progress.total // manifest.data.block_samples)
     alone = all(peer == presence.me for peer in presence.peer_table.swarm().feeders())
     if alone or len(faults) == len(presence.blocks_heard):
         below = presence.progress.total // manifest.data.block_samples
         ledger.merge(UNHEARD, record_pb2.Blocks(finished_below=below), below)
     return ledger
+
+
+def _of_others(presence: Presence, name: PeerId) -> bool:
+    """Whether `name`, which finished blocks are told under, is another node, and no checkpoint."""
+    return name != presence.me and presence.peer_table.member(name) is not None
 
 
 def fed_status(feeder: Feeder | None) -> StageStatus:

@@ -13,7 +13,7 @@ from swarmnode.concurrency import background_tasks
 from swarmnode.errors import LocalFault, RemoteFault, Unavailable
 from swarmnode.gossip.exchange import Gossip
 from swarmnode.ids import PeerId, seeded
-from swarmnode.manifest.gossip_compat import averages_gradients
+from swarmnode.manifest.gossip_compat import averages_gradients, meets
 from swarmnode.membership.liveness import TRIES
 from swarmnode.membership.swarm import GIVING, StageContext, Swarm
 from swarmnode.node.audit_setup import stage_audits
@@ -224,6 +224,7 @@ class ServedStage(StageObserver):
             newcomer=restored.newcomer,
             packet_taken=history.record_work,
             line=restored.line,
+            fed=self.hop.turns.fed,
         )
         self.hop.step_begun = self._step_begun
         self.backup = NeighbourBackup(here, presence)
@@ -696,8 +697,20 @@ class ServedStage(StageObserver):
             self.checkpointer.on_progress()
 
     def hear_blocks(self, told: Mapping[PeerId, record_pb2.Blocks], frontier_max: int) -> Iterable[RemoteFault]:
-        """Take in the finished blocks announced by other feeders; returns those that cannot be believed."""
-        return () if self.feeder is None else self.feeder.observe_blocks(told, frontier_max)
+        """Take in the finished blocks announced by other feeders that were seen at work; returns those that cannot be
+        believed."""
+        if self.feeder is None:
+            return ()
+        believed = {peer: blocks for peer, blocks in told.items() if self._believes_blocks(peer)}
+        return self.feeder.observe_blocks(believed, frontier_max)
+
+    def _believes_blocks(self, feeder: PeerId) -> bool:
+        """Whether `feeder`'s word on finished blocks counts: its packets were taken here. One that was never met may be
+        a key alone, which would choose text that nobody trains; its blocks are another's by hash meanwhile. Where many
+        strangers were tried and most of them came, or replicas never meet, its word counts."""
+        if feeder == self._context.presence.me or self.gossip.acceptance.packets_taken(feeder):
+            return True
+        return self.gossip.strangers.proven(feeder) or not meets(self._context.manifest.gossip)
 
     def doubt(self, peers: Iterable[PeerId]) -> None:
         """Check whether calls to `peers`, which went silent, are still alive."""

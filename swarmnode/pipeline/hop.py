@@ -4,6 +4,7 @@ thread (`stage_worker.py`)."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -17,6 +18,7 @@ from swarmnode.membership.swarm import StageContext
 from swarmnode.membership.trust import PeerHistory
 from swarmnode.metrics import name
 from swarmnode.pipeline.backlog import Backlog, InFlight, check_inputs, check_samples, check_way
+from swarmnode.pipeline.feeder_turns import FeederTurns
 from swarmnode.pipeline.microbatch_size import PendingForward, label
 from swarmnode.pipeline.next_hop import MicrobatchResult, NextHop, Reservations, onward
 from swarmnode.pipeline.stage_worker import HopInput, StageAudits, StageWorker
@@ -86,6 +88,7 @@ class Hop:
         self.boundary_digest = self.here.replica.boundary_digest()
         self._now = asyncio.get_running_loop().time
         self.worker = StageWorker(self.here, self._now, self.audits)
+        self.turns = FeederTurns()
         self._reservations = Reservations(lambda: self.here.compute.waiting + self.here.transport.line_queue)
         self.inner_steps = 0
         self.samples = 0  # trained here since start
@@ -121,7 +124,8 @@ class Hop:
         if inputs is not None and inputs.refuses(process):
             # As a replica without room says it: the feeder does not learn why.
             raise Busy(self.backlog.slots.full(1), retry_after_s=self.backlog.seconds)
-        outcome = await self.run_microbatch(process, x, tokens, deadline, held)
+        with self._turn(peer, process):
+            outcome = await self.run_microbatch(process, x, tokens, deadline, held)
         report = wire.Processed(
             loss_sum=outcome.loss_sum,
             tokens=outcome.tokens,
@@ -138,11 +142,19 @@ class Hop:
         tensors = () if outcome.gradient is None else (outcome.gradient,)
         if process.purpose == wire.PURPOSE_TRAIN:
             self.history.record_request(peer)
+            self.turns.record_fed(PeerId(process.feeder))
             work = self._work(process, outcome.tokens)
             self.book.record_service(peer, work)
             if process.position == 1:  # who read the data has no caller
                 self.book.record_gradient(peer, work)
         return UnsignedAnswer(wire.Reply(processed=report), tensors, urgent=True, prints=outcome.prints)
+
+    def _turn(self, peer: PeerId, process: wire.Process) -> contextlib.AbstractContextManager[None]:
+        """Train a microbatch of the feeder `peer` in it, if it is one. Raises RemoteFault for samples that were trained
+        here."""
+        if process.purpose != wire.PURPOSE_TRAIN or process.position != 1:
+            return contextlib.nullcontext()
+        return self.turns.turn(peer, process.first_sample, process.samples)
 
     async def _signed(
         self,

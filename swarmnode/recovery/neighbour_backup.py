@@ -6,7 +6,7 @@ A stage whose replicas all die at once is restored from its backup instead of re
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
 from swarmnode.errors import RemoteFault, Unavailable
@@ -56,12 +56,18 @@ def to_keep(bytes_max: int, sizes: Sizes, ends: tuple[int, int]) -> tuple[StateS
 
 
 def renewal(
-    swarm: Swarm, stage: int, me: PeerId, run_id: RunId, spec: RecoverySpec, round_now: int
+    swarm: Swarm,
+    stage: int,
+    me: PeerId,
+    run_id: RunId,
+    spec: RecoverySpec,
+    round_now: int,
+    works: Callable[[PeerId], bool] = lambda peer: True,
 ) -> tuple[bool, str]:
-    """Whether `me` should keep the state of `stage` now, and why (not)."""
+    """Whether `me` should keep the state of `stage` now, and why (not). `works`: whether a peer was seen at work."""
     if round_now == 0:
         return False, "the run has not finished a round"
-    if not keeps(swarm, stage, run_id, spec.keepers, me):
+    if not keeps(swarm, stage, run_id, spec.keepers, me, works):
         return False, f"others keep stage {stage}"
     if not any(member.peer != me for member in swarm.serving(stage)):
         return False, f"nobody serves stage {stage}"
@@ -117,9 +123,11 @@ class NeighbourBackup:
 
     def _due(self) -> tuple[bool, str]:
         me, total = self._here.me, self._membership.progress.total
-        keeps, why = renewal(
-            self._here.swarm(), self.stage, me, self._here.run_id, self._spec, total // self._round_samples
-        )
+        works = self._membership.run_progress.clock.history.at_work.__contains__
+        round_now = total // self._round_samples
+        # Replicas that never meet cannot be told from keys: all count.
+        known = (lambda peer: True) if self._diverging else works
+        keeps, why = renewal(self._here.swarm(), self.stage, me, self._here.run_id, self._spec, round_now, known)
         return self._timer.due(asyncio.get_running_loop().time(), total) if keeps else (False, why)
 
     async def inherit(self, peer: PeerId, call: Call) -> Answer:

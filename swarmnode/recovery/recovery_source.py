@@ -10,7 +10,7 @@ import enum
 import functools
 import sys
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from statistics import median_low
 
@@ -239,15 +239,18 @@ def donors_of(swarm: Swarm, stage: int, me: PeerId) -> tuple[PeerId, ...]:
     return tuple([member.peer for member in serving])
 
 
-def keeps(swarm: Swarm, stage: int, run_id: RunId, count: int, me: PeerId) -> bool:
+def keeps(
+    swarm: Swarm, stage: int, run_id: RunId, count: int, me: PeerId, works: Callable[[PeerId], bool] = lambda peer: True
+) -> bool:
     """Whether `me` is one of the `count` serving nodes of the stage before `stage` that keep its snapshot.
 
-    The last stage is the one before the first. Every node that sees the same swarm computes the same keepers. The scan
-    ends early for most nodes, at the first `count` members that rank before them.
+    The last stage is the one before the first. Only nodes that `me` saw at work (`works`) rank before it: keys, which
+    cost nothing, can be made to rank first. So nodes that have met few others keep more copies, and those that have met
+    all compute the same keepers. The scan ends early for most nodes, at the first `count` members before them.
     """
     before, mine, ahead = swarm.serving((stage - 1) % len(swarm.stages)), (_rank(run_id, stage, me), me), 0
     for member in before:
-        ahead += (_rank(run_id, stage, member.peer), member.peer) < mine
+        ahead += (_rank(run_id, stage, member.peer), member.peer) < mine and works(member.peer)
         if ahead >= count:
             return False
     return any(member.peer == me for member in before)

@@ -1,0 +1,200 @@
+"""Everything that a record, a call's header or an answer decides at the node that hears it, and what bounds it.
+
+Keys and records cost nothing. So each of a peer's words is bounded by what was seen of it at work (packets taken,
+microbatches returned or trained, chunks with their hashes, calls answered), or decides nothing. docs/security.md has
+this table; `tests/node/test_words_of_keys.py` holds each field of these messages against it, and floods a village with
+keys that say the worst of each row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """Some fields of one message. `decides` nothing: the field is shown, or checked against what is known anyway."""
+
+    message: str
+    fields: tuple[str, ...]
+    decides: str
+    bound: str
+    code: str
+
+
+NOTHING = "nothing"
+
+
+def _of(message: str, fields: str, decides: str, bound: str, code: str) -> Words:
+    return Words(message, tuple(fields.split()), decides, bound, code)
+
+
+WORDS = (
+    _of(
+        "Record",
+        "run_id peer_id sequence expires_unix_ms version stretch",
+        "whether a record is of this run, newer, and how long it counts",
+        "signed by the peer's key; times against our clock, 20 announce periods at most",
+        "membership/record.py",
+    ),
+    _of(
+        "Record",
+        "stage state",
+        "members counted: microbatches in flight, who moves where, whether a stage is empty",
+        "while strangers that were tried do not work, machines seen at work count",
+        "membership/trust.py",
+    ),
+    _of(
+        "Record",
+        "addresses",
+        "what is dialled",
+        "one dial a minute and address over all keys",
+        "transport/dial_book.py",
+    ),
+    _of(
+        "Record",
+        "samples_per_second",
+        "routes, shares of a step, donors' order, the clock's bound",
+        "four medians at most in a route; shares of a step by members whose packets were taken; the clock counts "
+        "machines whose work was checked",
+        "pipeline/route.py, gossip/exchange.py, membership/clock.py",
+    ),
+    _of(
+        "Record",
+        "queue",
+        "which replica of the next stage is tried first",
+        "measured answers replace it",
+        "pipeline/route.py",
+    ),
+    _of(
+        "Record",
+        "round",
+        "where rounds are steps, the step that a replica goes on with, and whether it lags",
+        "members whose packets were taken; of others, no further than the believed samples",
+        "gossip/exchange.py",
+    ),
+    _of(
+        "Record",
+        "round_stride",
+        "in which rounds a member is a partner; the stride that a newcomer begins with",
+        "the least that is told; one's own pace sets it from then on",
+        "gossip/exchange.py",
+    ),
+    _of(
+        "Record",
+        "joined_unix_ms saved_samples moving_to",
+        "who brings a lost stage back first, who moves there",
+        "a claim lasts as long as the download would; then the next one builds",
+        "recovery/recovery_source.py",
+    ),
+    _of(
+        "Record",
+        "blocks",
+        "which text a feeder takes for finished",
+        "feeders whose packets were taken; none of strangers unless many were tried and most came",
+        "node/served_stage.py, data/blocks.py",
+    ),
+    _of(
+        "Record",
+        "progress",
+        "the run's samples",
+        "what machines seen at work can have trained, four times what they announce at most",
+        "membership/clock.py",
+    ),
+    _of(
+        "Record",
+        "kept_round kept_samples",
+        "whom a node asks that brings a stage back",
+        "rounds that the run can have reached; the state is compared with others'",
+        "recovery/restore.py",
+    ),
+    _of(
+        "Record",
+        "lost_samples lost_at_samples",
+        "whose state gives way after a pause or a cut",
+        "only of replicas that were there before, or whose packets were taken",
+        "node/stage_return.py",
+    ),
+    _of("Record", "state_digest", NOTHING, "states are compared by their content", "recovery/state_check.py"),
+    _of("Record", "boundary_digest", "whether a route is tried", "the call's own digest", "pipeline/backlog.py"),
+    _of("Record", "pass", "admission", "the owner's grant, the delegate's signature", "membership/access.py"),
+    _of(
+        "Record",
+        "allowance",
+        "when a machine counts as asleep, and its line's share",
+        "its own line alone",
+        "node/presence.py",
+    ),
+    _of(
+        "Record",
+        "saves_checkpoints",
+        "whose turn to save is waited for",
+        "an announce period each",
+        "node/checkpointer.py",
+    ),
+    _of(
+        "Record", "unable", "which stages the machine itself is sent to", "its own moves alone", "pipeline/rebalance.py"
+    ),
+    _of("Record", "data_digest", "a warning", NOTHING, "node/run_text.py"),
+    _of(
+        "Process",
+        "microbatch_id feeder samples purpose itinerary position deadline_ms first_sample",
+        "what is trained, and for whom",
+        "the caller's own stage; places in the backlog; a feeder's numbers are trained once, .05 of them twice",
+        "node/caller_check.py, pipeline/backlog.py, pipeline/feeder_turns.py",
+    ),
+    _of(
+        "Process", "boundary_digest", "refusal of activations that cannot be read", "our own digest", "pipeline/hop.py"
+    ),
+    _of("Process", "feed_signature", NOTHING, "of older versions", "pipeline/hop.py"),
+    _of(
+        "Process",
+        "mark_position inner_steps mark step",
+        "which answers are compared, and when a microbatch of a step is trained",
+        "one's own weights; a step further ahead than the next is refused",
+        "pipeline/auditor.py, gossip/exchange.py",
+    ),
+    _of(
+        "StepEnd",
+        "step",
+        "when a later stage takes its step",
+        "feeders whose microbatches were trained here; half of them",
+        "gossip/step_end.py, gossip/exchange.py",
+    ),
+    _of(
+        "Exchange",
+        "round stage samples newcomer",
+        "a packet's weight in the mean",
+        "a packet is judged by its content; its weight is bounded by the others'",
+        "gossip/robust.py, gossip/acceptance.py",
+    ),
+    _of(
+        "Pong",
+        "payload samples",
+        "how far the run is, to a newcomer",
+        "the median of those that answer",
+        "membership/clock.py",
+    ),
+    _of("Reserved", "granted ahead", "where the microbatch goes", "answers that come or do not", "pipeline/route.py"),
+    _of(
+        "Handover",
+        "stage",
+        "that the state of a leaver is kept",
+        "a replica of that stage seen at work",
+        "recovery/neighbour_backup.py",
+    ),
+    _of(
+        "Receipt",
+        "run_id server client microbatches samples tokens targets from_unix_s until_unix_s signature",
+        "what is shown as given",
+        "its client's signature; the page counts members' only",
+        "membership/receipt.py, dashboard/totals.py",
+    ),
+    _of(
+        "AccessListRequest",
+        "sequence amendments head list_digest rivals",
+        "what the owner's documents are sent, and that the asker is asked in turn",
+        "one call a period; the owner's signatures",
+        "membership/admission.py",
+    ),
+)
