@@ -69,7 +69,11 @@ def test_a_key_file_that_may_not_be_used(tmp_path: Path) -> None:
     ):
         path.write_bytes(wrong)
         with pytest.raises(NotPermitted, match=says):
-            load_or_create(path)
+            load(path)
+    newcomer = load_or_create(path)
+    assert newcomer.peer_id == load(path).peer_id, "a damaged key is put aside, and the machine goes on as a newcomer"
+    aside = [one for one in tmp_path.iterdir() if one != path and one.read_bytes() == wrong]
+    assert len(aside) == 1, "what was there is kept"
     with pytest.raises(FileNotFoundError):
         load(tmp_path / "none")
 
