@@ -2,13 +2,16 @@
 
 A part that needs none is yielded, as a function without arguments. It runs in another thread, while the device goes on
 with microbatches and nothing else. The generator then continues on the device's thread with the function's value.
+
+A piece of work whose value is needed before the piece is over returns `GivenEarly`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 
@@ -17,6 +20,16 @@ Parts = Generator[Callable[[], Any], Any, T]
 
 Outcome = tuple[Any, BaseException | None]
 """The value of a part, or its error; (None, None) before the first."""
+
+
+@dataclass(frozen=True, slots=True)
+class GivenEarly(Generic[T]):
+    """The `value` of a piece of work, given to its caller at once. `rest` follows in the same turn, so that nothing
+    comes between; it must not raise. `then` is called with its value on the event loop."""
+
+    value: T
+    rest: Callable[[], Any]
+    then: Callable[[Any], None]
 
 
 def run_whole(parts: Parts[T]) -> T:

@@ -8,11 +8,12 @@ import asyncio
 import enum
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from swarmnode.ids import PeerId
-from swarmnode.parted_work import Parts
+from swarmnode.parted_work import GivenEarly, Parts
 from swarmnode.wire import call_pb2 as wire
 from swarmnode.wire import record_pb2
 from swarmnode.wire_tensor import DTYPE_BYTES as DTYPE_BYTES
@@ -141,12 +142,13 @@ class Priority(enum.IntEnum):
 class Compute(Protocol):
     """The device: runs one piece of arithmetic at a time."""
 
-    async def run(self, priority: Priority, samples: int, work: Callable[[], T | Parts[T]]) -> T:
+    async def run(self, priority: Priority, samples: int, work: Callable[[], T | Parts[T] | GivenEarly[T]]) -> T:
         """Run `work`, which may come in parts (parted_work.py), on its turn and return its value or raise its error.
         `samples` lets the simulator charge time.
 
         Cancelling before `work` starts drops it; after that it completes and its value is dropped. A StreamingMessage
-        is returned as soon as it exists and finished within the same turn (its `finished`).
+        is returned as soon as it exists and finished within the same turn (its `finished`). So is the value of a
+        GivenEarly, whose rest follows in the same turn.
         """
         ...
 
@@ -364,6 +366,14 @@ class StageArithmetic(Protocol):
         """Return the gradient of the input (None for the first stage); add this stage's gradient unless
         accumulate=False. Without a kept graph the tape is recomputed from its input. Raises RemoteFault for a bad
         gradient."""
+
+    def input_first(self) -> AbstractContextManager[None]:
+        """Context in which `backward` and `loss` leave gradients of weights that nobody waits for to `settle`, which
+        must come before anything else of this replica."""
+
+    def settle(self) -> None:
+        """Add what the last `backward` or `loss` has left: the same bits as without `input_first`. Raises Busy if
+        memory runs out; then all that is accumulated is dropped."""
 
     def loss(
         self, x: WireTensor, tokens: WireTensor, samples: int, *, train: bool, accumulate: bool = True

@@ -8,10 +8,11 @@ import heapq
 import random
 from collections import defaultdict
 from collections.abc import Callable, Generator, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from swarmnode.errors import DataError, LocalFault
-from swarmnode.parted_work import Parts, run_whole
+from swarmnode.parted_work import GivenEarly, Parts, run_whole
 from swarmnode.ports import Priority
 from swarmnode.recovery.tensorfile import scatter
 
@@ -85,7 +86,7 @@ class SimMachine:
     def worked_s(self) -> float:
         return sum(self.busy_s.values())
 
-    async def run(self, priority: Priority, samples: int, work: Callable[[], T | Parts[T]]) -> T:
+    async def run(self, priority: Priority, samples: int, work: Callable[[], T | Parts[T] | GivenEarly[T]]) -> T:
         if self._closed:
             raise LocalFault("the compute thread is closed")
         if self._waiting >= WAITING_MAX:
@@ -114,14 +115,18 @@ class SimMachine:
             self._busy = True
             value: Any = None
             error: BaseException | None = None
+            then: Callable[[], None] | None = None
             try:
                 value = piece.work()
                 if isinstance(value, Generator):
                     value = run_whole(value)
+                if isinstance(value, GivenEarly):
+                    then = partial(value.then, value.rest())
+                    value = value.value
             except BaseException as caught:  # noqa: BLE001  handed to the waiter
                 error = caught
             seconds = self._seconds()
-            self._loop.call_later(seconds, self._done, piece, seconds, value, error)
+            self._loop.call_later(seconds, self._done, piece, seconds, value, error, then)
             return
 
     def _seconds(self) -> float:
@@ -134,7 +139,14 @@ class SimMachine:
             seconds *= 1.0 + self._noise * (2.0 * self._rng.random() - 1.0)
         return seconds * self.slowness
 
-    def _done(self, piece: _SimWork, seconds: float, value: Any, error: BaseException | None) -> None:
+    def _done(
+        self,
+        piece: _SimWork,
+        seconds: float,
+        value: Any,
+        error: BaseException | None,
+        then: Callable[[], None] | None,
+    ) -> None:
         self._busy = False
         self.busy_s[piece.priority.name.lower()] += seconds
         if not piece.result.done():
@@ -142,6 +154,8 @@ class SimMachine:
                 piece.result.set_exception(error)
             else:
                 piece.result.set_result(value)
+        if then is not None:
+            then()
         if not self._closed:
             self._next()
 

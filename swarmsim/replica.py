@@ -3,6 +3,7 @@ steps."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import math
 import random
@@ -227,6 +228,12 @@ class FakeReplica:
             self._laws.counted(self.number, self.stage, tape.mark, samples)
             self.accumulated += samples
         return None if self.stage == 0 else self._activations(samples, tape.mark)
+
+    def input_first(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    def settle(self) -> None:
+        """Nothing is left."""
 
     def loss(
         self, x: WireTensor, tokens: WireTensor, samples: int, *, train: bool, accumulate: bool = True

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from swarmnode.errors import LocalFault
 from swarmnode.metrics import name
-from swarmnode.parted_work import Outcome, Parts, following, outcome
+from swarmnode.parted_work import GivenEarly, Outcome, Parts, following, outcome
 from swarmnode.ports import Priority, StreamingMessage, Telemetry
 
 T = TypeVar("T")
@@ -76,7 +76,7 @@ class ThreadCompute:
             since_s = self._since_s
             return self._worked_s + (time.perf_counter() - since_s if since_s is not None else 0.0)
 
-    async def run(self, priority: Priority, samples: int, work: Callable[[], T | Parts[T]]) -> T:
+    async def run(self, priority: Priority, samples: int, work: Callable[[], T | Parts[T] | GivenEarly[T]]) -> T:
         if self._closing:
             raise LocalFault("the compute thread is closed")
         result: asyncio.Future[T] = self._loop.create_future()
@@ -125,7 +125,12 @@ class ThreadCompute:
             beside: Callable[[], Any] | None = None
             try:
                 value, beside = _begun(piece)
-                if isinstance(value, StreamingMessage) and not value.complete:
+                if isinstance(value, GivenEarly):
+                    early = value
+                    value = early.value
+                    self._loop.call_soon_threadsafe(_give, piece, value)
+                    self._loop.call_soon_threadsafe(early.then, early.rest())
+                elif isinstance(value, StreamingMessage) and not value.complete:
                     self._loop.call_soon_threadsafe(_give, piece, value)
                     if value.beside:
                         beside = value.finish
@@ -210,7 +215,7 @@ def _begun(piece: _Work) -> tuple[Any, Callable[[], Any] | None]:
         return end.value, None
 
 
-def _give(piece: _Work, value: StreamingMessage) -> None:
+def _give(piece: _Work, value: Any) -> None:
     """Deliver the value of `piece`, which continues."""
     if not piece.result.done():
         piece.result.set_result(value)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -181,6 +181,20 @@ class TorchReplica:
 
         return self._twice(work)
 
+    @contextlib.contextmanager
+    def input_first(self) -> Iterator[None]:
+        self.stage.backprop.input_first = True
+        try:
+            yield
+        finally:
+            self.stage.backprop.input_first = False
+
+    def settle(self) -> None:
+        try:
+            self._twice(self.stage.settle)
+        finally:
+            self.stage.give_up()
+
     def _twice(self, work: Callable[[], T]) -> T:
         """`work`; if memory runs out, once again with less. Raises Busy if it runs out again: then nothing of the
         microbatch is counted."""
@@ -189,7 +203,8 @@ class TorchReplica:
             return twice(work, self._relieve, f"stage {self.stage.part.stage}")
         finally:
             self._short = False
-            self.stage.give_up()
+            if self.stage.unsettled is None:
+                self.stage.give_up()
 
     def _again(self, work: Callable[[], T]) -> T:
         """A round's `work`; if memory runs out, once again without the graphs of microbatches. Raises LocalFault if it

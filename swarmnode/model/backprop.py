@@ -9,14 +9,17 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from swarmnode.data.sample import IGNORED
 from swarmnode.model import memory_budget
+from swarmnode.model.architecture import architecture_of
 from swarmnode.model.decoder import Decoder
 from swarmnode.model.device import half_dtype
+from swarmnode.model.matrix_gradients import MatrixGradients, MatrixProduct
 from swarmnode.model.memory_budget import GraphMemory, Passes, choose_passes
 from swarmnode.model.split import StageLayers
 from swarmnode.model.stage_input import StageInput
@@ -176,6 +179,15 @@ class GradientProgress:
         self.head = HeadProgress()
 
 
+@dataclass(frozen=True, slots=True)
+class ForwardGraph:
+    """The graph of a forward: input, output, and the products by matrices between them, where they are noted."""
+
+    leaf: Tensor
+    output: Tensor
+    products: list[MatrixProduct]
+
+
 class Backprop:
     """Runs `module`, the layers of `part`, on `device`; with `autocast` in bfloat16.
 
@@ -199,6 +211,7 @@ class Backprop:
         self.budget: int | None = None
         self.scale = 1.0
         self._counted: set[int] = set()  # parameters whose gradient has been added in the pass in work, by id
+        counted = self._counted  # as in `watch`
         self.progress = GradientProgress(self._counted)
         self._module = module
         self._part = part
@@ -208,6 +221,11 @@ class Backprop:
         if self._autocast == torch.float16:  # derived: a token's own gradient, not over T; float16 ends at 6e-8
             self.scale = 2.0 ** round(math.log2(memory.manifest.model.context))
         self._by_layer = False
+        self.input_first = False  # whether the gradients of matrices are left to `matrices.add`
+        self.matrices: MatrixGradients | None = None  # where the input has a gradient, and each product is a module's
+        model = memory.manifest.model
+        if not part.has_embedding and not model.experts and architecture_of(model) is None:
+            self.matrices = MatrixGradients(module, lambda weight: counted.add(id(weight)))
         for parameter in module.parameters():
             if parameter.requires_grad:
                 self.watch(parameter)
@@ -221,6 +239,8 @@ class Backprop:
 
     def restart(self) -> None:
         """The microbatch in work is over."""
+        if self.matrices is not None:
+            self.matrices.drop()
         self._counted.clear()
         self.progress = GradientProgress(self._counted)
 
@@ -246,9 +266,9 @@ class Backprop:
             self.budget = self.memory.pass_nbytes(samples, False)
         self.budget //= 2
 
-    def run(self, kept: StageInput, *, train: bool, by_layer: bool = False) -> tuple[Tensor, Tensor]:
-        """(input, output) of the layers, with a graph when training; the input is then a leaf with a gradient, unless
-        it is token ids. On the last stage the output is what enters the head."""
+    def run(self, kept: StageInput, *, train: bool, by_layer: bool = False) -> ForwardGraph:
+        """The graph of the layers, empty unless training; the input is then a leaf with a gradient, unless it is token
+        ids. On the last stage the output is what enters the head."""
         tokens = self._part.has_embedding
         given = to_device(kept.x, self._device)
         leaf = given if tokens else given.to(self._dtype)
@@ -261,26 +281,29 @@ class Backprop:
             with torch.autocast(
                 self._device.type, self._autocast or torch.bfloat16, enabled=self._autocast is not None
             ):
-                y = self._module.hidden(x, documents, by_layer=by_layer and train)
+                layers = partial(self._module.hidden, x, documents, by_layer=by_layer and train)
+                products: list[MatrixProduct] = []
+                if self.matrices is not None and train and not by_layer:
+                    y, products = self.matrices.noted(layers)
+                else:
+                    y = layers()
             if self._subspace is not None and not self._part.has_head:
                 y = self._subspace.down(y, ids)
-        return leaf, y
+        return ForwardGraph(leaf, y, products)
 
-    def backward(
-        self, kept: StageInput, dy: Tensor, held: tuple[Tensor, Tensor] | None, *, accumulate: bool
-    ) -> Tensor | None:
+    def backward(self, kept: StageInput, dy: Tensor, held: ForwardGraph | None, *, accumulate: bool) -> Tensor | None:
         """The gradient [B, T, D] of the input of a microbatch with the gradient `dy` of its output; None for tokens.
-        That of the parameters is added to theirs, unless accumulate=False. `held`: (input, output) of a graph that is
-        still there."""
+        That of the parameters is added to theirs, unless accumulate=False; with `input_first` some may be left.
+        `held`: a graph that is still there."""
         for first, last in self._spans(kept, held, accumulate=accumulate):
             if held is not None:
-                leaf, output = held
+                graph = held
                 held = None
             else:
-                leaf, output = self.run(self._part_of(kept, first, last), train=True, by_layer=self._by_layer)
-            here = dy[first:last].to(self._device).to(output.dtype)
+                graph = self.run(self._part_of(kept, first, last), train=True, by_layer=self._by_layer)
+            here = dy[first:last].to(self._device).to(graph.output.dtype)
             here = here * self.scale if self.scale != 1.0 else here
-            self._differentiate(kept, leaf, output, here, first, last, accumulate=accumulate)
+            self._differentiate(kept, graph, here, first, last, accumulate=accumulate)
         return self.progress.gradient
 
     def loss(
@@ -289,9 +312,9 @@ class Backprop:
         """Last stage: (the summed loss of `targets` [B, T], a scalar on the device; with `train` as `backward` the
         gradient of `share` · loss)."""
         for first, last in self._spans(kept, None, accumulate=train and accumulate):
-            leaf, hidden = self.run(self._part_of(kept, first, last), train=train, by_layer=self._by_layer)
+            graph = self.run(self._part_of(kept, first, last), train=train, by_layer=self._by_layer)
             loss_sum, dy = self.head(
-                hidden,
+                graph.output,
                 targets[first:last],
                 share * self.scale,
                 train=train,
@@ -300,7 +323,7 @@ class Backprop:
             before = self.progress.loss_sum
             total = loss_sum if before is None else before + loss_sum
             if dy is not None:
-                self._differentiate(kept, leaf, hidden, dy, first, last, accumulate=accumulate)
+                self._differentiate(kept, graph, dy, first, last, accumulate=accumulate)
             else:
                 self.progress.passed()
             self.progress.loss_sum = total
@@ -323,9 +346,7 @@ class Backprop:
         )
         return result.loss_sum, None if result.gradient is None else result.gradient.view_as(hidden)
 
-    def _spans(
-        self, kept: StageInput, held: tuple[Tensor, Tensor] | None, *, accumulate: bool
-    ) -> Iterator[tuple[int, int]]:
+    def _spans(self, kept: StageInput, held: ForwardGraph | None, *, accumulate: bool) -> Iterator[tuple[int, int]]:
         """(first, last) samples of the passes that are left."""
         passes, progress = self.passes(kept.samples), self.progress
         progress.accumulates = accumulate
@@ -339,26 +360,43 @@ class Backprop:
             progress.last = last
             yield first, last
 
+    def _left_for_later(self, graph: ForwardGraph, whole: bool) -> set[int]:
+        """The matrices, by id, whose gradients the backward of `graph` leaves for later: those of a first attempt at a
+        `whole` microbatch, where memory has room for what enters them."""
+        if self.matrices is None:
+            return set()
+        self.matrices.drop()  # of an attempt for which memory did not last
+        room = self.budget is None or self.memory.later_nbytes(graph.leaf.shape[0]) <= self.budget
+        if self.input_first and whole and room and not self.progress.parameters:
+            here = {id(weight) for weight in self._module.parameters()}
+            if all(id(product.weight) in here for product in graph.products):  # else of a version that was dropped
+                return {id(weight) for weight in self.matrices.leave(graph.products)}
+        graph.products.clear()
+        return set()
+
     def _part_of(self, kept: StageInput, first: int, last: int) -> StageInput:
         return kept if last - first == kept.samples else kept.part(first, last)
 
     def _differentiate(
-        self, kept: StageInput, leaf: Tensor, output: Tensor, dy: Tensor, first: int, last: int, *, accumulate: bool
+        self, kept: StageInput, graph: ForwardGraph, dy: Tensor, first: int, last: int, *, accumulate: bool
     ) -> None:
         """The backward of one pass over samples [first, last), added to `progress`."""
         progress, whole = self.progress, last - first == kept.samples
+        leaf, output = graph.leaf, graph.output
         if not whole and leaf.requires_grad and progress.gradient is None:
             progress.gradient = leaf.new_empty(kept.samples, *leaf.shape[1:])
         if accumulate:
-            inputs = None
-            if progress.parameters:
+            inputs, later = None, self._left_for_later(graph, whole)
+            if progress.parameters or later:
                 trained = (one for one in self._module.parameters() if one.requires_grad)
-                left = [one for one in trained if id(one) not in progress.parameters]
+                done = progress.parameters | later
+                left = [one for one in trained if id(one) not in done]
                 inputs = [*left, leaf] if leaf.requires_grad else left
             if output.requires_grad and inputs != []:
                 torch.autograd.backward(output, dy, inputs=inputs)
             gradient = leaf.grad
         else:
+            graph.products.clear()
             gradient = torch.autograd.grad(output, leaf, dy)[0] if leaf.requires_grad else None
         if gradient is not None and self.scale != 1.0:
             gradient = gradient / self.scale

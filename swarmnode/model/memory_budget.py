@@ -162,6 +162,19 @@ class GraphMemory:
             graph = graph // max(1, len(self.part.layers)) + stream * (len(self.part.layers) + 1)
         return graph + max(layer, head, table) + stream
 
+    def later_nbytes(self, samples: int) -> int:
+        """`pass_nbytes` of a pass that leaves the gradients of matrices for later: what enters their backward is kept
+        beside the graph (matrix_gradients.py)."""
+        return self.pass_nbytes(samples, False) + samples * self.manifest.model.context * self.left_nbytes
+
+    @property
+    def left_nbytes(self) -> int:
+        """Bytes for each token of the gradients of all products' outputs, in the layers of this part."""
+        model = self.manifest.model
+        attention = (model.heads + 2 * model.kv_heads) * model.head_dim + model.width
+        dense = 2 * model.ffn + model.width
+        return self._cast * (attention + dense) * len(self.part.layers)
+
     def _graph_nbytes(self, tokens: int, filled: float | None, output: int) -> int:
         """Bytes of a graph whose output has `output` numbers per token."""
         model, part = self.manifest.model, self.part
@@ -301,6 +314,8 @@ def _shared_nbytes(manifest: Manifest, part: StageLayers, mode: ComputeMode) -> 
     state += _table_nbytes(manifest) + _frozen_nbytes(manifest, part, mode)
     filled, samples = None if manifest.data.document_end is None else FILLED, manifest.inner.microbatch
     state += (graph := _graph_of(manifest, part, mode).tape_nbytes(samples, False, filled))
+    if not part.has_embedding and not model.experts and architecture_of(model) is None:
+        state += samples * model.context * _graph_of(manifest, part, mode).left_nbytes
     if part.has_head:
         return state + head_nbytes(
             samples * model.context, model.vocabulary, model.width, autocast=mode.autocast, kind="cpu"

@@ -20,7 +20,7 @@ from torch import Tensor
 from swarmnode.errors import Busy, LocalFault
 from swarmnode.manifest import Manifest, boundary_width
 from swarmnode.model.adapter import has_adapters, initial_adapter, trained_shapes
-from swarmnode.model.backprop import Backprop
+from swarmnode.model.backprop import Backprop, ForwardGraph
 from swarmnode.model.decoder import Decoder
 from swarmnode.model.device import give_back, half_dtype, tried, twice
 from swarmnode.model.frozen import FrozenParameters
@@ -49,15 +49,19 @@ class StageTape:
     """A forward's input as it arrived, the weights it used, and its graph while that is kept."""
 
     kept: StageInput
-    output: Tensor | None
-    leaf: Tensor | None
+    graph: ForwardGraph | None
     weights: WeightVersion | WorkingVersion | None
     version: int
     graph_nbytes: int
 
     @property
+    def output(self) -> Tensor | None:
+        """The graph's output, while it is kept."""
+        return None if self.graph is None else self.graph.output
+
+    @property
     def nbytes(self) -> int:
-        return self.kept.nbytes + (self.graph_nbytes if self.output is not None else 0)
+        return self.kept.nbytes + (self.graph_nbytes if self.graph is not None else 0)
 
 
 Draw = Callable[[str, tuple[int, ...]], Tensor]
@@ -168,6 +172,7 @@ class StageReplica:
         self.bump_steps = 0  # inner steps left at a raised rate
         self.accumulated: int = 0  # samples whose gradient waits for the next inner step
         self._weight = 0.0  # of the accumulated gradient: as `_weight_of`
+        self.unsettled: tuple[int, float] | None = None  # samples and weight of a backward with something left to add
         self.incoming = IncomingNorms()
         self._boundary = "fp64" if dtype == torch.float64 else manifest.pipeline.boundary
 
@@ -264,14 +269,14 @@ class StageReplica:
         self.stash.refresh()
         version = self.stash.ahead() if late else self.stash.today()
         with self.stash.back(version):  # type: ignore[arg-type]
-            leaf, output = self.backprop.run(kept, train=keep and graph, by_layer=by_layer)
-        y = self._to_wire(output)
+            made = self.backprop.run(kept, train=keep and graph, by_layer=by_layer)
+        y = self._to_wire(made.output)
         if not keep:
             return y, None
         if not graph:
-            return y, StageTape(kept, None, None, version, self.version, 0)
+            return y, StageTape(kept, None, version, self.version, 0)
         nbytes = self.backprop.memory.tape_nbytes(kept.samples, by_layer, kept.filled)
-        tape = StageTape(kept, output, leaf, version, self.version, nbytes)
+        tape = StageTape(kept, made, version, self.version, nbytes)
         self._tapes.add(tape)
         return y, tape
 
@@ -291,12 +296,13 @@ class StageReplica:
         """Leave the microbatch in work. If its gradient is partly counted, drop all that is accumulated."""
         if self.backprop.progress.begun:
             self.discard()
+        self.unsettled = None
         self.backprop.restart()
 
     def release(self, tape: Tape) -> None:
         """Drop all of the tape but its input to save memory; `backward` then recomputes."""
         assert isinstance(tape, StageTape)
-        tape.output = tape.leaf = None
+        tape.graph = None
 
     def backward(self, tape: Tape, gradient: WireTensor, samples: int, *, accumulate: bool = True) -> WireTensor | None:
         """Accumulate this stage's gradient and return that of its input (None for the first stage). Consumes the tape.
@@ -321,17 +327,32 @@ class StageReplica:
             weights = None
         with self.stash.back(weights):  # type: ignore[arg-type]  # as this stash gave it
             self.stash.refresh()
-            held = None if tape.output is None or tape.leaf is None else (tape.leaf, tape.output)
+            held = tape.graph
             self.recomputed += held is None
             self.release(tape)
             self._sound(input_gradient := self.backprop.backward(tape.kept, there, held, accumulate=accumulate))
             wire_gradient = None if input_gradient is None else self._to_wire(input_gradient)
         tape.weights = None
-        self.backprop.restart()
-        if accumulate:
-            self.accumulated += samples
-            self._weight += weight
+        self._over(samples, weight, accumulate=accumulate)
         return wire_gradient
+
+    def _over(self, samples: int, weight: float, *, accumulate: bool) -> None:
+        """A backward of `samples` samples of `weight` has made the input's gradient."""
+        self.unsettled = (samples, weight) if accumulate else (0, 0.0)
+        if not self.backprop.input_first:
+            self.settle()
+
+    def settle(self) -> None:
+        """Add the gradients of weights that the last backward has left, and count its samples."""
+        if self.unsettled is None:
+            return
+        if self.backprop.matrices is not None:
+            self.backprop.matrices.add()
+        samples, weight = self.unsettled
+        self.backprop.restart()
+        self.unsettled = None
+        self.accumulated += samples
+        self._weight += weight
 
     def loss(
         self, x: WireTensor, tokens: WireTensor, samples: int, *, train: bool, accumulate: bool = True
@@ -356,10 +377,7 @@ class StageReplica:
             raise LocalFault(f"stage {self.part.stage}: the loss is {value} on a finite input: theta has diverged")
         self._sound(gradient)
         wire_gradient = None if gradient is None else self._to_wire(gradient)
-        self.backprop.restart()
-        if train and accumulate:
-            self.accumulated += samples
-            self._weight += self._weight_of(kept)
+        self._over(samples, self._weight_of(kept), accumulate=train and accumulate)
         return LossResult(value, kept.counted, wire_gradient)
 
     def compared(self, tensor: WireTensor, samples: int) -> Tensor:

@@ -22,7 +22,7 @@ from swarmnode.pipeline.feeder_turns import FeederTurns
 from swarmnode.pipeline.microbatch_size import PendingForward, label
 from swarmnode.pipeline.next_hop import MicrobatchResult, NextHop, Reservations, onward
 from swarmnode.pipeline.stage_worker import HopInput, StageAudits, StageWorker
-from swarmnode.pipeline.statement import HopEvidence, TensorFingerprints
+from swarmnode.pipeline.statement import HopClaim, HopEvidence, TensorFingerprints
 from swarmnode.ports import Answer, Call, Priority, StepReport, WireTensor
 from swarmnode.token_rate import TokenWindow
 from swarmnode.wire import call_pb2 as wire
@@ -87,7 +87,7 @@ class Hop:
     def __post_init__(self) -> None:
         self.boundary_digest = self.here.replica.boundary_digest()
         self._now = asyncio.get_running_loop().time
-        self.worker = StageWorker(self.here, self._now, self.audits)
+        self.worker = StageWorker(self.here, self._now, self.audits, self._settled)
         self.turns = FeederTurns()
         self._reservations = Reservations(lambda: self.here.compute.waiting + self.here.transport.line_queue)
         self.inner_steps = 0
@@ -221,7 +221,7 @@ class Hop:
                 # not used, as long as another replica can answer.
                 if auditor is not None and auditor.withholds(peer, next_stage):
                     claim, _ = await self._await_worker(
-                        Priority.BACKWARD, partial(self.worker.claim, y=y, answer=outcome), hop
+                        Priority.BACKWARD, partial(self.worker.sketched_claim, y=y, answer=outcome), hop
                     )
                     assert claim is not None
                     auditor.observe_answer(claim)
@@ -252,8 +252,16 @@ class Hop:
                 if hop.held is not None:
                     shown = HopEvidence(y, sent_back, result.claim.statement)
                     self.audits.recompute.keep(bytes(process.microbatch_id), process.position, shown)
-                auditor.observe_answer(result.claim)
+                if not result.early:
+                    auditor.observe_answer(result.claim)
             return outcome
+
+    def _settled(self, step: StepReport | None, claim: HopClaim | None) -> None:
+        """What the answer to a microbatch did not wait for has come."""
+        if step is not None:
+            self.record_step(step)
+        if self.audits.auditor is not None and claim is not None:
+            self.audits.auditor.observe_answer(claim)
 
     async def _finish(self, hop: HopInput) -> MicrobatchResult:
         """The last stage: loss and its gradient in one piece of work."""

@@ -4,14 +4,17 @@ complete. All of it runs on the compute thread, backward first; `hop.py` awaits 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TypeVar
 
-from swarmnode.errors import Unavailable
+from swarmnode.errors import Busy, LocalFault, Unavailable
 from swarmnode.ids import PeerId
 from swarmnode.manifest.gossip_compat import averages_gradients
 from swarmnode.membership.swarm import StageContext
 from swarmnode.metrics import name
+from swarmnode.parted_work import GivenEarly
 from swarmnode.pipeline.accusation import Accusations
 from swarmnode.pipeline.auditor import Auditor
 from swarmnode.pipeline.backlog import InFlight
@@ -80,6 +83,7 @@ class StageResult:
     prints: TensorFingerprints | None
     step: StepReport | None = None
     claim: HopClaim | None = None  # the verified answer of the next stage, if answers are signed
+    early: bool = False  # whether the weights' gradients and the step are still to come
     recomputed: bool = False
     loss_sum: float = 0.0
     tokens: int = 0
@@ -89,8 +93,15 @@ class StageWorker:
     """Owns a replica, its tapes, its pending gradients and its steps. Every method runs on the compute thread. Other
     threads drop a `PendingForward`, which no longer counts here from then on."""
 
-    def __init__(self, here: StageContext, now: Callable[[], float], audits: StageAudits) -> None:
-        """`here.samples_total` and `now`, the event loop's clock, may be read from any thread."""
+    def __init__(
+        self,
+        here: StageContext,
+        now: Callable[[], float],
+        audits: StageAudits,
+        settled: Callable[[StepReport | None, HopClaim | None], None] = lambda step, claim: None,
+    ) -> None:
+        """`here.samples_total` and `now`, the event loop's clock, may be read from any thread. `settled` is called on
+        the event loop when what an early result left has come: with the inner step, and the claim with its sketch."""
         manifest, replica = here.manifest, here.replica
         self._here = here
         self._replica = replica
@@ -99,12 +110,42 @@ class StageWorker:
         self._tape_max = max(manifest.limits.tape_bytes_max, int(OWN_SHARE * replica.spare_nbytes))
         self._tape_nbytes_last = 0  # of the last tape with its graph: the next takes as much
         self.pending = PendingGradients(manifest.pipeline.staleness_max)
+        self._settled = settled
+        self._fault: LocalFault | None = None  # found when its microbatch had been answered
 
-    def piece(self, queued_at: float, work: Callable[[HopInput], T], hop: HopInput) -> tuple[T, float]:
-        """(`work` of `hop`, the seconds it queued since loop time `queued_at`)."""
-        waited_s, before = self._now() - queued_at, self._replica.out_of_memory
+    def piece(
+        self, queued_at: float, work: Callable[[HopInput], T], hop: HopInput
+    ) -> tuple[T, float] | GivenEarly[tuple[T, float]]:
+        """(`work` of `hop`, the seconds it queued since loop time `queued_at`). A gradient for the stage before is
+        given early: what nobody waits for follows."""
+        waited_s = self._now() - queued_at
+        if self._fault is not None:
+            raise self._fault
+        value = self._noted(partial(work, hop))
+        if isinstance(value, StageResult) and value.early:
+            rest = partial(self._noted, partial(self._settle, hop, value.claim))
+            return GivenEarly((value, waited_s), rest, lambda told: self._settled(*told))
+        return value, waited_s
+
+    def _settle(self, hop: HopInput, claim: HopClaim | None) -> tuple[StepReport | None, HopClaim | None]:
+        """What follows an early result: the sketch of `claim`, the gradients of weights, and the step. It must not
+        raise: a fault is the next piece's."""
+        step: StepReport | None = None
         try:
-            return work(hop), waited_s
+            claim = self._sketched(claim, hop)
+            self._replica.settle()
+            step = self._step(hop.replicas)
+        except Busy:  # told as OUT_OF_MEMORY: the gradients that had come together are dropped
+            pass
+        except LocalFault as fault:
+            self._fault = fault
+        return step, claim
+
+    def _noted(self, work: Callable[[], T]) -> T:
+        """The value of `work`, and counts of its memory."""
+        before = self._replica.out_of_memory
+        try:
+            return work()
         finally:
             if self._replica.out_of_memory > before:
                 self._here.telemetry.count(name.OUT_OF_MEMORY, self._replica.out_of_memory - before)
@@ -140,9 +181,20 @@ class StageWorker:
         tensors = y, hop.tokens, answer.gradient
         prints = TensorFingerprints(*self.fingerprints(tensors))
         stated = auditor.checked(onward(hop.process), answer.peer, answer.report, prints)
-        sketch = () if auditor.exact else auditor.sketch(answer.gradient, hop.tokens, hop.process.samples)
-        self._record_norm(stated.stage, answer.gradient, hop)
-        return HopClaim(stated, hop.process.samples, *tensors, sketch=sketch)
+        return HopClaim(stated, hop.process.samples, *tensors)
+
+    def sketched_claim(self, hop: HopInput, y: WireTensor, answer: MicrobatchResult) -> HopClaim | None:
+        """`claim` with what an audit compares."""
+        return self._sketched(self.claim(hop, y, answer), hop)
+
+    def _sketched(self, claim: HopClaim | None, hop: HopInput) -> HopClaim | None:
+        """`claim` with the sketch of its gradient, whose norm is recorded."""
+        if claim is None or self._audits.auditor is None:
+            return claim
+        auditor = self._audits.auditor
+        sketch = () if auditor.exact else auditor.sketch(claim.gradient, claim.tokens, claim.samples)
+        self._record_norm(claim.statement.stage, claim.gradient, hop)
+        return replace(claim, sketch=sketch)
 
     def backward(self, y: WireTensor, answer: MicrobatchResult, pending: PendingForward, hop: HopInput) -> StageResult:
         """Run the gradient of `answer` back through the tape of `pending`, and step if the batch is complete. A
@@ -159,7 +211,8 @@ class StageWorker:
         age = pending.age(replica.inner_steps)
         fresh = age <= self._here.manifest.pipeline.staleness_max
         before, clipped = replica.recomputed, replica.clipped
-        gradient_up = replica.backward(tape, gradient, samples, accumulate=fresh)
+        with self._input_first(hop):
+            gradient_up = replica.backward(tape, gradient, samples, accumulate=fresh)
         self.pending.closed(pending, self._now())
         self._here.telemetry.count(name.GRADIENTS, staleness=label(age))
         if not fresh:
@@ -177,7 +230,8 @@ class StageWorker:
         `backward`."""
         if hop.held is not None and hop.train:
             hop.held.commit()
-        loss = self._replica.loss(hop.x, hop.tokens, hop.process.samples, train=hop.train)
+        with self._input_first(hop):
+            loss = self._replica.loss(hop.x, hop.tokens, hop.process.samples, train=hop.train)
         result = self._result(hop, loss.gradient, None, self._replica.mark(), self._replica.inner_steps)
         result.loss_sum, result.tokens = loss.loss_sum, loss.tokens
         return result
@@ -189,9 +243,13 @@ class StageWorker:
     def _result(
         self, hop: HopInput, gradient: WireTensor | None, claim: HopClaim | None, mark: bytes, steps: int
     ) -> StageResult:
-        """The result with `gradient` for the stage before, right after this replica's own gradient was added; `mark`
-        and inner `steps`: of the weights at its forward."""
-        step = self._step(hop.replicas) if hop.train else None
+        """The result with `gradient` for the stage before; `mark` and inner `steps`: of the weights at its forward.
+        Where no stage is before, with the step."""
+        early = hop.train and hop.process.position > 0
+        step = None
+        if hop.train and not early:
+            step = self._step(hop.replicas)
+            claim = self._sketched(claim, hop)
         prints = None
         if self._audits.auditor is not None and gradient is not None:
             of, next_hop = self._replica.fingerprint, None if claim is None else claim.statement
@@ -200,7 +258,11 @@ class StageWorker:
             mark = mark if mark == self._replica.mark() else b""
             prints = TensorFingerprints(of(hop.x), tokens, of(gradient), sent, got, mark, steps=steps)
             self._record_norm(hop.process.itinerary[hop.process.position], gradient, hop)
-        return StageResult(gradient, prints, step, claim)
+        return StageResult(gradient, prints, step, claim, early)
+
+    def _input_first(self, hop: HopInput) -> AbstractContextManager[None]:
+        """Context of a gradient that the stage before waits for."""
+        return self._replica.input_first() if hop.train and hop.process.position > 0 else nullcontext()
 
     def _record_norm(self, stage: int, gradient: WireTensor, hop: HopInput) -> None:
         if self._audits.accusations is not None:

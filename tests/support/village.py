@@ -35,7 +35,7 @@ from swarmnode.node.node import Node
 from swarmnode.node.node_ports import NodePorts
 from swarmnode.node.notice import NoticeKind, Notices
 from swarmnode.node.served_stage import ServedStage
-from swarmnode.parted_work import Parts, run_whole
+from swarmnode.parted_work import GivenEarly, Parts, run_whole
 from swarmnode.pipeline.feeder import Samples
 from swarmnode.ports import Priority, Replica, StreamingMessage, Tape, WireTensor
 from swarmnode.recovery.resumption import CheckpointOptions
@@ -111,8 +111,8 @@ class VillageMachine(SimMachine):
         self._meter.state_nbytes = PIECE_S * HASH_RATE
         super().__init__(1.0, 1.0, self._meter, seeded("village machine", seed), noise=0.5)
 
-    async def run(self, priority: Priority, samples: int, work: Callable[[], T | Parts[T]]) -> T:
-        def whole() -> T:
+    async def run(self, priority: Priority, samples: int, work: Callable[[], T | Parts[T] | GivenEarly[T]]) -> T:
+        def whole() -> T | GivenEarly[T]:
             self._meter.add(samples * self._sample_s)
             value = work()
             if isinstance(value, Generator):
