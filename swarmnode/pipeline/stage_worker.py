@@ -121,7 +121,11 @@ class StageWorker:
         waited_s = self._now() - queued_at
         if self._fault is not None:
             raise self._fault
-        value = self._noted(partial(work, hop))
+        try:
+            value = self._noted(partial(work, hop))
+        except BaseException:
+            self._replica.settle()  # what a backward before the fault has left
+            raise
         if isinstance(value, StageResult) and value.early:
             rest = partial(self._noted, partial(self._settle, hop, value.claim))
             return GivenEarly((value, waited_s), rest, lambda told: self._settled(*told))
