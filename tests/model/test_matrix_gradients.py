@@ -11,6 +11,7 @@ import torch
 from swarmnode.errors import Busy
 from swarmnode.machine.compute import ThreadCompute
 from swarmnode.machine.replica import TorchReplica
+from swarmnode.manifest import Manifest
 from swarmnode.model.matrix_gradients import MatrixProduct
 from swarmnode.parted_work import GivenEarly
 from swarmnode.ports import LossResult, Priority, WireTensor
@@ -18,7 +19,7 @@ from tests.support.fake_telemetry import Quiet
 from tests.support.tiny_model import TINY, manifest, token_batch, token_wire
 
 SAMPLES = 4
-CASES = {
+CASES: dict[str, tuple[Manifest, dict[str, Any]]] = {
     "float32": (manifest(TINY), {}),
     "bfloat16": (manifest(TINY), {"autocast": True}),
     "subspace": (manifest(TINY, boundary="subspace", rank=8, optimizer="muon"), {}),
@@ -131,8 +132,11 @@ async def test_a_value_is_given_before_the_rest_and_nothing_comes_between() -> N
         found.append(value)
         told.set()
 
+    def work() -> GivenEarly[str]:
+        return GivenEarly("answer", rest, then)
+
     try:
-        value = await asyncio.wait_for(compute.run(Priority.BACKWARD, 1, lambda: GivenEarly("answer", rest, then)), 60)
+        value: str = await asyncio.wait_for(compute.run(Priority.BACKWARD, 1, work), 60)
         after = asyncio.ensure_future(compute.run(Priority.BACKWARD, 1, lambda: found.append("next")))
         assert value == "answer" and not found and not after.done()
         may_end.set()
