@@ -25,7 +25,7 @@ from torch import Tensor, nn
 class MatrixProduct:
     """A product of one forward. `gradient`: of its output, once a backward that waits for nothing else has passed."""
 
-    weight: nn.Parameter
+    weight: Tensor
     x: Tensor
     wanted: bool = False
     gradient: Tensor | None = None
@@ -47,7 +47,7 @@ class MatrixProduct:
 class MatrixGradients:
     """The matrix products of `module` in its forwards, and those whose gradients are left to be added."""
 
-    def __init__(self, module: nn.Module, added: Callable[[nn.Parameter], None]) -> None:
+    def __init__(self, module: nn.Module, added: Callable[[Tensor], None]) -> None:
         """`added` is called with each weight whose gradient was added here."""
         self._added = added
         self._noting: list[MatrixProduct] | None = None
@@ -58,7 +58,8 @@ class MatrixGradients:
 
     def noted(self, work: Callable[[], Tensor]) -> tuple[Tensor, list[MatrixProduct]]:
         """(the value of the forward `work`, its products by a matrix of their own)."""
-        self._noting = products = []
+        products: list[MatrixProduct] = []
+        self._noting = products
         try:
             value = work()
         finally:
@@ -66,13 +67,13 @@ class MatrixGradients:
         uses = Counter(id(product.weight) for product in products)
         return value, [product for product in products if uses[id(product.weight)] == 1]
 
-    def note(self, weight: nn.Parameter, x: Tensor, y: Tensor) -> None:
+    def note(self, weight: Tensor, x: Tensor, y: Tensor) -> None:
         """The module under way has made `y` of `x`."""
         if self._noting is not None and y.requires_grad and weight.requires_grad:
             self._noting.append(product := MatrixProduct(weight, x.detach()))
-            y.register_hook(product.see)
+            y.register_hook(product.see)  # type: ignore[no-untyped-call]
 
-    def leave(self, products: list[MatrixProduct]) -> Iterator[nn.Parameter]:
+    def leave(self, products: list[MatrixProduct]) -> Iterator[Tensor]:
         """The weights of `products`, whose gradients the next backward must not make; `add` makes them later."""
         for product in products:
             product.wanted = True

@@ -257,7 +257,7 @@ class Hop:
             return outcome
 
     def _settled(self, step: StepReport | None, claim: HopClaim | None) -> None:
-        """What the answer to a microbatch did not wait for has come."""
+        """Record the `step` and consider the `claim` that the answer to a microbatch did not wait for."""
         if step is not None:
             self.record_step(step)
         if self.audits.auditor is not None and claim is not None:

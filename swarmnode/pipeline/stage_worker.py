@@ -132,7 +132,7 @@ class StageWorker:
         return value, waited_s
 
     def _settle(self, hop: HopInput, claim: HopClaim | None) -> tuple[StepReport | None, HopClaim | None]:
-        """What follows an early result: the sketch of `claim`, the gradients of weights, and the step. It must not
+        """Do what an early result left: the sketch of `claim`, the gradients of weights, and the step. It must not
         raise: a fault is the next piece's."""
         step: StepReport | None = None
         try:
