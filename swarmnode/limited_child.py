@@ -23,6 +23,8 @@ from swarmnode.untrusted_text import printable
 
 CPU_S, NBYTES = 10, 2 << 30
 WALL_SHARE = 30  # guess: seconds by the wall for one of the processor, on a machine that others load
+ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+"""AUDIT_ARCH_* of linux/audit.h: numbers of calls mean something on one of them only, and a kernel may have two."""
 _DENIED = {"x86_64": (41, 42, 59, 322, 425), "aarch64": (198, 203, 221, 281, 425)}
 """Numbers of socket, connect, execve, execveat and io_uring_setup (asm/unistd.h)."""
 
@@ -114,8 +116,11 @@ def deny_calls(numbers: Sequence[int]) -> None:
 
 
 def filter_calls(steps: Sequence[tuple[int, int, int, int]], seccomp: int = 0) -> int:
-    """Filter the system calls of this process and its children by `steps`. With `seccomp`, the number of that call, the
-    listener of the filter is returned, -1 where the kernel refuses."""
+    """Filter the system calls of this process and its children by `steps`, after those of another architecture than
+    this machine's are refused: their numbers mean other calls. With `seccomp`, the number of that call, the listener of
+    the filter is returned, -1 where the kernel refuses."""
+    ours = ARCHITECTURES[os.uname().machine]
+    steps = [(0x20, 0, 0, 4), (0x15, 1, 0, ours), (0x06, 0, 0, 0x00050000 | 13), *steps]  # EACCES
     code = b"".join(struct.pack("HBBI", *step) for step in steps)
     buffer = ctypes.create_string_buffer(code, len(code))
     program = struct.pack("HxxxxxxP", len(steps), ctypes.addressof(buffer))

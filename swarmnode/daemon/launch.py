@@ -67,7 +67,8 @@ def _confine(options: NodeOptions) -> None:
     Files of the system can be read as before; of all homes only Python's own folders and what `options` name. An
     owner's archive, which keeps keys, is free to open files."""
     if sys.platform == "linux":
-        deny_calls(landlock.DENIED.get(os.uname().machine, ()))
+        if numbers := landlock.DENIED.get(os.uname().machine):
+            deny_calls(numbers)
     if options.archive is not None or not landlock.available():
         return
     names = ("HOME", "TMPDIR", "XDG_RUNTIME_DIR", "XDG_CACHE_HOME")

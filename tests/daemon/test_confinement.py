@@ -51,3 +51,21 @@ def test_a_node_opens_what_its_options_name_and_nothing_else_of_its_user() -> No
         assert done.stdout == "closed\n", done.stderr
     finally:
         shutil.rmtree(home)
+
+
+OLD_GATE = """
+import ctypes, mmap, os
+from swarmnode.limited_child import deny_calls
+from swarmnode.landlock import DENIED
+code = mmap.mmap(-1, 4096, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
+code.write(bytes.fromhex("b814000000cd80c3"))  # mov eax, 20; int 0x80; ret: getpid by the numbers of i386
+call = ctypes.CFUNCTYPE(ctypes.c_int)(ctypes.addressof(ctypes.c_char.from_buffer(code)))
+deny_calls(DENIED["x86_64"])
+print(call() == os.getpid())
+"""
+
+
+@pytest.mark.skipif(os.uname().machine != "x86_64", reason="this machine has one architecture")
+def test_calls_by_the_numbers_of_another_architecture_are_refused() -> None:
+    done = subprocess.run([sys.executable, "-c", OLD_GATE], capture_output=True, text=True, check=False)
+    assert done.stdout != "True\n", "the call came through"  # without that gate in the kernel the process ends
