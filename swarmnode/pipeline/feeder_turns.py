@@ -16,7 +16,7 @@ from swarmnode.remembered import Remembered
 WORD = 64  # samples a word of bits
 WORDS_MAX = 4096  # derived: 262,144 samples of a feeder, 300 KB; a text that is shorter is read again, in a new epoch
 REPEATS_MIN = 256  # guess: samples; a replica that comes and goes loses a few answers
-REPEATS_SHARE = 0.05  # guess: of a feeder's samples; measured in villages with kills: less than .02
+REPEATS_SHARE = 0.05  # guess: of a feeder's samples
 
 
 class FeederTurns:
