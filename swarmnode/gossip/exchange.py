@@ -367,7 +367,10 @@ class Gossip:
         return self._after(past)
 
     def _feeders(self) -> Sequence[PeerId]:
-        return self._here.swarm().feeders()
+        """The feeders whose ends of steps count: those of whom a microbatch was trained here, as others may be keys
+        alone; all that are announced where none was yet."""
+        feeders = self._here.swarm().feeders()
+        return [feeder for feeder in feeders if self._fed(feeder)] or feeders
 
     def _step_wait_s(self, step: int) -> float:
         """Seconds until this replica of a later stage takes `step`, whichever feeder is silent."""
@@ -377,9 +380,8 @@ class Gossip:
         return self._step_ends.wait_s(step, self._feeders(), patience_s, asyncio.get_running_loop().time())
 
     def step_ended(self, feeder: PeerId, step: int) -> None:
-        """`feeder` told this replica that it is through with `step`: it counts where a microbatch of it was trained
-        here, as others may be keys alone."""
-        if self._step_ends is not None and self._fed(feeder):
+        """`feeder` told this replica that it is through with `step`."""
+        if self._step_ends is not None:
             self._step_ends.heard(feeder, step)
             self.on_progress()
 

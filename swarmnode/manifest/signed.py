@@ -37,7 +37,15 @@ RETIRED: dict[tuple[str, str], Any] = {
     ("training", "method"): "lora",
     ("training", "perturbation"): 1e-3,
 }
-ADDED = frozenset({"access.recovery", "recovery.snapshot_part", "recovery.snapshot_seconds", "recovery.snapshot_share"})
+ADDED = frozenset(
+    {
+        "access.recovery",
+        "gossip.butterfly",
+        "recovery.snapshot_part",
+        "recovery.snapshot_seconds",
+        "recovery.snapshot_share",
+    }
+)
 """Fields that earlier versions do not know: left out where they have their default."""
 SIGNED_BYTES_MAX = MANIFEST_BYTES_MAX + 1024 + 64 * 4200  # 64 amendments (membership/amendment.py)
 

@@ -116,6 +116,8 @@ def test_the_json_has_what_the_issue_asks_for() -> None:
         "model": "runs/x/model",
         "checkpoint": None,
         "failure": None,
+        "meets_every_steps": 0.0,
+        "meets_every_steps_planned": 0.0,
     }
 
 

@@ -25,8 +25,8 @@ def live(seed: int, **changes: object) -> tuple[Outcome, World]:
 
 def test_a_swarm_that_died_goes_on_from_what_is_whole() -> None:
     faults = read_scenario(find("blackout")).faults
-    earlier = dataclasses.replace(faults["blackout"], at_s=(70.0, 140.0))
-    outcome, world = live(2, faults={**faults, "blackout": earlier}, seconds=200.0, work_factor=5.0)
+    earlier = dataclasses.replace(faults["blackout"], at_s=(70.0, 170.0))
+    outcome, world = live(2, faults={**faults, "blackout": earlier}, seconds=230.0, work_factor=5.0)
     assert not outcome.failures, outcome.failures
     assert len(world.resumed) == 2 and 0 < world.resumed[0] < world.resumed[1]
     assert world.trace.by_event["checkpoint.saved"] > 10

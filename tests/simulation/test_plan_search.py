@@ -12,7 +12,7 @@ from swarmnode.cli.main import main
 from swarmnode.errors import UsageError
 from swarmnode.manifest import PRESETS, DataSpec, InnerSpec, Manifest, ModelSpec, PipelineSpec, fit, template
 from swarmnode.manifest.cross_field import ACROSS
-from swarmnode.planner.fleet import MachineKind
+from swarmnode.planner.fleet import MachineKind, read_fleet
 from swarmnode.planner.geography import Address
 from swarmnode.planner.learning_efficiency import LAW_B, LAW_BETA, boundary_nats, worth
 from swarmnode.planner.plan import ALIKE, in_flight_needed, plan, step_exchange_s
@@ -300,7 +300,8 @@ def test_json_and_table_carry_the_same_and_its_changes_are_the_best(
     rows = "name,count,flops,up_mbps,down_mbps,memory_gb,host_gb,price\nhome,8,1e12,2,20,8,16,0.1\n"
     code, out = ran(tmp_path, capsys, RUN, rows, "--search", "--by", "speed", "--json")
     told = json.loads(out)
-    fleet = (card("home", mbps=2.0, price=0.1),)
+    (tmp_path / "same.csv").write_text(rows)
+    fleet = read_fleet(tmp_path / "same.csv")
     tokens = 20.0 * sum(stage.part.parameters for stage in plan(RUN, fleet, 1.0).stages)
     found = search(RUN, fleet, tokens, by_money=False)
     assert code == 0 and told["by"] == "speed"
