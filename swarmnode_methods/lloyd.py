@@ -42,7 +42,8 @@ class Lloyd(LowBit):
         self._values = torch.cat([up, -up])
 
     def codes(self, share: torch.Tensor, negative: torch.Tensor, chance: torch.Tensor, out: torch.Tensor) -> None:
-        torch.index_select(self._nearest, 0, share.mul_(GRID).to(torch.int32), out=out)
+        cell = share.mul_(GRID).to(torch.int32).clamp_(0, GRID)  # of a number that is not finite: refused by its block
+        torch.index_select(self._nearest, 0, cell, out=out)
         out.add_(negative, alpha=len(self.levels))
 
     def values(self, codes: torch.Tensor) -> torch.Tensor:
