@@ -283,7 +283,8 @@ class Backprop:
             ):
                 layers = partial(self._module.hidden, x, documents, by_layer=by_layer and train)
                 products: list[MatrixProduct] = []
-                if self.matrices is not None and train and not by_layer:
+                noted = self.input_first or not self._part.has_head  # a last stage's backward follows at once
+                if self.matrices is not None and train and not by_layer and noted:
                     y, products = self.matrices.noted(layers)
                 else:
                     y = layers()
