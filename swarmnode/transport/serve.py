@@ -330,7 +330,12 @@ class StreamServer:
         reply, nbytes = await self._handle(stream, peer, method, handler, call)
         del tensors
         try:
+            if reply.before_end is not None:  # its caller is of an older version: all of the request is here
+                await reply.before_end()
             await self._send(stream, reply.header, reply.tensors)
+        except Unavailable as refusal:  # it ended meanwhile: the caller must not take ours
+            await self._refuse(stream, refusal)
+            return False
         finally:
             self._scheduler.give(nbytes)
         return True
