@@ -24,7 +24,7 @@ from swarmnode.pipeline.recompute import RecomputeService
 from swarmnode.pipeline.stage_worker import HopInput, StageAudits, StageWorker
 from swarmnode.wire import call_pb2 as wire
 from tests.support.fake_telemetry import Quiet
-from tests.support.hop_chain import chain
+from tests.support.hop_chain import Served, chain
 from tests.support.stage_context import stage_context
 from tests.support.tiny_model import manifest as tiny_manifest
 from tests.support.tiny_model import token_batch, token_wire
@@ -107,6 +107,13 @@ def test_labels_cover_every_age() -> None:
     assert [label(age) for age in (0, 1, 2, 3, 4, 99)] == [*name.STALENESS, name.STALENESS[-1]]
 
 
+async def settled(people: list[Served], wanted: list[int]) -> None:
+    """Wait for each one's inner steps: an answer leaves before the step that it makes due."""
+    async with asyncio.timeout(60.0):
+        while [person.replica.inner_steps for person in people] != wanted:
+            await asyncio.sleep(0.001)
+
+
 async def test_a_replica_puts_off_its_step_while_an_older_gradient_is_on_its_way() -> None:
     """Eight microbatches of four samples, inner batches of eight: four steps everywhere. With a gradient outstanding
     that was begun long ago, the same eight make no step until twice the batch has come together."""
@@ -114,14 +121,15 @@ async def test_a_replica_puts_off_its_step_while_an_older_gradient_is_on_its_way
         middle, now_s = people[1], asyncio.get_running_loop().time()
         for serial in range(1, 9):
             await people[0].feed(serial=serial)
-        assert [person.replica.inner_steps for person in people] == [4, 4, 4]
+        await settled(people, [4, 4, 4])
         waited_for = middle.hop.worker.pending.opened(3, now_s + 1e6)
         await people[0].feed(serial=9)
         await people[0].feed(serial=10)
-        assert [person.replica.inner_steps for person in people] == [5, 4, 5]
+        await settled(people, [5, 4, 5])
         waited_for.drop()
         await people[0].feed(serial=11)
-        assert middle.replica.inner_steps == 5 and middle.replica.accumulated == 0
+        await settled([middle], [5])
+        assert middle.replica.accumulated == 0
 
 
 def test_a_gradient_that_is_too_old_is_passed_on_and_not_added() -> None:
