@@ -577,6 +577,11 @@ class Gossip:
         me, line = self._here.me, self.line
         return [m for m in self._mates() if m.state in GOSSIPING and (m.line == line or m.peer == me)]
 
+    @property
+    def _others_here(self) -> bool:
+        """Whether the stage has other replicas in rounds."""
+        return any(member.peer != self._here.me for member in self._in_rounds())
+
     def _members(self, round_index: int) -> tuple[PeerId, ...]:
         """The replicas that meet at `round_index`, by name: it is a multiple of their stride, they are not known to be
         gone or past it, and their packets were not refused too often, by this replica or by most others."""
@@ -674,7 +679,7 @@ class Gossip:
         self.fallback.drop()
         weight = self.weight.of(round_index)
         strangers = self.strangers.among(others)
-        others_here = any(member.peer != me for member in self._in_rounds())
+        others_here = self._others_here
         to_ask = self._to_ask(round_index, members, others)
         plan = RoundPlan(round_index, weight, samples, others, not_awaited, reason, to_ask)
         hold = self._in_pieces if others and self._here.manifest.gossip.butterfly else self._whole
@@ -718,17 +723,16 @@ class Gossip:
             self.pace.exchanged(took_s - self.exchanges.waited_s, ours.nbytes * len(came))
         await self.fallback.offer(ours)
         self._stepping = plan.round_index
-        took = await self._outer_step.take(
+        final_deltas = self.final_deltas.take(plan.round_index, plan.samples if self._share is None else 1)
+        took = await self._outer_step.take(  # a gradient that was left counts whole
             self._tasks,
             ours,
             came,
-            self.final_deltas.take(
-                plan.round_index, plan.samples if self._share is None else 1
-            ),  # a gradient counts whole
+            final_deltas,
             plan.to_ask,
             min(self._patience_s(ours), self.pace.seconds(self.left)),
             why or plan.reason,
-            others_here=any(member.peer != self._here.me for member in self._in_rounds()),
+            others_here=self._others_here,
         )
         return took, came, self._step_patience_s(len(plan.others) * ours.nbytes)
 

@@ -11,7 +11,7 @@ from functools import partial
 
 from swarmnode.concurrency import background_tasks
 from swarmnode.errors import LocalFault, RemoteFault, Unavailable
-from swarmnode.gossip.exchange import Gossip
+from swarmnode.gossip.exchange import WAIT_MIN_S, Gossip
 from swarmnode.ids import PeerId, seeded
 from swarmnode.manifest.gossip_compat import averages_gradients, meets
 from swarmnode.membership.liveness import TRIES
@@ -135,9 +135,6 @@ def ready_to_serve(
     if waited_s >= ROUND_WAIT_MAX_S:
         return True, f"no round came within {ROUND_WAIT_MAX_S:g} s"
     return False, "waiting for the first round"
-
-
-WAIT_MIN_S = 1e-3  # the rest of a wait may be less than a step of the clock
 
 
 METHODS: Mapping[str, bool] = {

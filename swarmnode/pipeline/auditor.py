@@ -51,7 +51,7 @@ from swarmnode.pipeline.audit import (
     middle,
 )
 from swarmnode.pipeline.backlog import check_activations
-from swarmnode.pipeline.exact_check import ExactCheck, Exactness, of_same_weights
+from swarmnode.pipeline.exact_check import ExactCheck, Exactness, Voter, of_same_weights
 from swarmnode.pipeline.recompute import recomputed_statement
 from swarmnode.pipeline.statement import (
     HopAnswer,
@@ -73,7 +73,6 @@ TIMEOUT_S = 30.0  # guess: for one recomputation
 REPLY_SLACK_BYTES = 4096
 
 Exclude = Callable[[PeerId, str], None]
-Voter = tuple[PeerId, HopAnswer]
 Check = Callable[[HopClaim], Coroutine[Any, Any, None]]
 
 

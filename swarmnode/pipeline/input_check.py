@@ -15,8 +15,9 @@ from functools import partial
 
 from swarmnode.errors import DataError, LocalFault, RemoteFault, Unavailable
 from swarmnode.ids import PeerId, short
-from swarmnode.pipeline.auditor import REPLY_SLACK_BYTES, TIMEOUT_S, Auditor, Voter
+from swarmnode.pipeline.auditor import REPLY_SLACK_BYTES, TIMEOUT_S, Auditor
 from swarmnode.pipeline.backlog import TOKEN_DTYPES, check_activations
+from swarmnode.pipeline.exact_check import Voter
 from swarmnode.pipeline.statement import HopClaim
 from swarmnode.ports import Call, WireTensor
 from swarmnode.wire import call_pb2 as wire
