@@ -30,9 +30,9 @@ import torch
 from swarmnode.errors import ManifestError, RemoteFault
 from swarmnode.gossip.compression import Codec
 from swarmnode.gossip.outer.method import Outer, check_weight, one_by_one
-from swarmnode.gossip.robust import PacketMeasures
 from swarmnode.manifest import OuterConstants
 from swarmnode.ports import OuterReport, Packet, StreamingMessage, WireTensor
+from swarmnode.trust.robust import PacketMeasures
 from swarmnode_methods import fragment
 from swarmnode_methods.delta import DeltaCodec
 

@@ -15,7 +15,6 @@ import numpy as np
 
 from swarmnode.data.sample import counted_targets
 from swarmnode.errors import RemoteFault
-from swarmnode.gossip.robust import PacketMeasures, guard
 from swarmnode.gossip_rules import codecs
 from swarmnode.manifest import Manifest, boundary_nbytes, boundary_width, constants, from_base
 from swarmnode.model.adapter import trained_count
@@ -38,6 +37,7 @@ from swarmnode.ports import (
     Verdict,
     WireTensor,
 )
+from swarmnode.trust.robust import PacketMeasures, guard
 from swarmsim.law import Laws
 
 DIMENSIONS = 3

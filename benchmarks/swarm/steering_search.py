@@ -1,8 +1,8 @@
 """The steering that pushes a stage farthest before a caller suspects it (`bench attack --pipeline --attacks search`).
 
 The attacker knows the code and its limits. It tries each cosine, length, direction and share of lies against the real
-tests (`pipeline/audit.py`), with honest answers, distances and sketches as recorded in the demo
-(tests/pipeline/recorded_checks.json). A lie of cosine c and length l, beside an honest pair of cosine h, along a steady
+tests (`trust/audit.py`), with honest answers, distances and sketches as recorded in the demo
+(tests/trust/recorded_checks.json). A lie of cosine c and length l, beside an honest pair of cosine h, along a steady
 direction whose unit tensor has the sketch v, where an honest answer has the sketch s:
 
     distance = 1 - c h + (l + 1 / l) / 2 - 1,    sketch = c s + sqrt(1 - c^2) v,    push = l sqrt(1 - c^2)
@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import Any
 
 from swarmnode.ids import PeerId, seeded
-from swarmnode.pipeline.audit import Audits
+from swarmnode.trust.audit import Audits
 
-RECORDED = Path(__file__).parents[2] / "tests/pipeline/recorded_checks.json"
+RECORDED = Path(__file__).parents[2] / "tests/trust/recorded_checks.json"
 WAYS = {"mean": "steer", "bias": "steer toward=bias cosine=.98 length=1"}  # directions, and a life recorded with each
 COSINES, LENGTHS, EVERY = (0.5, 0.72, 0.9, 0.95, 0.98, 0.99, 0.995, 0.999), (1.0, 1.3, 1.8), (1, 3, 10)
 STAGE, LIFE, LIVES = 1, 1000, 9  # answers of the liar to one caller in a life

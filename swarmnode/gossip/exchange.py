@@ -40,7 +40,6 @@ from typing import Any
 
 from swarmnode.ema import Ema, EmaStart
 from swarmnode.errors import Busy, PeerTimeout, RemoteFault, Unavailable
-from swarmnode.gossip.acceptance import NEWCOMER, Acceptance
 from swarmnode.gossip.butterfly.driver import Butterfly, HeldRound, Meeting
 from swarmnode.gossip.exchange_driver import PARTNER_PATIENCE_S, ExchangeDriver
 from swarmnode.gossip.exchange_machine import ExchangeMachine
@@ -48,7 +47,6 @@ from swarmnode.gossip.fallback_partner import FallbackPartner, allows_fallback, 
 from swarmnode.gossip.final_delta import FinalDeltas, OwnFinalDelta
 from swarmnode.gossip.outgoing_packet import OutgoingPacket, RoundWeight, SentBytes, packets_s, while_written
 from swarmnode.gossip.pairing import ALONE, partners, shuffled
-from swarmnode.gossip.robust import EQUAL
 from swarmnode.gossip.round import RATES, RoundPace, Rounds, Share, Spent, least
 from swarmnode.gossip.step_end import StepEnds, tell_step_end
 from swarmnode.ids import PeerId, RunId, digest64, short
@@ -65,6 +63,8 @@ from swarmnode.membership.trust import FLOOD, SHARE, Trials
 from swarmnode.metrics import name
 from swarmnode.ports import Answer, Call, OuterReport, Packet, Priority, StepReport, Verdict, WireTensor
 from swarmnode.remembered import Remembered
+from swarmnode.trust.acceptance import NEWCOMER, Acceptance
+from swarmnode.trust.robust import EQUAL
 from swarmnode.wire import call_pb2 as wire
 
 STEPS_WAITED = 2  # guess: so many usual steps are a slow member's; pings find a dead one sooner

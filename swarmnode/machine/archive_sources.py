@@ -30,10 +30,10 @@ from swarmnode.model.split import stages_of
 from swarmnode.ports import Clock, Directory, State, Telemetry, Transport
 from swarmnode.recovery.archive import COPIES_MAX, CopyVerdict, Deserted, choose_copy, sampled, together_within
 from swarmnode.recovery.checkpoint import Checkpoint
-from swarmnode.recovery.state_check import ROUNDS_APART_MAX
 from swarmnode.recovery.tensorfile import ITEMSIZE
 from swarmnode.transfer.download import Chunk, DonorClient, DonorLied, DownloadLimits
 from swarmnode.transfer.snapshot import DOWNLOAD_RATE, SLOW, chunk_span
+from swarmnode.trust.state_check import ROUNDS_APART_MAX
 from swarmnode.wire import access_pb2, record_pb2
 from swarmnode.wire import call_pb2 as wire
 

@@ -494,7 +494,7 @@ class GossipSpec:
         "clipped",
         one_of("all", "clipped"),
         "Acceptance of a partner's packet: all: every well-formed one; clipped: up to the usual distance"
-        " (swarmnode/gossip/robust.py).",
+        " (swarmnode/trust/robust.py).",
         "measured: `swarmnode bench attack`; clipped costs .05 nat under a sign flip by a quarter",
     )
     group: int = key(

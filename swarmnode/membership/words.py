@@ -115,7 +115,7 @@ WORDS = (
         "only of replicas that were there before, or whose packets were taken",
         "node/stage_return.py",
     ),
-    _of("Record", "state_digest", NOTHING, "states are compared by their content", "recovery/state_check.py"),
+    _of("Record", "state_digest", NOTHING, "states are compared by their content", "trust/state_check.py"),
     _of("Record", "boundary_digest", "whether a route is tried", "the call's own digest", "pipeline/backlog.py"),
     _of("Record", "pass", "admission", "the owner's grant, the delegate's signature", "membership/access.py"),
     _of(
@@ -152,7 +152,7 @@ WORDS = (
         "mark_position inner_steps mark step",
         "which answers are compared, and when a microbatch of a step is trained",
         "one's own weights; a step further ahead than the next is refused",
-        "pipeline/auditor.py, gossip/exchange.py",
+        "trust/auditor.py, gossip/exchange.py",
     ),
     _of(
         "StepEnd",
@@ -166,7 +166,7 @@ WORDS = (
         "round stage samples newcomer",
         "a packet's weight in the mean",
         "a packet is judged by its content; its weight is bounded by the others'",
-        "gossip/robust.py, gossip/acceptance.py",
+        "trust/robust.py, trust/acceptance.py",
     ),
     _of(
         "Pong",

@@ -191,7 +191,7 @@ EXCHANGES = _counter(
 PACKETS = _counter(
     "swarmnode_packets_total",
     "packets",
-    "Packets of partners, by the deciding step of acceptance (gossip/robust.py).",
+    "Packets of partners, by the deciding step of acceptance (trust/robust.py).",
     step=("accepted", "clipped", "norm", "direction", "loss", "misshapen", "newcomer"),
 )
 RESERVATIONS = _counter(

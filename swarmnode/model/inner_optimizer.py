@@ -28,7 +28,7 @@ from swarmnode.model.subspace import Subspace
 # with `weight` the samples that the counted targets amount to; if no target counts, g becomes zero.
 #
 # A replica of a later stage that answers with a gradient ten thousand times too long moves a stage no further than two
-# normal ones, until its answers are audited (pipeline/auditor.py). The median is taken over clipped norms, so that less
+# normal ones, until its answers are audited (trust/auditor.py). The median is taken over clipped norms, so that less
 # than half of false answers cannot raise it. Source: adaptive clipping by a running quantile (AutoClip, arXiv
 # 2007.14469, there of the whole gradient's norm).
 

@@ -14,17 +14,17 @@ from swarmnode.ids import PeerId, seeded, short
 from swarmnode.node.chunk_samples import ChunkSamples
 from swarmnode.node.limits import NodeRole
 from swarmnode.node.node_ports import NodeContext
-from swarmnode.pipeline import statement as statements
-from swarmnode.pipeline.accusation import Accusations
-from swarmnode.pipeline.audit import NEAR_STEPS, SNAPSHOT_AGE_S
-from swarmnode.pipeline.auditor import Auditor, OwnWeights
 from swarmnode.pipeline.feeder import Samples
-from swarmnode.pipeline.input_check import InputAuditor
-from swarmnode.pipeline.recompute import RecomputeService, Text, hop_again, sent_again
 from swarmnode.pipeline.stage_worker import StageAudits
-from swarmnode.pipeline.statement import HopAnswer, HopClaim, HopEvidence, StepsApart, StepsContradicted
 from swarmnode.ports import Priority, Replica, WireTensor
 from swarmnode.transfer.download import DonorClient, DownloadLimits
+from swarmnode.trust import statement as statements
+from swarmnode.trust.accusation import Accusations
+from swarmnode.trust.audit import NEAR_STEPS, SNAPSHOT_AGE_S
+from swarmnode.trust.auditor import Auditor, OwnWeights
+from swarmnode.trust.input_check import InputAuditor
+from swarmnode.trust.recompute import RecomputeService, Text, hop_again, sent_again
+from swarmnode.trust.statement import HopAnswer, HopClaim, HopEvidence, StepsApart, StepsContradicted
 from swarmnode.wire import call_pb2 as wire
 
 T = TypeVar("T")

@@ -40,9 +40,9 @@ from swarmnode.pipeline.rebalance import (
 from swarmnode.ports import Clock, Replica, Telemetry
 from swarmnode.recovery.recovery_source import donors_of
 from swarmnode.recovery.restore import FIRST_ROUNDS
-from swarmnode.recovery.state_check import StateCheck
 from swarmnode.transfer.download import DonorClient
 from swarmnode.transfer.snapshot import DOWNLOAD_RATE, WHOLE, Snapshot, newcomer_part
+from swarmnode.trust.state_check import StateCheck
 from swarmnode.wire import record_pb2
 
 ROUND_WAIT_MAX_S = 60.0  # guess: rounds may take hours; no machine should idle, nor a stage stand empty, for so long

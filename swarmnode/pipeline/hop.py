@@ -17,14 +17,15 @@ from swarmnode.membership.receipt import WorkBook
 from swarmnode.membership.swarm import StageContext
 from swarmnode.membership.trust import PeerHistory
 from swarmnode.metrics import name
-from swarmnode.pipeline.backlog import Backlog, InFlight, check_inputs, check_samples, check_way
+from swarmnode.microbatch_shape import check_inputs, check_samples, check_way
+from swarmnode.pipeline.backlog import Backlog, InFlight
 from swarmnode.pipeline.feeder_turns import FeederTurns
 from swarmnode.pipeline.microbatch_size import PendingForward, label
 from swarmnode.pipeline.next_hop import MicrobatchResult, NextHop, Reservations, onward
 from swarmnode.pipeline.stage_worker import HopInput, StageAudits, StageWorker
-from swarmnode.pipeline.statement import HopClaim, HopEvidence, TensorFingerprints
 from swarmnode.ports import Answer, Call, Priority, StepReport, WireTensor
 from swarmnode.token_rate import TokenWindow
+from swarmnode.trust.statement import HopClaim, HopEvidence, TensorFingerprints
 from swarmnode.wire import call_pb2 as wire
 from swarmnode.work import TokenCount, Work
 

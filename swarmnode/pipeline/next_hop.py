@@ -17,8 +17,8 @@ from swarmnode.manifest import LimitsSpec, Manifest
 from swarmnode.membership.liveness import SMALL_CALL_S, LivenessWatch, ping_fault
 from swarmnode.metrics import name
 from swarmnode.pipeline.route import Router
-from swarmnode.pipeline.statement import TensorFingerprints
 from swarmnode.ports import Answer, Call, Telemetry, Transport, WireTensor
+from swarmnode.trust.statement import TensorFingerprints
 from swarmnode.wire import call_pb2 as wire
 
 WAIT_MIN_S = 0.005  # guess: without a hint, a Busy peer is not asked again sooner

@@ -15,10 +15,7 @@ from swarmnode.manifest.gossip_compat import averages_gradients
 from swarmnode.membership.swarm import StageContext
 from swarmnode.metrics import name
 from swarmnode.parted_work import GivenEarly
-from swarmnode.pipeline.accusation import Accusations
-from swarmnode.pipeline.auditor import Auditor
 from swarmnode.pipeline.backlog import InFlight
-from swarmnode.pipeline.input_check import InputAuditor
 from swarmnode.pipeline.microbatch_size import (
     PUT_OFF,
     PendingForward,
@@ -29,9 +26,12 @@ from swarmnode.pipeline.microbatch_size import (
     replica_share,
 )
 from swarmnode.pipeline.next_hop import MicrobatchResult, onward
-from swarmnode.pipeline.recompute import RecomputeService
-from swarmnode.pipeline.statement import HopClaim, TensorFingerprints
 from swarmnode.ports import Answer, Call, StepReport, WireTensor
+from swarmnode.trust.accusation import Accusations
+from swarmnode.trust.auditor import Auditor
+from swarmnode.trust.input_check import InputAuditor
+from swarmnode.trust.recompute import RecomputeService
+from swarmnode.trust.statement import HopClaim, TensorFingerprints
 from swarmnode.wire import call_pb2 as wire
 
 T = TypeVar("T")

@@ -19,7 +19,7 @@ from statistics import median
 from swarmnode.errors import DataError, Unavailable
 from swarmnode.ids import PeerId, short
 from swarmnode.recovery.recovery_source import CLAIM_WAIT_S
-from swarmnode.recovery.state_check import APART_MAX
+from swarmnode.trust.state_check import APART_MAX
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ COPIES = "copies.json"
 """The same, of whose copies were taken: written before the checkpoint is complete, so that a kill does not lose it."""
 
 Distances = Mapping[tuple[int, int], float]
-"""How far copies i < j are apart, in lengths of the longer one (recovery/state_check.py)."""
+"""How far copies i < j are apart, in lengths of the longer one (trust/state_check.py)."""
 
 
 class Deserted(Unavailable):

@@ -20,10 +20,10 @@ from swarmnode.model.section import Sizes, snapshot_nbytes
 from swarmnode.ports import Answer, Call, State
 from swarmnode.recovery.recovery_source import keeps
 from swarmnode.recovery.renewal import RenewalTimer
-from swarmnode.recovery.state_check import ROUNDS_APART_MAX, StateCheck, drawn_now, slices_of
 from swarmnode.transfer.donor import DonorLimits
 from swarmnode.transfer.download import DonorClient, DownloadLimits
 from swarmnode.transfer.snapshot import SLOW, WHOLE, Snapshot, StateSlice
+from swarmnode.trust.state_check import ROUNDS_APART_MAX, StateCheck, drawn_now, slices_of
 from swarmnode.wire import call_pb2
 
 GENTLE = DownloadLimits(attempts_max=2, parallel=1, sources=1, pause_s=1.0, rest=3.0, busy_max_s=0.0, waited_for=False)

@@ -44,9 +44,9 @@ from swarmnode.recovery.recovery_source import (
     sleeper_text,
 )
 from swarmnode.recovery.resumption import CheckpointOptions, EarlierCut, Resumption, SavedStages, newest_of
-from swarmnode.recovery.state_check import StateCheck
 from swarmnode.transfer.download import Accept, DonorClient, DownloadLimits
 from swarmnode.transfer.snapshot import SLOW, WHOLE, Snapshot, StateSlice, newcomer_part
+from swarmnode.trust.state_check import StateCheck
 from swarmnode.wire import access_pb2, record_pb2
 from swarmnode.wire import call_pb2 as wire
 

@@ -11,12 +11,12 @@ from benchmarks.memory_network import MemoryNetwork, MemoryTransport
 from swarmnode.errors import PeerTimeout
 from swarmnode.gossip.exchange import Gossip, OuterStepResult
 from swarmnode.gossip.outgoing_packet import OutgoingPacket
-from swarmnode.gossip.robust import EQUAL
 from swarmnode.identity import Identity
 from swarmnode.ids import PeerId, RunId
 from swarmnode.manifest import PRESETS
 from swarmnode.metrics import name
 from swarmnode.ports import Answer, Call, OuterReport, Packet, Verdict, WireTensor
+from swarmnode.trust.robust import EQUAL
 from swarmnode.wire import call_pb2 as wire
 from swarmsim import virtual_time
 from tests.support.fake_telemetry import Quiet

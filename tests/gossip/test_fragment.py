@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from swarmnode.errors import RemoteFault
 from swarmnode.gossip.compression import codec
 from swarmnode.gossip.outer import outer
-from swarmnode.gossip.robust import PacketGuard
 from swarmnode.manifest import GossipSpec
 from swarmnode.model.tensor import encode
 from swarmnode.ports import OuterReport, Packet, WireTensor
+from swarmnode.trust.robust import PacketGuard
 from swarmnode_methods.fragment import (
     FIRST_ROUNDS,
     FRAGMENTS,

@@ -19,7 +19,7 @@ from swarmnode.model.split import split
 from swarmnode.model.stage import StageReplica, StageTape
 from swarmnode.model.tensor import decode
 from swarmnode.model.text_generation import loss_of, whole_model
-from swarmnode.pipeline.recompute import hop_again
+from swarmnode.trust.recompute import hop_again
 from tests.support.tiny_model import TINY, ascend, manifest, stages_of, token_batch, token_wire, train_on
 
 END = 0

@@ -11,10 +11,10 @@ import pytest
 from benchmarks.swarm.byzantine_replica import Steering
 from swarmnode.errors import RemoteFault
 from swarmnode.manifest import Manifest
-from swarmnode.pipeline.audit import WITHHELD_MAX
 from swarmnode.pipeline.next_hop import onward
-from swarmnode.pipeline.statement import HopAnswer, HopClaim
 from swarmnode.ports import Call, LossResult, Tape, WireTensor
+from swarmnode.trust.audit import WITHHELD_MAX
+from swarmnode.trust.statement import HopAnswer, HopClaim
 from swarmnode.wire import call_pb2 as wire
 from tests.support.village import Recording, SendsNoise, Village, Villager, excluded, told, village
 from tests.support.village import manifest as usual
@@ -40,9 +40,9 @@ def rare(run: Manifest) -> Manifest:
 @pytest.fixture(autouse=True)
 def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Villagers answer a hundred times as fast as machines do."""
-    monkeypatch.setattr("swarmnode.pipeline.audit.SNAPSHOT_AGE_S", 0.0)
-    monkeypatch.setattr("swarmnode.pipeline.audit.EXAMINED_S", 0.0)
-    monkeypatch.setattr("swarmnode.pipeline.recompute.PER_MINUTE_MAX", 1000)
+    monkeypatch.setattr("swarmnode.trust.audit.SNAPSHOT_AGE_S", 0.0)
+    monkeypatch.setattr("swarmnode.trust.audit.EXAMINED_S", 0.0)
+    monkeypatch.setattr("swarmnode.trust.recompute.PER_MINUTE_MAX", 1000)
 
 
 class Liar(Recording):
@@ -203,8 +203,8 @@ async def test_a_replica_that_steers_by_answers_that_look_honest_is_excluded(
 
 async def test_of_two_the_one_that_its_weights_cleared_is_used_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """The liar's answers no longer speak against it, however long the liar's own examination takes."""
-    monkeypatch.setattr("swarmnode.pipeline.audit.EXAMINED_S", 3.0)
-    monkeypatch.setattr("swarmnode.pipeline.audit.SNAPSHOT_AGE_S", 7.5)
+    monkeypatch.setattr("swarmnode.trust.audit.EXAMINED_S", 3.0)
+    monkeypatch.setattr("swarmnode.trust.audit.SNAPSHOT_AGE_S", 7.5)
     async with village(slow(stages=2)) as v:
         liar, honest, callers = v.add(1, Steers), v.add(1), [v.add(0), v.add(0)]
         await v.until(lambda: v.total() > 1024, "training")

@@ -9,7 +9,8 @@ import pytest
 from swarmnode.errors import Busy, LocalFault, MicrobatchLost, RemoteFault, Unavailable
 from swarmnode.ids import MicrobatchId, PeerId, microbatch_id
 from swarmnode.manifest import Manifest
-from swarmnode.pipeline.backlog import Backlog, InFlight, Key, check_way
+from swarmnode.microbatch_shape import check_way
+from swarmnode.pipeline.backlog import Backlog, InFlight, Key
 from swarmnode.ports import Answer, WireTensor
 from swarmnode.wire import call_pb2 as wire
 from tests.support.fake_telemetry import Quiet

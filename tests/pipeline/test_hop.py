@@ -17,10 +17,10 @@ from swarmnode.identity import Identity
 from swarmnode.ids import PeerId
 from swarmnode.machine.replica import TorchReplica
 from swarmnode.membership.swarm import Swarm
-from swarmnode.pipeline.auditor import Auditor
 from swarmnode.pipeline.next_hop import FINISH_SHARE
 from swarmnode.pipeline.route import Router
 from swarmnode.ports import Answer, Call, Priority
+from swarmnode.trust.auditor import Auditor
 from swarmnode.wire import call_pb2 as wire
 from tests.support.fake_telemetry import Quiet
 from tests.support.hop_chain import STAGES, Served, chain, occupied

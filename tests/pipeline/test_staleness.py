@@ -20,8 +20,8 @@ from swarmnode.pipeline.microbatch_size import (
     window_limit,
 )
 from swarmnode.pipeline.next_hop import LATE_FACTOR, MicrobatchResult
-from swarmnode.pipeline.recompute import RecomputeService
 from swarmnode.pipeline.stage_worker import HopInput, StageAudits, StageWorker
+from swarmnode.trust.recompute import RecomputeService
 from swarmnode.wire import call_pb2 as wire
 from tests.support.fake_telemetry import Quiet
 from tests.support.hop_chain import Served, chain

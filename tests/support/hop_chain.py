@@ -22,10 +22,10 @@ from swarmnode.node.membership_handlers import MembershipHandlers
 from swarmnode.pipeline.backlog import Backlog
 from swarmnode.pipeline.hop import Hop
 from swarmnode.pipeline.next_hop import MicrobatchResult, NextHop
-from swarmnode.pipeline.recompute import RecomputeService
 from swarmnode.pipeline.route import Router
 from swarmnode.pipeline.stage_worker import StageAudits
 from swarmnode.ports import Answer, Call, Priority
+from swarmnode.trust.recompute import RecomputeService
 from swarmnode.wire import call_pb2 as wire
 from swarmnode.wire import record_pb2
 from tests.support.fake_telemetry import Quiet

@@ -7,10 +7,10 @@ import torch
 from swarmnode.errors import ManifestError
 from swarmnode.gossip.compression import codec
 from swarmnode.gossip.outer.method import Outer
-from swarmnode.gossip.robust import guard
 from swarmnode.gossip_rules import codecs, methods, with_property
 from swarmnode.manifest import GossipSpec, constants
 from swarmnode.plugin import implementation
+from swarmnode.trust.robust import guard
 
 
 def outer(gossip: GossipSpec, theta: torch.Tensor, sender: str = "", *, healing: bool = True) -> Outer:

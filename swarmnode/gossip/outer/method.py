@@ -11,7 +11,6 @@ import torch
 
 from swarmnode.errors import RemoteFault
 from swarmnode.gossip.compression import Codec
-from swarmnode.gossip.robust import PacketGuard, PacketMeasures
 from swarmnode.ids import digest64
 from swarmnode.manifest import OuterConstants
 from swarmnode.ports import (
@@ -25,6 +24,7 @@ from swarmnode.ports import (
     Verdict,
     WireTensor,
 )
+from swarmnode.trust.robust import PacketGuard, PacketMeasures
 
 WEIGHT_MAX = 1.0  # a newcomer has 0, all others 1
 

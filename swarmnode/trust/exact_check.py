@@ -18,8 +18,8 @@ from collections.abc import Awaitable, Callable
 from enum import Enum, auto
 
 from swarmnode.ids import PeerId
-from swarmnode.pipeline.audit import AnswerSimilarity
-from swarmnode.pipeline.statement import HopAnswer
+from swarmnode.trust.audit import AnswerSimilarity
+from swarmnode.trust.statement import HopAnswer
 from swarmnode.wire import call_pb2 as wire
 
 # Measured: stages of the demo's model, after 0 to 400 steps: 2e-5 at most between float32 and bfloat16 products, 5e-16

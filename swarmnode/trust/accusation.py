@@ -25,14 +25,14 @@ from functools import partial
 
 from swarmnode.errors import Busy, RemoteFault, Unavailable
 from swarmnode.ids import PeerId, short
-from swarmnode.pipeline import statement as statements
-from swarmnode.pipeline.audit import OPPOSITE, Weighed
-from swarmnode.pipeline.auditor import Auditor
-from swarmnode.pipeline.backlog import check_activations, check_inputs, check_samples
-from swarmnode.pipeline.recompute import hop_again
-from swarmnode.pipeline.statement import HopAnswer, HopClaim, HopEvidence
+from swarmnode.microbatch_shape import check_activations, check_inputs, check_samples
 from swarmnode.ports import Answer, Call, Compute, Priority, Replica, WireTensor
 from swarmnode.token_bucket import PeerBudget
+from swarmnode.trust import statement as statements
+from swarmnode.trust.audit import OPPOSITE, Weighed
+from swarmnode.trust.auditor import Auditor
+from swarmnode.trust.recompute import hop_again
+from swarmnode.trust.statement import HopAnswer, HopClaim, HopEvidence
 from swarmnode.wire import call_pb2 as wire
 
 PER_MINUTE_MAX = 4  # guess: accusations of one caller that are examined; two exclude a liar

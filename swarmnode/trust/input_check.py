@@ -15,11 +15,11 @@ from functools import partial
 
 from swarmnode.errors import DataError, LocalFault, RemoteFault, Unavailable
 from swarmnode.ids import PeerId, short
-from swarmnode.pipeline.auditor import REPLY_SLACK_BYTES, TIMEOUT_S, Auditor
-from swarmnode.pipeline.backlog import TOKEN_DTYPES, check_activations
-from swarmnode.pipeline.exact_check import Voter
-from swarmnode.pipeline.statement import HopClaim
+from swarmnode.microbatch_shape import TOKEN_DTYPES, check_activations
 from swarmnode.ports import Call, WireTensor
+from swarmnode.trust.auditor import REPLY_SLACK_BYTES, TIMEOUT_S, Auditor
+from swarmnode.trust.exact_check import Voter
+from swarmnode.trust.statement import HopClaim
 from swarmnode.wire import call_pb2 as wire
 
 Read = Callable[[Sequence[int]], Awaitable[WireTensor]]

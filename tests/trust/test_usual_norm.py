@@ -6,10 +6,10 @@ import torch
 
 from swarmnode.machine.replica import TorchReplica
 from swarmnode.model.tensor import decode, encode
-from swarmnode.pipeline.accusation import NORMS_LEAST, UsualNorm
-from swarmnode.pipeline.audit import OWN_LEAST
-from swarmnode.pipeline.recompute import hop_again
 from swarmnode.ports import WireTensor
+from swarmnode.trust.accusation import NORMS_LEAST, UsualNorm
+from swarmnode.trust.audit import OWN_LEAST
+from swarmnode.trust.recompute import hop_again
 from tests.support.tiny_model import TINY, ascend, manifest, token_batch, token_wire, train_on
 
 WIDE = replace(TINY, layers=4, width=32, heads=4, kv_heads=2, ffn=88, context=32)

@@ -38,8 +38,11 @@ from swarmnode.manifest import Manifest
 from swarmnode.manifest.gossip_compat import averages_gradients
 from swarmnode.membership.swarm import Swarm
 from swarmnode.metrics import name
-from swarmnode.pipeline import statement as statements
-from swarmnode.pipeline.audit import (
+from swarmnode.microbatch_shape import check_activations
+from swarmnode.ports import Answer, Call, Compute, Priority, Replica, Telemetry, Transport, WireTensor
+from swarmnode.remembered import Remembered
+from swarmnode.trust import statement as statements
+from swarmnode.trust.audit import (
     EXACT,
     LOSS_LEAST,
     OPPOSITE,
@@ -50,10 +53,9 @@ from swarmnode.pipeline.audit import (
     is_false,
     middle,
 )
-from swarmnode.pipeline.backlog import check_activations
-from swarmnode.pipeline.exact_check import ExactCheck, Exactness, Voter, of_same_weights
-from swarmnode.pipeline.recompute import recomputed_statement
-from swarmnode.pipeline.statement import (
+from swarmnode.trust.exact_check import ExactCheck, Exactness, Voter, of_same_weights
+from swarmnode.trust.recompute import recomputed_statement
+from swarmnode.trust.statement import (
     HopAnswer,
     HopClaim,
     HopEvidence,
@@ -61,8 +63,6 @@ from swarmnode.pipeline.statement import (
     StepsContradicted,
     TensorFingerprints,
 )
-from swarmnode.ports import Answer, Call, Compute, Priority, Replica, Telemetry, Transport, WireTensor
-from swarmnode.remembered import Remembered
 from swarmnode.wire import call_pb2 as wire
 
 AT_ONCE_MAX = 2  # guess: concurrent checks; further answers are not checked meanwhile

@@ -3,7 +3,11 @@
 import pytest
 
 from swarmnode.errors import RemoteFault
-from swarmnode.gossip.acceptance import (
+from swarmnode.identity import Identity
+from swarmnode.ids import PeerId, RunId
+from swarmnode.membership.liveness import AGAIN_S, TRIES
+from swarmnode.ports import Packet, Verdict, WireTensor
+from swarmnode.trust.acceptance import (
     RECEIPT_BYTES_MAX,
     Reputation,
     bare,
@@ -11,10 +15,6 @@ from swarmnode.gossip.acceptance import (
     receipt,
     whole,
 )
-from swarmnode.identity import Identity
-from swarmnode.ids import PeerId, RunId
-from swarmnode.membership.liveness import AGAIN_S, TRIES
-from swarmnode.ports import Packet, Verdict, WireTensor
 from swarmnode.wire import call_pb2 as wire
 
 RUN = RunId("ab" * 32)

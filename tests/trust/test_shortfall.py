@@ -15,7 +15,7 @@ import torch
 
 from swarmnode.ids import PeerId
 from swarmnode.model.tensor import sketch
-from swarmnode.pipeline.audit import (
+from swarmnode.trust.audit import (
     LIMIT,
     AnswerSimilarity,
     Audits,

@@ -12,8 +12,8 @@ from swarmnode.errors import RemoteFault
 from swarmnode.identity import Identity
 from swarmnode.ids import PeerId
 from swarmnode.model.inner_optimizer import FACTOR, IncomingNorms
-from swarmnode.pipeline import statement
-from swarmnode.pipeline.audit import (
+from swarmnode.trust import statement
+from swarmnode.trust.audit import (
     BUDGET_FIRST,
     DOUBT_FIRST,
     DOUBTED_RIGHT,

@@ -9,7 +9,8 @@ import pytest
 
 from swarmnode.ids import PeerId
 from swarmnode.machine.replica import TorchReplica
-from swarmnode.pipeline.audit import (
+from swarmnode.ports import Packet, WireTensor
+from swarmnode.trust.audit import (
     NEAR_STEPS,
     SNAPSHOT_AGE_S,
     AnswerSimilarity,
@@ -19,9 +20,8 @@ from swarmnode.pipeline.audit import (
     is_false,
     middle,
 )
-from swarmnode.pipeline.recompute import hop_again
-from swarmnode.pipeline.statement import HopAnswer, HopClaim
-from swarmnode.ports import Packet, WireTensor
+from swarmnode.trust.recompute import hop_again
+from swarmnode.trust.statement import HopAnswer, HopClaim
 from swarmnode.wire import call_pb2 as wire
 from tests.support.village import Numbers, manifest
 

@@ -16,10 +16,10 @@ from swarmnode.ids import MICROBATCH_ID_BYTES, PeerId
 from swarmnode.manifest import Manifest
 from swarmnode.manifest.check import COUNT_MAX
 from swarmnode.metrics import name
-from swarmnode.pipeline.backlog import check_activations, check_inputs, check_samples, check_tokens
-from swarmnode.pipeline.statement import Fingerprint, HopEvidence
+from swarmnode.microbatch_shape import check_activations, check_inputs, check_samples, check_tokens
 from swarmnode.ports import Answer, Call, Compute, Priority, Replica, Telemetry, WireTensor
 from swarmnode.token_bucket import PeerBudget
+from swarmnode.trust.statement import Fingerprint, HopEvidence
 from swarmnode.wire import call_pb2 as wire
 
 T = TypeVar("T")

@@ -170,7 +170,7 @@ class Shortfall:
     """
 
     # Distances of honest pairs, before any were seen. Measured on the demo: 65 pairs of four lives, and the first 1,000
-    # samples of another (tests/pipeline/test_shortfall.py has a few).
+    # samples of another (tests/trust/test_shortfall.py has a few).
     FIRST = (0.02, 0.03, 0.04, 0.05, 0.05, 0.06, 0.07, 0.09)
     # Measured as FIRST: honest distances spread by a factor of 1.5 each way. Guess: of 1.8 at most, so that those of
     # weights that hardly move in a warm-up do not make room for lies.

@@ -17,7 +17,6 @@ import base64
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from swarmnode.errors import RemoteFault, Unavailable
-from swarmnode.gossip.robust import EQUAL
 from swarmnode.identity import SIGNATURE_BYTES, Identity, unsigned, verify
 from swarmnode.ids import PeerId, RunId, short
 from swarmnode.membership.liveness import AGAIN_S, SMALL_CALL_S, TRIES
@@ -25,6 +24,7 @@ from swarmnode.membership.swarm import GOSSIPING, StageContext
 from swarmnode.metrics import name
 from swarmnode.ports import Answer, Call, OuterReport, Packet, Verdict
 from swarmnode.remembered import Remembered
+from swarmnode.trust.robust import EQUAL
 from swarmnode.untrusted_text import printable
 from swarmnode.wire import call_pb2 as wire
 

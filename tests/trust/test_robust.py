@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 
 from swarmnode.ema import ENOUGH
 from swarmnode.gossip.outer import outer
-from swarmnode.gossip.robust import (
+from swarmnode.manifest import GossipSpec
+from swarmnode.ports import Packet
+from swarmnode.trust.robust import (
     CLIP,
     DEVIATION_LEAST,
     FIRST_CLIP,
@@ -19,8 +21,6 @@ from swarmnode.gossip.robust import (
     PacketMeasures,
     Z,
 )
-from swarmnode.manifest import GossipSpec
-from swarmnode.ports import Packet
 from swarmnode_methods.noloco import NoLoCo
 
 GOOD = PacketMeasures(own_norm=1.0, gap=1.5)

@@ -9,7 +9,8 @@ from swarmnode.errors import RemoteFault, Unavailable
 from swarmnode.ids import PeerId, RunId
 from swarmnode.membership.liveness import TRIES
 from swarmnode.ports import State
-from swarmnode.recovery.state_check import (
+from swarmnode.transfer.download import DonorClient
+from swarmnode.trust.state_check import (
     ALIGN,
     APART_MAX,
     ELEMENTS,
@@ -20,7 +21,6 @@ from swarmnode.recovery.state_check import (
     drawn_now,
     slices_of,
 )
-from swarmnode.transfer.download import DonorClient
 from swarmnode.wire import call_pb2
 from tests.support.fake_telemetry import Quiet
 

@@ -1,0 +1,1 @@
+"""Judges what peers say: answers, packets, states."""
