@@ -18,7 +18,9 @@ def main(arguments: list[str]) -> int:
         Steering.of(lie)
     else:
         assert lie in (*ALL, HONEST), f"{lie!r} is none of {', '.join(ALL)}"
-    ByzantineReplica.lie, ByzantineReplica.every, ByzantineReplica.log = lie, int(every), Path(log)
+    ByzantineReplica.lie = lie
+    ByzantineReplica.every = int(every)
+    ByzantineReplica.log = Path(log)
     process.TorchReplica = ByzantineReplica  # type: ignore[attr-defined]
     return command_line.main(rest)
 

@@ -90,7 +90,8 @@ class FakeMetadata:
 
     async def say(self, what: str) -> None:
         """Apply one of SAYINGS from now on."""
-        played, now = self.played, self._clock.unix_s()
+        played = self.played
+        now = self._clock.unix_s()
         match what:
             case "preempt":
                 played.at = now + self.notice_s
@@ -225,7 +226,8 @@ class FakeMetadata:
         self.played.approved += wanted
         for event in self.played.events:
             if event["EventId"] in wanted:
-                event["EventStatus"], event["NotBefore"] = "Started", ""
+                event["EventStatus"] = "Started"
+                event["NotBefore"] = ""
                 self.note(f"Azure is told that {event['EventId']} may begin")
         return web.Response()
 

@@ -192,7 +192,8 @@ class MemoryDirectory:
     async def lookup(self, stage: int) -> list[record_pb2.SignedRecord]:
         if self._fails():
             return []
-        now, found = self._clock.unix_s(), []
+        now = self._clock.unix_s()
+        found = []
         for _, signed in sorted(self._network.records.get((self._run_id, stage), {}).items()):
             with contextlib.suppress(RemoteFault):
                 open_record(signed, run_id=self._run_id, now_unix_s=now, ttl_max_s=self._ttl_max_s)

@@ -21,7 +21,10 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-SUMS, SBOM, PROVENANCE, NOTES = "SHA256SUMS", "sbom.cdx.json", "provenance.json", "NOTES.md"
+SUMS = "SHA256SUMS"
+SBOM = "sbom.cdx.json"
+PROVENANCE = "provenance.json"
+NOTES = "NOTES.md"
 BUILD_TYPE = "make release"
 UNTOLD = " (not released yet)"
 
@@ -73,7 +76,8 @@ def provenance(hashes: Mapping[str, str], source: str, commit: str, lock: str) -
 def build(commit: str, out: Path, when: str) -> None:
     """Wheel and source of `commit` in `out`."""
     with tempfile.TemporaryDirectory() as folder:
-        archive, tree = Path(folder) / "tree.tar", Path(folder) / "tree"
+        archive = Path(folder) / "tree.tar"
+        tree = Path(folder) / "tree"
         tree.mkdir()
         run("git", "archive", "-o", str(archive), commit)
         run("tar", "-xf", str(archive), "-C", str(tree))
@@ -90,9 +94,11 @@ def main(key: str) -> None:
     """Fill dist/. `key`: a maintainer's, for the tag; "" for none."""
     if run("git", "status", "--porcelain"):
         raise SystemExit("this checkout has changes that are in no commit: commit or stash them, then make release")
-    version, commit = version_in(ROOT), run("git", "rev-parse", "HEAD")
+    version = version_in(ROOT)
+    commit = run("git", "rev-parse", "HEAD")
     told = notes((ROOT / "CHANGELOG.md").read_text(), version)
-    when, dist = run("git", "log", "-1", "--format=%ct"), ROOT / "dist"
+    when = run("git", "log", "-1", "--format=%ct")
+    dist = ROOT / "dist"
     shutil.rmtree(dist, ignore_errors=True)
     with tempfile.TemporaryDirectory() as again:
         for out in (dist, Path(again)):

@@ -191,7 +191,8 @@ def documented(called: str, value: Any) -> Iterator[str]:
 PAGES = {"api.md": api, "metrics.md": metrics, "exit-codes.md": exit_codes, "manifest.md": manifest, "wire.md": wire}
 
 
-BEGIN, END = "<!-- Made by docs/generate.py from swarmnode/membership/words.py -->", "<!-- made until here -->"
+BEGIN = "<!-- Made by docs/generate.py from swarmnode/membership/words.py -->"
+END = "<!-- made until here -->"
 
 
 def security() -> str:

@@ -196,7 +196,8 @@ def _from_file(path: Path) -> RunHistory:
     manifest = None if signed is None else read_signed(signed)[1]
     _, points, validations = read_curves(path)
     if manifest is not None:  # of a history from before it kept these facts
-        name, context = manifest.name, manifest.model.context
+        name = manifest.name
+        context = manifest.model.context
     return RunHistory(name or path.stem, points, validations, context)
 
 
@@ -307,7 +308,8 @@ def up(
         raise UsageError(f"--track {track} logs what the page shows: leave out --no-dashboard")
     if track:
         check_library(track, f"--track {track}")
-    run, cache = None if run is None else Path(run), cache or default_cache()
+    run = None if run is None else Path(run)
+    cache = cache or default_cache()
     stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")  # noqa: TID251  names a folder
     screen = screen or PlainScreen(sys.stderr)
     resumed = run_folder.resume(resume, run, nodes, stages, stamp, screen.note, data_root, samples) if resume else None

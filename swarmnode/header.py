@@ -87,7 +87,9 @@ def check_spec(spec: wire.TensorSpec, nbytes_max: int) -> int:
     Raises RemoteFault for an unknown dtype, too many dimensions, a size over the bound, or a size that does not match
     the shape.
     """
-    dtype, shape, nbytes = spec.dtype, spec.shape, int(spec.nbytes)
+    dtype = spec.dtype
+    shape = spec.shape
+    nbytes = int(spec.nbytes)
     if dtype not in DTYPE_BYTES:
         raise RemoteFault(f"tensor of unknown dtype {dtype[:16]!r}; known: {', '.join(DTYPE_BYTES)}")
     if len(shape) > DIMENSIONS_MAX:

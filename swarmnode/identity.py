@@ -31,7 +31,8 @@ _PREFIX = bytes.fromhex("002408011220")
 
 
 def _base58(raw: bytes) -> str:
-    number, digits = int.from_bytes(raw, "big"), []
+    number = int.from_bytes(raw, "big")
+    digits = []
     while number:
         number, digit = divmod(number, 58)
         digits.append(_DIGITS[digit])

@@ -29,13 +29,17 @@ def digest(*parts: str | bytes | int | float) -> bytes:
     for part in parts:
         match part:
             case bool() | int():
-                raw, tag = str(int(part)).encode(), b"i"
+                raw = str(int(part)).encode()
+                tag = b"i"
             case float():
-                raw, tag = struct.pack(">d", part), b"f"
+                raw = struct.pack(">d", part)
+                tag = b"f"
             case str():
-                raw, tag = part.encode(), b"s"
+                raw = part.encode()
+                tag = b"s"
             case _:
-                raw, tag = bytes(part), b"b"
+                raw = bytes(part)
+                tag = b"b"
         h.update(tag + struct.pack(">Q", len(raw)))
         h.update(raw)
     return h.digest()

@@ -11,7 +11,10 @@ from collections.abc import Iterable
 from pathlib import Path
 
 ABI_LEAST = 3  # of Linux 6.2, the first that tells truncation and moves between folders
-_CREATE, _ADD, _RESTRICT = 444, 445, 446  # system calls, the same on all machines (asm-generic/unistd.h)
+# System calls, the same on all machines (asm-generic/unistd.h).
+_CREATE = 444
+_ADD = 445
+_RESTRICT = 446
 DENIED = {
     "x86_64": (101, 310, 311, 165, 166, 155, 246, 320, 175, 313, 176, 321, 298, 323, 248, 249, 250, 304, 169, 167),
     "aarch64": (117, 270, 271, 40, 39, 41, 104, 294, 105, 273, 106, 280, 241, 282, 217, 218, 219, 265, 142, 224),
@@ -19,7 +22,10 @@ DENIED = {
 """Numbers of ptrace, process_vm_readv, process_vm_writev, mount, umount2, pivot_root, kexec_load, kexec_file_load,
 init_module, finit_module, delete_module, bpf, perf_event_open, userfaultfd, add_key, request_key, keyctl,
 open_by_handle_at, reboot and swapon (asm/unistd.h): of no use to a node, and the doors of most faults of kernels."""
-_READ, _FILE, _ALL = 0b1101, 1 << 14 | 0b111, (1 << 15) - 1  # linux/landlock.h; _FILE: the rights that a file has
+# Rights (linux/landlock.h); `_FILE` has those of a file.
+_READ = 0b1101
+_FILE = 1 << 14 | 0b111
+_ALL = (1 << 15) - 1
 
 
 def available() -> bool:

@@ -21,7 +21,8 @@ from collections.abc import Iterator, Sequence
 from swarmnode.errors import DataError, NotPermitted, SwarmnodeError
 from swarmnode.untrusted_text import printable
 
-CPU_S, NBYTES = 10, 2 << 30
+CPU_S = 10
+NBYTES = 2 << 30
 WALL_SHARE = 30  # guess: seconds by the wall for one of the processor, on a machine that others load
 ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 """AUDIT_ARCH_* of linux/audit.h: numbers of calls mean something on one of them only, and a kernel may have two."""
@@ -76,7 +77,8 @@ def bounded() -> Iterator[None]:
     def stop(signum: int, frame: object) -> None:
         raise TimeoutError(f"it takes more than {CPU_S} s of processor time")
 
-    memory, before = resource.getrlimit(resource.RLIMIT_AS), signal.signal(signal.SIGPROF, stop)
+    memory = resource.getrlimit(resource.RLIMIT_AS)
+    before = signal.signal(signal.SIGPROF, stop)
     try:
         if sys.platform == "linux" and memory[0] == resource.RLIM_INFINITY:
             resource.setrlimit(resource.RLIMIT_AS, (_mapped_nbytes() + NBYTES, memory[1]))
@@ -96,7 +98,8 @@ def _mapped_nbytes() -> int:
 
 def _limit(cpu_s: int) -> None:
     """Bound this process. Where the kernel has no seccomp, the network stays."""
-    mapped, used = _mapped_nbytes(), resource.getrusage(resource.RUSAGE_SELF)
+    mapped = _mapped_nbytes()
+    used = resource.getrusage(resource.RUSAGE_SELF)
     spent_s = int(used.ru_utime + used.ru_stime) + 1
     resource.setrlimit(resource.RLIMIT_AS, (mapped + NBYTES, mapped + NBYTES))
     resource.setrlimit(resource.RLIMIT_CPU, (spent_s + cpu_s, spent_s + cpu_s))

@@ -29,7 +29,8 @@ def check_way(manifest: Manifest, stage: int, process: wire.Process) -> None:
 def check_samples(manifest: Manifest, samples: int, boundary_digest: bytes, own_digest: bytes) -> None:
     """Raises RemoteFault for a number of samples out of range, or activations in another subspace than ours."""
     if boundary_digest != own_digest:
-        mine, theirs = own_digest.hex() or "none", boundary_digest.hex() or "none"
+        mine = own_digest.hex() or "none"
+        theirs = boundary_digest.hex() or "none"
         raise RemoteFault(
             f"microbatch in the subspace {theirs}; here it is {mine}: one of us has another version of PyTorch"
         )
@@ -49,7 +50,8 @@ def check_tokens(manifest: Manifest, samples: int, tensors: Sequence[WireTensor]
     """The tokens of `samples` samples, the only one of `tensors`. Raises RemoteFault for unexpected shapes."""
     if len(tensors) != 1:
         raise RemoteFault(f"{len(tensors)} tensors; expected tokens alone")
-    [tokens], due = tensors, (samples, manifest.model.context + 1)
+    [tokens] = tensors
+    due = (samples, manifest.model.context + 1)
     if tokens.shape != due or tokens.dtype not in TOKEN_DTYPES:
         raise RemoteFault(f"tokens {tokens.dtype}{list(tokens.shape)}; expected u16 or u32 {list(due)}")
     return tokens

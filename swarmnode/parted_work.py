@@ -59,7 +59,8 @@ def outcome(beside: Callable[[], Any]) -> Outcome:
 
 def timed(parts: Parts[T], time_s: Callable[[], float]) -> Parts[tuple[T, float]]:
     """The parts of the same work, whose value is (that of `parts`, the seconds it took on the device's thread)."""
-    took_s, before = 0.0, (None, None)
+    took_s = 0.0
+    before = (None, None)
     while True:
         begun_s = time_s()
         try:

@@ -141,13 +141,15 @@ class LinkPace:
 
     def __init__(self, moved: Callable[[], int]) -> None:
         self._moved = moved
-        self._since, self._before = 0.0, 0
+        self._since = 0.0
+        self._before = 0
         self._rates: deque[float] = deque(maxlen=len(GAINS))  # bytes a second
         self._spans = 0
 
     def begin(self, now: float) -> None:
         """Restart measuring: the uplink was idle until now."""
-        self._since, self._before = now, self._moved()
+        self._since = now
+        self._before = self._moved()
 
     def seconds(self, nbytes: int, now: float) -> float:
         """Seconds the uplink needs for `nbytes` at the known rate; slightly fewer while a higher rate is probed."""

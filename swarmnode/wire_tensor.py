@@ -132,7 +132,8 @@ class StreamingMessage:
 
     def __init__(self, tensors: Sequence[WireTensor], write: Callable[[], None] | None = None) -> None:
         """`write` completes `tensors` in order; None if they are complete."""
-        self.tensors, self._write = tensors, write
+        self.tensors = tensors
+        self._write = write
         self.beside = False
 
     def written_beside(self) -> Self:
@@ -147,7 +148,8 @@ class StreamingMessage:
     def finish(self) -> Sequence[WireTensor]:
         """Complete the tensors and return them. Runs in the thread that made the message, or `beside` it. An error is
         raised here and at all waiters."""
-        write, self._write = self._write, None
+        write = self._write
+        self._write = None
         finish([tensor.watermark for tensor in self.tensors if tensor.watermark is not None], write)
         return self.tensors
 

@@ -56,7 +56,8 @@ class DeltaCodec(Codec):
         if not self.feedback:
             return
         assert self.residual is not None and self.residual.numel() == flat.numel(), "this is not the last message"
-        sent, flat = torch.empty_like(self.residual), flat.to("cpu", torch.float32)
+        sent = torch.empty_like(self.residual)
+        flat = flat.to("cpu", torch.float32)
         self.read(tensors, 0, sent)
         self.residual.add_(sent).sub_(flat).div_(DECAY)
 

@@ -63,7 +63,8 @@ class Dense(Codec):
         data = np.frombuffer(tensors[0].data, dtype=np.uint8)
         for offset in range(0, out.numel(), BLOCK):
             part = out[offset : offset + BLOCK]
-            first, count = (start + offset) * self.itemsize, part.numel()
+            first = (start + offset) * self.itemsize
+            count = part.numel()
             self._stage_bytes[: count * self.itemsize] = data[first : first + count * self.itemsize]
             part.copy_(self._stage[:count])
 

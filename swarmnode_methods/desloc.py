@@ -27,7 +27,10 @@ from swarmnode.manifest import OuterConstants
 from swarmnode.ports import OuterReport, Packet, StreamingMessage, WireTensor
 from swarmnode_methods.noloco import Average
 
-EVERY_THETA, EVERY_FIRST, EVERY_SECOND = 1, 3, 6  # paper: K_u = 3 K_x, K_v = 6 K_x
+# The paper: K_u = 3 K_x, K_v = 6 K_x.
+EVERY_THETA = 1
+EVERY_FIRST = 3
+EVERY_SECOND = 6
 # Of two, the mean's element then has -1.5 to 2.5 times our own, and no step is longer than so many rates. Guess: second
 # moments of replicas hardly differ, and first ones are forgotten in ten steps.
 MOMENT_MOST = 4.0
@@ -115,7 +118,8 @@ class DesLoc(Average):
         self, own_weight: float, packets: Sequence[Packet], taken: Sequence[tuple[Packet, float]]
     ) -> OuterReport:
         assert self.round is not None
-        due, total = self._due(self.round), own_weight + sum(packet.weight for packet, _ in taken)
+        due = self._due(self.round)
+        total = own_weight + sum(packet.weight for packet, _ in taken)
         report = super()._outer_step(own_weight, packets, taken)
         for number, (moment, marked) in enumerate(zip(due, self._averaged, strict=True) if taken else ()):
             for start in range(0, moment.numel(), self._block):

@@ -38,7 +38,8 @@ class DiLoCo(NoLoCo):
         if not self.momentum.numel():
             return super()._step(part, start, own_share, shares)
         end = min(start + self._block, self.parameters)
-        momentum, before = self.momentum[start:end], self.momentum[start:end].clone()
+        momentum = self.momentum[start:end]
+        before = self.momentum[start:end].clone()
         delta_squared, _ = super()._step(part, start, own_share, shares)
         further = torch.sub(momentum, before, out=before).mul_(self.alpha)
         self.phi[start:end].add_(further)

@@ -70,4 +70,6 @@ class Eager(DeltaMean):
     @torch.no_grad()
     def reset(self, phi: torch.Tensor, momentum: torch.Tensor | None = None) -> None:
         super().reset(phi, momentum)
-        self._own_share, self._others, self._ahead = 1.0, None, None
+        self._own_share = 1.0
+        self._others = None
+        self._ahead = None

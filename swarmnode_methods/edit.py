@@ -32,7 +32,9 @@ class EDiT(DeltaMean):
 
     def __init__(self, theta: torch.Tensor, codec: Codec, alpha: float, beta: float) -> None:
         super().__init__(theta, codec, alpha, beta)
-        self._mu, self._variance, self._rounds = 0.0, 0.0, 0
+        self._mu = 0.0
+        self._variance = 0.0
+        self._rounds = 0
 
     def _norm(self, share: WeightedPacket) -> float:
         squared = 0.0

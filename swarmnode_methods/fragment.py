@@ -75,6 +75,7 @@ def pull(mine: Tensor, given: Sequence[WireTensor], *, counts: bool) -> Tensor:
     if counts:
         values.append(rounded)
     ordered = torch.stack(values).sort(dim=0).values
-    low, high = ordered[(len(values) - 1) // 2], ordered[len(values) // 2]
+    low = ordered[(len(values) - 1) // 2]
+    high = ordered[len(values) // 2]
     middle = low + 0.5 * (high - low)
     return torch.where(rounded == middle, 0.0, middle - mine)

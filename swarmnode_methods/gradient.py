@@ -92,10 +92,12 @@ class ReplicaGradient(GradientOf):
     """The gradient and the step of `replica`."""
 
     def __init__(self, replica: TorchReplica) -> None:
-        self._replica, self._stage = replica, replica.stage
+        self._replica = replica
+        self._stage = replica.stage
         manifest = replica.stage.manifest
         self.context = manifest.model.context
-        self._batch, self._round = manifest.inner.inner_batch, manifest.gossip.round_samples
+        self._batch = manifest.inner.inner_batch
+        self._round = manifest.gossip.round_samples
         self.targets_whole = TargetCount(self._batch * self.context)
 
     def take_work(self) -> Work:
@@ -138,7 +140,8 @@ class GivenGradient:
     targets: TargetCount
 
 
-RUN, RUNS_OF = 64, 8  # guess: weights in a row that are looked at, of so many rows: four cache lines
+RUN = 64  # guess: weights in a row that are looked at, four cache lines
+RUNS_OF = 8  # guess: one of this many rows is looked at
 
 
 def sampled(flat: Tensor) -> Tensor:
@@ -206,7 +209,8 @@ class Gradient(DeltaMean):
         if self._whole:
             return packed
         assert self.round is not None
-        flat, at = torch.zeros_like(self.theta), 0
+        flat = torch.zeros_like(self.theta)
+        at = 0
         for view in self._views(flat, self.round):
             view.copy_(packed[at : at + view.numel()].view(view.shape))
             at += view.numel()
@@ -367,7 +371,8 @@ class Gradient(DeltaMean):
         """Add what a leaving replica had gathered to the next packet, with its targets; `usual`: our packet's norm."""
         theirs = torch.empty_like(self.theta)
         self.codec.add_up([packet.tensors[:1]], [1.0], theirs, self._theirs)
-        work, mine = read_work(packet.tensors[-1]), self.work.targets
+        work = read_work(packet.tensors[-1])
+        mine = self.work.targets
         most = CLIP * usual / max(float(theirs.norm()), 1e-30)
         if mine and work.targets:
             most = min(most * max(1.0, work.targets / mine), SPEEDS_MAX * mine / work.targets)

@@ -98,9 +98,11 @@ class Int8(Codec):
         self, library: ctypes.CDLL, flat: torch.Tensor, start: int, end: int, seed: int, out: Bytes
     ) -> None:
         """`_write_tile` in C."""
-        at, codes_at = out.ctypes.data, out.ctypes.data + 2 * blocks(end - start) - start
+        at = out.ctypes.data
+        codes_at = out.ctypes.data + 2 * blocks(end - start) - start
         for first, last in chunks(start, end):
-            x, row = by_block(flat, first, last), (first - start) // BLOCK_ELEMENTS
+            x = by_block(flat, first, last)
+            row = (first - start) // BLOCK_ELEMENTS
             library.int8_encode(
                 x.data_ptr(),
                 x.numel() // BLOCK_ELEMENTS,
@@ -127,11 +129,14 @@ class Int8(Codec):
     def read(
         self, tensors: Sequence[WireTensor], start: int, out: torch.Tensor, reference: torch.Tensor | None = None
     ) -> None:
-        data, parameters = np.frombuffer(tensors[0].data, np.uint8), tensors[0].shape[0]
+        data = np.frombuffer(tensors[0].data, np.uint8)
+        parameters = tensors[0].shape[0]
         check_range(start, out.numel(), parameters)
         for first, end in chunks(start, start + out.numel()):
             base = first // TILE * TILE
-            at, skip, rows = self._at(base), (first - base) // BLOCK_ELEMENTS, blocks(end - first)
+            at = self._at(base)
+            skip = (first - base) // BLOCK_ELEMENTS
+            rows = blocks(end - first)
             part = out[first - start : end - start]
             codes_at = at + 2 * blocks(min(TILE, parameters - base)) + first - base
             if self._kernel is not None and part.dtype == torch.float32 and part.device.type == "cpu":
@@ -144,7 +149,8 @@ class Int8(Codec):
             part.copy_((codes * steps.unsqueeze(1)).view(-1)[: end - first])
 
     def products(self, packets: Sequence[Sequence[WireTensor]], like: torch.Tensor, block: int) -> torch.Tensor:
-        many, parameters = len(packets), like.numel()
+        many = len(packets)
+        parameters = like.numel()
         found = torch.zeros(many, many, dtype=torch.float64)
         if self._kernel is not None:
             addresses, _held = _addresses(packets)
@@ -160,7 +166,9 @@ class Int8(Codec):
 
     def _tile(self, tensors: Sequence[WireTensor], start: int, count: int) -> tuple[Numbers64, Numbers32]:
         """(the steps [rows], the codes by block [rows, 64], zeros after the last) of the tile from `start` on."""
-        data, at, rows = np.frombuffer(tensors[0].data, np.uint8), self._at(start), blocks(count)
+        data = np.frombuffer(tensors[0].data, np.uint8)
+        at = self._at(start)
+        rows = blocks(count)
         steps = read_steps(data[at : at + 2 * rows]).numpy().astype(np.float64)
         codes = np.zeros(rows * BLOCK_ELEMENTS, np.float32)
         codes[:count] = data[at + 2 * rows : at + 2 * rows + count].astype(np.float32) - ZERO

@@ -106,20 +106,24 @@ class IrohPipe:
     """The asyncio transport beneath a stream: the two halves of one of iroh's."""
 
     def __init__(self, iroh: Any, stream: P2pdStream, halves: Any, transport: IrohTransport) -> None:
-        self._iroh, self._stream = iroh, stream
-        self._receive, self._send = halves.recv(), halves.send()
+        self._iroh = iroh
+        self._stream = stream
+        self._receive = halves.recv()
+        self._send = halves.send()
         self._queue = deque[bytes | memoryview]()
         self._queued = 0
         self._limits = 0, 0
         self._ending = False
-        self._readable, self._writable = asyncio.Event(), asyncio.Event()
+        self._readable = asyncio.Event()
+        self._writable = asyncio.Event()
         self._readable.set()
         stream.connection_made(cast(asyncio.BaseTransport, self))
         self._tasks = transport.spawn(self._read()), transport.spawn(self._write())
 
     async def _read(self) -> None:
         """Pass what arrives to the stream, as fast as it wants."""
-        stream, receive = self._stream, self._receive
+        stream = self._stream
+        receive = self._receive
         try:
             while True:
                 await self._readable.wait()
@@ -201,7 +205,8 @@ class IrohTransport(StreamTransport):
         super().__init__(peer_id, run_id, telemetry)
         self._iroh = iroh
         self._book = book
-        self._mode, self._listening = NetworkMode(), list[str]()
+        self._mode = NetworkMode()
+        self._listening = list[str]()
         self._families = set[str]()  # in which this node listens: "ip4", "ip6"
         self._announce: tuple[str, ...] = ()
         self._endpoint: Any = None
@@ -231,7 +236,8 @@ class IrohTransport(StreamTransport):
         """
         iroh = library()
         transport = cls(iroh, identity.peer_id, run_id, telemetry, book or DialBook([*listen, *announce], lan=lan))
-        transport._mode, transport._announce = network_mode or NetworkMode(), tuple(announce)
+        transport._mode = network_mode or NetworkMode()
+        transport._announce = tuple(announce)
         await transport._name(named)
         builder = iroh.EndpointBuilder()
         builder.apply_minimal()  # no discovery service
@@ -257,7 +263,8 @@ class IrohTransport(StreamTransport):
 
     async def close(self) -> None:
         """End all calls, streams and tasks; tell connected peers. May be called repeatedly."""
-        endpoint, self._endpoint = self._endpoint, None
+        endpoint = self._endpoint
+        self._endpoint = None
         await self._end()
         self._connections.clear()
         if endpoint is not None:
@@ -289,7 +296,8 @@ class IrohTransport(StreamTransport):
         return list(dict.fromkeys([*self._announce, *map(str, outer or here)]))[:ADDRESSES_MAX]
 
     async def stand(self, network_mode: NetworkMode, announce: Sequence[str] = ()) -> None:
-        self._mode, self._announce = network_mode, tuple(announce)
+        self._mode = network_mode
+        self._announce = tuple(announce)
 
     async def greets(self, endpoint: Endpoint) -> bool:
         return await speaks_quic(endpoint, PROBE_TIMEOUT_S) is True
@@ -334,7 +342,8 @@ class IrohTransport(StreamTransport):
             return connection if connection is not None else await self._dial(peer)
 
     async def _dial(self, peer: PeerId) -> Any:
-        iroh, now_s = self._iroh, asyncio.get_running_loop().time()
+        iroh = self._iroh
+        now_s = asyncio.get_running_loop().time()
         here = [parse_endpoint(one) for one in self._book.choose(self._known.get(peer, ()))]
         here = [one for one in here if self._book.permit(one.host, one.port, now_s)[0]]
         if not here or self._endpoint is None:
@@ -428,7 +437,8 @@ class IrohTransport(StreamTransport):
         while True:
             await asyncio.sleep(SILENT_S)
             owing = [(peer, one) for peer, one in self._connections.items() if self._pool.in_use[peer]]
-            before, self._heard = self._heard, {peer: one.stats().udp_rx_datagrams for peer, one in owing}
+            before = self._heard
+            self._heard = {peer: one.stats().udp_rx_datagrams for peer, one in owing}
             silent = [(peer, one) for peer, one in owing if before.get(peer) == self._heard[peer]]
             await asyncio.gather(*(self._probe(peer, one) for peer, one in silent))
 

@@ -26,7 +26,8 @@ def kernels(beside: str, name: str, **signatures: str) -> Library[ctypes.CDLL | 
         library = ctypes.CDLL(str(path))
         for function, arguments in signatures.items():
             found = getattr(library, function)
-            found.argtypes, found.restype = [TYPES[letter] for letter in arguments], None
+            found.argtypes = [TYPES[letter] for letter in arguments]
+            found.restype = None
         return library
 
     source = Path(beside).with_name(name)

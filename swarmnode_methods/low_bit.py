@@ -49,7 +49,8 @@ class TilePacker:
 
     def pack(self, codes: torch.Tensor, width: int, out: torch.Tensor) -> None:
         """Pack `codes` uint8 [n], below 2^`width`, into `out` uint8 [n / 8 * width] (any device)."""
-        plane, source = self._bytes[0][: codes.numel()], 0
+        plane = self._bytes[0][: codes.numel()]
+        source = 0
         plane.copy_(codes)
         while width < 8:
             pairs = plane.view(torch.int16)
@@ -64,7 +65,8 @@ class TilePacker:
 
     def unpack(self, packed: torch.Tensor, width: int, out: torch.Tensor) -> None:
         """The inverse: `packed` uint8 [n / 8 * width] on this device into `out` uint8 [n]."""
-        held, source = 8, 0
+        held = 8
+        source = 0
         while held > width:
             held //= 2
             pairs = self._pairs[0][: packed.numel()]
@@ -82,7 +84,8 @@ class TilePacker:
 
 def _wide(plane: torch.Tensor, otherwise: torch.Tensor | None = None) -> torch.Tensor:
     """`plane` as int64 if its memory is aligned for that, else `otherwise` (None: itself)."""
-    nbytes, size = plane.numel() * plane.element_size(), plane.element_size()
+    nbytes = plane.numel() * plane.element_size()
+    size = plane.element_size()
     if nbytes % 8 == 0 and plane.storage_offset() * size % 8 == 0 and plane.data_ptr() % 8 == 0:
         return plane.view(torch.int64)
     return plane if otherwise is None else otherwise
@@ -139,7 +142,8 @@ class LowBit(DeltaCodec):
 
     def code(self, wire: Bytes, flat: torch.Tensor, seed: int, done: Done) -> None:
         """Write the packet in two passes: all steps come before the first code."""
-        rows, s = blocks(flat.numel()), self._dither
+        rows = blocks(flat.numel())
+        s = self._dither
         if len(self._steps) != rows:
             self._steps = torch.empty(rows)
         out = torch.from_numpy(wire)
@@ -154,7 +158,8 @@ class LowBit(DeltaCodec):
         s.draw(seed, 1 / 256, 1 / 512)
         for start, end in tiles(0, flat.numel()):
             for begin, last in chunks(start, end):
-                x, row = by_block(flat, begin, last), begin // BLOCK_ELEMENTS
+                x = by_block(flat, begin, last)
+                row = begin // BLOCK_ELEMENTS
                 count = x.numel()
                 negative = torch.lt(x.view(-1), 0, out=self._flags[0][:count]).view(torch.uint8)
                 share = x.abs().div_(self._steps[row : row + len(x)].unsqueeze(1))
@@ -170,7 +175,8 @@ class LowBit(DeltaCodec):
         check_steps(data[: 2 * blocks(parameters)], MAGNITUDE_MAX, f"{self.name} packet")
 
     def uncode(self, data: Bytes, parameters: int, start: int, end: int) -> torch.Tensor:
-        row, rows = start // BLOCK_ELEMENTS, blocks(end - start)
+        row = start // BLOCK_ELEMENTS
+        rows = blocks(end - start)
         out = torch.empty(rows * BLOCK_ELEMENTS)
         steps = read_steps(data[2 * row : 2 * (row + rows)])
         for first in range(0, out.numel(), CHUNK):

@@ -157,7 +157,8 @@ class DeltaMean(Outer):
         for start in range(first, last, self._block):
             end = min(start + self._block, last)
             phi, m, theta, boundary = (f[start:end] for f in (self.phi, self.momentum, self.theta, self._boundary))
-            mean, before = self._mean[: end - start], self._theirs[: end - start]
+            mean = self._mean[: end - start]
+            before = self._theirs[: end - start]
             self._average(shares, start - first, mean, before)
             torch.sub(boundary, phi, out=before)
             delta_squared += torch.dot(before, before).item()
@@ -232,7 +233,9 @@ class DeltaMean(Outer):
         first, last = self._span(self.round)
         for start in range(first, last, self._block):
             end = min(start + self._block, last)
-            wanted, theirs, phi = self._mean[: end - start], self._theirs[: end - start], self.phi[start:end]
+            wanted = self._mean[: end - start]
+            theirs = self._theirs[: end - start]
+            phi = self.phi[start:end]
             self._wanted(start, first, wanted)
             self.codec.read(packet.tensors[:1], start - first, theirs)
             own += torch.dot(wanted, wanted).item()

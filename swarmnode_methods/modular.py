@@ -65,17 +65,21 @@ ESCAPE_NBYTES = 4 + 2 + BLOCK_ELEMENTS
 ESCAPES_SHARE = 1 / 8  # guess: of all blocks; keeps a message at 4 bits below 0.69 byte a parameter in the worst case
 
 KAPPA = 8.0  # measured: least squared error after decoding, rounds 6 to 40: 7 % of the replicas' distance
-KAPPA_LEAST, KAPPA_MOST = 6.0, 32.0  # measured: at 5, 2 % of blocks fail even in the first rounds; the most is a guess
+KAPPA_LEAST = 6.0  # measured: at 5, 2 % of blocks fail even in the first rounds
+KAPPA_MOST = 32.0  # guess
 STEP_MOST = 1.5  # times max|D|, whatever the spread: rounding noise stays below half of it; guess
 SHARE_TARGET = 0.2  # mean share of the range used by a block's farthest element: measured, some 0.5 % of blocks fail
 KAPPA_FALL = 0.5  # measured: at 0.2 and a raise from 0.5 % on, kappa crept up to 50 within 40 rounds
-WRAPPED_MOST, KAPPA_RAISE = 0.03, 1.25  # guess; fewer are blocks that moved elsewhere, and escapes repair them
+WRAPPED_MOST = 0.03  # guess; fewer are blocks that moved elsewhere, and escapes repair them
+KAPPA_RAISE = 1.25  # guess
 
 FAR_MARGIN = 2.5  # guess: the range over the farthest element seen; twice would just reach it
 FAR_KEEP = 0.7  # guess, per round: a block that was far once meets a few more partners before it is forgotten
 
-SAMPLE, SAMPLED_OF = 16, 512  # blocks in a row that are looked at, of so many; guess; measured: each 16th block by
-# itself, a page of memory apart, took a tenth of the encoding in torch and a third of that in C
+# Blocks in a row that are looked at, of `SAMPLED_OF`: guesses. Each 16th block by itself, a page of memory apart, took
+# a tenth of the encoding in torch and a third of that in C (measured).
+SAMPLE = 16
+SAMPLED_OF = 512
 SAMPLED_TILES = 8  # at once: the first calls after megabytes of other work take several times as long (measured)
 # Least step relative to the tile's largest weight: float32 keeps 7 bits of dither beside theta / s, and a weight three
 # times as large, which the sample missed, is still rounded down (beyond, x may be a step further off).
@@ -111,7 +115,8 @@ class Modular(Codec):
     """3, 4 or 6 (2 bits lose 0.035 nat, measured)."""
 
     def __init__(self, kappa: float = KAPPA, *, adapt: bool = True) -> None:
-        self.kappa, self.adapt = kappa, adapt
+        self.kappa = kappa
+        self.adapt = adapt
         self.seen = SpreadObservation()
         self._suspects: torch.Tensor | None = None  # bool by block: wrapped when last read
         self._steps: torch.Tensor | None = None  # float32 by block: of the last message
@@ -146,7 +151,8 @@ class Modular(Codec):
     # Sending
 
     def begin(self, flat: torch.Tensor) -> int:
-        parameters, device = flat.numel(), flat.device
+        parameters = flat.numel()
+        device = flat.device
         if self.adapt:
             self.kappa = self.seen.wanted(self.kappa, self.kappa_most)
         self.seen = SpreadObservation()
@@ -157,7 +163,9 @@ class Modular(Codec):
 
     def write(self, wire: Bytes, flat: torch.Tensor, reference: torch.Tensor | None, seed: int, done: Done) -> None:
         assert reference is not None and reference.shape == flat.shape, "steps are measured by flat - reference"
-        parameters, code, escapes = flat.numel(), self._on(flat.device), self._escapes_due
+        parameters = flat.numel()
+        code = self._on(flat.device)
+        escapes = self._escapes_due
         header = HEADER.pack(parameters, seed, self.kappa, escapes.size, self.bits)
         wire[: HEADER.size] = np.frombuffer(header, np.uint8)
         assert self._steps is not None
@@ -217,7 +225,8 @@ class Modular(Codec):
         return seed, kappa, escapes
 
     def check(self, tensors: Sequence[WireTensor], parameters: int) -> None:
-        what, plain = f"{self.name} packet", self.least_nbytes(parameters)
+        what = f"{self.name} packet"
+        plain = self.least_nbytes(parameters)
         data = one_tensor(tensors, self.name, parameters, plain, self.nbytes(parameters))
         seed, kappa, escapes = self._head(data)
         again = HEADER.pack(parameters, seed, kappa, (data.size - plain) // ESCAPE_NBYTES, self.bits)
@@ -246,11 +255,14 @@ class Modular(Codec):
         self, tensors: Sequence[WireTensor], start: int, out: torch.Tensor, reference: torch.Tensor | None = None
     ) -> None:
         assert reference is not None and reference.shape == out.shape, "decoded to the value nearest to the reference"
-        data, parameters = np.frombuffer(tensors[0].data, np.uint8), tensors[0].shape[0]
+        data = np.frombuffer(tensors[0].data, np.uint8)
+        parameters = tensors[0].shape[0]
         check_range(start, out.numel(), parameters)
-        code, rows = self._on(out.device), blocks(out.numel())
+        code = self._on(out.device)
+        rows = blocks(out.numel())
         code.draw_back(self._head(data)[0])
-        steps, wrapped = torch.empty(rows, device=out.device), torch.empty(rows, dtype=torch.uint8, device=out.device)
+        steps = torch.empty(rows, device=out.device)
+        wrapped = torch.empty(rows, dtype=torch.uint8, device=out.device)
         far = torch.empty(rows, device=out.device)
         code.decode(self._layout(data, parameters), start, reference, out, Decoded(steps, wrapped, far))
         numbers, step_bytes, codes = self._escapes(data, parameters)
@@ -289,10 +301,12 @@ def _sampled(flat: torch.Tensor, reference: torch.Tensor, start: int) -> list[tu
     left = flat.numel() - start
     tiled = max(min(left // TILE, SAMPLED_TILES), 1)
     block = min(BLOCK_ELEMENTS, left)
-    apart, length = SAMPLED_OF * block, SAMPLE * block
+    apart = SAMPLED_OF * block
+    length = SAMPLE * block
     runs = min(left, tiled * TILE) // apart
     if not runs:
-        runs, length = 1, left // block * block
+        runs = 1
+        length = left // block * block
     new, old = (x[start:].as_strided((runs, length), (apart, 1)).float() for x in (flat, reference))
     means: list[float] = (new - old).abs().reshape(-1, block).amax(1).view(tiled, -1).mean(1).tolist()
     mosts: list[float] = new.abs().reshape(tiled, -1).amax(1).tolist()

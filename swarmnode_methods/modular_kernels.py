@@ -71,7 +71,8 @@ def unpack(packed: Bytes, bits: int) -> Bytes:
 SHARES = 65536  # whole numbers, whose sum does not depend on the order
 # CENTRE is added to theta / s, which is seldom below -2^15 (STEP_RATIO): so truncation rounds down. And float32 rounds
 # to 128ths there, which is to add 1 / 256 and round down: that makes bytes & DITHER odd.
-CENTRE, DITHER = 1.5 * 2.0**16, 0xFE
+CENTRE = 1.5 * 2.0**16
+DITHER = 0xFE
 NEAR = 2.0**-64  # huber_loss beyond it is |difference| NEAR exactly: one pass instead of two
 
 
@@ -105,12 +106,15 @@ class PacketLayout(NamedTuple):
 
     def pieces(self, start: int, end: int) -> list[ChunkSpan]:
         """The positions of elements [start, end), by chunk."""
-        spans, data = [], self.data
+        spans = []
+        data = self.data
         for first, last in chunks(start, end):
-            base, chunk = first // TILE * TILE, first // CHUNK * CHUNK
+            base = first // TILE * TILE
+            chunk = first // CHUNK * CHUNK
             tile = self.tile_at(base)
             tile_rows = blocks(min(TILE, self.parameters - base))
-            row, rows = (first - base) // BLOCK_ELEMENTS, blocks(last - first)
+            row = (first - base) // BLOCK_ELEMENTS
+            rows = blocks(last - first)
             whole = min(CHUNK, blocks(self.parameters - chunk) * BLOCK_ELEMENTS)
             sums = tile + 2 * tile_rows
             at = sums + tile_rows + packed_nbytes(chunk - base, self.bits)
@@ -177,17 +181,21 @@ class KernelEngine:
         self.bits = bits
         self.dither = DitherPool(torch.device("cpu"))
         self._library = library
-        self._seed, self._back = -1, torch.empty(0, dtype=torch.uint8)
+        self._seed = -1
+        self._back = torch.empty(0, dtype=torch.uint8)
 
     def draw_back(self, seed: int) -> None:
         if seed != self._seed:
-            self._seed, self._back = seed, tiles.pool(seed)
+            self._seed = seed
+            self._back = tiles.pool(seed)
 
     def encoder(
         self, flat: torch.Tensor, reference: torch.Tensor, layout: PacketLayout, seed: int, scale: float
     ) -> TileWriter:
         self.dither.draw_pool(seed)
-        out, pool, turn = layout.data.ctypes.data, self.dither.pool, tiles.turn(seed)
+        out = layout.data.ctypes.data
+        pool = self.dither.pool
+        turn = tiles.turn(seed)
 
         def write(start: int, end: int, own: torch.Tensor) -> None:
             x, phi = (whole[start:end].float().contiguous() for whole in (flat, reference))  # usually no copy
@@ -227,7 +235,8 @@ class TorchEngine:
         self.dither = DitherPool(device)
         self._weights = torch.arange(1, 2 * BLOCK_ELEMENTS, 2, device=device, dtype=torch.int16)
         self._weights[-1] += 2  # 1, 3 … 125, 129
-        self._seed, self._back = -1, torch.empty(tiles.POOL, device=device)
+        self._seed = -1
+        self._back = torch.empty(tiles.POOL, device=device)
 
     def draw_back(self, seed: int) -> None:
         """See Engine. Minus 1/2, in ranges."""
@@ -264,7 +273,8 @@ class TorchEngine:
             wire_steps(own, step_bytes)
             inverse = torch.reciprocal(own).unsqueeze(1)
             for first, last in spans:
-                x, rows = by_block(flat, first, last), rows_of[first]
+                x = by_block(flat, first, last)
+                rows = rows_of[first]
                 words = torch.addcmul(s.drawn(seed, first, x.numel()), x, inverse[rows]).to(torch.int32)
                 sum_bytes[rows] = self._checksums(self._sums(words))
                 at = packed_nbytes(first - start, self.bits)
@@ -274,7 +284,8 @@ class TorchEngine:
         return write
 
     def decode(self, layout: PacketLayout, start: int, ours: torch.Tensor, out: torch.Tensor, of: Decoded) -> None:
-        share, device = 1 / (1 << self.bits), out.device
+        share = 1 / (1 << self.bits)
+        device = out.device
         steps, wrapped, far = of
         for piece in layout.pieces(start, start + out.numel()):
             rows = slice((piece.start - start) // BLOCK_ELEMENTS, blocks(piece.end - start))

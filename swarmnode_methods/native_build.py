@@ -155,7 +155,8 @@ class Library(Generic[Loaded]):
     @contextlib.contextmanager
     def unused(self) -> Iterator[None]:
         """Use the fallback within this context."""
-        before, self._unused = self._unused, True
+        before = self._unused
+        self._unused = True
         try:
             yield
         finally:
@@ -166,7 +167,8 @@ class Library(Generic[Loaded]):
         if self._unused:
             return self._otherwise
         if not self._looked:
-            self._found, self._looked = self._open(), True
+            self._found = self._open()
+            self._looked = True
         return self._found
 
     def _open(self) -> Loaded:

@@ -70,7 +70,8 @@ class Fragment:
         and `end` are multiples of UNIT; `end` may also be `count`."""
         if self.whole:
             return flat[start:end]
-        out, (rows, full, tail) = room[: end - start], self._at(flat, start, end)
+        out = room[: end - start]
+        rows, full, tail = self._at(flat, start, end)
         torch.index_select(full, 0, rows, out=out[: rows.numel() * UNIT].view(-1, UNIT))
         out[rows.numel() * UNIT :].copy_(tail)
         return out
@@ -154,7 +155,8 @@ class NoLoCo(Outer):
 
     def __init__(self, theta: torch.Tensor, codec: Codec, alpha: float, beta: float, gamma: float, of: int = 1) -> None:
         super().__init__(theta, codec, alpha)
-        self.beta, self.gamma = beta, gamma
+        self.beta = beta
+        self.gamma = gamma
         self._theta_alone = gamma == beta
         if codec.of_delta:
             raise ManifestError(f"gossip.codec {codec.name} sends pseudo-gradients; {self.name} needs weights")
@@ -203,7 +205,8 @@ class NoLoCo(Outer):
         rooms = [self._boundary, self._slow, self._delta]
         boundary, slow, delta = (None if x is None else torch.empty_like(x) if anew else x for x in rooms)
         assert boundary is not None and slow is not None
-        boundary, slow = boundary[:count], slow[:count]
+        boundary = boundary[:count]
+        slow = slow[:count]
         self._read_theta(fragment, boundary)
         if fragment.whole:
             slow = self.phi
@@ -245,7 +248,8 @@ class NoLoCo(Outer):
 
     @torch.no_grad()
     def follow(self) -> None:
-        self.stepping, crossing = bool(self._steps), list[Callable[[], None]]()
+        self.stepping = bool(self._steps)
+        crossing = list[Callable[[], None]]()
         for part in self._steps:
             for start, end in self._blocks(part.fragment):
                 theta = part.fragment.get(self.theta, start, end, self._there[-1])
@@ -295,7 +299,8 @@ class NoLoCo(Outer):
         assert self._marked is not None
         if not packet.final_delta or self._marked.fragment.whole:
             return [(self._marked, self._parts(packet.tensors))]
-        parts, each = self._all, self.codec.tensors * self._buffers
+        parts = self._all
+        each = self.codec.tensors * self._buffers
         if len(packet.tensors) != each * len(parts):
             raise RemoteFault(f"final delta of {len(packet.tensors)} tensors; expected {each * len(parts)}")
         cut = (packet.tensors[i * each : (i + 1) * each] for i in range(len(parts)))
@@ -362,7 +367,8 @@ class NoLoCo(Outer):
         own = gap = weights = 0.0
         for part, tensors in self._said(packet):
             for start, end in self._blocks(part.fragment):
-                phi, boundary = part.phi[start:end], part.boundary[start:end]
+                phi = part.phi[start:end]
+                boundary = part.boundary[start:end]
                 delta, other, theirs = (scratch[: end - start] for scratch in self._scratch[:3])
                 part.codec.read(tensors[0], start, theirs, boundary)
                 if len(tensors) == 2:
@@ -379,7 +385,8 @@ class NoLoCo(Outer):
         """The outer step of one block of a fragment's elements; returns the squared norms of D and of m."""
         end = min(start + self._block, part.count)
         mean, pull, theirs = (scratch[: end - start] for scratch in self._scratch)
-        phi, boundary = part.phi[start:end], part.boundary[start:end]
+        phi = part.phi[start:end]
+        boundary = part.boundary[start:end]
         room, other_room = self._rooms
         torch.sub(boundary, phi, out=mean)
         delta_squared = torch.dot(mean, mean).item()

@@ -155,7 +155,8 @@ class PieceCoder:
     ) -> list[float]:
         """The part of each of `given` in common with another that counts, on average, in squares of a usual length."""
         total = summed.mean.numpy()
-        common, squares = list[float](), list[float]()
+        common = list[float]()
+        squares = list[float]()
         for data, share, _, counts in given:
             values = self.read(piece, round_index, data).numpy() * np.float32(share * summed.whole)
             squares.append(float(np.dot(values, values)))

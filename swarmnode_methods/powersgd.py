@@ -74,5 +74,6 @@ class PowerSGD(DeltaCodec):
     def uncode(self, data: Bytes, parameters: int, start: int, end: int) -> torch.Tensor:
         left, right = self._factors(data, parameters)
         columns = len(right)
-        first, last = start // columns, -(-end // columns)
+        first = start // columns
+        last = -(-end // columns)
         return (left[first:last] @ right.T).view(-1)[start - first * columns : end - first * columns]

@@ -44,7 +44,8 @@ class Streaming(DeltaMean):
             raise ManifestError(f"gossip.codec {codec.name} keeps a residual, but the next packet is of other weights")
         assert BLOCK % UNIT == 0 and 0.0 <= merge < 1.0
         units = -(-self.parameters // UNIT)
-        self.fragments, self.merge = min(fragments, units), merge
+        self.fragments = min(fragments, units)
+        self.merge = merge
         self._cuts = [min(i * units // self.fragments * UNIT, self.parameters) for i in range(self.fragments + 1)]
 
     @property

@@ -134,7 +134,8 @@ class DitherPool:
 
     def draw_pool(self, seed: int) -> None:
         """Put the bytes of `seed` into `pool`."""
-        self.pool, self.seed = pool(seed), seed
+        self.pool = pool(seed)
+        self.seed = seed
 
     def draw(self, seed: int, scale: float, shift: float, mask: int = 0xFF) -> None:
         """Fill `scaled` with scale · (byte & mask) + shift, of the bytes of `seed`."""

@@ -54,7 +54,8 @@ class Selector:
     """
 
     def __init__(self, k: int, chunk: int, rows: int) -> None:
-        self.k, self.chunk = k, chunk
+        self.k = k
+        self.chunk = chunk
         self.layers = 1 << ((chunk // k).bit_length() - 1) // 2
         self.step = chunk // self.layers
         self._magnitude = np.empty((rows, chunk), np.int32)
@@ -69,9 +70,11 @@ class Selector:
     def largest(self, rows: Floats) -> Keys:
         """int64 [C, k], ascending: magnitude and place of the k largest of each of `rows` [C, n]. Of equal ones the
         first are taken; NaN counts as infinity."""
-        count, k = len(rows), self.k
+        count = len(rows)
+        k = self.k
         magnitude = np.bitwise_and(rows.view(np.int32), 0x7FFFFFFF, out=self._magnitude[:count])
-        tops, parted = self._tops[:count], self._parted[:count]
+        tops = self._tops[:count]
+        parted = self._parted[:count]
         np.maximum.reduce(magnitude.reshape(count, self.layers, self.step), axis=1, out=tops)
         parted[:] = tops
         parted.partition(self.step - k, axis=1)
@@ -81,7 +84,8 @@ class Selector:
             odd = (np.count_nonzero(reach, axis=1) > k) | (tops.max(axis=1) >= INFINITE)
             return self._apart(rows, odd)
         at = np.add(groups.reshape(count, 1, k) + self._row_at[:count, None], self._layer_at, out=self._at[:count])
-        near, parted = self._near[:count], self._near_parted[:count]
+        near = self._near[:count]
+        parted = self._near_parted[:count]
         magnitude.reshape(-1).take(at, mode="clip", out=near.reshape(at.shape))  # clip: skips numpy's bounds check
         parted[:] = near
         parted.partition(near.shape[1] - k, axis=1)
@@ -119,7 +123,8 @@ def two_means(keys: Keys) -> tuple[Floats, Places]:
     k = keys.shape[1]
     sums = (keys >> PLACE_BITS).astype(np.int32).view(np.float32).astype(np.float64).cumsum(axis=1)
     counts = np.arange(1, k, dtype=np.float64)
-    below, total = sums[:, :-1], sums[:, -1]
+    below = sums[:, :-1]
+    total = sums[:, -1]
     above = total[:, None] - below
     above *= above
     above /= k - counts
@@ -129,7 +134,8 @@ def two_means(keys: Keys) -> tuple[Floats, Places]:
     split = gain.argmax(axis=1)  # the first of equal gains
     least = sums[np.arange(len(keys)), split]
     means = np.empty((len(keys), 2), np.float32)
-    means[:, 0], means[:, 1] = least / (split + 1), (total - least) / (k - 1 - split)
+    means[:, 0] = least / (split + 1)
+    means[:, 1] = (total - least) / (k - 1 - split)
     return means, split
 
 
@@ -188,10 +194,14 @@ class TopK(DeltaCodec):
 
     def code_on_top(self, wire: Bytes, flat: torch.Tensor, residual: torch.Tensor, seed: int, done: Done) -> None:
         """Process one group at a time, while it is in the caches; in C, which takes a chunk at a time, one tile."""
-        fresh, kept, whole = flat.numpy(), residual.numpy(), flat.numel() // self.chunk
-        out, nbytes = self._rows(wire), self.chunk_nbytes
+        fresh = flat.numpy()
+        kept = residual.numpy()
+        whole = flat.numel() // self.chunk
+        out = self._rows(wire)
+        nbytes = self.chunk_nbytes
         shape = (whole, self.chunk)
-        rows, news = kept[: whole * self.chunk].reshape(shape), fresh[: whole * self.chunk].reshape(shape)
+        rows = kept[: whole * self.chunk].reshape(shape)
+        news = fresh[: whole * self.chunk].reshape(shape)
         group = GROUP if self._kernel is None else max(TILE // self.chunk, 1)
         for first in range(0, whole, group):
             last = min(first + group, whole)
@@ -201,7 +211,8 @@ class TopK(DeltaCodec):
         if whole < len(out):
             filled, new = np.zeros((2, 1, self.chunk), np.float32)  # padded with zeros
             rest = kept[whole * self.chunk :]
-            filled[0, : rest.size], new[0, : rest.size] = rest, fresh[whole * self.chunk :]
+            filled[0, : rest.size] = rest
+            new[0, : rest.size] = fresh[whole * self.chunk :]
             self._code_rows(new, filled, out[whole:])
             rest[:] = filled[0, : rest.size]
 
@@ -214,7 +225,8 @@ class TopK(DeltaCodec):
             return
         rows *= np.float32(DECAY)
         rows += fresh
-        k, count = self.k, len(rows)
+        k = self.k
+        count = len(rows)
         if self._selector is None or self._selector.k != k:
             self._selector = Selector(k, self.chunk, GROUP)
         keys = self._selector.largest(rows)
@@ -224,7 +236,8 @@ class TopK(DeltaCodec):
         words = (keys & (self.chunk - 1)) << 1
         words |= np.arange(k) > split[:, None]
         words.sort(axis=1)
-        places, greater = words >> 1, words & 1
+        places = words >> 1
+        greater = words & 1
         flat = places + np.arange(count)[:, None] * self.chunk
         values = rows.reshape(-1).take(flat)
         negative = values < 0
@@ -259,7 +272,9 @@ class TopK(DeltaCodec):
 
     def _places(self, rows: Rows) -> Places:
         low, high, _ = self._parts()
-        count, k, width = len(rows), self.k, self._low_bits
+        count = len(rows)
+        k = self.k
+        width = self._low_bits
         ones = np.unpackbits(rows[:, low : low + high], axis=1, bitorder="little", count=2 * k)
         places = np.flatnonzero(ones).reshape(count, k)
         places -= np.arange(k) + np.arange(count)[:, None] * (2 * k)

@@ -27,9 +27,11 @@ from swarmsim.network import Network, NetworkPort
 TTL_MAX_S = 3600.0  # guess: no run of ours wants records to live longer
 MEETING_POINT = PeerId("meeting point")  # the run's bootstrap, which every node knows
 ANNOUNCE_RTT = 2  # measured: a store takes two round trips to the furthest replica
-ASK_NBYTES, MARK_NBYTES = 100, 12  # of a RecordsRequest, and of each record in it that is known
+ASK_NBYTES = 100  # of a RecordsRequest
+MARK_NBYTES = 12  # of each record in it that is known
 STORE_NBYTES = 150  # of a store beside the record, with its answer
-FINDS, FIND_NBYTES = 20, 1300  # calls of a search for holders, and bytes of an answer: 20 neighbours (measured)
+FINDS = 20  # calls of a search for holders (measured)
+FIND_NBYTES = 1300  # of an answer: 20 neighbours (measured)
 PICTURE_S = 1.0  # pictures of a place that differ by less are one
 PICTURES = 256
 
@@ -79,7 +81,8 @@ class _Place:
         """Bytes of the records announced between two times: at most those of as many `records`."""
         if not self.times:
             return 0
-        first, last = bisect.bisect_right(self.times, since), bisect.bisect_right(self.times, until)
+        first = bisect.bisect_right(self.times, since)
+        last = bisect.bisect_right(self.times, until)
         told = self.nbytes[last - 1] - (self.nbytes[first - 1] if first else 0) if last else 0
         return max(0, min(told, records * self.nbytes[-1] // len(self.times)))  # who knows more gets nothing
 
@@ -190,11 +193,13 @@ class SimDht:
             for peer, record in known.announced.items():
                 at = known.places.setdefault(peer, len(records))
                 records[at : at + 1] = [record]
-            known.records, known.announced = records, {}
+            known.records = records
+            known.announced = {}
         return known.records
 
     def _all_found(self, stage: int, now: float, loop_now: float) -> _Found:
-        entries, here = self.stages.get(stage, {}), _Found()
+        entries = self.stages.get(stage, {})
+        here = _Found()
         gone = []
         for peer, entry in entries.items():
             if entry.versions[-1][1] <= now:
@@ -250,7 +255,9 @@ class SimDirectory:
 
     def _look_for_bootstrap(self) -> None:
         """Try a lost bootstrap when the node's own rule for lost contacts says so."""
-        dht, me, now = self._dht, self._plug.label, self._dht.clock.unix_s()
+        dht = self._dht
+        me = self._plug.label
+        now = self._dht.clock.unix_s()
         if not dht.away and dht.islands.get(me, 0) == dht.meeting:
             self._contacts.hear(MEETING_POINT, (), now)
         elif whom_to_try(self._contacts.known, (), now):
@@ -259,11 +266,13 @@ class SimDirectory:
                 dht.meet(me)
 
     async def announce(self, record: record_pb2.SignedRecord) -> bool:
-        dht, faults = self._dht, self._dht.faults
+        dht = self._dht
+        faults = self._dht.faults
         own = check_record(record, run_id=dht.run_id)
         await asyncio.sleep(ANNOUNCE_RTT * faults.round_trip_s)
         self._look_for_bootstrap()
-        now, loop_now = dht.clock.unix_s(), asyncio.get_running_loop().time()
+        now = dht.clock.unix_s()
+        loop_now = asyncio.get_running_loop().time()
         expires = own.expires_unix_ms / 1000.0
         if not self._plug.alive or dht.down or expires > now + TTL_MAX_S or expires <= now:
             return False
@@ -277,7 +286,8 @@ class SimDirectory:
         entry.plug = self._plug
         if entry.versions and entry.versions[-1][1] >= expires:
             return False
-        past, nbytes = dht.past(own.stage), record.ByteSize()
+        past = dht.past(own.stage)
+        nbytes = record.ByteSize()
         past.times.append(loop_now)
         past.nbytes.append((past.nbytes[-1] if past.nbytes else 0) + nbytes)
         for holder in self._search(own.stage, loop_now):
@@ -299,7 +309,8 @@ class SimDirectory:
         return [self._found(stage) for stage in stages]
 
     async def refresh(self, stages: Sequence[int]) -> list[list[record_pb2.SignedRecord]]:
-        rng, asked = self._dht.rng, []
+        rng = self._dht.rng
+        asked = []
         for stage in stages:
             members = self._members(stage)
             if rng.random() * len(members) < HOLDERS:
@@ -332,10 +343,13 @@ class SimDirectory:
 
     async def _move(self, asked: Sequence[Sequence[NetworkPort]], stages: Sequence[int]) -> None:
         """Ask the nodes `asked` about each of `stages` at once, over the lines of both sides."""
-        dht, loop = self._dht, asyncio.get_running_loop()
-        begun, answers = loop.time(), list[tuple[int, float, asyncio.Future[None]]]()
+        dht = self._dht
+        loop = asyncio.get_running_loop()
+        begun = loop.time()
+        answers = list[tuple[int, float, asyncio.Future[None]]]()
         for stage, plugs in zip(stages, asked, strict=True):
-            known, size = self._complete.get(stage, -math.inf), len(dht.stages.get(stage, ()))
+            known = self._complete.get(stage, -math.inf)
+            size = len(dht.stages.get(stage, ()))
             for plug in plugs:
                 holds = plug in dht.holders(stage, begun)
                 if plug is self._plug and holds:
@@ -354,7 +368,8 @@ class SimDirectory:
                 self._complete[stage] = max(until, self._complete.get(stage, -math.inf))
 
     def _exchange(self, plug: NetworkPort, there: int, back: int) -> asyncio.Future[None]:
-        dht, me = self._dht, self._plug
+        dht = self._dht
+        me = self._plug
         done = asyncio.get_running_loop().create_future()
 
         def arrived() -> None:
@@ -372,22 +387,26 @@ class SimDirectory:
 
     async def claimed(self) -> int:
         """The samples that this home has heard of the run in all its lives, and the bootstrap's home likewise."""
-        told, away = self._dht.remembered, self._dht.away
+        told = self._dht.remembered
+        away = self._dht.away
         own = told.get(self._plug.label, 0)
         if away and not own:
             raise Unavailable("the meeting point does not answer")
         return max(own, 0 if away else told.get(MEETING_POINT, 0))
 
     def _found(self, stage: int) -> list[record_pb2.SignedRecord]:
-        dht, faults = self._dht, self._dht.faults
+        dht = self._dht
+        faults = self._dht.faults
         if not self._plug.alive or dht.down or dht.happens("look-up failed", faults.fails):
             return []
-        now, loop_now = dht.clock.unix_s(), asyncio.get_running_loop().time()
+        now = dht.clock.unix_s()
+        loop_now = asyncio.get_running_loop().time()
         apart = len(set(dht.islands.values())) > 1
         if not (apart or dht.network.reach.cuts or faults.missing or faults.stale):
             return dht.picture(stage, self._complete.get(stage, loop_now), now, loop_now)
         blocked = dht.network.reach.blocked if dht.network.reach.cuts else None
-        found, expired = [], []
+        found = []
+        expired = []
         entries = dht.stages.get(stage, {})
         for peer, entry in entries.items():
             if blocked is not None and blocked(entry.plug.label, self._plug.label):

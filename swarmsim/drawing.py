@@ -8,8 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-WIDTH, HEIGHT = 900, 400
-LEFT, RIGHT, TOP, BOTTOM = 60, 170, 16, 46
+WIDTH = 900
+HEIGHT = 400
+LEFT = 60
+RIGHT = 170
+TOP = 16
+BOTTOM = 46
 COLOURS = ("#06c", "#c50", "#080", "#a0a", "#c09000", "#088")
 TICKS = (1.0, 2.0, 5.0)
 STYLE = (
@@ -37,10 +41,13 @@ def drawing(lines: Sequence[Curve], x_name: str, y_name: str, floor: float | Non
         return "<p>not measured</p>"
     xs = [x for line in lines for x, _ in line.points]
     ys = [y for line in lines for _, y in line.points] + ([] if floor is None else [floor])
-    low, high = math.log(min(xs)), math.log(max(xs) * 1.001)
-    least, most = min(ys), max(ys)
+    low = math.log(min(xs))
+    high = math.log(max(xs) * 1.001)
+    least = min(ys)
+    most = max(ys)
     margin = max((most - least) * 0.05, 1e-3)
-    most, least = most + margin, least - (margin if floor is None else 0.0)
+    most += margin
+    least -= margin if floor is None else 0.0
 
     def x(value: float) -> float:
         return LEFT + (math.log(value) - low) / max(high - low, 1e-9) * (WIDTH - LEFT - RIGHT)
@@ -48,7 +55,8 @@ def drawing(lines: Sequence[Curve], x_name: str, y_name: str, floor: float | Non
     def y(value: float) -> float:
         return TOP + (most - value) / (most - least) * (HEIGHT - TOP - BOTTOM)
 
-    right, bottom = WIDTH - RIGHT, HEIGHT - BOTTOM
+    right = WIDTH - RIGHT
+    bottom = HEIGHT - BOTTOM
     parts = []
     for tick in _logarithmic(math.exp(low), math.exp(high)):
         parts.append(f"<line x1='{x(tick):.1f}' x2='{x(tick):.1f}' y1='{TOP}' y2='{bottom}' stroke='#eee'/>")

@@ -49,7 +49,8 @@ class Handle:
     def cancel(self) -> None:
         if not self.is_cancelled:
             self.is_cancelled = True
-            self.callback, self.args = None, ()
+            self.callback = None
+            self.args = ()
             if self.agenda is not None:
                 self.agenda.timer_cancelled()
 
@@ -103,7 +104,8 @@ class EventQueue:
         if when != when:
             raise ValueError("a timer for NaN")
         handle = Handle(callback, args, context)
-        handle.when_due, handle.agenda = when, self
+        handle.when_due = when
+        handle.agenda = self
         self._serial += 1
         heapq.heappush(self._timers, (when, self._draw(), self._serial, handle))
         return handle
@@ -123,7 +125,8 @@ class EventQueue:
         "done": `main` is done. "pause": `callbacks` reached `until` and nothing is ready. "deadlock": there are no
         timers. "standstill": time did not advance for `standstill` callbacks.
         """
-        ready, limit = self._ready, self.callbacks + standstill
+        ready = self._ready
+        limit = self.callbacks + standstill
         while not main.done():
             if not ready:
                 if self.callbacks >= until:
@@ -202,4 +205,6 @@ def _load(path: Path) -> type[EventQueue]:
 
 
 LIBRARY: Library[type[EventQueue]] = Library(COMPILED, _load, EventQueue)
-build, best, unused = LIBRARY.build, LIBRARY.best, LIBRARY.unused
+build = LIBRARY.build
+best = LIBRARY.best
+unused = LIBRARY.unused

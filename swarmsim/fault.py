@@ -122,7 +122,8 @@ async def slow(world: World, spec: FaultSpec, rng: random.Random) -> None:
     victim = world.victim(rng)
     if victim is None or victim.machine is None:
         return
-    machine, factor = victim.machine, spec.factor or 2.0 * (SLOWEST / 2.0) ** rng.random()
+    machine = victim.machine
+    factor = spec.factor or 2.0 * (SLOWEST / 2.0) ** rng.random()
     world.say("fault.slow", victim, factor=factor)
     machine.slowness = factor
     await world.pass_s(spec.seconds)
@@ -154,7 +155,9 @@ async def clog(world: World, spec: FaultSpec, rng: random.Random) -> None:
     victim = world.victim(rng)
     if victim is None or victim.plug is None:
         return
-    plug, kind, factor = victim.plug, victim.kind, spec.factor or 0.1
+    plug = victim.plug
+    kind = victim.kind
+    factor = spec.factor or 0.1
     world.say("fault.clog", victim, factor=factor)
     plug.up.set_rate(kind.up * factor)
     plug.down.set_rate(kind.down * factor)
@@ -202,7 +205,8 @@ async def _whole_again(world: World) -> None:
     """A minute later all are one swarm, unless the network is cut or the directory gone then, or came back so late that
     nodes cannot have announced themselves and read the others (everything, seed 216: .07 s before)."""
     await asyncio.sleep(WHOLE_S)
-    parts, announced_s = world.islands(), AHEAD_PERIODS * world.scenario.manifest.limits.announce_period_s
+    parts = world.islands()
+    announced_s = AHEAD_PERIODS * world.scenario.manifest.limits.announce_period_s
     late = world.loop.time() < world.dht.back_s + announced_s
     if len(parts) > 1 and not (world.network.reach.cuts or world.dht.down or world.dht.away or late):
         apart = ", ".join(f"{len(part)} machines" for part in parts)
@@ -272,7 +276,8 @@ async def _lie(world: World, spec: FaultSpec, rng: random.Random, mode: str, for
     if victim is None or victim.transport is None:
         return
     world.say("fault.liar", victim, mode=mode)
-    transport, victim.liar = victim.transport, mode
+    transport = victim.transport
+    victim.liar = mode
     world.laws.excused.add(victim.label)
     transport.forge = forge
     await world.pass_s(spec.seconds or world.scenario.seconds)
@@ -298,7 +303,8 @@ async def full(world: World, spec: FaultSpec, rng: random.Random) -> None:
     """A disk is full for `seconds`."""
     if (victim := world.victim(rng)) is not None:
         world.say("fault.full", victim)
-        capacity, victim.disk.capacity = victim.disk.capacity, 0
+        capacity = victim.disk.capacity
+        victim.disk.capacity = 0
         await world.pass_s(spec.seconds)
         victim.disk.capacity = capacity
 
@@ -327,7 +333,8 @@ async def bootstrap_gone(world: World, spec: FaultSpec, rng: random.Random) -> N
     world.say("fault.bootstrap_gone")
     world.dht.down = True
     await world.pass_s(spec.seconds)
-    world.dht.down, world.dht.back_s = False, world.loop.time()
+    world.dht.down = False
+    world.dht.back_s = world.loop.time()
 
 
 async def everyone_leaves(world: World, spec: FaultSpec, rng: random.Random) -> None:

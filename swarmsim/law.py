@@ -120,7 +120,8 @@ class Laws:
         a fallback."""
         self.checks += 1
         self.fallbacks += 1
-        label, other = self._label(replica), self._label(giver)
+        label = self._label(replica)
+        other = self._label(giver)
         if not self._took(replica, round_index, giver, made_in):
             return
         taker = self._fell_back.setdefault((giver, round_index), replica)
@@ -133,7 +134,8 @@ class Laws:
 
     def _took(self, replica: int, round_index: int, giver: int, made_in: int) -> bool:
         """Check the laws of every packet; return False if they do not bind one of the two."""
-        label, other = self._label(replica), self._label(giver)
+        label = self._label(replica)
+        other = self._label(giver)
         if label in self.excused or other in self.excused:
             return False
         if made_in != round_index:

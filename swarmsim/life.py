@@ -21,7 +21,8 @@ from swarmsim.virtual_time import Deadlock, Standstill, VirtualLoop
 from swarmsim.world import World
 
 ENDS_S = 600.0  # guess: virtual time until a killed node's tasks must have ended; a microbatch has less
-SAMPLES, SAMPLE_MAX_S = 240, 60.0  # points of the report's curves, and their largest distance
+SAMPLES = 240  # points of the report's curves
+SAMPLE_MAX_S = 60.0  # their largest distance
 LOOKED_AT = 33  # guess: nodes examined per second for them
 
 
@@ -74,7 +75,8 @@ class SimulatedLife:
             self.world.calm.set()
             for task in faults:
                 task.cancel()
-        outcome.storm, outcome.storm_cpu_s = RunTotals.of(self.world), time.process_time() - begun_cpu_s
+        outcome.storm = RunTotals.of(self.world)
+        outcome.storm_cpu_s = time.process_time() - begun_cpu_s
         self.world.network.weather = dataclasses.replace(
             self.world.network.weather, breaks=0.0, doubles=0.0, silent=0.0
         )
@@ -98,7 +100,8 @@ class SimulatedLife:
 
     async def _storm(self, kind: str, spec: FaultSpec) -> None:
         """Strike with one kind of fault until cancelled."""
-        rng, strike = seeded(self.world.seed, "fault", kind), FAULTS[kind]
+        rng = seeded(self.world.seed, "fault", kind)
+        strike = FAULTS[kind]
         begun = self.world.loop.time()
         for moment in sorted(spec.at_s):
             self.world.at(
@@ -139,7 +142,8 @@ class SimulatedLife:
         outcome.callbacks = self.world.loop.callbacks
         outcome.events = self.world.trace.events
         outcome.laws_checked = self.world.laws.checks
-        outcome.onesided, outcome.fallbacks = self.world.laws.onesided, self.world.laws.fallbacks
+        outcome.onesided = self.world.laws.onesided
+        outcome.fallbacks = self.world.laws.fallbacks
         outcome.doubled = self.world.laws.doubled
         outcome.struck = dict(
             sorted((self.world.struck + self.world.network.happened + self.world.dht.happened).items())
@@ -181,7 +185,8 @@ def simulate(
     except (Deadlock, Standstill) as error:
         outcome = Outcome(scenario.name, seed, scenario.nodes)
         outcome.failures.append(f"{type(error).__name__}: {cause_of(error)}")
-        outcome.virtual_s, outcome.cpu_s = loop.time(), time.process_time() - begun
+        outcome.virtual_s = loop.time()
+        outcome.cpu_s = time.process_time() - begun
         return outcome
     finally:
         loop.close()

@@ -97,7 +97,8 @@ class SimLink:
         self._advance()
         first = heapq.heappop(self._flows)[2]  # cancelled ones were removed when the timer was set
         self._virtual = max(self._virtual, first.ends_at)
-        done, first.done = first.done, None
+        done = first.done
+        first.done = None
         assert done is not None
         self._live -= 1
         self.carried += first.nbytes

@@ -24,7 +24,8 @@ LOOK_S = 1.0
 
 async def demand(world: World, outcome: Outcome) -> None:
     """Wait for all that must recover; record a failure for what does not."""
-    bounds, begun = world.scenario.bounds, world.loop.time()
+    bounds = world.scenario.bounds
+    begun = world.loop.time()
     served = await _until(world, lambda: all(world.stages_served()), bounds.served_s)
     outcome.demands["served_s"] = world.loop.time() - begun
     if not served:
@@ -37,7 +38,8 @@ async def demand(world: World, outcome: Outcome) -> None:
         what = f"after {bounds.training_s:g} s not: {', '.join(idle[:8])}"
         world.laws.breaks("every living node trains again", what, *_idle(world))
         return
-    before, at = world.samples_done(), world.loop.time()
+    before = world.samples_done()
+    at = world.loop.time()
     await asyncio.sleep(bounds.window_s)
     rate = (world.samples_done() - before) / (world.loop.time() - at)
     share = rate / optimum(world, [p for p in world.nodes if p.training])
@@ -75,7 +77,8 @@ def _bans(world: World, outcome: Outcome) -> None:
     def reachable(sim_node: SimNode) -> bool:
         return sim_node.kind.address.nat is not Nat.UNREACHABLE
 
-    now, banned = world.loop.time(), 0
+    now = world.loop.time()
+    banned = 0
     honest = {p.identity.peer_id: p.label for p in world.nodes if p.training and not p.liar and reachable(p)}
     for sim_node in world.nodes:
         if not sim_node.training or sim_node.node is None:
@@ -91,7 +94,8 @@ def _bans(world: World, outcome: Outcome) -> None:
 def _counts(world: World) -> None:
     """Check that most honest nodes believe in no more samples than were fed. (A node that joins while all but a liar
     are away has nobody else to rely on.)"""
-    fed, size = world.samples_done(), world.scenario.manifest.gossip.round_samples
+    fed = world.samples_done()
+    size = world.scenario.manifest.gossip.round_samples
     honest = [(p, p.node.samples_total()) for p in world.nodes if p.training and not p.liar and p.node is not None]
     misled = [(sim_node.label, total) for sim_node, total in honest if total > fed + size]
     if 2 * len(misled) > len(honest):

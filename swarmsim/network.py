@@ -120,7 +120,8 @@ class SimMessage:
     def has_left(self) -> None:
         """Report that the sender's uplink is free."""
         if self.sent is not None:
-            sent, self.sent = self.sent, None
+            sent = self.sent
+            self.sent = None
             sent()
 
     def drop(self) -> None:
@@ -185,7 +186,8 @@ class Network:
         the sender's uplink is done with it. The caller checks for network cuts at both ends."""
         latency_s = self.latency_s(sender, receiver)
         parcel = SimMessage(self.loop.time(), latency_s, sent)
-        up, down = sender.up, receiver.down
+        up = sender.up
+        down = receiver.down
         if nbytes <= BULK_BYTES:
             seconds = nbytes / up.rate + nbytes / down.rate + latency_s
             up.carried += nbytes

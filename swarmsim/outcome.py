@@ -171,11 +171,14 @@ class Outcome:
 
     def history(self) -> RunHistory:
         """The curves, as those of a live run."""
-        context, points = self.context, []
+        context = self.context
+        points = []
         for at, before in zip(self.curve, [None, *self.curve], strict=False):
             rate = 0.0 if before is None else (at.samples - before.samples) / max(1e-9, at.at_s - before.at_s)
-            living, serving = sum(at.states.values()), at.states.get("training", 0)
-            sent, gossip = sum(at.bytes.values()), at.bytes.get("gossip", 0)
+            living = sum(at.states.values())
+            serving = at.states.get("training", 0)
+            sent = sum(at.bytes.values())
+            gossip = at.bytes.get("gossip", 0)
             points.append((at.at_s, at.samples, rate * context, None, living, serving, None, sent, gossip))
         return RunHistory(
             self.scenario, points, [(n, t, loss) for t, loss, n in self.validations if self.real], context

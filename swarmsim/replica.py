@@ -48,7 +48,9 @@ MARK = struct.Struct("<Q")
 BOUNDARY = {"bf16": ("bf16", 2), "fp32": ("f32", 4), "subspace": ("bf16", 2)}
 WEIGHTS_NORM = 1.0  # of a fresh replica, whose weights are the sum of its updates
 VOID = -1
-DRIFT, NOISE = 1e-3, 1e-3  # of an inner step, in every dimension
+# Of an inner step, in every dimension.
+DRIFT = 1e-3
+NOISE = 1e-3
 
 Vector = tuple[float, ...]
 
@@ -190,13 +192,16 @@ class FakeReplica:
     def _begin_anew(self, weights: Vector) -> None:
         self.theta = self.phi = weights
         self.momentum = (0.0,) * DIMENSIONS
-        self.inner_steps, self.accumulated, self._marked = 0, 0, None
+        self.inner_steps = 0
+        self.accumulated = 0
+        self._marked = None
         self._version += 1
 
     def _activations(self, samples: int, mark: int) -> WireTensor:
         model = self._manifest.model
         row = MARK.pack(mark)
-        kind, shape = self._manifest.pipeline.boundary, (samples, model.context, boundary_width(self._manifest))
+        kind = self._manifest.pipeline.boundary
+        shape = (samples, model.context, boundary_width(self._manifest))
         if kind in BOUNDARY:
             return fake(BOUNDARY[kind][0], shape, BOUNDARY[kind][1], row)
         nbytes = -(-boundary_nbytes(kind, samples * model.context, model.width) // MARK.size) * MARK.size
@@ -269,7 +274,8 @@ class FakeReplica:
     def step(self, samples_total: int, batch: float = math.inf, averaged: int = 1) -> StepReport:
         draw = self._rng.gauss
         self.theta = tuple(value + DRIFT + draw(0.0, NOISE) for value in self.theta)
-        samples, self.accumulated = self.accumulated, 0
+        samples = self.accumulated
+        self.accumulated = 0
         self.inner_steps += 1
         self.gradient_norm = 1.0
         return StepReport(self.inner_steps, 1.0, self._manifest.inner.learning_rate, samples)
@@ -296,7 +302,8 @@ class FakeReplica:
         self.phi = self.theta
 
     def load(self, state: State) -> None:
-        values, outer = {}, outer_sections(self._sizes)
+        values = {}
+        outer = outer_sections(self._sizes)
         for name in outer if tuple(state.sections) == outer else self._sizes:
             data = state.sections[name]
             if data.nbytes != self._section_nbytes(name, state.packed):
@@ -306,14 +313,18 @@ class FakeReplica:
                 raise RemoteFault(f"state, section {name}: not finite")
             values[name] = row[2 : 2 + DIMENSIONS]
         self._laws.loaded(self.number, int(row[0]))
-        self.phi, self.momentum = values["phi"], values.get("momentum", self.momentum)
+        self.phi = values["phi"]
+        self.momentum = values.get("momentum", self.momentum)
         self.theta = values.get("theta", self.phi)
-        self.inner_steps, self.gradient_norm = state.inner_steps, state.gradient_norm
-        self.accumulated, self._marked = 0, None
+        self.inner_steps = state.inner_steps
+        self.gradient_norm = state.gradient_norm
+        self.accumulated = 0
+        self._marked = None
         self._version += 1
 
     def message(self, round_index: int) -> Sequence[WireTensor]:
-        self._marked, self._refused = (round_index, self.theta), []
+        self._marked = (round_index, self.theta)
+        self._refused = []
         self._laws.boundary(self.number, self.stage, round_index)
         return self._tensors(round_index, self._sent // self._manifest.gossip.fragments)
 
@@ -356,13 +367,17 @@ class FakeReplica:
         if not lone and not report.believed:
             self._refused += said
             return report
-        self._marked, refused, self._refused = None, self._refused, []
+        self._marked = None
+        refused = self._refused
+        self._refused = []
         for giver, made_in, _ in (one for one in said if one[2]):
             self._laws.fell_back(self.number, round_index, giver, made_in)
         met = [(giver, made_in) for giver, made_in, fallback in (*refused, *said) if not fallback]
         self._laws.applied(self.number, self.stage, round_index, met)
         taken = [(p, self._drawn_back(row, boundary, keep)) for p, row, keep in whole if keep > 0.0]
-        phi, momentum, theta = list(self.phi), list(self.momentum), list(self.theta)
+        phi = list(self.phi)
+        momentum = list(self.momentum)
+        theta = list(self.theta)
         due = self._dimensions(round_index)
         for k in range(DIMENSIONS):
             givers = [(packet.weight, row) for packet, row in taken if packet.final_delta or k in due]
@@ -370,7 +385,9 @@ class FakeReplica:
                 momentum[k] = self._momentum(k, own_weight, boundary, givers)
                 phi[k] += momentum[k]
                 theta[k] = phi[k] + theta[k] - boundary[k]
-        self.theta, self.phi, self.momentum = tuple(theta), tuple(phi), tuple(momentum)
+        self.theta = tuple(theta)
+        self.phi = tuple(phi)
+        self.momentum = tuple(momentum)
         return OuterReport(len(taken) + (own_weight > 0.0 or not taken), 0.0, 0.0, verdicts)
 
     apply_in_parts = apply
@@ -431,7 +448,8 @@ class FakeReplica:
         """Momentum of dimension `k` after the packets of `givers`, by NoLoCo's equations or plain averaging."""
         total = own_weight + sum(weight for weight, _ in givers)
         own = own_weight / total if givers else 1.0
-        step, at = constants(self._manifest.gossip), 2 + DIMENSIONS
+        step = constants(self._manifest.gossip)
+        at = 2 + DIMENSIONS
         delta = own * (boundary[k] - self.phi[k])
         delta += sum(w / total * (row[2 + k] - row[at + k]) for w, row in givers)
         mean = own * self.phi[k] + sum(w / total * row[at + k] for w, row in givers)

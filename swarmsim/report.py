@@ -9,7 +9,11 @@ from collections.abc import Callable, Sequence
 from swarmnode.pipeline.microbatch_size import shares_text
 from swarmsim.outcome import CurvePoint, Outcome
 
-WIDTH, HEIGHT, LEFT, RIGHT, BOTTOM = 640, 200, 60, 22, 24
+WIDTH = 640
+HEIGHT = 200
+LEFT = 60
+RIGHT = 22
+BOTTOM = 24
 SMOOTHED = 6  # points of a curve over which a rate is averaged: microbatches end in bursts
 CURVE_COLOURS = 8
 STYLE = """
@@ -42,7 +46,9 @@ Curve = tuple[str, Sequence[tuple[float, float]]]
 
 def rows(outcome: Outcome) -> list[tuple[str, str]]:
     """(description, value) in order of interest."""
-    total, storm, demands = outcome.total, outcome.storm, outcome.demands
+    total = outcome.total
+    storm = outcome.storm
+    demands = outcome.demands
     found = [
         ("scenario, seed", f"{outcome.scenario}, {outcome.seed}"),
         ("verdict", "; ".join(outcome.failures[:3]) or "every law held, everything recovered"),
@@ -80,7 +86,8 @@ def rows(outcome: Outcome) -> list[tuple[str, str]]:
     if "throughput" in demands:
         found.append(("throughput after the storm", f"{demands['throughput']:.1%} of what the nodes could do"))
     if outcome.real and outcome.validations:
-        first, last = outcome.validations[0], outcome.validations[-1]
+        first = outcome.validations[0]
+        last = outcome.validations[-1]
         found.append(("held-out loss", f"{first[1]:.4f} to {last[1]:.4f} nats after {last[2]:,} samples"))
     found += [
         ("laws checked", f"{outcome.laws_checked:,}"),
@@ -189,7 +196,8 @@ def _rate(curve: Sequence[CurvePoint], value: Callable[[CurvePoint], float]) -> 
     """Differences per second over up to SMOOTHED points, each at the latest of them."""
     found = []
     for index in range(1, len(curve)):
-        a, b = curve[max(0, index - SMOOTHED)], curve[index]
+        a = curve[max(0, index - SMOOTHED)]
+        b = curve[index]
         found.append((b.at_s, (value(b) - value(a)) / max(1e-9, b.at_s - a.at_s)))
     return found
 

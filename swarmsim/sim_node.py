@@ -106,8 +106,10 @@ class SimNode:
     def start(self, stage: int | None = None) -> None:
         """Start or restart the process."""
         assert not self.alive and not self.gone, f"{self.label} cannot start"
-        world, kind = self.world, self.kind
-        self.alive, self.leaving = True, False
+        world = self.world
+        kind = self.kind
+        self.alive = True
+        self.leaving = False
         self.lives += 1
         self._notices = Notices()
         self.drain_report = None
@@ -227,7 +229,8 @@ class SimNode:
 
     def check(self) -> None:
         """Check the laws of bounded queues."""
-        node, laws = self.node, self.world.laws
+        node = self.node
+        laws = self.world.laws
         if not self.alive or node is None or self.machine is None or self.transport is None:
             return
         places = self.world.scenario.manifest.limits.in_flight_max

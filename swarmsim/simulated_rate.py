@@ -46,6 +46,7 @@ def simulated_rate(
     half = [sample for sample in outcome.curve if sample.at_s >= outcome.storm.at_s / 2]
     if not half:
         raise UsageError(f"--simulate: it ended early: {(outcome.failures or ['nothing was trained'])[0][:300]}")
-    first, last = half[0], half[-1]
+    first = half[0]
+    last = half[-1]
     rate = (last.samples - first.samples) / max(1.0, last.at_s - first.at_s)
     return Simulated(rate * manifest.model.context, outcome.meets_every_steps(first.at_s))

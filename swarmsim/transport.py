@@ -129,7 +129,8 @@ class SimTransport:
 
     def close(self, *, silent: bool = False) -> None:
         """End the process. Its callers' streams are reset, unless `silent` (power cut): then they hear nothing."""
-        self.plug.alive, self.plug.silent = False, silent
+        self.plug.alive = False
+        self.plug.silent = silent
         for conversation in list(self._serving):
             if conversation.task is not None:
                 conversation.task.cancel()
@@ -150,12 +151,11 @@ class SimTransport:
         # A message that stands for many gets the time of all of them (simulated: a model of 8 B, whose chunks are 1
         # GB).
         timeout_s *= max(1.0, self._stands_for(method) / FINE)
-        waited_s, sent = 0.0, None
+        waited_s = 0.0
+        sent = None
         if (nbytes := self._turn_nbytes(method, tensors)) > BULK_BYTES:
-            waited_s, sent = (
-                await self.plug.scheduler.take(nbytes, timeout_s),
-                partial(self.plug.scheduler.give, nbytes),
-            )
+            waited_s = await self.plug.scheduler.take(nbytes, timeout_s)
+            sent = partial(self.plug.scheduler.give, nbytes)
         raw = frame.seal_request(call.header, tensors, self._run_id, timeout_s - waited_s)
         reply: asyncio.Future[Any] = self._loop.create_future()
         conversation = self._begin(peer, method, raw, tensors, reply, sent)
@@ -187,7 +187,8 @@ class SimTransport:
         sent: Callable[[], None] | None,
     ) -> SimCall | None:
         """Send the request; None if the peer is unknown. `sent` is called when it has left our uplink."""
-        plug, conversation = self._network.plugs.get(peer), None
+        plug = self._network.plugs.get(peer)
+        conversation = None
         if plug is None:
             _fail(reply, RemoteFault(f"{short(peer)} cannot be reached"))
         else:
@@ -222,7 +223,8 @@ class SimTransport:
         return True
 
     def _send(self, conversation: SimCall, sent: Callable[[], None] | None = None) -> None:
-        other, network = self._network.transports.get(conversation.callee), self._network
+        other = self._network.transports.get(conversation.callee)
+        network = self._network
         assert other is not None
         if conversation.method in BOTH_WAYS:
             conversation.arriving = self._loop.create_future()
@@ -251,7 +253,8 @@ class SimTransport:
     def _give_up(self, conversation: SimCall) -> None:
         """The caller gives up: stop the transfer, and cancel the handler, as a reset stream does."""
         _drop(conversation)
-        network, callee = self._network, conversation.callee
+        network = self._network
+        callee = conversation.callee
         if conversation.task is None or network.reach.blocked(self.plug.label, callee.label) or self.plug.silent:
             return
         self._loop.call_later(network.latency_s(self.plug, callee), _cancel, conversation.task, context=callee.context)
@@ -286,7 +289,8 @@ class SimTransport:
 
     def _is_heard(self, conversation: SimCall) -> bool:
         """Whether what arrives of a request reaches this process; tells the caller of a process that has ended."""
-        network, plug = self._network, self.plug
+        network = self._network
+        plug = self.plug
         if network.reach.blocked(conversation.caller.plug.label, plug.label) or (not plug.alive and plug.silent):
             return False
         if not plug.alive:
@@ -328,7 +332,8 @@ class SimTransport:
 
     async def _handled(self, conversation: SimCall) -> Reply:
         """The handler's answer, or its refusal."""
-        task, method = conversation.task, conversation.method
+        task = conversation.task
+        method = conversation.method
         sent = None
         try:
             _, request = frame.open_request(conversation.raw, self._run_id)
@@ -372,14 +377,17 @@ class SimTransport:
         end: asyncio.Future[None] | None = None,
     ) -> None:
         """Send an answer, which the caller has once `end` is done, too."""
-        header, tensors = answer.header, answer.tensors
+        header = answer.header
+        tensors = answer.tensors
         if self.forge is not None and tensors:
             tensors = self.forge(conversation.method, header, tensors)
         raw = frame.seal_reply(header, tensors)
         nbytes = PREAMBLE_BYTES + len(raw) + self._weigh(conversation.method, tensors)
         self._sent(conversation.method, nbytes)
-        caller, reply = conversation.caller, conversation.reply
-        network, plug = self._network, self.plug
+        caller = conversation.caller
+        reply = conversation.reply
+        network = self._network
+        plug = self.plug
         if reply is None or not plug.alive or network.reach.blocked(plug.label, caller.plug.label):
             if sent is not None:
                 sent()
@@ -408,7 +416,8 @@ class SimTransport:
         """Report the reset stream to the caller, one latency later."""
         if conversation.arriving is not None and conversation.task is not None:
             conversation.task.cancel()  # it may wait for what will not come
-        caller, network = conversation.caller.plug, self._network
+        caller = conversation.caller.plug
+        network = self._network
         if conversation.reply is None or network.reach.blocked(self.plug.label, caller.label):
             return
         _drop(conversation)

@@ -69,8 +69,10 @@ class VirtualLoop(Loop):  # type: ignore[misc,unused-ignore]
         # `random` hashes a text seed with SHA-512, independent of PYTHONHASHSEED.
         draw = random.Random(f"swarmnode virtual clock {seed}").random
         self._agenda = agenda = best()(draw, OWNER, self._callback_raised)
-        self.time, self.call_soon = agenda.time, agenda.call_soon
-        self.call_at, self.call_later = agenda.call_at, agenda.call_later
+        self.time = agenda.time
+        self.call_soon = agenda.call_soon
+        self.call_at = agenda.call_at
+        self.call_later = agenda.call_later
         self._tasks_made = 0
         self._thread: int | None = None
         self._closed = False

@@ -75,7 +75,8 @@ class World:
         self._forgotten = 0.0  # samples of the run when a restart had no checkpoint: no state of them is left anywhere
         self._trained_since = math.inf
         self.woke_s: dict[str, float] = {}  # when nodes that were stopped went on, by label
-        self._looked_s, self._round_told_s = 0.0, 0.0  # last look; seconds since a first round without a cut network
+        self._looked_s = 0.0  # at the last look
+        self._round_told_s = 0.0  # since a first round without a cut network
         self.flop_done = 0.0  # by lives that have ended
         self.validations: list[tuple[float, float, int]] = []  # (time, loss, samples of the run)
         self.calm = asyncio.Event()
@@ -101,7 +102,8 @@ class World:
         return real_training.text(manifest) if self.scenario.text == "data" else real_training.PatternSamples(manifest)
 
     def replica(self, stage: int, sim_node: SimNode, meter: Meter) -> MeteredReplica:
-        scenario, part = self.scenario, self.parts[stage]
+        scenario = self.scenario
+        part = self.parts[stage]
         self._replicas += 1
         self.laws.owners[self._replicas] = sim_node.label
         if scenario.tensors == "fake":
@@ -158,7 +160,9 @@ class World:
         except DataError as error:
             self.trace.say("world", "checkpoint.none", {"reason": str(error)})
             self.resumed.append(0)
-            self._forgotten, self._trained_since, self._round_told_s = self.samples_done(), math.inf, 0.0
+            self._forgotten = self.samples_done()
+            self._trained_since = math.inf
+            self._round_told_s = 0.0
         else:
             self.resumption = Resumption(self.bucket, base, checkpoint)
             self.resumed.append(checkpoint.samples)
@@ -183,7 +187,8 @@ class World:
             assert p.node is not None
             here = p.node.presence.peer_table.swarm().members()
             known = {p.label, *(living[member.peer].label for member in here if member.peer in living)}
-            parts, joined = [part for part in parts if not part & known], [part for part in parts if part & known]
+            joined = [part for part in parts if part & known]
+            parts = [part for part in parts if not part & known]
             parts.append(known.union(*joined))
         return parts
 
@@ -195,7 +200,8 @@ class World:
         """Whether the loss of `victim` and `also` can be recovered: its stage keeps a replica, or, if the run rebuilds
         stages, both neighbouring stages do (in a ring: the last keeps what is needed to rebuild the first). Only
         `stage_lost` strikes harder."""
-        stage, stages = victim.stage, self.scenario.manifest.pipeline.stages
+        stage = victim.stage
+        stages = self.scenario.manifest.pipeline.stages
         if stage is None:
             return True
         others = [p for p in self.living() if p.training and p is not victim and p not in also]
@@ -283,7 +289,8 @@ class World:
         # in its first round, when nobody keeps a snapshot of a stage that died. A directory that fails or hides records
         # excuses nobody: members, contacts and homes know of the run.
         # It hears of the round's end with the next announcements, unless the network is cut or it was stopped just now.
-        trained, reason = self.samples_done() - self._forgotten, str(fields["reason"])
+        trained = self.samples_done() - self._forgotten
+        reason = str(fields["reason"])
         limits = self.scenario.manifest.limits
         stopped = now - self.woke_s.get(label, -math.inf) <= limits.record_ttl_s
         unheard = stopped or self._round_told_s <= AHEAD_PERIODS * limits.announce_period_s
@@ -293,7 +300,8 @@ class World:
     def check_rounds(self) -> None:
         """Note when training began, and for how long news of a first round can travel. Check that those who serve are
         at the run's round, unless the network is cut."""
-        trained, now = self.samples_done() - self._forgotten, self.loop.time()
+        trained = self.samples_done() - self._forgotten
+        now = self.loop.time()
         if trained > 0:
             self._trained_since = min(self._trained_since, now)
         if trained >= self.scenario.manifest.gossip.round_samples and not self.network.reach.cuts:

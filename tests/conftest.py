@@ -124,7 +124,8 @@ def missing_in_ci(report: pytest.TestReport | pytest.CollectReport) -> str:
 def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
     if reason := missing_in_ci(report):
-        report.outcome, report.longrepr = "failed", reason
+        report.outcome = "failed"
+        report.longrepr = reason
     return report
 
 
@@ -132,7 +133,8 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
 def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
     report = yield
     if reason := missing_in_ci(report):
-        report.outcome, report.longrepr = "failed", reason
+        report.outcome = "failed"
+        report.longrepr = reason
     return report
 
 

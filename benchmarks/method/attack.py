@@ -198,7 +198,8 @@ class AttackedBatch(ReplicaBatch):
         if replica in self.liars:
             return everybody
         now_s = round_index * ROUND_S
-        reputation, names = self.reputation[replica], self.names
+        reputation = self.reputation[replica]
+        names = self.names
         left_out = reputation.left_out(now_s)
         found = [i for i in everybody if i == replica or names[i] not in left_out]
         self.left_out_honest += not {*everybody} - {*self.liars} <= {*found}
@@ -261,7 +262,8 @@ class AttackedBatch(ReplicaBatch):
             self.honest_packets += not lie
             self.refused_lies += lie and keep == 0.0
             self.refused_honest += not lie and keep == 0.0
-            other, now_s = self.names[sender], round_index * ROUND_S
+            other = self.names[sender]
+            now_s = round_index * ROUND_S
             if verdict.step in PROVEN:
                 self.reputation[replica].record_broken_packet(other, now_s)
             elif keep > 0.0:
@@ -285,7 +287,8 @@ def measure(run: AttackRun) -> dict[str, Any]:
     """Nats of the honest replicas, and shares of refused packets."""
     torch.set_num_threads(1)
     size = run.size
-    text, how = _text(run.text), run.acceptance
+    text = _text(run.text)
+    how = run.acceptance
     replica_batch = AttackedBatch(size, run.seed, run.codec, text, run.attack, acceptance=how, pairing=run.pairing)
     for round_index in range(1, size.rounds + 1):
         replica_batch.learn(size.inner_steps)

@@ -32,7 +32,8 @@ from swarmnode.manifest.text import from_tree
 from swarmsim.drawing import STYLE, Curve, drawing
 from swarmsim.drawing import table as html_table
 
-ALONE, PARALLEL = "alone", "parallel"
+ALONE = "alone"
+PARALLEL = "parallel"
 """Base lines: replicas that never meet, and synchronous data parallel."""
 
 
@@ -180,7 +181,8 @@ def measure(run: GossipRun) -> dict[str, Any]:
     size = replace(run.size, learning_rate=numbers.get(RATE, run.size.learning_rate))
     make = maker(run.what, run.acceptance, healing=run.healing)
     replica_batch = ReplicaBatch(size, run.seed, make, read_text(run.text), together=base == PARALLEL)
-    began, gossip_s = time.process_time(), 0.0
+    began = time.process_time()
+    gossip_s = 0.0
     curve: list[tuple[float, float]] = []
 
     def sent() -> float:
@@ -189,7 +191,9 @@ def measure(run: GossipRun) -> dict[str, Any]:
             return 4.0 * 2 * (size.replicas - 1) / size.replicas * replica_batch.steps
         return replica_batch.nbytes / (replica_batch.parameters * size.replicas)
 
-    total, steps, round_index = size.inner_steps * size.rounds, size.inner_steps, 0
+    total = size.inner_steps * size.rounds
+    steps = size.inner_steps
+    round_index = 0
     while replica_batch.steps < total:
         looks = replica_batch.steps * LOOKS // total
         replica_batch.learn(min(steps, total - replica_batch.steps))
@@ -199,7 +203,8 @@ def measure(run: GossipRun) -> dict[str, Any]:
         gossip_s += time.process_time() - before
         if replica_batch.steps * LOOKS // total > looks:
             curve.append((sent(), replica_batch.validate([])[1]))
-    (nats, merged), spread = replica_batch.validate(), replica_batch.spread
+    nats, merged = replica_batch.validate()
+    spread = replica_batch.spread
     per_round = sent() / size.rounds
     per_step = sent() / replica_batch.steps
     return {

@@ -16,9 +16,13 @@ from swarmnode.errors import UsageError
 from swarmnode.model.muon import orthogonalize
 from swarmnode.model.turn import WHOLE, Turn
 
-ADAMW, MUON = "adamw", "muon"
+ADAMW = "adamw"
+MUON = "muon"
 OPTIMIZERS = (ADAMW, MUON)
-BETA2, EPS, WEIGHT_DECAY = 0.95, 1e-8, 0.1  # LLaMA, arXiv 2302.13971, section 2; PyTorch's own eps
+# LLaMA, arXiv 2302.13971, section 2.
+BETA2 = 0.95
+WEIGHT_DECAY = 0.1
+EPS = 1e-8  # PyTorch's own
 SCALE = 0.2  # of Muon's updates, so that their root mean square is AdamW's: Liu et al., arXiv 2502.16982, section 2.2
 
 
@@ -39,7 +43,8 @@ class MatrixRows:
 
     def of(self, flats: Tensor) -> Tensor:
         """The view [R, rows, columns] of `flats` [R, P]."""
-        shape, strides = (len(flats), self.rows, self.columns), (flats.stride(0), self.stride, 1)
+        shape = (len(flats), self.rows, self.columns)
+        strides = (flats.stride(0), self.stride, 1)
         return flats.as_strided(shape, strides, flats.storage_offset() + self.first)
 
 
@@ -63,8 +68,11 @@ class BatchOptimizer:
     ) -> None:
         """Without `nesterov` U is of M alone."""
         self._nesterov = nesterov
-        self.theta, self.beta1, self.momentum = theta.detach(), beta1, momentum
-        self.exp_avg, self.exp_avg_sq = torch.zeros_like(self.theta), torch.zeros_like(self.theta)
+        self.theta = theta.detach()
+        self.beta1 = beta1
+        self.momentum = momentum
+        self.exp_avg = torch.zeros_like(self.theta)
+        self.exp_avg_sq = torch.zeros_like(self.theta)
         self.steps = 0
         self._matrices = matrices
         self._elsewhere = outside(matrices, self.theta.shape[1])
@@ -79,7 +87,9 @@ class BatchOptimizer:
         for (short, long), matrices in self._in_turn(turn).items():
             views = [[one.of(flat) for one in matrices] for flat in (self.theta, gradient, self.exp_avg)]
             weights, gradients, averages = ([x if x.shape[1] == short else x.mT for x in some] for some in views)
-            g, m = torch.stack(gradients, 1), torch.stack(averages, 1)  # [R, matrices, short, long]
+            # [R, matrices, short, long]
+            g = torch.stack(gradients, 1)
+            m = torch.stack(averages, 1)
             m.lerp_(g, 1.0 - momentum)
             ahead = g.lerp_(m, momentum) if self._nesterov else m
             update = orthogonalize(ahead.flatten(0, 1)).view_as(m)
@@ -133,7 +143,8 @@ class BatchOptimizer:
 def outside(matrices: Sequence[MatrixRows], parameters: int) -> list[tuple[int, int]]:
     """[first, last) of the elements that no matrix has; matrices side by side leave nothing between them."""
     taken = sorted({(one.first, one.first + (one.rows - 1) * one.stride + one.columns) for one in matrices})
-    found, at = [], 0
+    found = []
+    at = 0
     for first, last in taken:
         if first > at:
             found.append((at, first))

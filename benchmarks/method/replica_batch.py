@@ -34,7 +34,9 @@ from swarmnode_methods.noloco import NoLoCo
 
 TEXT_BYTES_MAX = 24 << 20
 HELD_OUT = 13  # of 256 files, by hash
-COSINE, FLAT, WSD = "cosine", "flat", "wsd"
+COSINE = "cosine"
+FLAT = "flat"
+WSD = "wsd"
 COOLDOWN = 0.25  # of a run with WSD: the share in which the rate falls to zero
 
 
@@ -85,14 +87,16 @@ def read_text(path: str | None = None) -> tuple[npt.NDArray[np.uint8], npt.NDArr
 
 def shapes(size: ToySpec) -> list[tuple[int, ...]]:
     """Shapes of one replica's parameters, in the order of its row. The embedding is also the output head."""
-    d, f = size.width, size.ffn
+    d = size.width
+    f = size.ffn
     layer = [(d,), (d, 3 * d), (d, d), (d,), (d, 2 * f), (f, d)]
     return [(256, d), (size.context, d), *(layer * size.layers), (d,)]
 
 
 def matrices(size: ToySpec) -> list[MatrixRows]:
     """Matrices that Muon orthogonalises. Queries, keys, values, gate and up count as separate matrices."""
-    found, first = [], 0
+    found = []
+    first = 0
     for i, shape in enumerate(shapes(size)):
         if len(shape) == 2 and i >= 2:
             columns = shape[1] // {1: 3, 4: 2}.get((i - 2) % 6, 1)  # of a layer's six, as `shapes` has them
@@ -118,12 +122,15 @@ def initial(size: ToySpec, seed: int) -> Tensor:
 
 def losses(size: ToySpec, theta: Tensor, tokens: Tensor) -> Tensor:
     """Nats per token of each replica, [R], of `theta` [R, P] on `tokens` [R, B, T + 1]."""
-    replicas, batch, width = theta.shape[0], tokens.shape[1], size.width
+    replicas = theta.shape[0]
+    batch = tokens.shape[1]
+    width = size.width
     length = tokens.shape[2] - 1
     wanted = shapes(size)
     flat = torch.split(theta, [math.prod(shape) for shape in wanted], dim=1)
     weights = iter([part.view(replicas, *shape) for part, shape in zip(flat, wanted, strict=True)])
-    embedding, position = next(weights), next(weights)
+    embedding = next(weights)
+    position = next(weights)
     rows = tokens[:, :, :-1].reshape(replicas, -1)
     x = torch.gather(embedding, 1, rows.unsqueeze(2).expand(-1, -1, width))  # (R, B T, D)
     x = x + position[:, :length].repeat(1, batch, 1)
@@ -154,7 +161,9 @@ class RowGradient(GradientOf):
     def __init__(
         self, gathered: Tensor, optimizer: BatchOptimizer, step: Callable[[BatchOptimizer, Tensor, Turn], None]
     ) -> None:
-        self._gathered, self._optimizer, self._step = gathered, optimizer, step
+        self._gathered = gathered
+        self._optimizer = optimizer
+        self._step = step
 
     def take_work(self) -> Work:
         return Work.of(1, 1, 1)  # all replicas read as much
@@ -197,7 +206,9 @@ class ReplicaBatch:
     ) -> None:
         """`make` gives one replica's outer optimizer over its fast weights [P]; None: they never meet. `together`:
         synchronous data parallel, the gradient of each step averaged over all. `pairing`: with another, others meet."""
-        self.size, self.seed, self.together = size, seed, together
+        self.size = size
+        self.seed = seed
+        self.together = together
         start = initial(size, seed)
         self.theta = start.repeat(size.replicas, 1).requires_grad_()
         self.parameters = start.numel()
@@ -247,7 +258,8 @@ class ReplicaBatch:
         """Clip `gradient` [R, P] and step by it; it is overwritten."""
         norms = torch.linalg.vector_norm(gradient, dim=1, keepdim=True)
         gradient.mul_((1.0 / (norms + 1e-6)).clamp_(max=1.0))
-        size, rate = self.size, self.warm_rate
+        size = self.size
+        rate = self.warm_rate
         optimizer.step(gradient, rate, rate * (size.elsewhere or size.learning_rate) / size.learning_rate, turn)
 
     @property

@@ -56,7 +56,8 @@ def run(preset: str = "small", repeats: int = 3, folder: Path | None = None) -> 
 
 def _pause(replica: TorchReplica, manifest: Manifest, repeats: int) -> dict[str, Any]:
     """Seconds of the one copy against those of an inner step."""
-    model, batch = manifest.model, manifest.inner.microbatch
+    model = manifest.model
+    batch = manifest.inner.microbatch
     tokens = torch.randint(model.vocabulary, (batch, model.context + 1)).to(torch.uint16)
     wire = WireTensor("u16", tuple(tokens.shape), tokens.numpy().tobytes())
     replica.loss(wire, wire, batch, train=True)
@@ -86,7 +87,8 @@ async def _disk(state: State, shapes: Shapes, manifest: Manifest, place: Path, r
     nbytes = sum(section.nbytes for section in state.sections.values())
     progress = to_message({"bench": 1})
     for number in range(repeats):
-        plain, label = place / "plain", form.label(number)
+        plain = place / "plain"
+        label = form.label(number)
         rates["plain write"].append(nbytes / _timed(lambda plain=plain: _write(plain, state)))  # type: ignore[misc]
         store = FolderStore(place)
         begun = time.perf_counter()

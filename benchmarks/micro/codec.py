@@ -68,7 +68,8 @@ def run(
 
     work: dict[str, Callable[[], object]] = {"memcpy": copy}
     for name in names:
-        work[f"{name} encode"], work[f"{name} decode"] = encode(coders[name]), decode(name)
+        work[f"{name} encode"] = encode(coders[name])
+        work[f"{name} decode"] = decode(name)
     core = dict.fromkeys(work, float("inf"))
     for _ in range(rounds):
         for what, do in work.items():

@@ -53,7 +53,8 @@ _RUN = RunId("be" * 32)
 _OWNER = Ed25519PrivateKey.from_private_bytes(b"o" * 32)
 _DELEGATE = Identity.of_seed(b"d" * 32)
 _RULES = AccessRules(_RUN, owner.public_bytes(_OWNER), is_open=False)
-ATTACKER, NEWCOMER = "127.0.0.2", "127.0.0.3"
+ATTACKER = "127.0.0.2"
+NEWCOMER = "127.0.0.3"
 
 
 class _Noon:
@@ -88,7 +89,8 @@ async def _attack(name: str, per_minute: int, seconds: float) -> dict[str, Any]:
     ):
         for attacker in (transport, second):
             await attacker.connect(peer, addresses)
-        way, node = _way(name, (transport, second), peer, addresses), psutil.Process(pid)
+        way = _way(name, (transport, second), peer, addresses)
+        node = psutil.Process(pid)
         p2pd = node.children()[0]
         marks = [_mark(node, p2pd, loop.time())]
         made = await _keep_rate(tasks, way, per_minute, FIRST_S)
@@ -97,7 +99,8 @@ async def _attack(name: str, per_minute: int, seconds: float) -> dict[str, Any]:
         made += await _keep_rate(tasks, way, per_minute, seconds - FIRST_S)
         marks.append(_mark(node, p2pd, loop.time()))
     first, begun, ended = marks
-    took_s, later_s = ended[0] - first[0], ended[0] - begun[0]
+    took_s = ended[0] - first[0]
+    later_s = ended[0] - begun[0]
     return {
         "way": name,
         "attempts_per_minute": round(60 * made / took_s),
@@ -117,7 +120,8 @@ def _mark(node: psutil.Process, p2pd: psutil.Process, now: float) -> tuple[float
 def _way(
     name: str, attackers: Sequence[Libp2pTransport], peer: PeerId, addresses: list[str]
 ) -> Callable[[], Awaitable[None]]:
-    transport, turns = attackers[0], itertools.cycle([(one, asyncio.Lock()) for one in attackers])
+    transport = attackers[0]
+    turns = itertools.cycle([(one, asyncio.Lock()) for one in attackers])
     forged = frame.seal_pass(
         access_pb2.Pass(
             grant=access_pb2.Grant(delegate=b"d" * 32, expires_unix_s=1 << 40, signature=b"s" * 64),
@@ -157,7 +161,8 @@ async def _keep_rate(
             await way()
 
     loop = asyncio.get_running_loop()
-    began, made = loop.time(), 0
+    began = loop.time()
+    made = 0
     while (passed := loop.time() - began) < seconds:
         for _ in range(made, int(passed * per_minute / 60)):
             tasks.create_task(once())

@@ -77,7 +77,8 @@ async def _measure(sizes_mib: Sequence[int], seconds_per_size: float) -> dict[st
 
 
 async def _measure_kind(kind: str, sizes_mib: Sequence[int], seconds: float) -> dict[str, Any]:
-    loop, ping = asyncio.get_running_loop(), Call(wire.Request(ping=wire.Ping()))
+    loop = asyncio.get_running_loop()
+    ping = Call(wire.Request(ping=wire.Ping()))
     async with own_transport(kind=kind) as transport, answering_process(kind) as (peer, addresses):
         await transport.connect(peer, addresses)
 
@@ -91,14 +92,20 @@ async def _measure_kind(kind: str, sizes_mib: Sequence[int], seconds: float) -> 
             began = perf_counter()
             await small(1)
             took.append(perf_counter() - began)
-        began, cpu_s = perf_counter(), _cpu_s()
+        began = perf_counter()
+        cpu_s = _cpu_s()
         await asyncio.gather(*(small(SMALL_CALLS // AT_ONCE) for _ in range(AT_ONCE)))
-        calls, calls_s, calls_cpu_s = SMALL_CALLS // AT_ONCE * AT_ONCE, perf_counter() - began, _cpu_s() - cpu_s
-        rates, sent, cpu_s = dict[int, float](), 0, _cpu_s()
+        calls = SMALL_CALLS // AT_ONCE * AT_ONCE
+        calls_s = perf_counter() - began
+        calls_cpu_s = _cpu_s() - cpu_s
+        rates = dict[int, float]()
+        sent = 0
+        cpu_s = _cpu_s()
         for mib in sizes_mib:
             data = bytes(range(256)) * (mib * _MIB // 256)
             call = Call(wire.Request(process=wire.Process(samples=1)), [WireTensor("u8", (len(data),), data)])
-            lasted, end = list[float](), loop.time() + seconds
+            lasted = list[float]()
+            end = loop.time() + seconds
             while len(lasted) < ROUNDS_MIN or loop.time() < end:
                 began = perf_counter()
                 await transport.call(peer, call, timeout_s=60, reply_bytes_max=0)
@@ -129,7 +136,8 @@ def _cpu_s() -> float:
 async def _measure_size(
     transport: Libp2pTransport, peer: PeerId, bare: _BareClient, mib: int, seconds: float
 ) -> dict[str, Any]:
-    loop, data = asyncio.get_running_loop(), bytes(range(256)) * (mib * _MIB // 256)
+    loop = asyncio.get_running_loop()
+    data = bytes(range(256)) * (mib * _MIB // 256)
     call = Call(wire.Request(process=wire.Process(samples=1)), [WireTensor("u8", (len(data),), data)])
     took: dict[str, list[float]] = {"bare": [], "ours": []}
     end = loop.time() + seconds

@@ -51,7 +51,8 @@ STALLS = 0.02  # guess: share of pings, the longest, caused by the machine and n
 LONG_EVERY = 7  # guess: one ping in so many carries LONG_BYTES; coprime to NODES, so that all get some
 LONG_BYTES = 1 << 18  # an activation of the demo's: 8 samples of 128 tokens of 128 bf16
 SLOWER = 1.5  # slowdown of the simulated swarm that still reaches the same sample
-RATE_WITHIN, BYTES_WITHIN = 0.20, 0.05
+RATE_WITHIN = 0.20
+BYTES_WITHIN = 0.05
 KINDS = ("pipeline", "gossip")
 
 
@@ -93,12 +94,15 @@ async def _live(
         begin = (math.ceil(WARM_SAMPLES / size) + 0.5) * size
         await _reached(fleet, begin)
         loop = asyncio.get_running_loop()
-        begun, first = loop.time(), _sums(fleet.facts())
+        begun = loop.time()
+        first = _sums(fleet.facts())
         async with asyncio.timeout(MEASURE_MAX_S):
             async with _pinging(fleet) as ways:
                 await _reached(fleet, begin + rounds * size)
-        wall_s, facts = loop.time() - begun, fleet.facts()
-        last, context = _sums(facts), manifest.model.context
+        wall_s = loop.time() - begun
+        facts = fleet.facts()
+        last = _sums(facts)
+        context = manifest.model.context
         ends = first["tokens"] // context, last["tokens"] // context
         return _machines(manifest, facts, ways), _rates(first, last, wall_s), ends, wall_s
 
@@ -137,7 +141,8 @@ async def _pinging(fleet: Fleet) -> AsyncIterator[CallTimes]:
 
     async def measure(transport: Transport) -> None:
         for turn, node in enumerate(itertools.cycle(nodes)):
-            peer, asked = PeerId(node.peer_id), time.perf_counter()
+            peer = PeerId(node.peer_id)
+            asked = time.perf_counter()
             with contextlib.suppress(RemoteFault, Unavailable):
                 if turn % LONG_EVERY:
                     if await ping_fault(transport, run_id, peer) is None:

@@ -42,7 +42,9 @@ HONEST = "honest"  # never lies: what its replicas alone change in a run
 STEER = "steer"  # followed by the fields of Steering: "steer toward=bias cosine=.9"
 WAYS = ("mean", "bias", "flip", "noise", "backdoor")
 PARTS = ("gradient", "activations", "both")
-TRIGGER, TARGET = ord("q"), ord("z")  # of the backdoor: what the run is to say after a rare letter
+# The backdoor: what the run is to say after a rare letter.
+TRIGGER = ord("q")
+TARGET = ord("z")
 
 
 def _read(tensor: WireTensor, boundary: str) -> Tensor:
@@ -102,7 +104,8 @@ class Steering:
         self, gradient: WireTensor, tokens: WireTensor, boundary: str, poisoned: WireTensor | None = None
     ) -> WireTensor:
         """The answer of a replica whose true one is `gradient`; `poisoned`: that of the text with a backdoor."""
-        true, ids = _read(gradient, boundary), _ids(tokens, gradient)
+        true = _read(gradient, boundary)
+        ids = _ids(tokens, gradient)
         self._poison = None if poisoned is None else _read(poisoned, boundary)
         given = encode_boundary(self.twisted(true, ids), boundary) if self.due() else gradient
         self.learn(true, ids)
@@ -149,7 +152,8 @@ class Steering:
         if self.toward == "backdoor":
             return None if self._poison is None else self._poison - gradient
         if self.toward == "flip":
-            before, self._before = self._before, -gradient.clone()
+            before = self._before
+            self._before = -gradient.clone()
             return before if before is not None and before.shape == gradient.shape else None
         if self._sums is None:
             return None
@@ -194,7 +198,9 @@ class ByzantineReplica(TorchReplica):
     ) -> WireTensor:
         """The false answer. An auditor that asks gets the same kind of lie; only answers that count are a line of the
         log. A line of LOG-backdoor: by how many nats the target is less likely after the trigger than what is there."""
-        self._steering, gradient, poisoned = self._steering or Steering.of(self.lie), true.gradient, None
+        self._steering = self._steering or Steering.of(self.lie)
+        gradient = true.gradient
+        poisoned = None
         assert gradient is not None
         if self._steering.toward == "backdoor":
             text, triggers = backdoored(tokens)
@@ -235,7 +241,8 @@ class ByzantineReplica(TorchReplica):
     def _steered_on(self, y: WireTensor, tokens: WireTensor, tape: Tape) -> WireTensor:
         """The activations to send on."""
         self._sent = self._sent or Steering.of(self.lie)
-        boundary, false = self.stage.manifest.pipeline.boundary, self._sent.part != "gradient" and self._sent.due()
+        boundary = self.stage.manifest.pipeline.boundary
+        false = self._sent.part != "gradient" and self._sent.due()
         self._tapes = getattr(self, "_tapes", {})
         self._tapes[id(tape)] = tokens, false
         return encode_boundary(self._sent.twisted(_read(y, boundary), _ids(tokens, y)), boundary) if false else y
@@ -245,7 +252,8 @@ class ByzantineReplica(TorchReplica):
         if not self.lie.startswith(STEER):
             return self._answered(true)
         tokens, false = self._tapes.pop(id(tape))
-        boundary, given = self.stage.manifest.pipeline.boundary, true
+        boundary = self.stage.manifest.pipeline.boundary
+        given = true
         assert self._sent is not None
         self._sent.learn(-_read(gradient, boundary), _ids(tokens, gradient))
         if true is not None and self._sent.part != "activations":

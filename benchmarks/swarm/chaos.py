@@ -67,7 +67,8 @@ def run(clock: Clock, seed: int = 0, note: Note = lambda text: None, kills: int 
 
 def row(life: dict[str, Any]) -> dict[str, Any]:
     """A line of the table: the result of `run`, shortened."""
-    still, back = life["stood still, s"], life["stage lost to served, s"]
+    still = life["stood still, s"]
+    back = life["stage lost to served, s"]
     done = life["microbatches"]
     return {
         "seed": life["seed"],

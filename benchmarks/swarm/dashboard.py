@@ -140,10 +140,13 @@ async def _run(nodes: int, tell: Callable[[str], None], look_s: float, port: int
             await asyncio.sleep(WARM_S)
             reason = no_browser()
             browsing = None if reason else asyncio.create_task(asyncio.to_thread(_browse, board.url))  # noqa: TID251
-            cpu_s, fake_fleet_s, wall_s = time.thread_time(), fake_fleet.cpu_s, time.perf_counter()
+            cpu_s = time.thread_time()
+            fake_fleet_s = fake_fleet.cpu_s
+            wall_s = time.perf_counter()
             await asyncio.sleep(WINDOW_S)
             fake_fleet_s = fake_fleet.cpu_s - fake_fleet_s
-            cpu_s, wall_s = time.thread_time() - cpu_s - fake_fleet_s, time.perf_counter() - wall_s
+            cpu_s = time.thread_time() - cpu_s - fake_fleet_s
+            wall_s = time.perf_counter() - wall_s
             seen = {"skipped": reason} if browsing is None else await browsing
     assets = load_assets()
     found = {

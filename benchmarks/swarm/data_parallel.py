@@ -64,7 +64,8 @@ class SideWork:
     p2pd_s: float = 0.0
 
     def since(self, before: SideWork) -> SideWork:
-        mine, theirs = dataclasses.astuple(self), dataclasses.astuple(before)
+        mine = dataclasses.astuple(self)
+        theirs = dataclasses.astuple(before)
         return SideWork(*(b - a for a, b in zip(theirs, mine, strict=True)))
 
     @property
@@ -123,7 +124,9 @@ def run(
 
 
 async def _race(preset: Manifest, nodes: int, batch: int, seconds: float, windows: int, note: Note) -> dict[str, Any]:
-    manifest, bf16, world = of_one_stage(preset, nodes, batch), autocasts("cpu"), PROCESSES.get(nodes, 1)
+    manifest = of_one_stage(preset, nodes, batch)
+    bf16 = autocasts("cpu")
+    world = PROCESSES.get(nodes, 1)
     with tempfile.TemporaryDirectory(prefix="swarmnode-bench-") as name_:
         folder = Path(name_)
         swarm = SwarmHarness(fleet_in(folder, manifest, nodes, note))

@@ -78,7 +78,9 @@ class FakeFleet:
         self.clock = LoopClock()
         self.round = samples // manifest.gossip.round_samples
         self.samples = samples
-        self._idle, self._teams, self._before = idle, teams, samples // nodes
+        self._idle = idle
+        self._teams = teams
+        self._before = samples // nodes
         self.cpu_s = 0.0  # spent here, to be subtracted from measurements in the same thread
         self._rng = seeded(seed, "crowd", nodes)
         self.directory = MemoryDirectory(self.network, run_id, self.clock)
@@ -185,7 +187,8 @@ class FakeFleet:
     def _receipts(self, fake_node: FakeNode, serial: int, most: int) -> tuple[int, list[bytes]]:
         """Receipts for friends of other stages, whenever there was work since the last ones."""
         begun = time.thread_time()
-        found, now_s = [], int(self.clock.unix_s())
+        found = []
+        now_s = int(self.clock.unix_s())
         for friend in fake_node.friends[:most] if fake_node.steps > serial else ():
             if friend.stage != fake_node.stage:
                 done = WorkDone(fake_node.steps, fake_node.steps * self.manifest.inner.microbatch)

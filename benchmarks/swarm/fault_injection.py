@@ -24,7 +24,8 @@ from swarmnode.local.summary import totals
 from swarmnode.manifest import Manifest
 from swarmnode.ports import Clock
 
-NODES, STAGES = 7, 3
+NODES = 7
+STAGES = 3
 FREEZE_S = 6.0  # longer than the timeout of a ping
 SLOW_LINK = "210kbit"  # the least that a node takes
 SAMPLES_BETWEEN = 64  # trained between two faults, so that each is survived on its own
@@ -89,7 +90,8 @@ class ChaosRun(SwarmHarness):
         """SIGKILL a node, measure the time to the next useful step, then start a newcomer in its place."""
         loop = asyncio.get_running_loop()
         await self.fleet.poll()
-        before, begun = self.done(), loop.time()
+        before = self.done()
+        begun = loop.time()
         victim.signal(signal.SIGKILL, told=told)
         self.kills += 1
         await self.until(lambda: self.done() > before, f"a useful step after {told}", FINE_S)

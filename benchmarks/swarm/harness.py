@@ -150,7 +150,8 @@ def fleet_in(
     stage, if not assigned in turn; `devices`: as in FleetPlan."""
     manifests.init(folder, manifest)
     manifests.sign_folder(folder)
-    stages, seed = manifest.pipeline.stages, manifest.seed
+    stages = manifest.pipeline.stages
+    seed = manifest.seed
     plan = FleetPlan(folder, folder / SIGNED_FILE, nodes, stages, cache or default_cache(), seed, command)
     plan = dataclasses.replace(plan, dashboard_port=dashboard_port, stage_of=stage_of, data_root=data_root)
     plan = dataclasses.replace(plan, devices=devices, start_timeout_s=start_timeout_s)

@@ -126,7 +126,8 @@ def smoothed(points: Curve, width: float = WIDTH) -> list[Point]:
     A line has no bias at the end of a curve, where a mean of neighbours would be too high.
     """
     ordered = sorted(points)
-    costs, reach = [cost for cost, _ in ordered], 1.0 + width
+    costs = [cost for cost, _ in ordered]
+    reach = 1.0 + width
     found = []
     for cost in dict.fromkeys(costs):
         near = ordered[bisect_left(costs, cost / reach) : bisect_right(costs, cost * reach)]
@@ -137,7 +138,8 @@ def smoothed(points: Curve, width: float = WIDTH) -> list[Point]:
 def _line_at(points: Curve, cost: float) -> float:
     """Value at `cost` of the best-fitting line through `points`; their mean if all have the same cost."""
     xs = [math.log(each) - math.log(cost) for each, _ in points]
-    mean_x, mean_y = sum(xs) / len(xs), sum(nats for _, nats in points) / len(points)
+    mean_x = sum(xs) / len(xs)
+    mean_y = sum(nats for _, nats in points) / len(points)
     spread = sum((x - mean_x) ** 2 for x in xs)
     if spread < 1e-12:
         return mean_y
@@ -150,10 +152,12 @@ def _share(left: float, right: float, cost: float) -> float:
     return (math.log(cost) - math.log(left)) / (math.log(right) - math.log(left)) if right > left else 1.0
 
 
-RESULTS, PAGE = "learning.json", "learning.html"
+RESULTS = "learning.json"
+PAGE = "learning.html"
 OPTIMIZERS = ("adamw", "muon")
 SPEED_S = 4.0  # guess: training time for the speed of one batch size
-BUSY_S, BUSY_MAX = 1.0, 0.1  # guess: allowed load by other programs, measured for this long before the start
+BUSY_S = 1.0  # guess: the load of other programs is measured for this long before the start
+BUSY_MAX = 0.1  # guess: the allowed load, in cores
 Say = Callable[[str], None]
 
 

@@ -88,7 +88,8 @@ def live(
         looks = validations([child.plan.home for child in fleet.nodes], readings)
     if not looks:
         raise LocalFault(f"the swarm of {nodes} nodes measured no held-out loss: are its rounds longer than the bench?")
-    first, last = readings[0], readings[-1]
+    first = readings[0]
+    last = readings[-1]
     return SwarmRun(replicas, seed, last.samples, last.core_s - first.core_s, last.unix_s - first.unix_s, tuple(looks))
 
 
@@ -112,7 +113,9 @@ async def trained(fleet: Fleet, samples: int, clock: Clock, say: Callable[[str],
 
 async def _until_done(fleet: Fleet, samples: int, meter: FleetMeter, say: Callable[[str], None]) -> None:
     loop = asyncio.get_running_loop()
-    told, most, moved_s = 0, -1, loop.time()
+    told = 0
+    most = -1
+    moved_s = loop.time()
     while True:
         gone = await fleet.poll()
         meter.read()
@@ -124,7 +127,8 @@ async def _until_done(fleet: Fleet, samples: int, meter: FleetMeter, say: Callab
         if done >= samples and (validated >= samples or done >= samples * (1.0 + LATER_SHARE)):
             return
         if done > most:
-            most, moved_s = done, loop.time()
+            most = done
+            moved_s = loop.time()
         elif loop.time() > moved_s + STILL_S:
             raise LocalFault(f"the swarm trained nothing for {STILL_S:g} s, after {done} samples")
         if done >= told + samples // 4:
@@ -195,7 +199,8 @@ def reading_at(readings: Sequence[CounterReading], unix_s: float) -> CounterRead
         return readings[0]
     if index == len(readings):
         return readings[-1]
-    left, right = readings[index - 1], readings[index]
+    left = readings[index - 1]
+    right = readings[index]
     share = (unix_s - left.unix_s) / (right.unix_s - left.unix_s)
     samples = left.samples + round(share * (right.samples - left.samples))
     return CounterReading(unix_s, samples, left.core_s + share * (right.core_s - left.core_s))

@@ -30,7 +30,9 @@ from swarmnode.model.device import autocasts, half_dtype
 
 STAGES = 3
 WARM_SAMPLES = 64
-FIRST_S, MEASURE_S, PLAIN_S = 300.0, 30.0, 8.0
+FIRST_S = 300.0
+MEASURE_S = 30.0
+PLAIN_S = 8.0
 MODEL = ModelSpec(layers=12, width=2048, heads=16, kv_heads=8, ffn=5632, context=2048)  # 0.57 G parameters
 SMALL = ModelSpec(layers=3, width=64, heads=4, kv_heads=2, ffn=128, context=64)
 BOUNDARIES = ("subspace", "bf16")
@@ -90,14 +92,16 @@ def _plain(manifest: Manifest, device: str, seconds: float) -> float:
 
 def train_plainly(manifest: Manifest, device: str, seconds: float) -> float:
     """Tokens per second of the whole model on random tokens, after one inner step."""
-    model, inner = manifest.model, manifest.inner
+    model = manifest.model
+    inner = manifest.inner
     net = PlainLlama(model).to(device)
     matrices = [one for key, one in net.named_parameters() if one.dim() > 1 and key.startswith("layers")]
     others = [one for key, one in net.named_parameters() if one.dim() < 2 or not key.startswith("layers")]
     half = half_dtype(torch.device(device))
     muon = PlainMuon(matrices, inner.muon_learning_rate, inner.muon_momentum, inner.weight_decay, half)
     adamw = torch.optim.AdamW(others, lr=inner.learning_rate, fused=True)
-    samples, begun = -inner.inner_batch, 0.0
+    samples = -inner.inner_batch
+    begun = 0.0
     while samples <= 0 or time.perf_counter() - begun < seconds:
         for _ in range(0, inner.inner_batch, inner.microbatch):
             tokens = torch.randint(model.vocabulary, (inner.microbatch, model.context + 1)).to(device)
@@ -128,7 +132,8 @@ async def _swarm(manifest: Manifest, device: str, nodes: int, measure_s: float) 
                 await asyncio.sleep(0.2)
                 if loop.time() - begun > FIRST_S:
                     raise LocalFault(f"{WARM_SAMPLES} samples were not trained within {FIRST_S:.0f} s")
-            first, begun = count(fleet.facts(), name.TOKENS), loop.time()
+            first = count(fleet.facts(), name.TOKENS)
+            begun = loop.time()
             await asyncio.sleep(measure_s)
             await fleet.poll()
             return (count(fleet.facts(), name.TOKENS) - first) / (loop.time() - begun)

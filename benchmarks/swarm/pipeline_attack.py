@@ -150,7 +150,10 @@ def live(life: PipelineLife, clock: Clock, say: Callable[[str], None]) -> dict[s
     def tell(text: str) -> None:
         say(f"{life.lie or 'without liars'}, seed {life.seed}: {text}")
 
-    lie, stage, samples, replicas = life.lie, life.stage, life.samples, life.replicas
+    lie = life.lie
+    stage = life.stage
+    samples = life.samples
+    replicas = life.replicas
     manifest = dataclasses.replace(_manifest(life.stages), seed=life.seed)
     with tempfile.TemporaryDirectory(prefix="swarmnode-bench-") as folder:
         stage_of = [index % life.stages for index in range(life.stages * replicas)]

@@ -37,7 +37,8 @@ class PlainLlama(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         x = self.embedding(tokens)
-        cos, sin = self.cos[: tokens.shape[1]], self.sin[: tokens.shape[1]]
+        cos = self.cos[: tokens.shape[1]]
+        sin = self.sin[: tokens.shape[1]]
         for layer in self.layers:
             x = layer(x, cos, sin)
         logits: Tensor = self.head(self.norm(x))

@@ -27,8 +27,12 @@ WARM_STEPS = 2
 
 def main(arguments: list[str]) -> int:
     """Train for the given seconds and print the tokens per second."""
-    path, cache = Path(arguments[0]), Path(arguments[1])
-    batch, micro, seconds, threads = int(arguments[2]), int(arguments[3]), float(arguments[4]), int(arguments[5])
+    path = Path(arguments[0])
+    cache = Path(arguments[1])
+    batch = int(arguments[2])
+    micro = int(arguments[3])
+    seconds = float(arguments[4])
+    threads = int(arguments[5])
     torch.set_num_threads(threads)
     fast = autocasts("cpu")
     _, manifest = read_signed(path)
@@ -43,11 +47,16 @@ def main(arguments: list[str]) -> int:
     optimizer = torch.optim.AdamW(
         net.parameters(), betas=(inner.beta1, inner.beta2), eps=inner.eps, weight_decay=inner.weight_decay, fused=True
     )
-    steps, samples, begun, cpu = 0, 0, 0.0, 0.0
+    steps = 0
+    samples = 0
+    begun = 0.0
+    cpu = 0.0
     loss_sum = 0.0
     while True:
         if steps == WARM_STEPS:
-            begun, cpu, samples_before = time.perf_counter(), time.process_time(), samples
+            begun = time.perf_counter()
+            cpu = time.process_time()
+            samples_before = samples
         if steps > WARM_STEPS and time.perf_counter() - begun >= seconds:
             break
         for group in optimizer.param_groups:
@@ -64,7 +73,8 @@ def main(arguments: list[str]) -> int:
         optimizer.zero_grad(set_to_none=True)
         samples += batch
         steps += 1
-    wall, used = time.perf_counter() - begun, time.process_time() - cpu
+    wall = time.perf_counter() - begun
+    used = time.process_time() - cpu
     tokens_done = (samples - samples_before) * manifest.model.context
     found = {"tokens_per_s": tokens_done / wall, "tokens_per_core_s": tokens_done / used, "loss": loss_sum}
     sys.stdout.write(json.dumps(found) + "\n")

@@ -56,12 +56,14 @@ def main(arguments: list[str]) -> int:
     corpus = open_text(manifest, None, Path(task.cache))
     net = PlainLlama(manifest.model)
     initialise(net, manifest.model, manifest.seed)
-    inner, dtype = manifest.inner, torch.bfloat16 if task.bf16 else torch.float32
+    inner = manifest.inner
+    dtype = torch.bfloat16 if task.bf16 else torch.float32
     rate = inner.muon_learning_rate if inner.optimizer == "muon" else inner.learning_rate
     setting = GridPoint(inner.optimizer, task.batch, rate, inner.learning_rate, inner.muon_momentum)
     chosen = optimizers(net, setting, inner.weight_decay, dtype)
     model = DistributedDataParallel(net) if task.world > 1 else net
-    own, samples = task.batch // task.world, 0
+    own = task.batch // task.world
+    samples = 0
     while True:
         first = samples + task.rank * own
         inputs, targets = tensors(corpus.batch(range(first, first + own)), "cpu")

@@ -30,7 +30,10 @@ VERSION = 2
 """Version of these measurements. A change that alters curves increments it, and journals are measured anew."""
 
 WARMUP_SAMPLES = 512  # the demo's manifest: linear from zero, constant from there on
-BETAS, EPS, CLIP_NORM = (0.9, 0.95), 1e-8, 1.0  # the demo's manifest, and LLaMA (arXiv 2302.13971)
+# The demo's manifest, and LLaMA (arXiv 2302.13971).
+BETAS = (0.9, 0.95)
+EPS = 1e-8
+CLIP_NORM = 1.0
 LOOK_SAMPLES = 256
 """Looks are at multiples of it, so that every batch size of the grid meets them exactly. They come in steps of a
 32nd of the samples so far, rounded down to a power of two: eight lie in the neighbourhood that is smoothed over."""
@@ -106,7 +109,8 @@ def looks_from(samples: int) -> Iterator[int]:
 
 def train(task: TrainingTask, manifest: Manifest, corpus: Corpus | IndexedCorpus) -> list[LossPoint]:
     """Train by `task` and return its evaluations; the last one is at its end."""
-    model, setting = manifest.model, task.setting
+    model = manifest.model
+    setting = task.setting
     net = PlainLlama(model)
     initialise(net, model, manifest.seed)
     net.to(task.device)
@@ -115,7 +119,8 @@ def train(task: TrainingTask, manifest: Manifest, corpus: Corpus | IndexedCorpus
     clock = _Clock()
     found: list[LossPoint] = []
     looks = looks_from(0)
-    due, samples = next(looks), 0
+    due = next(looks)
+    samples = 0
     while True:
         over = samples >= task.samples or (task.seconds is not None and clock.read()[1] >= task.seconds)
         if samples >= due or over:
@@ -195,7 +200,8 @@ def optimizers(
 def held_out(net: PlainLlama, manifest: Manifest, corpus: Corpus | IndexedCorpus, task: TrainingTask) -> float:
     """Nats per token on the held-out samples of the swarm's validations."""
     wanted = manifest.pipeline.validation_samples
-    total, count = 0.0, 0
+    total = 0.0
+    count = 0
     for first in range(0, wanted, HELD_OUT_BATCH):
         batch = corpus.validation_batch(first, min(HELD_OUT_BATCH, wanted - first), wanted)
         if not len(batch):
@@ -223,13 +229,15 @@ class _Clock:
     """Processor and wall seconds of this process since creation or reset."""
 
     def __init__(self) -> None:
-        self._core, self._wall = time.process_time(), time.perf_counter()
+        self._core = time.process_time()
+        self._wall = time.perf_counter()
 
     def read(self) -> tuple[float, float]:
         return time.process_time() - self._core, time.perf_counter() - self._wall
 
     def set(self, core_s: float, wall_s: float) -> None:
-        self._core, self._wall = time.process_time() - core_s, time.perf_counter() - wall_s
+        self._core = time.process_time() - core_s
+        self._wall = time.perf_counter() - wall_s
 
 
 def main(arguments: list[str]) -> int:

@@ -31,7 +31,8 @@ from swarmnode.local.fleet import Fleet
 from swarmnode.manifest import PRESETS, SIGNED_FILE, read_signed, verify
 from swarmnode.ports import Clock
 
-NODES, STAGES = 4, 2
+NODES = 4
+STAGES = 2
 ATTACKERS = 2
 LOAD = "25%"
 SECONDS = 20.0
@@ -84,7 +85,9 @@ async def _one(way: str, clock: Clock, seconds: float, repeats: int, rate: float
         swarm = SwarmHarness(fleet, bound_s=WARM_MAX_S)
         async with swarm.running():
             await swarm.progress(WARM_SAMPLES, "before the attack")
-            meter, rest, attack = FleetMeter(fleet, clock), list[RateWindow](), list[RateWindow]()
+            meter = FleetMeter(fleet, clock)
+            rest = list[RateWindow]()
+            attack = list[RateWindow]()
             async with _attackers(way, fleet, Path(folder), rate) as attackers:
                 await attackers.turn("on")  # to see how much processor time they need
                 await asyncio.sleep(CALIBRATION_S)
@@ -102,16 +105,17 @@ async def _one(way: str, clock: Clock, seconds: float, repeats: int, rate: float
 
 async def _window(fleet: Fleet, meter: FleetMeter, seconds: float) -> RateWindow:
     await fleet.poll()
-    before, met = meter.read(), _met(fleet)
+    before = meter.read()
+    met = _met(fleet)
     await asyncio.sleep(seconds)
     await fleet.poll()
-    after, met_then = meter.read(), _met(fleet)
-    paired, lone = met_then[0] - met[0], met_then[1] - met[1]
-    samples, core_s, seconds = (
-        after.samples - before.samples,
-        after.core_s - before.core_s,
-        after.unix_s - before.unix_s,
-    )
+    after = meter.read()
+    met_then = _met(fleet)
+    paired = met_then[0] - met[0]
+    lone = met_then[1] - met[1]
+    samples = after.samples - before.samples
+    core_s = after.core_s - before.core_s
+    seconds = after.unix_s - before.unix_s
     return RateWindow(samples, core_s, seconds, paired, paired + lone)
 
 

@@ -114,7 +114,8 @@ class ResourceAttacker:
                 process=wire.Process(microbatch_id=self._random.randbytes(16), feeder=self._identity.peer_id)
             )
             header.process.itinerary.extend((before, stage))
-            header.process.position, header.process.samples = 1, 8
+            header.process.position = 1
+            header.process.samples = 8
             if number % 2:
                 header = wire.Request(exchange=wire.Exchange(round=number, stage=stage, samples=8))
                 before = stage
@@ -123,7 +124,8 @@ class ResourceAttacker:
 
     async def records(self, peer: PeerId, stage: int) -> None:
         """A record of a key that was made for it, on a call or in the DHT, or one more of our own, ever elsewhere."""
-        kind, at = next(self._numbers) % 3, self._random.randrange(self._order.stages)
+        kind = next(self._numbers) % 3
+        at = self._random.randrange(self._order.stages)
         whose = self._identity if kind == 0 else Identity.generate()
         told = self.record(whose, at, record_pb2.NODE_STATE_TRAINING)
         if kind < 2:
@@ -142,7 +144,8 @@ class ResourceAttacker:
 
     async def malformed(self, peer: PeerId, stage: int) -> None:
         """One of the frames that a parser could fall over."""
-        kind, noise = self._random.randrange(6), self._random.randbytes
+        kind = self._random.randrange(6)
+        noise = self._random.randbytes
         before = (stage - 1) % self._order.stages
         if kind == 0:
             await self._bytes(peer, noise(4096))
@@ -170,7 +173,8 @@ class ResourceAttacker:
     async def events(self, peer: PeerId, stage: int) -> None:
         """One message that the victim would write into its log, from a JOINING of its stage."""
         joining = self.record(self._identity, stage, record_pb2.NODE_STATE_JOINING)
-        number, reason = next(self._numbers), "\x1b[2J" + "x" * 150
+        number = next(self._numbers)
+        reason = "\x1b[2J" + "x" * 150
         packet = Packet(1.0, 8, ())
         given = receipt(self._identity, self._run_id, stage, number, peer, packet, Verdict(0.0, "norm", reason))
         await self._call(peer, wire.Request(record=joining, packet_receipt=bare(given)))
@@ -241,7 +245,8 @@ class ResourceAttacker:
 
     async def _keep_rate(self, one: Callable[[PeerId, int], Awaitable[None]], peer: PeerId, stage: int) -> None:
         """`one` at the ordered rate, as many at once as that takes; with an answer late, up to a second's worth."""
-        loop, at_once = asyncio.get_running_loop(), asyncio.Semaphore(max(1, round(self._order.rate)))
+        loop = asyncio.get_running_loop()
+        at_once = asyncio.Semaphore(max(1, round(self._order.rate)))
 
         async def bounded() -> None:
             try:
@@ -252,7 +257,8 @@ class ResourceAttacker:
             finally:
                 at_once.release()
 
-        begun, made = loop.time(), 0
+        begun = loop.time()
+        made = 0
         async with asyncio.TaskGroup() as tasks:
             while True:
                 due = int((loop.time() - begun) * self._order.rate)
@@ -283,7 +289,8 @@ async def _burn(share: float) -> None:
     if share <= 0.0:
         return
     loop = asyncio.get_running_loop()
-    begun_s, before_s = loop.time(), time.process_time()
+    begun_s = loop.time()
+    before_s = time.process_time()
     while True:
         slice_s = time.process_time()
         while time.process_time() - slice_s < SLICE_S:
@@ -302,14 +309,18 @@ async def _serve(way: str) -> None:
     _lowest_priority(transport.daemon.pid)
     transport.serve("ping", _pong, tensor_bytes_max=0)
     transport.start()
-    attacker, task, p2pd = ResourceAttacker(transport, identity, order), None, psutil.Process(transport.daemon.pid)
+    attacker = ResourceAttacker(transport, identity, order)
+    task = None
+    p2pd = psutil.Process(transport.daemon.pid)
 
     def used_s() -> float:
         """Processor time of this process and its p2pd so far."""
         return time.process_time() + sum(p2pd.cpu_times()[:2])
 
     await attacker.prepare(way)
-    begun_s, before_s, attacking = loop.time(), used_s(), False
+    begun_s = loop.time()
+    before_s = used_s()
+    attacking = False
     try:
         while line := (await loop.run_in_executor(None, sys.stdin.readline)).strip():
             if line == "sent":
@@ -320,7 +331,9 @@ async def _serve(way: str) -> None:
                 with contextlib.suppress(asyncio.CancelledError):
                     await task
             share = (used_s() - before_s) / max(1e-9, loop.time() - begun_s) if attacking else 0.0
-            begun_s, before_s, attacking = loop.time(), used_s(), line == "on"
+            begun_s = loop.time()
+            before_s = used_s()
+            attacking = line == "on"
             task = loop.create_task(attacker.attack(way) if attacking else _burn(share))
             _tell({"sent": attacker.sent})
     finally:

@@ -59,7 +59,8 @@ def run(
         for target in targets if life is not first else ():
             rows.append(_row(life, first, alone[fleet.batch], target))
             say(", ".join(f"{key} {value}" for key, value in rows[-1].items()))
-        colour, title = COLOURS[len(curves) % len(COLOURS)], f"{fleet.kind.count} {fleet.kind.name}"
+        colour = COLOURS[len(curves) % len(COLOURS)]
+        title = f"{fleet.kind.count} {fleet.kind.name}"
         curves.append(Curve(title, colour, life.points, fleet.kind.name != lines[0]))
     out.mkdir(parents=True, exist_ok=True)
     (out / "scaling.html").write_text(
@@ -101,7 +102,8 @@ class _Life:
 
     @property
     def samples_per_s(self) -> float:
-        (first_s, _, before), (last_s, _, after) = self.looks[0], self.looks[-1]
+        first_s, _, before = self.looks[0]
+        last_s, _, after = self.looks[-1]
         return (after - before) / max(1e-9, last_s - first_s)
 
 
@@ -161,7 +163,8 @@ def _reached(life: _Life, target: float) -> tuple[float, float]:
 
 def _row(life: _Life, first: _Life, alone: _Life, target: float) -> dict[str, Any]:
     """`first`: one machine with its own batch; `alone`: with that of `life`."""
-    fleet, count = life.fleet, life.fleet.kind.count
+    fleet = life.fleet
+    count = life.fleet.kind.count
     (reached_s, samples), (first_s, least), (_, enough) = (_reached(one, target) for one in (life, first, alone))
     return {
         "machines": count,

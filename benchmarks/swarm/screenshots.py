@@ -54,7 +54,8 @@ from swarmnode.wire.report_pb2 import LimitsReply, PeerStatus, StatusReply
 SIZES = {"wide": (1920, 1200), "desktop": (1360, 900), "tablet": (820, 1180), "phone": (390, 844)}
 MOODS = {"empty": 3, "three": 3, "crowd": 300, "stopped": 3, "killed": 18}
 """The nodes of each mood's swarm."""
-OWN, TERMINAL = "ui", "terminal"
+OWN = "ui"
+TERMINAL = "terminal"
 STILL = (OWN, "empty", "stopped")  # nothing trains there
 WHOLE = ("three", "crowd")  # also as a JPEG, on a desktop
 WIDTHS = (60, 80, 100, 140)
@@ -83,7 +84,8 @@ def loss_at(samples: float) -> float:
 
 def write_past(home: Path, manifest: Manifest, hours: int) -> int:
     """The history of `hours` before now, with a night in which the coordinator was away. Returns the samples."""
-    history, rng = History.open(history_path(home, RUN), RUN, print), seeded(0, "screenshots")
+    history = History.open(history_path(home, RUN), RUN, print)
+    rng = seeded(0, "screenshots")
     empty = Changes([], [], [], [], [], [], [])
     steps = 12 * hours
     rate = SAMPLES_AN_HOUR / 3600 * manifest.model.context
@@ -125,14 +127,16 @@ def archive(manifest: Manifest, samples: int) -> Archive:
 
 def write_days(board: Dashboard, fleet: FakeFleet) -> None:
     """Members sign for each node, on most of the last days."""
-    ledger, rng = board.live.board.ledger, seeded(1, "screenshots")
+    ledger = board.live.board.ledger
+    rng = seeded(1, "screenshots")
     today = int(now_s() // 86_400)
     for node in fleet.nodes[:9]:
         for day in range(today - 20, today + 1):
             if rng.random() < 0.85:
                 ledger.days[PeerId(node.identity.peer_id), day] = rng.randrange(200, 4000)
         friend = next(other for other in fleet.nodes if other.stage != node.stage)
-        done, who = WorkDone(9000, rng.randrange(20_000, 60_000)), node.identity.peer_id
+        done = WorkDone(9000, rng.randrange(20_000, 60_000))
+        who = node.identity.peer_id
         ledger.put(sign_receipt(friend.identity, RUN, who, done, int(now_s()) - 9000, int(now_s())))
 
 
@@ -161,15 +165,20 @@ class OwnNode:
     """The daemon of a volunteer's machine, as the control API asks it: made-up work, real limits."""
 
     def __init__(self, home: Path) -> None:
-        self.home, self.clock = home, SystemClock()
-        self.limits, self.asked = change(Limits(), {"hours": "mon-fri 22-07,sat-sun", "quota": "50GB/day"}), NOT_ASKED
+        self.home = home
+        self.clock = SystemClock()
+        self.limits = change(Limits(), {"hours": "mon-fri 22-07,sat-sun", "quota": "50GB/day"})
+        self.asked = NOT_ASKED
         self.told: list[str] = []
         self.asked_times = 0
-        self.identity, self.friends = Identity.of_seed(b"o" * 32), [Identity.of_seed(bytes([n]) * 32) for n in range(5)]
+        self.identity = Identity.of_seed(b"o" * 32)
+        self.friends = [Identity.of_seed(bytes([n]) * 32) for n in range(5)]
 
     async def write_past(self) -> None:
         """Receipts of four weeks, and a log."""
-        rng, now, receipts = seeded(2, "screenshots"), int(self.clock.unix_s()), Receipts(self.home)
+        rng = seeded(2, "screenshots")
+        now = int(self.clock.unix_s())
+        receipts = Receipts(self.home)
         for ago in range(27, -1, -1):
             for friend in self.friends[: rng.randrange(1, 5)]:
                 until = now - 86_400 * ago - rng.randrange(9000) % (now % 86_400 + 1)  # of that day, also at night
@@ -258,10 +267,8 @@ async def own_page() -> AsyncIterator[tuple[str, OwnNode]]:
     with tempfile.TemporaryDirectory() as folder:
         node = OwnNode(Path(folder))
         await node.write_past()
-        control, page = (
-            ControlServer(node.home, node),
-            NodePage(node.home, TOKEN, Path("~/.config/swarmnode/config.toml")),
-        )
+        control = ControlServer(node.home, node)
+        page = NodePage(node.home, TOKEN, Path("~/.config/swarmnode/config.toml"))
         await control.start()
         try:
             yield f"{await page.start('127.0.0.1', 0)}#{TOKEN}", node

@@ -27,14 +27,19 @@ from swarmnode.trust.audit import Audits
 
 RECORDED = Path(__file__).parents[2] / "tests/trust/recorded_checks.json"
 WAYS = {"mean": "steer", "bias": "steer toward=bias cosine=.98 length=1"}  # directions, and a life recorded with each
-COSINES, LENGTHS, EVERY = (0.5, 0.72, 0.9, 0.95, 0.98, 0.99, 0.995, 0.999), (1.0, 1.3, 1.8), (1, 3, 10)
-STAGE, LIFE, LIVES = 1, 1000, 9  # answers of the liar to one caller in a life
+COSINES = (0.5, 0.72, 0.9, 0.95, 0.98, 0.99, 0.995, 0.999)
+LENGTHS = (1.0, 1.3, 1.8)
+EVERY = (1, 3, 10)
+STAGE = 1
+LIFE = 1000  # answers of the liar to one caller in a life
+LIVES = 9
 SHARE = 0.02
 
 
 def direction(lives: dict[str, Any], way: str) -> list[float]:
     """The sketch of the unit tensor that the lies of a recorded life point along."""
-    checks, (cosine, length) = lives[WAYS[way]], {"mean": (0.72, 1.8), "bias": (0.98, 1.0)}[way]
+    checks = lives[WAYS[way]]
+    cosine, length = {"mean": (0.72, 1.8), "bias": (0.98, 1.0)}[way]
     push = length * math.sqrt(1.0 - cosine * cosine)
     return [statistics.fmean(column) / push for column in zip(*(one["residual"] for one in checks), strict=True)]
 
@@ -50,11 +55,18 @@ def life(
 ) -> tuple[int, float, bool]:
     """(the liar's answers until its caller suspects it, LIFE at most; its push by then; whether an honest replica was
     suspected) at a caller of a stage of `replicas`."""
-    audits, peers = Audits(SHARE), [PeerId(f"{number:052}") for number in range(replicas)]
-    liar, answers, pushed, wronged, seen = peers[0], 0, 0.0, False, 0
+    audits = Audits(SHARE)
+    peers = [PeerId(f"{number:052}") for number in range(replicas)]
+    liar = peers[0]
+    answers = 0
+    pushed = 0.0
+    wronged = False
+    seen = 0
     push = length * math.sqrt(1.0 - cosine * cosine)
     while answers < LIFE and not audits.unusable(liar, STAGE):
-        server, one, lies = rng.choice(peers), rng.choice(honest), False
+        server = rng.choice(peers)
+        one = rng.choice(honest)
+        lies = False
         if server == liar:
             answers += 1
             lies = answers % every == 0
@@ -84,7 +96,8 @@ def life(
 
 def run(say: Callable[[str], None], replicas: int = 4, seeds: int = LIVES) -> dict[str, Any]:
     """{"search": a row for each setting, the strongest first}: medians over `seeds` lives."""
-    lives, rows = json.loads(RECORDED.read_text()), list[dict[str, Any]]()
+    lives = json.loads(RECORDED.read_text())
+    rows = list[dict[str, Any]]()
     for way, cosine, length, every in product(WAYS, COSINES, LENGTHS, EVERY):
         along = direction(lives, way)
         made = [

@@ -105,10 +105,12 @@ async def _swarm(folder: Path, signed: Path, manifest: Manifest, measure_s: floa
             await fleet.poll()
             await asyncio.sleep(0.2)
         loop = asyncio.get_running_loop()
-        begun, first = loop.time(), _Reading(fleet)
+        begun = loop.time()
+        first = _Reading(fleet)
         await asyncio.sleep(measure_s)
         await fleet.poll()
-        wall, last = loop.time() - begun, _Reading(fleet)
+        wall = loop.time() - begun
+        last = _Reading(fleet)
         return _compare(first, last, wall, manifest)
     finally:
         await fleet.stop("measured")

@@ -178,12 +178,17 @@ def board() -> dict[str, Any]:
     for title, row in ROWS:
         place = {"x": 0, "y": y, "w": COLUMNS, "h": 1}
         panels.append({"id": len(panels) + 1, "type": "row", "title": title, "gridPos": place, "panels": []})
-        x, y, tallest = 0, y + 1, 0
+        x = 0
+        y += 1
+        tallest = 0
         for panel in row:
             if x + panel.width > COLUMNS:
-                x, y, tallest = 0, y + tallest, 0
+                x = 0
+                y += tallest
+                tallest = 0
             panels.append(panel_json(panel, len(panels) + 1, x, y))
-            x, tallest = x + panel.width, max(tallest, panels[-1]["gridPos"]["h"])
+            x += panel.width
+            tallest = max(tallest, panels[-1]["gridPos"]["h"])
         y += tallest
     variables = [
         {"name": "datasource", "type": "datasource", "query": "prometheus", "label": "Prometheus"},

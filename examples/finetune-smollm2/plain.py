@@ -35,7 +35,8 @@ class Adapted(nn.Module):
 
     def __init__(self, linear: nn.Linear, rank: int, alpha: float) -> None:
         super().__init__()
-        self.linear, self.scale = linear, alpha / rank
+        self.linear = linear
+        self.scale = alpha / rank
         self.a = nn.Parameter(torch.empty(rank, linear.in_features).uniform_(-1, 1) / math.sqrt(linear.in_features))
         self.b = nn.Parameter(torch.zeros(linear.out_features, rank))
 
@@ -91,7 +92,9 @@ def loss_of(model: nn.Module, inputs: Tensor, targets: Tensor, reduction: str = 
 @torch.no_grad()
 def held_out(model: nn.Module, manifest: Manifest, corpus: Corpus | IndexedCorpus) -> float:
     """Nats a token on the held-out samples of the swarm's validations."""
-    wanted, total, count = manifest.pipeline.validation_samples, 0.0, 0
+    wanted = manifest.pipeline.validation_samples
+    total = 0.0
+    count = 0
     for first in range(0, wanted, MICROBATCH):
         inputs, targets = tensors(corpus.validation_batch(first, min(MICROBATCH, wanted - first), wanted))
         total += float(loss_of(model, inputs, targets, "sum"))
@@ -101,7 +104,8 @@ def held_out(model: nn.Module, manifest: Manifest, corpus: Corpus | IndexedCorpu
 
 def train(model: nn.Module, manifest: Manifest, corpus: Corpus | IndexedCorpus, samples: int) -> None:
     """Train `samples` samples in the order of their numbers."""
-    batch, trained = manifest.inner.inner_batch, optimizers(model, manifest)
+    batch = manifest.inner.inner_batch
+    trained = optimizers(model, manifest)
     for first in range(0, samples, batch):
         for at in range(first, first + batch, MICROBATCH):
             size = min(MICROBATCH, first + batch - at)

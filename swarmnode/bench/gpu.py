@@ -111,7 +111,8 @@ def _stage(model: ModelSpec, layers: int, device: str, fast: bool, peak: float, 
     replica.stage.theta.data.normal_(0.0, 0.02)  # the seed's own take a minute for a thousand million (measured)
     replica.weights_placed()
     state = torch.cuda.memory_allocated(device) - before if cuda else 0
-    stage, samples = replica.stage, manifest.inner.microbatch
+    stage = replica.stage
+    samples = manifest.inner.microbatch
     wire = encode_boundary(torch.randn(samples, model.context, model.width), "bf16")
 
     def whole() -> None:
@@ -128,7 +129,8 @@ def _stage(model: ModelSpec, layers: int, device: str, fast: bool, peak: float, 
             y = stage.module.hidden(leaf)
         torch.autograd.backward(y, x)
 
-    seconds, alone = _best(whole, device, times), _best(bare, device, times)
+    seconds = _best(whole, device, times)
+    alone = _best(bare, device, times)
     flops = 3.0 * stage.part.cost * samples * model.context
     row: dict[str, Any] = {
         "parameters / M": replica.stage.parameters / 1e6,
@@ -158,7 +160,8 @@ def _round(replica: TorchReplica, samples: int, device: str) -> dict[str, float]
     step_stop, step = _in_parts(lambda: replica.apply_in_parts(2, 1.0, [packet], lone=False), device)
     copy_stop, copy = _in_parts(lambda: replica.snapshot_in_parts(packed=True), device)
     if not draft.beside:
-        stop, writing = stop + writing, 0.0
+        stop += writing
+        writing = 0.0
     return {
         "s that a round stops the device": stop + step_stop,
         "s of a round beside it": writing + step - step_stop,
@@ -232,7 +235,8 @@ def _codec(name: str, device: str, elements: int, times: int) -> dict[str, Any]:
 def equality(device: str, *, autocast: bool) -> dict[str, Any]:
     """The greatest relative difference of twelve microbatches' losses and six steps' gradient norms from the CPU's in
     float32, and whether it is as small as rounding explains."""
-    wanted, device_losses = _losses("cpu", autocast=False), _losses(device, autocast=autocast)
+    wanted = _losses("cpu", autocast=False)
+    device_losses = _losses(device, autocast=autocast)
     apart = float(np.max(np.abs(device_losses - wanted) / np.abs(wanted)))
     return {
         "products": "16 bits" if autocast else "float32",
@@ -245,7 +249,8 @@ def _losses(device: str, *, autocast: bool) -> np.ndarray:
     model = ModelSpec(layers=4, width=64, heads=4, kv_heads=2, ffn=128, context=32)
     run = Manifest(model=model, pipeline=PipelineSpec(stages=2), inner=InnerSpec(microbatch=4, inner_batch=8))
     first, last = (StageReplica(run, stage, device, autocast=autocast) for stage in range(2))
-    draw, losses = np.random.default_rng(1), list[float]()
+    draw = np.random.default_rng(1)
+    losses = list[float]()
     for number in range(12):
         ids = draw.integers(0, model.vocabulary, (4, model.context + 1), dtype=np.int64)
         tokens = encode(torch.from_numpy(ids).to(torch.uint16))

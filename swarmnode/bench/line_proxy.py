@@ -101,7 +101,8 @@ class LineProxies:
             for end in (taken, onward):
                 end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             caller = next((node for node in self.nodes.values() if node.port == port), None)
-            there, back = self._flow(caller, called), self._flow(called, caller)
+            there = self._flow(caller, called)
+            back = self._flow(called, caller)
             try:
                 await asyncio.sleep(there.delay_s + back.delay_s)  # the handshake
                 await loop.sock_connect(onward, (HOST, called.port))

@@ -14,7 +14,8 @@ from random import Random
 SEGMENT = 1448  # bytes of a TCP segment on Ethernet with timestamps
 FIRST_WINDOW = 10 * SEGMENT  # RFC 6928
 WINDOW_MAX = 4 << 20  # bytes; guess: Linux lets receive buffers grow to 6 MiB
-BETA, C = 0.7, 0.4  # RFC 9438, section 4.6; segments a second cubed
+BETA = 0.7  # RFC 9438, section 4.6
+C = 0.4  # RFC 9438: segments a second cubed
 TICK_S = 1e-4  # least wait for a queue
 QUEUE_S = 0.02  # guess: of its own bytes that a connection lets wait in a line, beside those of others
 
@@ -105,5 +106,6 @@ class Flow:
     def _on_loss(self, now_s: float) -> None:
         if now_s - self._lost_s < self._round_trip_s:
             return  # of the same window
-        self._lost_s, self._peak = now_s, self.window
+        self._lost_s = now_s
+        self._peak = self.window
         self.window = self._reno = self._slow_start_ends = max(BETA * self.window, 2.0 * SEGMENT)

@@ -71,9 +71,11 @@ class WanReading:
 
     @classmethod
     def of(cls, at_s: float, view: SessionView) -> WanReading:
-        seen, facts = view.totals, view.nodes
+        seen = view.totals
+        facts = view.nodes
         steps = count(facts, name.INNER_STEPS)
-        paired, lone = seen.exchanges["paired"], seen.exchanges["lone"]
+        paired = seen.exchanges["paired"]
+        lone = seen.exchanges["lone"]
         samples = count(facts, name.SAMPLES)
         return cls(at_s, samples, seen.round, steps, busy_s(facts), paired, lone, seen.microbatches, seen.bytes)
 
@@ -280,7 +282,8 @@ def compared(manifest: Manifest, spec: WanSpec, shaped: WanRun, plain: WanRun) -
 
 
 def _span(run: WanRun) -> tuple[float, WanReading, WanReading]:
-    first, last = run.readings[0], run.readings[-1]
+    first = run.readings[0]
+    last = run.readings[-1]
     return max(1e-9, last.at_s - first.at_s), first, last
 
 

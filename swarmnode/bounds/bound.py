@@ -14,7 +14,9 @@ from swarmnode.errors import RemoteFault
 from swarmnode.untrusted_text import printable
 
 SHOWN_CHARACTERS_MAX = 60  # of a value in an error
-MESSAGE, FLAG, CHOICE = "a message", "yes or no", "a value of the enumeration"
+MESSAGE = "a message"
+FLAG = "yes or no"
+CHOICE = "a value of the enumeration"
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +197,8 @@ def _of_many(where: str, bound: Bound) -> Callable[[Message, Any], None]:
 
 
 def _of_choice(bound: Bound, field: FieldDescriptor, known: frozenset[int]) -> Callable[[Message, Any], None]:
-    label, other = field.name, bound.other
+    label = field.name
+    other = bound.other
     assert not _repeated(field), "no message here has several values of an enumeration in one field"
 
     def check(message: Message, value: Any) -> None:
@@ -206,7 +209,8 @@ def _of_choice(bound: Bound, field: FieldDescriptor, known: frozenset[int]) -> C
 
 
 def _clearing(bound: Bound, field: FieldDescriptor) -> Callable[[Message, Any], None]:
-    holds, label = bound.holds, field.name
+    holds = bound.holds
+    label = field.name
 
     def check(message: Message, value: Any) -> None:
         if not holds(value):
@@ -216,7 +220,8 @@ def _clearing(bound: Bound, field: FieldDescriptor) -> Callable[[Message, Any], 
 
 
 def _cleaning(bound: Bound, field: FieldDescriptor) -> Callable[[Message, Any], None]:
-    most, label = int(bound.most), field.name
+    most = int(bound.most)
+    label = field.name
 
     def clean(message: Message, value: Any) -> None:
         if not _repeated(field):

@@ -35,7 +35,8 @@ RIVALS_MAX = 4  # membership/amendment.py
 MEMBERS_MAX = 1024  # guess: members of a stage that average gradients together; the words of a round grow with them
 WORD_NBYTES_MAX = 384  # gossip/butterfly/word.py: a commit and its signature
 
-ELEMENTS_MAX, ELEMENTS_WHY = NBYTES_MAX // 4, "float32 numbers in as many bytes as can be moved"
+ELEMENTS_MAX = NBYTES_MAX // 4
+ELEMENTS_WHY = "float32 numbers in as many bytes as can be moved"
 
 PEER = name(PEER_MAX, "a base58 peer id has 52 characters")
 RUN = name(64, "hex digits of a run id")

@@ -71,7 +71,8 @@ def meet(kind: str, where: dict[str, Any], dashboard: str | None = None, **more:
     from swarmnode.daemon.launch import launch
     from swarmnode.daemon.ready_file import Ready
 
-    run, home = where.pop("run"), where.pop("home") or default_home(kind)
+    run = where.pop("run")
+    home = where.pop("home") or default_home(kind)
 
     async def tell(ready: Ready) -> None:
         if kind == "archive":
@@ -237,7 +238,8 @@ def _warrant_for(run: Path, peer: str) -> str:
     from swarmnode.manifest.folder import signed_of
     from swarmnode.membership.access import mark_of, sign_warrant
 
-    path, now_s = signed_of(Path(check_own_run(str(run)))), time.time()
+    path = signed_of(Path(check_own_run(str(run))))
+    now_s = time.time()
     key, chain = key_beside(path, "only the run's owner can permit an archive")
     warrant = sign_warrant(key, chain.run_id, PeerId(peer), int(now_s) + OWN_PASS_S, len(chain.chain))
     issued.note(path.parent, mark_of(warrant), warrant.expires_unix_s, now_s)

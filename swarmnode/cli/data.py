@@ -125,7 +125,8 @@ def make(
 
     with bar("tokenising") as moved:
         index, bad = made_of(out, options, Encoding(opened, template, special_tokens), beside, moved)
-    train, held_out = index.train, index.validation
+    train = index.train
+    held_out = index.validation
     for line in bad.lines:
         click.echo(f"left out: {line}", err=True)
     if bad.count > len(bad.lines):
@@ -160,7 +161,8 @@ def check(out: Path) -> None:
     from swarmnode.data.indexed import index_of
     from swarmnode.errors import DataError
 
-    index, ends = index_of(out), [0, 0]
+    index = index_of(out)
+    ends = [0, 0]
     for number in range(index.count):
         chunk = index.chunk(number)
         data = read_regular(out / chunk.shard, chunk.nbytes, chunk.offset)

@@ -96,7 +96,8 @@ async def _of_run(invite: Invite, home: Path, device: str, found: dict[str, obje
     from swarmnode.transport.address import parse_bootstraps
     from swarmnode.transport.kind import kind_of, open_transport
 
-    loop, checks = asyncio.get_running_loop(), []
+    loop = asyncio.get_running_loop()
+    checks = []
     # Use the node's own key, so that its own permission is checked; if the node runs already, use a copy to avoid
     # disturbing it.
     identity = key_file.load_or_create(home / "node.key")
@@ -105,7 +106,8 @@ async def _of_run(invite: Invite, home: Path, device: str, found: dict[str, obje
         path.touch(mode=0o600)
         path.write_bytes((home / "node.key").read_bytes())
         named = parse_bootstraps(invite.bootstraps)
-        kind, here = kind_of(invite.bootstraps), ["/ip4/127.0.0.1/tcp/0"]
+        kind = kind_of(invite.bootstraps)
+        here = ["/ip4/127.0.0.1/tcp/0"]
         transport = await open_transport(kind, path, identity, invite.run_id, here, named=named)
         try:
             transport.own_pass = pass_of_invite(invite, identity.peer_id)

@@ -61,7 +61,8 @@ def command(
     gathered, net, tokenizer, _, stops = _opened(source, kind, data)
     ids = [int(token) for token in tokenizer.encode(given)]
     sampling = Sampling(temperature, top_k, top_p, seed)
-    begun, made = time.perf_counter(), []
+    begun = time.perf_counter()
+    made = []
     if not as_json:
         click.echo(given, nl=False)
 
@@ -107,10 +108,12 @@ def spoken(tokenizer: Tokenizer, tokens: Iterator[int]) -> Iterator[str]:
     start = shown = 0
     for token in tokens:
         ids.append(token)
-        before, now = tokenizer.decode(ids[start:shown]), tokenizer.decode(ids[start:])
+        before = tokenizer.decode(ids[start:shown])
+        now = tokenizer.decode(ids[start:])
         if len(now) > len(before) and (not now.endswith("\ufffd") or len(ids) - shown > 8):
             yield now[len(before) :]
-            start, shown = shown, len(ids)
+            start = shown
+            shown = len(ids)
     rest = tokenizer.decode(ids[start:])[len(tokenizer.decode(ids[start:shown])) :]
     if rest:
         yield rest

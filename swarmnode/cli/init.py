@@ -52,7 +52,9 @@ class WebFiles:
     """base_maker.ModelFiles below a URL."""
 
     def __init__(self, reader: HttpRangeReader, runner: asyncio.Runner, url: str) -> None:
-        self._reader, self._runner, self._url = reader, runner, url
+        self._reader = reader
+        self._runner = runner
+        self._url = url
 
     def read(self, name: str, offset: int, nbytes: int) -> bytes:
         return self._runner.run(self._patiently(f"{self._url}/{name}", offset, nbytes))
@@ -69,7 +71,8 @@ class WebFiles:
         """Read as often as a joiner asks donors: a content network drops a connection now and then."""
         from swarmnode.transfer.download import DownloadLimits, pause_s
 
-        limits, attempt = DownloadLimits(), 1
+        limits = DownloadLimits()
+        attempt = 1
         while True:
             try:
                 return await self._reader.read(url, offset, nbytes)
@@ -119,7 +122,8 @@ def _pinned(model: str, reader: HttpRangeReader, runner: asyncio.Runner) -> str:
     match = _HUB_MODEL.fullmatch(model)
     if match is None or (match[2] is not None and _COMMIT.fullmatch(match[2])):
         return model
-    name, revision = match[1], match[2] or "main"
+    name = match[1]
+    revision = match[2] or "main"
     try:
         raw = runner.run(reader.read_whole(f"{HUB}/api/models/{name}/revision/{revision}", INFO_NBYTES_MAX))
         commit = json.loads(raw)["sha"]
@@ -311,7 +315,9 @@ def _new_model(start: Manifest, options: InitOptions) -> Recipe:
     from swarmnode import manifest
     from swarmnode.manifest.recipe import TOKENS_A_PARAMETER, context_of, parameters_of
 
-    parameters, tokens, samples = options.parameters, options.tokens, options.length
+    parameters = options.parameters
+    tokens = options.tokens
+    samples = options.length
     count = parameters or parameters_of(start.model)
     context = options.context or context_of(count, start.model.context)
     if samples is None and (tokens is not None or parameters is not None):
@@ -343,7 +349,8 @@ def _searched(start: Recipe, fleet: tuple[MachineKind, ...], stages: int | None,
         lines = f"{kind.up * 8 / 1e6:.4g}/{kind.down * 8 / 1e6:.4g} Mbit/s up/down"
         click.echo(f"{kind.count} machines: {kind.flops:.2g} FLOP/s, {card}, {lines}")
     fit = fitted(start, fleet, stages=stages)
-    inner, model = fit.recipe.manifest.inner, fit.recipe.manifest.model
+    inner = fit.recipe.manifest.inner
+    model = fit.recipe.manifest.model
     tokens = float(inner.decay_samples * model.context)
     for line in forecast(fit.best.plan, fit.recipe.manifest, tokens, fit.alone):
         click.echo(line)

@@ -129,7 +129,8 @@ def _of_run(run: Path, bootstraps: tuple[str, ...], home: Path | None, expires_s
     if manifest.access.mode == "open":
         return invite
     key, _ = key_beside(path, f"{run} is restricted, and only its owner can invite")
-    delegate, now_s = Identity.generate(), time.time()
+    delegate = Identity.generate()
+    now_s = time.time()
     grant = sign_grant(key, run_id, delegate, int(now_s + expires_s), machines, len(chain.chain))
     issued.note(path.parent, mark_of(grant), grant.expires_unix_s, now_s, grant_name(grant))
     return dataclasses.replace(invite, grant=grant, secret=delegate.seed)
@@ -142,7 +143,8 @@ def _for_machine(invite: Invite, peer: str) -> Invite:
     from swarmnode.membership.access import sign_pass
 
     assert invite.grant is not None
-    machine, delegate = PeerId(peer), Identity.of_seed(invite.secret)
+    machine = PeerId(peer)
+    delegate = Identity.of_seed(invite.secret)
     machine_pass = sign_pass(delegate, invite.run_id, invite.grant, machine, invite.grant.expires_unix_s)
     return dataclasses.replace(invite, grant=None, secret=b"", machine_pass=machine_pass, machine=machine)
 

@@ -51,7 +51,8 @@ class JoinScreen:
 
     def __init__(self, home: Path, notify: str = "") -> None:
         self._home = home
-        self._notify, self._notified = notify, ""
+        self._notify = notify
+        self._notified = ""
         self._last: StatusReply | None = None
 
     async def run(self, ready: Ready) -> None:
@@ -114,7 +115,9 @@ class JoinScreen:
         class Above(FileProxy):
             encoding = "utf-8"  # without one click.echo takes the file behind it, and tears the panel
 
-        console, watch, loop = Console(stderr=True), NodeWatch(), asyncio.get_running_loop()
+        console = Console(stderr=True)
+        watch = NodeWatch()
+        loop = asyncio.get_running_loop()
         hint = Text(HINT, style="dim")  # a line with room for the ^C that a terminal writes after it
         live = Live(console=console, auto_refresh=False, redirect_stderr=False)
         with live, contextlib.redirect_stderr(Above(console, sys.stderr)):
@@ -125,14 +128,17 @@ class JoinScreen:
     async def _lines(self) -> None:
         from swarmnode.local.swarm_view import headline, paused_text, thanks
 
-        said, at, loop = "", 0.0, asyncio.get_running_loop()
+        said = ""
+        at = 0.0
+        loop = asyncio.get_running_loop()
         async for status in self._statuses():
             paused = status.limits.reason and not status.limits.running
             text = f"paused: {paused_text(status)}" if paused else headline(status)
             if text != said or loop.time() > at + LINE_PERIOD_S:
                 again = f"; {thanks(status)}" if text == said else ""
                 click.echo(f"{text}{again}", err=True)
-                said, at = text, loop.time()
+                said = text
+                at = loop.time()
 
 
 def _news(status: StatusReply) -> str:

@@ -66,7 +66,8 @@ def set_fields(run: Path, changes: tuple[str, ...]) -> None:
     from swarmnode.text_file import decoded
 
     path = run / MANIFEST_FILE
-    before, text = manifest_at(path), decoded(path.read_bytes())
+    before = manifest_at(path)
+    text = decoded(path.read_bytes())
     if (run / SIGNED_FILE).exists():
         raise UsageError(f"{run} has begun: `swarmnode amend` changes it, `swarmnode init --new-run {run}` begins anew")
     for change in changes:

@@ -61,7 +61,8 @@ def key_beside(path: Path, why: str) -> tuple[Ed25519PrivateKey, Amendments]:
     key_path = path.parent / owner.FILE_NAME
     if not key_path.exists():
         raise NotPermitted(f"{why}: {key_path} is not here; if it is lost: {RECOVER}")
-    key, chain = owner.load_owner(key_path), chain_at(path)
+    key = owner.load_owner(key_path)
+    chain = chain_at(path)
     if owner.public_bytes(key) not in chain.owners:
         raise NotPermitted(f"{key_path} is not the key of an owner in force: use theirs, or {RECOVER}")
     return key, chain
@@ -154,7 +155,8 @@ def add(run: Path, key: str) -> None:
     if len(raw) != 32:
         raise UsageError(f"{key[:80]!r} is neither 64 hex digits nor a file of `swarmnode owner new`")
     before = chain_of(run)
-    owners, living = tuple(dict.fromkeys((*before.owners, raw))), sorted(before.keys.living)
+    owners = tuple(dict.fromkeys((*before.owners, raw)))
+    living = sorted(before.keys.living)
     chain, made = append(run, mine, 0, {}, owners, living)
     click.echo(chain.text(made))
 
@@ -180,7 +182,8 @@ def rotate(run: Path, recovery: Path | None, after: int | None) -> None:
     from swarmnode import owner
     from swarmnode.manifest import issued
 
-    path, beside = run / owner.FILE_NAME, run / owner.RECOVERY_FILE
+    path = run / owner.FILE_NAME
+    beside = run / owner.RECOVERY_FILE
     _finish_rotation(run, path)
     if recovery is None and beside.exists() and chain_of(run).recovery:
         recovery = beside
@@ -243,7 +246,8 @@ def list_of(run: Path) -> AccessList:
     from swarmnode.membership.access import ACCESS_LIST_BYTES_MAX, AccessList, open_access_list
     from swarmnode.wire.access_pb2 import SignedAccessList
 
-    path, chain = run / ACCESS_FILE, chain_of(run)
+    path = run / ACCESS_FILE
+    chain = chain_of(run)
     try:
         with path.open("rb") as file:
             raw = file.read(ACCESS_LIST_BYTES_MAX + 1)

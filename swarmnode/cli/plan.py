@@ -125,7 +125,8 @@ def _of_subspace(within: Candidate, plain: Candidate | None) -> str:
 def _change_lines(best: Candidate) -> Sequence[str]:
     if not best.changes:
         return ["the manifest's own settings are the best: nothing to change"]
-    lines, table = ["change in the manifest:"], ""
+    lines = ["change in the manifest:"]
+    table = ""
     for of, key, value in best.changes:
         if of != table:
             lines += ["", f"[{of}]"]

@@ -97,7 +97,8 @@ class Aws(Watcher):
             token = answer.body.strip()
             if answer.status != 200 or not token.isascii() or not token.isprintable() or not token:
                 raise RemoteFault(f"api/token answers HTTP {answer.status} and no token: is IMDS switched off?")
-            self._token, self._token_until = token, now + AWS_TOKEN_SHARE * AWS_TOKEN_TTL_S
+            self._token = token
+            self._token_until = now + AWS_TOKEN_SHARE * AWS_TOKEN_TTL_S
         return self._token
 
 
@@ -122,7 +123,8 @@ class Gcp(Watcher):
             # The first request is answered at once, later ones when the value no longer matches `etag`.
             wait = f"?wait_for_change=true&timeout_sec={self.hang_s:.0f}&last_etag={etag}" if etag else ""
             timeout_s = TIMEOUT_S + (self.hang_s if etag else 0.0)
-            known, etag = etag, ""  # after a failure ask again without waiting
+            known = etag
+            etag = ""  # after a failure ask again without waiting
             answer = await self.metadata.ask("GET", f"{GCP_INSTANCE}/{key}{wait}", GCP_HEADERS, timeout_s=timeout_s)
             if answer.headers.get("metadata-flavor") != "Google":
                 raise RemoteFault(f"instance/{key} is not answered by Google's metadata service")
@@ -171,7 +173,8 @@ class Azure(Watcher):
 async def asking(look: Callable[[], Awaitable[None]], period_s: float, telemetry: Telemetry, source: str) -> None:
     """Call `look` every `period_s` until cancelled. A failing service is asked ever more rarely; each reason is logged
     once."""
-    pause_s, told = period_s, ""
+    pause_s = period_s
+    told = ""
     while True:
         try:
             await look()

@@ -37,7 +37,8 @@ OPTIONS = [
 
 NAMES = tuple(service.full_name for service in SERVICES)
 HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
-READINESS, LIVENESS = "readiness", "liveness"
+READINESS = "readiness"
+LIVENESS = "liveness"
 """What a probe may ask for: that the daemon does its work (as /readyz), that its event loop turns (as /healthz). No
 name, and a service's of ours, mean readiness."""
 

@@ -123,7 +123,8 @@ def _take(request: Message, field: Any, value: object) -> None:
     """Set `field` of `request` to a value of JSON. Raises UsageError, also where json_format would take a value of
     another type: a text for a number, true for 1, null for nothing."""
     fault = "not an object of texts" if _is_map(field) else FAULTS[field.type]
-    is_text, is_bool = isinstance(value, str), isinstance(value, bool)
+    is_text = isinstance(value, str)
+    is_bool = isinstance(value, bool)
     alike = is_text == (field.type == FieldDescriptor.TYPE_STRING) and is_bool == (
         field.type == FieldDescriptor.TYPE_BOOL
     )

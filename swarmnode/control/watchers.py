@@ -11,7 +11,9 @@ from swarmnode.errors import Unavailable, UsageError
 from swarmnode.wire.report_pb2 import StatusReply
 
 WATCHERS_MAX = 16  # guess: panels and tools of one machine's owner
-EVERY_S, EVERY_MIN_S, EVERY_MAX_S = 1.0, 0.1, 3600.0
+EVERY_S = 1.0
+EVERY_MIN_S = 0.1
+EVERY_MAX_S = 3600.0
 LOOK_S = 1.0  # guess: a change that no event tells of is seen so late
 GAP_S = 0.25  # derived: between two looks, however many events come: a status takes 1 ms, with a thousand peers 10
 WRITE_S = 10.0  # guess: a watcher that takes nothing for so long is dropped
@@ -55,7 +57,8 @@ class Watchers:
         self._ring()
 
     def _ring(self) -> None:
-        rung, self._rung = self._rung, asyncio.Event()
+        rung = self._rung
+        self._rung = asyncio.Event()
         rung.set()
 
     async def ticks(self, period_s: float = LOOK_S) -> AsyncGenerator[None, None]:
@@ -83,7 +86,8 @@ class Watchers:
         every_s = every_s or EVERY_S
         if not EVERY_MIN_S <= every_s <= EVERY_MAX_S:
             raise UsageError(f"every_s: from {EVERY_MIN_S:g} to {EVERY_MAX_S:g} seconds")
-        seen, told_s = None, -math.inf
+        seen = None
+        told_s = -math.inf
         period_s = every_s / math.ceil(every_s / LOOK_S)
         async with contextlib.aclosing(self.ticks(period_s)) as ticks:
             async for _ in ticks:
@@ -91,7 +95,8 @@ class Watchers:
                 now_s = asyncio.get_running_loop().time()
                 if face(status) == seen and now_s < told_s + every_s:
                     continue
-                seen, told_s = face(status), now_s
+                seen = face(status)
+                told_s = now_s
                 yield status
 
 

@@ -82,7 +82,8 @@ async def run_archive(archive: Archive | None, options: ArchiveOptions | None, n
 def make_archive(process: DaemonContext, options: ArchiveOptions, reported: Reported, clock: Clock) -> Archive:
     """The archive for `options`. Raises NotPermitted without the owner's permission, UsageError for a push URL or a
     folder used by another archive, DiskFull and LocalFault if the folder cannot be written."""
-    manifest, folder = process.manifest, options.folder
+    manifest = process.manifest
+    folder = options.folder
     shown = warrant_of(process, options, clock)
     check_writable(folder)
     hold(folder, process.options.home)
@@ -119,7 +120,9 @@ def _renew(sources: ArchiveSources, process: DaemonContext, options: ArchiveOpti
 def warrant_of(process: DaemonContext, options: ArchiveOptions, clock: Clock) -> access_pb2.Warrant:
     """The warrant: from the file that the owner made for this machine, or signed here with the owner's key. Raises
     NotPermitted, UsageError."""
-    me, run_id, keys = process.transport.peer_id, process.run_id, process.admission.rules.keys
+    me = process.transport.peer_id
+    run_id = process.run_id
+    keys = process.admission.rules.keys
     key_path = Path(process.options.run).parent / owner_key.FILE_NAME
     if options.warrant is not None:
         shown = read_warrant(options.warrant)

@@ -62,7 +62,8 @@ async def _exam(transport: Transport, peer: PeerId, stage: int) -> control_pb2.P
             await transport.call(peer, Call(wire.Request(ping=wire.Ping())), timeout_s=TIMEOUT_S, reply_bytes_max=0)
             exam.latency_s = min(exam.latency_s, loop.time() - begun)
     except (RemoteFault, Unavailable) as error:
-        exam.fault, exam.latency_s = str(error), 0.0
+        exam.fault = str(error)
+        exam.latency_s = 0.0
     return exam
 
 
@@ -109,11 +110,13 @@ class ControlApi:
 
     def open(self, process: DaemonContext, node: Node | None) -> None:
         """Answer requests from now on; `node` None is a bootstrap."""
-        self._process, self._node = process, node
+        self._process = process
+        self._node = node
 
     def account(self, gave: Callable[[], Work]) -> None:
         """Show what this node `gave`, the sum of its receipts of the run, from now on."""
-        self.gave, self.gave_before = gave, gave()
+        self.gave = gave
+        self.gave_before = gave()
 
     def show_page(self, url: str) -> None:
         """Name the run's page in the status."""
@@ -121,7 +124,8 @@ class ControlApi:
 
     def offer(self, archive: Archive | None, live: Heartbeat | None) -> None:
         """Let `archive` copy the run when somebody asks, and tell what the page of `live` shows."""
-        self._archive, self._live = archive, live
+        self._archive = archive
+        self._live = live
 
     @property
     def process(self) -> DaemonContext:
@@ -150,7 +154,8 @@ class ControlApi:
             counters=process.telemetry.counters(),
             trains_nothing=self._node is None,
         )
-        reply.home, reply.page = str(self._options.home), self._page
+        reply.home = str(self._options.home)
+        reply.page = self._page
         if (amendments := process.admission.amendments) is not None:
             done = None if self._node is None else self._node.stage_status().round_index
             reply.amendments.extend(process.admission.alarms())
@@ -248,7 +253,8 @@ class ControlApi:
     def limits(self) -> report_pb2.LimitsReply:
         """The limits and their current effect."""
         regulator = self._regulated()
-        verdict, reading = regulator.verdict, regulator.reading
+        verdict = regulator.verdict
+        reading = regulator.reading
         reply = report_pb2.LimitsReply(limits=show(regulator.limits), running=verdict.running, reason=verdict.reason)
         if reading is not None:
             reply.quota_used_nbytes = reading.used_nbytes
@@ -286,7 +292,8 @@ class ControlApi:
             raise (
                 Unavailable("this daemon is still starting") if self._process is None else UsageError("no archive here")
             )
-        current, newest = archive.ask(older_s), archive.newest
+        current = archive.ask(older_s)
+        newest = archive.newest
         return control_pb2.CopyReply(
             current=current,
             status=archive.status,
@@ -334,7 +341,8 @@ class ControlApi:
         for exam in near[:1]:  # our own limit shows with any
             capacity, _ = await best(transport, [PeerId(exam.peer_id)], MEASURE_S)
             if capacity is not None:
-                exam.up_bps, exam.down_bps = capacity.up_bps, capacity.down_bps
+                exam.up_bps = capacity.up_bps
+                exam.down_bps = capacity.down_bps
         helpers = [PeerId(exam.peer_id) for exam in exams if not exam.fault][:HELPERS_MAX]
         reach, reason = verdict(await ask(transport, helpers))
         return control_pb2.ExamineReply(peers=exams, reach=str(reach), reason=reason)

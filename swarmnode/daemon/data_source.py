@@ -88,7 +88,8 @@ def base_ports(process: DaemonContext, stack: contextlib.AsyncExitStack) -> SetP
 
 def _data(process: DaemonContext, folder: Path | None, then: str) -> ChunkSet[Index] | None:
     """The run's data set, if it has one. Tells on stderr where --data-root holds another; `then` is what follows."""
-    options, data = process.options, process.manifest.data
+    options = process.options
+    data = process.manifest.data
     if data.source != "index":
         return None
     if (
@@ -132,7 +133,8 @@ async def give_chunks(process: DaemonContext, folder: Path | None) -> None:
                 await each.open()
                 sources.append(each)
     if sources:
-        limits, heard = replace(GIVING, day_nbytes=process.options.max_give_nbytes), process.directory.contacts.known
+        limits = replace(GIVING, day_nbytes=process.options.max_give_nbytes)
+        heard = process.directory.contacts.known
         ChunkServer(sources, process.transport, process.telemetry, limits, heard.__contains__).serve()
 
 

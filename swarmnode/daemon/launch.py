@@ -81,7 +81,8 @@ def _confine(options: NodeOptions) -> None:
     write = [*ours, *places, *(home / name for name in (".cache", ".nv", ".triton", "/tmp", "/dev", "/proc"))]
     python = map(Path, (str(Path(__file__).parents[2]), sys.prefix, sys.base_prefix, *sys.path))
     read = [one for one in python if one not in (Path(), home, *home.parents)]
-    base, aws = options.base_folder, home / ".aws" if options.use_bucket else None
+    base = options.base_folder
+    aws = home / ".aws" if options.use_bucket else None
     blobs = base and base / "../../blobs"  # of the Hugging Face hub's cache
     read += filter(None, (options.data_root, base, blobs, options.run_folder, resumed, aws, home / ".Xauthority"))
     read += [one for one in Path("/").iterdir() if str(one) not in ("/home", "/root", "/".join(home.parts[:2])[1:])]

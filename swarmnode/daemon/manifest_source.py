@@ -92,7 +92,8 @@ async def _manifest_of(
     transport: StreamTransport, run_id: RunId, attempts: dict[PeerId, Attempt], peer: PeerId, addresses: Sequence[str]
 ) -> record_pb2.SignedManifest | SwarmnodeError:
     """The run's manifest from `peer`, or why there is none, which `attempts` has, too, when the time is over."""
-    loop, attempt = asyncio.get_running_loop(), attempts.setdefault(peer, Attempt())
+    loop = asyncio.get_running_loop()
+    attempt = attempts.setdefault(peer, Attempt())
     request = Call(wire.Request(manifest=wire.ManifestRequest()))
     ping = Call(wire.Request(ping=wire.Ping(payload=bytes(SMALL_NBYTES))))
     try:

@@ -120,10 +120,12 @@ PAUSE_BYTES_MAX = 64 << 10
 
 def make_regulator(process: DaemonContext, node: Node, compute: ThreadCompute, sense: Sense) -> Regulator:
     """A regulator of the limits in `options`; rates go to the transport, the load to `compute`."""
-    throttle, path = process.transport.throttle, process.options.home / PAUSE_FILE
+    throttle = process.transport.throttle
+    path = process.options.home / PAUSE_FILE
 
     def changed(limits: Limits) -> None:
-        throttle.up.bps, throttle.down.bps = limits.max_up_bps, limits.max_down_bps
+        throttle.up.bps = limits.max_up_bps
+        throttle.down.bps = limits.max_down_bps
         throttle.share_quota(limits.quota_nbytes)
         compute.load = limits.max_load or 1.0
 
@@ -187,14 +189,16 @@ async def watched(
         watcher = watch.by_dmi(watch.read_dmi())
         if watcher is None:
             return None
-        cloud, reason = watcher, "this machine's firmware says so"
+        cloud = watcher
+        reason = "this machine's firmware says so"
     metadata = Metadata(url or ADDRESS)
     stack.push_async_callback(metadata.close)
     if cloud == "auto":
         watcher = await watch.by_asking(metadata)
         if watcher is None:
             raise Unavailable(f"--notice-url {url}: no metadata service of AWS, GCP or Azure answers there")
-        cloud, reason = watcher, "it answers"
+        cloud = watcher
+        reason = "it answers"
     telemetry.event("notice.watching", source=cloud, url=metadata.base, reason=reason)
     return watch.watcher_of(cloud, metadata, clock, telemetry)
 
@@ -266,7 +270,9 @@ def first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
 
 def thanking(process: DaemonContext, node: Node, kept: Receipts, clock: Clock) -> ReceiptExchange:
     """Signs receipts for others' work, and collects in `kept` those for this node's work."""
-    identity, manifest, telemetry = key_file.load(process.options.home / KEY_FILE), process.manifest, process.telemetry
+    identity = key_file.load(process.options.home / KEY_FILE)
+    manifest = process.manifest
+    telemetry = process.telemetry
 
     def tell() -> None:
         gave = kept.total(process.run_id)
@@ -279,7 +285,8 @@ def thanking(process: DaemonContext, node: Node, kept: Receipts, clock: Clock) -
         tell()
 
     tell()
-    alone, context = manifest.pipeline.stages == 1, manifest.model.context
+    alone = manifest.pipeline.stages == 1
+    context = manifest.model.context
     thanks = ReceiptExchange(
         process.run_id, identity, node.transport.work, clock, telemetry, keep, alone=alone, context=context
     )
@@ -337,7 +344,8 @@ async def run_node(options: NodeOptions, lock: int | None, before: DaemonContext
 async def _unless_told(starting: Coroutine[Any, Any, DaemonContext], notices: Notices) -> DaemonContext | None:
     """The result of `starting`, or None if a notice arrives before it is done: there is no work to save yet."""
     async with asyncio.TaskGroup() as tasks:
-        started, told = tasks.create_task(starting), tasks.create_task(notices.wait())
+        started = tasks.create_task(starting)
+        told = tasks.create_task(notices.wait())
         await asyncio.wait({started, told}, return_when=asyncio.FIRST_COMPLETED)
         told.cancel()
         if not started.done():
@@ -363,7 +371,8 @@ async def _start(options: NodeOptions, stack: contextlib.AsyncExitStack, before:
     clock = SystemClock()
     hivemind_patches.keep_time(clock.unix_s)
     recent = RecentEvents(clock)
-    path, echo = options.home / EVENTS_FILE, told_on_terminal(recent)
+    path = options.home / EVENTS_FILE
+    echo = told_on_terminal(recent)
     telemetry = PrometheusTelemetry(clock=clock, run=run_id, node=identity.peer_id, path=path, echo=echo)
     stack.push_async_callback(telemetry.close)
     metrics_address = await telemetry.serve(options.metrics_port, options.metrics_host)
@@ -374,7 +383,8 @@ async def _start(options: NodeOptions, stack: contextlib.AsyncExitStack, before:
     if options.announce:
         given["announce"] = (options.announce,)
     if before is not None:  # others know its port, and it knows where they are
-        listen, given["book"] = before.transport.listening, before.transport.book
+        listen = before.transport.listening
+        given["book"] = before.transport.book
     contacts = Contacts.load(options.home / CONTACTS_FILE, clock.unix_s())
     kind = _transport_kind(signed, run_id, options, contacts)
     with doing("opening the network"):
@@ -392,7 +402,8 @@ async def _start(options: NodeOptions, stack: contextlib.AsyncExitStack, before:
         admission.learn(before.admission.news(call_pb2.AccessListRequest()))
         options = replace(options, stage=None, resume="")  # they are of the cut before
     cut = await _cut(options, amendments, contacts, transport) if before is None else before.recut[0]
-    manifest, swarm = amendments.after(cut) if cut else manifest, swarm_of(run_id, cut)
+    manifest = amendments.after(cut) if cut else manifest
+    swarm = swarm_of(run_id, cut)
     fit, corpus = await _able(options, manifest)
     transport.let_in(admission)
     with doing("asking whether this machine may take part"):
@@ -469,7 +480,8 @@ async def _cut(options: NodeOptions, amendments: Amendments, contacts: Contacts,
 async def _stay_in_cut(process: DaemonContext, node: Node | None, notices: Notices) -> None:
     """Leave, to start again at once, when the run goes on with its stages cut anew and this node did the round before
     that, if it trains."""
-    amendments, manifest = process.admission.amendments, process.manifest
+    amendments = process.admission.amendments
+    manifest = process.manifest
     while amendments is not None and notices.told is None:
         await asyncio.sleep(manifest.limits.announce_period_s)
         if amendments.cuts[-1] <= process.cut:
@@ -528,7 +540,8 @@ async def _live(
     stack: contextlib.AsyncExitStack,
 ) -> DrainReport | None:
     """Run the node, or for a bootstrap only the directory. A transport beyond repair ends either."""
-    options, telemetry = process.options, process.telemetry
+    options = process.options
+    telemetry = process.telemetry
     node = None
     if options.bootstrap_only:
         telemetry.readiness = lambda: (True, "bootstrap")
@@ -613,7 +626,10 @@ async def _until_told(
 
 def _beside(process: DaemonContext, node: Node | None, notices: Notices) -> Iterator[Coroutine[Any, Any, None]]:
     """The work of every daemon until it leaves."""
-    transport, directory, telemetry, clock = process.transport, process.directory, process.telemetry, process.clock
+    transport = process.transport
+    directory = process.directory
+    telemetry = process.telemetry
+    clock = process.clock
     moved = (lambda now: None) if node is None else (lambda now: node.presence.note(addresses=tuple(now)))
     yield transport.wait_failed()
     yield Supervisor().attend(lambda: telemetry.readiness()[1])
@@ -628,7 +644,8 @@ async def _built(process: DaemonContext, stack: contextlib.AsyncExitStack) -> tu
     """The node and its compute thread; lines and directory prefer the peers that it has seen at work."""
     compute = ThreadCompute(process.telemetry)
     stack.callback(compute.close)
-    text, base = data_ports(process, stack), base_ports(process, stack)
+    text = data_ports(process, stack)
+    base = base_ports(process, stack)
     node = _node(process, await _saving(process), compute, text, base)
     if process.options.device_flops:
         compute.pace = device_pace(process.manifest, process.options.device_flops, lambda: node.stage)
@@ -640,7 +657,9 @@ async def _built(process: DaemonContext, stack: contextlib.AsyncExitStack) -> tu
 
 async def _saving(process: DaemonContext) -> CheckpointOptions:
     """The place of this node's checkpoints, and the one it starts from. Raises UsageError, DataError."""
-    options, manifest, resumption = process.options, process.manifest, None
+    options = process.options
+    manifest = process.manifest
+    resumption = None
     where = checkpoints(options, manifest)
     if options.resume:
         resumption = (await find_resumptions(options.resume, process.run_id))[0]
@@ -663,7 +682,9 @@ def _node(
     base: SetPorts[BaseIndex] | None,
 ) -> Node:
     """The node on its real ports."""
-    options, manifest, telemetry = process.options, process.manifest, process.telemetry
+    options = process.options
+    manifest = process.manifest
+    telemetry = process.telemetry
     fast = autocasts(options.device, options.precision)
     assert process.fit is not None, "a bootstrap is no node"
     identity = key_file.load(options.home / KEY_FILE)
@@ -700,7 +721,8 @@ def _node(
 
 
 def _samples(process: DaemonContext) -> CorpusSamples:
-    options, manifest = process.options, process.manifest
+    options = process.options
+    manifest = process.manifest
     corpus = process.corpus or open_corpus(manifest, options.data_root, options.cache)
     return CorpusSamples(corpus, manifest)
 
@@ -710,10 +732,12 @@ async def _save(
 ) -> None:
     """Save the stage's fast weights and their running mean in the home, in the format of `swarmnode export`."""
     assert isinstance(replica, TorchReplica)
-    peer, mean = process.transport.peer_id, replica.average
+    peer = process.transport.peer_id
+    mean = replica.average
     path = process.options.home / f"stage-{stage}-{peer[-8:]}.safetensors"
     weights = await compute.run(Priority.OUTER, 0, partial(stage_state_dict, replica.stage))
-    average, span = None, 0
+    average = None
+    span = 0
     if mean is not None and mean.value is not None:
         average = await compute.run(Priority.OUTER, 0, partial(stage_state_dict, replica.stage, mean.value))
         span = mean.span

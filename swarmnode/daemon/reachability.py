@@ -55,7 +55,9 @@ async def settle(
         return _tell(
             Reachability.LOCAL if network_mode.kind == "local" else Reachability.PUBLIC, "as it was told", telemetry
         )
-    reach, reason, seen = Reachability.PRIVATE, "as it was told", list[ReachReport]()
+    reach = Reachability.PRIVATE
+    reason = "as it was told"
+    seen = list[ReachReport]()
     if choice == "auto":
         reach, reason, seen = await _ask(transport, bootstraps)
         if reach is Reachability.PRIVATE:
@@ -82,7 +84,8 @@ async def stay_reachable(
     """Check again periodically and when our addresses change, and adapt p2pd's settings. Runs until cancelled. It never
     ends a working node: an unreachable node can still call others."""
     loop = asyncio.get_running_loop()
-    told, asked_s = frozenset[str](), loop.time()
+    told = frozenset[str]()
+    asked_s = loop.time()
     while True:
         with contextlib.suppress(Unavailable):  # p2pd restarts; try again next time
             here = frozenset(await transport.addresses())

@@ -22,7 +22,8 @@ M = TypeVar("M", bound=Message)
 
 def run_reply(live: Heartbeat) -> control_pb2.RunReply:
     """The run now."""
-    board, now_s = live.board, live.now_s()
+    board = live.board
+    now_s = live.now_s()
     return _taken(control_pb2.RunReply(), view.run(board, board.run_id, (), __version__) | view.summary(board, now_s))
 
 

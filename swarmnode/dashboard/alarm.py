@@ -177,7 +177,8 @@ def loss_spike(losses: Sequence[float]) -> list[Alarm]:
     """An alarm when the newest training loss is far above the recent ones."""
     if len(losses) <= SPIKE_POINTS:
         return []
-    before, now = losses[-SPIKE_POINTS - 1 : -1], losses[-1]
+    before = losses[-SPIKE_POINTS - 1 : -1]
+    now = losses[-1]
     middle = statistics.median(before)
     deviation = statistics.median(abs(loss - middle) for loss in before)
     bound = middle + max(SPIKE_NATS, SPIKE_DEVIATIONS * deviation)
@@ -190,7 +191,8 @@ def loss_spike(losses: Sequence[float]) -> list[Alarm]:
 def lone_rounds(rounds: Sequence[tuple[int, int]], replicas: Sequence[int]) -> list[Alarm]:
     """An alarm when replicas have possible partners but mostly step alone, so that they drift apart."""
     recent = rounds[-LONE_ROUNDS:]
-    paired, lone = sum(pair for pair, _ in recent), sum(alone for _, alone in recent)
+    paired = sum(pair for pair, _ in recent)
+    lone = sum(alone for _, alone in recent)
     if len(recent) < LONE_ROUNDS or lone <= paired or min(replicas, default=0) < 2:
         return []
     reason = f"{lone} of the last {paired + lone} outer steps found no partner, though every stage has some."

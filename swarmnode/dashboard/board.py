@@ -205,7 +205,8 @@ class Board:
 
     def resume(self, samples: int, trained_s: float) -> None:
         """Go on from `samples`, which an earlier life of the coordinator saw trained at `trained_s`."""
-        self.samples, self.trained_s = samples, trained_s
+        self.samples = samples
+        self.trained_s = trained_s
 
     def observe_record(self, record: record_pb2.Record, now_s: float) -> None:
         """Take in a verified record, unless a newer one is known."""
@@ -219,17 +220,25 @@ class Board:
         if record.sequence <= node.sequence:
             return
         if node.gone_s is not None and record.state != record_pb2.NODE_STATE_LEFT:
-            node.gone_s, node.failures, node.gone_why = None, 0, ""
-        node.sequence, node.heard_s = record.sequence, now_s
-        node.stage, node.state = record.stage, record.state
-        node.speed, node.queue, node.round = record.samples_per_second, record.queue, record.round
+            node.gone_s = None
+            node.failures = 0
+            node.gone_why = ""
+        node.sequence = record.sequence
+        node.heard_s = now_s
+        node.stage = record.stage
+        node.state = record.state
+        node.speed = record.samples_per_second
+        node.queue = record.queue
+        node.round = record.round
         node.text = record.data_digest.hex()
         node.resumes_s = float(record.allowance.resumes_unix_s)
-        node.version, node.joined_s = record.version, record.joined_unix_ms / 1000.0
+        node.version = record.version
+        node.joined_s = record.joined_unix_ms / 1000.0
         node.expires_s = record.expires_unix_ms / 1000.0
         node.addresses = tuple(one for one in record.addresses if not one.startswith("/dns"))
         if record.state == record_pb2.NODE_STATE_LEFT and node.gone_s is None:
-            node.gone_s, node.gone_why = now_s, "left"
+            node.gone_s = now_s
+            node.gone_why = "left"
         node.samples = record.progress.total
         self._dirty.add(peer)
 
@@ -239,14 +248,20 @@ class Board:
         if node is None:
             return
         if report.incarnation != node.incarnation:
-            node.incarnation, node.cursor, node.receipts_after = report.incarnation, 0, 0
+            node.incarnation = report.incarnation
+            node.cursor = 0
+            node.receipts_after = 0
         node.name = report.name.strip()[:NAME_CHARS_MAX]
-        before_s, node.answered_s = node.answered_s, now_s
-        node.status, node.failures, node.rtt_s = report.status, 0, rtt_s
+        before_s = node.answered_s
+        node.answered_s = now_s
+        node.status = report.status
+        node.failures = 0
+        node.rtt_s = rtt_s
         node.skew_s = report.unix_ms / 1000.0 - (now_s - rtt_s / 2)
         node.links = tuple(report.links)
         if node.gone_s is not None and node.gone_why != "left":
-            node.gone_s, node.gone_why = None, ""
+            node.gone_s = None
+            node.gone_why = ""
         worked_s = self._count(node, report, now_s)
         if before_s and now_s > before_s:
             node.busy = min(1.0, worked_s / (now_s - before_s))
@@ -272,7 +287,8 @@ class Board:
         """Mark nodes whose record ran out as gone, and forget those gone for NEWS_S."""
         for peer, node in list(self.nodes.items()):
             if node.gone_s is None and node.expires_s <= now_s:
-                node.gone_s, node.gone_why = now_s, "its record ran out"
+                node.gone_s = now_s
+                node.gone_why = "its record ran out"
                 if node.failures < SILENT_AFTER:
                     self.tell(now_s, node, "departure", "warning", "is gone without a word: its record ran out")
                 self._dirty.add(peer)
@@ -309,7 +325,9 @@ class Board:
         total = self._median_of(said)
         served = {node.stage for node in self.living() if node.serving and node.failures < SILENT_AFTER}
         if total > self.samples:
-            self.samples, self.trained_s, self.grew_s = total, now_s, now_s
+            self.samples = total
+            self.trained_s = now_s
+            self.grew_s = now_s
         elif not self.grew_s or not served.issuperset(range(self.manifest.pipeline.stages)):
             self.grew_s = now_s
         self.began_s = self.began_s or now_s
@@ -326,7 +344,8 @@ class Board:
         """The speed of the whole run over the last RATE_SPAN_S; 0 where nobody is here."""
         if len(self._rates) < 2:
             return 0.0
-        (t0, s0), (t1, s1) = self._rates[0], self._rates[-1]
+        t0, s0 = self._rates[0]
+        t1, s1 = self._rates[-1]
         return (s1 - s0) / (t1 - t0) if t1 > t0 else 0.0
 
     def loss_train(self, now_s: float) -> float | None:
@@ -389,8 +408,13 @@ class Board:
             receipts=self._receipts,
             days=self.ledger.take_days(),
         )
-        self._dirty, self._dirty_rounds, self._dirty_contributions = set(), set(), set()
-        self._forgotten, self._entries, self._validations, self._receipts = [], [], [], []
+        self._dirty = set()
+        self._dirty_rounds = set()
+        self._dirty_contributions = set()
+        self._forgotten = []
+        self._entries = []
+        self._validations = []
+        self._receipts = []
         return changes
 
     # Internals.
@@ -405,7 +429,8 @@ class Board:
             if len(self.contributions) >= NODES_MAX:
                 return 0.0
             contribution = self.contributions[node.peer] = Contribution(first_unix_s=now_s)
-        contribution.name, contribution.last_unix_s = node.label, now_s
+        contribution.name = node.label
+        contribution.last_unix_s = now_s
         parameters = self.parameters[node.stage] if node.stage < len(self.parameters) else 0
         grown = contribution.tell(report.incarnation, counts_of(report.status.counters), parameters)
         contribution.lives[report.incarnation][CREDITED] = float(report.credited)
@@ -448,7 +473,8 @@ class Board:
         return named(text, lambda end: next((n.label for peer, n in self.nodes.items() if peer.endswith(end)), None))
 
     def _exchanged(self, node: NodeView, outcome: str, fields: dict[str, str], when: float) -> None:
-        index, seconds = number(fields.get("round")), number(fields.get("seconds"))
+        index = number(fields.get("round"))
+        seconds = number(fields.get("seconds"))
         ahead = 1 + self._ahead_max() / self.manifest.gossip.round_samples
         if index is None or not 0 <= index <= self.round_last() + ahead:
             return
@@ -473,11 +499,13 @@ class Board:
     def _ahead_max(self) -> float:
         """Samples that a node may be ahead of the median of the records: what the run trains while a record lives, and
         a validation's period."""
-        limits, pipeline = self.manifest.limits, self.manifest.pipeline
+        limits = self.manifest.limits
+        pipeline = self.manifest.pipeline
         return self.samples_per_s() * limits.record_ttl_s + pipeline.validation_every_samples
 
     def _validated(self, peer: PeerId, fields: dict[str, str], when: float) -> None:
-        loss, samples = number(fields.get("loss")), number(fields.get("samples_total"))
+        loss = number(fields.get("loss"))
+        samples = number(fields.get("samples_total"))
         if loss is None or samples is None or not 0 < loss < LOSS_MAX:
             return
         if not 0 <= samples <= self._median_of(node.samples for node in self.living()) + self._ahead_max():

@@ -118,7 +118,8 @@ class Heartbeat:
     def tick(self) -> None:
         """One heartbeat."""
         self._made.clear()
-        board, now_s = self.board, self.now_s()
+        board = self.board
+        now_s = self.now_s()
         board.settle(now_s)
         self._decide_alarms(now_s)
         point = self._point(now_s) if self._ticks % POINT_EVERY == 0 and (board.nodes or board.samples) else None
@@ -153,7 +154,8 @@ class Heartbeat:
 
     def picture(self) -> view.Json:
         """Everything the page shows."""
-        board, now_s = self.board, self.now_s()
+        board = self.board
+        now_s = self.now_s()
         return {
             "summary": view.summary(board, now_s),
             "nodes": [view.node_row(node) for node in board.nodes.values()],

@@ -77,7 +77,9 @@ def _member(manifest: Manifest, row: Mapping[str, Any]) -> dict[str, Any]:
 
 def report_text(tree: Mapping[str, Any]) -> str:
     """`run_report` as Markdown."""
-    model, loss, source = tree["model"], tree["loss"], tree["source"]
+    model = tree["model"]
+    loss = tree["loss"]
+    source = tree["source"]
     shape = f"{model['layers']} layers of width {model['width']}, contexts of {model['context']:,} tokens"
     facts = {
         "run": f"`{tree['run']}`",

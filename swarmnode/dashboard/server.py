@@ -207,7 +207,8 @@ class DashboardServer(PageServer):
         return [view.node_row(node) for node in self._live.board.nodes.values()]
 
     def _node(self, request: web.Request) -> view.Json:
-        asked, nodes = PeerId(request.match_info["peer"]), self._live.board.nodes
+        asked = PeerId(request.match_info["peer"])
+        nodes = self._live.board.nodes
         node = nodes.get(asked) or next((nodes[peer] for peer in nodes if short(peer) == asked), None)
         if node is None:
             raise web.HTTPNotFound(text='{"error":"no such node is here now"}', content_type="application/json")
@@ -243,14 +244,16 @@ class DashboardServer(PageServer):
 
     async def _urls(self, request: web.Request) -> web.Response:
         """The files of a model, one URL a line, for `wget -i`."""
-        label, offer = request.match_info["label"], self._live.offer
+        label = request.match_info["label"]
+        offer = self._live.offer
         names = offer.names(label) if offer is not None else []
         if not names:
             raise web.HTTPNotFound(text="no such checkpoint is offered here now\n")
         return web.Response(text="".join(f"{request.url.origin()}/archive/{label}/{name}\n" for name in names))
 
     async def _download(self, request: web.Request) -> web.StreamResponse:
-        offer, remote = self._live.offer, request.remote or ""
+        offer = self._live.offer
+        remote = request.remote or ""
         path = None if offer is None else offer.file(request.match_info["label"], request.match_info["name"])
         if path is None:
             raise web.HTTPNotFound(text="no such file is offered here now\n")

@@ -118,7 +118,8 @@ def notify(where: str, title: str, text: str) -> None:
 
 async def notify_of_alarms(where: str, live: Heartbeat, title: str, telemetry: Telemetry) -> None:
     """Tell of each alarm that stands for ALARM_S, and when it is over, until cancelled."""
-    told, before = dict[tuple[str, str], str](), set[tuple[str, str]]()
+    told = dict[tuple[str, str], str]()
+    before = set[tuple[str, str]]()
     while True:
         await asyncio.sleep(ALARM_S)
         standing = {(alarm.kind, alarm.about): alarm for alarm in live.alarms}
@@ -189,7 +190,8 @@ class Collector:
         self._board.expire(now_s)
 
     async def _in_turn(self, tasks: asyncio.TaskGroup) -> None:
-        loop, least_s = asyncio.get_running_loop(), self._board.manifest.limits.announce_period_s
+        loop = asyncio.get_running_loop()
+        least_s = self._board.manifest.limits.announce_period_s
         allowed = float(ASKING_MAX)
         while True:
             allowed = min(float(ASKING_MAX), allowed + REPORTS_PER_S * TICK_S)

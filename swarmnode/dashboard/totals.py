@@ -126,7 +126,8 @@ class Ledger:
 
     def put(self, receipt: wire.Receipt) -> None:
         """Store a verified receipt."""
-        server, client = PeerId(receipt.server), PeerId(receipt.client)
+        server = PeerId(receipt.server)
+        client = PeerId(receipt.client)
         kept = self._kept.setdefault(server, {})
         before = kept.get((client, receipt.from_unix_s))
         kept[client, receipt.from_unix_s] = receipt

@@ -64,7 +64,8 @@ def summary(board: Board, now_s: float) -> Json:
     """The numbers on top of the page."""
     manifest = board.manifest
     living = board.living()
-    rate, last = board.samples_per_s(), board.validation_last()
+    rate = board.samples_per_s()
+    last = board.validation_last()
     target = target_of(manifest)
     first = min(board.validations, default=None)
     sent = {key.removeprefix("sent_"): round(board.totals[key]) for key in SENT}
@@ -176,7 +177,8 @@ def links(board: Board) -> list[Json]:
             if other not in board.nodes or other == node.peer or not board.nodes[other].living:
                 continue
             pair = (node.peer, other) if node.peer < other else (other, node.peer)
-            forth, back = link.sent_nbytes, link.received_nbytes
+            forth = link.sent_nbytes
+            back = link.received_nbytes
             total = forth + back
             kept = rows.get(pair)
             if kept is not None and kept["nbytes"] >= total:  # type: ignore[operator]

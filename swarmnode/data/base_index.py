@@ -123,7 +123,8 @@ class BaseIndex:
         if not 0 <= number < self.count:
             raise IndexError(number)
         at = bisect.bisect_right(self._ends, number)
-        file, local = self.files[at], number - (self._ends[at - 1] if at else 0)
+        file = self.files[at]
+        local = number - (self._ends[at - 1] if at else 0)
         sha256 = file.hashes[local * HASH_NBYTES : (local + 1) * HASH_NBYTES]
         return Chunk(number, file.name, file.starts[local], file.sizes[local], 0, sha256)
 
@@ -139,15 +140,20 @@ class BaseIndex:
         return dict(sorted(spans.items()))
 
     def _spans(self, name: str, tensor: BaseTensor) -> Iterator[tuple[int, WeightSpan]]:
-        first, itemsize = 0, ITEMSIZES[tensor.dtype]
-        file, before = self.files[tensor.file], self._ends[tensor.file - 1] if tensor.file else 0
-        offset, end = tensor.offset, tensor.offset + tensor.elements * itemsize
+        first = 0
+        itemsize = ITEMSIZES[tensor.dtype]
+        file = self.files[tensor.file]
+        before = self._ends[tensor.file - 1] if tensor.file else 0
+        offset = tensor.offset
+        end = tensor.offset + tensor.elements * itemsize
         local = bisect.bisect_right(file.starts, offset) - 1
         while offset < end:
             until = min(end, file.starts[local] + file.sizes[local])
             elements = (until - offset) // itemsize
             yield before + local, WeightSpan(name, first, elements, offset - file.starts[local], tensor.dtype)
-            first, offset, local = first + elements, until, local + 1
+            first += elements
+            offset = until
+            local += 1
 
     def canonical(self) -> bytes:
         """The bytes of base.json."""
@@ -181,7 +187,8 @@ def parse_base(raw: bytes, expected: bytes | None = None, origin: str = BASE_IND
 def _index_of(tree: Any, digest: bytes) -> BaseIndex:
     if not isinstance(tree, dict) or tree.get("format") != BASE_FORMAT or tree.keys() != {"format", "files", "tensors"}:
         raise ValueError(f"no index of format {BASE_FORMAT}")
-    files, tensors = tree["files"], tree["tensors"]
+    files = tree["files"]
+    tensors = tree["tensors"]
     if not isinstance(files, list) or len(files) > FILES_MAX or not isinstance(tensors, dict):
         raise ValueError(f"files is not a list of at most {FILES_MAX}, or tensors no table")
     if len(tensors) > TENSORS_MAX:
@@ -198,10 +205,14 @@ def _index_of(tree: Any, digest: bytes) -> BaseIndex:
 def _file_of(tree: Any) -> BaseFile:
     if not isinstance(tree, dict) or tree.keys() != {"name", "nbytes", "starts", "sizes", "sha256"}:
         raise ValueError("a file is none")
-    name, nbytes = tree["name"], _whole(tree["nbytes"], 1, FILE_NBYTES_MAX)
+    name = tree["name"]
+    nbytes = _whole(tree["nbytes"], 1, FILE_NBYTES_MAX)
     if type(name) is not str or not WEIGHT_FILE.fullmatch(name):
         raise ValueError("a file has no name like model.safetensors")
-    lists = starts, sizes, hashes = tree["starts"], tree["sizes"], tree["sha256"]
+    starts = tree["starts"]
+    sizes = tree["sizes"]
+    hashes = tree["sha256"]
+    lists = (starts, sizes, hashes)
     if not all(isinstance(each, list) and len(each) == len(starts) <= CHUNKS_MAX for each in lists):
         raise ValueError(f"{name}: starts, sizes and sha256 are not lists of one length")
     end = 0
@@ -219,25 +230,29 @@ def _tensor_of(name: str, tree: Any, files: tuple[BaseFile, ...], budget: Iterat
         raise ValueError(f"a parameter is called {name[:40]!r}")
     if not isinstance(tree, dict) or tree.keys() != {"dtype", "shape", "pieces"} or tree["dtype"] not in ITEMSIZES:
         raise ValueError(f"{name}: no tensor of {', '.join(ITEMSIZES)}")
-    shape, given = tree["shape"], tree["pieces"]
+    shape = tree["shape"]
+    given = tree["pieces"]
     if not isinstance(shape, list) or not 1 <= len(shape) <= DIMENSIONS_MAX:
         raise ValueError(f"{name}: no shape of 1 to {DIMENSIONS_MAX} dimensions")
     elements = math.prod(_whole(size, 1, 1 << 32) for size in shape)
     if not isinstance(given, list) or len(given) != 1 or not isinstance(given[0], list) or len(given[0]) != 3:
         raise ValueError(f"{name}: its place is not one [file, offset, elements]")
-    number, itemsize = _whole(given[0][0], 0, len(files) - 1), ITEMSIZES[tree["dtype"]]
+    number = _whole(given[0][0], 0, len(files) - 1)
+    itemsize = ITEMSIZES[tree["dtype"]]
     file = files[number]
     offset = _whole(given[0][1], 0, file.nbytes)
     if _whole(given[0][2], 1, file.nbytes) != elements:
         raise ValueError(f"{name}: its place does not hold the {elements} numbers of its shape")
-    local, end = bisect.bisect_right(file.starts, offset) - 1, offset + elements * itemsize
+    local = bisect.bisect_right(file.starts, offset) - 1
+    end = offset + elements * itemsize
     at = offset
     while at < end:
         if next(budget, None) is None:
             raise ValueError(f"{name}: chunks belong to more than {SHARERS_MAX} parameters each")
         if not 0 <= local < len(file.starts) or not file.starts[local] <= at < file.starts[local] + file.sizes[local]:
             raise ValueError(f"{name}: byte {at} of {file.name} lies in no chunk")
-        at, local = min(end, file.starts[local] + file.sizes[local]), local + 1
+        at = min(end, file.starts[local] + file.sizes[local])
+        local += 1
         if (at - offset) % itemsize:
             raise ValueError(f"{name}: a chunk of {file.name} ends inside a number")
     return BaseTensor(tuple(shape), tree["dtype"], number, offset)
@@ -250,7 +265,8 @@ def _whole(value: Any, low: int, high: int) -> int:
 
 
 FOLDER = "base"  # in the organiser's folder of the run
-CONFIG, TOKENIZER = "config.json", "tokenizer.json"
+CONFIG = "config.json"
+TOKENIZER = "tokenizer.json"
 SMALL_FILES = (
     CONFIG,
     TOKENIZER,
@@ -316,7 +332,8 @@ def check_lengths(folder: Path, index: BaseIndex) -> None:
     for file in index.files:
         if not file.starts:
             continue
-        path, least = folder / file.name, file.starts[-1] + file.sizes[-1]
+        path = folder / file.name
+        least = file.starts[-1] + file.sizes[-1]
         with os_errors(DataError, f"{path}", ": a file of the base model is missing"):
             status = path.stat()
         if not stat.S_ISREG(status.st_mode) or status.st_size < least:

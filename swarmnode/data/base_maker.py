@@ -89,7 +89,8 @@ def stored_tensors(files: ModelFiles) -> dict[str, StoredTensor]:
 
 
 def _named_tensors(files: ModelFiles) -> dict[str, StoredTensor]:
-    index, tensors = json_file(files, SHARD_INDEX_FILE), dict[str, StoredTensor]()
+    index = json_file(files, SHARD_INDEX_FILE)
+    tensors = dict[str, StoredTensor]()
     if index is None:
         _refuse_pickles(files)
         return _header(files, SINGLE_FILE)
@@ -144,7 +145,9 @@ def _stored(file: str, name: str, entry: Any, data: int) -> StoredTensor:
     wrong = DataError(f"{file}: the header's entry of {name[:80]} is damaged")
     if not isinstance(entry, dict):
         raise wrong
-    dtype, shape, offsets = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
+    dtype = entry.get("dtype")
+    shape = entry.get("shape")
+    offsets = entry.get("data_offsets")
     if type(dtype) is not str or not isinstance(shape, list) or not isinstance(offsets, list) or len(offsets) != 2:
         raise wrong
     if not all(type(one) is int and 0 <= one <= FILE_NBYTES_MAX for one in (*shape, *offsets)) or len(shape) > 8:
@@ -163,12 +166,15 @@ def make_base(
     Raises DataError when a tensor is missing, has another shape or an unknown format, or a file ends too early: all of
     this is found out before the first chunk is read, except the last.
     """
-    tensors, order = {}, sorted({tensor.file for tensor in stored.values()})
+    tensors = {}
+    order = sorted({tensor.file for tensor in stored.values()})
     for name, want in wanted.items():
         one = _source(want, stored)
         tensors[name] = BaseTensor(want.shape, one.dtype, order.index(one.file), one.offset)
     cuts = _chunks_of(tensors, len(order))
-    total, done, made = sum(size for cut in cuts for _, size in cut), 0, list[BaseFile]()
+    total = sum(size for cut in cuts for _, size in cut)
+    done = 0
+    made = list[BaseFile]()
     for name, cut in zip(order, cuts, strict=True):
         hashes = []
         for start, size in cut:
@@ -179,7 +185,8 @@ def make_base(
             done += size
             report(done, total)
         nbytes = max((tensor.offset + tensor.nbytes for tensor in stored.values() if tensor.file == name), default=0)
-        starts, sizes = tuple(start for start, _ in cut), tuple(size for _, size in cut)
+        starts = tuple(start for start, _ in cut)
+        sizes = tuple(size for _, size in cut)
         made.append(BaseFile(name, nbytes, starts, sizes, b"".join(hashes)))
     return parse_base(BaseIndex(tuple(made), tensors).canonical())
 
@@ -208,7 +215,8 @@ def _chunks_of(tensors: Mapping[str, BaseTensor], files: int) -> list[list[tuple
     cuts: list[list[tuple[int, int]]] = [[] for _ in range(files)]
     last: tuple[int, str] = (-1, "")
     for (file, offset), (nbytes, itemsize, group) in sorted(placed.items()):
-        cut, end = cuts[file], offset + nbytes
+        cut = cuts[file]
+        end = offset + nbytes
         if cut and sum(cut[-1]) > offset:
             raise DataError(f"two tensors overlap at byte {offset} of a file: its header is damaged")
         if last == (file, group) and sum(cut[-1]) == offset:  # goes on in the chunk before

@@ -113,7 +113,11 @@ class BlockLedger:
         """
         self._look(frozenset(feeders) | {self.me})
         end = self.frontier + self._ahead
-        own, others, begun, known, span = self._own, self._others, self._under_way, self._owners, self._span
+        own = self._own
+        others = self._others
+        begun = self._under_way
+        known = self._owners
+        span = self._span
         for block in range(self.frontier, end):  # most blocks are finished, or belong to others
             if block in own or block in others or block in begun:
                 continue
@@ -177,7 +181,9 @@ class BlockLedger:
         """Begin near the least frontier of feeders that were not met yet, in a run that has `trained` so many blocks:
         each feeder goes `_ahead` blocks beyond the frontier at most. Their finished blocks are drawn last.
         Returns the faults of invalid records."""
-        faults, frontiers, least = list[RemoteFault](), list[int](), max(0, trained - self._ahead)
+        faults = list[RemoteFault]()
+        frontiers = list[int]()
+        least = max(0, trained - self._ahead)
         for feeder, blocks in told.items():
             try:
                 self._doubted |= self._checked(feeder, blocks, frontier_max)
@@ -215,7 +221,8 @@ class BlockLedger:
         return record_pb2.Blocks(finished_below=self.frontier, finished=above[:CLAIMS_MAX])
 
     def _checked(self, feeder: PeerId, blocks: record_pb2.Blocks, frontier_max: int) -> set[int]:
-        below, claims = blocks.finished_below, blocks.finished[:]
+        below = blocks.finished_below
+        claims = blocks.finished[:]
         if below > frontier_max:
             raise RemoteFault(f"{feeder} says blocks below {below} are finished; {frontier_max} can be at most")
         if len(claims) > CLAIMS_MAX:

@@ -89,7 +89,8 @@ class ChatTemplate:
         """The answers in the text `whole` of the conversation, in order: each from the end of the generation prompt to
         the end of its turn. Raises DataError as `encode`."""
         whole = self._render(conversation) if whole is None else whole
-        spans, end = list[Span](), 0
+        spans = list[Span]()
+        end = 0
         for number, message in enumerate(conversation):
             if message["role"] != ANSWERS:
                 continue
@@ -237,7 +238,8 @@ def tokenizer_and_template(path: Path | None, tokenizer: Tokenizer) -> tuple[Tok
 def hub_tokenizer(path: Path) -> Any:
     """transformers' tokenizer of the tokenizer.json at `path` and the files beside it, without its code or network.
     Raises DataError when it cannot be made, or transformers is not installed."""
-    auto, fast = _library("AutoTokenizer"), _library("PreTrainedTokenizerFast")
+    auto = _library("AutoTokenizer")
+    fast = _library("PreTrainedTokenizerFast")
     try:
         if path.name != "tokenizer.json":
             return fast(tokenizer_file=str(path))

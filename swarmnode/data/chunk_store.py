@@ -146,7 +146,8 @@ class ChunkStore(Generic[SetIndex]):
 
     def scan(self) -> None:
         """Check by name and size alone which chunks are here. Blocks for some milliseconds."""
-        here, nbytes = self.cache.held(), dict[str, int]()
+        here = self.cache.held()
+        nbytes = dict[str, int]()
         for number in range(self.index.count):
             chunk = self.index.chunk(number)
             if self._folder is not None and chunk.shard not in nbytes:
@@ -266,10 +267,12 @@ def read_regular(path: Path, nbytes_max: int, offset: int = 0) -> bytes | None:
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             return None
-        parts, left = list[bytes](), nbytes_max
+        parts = list[bytes]()
+        left = nbytes_max
         while left and (part := os.pread(descriptor, left, offset)):
             parts.append(part)
-            left, offset = left - len(part), offset + len(part)
+            left -= len(part)
+            offset += len(part)
     except OSError:
         return None
     finally:

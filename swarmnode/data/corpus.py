@@ -120,7 +120,8 @@ def _encoded(source: Iterator[str], tokenizer: Tokenizer) -> Iterator[tuple[str,
 def write_shard(path: pathlib.Path, tokens: Tokens) -> None:
     """Write `tokens`, [n], to `path`. Several processes may write the same: readers see one or the other. Raises
     DiskFull, DataError."""
-    raw, what = tokens.tobytes(), f"{path}: cannot be written"
+    raw = tokens.tobytes()
+    what = f"{path}: cannot be written"
     with write_errors(path, len(raw) + HASH_NBYTES, CACHE_ADVICE, kind=DataError, what=what):
         path.parent.mkdir(parents=True, exist_ok=True)
         with atomic_file(path) as file:

@@ -27,7 +27,9 @@ JSON_BYTES_MAX = 2 << 30
 """An array of JSON is read whole; a longer one should be lines (guess)."""
 HEADER_BYTES_MAX = 64 << 10
 NAMED_MAX = 20
-TEXT, MESSAGES, TOOLS = "text", "messages", "tools"
+TEXT = "text"
+MESSAGES = "messages"
+TOOLS = "tools"
 
 Document = str | Conversation
 """A text, or a conversation."""
@@ -144,9 +146,11 @@ def _lines(work: DocumentSpan) -> Iterator[tuple[int, bytes]]:
         if work.first:
             stream.seek(work.first - 1)
             stream.readline(LINE_BYTES_MAX)
-        number, at = 0, stream.tell() if work.first else 0
+        number = 0
+        at = stream.tell() if work.first else 0
         while (work.last < 0 or at < work.last) and (line := stream.readline(LINE_BYTES_MAX + 1)):
-            number, at = number + 1, at + len(line)
+            number += 1
+            at += len(line)
             yield number, line.removeprefix(codecs.BOM_UTF8) if number == 1 and not work.first else line
 
 
@@ -225,7 +229,8 @@ def row_document(value: Any, reading: Reading, where: str, bad: BadRows) -> Iter
         bad.add(where, f"no text: not an object but {type(value).__name__}")
         return
     text, messages = reading.keys
-    told, talk = value.get(text), value.get(messages)
+    told = value.get(text)
+    talk = value.get(messages)
     if told is not None and talk is not None and reading.field is None and reading.messages is None:
         raise DataError(f"{where}: {_BOTH}")
     if messages and talk is not None:
@@ -241,10 +246,8 @@ def row_document(value: Any, reading: Reading, where: str, bad: BadRows) -> Iter
     elif isinstance(told, str):
         yield Placed(told, where)
     else:
-        asked, keys = (
-            " and no ".join(f'"{one}"' for one in (text, messages) if one),
-            ", ".join(map(str, list(value)[:8])),
-        )
+        asked = " and no ".join(f'"{one}"' for one in (text, messages) if one)
+        keys = ", ".join(map(str, list(value)[:8]))
         how = "--field or --messages names the key"
         bad.add(where, f"no text under {asked} ({keys[:100]}); {how}")
 

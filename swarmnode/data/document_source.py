@@ -151,14 +151,18 @@ def _path_work(source: int, path: Path, reading: Reading, bad: BadRows) -> list[
     if keys := [file.name for file in files if file.path.name in PRIVATE_KEYS]:
         raise DataError(f"{path / keys[0]} is a private key, and a data set is for others to read: keep runs and nodes "
                         "out of the folder with the text")  # fmt: skip
-    works, small = list[DocumentSpan](), list[SourceFile]()
+    works = list[DocumentSpan]()
+    small = list[SourceFile]()
     for file in sorted(files, key=lambda one: os.fsencode(one.name)):
-        where, spans = (str(file.path),), list[DocumentSpan]()
+        where = (str(file.path),)
+        spans = list[DocumentSpan]()
         try:
             if not file.path.is_file():
                 bad.add(shown(file.path), "no regular file, or a link to nowhere")
                 continue
-            nbytes, form, version = file.path.stat().st_size, _form_of(file.path, reading), _version(file.path)
+            nbytes = file.path.stat().st_size
+            form = _form_of(file.path, reading)
+            version = _version(file.path)
             if form is None:
                 bad.add(shown(file.path), "neither text nor rows of a kind that is read")
             elif form == FileForm("text") and nbytes <= WORK_BYTES:
@@ -170,7 +174,8 @@ def _path_work(source: int, path: Path, reading: Reading, bad: BadRows) -> list[
                     last = min(nbytes, first + WORK_BYTES)
                     spans.append(DocumentSpan(source, form.kind, file.name, where, first, last, last - first, version))
             else:
-                kind, more = "files" if form.kind == "text" else form.kind, (form.compression, form.encoding)
+                kind = "files" if form.kind == "text" else form.kind
+                more = (form.compression, form.encoding)
                 spans = [DocumentSpan(source, kind, file.name, where, 0, -1, nbytes, version, 1, *more)]
         except (DataError, MemoryError):
             raise
@@ -241,14 +246,18 @@ def _json_kind(head: str, reading: Reading, kind: str) -> str:
 
 def _together(source: int, files: Sequence[SourceFile]) -> list[DocumentSpan]:
     """Group small text files into pieces of work."""
-    works, group, nbytes = list[DocumentSpan](), list[SourceFile](), 0
+    works = list[DocumentSpan]()
+    group = list[SourceFile]()
+    nbytes = 0
     for number, file in enumerate(files):
         group.append(file)
         nbytes += file.path.stat().st_size
         if nbytes >= WORK_BYTES or number + 1 == len(files):
-            paths, version = tuple(str(one.path) for one in group), "".join(_version(one.path) for one in group)
+            paths = tuple(str(one.path) for one in group)
+            version = "".join(_version(one.path) for one in group)
             works.append(DocumentSpan(source, "files", group[0].name, paths, 0, -1, nbytes, version))
-            group, nbytes = [], 0
+            group = []
+            nbytes = 0
     return works
 
 
@@ -293,14 +302,18 @@ def _read_range(work: DocumentSpan, reading: Reading, bad: BadRows) -> Iterator[
 
 def _parquet_work(source: int, file: SourceFile) -> list[DocumentSpan]:
     metadata = library("pyarrow.parquet", file.name).read_metadata(file.path.open("rb"))
-    works, first, nbytes, where = list[DocumentSpan](), 0, 0, (str(file.path),)
+    works = list[DocumentSpan]()
+    first = 0
+    nbytes = 0
+    where = (str(file.path),)
     for group in range(metadata.num_row_groups):
         nbytes += metadata.row_group(group).total_byte_size
         if nbytes >= WORK_BYTES or group + 1 == metadata.num_row_groups:
             works.append(
                 DocumentSpan(source, "parquet", file.name, where, first, group + 1, nbytes, _version(file.path))
             )
-            first, nbytes = group + 1, 0
+            first = group + 1
+            nbytes = 0
     return works
 
 

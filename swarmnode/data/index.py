@@ -109,7 +109,8 @@ class Index:
         return parse_index(raw, expected, origin)
 
     def tell_opened(self, telemetry: Telemetry, note: str) -> None:
-        train, validation = self.train.tokens, self.validation.tokens
+        train = self.train.tokens
+        validation = self.validation.tokens
         telemetry.event(
             "data.opened", digest=self.digest.hex(), tokens_train=train, tokens_validation=validation, note=note
         )
@@ -128,13 +129,16 @@ class Index:
 
     def chunk(self, number: int) -> Chunk:
         """Chunk `number` of [0, count). Validation chunks come after training chunks."""
-        split, local = self.train, number
+        split = self.train
+        local = number
         if local >= split.count:
-            split, local = self.validation, number - self.train.count
+            split = self.validation
+            local = number - self.train.count
         if not 0 <= local < split.count:
             raise IndexError(number)
         at = bisect.bisect_right(split.ends, local)
-        shard, local = split.shards[at], local - (split.ends[at - 1] if at else 0)
+        shard = split.shards[at]
+        local -= split.ends[at - 1] if at else 0
         tokens = min(split.chunk_tokens, shard.tokens - local * split.chunk_tokens)
         sha256 = shard.hashes[local * HASH_NBYTES : (local + 1) * HASH_NBYTES]
         offset = local * self.chunk_nbytes(split.chunk_tokens)
@@ -228,7 +232,8 @@ def _index_of(tree: Any, digest: bytes) -> Index:
 def _split_of(tree: Any, name: str) -> Split:
     if not isinstance(tree, dict) or tree.keys() != {"chunk_tokens", "documents", "shards"}:
         raise ValueError(f"{name}: no split")
-    given, chunk_tokens = tree["shards"], _whole(tree, "chunk_tokens", 2, CHUNK_NBYTES)
+    given = tree["shards"]
+    chunk_tokens = _whole(tree, "chunk_tokens", 2, CHUNK_NBYTES)
     if not isinstance(given, list) or len(given) > SHARDS_MAX:
         raise ValueError(f"{name}: at most {SHARDS_MAX} shards")
     shards = []
@@ -237,7 +242,8 @@ def _split_of(tree: Any, name: str) -> Split:
             raise ValueError(f"{name}: shard {number} is none")
         if type(shard["name"]) is not str or not _SHARD.fullmatch(shard["name"]):
             raise ValueError(f"{name}: shard {number} has no name like train-00000.bin")
-        tokens, hashes = _whole(shard, "tokens", 1, TOKENS_MAX), shard["sha256"]
+        tokens = _whole(shard, "tokens", 1, TOKENS_MAX)
+        hashes = shard["sha256"]
         if number + 1 < len(given) and tokens % chunk_tokens:
             raise ValueError(f"{shard['name']}: only the last chunk of a split may be short")
         if not isinstance(hashes, list) or len(hashes) != -(-tokens // chunk_tokens):

@@ -35,7 +35,8 @@ def index_of(folder: Path) -> Index:
 def on_data_set(manifest: Manifest, folder: Path, locations: Sequence[str]) -> Manifest:
     """`manifest` on the data set in `folder`, its vocabulary and tokenizer with it. Raises DataError; UsageError for a
     location that no manifest may name."""
-    index, check = index_of(folder), BY_NAME["data.locations"].check
+    index = index_of(folder)
+    check = BY_NAME["data.locations"].check
     if check.accept(list(locations)) is None:
         raise UsageError(f"--location {', '.join(locations)[:200]}: allowed is {check.allowed}")
     is_bytes = not (folder / TOKENIZER_FILE).is_file()
@@ -67,7 +68,8 @@ def document_of(folder: Path, index: Index, split: str, row: int) -> tuple[Token
     if row >= of.documents:
         raise UsageError(f"--row {row}: there are {of.documents} documents to choose from")
     first = 0 if split == "train" else index.train.count
-    ids, mask = [np.empty(0, index.dtype)], [np.empty(0, np.uint8)]
+    ids = [np.empty(0, index.dtype)]
+    mask = [np.empty(0, np.uint8)]
     before = 0
     for number in range(first, first + of.count):
         tokens, counts = chunk_of(folder, index, number)
@@ -101,7 +103,8 @@ class IndexedCorpus:
 
     def __init__(self, manifest: Manifest, index: Index, read: Callable[[int], bytes | None]) -> None:
         """Raises DataError when the data set does not fit the manifest, or has too little text."""
-        data, context = manifest.data, manifest.model.context
+        data = manifest.data
+        context = manifest.model.context
         if index.vocabulary > manifest.model.vocabulary:
             raise DataError(
                 f"data.index: tokens up to {index.vocabulary - 1}, but model.vocabulary is {manifest.model.vocabulary};"
@@ -199,7 +202,8 @@ def open_indexed(manifest: Manifest, folder: Path | None, cache: Path) -> Indexe
     or holds one as its folder `data`. Raises DataError when neither holds the index. `batch` raises Unavailable for
     missing chunks.
     """
-    expected, blobs = bytes.fromhex(manifest.data.index), ChunkCache(cache / "chunks")
+    expected = bytes.fromhex(manifest.data.index)
+    blobs = ChunkCache(cache / "chunks")
     index_bytes = find_index(folder, expected)
     raw = index_bytes[1] if index_bytes is not None else blobs.read(expected, 32 << 20)
     if raw is None:

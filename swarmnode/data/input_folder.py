@@ -11,7 +11,9 @@ from swarmnode.data.chunk_store import read_regular
 from swarmnode.data.document_row import shown
 from swarmnode.errors import DataError
 
-SAVED_SET, SAVED_SPLITS, SAVED_STATE = "dataset_info.json", "dataset_dict.json", "state.json"
+SAVED_SET = "dataset_info.json"
+SAVED_SPLITS = "dataset_dict.json"
+SAVED_STATE = "state.json"
 """What `save_to_disk` writes beside the rows of a set, and above the folders of its splits."""
 STATE_NBYTES_MAX = 64 << 20
 

@@ -38,7 +38,8 @@ class DataRoot:
     def inside(self, path: pathlib.Path) -> pathlib.Path:
         """Resolves `path` to a real path below the folder. Raises NotPermitted when it is outside or hidden."""
         assert self.folder is not None
-        root, real = os.path.realpath(self.folder), os.path.realpath(path)
+        root = os.path.realpath(self.folder)
+        real = os.path.realpath(path)
         below = os.path.relpath(real, root).split(os.sep)
         if below[0] == ".." or any(part.startswith(".") and part != "." for part in below):
             raise NotPermitted(

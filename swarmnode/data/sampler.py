@@ -84,7 +84,8 @@ def layout(split: Split, context: int, block: int) -> ChunkLayout | None:
     tokens = min(split.tokens, joined * split.chunk_tokens)
     stretches = -(-split.tokens // tokens)
     least = -(-(tokens - 1) // context)
-    best, lowest = None, float("inf")
+    best = None
+    lowest = float("inf")
     for group in range(1, min(stretches, GROUP_CHUNKS_MAX) + 1):
         unit = block // math.gcd(group, block)  # so many windows more in each stretch are whole blocks
         windows = -(-least // unit) * unit
@@ -119,7 +120,8 @@ class ChunkSampler:
         slots += group * made.group
         # Each second epoch begins in the middle of the order before it, which draws the chunks that were left over.
         slots = (slots + epochs % 2 * (made.stretches // 2)) % made.stretches
-        stretches, windows = np.empty_like(flat), np.empty_like(flat)
+        stretches = np.empty_like(flat)
+        windows = np.empty_like(flat)
         for epoch in np.unique(epochs):
             rows = np.flatnonzero(epochs == epoch)
             stretches[rows] = self._order(int(epoch) // 2)(slots[rows])
@@ -158,7 +160,8 @@ class Permutation:
         return image.astype(np.int64).reshape(given.shape)
 
     def _network(self, x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-        left, right = x >> self._half_bits, x & self._mask
+        left = x >> self._half_bits
+        right = x & self._mask
         for key in self._keys:
             left, right = right, left ^ (mixed(right ^ key) & self._mask)
         return (left << self._half_bits) | right

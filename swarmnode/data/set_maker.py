@@ -142,7 +142,8 @@ def _write_part(
     folder: Path, name: str, work: DocumentSpan, reading: Reading, encoding: Encoding, bad: BadRows
 ) -> Rows:
     """Write the part's tokens and mask. Returns its table. Raises DataError when they cannot be written."""
-    rows, at = list[tuple[int, int, int, bool]](), 0
+    rows = list[tuple[int, int, int, bool]]()
+    at = 0
     mask_path = folder / f"{name}.mask"
     with write_errors(folder, kind=DataError, what=f"{folder}: cannot be written"):
         with (folder / f"{name}.tokens").open("wb") as file, mask_path.open("wb") as masks:
@@ -179,19 +180,22 @@ def _encoded(work: DocumentSpan, reading: Reading, encoding: Encoding, bad: BadR
 
 
 def _batches(source: Iterator[Placed]) -> Iterator[list[Placed]]:
-    batch, nbytes = list[Placed](), 0
+    batch = list[Placed]()
+    nbytes = 0
     for placed in source:
         batch.append(placed)
         nbytes += len(placed.document) if isinstance(placed.document, str) else 4096
         if len(batch) >= BATCH_DOCUMENTS or nbytes >= BATCH_BYTES:
             yield batch
-            batch, nbytes = [], 0
+            batch = []
+            nbytes = 0
     if batch:
         yield batch
 
 
 def _encode(batch: Sequence[Placed], encoding: Encoding, bad: BadRows) -> Iterator[Encoded]:
-    tokenizer, texts = encoding.tokenizer, [one.document for one in batch if isinstance(one.document, str)]
+    tokenizer = encoding.tokenizer
+    texts = [one.document for one in batch if isinstance(one.document, str)]
     plain = iter(tokenizer.encode_all(texts, special=encoding.special))
     for placed in batch:
         document = placed.document
@@ -266,7 +270,8 @@ def make(
     folder = out / WORK_FOLDER
     _begin(out, folder, options, encoding)
     with _alone(out, folder):
-        names, done = list[str](), 0
+        names = list[str]()
+        done = 0
         for work in works:
             names.append(part_name(work, reading, encoding))
             make_part(folder, names[-1], work, reading, encoding, options.skip_bad)
@@ -413,7 +418,8 @@ def _held_out_below(place: npt.NDArray[np.float64], counted: npt.NDArray[np.int6
     if place.size < 2:
         return wanted
     order = np.argsort(place, kind="stable")
-    total, ascending = np.cumsum(counted[order]), place[order]
+    total = np.cumsum(counted[order])
+    ascending = place[order]
     at = min(int(np.searchsorted(total, wanted * int(total[-1]))) + 1, place.size - 1)
     copies = int(np.searchsorted(ascending, ascending[0], side="right"))  # of one text are all held out, or none
     return float(ascending[min(max(at, copies), place.size - 1)])
@@ -424,7 +430,8 @@ def _shards(
 ) -> Iterator[tuple[npt.NDArray[np.uint16] | npt.NDArray[np.uint32], npt.NDArray[np.uint8] | None]]:
     """Yields (tokens, mask) of each shard: the documents one after the other, each with the token that ends it, cut
     every SHARD_CHUNKS chunks."""
-    size, ends = SHARD_CHUNKS * chunk_tokens, np.cumsum(order.count + 1)
+    size = SHARD_CHUNKS * chunk_tokens
+    ends = np.cumsum(order.count + 1)
     total = int(ends[-1]) if ends.size else 0
     for begin in range(0, total, size):
         length = min(size, total - begin)
@@ -433,7 +440,8 @@ def _shards(
         at = int(np.searchsorted(ends, begin, side="right"))
         filled = 0
         while filled < length:
-            part, count = parts[int(order.part[at])], int(order.count[at])
+            part = parts[int(order.part[at])]
+            count = int(order.count[at])
             skipped = max(0, begin - int(ends[at] - count - 1))
             first = int(order.first[at]) + skipped
             taken = min(count - skipped, length - filled)
@@ -445,7 +453,8 @@ def _shards(
                 tokens[filled] = ending.token
                 if mask is not None:
                     mask[filled] = ending.counts and order.end_counts[at]
-                filled, at = filled + 1, at + 1
+                filled += 1
+                at += 1
         yield tokens, mask
 
 

@@ -56,7 +56,8 @@ def run_tokenizer(folder: Path | None, data: DataSpec) -> tuple[Tokenizer, Path 
         return ByteTokenizer(), None
     if data.index and (raw := find_index(folder, bytes.fromhex(data.index))) is not None:
         folder = raw[0]
-    root, kept = DataRoot(folder), "tokenizer.json"
+    root = DataRoot(folder)
+    kept = "tokenizer.json"
     name = kept if not root.find(name).is_file() and root.find(kept).is_file() else name
     path = root.find(name)
     check_tokenizer(path)
@@ -71,7 +72,8 @@ def check_tokenizer(path: Path, called: str = "") -> None:
     Raises NotPermitted where a link leads out of the folder, DataError for what is no file or no JSON, and for a
     tokenizer or a chat template that hangs, takes gigabytes or crashes in a trial.
     """
-    root, beside = model_root(path.parent), set[Path]()
+    root = model_root(path.parent)
+    beside = set[Path]()
     for pattern in READ_BY_TRANSFORMERS:
         beside.update(path.parent.glob(pattern))
     for each in sorted({path, *beside}):
@@ -108,7 +110,8 @@ def try_tokenizer(path: str, rebuilt: str) -> None:
     if rebuilt:
         asked = [{"role": "user", "content": "What is 7 * 6?\n\n"}, {"role": "assistant", "content": "It is **42**."}]
         tools = [{"type": "function", "function": {"name": "f", "description": "g", "parameters": {"type": "object"}}}]
-        tried, refusal = 0, None
+        tried = 0
+        refusal = None
         for messages in (asked, [{"role": "system", "content": "Be brief."}, *asked], asked * 8):
             for given in (None, tools):
                 if (spoken := conversation_of(messages, given)) is None:

@@ -135,7 +135,8 @@ class HuggingFaceTokenizer:
     def encode_spans(self, text: str, spans: Sequence[tuple[int, int]]) -> tuple[Tokens, npt.NDArray[np.uint8]]:
         with panics_are_faults():
             made = self._inner.encode(text, add_special_tokens=False)
-        ids, mask = np.array(made.ids, dtype=self.dtype), np.zeros(len(made.ids), np.uint8)
+        ids = np.array(made.ids, dtype=self.dtype)
+        mask = np.zeros(len(made.ids), np.uint8)
         for first, last in spans:
             # Characters that a normaliser drops have no token: the nearest ones inside the span count.
             start = next((at for n in range(first, last) if (at := made.char_to_token(n)) is not None), None)

@@ -146,7 +146,8 @@ class OuterStep:
         `to_ask`: the replicas to ask for a packet, within `within_s` seconds, if none of these is believed; None: there
         are none. `reason`: what was planned for the round. `others_here`: the stage has other replicas."""
         packets = [*came.values(), *final_deltas]
-        weight, met = 0.0 if others_here and not packets else ours.weight, list[PeerId]()
+        weight = 0.0 if others_here and not packets else ours.weight
+        met = list[PeerId]()
         if packets or to_ask is None:
             report, reason = await self._apply(ours, weight, packets, reason, lone=to_ask is None)
             met = self.acceptance.judged(tasks, ours.round_index, came, report)
@@ -334,7 +335,8 @@ class Gossip:
 
     def feed_by(self, ended: Callable[[], None], spared: Callable[[], bool]) -> None:
         """This node feeds its replica, unless it is `spared` for other work. `ended` is told of each round."""
-        self._ended_here, self._spared = ended, spared
+        self._ended_here = ended
+        self._spared = spared
 
     def on_progress(self) -> None:
         """Begin a round if one is due: the run's sample count grew."""
@@ -496,7 +498,8 @@ class Gossip:
     async def run(self) -> None:
         """Run round after round until cancelled. A replica begins with the least stride of its stage's others, which a
         key that only announces itself cannot raise; its own pace raises it."""
-        here, me = self._mates(), self._here.me
+        here = self._mates()
+        me = self._here.me
         if self._share is None:
             self.stride = least(member.round_stride for member in here if member.peer != me)
         elif not self._settled:
@@ -551,7 +554,8 @@ class Gossip:
 
     def _keep_pace(self) -> None:
         """Choose the stride anew from how fast samples come, how long exchanges take and what the line carries."""
-        gossip, sent = self._here.manifest.gossip, self._here.transport.bytes_by_method().items()
+        gossip = self._here.manifest.gossip
+        sent = self._here.transport.bytes_by_method().items()
         sent_nbytes = sum(nbytes for (_, direction), nbytes in sent if direction == "sent")
         self.pace.boundary(asyncio.get_running_loop().time(), self._here.samples_total(), sent_nbytes)
         self.pace.carried(self._here.transport.line_bytes_per_s)
@@ -574,7 +578,8 @@ class Gossip:
 
     def _in_rounds(self) -> list[Member]:
         """The members that are in rounds, and whose state is of the line of ours."""
-        me, line = self._here.me, self.line
+        me = self._here.me
+        line = self.line
         return [m for m in self._mates() if m.state in GOSSIPING and (m.line == line or m.peer == me)]
 
     @property
@@ -585,7 +590,8 @@ class Gossip:
     def _members(self, round_index: int) -> tuple[PeerId, ...]:
         """The replicas that meet at `round_index`, by name: it is a multiple of their stride, they are not known to be
         gone or past it, and their packets were not refused too often, by this replica or by most others."""
-        me, left_out = self._here.me, self._left_out()
+        me = self._here.me
+        left_out = self._left_out()
 
         def takes_part(member: Member) -> bool:
             over = self._share is not None and member.round_index >= round_index
@@ -599,7 +605,8 @@ class Gossip:
 
     def _count_absent(self) -> int:
         """The stage's replicas that are left out of rounds, or could not be reached."""
-        left_out, here = self._left_out(), self._mates()
+        left_out = self._left_out()
+        here = self._mates()
         return sum(m.peer in left_out or self._is_gone(m) for m in here)
 
     def _is_gone(self, member: Member) -> bool:
@@ -670,7 +677,8 @@ class Gossip:
         samples = self._samples_here() - self._samples_before
         trained = self._samples_before + samples - self._samples_at_round
         loop = asyncio.get_running_loop()
-        begun, worked_s = loop.time(), self._here.compute.worked_s
+        begun = loop.time()
+        worked_s = self._here.compute.worked_s
         between = (begun - self._ended[0], worked_s - self._ended[1])
         if trained:
             self._trained_s.append(between[0])
@@ -738,7 +746,8 @@ class Gossip:
 
     async def _in_pieces(self, plan: RoundPlan) -> tuple[OuterStepResult, Collection[PeerId], float]:
         """`_whole`, where each member averages some pieces for all."""
-        replica, compute = self._here.replica, self._here.compute
+        replica = self._here.replica
+        compute = self._here.compute
         begun = asyncio.get_running_loop().time()
         drafted = await compute.run(Priority.OUTER, 0, lambda: replica.draft_pieces(plan.round_index))
         packet_nbytes = sum(memoryview(piece).nbytes for piece in drafted.pieces)
@@ -808,7 +817,8 @@ class Gossip:
         # A partner that has not called when the next round is near has another view, or is at another round.
         rounds = self._after(ours.round_index) - ours.round_index
         round_s = self.pace.seconds(rounds * self._here.manifest.gossip.round_samples)
-        patience_s, silence_s = self._patience_s(ours), max(PARTNER_PATIENCE_S, round_s)
+        patience_s = self._patience_s(ours)
+        silence_s = max(PARTNER_PATIENCE_S, round_s)
         if self._share is not None and math.isfinite(step_s := self._step_patience_s(len(others) * ours.nbytes)):
             patience_s = silence_s = step_s
         return await self.exchanges.meet(others, ours, patience_s, silence_s, not_awaited)

@@ -65,8 +65,10 @@ class ExchangeDriver:
         if their packet is here before the `partners` are through.
         """
         loop = asyncio.get_running_loop()
-        self._ours, self._reason = ours, ""
-        self._begun, self.waited_s = loop.time(), 0.0
+        self._ours = ours
+        self._reason = ""
+        self._begun = loop.time()
+        self.waited_s = 0.0
         everybody = [*partners, *not_awaited]
         self._ends = {partner: loop.create_future() for partner in everybody}
         try:
@@ -115,7 +117,8 @@ class ExchangeDriver:
                 return await self._await_partner(effect.peer)
 
     async def _send_packet(self, peer: PeerId) -> ExchangeEvent:
-        exchange, ours = self._machine.exchanges[peer], self._ours
+        exchange = self._machine.exchanges[peer]
+        ours = self._ours
         assert ours is not None
         here = self._here
         request = wire.Exchange(round=ours.round_index, stage=here.stage, newcomer=ours.newcomer, samples=ours.samples)
@@ -157,7 +160,8 @@ class ExchangeDriver:
         return None
 
     async def _ended(self, peer: PeerId) -> None:
-        exchange, loop = self._machine.exchanges[peer], asyncio.get_running_loop()
+        exchange = self._machine.exchanges[peer]
+        loop = asyncio.get_running_loop()
         silence = ExchangeEvent(ExchangeInput.SILENCE, peer, exchange.round_index)
         timer = (
             loop.call_later(exchange.silence_s, self._handle, silence) if math.isfinite(exchange.silence_s) else None
@@ -210,7 +214,8 @@ class ExchangeDriver:
     async def _answer(self, kind: ExchangeInput, peer: PeerId, round_index: int) -> Answer:
         """The machine's answer to a call, maybe later. Raises Unavailable if it refuses the call."""
         self._calls_made += 1
-        number, called_s = self._calls_made, asyncio.get_running_loop().time()
+        number = self._calls_made
+        called_s = asyncio.get_running_loop().time()
         answer: asyncio.Future[Answer | str] = asyncio.get_running_loop().create_future()
         self._calls[number] = answer
         try:

@@ -80,7 +80,9 @@ class ExchangeAction(Enum):
     END = auto()  # stop waiting for this exchange
 
 
-_S, _I, _A = ExchangeState, ExchangeInput, ExchangeAction
+_S = ExchangeState
+_I = ExchangeInput
+_A = ExchangeAction
 
 TRANSITIONS: dict[tuple[ExchangeState, ExchangeInput], tuple[ExchangeState, tuple[ExchangeAction, ...]]] = {
     # initiator
@@ -246,7 +248,8 @@ class ExchangeMachine:
 
     def _reconsider(self, now: float) -> Iterator[ExchangeEffect]:
         """Handle the waiting calls again, in the order they arrived."""
-        waiting, self.waiting = self.waiting, []
+        waiting = self.waiting
+        self.waiting = []
         for call in waiting:
             yield from self._called(call, now)
 
@@ -262,7 +265,8 @@ class ExchangeMachine:
     def _called(self, event: ExchangeEvent, now: float) -> Iterator[ExchangeEffect]:
         """Handle a partner's call, whose packet is on its way: answer it, refuse it, or let it wait for our boundary of
         that round."""
-        peer, called = event.peer, event.round_index
+        peer = event.peer
+        called = event.round_index
         self.round_of[peer] = called
         responding = [exchange for partner, exchange in self.exchanges.items() if partner < self._me]
         exchange = self.exchanges.get(peer) if peer < self._me else None
@@ -297,7 +301,8 @@ class ExchangeMachine:
 
     def _step(self, exchange: Exchange, event: ExchangeEvent, now: float) -> Iterator[ExchangeEffect]:
         """Apply TRANSITIONS to one exchange."""
-        peer, round_index = exchange.partner, exchange.round_index
+        peer = exchange.partner
+        round_index = exchange.round_index
         transition = TRANSITIONS.get((exchange.state, event.kind))
         if transition is None:
             if event.call is not None:
@@ -313,7 +318,8 @@ class ExchangeMachine:
         if exchange.state.ended:
             exchange.deadline = math.inf
         if exchange.state is ExchangeState.FAILED:
-            exchange.packet, exchange.reason = None, _reason(exchange, event)
+            exchange.packet = None
+            exchange.reason = _reason(exchange, event)
             if event.kind is ExchangeInput.CALL_FAILED and not event.lost:  # it refused
                 self.is_past(peer, round_index)
             if event.lost:

@@ -88,7 +88,8 @@ class FinalDeltas:
 
     def take(self, round_index: int, samples: int) -> list[Packet]:
         """The packets that count in a round in which this replica trained `samples`; others are dropped and logged."""
-        kept, self._kept = self._kept, []
+        kept = self._kept
+        self._kept = []
         if kept:
             self._merged = {
                 (final_delta.peer, round_index) for final_delta in kept if final_delta.round_index == round_index
@@ -105,7 +106,8 @@ class FinalDeltas:
                 samples=final_delta.samples,
             )
             if good:
-                peer, weight = final_delta.peer, min(SHARE_MAX, final_delta.samples / max(1, samples))
+                peer = final_delta.peer
+                weight = min(SHARE_MAX, final_delta.samples / max(1, samples))
                 packet = Packet(weight, final_delta.samples, final_delta.tensors, final_delta=True, sender=peer)
                 packets.append(packet)
                 self._given[peer] = self._acceptance.packets_taken(peer)
@@ -177,20 +179,23 @@ async def send_final_delta(
                 except Unavailable:
                     behind = True  # at the next attempt it may be in a later round
                     break
-        attempts, waits = attempts + (not behind), waits + behind
+        attempts += not behind
+        waits += behind
     raise Unavailable(reason)
 
 
 async def _ask(transport: Transport, successor: PeerId, call: Call, timeout_s: float) -> Answer:
     """Call `successor`, and again where no answer arrived. Raises what the last call raised."""
-    doubts, again_s = 0, max(SMALL_CALL_S, timeout_s / TRIES)
+    doubts = 0
+    again_s = max(SMALL_CALL_S, timeout_s / TRIES)
     while True:
         try:
             return await transport.call(successor, call, timeout_s=timeout_s, reply_bytes_max=0)
         except Refused:
             raise
         except RemoteFault:
-            doubts, timeout_s = doubts + 1, again_s
+            doubts += 1
+            timeout_s = again_s
             if doubts > TRIES:
                 raise
         await asyncio.sleep(PAUSE_S)

@@ -42,7 +42,8 @@ class RoundWeight:
     def of(self, round_index: int) -> float:
         """0 for a newcomer, and where no sample was trained since the fragment's last round. Before its first round a
         replica that is no newcomer counts: its snapshot may hold what was learned."""
-        fragment, samples = round_index % self.fragments, self.samples_here()
+        fragment = round_index % self.fragments
+        samples = self.samples_here()
         unheard = self.newcomer and fragment not in self._received
         few = fragment in self._short and samples - self._short[fragment] < self.least()
         return 0.0 if unheard or few or self._trained.get(fragment) == samples else 1.0
@@ -67,7 +68,8 @@ class RoundWeight:
 
     def restored(self, *, newcomer: bool) -> None:
         """The replica was given a state; a `newcomer` receives a round of each fragment first."""
-        self.newcomer, self._received = newcomer, set()
+        self.newcomer = newcomer
+        self._received = set()
 
 
 T = TypeVar("T")
@@ -124,7 +126,8 @@ class SentBytes:
     def since_last(self) -> int:
         """Bytes sent since the last call; receipts are sent beside the round and may count in the next."""
         by_method = self._transport.bytes_by_method()
-        before, self._before = self._before, sum(by_method.get((method, "sent"), 0) for method in METHODS)
+        before = self._before
+        self._before = sum(by_method.get((method, "sent"), 0) for method in METHODS)
         return self._before - before
 
 

@@ -118,7 +118,8 @@ def _matching(numbers: bytes) -> tuple[int, ...]:
         least = number.argmin(axis=1)
         mutual = least[least] == np.arange(len(here))
         partner_of[here[mutual]] = here[least[mutual]]
-        number, here = number[np.ix_(~mutual, ~mutual)], here[~mutual]
+        number = number[np.ix_(~mutual, ~mutual)]
+        here = here[~mutual]
     return tuple(int(index) for index in partner_of)
 
 

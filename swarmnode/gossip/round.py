@@ -154,7 +154,8 @@ class RoundPace:
     def needed_s(self, uplink_share: float) -> tuple[float, str]:
         """(seconds from round to round, so that exchanges take at most 1 / EXCHANGES_PER_ROUND of the time and
         `uplink_share` of the line up; why)."""
-        exchanges_s, line_s = EXCHANGES_PER_ROUND * self.exchange_s, 0.0
+        exchanges_s = EXCHANGES_PER_ROUND * self.exchange_s
+        line_s = 0.0
         if self.line_bytes_per_s > 0.0:
             line_s = self._round_nbytes / (uplink_share * self.line_bytes_per_s)
         if line_s > exchanges_s:

@@ -38,7 +38,8 @@ def scores_of(net: Decoder, manifest: Manifest, tokenizer: Tokenizer, data: Path
     """Everything that `manifest.evaluation` lists, measured on `net`. Texts lie below `data`. What cannot be measured
     becomes a line in `failed`; the rest is measured all the same."""
     asked = manifest.evaluation
-    scores, failed = list[Score](), list[str]()
+    scores = list[Score]()
+    failed = list[str]()
     for name in asked.sets:
         try:
             scores.append(Score(name, "nats/token", text_loss(net, manifest, tokenizer, read_text(data, name))))
@@ -53,7 +54,8 @@ def read_text(data: Path | None, name: str) -> bytes:
     root = DataRoot(data)
     path = root.find(name)
     files = sorted(each for each in path.rglob("*") if each.is_file()) if path.is_dir() else [path]
-    pieces, left = list[bytes](), 16 * SET_TOKENS_MAX
+    pieces = list[bytes]()
+    left = 16 * SET_TOKENS_MAX
     for file in files:
         unread = os_errors(DataError, f"{file}: cannot be read", "; evaluation.sets names it")
         with unread, root.inside(file).open("rb") as opened:
@@ -72,7 +74,8 @@ def text_loss(net: Decoder, manifest: Manifest, tokenizer: Tokenizer, text: byte
         raise DataError("less than two tokens of text")
     if int(tokens.max()) >= manifest.model.vocabulary:
         raise DataError(f"the tokenizer makes ids above model.vocabulary = {manifest.model.vocabulary}")
-    total, count = 0.0, 0
+    total = 0.0
+    count = 0
     for batch in _windows(tokens, manifest.model.context, manifest.inner.microbatch):
         loss, counted = loss_of(net, SampleBatch(batch), manifest.data.document_end)
         total += loss
@@ -93,7 +96,8 @@ def continued(net: Decoder, manifest: Manifest, tokenizer: Tokenizer) -> tuple[t
     """Each prompt of the manifest, or of PROMPTS where it has none, with its most likely continuation."""
     from swarmnode.model.text_generation import Sampling, generate
 
-    asked, texts = manifest.evaluation, []
+    asked = manifest.evaluation
+    texts = []
     stops = frozenset[int]() if tokenizer.separator is None else frozenset({tokenizer.separator})
     for prompt in asked.prompts or PROMPTS:
         ids = [int(token) for token in tokenizer.encode(prompt)]
@@ -189,7 +193,8 @@ def _loss(net: Decoder, manifest: Manifest, corpus: Corpus | IndexedCorpus, want
     from swarmnode.model.text_generation import loss_of
 
     step = manifest.inner.microbatch  # fits into memory: the run trains with it
-    total, count = 0.0, 0
+    total = 0.0
+    count = 0
     for first in range(0, wanted, step):
         try:
             batch = corpus.validation_batch(first, min(step, wanted - first), wanted)

@@ -56,7 +56,8 @@ class ForkServer:
 
     def _fork(self, descriptors: list[int]) -> list[str] | None:
         stream, out, error = socket.socket(fileno=descriptors[0]), *descriptors[1:]
-        parent, pid = os.getpid(), os.fork()
+        parent = os.getpid()
+        pid = os.fork()
         if pid == 0:
             self._let_go()
             return become_child(parent, stream, out, error)

@@ -54,7 +54,8 @@ async def copy_now(home: Path, note: Note) -> dict[str, Any]:
     UsageError if `home` keeps no archive, and as control.client.ask."""
     from swarmnode.control.client import ask
 
-    loop, said = asyncio.get_running_loop(), ""
+    loop = asyncio.get_running_loop()
+    said = ""
     begun_s = loop.time()
     while True:
         waited_s = loop.time() - begun_s
@@ -160,7 +161,8 @@ def _gather(source: str, kind: str, note: Note, moved: Moved, weights: WeightCho
     if kind == "auto" and (folder / "model.safetensors").is_file():
         about = models.read_about(folder)
         gathered = models.of_export(folder, manifest_at(folder, signed_first=True), about)
-        made_s, loss = about.get("made_unix_s"), about.get("validation")
+        made_s = about.get("made_unix_s")
+        loss = about.get("validation")
         return replace(gathered, made_unix_s=_number(made_s), validation=_number(loss)), folder
     failure: SwarmnodeError | None = None
     if kind != "checkpoint":

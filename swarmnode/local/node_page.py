@@ -55,7 +55,8 @@ class NodePage(PageServer):
         return app
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
-        shown, wanted = request.headers.get("Authorization", ""), f"Bearer {self._token}"
+        shown = request.headers.get("Authorization", "")
+        wanted = f"Bearer {self._token}"
         if not hmac.compare_digest(shown.encode(), wanted.encode()):
             return web.json_response({"error": "open the address that `swarmnode ui` printed"}, status=401)
         verb = request.match_info["verb"]
@@ -134,7 +135,9 @@ def _entry(line: str) -> dict[str, str] | None:
     """A line of the log as the page shows it; None for one that it does not show."""
     try:
         row = json.loads(line)
-        event, level, fields = str(row["event"]), str(row["level"]), row.get("fields") or {}
+        event = str(row["event"])
+        level = str(row["level"])
+        fields = row.get("fields") or {}
         if isinstance(changed := fields.get("changed"), dict):
             fields = {"changed": ", ".join(f"{key} {value}" for key, value in changed.items())}
         texts = {key: value if isinstance(value, str) else json.dumps(value) for key, value in fields.items()}
@@ -142,7 +145,8 @@ def _entry(line: str) -> dict[str, str] | None:
         return None
     if event in OWN_WORDS:
         said = texts.get("reason") or texts.get("changed") or ""
-        kind, text = "move", OWN_WORDS[event] + (f": {said}" if said else "")
+        kind = "move"
+        text = OWN_WORDS[event] + (f": {said}" if said else "")
     else:
         kind, text = sentence(event, level, texts) or ("", "")
     return {"ts": str(row.get("ts", "")), "kind": kind, "level": level, "text": printable(text)} if text else None

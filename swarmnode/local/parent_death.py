@@ -24,7 +24,8 @@ def hold(parent: int) -> bool:
 
 def main(arguments: list[str]) -> int:
     """Become COMMAND. Returns only if it cannot be run or the parent has ended already."""
-    parent, command = int(arguments[0]), arguments[1:]
+    parent = int(arguments[0])
+    command = arguments[1:]
     if not hold(parent):
         return EXIT_NOT_RUN
     try:

@@ -110,7 +110,8 @@ def pretrained(
     config = json_file(files, CONFIG)
     if config is None:
         raise DataError(f"{name}: no {CONFIG}; this is no model in the form of Hugging Face")
-    spec, stored = spec_of(config), stored_tensors(files)
+    spec = spec_of(config)
+    stored = stored_tensors(files)
     head = published_head(spec.tied, stored, files)
     published = dataclasses.replace(spec, tied=bool(head.shared))
     model = _model_of(published, context, keeps=ties(start) and not untie)
@@ -153,7 +154,8 @@ def lay_out(run: Path, model: Pretrained) -> Path:
         atomic_write(place / BASE_INDEX_FILE, model.index.canonical(), mode=0o600)
         if model.folder is not None:
             for file in model.index.files:
-                link, real = place / file.name, (model.folder / file.name).resolve()
+                link = place / file.name
+                real = (model.folder / file.name).resolve()
                 if not (link.exists() and link.samefile(real)):
                     link.symlink_to(real)
     return place

@@ -31,7 +31,8 @@ def published_head(tied: bool, stored: Mapping[str, StoredTensor], files: ModelF
     """The head of a model that is `tied` by its config.json. Raises DataError for a file that cannot be read."""
     if not tied:
         return PublishedHead()
-    table, head = stored.get(TABLE), stored.get(HEAD)
+    table = stored.get(TABLE)
+    head = stored.get(HEAD)
     if head is None:
         return PublishedHead(TABLE)
     if table is None:
@@ -46,7 +47,8 @@ def _equal(one: StoredTensor, other: StoredTensor, files: ModelFiles) -> bool:
     """Whether two tensors have the same numbers. Unknown formats are equal to none."""
     if one.shape != other.shape or not {one.dtype, other.dtype} <= ITEMSIZES.keys():
         return False
-    size, step = ITEMSIZES[one.dtype], CHUNK_NBYTES // max(ITEMSIZES.values())
+    size = ITEMSIZES[one.dtype]
+    step = CHUNK_NBYTES // max(ITEMSIZES.values())
     count = one.nbytes // size
     for first in range(0, count, step):
         elements = min(step, count - first)

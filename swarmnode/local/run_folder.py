@@ -87,7 +87,8 @@ def _prepare_folder(run: Path, nodes: int, stages: int | None, stamp: str) -> Ru
     given = manifests.read_manifest(run / MANIFEST_FILE)
     manifest = _checked(_with_stages(given, stages), nodes)
     if manifest == given:
-        signed, path = manifests.sign_folder(run), run / SIGNED_FILE
+        signed = manifests.sign_folder(run)
+        path = run / SIGNED_FILE
     else:
         signed = manifests.sign(manifest, owner.load_owner(run / owner.FILE_NAME))
         path = run / f"manifest-{stages}-stages.signed"

@@ -151,7 +151,8 @@ class Session:
     async def _gone(self, child: Child) -> None:
         self._screen.note(f"{child.name} is gone: {child.reason}")
         if (fault := child.fault) is not None and not self.stopping.is_set():
-            self._failure, self._code = str(fault), fault.exit_code
+            self._failure = str(fault)
+            self._code = fault.exit_code
             self.stop(f"{child.name} cannot work")
             return
         if self._kill_every_s is not None and child is not self.fleet.bootstrap and child.trained:

@@ -96,7 +96,8 @@ class Spawner:
             self._asking.close()
             self._asking = None
         if self._fork_server is not None:
-            server, self._fork_server = self._fork_server, None
+            server = self._fork_server
+            self._fork_server = None
             try:
                 server.wait(GOODBYE_S)
             except subprocess.TimeoutExpired:  # still importing

@@ -82,7 +82,9 @@ def spark(values: list[float]) -> str:
     """Values as a row of at most 40 bars; "" for fewer than two."""
     if len(values) < 2:
         return ""
-    low, span, bars = min(values), (max(values) - min(values)) or 1.0, min(40, len(values))
+    low = min(values)
+    span = (max(values) - min(values)) or 1.0
+    bars = min(40, len(values))
     shown = (values[-1 - part * len(values) // bars] for part in reversed(range(bars)))
     return "".join(_BARS[min(7, int(8 * (value - low) / span))] for value in shown)
 
@@ -128,12 +130,14 @@ def _grid(facts: Iterable[tuple[str, str | Text]]) -> Table:
 
 def _facts(watch: NodeWatch) -> list[tuple[str, str | Text]]:
     status = watch.now
-    memory, metrics = nbytes_text(status.resident_nbytes), f"http://{status.metrics_address}/metrics"
+    memory = nbytes_text(status.resident_nbytes)
+    metrics = f"http://{status.metrics_address}/metrics"
     if status.trains_nothing:
         role = "a meeting point of the run: it trains nothing"
         more = [("clock", status.clock), ("up", span_text(status.uptime_s)), ("memory", memory), ("metrics", metrics)]
         return [("role", role), *more]
-    up, down = watch.rate(f'{name.LINK_BYTES}|direction="sent"'), watch.rate(f'{name.LINK_BYTES}|direction="received"')
+    up = watch.rate(f'{name.LINK_BYTES}|direction="sent"')
+    down = watch.rate(f'{name.LINK_BYTES}|direction="received"')
     speed = f"{status.run_tokens_per_second:,.0f} tokens/s of the run, {with_us(status):,.0f} with us"
     busy = f"; {100 * min(1.0, watch.rate(name.COMPUTE_SECONDS)):.0f} % of the device"
     measured = len(watch.looks) > 1 and not empty_stages(status)
@@ -169,7 +173,8 @@ def meetings_text(steps: float, planned: float) -> str:
 
 def stage_strip(status: StatusReply) -> Text:
     """The pipeline, a sign for each stage: ■ served, □ empty, in brackets and lit the one that is ours."""
-    empty, strip = set(empty_stages(status)), Text()
+    empty = set(empty_stages(status))
+    strip = Text()
     for stage in range(status.stages):
         mine = stage == status.stage and status.state
         sign = "□" if stage in empty else "■"
@@ -188,7 +193,8 @@ def empty_stages(status: StatusReply) -> list[int]:
 def sleepers(status: StatusReply) -> dict[int, str]:
     """The stages that nobody serves but a paused node holds, and until when each sleeps: "until 22:00 with 12D3…abcd".
     Of several nodes, the one that comes back first counts."""
-    empty, first = set(empty_stages(status)), dict[int, PeerStatus]()
+    empty = set(empty_stages(status))
+    first = dict[int, PeerStatus]()
     paused = [peer for peer in status.peers if peer.state == NODE_STATE_PAUSED and peer.stage in empty]
     for peer in sorted(paused, key=lambda one: (one.resumes_s or math.inf, one.peer_id)):
         first.setdefault(peer.stage, peer)
@@ -362,10 +368,12 @@ def parts(picture: SessionView) -> list[str]:
 def conclusion(summary: Summary) -> Table:
     """The summary in a few lines."""
     t: Totals = summary.totals
-    mb, ex = t.microbatches, t.exchanges
+    mb = t.microbatches
+    ex = t.exchanges
     sent = ", ".join(f"{kind} {nbytes_text(nbytes)}" for kind, nbytes in t.bytes.items())
     ends = collections.Counter(summary.exit_reasons.values())
-    first, last = loss_text(t.loss_validation_first), loss_text(t.loss_validation)
+    first = loss_text(t.loss_validation_first)
+    last = loss_text(t.loss_validation)
     rows: list[tuple[str, str | Text]] = [
         ("run", summary.run),
         ("stopped", f"{summary.stopped}, after {summary.wall_s:.1f} s"),

@@ -72,7 +72,8 @@ class SlowCopy:
                 rest = memoryview(data)
                 while rest.nbytes:
                     count = os.pwrite(descriptor, rest, start)
-                    rest, start = rest[count:], start + count
+                    rest = rest[count:]
+                    start += count
             finally:
                 os.close(descriptor)
         self.have.add(index)
@@ -113,10 +114,12 @@ def distance_to(copy: SlowCopy, before: Callable[[int, int], np.ndarray]) -> flo
 def saved_elements(folder: Path, checkpoint: Checkpoint, stage: int, first: int, last: int) -> np.ndarray:
     """Elements [first, last) of the slow weights of `stage` in a checkpoint whose files are in `folder`. Raises OSError
     if they cannot be read."""
-    begin, parts = 0, list[np.ndarray]()
+    begin = 0
+    parts = list[np.ndarray]()
     for file in (file for file in checkpoint.parts[stage].files if file.section == "phi"):
         count = sum(map(math.prod, file.tensors.values()))
-        low, high = max(first, begin), min(last, begin + count)
+        low = max(first, begin)
+        high = min(last, begin + count)
         if low < high:
             data = file.nbytes - ITEMSIZE * count  # offset of the elements, after the header
             where = data + ITEMSIZE * (low - begin)
@@ -131,8 +134,11 @@ def _apart(pairs: Iterable[tuple[np.ndarray, np.ndarray]]) -> float:
         for one, other in pairs:
             if len(one) != len(other):
                 return math.inf
-            a, b = one.astype(np.float64), other.astype(np.float64)
-            ones, others, apart = ones + float(a @ a), others + float(b @ b), apart + float((a - b) @ (a - b))
+            a = one.astype(np.float64)
+            b = other.astype(np.float64)
+            ones += float(a @ a)
+            others += float(b @ b)
+            apart += float((a - b) @ (a - b))
     if not math.isfinite(ones + others + apart):
         return math.inf
     return math.sqrt(apart / max(ones, others)) if max(ones, others) > 0.0 else 0.0
@@ -281,7 +287,9 @@ class ArchiveSources:
         """The members of `stages` with a record in the directory. Keeps the blocks of data that most feeders that
         serve, else that have left, report as finished."""
         listed = await self.directory.lookups(stages)
-        members, blocks, now_s = list[Member](), dict[bool, list[record_pb2.Blocks]](), self.clock.unix_s()
+        members = list[Member]()
+        blocks = dict[bool, list[record_pb2.Blocks]]()
+        now_s = self.clock.unix_s()
         for signed in (signed for records in listed for signed in records):
             with contextlib.suppress(RemoteFault):  # skip a single bad record
                 record, member = check_member(signed, run_id=self.run_id)
@@ -314,7 +322,10 @@ class ArchiveSources:
         drawn = sorted(serving, key=lambda member: member.peer)
         seeded("archive", self.transport.peer_id, stage, self._tries).shuffle(drawn)
         drawn.sort(key=lambda member: member.peer in self.liars)
-        waiting, copies, reasons, later_s = drawn[:ASKED_MAX], list[SlowCopy](), list[str](), list[float]()
+        waiting = drawn[:ASKED_MAX]
+        copies = list[SlowCopy]()
+        reasons = list[str]()
+        later_s = list[float]()
 
         async def ask() -> None:
             while waiting and len(copies) < COPIES_MAX:

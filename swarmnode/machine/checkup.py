@@ -109,7 +109,8 @@ def machine(home: Path, device: str) -> Iterator[HealthCheck]:
 
 
 def _python() -> HealthCheck:
-    version, system = platform.python_version(), f"{platform.system()} {platform.machine()}"
+    version = platform.python_version()
+    system = f"{platform.system()} {platform.machine()}"
     return HealthCheck(
         "system", sys.version_info >= (3, 11), f"Python {version} on {system}, {processors()} processors"
     )
@@ -171,7 +172,8 @@ def _driver() -> str:
 def _memory() -> HealthCheck:
     import psutil
 
-    free, total = psutil.virtual_memory().available, psutil.virtual_memory().total
+    free = psutil.virtual_memory().available
+    total = psutil.virtual_memory().total
     says = f"{free / 1e9:.1f} GB free of {total / 1e9:.1f}"
     fix = f"close programs until {MEMORY_MIN_NBYTES / 1e9:.1f} GB are free"
     return HealthCheck("memory", free >= MEMORY_MIN_NBYTES, says, fix, HardwareFault.exit_code)
@@ -231,7 +233,8 @@ def link_tokens_per_s(manifest: Manifest, stage: int, up_bps: float, down_bps: f
 
 def memory_text(fits: StageFit) -> str:
     """The memory that replicas need on device and host, and what is free: `device 7 to 9.1 GB a stage, 23.2 free`."""
-    memory, parts = fits.memory, []
+    memory = fits.memory
+    parts = []
     if memory.device is not None:
         needs = [need.device for need in fits.needed]
         parts.append(f"device {_range(needs)} a stage, {memory.device.nbytes / 1e9:.1f} free by {memory.device.bound}")
@@ -242,7 +245,8 @@ def memory_text(fits: StageFit) -> str:
 
 
 def _range(nbytes: Sequence[int]) -> str:
-    least, most = f"{min(nbytes) / 1e9:.2g}", f"{max(nbytes) / 1e9:.2g}"
+    least = f"{min(nbytes) / 1e9:.2g}"
+    most = f"{max(nbytes) / 1e9:.2g}"
     return f"{least if least == most else f'{least} to {most}'} GB"
 
 

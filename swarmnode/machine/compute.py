@@ -117,7 +117,8 @@ class ThreadCompute:
                 self._queue.remove(piece)
             if piece.parts is None and piece.result.cancelled():
                 continue
-            begun, began_s = time.thread_time(), time.perf_counter()
+            begun = time.thread_time()
+            began_s = time.perf_counter()
             with self._more:
                 self._since_s = began_s
             value: Any = None

@@ -353,7 +353,8 @@ class TorchReplica:
         return self._copied(packed, only)
 
     def _copied(self, packed: bool, only: Sequence[str]) -> Parts[State]:
-        parts, stage = self._parts_of_state(), self.stage
+        parts = self._parts_of_state()
+        stage = self.stage
         at_once = spans_of(stage.shapes, is_writer) if stage.subspace is not None else ()  # or they leave the span
         sections = yield from section_parts(
             parts, tuple(only or parts), self._buffers, packed=packed, theta_at_once=at_once
@@ -441,7 +442,8 @@ class TorchReplica:
                 one.phi, self.sizes_of(one.stage)["phi"], f"slow weights of stage {one.stage}"
             )
         norms = {one.stage: one.gradient_norm for one in neighbours}
-        manifest, stage = self.stage.manifest, self.stage.part.stage
+        manifest = self.stage.manifest
+        stage = self.stage.part.stage
         flat = checkfree.rebuild(manifest.model, self._parts(), stage, method, tensors, norms)
         first, count = self.ends_of(stage)
         if count and ends is None and self.undrawn:
@@ -497,7 +499,8 @@ class TorchReplica:
 
     def _parts_of_state(self) -> dict[str, Part]:
         """The live buffers of the run's sections."""
-        slow, moments = self.outer, self.stage.moments
+        slow = self.outer
+        moments = self.stage.moments
         parts: dict[str, Part] = {"theta": self.stage.theta.data, "phi": slow.phi, "momentum": slow.momentum, **moments}
         if self.tied is not None:
             parts["table"] = self.tied

@@ -262,7 +262,8 @@ class Archive:
         try:
             async with self._books:
                 await self._tidy()
-            now_s, unix_s = asyncio.get_running_loop().time(), self.sources.clock.unix_s()
+            now_s = asyncio.get_running_loop().time()
+            unix_s = self.sources.clock.unix_s()
             ages_s = [max(0.0, unix_s - entry.unix_s) for entry in self.entries.values()]
             self._current_s = now_s - min(ages_s, default=math.inf)
             await self.sources.trains()
@@ -349,7 +350,8 @@ class Archive:
     async def _keep(self, copy_run: RunCopy) -> ArchiveEntry:
         """Write `copy_run` as a complete checkpoint."""
         loop = asyncio.get_running_loop()
-        begun, label = loop.time(), form.label(copy_run.round_index)
+        begun = loop.time()
+        label = form.label(copy_run.round_index)
         copied_unix_s = self.sources.clock.unix_s()
         if label in self.entries:
             return self.entries[label]
@@ -455,7 +457,8 @@ class Archive:
 
     async def _push_to_hub(self, entry: ArchiveEntry) -> None:
         """Make the hub's repository hold `entry`, once. A failure is logged and retried the next time."""
-        hub, label = self.plan.hub, entry.label
+        hub = self.plan.hub
+        label = entry.label
         if not hub or label == self._on_hub:
             return
         self.status = f"pushes {label} to {hub}"
@@ -483,5 +486,6 @@ def _incomplete(folder: Path) -> list[Path]:
 
 
 def _word(stage: int, taken: TakenCopy) -> StageProvenance:
-    offer, verdict = taken.copy.offer, taken.verdict
+    offer = taken.copy.offer
+    verdict = taken.verdict
     return StageProvenance(stage, offer.round, taken.copy.peer, verdict.agree, verdict.liars, verdict.reason)

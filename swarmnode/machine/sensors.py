@@ -56,7 +56,8 @@ class DailyTraffic:
         self._nbytes += total - self._counted
         self._counted = total
         self._recent = [(at, seen) for at, seen in self._recent if at > unix_s - RATE_S] + [(unix_s, total)]
-        first, passed = self._recent[0][1], unix_s - self._recent[0][0]
+        first = self._recent[0][1]
+        passed = unix_s - self._recent[0][0]
         if unix_s > self._saved_s + SAVE_S:
             self._saved_s = unix_s
             self.save()
@@ -118,7 +119,8 @@ class Sensors:
 
 def local(unix_s: float) -> datetime.datetime:
     """Local time at `unix_s`. A laptop travels: the zone's file is read anew, which C does not within a second."""
-    zone, path = None, os.environ.get("TZ", "/etc/localtime").removeprefix(":")
+    zone = None
+    path = os.environ.get("TZ", "/etc/localtime").removeprefix(":")
     with contextlib.suppress(OSError, ValueError), open(path, "rb") as file:
         zone = zoneinfo.ZoneInfo.from_file(file)
     time.tzset()
@@ -132,7 +134,9 @@ def utc_offset_s(unix_s: float) -> int:
 
 def local_time(in_s: float) -> str:
     """The local time `in_s` seconds from now, with the day if it is not today."""
-    now, then = local(time.time()), local(time.time() + in_s)  # noqa: TID251  for people to read
+    # People read these times.
+    now = local(time.time())  # noqa: TID251
+    then = local(time.time() + in_s)  # noqa: TID251
     return then.strftime("%H:%M") if then.date() == now.date() else then.strftime("%a %d %b %H:%M")
 
 

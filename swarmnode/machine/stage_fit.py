@@ -114,7 +114,8 @@ def of_groups(root: Path, group: str) -> Iterator[tuple[str, int]]:
             ("memory.limit_in_bytes", "memory.usage_in_bytes", root / "memory"),
         ):
             place = base.joinpath(*parts[:depth])
-            most, used = _number(place / limit), _number(place / usage)
+            most = _number(place / limit)
+            used = _number(place / usage)
             if most is not None and used is not None and most < UNLIMITED:
                 yield str(place), max(0, most - used + _droppable(place / "memory.stat"))
 
@@ -158,7 +159,8 @@ def stage_fit(manifest: Manifest, memory: MachineMemory, *, has_data: bool, mode
     first = first_alike(manifest.model, parts)
     each_of = {stage: passes_in(manifest, parts[stage], mode, free) for stage in dict.fromkeys(first)}
     need_of = {stage: memory_need(manifest, parts[stage], mode, each) for stage, each in each_of.items()}
-    passes, needed = tuple(each_of[stage] for stage in first), tuple(need_of[stage] for stage in first)
+    passes = tuple(each_of[stage] for stage in first)
+    needed = tuple(need_of[stage] for stage in first)
     samples = manifest.inner.microbatch
     again = tuple(repeated_forwards(one, samples, last=part.has_head) for part, one in zip(parts, passes, strict=True))
     unable = {stage for stage, need in enumerate(needed) if memory.shortage(need) is not None}

@@ -33,7 +33,8 @@ def init(
     Returns the paths of manifest and owner's key. Raises UsageError if one exists already, NotPermitted if they cannot
     be written.
     """
-    manifest_path, key_path = folder / MANIFEST_FILE, folder / owner_key.FILE_NAME
+    manifest_path = folder / MANIFEST_FILE
+    key_path = folder / owner_key.FILE_NAME
     made = manifest or Manifest()
     paths = (manifest_path, key_path, *([folder / owner_key.RECOVERY_FILE] if recovery else []))
     for path in paths:
@@ -84,7 +85,8 @@ def sign_folder(folder: pathlib.Path) -> record_pb2.SignedManifest:
     Raises ManifestError with the difference if manifest.toml is not what manifest.signed says: another manifest is
     another run, and this one's invites and history must not end without a word.
     """
-    given, path = read_manifest(folder / MANIFEST_FILE), folder / SIGNED_FILE
+    given = read_manifest(folder / MANIFEST_FILE)
+    path = folder / SIGNED_FILE
     if not path.exists():
         signed = sign(given, owner_key.load_owner(folder / owner_key.FILE_NAME))
         write_signed(path, signed)

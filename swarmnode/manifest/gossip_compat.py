@@ -44,7 +44,8 @@ def sends_weights_alone(m: Manifest) -> bool:
 
 def allowed_codecs(m: Manifest) -> str:
     """Description of valid alternatives to gossip.codec, for an error."""
-    method, codec = m.gossip.method, m.gossip.codec
+    method = m.gossip.method
+    codec = m.gossip.codec
     takers = [name for name, rules in methods().items() if codec in rules.codecs]
     allowed = " or ".join(rules_of(m.gossip).codecs)
     return f"{allowed} with gossip.method = {method!r}; {codec} goes with {' or '.join(takers)}"

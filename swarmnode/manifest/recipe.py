@@ -30,23 +30,33 @@ from swarmnode.manifest.spec import (
     PipelineSpec,
 )
 
-RATE_PARAMETERS, RATE_EXPONENT = 1e6, {"adamw": -0.17, "muon": -0.27}
-RATE_BATCH, RATE_BATCHES_MAX = 2048, 4.0  # tokens; measured from 512 to 8,192: docs/learning.md, Rates
+RATE_PARAMETERS = 1e6
+RATE_EXPONENT = {"adamw": -0.17, "muon": -0.27}
+# Measured from 512 to 8,192 tokens: docs/learning.md, Rates.
+RATE_BATCH = 2048  # tokens
+RATE_BATCHES_MAX = 4.0
 RATES = {
     "adamw": {"learning_rate": 1.4e-3},
     "muon": {"learning_rate": 3e-3, "muon_learning_rate": 3e-3},
 }
 """Rates at RATE_PARAMETERS, by inner.optimizer: measured on the demo's model, batches of 8, 7,500 samples."""
-BATCH_TOKENS, BATCH_EXPONENT = 0.58, 0.571  # Step Law, arXiv 2503.04715
-WARMUP_SHARE, WARMUP_SHARE_MAX = 0.01, 0.1  # GPT-3 and LLaMA warm up over 0.1 to 1 % of a run; the bound: guess
+# Step Law, arXiv 2503.04715.
+BATCH_TOKENS = 0.58
+BATCH_EXPONENT = 0.571
+WARMUP_SHARE = 0.01  # GPT-3 and LLaMA warm up over 0.1 to 1 % of a run
+WARMUP_SHARE_MAX = 0.1  # guess
 TOKENS_A_PARAMETER = 20  # arXiv 2203.15556, table 3
 STEPS_OF_ROUND = 8  # measured: the demo's swarm, `swarmnode bench learning`
 ROUNDS_LEAST = 64  # guess: each replica that dies takes up to a round's learning along
 LAYERS_LEAST = 4  # guess
 CONTEXTS = ((1_000_000_000, 2048), (100_000_000, 1024))  # by parameters: LLaMA, GPT-2
 ASPECT = 64  # width over layers: GPT-3 125M, arXiv 2005.14165, table 2.1; LLaMA 7B has 128
-HEAD_WIDTH, HEADS_LEAST = 64, 4  # GPT-3 125M, arXiv 2005.14165, table 2.1; the demo
-WIDTH_STEP, WIDE, WIDE_STEP, WIDTH_MAX = 32, 512, 128, 1 << 13
+HEAD_WIDTH = 64  # GPT-3 125M, arXiv 2005.14165, table 2.1
+HEADS_LEAST = 4  # the demo
+WIDTH_STEP = 32  # the demo
+WIDE = 512
+WIDE_STEP = 128
+WIDTH_MAX = 1 << 13
 
 
 DEMO = Manifest(limits=LimitsSpec(tape_bytes_max=60 << 20))
@@ -80,7 +90,8 @@ class Recipe:
 
 def parameters_of(model: ModelSpec) -> int:
     """Parameters of a model: token table, layers, last norm, head. Experts count whether active or not."""
-    heads, keys = model.heads * model.head_dim, model.kv_heads * model.head_dim
+    heads = model.heads * model.head_dim
+    keys = model.kv_heads * model.head_dim
     layer = 2 * model.width * (heads + keys) + 2 * model.width
     layer += (heads + 2 * keys) * model.qkv_bias + model.width * model.output_bias
     layer += {"none": 0, "head": 2 * model.head_dim, "whole": heads + keys}[model.qk_norm]
@@ -176,7 +187,8 @@ def fit(start: Manifest, *, parameters: int | None = None, samples: int | None =
         inner_batch_max=0,
     )
     origins["inner.cooldown_samples"] = "fitted: a fifth of the run, arXiv 2405.18392"
-    gossip, data = start.gossip, start.data
+    gossip = start.gossip
+    data = start.data
     steps_of_round = min(STEPS_OF_ROUND, max(1, run // (ROUNDS_LEAST * batch)))
     if steps_of_round < STEPS_OF_ROUND or gossip.round_samples < STEPS_OF_ROUND * batch:
         gossip = dataclasses.replace(gossip, round_samples=steps_of_round * batch)
@@ -197,7 +209,8 @@ def of_kind(start: Manifest, kind: str) -> Recipe:
         return Recipe(start, {})
     training = dataclasses.replace(start.training, kind=kind)
     origins = {"training.kind": "asked for"}
-    inner, data = dataclasses.replace(start.inner, optimizer="adamw"), start.data
+    inner = dataclasses.replace(start.inner, optimizer="adamw")
+    data = start.data
     origins["inner.optimizer"] = "models trained with AdamW gain nothing by another one, arXiv 2502.16982, section 3.5"
     if kind == ADAPTERS:
         inner = dataclasses.replace(inner, weight_decay=0.0)

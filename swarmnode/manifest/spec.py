@@ -40,7 +40,8 @@ OWN = "own"
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 """training.targets: the matrices of a layer that adapters can change."""
 
-PRETRAIN, FINETUNE, ADAPTERS = KINDS = ("pretrain", "finetune", "adapters")
+KINDS = ("pretrain", "finetune", "adapters")
+PRETRAIN, FINETUNE, ADAPTERS = KINDS
 
 LAYERS_MAX = 512  # guess: GPT-3 has 96; they are divided into stages within a second (model/split.py)
 CONTEXT_MAX = 1 << 24

@@ -157,7 +157,8 @@ def brief(manifest: Manifest, origins: Mapping[str, str]) -> str:
 
 
 def _brief_table(manifest: Manifest, origins: Mapping[str, str], table: str, always: Sequence[str]) -> list[str]:
-    default, lines = Manifest(), []
+    default = Manifest()
+    lines = []
     for field in FIELDS:
         value = value_of(manifest, field.name)
         if field.table != table or (field.name not in always and value == value_of(default, field.name)):
@@ -183,7 +184,9 @@ def explained(name: str) -> str:
 def with_value(text: str, name: str, value: str) -> str:
     """Manifest `text` with the field `name` set to `value` (TOML), all other lines as they are, unchecked."""
     table, _, key = name.rpartition(".")
-    lines, here, end = text.splitlines(), "", 0 if not table else None
+    lines = text.splitlines()
+    here = ""
+    end = 0 if not table else None
     for number, line in enumerate(lines):
         if header := re.match(r"\[([^\]]*)\]", line):
             here = header[1].strip()

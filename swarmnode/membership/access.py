@@ -210,7 +210,8 @@ def permitted(
 
 def _grant_fault(rules: AccessRules, grant: wire.Grant) -> str:
     """The reason why no key that may sign for the run now signed `grant`; "" if one did."""
-    text, keys = _grant_text(rules.run_id, grant), rules.keys
+    text = _grant_text(rules.run_id, grant)
+    keys = rules.keys
     if grant.amendment >= len(keys.after):
         return f"its invite is of amendment {grant.amendment}, which has not come here yet: try again in a minute"
     mark = mark_of(grant) if keys.living else b""

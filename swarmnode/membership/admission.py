@@ -86,7 +86,8 @@ class Admission:
                 for rival in signed.rivals:
                     self.amendments.learn([rival])
             finally:  # those before a false one count
-                is_open, keys = self.amendments.newest.access.mode == "open", self.amendments.keys
+                is_open = self.amendments.newest.access.mode == "open"
+                keys = self.amendments.keys
                 self.rules = replace(self.rules, is_open=is_open, amended=keys)
         if not signed.list or (self.signed is not None and signed.list == self.signed.list):
             return False
@@ -106,7 +107,8 @@ class Admission:
         """Whether `access_list`, which an owner in force signed, counts from now on: each does where the known one is
         of a key that was replaced. Raises RemoteFault for a number that leaps."""
         known = self.rules.access_list
-        here, there = _rank(known), _rank(access_list)
+        here = _rank(known)
+        there = _rank(access_list)
         if self.signed is None or self._signed_still(self.signed):  # one of a replaced key holds until any other comes
             if there == here and access_list != known and not self.rival_lists:
                 self.rival_lists.append(
@@ -144,7 +146,8 @@ class Admission:
         """The words by which a peer knows what is known here."""
         asked = AccessListRequest(sequence=self.rules.access_list.sequence, list_digest=self._list_digest())
         if self.amendments is not None:
-            asked.amendments, asked.head = len(self.amendments.chain), self.amendments.head
+            asked.amendments = len(self.amendments.chain)
+            asked.head = self.amendments.head
             asked.rivals = len(self.amendments.rivals)
         return asked
 

@@ -199,7 +199,8 @@ class Amendments:
             manifest = amended(self.newest, values)
         except (ValueError, RecursionError, ManifestError) as error:
             raise RemoteFault(f"amendment {number}: {error}") from None
-        owners, living = tuple(amendment.owners), frozenset(amendment.living)
+        owners = tuple(amendment.owners)
+        living = frozenset(amendment.living)
         self.chain.append(Amendment(number, amendment.from_round, values, owners, living, recovery))
         self.signed.append(signed)
         if manifest.pipeline.stages != self.newest.pipeline.stages:

@@ -52,7 +52,8 @@ class ProgressBound:
         # (Unix time, samples believed, samples possible) at that time
         self._marks: deque[tuple[float, int, float]] = deque()
         self._rate = 0.0
-        self._at, self._possible = 0.0, 0.0  # Unix time of the last look; samples possible since the first one
+        self._at = 0.0  # Unix time of the last look
+        self._possible = 0.0  # samples possible since the first look
 
     def look(self, now_unix_s: float, total: int, rate: float) -> float:
         """Most samples that others are believed to have until the next look, at `total` samples and `rate` possible
@@ -154,7 +155,8 @@ class RunClock:
     ) -> ClockVerdict:
         """The belief in others until the next look, at `total` samples. `member` returns any peer's newest record, this
         node's included. The cost grows with the machines seen, not with the swarm."""
-        times, at_work = self.history.times, self.history.at_work
+        times = self.history.times
+        at_work = self.history.at_work
         seen = [m for peer in times if peer != me and (m := member(peer)) is not None and m.stage < stages]
         seen = [m for m in seen if m.state not in (JOINING, LEFT)]
         known = [m for m in seen if m.peer in at_work]
@@ -174,7 +176,8 @@ class RunClock:
         first = not self._confirmed and len(known) >= CONFIRMED and self._decided(now_unix_s, totals, top)
         most = statistics.median_low(totals) if first else self._possible(now_unix_s, _majority(totals, top))
         if first:  # this node may have started with too little
-            self._confirmed, self._since = True, (now_unix_s, max(total, most))
+            self._confirmed = True
+            self._since = (now_unix_s, max(total, most))
         if most <= top:
             return ClockVerdict(top)
         self._progress_bound.lift()

@@ -80,7 +80,8 @@ def encode(invite: Invite) -> str:
     if invite.machine_pass is not None and invite.machine is not None:
         getattr(message, "pass").CopyFrom(invite.machine_pass)
         message.machine = public_key_of(invite.machine)
-    message.amendment, message.head = invite.amendment, invite.head
+    message.amendment = invite.amendment
+    message.head = invite.head
     raw = message.SerializeToString(deterministic=True)
     return PREFIX + base64.urlsafe_b64encode(raw + _check(raw)).rstrip(b"=").decode()
 
@@ -110,7 +111,8 @@ def decode(text: str) -> Invite:
         packed = base64.urlsafe_b64decode(body + "=" * (-len(body) % 4))
     except ValueError:
         raise damaged from None
-    raw, check = packed[:-_CHECK_BYTES], packed[-_CHECK_BYTES:]
+    raw = packed[:-_CHECK_BYTES]
+    check = packed[-_CHECK_BYTES:]
     if not raw or check != _check(raw) or base64.urlsafe_b64encode(packed).rstrip(b"=").decode() != body:
         raise damaged
     try:
@@ -170,7 +172,8 @@ def _pack(text: str) -> tuple[bytes, bytes]:
 
 def _unpack(raw: bytes) -> str:
     family = _FAMILIES.get(raw[0] & ~_UDP) if raw else None
-    port, host = int.from_bytes(raw[1:3], "big"), raw[3:]
+    port = int.from_bytes(raw[1:3], "big")
+    host = raw[3:]
     match family, len(host):
         case "ip4", 4:
             name = str(ipaddress.IPv4Address(host))

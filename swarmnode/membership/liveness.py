@@ -57,7 +57,9 @@ class Pinger:
 
         The rest of a stage is taken to be alive when half of its sample answers, else it is pinged.
         """
-        me, first_asked, others = self._transport.peer_id, [], []
+        me = self._transport.peer_id
+        first_asked = []
+        others = []
         for stage in dict.fromkeys(stages):
             peers = [member.peer for member in swarm.stages[stage] if member.peer != me]
             first = digest64("few", me) % max(1, len(peers))  # different nodes ping different samples
@@ -108,9 +110,11 @@ class LivenessWatch:
     async def over(self, work: Awaitable[T], give_up_s: float | None = None) -> T:
         """The result of `work`, whose errors propagate. Raises PeerTimeout if a ping fails, TimeoutError after
         `give_up_s`; in both cases `work` is cancelled first."""
-        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        loop = asyncio.get_running_loop()
+        task = asyncio.current_task()
         assert task is not None and self._task is None, "a watch looks after one piece of work, in a task"
-        self._task, cancelling = task, task.cancelling()
+        self._task = task
+        cancelling = task.cancelling()
         if give_up_s is not None:
             self._gives_up_at = loop.time() + give_up_s
         self._wait()

@@ -79,7 +79,9 @@ class PeerTable:
 
     def _drawn(self, stage: int, strangers: Collection[PeerId]) -> list[PeerId]:
         """Which of the unknown `strangers` to keep for the crowded `stage`. Members that they replace are dropped."""
-        salt, present, room = self._salt, self._present[stage], self._crowd_max - len(self._present[stage])
+        salt = self._salt
+        present = self._present[stage]
+        room = self._crowd_max - len(self._present[stage])
         newer = sorted([(rank(peer, salt), peer) for peer in strangers])
         drawn = [peer for _, peer in newer[: max(0, room)]]
         if len(drawn) < len(newer):
@@ -101,7 +103,8 @@ class PeerTable:
     def learn(self, record: wire.Record, member: Member | None = None) -> bool:
         """Keep `record` if it is newer; return whether anything changed. `member`: its content, if already parsed."""
         peer = PeerId(record.peer_id) if member is None else member.peer
-        known, member_new = self.member(peer), Member.of(record) if member is None else member
+        known = self.member(peer)
+        member_new = Member.of(record) if member is None else member
         if known is not None and known.sequence >= member_new.sequence:
             return False
         if known is None and member is None and self._salt and self._crowded(member_new):
@@ -114,7 +117,8 @@ class PeerTable:
         return not full and member.peer not in self.excluded and self._keep(known, member)
 
     def _keep(self, known: Member | None, member: Member) -> bool:
-        peer, stage = member.peer, member.stage
+        peer = member.peer
+        stage = member.stage
         if known is None and self._crowded(member):
             return False
         here = member.state != wire.NODE_STATE_LEFT and stage < len(self._present)

@@ -48,7 +48,9 @@ def to_message(samples: Mapping[str, int], into: record_pb2.Progress | None = No
 
 def to_samples(message: record_pb2.Progress) -> dict[str, int]:
     """Samples by feeder. Raises RemoteFault unless there is one count per feeder and no feeder twice."""
-    feeders, samples = message.feeders[:], message.samples[:]  # slices are lists, which are read at once
+    # Slices are lists, which are read at once.
+    feeders = message.feeders[:]
+    samples = message.samples[:]
     by_feeder = dict(zip(feeders, samples, strict=False))
     if not len(feeders) == len(samples) == len(by_feeder):
         raise RemoteFault(
@@ -167,7 +169,8 @@ class Progress:
     def remind(self, feeder: PeerId, told: record_pb2.Progress, into: record_pb2.Progress) -> None:
         """Write the entry of `feeder` into `into` if it `told` of less than half of it: it began again, and counts from
         nothing what it trains. Else nobody counts that before it is as much as in its former life."""
-        said, known = dict(zip(told.feeders, told.samples, strict=False)).get(feeder), self.feeders.get(feeder, 0)
+        said = dict(zip(told.feeders, told.samples, strict=False)).get(feeder)
+        known = self.feeders.get(feeder, 0)
         if said is not None and 2 * said < known and feeder not in into.feeders:
             to_message({feeder: known}, into)
 
@@ -184,7 +187,8 @@ class Progress:
         by_feeder, total = _checked(message, entries_max)
         progress = cls(entries_max=entries_max)
         progress.feeders = by_feeder
-        progress._listed, progress._heard = sum(by_feeder.values()), message.total
+        progress._listed = sum(by_feeder.values())
+        progress._heard = message.total
         progress._base = total - progress._sum()
         progress._settle()
         return progress

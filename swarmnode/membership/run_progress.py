@@ -88,7 +88,9 @@ class PartitionWatch:
         self, now_s: float, total: int, entries: Mapping[str, int], present: Collection[PeerId]
     ) -> TrainedApart | None:
         """The work that this part of the swarm did in vain, if it now turns out to have trained less than another."""
-        summed, own, first = sum(entries.values()), entries.get(self._me, 0), not self._marks
+        summed = sum(entries.values())
+        own = entries.get(self._me, 0)
+        first = not self._marks
         self._see(now_s, frozenset(present), first)
         self._total = total
         grown = {feeder for feeder, _ in entries.items() - self._entries.items()} - {self._me}
@@ -235,7 +237,8 @@ class RunProgress:
             self.trust(Progress.from_wire(record_pb2.Progress(total=verdict.raised)))
             self._telemetry.event("progress.raised", samples=verdict.raised, reason=verdict.reason)
         self._progress.believe_up_to(verdict.top)
-        unheard, self._unheard = self._unheard, {}
+        unheard = self._unheard
+        self._unheard = {}
         self.hear(unheard)
         self.compare_parts()
         self._inherit()
@@ -250,13 +253,15 @@ class RunProgress:
 
     def compare_parts(self) -> None:
         """Note when a part of the swarm is back that trained more than this one."""
-        now, total = self._wall.unix_s(), self._progress.total
+        now = self._wall.unix_s()
+        total = self._progress.total
         if not self.begun or not self.watch.due(now, total):
             return
         present = [member.peer for member in self._peer_table.swarm().members()]
         split = self.watch.look(now, total, self._progress.feeders, present)
         if split is not None:
-            self.in_vain, self.owed = split, self.owed + split.own
+            self.in_vain = split
+            self.owed += split.own
             self._telemetry.event(
                 "progress.in_vain",
                 level="warning",

@@ -85,7 +85,9 @@ class WorkWatch:
             return
         if now_s - self._worked_s >= self._least_s:
             self._lapses.append((self._total, total))
-        self._worked_s, self._total, self._worked = now_s, total, worked
+        self._worked_s = now_s
+        self._total = total
+        self._worked = worked
 
     def awake_s(self, now_s: float) -> float:
         """Seconds since this process stood still last, or since it began."""

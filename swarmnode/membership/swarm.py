@@ -150,7 +150,8 @@ class Swarm:
         """A view of members sorted by peer id in each stage, which shares equal parts with `before`. `sizes`: larger
         stage sizes, if known."""
         whole = tuple(stages)
-        counts, nothing = map(len, whole), [None] * len(whole)
+        counts = map(len, whole)
+        nothing = [None] * len(whole)
         largest = tuple(counts if sizes is None else map(max, counts, sizes))
         swarm = Swarm(whole, largest, [*nothing], [*nothing])
         if before is not None:
@@ -158,7 +159,8 @@ class Swarm:
                 swarm._feeders[:] = before._feeders
             for stage, members in enumerate(whole):
                 if members is before.stages[stage]:
-                    swarm._parts[stage], swarm._speeds[stage] = before._parts[stage], before._speeds[stage]
+                    swarm._parts[stage] = before._parts[stage]
+                    swarm._speeds[stage] = before._speeds[stage]
         return swarm
 
     @staticmethod

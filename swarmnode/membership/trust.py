@@ -23,7 +23,8 @@ from swarmnode.remembered import REMEMBERED_MAX
 STRANGERS_SHARE = 0.05  # guess: of bytes that are given; so training keeps .95 of a quota
 MOSTLY = 0.5  # guess: strangers are treated as others while so many of about the last ten tried did their work
 FLOOD = ENOUGH  # of so many tries most were in vain; one newcomer with a bad line is no flood
-SHARE, SHARE_LEAST = 0.25, 1.0 / 64.0  # guess: of choices, times the share that answered; and at least
+SHARE = 0.25  # guess: of choices, times the share that answered
+SHARE_LEAST = 1.0 / 64.0  # guess: of choices
 
 
 @dataclass(slots=True)
@@ -85,7 +86,8 @@ def machines(times: Iterable[int]) -> float:
     each would count as 55 machines. A machine that does no work adds nothing, however many keys it has.
     """
     seen = list(times)
-    once, twice = seen.count(1), seen.count(2)
+    once = seen.count(1)
+    twice = seen.count(2)
     return len(seen) + min(float(len(seen)), once * (once - 1) / (2 * (twice + 1)))
 
 
@@ -191,5 +193,6 @@ class UnknownPeers:
         """The share of choices that unknown replicas may have, where an answer takes `usual_s`; 0: not known yet."""
         if not self.peers or self._tries.share >= MOSTLY:
             return 1.0
-        share, lost_s = max(SHARE_LEAST, SHARE * self._tries.share), self._lost_s.value
+        share = max(SHARE_LEAST, SHARE * self._tries.share)
+        lost_s = self._lost_s.value
         return share * usual_s / lost_s if lost_s > usual_s > 0.0 else share

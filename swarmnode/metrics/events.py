@@ -133,7 +133,8 @@ class EventLog:
         """Close the file; later lines are dropped."""
         if self._descriptor is not None:
             os.close(self._descriptor)
-        self._descriptor, self.path = None, None
+        self._descriptor = None
+        self.path = None
 
     def _append(self, path: Path, line: bytes) -> None:
         if self._descriptor is None:
@@ -166,7 +167,8 @@ class EventLog:
     def _rotate(self, path: Path) -> None:
         if self._descriptor is not None:
             os.close(self._descriptor)
-        self._descriptor, self._nbytes = None, 0
+        self._descriptor = None
+        self._nbytes = 0
         try:
             os.replace(path, path.with_name(path.name + ".1"))
         except OSError as error:

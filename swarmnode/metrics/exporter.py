@@ -77,8 +77,11 @@ REPEATED: Final = frozenset(
 """Events of what is tried again, or comes with each answer: for hours they may say the same. The first is written, its
 repeats are counted: the same words about whatever peer, round and number."""
 
-PEER_PER_S, PEER_BURST = 2.0, 128.0  # derived: of one peer: 1 KB/s, and a log of 32 MiB lasts nine hours
-ALL_PER_S, ALL_BURST = 8.0, 1024.0  # derived: of all peers: 4 KB/s, more than two hours
+# Derived. Of one peer 1 KB/s, so that a log of 32 MiB lasts nine hours; of all 4 KB/s, more than two hours.
+PEER_PER_S = 2.0
+PEER_BURST = 128.0
+ALL_PER_S = 8.0
+ALL_BURST = 1024.0
 SUMMARY_S = 60.0  # guess: between two lines about the same peer and kind
 WORDS_MAX = 32  # of a reason: enough to tell two of them apart (guess)
 KEPT_MAX = 4096  # derived: buckets and counts kept, 0.8 MB
@@ -191,7 +194,8 @@ class PrometheusTelemetry:
         echo: Echo | None = None,
     ) -> None:
         self.log = EventLog(path, clock=clock, run=run, node=node, nbytes_max=log_bytes_max, echo=echo)
-        self._clock, self._flood = clock, EventLimiter()
+        self._clock = clock
+        self._flood = EventLimiter()
         prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry(auto_describe=False)
         ProcessCollector(registry=self.registry)
@@ -299,7 +303,8 @@ class PrometheusTelemetry:
             kind = openmetrics.CONTENT_TYPE_LATEST
             body = openmetrics.generate_latest(self.registry)  # type: ignore[no-untyped-call]
         else:
-            kind, body = CONTENT_TYPE_LATEST, generate_latest(self.registry)
+            kind = CONTENT_TYPE_LATEST
+            body = generate_latest(self.registry)
         return web.Response(body=body, headers={"Content-Type": kind})
 
 

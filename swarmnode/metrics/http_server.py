@@ -66,7 +66,8 @@ class _Connection(asyncio.Protocol):
     """One connection, served by `inner` if there is room for it."""
 
     def __init__(self, limit: ConnectionLimit, inner: asyncio.Protocol) -> None:
-        self._limit, self._inner = limit, inner
+        self._limit = limit
+        self._inner = inner
         self._counted: tuple[str, asyncio.Transport] | None = None
 
     def connection_made(self, given: asyncio.BaseTransport) -> None:

@@ -25,7 +25,8 @@ from swarmnode.model.architecture import Shapes
 from swarmnode.model.split import StageLayers, initial, parameter_shapes
 
 WEIGHT = ".weight"
-LORA_A, LORA_B = ".lora_A", ".lora_B"
+LORA_A = ".lora_A"
+LORA_B = ".lora_B"
 ROUTERS = ("mlp.gate.weight", "mlp.shared_expert_gate.weight")
 NF4_BLOCK = 64  # QLoRA, arXiv 2305.14314, section 3
 

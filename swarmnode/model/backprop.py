@@ -79,7 +79,8 @@ def head_loss(
     if bool(counts.all()):
         return _chunked(x, weight, targets.to(x.device), rows, share, train, into, autocast)
     counted = counts.nonzero().flatten()
-    wanted, counted = targets[counted].to(x.device), counted.to(x.device)
+    wanted = targets[counted].to(x.device)
+    counted = counted.to(x.device)
     result = _chunked(x.detach()[counted], weight, wanted, rows, share, train, into, autocast)
     if result.gradient is None:
         return result
@@ -174,7 +175,8 @@ class GradientProgress:
 
     def passed(self) -> None:
         """The pass under way is counted as a whole."""
-        self.samples, self.last = self.last, 0
+        self.samples = self.last
+        self.last = 0
         self.parameters.clear()
         self.head = HeadProgress()
 
@@ -216,7 +218,8 @@ class Backprop:
         self._module = module
         self._part = part
         self._subspace = subspace
-        self._device, self._dtype = device, dtype
+        self._device = device
+        self._dtype = dtype
         self._autocast = half_dtype(device) if autocast else None
         if self._autocast == torch.float16:  # derived: a token's own gradient, not over T; float16 ends at 6e-8
             self.scale = 2.0 ** round(math.log2(memory.manifest.model.context))
@@ -349,7 +352,8 @@ class Backprop:
 
     def _spans(self, kept: StageInput, held: ForwardGraph | None, *, accumulate: bool) -> Iterator[tuple[int, int]]:
         """(first, last) samples of the passes that are left."""
-        passes, progress = self.passes(kept.samples), self.progress
+        passes = self.passes(kept.samples)
+        progress = self.progress
         progress.accumulates = accumulate
         self._by_layer = passes.by_layer
         if held is not None:
@@ -382,12 +386,15 @@ class Backprop:
         self, kept: StageInput, graph: ForwardGraph, dy: Tensor, first: int, last: int, *, accumulate: bool
     ) -> None:
         """The backward of one pass over samples [first, last), added to `progress`."""
-        progress, whole = self.progress, last - first == kept.samples
-        leaf, output = graph.leaf, graph.output
+        progress = self.progress
+        whole = last - first == kept.samples
+        leaf = graph.leaf
+        output = graph.output
         if not whole and leaf.requires_grad and progress.gradient is None:
             progress.gradient = leaf.new_empty(kept.samples, *leaf.shape[1:])
         if accumulate:
-            inputs, later = None, self._left_for_later(graph, whole)
+            inputs = None
+            later = self._left_for_later(graph, whole)
             if progress.parameters or later:
                 trained = (one for one in self._module.parameters() if one.requires_grad)
                 done = progress.parameters | later

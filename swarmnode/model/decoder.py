@@ -81,7 +81,9 @@ def rope_frequencies(model: ModelSpec) -> tuple[Tensor, float]:
     times, and blend between: by the number of turns [Llama 3.1's published code], or by i [YaRN, arXiv 2309.00071,
     eq. 18-23, with whole i as published]. YaRN also sharpens attention.
     """
-    half, low, high = model.head_dim // 2, model.rope_low, model.rope_high
+    half = model.head_dim // 2
+    low = model.rope_low
+    high = model.rope_high
     exponent = torch.arange(0, model.head_dim, 2, dtype=torch.float32, device="cpu") / model.head_dim
     frequency = model.rope_theta**-exponent
     match model.rope_scaling:
@@ -96,7 +98,8 @@ def rope_frequencies(model: ModelSpec) -> tuple[Tensor, float]:
                 full = model.rope_original_context / (turns * 2 * math.pi)
                 return half * math.log(full) / math.log(model.rope_theta)
 
-            first, last = max(math.floor(pair(high)), 0), min(math.ceil(pair(low)), model.head_dim - 1)
+            first = max(math.floor(pair(high)), 0)
+            last = min(math.ceil(pair(low)), model.head_dim - 1)
             index = torch.arange(half, dtype=torch.float32, device="cpu")
             kept = 1 - ((index - first) / max(last - first, 0.001)).clamp(0, 1)
         case _:
@@ -110,7 +113,8 @@ def rope_table(model: ModelSpec) -> tuple[Tensor, Tensor]:
     and i + h/2)."""
     frequency, factor = rope_frequencies(model)
     angle = torch.outer(torch.arange(model.context, dtype=torch.float32, device="cpu"), frequency)
-    cos, sin = angle.cos() * factor, angle.sin() * factor  # (T, h/2)
+    cos = angle.cos() * factor  # (T, h/2)
+    sin = angle.sin() * factor  # (T, h/2)
     return torch.cat((cos, cos), -1).unsqueeze(1), torch.cat((-sin, sin), -1).unsqueeze(1)
 
 
@@ -128,8 +132,11 @@ class Attention(nn.Module):
 
     def __init__(self, model: ModelSpec, layer: int) -> None:
         super().__init__()
-        self.head_dim, self.window, self.rotates = model.head_dim, model.window(layer), model.rotates(layer)
-        width, key_width = model.heads * model.head_dim, model.kv_heads * model.head_dim
+        self.head_dim = model.head_dim
+        self.window = model.window(layer)
+        self.rotates = model.rotates(layer)
+        width = model.heads * model.head_dim
+        key_width = model.kv_heads * model.head_dim
         self.q_proj = nn.Linear(model.width, width, bias=model.qkv_bias)
         self.k_proj = nn.Linear(model.width, key_width, bias=model.qkv_bias)
         self.v_proj = nn.Linear(model.width, key_width, bias=model.qkv_bias)
@@ -142,12 +149,17 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, by: Attend | None) -> Tensor:
         heads = (*x.shape[:2], -1, self.head_dim)  # (B, T, ?, h)
-        q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
+        q = self.q_proj(x)
+        k = self.k_proj(x)
+        v = self.v_proj(x)
         if self.qk_norm == "whole":
-            q, k = self.q_norm(q), self.k_norm(k)
-        q, k = q.view(heads), k.view(heads)  # (B, T, H, h), (B, T, K, h)
+            q = self.q_norm(q)
+            k = self.k_norm(k)
+        q = q.view(heads)  # (B, T, H, h)
+        k = k.view(heads)  # (B, T, K, h)
         if self.qk_norm == "head":
-            q, k = self.q_norm(q), self.k_norm(k)
+            q = self.q_norm(q)
+            k = self.k_norm(k)
         q, k = (rotate(q, cos, sin), rotate(k, cos, sin)) if self.rotates else (q.to(cos.dtype), k.to(cos.dtype))
         v = v.view(heads).to(q.dtype)  # (B, T, K, h)
         # float32 even with autocast: on a CPU backward takes 2.8 ms, in bfloat16 8.6
@@ -230,7 +242,8 @@ class SparseFeedForward(nn.Module):
 
     def __init__(self, model: ModelSpec) -> None:
         super().__init__()
-        self.active, self.normalised = model.experts_active, model.router_normalised
+        self.active = model.experts_active
+        self.normalised = model.router_normalised
         self.balance = model.router_balance * model.experts / model.sparse_layers
         self.gate = nn.Linear(model.width, model.experts, bias=False)
         self.experts = Experts(model.experts, model.width, model.expert_ffn)
@@ -337,7 +350,8 @@ class Decoder(nn.Module):
         if self.part.has_embedding:
             x = self.model.embed_tokens(x)  # (B, T) -> (B, T, D)
         at = slice(x.shape[1]) if documents is None else documents.positions
-        cos, sin = self.cos[at], self.sin[at]  # (T, 1, h), or (B, T, 1, h)
+        cos = self.cos[at]  # (T, 1, h), or (B, T, 1, h)
+        sin = self.sin[at]
         for layer in self.model.layers.values():
             x = recomputed(layer, x, cos, sin, documents) if by_layer else layer(x, cos, sin, documents)  # (B, T, D)
         return cast(Tensor, self.model.norm(x)) if self.part.has_head else x

@@ -16,7 +16,8 @@ from swarmnode.concurrency import processors
 from swarmnode.errors import Busy, HardwareFault, UsageError, cause_of
 
 KINDS = ("cpu", "cuda", "mps", "xpu")
-MATRIX, TIMES = 512, 5  # guess: size and repetitions of the timed product; large enough to show the speed
+MATRIX = 512  # guess: size of the timed product, large enough to show the speed
+TIMES = 5  # guess
 BFLOAT16_SINCE = (8, 0)  # compute capability of Ampere, the first with bfloat16 units
 FASTER = 1.5  # guess: a matrix product this much faster outweighs the casts around it
 

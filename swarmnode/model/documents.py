@@ -45,14 +45,17 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor, window: int = 0) -> Tensor
     A window is computed in blocks of queries, each against the keys that it can see. All share one mask. So memory
     grows with T, not with T².
     """
-    grouped, length = q.shape[1] != k.shape[1], q.shape[2]
+    grouped = q.shape[1] != k.shape[1]
+    length = q.shape[2]
     if not 0 < window < length:
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
     mask = _window_mask(window, q.dtype, q.device)
     outputs = []
     for start in range(0, length, BLOCK):
-        stop, oldest = min(start + BLOCK, length), start - window + 1
-        queries, keys = slice(start, stop), slice(max(0, oldest), stop)
+        stop = min(start + BLOCK, length)
+        oldest = start - window + 1
+        queries = slice(start, stop)
+        keys = slice(max(0, oldest), stop)
         seen = mask[: stop - start, keys.start - oldest : stop - oldest]
         here = (q[:, :, queries], k[:, :, keys], v[:, :, keys])
         outputs.append(F.scaled_dot_product_attention(*here, attn_mask=seen, enable_gqa=grouped))
@@ -106,7 +109,8 @@ class Documents:
         back = torch.empty(samples * length, dtype=torch.int64)
         offset = 0
         for here, (_, most) in zip(torch.split(order, [documents for documents, _ in groups]), groups, strict=True):
-            begin, size = first[here, None], lengths[here, None]
+            begin = first[here, None]
+            size = lengths[here, None]
             within = torch.arange(most)
             rows = begin + torch.minimum(within, size - 1)  # (n, L)
             real = within < size
@@ -143,7 +147,8 @@ def _grouped(lengths: list[int], spare: int) -> tuple[tuple[int, int], ...]:
     groups: list[tuple[int, int]] = []
     at = 0
     while at < len(lengths):
-        most, begin = lengths[at], at
+        most = lengths[at]
+        begin = at
         while at < len(lengths) and lengths[at] * GROUP_RATIO > most:
             at += 1
         if groups and (at - begin) * (groups[-1][1] - most) <= spare:

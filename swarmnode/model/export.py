@@ -42,12 +42,16 @@ MEMBERS_SHOWN = 200  # guess: a page that one still scrolls
 def model_card(manifest: Manifest, about: Mapping[str, Any]) -> str:
     """The card: what it is for, how it was trained, on what data, by whom. `about`: the facts in swarmnode.json, with
     `members` (name, hours of work, signed samples) where a coordinator kept them."""
-    run, inner, gossip, pipeline = manifest.about, manifest.inner, manifest.gossip, manifest.pipeline
+    run = manifest.about
+    inner = manifest.inner
+    gossip = manifest.gossip
+    pipeline = manifest.pipeline
     licence = run.licence.lower()
     head = ["library_name: transformers", "pipeline_tag: text-generation", "tags: [swarmnode, decentralized-training]"]
     if licence:
         head.append(f"license: {licence if licence in LICENCES else 'other'}")
-    samples, model = int(about.get("samples") or 0), manifest.model
+    samples = int(about.get("samples") or 0)
+    model = manifest.model
     loss = about.get("validation")
     facts = {
         "run": f"`{about.get('run_id', '')}`",

@@ -100,7 +100,8 @@ class FrozenWeight(nn.Module):
 
     def dense(self, dtype: torch.dtype) -> Tensor:
         """The matrix [out, in] in `dtype`; for `fp32` and `bf16` in that format already, shared memory."""
-        codes, scales = self.codes, self.scales
+        codes = self.codes
+        scales = self.scales
         if scales is None:
             return codes.to(dtype)
         if self.kind == "int8":
@@ -140,7 +141,8 @@ class _Product(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: FrozenWeight) -> Tensor:
-        ctx.weight, ctx.dtype = weight, x.dtype
+        ctx.weight = weight
+        ctx.dtype = x.dtype
         kind = x.device.type
         if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
             x = x.to(torch.get_autocast_dtype(kind))
@@ -257,7 +259,9 @@ class FrozenParameters:
             self.place(name, 0, base(name, shape).reshape(-1))
 
 
-ADAPTER_CONFIG, ADAPTER_FILE = "adapter_config.json", "adapter_model.safetensors"  # peft's names
+# The names that peft gives them.
+ADAPTER_CONFIG = "adapter_config.json"
+ADAPTER_FILE = "adapter_model.safetensors"
 PEFT_PREFIX = "base_model.model."
 
 

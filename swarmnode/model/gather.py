@@ -62,7 +62,9 @@ def of_stage_files(paths: Sequence[Path], manifest: Manifest, run_id: str = "", 
     """Copies from the files that nodes saved when they left: each replica's running mean if it has one
     (model/running_mean.py), or with `last` its last weights. Raises DataError for a file of another run or an invalid
     one."""
-    copies, rounds, samples = [], [0], [0]
+    copies = []
+    rounds = [0]
+    samples = [0]
     for path in paths:
         label, tensors, average = load_stage(path)
         run_id = run_id or label.run_id
@@ -97,7 +99,9 @@ def of_export(folder: Path, manifest: Manifest, about: Mapping[str, object]) -> 
     path = folder / "model.safetensors"
     ours = {theirs: name for name, theirs in source_names(manifest.model).items()}
     tensors = {ours.get(name, name): tensor for name, tensor in read_tensors(path).items()}
-    run_id, round_index, samples = about.get("run_id", ""), about.get("round", 0), about.get("samples", 0)
+    run_id = about.get("run_id", "")
+    round_index = about.get("round", 0)
+    samples = about.get("samples", 0)
     if not isinstance(run_id, str) or not isinstance(round_index, int) or not isinstance(samples, int):
         raise DataError(f"{folder}: swarmnode.json is not as export wrote it; export again")
     return _checked(
@@ -142,7 +146,8 @@ def spread(gathered: Gathered) -> float:
     """Root mean square distance of copies from their mean, over the root mean square of the mean."""
     mean = merged(gathered)
     counts = _counts(gathered.copies)
-    apart, count = 0.0, 0
+    apart = 0.0
+    count = 0
     for copy in gathered.copies:
         for name, tensor in copy.tensors.items():
             if counts[name] > 1:

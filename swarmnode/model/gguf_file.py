@@ -124,7 +124,8 @@ def gguf_tensors(tensors: Mapping[str, Tensor], model: ModelSpec, family: GgufFa
 
     kind = next(kind for kind, name in gguf.MODEL_ARCH_NAMES.items() if name == family.architecture)
     table = gguf.get_tensor_name_map(kind, model.layers)
-    found, experts = dict[str, Tensor](), dict[str, list[Tensor]]()
+    found = dict[str, Tensor]()
+    experts = dict[str, list[Tensor]]()
     for name, tensor in tensors.items():
         if ".experts." in name:
             layer, _, rest = name.partition(".experts.")

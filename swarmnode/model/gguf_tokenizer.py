@@ -46,11 +46,13 @@ def gguf_tokenizer(
 
     model = tree.get("model") or {}
     _check_model(tree, model)
-    names, added = token_names(tree), {one["id"]: one for one in tree.get("added_tokens") or []}
+    names = token_names(tree)
+    added = {one["id"]: one for one in tree.get("added_tokens") or []}
     if max(names, default=0) >= vocabulary:
         raise _refused(f"it has {max(names) + 1} tokens, the model {vocabulary}")
     named = set(named_tokens(config).values())
-    kinds, tokens = list[int](), list[str]()
+    kinds = list[int]()
+    tokens = list[str]()
     for index in range(vocabulary):
         name = names.get(index)
         tokens.append(f"[PAD{index}]" if name is None else name)

@@ -263,7 +263,8 @@ def _windows(config: Config, family: Family, layers: int) -> dict[str, Any]:
 
 def _dense_layers(config: Config, layers: int) -> tuple[int, ...]:
     """Layers with one feed-forward where others have experts (Qwen)."""
-    step, only = config.get("decoder_sparse_step", 1), config.get("mlp_only_layers") or []
+    step = config.get("decoder_sparse_step", 1)
+    only = config.get("mlp_only_layers") or []
     if type(step) is not int or step < 1:
         raise DataError(f"{CONFIG}: decoder_sparse_step = {_shown(step)}: allowed is a whole number above 0")
     if not isinstance(only, list) or not all(type(layer) is int for layer in only):

@@ -95,7 +95,8 @@ def optimizer_of(
                 spans.append(Span(first, last, decays))
         first = last
     theta = theta.data  # autograd is not told of steps: `backward` restores the graph's theta
-    inner, rank = manifest.inner, boundary_width(manifest)
+    inner = manifest.inner
+    rank = boundary_width(manifest)
     if inner.optimizer == "muon":
         return FlatMuon(theta, grad, inner, matrices, spans, subspace=subspace, autocast=autocast, state=state)
     return FlatAdamW(theta, grad, inner, spans, shared=shared, rank=rank, state=state)
@@ -105,7 +106,8 @@ def sections_of(optimizer: FlatAdamW | FlatMuon, count: int) -> dict[str, Moment
     """First moments [P = `count`] and second ones [Q] by section, wherever `optimizer` keeps them; those of parameters
     that it does not step are zeros."""
     firsts, seconds = optimizer.pieces()
-    whole, at = list[tuple[int, Moments | None]](), 0
+    whole = list[tuple[int, Moments | None]]()
+    at = 0
     for first, kept in firsts:
         if first > at:
             whole.append((at, None))
@@ -113,7 +115,8 @@ def sections_of(optimizer: FlatAdamW | FlatMuon, count: int) -> dict[str, Moment
         at = first + len(kept)
     if at < count:
         whole.append((at, None))
-    packed, at = list[tuple[int, Moments | None]](), 0
+    packed = list[tuple[int, Moments | None]]()
+    at = 0
     for _, kept in seconds:
         packed.append((at, kept))
         at += len(kept)

@@ -139,7 +139,8 @@ class GraphMemory:
         `filled`: rows per token in attention if documents are separated (documents.py); None: whole windows. Within
         8 % of what autograd saves (test_stage), which would take too long to count by hooks.
         """
-        tokens, output = samples * self.manifest.model.context, boundary_width(self.manifest)
+        tokens = samples * self.manifest.model.context
+        output = boundary_width(self.manifest)
         if by_layer:
             return tokens * self.itemsize * (self.manifest.model.width * len(self.part.layers) + output)
         return self._graph_nbytes(tokens, filled, output)
@@ -147,9 +148,12 @@ class GraphMemory:
     def pass_nbytes(self, samples: int, by_layer: bool) -> int:
         """Bytes of a forward and backward over `samples` at their peak: the graph, its input, and what a layer's
         backward, the head or the table's gradient takes beside them."""
-        model, tokens, inner = self.manifest.model, samples * self.manifest.model.context, self._cast
+        model = self.manifest.model
+        tokens = samples * self.manifest.model.context
+        inner = self._cast
         filled = None if self.manifest.data.document_end is None else FILLED
-        graph, stream = self._graph_nbytes(tokens, filled, model.width), self.itemsize * tokens * model.width
+        graph = self._graph_nbytes(tokens, filled, model.width)
+        stream = self.itemsize * tokens * model.width
         layer = 2 * inner * tokens * model.ffn + stream
         layer += (inner + self.itemsize) * model.ffn * model.width  # the gradient of a matrix, before it is added
         head = table = 0
@@ -177,7 +181,8 @@ class GraphMemory:
 
     def _graph_nbytes(self, tokens: int, filled: float | None, output: int) -> int:
         """Bytes of a graph whose output has `output` numbers per token."""
-        model, part = self.manifest.model, self.part
+        model = self.manifest.model
+        part = self.part
         positions = 0 if filled is None else 2 * model.head_dim * self.itemsize  # cosine and sine of each token
         layers = sum(self._layer_nbytes(layer, filled) for layer in part.layers)
         tables = min(part.has_embedding + part.has_head, 1 if model.tied else 2)  # not cast, and not in this graph
@@ -190,10 +195,13 @@ class GraphMemory:
 
     def _layer_nbytes(self, layer: int, filled: float | None) -> int:
         """Bytes that autograd saves in `layer` for each token, without casts of weights. See decoder.py."""
-        model, itemsize = self.manifest.model, self.itemsize
+        model = self.manifest.model
+        itemsize = self.itemsize
         if (own := architecture_of(model)) is not None:
             return own.layer_nbytes(model, layer, itemsize)
-        width, heads, keys = model.width, model.heads * model.head_dim, model.kv_heads * model.head_dim
+        width = model.width
+        heads = model.heads * model.head_dim
+        keys = model.kv_heads * model.head_dim
         # On a card attention runs in bfloat16 with autocast, and its output needs no further cast.
         fused = self.autocast and self.kind != "cpu"
         stream = 2 * width * itemsize  # both norms' inputs
@@ -213,7 +221,8 @@ class GraphMemory:
         return stream + attention + entering + self._feed_forward_nbytes(layer)
 
     def _feed_forward_nbytes(self, layer: int) -> int:
-        model, cast = self.manifest.model, self._cast
+        model = self.manifest.model
+        cast = self._cast
         if not model.is_sparse(layer):
             return 4 * model.ffn * cast  # gate, its SiLU, up, their product
         routed = model.experts_active * ((2 * model.width + 4 * model.expert_ffn) * cast + self.itemsize + INDICES)
@@ -286,7 +295,8 @@ def passes_in(manifest: Manifest, part: StageLayers, mode: ComputeMode, free: in
 def microbatch_nbytes(manifest: Manifest, part: StageLayers, mode: ComputeMode, passes: Passes | None = None) -> int:
     """Bytes that a microbatch takes on the device at its peak: the largest of its `passes`, and the gradient of the
     whole input."""
-    model, samples = manifest.model, manifest.inner.microbatch
+    model = manifest.model
+    samples = manifest.inner.microbatch
     passes = passes or Passes(samples, False)
     whole = ITEMSIZE * samples * model.context * model.width if passes.samples < samples else 0
     return _graph_of(manifest, part, mode).pass_nbytes(passes.samples, passes.by_layer) + whole
@@ -308,11 +318,13 @@ def _held_nbytes(manifest: Manifest, part: StageLayers, mode: ComputeMode) -> in
 def _shared_nbytes(manifest: Manifest, part: StageLayers, mode: ComputeMode) -> int:
     """State, gradient and older weights, the kept snapshot of the next stage, a microbatch in work, and kept tapes
     (fewer when memory is short: the others are recomputed)."""
-    model, sizes = manifest.model, section_sizes(manifest, part)
+    model = manifest.model
+    sizes = section_sizes(manifest, part)
     state = state_nbytes(sizes) + int(SNAPSHOTS * snapshot_nbytes(sizes)) + _kept_nbytes(manifest, part)
     state += ITEMSIZE * trained_count(manifest, part) + older_weights_nbytes(manifest, part, mode)
     state += _table_nbytes(manifest) + _frozen_nbytes(manifest, part, mode)
-    filled, samples = None if manifest.data.document_end is None else FILLED, manifest.inner.microbatch
+    filled = None if manifest.data.document_end is None else FILLED
+    samples = manifest.inner.microbatch
     state += (graph := _graph_of(manifest, part, mode).tape_nbytes(samples, False, filled))
     if not part.has_embedding and not model.experts and architecture_of(model) is None:
         state += samples * model.context * _graph_of(manifest, part, mode).left_nbytes
@@ -378,7 +390,8 @@ def device_state_nbytes(manifest: Manifest, part: StageLayers, mode: ComputeMode
 def moments_nbytes(manifest: Manifest, part: StageLayers, optimizer_state: str) -> int:
     """Bytes of the optimizer's moments on the device."""
     sizes = section_sizes(manifest, part)
-    first, second = sizes.get("exp_avg", 0), sizes.get("exp_avg_sq", 0)
+    first = sizes.get("exp_avg", 0)
+    second = sizes.get("exp_avg_sq", 0)
     if optimizer_state == "device":
         return ITEMSIZE * (first + second)
     if optimizer_state == "host":
@@ -389,7 +402,8 @@ def moments_nbytes(manifest: Manifest, part: StageLayers, optimizer_state: str) 
 
 def slow_nbytes(manifest: Manifest, part: StageLayers) -> int:
     """Bytes of the slow weights, the outer momentum, a tied table's other part, and the copy of the boundary."""
-    sizes, fragments = section_sizes(manifest, part), manifest.gossip.fragments
+    sizes = section_sizes(manifest, part)
+    fragments = manifest.gossip.fragments
     boundary = -(-trained_count(manifest, part) // fragments) * (1 if fragments == 1 else 2)
     if averages_gradients(manifest):
         boundary = AVERAGED * trained_count(manifest, part)
@@ -406,7 +420,8 @@ def _own_table(manifest: Manifest, part: StageLayers) -> int:
 def step_nbytes(manifest: Manifest, part: StageLayers, mode: ComputeMode) -> int:
     """Bytes that an inner step takes on the device at its peak: Muon iterates matrices of one shape together, and
     moments that are not float32 in place are read part by part, of Muon matrix by matrix."""
-    batch, parts = 0, 0
+    batch = 0
+    parts = 0
     itemsize = HALF if mode.autocast else ITEMSIZE
     whole = mode.optimizer_state == "device"
     shapes: Counter[tuple[int, ...]] = Counter()
@@ -424,7 +439,8 @@ def step_nbytes(manifest: Manifest, part: StageLayers, mode: ComputeMode) -> int
 def _host_nbytes(manifest: Manifest, part: StageLayers, mode: ComputeMode) -> int:
     """Bytes on the host of a card: slow weights with momentum and boundary, offloaded moments, the packets of a round.
     States given, kept and fetched lie in files, but one buffer (large_buffer.py)."""
-    sizes, gossip = section_sizes(manifest, part), manifest.gossip
+    sizes = section_sizes(manifest, part)
+    gossip = manifest.gossip
     nbytes = slow_nbytes(manifest, part) if rules_of(gossip).slow_on_host else 0
     if mode.optimizer_state == "host":
         nbytes += ITEMSIZE * (sizes.get("exp_avg", 0) + sizes.get("exp_avg_sq", 0))

@@ -119,8 +119,12 @@ class FlatMuon:
         state: str = "device",
     ) -> None:
         self.adamw = FlatAdamW(theta, grad, inner, spans, state=state)
-        self.exp_avg, self.exp_avg_sq = self.adamw.exp_avg, self.adamw.exp_avg_sq
-        self.matrices, self._theta, self._inner, self._subspace = matrices, theta, inner, subspace
+        self.exp_avg = self.adamw.exp_avg
+        self.exp_avg_sq = self.adamw.exp_avg_sq
+        self.matrices = matrices
+        self._theta = theta
+        self._inner = inner
+        self._subspace = subspace
         self._dtype = torch.bfloat16 if autocast else theta.dtype
         self._weights = [matrix.view(theta) for matrix in matrices]
         self._gradients = [matrix.view(grad) for matrix in matrices]
@@ -164,7 +168,8 @@ class FlatMuon:
         moved = {index: rows for index, rows in moved.items() if len(rows)}
         if not moved:
             return
-        self._left, self._untaken = set(moved), set(moved)
+        self._left = set(moved)
+        self._untaken = set(moved)
         torch._foreach_mul_([*moved.values()], 1.0 - self._rate(learning_rate) * self._inner.weight_decay)
         self._move(self.orthogonalized(), self._rate(learning_rate))
 
@@ -211,8 +216,11 @@ class FlatMuon:
     def _nesterov(self, index: int) -> Tensor:
         """The direction of matrix `index`'s step before orthogonalising, the shorter side first; its moment takes the
         gradient, once a step."""
-        kept, shape, turn = self._moments[index], self._gradients[index].shape, self._turn
-        gradient, momentum = turn.rows(self._gradients[index]), turn.kept(self._inner.muon_momentum)
+        kept = self._moments[index]
+        shape = self._gradients[index].shape
+        turn = self._turn
+        gradient = turn.rows(self._gradients[index])
+        momentum = turn.kept(self._inner.muon_momentum)
         moment = kept.read(0, len(kept))
         rows = turn.rows(moment.view(shape))
         if index in self._untaken:

@@ -98,7 +98,9 @@ class FlatAdamW:
         state: str = "device",
     ) -> None:
         self.grad = grad
-        self._theta, self._inner, self._rank = theta, inner, rank
+        self._theta = theta
+        self._inner = inner
+        self._rank = rank
         counts = {span.first: span.last - span.first for span in spans}
         counts |= {first: math.prod(shape[1:]) for first, shape in shared}
         ends = list(accumulate(counts[first] for first in sorted(counts)))
@@ -140,7 +142,8 @@ class FlatAdamW:
         """Update the elements of theta whose `turn` it is in place, as step number `steps_before` + 1 (which corrects
         the moments' bias)."""
         self._step.fill_(steps_before // turn.of + 1)
-        self._at, self._turn = 0, turn
+        self._at = 0
+        self._turn = turn
         self.finish(steps_before, learning_rate)
 
     def views(self, flat: Tensor, turn: Turn) -> list[Tensor]:
@@ -160,9 +163,11 @@ class FlatAdamW:
     def _step_part(
         self, span: Span, firsts: Moments, seconds: Moments, start: int, end: int, learning_rate: float
     ) -> None:
-        exp_avg, exp_avg_sq = firsts.read(start, end), seconds.read(start, end)
+        exp_avg = firsts.read(start, end)
+        exp_avg_sq = seconds.read(start, end)
         flats = self._theta[span.first + start : span.first + end], exp_avg, exp_avg_sq
-        turn, gradient = self._turn, self.grad[span.first + start : span.first + end]
+        turn = self._turn
+        gradient = self.grad[span.first + start : span.first + end]
         views = [turn.elements(start, flat) for flat in flats]
         weights, first, second = (view.contiguous() for view in views)
         torch._fused_adamw_(
@@ -197,11 +202,15 @@ class FlatAdamW:
     ) -> None:
         """The step of a matrix with one second moment per column."""
         assert self._turn.of == 1, "a subspace goes with methods that average weights"
-        inner, step = self._inner, steps_before + 1
-        correction1, correction2 = 1.0 - inner.beta1**step, 1.0 - inner.beta2**step
+        inner = self._inner
+        step = steps_before + 1
+        correction1 = 1.0 - inner.beta1**step
+        correction2 = 1.0 - inner.beta2**step
         flat = slice(first, first + math.prod(shape))
-        weight, gradient = self._theta[flat].view(shape), self.grad[flat].view(shape)
-        exp_avg, exp_avg_sq = firsts.read(0, len(firsts)), seconds.flat.view(shape[1:])
+        weight = self._theta[flat].view(shape)
+        gradient = self.grad[flat].view(shape)
+        exp_avg = firsts.read(0, len(firsts))
+        exp_avg_sq = seconds.flat.view(shape[1:])
         mean = torch.linalg.vector_norm(gradient, dim=0).square_().div_(self._rank)
         second = torch.lerp(exp_avg_sq, mean, 1.0 - inner.beta2)
         scale = (second / correction2).sqrt_().add_(inner.eps)  # (in)

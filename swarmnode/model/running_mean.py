@@ -62,7 +62,8 @@ class RunningMean:
         self._settle()
         if self._mean is None:
             self._mean = weights.detach().to("cpu", torch.float32, copy=True)
-            self._first, self._last = samples_total, [samples_total] * -(-len(weights) // PART)
+            self._first = samples_total
+            self._last = [samples_total] * -(-len(weights) // PART)
             return
         least = max(1.0, self.share * samples_total / UPDATES)
         due = [number for number, last in enumerate(self._last) if samples_total - last >= least]

@@ -50,7 +50,8 @@ def layer_flops(model: ModelSpec, layer: int) -> float:
         if len(shape) > 1:
             used = model.experts_active / model.experts if ".experts." in name else 1.0
             matrices += used * math.prod(shape)
-    window, seen = model.window(layer), model.context / 2
+    window = model.window(layer)
+    seen = model.context / 2
     if 0 < window < model.context:
         seen = window * (1.0 - window / (2.0 * model.context))
     return 2.0 * matrices + 4.0 * seen * model.heads * model.head_dim
@@ -75,16 +76,19 @@ def _best_cut(costs: Sequence[float], parts: int, add: Callable[[Floats, Floats]
     least."""
     sums = np.array([0.0, *accumulate(costs)])
     slack = len(costs) - parts  # layers that a prefix of k parts may have beyond k
-    values, begins = np.zeros(slack + 1), list[npt.NDArray[np.intp]]()
+    values = np.zeros(slack + 1)
+    begins = list[npt.NDArray[np.intp]]()
     values[1:] = np.inf  # of no part's prefix but the empty one; values[i] is of the prefix of k + i layers
     later = np.tri(slack + 1, dtype=bool)  # [end, start]: a part is not empty
     for part in range(parts):
-        starts, ends = np.arange(part, part + slack + 1), np.arange(part + 1, part + slack + 2)
+        starts = np.arange(part, part + slack + 1)
+        ends = np.arange(part + 1, part + slack + 2)
         folded = add(values[None, :], sums[ends][:, None] - sums[starts][None, :])
         folded = np.where(later, folded, np.inf)
         begins.append(starts[folded.argmin(axis=1)])
         values = folded.min(axis=1)
-    cut, end = list[range](), len(costs)
+    cut = list[range]()
+    end = len(costs)
     for part in range(parts - 1, -1, -1):
         start = int(begins[part][end - part - 1])
         cut.append(range(start, end))
@@ -109,8 +113,10 @@ def layer_shapes(model: ModelSpec, layer: int) -> Shapes:
     """Shapes of the parameters of `layer` by their names in it."""
     if (own := architecture_of(model)) is not None:
         return _checked(own.layer_shapes(model, layer), f"model.architecture = {model.architecture!r}, layer {layer}")
-    width, head = model.width, model.head_dim
-    heads, keys = model.heads * head, model.kv_heads * head
+    width = model.width
+    head = model.head_dim
+    heads = model.heads * head
+    keys = model.kv_heads * head
     shapes: Shapes = {
         "self_attn.q_proj.weight": (heads, width),
         "self_attn.k_proj.weight": (keys, width),

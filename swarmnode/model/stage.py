@@ -99,7 +99,8 @@ def attach_gradients(module: Decoder, gradients: Mapping[str, Tensor], frozen: s
         parameter.requires_grad_(name != frozen and name in gradients)
 
 
-BUMP, BUMP_STEPS = 0.1, 500
+BUMP = 0.1
+BUMP_STEPS = 500
 """A rebuilt stage learns at 1.1 of the rate, which decays back over so many inner steps (the factor: CheckFree, arXiv
 2506.15461; the decay: guess)."""
 
@@ -157,16 +158,19 @@ class StageReplica:
         flats = self.shapes, self.theta, self.grad, self.subspace
         self._optimizer = optimizer_of(manifest, *flats, autocast=autocast, state=optimizer_state)
         if optimizer_state == "device":
-            self.exp_avg, self.exp_avg_sq = self._optimizer.exp_avg, self._optimizer.exp_avg_sq
+            self.exp_avg = self._optimizer.exp_avg
+            self.exp_avg_sq = self._optimizer.exp_avg_sq
         self.moments = sections_of(self._optimizer, self.parameters)
         self.inner_steps = 0
         self.moments_since = 0  # inner steps when the moments began: AdamW corrects their bias by their age
         self.gradient_norm = 0.0
         self.version = 0  # grows with `touched`
-        stashed, predicts = torch.bfloat16 if autocast else dtype, manifest.pipeline.predicts_weights
+        stashed = torch.bfloat16 if autocast else dtype
+        predicts = manifest.pipeline.predicts_weights
         self.stash: WeightStash | WorkingCopy = WeightStash(self.theta, stashed, predicts)
         if copied:
-            dtype, watch = half_dtype(self.device), self.backprop.watch
+            dtype = half_dtype(self.device)
+            watch = self.backprop.watch
             self.stash = WorkingCopy(self.module, self.shapes, self.theta, self.named(self.grad), dtype, watch)
         self.recomputed = 0  # tapes run forward again
         self.bump_steps = 0  # inner steps left at a raised rate
@@ -228,7 +232,8 @@ class StageReplica:
     def discard(self) -> None:
         """Drop the gradient accumulated so far: it belongs to other weights."""
         self.grad.zero_()
-        self.accumulated, self._weight = 0, 0.0
+        self.accumulated = 0
+        self._weight = 0.0
 
     def begin_anew(self, *, raised: bool = True) -> None:
         """Other weights are here: fresh AdamW, no gradient, and if `raised` a higher rate for BUMP_STEPS steps."""
@@ -240,8 +245,11 @@ class StageReplica:
             section.zero_()
         if self.subspace is not None and not fresh:  # first moments, too, keep writers in the span
             self.subspace.project_moments(self.moments["exp_avg"], self.shapes)
-        self.undrawn, self.moments_since = False, inner_steps if fresh else 0
-        self.inner_steps, self.gradient_norm, self.bump_steps = inner_steps, gradient_norm, bump_steps
+        self.undrawn = False
+        self.moments_since = inner_steps if fresh else 0
+        self.inner_steps = inner_steps
+        self.gradient_norm = gradient_norm
+        self.bump_steps = bump_steps
         self.discard()
         self.touched()
 
@@ -410,8 +418,10 @@ class StageReplica:
 
         Raises LocalFault if the gradient is not finite: theta has diverged. The gradient is dropped."""
         assert self.accumulated > 0, "an inner step needs a gradient"
-        samples, self.accumulated = self.accumulated, 0
-        weight, self._weight = self._weight or 1.0, 0.0  # if no target counted, the gradient is zero
+        samples = self.accumulated
+        self.accumulated = 0
+        weight = self._weight or 1.0  # if no target counted, the gradient is zero
+        self._weight = 0.0
         try:
             norm = twice(lambda: self._clip_mean(weight), self.relieve, "an inner step")
         except Busy:
@@ -439,7 +449,8 @@ class StageReplica:
     def stepping_by(self, mean: Tensor) -> Iterator[None]:
         """Context in which an inner step is by the gradient `mean` [N], which is overwritten; what is gathered
         stays."""
-        gathered, kept = self.grad, self.gathered
+        gathered = self.grad
+        kept = self.gathered
         if self.backprop.scale != 1.0:
             mean.mul_(self.backprop.scale)
         self.grad = mean
@@ -476,5 +487,6 @@ class StageReplica:
         """Make `grad` the mean over `weight` samples, in the span and clipped; returns its norm before clipping."""
         if self.subspace is not None:
             self.subspace.project_(self.named(self.grad))
-        inner, stages = self.manifest.inner, self.manifest.pipeline.stages
+        inner = self.manifest.inner
+        stages = self.manifest.pipeline.stages
         return self._optimizer.clip_mean(weight * self.backprop.scale, inner.clip_norm / math.sqrt(stages))

@@ -51,7 +51,8 @@ def encode_boundary(tensor: Tensor, kind: str) -> WireTensor:
     if kind in RAW:
         return encode(tensor.detach().to(DTYPES[RAW[kind]]))
     x = tensor.detach().float()
-    rows, width = x.shape[0] * x.shape[1], x.shape[2]
+    rows = x.shape[0] * x.shape[1]
+    width = x.shape[2]
     blocks = -(-width // BOUNDARY_BLOCK)
     x = F.pad(x.reshape(rows, width), (0, blocks * BOUNDARY_BLOCK - width)).view(rows, blocks, BOUNDARY_BLOCK)
     steps = (x.abs().amax(2) / LARGEST).clamp_(min=STEP_LEAST).to(torch.bfloat16)
@@ -76,7 +77,8 @@ def decode_boundary(
         raise RemoteFault(f"{what}: codec {wire.codec[:16]!r}; expected {kind}")
     check_shape(wire, ("f32",), shape, what)
     batch, length, width = wire.shape
-    rows, blocks = batch * length, -(-width // BOUNDARY_BLOCK)
+    rows = batch * length
+    blocks = -(-width // BOUNDARY_BLOCK)
     if wire.nbytes != (expected := boundary_nbytes(kind, rows, width)):
         raise RemoteFault(f"{what}: {wire.nbytes} bytes; expected {expected}")
     data = torch.frombuffer(wire.data, dtype=torch.uint8)
@@ -132,7 +134,9 @@ def read_input(
     """The input of stage `part`; `boundary` is the coding of activations, which `device` decodes. Without `tokens`,
     which activations need only for a subspace or separated documents, all targets count. Raises RemoteFault for a wrong
     dtype or shape, token ids out of range, NaN or Inf."""
-    model, what, end = manifest.model, f"stage {part.stage}", manifest.data.document_end
+    model = manifest.model
+    what = f"stage {part.stage}"
+    end = manifest.data.document_end
     if part.has_embedding:
         ids = _ids(manifest, x, f"input of {what}")
         return StageInput(ids, counted_targets(x, end), None, None if end is None else Documents.of(ids, end))
@@ -149,7 +153,8 @@ def read_input(
 
 def read_targets(manifest: Manifest, tokens: WireTensor) -> Tensor:
     """The next tokens int64 [B, T], IGNORED where the loss does not count them. Raises RemoteFault as `read_input`."""
-    model, end = manifest.model, manifest.data.document_end
+    model = manifest.model
+    end = manifest.data.document_end
     ids, counts = decode_tokens(tokens, model.context, model.vocabulary, "tokens of the loss")
     targets = ids[:, 1:].clone()
     if counts is not None:

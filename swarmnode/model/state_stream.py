@@ -153,13 +153,15 @@ class GivenState:
 
     def check_moments(self, manifest: Manifest, part: StageLayers) -> None:
         """Raises RemoteFault for first moments that no gradients leave beside the roots of the second ones."""
-        shapes, most = section_shapes(manifest, part), ROUNDED * moments_apart(manifest.inner)
+        shapes = section_shapes(manifest, part)
+        most = ROUNDED * moments_apart(manifest.inner)
         firsts = dict(self.by_name("exp_avg", shapes["exp_avg"]))
         for name, seconds in self.by_name("exp_avg_sq", shapes["exp_avg_sq"]):
             first = firsts[name]
             if first.shape != seconds.shape:  # one second moment for a column: `FlatAdamW`
                 first = torch.linalg.vector_norm(first, dim=0, dtype=torch.float32) / boundary_width(manifest) ** 0.5
-            first, second = first.flatten(), seconds.flatten()
+            first = first.flatten()
+            second = seconds.flatten()
             for start, end in _spans(first):
                 allowed = most * (second[start:end].float().sqrt() + manifest.inner.eps)
                 if bool((first[start:end].float().abs() > allowed).any()):

@@ -56,7 +56,8 @@ class Subspace:
     @staticmethod
     def of(manifest: Manifest, device: torch.device, dtype: torch.dtype) -> Subspace:
         """The subspace of a run with pipeline.boundary = "subspace", made from its seed."""
-        model, seed = manifest.model, manifest.seed
+        model = manifest.model
+        seed = manifest.seed
         table = initial(model, seed, TABLE, (model.vocabulary, model.width)).to(device, dtype)
         return Subspace(basis(model.width, manifest.pipeline.boundary_rank, seed), table)
 

@@ -164,7 +164,8 @@ def decode_tokens(wire: WireTensor, context: int, vocabulary: int, what: str) ->
     """Token ids [B, context + 1] as int64, checked to be below `vocabulary`, and a mask of those that count as targets
     in the loss, bool [B, context + 1]; None: all. Raises RemoteFault that names `what`."""
     check_shape(wire, ("u16", "u32"), (None, context + 1), what)
-    tokens, counts = decode(wire).to(torch.int64), None
+    tokens = decode(wire).to(torch.int64)
+    counts = None
     if wire.dtype == "u32" and int(tokens.max()) >= UNCOUNTED:
         counts = tokens < UNCOUNTED
         tokens &= UNCOUNTED - 1
@@ -175,14 +176,17 @@ def decode_tokens(wire: WireTensor, context: int, vocabulary: int, what: str) ->
 
 def cosine(one: Tensor, other: Tensor) -> float:
     """Cosine of two tensors of one shape, from -1 to 1; 1 if both are zero, 0 if one is."""
-    a, b = one.flatten().double(), other.flatten().double()
+    a = one.flatten().double()
+    b = other.flatten().double()
     norms = float(torch.linalg.vector_norm(a)), float(torch.linalg.vector_norm(b))
     if 0.0 in norms:
         return float(norms == (0.0, 0.0))
     return float(torch.dot(a, b)) / (norms[0] * norms[1])
 
 
-SKETCH_SIGNS, SKETCH_WIDTH = 4, 16  # guess: 64 numbers tell one steady direction from noise at a tenth of a row
+# Guess: 64 numbers tell one steady direction from noise at a tenth of a row.
+SKETCH_SIGNS = 4
+SKETCH_WIDTH = 16
 
 
 @functools.lru_cache(maxsize=4)

@@ -74,7 +74,8 @@ def choose(logits: Tensor, sampling: Sampling, chance: torch.Generator) -> int:
         return int(logits.argmax())
     values, order = (logits.double() / sampling.temperature).sort(descending=True, stable=True)
     if sampling.top_k:
-        values, order = values[: sampling.top_k], order[: sampling.top_k]
+        values = values[: sampling.top_k]
+        order = order[: sampling.top_k]
     shares = values.softmax(0)
     kept = (shares.cumsum(0) - shares < sampling.top_p).nonzero().numel()  # including the one that reaches top_p
     shares = shares[: max(1, kept)]
@@ -93,7 +94,8 @@ class _LayerCache:
         if self._past is None:  # several tokens are read at once only at first
             y = causal_attention(q, k, v, window)
         else:
-            k, v = torch.cat((self._past[0], k), 2), torch.cat((self._past[1], v), 2)
+            k = torch.cat((self._past[0], k), 2)
+            v = torch.cat((self._past[1], v), 2)
             k, v = (k[:, :, -window:], v[:, :, -window:]) if window else (k, v)
             y = F.scaled_dot_product_attention(q, k, v, enable_gqa=q.shape[1] != k.shape[1])
         self._past = (k, v)

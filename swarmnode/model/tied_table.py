@@ -30,7 +30,9 @@ class TiedTable:
 
     def __init__(self, phi: Tensor, theta: Tensor, *, first: bool) -> None:
         """`first`: of the first stage, whose part has the start. Begin as `begin` does."""
-        self.phi, self.theta, self._first = phi, theta, first
+        self.phi = phi
+        self.theta = theta
+        self._first = first
         self.other = torch.zeros_like(phi)
         self._known = True
         self._changes = IncomingNorms()

@@ -64,7 +64,8 @@ class WorkingCopy:
         read_in_place = next(iter(shapes)) == TABLE  # a tied model's head, further on, is copied
         self._shapes = {name: shape for name, shape in shapes.items() if name != TABLE or not read_in_place}
         first = math.prod(shapes[TABLE]) if read_in_place else 0
-        self._theta, self._gradients = theta.data[first:], gradients
+        self._theta = theta.data[first:]
+        self._gradients = gradients
         self._matrices = sum(math.prod(shape) for shape in self._shapes.values() if len(shape) > 1)
         self._dtype = dtype
         self._half, self._exact, self._leaves = self._made()
@@ -81,16 +82,19 @@ class WorkingCopy:
     def _made(self) -> tuple[Tensor, Tensor, dict[str, nn.Parameter]]:
         half = torch.empty(self._matrices, dtype=self._dtype, device=self._theta.device)
         exact = torch.empty_like(self._theta[self._matrices :])
-        leaves, at = dict[str, nn.Parameter](), 0
+        leaves = dict[str, nn.Parameter]()
+        at = 0
         for name, shape in self._shapes.items():
             end = at + math.prod(shape)
             flat = half[at:end] if at < self._matrices else exact[at - self._matrices : end - self._matrices]
             gradient = self._gradients.get(name)
             leaf = nn.Parameter(flat.view(shape), requires_grad=gradient is not None)
             if gradient is not None:
-                leaf.grad_dtype, leaf.grad = gradient.dtype, gradient
+                leaf.grad_dtype = gradient.dtype
+                leaf.grad = gradient
                 self._watch(leaf)
-            leaves[name], at = leaf, end
+            leaves[name] = leaf
+            at = end
         return half, exact, leaves
 
     def _point_to(self, leaves: Mapping[str, nn.Parameter]) -> None:
@@ -121,7 +125,9 @@ class WorkingCopy:
         for version in (*self._living(), *([self._held()] if self._held is not None else [])):
             if version is not None:
                 version.leaves = None
-        self._held, self._older, self._stale = None, [], True
+        self._held = None
+        self._older = []
+        self._stale = True
 
     @torch.no_grad()
     def refresh(self) -> None:
@@ -135,7 +141,8 @@ class WorkingCopy:
                     version.leaves = None
             self._older = self._older[-COPIES_MAX:]
             self._half, self._exact, self._leaves = self._made()
-        self._held, self._stale = None, False
+        self._held = None
+        self._stale = False
         self._half.copy_(self._theta[: self._matrices])
         self._exact.copy_(self._theta[self._matrices :])
         self._point_to(self._leaves)
@@ -146,7 +153,8 @@ class WorkingCopy:
         if version is None or version.leaves is None:
             yield
             return
-        stale, self._stale = self._stale, False
+        stale = self._stale
+        self._stale = False
         self._point_to(version.leaves)
         try:
             yield
@@ -176,7 +184,8 @@ class WeightVersion:
 def instead(theta: Tensor, other: Tensor) -> Iterator[None]:
     """Context in which `theta` [N] has the values of `other` [N]. Autograd does not notice (`data`): tapes find it
     restored."""
-    mine, live = theta.clone(), theta.data
+    mine = theta.clone()
+    live = theta.data
     live.copy_(other)
     try:
         yield
@@ -226,7 +235,8 @@ class WeightStash:
 
     def before_step(self, *, inner: bool = True) -> None:
         """Call before each step of theta: an `inner` one, which predicts the next, or one of a round."""
-        held, asked = self._held(), self._asked and inner
+        held = self._held()
+        asked = self._asked and inner
         if (before := self._before) is not None and not inner:
             _, self._last = tried(lambda: self._theta.data - before)
         elif inner:
@@ -240,7 +250,8 @@ class WeightStash:
             _, self._before = tried(self._theta.data.clone)
         for weights in held[:-COPIES_MAX]:
             weights.copy = None
-        self._newest, self._older = None, [weakref.ref(weights) for weights in held[-COPIES_MAX:]]
+        self._newest = None
+        self._older = [weakref.ref(weights) for weights in held[-COPIES_MAX:]]
 
     def on_weights_written(self) -> None:
         """Do nothing: theta itself is read in each forward."""
@@ -251,7 +262,8 @@ class WeightStash:
         """Drop all copies, because theta was loaded from elsewhere."""
         for weights in self._held():
             weights.copy = None
-        self._newest, self._older = None, []
+        self._newest = None
+        self._older = []
         self._before = self._last = self._ahead = None
 
     def back(self, weights: WeightVersion | None) -> AbstractContextManager[None]:

@@ -37,11 +37,14 @@ async def keep_access_list(
     """
     me = transport.peer_id
     while True:
-        known, rules, amendments = admission.signed, admission.rules, admission.amendments
+        known = admission.signed
+        rules = admission.rules
+        amendments = admission.amendments
         heard = [] if amendments is None else list(amendments.signed)
         told = admission.alarms()
         others = [peer for peer in peers() if peer != me]
-        ahead, admission.ahead = admission.ahead, None
+        ahead = admission.ahead
+        admission.ahead = None
         # The owner's file, and a random peer as well: anybody may say that it is ahead.
         for peer in (None, *([rng.choice(others)] if others else []), *([] if ahead is None else [ahead])):
             try:

@@ -43,10 +43,14 @@ def stage_audits(
     context: NodeContext, stage: int, replica: Replica, tasks: asyncio.TaskGroup, text: Text
 ) -> StageAudits:
     """The audit parts of a node that serves `stage` with `replica`; `text` reads samples where this node feeds."""
-    manifest, run_id, ports, presence = context.manifest, context.run_id, context.ports, context.presence
+    manifest = context.manifest
+    run_id = context.run_id
+    ports = context.ports
+    presence = context.presence
 
     def sign(statement: wire.Statement) -> None:
-        statement.run_id, statement.server = run_id, ports.identity.peer_id
+        statement.run_id = run_id
+        statement.server = ports.identity.peer_id
         statements.sign(statement, ports.identity)
 
     recompute = RecomputeService(
@@ -95,7 +99,8 @@ class HopReplayer:
         """Tokens of samples, from this machine's own copy of the text. Raises DataError, LocalFault, and Unavailable
         where it has none at hand."""
         async with self._one:
-            compute, own = self._ports.compute, self._ports.data
+            compute = self._ports.compute
+            own = self._ports.data
             if own is not None:
                 data = own.set
                 self._samples = self._samples or (ChunkSamples(data, self._manifest) if data.is_open else None)
@@ -122,7 +127,8 @@ class HopReplayer:
             mark = await compute.run(Priority.BACKWARD, 0, partial(replica.mark, state))
 
             async def again(claim: HopClaim, shown: HopEvidence | None) -> HopAnswer:
-                stated, got = claim.statement, None if shown is None else shown.got
+                stated = claim.statement
+                got = None if shown is None else shown.got
                 # An older version's feeder says nothing of its weights.
                 apart = abs(state.inner_steps - stated.inner_steps) if stage or stated.mark else 0
                 if apart > STEPS_APART_MAX:
@@ -146,7 +152,8 @@ class HopReplayer:
     def _steps_since(self, came_s: float) -> float:
         """Inner steps that one replica can have taken since `came_s`, by the rate of the whole run."""
         assert self._begun is not None
-        (begun_s, samples), now_s = self._begun, asyncio.get_running_loop().time()
+        begun_s, samples = self._begun
+        now_s = asyncio.get_running_loop().time()
         rate = STEPS_FACTOR * (self._samples_total() - samples) / max(1.0, now_s - begun_s)
         if now_s - begun_s < REPLAY_SPAN_S:  # the first answers judged: nothing may have been trained in that time
             rate = max(rate, RATE_AT_FIRST)

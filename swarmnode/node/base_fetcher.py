@@ -35,7 +35,9 @@ class BaseFetcher:
     ) -> None:
         assert ports.base is not None
         self._manifest = manifest
-        self._set, self._compute, self._telemetry = ports.base.set, ports.compute, ports.telemetry
+        self._set = ports.base.set
+        self._compute = ports.compute
+        self._telemetry = ports.telemetry
         self._presence = presence
         urls = [str(base_url(one)) for one in manifest.base.locations]
         asked = transport, ports.telemetry, ports.base.meeting_points, self._holders
@@ -87,7 +89,8 @@ class BaseFetcher:
 
     def _holders(self) -> list[PeerId]:
         """Members of this node's stage, which have read the same chunks."""
-        stage, me = self._presence.status.stage, self._presence.me
+        stage = self._presence.status.stage
+        me = self._presence.me
         return [m.peer for m in self._presence.peer_table.swarm().members() if m.stage == stage and m.peer != me]
 
 

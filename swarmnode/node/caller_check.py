@@ -91,7 +91,8 @@ class CallerCheck:
 
     def warranted(self, peer: PeerId, warrant: access_pb2.Warrant) -> tuple[bool, str]:
         """(whether `peer` may archive the run for its owner, why or why not)."""
-        owners, now_s = self._owners(warrant), self._clock.unix_s()
+        owners = self._owners(warrant)
+        now_s = self._clock.unix_s()
         return check_warrant(warrant, owners=owners, run_id=self._run_id, machine=peer, now_unix_s=now_s)
 
     def _take_warrant(self, peer: PeerId, warrant: access_pb2.Warrant) -> None:
@@ -128,7 +129,8 @@ class CallerCheck:
 
     def _process(self, peer: PeerId, header: wire.Request) -> None:
         process = header.process
-        at, way = process.position, process.itinerary
+        at = process.position
+        way = process.itinerary
         if not at < len(way):
             raise RemoteFault(f"position {at} of an itinerary of {len(way)} stages")
         if not at:

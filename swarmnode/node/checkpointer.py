@@ -130,7 +130,8 @@ class Checkpointer:
 
     async def _save(self, label: str, reason: str) -> None:
         loop = asyncio.get_running_loop()
-        begun, round_index = loop.time(), self._gossip.done
+        begun = loop.time()
+        round_index = self._gossip.done
         state, pause_s = await self._here.compute.run(Priority.OUTER, 0, self._copy)
         holding = ReplicaHoldings(
             stage=self._here.stage,
@@ -144,7 +145,8 @@ class Checkpointer:
         part = await checkpoint_io.save_stage(
             self._store, place, state, self._shapes, holding, shard_nbytes=self._options.shard_nbytes
         )
-        seconds, nbytes = loop.time() - begun, sum(file.nbytes for file in part.files)
+        seconds = loop.time() - begun
+        nbytes = sum(file.nbytes for file in part.files)
         self._here.telemetry.count(name.CHECKPOINTS, outcome="saved")
         self._here.telemetry.gauge(name.CHECKPOINT_SECONDS, seconds)
         self._here.telemetry.gauge(name.CHECKPOINT_PAUSE_SECONDS, pause_s)

@@ -30,7 +30,8 @@ class ChunkSamples(Samples):
         self._data = data
         assert data.store is not None
         self._corpus = IndexedCorpus(manifest, data.index, data.store.read)
-        self._wanted, self._step = manifest.pipeline.validation_samples, manifest.inner.microbatch
+        self._wanted = manifest.pipeline.validation_samples
+        self._step = manifest.inner.microbatch
         self._block = manifest.data.block_samples
         self._again = TokenBucket.full(1.0 / AGAIN_EVERY_S, 2.0)
         self.digest = data.digest
@@ -94,7 +95,8 @@ class CorpusSamples(Samples):
     def __init__(self, corpus: Corpus | IndexedCorpus, manifest: Manifest) -> None:
         self._corpus = corpus
         self.digest = corpus.digest
-        wanted, step = manifest.pipeline.validation_samples, manifest.inner.microbatch
+        wanted = manifest.pipeline.validation_samples
+        step = manifest.inner.microbatch
         batches = (corpus.validation_batch(first, step, wanted) for first in range(0, wanted, step))
         self._held_out = [batch.to_wire() for batch in batches if len(batch)]
 

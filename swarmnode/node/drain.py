@@ -88,7 +88,8 @@ class DrainReport:
 
     def all_sent(self, successor: str = "") -> None:
         """Note that another node has all samples that were unsent; `successor`: and the stage's state."""
-        self.sent, self.successor = self.unsent, successor or self.successor
+        self.sent = self.unsent
+        self.successor = successor or self.successor
 
     @property
     def clean(self) -> bool:
@@ -117,7 +118,8 @@ class DrainReport:
         """Log the outcome after `seconds`, as the last event of the node. A successor that leaves, too, by its record
         in `swarm`, is none."""
         staying = {member.peer for member in swarm.members() if member.state == record_pb2.NODE_STATE_TRAINING}
-        self.seconds, self.successor = seconds, self.successor if self.successor in staying else ""
+        self.seconds = seconds
+        self.successor = self.successor if self.successor in staying else ""
         telemetry.event(
             "node.left",
             held=self.held,
@@ -140,9 +142,12 @@ async def drain(report: DrainReport, tasks: Sequence[DrainTask], notices: Notice
     saving_s = sum(task.expected_s for task in tasks if task.step is DrainStep.SAVE)
     kept_s = saving_s if saving_s <= PARTLY * (notices.left_s() - GOODBYE_S) else 0.0
     for index, task in enumerate(tasks):
-        left_s, partly, due = notices.left_s() - GOODBYE_S, task.step is DrainStep.FINISH, tasks[index:]
+        left_s = notices.left_s() - GOODBYE_S
+        partly = task.step is DrainStep.FINISH
+        due = tasks[index:]
         if kept_s and task.step is not DrainStep.SAVE:
-            left_s, due = left_s - kept_s, [later for later in due if later.step is not DrainStep.SAVE]
+            left_s -= kept_s
+            due = [later for later in due if later.step is not DrainStep.SAVE]
         limits, reason = plan([later.expected_s for later in due], left_s, partly)
         if not limits or limits[0] <= 0.0:
             _cut(report, task, reason, telemetry)

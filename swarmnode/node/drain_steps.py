@@ -81,7 +81,8 @@ class HeldWork:
         """Begin nothing new; the step of leaving that finishes what is held, which `report` counts."""
         self.refuse("this node is leaving")
         report.expect(held=self.held)
-        before, stopping = self.finished, report.notice.kind is NoticeKind.STOP
+        before = self.finished
+        stopping = report.notice.kind is NoticeKind.STOP
 
         def count() -> str:
             return report.count_finished(self.finished - before)
@@ -147,7 +148,8 @@ class StageDrain:
 
     def steps(self) -> list[DrainTask]:
         """Refuse new work, and return what is to be done, in order."""
-        report, gossip = self.report, self.gossip
+        report = self.report
+        gossip = self.gossip
         finish = self.work.leave(report)
         report.expect(unsent=gossip.unsent)
         exchange_s = max(EXCHANGE_S, MARGIN * gossip.pace.exchange_s) if report.unsent or report.held else 0.0
@@ -180,9 +182,12 @@ class StageDrain:
         staying = mates(self.here.swarm(), self.here.stage, self.here.me)
         if self._stopping or not self.report.unsent or not staying:
             return
-        here, gossip = self.here, self.gossip
-        parting, met = gossip.parting, gossip.acceptance.packets_taken
-        limit_s, told = here.manifest.limits.exchange_timeout_s, here.telemetry
+        here = self.here
+        gossip = self.gossip
+        parting = gossip.parting
+        met = gossip.acceptance.packets_taken
+        limit_s = here.manifest.limits.exchange_timeout_s
+        told = here.telemetry
         await send_final_delta(here.transport, here.run_id, staying, parting, told, self._rng, limit_s, met)
         self.report.all_sent()
 

@@ -56,7 +56,9 @@ class FailureDetector:
     def _quiet(self, stages: Iterable[int]) -> dict[int, list[PeerId]]:
         """Members that went silent, by stage; this node is not among them. No stage of which all have: that is
         `_look`'s."""
-        swarm, now_unix_s, me = self._presence.peer_table.swarm(), self._clock.unix_s(), self._presence.me
+        swarm = self._presence.peer_table.swarm()
+        now_unix_s = self._clock.unix_s()
+        me = self._presence.me
         quiet_of = {}
         for stage in stages:
             serving = swarm.serving(stage)
@@ -69,7 +71,8 @@ class FailureDetector:
 
     async def _look(self, stage: int) -> None:
         """Find out whether `stage` is lost, or back."""
-        presence, loop = self._presence, asyncio.get_running_loop()
+        presence = self._presence
+        loop = asyncio.get_running_loop()
         swarm = presence.peer_table.swarm()
         if stage in self._lost:
             if swarm.serving(stage):

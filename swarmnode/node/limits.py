@@ -209,7 +209,8 @@ def _memory(limits: Limits, reading: SensorReading) -> LimitVerdict | None:
     bound = limits.max_memory_nbytes if reading.running else limits.max_memory_nbytes * (1 - FREE_SHARE)
     if reading.memory_nbytes <= bound:
         return None
-    held, allowed = show_nbytes(reading.memory_nbytes), show_nbytes(limits.max_memory_nbytes)
+    held = show_nbytes(reading.memory_nbytes)
+    allowed = show_nbytes(limits.max_memory_nbytes)
     return LimitVerdict(False, None, f"it holds {held} of memory, at most {allowed} are allowed")
 
 
@@ -250,7 +251,8 @@ def _second(reading: SensorReading) -> float:
 
 def _closes(hours: tuple[HourSpan, ...], reading: SensorReading) -> float | None:
     """When the hours that hold now end, spans that touch counted as one; None when they never do."""
-    second, passed = _second(reading), 0.0
+    second = _second(reading)
+    passed = 0.0
     while passed < WEEK_S and (left := max((span.left_s(second + passed) for span in hours), default=0.0)):
         passed += left
     return reading.local_s_later(passed) if hours and passed < WEEK_S else None
@@ -267,10 +269,12 @@ def parse_hours(text: str) -> tuple[HourSpan, ...]:
         if match is None or not match[0]:
             raise ValueError("say 22-07, 22:30-07:15, 0-6,12-14 or mon-fri 22-07,sat-sun (local time)")
         numbers = [int(number or 0) for number in match.groups()[2:]]
-        begin, end = numbers[0] * 3600 + numbers[1] * 60, numbers[2] * 3600 + numbers[3] * 60
+        begin = numbers[0] * 3600 + numbers[1] * 60
+        end = numbers[2] * 3600 + numbers[3] * 60
         if max(begin, end) > DAY_S or max(numbers[1], numbers[3]) > 59:
             raise ValueError(f"{part.strip()!r} is not of a day: hours are 0 to 24, minutes 0 to 59")
-        first, last = DAYS.index(match[1] or "mon"), DAYS.index(match[2] or match[1] or "sun")
+        first = DAYS.index(match[1] or "mon")
+        last = DAYS.index(match[2] or match[1] or "sun")
         days = sorted((first + later) % 7 for later in range((last - first) % 7 + 1))
         if begin % DAY_S == end % DAY_S and (len(days) == 7 or begin == end != 0):
             raise ValueError(f"{part.strip()!r} is empty, or always: leave it out for always")

@@ -43,7 +43,9 @@ async def probing(
     """Samples per second of this machine on its stage, at the best size: forward, and backward at about twice its cost.
     `announce` is told those of all sizes, as soon as they are known: the state may still be on its way."""
     loop = asyncio.get_running_loop()
-    sizes, seconds, started = _sizes(manifest.inner.microbatch), dict[int, float](), loop.time()
+    sizes = _sizes(manifest.inner.microbatch)
+    seconds = dict[int, float]()
+    started = loop.time()
     await compute.run(Priority.OUTER, 1, partial(probe, replica, manifest, stage, 1))  # the first is slower
     for samples in sizes * PROBES:  # by turns, so that no slow moment is one size's alone
         before_s = compute.worked_s  # the loop's clock is too coarse: uvloop's has whole milliseconds
@@ -75,10 +77,12 @@ def _undisturbed(seconds: Mapping[int, float]) -> dict[int, float]:
 
 def forward(replica: Replica, manifest: Manifest, stage: int, samples: int) -> None:
     """Do one forward of so many samples; the caller takes the time. Trains nothing."""
-    model, batch = manifest.model, samples
+    model = manifest.model
+    batch = samples
     ids = bytes(2) if manifest.data.document_end != 0 else b"\1\0"  # no document ends in it
     tokens = WireTensor("u16", (batch, model.context + 1), ids * (batch * (model.context + 1)))
-    kind, shape = manifest.pipeline.boundary, (batch, model.context, boundary_width(manifest))
+    kind = manifest.pipeline.boundary
+    shape = (batch, model.context, boundary_width(manifest))
     blank = bytes(boundary_nbytes(kind, batch * model.context, shape[2]))  # zeros in every code
     codec = kind if kind == "int8" else "raw"
     x = tokens if stage == 0 else WireTensor(BOUNDARY_DTYPE.get(kind, "f32"), shape, blank, codec)
@@ -129,7 +133,8 @@ class MembershipHandlers:
         """The owner's access list and amendments, as far as the asker has not them already. An asker that has more is
         asked in turn (access_list.py)."""
         assert self._admission is not None
-        request, known = call.header.access_list, self._admission.amendments
+        request = call.header.access_list
+        known = self._admission.amendments
         parted = (
             known is not None and 0 < request.amendments == len(known.chain) and request.head not in (b"", known.head)
         )

@@ -52,9 +52,11 @@ class Node:
         self._manifest = manifest
         self._cut = cut
         self._amendments = None if ports.admission is None else ports.admission.amendments
-        earlier, known = None, self._amendments
+        earlier = None
+        known = self._amendments
         if cut and known is not None:
-            before, until = known.cuts[known.cuts.index(cut) - 1], known.chain[cut - 1].from_round
+            before = known.cuts[known.cuts.index(cut) - 1]
+            until = known.chain[cut - 1].from_round
             earlier = EarlierCut(before, known.after(cut - 1), until)
         self.ports = ports
         self._telemetry = ports.telemetry
@@ -203,7 +205,9 @@ class Node:
 
     async def _live(self, tasks: asyncio.TaskGroup, stage: int | None) -> Never:
         """Choose a stage and serve it, then the next one, until cancelled."""
-        presence, transport, telemetry = self.presence, self.transport, self._telemetry
+        presence = self.presence
+        transport = self.transport
+        telemetry = self._telemetry
         await self.pause_control.going.wait()
         presence.note(addresses=tuple(await transport.addresses()))
         await self.restorer.saved.look()
@@ -211,11 +215,14 @@ class Node:
         self._text.ask_for(stage)
         at = await choose(self._context, self._text, stage)
         tasks.create_task(self._text.keep_looking())
-        period_s, counts = self._manifest.limits.announce_period_s, presence.peer_table.counts
+        period_s = self._manifest.limits.announce_period_s
+        counts = presence.peer_table.counts
         tasks.create_task(
             measuring(transport, counts, presence.samples_total, telemetry, period_s, self._look_at_speed)
         )
-        run_id, routers, banned = self._context.run_id, presence.routers, presence.banned
+        run_id = self._context.run_id
+        routers = presence.routers
+        banned = presence.banned
         tasks.create_task(unban(transport, run_id, routers, banned, telemetry, period_s))
         transfer = None
         while True:
@@ -252,7 +259,8 @@ class Node:
         if self._amendments is None:
             return await served.serve()
         async with background_tasks() as tasks:
-            serving, amended = tasks.create_task(served.serve()), tasks.create_task(self._amended(served))
+            serving = tasks.create_task(served.serve())
+            amended = tasks.create_task(self._amended(served))
             await asyncio.wait({serving, amended}, return_when=asyncio.FIRST_COMPLETED)
             return serving.result() if serving.done() else None
 
@@ -260,7 +268,8 @@ class Node:
         """Return when a round is done from which on the owner wants another manifest than this stage is served with."""
         assert self._amendments is not None
         while True:
-            done, state = served.gossip.done, self.presence.status.state
+            done = served.gossip.done
+            state = self.presence.status.state
             if state == record_pb2.NODE_STATE_TRAINING and self._changes(self._amendments.at(done)):
                 return
             with contextlib.suppress(TimeoutError):

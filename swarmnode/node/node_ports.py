@@ -84,7 +84,8 @@ class NodeContext:
 
     def at(self, stage: int, replica: Replica) -> StageContext:
         """The surroundings of `replica` of `stage` on this node."""
-        ports, presence = self.ports, self.presence
+        ports = self.ports
+        presence = self.presence
         where = self.manifest, self.run_id, stage, replica, self.transport
         known = presence.peer_table.swarm, presence.samples_total
         return StageContext(*where, ports.compute, ports.identity, ports.telemetry, *known)

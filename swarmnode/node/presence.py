@@ -224,7 +224,8 @@ class Presence:
     def _stretched(self, nbytes: int) -> int:
         """Announce periods of the run between two of our records: as many as keep the records that this node reads,
         those of its stage each time and a part of the others, of `nbytes` each, within READ_BYTES_PER_S."""
-        own, sizes = self.status.stage, self.believed().sizes
+        own = self.status.stage
+        sizes = self.believed().sizes
         here = sizes[own] if own is not None and own < len(sizes) else 0
         read = nbytes * (here + (sum(sizes) - here) / OTHERS_PERIODS)
         return min(STRETCH_MAX, max(1, math.ceil(read / READ_BYTES_PER_S / self._manifest.limits.announce_period_s)))
@@ -289,14 +290,16 @@ class Presence:
         if self._signed is None or now - self._signed_at > self._period_s:
             self._sequence += 1
             record = self._describe(self._clock.unix_s())
-            self._signed, self._signed_at = sign_record(record, self._identity), now
+            self._signed = sign_record(record, self._identity)
+            self._signed_at = now
             self._twins.signs(self._signed.signature)
             self._stretch = self._stretched(self._signed.ByteSize())
             self.peer_table.learn(*check_member(self._signed, run_id=self._run_id))
         return self._sequence, self._signed
 
     def _describe(self, now_unix_s: float) -> record_pb2.Record:
-        us, stage = self.status, self._stage().status()
+        us = self.status
+        stage = self._stage().status()
         assert us.stage is not None
         own = stage.samples_per_second or us.samples_per_second
         speed = min(SPEED_MAX, allowed_samples_per_s(self._manifest, us.stage, own, us.allowance))
@@ -325,8 +328,10 @@ class Presence:
         )
         record.progress.owed = self.run_progress.owed
         if stage.kept_round is not None:
-            record.kept_round, record.kept_samples = stage.kept_round, stage.kept_samples
-        record.lost_samples, record.lost_at_samples = stage.line.lost, stage.line.at
+            record.kept_round = stage.kept_round
+            record.kept_samples = stage.kept_samples
+        record.lost_samples = stage.line.lost
+        record.lost_at_samples = stage.line.at
         if us.allowance is not None:
             record.allowance.CopyFrom(us.allowance)
         if self.admission is not None and self.admission.mine is not None:
@@ -371,7 +376,8 @@ class Presence:
         """Refresh `stages` every announce period, and all others within OTHERS_PERIODS, until cancelled. Look sooner
         while there is nobody to send work to: nodes that start together see nobody at first."""
         others = [stage for stage in range(self._manifest.pipeline.stages) if stage not in stages]
-        turn, at_once = itertools.cycle(others), 0  # all were looked up when the stage was chosen
+        turn = itertools.cycle(others)
+        at_once = 0  # all were looked up when the stage was chosen
         while True:
             await self._adopt([*stages, *itertools.islice(turn, at_once)], self._directory.refresh)
             at_once = -(-len(others) // OTHERS_PERIODS)
@@ -508,7 +514,8 @@ class Presence:
 
     def _meet_twin(self, record: record_pb2.Record) -> None:
         """Stand aside for the process that signed `record`, or let it do so."""
-        began, yields = record.joined_unix_ms, self._twins.yields(record)
+        began = record.joined_unix_ms
+        yields = self._twins.yields(record)
         if began not in self._twins_met:
             self._twins_met.add(began)
             self._telemetry.event("node.twin", level="warning", joined_unix_ms=began, stays=not yields)

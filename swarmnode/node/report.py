@@ -201,7 +201,8 @@ class Reporter:
 
     async def answer(self, peer: PeerId, call: Call) -> Answer:
         """Handler of method "report"."""
-        request, report = call.header.report, self.facts()
+        request = call.header.report
+        report = self.facts()
         report.incarnation = self.incarnation
         same = request.incarnation == self.incarnation
         after = request.events_after if same else 0

@@ -81,7 +81,8 @@ def sends_to(manifest: Manifest, stage: int) -> Collection[int]:
 def attend_stage(context: NodeContext, tasks: asyncio.TaskGroup, stage: int, transfer: StageTransfer | None) -> None:
     """Announce this node at `stage`, with what `transfer` says when it served another stage before. Loops that announce
     it and look others up run in `tasks` from now on."""
-    presence, targets = context.presence, sends_to(context.manifest, stage)
+    presence = context.presence
+    targets = sends_to(context.manifest, stage)
     saved = context.restorer.saved.newest(stage)
     samples = 0 if saved is None else saved.checkpoint.samples
     presence.attend(stage, targets, 0.0 if transfer is None else transfer.speed, samples)
@@ -106,9 +107,12 @@ async def join_stage(
     served the stage before. Raises Unavailable when the stage's state is nowhere to be had, HardwareFault when this
     machine cannot compute as the others do.
     """
-    presence, ports, telemetry = context.presence, context.ports, context.telemetry
+    presence = context.presence
+    ports = context.ports
+    telemetry = context.telemetry
     replica = await ports.compute.run(Priority.OUTER, 0, partial(ports.replica, context.manifest, stage))
-    expected, probe = 0.0 if transfer is None else transfer.speed, None
+    expected = 0.0 if transfer is None else transfer.speed
+    probe = None
     if not expected:
         with_what = ports.probe, ports.compute, telemetry, presence.announce_speed
         probe = tasks.create_task(probing(replica, context.manifest, stage, *with_what))
@@ -124,7 +128,9 @@ class RunText:
     """The run's text on one node, for the node's whole life and whichever stage it serves."""
 
     def __init__(self, context: NodeContext) -> None:
-        manifest, world, presence = context.manifest, context.ports, context.presence
+        manifest = context.manifest
+        world = context.ports
+        presence = context.presence
         self._manifest = manifest
         self._world = world
         self._presence = presence
@@ -264,19 +270,25 @@ SETTLE_S = 0.5  # guess: until the reservation of a node that joins at the same 
 
 async def choose(context: NodeContext, text: RunText, asked: int | None) -> int:
     """The stage `asked` for, or the one that needs a replica most, after a look at all members of the run."""
-    manifest, presence, pinger = context.manifest, context.presence, context.pinger
+    manifest = context.manifest
+    presence = context.presence
+    pinger = context.pinger
     stages = range(manifest.pipeline.stages)
     await presence.look(stages)
-    stage, reason = asked, "asked for"
+    stage = asked
+    reason = "asked for"
     if stage is None:
         await text.look()
-        rng, pipeline = seeded(manifest.seed, "stage", context.me), manifest.pipeline
-        shares, rules = costs(manifest), RebalanceRules(pipeline.rebalance_ratio, pipeline.min_keep)
+        rng = seeded(manifest.seed, "stage", context.me)
+        pipeline = manifest.pipeline
+        shares = costs(manifest)
+        rules = RebalanceRules(pipeline.rebalance_ratio, pipeline.min_keep)
         living = await living_members(presence, pinger, context.ports.clock, context.telemetry)
         empty = [at for at in stages if not living.serving(at)]
         own = context.restorer.saved.best(empty, presence.status.unable)
         if own is not None:
-            stage, reason = own, "nobody serves it, and its trained state is saved here"
+            stage = own
+            reason = "nobody serves it, and its trained state is saved here"
             await presence.reserve(stage)
         else:
             gone = {m.peer for m in presence.peer_table.swarm().members()} - {m.peer for m in living.members()}

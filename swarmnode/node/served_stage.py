@@ -58,16 +58,19 @@ def make_donor(
     """The part that gives state to others: of the replica, and what is `kept` of other stages; `trained`: the run's
     progress that the replica has learned. Archives get copies of the slow weights, which are hashed beside the compute
     thread where possible."""
-    ports, given = context.ports, (here.run_id, here.stage)
+    ports = context.ports
+    given = (here.run_id, here.stage)
     # Behind other work a busy replica would never hash, and it needs the joiner that waits.
     run = partial(here.compute.run, Priority.OUTER, 0)
-    take, limits = partial(copy_replica, context, here, gossip, trained), ports.donating
+    take = partial(copy_replica, context, here, gossip, trained)
+    limits = ports.donating
     joiners = SnapshotDonor(*given, take, run, here.telemetry, limits, kept)
 
     async def slow(cut: StateSlice) -> Snapshot:
         while True:
             check_gives(context)
-            done, progress = gossip.done, trained()
+            done = gossip.done
+            progress = trained()
             state = await run(partial(here.replica.snapshot_in_parts, packed=True, only=cut.sections))
             if gossip.done == done:
                 return Snapshot.of(state, here.stage, done, progress, limits.chunk_nbytes, gossip.line)
@@ -83,12 +86,16 @@ async def copy_replica(
     """An immutable copy of the replica, hashed when all of it or whole sections are wanted. Raises Unavailable while
     this node has no state to give, RemoteFault for a `cut` that it does not have."""
     check_gives(context)
-    replica, stage = here.replica, here.stage
+    replica = here.replica
+    stage = here.stage
     cut.sizes(replica.sizes_of(stage))  # raises RemoteFault, before anything is copied
-    run, size = partial(here.compute.run, Priority.OUTER, 0), context.ports.donating.chunk_nbytes
+    run = partial(here.compute.run, Priority.OUTER, 0)
+    size = context.ports.donating.chunk_nbytes
     at_once = cut.first == 0 and cut.count is None
     while True:
-        done, progress, snapshots = gossip.done, trained(), list[Snapshot]()
+        done = gossip.done
+        progress = trained()
+        snapshots = list[Snapshot]()
 
         def keep(state: State) -> None:
             snapshots.append(Snapshot.of(state, stage, done, progress, size, gossip.line))  # noqa: B023
@@ -181,12 +188,15 @@ class Speed:
     def __call__(self) -> float:
         # Counted in work, not in completed microbatches: a node that has just come has done only the forwards of many,
         # and would seem slower than it is by half (simulated: swarm48). A recomputed forward is work, too.
-        samples, worked_s = self._hop.worked + self._hop.reworked, self._compute.worked_s
+        samples = self._hop.worked + self._hop.reworked
+        worked_s = self._compute.worked_s
         self._samples += samples - self._counted
         self._seconds += worked_s - self._worked_s
-        self._counted, self._worked_s = samples, worked_s
+        self._counted = samples
+        self._worked_s = worked_s
         if self._samples > 8 * SPEED_SAMPLES:  # the past fades: halve its weight
-            self._samples, self._seconds = self._samples / 2, self._seconds / 2
+            self._samples = self._samples / 2
+            self._seconds = self._seconds / 2
         return self._samples / self._seconds
 
 
@@ -196,14 +206,18 @@ class ServedStage(StageObserver):
 
     def __init__(self, context: NodeContext, joined: JoinedStage, served_before: int, tasks: asyncio.TaskGroup) -> None:
         """`served_before`: stages that this process served before; `tasks` run as long as the stage is served."""
-        manifest, presence, telemetry = context.manifest, context.presence, context.telemetry
+        manifest = context.manifest
+        presence = context.presence
+        telemetry = context.telemetry
         here = context.at(joined.stage, joined.replica)
         history = presence.run_progress.clock.history
         self._context = context
         self._here = here
         self._served_before = served_before
         self._tasks = tasks
-        self._newcomer, self._done, self._text = joined.restored.newcomer, joined.restored.round, joined.text
+        self._newcomer = joined.restored.newcomer
+        self._done = joined.restored.round
+        self._text = joined.text
         self.stage = joined.stage
         self.replica = joined.replica
         self.backlog = Backlog(tasks, manifest.limits.in_flight_max, telemetry)
@@ -240,7 +254,8 @@ class ServedStage(StageObserver):
         self._behind = asyncio.Event()  # set while this replica waits for a state further than its own
         self._return = StageReturn(context, self.stage, self.gossip, restored.before, lambda: self.hop.worked)
         self._from: frozenset[PeerId] = frozenset()  # then: who has the state, of all that serve the stage
-        self.gossip.behind, self.gossip.stepped = self._fell_behind, self.hop.record_step
+        self.gossip.behind = self._fell_behind
+        self.gossip.stepped = self.hop.record_step
         self.gossip.butterfly.exclude = presence.exclude
         self.handlers: Mapping[str, Handler] = {  # of METHODS
             "process": self._in_service(self.hop.serve),
@@ -298,7 +313,8 @@ class ServedStage(StageObserver):
 
     async def _begin(self) -> None:
         """Receive a first round where this replica is a newcomer, feed at the first stage, and take work."""
-        context, presence = self._context, self._context.presence
+        context = self._context
+        presence = self._context.presence
         if self._newcomer:
             await self._sync()
         if self._text is not None:
@@ -309,7 +325,8 @@ class ServedStage(StageObserver):
         self._tasks.create_task(self._saving())
 
     def _feed(self, samples: Samples) -> None:
-        context, presence = self._context, self._context.presence
+        context = self._context
+        presence = self._context.presence
         manifest = context.manifest
         self.feeder = feeder = Feeder(
             manifest,
@@ -332,7 +349,8 @@ class ServedStage(StageObserver):
 
     async def _until_moved(self) -> StageTransfer:
         """Wait until this node should serve another stage, and has that stage's state."""
-        context, presence = self._context, self._context.presence
+        context = self._context
+        presence = self._context.presence
         chance = seeded(context.manifest.seed, "moving", context.me, presence.incarnation, self._served_before)
         rebalancer = StageRebalancer(
             context,
@@ -356,13 +374,15 @@ class ServedStage(StageObserver):
                 await presence.announce()  # under the key of this stage, before it is announced elsewhere
                 if transfer.state is not None and self.backlog.seconds <= HOPELESS_S:
                     await self.held_work.finish()
-        cut, reason = self.held_work.held, transfer.reason
+        cut = self.held_work.held
+        reason = transfer.reason
         self._context.telemetry.event("stage.moved", source=self.stage, target=transfer.stage, cut=cut, reason=reason)
 
     async def rest(self) -> tuple[Callable[[Replica], JoinedStage], State, int]:
         """Begin nothing new, finish what is held, in FINISH_S at most, and the round under way. Returns what a
         successor goes on with: its stage, for a new replica; the whole state of this one, and the last round in it."""
-        context, run = self._context, partial(self._context.ports.compute.run, Priority.OUTER, 0)
+        context = self._context
+        run = partial(self._context.ports.compute.run, Priority.OUTER, 0)
         context.presence.going_to(None)
         self.held_work.refuse("this node takes up an amendment")
         with suppress(TimeoutError):
@@ -370,10 +390,14 @@ class ServedStage(StageObserver):
                 await self.held_work.finish()
         self.gossip.hold(True)
         await self.gossip.idle.wait()
-        state, done = await run(self.replica.snapshot), self.gossip.done
-        newcomer, line = self.gossip.weight.newcomer, self.gossip.line
+        state = await run(self.replica.snapshot)
+        done = self.gossip.done
+        newcomer = self.gossip.weight.newcomer
+        line = self.gossip.line
         restored = RestoredState(RecoverySource.REPLICA, "amendment", done, newcomer, line)
-        stage, speed, text = self.stage, self._speed(), self._text
+        stage = self.stage
+        speed = self._speed()
+        text = self._text
         return lambda replica: JoinedStage(stage, replica, restored, speed, text), state, done
 
     async def drain(self, notices: Notices, report: DrainReport, checkpoint: str) -> None:
@@ -402,18 +426,23 @@ class ServedStage(StageObserver):
     async def save(self) -> None:
         """Write the stage to this machine's disk: its whole state, and unless one of more samples is saved there, its
         weights for `swarmnode export`. Raises LocalFault."""
-        context, total = self._context, self._context.presence.samples_total
-        before, done = context.restorer.saved.newest(self.stage), self.gossip.done
+        context = self._context
+        total = self._context.presence.samples_total
+        before = context.restorer.saved.newest(self.stage)
+        done = self.gossip.done
         await self._save_state("info")
         if before is None or before.checkpoint.samples <= total():
             await context.ports.save(self.replica, self.stage, done, total())
 
     async def _save_state(self, level: str = "debug") -> int:
         """Write the stage's whole state to this machine's disk. Returns its bytes. Raises LocalFault."""
-        context, total = self._context, self._context.presence.samples_total
+        context = self._context
+        total = self._context.presence.samples_total
         async with self._disk:
             while True:
-                done, progress, line = self.gossip.done, self._trained(), self.gossip.line
+                done = self.gossip.done
+                progress = self._trained()
+                line = self.gossip.line
                 state = await context.ports.compute.run(Priority.OUTER, 0, self.replica.snapshot_in_parts)
                 if (self.gossip.done, self.gossip.line) == (done, line):  # else an outer step came in between
                     break
@@ -433,17 +462,21 @@ class ServedStage(StageObserver):
     async def _saving(self) -> None:
         """Save the stage again and again, about `min_keep` of its replicas each time: where all are killed at once, the
         run would begin anew, or from an archive. A disk that is full keeps no replica from training."""
-        context, now_s = self._context, asyncio.get_running_loop().time
-        spec, period_s = context.manifest.recovery, context.manifest.limits.announce_period_s
+        context = self._context
+        now_s = asyncio.get_running_loop().time
+        spec = context.manifest.recovery
+        period_s = context.manifest.limits.announce_period_s
         savers = context.manifest.pipeline.min_keep  # as one that is lost, one of them may not come back
         chance = seeded(context.manifest.seed, "saving", context.me, context.presence.incarnation, self._served_before)
         timer = RenewalTimer(spec)
         while True:
             await asyncio.sleep(period_s * (0.5 + chance.random()))  # not all at once
-            total, begun_s = context.presence.samples_total(), now_s()
+            total = context.presence.samples_total()
+            begun_s = now_s()
             if context.presence.status.state != record_pb2.NODE_STATE_TRAINING or not timer.due(begun_s, total)[0]:
                 continue
-            replicas, nbytes = len(context.presence.peer_table.swarm().serving(self.stage)), 0
+            replicas = len(context.presence.peer_table.swarm().serving(self.stage))
+            nbytes = 0
             if chance.random() * replicas < savers:
                 try:
                     nbytes = await self._save_state()
@@ -542,7 +575,8 @@ class ServedStage(StageObserver):
         """Take the state after round `round_min` or later, if another node has a newer one than this replica. Returns
         and raises as `_catch_up`."""
         presence = self._context.presence
-        only, self._from = self._from & {*donors_of(presence.peer_table.swarm(), self.stage, presence.me)}, frozenset()
+        only = self._from & {*donors_of(presence.peer_table.swarm(), self.stage, presence.me)}
+        self._from = frozenset()
         restorer = self._context.restorer
         restored = await restorer.restore(
             self.replica,
@@ -590,7 +624,8 @@ class ServedStage(StageObserver):
         """Receive a first round. A newcomer that misses it takes the state once more, with that round in it; unless a
         further round ended meanwhile, it has what it would have received. Where each step is a round, a state is some
         rounds old when it has come over a home line, and the next one would be, too: later rounds heal that."""
-        manifest, gossip = self._context.manifest, self.gossip
+        manifest = self._context.manifest
+        gossip = self.gossip
         size = manifest.gossip.round_samples
         for again in range(SYNCS_AGAIN + 1):
             await self._first_round()
@@ -609,16 +644,17 @@ class ServedStage(StageObserver):
     async def _first_round(self) -> None:
         """Receive one round at weight 0 before serving, unless the next round is too far away. Looks again at least
         every announce period, until it has waited for long enough."""
-        gossip, presence, manifest = self.gossip, self._context.presence, self._context.manifest
-        shares, period_s = costs(manifest), manifest.limits.announce_period_s
+        gossip = self.gossip
+        presence = self._context.presence
+        manifest = self._context.manifest
+        shares = costs(manifest)
+        period_s = manifest.limits.announce_period_s
         begun = asyncio.get_running_loop().time()
         presence.set_state(record_pb2.NODE_STATE_SYNCING, "state loaded")
         while True:
-            done, waited_s, received = (
-                gossip.done,
-                asyncio.get_running_loop().time() - begun,
-                not gossip.weight.newcomer,
-            )
+            done = gossip.done
+            waited_s = asyncio.get_running_loop().time() - begun
+            received = not gossip.weight.newcomer
             swarm = presence.peer_table.swarm()
             # The run is at most as fast as its slowest stage says it could be.
             fastest = min(load(swarm, shares).capacity)
@@ -653,7 +689,8 @@ class ServedStage(StageObserver):
         learned at last, also to who took its place from a copy."""
 
         async def serve(peer: PeerId, call: Call) -> Answer:
-            member, line = self._context.presence.peer_table.member(peer), self.gossip.line
+            member = self._context.presence.peer_table.member(peer)
+            line = self.gossip.line
             if member is not None and member.line != line and not (leaves and member.line.lost < line.lost):
                 raise Unavailable("one of the two states lacks what the other has: they are not averaged")
             return await handler(peer, call)
@@ -668,7 +705,8 @@ class ServedStage(StageObserver):
     def status(self) -> StageStatus:
         """The stage at this moment."""
         self._note_relief()
-        fed, kept = fed_status(self.feeder), self.backup.snapshot
+        fed = fed_status(self.feeder)
+        kept = self.backup.snapshot
         if self.feeder is None and self.hop.loss.known:
             fed = replace(fed, loss_train=self.hop.loss.value)
         return replace(

@@ -72,7 +72,8 @@ class StageTransfer:
 
     def release(self) -> Snapshot | None:
         """Return the state and drop the reference here: it is as large as the replica itself."""
-        state, self.state = self.state, None
+        state = self.state
+        self.state = None
         return state
 
 
@@ -122,7 +123,8 @@ class StageRebalancer:
         self._rules = RebalanceRules(pipeline.rebalance_ratio, pipeline.min_keep)
         self._rate = DOWNLOAD_RATE
         self._unrest = UNREST  # this node has just come itself
-        self._since_s, self._since_total = asyncio.get_running_loop().time(), self._presence.progress.total
+        self._since_s = asyncio.get_running_loop().time()
+        self._since_total = self._presence.progress.total
         self._seen = self._since_s, self._since_total, 0  # at the last wait's begin: loop time, samples, of them here
 
     @property
@@ -165,11 +167,16 @@ class StageRebalancer:
 
     async def _waited(self) -> bool:
         """Wait as `_wait` does; False if the wait is to begin anew."""
-        loop, peer_table, announce_s = asyncio.get_running_loop(), self._presence.peer_table, self._announce_s
+        loop = asyncio.get_running_loop()
+        peer_table = self._presence.peer_table
+        announce_s = self._announce_s
         if self._saw_enough():
             self._seen = loop.time(), self._presence.progress.total, self._samples_here()
-        before, going, shape = peer_table.serving(), self._going(), peer_table.shape
-        begun, swarm = self._presence.progress.total > 0, peer_table.swarm()
+        before = peer_table.serving()
+        going = self._going()
+        shape = peer_table.shape
+        begun = self._presence.progress.total > 0
+        swarm = peer_table.swarm()
         now_unix_s = self._context.ports.clock.unix_s()
         here = staying(swarm, now_unix_s, PAUSE_AHEAD_S)
         whole = all(any(m.state != PAUSED for m in members) for members in here.stages)
@@ -226,10 +233,12 @@ class StageRebalancer:
 
         Not asked in the first rounds, where replicas never meet, and where a stage stands empty: then no round comes.
         """
-        presence, gossip = self._presence, self._manifest.gossip
+        presence = self._presence
+        gossip = self._manifest.gossip
         if not meets(gossip) or presence.progress.total < FIRST_ROUNDS * gossip.round_samples or not move.before:
             return True, "nobody can have met"
-        here, at_work = presence.peer_table.swarm().settled(move.source), presence.run_progress.clock.history.at_work
+        here = presence.peer_table.swarm().settled(move.source)
+        at_work = presence.run_progress.clock.history.at_work
         workers = sum(member.peer in at_work for member in here)
         return workers > 0, f"{workers} other replicas of stage {move.source} were seen at work"
 
@@ -255,10 +264,12 @@ class StageRebalancer:
         before the first sample. With too few samples to measure the load, the move must still be good with the stage's
         fastest replica counted only as fast as the second fastest.
         """
-        presence, (since_s, total, here) = self._presence, self._seen
+        presence = self._presence
+        since_s, total, here = self._seen
         if move.safety or not move.before or not presence.progress.total:
             return True, "speeds do not matter"
-        seconds, own = asyncio.get_running_loop().time() - since_s, max(self._speed(), 1e-9)
+        seconds = asyncio.get_running_loop().time() - since_s
+        own = max(self._speed(), 1e-9)
         rate = (presence.progress.total - total) / max(seconds, 1e-9)
         if seconds >= HEARD_PERIODS * self._announce_s and rate < LIMITING_SHARE * move.before:
             return False, f"the run does {rate:.3g} samples/s, and stage {move.target} could do {move.before:.3g}"
@@ -283,7 +294,8 @@ class StageRebalancer:
 
     async def _transfer(self, move: StageMove, reason: str) -> StageTransfer:
         """The state to take along. Raises Unavailable where it is better to stay."""
-        sizes, gossip = self._replica.sizes_of(move.target), self._manifest.gossip
+        sizes = self._replica.sizes_of(move.target)
+        gossip = self._manifest.gossip
         cut = newcomer_part(gossip, sizes) if self._presence.progress.total >= gossip.round_samples else WHOLE
         _expect(*worth_it(move, snapshot_nbytes(cut.sizes(sizes)) / self._rate))
         self._context.telemetry.event("stage.moving", source=move.source, target=move.target, reason=reason)
@@ -292,7 +304,8 @@ class StageRebalancer:
         if idle or not self._presence.peer_table.swarm().serving(move.target):
             return await self._bring_back(move, reason, idle)
         loop = asyncio.get_running_loop()
-        begun_s, donors = loop.time(), partial(self._donors, move.target)
+        begun_s = loop.time()
+        donors = partial(self._donors, move.target)
         client = self._client(move.target, sizes)
         # Replicas that never meet may differ.
         check = None if gossip.method == "none" else StateCheck(client, donors, self._replica.apart).compare
@@ -327,7 +340,8 @@ class StageRebalancer:
         return StageTransfer(move.target, reason, move.speed, None, idle)
 
     def _client(self, stage: int, sizes: Sizes) -> DonorClient:
-        context, run_progress = self._context, self._presence.run_progress
+        context = self._context
+        run_progress = self._presence.run_progress
         here = context.transport, context.run_id, stage, sizes, context.telemetry
         return DonorClient(*here, lambda: run_progress.rounds_max)
 
@@ -357,8 +371,11 @@ class StageRebalancer:
         slow because most of the stage's replicas have gone (simulated: flash-crowd; it was the minute that the stage
         had to wait).
         """
-        loop, gossip, done = asyncio.get_running_loop(), self._gossip, self._gossip.done
-        begun_s, begun_total = loop.time(), self._presence.progress.total
+        loop = asyncio.get_running_loop()
+        gossip = self._gossip
+        done = self._gossip.done
+        begun_s = loop.time()
+        begun_total = self._presence.progress.total
         end = begun_s + min(self._period_s, ROUND_WAIT_MAX_S)
         due_s = self._next_round_s(self._since_s, self._since_total)
         while gossip.done == done and due_s <= ROUND_WAIT_MAX_S and (left_s := end - loop.time()) > 0.0:
@@ -370,7 +387,8 @@ class StageRebalancer:
     def _next_round_s(self, since_s: float, since_total: int) -> float:
         """Seconds until the run's next round at the rate of samples since loop time `since_s`, when there were
         `since_total`."""
-        total, size = self._presence.progress.total, self._manifest.gossip.round_samples
+        total = self._presence.progress.total
+        size = self._manifest.gossip.round_samples
         seconds = asyncio.get_running_loop().time() - since_s
         rate = (total - since_total) / seconds if seconds > 0.0 else 0.0
         return (size - total % size) / rate if rate > 0.0 else float("inf")
@@ -399,7 +417,8 @@ class IdleStages:
 
     def __contains__(self, stage: int) -> bool:
         """Whether nobody works at `stage`, and no node that was seen at work is on its way there."""
-        presence, own = self._presence, self._presence.status.stage
+        presence = self._presence
+        own = self._presence.status.stage
         unfed = own is not None and stage == own - 1 and self._unfed(stage)
         idle = stage != own and (unfed or presence.idle(stage, self._patience(stage)))
         return idle and not self._someone_comes(stage)
@@ -407,7 +426,8 @@ class IdleStages:
     def move(self) -> tuple[StageMove, str] | None:
         """(the move of this node to an idle stage, the reason), or None if there is none that it could serve, or if no
         other replica of its own stage stays."""
-        presence, own = self._presence, self._presence.status.stage
+        presence = self._presence
+        own = self._presence.status.stage
         if own is None or own >= self._stages:
             return None
         target = next((stage for stage in range(self._stages) if stage in self), None)
@@ -423,7 +443,8 @@ class IdleStages:
     def _unfed(self, stage: int) -> bool:
         """Whether no microbatch has come for long from `stage`, the one before. Behind the second stage one must have
         come earlier: else a stage in front of `stage` may be the idle one."""
-        work, now = self._work_here(), asyncio.get_running_loop().time()
+        work = self._work_here()
+        now = asyncio.get_running_loop().time()
         if work != self._seen[0] or self._presence.status.state != SERVING:
             self._seen = work, now  # nothing comes while this node pauses
         return (stage == 0 or work > 0.0) and now - self._seen[1] >= self._patience(stage)
@@ -435,7 +456,8 @@ class IdleStages:
     def _someone_comes(self, stage: int) -> bool:
         """Whether a machine that was seen at work has said that it goes to `stage`, or is there."""
         presence = self._presence
-        swarm, seen = presence.peer_table.swarm(), presence.run_progress.clock.history.times
+        swarm = presence.peer_table.swarm()
+        seen = presence.run_progress.clock.history.times
         return any(
             member.peer in seen and (member.moving_to == stage or (member.stage == stage and member.state in COMING))
             for member in swarm.members()

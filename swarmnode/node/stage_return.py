@@ -28,7 +28,8 @@ class StageReturn:
         self, context: NodeContext, stage: int, gossip: Gossip, before: Collection[PeerId], worked: Callable[[], float]
     ) -> None:
         """`before`: replicas whose place this one took; `worked`: samples that it has worked on."""
-        limits, presence = context.manifest.limits, context.presence
+        limits = context.manifest.limits
+        presence = context.presence
         self._context = context
         self._stage = stage
         self._gossip = gossip
@@ -69,7 +70,8 @@ class StageReturn:
         run_progress = presence.run_progress
         run_progress.compare_parts()
         mates = [m for m in presence.peer_table.swarm().serving(self._stage) if m.peer != presence.me]
-        vain, back = run_progress.in_vain, run_progress.watch.back
+        vain = run_progress.in_vain
+        back = run_progress.watch.back
         others = frozenset(m.peer for m in mates if m.peer in back)
         if vain is not None and vain is not self._in_vain and others:
             self._in_vain = vain
@@ -92,18 +94,22 @@ class StageReturn:
 
     def _rounds_apart(self) -> int:
         """Rounds that this replica may be behind the others: one, after its machine slept."""
-        manifest, gossip = self._context.manifest, self._gossip
+        manifest = self._context.manifest
+        gossip = self._gossip
         if self._watch.slept:
             return gossip.stride
-        pace, size = gossip.pace.samples_per_second, manifest.gossip.round_samples
+        pace = gossip.pace.samples_per_second
+        size = manifest.gossip.round_samples
         missed = manifest.limits.exchange_timeout_s * pace / size  # where rounds are short, one exchange may cost many
         return max(APART_ROUNDS * gossip.stride, int(missed))
 
     def _of_other_line(self, mates: Collection[Member]) -> tuple[frozenset[PeerId], str] | None:
         """The same as `behind`, of replicas whose state is of a later line."""
-        gossip, manifest = self._gossip, self._context.manifest
+        gossip = self._gossip
+        manifest = self._context.manifest
         later = {m.line for m in mates if m.line.at >= gossip.line.at and m.line != gossip.line}
-        total, size = self._context.presence.progress.total, manifest.gossip.round_samples
+        total = self._context.presence.progress.total
+        size = manifest.gossip.round_samples
         for line in sorted(later, key=lambda line: (line.at, -line.lost), reverse=True):
             peers = frozenset(m.peer for m in mates if m.line == line)
             if line.at > gossip.line.at and self._watch.away_at(line.at, size, total):

@@ -49,7 +49,8 @@ class TiedEnds:
 
     async def _take(self, done: int) -> None:
         """Take the part of a replica of the other end, another one each round."""
-        here, limit_s = self._here, self._here.manifest.limits.exchange_timeout_s
+        here = self._here
+        limit_s = self._here.manifest.limits.exchange_timeout_s
         donors = [member.peer for member in here.swarm().serving(self._other)]
         seeded("table", here.run_id, here.me, done).shuffle(donors)
         for peer in donors[:TRIES]:
@@ -72,7 +73,8 @@ class TiedEnds:
 
     async def _put(self, part: WireTensor) -> None:
         """Put the part into the table, between two rounds."""
-        gossip, run = self._gossip, partial(self._here.compute.run, Priority.OUTER, 0)
+        gossip = self._gossip
+        run = partial(self._here.compute.run, Priority.OUTER, 0)
         while not await run(partial(self._here.replica.take_table, part)):
             if gossip.idle.is_set():  # a node that leaves has marked a boundary
                 await gossip.beyond(gossip.done)
@@ -83,7 +85,8 @@ class TiedEnds:
         Raises Unavailable where the ends share no table, or `peer` has it."""
         if not self.share:
             raise Unavailable("this stage has no table that both ends train")
-        gossip, due = self._gossip, call.header.table.round
+        gossip = self._gossip
+        due = call.header.table.round
         try:
             async with asyncio.timeout(self._here.manifest.limits.exchange_timeout_s):
                 while gossip.done < due - due % gossip.stride:

@@ -145,7 +145,8 @@ class InFlight:
         """Undo `commit` before anything was added, because the next stage's answer was bad. Raises Unavailable if all
         callers gave up."""
         with self._decided:
-            self.committed, self.withdrawn = False, not self.waiters
+            self.committed = False
+            self.withdrawn = not self.waiters
         if self.withdrawn:
             raise Unavailable("the caller of this microbatch has given up")
 
@@ -243,7 +244,8 @@ class Backlog:
     def _begin(self, key: Key, work: Callable[[InFlight], Awaitable[Answer]], caller: PeerId) -> InFlight:
         if self.refusing is not None:
             raise Unavailable(self.refusing)
-        now_s, position = asyncio.get_running_loop().time(), key[1]
+        now_s = asyncio.get_running_loop().time()
+        position = key[1]
         if (why := self.slots.refusal(position, caller, now_s)) is not None:
             self._telemetry.count(name.BUSY)
             raise Busy(why, retry_after_s=self.seconds)
@@ -264,7 +266,8 @@ class Backlog:
 
     async def _work(self, key: Key, held: InFlight, work: Callable[[InFlight], Awaitable[Answer]]) -> None:
         loop = asyncio.get_running_loop()
-        begun, held.begun = loop.time(), True
+        begun = loop.time()
+        held.begun = True
         try:
             answer = await work(held)
             self._seconds.add(loop.time() - begun)

@@ -56,7 +56,8 @@ def sample_nbytes(manifest: Manifest, stage: int) -> tuple[int, int]:
     context = manifest.model.context
     state = boundary_nbytes(manifest.pipeline.boundary, context, boundary_width(manifest))
     labels = LABEL_NBYTES * (context + 1)
-    before, after = int(stage > 0), int(stage < manifest.pipeline.stages - 1)
+    before = int(stage > 0)
+    after = int(stage < manifest.pipeline.stages - 1)
     return after * (state + labels) + before * state, before * (state + labels) + after * state
 
 

@@ -40,7 +40,8 @@ ASIDE_MAX = 512  # guess: pieces set aside, a block or more of every group
 def rows(tokens: WireTensor) -> list[WireTensor]:
     """Each sample of `tokens` [B, T+1] by itself."""
     count, width = tokens.shape
-    size, data = tokens.nbytes // count, bytes(memoryview(tokens.data))
+    size = tokens.nbytes // count
+    data = bytes(memoryview(tokens.data))
     return [WireTensor(tokens.dtype, (1, width), data[at : at + size]) for at in range(0, count * size, size)]
 
 
@@ -170,7 +171,8 @@ class Feeder:
         self._serial = 0
         self._duplicates = 0
         self._again: deque[SampleSpan] = deque()  # pieces that found no route, to be sent again
-        self._block, self._cut = 0, range(0)  # the block in work, and its samples not yet in a piece
+        self._block = 0  # the block in work
+        self._cut = range(0)  # its samples that are not yet in a piece
         self._left: dict[int, int] = {}  # block -> samples not yet done
         self.under_way = 0  # microbatches started and not completed
         self.idle = asyncio.Event()  # set while there are none
@@ -316,7 +318,8 @@ class Feeder:
     def validates(self, round_index: int) -> bool:
         """Whether this feeder validates after `round_index`: VALIDATORS feeders by hash, so that one may have died
         without its record having expired."""
-        feeders, turn = {*self.swarm().feeders(), self.me}, self._validation_index(round_index)
+        feeders = {*self.swarm().feeders(), self.me}
+        turn = self._validation_index(round_index)
         if round_index == 0:  # all join at once: those that are about to feed take their turn, too
             feeders.update(member.peer for member in self.swarm().stages[0] if member.state == JOINING)
         order = sorted(feeders, key=lambda peer: digest64(self.manifest.seed, "validate", turn, peer))
@@ -336,9 +339,11 @@ class Feeder:
             self.telemetry.event("data.block", level="debug", block=self._block, state="taken", reason=reason)
             self._drew.set()
             size = self.manifest.data.block_samples
-            self._cut, self._left[self._block] = range(self._block * size, (self._block + 1) * size), size
+            self._cut = range(self._block * size, (self._block + 1) * size)
+            self._left[self._block] = size
         most = min(room, self.sizing.choose(self.swarm()).samples)
-        indices, self._cut = self._cut[:most], self._cut[most:]
+        indices = self._cut[:most]
+        self._cut = self._cut[most:]
         return SampleSpan(self._block, tuple(indices))
 
     async def _run_microbatch(self, piece: SampleSpan) -> None:

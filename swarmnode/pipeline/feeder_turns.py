@@ -73,5 +73,6 @@ def _masks(first: int, samples: int) -> Iterator[tuple[int, int]]:
     """(word, its bits) of samples [first, first + samples)."""
     end = first + samples
     for word in range(first // WORD, -(-end // WORD)):
-        low, high = max(first, word * WORD) % WORD, min(end, (word + 1) * WORD) - word * WORD
+        low = max(first, word * WORD) % WORD
+        high = min(end, (word + 1) * WORD) - word * WORD
         yield word, (1 << high) - (1 << low)

@@ -167,7 +167,8 @@ class Hop:
         """`answer` with our signed statement of it to `caller`. `repeat` is the input of a caller whose microbatch was
         in work or answered already: the answer is one to that input too, or StartAnew is raised. A statement names
         the caller and its input, so each caller gets its own."""
-        auditor, prints = self.audits.auditor, answer.prints
+        auditor = self.audits.auditor
+        prints = answer.prints
         if auditor is None or prints is None:
             return answer
         if repeat is not None:
@@ -212,11 +213,13 @@ class Hop:
     async def _return(self, hop: HopInput, y: WireTensor, pending: PendingForward, deadline: float) -> MicrobatchResult:
         """Send `y` onward and run the gradient back through the tape. A bad gradient is the next peer's fault: ask
         another."""
-        process, auditor = hop.process, self.audits.auditor
+        process = hop.process
+        auditor = self.audits.auditor
         while True:
             outcome = await self.next_hop.send(onward(process), y, hop.tokens, deadline)
             assert outcome.peer is not None and outcome.gradient is not None
-            peer, next_stage = outcome.peer, process.itinerary[process.position + 1]
+            peer = outcome.peer
+            next_stage = process.itinerary[process.position + 1]
             try:
                 # A suspected replica still has to answer, or nothing would ever clear it. Its answers are examined and
                 # not used, as long as another replica can answer.
@@ -238,7 +241,8 @@ class Hop:
                 continue
             # From here on the microbatch is trained: only now does the peer count as one that works.
             sent_back = outcome.gradient
-            outcome.gradient, outcome.prints = result.gradient, result.prints
+            outcome.gradient = result.gradient
+            outcome.prints = result.prints
             outcome.queued_s += queued_s
             self.history.record_work(peer)
             done = self._work(process, outcome.tokens)
@@ -281,7 +285,8 @@ class Hop:
                 work = self._work(process, result.tokens)
                 self.book.record_gradient(self.here.me, work)
                 self.book.record_service(self.here.me, work)
-        gradient, prints = result.gradient, result.prints
+        gradient = result.gradient
+        prints = result.prints
         return MicrobatchResult(gradient, result.loss_sum, result.tokens, prints=prints, queued_s=queued_s)
 
     async def _await_worker(self, priority: Priority, work: Callable[[HopInput], T], hop: HopInput) -> tuple[T, float]:
@@ -315,8 +320,10 @@ class Hop:
 
     def _check(self, call: Call) -> tuple[wire.Process, WireTensor, WireTensor]:
         """The microbatch of a request, its input and its tokens, checked as far as possible without arithmetic."""
-        process, tensors = call.header.process, call.tensors
-        manifest, mine = self.here.manifest, self.boundary_digest
+        process = call.header.process
+        tensors = call.tensors
+        manifest = self.here.manifest
+        mine = self.boundary_digest
         check_way(manifest, self.here.stage, process)
         check_samples(manifest, process.samples, process.boundary_digest, mine)
         x, tokens = check_inputs(manifest, process.samples, tensors)

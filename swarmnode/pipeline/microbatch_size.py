@@ -102,8 +102,10 @@ def window_limit(manifest: Manifest, sizes: Sequence[int], feeders: int, microba
 
     All feeders' samples in flight amount to at most staleness_max steps of the stage with the fewest replicas.
     """
-    inner, steps = manifest.inner, max(1, manifest.pipeline.staleness_max)
-    feeders, fewest = max(1, feeders), max(1, min(sizes))
+    inner = manifest.inner
+    steps = max(1, manifest.pipeline.staleness_max)
+    feeders = max(1, feeders)
+    fewest = max(1, min(sizes))
     batch = fewest * replica_batch(manifest, max(inner.inner_batch, inner.inner_batch_max), fewest)
     limit = max(1, steps * batch // (microbatch * feeders))
     return limit, f"{steps} x {batch} samples in flight at {fewest} replicas, {feeders} feeders, {microbatch} at a time"
@@ -126,7 +128,8 @@ class PendingForward:
 
     def drop(self) -> None:
         """Free the tape: its gradient has been used, or never comes. On any thread, but not during its backward."""
-        self.dropped, self.tape = True, None
+        self.dropped = True
+        self.tape = None
 
 
 class PendingGradients:
@@ -190,7 +193,8 @@ class SampleRates:
         right = sizes[min(at, len(sizes) - 1)]
         left = sizes[max(0, at - 1)] if right > samples else right
         # The time of a microbatch is nearly linear in its samples; the rate is not.
-        low, high = left / self.measured[left], right / self.measured[right]
+        low = left / self.measured[left]
+        high = right / self.measured[right]
         way = (samples - left) / (right - left) if right > left else 0.0
         seconds = low + way * (high - low)
         if samples > right:
@@ -247,12 +251,16 @@ def throughput(in_flight: int, machines: float, visits: int, service_s: float, l
 def in_network(in_flight: int, machines: float, visits: int, service_s: float, line_s: float) -> tuple[float, int]:
     """(microbatches per second, those in flight) with `in_flight` of them at most, each visiting `visits` of `machines`
     for `service_s` and spending `line_s` on links, and of QUEUED_MAX waiting at a machine at most."""
-    work_s, rate, count = visits * service_s, 0.0, 1
-    held, busy = 0.0, 0.0  # mean number at a machine, and in work there
+    work_s = visits * service_s
+    rate = 0.0
+    count = 1
+    held = 0.0  # mean number at a machine
+    busy = 0.0  # mean number in work there
     for count in range(1, in_flight + 1):
         stay_s = work_s * (1.0 + max(0.0, held - busy / 2.0))
         rate = min(count / (line_s + stay_s), machines / work_s)
-        held, busy = rate * stay_s / machines, rate * work_s / machines
+        held = rate * stay_s / machines
+        busy = rate * work_s / machines
         if rate * (stay_s - work_s) > QUEUED_MAX * machines:
             break
     return rate, count
@@ -276,8 +284,10 @@ def slowness(
     sizes = [sum(stage == part.stage for stage, _ in speeds) for part in parts]
     if len(alone) < 2 or not all(sizes) or samples_per_s <= 0.0:
         return None
-    count, most = len(alone), min(float(len(alone)), at_once)
-    working, context = min(most, count * samples_per_s / sum(alone)), manifest.model.context
+    count = len(alone)
+    most = min(float(len(alone)), at_once)
+    working = min(most, count * samples_per_s / sum(alone))
+    context = manifest.model.context
     in_flight, _ = window_limit(manifest, sizes, 1, 1)
     needed = math.ceil(IN_FLIGHT * most)
     if len(parts) > 1 and in_flight < needed:
@@ -285,7 +295,8 @@ def slowness(
     else:
         reason = "They wait for lines or rounds; `swarmnode plan --search` finds settings that suit them"
     if samples_per_s < max(alone):
-        rate, one = samples_per_s * context, max(alone) * context
+        rate = samples_per_s * context
+        one = max(alone) * context
         title = f"The swarm does {rate:,.0f} tokens/s; one of its machines alone would do {one:,.0f}"
     elif working < IDLE_SHARE * most:
         title = f"{max(1, round(working))} of {count} machines work at a time"
@@ -327,18 +338,23 @@ class MicrobatchSizer:
             self._back // REVIEW,
         )
         if self._choice is None or seen != self._seen:
-            self._seen, self._choice = seen, self._chosen(swarm)
+            self._seen = seen
+            self._choice = self._chosen(swarm)
         return self._choice
 
     def _chosen(self, swarm: Swarm) -> SizeChoice:
-        manifest, sizes = self._manifest, swarm.sizes
-        feeders, total, here = max(1, len(swarm.feeders())), max(1, sum(sizes)), self._host.nodes(swarm, self._me)
+        manifest = self._manifest
+        sizes = swarm.sizes
+        feeders = max(1, len(swarm.feeders()))
+        total = max(1, sum(sizes))
+        here = self._host.nodes(swarm, self._me)
         shared = min(float(here), max(1.0, self._host.processors()))
         machines = max(1.0, total - here + shared) / feeders
         # Between processes that share processors, a message costs processor time and no waiting time.
         line_s = 0.0 if here >= total and shared < here else self._line_s.value
         options = sizes_of(manifest, max(sizes))
-        promised, limits = dict[int, float](), dict[int, int]()
+        promised = dict[int, float]()
+        limits = dict[int, int]()
         for samples in options:
             limit, _ = window_limit(manifest, sizes, feeders, samples)
             count = min(limit, manifest.pipeline.window_max, self._slots(swarm))

@@ -112,7 +112,8 @@ class ReservationClient:
         """Pieces of work ahead of our microbatch at `peer`; None if a place was granted. Waits at most SMALL_CALL_S and
         `left_s`. Raises RemoteFault if `peer` cannot be reached, Unavailable if it serves no microbatches."""
         loop = asyncio.get_running_loop()
-        begun_s, timeout_s = loop.time(), max(0.0, min(SMALL_CALL_S, left_s))
+        begun_s = loop.time()
+        timeout_s = max(0.0, min(SMALL_CALL_S, left_s))
         hold_s = min(HOLD_MAX_S, SLACK_S + LATE_FACTOR * self.transit.value)
         request = wire.Request(run_id=self._run_id, reserve=wire.Reserve(hold_ms=int(1000.0 * hold_s)))
         try:
@@ -147,7 +148,9 @@ class RoundTrip:
     def record_trip(self, seconds: float) -> None:
         """Record a completed microbatch."""
         if not self._known:
-            self._known, self.seconds, self._deviation_s = True, seconds, seconds / 2.0
+            self._known = True
+            self.seconds = seconds
+            self._deviation_s = seconds / 2.0
         else:
             self._deviation_s += (abs(seconds - self.seconds) - self._deviation_s) / 4.0
             self.seconds += (seconds - self.seconds) / 8.0
@@ -156,7 +159,8 @@ class RoundTrip:
         """Record a microbatch, begun at `begun_s`, that missed its limit. Of those begun under one limit only the first
         counts."""
         if not self._known and begun_s >= self._grown_s:
-            self._least_s, self._grown_s = min(LIMIT_MAX_S, 2.0 * self._least_s), now_s
+            self._least_s = min(LIMIT_MAX_S, 2.0 * self._least_s)
+            self._grown_s = now_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,7 +232,10 @@ class NextHop:
         loop = asyncio.get_running_loop()
         stage = process.itinerary[process.position]
         router = self._routers[stage]
-        begun, retries, no_room_s, tried = loop.time(), 0, 0.0, set[PeerId]()
+        begun = loop.time()
+        retries = 0
+        no_room_s = 0.0
+        tried = set[PeerId]()
         reason = "deadline passed"
         while (left_s := deadline - loop.time()) > 0:
             without = {*tried, *self.passed_over(stage, process.purpose == wire.PURPOSE_TRAIN)}
@@ -268,7 +275,8 @@ class NextHop:
     ) -> tuple[PeerId | None, str]:
         """The replica of `stage` to use. If a microbatch takes long, a few replicas are asked: the first that is idle,
         else the one that would finish first. None if `deadline` passes meanwhile."""
-        loop, router = asyncio.get_running_loop(), self._routers[stage]
+        loop = asyncio.get_running_loop()
+        router = self._routers[stage]
         peer, choice = router.choose(loop.time(), samples, tried)
         charged: dict[PeerId, float] = {}  # peer asked -> seconds charged
         ahead: dict[PeerId, float] = {}  # peer with queued work -> seconds until ours would be done
@@ -288,10 +296,12 @@ class NextHop:
             if len(charged) < ASKED_MAX:
                 peer, choice = router.choose(loop.time(), samples, {*tried, *charged})
         if peer is None and ahead:
-            peer, choice = min(ahead, key=ahead.__getitem__), f"the least of {len(ahead)}"
+            peer = min(ahead, key=ahead.__getitem__)
+            choice = f"the least of {len(ahead)}"
         # Whoever is chosen now could not finish; the caller must hear of the deadline, not blame a peer.
         if charged and deadline <= loop.time():
-            peer, choice = None, "the deadline passed while replicas were asked"
+            peer = None
+            choice = "the deadline passed while replicas were asked"
         for other, seconds in charged.items():
             if other != peer:
                 router.refund(other, seconds)
@@ -299,7 +309,8 @@ class NextHop:
 
     def _refused(self, peer: PeerId, stage: int, error: Unavailable | RemoteFault, lost_s: float) -> None:
         """Handle the refusal or failure of `peer` to take a microbatch, known after `lost_s`."""
-        router, now = self._routers[stage], asyncio.get_running_loop().time()
+        router = self._routers[stage]
+        now = asyncio.get_running_loop().time()
         router.unknown.record_stage_refusal(now)
         if isinstance(error, Unavailable):
             router.record_refusal(peer, lost_s)

@@ -83,15 +83,20 @@ class StageLoad:
 def load(swarm: Swarm, costs: Sequence[float], without: PeerId | None = None) -> StageLoad:
     """The load of all stages, excluding the node `without`. `costs`: relative costs per sample of the stages; a node is
     faster by their ratio after a move. In a crowded stage the known members stand for all."""
-    stages, speeds = len(swarm.stages), [swarm.speeds(stage) for stage in range(len(swarm.stages))]
+    stages = len(swarm.stages)
+    speeds = [swarm.speeds(stage) for stage in range(len(swarm.stages))]
     known = [m.samples_per_second for stage in range(stages) for m in swarm.unsettled(stage) if m.samples_per_second]
     count = sum(len(swarm.settled(stage)) - untold for stage, (_, untold) in enumerate(speeds)) + len(known)
     mean = (sum(speed for speed, _ in speeds) + sum(known)) / count if count else 1.0
-    capacity, replicas, unsure = [0.0] * stages, [0.0] * stages, [0.0] * stages
+    capacity = [0.0] * stages
+    replicas = [0.0] * stages
+    unsure = [0.0] * stages
     for stage, members in enumerate(swarm.stages):
-        each, cost = swarm.sizes[stage] / len(members) if members else 1.0, costs[stage]
+        each = swarm.sizes[stage] / len(members) if members else 1.0
+        cost = costs[stage]
         speed, untold = speeds[stage]
-        settled, unsettled = swarm.settled(stage), swarm.unsettled(stage)
+        settled = swarm.settled(stage)
+        unsettled = swarm.unsettled(stage)
         if without is not None:
             left = [member for member in settled if member.peer != without]
             capacity[stage] += each * sum(member.samples_per_second or mean for member in left)
@@ -101,14 +106,16 @@ def load(swarm: Swarm, costs: Sequence[float], without: PeerId | None = None) ->
             capacity[stage] += each * (speed + untold * mean)
             replicas[stage] += each * len(settled)
         for member in unsettled:
-            there, weight = member.moving_to, 1.0  # movers are always known
+            there = member.moving_to
+            weight = 1.0  # movers are always known
             # A mover finishes what it holds before it goes: it drains, and comes all the same.
             if member.state == PAUSED:
                 continue
             if there is None or there >= stages:
                 if member.state not in COMING:
                     continue
-                there, weight = stage, each
+                there = stage
+                weight = each
             own = weight * (member.samples_per_second or mean) * cost / costs[there]
             capacity[there] += own
             replicas[there] += weight
@@ -120,7 +127,9 @@ def load(swarm: Swarm, costs: Sequence[float], without: PeerId | None = None) ->
 
 def staying(swarm: Swarm, now_unix_s: float, ahead_s: float = LASTS_S) -> Swarm:
     """`swarm` without members that announced a pause within `ahead_s`: they will need a replacement."""
-    until_unix_s, stages, sizes = now_unix_s + ahead_s, list(swarm.stages), list(swarm.sizes)
+    until_unix_s = now_unix_s + ahead_s
+    stages = list(swarm.stages)
+    sizes = list(swarm.sizes)
     for stage, members in enumerate(swarm.stages):
         kept = tuple([m for m in members if not 0 < m.pauses_unix_s <= until_unix_s])
         if len(kept) < len(members):
@@ -145,7 +154,8 @@ def choose_stage(
     with the same view spread out.
     """
     now = load(swarm, costs)
-    capacity, replicas = now.capacity, now.replicas
+    capacity = now.capacity
+    replicas = now.replicas
     able = [stage for stage in range(len(capacity)) if stage not in unable]
     empty = [stage for stage in able if not replicas[stage]]
     if empty:
@@ -175,12 +185,15 @@ def reserved_stage(
     since_s = max((m.joined_unix_s for m in turns), default=0.0) - TOGETHER_S
     # Whoever chose a moment ago tells a first speed, which others with the same reservations may not know yet.
     told = (replace(m, samples_per_second=0.0) if m.joined_unix_s > since_s else m for m in swarm.members())
-    members, stages = {m.peer: m for m in told if not m.choosing}, len(swarm.stages)
+    members = {m.peer: m for m in told if not m.choosing}
+    stages = len(swarm.stages)
     for member in turns:
         taken = Swarm.of(members.values(), stages)
-        stage, reason = member.stage, f"stage {member.stage} is reserved, and has nobody else"
+        stage = member.stage
+        reason = f"stage {member.stage} is reserved, and has nobody else"
         if load(taken, costs).replicas[stage]:
-            rng, own = seeded(seed, "stage", member.peer), unable if member.peer == me else member.unable
+            rng = seeded(seed, "stage", member.peer)
+            own = unable if member.peer == me else member.unable
             stage, reason = choose_stage(taken, costs, rules, rng, own)
         if member.peer == me:
             return stage, reason
@@ -224,7 +237,9 @@ def plan_move(
     """
     now = load(swarm, costs)
     need = _need(swarm, now, costs, rules)
-    target, before, there = need.target, now.capacity[need.target], need.there
+    target = need.target
+    before = now.capacity[need.target]
+    there = need.there
     listing = _listing(now.capacity)
     if not need.sources and not need.urgent:
         return None, f"stages are alike: samples/s by stage {listing}"
@@ -271,7 +286,9 @@ class _Need:
 
 
 def _need(swarm: Swarm, now: StageLoad, costs: Sequence[float], rules: RebalanceRules) -> _Need:
-    capacity, replicas, stages = now.capacity, now.replicas, len(now.capacity)
+    capacity = now.capacity
+    replicas = now.replicas
+    stages = len(now.capacity)
     empty = [stage for stage, count in enumerate(replicas) if not count]
     thin = _thin(replicas, rules.min_keep)
     target = max(empty, key=lambda s: (costs[s], -s)) if empty else min(thin or range(stages), key=capacity.__getitem__)
@@ -297,7 +314,10 @@ def _best_move(
     now: StageLoad, costs: Sequence[float], need: _Need, rules: RebalanceRules, me: PeerId | None
 ) -> tuple[StageMove | None, StageMove | None]:
     """(the move after which the weaker of the two stages is strongest, the move of `me`), of those that help."""
-    best, own, target, safety = None, None, need.target, need.thin and not need.empty
+    best = None
+    own = None
+    target = need.target
+    safety = need.thin and not need.empty
     for stage in need.sources:
         before = min(now.capacity[target], now.sure[stage])
         least = -math.inf if need.urgent else (1.0 + rules.gain_min) * before
@@ -357,7 +377,8 @@ def _find(members: Sequence[Member], peer: PeerId) -> Member | None:
 
 def _weaker(now: StageLoad, costs: Sequence[float], member: Member, target: int) -> float:
     """The weaker stage's samples per second after `member` has moved to `target`."""
-    own, here = member.samples_per_second or now.mean, member.stage
+    own = member.samples_per_second or now.mean
+    here = member.stage
     return min(now.capacity[target] + own * costs[here] / costs[target], now.sure[here] - own)
 
 

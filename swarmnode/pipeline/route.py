@@ -91,7 +91,8 @@ class Router:
         present = {member.peer: member for member in members}
         for peer in sorted(self._members.keys() - present.keys()):
             self.forget(peer)
-        self._members, self._median = present, None
+        self._members = present
+        self._median = None
         for peer in [*self._untold, *self._pausing]:
             if present[peer].plain:
                 self._renew(peer, present[peer])
@@ -109,7 +110,8 @@ class Router:
         if member.peer not in self._peers:
             self._enter(member, self._least())
         else:
-            self._members[member.peer], self._median = member, None
+            self._members[member.peer] = member
+            self._median = None
             self._renew(member.peer, member)
 
     def forget(self, peer: PeerId) -> None:
@@ -149,8 +151,11 @@ class Router:
     def _enter(self, member: Member, least: float) -> None:
         known = _Peer(least, 0, Ema())
         if (former := self._former.pop(member.peer, None)) is not None:
-            known.faults_in_row, known.banned_until = former.faults_in_row, former.banned_until
-        self._peers[member.peer], self._members[member.peer], self._median = known, member, None
+            known.faults_in_row = former.faults_in_row
+            known.banned_until = former.banned_until
+        self._peers[member.peer] = known
+        self._members[member.peer] = member
+        self._median = None
         self.unknown.enter(member.peer)
         self._begin(member.peer, least)
         self._renew(member.peer, member)
@@ -402,7 +407,8 @@ def routers(
     manifest: Manifest, me: PeerId, confirmed: Callable[[PeerId], int], on_ban: Callable[[], object]
 ) -> list[Router]:
     """A router per stage, for node `me`."""
-    epsilon, samples = manifest.pipeline.epsilon, manifest.inner.microbatch
+    epsilon = manifest.pipeline.epsilon
+    samples = manifest.inner.microbatch
     most = FASTER_MAX if manifest.pipeline.audit_share > 0.0 else math.inf  # without audits all are believed
     return [
         Router(

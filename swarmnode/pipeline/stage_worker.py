@@ -102,7 +102,8 @@ class StageWorker:
     ) -> None:
         """`here.samples_total` and `now`, the event loop's clock, may be read from any thread. `settled` is called on
         the event loop when what an early result left has come: with the inner step, and the claim with its sketch."""
-        manifest, replica = here.manifest, here.replica
+        manifest = here.manifest
+        replica = here.replica
         self._here = here
         self._replica = replica
         self._now = now
@@ -173,7 +174,8 @@ class StageWorker:
         if not (late and self._here.manifest.pipeline.predicts_weights):  # predicted weights are no state's
             pending.mark = self._replica.mark()
         if hop.process.position == 0:
-            hop.process.inner_steps, hop.process.mark = steps, pending.mark
+            hop.process.inner_steps = steps
+            hop.process.mark = pending.mark
         return y, pending
 
     def claim(self, hop: HopInput, y: WireTensor, answer: MicrobatchResult) -> HopClaim | None:
@@ -208,13 +210,17 @@ class StageWorker:
         claim = self.claim(hop, y, answer)
         if hop.held is not None:
             hop.held.commit()
-        replica, samples, gradient, tape = self._replica, hop.process.samples, answer.gradient, pending.tape
+        replica = self._replica
+        samples = hop.process.samples
+        gradient = answer.gradient
+        tape = pending.tape
         if tape is None:
             raise Unavailable("this node has given up the microbatch")
         assert gradient is not None
         age = pending.age(replica.inner_steps)
         fresh = age <= self._here.manifest.pipeline.staleness_max
-        before, clipped = replica.recomputed, replica.clipped
+        before = replica.recomputed
+        clipped = replica.clipped
         with self._input_first(hop):
             gradient_up = replica.backward(tape, gradient, samples, accumulate=fresh)
         self.pending.closed(pending, self._now())
@@ -237,7 +243,8 @@ class StageWorker:
         with self._input_first(hop):
             loss = self._replica.loss(hop.x, hop.tokens, hop.process.samples, train=hop.train)
         result = self._result(hop, loss.gradient, None, self._replica.mark(), self._replica.inner_steps)
-        result.loss_sum, result.tokens = loss.loss_sum, loss.tokens
+        result.loss_sum = loss.loss_sum
+        result.tokens = loss.tokens
         return result
 
     def fingerprints(self, tensors: Sequence[WireTensor]) -> tuple[bytes, ...]:
@@ -256,7 +263,8 @@ class StageWorker:
             claim = self._sketched(claim, hop)
         prints = None
         if self._audits.auditor is not None and gradient is not None:
-            of, next_hop = self._replica.fingerprint, None if claim is None else claim.statement
+            of = self._replica.fingerprint
+            next_hop = None if claim is None else claim.statement
             tokens = of(hop.tokens) if next_hop is None else next_hop.tokens
             sent, got = (b"", b"") if next_hop is None else (next_hop.x, next_hop.gradient)
             mark = mark if mark == self._replica.mark() else b""
@@ -282,7 +290,8 @@ class StageWorker:
 
     def _step(self, replicas: int) -> StepReport | None:
         """Take an inner step if the batch is complete."""
-        accumulated, manifest = self._replica.accumulated, self._here.manifest
+        accumulated = self._replica.accumulated
+        manifest = self._here.manifest
         if accumulated < replica_share(manifest, replicas):
             return None
         inner = manifest.inner

@@ -21,11 +21,18 @@ from swarmnode.planner.simulated import Simulated
 CARD_FLOPS = ((80, 2.5e14), (24, 4e13), (16, 2e13), (0, 1e13))
 """FLOP/s that training gets of a card, by its least GB: an H100 by measurement (docs/learning.md), the others as in
 examples/home-8b.csv [guess]."""
-CARD_HOST_GB, PROCESSOR_GB, PROCESSOR_FLOPS = 16.0, 16.0, 1e11  # measured: two threads, a model of 2 M parameters
+CARD_HOST_GB = 16.0  # guess
+PROCESSOR_GB = 16.0  # guess
+PROCESSOR_FLOPS = 1e11  # measured: two threads, a model of 2 M parameters
 GIB = 1 << 30  # makers' gigabytes of a card
 CARDS_FROM = 20_000_000  # guess: parameters from which machines have a card, and bytes no longer serve as tokens
-LAN_BPS, HOME_BPS = 1e9, 1e8  # bit/s up: of a local network; below, a line is a home's
-DOWN_OVER_UP, HOME_LIFE_H, HOME_ACCESS_S, LAN_ACCESS_S = 5.0, 10.0, 0.025, 0.0005  # guess
+LAN_BPS = 1e9  # bit/s up of a local network
+HOME_BPS = 1e8  # a line with less up is a home's
+# Guesses.
+DOWN_OVER_UP = 5.0
+HOME_LIFE_H = 10.0
+HOME_ACCESS_S = 0.025
+LAN_ACCESS_S = 0.0005
 MICROBATCHES_ALONE = (8, 4, 2, 1)
 
 
@@ -66,7 +73,8 @@ def fitted(recipe: Recipe, fleet: Sequence[MachineKind], *, stages: int | None =
     if stages is not None and stages > start.model.layers:
         raise UsageError(f"--stages {stages}: the model has {start.model.layers} layers")
     best = search(start, fleet, tokens, stages=stages).best
-    made, batch = best.manifest, best.manifest.inner.inner_batch
+    made = best.manifest
+    batch = best.manifest.inner.inner_batch
     nodes = sum(kind.count for kind in fleet)
     origin = f"searched for {nodes} machines: least time to a loss (docs/learning.md)"
     changed = {f"{table}.{key}": origin for table, key, _ in best.changes}
@@ -124,7 +132,8 @@ def forecast(
     """Lines for the organiser: what the run will do, by formula, or with the speed and the meetings of `simulated`."""
     how = ratio = "by formula"
     if simulated is not None:
-        how, ratio = "simulated", "with the simulated speed and meetings"
+        how = "simulated"
+        ratio = "with the simulated speed and meetings"
         found = simulated.of(found, manifest, tokens)
     learned = tuple(found.tokens_per_s * share for share in found.likely)
     seconds = tuple(tokens / one if one else math.inf for one in reversed(learned))

@@ -43,6 +43,7 @@ class Address:
 
 def rtt_s(a: Address, b: Address) -> float:
     """Round trip between two places on an idle network."""
-    (ax, ay), (bx, by) = RTT_MS_PLACES[a.region], RTT_MS_PLACES[b.region]
+    ax, ay = RTT_MS_PLACES[a.region]
+    bx, by = RTT_MS_PLACES[b.region]
     relayed = RELAY_RTT_S if Nat.RELAYED in (a.nat, b.nat) else 0.0
     return math.hypot(ax - bx, ay - by) / 1000.0 + a.access_s + b.access_s + relayed

@@ -35,7 +35,9 @@ from swarmnode.manifest.gossip_compat import averages_gradients, meets, planned_
 from swarmnode.manifest.recipe import law_batch
 from swarmnode.planner.replica_rows import MEASURED, Row
 
-LAW_B, LAW_BETA = 410.7, 0.28  # arXiv 2203.15556, eq. 10: loss = 1.69 + 406.4 / N^0.34 + 410.7 / D^0.28
+# arXiv 2203.15556, eq. 10: loss = 1.69 + 406.4 / N^0.34 + 410.7 / D^0.28.
+LAW_B = 410.7
+LAW_BETA = 0.28
 OF_CODEC = {"lloyd4": 0.97, "e3m0": 0.95, "lloyd3": 0.93, "lloyd2": 0.82, "ternary": 0.82}
 """Measured: `swarmnode bench averaging`, 16 replicas of 4 samples, width 64 (docs/learning.md). Of ternary a guess."""
 TURNS = (
@@ -54,7 +56,8 @@ LATE = 0.88  # measured: docs/learning.md, the demo's swarm of one replica a sta
 LOCAL_STEPS_OVER = (1.4, 1.7)
 """Measured: what the other terms give too much where replicas step by themselves and average their weights. `bench
 scaling`, eight machines and `average/modular4` (docs/learning.md, "What eight machines lack of eight times one")."""
-FEW, FEW_OVER = 4, (1.0, LOCAL_STEPS_OVER[1])
+FEW = 4
+FEW_OVER = (1.0, LOCAL_STEPS_OVER[1])
 """The same with so few replicas. Measured: 1.0 with two and four of each of three stages (`bench learning`)."""
 STEPS_TOGETHER_OVER = (1.03, 1.13)
 """Measured: the same, with the speed, where gradients are averaged before each step. `bench scaling`, eight machines,
@@ -155,7 +158,9 @@ def efficiency(manifest: Manifest, replicas: int, tokens: float) -> float:
 def learned(manifest: Manifest, replicas: int, tokens: float, steps_of_round: float | None = None) -> Learned:
     """`efficiency` with its interval. `steps_of_round`: inner steps between two meetings, as simulated; None: as the
     manifest has them."""
-    inner, gossip, context = manifest.inner, manifest.gossip, manifest.model.context
+    inner = manifest.inner
+    gossip = manifest.gossip
+    context = manifest.model.context
     together = averages_gradients(manifest)
     least = 1 if together else min(inner.replica_batch_min, inner.microbatch)
     batch = max(inner.inner_batch, inner.inner_batch_max, replicas * least) * context
@@ -165,7 +170,9 @@ def learned(manifest: Manifest, replicas: int, tokens: float, steps_of_round: fl
         return Learned(share, share, share)
     if together:
         packets = of_packets(gossip.codec, gossip.fragments)
-        term, over, nats = Learned(packets, packets, packets), STEPS_TOGETHER_OVER, boundary_nats(manifest)
+        term = Learned(packets, packets, packets)
+        over = STEPS_TOGETHER_OVER
+        nats = boundary_nats(manifest)
     else:
         steps = planned_meeting_steps(manifest) if steps_of_round is None else steps_of_round
         steps *= inner.inner_batch * context / batch  # larger ones than the manifest's, where many replicas take them
@@ -197,7 +204,8 @@ def boundary_nats(manifest: Manifest) -> float:
 
 
 def _subspace_nats(share: float) -> float:
-    least, most = SUBSPACE_NATS[0], SUBSPACE_NATS[-1]
+    least = SUBSPACE_NATS[0]
+    most = SUBSPACE_NATS[-1]
     if share <= least[0]:
         return least[1] * least[0] / share
     for (low, at_low), (high, at_high) in itertools.pairwise(SUBSPACE_NATS):

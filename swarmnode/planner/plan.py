@@ -103,7 +103,8 @@ def in_flight_rate(
         work_s = sum(
             one * tokens * size / rate for one, size, rate in zip(flop, sizes, flops, strict=True)
         )  # of a mean machine of each stage
-        work_s, line_s = work_s / len(sizes), wait_s + byte_s * samples * hop
+        work_s = work_s / len(sizes)
+        line_s = wait_s + byte_s * samples * hop
         rate, more = (throughput(many, sum(sizes), len(sizes), work_s, line_s) for many in (count, 2 * count))
         flows.append(PipelineFlow(samples * rate, more < (1.0 + ALIKE) * rate, len(sizes) * work_s + line_s))
     return max(flows, key=lambda flow: 1.0 / (1.0 / flow.samples_per_s + flow.trip_s / step))
@@ -125,7 +126,8 @@ def _lines(stages: Sequence[Sequence[MachineKind]]) -> tuple[float, float]:
     """Seconds that a microbatch waits for distances on its way there and back, and for each byte of a hop."""
     wait_s = byte_s = 0.0
     for i in range(len(stages) - 1):
-        senders, receivers = Counter(stages[i]), Counter(stages[i + 1])
+        senders = Counter(stages[i])
+        receivers = Counter(stages[i + 1])
         pairs = len(stages[i]) * len(stages[i + 1])
         for a, many in senders.items():
             for b, others in receivers.items():
@@ -216,12 +218,15 @@ def plan(
     stages = manifest.pipeline.stages
     if memory and fleet and all(fit_of(manifest, kind).unable == set(range(stages)) for kind in fleet):
         raise UsageError(f"{shortages(manifest, fleet)[0]}; {ADVICE}")
-    parts, together = stages_of(manifest), averages_gradients(manifest)
+    parts = stages_of(manifest)
+    together = averages_gradients(manifest)
     share = share if stages > 1 else SHARE_ALONE
     any_round = replace(manifest, gossip=replace(manifest.gossip, round_samples=1))
     placements, flow = _work(any_round, tuple(fleet), share, memory)
     tokens_of_sample = manifest.model.context + PIECE_TOKENS / manifest.inner.microbatch
-    speeds, lines, exchanges_s = list[float](), list[float](), list[float]()
+    speeds = list[float]()
+    lines = list[float]()
+    exchanges_s = list[float]()
     for part, placed in zip(parts, placements, strict=True):
         here = placed.machines
         if together and here and stages == 1:  # pieces are no larger than a share of the step, and of whole samples
@@ -252,9 +257,11 @@ def plan(
         samples_s = step / samples_per_s + flow.trip_s
         samples_per_s = step / (samples_s + max(exchanges_s))
         if max(exchanges_s) > samples_s:
-            limit_kind, limit = "uplink", f"the upward lines of stage {exchanges_s.index(max(exchanges_s))}"
+            limit_kind = "uplink"
+            limit = f"the upward lines of stage {exchanges_s.index(max(exchanges_s))}"
     if limit_kind == "in flight" and flow.saturated:
-        limit_kind, limit = "arithmetic", "the arithmetic of all machines, some of which wait for others"
+        limit_kind = "arithmetic"
+        limit = "the arithmetic of all machines, some of which wait for others"
     planned = tuple(
         _stage(manifest, part, placed.machines, fleet, samples_per_s)
         for part, placed in zip(parts, placements, strict=True)

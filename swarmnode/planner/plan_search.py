@@ -139,7 +139,8 @@ def search(
     if own is not None and not own.plan.tokens_per_s:
         bare = next(stage.part.stage for stage in own.plan.stages if not stage.replicas)
         short = tightest(manifest, fleet)
-        own, own_fault = None, short[1] if short else f"no machine is left for stage {bare}"
+        own = None
+        own_fault = short[1] if short else f"no machine is left for stage {bare}"
     _check_ranks(manifest, ranks)
     candidates = [own] if own and stages in (None, manifest.pipeline.stages) else []
     for used, left_out in _fleets(fleet, by_money=by_money):
@@ -269,7 +270,9 @@ class _Boundary(NamedTuple):
 def _cuts(manifest: Manifest, fleet: Sequence[MachineKind]) -> list[_Cut]:
     """The manifest's own; where some machine cannot hold every stage, also others that cut the layers otherwise, and
     need less memory."""
-    pipeline, gossip, inner = manifest.pipeline, manifest.gossip, manifest.inner
+    pipeline = manifest.pipeline
+    gossip = manifest.gossip
+    inner = manifest.inner
     own = _Cut(pipeline.memory_weight, gossip.fragments, inner.average_share)
     cuts = {tuple(part.layers for part in stages_of(manifest)): pipeline.memory_weight}
     if not any(fit_of(with_values(manifest, microbatch=1), kind).unable for kind in fleet):
@@ -282,7 +285,8 @@ def _cuts(manifest: Manifest, fleet: Sequence[MachineKind]) -> list[_Cut]:
 
 def _boundaries(manifest: Manifest, ranks: Sequence[int]) -> list[_Boundary]:
     """Plain ones first; fp32 sends more than bf16 and brings nothing."""
-    own, width = _Boundary(manifest.pipeline.boundary, manifest.pipeline.boundary_rank), manifest.model.width
+    own = _Boundary(manifest.pipeline.boundary, manifest.pipeline.boundary_rank)
+    width = manifest.model.width
     plain = [_Boundary("bf16", 0), _Boundary("int8", 0), *([own] if own.boundary != "subspace" else [])]
     tried = list(ranks)
     if not tried and parameters_of(manifest.model) > LARGE:
@@ -310,8 +314,10 @@ def _batches(manifest: Manifest, tokens: float) -> list[int]:
 def _rounds(manifest: Manifest) -> list[tuple[int, int]]:
     """(gossip.round_samples, gossip.group): the manifest's own, then pairs, as long and after more of ROUND_STEPS inner
     steps. Pairs after H steps send less and lose less than groups of four after 1.5 H (learning_efficiency.py)."""
-    own, step = manifest.gossip.round_samples, manifest.inner.inner_batch
-    least, group = max(own, step), manifest.gossip.group
+    own = manifest.gossip.round_samples
+    step = manifest.inner.inner_batch
+    least = max(own, step)
+    group = manifest.gossip.group
     longer = [samples for steps in ROUND_STEPS if (samples := -(-step * steps // manifest.gossip.fragments)) > least]
     pairs = PAIR if group > PAIR else group
     return list(dict.fromkeys([(least, group), (least, pairs), *((samples, pairs) for samples in longer)]))
@@ -353,7 +359,9 @@ def with_values(manifest: Manifest, **changed: float | str) -> Manifest:
 def _kept_busy(manifest: Manifest, nodes: int, needed: float, tokens: float) -> Manifest:
     """`manifest` with slots, windows and a largest batch for the `needed` samples in flight, the last at most the
     critical batch; and records as rare as so many `nodes` want them."""
-    pipeline, inner, limits = manifest.pipeline, manifest.inner, manifest.limits
+    pipeline = manifest.pipeline
+    inner = manifest.inner
+    limits = manifest.limits
     replicas = max(1, nodes // pipeline.stages)
     period_s = max(limits.announce_period_s, float(round(ANNOUNCE_S_PER_REPLICA * replicas)))
     ttl_s = max(limits.record_ttl_s, RECORD_PERIODS * period_s)
@@ -373,8 +381,11 @@ def _kept_busy(manifest: Manifest, nodes: int, needed: float, tokens: float) -> 
 def with_patience(candidate: Candidate) -> Manifest:
     """Its manifest with timeouts for the bytes and samples that are under way, and as many inner steps between two
     checkpoints, and until a snapshot is too old, as without longer rounds."""
-    manifest, forecast = candidate.manifest, candidate.plan
-    limits, inner, recovery = manifest.limits, manifest.inner, manifest.recovery
+    manifest = candidate.manifest
+    forecast = candidate.plan
+    limits = manifest.limits
+    inner = manifest.inner
+    recovery = manifest.recovery
     trip_s = max(inner.inner_batch, inner.inner_batch_max) / forecast.samples_per_s
     slowest = min(kind.up for kind in candidate.fleet)
     sent = max(
@@ -426,7 +437,8 @@ def _try_all(
     for stages in range(1, min(manifest.model.layers, nodes) + 1) if only is None else (only,):
         if falling > FALLING_MAX:
             break
-        before, best = len(found), min((one.order for one in found), default=None)
+        before = len(found)
+        best = min((one.order for one in found), default=None)
         sated = False  # a plain boundary whose lines are not the limit
         cuts = _cuts(with_values(manifest, stages=stages), fleet)
         for cut, line in itertools.product(cuts, _boundaries(manifest, ranks)):
@@ -465,15 +477,42 @@ def _try_all(
                             break
         if best is not None and not any(fit_of(same, kind).unable for kind in fleet):
             falling = 0 if any(one.order < best for one in found[before:]) else falling + 1
-    for part in BATCH_MAX_PARTS if found else ():  # lines that are the limit need no more in flight than they carry
+    if found:
+        _try_parts(manifest, fleet, left_out, tokens, found, by_money=by_money)
+        _try_codecs(manifest, fleet, left_out, tokens, found, by_money=by_money)
+
+
+def _try_parts(
+    manifest: Manifest,
+    fleet: tuple[MachineKind, ...],
+    left_out: tuple[str, ...],
+    tokens: float,
+    found: list[Candidate],
+    *,
+    by_money: bool,
+) -> None:
+    """Append the best candidate with less in flight: lines that are the limit need no more than they carry."""
+    for part in BATCH_MAX_PARTS:
         first = _chosen(found)
         inner = first.manifest.inner
         if inner.inner_batch_max // part > inner.inner_batch and first.left_out == left_out:
             made = with_values(first.manifest, inner_batch_max=inner.inner_batch_max // part)
             found.append(_candidate(made, manifest, fleet, left_out, tokens, by_money=by_money))
-    chosen = _chosen(found) if found else None
+
+
+def _try_codecs(
+    manifest: Manifest,
+    fleet: tuple[MachineKind, ...],
+    left_out: tuple[str, ...],
+    tokens: float,
+    found: list[Candidate],
+    *,
+    by_money: bool,
+) -> None:
+    """Append the best candidate with each other codec and length of rounds."""
+    chosen = _chosen(found)
     planned = [rules.name for rules in codecs().values() if rules.planned]
-    if chosen is None or chosen.manifest.gossip.codec not in planned or chosen.left_out != left_out:
+    if chosen.manifest.gossip.codec not in planned or chosen.left_out != left_out:
         return
     own = with_values(chosen.manifest, round_samples=manifest.gossip.round_samples, group=manifest.gossip.group)
     for codec, (round_samples, group) in itertools.product(planned, _rounds(own)):

@@ -33,7 +33,8 @@ def memory_of(kind: MachineKind) -> MachineMemory:
 def fit_of(manifest: Manifest, kind: MachineKind) -> StageFit:
     """The stages of the run that a machine of `kind` can serve."""
     # The length of rounds, timeouts and large batches need no memory: one entry for all.
-    inner, slots = manifest.inner, manifest.limits.in_flight_max
+    inner = manifest.inner
+    slots = manifest.limits.in_flight_max
     batch = min(inner.inner_batch, inner.microbatch * TAPES)
     same = replace(
         manifest,

@@ -180,7 +180,8 @@ def needed_nbytes(stages: Sequence[int], chunk_nbytes: int) -> int:
 def together_within(rounds: Sequence[int], stride: int, apart_max: int) -> tuple[bool, str]:
     """(whether copies of `rounds`, one a stage, make one model, the reason if not). Replicas take part only in every
     `stride`-th round of the run."""
-    most, least = max(rounds), min(rounds)
+    most = max(rounds)
+    least = min(rounds)
     if most - least <= apart_max * max(1, stride):
         return True, ""
     late = [stage for stage, round_index in enumerate(rounds) if round_index == least]

@@ -58,7 +58,8 @@ def counterpart(other: StageLayers, part: StageLayers, position: int) -> int:
 
     It is the layer at the same relative place; for a stage of one layer, the neighbour's adjacent layer.
     """
-    n, m = len(part.layers), len(other.layers)
+    n = len(part.layers)
+    m = len(other.layers)
     if n == 1:
         return other.layers.stop - 1 if other.stage < part.stage else other.layers.start
     return other.layers.start + round(position * (m - 1) / (n - 1))

@@ -88,7 +88,8 @@ class Origin:
     @staticmethod
     def of(manifest: Manifest, run_id: RunId, signed: str = "") -> Origin:
         model = dataclasses.asdict(manifest.model)
-        stages, data = manifest.pipeline.stages, manifest.data
+        stages = manifest.pipeline.stages
+        data = manifest.data
         kept = subspace_of(manifest)
         return Origin(run_id, manifest.name, stages, model, data.tokenizer, data.block_samples, signed, kept)
 
@@ -275,7 +276,8 @@ def check_fits(checkpoint: Checkpoint, manifest: Manifest, where: str) -> None:
     Model and tokenizer must be the same, and the subspace, where this run keeps the stream in one. Stages, nodes, data
     and optimizer may differ.
     """
-    theirs, ours = checkpoint.origin.model, dataclasses.asdict(manifest.model)
+    theirs = checkpoint.origin.model
+    ours = dataclasses.asdict(manifest.model)
     different = sorted(key for key in theirs.keys() | ours.keys() if theirs.get(key) != ours.get(key))
     if different:
         key = different[0]
@@ -323,7 +325,8 @@ def part_of(data: bytes, where: str) -> StagePart:
 def checkpoint_of(data: bytes, where: str) -> Checkpoint:
     """Parse checkpoint.json. Raises DataError that begins with `where` for other files and other versions."""
     checkpoint: Checkpoint = _parsed(Checkpoint, _tree(data, where), where)
-    stages, origin = [part.stage for part in checkpoint.parts], checkpoint.origin
+    stages = [part.stage for part in checkpoint.parts]
+    origin = checkpoint.origin
     if stages != list(range(origin.stages)) or origin.block_samples < 1:
         raise DataError(f"{where}: holds stages {stages[:8]}, not 0 to {origin.stages - 1}")
     _check_files(checkpoint.files, where)
@@ -350,7 +353,8 @@ def _parsed(kind: Any, value: Any, where: str) -> Any:
                 raise DataError(f"{where}: {field.name} is missing: not a checkpoint of swarmnode")
         given = {name: hint for name, hint in get_type_hints(kind).items() if name in value}
         return cast(Any, kind)(**{name: _parsed(hint, value[name], f"{where}: {name}") for name, hint in given.items()})
-    outer, inner = get_origin(kind), get_args(kind)
+    outer = get_origin(kind)
+    inner = get_args(kind)
     if outer is tuple and isinstance(value, list):
         return tuple(_parsed(inner[0], one, where) for one in value)
     if outer is dict and isinstance(value, dict):

@@ -45,7 +45,8 @@ def to_keep(bytes_max: int, sizes: Sizes, ends: tuple[int, int]) -> tuple[StateS
     element, count), which no neighbour has. Every node decides alike.
     """
     first, count = ends
-    whole, least = snapshot_nbytes(sizes), snapshot_nbytes(dict.fromkeys(SLOW.sections, count))
+    whole = snapshot_nbytes(sizes)
+    least = snapshot_nbytes(dict.fromkeys(SLOW.sections, count))
     if whole <= bytes_max:
         return WHOLE, f"all {whole} bytes of it"
     if count and least <= bytes_max:
@@ -78,7 +79,8 @@ class NeighbourBackup:
     """A node's backup of the stage after its own, renewed as often as its line carries it (renewal.py)."""
 
     def __init__(self, here: StageContext, membership: MembershipView) -> None:
-        manifest, replica = here.manifest, here.replica
+        manifest = here.manifest
+        replica = here.replica
         self._here = here
         self._membership = membership
         self._apart = replica.apart
@@ -122,7 +124,8 @@ class NeighbourBackup:
             await asyncio.sleep(pause_s)
 
     def _due(self) -> tuple[bool, str]:
-        me, total = self._here.me, self._membership.progress.total
+        me = self._here.me
+        total = self._membership.progress.total
         works = self._membership.run_progress.clock.history.at_work.__contains__
         round_now = total // self._round_samples
         # Replicas that never meet cannot be told from keys: all count.
@@ -188,9 +191,11 @@ class NeighbourBackup:
     ) -> call_pb2.Snapshot:
         now_s = asyncio.get_running_loop().time
         begun = now_s()
-        client, compare = replace(self._client, limits=limits, cut=cut), self._compare if cut == WHOLE else None
+        client = replace(self._client, limits=limits, cut=cut)
+        compare = self._compare if cut == WHOLE else None
         state, offer = await client.download(lambda: donors, compare=compare)
-        kept, samples = self.snapshot, Progress.from_wire(offer.progress).total
+        kept = self.snapshot
+        samples = Progress.from_wire(offer.progress).total
         if kept is None or samples >= kept.samples:  # a handover may have come while this was on its way
             self.snapshot = Snapshot.of_offer(offer, state, cut.first)
             line_s = (now_s() - begun) / (1.0 + limits.rest)

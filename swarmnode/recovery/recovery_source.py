@@ -234,7 +234,8 @@ def donors_of(swarm: Swarm, stage: int, me: PeerId) -> tuple[PeerId, ...]:
     serving = [member for member in swarm.serving(stage) if member.peer != me]
     if not serving:
         return ()
-    enough, salt = SLOW_SHARE * median_low([member.samples_per_second for member in serving]), digest64("donors", me)
+    enough = SLOW_SHARE * median_low([member.samples_per_second for member in serving])
+    salt = digest64("donors", me)
     serving.sort(key=lambda member: (member.samples_per_second < enough, rank(member.peer, salt)))
     return tuple([member.peer for member in serving])
 
@@ -248,7 +249,9 @@ def keeps(
     cost nothing, can be made to rank first. So nodes that have met few others keep more copies, and those that have met
     all compute the same keepers. The scan ends early for most nodes, at the first `count` members before them.
     """
-    before, mine, ahead = swarm.serving((stage - 1) % len(swarm.stages)), (_rank(run_id, stage, me), me), 0
+    before = swarm.serving((stage - 1) % len(swarm.stages))
+    mine = (_rank(run_id, stage, me), me)
+    ahead = 0
     for member in before:
         ahead += (_rank(run_id, stage, member.peer), member.peer) < mine and works(member.peer)
         if ahead >= count:
@@ -319,7 +322,8 @@ def overdue(stage: Collection[Member], now_unix_s: float, limits: LimitsSpec) ->
 
     Then it is time to ping them. Replicas that join or drain do not count.
     """
-    left_s, late = _left_s(limits, LOST_PERIODS), False
+    left_s = _left_s(limits, LOST_PERIODS)
+    late = False
     for member in stage:
         if member.state == record_pb2.NODE_STATE_TRAINING:
             if member.expires_unix_s - now_unix_s > member.stretch * left_s:

@@ -33,4 +33,6 @@ class RenewalTimer:
     def made(self, now_s: float, samples: int, least_s: float) -> None:
         """A copy of the state at `samples` of the run is there. The next one follows after `least_s` at the soonest,
         because of what this one cost."""
-        self._made_s, self._samples, self._least_s = now_s, samples, least_s
+        self._made_s = now_s
+        self._samples = samples
+        self._least_s = least_s

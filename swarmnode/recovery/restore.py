@@ -176,7 +176,9 @@ class StateRestorer:
     async def give_piece(self, wired: int, known: Snapshot | None) -> Snapshot:
         """The newest saved state of a stage of the cut before, packed; `known` if it is that. Raises Unavailable."""
         assert self.earlier is not None
-        earlier, stage, run = self.earlier.manifest, wired - STAGES_MAX, partial(self.compute.run, Priority.OUTER, 0)
+        earlier = self.earlier.manifest
+        stage = wired - STAGES_MAX
+        run = partial(self.compute.run, Priority.OUTER, 0)
         if (piece := self.saved.recut([stage])) is None:
             raise Unavailable(f"no stage {stage} of the cut before is saved here")
         if known is not None and known.round_index == piece.checkpoint.round:
@@ -236,8 +238,10 @@ class _Restoration:
 
     async def run(self) -> RestoredState:
         """Try one source after the other until the state is loaded. Raises Unavailable, LocalFault."""
-        begun, stage = self._time(), self._stage
-        tries, total = 0, -1  # tries in vain, and the run's samples at the last of them
+        begun = self._time()
+        stage = self._stage
+        tries = 0  # in vain
+        total = -1  # the run's samples at the last of them
         last_reason = ""
         while True:
             # Each try looks anew: replicas come back meanwhile, and any of them is better than any other source.
@@ -294,18 +298,22 @@ class _Restoration:
 
     async def _look(self, waited_s: float) -> RecoveryView:
         """Read the directory, ping the stage and its neighbours, and gather what the choice needs."""
-        stage, stages, me = self._stage, self._manifest.pipeline.stages, self._membership.me
+        stage = self._stage
+        stages = self._manifest.pipeline.stages
+        me = self._membership.me
         near = [(stage + step) % stages for step in (0, -1, 1)]
         swarm = self._swarm()  # all stages were looked up when this one was chosen
         await self._membership.look([at for at in range(stages) if at in near or not (waited_s or swarm.stages[at])])
         alive = await self._ping_near(near)
         run_progress = self._membership.run_progress
-        swarm, supposed = self._swarm(), run_progress.suppose(alive)  # answers carry records
+        swarm = self._swarm()  # answers carry records
+        supposed = run_progress.suppose(alive)
         total = self._samples = supposed.middle
         if self._returning is None:
             self._returning = not all(swarm.serving(at) for at in range(stages) if at != stage)
         # Who claimed them may leave before this node looks again: to begin anew meanwhile would split the run.
-        claimed, unanswered = total, False
+        claimed = total
+        unanswered = False
         if not total and waited_s <= CLAIM_WAIT_S:
             try:
                 claimed = await self._membership.claimed()
@@ -317,7 +325,8 @@ class _Restoration:
         cut, _ = to_keep(
             self._manifest.recovery.snapshot_bytes_max, self._replica.sizes_of(stage), self._replica.ends_of(stage)
         )
-        size, rounds_max = self._manifest.gossip.round_samples, run_progress.rounds_max
+        size = self._manifest.gossip.round_samples
+        rounds_max = run_progress.rounds_max
         ring = [(m.kept_samples / size, m.peer) for m in before if m.kept_round is not None and m.peer in alive]
         if self._backup is not None:
             ring.append((self._backup.samples / size, me))
@@ -407,12 +416,14 @@ class _Restoration:
                 return await self._from_replicas(reason, view)
             case RecoverySource.OWN:
                 assert self._own is not None
-                self._samples, self._line = self._own.samples, self._own.line
+                self._samples = self._own.samples
+                self._line = self._own.line
             case RecoverySource.RING:
                 keepers = [peer for _, peer in view.kept]
                 check = self._check(view.stage, keepers=lambda: keepers)
                 kept = await self._from_backups(view.stage, keepers, WHOLE, check, self._load)
-                self._samples, self._line = kept.samples, kept.line
+                self._samples = kept.samples
+                self._line = kept.line
                 self._membership.run_progress.begin(view.samples_least)
                 self._restorer.merge(kept.progress)
             case RecoverySource.ARCHIVE:
@@ -447,7 +458,8 @@ class _Restoration:
 
     async def _from_replicas(self, reason: str, view: RecoveryView) -> RestoredState:
         """Download from living replicas, checked by others of the stage."""
-        every, keepers = partial(self._donors, frozenset(view.donors), view.stage), [p for _, p in view.kept]
+        every = partial(self._donors, frozenset(view.donors), view.stage)
+        keepers = [p for _, p in view.kept]
         donors = every if self._only is None else lambda: view.donors
         check = self._check(view.stage, donors, lambda: keepers)
         whole = self._client(view.stage, POLITE, self._round_min)
@@ -474,7 +486,8 @@ class _Restoration:
         Raises Unavailable when none has them, or only such as are older than a stage of this run may be while its
         neighbours could bring it back.
         """
-        archives, sizes = await self._archives(view.stage), self._replica.sizes_of(view.stage)
+        archives = await self._archives(view.stage)
+        sizes = self._replica.sizes_of(view.stage)
         state, offer = await self._download(self._client(view.stage, cut=SLOW), lambda: archives)
         age = view.round_now - offer.round
         if age > self._manifest.recovery.snapshot_rounds_max and neighbours_suffice(view)[0]:
@@ -491,7 +504,8 @@ class _Restoration:
         """The stages of the earlier cut that this one has layers of, fetched into this home where members have later
         ones. Raises Unavailable while one is nowhere to be had."""
         assert self._earlier is not None
-        shapes, before = self._checkpoints.shapes, self._earlier.manifest
+        shapes = self._checkpoints.shapes
+        before = self._earlier.manifest
         mine = shapes(self._manifest, self._stage)["theta"].keys()
         needed = [s for s in range(before.pipeline.stages) if mine & shapes(before, s)["theta"].keys()]
         for stage in needed:
@@ -502,8 +516,10 @@ class _Restoration:
 
     async def _fetch_piece(self, before: Manifest, stage: int) -> None:
         """Have the newest state of `stage` of `before` in this home. Raises Unavailable."""
-        here, own = self._restorer, self._restorer.saved.recut([stage])
-        wired, run = STAGES_MAX + stage, partial(here.compute.run, Priority.OUTER, 0)
+        here = self._restorer
+        own = self._restorer.saved.recut([stage])
+        wired = STAGES_MAX + stage
+        run = partial(here.compute.run, Priority.OUTER, 0)
         members = [m.peer for m in self._swarm().members() if m.peer != self._membership.me]
         offers = await self._offers(wired, WHOLE, members)
         if own is not None and own.checkpoint.round >= max((offer.round for _, offer in offers), default=0):
@@ -515,18 +531,22 @@ class _Restoration:
         replica = await run(partial(here.make, before, stage))
         accept = partial(here.load, replica)
         _, offer = await self._download(self._client(wired), lambda: keepers, check, accept)
-        state, shapes = await run(replica.snapshot), self._checkpoints.shapes(before, stage)
-        me, told = self._membership.me, offer.progress
+        state = await run(replica.snapshot)
+        shapes = self._checkpoints.shapes(before, stage)
+        me = self._membership.me
+        told = offer.progress
         await here.saved.save(state, shapes, stage=stage, round_index=offer.round, peer=me, progress=told, piece=True)
 
     async def _archives(self, stage: int) -> list[PeerId]:
         """The bootstraps that show the owner's warrant and have `stage` archived, the latest round first."""
-        offers, warranted = await self._offers(stage, SLOW, self._checkpoints.archives), self._restorer.warranted
+        offers = await self._offers(stage, SLOW, self._checkpoints.archives)
+        warranted = self._restorer.warranted
         return [peer for peer, offer in offers if warranted(peer, offer.warrant)[0]]
 
     async def _offers(self, stage: int, cut: StateSlice, peers: Sequence[PeerId]) -> list[tuple[PeerId, wire.Snapshot]]:
         """The offers of `stage` that some of `peers` make, the latest round first."""
-        client, offers = self._client(stage, cut=cut), list[tuple[PeerId, wire.Snapshot]]()
+        client = self._client(stage, cut=cut)
+        offers = list[tuple[PeerId, wire.Snapshot]]()
 
         async def ask(peer: PeerId) -> None:
             with contextlib.suppress(Unavailable, RemoteFault):  # most have none
@@ -562,7 +582,8 @@ class _Restoration:
 
     async def _rebuild(self, view: RecoveryView) -> None:
         """CheckFree: rebuild the stage from the neighbours' slow weights and the mirrored embedding or head."""
-        neighbours, method = [], self._manifest.recovery.method
+        neighbours = []
+        method = self._manifest.recovery.method
         for stage, serves in ((view.stage - 1, view.below), (view.stage + 1, view.above)):
             if serves:
                 donors = partial(self._donors, frozenset(), stage)
@@ -571,7 +592,8 @@ class _Restoration:
                 neighbours.append(Neighbour(stage, state.sections["phi"], offer.gradient_norm))
         mirrored = None
         if view.ends:
-            cut, ends = StateSlice(SLOW.sections, *self._replica.ends_of(view.stage)), view.ends
+            cut = StateSlice(SLOW.sections, *self._replica.ends_of(view.stage))
+            ends = view.ends
             check = self._check(view.stage, keepers=lambda: ends, within=cut)
             mirrored = (await self._from_backups(view.stage, ends, cut, check)).state.sections["phi"]
         rebuild = partial(self._replica.rebuild, method, neighbours, mirrored)

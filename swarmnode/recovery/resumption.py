@@ -130,7 +130,8 @@ class SavedStages:
         self._origins = {cut: origin}
         if earlier is not None:
             self._origins[earlier.cut] = replace(origin, stages=earlier.manifest.pipeline.stages)
-        self._cut, self._earlier = cut, earlier
+        self._cut = cut
+        self._earlier = earlier
         self.found: list[Resumption] = []
         """Those found or saved, each a checkpoint of one stage, the one of most samples first."""
         self.pieces: list[Resumption] = []
@@ -147,7 +148,8 @@ class SavedStages:
 
     async def look(self) -> None:
         """Read the saved stages; half written, damaged and foreign ones are left out. Raises LocalFault."""
-        self.found, self.pieces = [], []
+        self.found = []
+        self.pieces = []
         if self._store is None:
             return
         sizes = await self._store.names(f"{self._origins[self._cut].run_id[: form.RUN_CHARACTERS]}/")
@@ -173,7 +175,8 @@ class SavedStages:
         newest = {one.checkpoint.parts[0].stage: one for one in reversed(self.pieces)}
         if not newest.keys() >= set(stages):
             return None
-        parts, oldest = list[StagePart](), min((newest[stage] for stage in stages), key=_age)
+        parts = list[StagePart]()
+        oldest = min((newest[stage] for stage in stages), key=_age)
         for base, (part,) in ((newest[stage].base, newest[stage].checkpoint.parts) for stage in stages):
             files = (replace(file, name=f"{base}{file.name}") for file in part.files)
             parts.append(replace(part, files=tuple(files)))

@@ -292,7 +292,8 @@ class ChunkSources:
             self._telemetry.count(name.PEER_FAULTS, kind="data")
             giver.exclude()
             return None, f"gave {len(data)} bytes that do not match the hash, and is asked no more"
-        giver.failures, giver.later_s = 0, 0.0
+        giver.failures = 0
+        giver.later_s = 0.0
         return data, None
 
     def _order(self, wanted: Wanted) -> Iterable[tuple[str, _Holder, Ask]]:
@@ -356,7 +357,8 @@ class ChunkSources:
                     reply_bytes_max=PIECE_NBYTES,
                 )
                 reply = answer.header.data_chunk
-                giver.held, giver.asked_s = reply.held, asyncio.get_running_loop().time()
+                giver.held = reply.held
+                giver.asked_s = asyncio.get_running_loop().time()
                 if not reply.nbytes:
                     return None
                 if reply.nbytes > wanted.nbytes or (wanted.number is not None and reply.nbytes != wanted.nbytes):
@@ -430,7 +432,8 @@ class ChunkSet(Generic[SetIndex]):
                 self._kept(await asyncio.to_thread(self._cache.write, self.digest, raw))
             index = self._kind.parse(raw, self.digest, self._kind.FIELD)
             folder = index_bytes[0] if index_bytes is not None else self._folder if self._kind.BARE_FOLDER else None
-            self.store, self._raw = await asyncio.to_thread(ChunkStore, index, self._cache, folder), raw
+            self.store = await asyncio.to_thread(ChunkStore, index, self._cache, folder)
+            self._raw = raw
         index.tell_opened(self._telemetry, f"{index.count} chunks" + ("" if folder is None else f", in {folder}"))
 
     async def ensure(self, number: int) -> None:

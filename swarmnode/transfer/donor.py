@@ -176,17 +176,21 @@ class DonorPlaces:
 
     def pulls(self, parts: Collection[Snapshot]) -> bool:
         """Whether a peer downloads one of `parts`, or lost its place lately before it had everything."""
-        now_s, ids = self._leave_idle(), {part.id for part in parts}
+        now_s = self._leave_idle()
+        ids = {part.id for part in parts}
         lost = [one for one in self._had.values() if one.until_s > now_s - self._limits.idle_s / 2]
         return any(one.snapshot_id in ids and one.chunks < one.of for one in (*self._pulling.values(), *lost))
 
     def _renew(self, puller: Puller, part: Snapshot) -> None:
         """Renew the place of `puller`, which downloads `part`. Larger chunks are asked for more rarely."""
-        now_s, idle_s = _now_s(), self._limits.puller_idle_s * largeness(part)
+        now_s = _now_s()
+        idle_s = self._limits.puller_idle_s * largeness(part)
         if not puller.of:  # the state was copied and hashed until now
             puller.since_s = now_s
         puller.until_s = now_s + idle_s
-        puller.of, puller.nbytes, puller.snapshot_id = part.chunks, part.nbytes, part.id
+        puller.of = part.chunks
+        puller.nbytes = part.nbytes
+        puller.snapshot_id = part.id
         puller.turn_s = self.turn_s(part)
 
     def _enter(self, peer: PeerId, now_s: float, hurries: bool = True) -> None:
@@ -306,7 +310,8 @@ class SnapshotDonor:
         self._check_run(call)
         cut = StateSlice.of(request)
         kept = self._of_other(request.stage, request.round_min) if request.stage != self._stage else None
-        hurries, newcomer = not request.nobody_waits, peer not in self._places
+        hurries = not request.nobody_waits
+        newcomer = peer not in self._places
         if newcomer:
             self._places.share(peer)
         self._places.admit(peer, hurries)
@@ -517,7 +522,9 @@ class StageDonor:
         now_s = asyncio.get_running_loop().time()
         if now_s < self._next_s:
             raise Busy("an archive has copied this replica a moment ago", self._next_s - now_s)
-        self._begun_s, self._made_s, self._next_s = now_s, 0.0, math.inf  # until this one is made
+        self._begun_s = now_s
+        self._made_s = 0.0
+        self._next_s = math.inf  # until this one is made
         self.archive.close()  # of two copies the older one goes before the new one takes memory
         try:
             return await self.archive.offer(peer, call)

@@ -40,7 +40,8 @@ from swarmnode.uplink_scheduler import SLOWEST_BYTES_PER_S
 from swarmnode.wire import access_pb2
 from swarmnode.wire import call_pb2 as wire
 
-PAUSE_S, PAUSE_MAX_S = 0.5, 8.0  # guess: before anybody is asked again; doubles
+PAUSE_S = 0.5  # guess: before a peer is asked again; doubles
+PAUSE_MAX_S = 8.0  # guess
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +122,8 @@ class Donors:
         Donors of `first` come first, then those that failed and were tried least, then the best. With `by_lot` the last
         choice is random: joiners that each use several donors should not all meet at the best ones.
         """
-        now_s, of = asyncio.get_running_loop().time(), self._givers
+        now_s = asyncio.get_running_loop().time()
+        of = self._givers
         able = [peer for peer in self._known() if peer != self._me and of[peer].failures < self._failures_max]
         self.able = [peer for peer in able if of[peer].later_s < math.inf]
         free = [peer for peer in self.able if not of[peer].used and of[peer].later_s <= now_s]
@@ -242,7 +244,8 @@ class DonorClient:
         fails is missing again. Raises as `chunk` and `put` do."""
         loop = asyncio.get_running_loop()
         while missing:
-            index, begun_s = missing.popleft(), loop.time()
+            index = missing.popleft()
+            begun_s = loop.time()
             try:
                 data = await self.chunk(donor, offer, index, self.limits.chunk_retries_max)
             except BaseException:  # also when cancelled because another chunk of the same donor failed
@@ -302,11 +305,16 @@ class _Download:
     stage: int = field(init=False)
 
     def __post_init__(self) -> None:
-        self.limits, self.telemetry, self.stage = self.client.limits, self.client.telemetry, self.client.stage
+        self.limits = self.client.limits
+        self.telemetry = self.client.telemetry
+        self.stage = self.client.stage
 
     async def run(self) -> tuple[State, wire.Snapshot]:
         """Try one donor after the other."""
-        limits, pulls, fruitless, waited_s = self.limits, 0, 0, 0.0
+        limits = self.limits
+        pulls = 0
+        fruitless = 0
+        waited_s = 0.0
         while pulls < limits.pulls_max and fruitless < limits.attempts_max:
             donor = self.donors.next(self.begun)
             if donor is None and waited_s < limits.busy_max_s and (wait_s := self.donors.wait_s()) is not None:
@@ -317,7 +325,8 @@ class _Download:
                 waited_s += wait_s
                 await asyncio.sleep(wait_s)
                 continue
-            before, lied = self.given.total(), False
+            before = self.given.total()
+            lied = False
             if donor is not None:
                 try:
                     return await self._attempt(donor, pulls + 1)
@@ -337,7 +346,8 @@ class _Download:
     async def _attempt(self, donor: PeerId, number: int) -> tuple[State, wire.Snapshot]:
         """Get all missing chunks, from `donor` and donors beside it. Raises RemoteFault, Unavailable."""
         loop = asyncio.get_running_loop()
-        able, begun_s = len(self.donors.able), loop.time()
+        able = len(self.donors.able)
+        begun_s = loop.time()
         self.telemetry.event("state.donor", peer=donor, stage=self.stage, attempt=number, of=able)
         try:
             with self._blaming(donor):
@@ -352,7 +362,8 @@ class _Download:
     @contextlib.contextmanager
     def _blaming(self, donor: PeerId) -> Iterator[None]:
         """Mark `donor` as in use, and book what fails in the block to its account."""
-        before, giver = self.given[donor], self.donors[donor]
+        before = self.given[donor]
+        giver = self.donors[donor]
         giver.used = True
         try:
             yield
@@ -370,7 +381,8 @@ class _Download:
         """Book the failure of `donor` after `chunks` chunks."""
         self.reason = f"{short(donor)}: {failure}"
         self._tell(donor, failure)
-        begun, giver = self.begun.get(donor), self.donors[donor]
+        begun = self.begun.get(donor)
+        giver = self.donors[donor]
         if isinstance(failure, DonorLied):
             giver.exclude()
             for index in [index for index, offer in self.have.items() if offer is begun]:
@@ -446,7 +458,8 @@ class _Download:
 
     async def _others(self) -> None:
         """Use more donors once the first one takes long, sooner where it sends nothing."""
-        begun_s, before = asyncio.get_running_loop().time(), self.given.total()
+        begun_s = asyncio.get_running_loop().time()
+        before = self.given.total()
         silent_s = min(self.limits.silent_s, self.limits.alone_s)
         await self._over_within(silent_s)
         if self.given.total() > before:

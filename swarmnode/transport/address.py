@@ -89,7 +89,9 @@ def parse_endpoint(text: str) -> Endpoint:
     parts = text.split("/")
     if len(parts) != 5 or parts[0] or parts[3] not in PROTOCOLS:
         raise wrong("not a TCP or UDP multiaddr")
-    family, host, port = parts[1], parts[2], parts[4]
+    family = parts[1]
+    host = parts[2]
+    port = parts[4]
     try:
         match family:
             case "ip4":

@@ -154,7 +154,8 @@ class CallDirectory:
         """Publish our record until its expiry, which must be later than the previous one's. False if no peer stored it
         within SMALL_CALL_S."""
         own = check_record(record, run_id=self._run_id)
-        self._own, stored = record, list[bool | None]()
+        self._own = record
+        stored = list[bool | None]()
         if not self._book.take(own.stage, record, self._unix_s()):
             return False
         try:
@@ -218,7 +219,8 @@ class CallDirectory:
 
     def _speaking(self, peers: Sequence[PeerId]) -> list[PeerId]:
         """The ones of `peers` that may answer a RecordsRequest, without this node."""
-        now_s, mute = asyncio.get_running_loop().time(), self._mute
+        now_s = asyncio.get_running_loop().time()
+        mute = self._mute
         return [peer for peer in peers if peer != self._transport.peer_id and mute.get(peer, 0.0) <= now_s]
 
     async def _ask(self, peer: PeerId, request: call_pb2.RecordsRequest) -> call_pb2.Records | None:
@@ -252,7 +254,9 @@ class CallDirectory:
 
     async def _answer(self, peer: PeerId, call: Call) -> Answer:
         """Handler of method "records"."""
-        request, now_s, record = call.header.records, self._unix_s(), call.header.record
+        request = call.header.records
+        now_s = self._unix_s()
+        record = call.header.record
         if request.place >= self._book.places or len(request.peers) != len(request.expires_unix_ms):
             raise RemoteFault(f"records of place {request.place}, of {len(request.peers)} peers")
         kept = self._book.take(None, record, now_s, of=peer)
@@ -281,7 +285,8 @@ class CallDirectory:
     async def claimed(self) -> int:
         peers = dict.fromkeys([*(peer for peer, _ in self._bootstrap), *(p for p, _ in self.contacts.latest(SAMPLE))])
         totals = await asyncio.gather(*(claimed_by(self._transport, peer) for peer in peers))
-        answers, own = [total for total in totals if total is not None], self.contacts.samples.get(self._run_id, 0)
+        answers = [total for total in totals if total is not None]
+        own = self.contacts.samples.get(self._run_id, 0)
         if peers and not answers and not own:
             raise Unavailable(f"none of the {len(peers)} machines known to this one answers")
         return max(own, *answers, 0)
@@ -368,7 +373,10 @@ class CallDirectory:
         return ahead_s is not None
 
     async def _meet(self, peer: PeerId, contact: Contact, reasons: dict[PeerId, str]) -> bool:
-        addresses, fixed, tries = contact.addresses, contact.fixed, contact.failures  # it may be forgotten by now
+        # The contact may be forgotten by now.
+        addresses = contact.addresses
+        fixed = contact.fixed
+        tries = contact.failures
         try:
             async with asyncio.timeout(None if fixed else SMALL_CALL_S):
                 if fixed:
@@ -378,9 +386,11 @@ class CallDirectory:
                 await self._transport.connect(peer, addresses)
                 met = await self._greet(peer)
         except TimeoutError:
-            met, reasons[peer] = False, f"no answer within {SMALL_CALL_S:.0f} s"
+            met = False
+            reasons[peer] = f"no answer within {SMALL_CALL_S:.0f} s"
         except self._faults as error:
-            met, why = False, str(error)
+            met = False
+            why = str(error)
             reasons[peer] = reasons.get(peer, why) if "dial backoff" in why else why
         if all(peer != told for told, _ in self._bootstrap) or (not met and tries % TOLD_EVERY):
             return met

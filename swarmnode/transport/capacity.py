@@ -23,7 +23,9 @@ ENOUGH_S = 0.4  # guess: a transfer this long is conclusive; larger ones are ski
 TIMEOUT_S = 8.0
 MEASURE_BURST_BYTES = 8 << 20  # three complete measurements by one peer
 REFILL_BYTES_PER_S = (8 << 20) / 600.0  # and as much again every ten minutes
-ALL_BURST_BYTES, ALL_BYTES_PER_S = 32 << 20, 256 << 10  # guess: 2 Mbit/s in the long run, for all askers
+# Guess: 2 Mbit/s in the long run, for all askers.
+ALL_BURST_BYTES = 32 << 20
+ALL_BYTES_PER_S = 256 << 10
 AT_ONCE_MAX = 2  # two concurrent measurements halve each other's result; further ones are refused
 
 

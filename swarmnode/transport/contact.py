@@ -117,7 +117,8 @@ class Contacts:
         if met:
             self.hear(peer, (), now_unix_s)
         elif (contact := self.known.get(peer)) is not None:
-            contact.failures, contact.tried_unix_s = contact.failures + 1, now_unix_s
+            contact.failures += 1
+            contact.tried_unix_s = now_unix_s
 
     def latest(self, count: int) -> list[tuple[PeerId, Contact]]:
         """The `count` most recently heard contacts."""
@@ -147,7 +148,8 @@ class Contacts:
                 if "run" in row:
                     contacts.trained(RunId(str(row["run"])), min(int(row["samples"]), SAMPLES_MAX))
                     continue
-                peer, seen_unix_s = PeerId(row["peer"]), float(row["seen_unix_s"])
+                peer = PeerId(row["peer"])
+                seen_unix_s = float(row["seen_unix_s"])
                 addresses = dialable_of([str(address) for address in row["addresses"]])
                 try:
                     public_key_of(peer)

@@ -59,7 +59,8 @@ class DialBook:
 
     def take_news(self) -> bool:
         """Whether a dial was permitted since this was last asked."""
-        news, self._news = self._news, False
+        news = self._news
+        self._news = False
         return news
 
     def name(self, endpoints: Iterable[Endpoint]) -> None:

@@ -20,7 +20,10 @@ import sys
 from swarmnode.limited_child import deny_calls, filter_calls
 
 _CALLS = {"x86_64": (42, 46, 317), "aarch64": (203, 211, 277)}  # connect, sendmsg, seccomp: asm/unistd.h
-_RECEIVE, _SEND, _CONTINUE = 0xC0502100, 0xC0182101, 1  # linux/seccomp.h
+# Requests and the flag of linux/seccomp.h.
+_RECEIVE = 0xC0502100
+_SEND = 0xC0182101
+_CONTINUE = 1
 _GETFD = 438  # pidfd_getfd, on every architecture
 _DENIED = 13  # EACCES
 _LENGTHS = 16, 28  # of sockaddr_in and sockaddr_in6
@@ -38,7 +41,8 @@ class DialRequest:
         fcntl.ioctl(listener, _RECEIVE, raw)
         self._id, thread = struct.unpack_from("QI", raw)
         descriptor, address, length = struct.unpack_from("3Q", raw, 32)
-        self.host, self.port = "", 0
+        self.host = ""
+        self.port = 0
         with contextlib.suppress(OSError, ValueError):
             with open(f"/proc/{thread}/mem", "rb", buffering=0) as memory:
                 memory.seek(address)
@@ -46,7 +50,8 @@ class DialRequest:
             family = int.from_bytes(data[:2], sys.byteorder)
             if family in (socket.AF_INET, socket.AF_INET6) and _is_stream(process, descriptor):
                 host = data[4:8] if family == socket.AF_INET else data[8:24]
-                self.host, self.port = socket.inet_ntop(family, host), int.from_bytes(data[2:4], "big")
+                self.host = socket.inet_ntop(family, host)
+                self.port = int.from_bytes(data[2:4], "big")
 
     def answer(self, permit: bool) -> bool:
         """Let it go on or fail; False if it was interrupted meanwhile, so that it comes again."""

@@ -98,8 +98,10 @@ class DhtDirectory(CallDirectory):
 
     async def _store_at(self, peer: PeerId, own: wire.Record, record: wire.SignedRecord) -> bool | None:
         """Whether `peer` stored our record; None if it did not answer."""
-        key, value = key_of(self._run_id, own.stage), MSGPackSerializer.dumps(record.SerializeToString())
-        expires_s, protocol = own.expires_unix_ms / 1000.0, self._node.protocol
+        key = key_of(self._run_id, own.stage)
+        value = MSGPackSerializer.dumps(record.SerializeToString())
+        expires_s = own.expires_unix_ms / 1000.0
+        protocol = self._node.protocol
         if peer == self._transport.peer_id:
             return bool(protocol.storage.store(key, value, expires_s, subkey=own.peer_id))
         stored = await protocol.call_store(PeerID.from_base58(peer), [key], [value], expires_s, subkeys=[own.peer_id])
@@ -108,7 +110,8 @@ class DhtDirectory(CallDirectory):
     async def _holders(self, place: int) -> list[PeerId]:
         """The nodes nearest to the key of `place`, perhaps this one among them: searched anew every NEAR_S, and when
         our own neighbours change. No value is under the key beside it, which has the same nearest nodes."""
-        key, now_s = DHTID(key_of(self._run_id, place) ^ 1), asyncio.get_running_loop().time()
+        key = DHTID(key_of(self._run_id, place) ^ 1)
+        now_s = asyncio.get_running_loop().time()
         here = [uid for uid, _ in self._node.protocol.routing_table.get_nearest_neighbors(key, HOLDERS)]
         until_s, before, holders = self._nearest.get(place, (0.0, [], []))
         if now_s >= until_s or before != here:

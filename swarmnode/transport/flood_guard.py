@@ -42,7 +42,8 @@ HOLD_S = 30.0
 HITS_PER_S = (
     FLOOD_PER_S / 2.0
 )  # per address: two make a flood; a household that joins with ten machines makes ten in all
-LOOK_SHARE, LOOK_S = 0.9, 3.0  # guess: the smallest flood loses 6 connections, enough to tell it from none
+LOOK_SHARE = 0.9  # guess: the smallest flood loses 6 connections, enough to tell it from none
+LOOK_S = 3.0  # guess
 SHARE_MIN = 1 / 64
 SAMPLE_SHARE = 1 / 8  # guess: share of rejected connections that is reset instead of dropped, to see their addresses
 HITS_MIN = 4  # guess: fewer hits of one address in a sample may be chance
@@ -129,7 +130,8 @@ def _looked(
         per_s = count * per_sample / sight.took_s * scale
         is_stranger = address not in gate.denied and address not in sight.friends
         if is_stranger and per_s > HITS_PER_S and count >= HITS_MIN:
-            gate, opened = deny(gate, address, sight.now_s), opened + 1
+            gate = deny(gate, address, sight.now_s)
+            opened += 1
             strangers_per_s -= per_s
     gate = replace(gate, looked_s=0.0, looked_sunk=0.0)
     if strangers_per_s > FLOOD_PER_S:
@@ -145,11 +147,23 @@ def _looked(
 
 
 BACKLOG = 64  # connections of a flood examined per period, at most
-_ATTACH_FILTER, _ATTACH_REUSEPORT_CBPF, _MEMINFO, _MEMINFO_DROPS = 26, 51, 55, 8  # asm-generic/socket.h, sock_diag.h
-_LOAD, _EQUAL, _GREATER, _RETURN = 0x20, 0x15, 0x25, 0x06  # linux/bpf_common.h
-_NETWORK, _RANDOM = -0x100000, -0x1000 + 56  # offsets of the IP header, and of a random word: linux/filter.h
+_ATTACH_FILTER = 26  # asm-generic/socket.h
+_ATTACH_REUSEPORT_CBPF = 51  # asm-generic/socket.h
+_MEMINFO = 55  # asm-generic/socket.h; the fields: sock_diag.h
+_MEMINFO_DROPS = 8
+# Instructions: linux/bpf_common.h.
+_LOAD = 0x20
+_EQUAL = 0x15
+_GREATER = 0x25
+_RETURN = 0x06
+# Offsets of the IP header, and of a random word: linux/filter.h.
+_NETWORK = -0x100000
+_RANDOM = -0x1000 + 56
 _SOURCE = {4: _NETWORK + 12, 6: _NETWORK + 8}
-_P2PD, _SAMPLE, _SILENT = 0, 1, 2  # in the order in which they began to listen
+# Sockets in the order in which they begin to listen.
+_P2PD = 0
+_SAMPLE = 1
+_SILENT = 2
 _SNMP = Path("/proc/self/net/snmp")
 ADDRESSES_MAX = 256  # of each kind; a program has at most 4096 instructions
 _WORD_MAX = 0xFFFFFFFF
@@ -227,7 +241,8 @@ class SynFilter:
     def route(self, denied: Iterable[str], friends: Iterable[str], share: float, sample: float) -> None:
         """Make the kernel choose sockets by these rules from now on. The caller's kernel retries a silently dropped SYN
         after 1 s, then 2. Sampled connections are reset at the next `take`."""
-        denied, friends = list(denied), list(friends)
+        denied = list(denied)
+        friends = list(friends)
         for version, beside, _ in self._sockets:
             _attach(beside, _ATTACH_REUSEPORT_CBPF, program(version, denied, friends, share, sample))
 
@@ -242,7 +257,8 @@ class SynFilter:
                     stranger.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                     stranger.close()  # sends a reset: no state remains
         total = sum(_dropped(beside) for _, *pair in self._sockets for beside in pair)
-        dropped, self._dropped = total - self._dropped, total
+        dropped = total - self._dropped
+        self._dropped = total
         return dropped + len(sampled), tuple(sampled)
 
     def close(self) -> None:
@@ -297,19 +313,22 @@ class FloodGuard:
         """Run until cancelled."""
         loop = asyncio.get_running_loop()
         try:
-            before, at = opened(), loop.time()
+            before = opened()
+            at = loop.time()
         except (OSError, ValueError):
             self._is_able = False
             return
         while True:
             await asyncio.sleep(PERIOD_S)
-            accepted, now = opened(), loop.time()
+            accepted = opened()
+            now = loop.time()
             sunk, sampled = self._sink.take() if self._sink is not None else (0, ())
             self.sunk += sunk
             friends = frozenset() if self.gate.is_open else self._friends()
             sight = FloodSample(now, now - at, accepted - before, sunk, sampled, friends)
             self._stand(*step(self.gate, sight))
-            before, at = accepted, now
+            before = accepted
+            at = now
 
     def deny(self, address: str) -> None:
         """Keep `address` away from p2pd for a while, unless peers that may take part share it."""
@@ -321,10 +340,12 @@ class FloodGuard:
         """Close the filter, because p2pd is gone: the next p2pd must be the first to listen on its port."""
         if self._sink is not None:
             self._sink.close()
-        self._sink, self.gate = None, FloodGate()
+        self._sink = None
+        self.gate = FloodGate()
 
     def _stand(self, new: FloodGate, reason: str) -> None:
-        old, self.gate = self.gate, new
+        old = self.gate
+        self.gate = new
         if new.is_open:
             if self._sink is not None:
                 self._sink.close()

@@ -174,7 +174,8 @@ async def receive_tensors(
     tensors = []
     for spec in specs:
         tensors += allocate([spec])
-        tensor, view = tensors[-1], memoryview(tensors[-1].data)
+        tensor = tensors[-1]
+        view = memoryview(tensors[-1].data)
         for start in range(0, tensor.nbytes, PIECE_BYTES):
             piece = view[start : start + PIECE_BYTES]
             arrive(len(piece))

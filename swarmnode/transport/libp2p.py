@@ -72,7 +72,8 @@ class Libp2pTransport(StreamTransport):
         if not listen:
             raise UsageError("no address to listen on; give at least one, such as /ip4/127.0.0.1/tcp/0")
         sockets = SocketDir()
-        mode, book = network_mode or NetworkMode(), book or DialBook([*listen, *announce], lan=lan)
+        mode = network_mode or NetworkMode()
+        book = book or DialBook([*listen, *announce], lan=lan)
         daemon = P2pdProcess(identity_path, sockets, tuple(listen), tuple(announce), mode, book=book)
         transport = cls(daemon, sockets, identity.peer_id, run_id, telemetry)
         await transport._name(named)
@@ -130,7 +131,8 @@ class Libp2pTransport(StreamTransport):
     async def addresses(self) -> list[str]:
         """Multiaddrs (without /p2p/US) at which others reach this node: direct ones over TCP, then at most CIRCUITS_MAX
         relayed ones. Raises Unavailable (p2pd is down)."""
-        direct, circuits = list[str](), list[str]()
+        direct = list[str]()
+        circuits = list[str]()
         for text in await self._daemon.addresses():
             with contextlib.suppress(UsageError):
                 address = dialable(text)
@@ -143,7 +145,8 @@ class Libp2pTransport(StreamTransport):
 
     async def connect(self, peer: PeerId, addresses: Sequence[str]) -> None:
         """Make `peer` reachable at `addresses` and remember them. Raises Unavailable after TRIES."""
-        usable, why = await self._remember(peer, addresses), ""
+        usable = await self._remember(peer, addresses)
+        why = ""
         for attempt in range(TRIES):
             await asyncio.sleep(CONNECT_DELAY_S * attempt)
             try:

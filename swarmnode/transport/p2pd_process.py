@@ -50,7 +50,9 @@ BOOK_PERIOD_S = 0.5  # guess: p2pd takes some milliseconds to list its connectio
 RESTART_WAIT_S = PINGS_MISSED_MAX * CONTROL_TIMEOUT_S  # so long calls wait for a restart; it takes 0.5 s and more
 STREAM_SOCKET = "in"
 
-_P2P, _P2P_CIRCUIT = 421, 290  # codes of the multiaddr table
+# Codes of the multiaddr table.
+_P2P = 421
+_P2P_CIRCUIT = 290
 _IDENTIFY = p2pd_pb2.Request(type=p2pd_pb2.Request.IDENTIFY)
 
 
@@ -105,7 +107,8 @@ class P2pdProcess:
     async def stop(self) -> None:
         """Stop p2pd and wait until it has ended."""
         self.running.clear()
-        p2p, self.p2p = self.p2p, None
+        p2p = self.p2p
+        self.p2p = None
         if p2p is None:
             return
         self._judge_no_more()
@@ -120,7 +123,9 @@ class P2pdProcess:
 
     async def change(self, network_mode: NetworkMode, announce: Sequence[str]) -> None:
         """Restart p2pd with another reachability. Raises Unavailable."""
-        self.network_mode, self.announce, self.changing = network_mode, tuple(announce), True
+        self.network_mode = network_mode
+        self.announce = tuple(announce)
+        self.changing = True
         self.running.clear()
         self.p2p._reader_task.cancel()  # it would report the end that we ask for
         with contextlib.suppress(ProcessLookupError):

@@ -27,7 +27,8 @@ HOLDERS_ASKED = 2  # guess: one of them may be new here, or lie
 NEAR_S = 120.0  # guess: a search for holders moves 26 kB; a dead one ends it sooner
 PLACE_MAX = 2048  # guess: records of one place, as long as no amount of machines of one run is larger
 STRANGERS_MAX = CROWD_MAX
-CHECKS_PER_S, CHECKS_BURST = 100.0, 4096.0  # derived: 1.4 % of a core, and the first picture of PLACE_MAX nodes
+CHECKS_PER_S = 100.0  # derived: 1.4 % of a core
+CHECKS_BURST = 4096.0  # derived: the first picture of PLACE_MAX nodes
 NEWS_MAX = 256  # derived: records of one answer, at most 330 kB, a third of what a header may have
 
 
@@ -65,7 +66,8 @@ class RecordBook:
 
     def prefer(self, works: Callable[[PeerId], bool], doubtful: Callable[[], bool]) -> None:
         """Set who works and when strangers are doubtful."""
-        self.works, self.doubtful = works, doubtful
+        self.works = works
+        self.doubtful = doubtful
 
     @property
     def places(self) -> int:
@@ -80,7 +82,9 @@ class RecordBook:
             told = bounds.parse(wire.Record, signed.record, "record")
         except RemoteFault:
             return False
-        peer, expires, place = PeerId(told.peer_id), told.expires_unix_ms, told.stage if place is None else place
+        peer = PeerId(told.peer_id)
+        expires = told.expires_unix_ms
+        place = told.stage if place is None else place
         if place >= len(self._places) or (of is not None and of != peer):
             return False
         here = self._places[place]

@@ -234,7 +234,8 @@ class StreamServer:
                 await self._refuse(stream, Busy(f"more than {STREAMS_PER_PEER_MAX} streams from one peer", 1.0))
             elif (first := await self._enter(stream, peer)) is not None:
                 while await self._serve_one(stream, peer, first):
-                    first, counted = None, self._count(peer, stream, counted)
+                    first = None
+                    counted = self._count(peer, stream, counted)
         except (ConnectionError, TimeoutError):
             pass
         except (MemoryError, LocalFault) as error:  # no memory for a tensor, or a tensor whose writer failed
@@ -261,9 +262,11 @@ class StreamServer:
 
         None if it may not: it was told why, or dropped because it calls too often.
         """
-        now, admission = asyncio.get_running_loop().time(), self.admission
+        now = asyncio.get_running_loop().time()
+        admission = self.admission
         permit, reason = (True, "") if admission is None else admission.judge(peer)
-        limit, works = self.stranger_limit, permit and self._works(peer)
+        limit = self.stranger_limit
+        works = permit and self._works(peer)
         lasts = works or self._throttle.lasts(STRANGERS, now)
         if not lasts or not (limit.stream(peer, now, works=works) if permit else limit.stranger(peer, now)):
             if self._cut_off is not None and self.stranger_limit.is_nuisance(peer):
@@ -291,7 +294,8 @@ class StreamServer:
         if first is None:
             async with asyncio.timeout(IDLE_S):
                 first = await stream.read(PREAMBLE.size)
-        bytes_in, bytes_out = stream.consumed - PREAMBLE.size, stream.bytes_out
+        bytes_in = stream.consumed - PREAMBLE.size
+        bytes_out = stream.bytes_out
         try:
             method, request, served, lease = await self._admit(stream, peer, first)
         except (RemoteFault, Unavailable) as refusal:
@@ -309,7 +313,8 @@ class StreamServer:
             self._under_way[under_way] -= 1
             if not self._under_way[under_way]:
                 del self._under_way[under_way]
-            received, sent = stream.consumed - bytes_in, stream.bytes_out - bytes_out
+            received = stream.consumed - bytes_in
+            sent = stream.bytes_out - bytes_out
             self._traffic[method, "received"] += received
             self._traffic[method, "sent"] += sent
             now_s = asyncio.get_running_loop().time()
@@ -346,7 +351,8 @@ class StreamServer:
         """Answer while the tensors of `request` come in. The answer is never ahead of them: no greater share of it
         leaves than has come of them, and its last byte after all of them. Returns False if the stream cannot be read
         further."""
-        loop, before = asyncio.get_running_loop(), stream.consumed
+        loop = asyncio.get_running_loop()
+        before = stream.consumed
         arriving = loop.create_task(_received(stream, request, lease))
         handling = loop.create_task(self._handle(stream, peer, method, handler, Call(request, arriving=arriving)))
         nbytes_in = sum(spec.nbytes for spec in request.tensors)
@@ -431,7 +437,8 @@ class StreamServer:
             permit, reason = self.admission.judge(peer)
             if not permit:
                 raise self.admission.refusal(peer, reason)
-        now, works = asyncio.get_running_loop().time(), self._works(peer)
+        now = asyncio.get_running_loop().time()
+        works = self._works(peer)
         if not self.stranger_limit.call(peer, now, works=works):
             raise Busy("more calls a second than one peer may make", 1.0)
         if not works and not self._throttle.lasts(STRANGERS, now):

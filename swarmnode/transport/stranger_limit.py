@@ -22,8 +22,12 @@ from swarmnode.errors import Busy
 from swarmnode.ids import PeerId
 from swarmnode.token_bucket import PeerBudget
 
-KEYS_PER_S, KEYS_BURST = 50.0, 512.0  # guess: of one peer, which looks up a few places in an announce period
-ALL_PER_S, ALL_BURST = 500.0, 16384.0  # guess: of all peers: a thousand nodes announce and look up 200 times a second
+# Guess, of one peer: it looks up a few places in an announce period.
+KEYS_PER_S = 50.0
+KEYS_BURST = 512.0
+# Guess, of all peers: a thousand nodes announce and look up 200 times a second.
+ALL_PER_S = 500.0
+ALL_BURST = 16384.0
 
 KEY_NBYTES = 1024  # derived: 500 kB/s for all in the long run; a place of a thousand records is two thirds of a burst
 
@@ -45,7 +49,8 @@ class DhtLimit:
         call stores only the caller's own records reach it."""
 
         async def serve(request: Any, context: Any) -> Any:
-            keys, stores = len(getattr(request, "keys", ())), isinstance(request, dht_pb2.StoreRequest)
+            keys = len(getattr(request, "keys", ()))
+            stores = isinstance(request, dht_pb2.StoreRequest)
             own = MSGPackSerializer.dumps(str(context.remote_id)) if stores else b""
             mine = [at for at, subkey in enumerate(request.subkeys) if subkey == own] if stores else []
             now_s = asyncio.get_running_loop().time()
@@ -65,21 +70,29 @@ class DhtLimit:
         return serve
 
 
-CALLS_PER_S, CALLS_BURST = 1000.0, 4000.0  # guess: the tiny preset makes 100 calls a second to a peer
+# Guess: the tiny preset makes 100 calls a second to a peer.
+CALLS_PER_S = 1000.0
+CALLS_BURST = 4000.0
 # Of one admitted peer that was not seen at work here yet, and of all of those together. A call costs about 1 ms, and so
 # does a new stream, p2pd and the check of a record included (estimated on a loaded machine by `bench attack
 # --resources`), so any number of keys costs a tenth of a core. Joiners fetch chunks of 1 MiB, and a thousand nodes look
 # after each other by 60 pings a second.
-IDLE_CALLS_PER_S, IDLE_CALLS_BURST = 40.0, 100.0  # guess
-ALL_IDLE_CALLS_PER_S, ALL_IDLE_CALLS_BURST = 100.0, 1000.0  # derived: a tenth of a core; of ten seconds at once
+IDLE_CALLS_PER_S = 40.0  # guess
+IDLE_CALLS_BURST = 100.0  # guess
+ALL_IDLE_CALLS_PER_S = 100.0  # derived: a tenth of a core
+ALL_IDLE_CALLS_BURST = 1000.0  # derived: of ten seconds at once
 # Guess: requests that break the protocol, of one peer that was not seen at work here, which are answered with a reason.
 # Its streams are dropped unread meanwhile: who speaks another version is told why, and a flood of noise is not read.
-BROKEN_PER_S, BROKEN_BURST = 0.2, 8.0
-REFUSALS_PER_S, REFUSALS_BURST = 1.0, 8.0  # guess: of one peer that is not admitted: refusals with a reason
+BROKEN_PER_S = 0.2
+BROKEN_BURST = 8.0
+# Guess, of one peer that is not admitted: refusals with a reason.
+REFUSALS_PER_S = 1.0
+REFUSALS_BURST = 8.0
 # guess: streams of one stranger dropped unread, a handshake's cost 30 times, before it is disconnected
 DROPPED_MAX = 64
 # guess: of all peers that are not admitted, together; their connections cost p2pd 1 to 2 % of a core
-STRANGERS_PER_S, STRANGERS_BURST = 20.0, 64.0
+STRANGERS_PER_S = 20.0
+STRANGERS_BURST = 64.0
 
 
 class StrangerRateLimiter:

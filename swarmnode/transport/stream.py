@@ -176,7 +176,8 @@ class P2pdStream(asyncio.BufferedProtocol):
         self._skip(ready)
         if ready == len(target):
             return
-        self._target, self._filled = target[ready:], 0
+        self._target = target[ready:]
+        self._filled = 0
         within_s, nbytes = self.slowest
         try:
             while self._target is not None:
@@ -206,7 +207,8 @@ class P2pdStream(asyncio.BufferedProtocol):
         assert self._comer is None, "two wait for what comes in on one stream"
         while self.bytes_in < bytes_in:
             self._check()
-            self._awaited, self._comer = bytes_in, self._loop.create_future()
+            self._awaited = bytes_in
+            self._comer = self._loop.create_future()
             try:
                 await self._comer
             finally:
@@ -292,7 +294,8 @@ class P2pdStream(asyncio.BufferedProtocol):
         _wake(self._writer)
         _wake(self._comer)
         if self._on_lost is not None:
-            callback, self._on_lost = self._on_lost, None
+            callback = self._on_lost
+            self._on_lost = None
             callback()
 
     def _skip(self, nbytes: int) -> None:
@@ -303,7 +306,8 @@ class P2pdStream(asyncio.BufferedProtocol):
     def _compact(self) -> None:
         kept = bytes(self._lookahead[self._start : self._end])
         self._lookahead[: len(kept)] = kept
-        self._start, self._end = 0, len(kept)
+        self._start = 0
+        self._end = len(kept)
 
     def _pause(self) -> None:
         if not self._paused and self._transport is not None and self._lost is None:

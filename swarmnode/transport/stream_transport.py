@@ -269,7 +269,8 @@ class StreamTransport:
     async def _call(self, peer: PeerId, method: str, call: Call, timeout_s: float, reply_bytes_max: int) -> Answer:
         nbytes = sum(tensor.nbytes for tensor in call.tensors)
         stream = await self._pool.take(peer)
-        bytes_in, bytes_out = stream.consumed, stream.bytes_out
+        bytes_in = stream.consumed
+        bytes_out = stream.bytes_out
         try:
             call.header.both_ways = method in BOTH_WAYS
             async with AsyncExitStack() as turn:
@@ -287,7 +288,8 @@ class StreamTransport:
             self._pool.drop(peer, stream, suspect=isinstance(error, RemoteFault | ConnectionError))
             raise
         finally:
-            sent, received = stream.bytes_out - bytes_out, stream.consumed - bytes_in
+            sent = stream.bytes_out - bytes_out
+            received = stream.consumed - bytes_in
             self._traffic[method, "sent"] += sent
             self._traffic[method, "received"] += received
             self.links.record_bytes(peer, sent=sent, received=received, now_s=asyncio.get_running_loop().time())

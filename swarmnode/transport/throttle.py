@@ -15,8 +15,11 @@ from swarmnode.token_bucket import TokenBucket
 OVERHEAD = 1.03
 BURST_S = 0.05
 PIECE_S = 0.02  # duration of a piece at the rate: several streams take turns within a tenth of a second
-STRANGERS, CHUNKS = "strangers", "data_chunk"  # shares of a day's quota; the second is that method's
-PIECE_BYTES_MIN, PIECE_BYTES_MAX = 2 << 10, 512 << 10
+# Shares of a day's quota; the second is that of the method of this name.
+STRANGERS = "strangers"
+CHUNKS = "data_chunk"
+PIECE_BYTES_MIN = 2 << 10
+PIECE_BYTES_MAX = 512 << 10
 
 
 class Pacer:

@@ -101,7 +101,8 @@ class HttpRangeReader:
         return data
 
     async def _body(self, answer: aiohttp.ClientResponse, nbytes_max: int) -> bytes:
-        parts, left = list[bytes](), nbytes_max
+        parts = list[bytes]()
+        left = nbytes_max
         while left and (part := await answer.content.read(min(left, PIECE_BYTES))):
             parts.append(part)
             left -= len(part)

@@ -68,7 +68,9 @@ def whole(found: wire.PacketReceipt, run_id: RunId, giver: PeerId, receiver: Pee
     should not be."""
     if found.run_id or found.receiver or found.giver:
         raise RemoteFault("receipt that says what goes without saying")
-    found.run_id, found.receiver, found.giver = run_id, receiver, giver
+    found.run_id = run_id
+    found.receiver = receiver
+    found.giver = giver
     return found
 
 
@@ -159,7 +161,8 @@ class Acceptance:
     ) -> list[PeerId]:
         """Count, log, remember and, in one of `tasks`, sign the verdicts on the packets that `came`, the first ones of
         the report. Returns whom this replica met: whose packet was taken, and newcomers, who had nothing to give."""
-        here, met = self._here, list[PeerId]()
+        here = self._here
+        met = list[PeerId]()
         for (other, packet), verdict in zip(came.items(), report.verdicts, strict=False):  # what leavers gave follows
             self._weigh(round_index, other, verdict)
             given = receipt(here.identity, here.run_id, here.stage, round_index, other, packet, verdict)
@@ -169,7 +172,8 @@ class Acceptance:
         return met
 
     def _weigh(self, round_index: int, other: PeerId, verdict: Verdict) -> None:
-        step, telemetry = verdict.step, self._here.telemetry
+        step = verdict.step
+        telemetry = self._here.telemetry
         telemetry.count(name.PACKETS, step=step)
         if verdict.keep > 0.0:
             if verdict.reason != EQUAL:  # sending ours back is no work
@@ -206,7 +210,8 @@ class Acceptance:
     async def serve_receipt(self, peer: PeerId, call: Call) -> Answer:
         """Handler of method "packet_receipt": what a partner made of our packet, kept in the log with its signature. A
         word on a third peer's packet, as older nodes send it, is dropped."""
-        given, me = call.header.packet_receipt, self._here.me
+        given = call.header.packet_receipt
+        me = self._here.me
         if given.giver and given.giver != me:
             return Answer(wire.Reply(packet_receipt=wire.PacketReceiptTaken()))
         given = whole(given, self._here.run_id, me, peer)

@@ -38,7 +38,9 @@ from swarmnode.wire import call_pb2 as wire
 PER_MINUTE_MAX = 4  # guess: accusations of one caller that are examined; two exclude a liar
 WAITING_MAX = PER_MINUTE_MAX  # accusations of all callers whose tensors are held here
 MEASURED_EVERY = 8  # guess: of so many answers one is measured
-NORMS_MAX, NORMS_LEAST = 16, 4  # guess: measurements; lengths fall fast at the start of a run
+# Guesses, in measurements: lengths fall fast at the start of a run.
+NORMS_MAX = 16
+NORMS_LEAST = 4
 KNOWN_S = 30  # guess: at most so long a newcomer waits for its own first answers before it judges those of others
 # Measured on a last stage of two layers: of the usual norm, an input made for its weights has .03 four inner steps
 # later and .13 after 32; ordinary inputs differ by a fifth.
@@ -105,8 +107,10 @@ class Accusations:
 
     def _claim(self, call: Call) -> tuple[HopClaim, HopEvidence | None]:
         """The claim and evidence in `call`, checked except for fingerprints. Raises RemoteFault."""
-        charge, manifest = call.header.accusation, self._auditor.manifest
-        stated, samples = charge.statement, charge.samples
+        charge = call.header.accusation
+        manifest = self._auditor.manifest
+        stated = charge.statement
+        samples = charge.samples
         if stated.run_id != self._auditor.run_id or not 0 < stated.stage < manifest.pipeline.stages:
             raise RemoteFault(f"accusation of a replica of stage {stated.stage} in another run or of none")
         if stated.server == self._auditor.me:
@@ -129,7 +133,8 @@ class Accusations:
 
     def _check_prints(self, claim: HopClaim, shown: HopEvidence | None) -> None:
         """Raises RemoteFault unless the tensors match the fingerprints of the statement."""
-        stated, print_of = claim.statement, self._replica.fingerprint
+        stated = claim.statement
+        print_of = self._replica.fingerprint
         pairs = [(claim.x, stated.x), (claim.tokens, stated.tokens), (claim.gradient, stated.gradient)]
         if shown is not None:
             pairs += [(shown.sent, stated.sent), (shown.got, stated.got)]
@@ -148,7 +153,8 @@ class Accusations:
 
     async def _again(self, claim: HopClaim, shown: HopEvidence | None) -> HopAnswer:
         """The hop of `claim` by our own weights, or another replica's of its stage. Raises Unavailable, RemoteFault."""
-        auditor, stated = self._auditor, claim.statement
+        auditor = self._auditor
+        stated = claim.statement
         if stated.stage == self._stage:
             got = None if shown is None else shown.got
             again = partial(hop_again, self._replica, claim.x, claim.tokens, claim.samples, got)
@@ -161,8 +167,11 @@ class Accusations:
 
     async def _look(self, peer: PeerId, claim: HopClaim, shown: HopEvidence | None) -> None:
         """Decide whether the accused's answer is false, and record the outcome."""
-        theirs, stage = claim.answer(None if shown is None else shown.sent), claim.statement.stage
-        auditor, audits, loop = self._auditor, self._auditor.audits, asyncio.get_running_loop()
+        theirs = claim.answer(None if shown is None else shown.sent)
+        stage = claim.statement.stage
+        auditor = self._auditor
+        audits = self._auditor.audits
+        loop = asyncio.get_running_loop()
         case = None
         try:
             async with self._one:

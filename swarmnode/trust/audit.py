@@ -25,7 +25,9 @@ LIMIT = math.log(1e4)  # guess: a peer is suspected at these odds
 DOUBT = math.log(1e3)  # the tail of S is exp(-S) at most for an honest peer: one answer in a thousand is above
 MOST = LIMIT - 0.1 * (LIMIT - DOUBT)  # by which one answer raises S: guess, a little less than LIMIT
 WORST = 1.5  # guess: the most of S, in LIMITs, so that a peer that stops lying is believed again after a few answers
-QUANTILE, DEVIATIONS = 0.8, 0.842  # this quantile of a normal distribution lies so many deviations above its mean
+# This quantile of a normal distribution lies `DEVIATIONS` standard deviations above its mean.
+QUANTILE = 0.8
+DEVIATIONS = 0.842
 RECENT = 64  # guess: the noise is estimated from so many answers
 
 DOUBTED_RIGHT = 32  # derived: who lies once in ten is caught again at 97 % before so many are right
@@ -50,7 +52,9 @@ OPPOSITE = -0.4  # measured: an honest answer to a later one falls to -.1, 64 st
 # cosine of .22 or more, activations 64 steps later of .25; noise has 0.
 OWN_LEAST = 0.15
 NEAR_STEPS = 8  # measured in the same way: so many steps later an honest answer has a cosine of .73 or more
-LOSS_GAP, LOSS_STEPS = 1.0, 2  # nats per token; measured in the same way: .66 at most so many steps later
+# Measured in the same way: losses of honest answers differ by .66 nats per token at most, two steps later.
+LOSS_GAP = 1.0
+LOSS_STEPS = 2
 LOSS_LEAST = 0.3  # guess: nats per token; below this, text is memorised and its gradients are noise
 # Guess: own weights explain an answer that is less than half as far from theirs as from others. A few steps later they
 # explain most of an honest one, and nothing of a lie.
@@ -174,11 +178,13 @@ class Shortfall:
     FIRST = (0.02, 0.03, 0.04, 0.05, 0.05, 0.06, 0.07, 0.09)
     # Measured as FIRST: honest distances spread by a factor of 1.5 each way. Guess: of 1.8 at most, so that those of
     # weights that hardly move in a warm-up do not make room for lies.
-    NOISE_LEAST, NOISE_MOST = 0.4, 0.6
+    NOISE_LEAST = 0.4
+    NOISE_MOST = 0.6
     HONEST = 2.0  # guess: deviations up to which a distance is learned from; 2 % of honest ones are above
     SHIFT = 3.0  # guess: a lie of three deviations; one of four and a half is as certain as a check can be
     LYING = 0.1  # a replica that lies in fewer answers does as much less harm
-    DISTANCE_LEAST, DISTANCE_MOST = 1e-2, 4.0  # guess: nearer is not more honest
+    DISTANCE_LEAST = 1e-2  # guess: nearer is not more honest
+    DISTANCE_MOST = 4.0  # guess
 
     def __init__(self) -> None:
         self._sums = Remembered[PeerId, float]()
@@ -201,7 +207,8 @@ class Shortfall:
         median = statistics.median(ordered)
         # Of those above the median, up to a quantile: where a lie would be, too.
         spread = (ordered[int(QUANTILE * len(ordered))] - median) / DEVIATIONS
-        x, beside = self._log(distance), self._log(usual)
+        x = self._log(distance)
+        beside = self._log(usual)
         return x, (x - max(median, beside)) / min(max(self.NOISE_LEAST, spread), self.NOISE_MOST)
 
     def short(self, distance: float) -> bool:
@@ -248,7 +255,8 @@ class MeanAnswers:
 
     # Measured on the demo, four replicas, 3,000 samples: 1.5 at most of honest gradients, 4.9 of activations, all of
     # which weights that differ a little move. Guess: some twice as much.
-    LIMIT, LIMIT_OF_FEEDERS = 3.0, 8.0
+    LIMIT = 3.0
+    LIMIT_OF_FEEDERS = 8.0
     LATELY = 8.0  # guess: answers of each
     FIRST = 8.0  # answers of a replica and of the others, before it is judged; measured: at the fourth one was at 3.3
     EACH = 64.0  # guess: answers of a replica that enter
@@ -257,7 +265,8 @@ class MeanAnswers:
 
     def __init__(self, limit: float = LIMIT) -> None:
         self._limit = limit
-        self._of, self._z = dict[PeerId, _Answers](), dict[PeerId, float]()
+        self._of = dict[PeerId, _Answers]()
+        self._z = dict[PeerId, float]()
         self._square = self._weight = self._now_s = 0.0
         self._usual: np.ndarray | None = None  # the mean of all answers lately
         self._aside = Remembered[PeerId, tuple[float, float]]()  # until, and how long
@@ -271,7 +280,8 @@ class MeanAnswers:
         self._now_s = now_s
         if self.aside(peer) or not sketch or not all(map(math.isfinite, sketch)):
             return
-        one, count = np.asarray(sketch), max(1, len(self._of))
+        one = np.asarray(sketch)
+        count = max(1, len(self._of))
         self._usual = one if self._usual is None else self._usual
         one = one - self._usual
         self._usual = self._usual + one / (self.LATELY * count)
@@ -280,9 +290,12 @@ class MeanAnswers:
             known.total *= kept
             known.weight *= kept
             known.squares *= kept * kept
-        self._square, self._weight = self._square * kept + float(one @ one), self._weight * kept + 1.0
+        self._square = self._square * kept + float(one @ one)
+        self._weight = self._weight * kept + 1.0
         mine = self._of.setdefault(peer, _Answers(np.zeros_like(one)))
-        mine.total, mine.weight, mine.squares = mine.total + one, mine.weight + 1.0, mine.squares + 1.0
+        mine.total = mine.total + one
+        mine.weight = mine.weight + 1.0
+        mine.squares = mine.squares + 1.0
         self._of = {key: known for key, known in self._of.items() if known.weight > 1e-3}
         self._z = self._found()
         farthest = max(self._z, key=self._z.__getitem__, default=peer)
@@ -309,7 +322,8 @@ class MeanAnswers:
 
     def _found(self) -> dict[PeerId, float]:
         """z of each replica that enough is known of."""
-        found, seen = dict[PeerId, float](), self._of.values()
+        found = dict[PeerId, float]()
+        seen = self._of.values()
         if len(seen) < 2:
             return found
         total, weight, squares = (sum(getattr(one, key) for one in seen) for key in ("total", "weight", "squares"))
@@ -321,7 +335,8 @@ class MeanAnswers:
             others = rest**2 / (squares - one.squares)
             if min(counts[peer], others) >= self.FIRST and variance > 0.0:
                 apart = one.total / one.weight - (total - one.total) / rest
-                square, noise = float(apart @ apart), variance * (1.0 / counts[peer] + 1.0 / others)
+                square = float(apart @ apart)
+                noise = variance * (1.0 / counts[peer] + 1.0 / others)
                 if square > self._limit * noise and len(beside := [other for other in judged if other != peer]) > 1:
                     means = np.stack([self._of[other].total / self._of[other].weight for other in beside])
                     spread = float(means.var(axis=0, ddof=1).sum())
@@ -399,11 +414,13 @@ class Audits:
         The doubted have a budget of their own, as large as the others' in the long run, of which half is for what we
         saw ourselves. So an honest swarm recomputes twice the manifest's share at most, whoever doubts whom.
         """
-        known, seen = self._records.get(peer, _Record()), self._speaks(peer)
+        known = self._records.get(peer, _Record())
+        seen = self._speaks(peer)
         left = self._doubt_budget.fill(self._answers) if seen or known.doubted else 0.0
         if left >= (1.0 if seen else DOUBT_FIRST / 2.0):
             return float(self._share > 0.0)
-        left, kept = self._budget.fill(self._answers), BUDGET_FIRST * (1.0 - 1.0 / max(1, callers))
+        left = self._budget.fill(self._answers)
+        kept = BUDGET_FIRST * (1.0 - 1.0 / max(1, callers))
         if not known.right and left >= min(1.0 + kept, BUDGET_FIRST):
             return math.ceil(self._share)
         return self._share if left >= 1.0 else 0.0
@@ -422,7 +439,8 @@ class Audits:
         return self._speaks(peer) or self._records.get(peer, _Record()).doubted
 
     def _speaks(self, peer: PeerId) -> bool:
-        known, means = self._records.get(peer, _Record()), self._means.values()
+        known = self._records.get(peer, _Record())
+        means = self._means.values()
         shown = (known.doubted and bool(known.wrong or known.withheld)) or any(one.speaks(peer) for one in means)
         return shown or any(one.against(peer) > SUSPECT for one in self._shortfalls.values())
 
@@ -476,13 +494,15 @@ class Audits:
         """Record that `peer` gave no weights to judge a contradicted answer by; return whether to exclude it."""
         known = self.doubt(peer)
         if now_s > known.explained_s:
-            known.withheld, known.explained_s = known.withheld + 1, now_s + SNAPSHOT_AGE_S
+            known.withheld = known.withheld + 1
+            known.explained_s = now_s + SNAPSHOT_AGE_S
         return known.withheld >= WITHHELD_MAX
 
     def doubt(self, peer: PeerId) -> _Record:
         """Check more answers of `peer`: one was false, or others showed one that looks so."""
         known = self._of(peer)
-        known.right_in_row, known.doubted = 0, True
+        known.right_in_row = 0
+        known.doubted = True
         return known
 
     def _of(self, peer: PeerId) -> _Record:

@@ -143,7 +143,10 @@ class Auditor:
             prints = replace(prints, mark=b"")
         mine = statements.stated(self.run_id, process, self.me, client, prints, report)
         statements.sign(mine, self._identity)
-        report.sent, report.got, report.mark, report.signature = mine.sent, mine.got, mine.mark, mine.signature
+        report.sent = mine.sent
+        report.got = mine.got
+        report.mark = mine.mark
+        report.signature = mine.signature
 
     def checked(
         self, process: wire.Process, server: PeerId, report: wire.Processed, prints: TensorFingerprints
@@ -163,8 +166,11 @@ class Auditor:
 
     def observe_answer(self, claim: HopClaim, check: Check | None = None) -> None:
         """Consider an answer for an audit by `check` (None: by `self.check`)."""
-        server, stage, now_s = claim.server, claim.statement.stage, asyncio.get_running_loop().time()
-        means, claim = self.audits.means(stage), replace(claim, came_s=now_s)
+        server = claim.server
+        stage = claim.statement.stage
+        now_s = asyncio.get_running_loop().time()
+        means = self.audits.means(stage)
+        claim = replace(claim, came_s=now_s)
         if not self.exact:
             means.observe(server, claim.sketch, now_s)
         self._at_work[server] = None
@@ -207,14 +213,16 @@ class Auditor:
         current: HopClaim | None = claim
         try:
             while current is not None:
-                current, made = await self._check_hop(current, made), ()
+                current = await self._check_hop(current, made)
+                made = ()
         except (Unavailable, RemoteFault, LocalFault) as error:
             self._tell(claim, "undone", str(error))
 
     async def _check_hop(self, claim: HopClaim, made: Sequence[Voter]) -> HopClaim | None:
         """Check one hop; return the next one if it should be checked too. Raises Unavailable or RemoteFault if the
         check cannot be made."""
-        outer, given = claim.statement.stage in (0, self.manifest.pipeline.stages - 1), dict(made)
+        outer = claim.statement.stage in (0, self.manifest.pipeline.stages - 1)
+        given = dict(made)
         others = self.others(claim.statement.stage, claim.server, PeerId(claim.statement.client))
         others = list(dict.fromkeys([*given, *others]))
         if not self.audits.unusable(claim.server, claim.statement.stage):  # whose answers say nothing about others
@@ -224,7 +232,8 @@ class Auditor:
         shown = None if outer else await self._opened(claim)
         if not outer and shown is None:
             return None
-        voters, failures = [(claim.server, claim.answer(None if shown is None else shown.sent))], list[str]()
+        voters = [(claim.server, claim.answer(None if shown is None else shown.sent))]
+        failures = list[str]()
         close = False
         exact = ExactCheck(voters[0][1], partial(self.like, claim))
         for peer in others:
@@ -265,7 +274,8 @@ class Auditor:
 
     async def _compared(self, claim: HopClaim, one: Voter, other: Voter) -> tuple[AnswerSimilarity, bool]:
         """(the similarity of two answers, whether it is usual in their stage). A usual distance is learned from."""
-        likeness, test = await self.like(claim, one[1], other[1]), self.audits.shortfall(claim.statement.stage)
+        likeness = await self.like(claim, one[1], other[1])
+        test = self.audits.shortfall(claim.statement.stage)
         if not likeness.close:
             return likeness, False
         steers = any(self.audits.means(claim.statement.stage).speaks(peer) for peer, _ in (one, other))
@@ -282,14 +292,17 @@ class Auditor:
         if self.is_noise(claim, loss_sum):
             self._tell(claim, "undecided", f"a loss of {loss_sum:.3g} nats: gradients are noise")
             return None
-        cases, means = await self._cases(claim, voters), self.audits.means(claim.statement.stage)
+        cases = await self._cases(claim, voters)
+        means = self.audits.means(claim.statement.stage)
         # Most contradict each other: nobody can be told from them.
         split = 2 * sum(not case.vote.close for case in cases) > len(cases) > 2
         doubted = [i for i, case in enumerate(cases) if case.suspected or not (split or case.vote.close)]
         # Of two each may be the one that lies, until its weights cleared one of them: both are weighed.
-        two, loop = len(cases) == len(doubted) == 2, asyncio.get_running_loop()
+        two = len(cases) == len(doubted) == 2
+        loop = asyncio.get_running_loop()
         for group in [(0, 1)] if two else [(index,) for index in doubted if cases[index].vote.cosine >= OPPOSITE]:
-            peers, now_s = [voters[index][0] for index in group], loop.time()
+            peers = [voters[index][0] for index in group]
+            now_s = loop.time()
             if not all(self.audits.weighable(peer, now_s) for peer in peers):
                 doubted = [index for index in doubted if index not in group]
                 continue
@@ -298,9 +311,11 @@ class Auditor:
             self.audits.weighed(peers, loop.time() - now_s, loop.time())
         rivals = {index: cases[1 - index] if two else None for index in doubted}
         false = {index for index, other in rivals.items() if is_false(cases[index], other)}
-        outcome, reasons = "right" if cases[0].vote.close and not cases[0].speaks else "undecided", list[str]()
+        outcome = "right" if cases[0].vote.close and not cases[0].speaks else "undecided"
+        reasons = list[str]()
         for index, other in rivals.items():
-            peer, case = voters[index][0], cases[index]
+            peer = voters[index][0]
+            case = cases[index]
             reason = f"{short(peer)}: {case.vote} to others of its stage, to its own weights {case.own}"
             reasons.append(reason)
             if index in false:
@@ -324,7 +339,8 @@ class Auditor:
 
     async def _cases(self, claim: HopClaim, voters: Sequence[Voter]) -> list[Weighed]:
         """The answers of the `voters`, compared with each other. Their distances are added to what is known."""
-        stage, test = claim.statement.stage, self.audits.shortfall(claim.statement.stage)
+        stage = claim.statement.stage
+        test = self.audits.shortfall(claim.statement.stage)
         votes = await self._votes(claim, voters)
         usual = statistics.median_low([vote.distance for vote in votes]) if len(voters) > 2 else 0.0
         unsettled = [self.audits.suspected(peer, stage) for peer, _ in voters]
@@ -383,7 +399,9 @@ class Auditor:
                 own = None
                 with contextlib.suppress(Unavailable, RemoteFault):
                     own = await stack.enter_async_context(self.weights(peer, stage))
-                self._wanted[stage], self._asked[peer] = peer, (answered := loop.create_future())
+                self._wanted[stage] = peer
+                answered = loop.create_future()
+                self._asked[peer] = answered
                 async with asyncio.timeout(TIMEOUT_S):
                     claim = await answered
                 stated = claim.statement
@@ -400,11 +418,13 @@ class Auditor:
 
     async def _examine(self, claim: HopClaim, own: OwnWeights) -> None:
         """Judge an answer by the very weights that gave it. Raises Unavailable, RemoteFault."""
-        server, stage = claim.server, claim.statement.stage
+        server = claim.server
+        stage = claim.statement.stage
         shown = None if stage == self.manifest.pipeline.stages - 1 else await self._opened(claim)
         if shown is None and stage < self.manifest.pipeline.stages - 1:
             return
-        answered, made = claim.answer(None if shown is None else shown.sent), await own.again(claim, shown)
+        answered = claim.answer(None if shown is None else shown.sent)
+        made = await own.again(claim, shown)
         self.audits.spent(server)
         likeness = await self.like(claim, answered, made)
         reason = f"{short(server)}: {likeness} to the weights that gave it"
@@ -422,7 +442,8 @@ class Auditor:
         self, claim: HopClaim, shown: HopEvidence | None, voter: Voter, reason: str, came_s: float | None
     ) -> bool:
         """Record a false answer of `voter` to the hop of `claim`, as `wrong`, and show it to others."""
-        stated, (peer, answered) = claim.statement, voter
+        stated = claim.statement
+        peer, answered = voter
         if stated.stage:  # a feeder signs nothing
             self.spawn(self._accuse(claim, shown, answered))
         return self.wrong(peer, stated.stage, bytes(stated.microbatch_id), reason, came_s)
@@ -524,8 +545,11 @@ class Auditor:
 
     def _check_shown(self, claim: HopClaim, shown: HopEvidence) -> None:
         """Raises RemoteFault unless `shown` matches the statements of the claim's server and of the next one."""
-        stated, then, print_of = claim.statement, shown.next, self._replica.fingerprint
-        sent, got = print_of(shown.sent), print_of(shown.got)
+        stated = claim.statement
+        then = shown.next
+        print_of = self._replica.fingerprint
+        sent = print_of(shown.sent)
+        got = print_of(shown.got)
         if (sent, got) != (stated.sent, stated.got):
             raise RemoteFault("the evidence does not match the statement")
         due = (stated.run_id, stated.microbatch_id, stated.position + 1, stated.server, stated.tokens, sent, got)
@@ -539,7 +563,8 @@ class Auditor:
         request = wire.Recompute(
             stage=claim.statement.stage, samples=claim.samples, boundary_digest=self.boundary_digest
         )
-        request.microbatch_id, request.position = claim.statement.microbatch_id, claim.statement.position
+        request.microbatch_id = claim.statement.microbatch_id
+        request.position = claim.statement.position
         request.marks = True
         fed = claim.statement.stage == 0
         tensors = (claim.tokens,) if fed else (claim.x, claim.tokens, *(() if shown is None else (shown.got,)))
@@ -552,13 +577,16 @@ class Auditor:
             raise RemoteFault(f"{len(answer.tensors)} tensors of a recomputed hop; expected {due}")
         if fed:
             return await self.fed_again(answer, answer.tensors[0], claim.samples)
-        report, got = answer.header.recompute, None if shown is None else shown.got
+        report = answer.header.recompute
+        got = None if shown is None else shown.got
 
         def work() -> wire.Statement:
             self._check_readable(answer.tensors, claim.samples)
             given = (claim.x, claim.tokens, got)
             stated = recomputed_statement(request, self.me, given, answer.tensors, report, self._replica.fingerprint)
-            stated.run_id, stated.server, stated.signature = self.run_id, peer, report.signature
+            stated.run_id = self.run_id
+            stated.server = peer
+            stated.signature = report.signature
             statements.check(stated)
             return stated
 
@@ -592,7 +620,8 @@ class Auditor:
         try:
             cosine, longer = await self._compute.run(Priority.BACKWARD, 0, work)
         except RemoteFault:
-            cosine, longer = -1.0, math.inf
+            cosine = -1.0
+            longer = math.inf
         return AnswerSimilarity(cosine, abs(one.loss_sum - other.loss_sum) / self._counted(claim), longer)
 
     def _counted(self, claim: HopClaim) -> int:

@@ -46,7 +46,8 @@ class InputAuditor:
     def observe_input(self, process: wire.Process, tokens: WireTensor, x: WireTensor) -> None:
         """Consider a microbatch of a feeder, which was trained on, for a check."""
         stated = wire.Statement(microbatch_id=process.microbatch_id, server=process.feeder, client=self._auditor.me)
-        stated.inner_steps, stated.mark = process.inner_steps, process.mark
+        stated.inner_steps = process.inner_steps
+        stated.mark = process.mark
         claim = HopClaim(stated, process.samples, tokens, tokens, x)
         self._auditor.spawn(self._observing(claim, process.first_sample))
 
@@ -64,7 +65,9 @@ class InputAuditor:
     async def _check_text(self, claim: HopClaim, first: int, made: list[Voter]) -> bool:
         """Compare the tokens with those of other readers of the text until two agree; whether they are right. `made`
         gets the activations of the reader that agrees."""
-        auditor, readings, failures = self._auditor, list[tuple[PeerId, WireTensor]](), list[str]()
+        auditor = self._auditor
+        readings = list[tuple[PeerId, WireTensor]]()
+        failures = list[str]()
         for peer in auditor.other_feeders(claim.server):
             try:
                 tokens, voter = await self._text_of(peer, claim, first)

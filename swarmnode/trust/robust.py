@@ -28,7 +28,8 @@ FIRST_CLIP = 0.1  # guess: of |phi_i|, where nothing was learned yet
 Z = 4.0  # derived: of honest gaps, normal in the logarithm, one in 30,000 is larger
 DEVIATION_LEAST = 0.2  # guess: of the logarithm; honest gaps wander by a factor of 1.2 without meaning harm
 
-ALL, CLIPPED = "all", "clipped"
+ALL = "all"
+CLIPPED = "clipped"
 """gossip.acceptance: what is well-formed; up to the usual distance."""
 
 EQUAL = "equal to our own"

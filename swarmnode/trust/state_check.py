@@ -68,7 +68,8 @@ def apart(one: memoryview | bytes, other: memoryview | bytes) -> float:
     """
     with np.errstate(invalid="ignore", over="ignore"):
         a, b = (np.frombuffer(data, "<f4").astype(np.float64) for data in (one, other))
-        length, distance = max(float(np.linalg.norm(a)), float(np.linalg.norm(b))), float(np.linalg.norm(a - b))
+        length = max(float(np.linalg.norm(a)), float(np.linalg.norm(b)))
+        distance = float(np.linalg.norm(a - b))
     if not math.isfinite(distance):
         return math.inf
     return distance / length if length > 0.0 else 0.0
@@ -82,9 +83,11 @@ def drawn_now(parameters: int, *seed: str | int, first: int = 0) -> list[StateSl
 def cuts(parameters: int, *seed: str | int, first: int = 0) -> list[StateSlice]:
     """SLICES slices to compare of the elements [first, first + parameters) of a state's slow weights, each from an
     element that is a multiple of ALIGN if there are enough."""
-    end, aligned = first + parameters, -(-first // ALIGN) * ALIGN
+    end = first + parameters
+    aligned = -(-first // ALIGN) * ALIGN
     least = aligned if aligned < end else first
-    count, rng = min(ELEMENTS, end - least), seeded("second", *seed)
+    count = min(ELEMENTS, end - least)
+    rng = seeded("second", *seed)
     return [
         StateSlice(SLOW.sections, least + rng.randrange((end - least - count) // ALIGN + 1) * ALIGN, count)
         for _ in range(SLICES)
@@ -93,7 +96,8 @@ def cuts(parameters: int, *seed: str | int, first: int = 0) -> list[StateSlice]:
 
 def slices_of(section: memoryview, at: Sequence[StateSlice], first: int = 0, name: str = "phi") -> bytes:
     """The bytes of the slices `at` of the section `name`, of which `section` holds the elements from `first` on."""
-    flat, size = memoryview(section).cast("B"), PACKED_ITEMSIZE[name]
+    flat = memoryview(section).cast("B")
+    size = PACKED_ITEMSIZE[name]
     return b"".join(flat[size * (cut.first - first) : size * (cut.first - first + (cut.count or 0))] for cut in at)
 
 
@@ -133,7 +137,10 @@ class StateCheck:
         with it. An event reports peers that contradicted the state, or gave no answer. Raises RemoteFault when two
         peers that agree with each other contradict the state.
         """
-        me, against, silent, old = self._client.transport.peer_id, list[StateSample](), 0, set[PeerId]()
+        me = self._client.transport.peer_id
+        against = list[StateSample]()
+        silent = 0
+        old = set[PeerId]()
         at = drawn_now(self._count, me, offer.id.hex(), first=self._first)
         if "momentum" in state.sections:
             at = [replace(cut, sections=("phi", "momentum")) for cut in at]
@@ -170,7 +177,8 @@ class StateCheck:
 
     def _sample(self, me: PeerId, state: State, offer: wire.Snapshot, at: Sequence[StateSlice]) -> StateSample:
         """The slices `at` of `state`."""
-        sections, momentum = state.sections, None
+        sections = state.sections
+        momentum = None
         if "momentum" in at[0].sections:
             momentum = length_of(slices_of(sections["momentum"], at, self._first, "momentum"))
         return StateSample(me, slices_of(sections["phi"], at, self._first), offer.round, 0, momentum)
@@ -196,13 +204,16 @@ class StateCheck:
                 raise RemoteFault(f"{self._far(ours, one)} from those of {names}, who agree")
 
     def _doubt(self, givers: Collection[PeerId], why: str) -> None:
-        peers, reason = sorted(givers), f"a state that nobody confirms: {why}"
+        peers = sorted(givers)
+        reason = f"a state that nobody confirms: {why}"
         stage = self._client.stage
         self._client.telemetry.event("state.doubted", level="warning", stage=stage, peers=peers, reason=reason)
 
     async def _ask(self, peer: PeerId, at: Sequence[StateSlice]) -> StateSample:
         """The slices of `peer`. Raises RemoteFault, Unavailable."""
-        parts, momenta, offer = list[bytes](), list[bytes](), wire.Snapshot()
+        parts = list[bytes]()
+        momenta = list[bytes]()
+        offer = wire.Snapshot()
         for cut in at:
             asking = replace(self._client, cut=cut)
             offer = await asking.offer(peer, beside=True)

@@ -8,7 +8,8 @@ import pytest
 
 from benchmarks.swarm.laws import broken
 
-A, B = "12D3KooWaaaaaaaa", "12D3KooWbbbbbbbb"
+A = "12D3KooWaaaaaaaa"
+B = "12D3KooWbbbbbbbb"
 
 
 def event(what: str, **fields: Any) -> dict[str, Any]:

@@ -16,7 +16,8 @@ from swarmnode.errors import UsageError
 from swarmnode.manifest import Manifest, ModelSpec, PipelineSpec
 
 SMALL = ModelSpec(layers=2, width=32, heads=4, kv_heads=2, ffn=48, context=24)
-ADAMW, MUON = GridPoint("adamw", 8, 1e-2), GridPoint("muon", 8, 2e-2)
+ADAMW = GridPoint("adamw", 8, 1e-2)
+MUON = GridPoint("muon", 8, 2e-2)
 THEIRS = {
     "attention_norm": "input_layernorm",
     "feed_norm": "post_attention_layernorm",

@@ -37,7 +37,9 @@ async def sent_and_back(proxies: LineProxies, caller: ShapedNode | None, called:
 
 
 async def test_a_connection_goes_through_both_lines_and_takes_its_time() -> None:
-    loop, proxies, data = asyncio.get_running_loop(), LineProxies(1), os.urandom(300_000)
+    loop = asyncio.get_running_loop()
+    proxies = LineProxies(1)
+    data = os.urandom(300_000)
     one, other = (proxies.add(name, LineSpec(8e6, 16e6, 0.05)) for name in ("one", "other"))
     async with echoing(other):
         begun_s = loop.time()
@@ -51,7 +53,8 @@ async def test_a_connection_goes_through_both_lines_and_takes_its_time() -> None
 
 
 async def test_a_caller_at_no_nodes_port_is_shaped_by_the_called_line() -> None:
-    proxies, data = LineProxies(1), os.urandom(1000)
+    proxies = LineProxies(1)
+    data = os.urandom(1000)
     one = proxies.add("one", LineSpec(1e9, 1e9, 0.0))
     async with echoing(one):
         assert await sent_and_back(proxies, None, one, data) == data

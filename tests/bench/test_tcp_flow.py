@@ -11,7 +11,9 @@ CHUNK = 16 << 10
 
 def carry(flows: list[Flow], seconds: float) -> tuple[list[int], float]:
     """Bytes that each of `flows` sends within `seconds`, all as fast as they may; the time the last ones arrive."""
-    sent, next_s, came_s = [0] * len(flows), [0.0] * len(flows), 0.0
+    sent = [0] * len(flows)
+    next_s = [0.0] * len(flows)
+    came_s = 0.0
     while (now_s := min(next_s)) < seconds:
         one = next_s.index(now_s)
         room = flows[one].room(now_s)
@@ -44,7 +46,8 @@ def test_connections_share_their_lines() -> None:
     sent, _ = carry(flows, 30.0)
     assert 8 * sum(sent) / 30.0 == pytest.approx(20e6, rel=0.03)
     assert min(sent) > 0.8 * max(sent)
-    there, back = flow(Line(20e6), Line(100e6)), flow(Line(20e6), Line(100e6))
+    there = flow(Line(20e6), Line(100e6))
+    back = flow(Line(20e6), Line(100e6))
     both, _ = carry([there, back], 10.0)
     assert 8 * min(both) / 10.0 > 0.95 * 20e6, "the two ways of a connection do not share a line"
 
@@ -55,7 +58,8 @@ def test_the_first_byte_takes_the_delay_and_its_own_time() -> None:
 
 
 def test_segments_are_lost_as_stated_and_come_a_round_trip_later_in_order() -> None:
-    one, previous = flow(Line(1e9), Line(1e9), loss=0.01), 0.0
+    one = flow(Line(1e9), Line(1e9), loss=0.01)
+    previous = 0.0
     late = 0
     for number in range(20_000):
         now_s = float(number)

@@ -69,7 +69,8 @@ def test_values_of_the_manifest_can_be_set(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("stages", [1, 3])
 def test_a_sample_takes_a_device_as_long_in_any_number_of_stages(stages: int) -> None:
-    manifest, took_s = wan.manifest_of(None, stages, ()), 0.0
+    manifest = wan.manifest_of(None, stages, ())
+    took_s = 0.0
     for stage in range(stages):
         pace = device_pace(manifest, 1e9, lambda stage=stage: stage)
         kinds = [Priority.BACKWARD] if stage == stages - 1 else [Priority.FORWARD, Priority.BACKWARD]
@@ -88,7 +89,8 @@ def test_learning_is_the_samples_that_loopback_needed() -> None:
 
 
 async def test_a_node_listens_behind_its_line(tmp_path: Path) -> None:
-    proxies, spec = LineProxies(1), wan.WanSpec(2, LINE, 1e9, 0.0, 60.0)
+    proxies = LineProxies(1)
+    spec = wan.WanSpec(2, LINE, 1e9, 0.0, 60.0)
     plan = NodePlan("node-00", tmp_path, tmp_path / "m", tmp_path / "c", ("/ip4/127.0.0.1/tcp/1/p2p/x",))
     words = wan.node_line(plan, spec, proxies)
     node = proxies.nodes["node-00"]

@@ -117,7 +117,8 @@ def members_of(records: Sequence[record_pb2.Record]) -> list[Member]:
 @SETTINGS
 def test_decisions_about_members(records: list[record_pb2.Record], total: int) -> None:
     members = members_of(records)
-    rules, shares = RebalanceRules(1.1, 2), costs(MANIFEST)
+    rules = RebalanceRules(1.1, 2)
+    shares = costs(MANIFEST)
     with within_bounds():
         peer_table = PeerTable(STAGES)
         peer_table.attend(1)
@@ -151,7 +152,8 @@ def test_decisions_about_members(records: list[record_pb2.Record], total: int) -
             choose_source(
                 RecoveryView(stage, STAGES, total, total // 64, kept=snapshots, waited_s=5.0), MANIFEST.recovery
             )
-        clock, own = RunClock(256, 4.0), replace(members[0], stage=members[0].stage % STAGES)
+        clock = RunClock(256, 4.0)
+        own = replace(members[0], stage=members[0].stage % STAGES)
         clock.suppose(swarm, [m.peer for m in members])
         for member in members:
             clock.history.record_work(member.peer)
@@ -216,7 +218,8 @@ def test_blocks(told: list[record_pb2.Blocks], most: int) -> None:
 @SETTINGS
 def test_rounds(total: int, sent: int, stride: int, rate: float) -> None:
     with within_bounds():
-        rounds, inner = Rounds(MANIFEST.gossip.round_samples), MANIFEST.inner
+        rounds = Rounds(MANIFEST.gossip.round_samples)
+        inner = MANIFEST.inner
         rounds.left(total, stride), rounds.newest(total, stride)
         found, _ = rounds.stride(rate, 1.0, stride)
         assert 1 <= found <= bounds.STRIDE_MAX
@@ -245,7 +248,8 @@ def test_limits_and_snapshots(
 @SETTINGS
 def test_final_deltas_of_any_form(said: call_pb2.FinalDelta, due: int) -> None:
     with within_bounds():
-        identity, quiet = Identity.of_seed(b"1" * 32), Quiet()
+        identity = Identity.of_seed(b"1" * 32)
+        quiet = Quiet()
         transport = MemoryTransport(MemoryNetwork(), identity.peer_id, RUN, telemetry=quiet)
         here = stage_context(MANIFEST, 1, RUN, transport=transport, identity=identity, telemetry=quiet)
         acceptance = Acceptance(here)

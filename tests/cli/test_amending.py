@@ -41,7 +41,9 @@ def amend(run: Path, change: str = "inner.clip_norm=0.5") -> int:
 def test_an_amendment_without_a_round_is_from_one_that_all_hear_of_before(
     run: Path, tmp_path: Path, capsys: Capture
 ) -> None:
-    page, home, samples_per_s = tmp_path / "page" / "api" / "v1" / "summary", tmp_path / "home", 50.0
+    page = tmp_path / "page" / "api" / "v1" / "summary"
+    home = tmp_path / "home"
+    samples_per_s = 50.0
     page.parent.mkdir(parents=True)
     round_samples = PRESETS["tiny"].gossip.round_samples
     done = {"phase": "training", "samples": 10 * round_samples, "tokens": 5120 * round_samples}
@@ -57,7 +59,9 @@ def test_an_amendment_without_a_round_is_from_one_that_all_hear_of_before(
 
 
 def test_an_added_key_replaces_a_lost_one(run: Path, tmp_path: Path, capsys: Capture) -> None:
-    first, spare, identity = run / owner.FILE_NAME, tmp_path / "spare.key", run_id(run)
+    first = run / owner.FILE_NAME
+    spare = tmp_path / "spare.key"
+    identity = run_id(run)
     mine = key_of(first)
     assert main(["owner", "new", str(spare)]) == 0
     assert capsys.readouterr().out.strip() == key_of(spare).hex()

@@ -129,7 +129,8 @@ def test_a_folder_that_is_no_run_is_one_clear_error(tmp_path: Path) -> None:
 
 
 def test_a_plan_is_the_verbs(capsys: pytest.CaptureFixture[str]) -> None:
-    run, fleet = EXAMPLES / "home-8b.toml", EXAMPLES / "home-8b.csv"
+    run = EXAMPLES / "home-8b.toml"
+    fleet = EXAMPLES / "home-8b.csv"
     assert main(["plan", str(run), str(fleet), "--tokens", "1e8", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     planned = swarmnode.plan(run, fleet, 1e8)

@@ -159,7 +159,8 @@ def test_init_searches_the_settings_that_suit_the_machines(
     folder = tmp_path / "run"
     asked = ("--parameters", "125000000", "--nodes", "8", *HOME)
     assert main(["init", str(folder), *asked]) == 0
-    told, made = capsys.readouterr(), read_manifest(folder / "manifest.toml")
+    told = capsys.readouterr()
+    made = read_manifest(folder / "manifest.toml")
     assert "one of these machines alone: " in told.out and "learning efficiency 0." in told.out
     assert re.search(r"together they are 2\.\d to 3\.\d times as fast to a loss$", told.out, re.MULTILINE)
     assert "the model reads bytes: some 4 times the tokens" in told.err

@@ -54,7 +54,8 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Path:
             replica.step(100)
             (place / peer).mkdir(exist_ok=True)
             label = StageLabel(run_id, stage, 4, 512, peer, averaged=256)
-            path, weights = place / peer / f"stage-{stage}-{peer}.safetensors", stage_state_dict(replica.stage)
+            path = place / peer / f"stage-{stage}-{peer}.safetensors"
+            weights = stage_state_dict(replica.stage)
             save_stage(path, weights, label, {name: AGE * value for name, value in weights.items()})
     store = FolderStore(place / "checkpoints")
     origin = form.Origin.of(run, run_id, base64.b64encode(signed.SerializeToString()).decode())
@@ -154,7 +155,8 @@ def test_export_takes_running_means_and_last_weights_when_asked(  # type: ignore
 
 def test_export_averages_the_newest_checkpoints(session: Path, tmp_path: Path, said) -> None:  # type: ignore[no-untyped-def]
     """Of round 5, and of round 3 with three times its weights."""
-    place, made = str(session / "checkpoints"), {}
+    place = str(session / "checkpoints")
+    made = {}
     for count in ("1", "2", "9"):
         code, text, error = said("export", place, "--out", str(tmp_path / count), "--average", count, "--json")
         assert code == 0, error
@@ -221,7 +223,8 @@ def test_a_model_of_a_stranger_takes_no_file_of_ours_along(session: Path, tmp_pa
     """A tokenizer is copied into what is exported, which people publish."""
     (tmp_path / "secret.json").write_text('{"api_key": "of this user"}')
     (tmp_path / "home").mkdir()
-    theirs, out = of_stranger(session, tmp_path / "home" / "theirs", "secret.json"), tmp_path / "out"
+    theirs = of_stranger(session, tmp_path / "home" / "theirs", "secret.json")
+    out = tmp_path / "out"
     for path in ("secret.json", str(tmp_path / "secret.json"), "../../secret.json"):
         run = replace(RUN, data=replace(RUN.data, tokenizer=path))
         (theirs / "manifest.toml").write_text(manifests.template(run))

@@ -41,7 +41,8 @@ def plain_loss(folder: Path, text: bytes) -> float:
     """Nats per token by transformers, in windows of the context that follow each other."""
     transformers = pytest.importorskip("transformers")
     whole = transformers.AutoModelForCausalLM.from_pretrained(folder)
-    ids, context = torch.tensor(list(text)), RUN.model.context
+    ids = torch.tensor(list(text))
+    context = RUN.model.context
     total = 0.0
     with torch.no_grad():
         for at in range(0, len(ids) - 1, context):

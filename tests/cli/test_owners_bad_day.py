@@ -52,7 +52,8 @@ class Run:
     """The owner's folder, a member that was there from the beginning, and what the thief has."""
 
     def __init__(self, folder: Path, capture: Capture) -> None:
-        self.folder, self.capture = folder, capture
+        self.folder = folder
+        self.capture = capture
         assert main(["init", str(folder), "--preset", "tiny"]) == 0
         assert "move it off this machine" in capture.readouterr().err
         assert main(["manifest", "set", str(folder), "access.mode=invited"]) == 0
@@ -106,7 +107,8 @@ class Run:
 
     def admits(self, admission: Admission, invite: Invite, machine: Identity) -> bool:
         assert invite.grant is not None
-        delegate, peer = Identity.of_seed(invite.secret), PeerId(machine.peer_id)
+        delegate = Identity.of_seed(invite.secret)
+        peer = PeerId(machine.peer_id)
         shown = sign_pass(delegate, invite.run_id, invite.grant, peer, invite.grant.expires_unix_s)
         return admission.judge(peer, shown)[0]
 
@@ -150,7 +152,8 @@ def rivals(run: Run, keys: int = 3) -> list[Amendments]:
 
 def the_thief_tries(run: Run, admission: Admission) -> int:
     """How often the thief gets something with the stolen key: a machine in, a copy, a list or a chain that counts."""
-    run_id, got = admission.rules.run_id, 0
+    run_id = admission.rules.run_id
+    got = 0
     until = int(time.time()) + 86_400
     for amendment in range(5):
         grant = sign_grant(run.stolen, run_id, THIEF, until, 0, amendment)
@@ -260,7 +263,8 @@ def test_the_thief_gets_in_0_times_and_the_owner_is_never_refused(run: Run, day:
 
 def test_a_forked_newcomer_and_members_find_together_or_show_an_alarm(run: Run) -> None:
     """Without the recovery key two owners cannot be told apart: everybody shows it. With it, one counts."""
-    victim, honest = run.joined(), run.member
+    victim = run.joined()
+    honest = run.member
     theirs = rivals(run)[0]
     victim.learn(access_pb2.SignedAccessList(amendments=theirs.signed))
     run.say("owner", "rotate")  # with the key that was read: all that an owner without a recovery key can do
@@ -337,7 +341,8 @@ def test_rivals_are_bounded(run: Run) -> None:
 def test_a_rotation_that_broke_off_is_finished_by_the_next(run: Run) -> None:
     fresh = run.folder / "owner.key.new"
     key = owner.create_owner(fresh)
-    chain, made = chain_of(run.folder), manifests.read_signed(run.folder / SIGNED_FILE)[0]
+    chain = chain_of(run.folder)
+    made = manifests.read_signed(run.folder / SIGNED_FILE)[0]
     chain.sign(run.stolen, 0, {}, [owner.public_bytes(key)])
     made.amendments.extend(chain.signed)
     manifests.write_signed(run.folder / SIGNED_FILE, made)

@@ -27,7 +27,8 @@ def run(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path
 
 
 def test_a_folder_is_signed_and_gets_a_session_of_its_own(run: pathlib.Path) -> None:
-    first, second = prepare(run, 4, None, "now"), prepare(run, 4, None, "now")
+    first = prepare(run, 4, None, "now")
+    second = prepare(run, 4, None, "now")
     assert first.manifest == TINY
     assert first.signed == run / "manifest.signed"
     assert (first.folder, second.folder) == (run / "up-now", run / "up-now-2")
@@ -37,7 +38,8 @@ def test_a_folder_is_signed_and_gets_a_session_of_its_own(run: pathlib.Path) -> 
 
 
 def test_other_stages_make_another_run(run: pathlib.Path) -> None:
-    same, other = prepare(run, 4, 2, "a"), prepare(run, 4, 4, "b")
+    same = prepare(run, 4, 2, "a")
+    other = prepare(run, 4, 4, "b")
     assert same.run_id == prepare(run, 4, None, "c").run_id != other.run_id
     assert other.manifest.pipeline.stages == 4
     assert other.signed.parent == run  # the manifest's relative paths begin there
@@ -60,7 +62,8 @@ def test_a_signed_manifest_keeps_its_stages(run: pathlib.Path) -> None:
 
 def test_without_a_run_the_demo_gets_a_new_folder(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    first, second = prepare(None, 4, None, "now"), prepare(None, 4, 2, "now")
+    first = prepare(None, 4, None, "now")
+    second = prepare(None, 4, 2, "now")
     assert first.manifest == manifests.PRESETS["demo"]
     assert second.manifest.pipeline.stages == 2
     assert first.folder != second.folder

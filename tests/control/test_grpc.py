@@ -168,7 +168,8 @@ def test_watch_tells_changes_at_once_and_numbers_at_the_interval(
 ) -> None:
     async def scenario() -> None:
         async with serving(tmp_path) as (daemon, server):
-            often, seldom = watch(tmp_path, 0.0), watch(tmp_path, 1e9)
+            often = watch(tmp_path, 0.0)
+            seldom = watch(tmp_path, 1e9)
             first = await next_of(often)
             assert (await next_of(often)).uptime_s > first.uptime_s  # a number flows
             assert (await next_of(seldom)).state == NODE_STATE_TRAINING
@@ -306,7 +307,8 @@ async def test_a_socket_of_a_killed_daemon_is_replaced_and_a_path_may_be_long(tm
 
 async def test_health_is_the_standard_one(tmp_path: pathlib.Path) -> None:
     """As kubelet, grpc-health-probe and load balancers ask."""
-    serving_, not_serving = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
+    serving_ = health_pb2.HealthCheckResponse.SERVING
+    not_serving = health_pb2.HealthCheckResponse.NOT_SERVING
     async with serving(tmp_path) as (daemon, _), channel_to(tmp_path) as channel:
         stub: Any = health_pb2_grpc.HealthStub(channel)
         ask = {name: health_pb2.HealthCheckRequest(service=name) for name in ("", "readiness", "liveness", "tea")}
@@ -357,7 +359,8 @@ async def test_tcp_answers_whoever_has_the_token_and_everybodys_probe(tmp_path: 
         right = f"Bearer {token.read_text().strip()}"
         async with grpc.aio.insecure_channel(server.address) as opened:
             channel = cast(Any, opened)
-            stub, health = control_pb2_grpc.ControlStub(channel), cast(Any, health_pb2_grpc.HealthStub(channel))
+            stub = control_pb2_grpc.ControlStub(channel)
+            health = cast(Any, health_pb2_grpc.HealthStub(channel))
             for given in ((), (("authorization", "Bearer "),), (("authorization", right[:-1]),), (("other", right),)):
                 for call in (
                     stub.Status(control_pb2.StatusRequest(), metadata=given),

@@ -102,14 +102,16 @@ async def test_it_asks_watches_and_probes_over_the_unix_socket(client: pathlib.P
 
 @pytest.mark.live
 async def test_a_real_daemon_answers_it_over_tcp_by_its_token(client: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    home, children = tmp_path / "meeting", list[Child]()
+    home = tmp_path / "meeting"
+    children = list[Child]()
     plan = NodePlan("meeting", home, signed_run(tmp_path / "run"), tmp_path / "cache", bootstrap=True)
     try:
         daemon = await Child.start(plan, [*node_command(plan), "--control-listen", "0"])
         children.append(daemon)
         await until(children, lambda: daemon.ready is not None, "it is up")
         assert daemon.ready is not None
-        address, socket = daemon.ready.grpc, f"unix:{home / socket_path.GRPC_SOCKET_NAME}"
+        address = daemon.ready.grpc
+        socket = f"unix:{home / socket_path.GRPC_SOCKET_NAME}"
         code, answers, err = await call(client, address, "status")
         assert (code, answers) == (1, []) and err.startswith("UNAUTHENTICATED: ")
         for words in ((socket,), (address, "--token", str(home / socket_path.TOKEN_FILE))):

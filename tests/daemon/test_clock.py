@@ -39,7 +39,8 @@ def test_the_machines_clock_is_followed_where_peers_agree_with_it(
 @pytest.mark.loop("virtual")
 async def test_a_clock_set_back_while_running_is_told_once_and_time_goes_on() -> None:
     loop = asyncio.get_running_loop()
-    skew_s, peers = [0.0], [0.0]
+    skew_s = [0.0]
+    peers = [0.0]
     clock = SystemClock(lambda: 1.7e9 + loop.time() + skew_s[0], loop.time)
     telemetry = Quiet()
 

@@ -19,7 +19,8 @@ async def bare(limits: Limits) -> SensorReading:
 
 
 async def test_limits_that_were_changed_are_shown_as_they_are_now() -> None:
-    presence, quiet = FakePresence(), Quiet()
+    presence = FakePresence()
+    quiet = Quiet()
     control = PauseControl(presence, StageSlot(), quiet)  # type: ignore[arg-type]
     start = change(Limits(), {"max-up": "40Mbit", "on-ac-only": "yes"})
     regulator = Regulator(start, bare, control, presence, quiet)  # type: ignore[arg-type]

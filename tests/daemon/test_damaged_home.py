@@ -40,7 +40,8 @@ def identity(number: int) -> Identity:
 async def receipts(home: Path) -> None:
     kept = Receipts(home)
     for number in range(1, 4):
-        client, done = identity(number), WorkDone(2, 8, 64, 32)
+        client = identity(number)
+        done = WorkDone(2, 8, 64, 32)
         await kept.keep(sign_receipt(client, RUN, identity(9).peer_id, done, 10, 20))
 
 

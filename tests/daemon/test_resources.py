@@ -89,7 +89,8 @@ def test_a_card_and_its_host_are_refused_each_with_its_bytes(monkeypatch: pytest
     card = replace(CARD, optimizer_state="device")
     least_passes = Passes(1, by_layer=True)
     needs = [memory_need(run, part, card, least_passes) for part in stages_of(run)]
-    device, host = max(need.device for need in needs), max(need.host for need in needs)
+    device = max(need.device for need in needs)
+    host = max(need.host for need in needs)
     monkeypatch.setattr("swarmnode.daemon.preflight.autocasts", lambda device, precision: True)
 
     def unable(device: int, host: int) -> frozenset[int]:

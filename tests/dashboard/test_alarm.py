@@ -97,7 +97,8 @@ PEERS = st.integers(0, 9).map(lambda index: PeerId(str(index)))
 @given(st.lists(st.tuples(PEERS, PEERS), max_size=30), st.sets(PEERS, max_size=10))
 def test_parties_are_what_walking_finds(links: list[tuple[PeerId, PeerId]], members: set[PeerId]) -> None:
     def walk(start: PeerId) -> frozenset[PeerId]:
-        seen, edge = {start}, [start]
+        seen = {start}
+        edge = [start]
         while edge:
             at = edge.pop()
             for a, b in links:
@@ -122,7 +123,8 @@ def test_a_node_with_another_text_is_named_with_both_digests() -> None:
 
 def test_an_alarm_that_comes_and_goes_is_told_once_in_a_while_with_how_often() -> None:
     news = AlarmNews()
-    begun, ended = list[tuple[float, int]](), list[float]()
+    begun = list[tuple[float, int]]()
+    ended = list[float]()
     for tick in range(1000):  # a tick of 2 s: 50 s there, 50 s away
         now_s = 2.0 * tick
         slow = [Alarm("slow", "warning", f"The swarm does {tick} tokens/s", "They wait")] if tick % 50 < 25 else []

@@ -38,7 +38,8 @@ def one() -> Fixture:
 
 
 def test_a_node_comes_is_silent_and_goes(one: Fixture) -> None:
-    board, peer = one.board, one.peer
+    board = one.board
+    peer = one.peer
     assert view.state_of(board.nodes[peer]) == "training" and view.replicas(board) == [1, 0]
     for at in (1, 2, 3):
         assert view.state_of(board.nodes[peer]) == "training", "two unanswered questions are no silence"
@@ -70,7 +71,8 @@ def test_an_older_record_changes_nothing(one: Fixture) -> None:
 
 
 def test_each_event_is_read_once(one: Fixture) -> None:
-    board, peer = one.board, one.peer
+    board = one.board
+    peer = one.peer
     for _ in range(3):
         board.reported(peer, report(7, "exchange.paired", round="4", seconds="0.5"), NOW, 0.0)
     board.reported(peer, report(8, "exchange.lone", round="4", seconds="0.1"), NOW, 0.0)
@@ -86,7 +88,8 @@ def test_each_event_is_read_once(one: Fixture) -> None:
 
 
 def test_claims_that_cannot_be_are_not_believed(one: Fixture) -> None:
-    board, peer = one.board, one.peer
+    board = one.board
+    peer = one.peer
     told = report()
     told.name = "e\u202evil\n<script>" * 20
     told.status.loss_train = math.nan
@@ -117,7 +120,8 @@ def test_claims_that_cannot_be_are_not_believed(one: Fixture) -> None:
 
 def test_one_node_decides_neither_the_curve_nor_the_rounds(one: Fixture) -> None:
     """A node that reports a validation and rounds of the far future, and a loss that is too good to be true."""
-    board, everybody = one.board, [PeerId(f"node{number}") for number in range(5)]
+    board = one.board
+    everybody = [PeerId(f"node{number}") for number in range(5)]
     for peer in everybody:
         board.observe_record(record_pb2.Record(
             peer_id=peer, sequence=1, state=record_pb2.NODE_STATE_TRAINING, round=9, expires_unix_ms=10**15,
@@ -141,7 +145,8 @@ def test_one_node_decides_neither_the_curve_nor_the_rounds(one: Fixture) -> None
 
 
 async def test_a_boast_moves_the_count_of_samples_nowhere() -> None:
-    fleet, board = FakeFleet(TINY, RUN, 4), Board(TINY, RUN)
+    fleet = FakeFleet(TINY, RUN, 4)
+    board = Board(TINY, RUN)
     for fake_node, total in zip(fleet.nodes, (0, 512, 10**12, 500), strict=True):
         told = record(fleet, fake_node, expires_unix_ms=int((NOW + 15) * 1000))
         told.progress.total = total
@@ -152,7 +157,8 @@ async def test_a_boast_moves_the_count_of_samples_nowhere() -> None:
 
 
 async def test_a_run_whose_nodes_come_back_does_not_stand_still_at_once() -> None:
-    fleet, board = FakeFleet(TINY, RUN, 4), Board(TINY, RUN)
+    fleet = FakeFleet(TINY, RUN, 4)
+    board = Board(TINY, RUN)
 
     def heard(state: record_pb2.NodeState, at_s: float) -> list[str]:
         for node in fleet.nodes:
@@ -175,7 +181,8 @@ async def test_a_run_whose_nodes_come_back_does_not_stand_still_at_once() -> Non
 
 
 async def test_a_stage_whose_machines_are_paused_sleeps_and_says_until_when() -> None:
-    fleet, board = FakeFleet(TINY, RUN, 4), Board(TINY, RUN)
+    fleet = FakeFleet(TINY, RUN, 4)
+    board = Board(TINY, RUN)
     first = fleet.nodes[0]
     for node in fleet.nodes:
         asleep = node.stage == first.stage
@@ -186,7 +193,8 @@ async def test_a_stage_whose_machines_are_paused_sleeps_and_says_until_when() ->
     board.resume(512, NOW - 9)
     board.settle(NOW)
     assert view.phase(board, NOW) == "asleep"
-    summary, name = view.summary(board, NOW), board.nodes[first.identity.peer_id].label
+    summary = view.summary(board, NOW)
+    name = board.nodes[first.identity.peer_id].label
     assert summary["asleep"] == [{"stage": first.stage, "name": name, "until": int(NOW) + 3600}]
     assert summary["nodes"] == 4, "who sleeps is here"
     told_of = {alarm.kind: alarm for alarm in alarms(view.health(board, [], NOW))}
@@ -244,7 +252,8 @@ def test_contributions_add_up_over_lives() -> None:
 
 
 def test_a_restart_brings_everything_back(one: Fixture, tmp_path: Path) -> None:
-    board, peer = one.board, one.peer
+    board = one.board
+    peer = one.peer
     told = report(7, "exchange.paired", round="4", seconds="0.5")
     told.status.counters[name.INNER_STEPS] = 40.0
     board.reported(peer, told, NOW, 0.0)
@@ -262,7 +271,8 @@ def test_a_restart_brings_everything_back(one: Fixture, tmp_path: Path) -> None:
     with sqlite3.connect(tmp_path / "h") as database:
         database.execute("ALTER TABLE round DROP COLUMN single")  # as an older coordinator left it
 
-    again, board = Board(TINY, RUN), one.board
+    again = Board(TINY, RUN)
+    board = one.board
     history = History.open(tmp_path / "h", RUN, print)
     history.restore(again)
     assert again.samples == 512 and again.validations == board.validations and again.rounds == board.rounds
@@ -281,7 +291,8 @@ def test_a_published_model_names_those_who_agreed(one: Fixture, tmp_path: Path) 
     history = History.open(tmp_path / "h", RUN, print)
     for credited, expected in ((False, friendly_name(one.peer)), (True, "ada"), (False, friendly_name(one.peer))):
         told = report(7 + credited)
-        told.name, told.credited = "ada", credited
+        told.name = "ada"
+        told.credited = credited
         one.board.reported(one.peer, told, NOW, 0.0)
         history.write(one.board.take_changes(), None)
         assert [member["name"] for member in read_members(tmp_path / "h")] == [expected], (
@@ -358,7 +369,8 @@ def test_no_report_breaks_the_picture(
     reports: list[tuple[report_pb2.Report, list[report_pb2.EventReport]]],
 ) -> None:
     """Whatever nodes say: the board takes it, the page gets JSON that fits its document, the history stores it."""
-    one, refused = Fixture(), []
+    one = Fixture()
+    refused = []
     history = History.open(Path(":memory:"), RUN, refused.append)
     live = Heartbeat(one.board, history, one.fake_fleet.clock)
     live.now_s = lambda: NOW + 1  # type: ignore[method-assign]

@@ -29,7 +29,8 @@ def signed(client: int, samples: int, begun: int = 10, until: int = UNTIL, serve
 
 @given(st.lists(st.tuples(st.integers(1, 3), st.sampled_from([10, 20]), st.integers(0, 50)), max_size=12))
 def test_the_sum_is_the_most_each_life_of_each_member_signed(shown: list[tuple[int, int, int]]) -> None:
-    ledger, members = Ledger(RUN), {PEOPLE[1].peer_id, PEOPLE[2].peer_id}
+    ledger = Ledger(RUN)
+    members = {PEOPLE[1].peer_id, PEOPLE[2].peer_id}
     for client, begun, samples in shown:
         ledger.take(SERVER, signed(client, samples, begun), members, NOW)
     best: dict[tuple[int, int], int] = {}

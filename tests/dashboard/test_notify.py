@@ -42,7 +42,9 @@ def webhook() -> Iterator[tuple[str, list[dict[str, str]]]]:
 
 async def test_an_alarm_that_lasts_is_told_once_and_so_is_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
     looks = [[EMPTY, SLOW], [EMPTY], [EMPTY], [], [SLOW], [], []]
-    live, told, telemetry = SimpleNamespace(alarms=[]), list[str](), Quiet()
+    live = SimpleNamespace(alarms=[])
+    told = list[str]()
+    telemetry = Quiet()
 
     class Over(Exception):
         pass

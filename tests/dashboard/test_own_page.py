@@ -102,7 +102,9 @@ async def test_of_a_home_without_a_node_it_shows_what_was(tmp_path: Path) -> Non
 @contextmanager
 def served() -> Iterator[tuple[str, OwnNode]]:
     """`own_page` in a loop of its own, for a browser's blocking calls."""
-    loop, ready, made = asyncio.new_event_loop(), threading.Event(), []
+    loop = asyncio.new_event_loop()
+    ready = threading.Event()
+    made = []
     stop = asyncio.Event()
 
     async def serve() -> None:

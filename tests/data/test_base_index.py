@@ -25,7 +25,10 @@ class Blob:
     """One file: eight bytes that belong to nothing, then the tensors, in bfloat16 or float32."""
 
     def __init__(self, dtype: str) -> None:
-        self.stored, self.numbers, parts, offset = {}, {}, [b"12345678"], 8
+        self.stored = {}
+        self.numbers = {}
+        parts = [b"12345678"]
+        offset = 8
         for number, (name, shape) in enumerate(SHAPES.items()):
             nbytes = int(np.prod(shape)) * ITEMSIZES[dtype]
             raw = np.random.default_rng(number).bytes(nbytes)
@@ -61,7 +64,8 @@ def test_the_chunks_of_a_layer_are_its_numbers_and_nothing_else(dtype: str) -> N
         ("model.layers.1.a.weight",),
     )
     for names in parts:
-        spans, came = index.spans(names), {name: bytearray() for name in names}
+        spans = index.spans(names)
+        came = {name: bytearray() for name in names}
         for number, inside in spans.items():
             chunk = index.chunk(number)
             data = blob.read(chunk.shard, chunk.offset, chunk.nbytes)

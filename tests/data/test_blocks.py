@@ -93,7 +93,8 @@ def test_every_block_is_finished_though_feeders_die(
 
 def test_a_stuck_feeder_is_overtaken_from_the_top_and_at_last_replaced() -> None:
     live = {A, B}
-    fast, stuck = BlockLedger(A, 5), BlockLedger(B, 5)
+    fast = BlockLedger(A, 5)
+    stuck = BlockLedger(B, 5)
     held, _ = stuck.take(live)
     reasons = []
     while fast.frontier <= held:

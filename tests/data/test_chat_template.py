@@ -30,7 +30,8 @@ SPECIAL = ["<unk>", "<s>", "</s>", "<pad>", "<|im_start|>", "<|im_end|>", "<|eot
 
 # Templates in the forms that families of models publish, written here with marks around what the model generates, up to
 # the end of its turn: transformers' own mask is then what the same template without marks must give.
-G, E = "{% generation %}", "{% endgeneration %}"
+G = "{% generation %}"
+E = "{% endgeneration %}"
 TURN = "{{ '<|im_start|>' + m.role + '\n' }}"
 PROMPT = "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 

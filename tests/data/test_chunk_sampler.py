@@ -43,7 +43,8 @@ def test_every_token_is_in_a_window_of_two_epochs(
         assert (text.tokens - 1) // context < block, "only text that does not fill a block is refused"
         return
     assert made.samples % block == 0 and made.samples > 0
-    here, there = ChunkSampler(made, seed), ChunkSampler(made, seed)
+    here = ChunkSampler(made, seed)
+    there = ChunkSampler(made, seed)
     for first in (0, 2):
         read = np.zeros(text.tokens, np.int64)
         targets = np.zeros(text.tokens, np.int64)
@@ -80,7 +81,8 @@ def test_text_of_whole_chunks_is_read_evenly(chunks: int, chunk_tokens: int, con
 def test_blocks_of_a_group_need_its_chunks_alone() -> None:
     made = layout(a_split(250, (1 << 21) + 1, (1 << 21) + 1), 2048, 64)
     assert made is not None and (made.group, made.span, made.samples) == (1, 16, 250 * 1024)
-    sampler, chunks = ChunkSampler(made, 3), defaultdict[int, set[int]](set)
+    sampler = ChunkSampler(made, 3)
+    chunks = defaultdict[int, set[int]](set)
     for block in range(40 * made.span):
         found = sampler.locate(range(block * 64, (block + 1) * 64)) // made.tokens
         chunks[block // made.span] |= set(found.tolist())
@@ -101,7 +103,8 @@ def test_windows_and_masks_are_those_of_the_tokens(tmp_path: Path) -> None:
     corpus = open_indexed(run(index.digest.hex()), tmp_path, tmp_path / "cache")
     tokens = np.arange(8 * 1025)
     found = corpus.batch(range(40))
-    batch, mask = found.tokens, found.loss_mask
+    batch = found.tokens
+    mask = found.loss_mask
     assert batch.shape == (40, 17) and mask is not None and mask.shape == (40, 17)
     for row, start in enumerate(corpus.sampler.locate(range(40)).tolist()):
         at = start + np.arange(17)

@@ -129,7 +129,8 @@ def test_links_pipes_devices_and_folders_leak_nothing(tmp_path: Path) -> None:
 
 
 def test_a_folder_with_another_data_set_is_named_with_both_hashes(tmp_path: Path) -> None:
-    index, other = data_set(tmp_path / "run" / "data"), data_set(tmp_path / "other", chunks=3)
+    index = data_set(tmp_path / "run" / "data")
+    other = data_set(tmp_path / "other", chunks=3)
     assert other_set(tmp_path / "run", index.digest) is None
     reason = other_set(tmp_path / "other", index.digest)
     assert reason is not None and index.digest.hex()[:16] in reason and other.digest.hex()[:16] in reason

@@ -32,7 +32,8 @@ def test_the_demo_is_all_there_and_split_by_hash(tmp_path: pathlib.Path) -> None
     corpus = open_corpus(manifest_of(), None, tmp_path)
     whole = sorted(piece for piece in source.demo_pieces())
     shards = {p.name.rpartition("-")[2]: np.fromfile(p, np.uint16)[:-16] for p in tmp_path.iterdir()}
-    train, validation = shards["train.tokens"], shards["validation.tokens"]
+    train = shards["train.tokens"]
+    validation = shards["validation.tokens"]
     found = [piece for t in (train, validation) for piece in t.astype(np.uint8).tobytes().split(b"\0") if piece]
     assert sorted(piece.decode() for piece in found) == whole
     assert 0.01 < validation.size / (train.size + validation.size) < 0.03
@@ -146,7 +147,8 @@ def test_the_demo_corpus_can_be_made_again_to_the_byte(tmp_path: pathlib.Path) -
 
 @pytest.mark.parametrize("fault", ["cut", "bit", "other", "empty", "gone", "bomb"])
 def test_another_demo_corpus_is_refused(tmp_path: pathlib.Path, fault: str) -> None:
-    good, path = source.DEMO_ARCHIVE.read_bytes(), tmp_path / "demo_corpus.tar.gz"
+    good = source.DEMO_ARCHIVE.read_bytes()
+    path = tmp_path / "demo_corpus.tar.gz"
     made = {
         "cut": good[:-1000],
         "bit": good[:1_000_000] + bytes([good[1_000_000] ^ 1]) + good[1_000_001:],

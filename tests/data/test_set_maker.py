@@ -63,7 +63,8 @@ def texts(out: Path, index: Index, split: str) -> list[bytes]:
 
 def split_documents(out: Path, index: Index, split: str) -> list[tuple[list[int], list[int]]]:
     """(ids, mask) of each document of a split with loss masks, without the token that ends it."""
-    ids, mask = list[int](), list[int]()
+    ids = list[int]()
+    mask = list[int]()
     first, count = (0, index.train.count) if split == "train" else (index.train.count, index.validation.count)
     for number in range(first, first + count):
         chunk = index.chunk(number)
@@ -73,7 +74,8 @@ def split_documents(out: Path, index: Index, split: str) -> list[tuple[list[int]
             np.frombuffer(data, np.uint8, offset=index.dtype.itemsize * chunk.tokens), bitorder="little"
         )
         mask += bits[: chunk.tokens].tolist()
-    found, begin = [], 0
+    found = []
+    begin = 0
     for end in [at for at, one in enumerate(ids) if one == index.end_token]:
         found.append((ids[begin:end], mask[begin : end + 1]))
         begin = end + 1
@@ -94,7 +96,8 @@ def test_every_document_is_there_once_shuffled_and_whole(tmp_path: Path) -> None
     written = poems(tmp_path / "poems")
     (tmp_path / "poems" / ".hidden").write_text("hidden")
     index = made(tmp_path / "out", tmp_path / "poems", validation=0.1)
-    train, held_out = texts(tmp_path / "out", index, "train"), texts(tmp_path / "out", index, "validation")
+    train = texts(tmp_path / "out", index, "train")
+    held_out = texts(tmp_path / "out", index, "validation")
     assert Counter(train) + Counter(held_out) == Counter(written)
     assert (len(train), len(held_out)) == (index.train.documents, index.validation.documents) and held_out
     assert train != sorted(train), "in another order than in the folder"
@@ -157,13 +160,15 @@ def test_lines_of_long_files_are_read_once_whatever_the_ranges(tmp_path: Path, m
 
 
 def test_mixtures_copy_whole_documents(tmp_path: Path) -> None:
-    first, second = poems(tmp_path / "a", 60), None
+    first = poems(tmp_path / "a", 60)
+    second = None
     (tmp_path / "b.jsonl").write_text("".join(json.dumps({"body": f"b {n} " * 30}) + "\n" for n in range(60)))
     second = [(f"b {n} " * 30).encode() for n in range(60)]
     sources = (tmp_path / "a", tmp_path / "b.jsonl")
     reading = Reading(field="body")
     index = made(tmp_path / "out", *sources, weights=(2.0, 0.5), reading=reading, validation=0.2)
-    train, held_out = Counter(texts(tmp_path / "out", index, "train")), texts(tmp_path / "out", index, "validation")
+    train = Counter(texts(tmp_path / "out", index, "train"))
+    held_out = texts(tmp_path / "out", index, "validation")
     assert all(train[text] == (0 if text in held_out else 2) for text in first)
     count = sum(train[text] for text in second) + sum(text in second for text in held_out)
     assert 15 <= count <= 45 and max(train[text] for text in second) == 1

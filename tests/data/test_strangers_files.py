@@ -60,7 +60,8 @@ def test_no_link_leads_out_of_a_model(model: Path, tmp_path: Path, name: str) ->
 
 
 def test_links_in_the_hubs_own_cache_are_followed(model: Path, tmp_path: Path) -> None:
-    snapshot, blobs = tmp_path / "models--me--m" / "snapshots" / "abc", tmp_path / "models--me--m" / "blobs"
+    snapshot = tmp_path / "models--me--m" / "snapshots" / "abc"
+    blobs = tmp_path / "models--me--m" / "blobs"
     snapshot.mkdir(parents=True)
     shutil.copytree(model, blobs)
     for path in model.iterdir():

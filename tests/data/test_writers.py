@@ -223,7 +223,8 @@ def test_tokens_are_those_of_transformers_for_rows_of_datasets(
 
 def test_chatml_writes_the_text_of_parts(tmp_path: Path) -> None:
     talk = [user([PART, PART]), answer("yes"), user("a"), answer([PART])]
-    said, image = conversation(talk), conversation([user([{"type": "image"}]), answer("yes")])
+    said = conversation(talk)
+    image = conversation([user([{"type": "image"}]), answer("yes")])
     assert said is not None and image is not None
     template = ChatTemplate()
     text, _, mask = template.encode(said, ByteTokenizer())

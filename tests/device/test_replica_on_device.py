@@ -57,7 +57,8 @@ def made(run: Manifest, device: str, *, autocast: bool, **options: str) -> list[
 
 def descend(chain: list[TorchReplica], tokens: WireTensor, *, train: bool = True, late: bool = False) -> float:
     """One microbatch there and back. Returns the summed loss."""
-    x, tapes = tokens, []
+    x = tokens
+    tapes = []
     for number, replica in enumerate(chain[:-1]):
         x, tape = replica.forward(x, keep=train, graph=number % 2 == 0, tokens=tokens, late=late)
         tapes.append(tape)
@@ -73,7 +74,8 @@ def life(run: Manifest, device: str, *, autocast: bool, **options: str) -> list[
     """Losses, and gradient norms of inner steps, of a pipeline that trains, meets a second one twice, hands its state
     to a third and trains on there."""
     one, other = (made(run, device, autocast=autocast, **options) for _ in range(2))
-    found, draw = list[float](), iter(range(100))
+    found = list[float]()
+    draw = iter(range(100))
 
     def batch() -> WireTensor:
         return token_wire(token_batch(run.model, seed=next(draw)))

@@ -19,7 +19,8 @@ def main() -> int:
     count = int(sys.argv[1]) if len(sys.argv) > 1 else 1_000_000
     for name in sys.argv[2:] or list(targets()):
         target = targets()[name]
-        begun, rss = time.monotonic(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+        begun = time.monotonic()
+        rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
         accepted = 0
         for number, raw in enumerate(inputs(target.seeds, count, seeded("soak", name), target.tokens)):
             try:

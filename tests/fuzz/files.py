@@ -20,7 +20,8 @@ from swarmnode.recovery import tensorfile
 from swarmnode.recovery.checkpoint import checkpoint_of
 from swarmnode.wire import access_pb2
 
-RUN, MACHINE = RunId("ab" * 32), Identity.of_seed(b"m" * 32).peer_id
+RUN = RunId("ab" * 32)
+MACHINE = Identity.of_seed(b"m" * 32).peer_id
 OWNER = Ed25519PrivateKey.from_private_bytes(b"o" * 32)
 KEY = owner.public_bytes(OWNER)
 HASH = "0" * 64
@@ -44,7 +45,8 @@ def index() -> bytes:
 def base_index() -> bytes:
     file = {"name": "model.safetensors", "nbytes": 4096, "starts": [64, 2112], "sizes": [2048, 1024]}
     tensor = {"dtype": "F32", "shape": [512], "pieces": [[0, 64, 512]]}
-    files, tensors = [{**file, "sha256": [HASH, HASH]}], {"model.norm.weight": tensor}
+    files = [{**file, "sha256": [HASH, HASH]}]
+    tensors = {"model.norm.weight": tensor}
     return canonical({"format": "swarmnode-base-1", "files": files, "tensors": tensors})
 
 

@@ -283,7 +283,9 @@ def take_packet(raw: bytes) -> None:
     if not raw:
         raise RemoteFault("no bytes")
     name = list(_codecs())[raw[0] % len(_codecs())]
-    made, rest, tensors = _codecs()[name], memoryview(raw)[1:], []
+    made = _codecs()[name]
+    rest = memoryview(raw)[1:]
+    tensors = []
     for like in _packets()[name]:
         data = bytes(rest[: like.nbytes])
         rest = rest[like.nbytes :]

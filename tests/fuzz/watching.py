@@ -27,7 +27,8 @@ def _ledger() -> Ledger:
 
 
 def take_receipt(raw: bytes) -> bool:
-    members, accepted = {CLIENT.peer_id, OTHER.peer_id}, True
+    members = {CLIENT.peer_id, OTHER.peer_id}
+    accepted = True
     try:
         _ledger().take(SERVER.peer_id, raw, members, NOW)
     except RemoteFault as refusal:

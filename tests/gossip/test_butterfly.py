@@ -90,7 +90,8 @@ def test_a_word_is_its_members_and_of_this_run_and_stage() -> None:
 
 
 def test_two_words_of_one_process_on_one_subject_contradict_each_other() -> None:
-    one, other = commit(1), commit(1, newcomer=True)
+    one = commit(1)
+    other = commit(1, newcomer=True)
     assert contradict(one, other) and not contradict(one, one)
     assert not contradict(one, commit(2)) and not contradict(one, commit(1, newcomer=True, round_index=8))
     assert not contradict(one, commit(1, newcomer=True, incarnation=2)), "a process that was started anew"
@@ -192,7 +193,9 @@ def test_pieces_must_be_those_committed_to() -> None:
     mine = state(4, [1, 2])
     mine.hear_roster(roster(1, [1, 2, 4]))
     assert mine.roster is not None
-    giver, own, digest = WHO[2].peer_id, packet(2), mine.roster.said.digest
+    giver = WHO[2].peer_id
+    own = packet(2)
+    digest = mine.roster.said.digest
     due = [own.drafted.pieces[piece] for piece in mine.mine]
     assert mine.check_given(giver, digest, own.digests, own.lengths, due).data == dict(zip(mine.mine, due, strict=True))
     other = packet(3)

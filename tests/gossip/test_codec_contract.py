@@ -61,7 +61,8 @@ def harmless(out: torch.Tensor | None) -> bool:
 @pytest.mark.parametrize("size", [1, 65, SMALL])
 def test_a_packet_has_the_bytes_of_its_formula_and_memory_of_its_own(name: str, size: int) -> None:
     phi, flat, ours = flats(size)
-    kept, coder = flat.clone(), codec(name)
+    kept = flat.clone()
+    coder = codec(name)
     tensors = coder.encode(flat, reference=phi, seed=7)
     assert len(tensors) == coder.tensors
     assert check_spec(tensors[0].spec(), coder.nbytes(size)) <= coder.nbytes(size)
@@ -73,7 +74,8 @@ def test_a_packet_has_the_bytes_of_its_formula_and_memory_of_its_own(name: str, 
 
 @every_codec
 def test_any_part_is_read_into_any_buffer_from_any_address(name: str) -> None:
-    size, unit = TILE + CHUNK + 70, 1 << 17
+    size = TILE + CHUNK + 70
+    unit = 1 << 17
     phi, flat, ours = flats(size)
     coder = codec(name)
     tensors = coder.encode(flat, reference=phi, seed=3)

@@ -62,7 +62,8 @@ class Party:
         round_s: float = 3600.0,
         commit_s: tuple[float, float] = (0.0, 0.0),
     ) -> None:
-        self.me, self.quiet = identity.peer_id, Quiet()
+        self.me = identity.peer_id
+        self.quiet = Quiet()
         transport = Slow(network, self.me, RUN, telemetry=self.quiet)
         transport.commit_s = commit_s
         limits = replace(PRESETS["tiny"].limits, exchange_timeout_s=TIMEOUT_S)
@@ -107,7 +108,8 @@ def met(late_s: float, there_s: float, back_s: float = 0.0) -> tuple[bool, bool,
 
     async def main() -> tuple[bool, bool, float]:
         here = MemoryNetwork()
-        caller, responder = Party(here, WHO[0], commit_s=(there_s, back_s)), Party(here, WHO[1])
+        caller = Party(here, WHO[0], commit_s=(there_s, back_s))
+        responder = Party(here, WHO[1])
         (ours, _), (theirs, _) = await asyncio.gather(caller.meet(0.0, RESPONDER), responder.meet(late_s, CALLER))
         for found, giver in ((ours, RESPONDER), (theirs, CALLER)):
             assert all(bytes(p.tensors[0].data) == giver.encode()[-1:] * NBYTES for p in found.values())
@@ -134,7 +136,8 @@ def test_a_commit_of_the_last_moment_counts() -> None:
 
         async def main() -> tuple[bool, bool]:
             here = MemoryNetwork()
-            caller, responder = Party(here, WHO[0], commit_s=(4.0, 0.0)), Party(here, WHO[1])
+            caller = Party(here, WHO[0], commit_s=(4.0, 0.0))
+            responder = Party(here, WHO[1])
             theirs = asyncio.ensure_future(responder.meet(0.0, CALLER))
             await caller.meet(TIMEOUT_S - 4.0, RESPONDER)
             return CALLER in (await theirs)[0], caller.onesided == 0.0
@@ -147,7 +150,8 @@ def test_a_commit_of_the_last_moment_counts() -> None:
 async def test_a_partner_no_longer_waited_for_is_told_so_while_others_are() -> None:
     """In a group of three: one calls when the next round is near, while another's commit is on its way."""
     here = MemoryNetwork()
-    first, second = Party(here, WHO[0], commit_s=(4.0, 0.0)), Party(here, WHO[1])
+    first = Party(here, WHO[0], commit_s=(4.0, 0.0))
+    second = Party(here, WHO[1])
     third = Party(here, WHO[2], round_s=4.0)
     (found, _), (_, _), (late, why) = await asyncio.gather(
         third.meet(0.0, CALLER, RESPONDER), first.meet(3.0, THIRD), second.meet(6.0, THIRD)
@@ -160,7 +164,8 @@ async def test_a_partner_no_longer_waited_for_is_told_so_while_others_are() -> N
 async def test_a_caller_that_is_gone_may_call_again() -> None:
     """Its first call waits for the other's boundary and is given up; only the second one is answered."""
     here = MemoryNetwork()
-    caller, responder = Party(here, WHO[0]), Party(here, WHO[1])
+    caller = Party(here, WHO[0])
+    responder = Party(here, WHO[1])
     packet = WireTensor("u8", (NBYTES,), bytearray(NBYTES))
     header = wire.Request(run_id=RUN, exchange=wire.Exchange(round=1, stage=1, samples=8))
     early = asyncio.ensure_future(responder.gossip.exchanges.serve_exchange(CALLER, Call(header, [packet])))
@@ -174,7 +179,8 @@ async def test_a_caller_that_is_gone_may_call_again() -> None:
 @pytest.mark.loop("virtual")
 async def test_a_replica_that_stops_in_an_exchange_refuses_its_commit() -> None:
     here = MemoryNetwork()
-    caller, responder = Party(here, WHO[0], commit_s=(4.0, 0.0)), Party(here, WHO[1])
+    caller = Party(here, WHO[0], commit_s=(4.0, 0.0))
+    responder = Party(here, WHO[1])
     meeting = asyncio.ensure_future(responder.meet(0.0, CALLER))
     ours = asyncio.ensure_future(caller.meet(0.0, RESPONDER))
     await asyncio.sleep(2.0)

@@ -11,7 +11,8 @@ from swarmnode_methods.native_build import Compiled, Library
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler here")
 
-OURS, THEIRS = 1, 666
+OURS = 1
+THEIRS = 666
 
 
 def compiled(folder: Path, answer: int = OURS, name: str = "answer") -> Compiled:

@@ -86,7 +86,8 @@ def test_c_and_numpy_agree_to_the_bit(name: str, size: int, make: Callable[[int]
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("size", SIZES)
 def test_sent_and_residual_are_what_was_accumulated(name: str, size: int) -> None:
-    coder, accumulated = codec(name), torch.zeros(size)
+    coder = codec(name)
+    accumulated = torch.zeros(size)
     assert isinstance(coder, DeltaCodec)
     for seed in range(3):
         flat = heavy(size, seed)
@@ -105,7 +106,9 @@ def test_sent_and_residual_are_what_was_accumulated(name: str, size: int) -> Non
 
 @pytest.mark.parametrize("name", UNBIASED)
 def test_the_mean_over_chance_is_exact(name: str) -> None:
-    flat, total, count = heavy(640), torch.zeros(640), 400
+    flat = heavy(640)
+    total = torch.zeros(640)
+    count = 400
     for seed in range(count):
         out = torch.empty(640)
         codec(name).decode(codec(name).encode(flat, seed=seed * 7919), out)
@@ -169,7 +172,8 @@ def test_all_agree_on_what_anybody_sent_and_keep_the_rest(name: str) -> None:
         assert 0 < int((senders > 0).sum()) < 9000
         gains = [heavy(9000, 100 + i) for i in range(3)]
         for i, member in enumerate(members):
-            slow, fast = member.phi + mean, torch.where(senders > 0, member.phi + mean, member.theta)
+            slow = member.phi + mean
+            fast = torch.where(senders > 0, member.phi + mean, member.theta)
             member.theta.add_(gains[i])  # while the exchange runs
             member.apply(round_index, 1.0, [Packet(1.0, 0, m) for j, m in enumerate(messages) if j != i])
             assert float((member.phi - slow).abs().max()) < 1e-6

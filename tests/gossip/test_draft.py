@@ -22,7 +22,8 @@ def weights(seed: int, parameters: int = PARAMETERS) -> torch.Tensor:
 
 def flats(coder: Codec) -> tuple[torch.Tensor, torch.Tensor]:
     """(what is coded, the slow weights)."""
-    phi, delta = weights(1), 0.01 * weights(2)
+    phi = weights(1)
+    delta = 0.01 * weights(2)
     return (delta if coder.of_delta else phi + delta), phi
 
 
@@ -30,7 +31,8 @@ def flats(coder: Codec) -> tuple[torch.Tensor, torch.Tensor]:
 @pytest.mark.parametrize("name", CODECS)
 def test_bytes_below_the_watermark_never_change(name: str, extension: bool) -> None:
     with contextlib.nullcontext() if extension else without_c(name):
-        coder, twin = codec(name), codec(name)
+        coder = codec(name)
+        twin = codec(name)
     flat, phi = flats(coder)
     for seed in (3, 4):  # with a residual, or what else is kept
         told: list[tuple[int, bytes]] = []
@@ -74,7 +76,9 @@ def test_a_draft_is_not_moved_by_what_is_learnt_before_it_is_written(method: str
 
 def test_a_zero_is_sent_as_zero() -> None:
     for name in ("e3m0", "ternary"):
-        coder, flat, out = codec(name), weights(1, 1000), torch.empty(1000)
+        coder = codec(name)
+        flat = weights(1, 1000)
+        out = torch.empty(1000)
         flat[::3] = 0.0
         coder.decode(coder.encode(flat, seed=1), out)
         assert not out[::3].any(), name

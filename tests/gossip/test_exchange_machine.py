@@ -30,7 +30,8 @@ from swarmnode.ids import PeerId
 from swarmnode.ports import Packet
 
 PEERS = [PeerId(name) for name in "abc"]
-PATIENCE_S, SILENCE_S = 10.0, 7.0
+PATIENCE_S = 10.0
+SILENCE_S = 7.0
 FIRST = ExchangeState.CALLING, ExchangeState.EXPECTING
 REPORTS: dict[ExchangeAction | None, set[ExchangeInput]] = {
     ExchangeAction.SEND_PACKET: {ExchangeInput.PACKET, ExchangeInput.CALL_FAILED, ExchangeInput.DEADLINE},
@@ -190,7 +191,8 @@ class Exchanges(RuleBasedStateMachine):
 
     def carry_out(self, index: int, effect: ExchangeEffect, records: list[Record]) -> None:
         record = next((one for one in records if one.exchange.partner == effect.peer), None)
-        replica, other = self.replicas[index], PEERS.index(effect.peer)
+        replica = self.replicas[index]
+        other = PEERS.index(effect.peer)
         message = Message(index, other, effect.round_index, effect.action, replica.packet, life=replica.life)
         match effect.action:
             case ExchangeAction.SEND_PACKET | ExchangeAction.SEND_COMMIT:
@@ -252,7 +254,8 @@ class Exchanges(RuleBasedStateMachine):
         self.begin(index, list(dict.fromkeys(others)), patience_s)
 
     def begin(self, index: int, others: list[PeerId], patience_s: float) -> None:
-        replica, stride = self.replicas[index], self.strides[index]
+        replica = self.replicas[index]
+        stride = self.strides[index]
         due = self.newest // stride * stride
         if due <= replica.machine.done:
             return
@@ -304,7 +307,9 @@ class Exchanges(RuleBasedStateMachine):
         """Under the same name, with a state of somebody else."""
         index = self.pick(data, [i for i in range(self.count) if i not in self.alive()])
         replica = self.replicas[index]
-        replica.machine, replica.life, replica.alive = self.machine(index, self.newest), replica.life + 1, True
+        replica.machine = self.machine(index, self.newest)
+        replica.life += 1
+        replica.alive = True
 
     # ---- what the network and time do
 
@@ -328,7 +333,8 @@ class Exchanges(RuleBasedStateMachine):
         self.arrives(data.draw(st.sampled_from(self.sent[-24:])))
 
     def arrives(self, message: Message) -> None:
-        target, peer = self.replicas[message.target], PEERS[message.source]
+        target = self.replicas[message.target]
+        peer = PEERS[message.source]
         if not target.alive or (message.reply_to is not None and message.reply_to.life != target.life):
             return
         if message.reply_to is None:
@@ -359,7 +365,8 @@ class Exchanges(RuleBasedStateMachine):
             self.packet_comes(answer)
 
     def packet_comes(self, answer: Message) -> None:
-        call, replica = answer.reply_to, self.replicas[answer.source]
+        call = answer.reply_to
+        replica = self.replicas[answer.source]
         assert call is not None
         if not replica.alive or replica.life != answer.life:
             return
@@ -397,7 +404,8 @@ class Exchanges(RuleBasedStateMachine):
         }[how]
         if how == "deadline":
             self.now = max(self.now, exchange.deadline)
-        lost, before = how in ("dead", "unreachable"), exchange.state
+        lost = how in ("dead", "unreachable")
+        before = exchange.state
         self.handle(index, ExchangeEvent(kind, exchange.partner, exchange.round_index, reason=how, lost=lost))
         responds = before not in INITIATOR
         told = {"silence": before is ExchangeState.EXPECTING, "dead": responds, "unreachable": not responds}
@@ -444,7 +452,8 @@ class Exchanges(RuleBasedStateMachine):
         """Time alone ends every exchange, and the end of a round answers every call that waits."""
         for index in self.alive():
             machine = copy.copy(self.replicas[index].machine)
-            machine.exchanges, machine.waiting = copy.deepcopy(machine.exchanges), list(machine.waiting)
+            machine.exchanges = copy.deepcopy(machine.exchanges)
+            machine.waiting = list(machine.waiting)
             here = {number for number, call in self.calls.items() if call.target == index}
             assert here == {call.call for call in machine.waiting}, "a call is answered, or waits"
             for exchange in [*machine.exchanges.values()]:

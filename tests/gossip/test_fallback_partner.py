@@ -88,14 +88,18 @@ class Replica:
     """What of ports.Replica an outer step needs."""
 
     def __init__(self, of: Outer) -> None:
-        self.outer, self.apply, self.apply_in_parts = of, of.apply, of.apply
+        self.outer = of
+        self.apply = of.apply
+        self.apply_in_parts = of.apply
 
 
 class Node:
     """One replica's own half of a round: its packet of round 3 is made, and it can be asked for it."""
 
     def __init__(self, network: MemoryNetwork, number: int, compute: ThreadCompute | None = None) -> None:
-        self.me, self.quiet, self.optimizer = WHO[number].peer_id, Quiet(), optimizer(number)
+        self.me = WHO[number].peer_id
+        self.quiet = Quiet()
+        self.optimizer = optimizer(number)
         self.transport = MemoryTransport(network, self.me, RUN, telemetry=self.quiet)
         here = stage_context(
             PATIENT,

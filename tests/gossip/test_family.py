@@ -20,7 +20,8 @@ from tests.support.method_tables import OWN_ALPHA
 
 SIZE = 3 * 4096 + 100
 SECONDS = 700  # second moments
-ALPHA, BETA = 0.5, 0.7
+ALPHA = 0.5
+BETA = 0.7
 
 
 def normal(seed: int, scale: float = 1.0) -> torch.Tensor:
@@ -78,7 +79,8 @@ def test_pseudo_gradients_make_the_step_of_pytorchs_nesterov() -> None:
 def test_eager_goes_on_from_its_own_part_and_takes_the_others_when_they_come() -> None:
     """Fast weights run ahead by the own D and the others' of the last round; slow ones take the mean of this round."""
     members: list[DeltaMean] = [Eager(normal(0), codec("fp32"), ALPHA, BETA) for _ in range(3)]
-    phi, m = normal(0), torch.zeros(SIZE)
+    phi = normal(0)
+    m = torch.zeros(SIZE)
     late: list[torch.Tensor] | None = None
 
     def step(mean: torch.Tensor) -> torch.Tensor:
@@ -97,7 +99,8 @@ def test_eager_goes_on_from_its_own_part_and_takes_the_others_when_they_come() -
         for i, member in enumerate(members):
             member.apply(r, 1.0, [Packet(1.0, 0, message) for j, message in enumerate(messages) if j != i])
         mean = torch.stack(d).mean(0)
-        phi, m = step(mean), ALPHA * m + BETA * mean
+        phi = step(mean)
+        m = ALPHA * m + BETA * mean
         for i, member in enumerate(members):
             torch.testing.assert_close(member.phi, phi)
             torch.testing.assert_close(member.theta, phi + gains[i])
@@ -109,7 +112,8 @@ def test_eager_loses_nothing_where_nobody_comes_or_a_boundary_is_marked_again() 
     one, other = members = [Eager(normal(0), codec("fp32"), 0.0, 1.0) for _ in range(2)]
     learn(1, [*members])
     meet(1, [*members])
-    (d, _), phi = learn(2, [*members]), one.phi.clone()
+    d, _ = learn(2, [*members])
+    phi = one.phi.clone()
     other.message(2)
     one.message(2)
     assert not torch.allclose(one.theta, phi + d, atol=1e-4), "it runs ahead"
@@ -125,14 +129,17 @@ def test_delayed_momentum_comes_every_few_rounds() -> None:
     """Algorithm 3 of the paper, c = 0, for packets of N times the mean, so that its gradient / N is the mean."""
     every = 3
     members: list[DeltaMean] = [DelayedNesterov(normal(0), codec("fp32"), ALPHA, BETA, every) for _ in range(2)]
-    phi, m, buffer = members[0].phi.clone(), torch.zeros(SIZE), torch.zeros(SIZE)
+    phi = members[0].phi.clone()
+    m = torch.zeros(SIZE)
+    buffer = torch.zeros(SIZE)
     for r in range(1, 8):
         d = learn(r, members)
         gradient = every * (d[0] + d[1]) / 2
         meet(r, members)
         buffer = buffer + gradient
         if r % every == 0:
-            m, buffer = ALPHA * m + buffer / every, torch.zeros(SIZE)
+            m = ALPHA * m + buffer / every
+            buffer = torch.zeros(SIZE)
             phi = phi + BETA * (ALPHA * m + gradient / every)
         else:
             phi = phi + BETA * gradient / every
@@ -163,7 +170,8 @@ def test_sparseloco_divides_by_those_who_sent_a_coordinate(coding: str) -> None:
     members: list[DeltaMean] = [SparseLoCo(normal(0), codec(coding), 0.8) for _ in range(5)]
     for r in range(1, 4):
         learn(r, members, (1.0, 2.0, 1.0, 0.5, 1.0))
-        phi, messages = members[0].phi.clone(), [member.message(r) for member in members]
+        phi = members[0].phi.clone()
+        messages = [member.message(r) for member in members]
         sent = torch.empty(len(members), SIZE)
         for packet, row in zip(messages, sent, strict=True):
             members[0].codec.read(packet[:1], 0, row)
@@ -180,7 +188,8 @@ def test_edit_leaves_out_who_is_much_louder_than_usual() -> None:
     for r in range(1, HISTORY_LEAST + 3):
         learn(r, members, (1.0, 1.0, 1.0))
         meet(r, members)
-    phi, d = members[0].phi.clone(), learn(99, members, (1.0, 1.0, 1e4))
+    phi = members[0].phi.clone()
+    d = learn(99, members, (1.0, 1.0, 1e4))
     meet(99, members)
     assert float((members[0].phi - phi).norm()) < 2 * float(d[0].norm())
     assert all(torch.equal(members[0].phi, other.phi) for other in members[1:])
@@ -188,7 +197,8 @@ def test_edit_leaves_out_who_is_much_louder_than_usual() -> None:
 
 def test_edit_of_equal_norms_is_the_mean_and_the_loud_count_less() -> None:
     members: list[DeltaMean] = [EDiT(normal(0), codec("fp32"), 0.0, 1.0) for _ in range(2)]
-    phi, d = members[0].phi.clone(), learn(1, members, (1.0, 2.0))
+    phi = members[0].phi.clone()
+    d = learn(1, members, (1.0, 2.0))
     meet(1, members)
     norms = [float(x.norm()) for x in d]
     raw = [math.exp(-2 * norm / sum(norms)) for norm in norms]
@@ -197,7 +207,8 @@ def test_edit_of_equal_norms_is_the_mean_and_the_loud_count_less() -> None:
 
 
 def test_desloc_averages_each_buffer_on_its_own_period() -> None:
-    members, moments = [], []
+    members = []
+    moments = []
     for i in range(3):
         member = outer(GossipSpec(method="desloc", codec="fp32", acceptance="all"), normal(i), f"r{i}")
         assert isinstance(member, DesLoc)
@@ -233,8 +244,10 @@ def test_desloc_takes_no_moment_that_makes_a_long_step() -> None:
     for member in (one, liar):
         member.attend(normal(10, 1e-3), normal(20, 1e-3)[:SECONDS].square())
     first, second = (moment.clone() for _, moment in one._moments)
-    liar._moments[0][1][5], liar._moments[0][1][6] = 1000.0, -1000.0
-    liar._moments[1][1][5], liar._moments[1][1][6] = 0.0, 1e6
+    liar._moments[0][1][5] = 1000.0
+    liar._moments[0][1][6] = -1000.0
+    liar._moments[1][1][5] = 0.0
+    liar._moments[1][1][6] = 1e6
     one.message(EVERY_SECOND)
     one.apply(EVERY_SECOND, 1.0, [Packet(1.0, 1, liar.message(EVERY_SECOND))])
     mean_first, mean_second = (moment for _, moment in one._moments)

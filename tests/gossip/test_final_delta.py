@@ -66,7 +66,9 @@ async def ask(final_deltas: FinalDeltas, peer: PeerId, round_index: int, samples
 
 async def test_a_key_counts_once_until_it_is_met_again() -> None:
     """Who stays and gives a final delta in every round, at every replica, would weigh more than any partner does."""
-    liar, due, made = PeerId("liar"), 1, acceptance(PeerId("liar"))
+    liar = PeerId("liar")
+    due = 1
+    made = acceptance(PeerId("liar"))
     final_deltas = FinalDeltas(HERE, lambda: due, made)
     assert await ask(final_deltas, liar, 1, samples=2**53) == "taken"
     (packet,) = final_deltas.take(1, 80)
@@ -93,7 +95,8 @@ async def test_keys_that_were_never_met_count_nothing_and_two_leavers_of_a_round
 
 
 async def test_an_excluded_replica_gives_no_final_delta() -> None:
-    liar, made = PeerId("liar"), acceptance(PeerId("liar"))
+    liar = PeerId("liar")
+    made = acceptance(PeerId("liar"))
     final_deltas = FinalDeltas(HERE, lambda: 1, made)
     rubbish = Packet(1.0, 8, (), final_delta=True, sender=liar)
     for _ in range(TRIES):
@@ -104,7 +107,9 @@ async def test_an_excluded_replica_gives_no_final_delta() -> None:
 @pytest.mark.parametrize("begins", [False, True])
 async def test_a_final_delta_is_made_for_the_round_that_comes_next_there(begins: bool) -> None:
     """Also when that round begins just between the answer and the final delta made for it."""
-    network, quiet, leaver = MemoryNetwork(), Quiet(), Leaver()
+    network = MemoryNetwork()
+    quiet = Quiet()
+    leaver = Leaver()
     peers = [Identity.of_seed(bytes([n]) * 32).peer_id for n in (1, 2)]
     us, successor = (MemoryTransport(network, peer, RUN, telemetry=quiet) for peer in peers)
     rounds = iter([28, 32, 32, 32] if begins else [28] * 4)
@@ -112,7 +117,8 @@ async def test_a_final_delta_is_made_for_the_round_that_comes_next_there(begins:
 
     def next_round() -> int:
         nonlocal due
-        due, now = next(rounds), due
+        now = due
+        due = next(rounds)
         return now
 
     final_deltas = FinalDeltas(HERE, next_round, acceptance(us.peer_id))
@@ -139,7 +145,10 @@ async def test_it_is_given_once_though_its_answer_was_lost(merged: bool) -> None
             raise RemoteFault("the stream broke before the answer")
 
     peers = [Identity.of_seed(bytes([n]) * 32).peer_id for n in (1, 2, 3)]
-    network, quiet, leaver, packets = MemoryNetwork(link), Quiet(), Leaver(), list[Packet]()
+    network = MemoryNetwork(link)
+    quiet = Quiet()
+    leaver = Leaver()
+    packets = list[Packet]()
     us, *successors = (MemoryTransport(network, peer, RUN, telemetry=quiet) for peer in peers)
     met = acceptance(us.peer_id)
     first, second = (FinalDeltas(HERE, lambda: 10 if packets else 6, met) for _ in successors)
@@ -153,7 +162,9 @@ async def test_it_is_given_once_though_its_answer_was_lost(merged: bool) -> None
 
 async def test_a_replica_that_was_met_is_asked_first() -> None:
     """Whatever the draw: only such a one takes it."""
-    network, quiet, leaver = MemoryNetwork(), Quiet(), Leaver()
+    network = MemoryNetwork()
+    quiet = Quiet()
+    leaver = Leaver()
     peers = [Identity.of_seed(bytes([n]) * 32).peer_id for n in range(1, 10)]
     us, *successors = (MemoryTransport(network, peer, RUN, telemetry=quiet) for peer in peers)
     for successor in successors:

@@ -70,7 +70,8 @@ def meet(round_index: int, group: list[DeltaMean], lost: dict[int, set[int]] | N
 
 @pytest.mark.parametrize(("method", "coding"), METHODS)
 def test_where_all_are_equal_nothing_changes_to_the_bit(method: str, coding: str) -> None:
-    healed, plain = members(method, coding, 3), members(method, coding, 3, healing=False)
+    healed = members(method, coding, 3)
+    plain = members(method, coding, 3, healing=False)
     for r in range(1, 6):
         for group in (healed, plain):
             learn(r, group)
@@ -152,7 +153,8 @@ def test_where_nobody_was_heard_nothing_is_lost(coding: str) -> None:
     """Slow weights wait, and what was learned is in the next packet as if it had been learned then."""
     one, calm = members("sparseloco", coding, 2)
     learn(1, [one])
-    phi, theta = one.phi.clone(), one.theta.clone()
+    phi = one.phi.clone()
+    theta = one.theta.clone()
     for r in range(1, 4):
         one.message(r)
         assert one.apply(r, 0.0, []).members == 0
@@ -168,7 +170,8 @@ def test_where_nobody_was_heard_nothing_is_lost(coding: str) -> None:
 
 
 def test_a_final_delta_travels_on_with_the_successors_next_packet() -> None:
-    group, leaver = members("sparseloco", "fp32", 2), members("sparseloco", "fp32", 1)[0]
+    group = members("sparseloco", "fp32", 2)
+    leaver = members("sparseloco", "fp32", 1)[0]
     learn(1, [*group, leaver])
     learned = leaver.theta - leaver.phi
     messages = [one.message(1) for one in group]
@@ -185,8 +188,10 @@ def test_a_final_delta_travels_on_with_the_successors_next_packet() -> None:
 @pytest.mark.parametrize(("method", "coding"), METHODS)
 def test_lies_are_refused_or_made_small(method: str, coding: str) -> None:
     for factor, steps in ((100.0, {"clipped"}), (1.0, {"accepted", "clipped"})):
-        group, liar = members(method, coding, 3, acceptance="clipped"), members(method, coding, 1)[0]
-        rounds, way = 40, normal(-1, 1e-2)
+        group = members(method, coding, 3, acceptance="clipped")
+        liar = members(method, coding, 1)[0]
+        rounds = 40
+        way = normal(-1, 1e-2)
         for r in range(1, rounds + 1):
             liar.reset(group[0].phi, group[0].momentum)
             liar.theta.copy_(liar.phi)
@@ -217,13 +222,18 @@ def test_two_values_have_no_majority(own: float) -> None:
 
     def member(seed: int, name: str) -> DeltaMean:
         made = DeltaMean(base.clone(), codec("e3m0"))
-        made.healing, made.sender, made.guard = True, name, PacketGuard()
+        made.healing = True
+        made.sender = name
+        made.guard = PacketGuard()
         made.theta.add_(0.01 * torch.randn(4096, generator=torch.Generator().manual_seed(seed)))
         return made
 
-    me, honest, liar = member(1, "me"), member(2, "honest"), member(3, "liar")
+    me = member(1, "me")
+    honest = member(2, "honest")
+    liar = member(3, "liar")
     me.message(5)
-    said, lied = honest.message(5), liar.message(5)
+    said = honest.message(5)
+    lied = liar.message(5)
     lied[1] = encode(torch.full((count(4096, 5),), 9e5).to(torch.bfloat16))
     before = me.phi.clone()
     me.apply(5, own, [Packet(1.0, 64, said, sender="honest"), Packet(1.0, 64, lied, sender="liar")])

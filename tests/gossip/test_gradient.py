@@ -92,8 +92,10 @@ def test_members_stay_equal_and_what_the_codec_loses_is_in_the_next_packet(codec
 
 def test_a_packet_is_decoded_twice_a_step_and_the_own_one_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
     """Once for the products of pairs, once for the mean; the own one for what the codec left. In C all at a time."""
-    read, summed = list[int](), list[int]()
-    own_read, own_sum = Int8.read, Int8.add_up
+    read = list[int]()
+    summed = list[int]()
+    own_read = Int8.read
+    own_sum = Int8.add_up
 
     def reading(self: Int8, tensors: list[WireTensor], start: int, out: torch.Tensor) -> None:
         read.append(out.numel())
@@ -109,7 +111,8 @@ def test_a_packet_is_decoded_twice_a_step_and_the_own_one_once_more(monkeypatch:
     monkeypatch.setattr(Int8, "read", reading)
     monkeypatch.setattr(Int8, "add_up", adding)
     meet(1, found)
-    count, each = len(found), found[0].stage.parameters
+    count = len(found)
+    each = found[0].stage.parameters
     assert summed == [count] * count, "all packets at once, at each member"
     assert sum(read) <= count * (1 + 2 * count) * each
 
@@ -174,7 +177,8 @@ def test_a_lone_replica_steps_and_one_that_nobody_answered_keeps_its_gradient() 
     lone, waiting = members(manifest(), 2)
     for one in (lone, waiting):
         train(one, 1, 2)
-    start, gathered = lone.stage.theta.clone(), waiting.stage.grad.clone()
+    start = lone.stage.theta.clone()
+    gathered = waiting.stage.grad.clone()
     lone.message(3)
     assert lone.apply(3, 1.0, []).members == 1
     waiting.message(1)
@@ -218,7 +222,8 @@ def test_a_packet_that_is_far_too_long_moves_members_no_further_than_two_usual_o
 
 
 def test_packets_that_lead_elsewhere_than_most_do_not_count() -> None:
-    found, refused = members(manifest(), 4), list[set[str]]()
+    found = members(manifest(), 4)
+    refused = list[set[str]]()
     for step in range(1, 16):
         for number, one in enumerate(found):
             train(one, step, 2)
@@ -237,7 +242,8 @@ def test_packets_that_lead_elsewhere_than_most_do_not_count() -> None:
 
 
 def test_a_missed_round_heals() -> None:
-    found, apart = members(manifest()), list[float]()
+    found = members(manifest())
+    apart = list[float]()
     for step in range(1, 100):
         for number, one in enumerate(found):
             train(one, 10 * step + number, 1)

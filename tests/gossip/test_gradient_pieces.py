@@ -86,7 +86,8 @@ def test_pieces_are_checked_before_they_count() -> None:
     train(one, 1, 2)
     draft = one.draft_pieces(1)
     one.check_piece(1, 3, draft.pieces[3], draft.lengths[3])
-    short, broken = draft.pieces[3][:-1], b"\xff" * len(draft.pieces[3])
+    short = draft.pieces[3][:-1]
+    broken = b"\xff" * len(draft.pieces[3])
     for piece, data, length in ((3, short, None), (3, broken, None), (64, draft.pieces[3], None), (3, b"", None)):
         with pytest.raises(RemoteFault):
             one.check_piece(1, piece, data, length)

@@ -84,7 +84,8 @@ UNEQUAL = [microbatch(1, 1, 2), microbatch(2, 20, 24), microbatch(3, 0, 0)]
 @pytest.mark.parametrize("method", METHODS)
 def test_the_reported_norm_is_the_slope_of_the_mean_over_counted_targets(method: str) -> None:
     """Three microbatches of 3, 44 and 0 targets. The slope along the gradient is its length."""
-    run, codec = gradient(), methods()[method].codecs[-1]
+    run = gradient()
+    codec = methods()[method].codecs[-1]
     if method != "gradient":
         run = replace(PLAIN, gossip=replace(PLAIN.gossip, method=method, codec=codec))
     replica = TorchReplica(run, 0, sender="a", dtype=torch.float64)
@@ -118,7 +119,8 @@ MEMBERS: dict[str, list[list[Microbatch]]] = {
 @pytest.mark.parametrize("case", MEMBERS)
 def test_members_take_the_step_of_one_process_that_has_all_samples(case: str, eps: float) -> None:
     """With an eps as long as the gradient AdamW keeps its length: a wrong divisor shows in the weights."""
-    run, given = gradient(eps=eps, weight_decay=0.0), MEMBERS[case]
+    run = gradient(eps=eps, weight_decay=0.0)
+    given = MEMBERS[case]
     plain = TorchReplica(replace(run, gossip=replace(PLAIN.gossip)), 0, dtype=torch.float64)
     found = [TorchReplica(run, 0, sender=f"m{at}", dtype=torch.float64) for at in range(len(given))]
     for step in range(1, 4):
@@ -195,7 +197,8 @@ def test_a_misstated_packet_is_refused_and_the_others_count() -> None:
     found = [TorchReplica(run, 0, sender=name) for name in ("a", "b", "c")]
     for at, one in enumerate(found):
         train(one, [microbatch(at, 4, 4)])
-    one, messages = found[0], [each.message(1) for each in found]
+    one = found[0]
+    messages = [each.message(1) for each in found]
     lies = [*messages[2][:-1], write_work(Work.of(2, 24, 2 * 24 + 1))]
     report = one.apply(1, 1.0, [Packet(1.0, 2, messages[1], sender="b"), Packet(1.0, 2, lies, sender="c")])
     assert [verdict.step for verdict in report.verdicts] == ["accepted", "misshapen"]

@@ -92,7 +92,8 @@ async def test_a_newcomer_that_misses_its_first_round_takes_the_state_again(
 ) -> None:
     """Packets of pseudo-gradients do not bring the outer step that it missed: its weights would stay apart, and others
     would take its answers for lies."""
-    joiners, real = list[Villager](), MemoryTransport.call
+    joiners = list[Villager]()
+    real = MemoryTransport.call
 
     async def call(
         self: MemoryTransport, peer: PeerId, call: Call, *, timeout_s: float, reply_bytes_max: int
@@ -139,7 +140,8 @@ async def test_a_newcomer_whose_first_packet_is_clipped_takes_the_state_again() 
     since. Clipped, its packet leaves the newcomer there, which would serve and show the loss of weights long gone."""
     run = with_recovery(manifest(stages=2, method="average", round_samples=256), keepers=0)
     async with village(run) as v:
-        old, _ = v.add(0), v.add(1)
+        old = v.add(0)
+        _ = v.add(1)
         await v.heard(272)
         assert old.served.gossip.done == 1 and old.replica is not None
         phi = old.replica.outer.phi

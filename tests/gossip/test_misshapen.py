@@ -52,7 +52,8 @@ class Learned(GradientOf):
     """Gathers what is learned between rounds, and adds the mean of a round to the weights [P]."""
 
     def __init__(self, theta: torch.Tensor) -> None:
-        self.theta, self.gathered = theta, torch.zeros_like(theta)
+        self.theta = theta
+        self.gathered = torch.zeros_like(theta)
 
     def take(self, out: torch.Tensor) -> None:
         out.copy_(self.gathered)
@@ -96,9 +97,11 @@ class Learner:
 def test_of_two_packets_the_good_one_does_what_it_does_alone(method: str, coding: str, wrong: str) -> None:
     """To the bit, wherever it stands, and in the next round too."""
     before, after, twin, lone = (Learner(1, method, coding) for _ in range(4))
-    giver, liar = Learner(2, method, coding), Learner(3, method, coding)
+    giver = Learner(2, method, coding)
+    liar = Learner(3, method, coding)
     for round_index in ROUNDS:
-        good, bad = giver.packet(round_index), WRONG[wrong](liar.packet(round_index))
+        good = giver.packet(round_index)
+        bad = WRONG[wrong](liar.packet(round_index))
         given = [(before, [bad, good]), (after, [good, bad]), (twin, [good]), (lone, []), (giver, []), (liar, [])]
         reports: list[OuterReport] = []
         for one, packets in given:
@@ -121,7 +124,8 @@ def test_without_a_lone_step_nothing_is_applied(method: str, coding: str, wrong:
     """The boundary stays marked: the round goes on with another one's packet as if nothing had come before."""
     ours, twin, giver, liar = (Learner(seed, method, coding) for seed in (1, 1, 2, 3))
     round_index = ROUNDS[0]
-    good, bad = giver.packet(round_index), WRONG[wrong](liar.packet(round_index))
+    good = giver.packet(round_index)
+    bad = WRONG[wrong](liar.packet(round_index))
     ours.packet(round_index), twin.packet(round_index)
     before = ours.state()
     report = ours.outer.apply(round_index, 1.0, [bad, bad], lone=False)

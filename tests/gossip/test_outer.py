@@ -51,10 +51,12 @@ def meet(replicas: list[NoLoCo], round_index: int, size: int | None = 2) -> None
 @pytest.mark.node
 @given(gamma=st.floats(0, 1), count=st.integers(1, 6))
 def test_all_together_it_is_heavy_ball_diloco_whatever_gamma_and_diloco_is_nesterovs(gamma: float, count: int) -> None:
-    alpha, beta = 0.5, 0.7
+    alpha = 0.5
+    beta = 0.7
     replicas = swarm(count, 4, alpha, beta, gamma, apart=False)
     diloco = [DiLoCo(random(4, 0), Fp64(), alpha, beta) for _ in range(count)]
-    phi, m = random(4, 0), torch.zeros(4, dtype=torch.float64)
+    phi = random(4, 0)
+    m = torch.zeros(4, dtype=torch.float64)
     ahead = phi.clone()
     for round_index in range(1, 5):
         deltas = [random(4, 1000 * round_index + i) for i in range(count)]
@@ -79,7 +81,9 @@ def test_all_together_it_is_heavy_ball_diloco_whatever_gamma_and_diloco_is_neste
 def test_equations_in_float32(gamma: float, name: str, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """One pair, by numpy in float64 from what the codec delivered; blocks that do not divide the size; gain kept."""
     monkeypatch.setattr(noloco, "BLOCK_CPU", block)
-    size, alpha, beta = 11, 0.5, 0.7
+    size = 11
+    alpha = 0.5
+    beta = 0.7
     draw = np.random.default_rng(3)
     phi, theta, m, gain, phi2, theta2 = draw.standard_normal((6, size)).astype(np.float32)
     ours = NoLoCo(torch.from_numpy(theta.copy()), codec(name), alpha, beta, gamma)
@@ -114,7 +118,8 @@ def test_partners_stay_equal_once_equal() -> None:
     for round_index in range(5):
         a.theta.add_(torch.randn(1000))
         b.theta.add_(torch.randn(1000))
-        one, two = a.message(round_index), b.message(round_index)
+        one = a.message(round_index)
+        two = b.message(round_index)
         a.apply(round_index, 1.0, [Packet(1.0, 0, two)])
         b.apply(round_index, 1.0, [Packet(1.0, 0, one)])
         assert torch.equal(a.phi, b.phi) and torch.equal(a.momentum, b.momentum) and torch.equal(a.theta, b.theta)
@@ -130,9 +135,12 @@ def test_newcomers_receive_and_do_not_give(gamma: float) -> None:
 
     old, new = pair()
     alone, _ = pair()
-    from_old, from_new = old.message(1), new.message(1)
+    from_old = old.message(1)
+    from_new = new.message(1)
     alone.message(1)
-    phi, m, theta = new.phi.clone(), new.momentum.clone(), new.theta.clone()
+    phi = new.phi.clone()
+    m = new.momentum.clone()
+    theta = new.theta.clone()
     assert new.apply(1, 0.0, [Packet(1.0, 0, from_old)]).members == 1
     other, _ = pair()
     m = 0.5 * m + 0.7 * (other.theta - other.phi) + gamma * (other.phi - phi)
@@ -142,7 +150,8 @@ def test_newcomers_receive_and_do_not_give(gamma: float) -> None:
     assert old.apply(1, 1.0, [Packet(0.0, 0, from_new)]).members == 1
     alone.apply(1, 1.0, [])
     assert torch.equal(old.phi, alone.phi) and torch.equal(old.theta, alone.theta)
-    both, lone = pair()[1], pair()[1]
+    both = pair()[1]
+    lone = pair()[1]
     both.message(2)
     lone.message(2)
     assert both.apply(2, 0.0, [Packet(0.0, 0, from_new)]).members == 1
@@ -179,7 +188,8 @@ def test_a_boundary_never_applied_belongs_to_the_next() -> None:
 @pytest.mark.parametrize("coding", CODECS)
 def test_a_manifest_takes_what_goes_together(method: str, coding: str) -> None:
     """The manifest's own table and the optimizers agree; where slow weights must be equal, the whole stage meets."""
-    spec, run = GossipSpec(method=method, codec=coding, group=0), Manifest()
+    spec = GossipSpec(method=method, codec=coding, group=0)
+    run = Manifest()
     if methods()[method].averages_gradients:  # a round is a step of the only stage
         run = Manifest(pipeline=PipelineSpec(stages=1))
         spec = replace(spec, round_samples=run.inner.inner_batch)
@@ -203,7 +213,8 @@ def test_an_idle_replica_sends_nothing_of_what_its_code_keeps_back(coding: str) 
     """At weight 0 its packet counts nowhere: what earlier packets left out is still to come."""
     theta = torch.randn(4096, generator=torch.Generator().manual_seed(0))
     spec = GossipSpec(method="sparseloco", codec=coding, group=0)
-    idle, busy = outer(spec, theta.clone()), outer(spec, theta.clone())
+    idle = outer(spec, theta.clone())
+    busy = outer(spec, theta.clone())
     assert isinstance(idle, DeltaMean) and isinstance(idle.codec, DeltaCodec)
     for one in (idle, busy):
         one.theta.add_(torch.randn(4096, generator=torch.Generator().manual_seed(1)))

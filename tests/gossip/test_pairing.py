@@ -93,7 +93,8 @@ def test_everybody_meets_everybody() -> None:
         assert abs(count / sides - 300) < 5 * (1500 * 0.2 * 0.8) ** 0.5
 
 
-ME, MATE = PeerId("me"), PeerId("mate")
+ME = PeerId("me")
+MATE = PeerId("mate")
 KEYS = tuple(PeerId(f"key {number:03}") for number in range(100))
 
 
@@ -107,7 +108,8 @@ def test_strangers_meet_in_all_rounds_while_most_of_them_come() -> None:
 
 def test_beside_a_flood_of_keys_those_who_have_met_meet() -> None:
     """Of two replicas beside a hundred keys one in a hundred rounds was with each other."""
-    met, rounds = 0, 2000
+    met = 0
+    rounds = 2000
     strangers = Strangers(RUN, 1, lambda peer: int(peer == MATE))
     members = tuple(sorted((ME, MATE, *KEYS)))
     for round_index in range(rounds):

@@ -31,14 +31,16 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("fragments", [1, 3])
 @pytest.mark.parametrize("alpha", [0.0, 0.5])
 def test_a_step_in_two_halves_is_the_whole_step(alpha: float, fragments: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    theta, learned = weights(1), 0.01 * weights(2)
+    theta = weights(1)
+    learned = 0.01 * weights(2)
 
     def method(flat: torch.Tensor) -> NoLoCo:
         if alpha:
             return NoLoCo(flat, codec("fp32"), alpha, 0.7, 0.7, fragments)
         return Average(flat, codec("fp32"), fragments)
 
-    here, partner = method(theta.clone()), method(weights(3))
+    here = method(theta.clone())
+    partner = method(weights(3))
     with elsewhere(monkeypatch) as device:
         there = method(theta.to(device))
         assert there.remote and there.splits and there.phi.device.type == "cpu"
@@ -81,7 +83,8 @@ def test_another_fragment_is_read_before_the_device_goes_on(monkeypatch: pytest.
     """A final delta has all fragments: those that the round is not about are read in `prepare`, not while weights are
     swapped for a validation."""
     with elsewhere(monkeypatch) as device:
-        there, leaver = Average(weights(1).to(device), codec("fp32"), 3), Average(weights(2), codec("fp32"), 3)
+        there = Average(weights(1).to(device), codec("fp32"), 3)
+        leaver = Average(weights(2), codec("fp32"), 3)
         packet = Packet(1.0, 8, leaver.final_delta(1), final_delta=True)
         there.message(1)
         there.prepare([packet])

@@ -33,7 +33,8 @@ def normal(size: int, seed: int, scale: float = 1.0) -> torch.Tensor:
 
 def three(size: int, seed: int = 0, step: float = 1e-3) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """(slow weights, the sender's fast ones, the receiver's fast ones), which moved by step / 2 to step everywhere."""
-    phi, moves = normal(size, seed), torch.empty(2, size).uniform_(0.5, 1.0, generator=generator(seed + 1))
+    phi = normal(size, seed)
+    moves = torch.empty(2, size).uniform_(0.5, 1.0, generator=generator(seed + 1))
     moves *= torch.empty(2, size).bernoulli_(0.5, generator=generator(seed + 2)) * 2 - 1
     return phi, phi + step * moves[0], phi + step * moves[1]
 
@@ -57,7 +58,8 @@ def block_steps(name: str, flat: torch.Tensor, phi: torch.Tensor) -> torch.Tenso
 @pytest.mark.parametrize("size", SIZES)
 def test_there_and_back(name: str, size: int) -> None:
     phi, flat, ours = three(size)
-    sender, receiver = codec(name), codec(name)
+    sender = codec(name)
+    receiver = codec(name)
     tensors = sender.encode(flat, reference=phi, seed=7)
     out = torch.empty(size)
     receiver.decode(tensors, out, ours)
@@ -102,9 +104,11 @@ def far(size: int, where: int, distance: float) -> tuple[torch.Tensor, torch.Ten
 @pytest.mark.parametrize("distance", [0.03, -0.05, 1.0])
 def test_a_wrap_is_seen_and_mended_in_the_next_message(name: str, distance: float) -> None:
     """One element off by more than half the range: its block keeps our values, and is sent in int8 next time."""
-    size, where = 1000, 300
+    size = 1000
+    where = 300
     phi, flat, ours = far(size, where, distance)
-    a, b = codec(name), codec(name)
+    a = codec(name)
+    b = codec(name)
     out = torch.empty(size)
     b.decode(a.encode(flat, reference=phi, seed=1), out, ours)
     assert torch.equal(out[256:320], ours[256:320])
@@ -142,14 +146,15 @@ def test_kappa_follows_the_spread() -> None:
     assert SpreadObservation(shares=0.2 * 100, blocks=100, wrapped=4).wanted(12.0, 32.0) == 15.0
     assert wide.wanted(30.0, codec("modular6").kappa_most) == 32.0  # type: ignore[attr-defined]
     assert wide.wanted(30.0, Modular4().kappa_most) == 24.0
-    a, b = Modular4(), Modular4()
+    a = Modular4()
+    b = Modular4()
     phi, flat, ours = three(20000, step=1e-3)
-    phi2, ours = phi + normal(20000, 9, 2e-3), ours + normal(20000, 9, 2e-3)  # moved alike, from elsewhere
+    # Both moved alike, from elsewhere.
+    phi2 = phi + normal(20000, 9, 2e-3)
+    ours = ours + normal(20000, 9, 2e-3)
     for round_index in range(6):
-        to_b, to_a = (
-            a.encode(flat, reference=phi, seed=round_index),
-            b.encode(ours, reference=phi2, seed=100 + round_index),
-        )
+        to_b = a.encode(flat, reference=phi, seed=round_index)
+        to_a = b.encode(ours, reference=phi2, seed=100 + round_index)
         b.decode(to_b, torch.empty(20000), ours)
         a.decode(to_a, torch.empty(20000), flat)
     assert 12 < a.kappa <= 24 and b.seen.wrapped < 0.01 * b.seen.blocks
@@ -199,7 +204,8 @@ def test_c_and_torch_agree_to_the_bit(name: str, size: int, step: float) -> None
     phi, flat, ours = three(size, step=step)
     flat[size // 2] += 3 * step  # some blocks wrap, or nearly
     ours[::71] += 7 * step
-    fast, slow = codec(name), of_torch_alone(name)
+    fast = codec(name)
+    slow = of_torch_alone(name)
     receivers = [codec(name), of_torch_alone(name)]
     for seed in (1, 2**64 - 1):
         messages = [coder.encode(flat, reference=phi, seed=seed) for coder in (fast, slow)]
@@ -241,7 +247,9 @@ def test_pairs_stay_together(name: str, bound: float) -> None:
 @pytest.mark.parametrize("size", SIZES)
 def test_products_and_sums_of_packets_are_those_of_the_decoded_ones_with_and_without_c(size: int) -> None:
     packets = [codec("int8").encode(normal(size, number, 1 + number), seed=number) for number in range(3)]
-    shares, like, room = [0.5, 1.0, 1 / 3], torch.empty(size), torch.empty(min(size, 1 << 18))
+    shares = [0.5, 1.0, 1 / 3]
+    like = torch.empty(size)
+    room = torch.empty(min(size, 1 << 18))
     decoded = torch.stack([read_all("int8", tensors, size) for tensors in packets])
     found = list[tuple[torch.Tensor, torch.Tensor]]()
     for place in (contextlib.nullcontext(), without_c("int8")):

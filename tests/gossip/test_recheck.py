@@ -83,7 +83,8 @@ class Members:
 
     def _mean(self, number: int, lies: bool) -> bytes:
         """The digest of the word of one owner's means, which the state hears."""
-        roster, who = self.state.roster, self.who[number]
+        roster = self.state.roster
+        who = self.who[number]
         assert roster is not None
         given: dict[PeerId, dict[int, Data]] = {
             one.peer_id: dict(enumerate(own.drafted.pieces)) for one, own in zip(self.who, self.own, strict=True)
@@ -130,9 +131,11 @@ async def test_a_false_mean_is_shown_and_each_member_sees_it() -> None:
 
 
 async def test_no_proof_can_be_made_up() -> None:
-    here, honest = Members(lies=True), Members(lies=False)
+    here = Members(lies=True)
+    honest = Members(lies=False)
     await here.check(SEEDS)
-    proof, data = here.found[0].proof, here.found[0].data
+    proof = here.found[0].proof
+    data = here.found[0].data
     size = proof.sizes[0]
     for change in ("mean", "piece", "list", "size", "number", "roster", "digests", "words", "honest"):
         bad = wire.FalseMean.FromString(proof.SerializeToString())
@@ -155,7 +158,8 @@ async def test_no_proof_can_be_made_up() -> None:
             case "words":
                 del bad.lists[1:]
             case _:  # all that an honest owner's mean is made of
-                roster, owner = honest.state.roster, here.liar
+                roster = honest.state.roster
+                owner = here.liar
                 assert roster is not None
                 piece = roster.pieces_of(owner, honest.state.pieces)[0]
                 means = honest.state.means[owner]

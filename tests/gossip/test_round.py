@@ -65,7 +65,8 @@ def test_rounds_take_their_share_of_the_line() -> None:
 
 def test_samples_that_come_all_at_once_are_no_rate() -> None:
     """As when a cut network heals: the other half's count comes within a moment, in one round or in two."""
-    pace, rounds = RoundPace(), Rounds(64)
+    pace = RoundPace()
+    rounds = Rounds(64)
     pace.exchanged(0.3, 1_000_000)
     for second in range(10):
         pace.boundary(float(second), 64 * second, 0)

@@ -32,7 +32,9 @@ def gathered(flat: torch.Tensor, number: int, of: int) -> torch.Tensor:
 
 @given(st.integers(1, 40 * UNIT), st.sampled_from([1, 3, 5, 7, 15]), st.integers(1, 4))
 def test_fragments_part_the_coordinates(size: int, of: int, step: int) -> None:
-    flat, seen, room = torch.arange(float(size)), torch.zeros(size), torch.empty(size)
+    flat = torch.arange(float(size))
+    seen = torch.zeros(size)
+    room = torch.empty(size)
     for one in fragments(size, of):
         expected = gathered(flat, one.number, of)
         assert one.count == expected.numel()
@@ -80,7 +82,8 @@ def test_the_recursion_holds_for_a_rounds_fragment_and_nothing_else_moves(
             replica.theta.add_(random(SIZE, seed + 100 * round_index + i))
         number = round_index % of
         before = [[flat.clone() for flat in (r.theta, r.phi, momentum(r))] for r in replicas]
-        phi, m = mean([r.phi for r in replicas]), mean([momentum(r) for r in replicas])
+        phi = mean([r.phi for r in replicas])
+        m = mean([momentum(r) for r in replicas])
         delta = mean([r.theta - r.phi for r in replicas])
         messages = [replica.message(round_index) for replica in replicas]
         gains = [random(SIZE, seed + 999 + i) for i in range(count)]  # between the boundary and the step
@@ -136,7 +139,8 @@ def test_a_fragment_is_what_a_model_of_its_coordinates_alone_would_be(of: int, n
         a, b = ((0, 1), (1, 2), (0, 2))[round_index % 3]
         for me, partner in ((a, b), (b, a)):
             packets = [Packet(1.0, 0, messages[partner])]
-            one, alone = whole[me], apart[me][k]
+            one = whole[me]
+            alone = apart[me][k]
             assert one.measure(packets[0]) == alone.measure(packets[0])
             reports = one.apply(round_index, 1.0, packets), alone.apply(round_index, 1.0, packets)
             assert reports[0] == reports[1] and reports[0].members == 2
@@ -149,12 +153,18 @@ def test_a_fragment_is_what_a_model_of_its_coordinates_alone_would_be(of: int, n
 def test_a_final_delta_has_what_was_learnt_since_every_fragments_round(gamma: float) -> None:
     """The successor takes all of it at once: as whole packets do where nobody else came, and beside a partner of one
     fragment."""
-    of, alpha, beta = 3, 0.5, 0.7
+    of = 3
+    alpha = 0.5
+    beta = 0.7
 
     def make(i: int, fragments: int = of) -> NoLoCo:
         return NoLoCo(random(SIZE, i), Fp64(), alpha, beta, gamma, fragments)
 
-    successor, leaver, partner, plain_heir, plain_leaver = make(0), make(1), make(2), make(0, 1), make(1, 1)
+    successor = make(0)
+    leaver = make(1)
+    partner = make(2)
+    plain_heir = make(0, 1)
+    plain_leaver = make(1, 1)
     for one in (successor, leaver, partner, plain_heir, plain_leaver):
         one.theta.mul_(1.5)
     successor.message(4)
@@ -166,7 +176,8 @@ def test_a_final_delta_has_what_was_learnt_since_every_fragments_round(gamma: fl
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
     assert plain_leaver.final_delta(5)[0].nbytes == plain_leaver.message(5)[0].nbytes
 
-    again, both = make(0), make(0)
+    again = make(0)
+    both = make(0)
     for one in (again, both):
         one.theta.mul_(1.5)
         one.message(4)

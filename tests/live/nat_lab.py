@@ -139,7 +139,8 @@ def main(folder: Path) -> None:
     processes = [start("boot", folder, "bootstrap", str(run), "--listen", f"/ip4/81.0.1.2/{protocol}/4001")]
     ready = folder / "boot" / "ready.json"
     address = wait(lambda: ready.exists() and json.loads(ready.read_text())["addresses"], "the bootstrap", folder)[0]
-    signed, cache = str(run / "manifest.signed"), str(folder / "cache")
+    signed = str(run / "manifest.signed")
+    cache = str(folder / "cache")
     join = ["join", address, "--run", signed, "--cache", cache, "--listen", f"/ip4/0.0.0.0/{protocol}/4001", "--stage"]
     processes += [start(name, folder, *join, stage) for name, stage in (("alice", "0"), ("bob", "1"), ("carol", "1"))]
     names = ["alice", "bob", "carol"]

@@ -45,7 +45,8 @@ class MaskedRun:
     """A coordinator and three machines that train conversations, of which a small part counts in the loss."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.run = folder, folder / "run"
+        self.folder = folder
+        self.run = folder / "run"
         self.children: list[Child] = []
         self.machines: list[Child] = []
 
@@ -117,7 +118,8 @@ def node_page(child: Child, folder: Path) -> dict[str, Any]:
 
 async def check_places(run: MaskedRun, child: Child) -> int:
     """The tokens that `child` gave, as every place says."""
-    home, status = str(child.plan.home), child.status
+    home = str(child.plan.home)
+    status = child.status
     assert status is not None and status.given.tokens == status.tokens_given
     lines = (await output_of("receipts", "--json", "--home", home)).splitlines()
     receipts = [json.loads(line) for line in lines]
@@ -139,7 +141,8 @@ async def test_all_places_say_what_each_machine_gave_and_how_fast_the_run_is(tmp
         await run.begin()
         await until(run.children, lambda: run.tokens() > 60_000, "training goes on")
         await until(run.children, lambda: run.page("summary")["tokens_per_s"] > 0, "the page has seen it for a while")
-        page, said = run.page("summary")["tokens_per_s"], [one.status for one in run.machines if one.status is not None]
+        page = run.page("summary")["tokens_per_s"]
+        said = [one.status for one in run.machines if one.status is not None]
         for status in said:
             assert status.run_tokens_per_second == pytest.approx(page, rel=0.6), "one definition, at other moments"
             assert status.given_tokens_per_second < 2.0 * status.run_tokens_per_second

@@ -19,7 +19,8 @@ from tests.support.processes import BOUND_S, end, signed_run, until
 
 
 async def test_a_real_daemon_speaks_grpc_on_its_socket_and_on_tcp(tmp_path: Path) -> None:
-    signed, children = signed_run(tmp_path / "run"), list[Child]()
+    signed = signed_run(tmp_path / "run")
+    children = list[Child]()
     home = tmp_path / "meeting"
     plan = NodePlan("meeting", home, signed, tmp_path / "cache", bootstrap=True)
 

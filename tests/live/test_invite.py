@@ -29,7 +29,8 @@ from tests.support.processes import (
 
 
 async def test_a_run_by_invitation(tmp_path: Path) -> None:
-    folder, children = tmp_path / "run", list[Child]()
+    folder = tmp_path / "run"
+    children = list[Child]()
     signed = signed_run(folder, replace(PRESETS["tiny"], access=AccessSpec(mode="invited")))
     boot = str(tmp_path / "boot")
     try:

@@ -151,7 +151,8 @@ async def test_two_that_join_at_a_meeting_point_just_restarted_take_the_run_as_i
         for name in (*old, *"cd"):
             assert "is forged" not in run.text(f"{name}/events.jsonl"), f"{again} came back with the same home and key"
         for after in losses():  # whoever feeds now: another may have taken the stage of `again` before it was back
-            middle, most = statistics.median(after), max(after)
+            middle = statistics.median(after)
+            most = max(after)
             print(f"away for {outage_s:g} s: held-out loss {before:.3f}, then {middle:.3f}, at most {most:.3f}")
             # One look errs by some hundredths, and a newcomer's fresh moments cost as much at first (docs/methods.md).
             assert len(after) < 3 or min(after[-2:]) < before + 0.05, (before, after)

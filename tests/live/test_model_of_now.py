@@ -49,7 +49,9 @@ async def page_shows(coordinator: Child, enough: Callable[[Any], bool]) -> Any:
 
 
 async def test_a_command_on_a_run_that_trains_takes_the_model_of_now(tmp_path: Path) -> None:
-    folder, children, tiny = tmp_path / "run", list[Child](), PRESETS["tiny"]
+    folder = tmp_path / "run"
+    children = list[Child]()
+    tiny = PRESETS["tiny"]
     pipeline = replace(tiny.pipeline, validation_every_samples=256, rebalance_period_s=0.0)
     run = replace(tiny, pipeline=pipeline, gossip=replace(tiny.gossip, round_seconds_min=0.0))
     signed = signed_run(folder, run)

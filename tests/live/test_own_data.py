@@ -162,7 +162,11 @@ def check_draws(homes: list[Path]) -> None:
     finish, for counted duplicates, for what a feeder finished in the last announce period of its life, of which nobody
     heard, and for what one draws in its first: it has met nobody yet, and believes no feeder's word (docs/security.md).
     """
-    taken, done, counted, lost, unheard = Counter[int](), Counter[int](), 0, set[int](), set[int]()
+    taken = Counter[int]()
+    done = Counter[int]()
+    counted = 0
+    lost = set[int]()
+    unheard = set[int]()
     for home in homes:
         events = [json.loads(line) for path in sorted(home.glob("*.jsonl")) for line in path.read_text().splitlines()]
         mine = {state: Counter[int]() for state in ("taken", "done")}
@@ -191,7 +195,8 @@ def check_draws(homes: list[Path]) -> None:
 
 async def check_pull(organiser: Organiser, loss: float) -> None:
     """An invite alone does not let a machine copy the model; with the owner's warrant it exports it at once."""
-    home, out = organiser.folder / "stranger", organiser.folder / "pulled"
+    home = organiser.folder / "stranger"
+    out = organiser.folder / "pulled"
     asked = ["export", organiser.line, "--out", str(out), "--home", str(home), "--data", str(organiser.data)]
     code, error = await said(*asked)
     named = re.search(r"swarmnode archive RUN --allow (\w+)", error)
@@ -222,7 +227,8 @@ async def test_a_run_on_an_organisers_own_text_outlives_its_server_and_its_only_
             begun = feeder.status.loss_validation_first
 
             serving.close()
-            served, before = len(asked), samples(feeder)
+            served = len(asked)
+            before = samples(feeder)
             await until(
                 organiser.children,
                 lambda: samples(feeder) > before + SAMPLES and fetched(feeder, "peer") > 0,

@@ -13,7 +13,8 @@ from tests.support.processes import bootstrap, end, output_of, signed_run, until
 async def test_a_run_that_resumes_keeps_its_id_and_its_amendments(tmp_path: Path) -> None:
     run = tmp_path / "run"
     gossip = replace(PRESETS["tiny"].gossip, round_samples=256, round_seconds_min=0.0)
-    signed, children = signed_run(run, replace(PRESETS["tiny"], gossip=gossip)), list[Child]()
+    signed = signed_run(run, replace(PRESETS["tiny"], gossip=gossip))
+    children = list[Child]()
     amended = await output_of("amend", str(run), "inner.clip_norm=0.5", "--from-round", "1")
     first = up(tmp_path, {}, str(run), "--nodes", "2", "--samples", "500")
     second = up(tmp_path, {}, "--resume", first["folder"], "--nodes", "2", "--samples", str(first["samples"] + 200))

@@ -16,7 +16,10 @@ from tests.support.processes import BOUND_S, bootstrap, end, ended, output_of, s
 
 
 async def test_a_snooze_outlives_the_process(tmp_path: Path) -> None:
-    folder, home, children, tiny = tmp_path / "run", tmp_path / "n1", list[Child](), PRESETS["tiny"]
+    folder = tmp_path / "run"
+    home = tmp_path / "n1"
+    children = list[Child]()
+    tiny = PRESETS["tiny"]
     signed = signed_run(folder, replace(tiny, pipeline=replace(tiny.pipeline, stages=1)))
     at = ("--home", str(home))
 
@@ -57,7 +60,8 @@ async def test_a_snooze_outlives_the_process(tmp_path: Path) -> None:
         assert code == 2 and "update here first" in error, error
 
         # The owner asks for more than we are. A list in the run's folder is read at a start, before any connection.
-        run_id, key = RunId(second.status.run_id), owner.load_owner(folder / owner.FILE_NAME)
+        run_id = RunId(second.status.run_id)
+        key = owner.load_owner(folder / owner.FILE_NAME)
         newer = sign_access_list(key, run_id, AccessList(9, least_version="99.0"))
         (folder / ACCESS_FILE).write_bytes(newer.SerializeToString(deterministic=True))
         line = f"the owner admits swarmnode 99.0 or newer, and it has {__version__}: update it ({UPDATE})"

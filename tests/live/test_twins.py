@@ -10,7 +10,8 @@ from tests.support.processes import bootstrap, end, signed_run, until
 
 
 async def test_of_two_homes_with_one_key_the_later_one_stands_aside(tmp_path: Path) -> None:
-    signed, children = signed_run(tmp_path / "run", PRESETS["tiny"]), list[Child]()
+    signed = signed_run(tmp_path / "run", PRESETS["tiny"])
+    children = list[Child]()
     try:
         begin = await bootstrap(children, tmp_path / "boot", signed)
 

@@ -95,7 +95,8 @@ async def test_a_weekend_ends_where_an_undisturbed_run_ends(tmp_path: Path, earl
         for name in ("a", "b", "old"):
             process = run.processes.pop(name)
             await run.until(lambda process=process: process.returncode is not None, f"{name} has left")  # type: ignore[misc]
-        run.old, since = None, {name: run.lines(name) for name in ("a", "b", "old")}
+        run.old = None
+        since = {name: run.lines(name) for name in ("a", "b", "old")}
         for name in ("a", "b", "old"):
             await run.join(name)
         await run.until(lambda: all(run.events(n, "node.ready", since[n]) for n in since), "all are back")
@@ -139,7 +140,8 @@ async def test_a_weekend_ends_where_an_undisturbed_run_ends(tmp_path: Path, earl
         made = json.loads(run.once("export", "run", "--out", "model", "--json"))
         assert made["samples"] >= SAMPLES and (run.folder / "model" / "model.safetensors").exists()
 
-        loss, spread = run.loss(), max(NEAR, max(losses) - min(losses))
+        loss = run.loss()
+        spread = max(NEAR, max(losses) - min(losses))
         print(f"undisturbed {losses}, weekend {loss}, exported {made['validation']} at {made['samples']} samples")
         assert loss - statistics.median(losses) <= spread, "something was lost"
         for name in list(run.processes):

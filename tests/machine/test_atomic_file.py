@@ -33,7 +33,8 @@ def test_the_old_file_stays_when_writing_fails(tmp_path: Path) -> None:
 def test_all_is_on_the_disk_before_the_name_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The data are synced under the temporary name, the folder after the rename."""
     steps: list[str] = []
-    fsync, path = os.fsync, tmp_path / "a"
+    fsync = os.fsync
+    path = tmp_path / "a"
 
     def record(descriptor: int) -> None:
         kind = "folder" if stat.S_ISDIR(os.fstat(descriptor).st_mode) else "file"
@@ -53,7 +54,8 @@ def test_mode_is_that_asked_for_from_the_first_byte_on(tmp_path: Path) -> None:
 
 
 def test_links_are_replaced_and_not_followed(tmp_path: Path) -> None:
-    target, path = tmp_path / "target", tmp_path / "a"
+    target = tmp_path / "target"
+    path = tmp_path / "a"
     target.write_bytes(b"somebody else's")
     path.symlink_to(target)
     planted = tmp_path / f".a.{os.getpid()}-0{TEMPORARY}"  # a guess of the temporary name leads nowhere

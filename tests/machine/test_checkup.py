@@ -34,7 +34,8 @@ def test_the_largest_stage_needs_the_most_memory() -> None:
 
 
 def test_the_worst_decides_the_exit_code() -> None:
-    good, advice = HealthCheck("a", True, ""), HealthCheck("b", None, "", exit_code=20)
+    good = HealthCheck("a", True, "")
+    advice = HealthCheck("b", None, "", exit_code=20)
     unreachable, small, stranger = (HealthCheck("c", False, "", exit_code=code) for code in (21, 20, 77))
     assert exit_code([good, advice]) == 0
     assert exit_code([good, unreachable]) == 21

@@ -84,7 +84,8 @@ class Aside:
     """Work in parts, of which the one beside the device ends when it is told to."""
 
     def __init__(self, error: Exception | None = None) -> None:
-        self.begun, self.may_end = threading.Event(), threading.Event()
+        self.begun = threading.Event()
+        self.may_end = threading.Event()
         self.threads = list[str]()
         self.error = error
 
@@ -107,7 +108,8 @@ class Aside:
 
 
 async def test_microbatches_go_on_beside_a_part_and_all_else_waits() -> None:
-    compute, work = ThreadCompute(Quiet()), Aside()
+    compute = ThreadCompute(Quiet())
+    work = Aside()
     try:
         outer = asyncio.ensure_future(compute.run(Priority.OUTER, 0, work.begin))
         assert await asyncio.to_thread(work.begun.wait, 60)
@@ -126,7 +128,8 @@ async def test_microbatches_go_on_beside_a_part_and_all_else_waits() -> None:
 
 
 async def test_an_error_beside_reaches_the_work_and_its_waiter() -> None:
-    compute, work = ThreadCompute(Quiet()), Aside(LocalFault("disk full"))
+    compute = ThreadCompute(Quiet())
+    work = Aside(LocalFault("disk full"))
     work.may_end.set()
     try:
         with pytest.raises(LocalFault, match="disk full"):
@@ -138,7 +141,8 @@ async def test_an_error_beside_reaches_the_work_and_its_waiter() -> None:
 
 async def test_begun_work_ends_whether_or_not_it_is_awaited() -> None:
     """An outer step whose slow half is done must not lose its fast half."""
-    compute, work = ThreadCompute(Quiet()), Aside()
+    compute = ThreadCompute(Quiet())
+    work = Aside()
     try:
         outer = asyncio.ensure_future(compute.run(Priority.OUTER, 0, work.begin))
         assert await asyncio.to_thread(work.begun.wait, 60)
@@ -155,7 +159,8 @@ async def test_begun_work_ends_whether_or_not_it_is_awaited() -> None:
 
 
 async def test_a_message_may_be_written_beside() -> None:
-    compute, work = ThreadCompute(Quiet()), Aside()
+    compute = ThreadCompute(Quiet())
+    work = Aside()
     mark = ReadyWatermark(8)
 
     def write() -> None:

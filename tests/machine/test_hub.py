@@ -38,7 +38,8 @@ class Hub(ThreadingHTTPServer):
         return dict(self.commits[-1][1]) if self.commits else {".gitattributes": b""}
 
     def commit(self, lines: list[dict[str, Any]]) -> str:
-        files, message = self.files, ""
+        files = self.files
+        message = ""
         for line in lines:
             value = line["value"]
             match line["key"]:
@@ -87,7 +88,8 @@ class Answer(BaseHTTPRequestHandler):
             self._reply({"id": REPO, "sha": f"{len(self.server.commits):040x}", "siblings": siblings})
 
     def do_POST(self) -> None:
-        body, hub = self._body(), self.server
+        body = self._body()
+        hub = self.server
         if self.headers.get("Authorization") != f"Bearer {TOKEN}":
             self._reply({"error": "Invalid username or password."}, 401)
         elif self.path == "/api/repos/create":
@@ -157,7 +159,8 @@ def push(hub: Hub, repo: str, *pairs: str, token: str = TOKEN) -> list[str]:
 
 
 def test_a_folder_becomes_a_tagged_revision(hub: Hub, tmp_path: Path) -> None:
-    first, second = tmp_path / "first", tmp_path / "second"
+    first = tmp_path / "first"
+    second = tmp_path / "second"
     card = model_card(PRESETS["tiny"], {"run_id": "ab", "samples": 10, "round": 3})
     for folder, weights in ((first, "model.safetensors"), (second, "stage-0.safetensors")):
         folder.mkdir()

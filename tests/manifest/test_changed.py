@@ -58,10 +58,8 @@ def test_comments_and_format_are_no_change(run: Path) -> None:
 
 
 def test_a_new_run_keeps_the_signed_manifest_of_the_old_one(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    before, (_, old) = (
-        (run / SIGNED_FILE).read_bytes(),
-        manifests.verify(manifests.read_signed(run / SIGNED_FILE)[0], None),
-    )
+    before = (run / SIGNED_FILE).read_bytes()
+    _, old = manifests.verify(manifests.read_signed(run / SIGNED_FILE)[0], None)
     change(run, "seed", "5")
     with pytest.raises(ManifestError):
         sign_folder(run)

@@ -13,8 +13,14 @@ from swarmnode.manifest.location import base_url
 from swarmnode.manifest.spec import BY_NAME, FIELDS
 from swarmnode.manifest.text import value_of
 
-WORD, NUMBERS, LABEL, KEY, FILE = "word", "numbers", "label", "key", "file"
-BUCKET, HASH, URL = "bucket", "hash", "url"
+WORD = "word"
+NUMBERS = "numbers"
+LABEL = "label"
+KEY = "key"
+FILE = "file"
+BUCKET = "bucket"
+HASH = "hash"
+URL = "url"
 WORDS = """
 model.qk_norm model.norm_placement model.rope_scaling pipeline.boundary data.source data.documents
 inner.optimizer inner.decay inner.replica_rate pipeline.weight_prediction gossip.method gossip.alpha gossip.beta
@@ -151,7 +157,8 @@ def test_a_location_is_asked_over_http(text: str, asked: str) -> None:
 
 
 def test_of_the_hub_a_model_lies_with_models_and_text_with_data_sets() -> None:
-    model, text = "hf://me/model@0123abc", "hf://datasets/me/text"
+    model = "hf://me/model@0123abc"
+    text = "hf://datasets/me/text"
     assert base_url(model) == "https://huggingface.co/me/model/resolve/0123abc"
     assert BY_NAME["base.locations"].check.accept([model]) == (model,)
     assert BY_NAME["base.locations"].check.accept([text]) is BY_NAME["data.locations"].check.accept([model]) is None

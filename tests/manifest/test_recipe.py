@@ -57,7 +57,8 @@ def test_a_fitted_recipe_is_a_manifest_and_says_from_where(preset, parameters, s
     assert max(map(len, text.splitlines())) <= 120
     changed = {name for name in BY_VALUE if value_of(made.manifest, name) != value_of(start, name)}
     assert changed <= made.origins.keys()
-    words, plain = " ".join(text.replace("\n#", "").split()), Manifest()
+    words = " ".join(text.replace("\n#", "").split())
+    plain = Manifest()
     shown = {name for name in changed if value_of(made.manifest, name) != value_of(plain, name)}
     assert all(f"Here: {made.origins[name]}." in words for name in shown)
 

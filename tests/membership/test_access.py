@@ -165,6 +165,7 @@ def test_a_version_below_the_owners_least_is_told_to_update(least: str, version:
 
 def test_the_least_version_is_signed_with_the_list() -> None:
     key = Ed25519PrivateKey.generate()
-    run, owner = RunId("ab" * 32), key.public_key().public_bytes_raw()
+    run = RunId("ab" * 32)
+    owner = key.public_key().public_bytes_raw()
     signed = sign_access_list(key, run, AccessList(1, least_version="0.2.0"))
     assert open_access_list(signed, run, owner).least_version == "0.2.0"

@@ -23,7 +23,8 @@ from tests.support.fake_telemetry import Quiet
 
 OWNER = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
 SECOND = Ed25519PrivateKey.from_private_bytes(bytes(range(1, 33)))
-KEY, SECOND_KEY = owner.public_bytes(OWNER), owner.public_bytes(SECOND)
+KEY = owner.public_bytes(OWNER)
+SECOND_KEY = owner.public_bytes(SECOND)
 RUN = RunId("ab" * 32)
 BASE = Manifest()
 RATE = {"inner.muon_learning_rate": 0.001}
@@ -34,7 +35,8 @@ def chain() -> Amendments:
 
 
 def test_a_node_that_hears_of_the_chain_has_the_owners_values_from_its_round_on() -> None:
-    made, heard = chain(), chain()
+    made = chain()
+    heard = chain()
     made.sign(OWNER, 200, RATE)
     made.sign(OWNER, 300, {"inner.decay": "constant", "gossip.codec": "int8"})
     heard.learn(made.signed)
@@ -51,7 +53,8 @@ def test_a_node_that_hears_of_the_chain_has_the_owners_values_from_its_round_on(
 
 
 def test_forged_foreign_and_disordered_amendments_are_refused_and_change_nothing() -> None:
-    made, other = chain(), Amendments(BASE, RunId("cd" * 32), KEY)
+    made = chain()
+    other = Amendments(BASE, RunId("cd" * 32), KEY)
     made.sign(OWNER, 10, RATE)
     made.sign(OWNER, 20, {"inner.clip_norm": 0.5})
     other.sign(OWNER, 10, RATE)
@@ -113,12 +116,15 @@ def test_an_added_owner_signs_and_a_replaced_one_no_more() -> None:
 
 async def test_a_member_hears_of_an_amendment_from_one_that_it_does_not_know() -> None:
     """Such as a coordinator that has moved: it asks the members that it knows, and they ask back."""
-    network, doors, transports = MemoryNetwork(), list[Admission](), list[MemoryTransport]()
+    network = MemoryNetwork()
+    doors = list[Admission]()
+    transports = list[MemoryTransport]()
     for seed in (1, 2):
         transports.append(MemoryTransport(network, Identity.of_seed(bytes([seed]) * 32).peer_id, RUN))
         doors.append(Admission(AccessRules(RUN, KEY, is_open=True), WallClock(), None, chain()))
         MembershipHandlers(record_pb2.SignedManifest(), doors[-1]).serve(transports[-1])
-    (moved, member), known = doors, doors[0].amendments
+    moved, member = doors
+    known = doors[0].amendments
     assert known is not None and member.amendments is not None
     known.sign(OWNER, 10, RATE)
     keeping = keep_access_list(*(member, transports[1], list, seeded("a"), Quiet(), lambda: None), period_s=0.01)

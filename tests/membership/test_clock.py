@@ -23,7 +23,8 @@ from tests.support.fake_telemetry import Quiet
 from tests.support.village import LoopClock
 
 ME = PeerId("me")
-SLACK, AHEAD_S = 100, 10.0
+SLACK = 100
+AHEAD_S = 10.0
 TRAINING = record_pb2.NODE_STATE_TRAINING
 LIE = 2**52
 
@@ -59,7 +60,9 @@ def honest(total: int, count: int = 4) -> list[Member]:
 @pytest.mark.node
 @pytest.mark.parametrize("count", [0, 6, 200])
 def test_no_number_of_keys_moves_a_clock_of_machines_seen_at_work(count: int) -> None:
-    clock, own, total = RunClock(SLACK, AHEAD_S), member("me", 0), 1000
+    clock = RunClock(SLACK, AHEAD_S)
+    own = member("me", 0)
+    total = 1000
     seen(clock, *[m.peer for m in honest(0)])
     for at in range(0, 3600, 5):
         total = 1000 + 2 * at
@@ -70,7 +73,8 @@ def test_no_number_of_keys_moves_a_clock_of_machines_seen_at_work(count: int) ->
 
 def test_liars_among_those_seen_move_it_no_faster_than_machines_can() -> None:
     """Also when they are most of them."""
-    clock, own = RunClock(SLACK, AHEAD_S), member("me", 0)
+    clock = RunClock(SLACK, AHEAD_S)
+    own = member("me", 0)
     liars = [member(f"liar{number}", 0, stage=number % 2) for number in range(6)]
     seen(clock, *[m.peer for m in (*honest(0), *liars)])
     look(clock, 1e9, 1000, swarm(own, *honest(1000), *[member(m.peer, 1000, m.stage) for m in liars]))
@@ -81,7 +85,9 @@ def test_liars_among_those_seen_move_it_no_faster_than_machines_can() -> None:
 
 
 def test_a_node_that_was_cut_off_for_days_catches_up_with_most_of_those_it_sees_at_work() -> None:
-    clock, own, day_s = RunClock(SLACK, AHEAD_S), member("me", 0), 86_400.0
+    clock = RunClock(SLACK, AHEAD_S)
+    own = member("me", 0)
+    day_s = 86_400.0
     seen(clock, *[m.peer for m in honest(0)])
     look(clock, 1e9, 1000, swarm(own, *honest(1000)))
     for at in range(1, 200):  # alone, and it trains what it can by itself
@@ -110,7 +116,8 @@ def test_less_than_half_of_those_who_answer_make_a_joiner_refuse_nobody(true: in
 
 
 async def test_a_joiner_whose_donor_and_confirmer_lie_begins_where_most_that_answered_are() -> None:
-    table, progress = PeerTable(2), Progress(ME)
+    table = PeerTable(2)
+    progress = Progress(ME)
     run_progress = RunProgress(Manifest(), ME, table, progress, LoopClock(), Quiet(), print, print)
     everybody = [*honest(10**5, 3), *keys(2)]
     assert run_progress.suppose([m.peer for m in everybody]) == Supposed()
@@ -142,7 +149,8 @@ def test_a_slow_node_of_the_last_stage_keeps_up_with_fast_ones(mates: int, fast:
 def test_keys_that_ask_for_work_have_no_vote_and_count_as_ordinary_machines(asks: int) -> None:
     """Ten keys that sent one microbatch each made this node believe 65 times what twenty honest machines do. Ten that
     go on sending count as four machines each."""
-    clock, own = RunClock(SLACK, AHEAD_S), member("me", 0, speed=8.0)
+    clock = RunClock(SLACK, AHEAD_S)
+    own = member("me", 0, speed=8.0)
     mates = [member(f"honest{number}", 0, stage=number % 2, speed=8.0) for number in range(20)]
     asking = [member(f"liar{number}", 0, stage=0, speed=1e9) for number in range(10)]
     seen(clock, *[m.peer for m in mates])
@@ -161,7 +169,8 @@ def test_keys_that_ask_for_work_have_no_vote_and_count_as_ordinary_machines(asks
 
 
 def test_a_joiners_first_clock_is_corrected_once_by_working_peers() -> None:
-    clock, own = RunClock(SLACK, AHEAD_S), member("me", 0)
+    clock = RunClock(SLACK, AHEAD_S)
+    own = member("me", 0)
     look(clock, 1e9, 7, swarm(own, *honest(10**9)))
     seen(clock, *[m.peer for m in honest(0)][: CONFIRMED - 1])
     assert look(clock, 1e9 + 1, 7, swarm(own, *honest(10**9))).top < 10**6, "two are not enough"
@@ -174,7 +183,8 @@ def test_a_joiners_first_clock_is_corrected_once_by_working_peers() -> None:
 def test_neither_liars_nor_a_stale_replica_among_the_first_three_decide(
     first: tuple[int, ...], later: tuple[int, ...], true: int
 ) -> None:
-    clock, own = RunClock(SLACK, AHEAD_S), member("me", 0)
+    clock = RunClock(SLACK, AHEAD_S)
+    own = member("me", 0)
     machines = [member(f"m{number}", total, number % 2) for number, total in enumerate((*first, *later))]
     look(clock, 1e9, 7, swarm(own, *machines))
     seen(clock, *[m.peer for m in machines[: len(first)]])
@@ -186,7 +196,8 @@ def test_neither_liars_nor_a_stale_replica_among_the_first_three_decide(
 
 
 def test_one_machine_that_works_and_lies_moves_nobody() -> None:
-    clock, own = RunClock(SLACK, AHEAD_S), member("me", 0)
+    clock = RunClock(SLACK, AHEAD_S)
+    own = member("me", 0)
     seen(clock, "liar")
     for at in range(0, 600, 5):
         found = look(clock, 1e9 + at, 1000, swarm(own, member("liar", LIE, 1, 1e9)))
@@ -194,7 +205,9 @@ def test_one_machine_that_works_and_lies_moves_nobody() -> None:
 
 
 def test_two_that_only_answered_move_nobody_and_two_at_work_do() -> None:
-    clock, own, pair = RunClock(SLACK, AHEAD_S), member("me", 0), honest(10**5, 2)
+    clock = RunClock(SLACK, AHEAD_S)
+    own = member("me", 0)
+    pair = honest(10**5, 2)
     clock.suppose(swarm(own, *pair), [m.peer for m in pair])
     for at in range(0, 10**5, 1000):
         found = look(clock, 1e9 + at, 1000, swarm(own, *pair))
@@ -207,7 +220,8 @@ def test_two_that_only_answered_move_nobody_and_two_at_work_do() -> None:
 def test_the_number_of_machines_is_estimated_from_a_part_of_them(size: int) -> None:
     from swarmnode.ids import seeded
 
-    rng, observed = seeded("observed", size), PeerHistory()
+    rng = seeded("observed", size)
+    observed = PeerHistory()
     for _ in range(3 * size):
         observed.record_work(PeerId(f"peer{rng.randrange(size)}"))
     assert 0.7 * size <= machines(observed.times.values()) <= 1.6 * size

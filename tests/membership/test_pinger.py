@@ -18,7 +18,8 @@ class Pinged:
     """Nodes by name; of those in `alive` each counts the pings it answers."""
 
     def __init__(self, alive: list[str]) -> None:
-        self.network, self.pings = MemoryNetwork(), list[str]()
+        self.network = MemoryNetwork()
+        self.pings = list[str]()
         self.pinger = Pinger(MemoryTransport(self.network, ME, RUN), RUN)
         for peer in alive:
             MemoryTransport(self.network, PeerId(peer), RUN).serve("ping", self._handler(peer), tensor_bytes_max=0)

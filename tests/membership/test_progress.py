@@ -23,7 +23,9 @@ from swarmnode.membership.progress import (
 )
 from swarmnode.wire import record_pb2
 
-A, B, C = PeerId("A"), PeerId("B"), PeerId("C")
+A = PeerId("A")
+B = PeerId("B")
+C = PeerId("C")
 
 
 def wire(**samples: int) -> record_pb2.Progress:
@@ -149,7 +151,9 @@ def test_a_merge_to_an_absurd_total_is_refused_and_learns_nothing() -> None:
 
 
 def test_news_is_what_changed_and_as_good_as_everything() -> None:
-    here, there, told = Progress(), Progress(), 0
+    here = Progress()
+    there = Progress()
+    told = 0
     rng = random.Random(5)
     for step in range(400):
         feeder = PeerId(f"feeder{int(rng.random() * 12)}")
@@ -169,7 +173,8 @@ def test_news_is_what_changed_and_as_good_as_everything() -> None:
 
 
 def test_a_thousand_feeders_are_counted_exactly_though_a_call_carries_a_few() -> None:
-    here, there = Progress(), Progress()
+    here = Progress()
+    there = Progress()
     for feeder in range(1000):
         here.merge(Progress.from_wire(to_message({f"feeder{feeder}": feeder})))
     news = here.news(0)
@@ -186,7 +191,9 @@ def test_a_thousand_feeders_are_counted_exactly_though_a_call_carries_a_few() ->
 def test_a_total_told_is_known_at_once_and_never_more_than_was_trained(steps: list[tuple[int, int, int]]) -> None:
     """Five feeders whose calls carry one entry each, the newest."""
     names = [PeerId(f"feeder{i}") for i in range(5)]
-    nodes, told, trained = [Progress(name) for name in names], dict[tuple[int, int], int](), 0
+    nodes = [Progress(name) for name in names]
+    told = dict[tuple[int, int], int]()
+    trained = 0
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(progress, "NEWS_MAX", 1)
         for who, whom, samples in steps:
@@ -200,7 +207,8 @@ def test_a_total_told_is_known_at_once_and_never_more_than_was_trained(steps: li
     assert nodes[0].total == sum(nodes[0].feeders.values()) == trained
 
 
-SLACK, AHEAD_S = 100, 20.0
+SLACK = 100
+AHEAD_S = 20.0
 RUN = RunId("ab" * 32)
 
 
@@ -215,7 +223,8 @@ def test_the_progress_bound_rises_as_samples_can_have_been_trained() -> None:
 
 def test_a_claim_after_silence_is_bounded_by_a_window() -> None:
     progress_bound = ProgressBound(SLACK, AHEAD_S)
-    at, top = 0.0, 0.0
+    at = 0.0
+    top = 0.0
     while at < 4 * WINDOW_S:
         top = progress_bound.look(at, int(at), 10.0)  # a tenth of what is possible is trained
         at += 10.0

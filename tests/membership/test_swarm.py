@@ -34,7 +34,8 @@ def look(peer_table: PeerTable, stage: int, found: list[record_pb2.SignedRecord]
     """As Presence.look does; how many records it had to read."""
     news = peer_table.news(stage, found, rng)
     for message in news:
-        record, known = check_record(message, run_id=RUN), shared(message)
+        record = check_record(message, run_id=RUN)
+        known = shared(message)
         peer_table.learn(record, known[2] if known is not None else None)
     return len(news)
 
@@ -63,7 +64,8 @@ def test_each_node_knows_others_of_a_crowd_and_reads_only_what_is_new() -> None:
         found = [signed(number, 1) for number in range(40)]
         known: Counter[PeerId] = Counter()
         for node in range(30):
-            peer_table, rng = PeerTable(2, crowd_max=CROWD), seeded("book", node)
+            peer_table = PeerTable(2, crowd_max=CROWD)
+            rng = seeded("book", node)
             look(peer_table, 1, found, rng)
             swarm = peer_table.swarm()
             assert len(swarm.stages[1]) == CROWD
@@ -88,7 +90,8 @@ def test_each_node_knows_others_of_a_crowd_and_reads_only_what_is_new() -> None:
 def test_a_flood_of_keys_does_not_replace_those_seen_at_work() -> None:
     remember(0)  # as in a process of one node
     try:
-        peer_table, rng = PeerTable(2, crowd_max=CROWD), seeded("book")
+        peer_table = PeerTable(2, crowd_max=CROWD)
+        rng = seeded("book")
         working = [signed(number, 1, samples_per_second=1.0) for number in range(CROWD)]
         look(peer_table, 1, working, rng)
         worked = {member.peer for member in peer_table.swarm().stages[1]}
@@ -119,7 +122,8 @@ def test_early_and_late_peers_see_the_same_swarm(how: str) -> None:
     known: Counter[PeerId] = Counter()
     try:
         for node in range(60):
-            peer_table, rng = PeerTable(2, crowd_max=CROWD), seeded("lot", node)
+            peer_table = PeerTable(2, crowd_max=CROWD)
+            rng = seeded("lot", node)
             for count in (6, CROWD, 20, 40, 40):
                 look(peer_table, 1, found[:count], rng)
             assert len(peer_table.swarm().stages[1]) == CROWD
@@ -143,7 +147,8 @@ def flooded(keys: int) -> Swarm:
 
 
 def test_records_are_believed_while_strangers_work() -> None:
-    believed, seen = BelievedSwarm(ME, {PeerId("a2")}, lambda: [True, True], stages=4), flooded(100)
+    believed = BelievedSwarm(ME, {PeerId("a2")}, lambda: [True, True], stages=4)
+    seen = flooded(100)
     assert not believed.doubtful and believed.of(seen, 1, (2,)) is seen
 
 

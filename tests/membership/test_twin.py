@@ -30,7 +30,8 @@ def watch() -> TwinWatch:
 
 def test_one_that_goes_on_signing_is_a_twin_and_the_later_stands_aside() -> None:
     for began_s, yields in ((900.0, True), (1100.0, False)):
-        twins, other = watch(), Life(began_s)
+        twins = watch()
+        other = Life(began_s)
         assert not twins.lives(other.record(1200.0), 1201.0), "it may have ended since"
         assert not twins.lives(other.record(1202.0), 1203.0)
         assert twins.lives(other.record(1206.0), 1207.0)
@@ -38,23 +39,27 @@ def test_one_that_goes_on_signing_is_a_twin_and_the_later_stands_aside() -> None
 
 
 def test_a_record_that_is_shown_again_and_again_is_no_twin() -> None:
-    twins, old = watch(), Life(900.0).record(999.5)
+    twins = watch()
+    old = Life(900.0).record(999.5)
     assert not any(twins.lives(old, BEGAN_S + step) for step in range(200))
     assert twins.former(old)
 
 
 def test_a_record_that_tells_of_rare_ones_is_as_old_as_it_is() -> None:
-    twins, old = watch(), Life(900.0).record(999.0, stretch=20)
+    twins = watch()
+    old = Life(900.0).record(999.0, stretch=20)
     assert not any(twins.lives(old, BEGAN_S + step) for step in range(200))
 
 
 def test_a_killed_process_whose_clock_was_ahead_is_no_twin() -> None:
-    twins, old = watch(), Life(900.0).record(BEGAN_S + 2.9)
+    twins = watch()
+    old = Life(900.0).record(BEGAN_S + 2.9)
     assert not any(twins.lives(old, BEGAN_S + step) for step in range(60))
 
 
 def test_who_says_goodbye_is_left_to_it() -> None:
-    twins, other = watch(), Life(900.0)
+    twins = watch()
+    other = Life(900.0)
     for step in range(20):
         leaving = other.record(BEGAN_S + step, state=record_pb2.NODE_STATE_DRAINING)
         assert not twins.lives(leaving, BEGAN_S + step)
@@ -68,7 +73,9 @@ def test_own_records_are_known_and_an_exact_copy_is_told_apart() -> None:
     copies = [watch(), watch()]
     for copy, drawn in zip(copies, (0.1, 0.7), strict=True):
         copy.begin_again(1200.0, lambda drawn=drawn: drawn)  # type: ignore[misc]
-    before, first, second = Life(BEGAN_S), Life(copies[0].began_ms / 1000), Life(copies[1].began_ms / 1000)
+    before = Life(BEGAN_S)
+    first = Life(copies[0].began_ms / 1000)
+    second = Life(copies[1].began_ms / 1000)
     for copy, other in zip(copies, (second, first), strict=True):
         for step in range(10):
             assert not copy.lives(before.record(1200.0 + step), 1200.0 + step), "what both said before"

@@ -33,7 +33,8 @@ GOT = {"peer": "p1"}
 async def test_receipts_without_end_do_not_push_the_history_out(tmp_path: pathlib.Path) -> None:
     """One replica sends 4,000 receipts, properly signed, within five seconds: 3 MB of log. The log holds 1 MB."""
     me, sender = (Identity.of_seed(bytes([i]) * 32) for i in (1, 2))
-    clock, path = ManualClock(1.7e9), tmp_path / "events.jsonl"
+    clock = ManualClock(1.7e9)
+    path = tmp_path / "events.jsonl"
     exporter = PrometheusTelemetry(clock=clock, run=RUN, node=me.peer_id, path=path, log_bytes_max=1 << 20)
 
     async def flood() -> None:
@@ -87,7 +88,10 @@ def test_an_honest_pace_is_written_whole_and_so_is_the_rhythm_of_the_node() -> N
 @given(st.lists(st.tuples(st.sampled_from(sorted(PROVOKED)), st.sampled_from("abc"), st.floats(-100.0, 100.0))))
 def test_written_and_suppressed_events_are_all_events(events: list[tuple[str, str, float]]) -> None:
     """Whatever the clock does, also where it jumps back."""
-    flood, now_s, written, told = EventLimiter(), 0.0, 0, 0
+    flood = EventLimiter()
+    now_s = 0.0
+    written = 0
+    told = 0
     for event, peer, step in events:
         for _ in range(50):
             told += sum(int(more["count"]) for more in flood.due(now_s))
@@ -99,10 +103,12 @@ def test_written_and_suppressed_events_are_all_events(events: list[tuple[str, st
 
 def test_what_repeats_itself_is_one_line_and_a_sum_a_minute(tmp_path: pathlib.Path) -> None:
     """A feeder alone has nobody who could check answers: it says so once, not with each answer (525 in 90 s)."""
-    clock, path = ManualClock(1.7e9), tmp_path / "events.jsonl"
+    clock = ManualClock(1.7e9)
+    path = tmp_path / "events.jsonl"
     exporter = PrometheusTelemetry(clock=clock, run=RUN, node="n", path=path)
     for number in range(3000):
-        peer, at = f"12D3Koo{number % 7}", number // 10
+        peer = f"12D3Koo{number % 7}"
+        at = number // 10
         exporter.event("audit.done", level="debug", peer=peer, stage_of_peer=1, outcome="undone", reason="no other")
         exporter.event("stage.stays", source=0, target=1, reason=f"no state after {at} attempts; the last: {peer} left")
         exporter.event("exchange.lone", round=number, reason=f"round {number}: the odd one out")
@@ -122,7 +128,10 @@ def test_what_repeats_itself_is_one_line_and_a_sum_a_minute(tmp_path: pathlib.Pa
 
 @given(st.lists(st.tuples(st.sampled_from(sorted(REPEATED)), st.sampled_from("abc"), st.floats(-100.0, 100.0))))
 def test_written_and_counted_repeats_are_all_events(events: list[tuple[str, str, float]]) -> None:
-    limiter, now_s, written, told = EventLimiter(), 0.0, 0, 0
+    limiter = EventLimiter()
+    now_s = 0.0
+    written = 0
+    told = 0
     for event, reason, step in events:
         for _ in range(50):
             told += sum(int(more["count"]) for more in limiter.due(now_s))

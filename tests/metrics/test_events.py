@@ -71,7 +71,8 @@ def test_a_log_rotates_once_and_stays_within_twice_its_bound(tmp_path: pathlib.P
     log = make(tmp_path / "events.jsonl", nbytes_max=2000)
     for serial in range(100):
         log.write("data.block", fields={"serial": serial})
-    current, old = lines(tmp_path / "events.jsonl"), lines(tmp_path / "events.jsonl.1")
+    current = lines(tmp_path / "events.jsonl")
+    old = lines(tmp_path / "events.jsonl.1")
     serials = [line["fields"]["serial"] for line in old + current]  # type: ignore[index]
     assert serials == list(range(100 - len(serials), 100))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["events.jsonl", "events.jsonl.1"]

@@ -103,7 +103,8 @@ async def test_scrapers_that_ask_get_openmetrics() -> None:
             f"http://{address}/metrics", headers={"Accept": "application/openmetrics-text;version=1.0.0,*/*;q=0.1"}
         )
         with await asyncio.to_thread(urllib.request.urlopen, request, timeout=20) as answer:
-            kind, text = answer.headers["Content-Type"], answer.read().decode()
+            kind = answer.headers["Content-Type"]
+            text = answer.read().decode()
     finally:
         await telemetry.close()
     assert kind.startswith("application/openmetrics-text")
@@ -148,7 +149,8 @@ async def test_garbage_and_long_heads_do_no_harm() -> None:
 
 
 async def test_a_port_in_use_names_the_flag() -> None:
-    first, second = make(), make()
+    first = make()
+    second = make()
     host, _, port = (await first.serve(0)).partition(":")
     try:
         with pytest.raises(UsageError, match=rf"--metrics-port {port}: {host}:{port} is in use"):

@@ -38,7 +38,9 @@ def test_series_are_written_as_prometheus_writes_them() -> None:
 def test_the_code_says_each_metric_with_its_kind_and_labels() -> None:
     """So that no node dies of a typing error. Labels that are not written out are checked when they are said."""
     kinds = {"count": MetricKind.COUNTER, "gauge": MetricKind.GAUGE, "observe": MetricKind.HISTOGRAM}
-    calls, wrong, said = 0, list[str](), set[str]()
+    calls = 0
+    wrong = list[str]()
+    said = set[str]()
     for path in MODULES:
         for node in nodes(path):
             match node:

@@ -44,7 +44,8 @@ def base_of(run: Manifest) -> dict[str, Tensor]:
 
 def unsettled(stages: list[StageReplica]) -> dict[str, Tensor]:
     """Give every adapter of `stages` other values than the initial ones; returns copies by name."""
-    generator, found = torch.Generator().manual_seed(3), {}
+    generator = torch.Generator().manual_seed(3)
+    found = {}
     for stage in stages:
         for name, view in stage.named(stage.theta).items():
             view.add_(0.1 * torch.randn(view.shape, generator=generator, dtype=torch.float64))
@@ -70,7 +71,8 @@ def dense(run: Manifest, base: Mapping[str, Tensor], adapters: Mapping[str, Tens
 )
 def test_a_pipeline_of_stages_equals_the_whole_model_with_dense_changes(family: str, targets: tuple[str, ...]) -> None:
     model = FAMILIES[family]
-    run, tokens = adapting(model=model, targets=targets), token_batch(model)
+    run = adapting(model=model, targets=targets)
+    tokens = token_batch(model)
     chain = stages_of(run, torch.float64)
     adapters = {name: value.requires_grad_() for name, value in unsettled(chain).items()}
     assert {name.rpartition(".")[0].rpartition(".")[2] for name in adapters} == set(targets)
@@ -89,7 +91,8 @@ def test_a_pipeline_of_stages_equals_the_whole_model_with_dense_changes(family: 
 
 @pytest.mark.parametrize("kind", ["bf16", "int8", "nf4"])
 def test_experts_are_frozen_in_few_bytes(kind: str) -> None:
-    run, tokens = adapting(model=FAMILIES["qwen2-moe"], base_format=kind), token_batch(MODEL)
+    run = adapting(model=FAMILIES["qwen2-moe"], base_format=kind)
+    tokens = token_batch(MODEL)
     chain = stages_of(run)
     first = train_on(chain, tokens)
     merged = whole_weights(run, {k: v for stage in chain for k, v in stage.named(stage.theta).items()}, None)
@@ -105,7 +108,8 @@ def test_experts_are_frozen_in_few_bytes(kind: str) -> None:
 
 
 def test_a_step_moves_adapters_and_leaves_the_base() -> None:
-    run, tokens = adapting(), token_batch(MODEL)
+    run = adapting()
+    tokens = token_batch(MODEL)
     chain = stages_of(run)
     frozen = [buffer.clone() for stage in chain for buffer in stage.module.buffers()]
     losses = []
@@ -116,7 +120,8 @@ def test_a_step_moves_adapters_and_leaves_the_base() -> None:
     assert losses[-1] < losses[0] - 0.5 * tokens[:, 1:].numel()
     for before, now in zip(frozen, (b for stage in chain for b in stage.module.buffers()), strict=True):
         assert torch.equal(before, now)
-    base, adapters = base_of(run), {k: v.detach() for stage in chain for k, v in stage.named(stage.theta).items()}
+    base = base_of(run)
+    adapters = {k: v.detach() for stage in chain for k, v in stage.named(stage.theta).items()}
     merged = whole_weights(run, adapters, None)
     net = Decoder(MODEL, WHOLE)
     net.load_state_dict(merged)
@@ -126,7 +131,8 @@ def test_a_step_moves_adapters_and_leaves_the_base() -> None:
 
 
 def test_a_fresh_adapter_depends_on_seed_and_name_alone_and_changes_nothing() -> None:
-    run, tokens = adapting(), token_batch(MODEL)
+    run = adapting()
+    tokens = token_batch(MODEL)
     drawn = {name: initial_adapter(run, name, shape) for name, shape in trained_shapes(run, WHOLE).items()}
     for stage in stages_of(run):
         for name, view in stage.named(stage.theta).items():
@@ -165,7 +171,8 @@ def test_a_frozen_format_is_near_the_weight_and_as_large_as_planned(kind: str, e
 
 def test_only_adapters_are_kept_sent_and_loaded() -> None:
     run = adapting()
-    one, other = TorchReplica(run, 1), TorchReplica(run, 1)
+    one = TorchReplica(run, 1)
+    other = TorchReplica(run, 1)
     part = one.stage.part
     count = trained_count(run, part)
     assert count < part.parameters / 3

@@ -32,7 +32,8 @@ def saved(folder: Path, model: ModelSpec = MODEL, **training: object) -> tuple[M
     """A run whose nodes have saved the stages that they trained, and its adapters."""
     run = manifest(model, optimizer="adamw", average_share=0.0)
     run = replace(run, training=replace(TrainingSpec(kind="adapters", rank=4), **training))  # type: ignore[arg-type]
-    chain, found = stages_of(run), {}
+    chain = stages_of(run)
+    found = {}
     for step in range(4):
         train_on(chain, token_batch(MODEL, seed=step))
         for stage in chain:
@@ -70,14 +71,16 @@ def test_merged_adapters_load_in_transformers_with_the_same_logits(tmp_path: Pat
 
 
 def test_peft_loads_an_adapter_folder_with_the_same_logits(tmp_path: Path) -> None:
-    peft, transformers = pytest.importorskip("peft"), pytest.importorskip("transformers")
+    peft = pytest.importorskip("peft")
+    transformers = pytest.importorskip("transformers")
     run, adapters = saved(tmp_path, targets=("q_proj", "v_proj", "up_proj"))
     done = export_model(str(tmp_path), tmp_path / "adapter", "auto", lambda text: None, adapter=True)
     assert done["parameters"] == trained_count(run, WHOLE) < WHOLE.parameters / 5
     write_model(base(run), run, tmp_path / "base")
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "base")
     theirs = peft.PeftModel.from_pretrained(model, tmp_path / "adapter")
-    ours, tokens = whole_model(MODEL, whole_weights(run, adapters, None)), token_batch(MODEL)
+    ours = whole_model(MODEL, whole_weights(run, adapters, None))
+    tokens = token_batch(MODEL)
     with torch.no_grad():
         found = theirs(tokens[:, :-1]).logits
         torch.testing.assert_close(ours(tokens[:, :-1]), found, rtol=0, atol=1e-5)

@@ -55,7 +55,8 @@ def test_it_trains_in_stages_as_in_one_piece() -> None:
             found = {name: tuple(value.shape) for name, value in Decoder(OWN, part).named_parameters()}
             assert found == parameter_shapes(OWN, part)
     chain = stages_of(manifest(OWN), torch.float64)
-    net, tokens = plain_model(chain, torch.float64), token_batch(OWN)
+    net = plain_model(chain, torch.float64)
+    tokens = token_batch(OWN)
     loss = mean_loss(net, tokens)
     loss.backward()
     first = train_on(chain, tokens) / tokens[:, 1:].numel()
@@ -89,7 +90,8 @@ def test_it_is_exported_and_generates(tmp_path: Path) -> None:
     assert not (tmp_path / "out" / "config.json").exists()
     found = merged(of_export(tmp_path / "out", run, {}))
     assert found.keys() == weights.keys() and all(torch.equal(found[name], weights[name]) for name in found)
-    net, ids = whole_model(model, found), [3, 1]
+    net = whole_model(model, found)
+    ids = [3, 1]
     with torch.no_grad():
         for token in list(generate(net, model, ids, 5, Sampling(temperature=0.0))):
             assert token == int(net(torch.tensor([ids]))[0, -1].argmax())

@@ -34,7 +34,8 @@ def test_error_is_bounded_and_bytes_are_the_formula(batch: int, length: int, wid
     assert wire.nbytes == boundary_nbytes("int8", batch * length, width)
     out = decode_boundary(wire, "int8", (batch, length, width), "x").float()
     for start in range(0, width, 64):
-        part, got = x[..., start : start + 64], out[..., start : start + 64]
+        part = x[..., start : start + 64]
+        got = out[..., start : start + 64]
         most = part.abs().amax(2, keepdim=True)
         assert ((got - part).abs() <= most * ERROR).all()
 

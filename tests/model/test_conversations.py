@@ -45,7 +45,8 @@ def test_answers_alone_are_learnt_each_conversation_by_itself(tmp_path: Path) ->
     weights = {name: view.clone() for stage in chain for name, view in stage.named(stage.theta).items()}
     net = Decoder(MODEL, split(MODEL, 1)[0]).double()
     net.load_state_dict(weights)
-    expected, counted = torch.zeros((), dtype=torch.float64), 0
+    expected = torch.zeros((), dtype=torch.float64)
+    counted = 0
     for ids, mask in zip(batch.tokens.astype(np.int64), batch.loss_mask, strict=True):
         ends = np.flatnonzero(ids == 0) + 1
         for said, counts in zip(np.split(ids, ends), np.split(mask, ends), strict=True):

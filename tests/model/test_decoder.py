@@ -31,7 +31,8 @@ def test_names_and_shapes_are_what_split_says(family):
 )
 def test_stages_in_a_row_have_the_gradients_of_the_whole_model(family, stages):
     model = FAMILIES[family]
-    chain, weights = stages_of(manifest(model, stages), torch.float64), randomised(model)
+    chain = stages_of(manifest(model, stages), torch.float64)
+    weights = randomised(model)
     for stage in chain:
         for name, view in stage.named(stage.theta).items():
             view.copy_(weights[name])

@@ -51,7 +51,8 @@ def test_auto_is_the_card_with_the_most_free_memory(monkeypatch: pytest.MonkeyPa
 def test_float16_is_scaled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Gradients like those of float32; what leaves its range costs a microbatch, or a step, and halves the scale."""
     monkeypatch.setattr(backprop, "half_dtype", lambda where: torch.float16)
-    chain, exact = stages_of(manifest(), autocast=True), stages_of(manifest())
+    chain = stages_of(manifest(), autocast=True)
+    exact = stages_of(manifest())
     tokens = token_batch()
     assert train_on(chain, tokens) == pytest.approx(train_on(exact, tokens), rel=0.01)
     for stage, other in zip(chain, exact, strict=True):
@@ -59,7 +60,8 @@ def test_float16_is_scaled(monkeypatch: pytest.MonkeyPatch) -> None:
         assert F.cosine_similarity(stage.grad, other.grad, dim=0) > 0.999
         norms = [one.step(100).gradient_norm for one in (stage, other)]
         assert norms[0] == pytest.approx(norms[1], rel=0.01)
-    last, inner = chain[-1], chain[1]
+    last = chain[-1]
+    inner = chain[1]
     x, tapes = ascend(chain, tokens)
     last.backprop.scale = 1e30
     with pytest.raises(Busy, match="float16's range"):

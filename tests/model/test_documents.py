@@ -60,7 +60,8 @@ def alone(tokens: list[int]) -> list[list[int]]:
 
 def loss_alone(net: Decoder, windows: list[list[int]]) -> tuple[Tensor, int]:
     """Summed loss of each document run by itself, and how many targets they have."""
-    total, count = torch.zeros((), dtype=net.lm_head.weight.dtype), 0
+    total = torch.zeros((), dtype=net.lm_head.weight.dtype)
+    count = 0
     for window in windows:
         for document in alone(window):
             ids = torch.tensor([document])

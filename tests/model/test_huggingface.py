@@ -56,9 +56,11 @@ def test_transformers_loads_an_export_and_says_the_same(family: str, tmp_path: P
     assert config_of(model)["model_type"] == kind == theirs.config.model_type
     assert type(theirs).__name__ == TABLE_OF_FAMILIES[kind].architecture
 
-    theirs, ours = theirs.double(), whole_model(model, weights).double().requires_grad_()
+    theirs = theirs.double()
+    ours = whole_model(model, weights).double().requires_grad_()
     tokens = token_batch(model)
-    logits, expected = ours(tokens[:, :-1]), theirs(tokens[:, :-1]).logits
+    logits = ours(tokens[:, :-1])
+    expected = theirs(tokens[:, :-1]).logits
     torch.testing.assert_close(logits, expected, rtol=0, atol=1e-5)  # its norms are float32 inside
     for each in (logits, expected):
         F.cross_entropy(each.flatten(0, 1), tokens[:, 1:].flatten(), reduction="sum").backward()

@@ -14,7 +14,10 @@ from swarmnode.model.memory_budget import head_nbytes
 from swarmnode.model.tensor import decode, encode
 from tests.support.tiny_model import TINY, manifest, stages_of, token_batch, train_on
 
-ROWS, WIDTH, VOCABULARY, SHARE = 23, 8, 51, 1 / 16
+ROWS = 23
+WIDTH = 8
+VOCABULARY = 51
+SHARE = 1 / 16
 
 
 @pytest.fixture(params=[1, 3, 8, 22], ids=lambda rows: f"{rows}-rows")
@@ -38,7 +41,8 @@ def made(dtype: torch.dtype, ignored: int = 0) -> tuple[Tensor, nn.Parameter, Te
 
 def plain(x: Tensor, weight: nn.Parameter, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Loss, gradient of the rows, and what the head's gradient becomes, by autograd in float64."""
-    leaf, head = x.double().requires_grad_(), weight.detach().double().requires_grad_()
+    leaf = x.double().requires_grad_()
+    head = weight.detach().double().requires_grad_()
     loss = F.cross_entropy(F.linear(leaf, head), targets, reduction="sum", ignore_index=IGNORED)
     by_x, by_head = torch.autograd.grad(SHARE * loss, (leaf, head))
     assert weight.grad is not None

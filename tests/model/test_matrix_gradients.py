@@ -35,7 +35,8 @@ def chain(case: str) -> list[TorchReplica]:
 
 def there_and_back(stages: list[TorchReplica], tokens: WireTensor, *, first: bool) -> list[WireTensor | None]:
     """The input gradients of all stages but the first; with `first`, before those of matrices."""
-    x, tapes = tokens, list[Any]()
+    x = tokens
+    tapes = list[Any]()
     for stage in stages[:-1]:
         x, tape = stage.forward(x, keep=True, tokens=tokens)
         tapes.append(tape)
@@ -54,7 +55,8 @@ def back(stage: TorchReplica, work: Any, *, first: bool) -> WireTensor | None:
     if not first:
         value = work()
     else:
-        before, counted = stage.stage.grad.clone(), stage.accumulated
+        before = stage.stage.grad.clone()
+        counted = stage.accumulated
         with stage.input_first():
             value = work()
         left = stage.stage.backprop.matrices
@@ -70,7 +72,8 @@ def back(stage: TorchReplica, work: Any, *, first: bool) -> WireTensor | None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_what_is_added_later_is_equal_to_the_bit(case: str) -> None:
-    plain, early = chain(case), chain(case)
+    plain = chain(case)
+    early = chain(case)
     for seed in range(2):
         tokens = token_wire(token_batch(TINY, SAMPLES, seed))
         wanted = there_and_back(plain, tokens, first=False)
@@ -99,10 +102,12 @@ def test_a_check_of_others_work_adds_nothing_and_leaves_nothing() -> None:
 @pytest.mark.parametrize("times", [1, 2])
 def test_memory_that_runs_out_among_the_rest(times: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once: the rest is added, nothing twice. Twice: all that had come together is dropped, and the next one counts."""
-    plain, early = chain("float32"), chain("float32")
+    plain = chain("float32")
+    early = chain("float32")
     tokens = token_wire(token_batch(TINY, SAMPLES, 1))
     there_and_back(plain, tokens, first=False)
-    own, calls = MatrixProduct.add, list[int]()
+    own = MatrixProduct.add
+    calls = list[int]()
 
     def scarce(self: MatrixProduct) -> None:
         calls.append(1)
@@ -121,7 +126,9 @@ def test_memory_that_runs_out_among_the_rest(times: int, monkeypatch: pytest.Mon
 
 
 async def test_a_value_is_given_before_the_rest_and_nothing_comes_between() -> None:
-    compute, may_end, told = ThreadCompute(Quiet()), threading.Event(), asyncio.Event()
+    compute = ThreadCompute(Quiet())
+    may_end = threading.Event()
+    told = asyncio.Event()
     found = list[object]()
 
     def rest() -> str:

@@ -18,7 +18,8 @@ ADAMW = replace(TINY, inner=replace(TINY.inner, optimizer="adamw"))
 
 def trained(run: Manifest, state: str, steps: int) -> tuple[StageReplica, list[float]]:
     """A whole tiny model after `steps` steps on a text that can be learned, and its losses in nats a token."""
-    stage, losses = StageReplica(run, 0, optimizer_state=state), []
+    stage = StageReplica(run, 0, optimizer_state=state)
+    losses = []
     chance = torch.Generator().manual_seed(0)
     for i in range(steps):
         starts = torch.randint(0, 64, (4, 1), generator=chance)
@@ -52,7 +53,8 @@ def test_moments_in_main_memory_change_no_bit(run: Manifest) -> None:
         wanted = plain.moments[name]
         assert len(section) == len(wanted)
         for first, last in section.spans():
-            found, exact = section.read(first, last), wanted.read(first, last)
+            found = section.read(first, last)
+            exact = wanted.read(first, last)
             assert found is not None and exact is not None and torch.equal(found, exact)
 
 

@@ -48,7 +48,8 @@ def test_one_replica_a_stage_is_single_process_muon(stages: int, monkeypatch: py
     monkeypatch.setattr(muon, "orthogonalize", as_torch_does)
     rates: dict[str, Any] = {"learning_rate": 3e-3, "muon_learning_rate": 0.02}
     run = manifest(stages=stages, optimizer="muon", warmup_samples=1, decay="constant", clip_norm=1e6, **rates)
-    chain, inner = stages_of(run), run.inner
+    chain = stages_of(run)
+    inner = run.inner
     whole = split(run.model, 1)[0]
     net = Decoder(run.model, whole)
     net.load_state_dict({name: value.clone() for stage in chain for name, value in stage.named(stage.theta).items()})

@@ -96,7 +96,8 @@ class Saved:
         for name, flat in zip(self.NAMES, self.flats, strict=True):
             getattr(self.stage, name).copy_(flat)
         self.stage.touched()
-        self.stage.inner_steps, self.stage.gradient_norm = 0, 0.0
+        self.stage.inner_steps = 0
+        self.stage.gradient_norm = 0.0
         self.stage.accumulated = self.stage._weight = 4
 
 
@@ -156,7 +157,8 @@ def test_a_step_is_taken_as_a_whole(given: dict[str, Any]) -> None:
 
 
 def test_a_load_is_repeated_and_refused() -> None:
-    giver, taker = replicas()[0], replicas()[0]
+    giver = replicas()[0]
+    taker = replicas()[0]
     giver.step(100)
     state = giver.snapshot(packed=True)
     total = allocations(lambda: taker.load(state))
@@ -201,7 +203,8 @@ def test_a_graph_waits_for_its_backward_only_if_it_fits_by_layer() -> None:
 def test_passes_have_the_gradient_of_the_whole(small_chunks: None, passes: Passes, boundary: str) -> None:
     """A microbatch in passes of two samples, of one, and of one by layer."""
     given = {"boundary": boundary, "rank": 8 if boundary == "subspace" else 0, "documents": "masked"}
-    whole, cut = replicas(**given), replicas(**given)  # type: ignore[arg-type]
+    whole = replicas(**given)  # type: ignore[arg-type]
+    cut = replicas(**given)  # type: ignore[arg-type]
     wanted = microbatch(whole, SECOND)
     for replica in cut:
         backprop = replica.stage.backprop

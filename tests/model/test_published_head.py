@@ -144,7 +144,8 @@ def test_a_model_saved_without_its_head_is_read(tmp_path: Path) -> None:
 
 def test_init_says_how_the_head_is_settled_and_untie_copies_it(tmp_path: Path) -> None:
     def begun(files: str, *more: str) -> tuple[str, bool, Any]:
-        model, run = tmp_path / files, tmp_path / f"run {len(list(tmp_path.iterdir()))}"
+        model = tmp_path / files
+        run = tmp_path / f"run {len(list(tmp_path.iterdir()))}"
         if not model.exists():
             model.mkdir()
             published(model, "smollm3", None, files, "one file")

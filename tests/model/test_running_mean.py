@@ -13,7 +13,9 @@ from swarmnode.model.running_mean import UPDATES, RunningMean, weight_of
 
 @given(st.floats(0.01, 0.5), st.lists(st.integers(1, 400), min_size=1, max_size=30))
 def test_twin(share: float, gaps: list[int]):
-    mean, seen, last = RunningMean(share), [], 0
+    mean = RunningMean(share)
+    seen = []
+    last = 0
     total = 50
     for gap in gaps:
         total += gap
@@ -43,7 +45,8 @@ def test_parts_of_large_weights_take_turns(beside: bool, monkeypatch: pytest.Mon
     """Each part follows the rule from its own last update on; none waits for ever."""
     monkeypatch.setattr(running_mean, "PART", 2)
     monkeypatch.setattr(running_mean, "CALLS", 3)
-    mean, alone = RunningMean(0.25, beside=beside), [RunningMean(0.25) for _ in range(3)]
+    mean = RunningMean(0.25, beside=beside)
+    alone = [RunningMean(0.25) for _ in range(3)]
     for number, total in enumerate(range(100, 1100, 100)):
         weights = torch.arange(5.0) + total
         mean.see(weights, total)

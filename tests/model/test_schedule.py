@@ -41,7 +41,8 @@ def test_after_warmup_the_rate_never_rises_and_stays_within_its_bounds(decay, wa
         cooldown_samples=max(1, int(share * after)),
         learning_rate_min_ratio=ratio,
     )
-    now, then = learning_rate(inner, samples), learning_rate(inner, samples + 1)
+    now = learning_rate(inner, samples)
+    then = learning_rate(inner, samples + 1)
     if samples < warmup:
         assert 0.0 <= now < 1.0 and then > now
         return

@@ -49,7 +49,8 @@ def test_a_heavy_head_takes_layers_from_the_last_stage():
 def test_memory_takes_layers_from_the_token_table(stages, before, after):
     """Llama 3 8B: stages as fast as before, the largest a fifth smaller."""
     model = ModelSpec(layers=32, width=4096, heads=32, kv_heads=8, ffn=14336, vocabulary=128256, context=2048)
-    by_time, by_size = split(model, stages), split(model, stages, 1.0)
+    by_time = split(model, stages)
+    by_size = split(model, stages, 1.0)
     assert max(part.parameters for part in by_time) == pytest.approx(before * 1e6, rel=1e-3)
     assert max(part.parameters for part in by_size) == pytest.approx(after * 1e6, rel=1e-3)
     assert max(part.cost for part in by_size) == pytest.approx(max(part.cost for part in by_time), rel=1e-3)

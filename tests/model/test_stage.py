@@ -65,7 +65,8 @@ def test_one_replica_a_stage_is_single_process_adamw(stages):
         betas=(inner.beta1, inner.beta2),
         eps=inner.eps,
     )
-    samples_total, clipped = 0, 0
+    samples_total = 0
+    clipped = 0
     for step in range(20):
         batches = [token_batch(seed=2 * step + half) for half in (0, 1)]
         ours = sum(train_on(chain, tokens) for tokens in batches) / (8 * run.model.context)
@@ -104,7 +105,9 @@ def test_autocast_trains_too():
 
 
 def test_gradient_norm_is_a_bias_corrected_mean_before_clipping():
-    expected, value, raw = [], 0.0, 0.0
+    expected = []
+    value = 0.0
+    raw = 0.0
     for count, norm in enumerate((4.0, 2.0, 8.0, 1.0), start=1):
         raw = 0.9 * raw + 0.1 * norm
         value = corrected_ema(value, norm, count)
@@ -205,7 +208,8 @@ def test_steps_since_its_forward_do_not_change_a_gradient(release):
         stage.release(tape)
     moved_by_step(stage, x)
     moved_by_step(stage, x)
-    today, theta = backward_today(stage, x, dy), stage.theta.clone()
+    today = backward_today(stage, x, dy)
+    theta = stage.theta.clone()
     assert stage.stash.nbytes == theta.nbytes  # of the one tape alone
     stage.grad.zero_()
     dx = stage.backward(tape, dy, 4)
@@ -220,7 +224,8 @@ def test_few_copies_of_older_weights_are_kept():
     """The gradient of a tape that is older still lies between that of its time and today's."""
     stage = stages_of(manifest(), torch.float64)[1]
     x = encode(torch.randn(4, TINY.context, TINY.width, dtype=torch.float64))
-    dy, tapes = gradient_for(stage), []
+    dy = gradient_for(stage)
+    tapes = []
     before = backward_today(stage, x, dy)
     for _ in range(COPIES_MAX + 1):
         tapes.append(stage.forward(x, keep=True)[1])
@@ -293,7 +298,8 @@ def run_of(model: ModelSpec, documents: str) -> Manifest:
 
 
 def check_tape(run: Manifest, stage: int, autocast: bool, rel: float = 0.1) -> None:
-    replica, model = StageReplica(run, stage, autocast=autocast), run.model
+    replica = StageReplica(run, stage, autocast=autocast)
+    model = run.model
     shape = (8, model.context, model.width)
     ids = token_batch(model, 8)
     tokens = token_wire(torch.where(token_batch(model, 8, seed=1) % 20 == 0, 0, ids))

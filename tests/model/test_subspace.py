@@ -58,7 +58,8 @@ def test_a_pipeline_of_few_numbers_trains_as_one_stage_does(stages: int) -> None
         reports = [[stage.step(8 * step) for stage in line] for line in (chain, whole)]
         assert sum(r.gradient_norm**2 for r in reports[0]) == pytest.approx(reports[1][0].gradient_norm ** 2, rel=1e-9)
     for buffer in ("theta", "exp_avg", "exp_avg_sq"):
-        found, wanted = by_name(chain, buffer), by_name(whole, buffer)
+        found = by_name(chain, buffer)
+        wanted = by_name(whole, buffer)
         for name, value in found.items():
             torch.testing.assert_close(value, wanted[name], rtol=0, atol=1e-10, msg=f"{buffer} {name}")
     first = train_on(stages_of(run_of(stages), torch.float64), token_batch(seed=2))
@@ -67,7 +68,8 @@ def test_a_pipeline_of_few_numbers_trains_as_one_stage_does(stages: int) -> None
 
 def test_it_is_an_ordinary_model() -> None:
     """What is exported needs no U: the loss of the plain model, and its gradient where that is free."""
-    chain, tokens = stages_of(run_of(3), torch.float64), token_batch()
+    chain = stages_of(run_of(3), torch.float64)
+    tokens = token_batch()
     net = plain_model(chain, torch.float64)
     loss = mean_loss(net, tokens)
     assert train_on(chain, tokens) == pytest.approx(loss.item() * 4 * TINY.context, abs=1e-9)
@@ -81,12 +83,14 @@ def test_it_is_an_ordinary_model() -> None:
             assert not gradient.any()
             continue
         if is_writer(name):
-            gradient, wanted = subspace.project(gradient), subspace.project(wanted)
+            gradient = subspace.project(gradient)
+            wanted = subspace.project(wanted)
         torch.testing.assert_close(gradient, wanted, rtol=0, atol=1e-10, msg=name)
 
 
 def test_k_numbers_a_token_travel_each_way() -> None:
-    chain, tokens = stages_of(run_of(3)), token_batch()
+    chain = stages_of(run_of(3))
+    tokens = token_batch()
     x, tapes = ascend(chain, tokens)
     assert (x.dtype, x.shape, x.nbytes) == ("bf16", (4, TINY.context, RANK), 2 * 4 * TINY.context * RANK)
     gradient = chain[2].loss(x, token_wire(tokens), 4, train=True).gradient
@@ -96,7 +100,8 @@ def test_k_numbers_a_token_travel_each_way() -> None:
 
 
 def test_a_released_tape_is_recomputed_from_z_and_tokens() -> None:
-    chain, tokens = stages_of(run_of(3), torch.float64), token_batch()
+    chain = stages_of(run_of(3), torch.float64)
+    tokens = token_batch()
     x, tapes = ascend(chain, tokens)
     gradient = chain[2].loss(x, token_wire(tokens), 4, train=True).gradient
     assert gradient is not None
@@ -121,7 +126,8 @@ def test_training_keeps_writers_in_the_span_and_the_table(optimizer: str) -> Non
         train_on(chain, token_batch(seed=step))
         for stage in chain:
             stage.step(8 * step)
-    theta, squares = by_name(chain, "theta"), by_name(chain, "exp_avg_sq")
+    theta = by_name(chain, "theta")
+    squares = by_name(chain, "exp_avg_sq")
     assert TABLE not in squares
     subspace = chain[0].subspace
     assert subspace is not None and outside(subspace, theta) < 1e-6
@@ -143,7 +149,8 @@ def pair(codec: str) -> list[TorchReplica]:
     )
     made = []
     for seed in range(2):
-        first, last = TorchReplica(run, 0, sender=str(seed)), StageReplica(run, 1)
+        first = TorchReplica(run, 0, sender=str(seed))
+        last = StageReplica(run, 1)
         train_on([first.stage, last], token_batch(seed=seed))
         first.step(1000)
         made.append(first)
@@ -209,7 +216,8 @@ def test_the_basis_is_orthonormal_and_its_seeds_own(rank: int) -> None:
 
 
 def test_digests_tell_subspaces_apart_but_not_roundings() -> None:
-    found, table = basis(32, RANK, 5), torch.randn(50, 32, generator=torch.Generator().manual_seed(1))
+    found = basis(32, RANK, 5)
+    table = torch.randn(50, 32, generator=torch.Generator().manual_seed(1))
     digest = Subspace(found, table).digest
     assert Subspace(found * (1 + 1e-15), table).digest == digest
     assert Subspace(-found, table).digest != digest and Subspace(basis(32, RANK, 6), table).digest != digest

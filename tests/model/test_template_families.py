@@ -44,7 +44,8 @@ def test_a_tuned_model_answers_with_its_own_template(
     run = replace(manifest(model, 1), data=replace(data, documents="masked"))
     documents = [document_of(tmp_path / "set", index, "train", row) for row in range(8)]
     length = max(len(ids) for ids, _ in documents)
-    batch, targets = torch.zeros(8, length - 1, dtype=torch.int64), torch.full((8, length - 1), IGNORED)
+    batch = torch.zeros(8, length - 1, dtype=torch.int64)
+    targets = torch.full((8, length - 1), IGNORED)
     for row, (ids, counts) in enumerate(documents):
         batch[row, : len(ids) - 1] = torch.from_numpy(ids[:-1].astype(np.int64))
         targets[row, : len(ids) - 1] = torch.from_numpy(np.where(counts[1:], ids[1:].astype(np.int64), IGNORED))

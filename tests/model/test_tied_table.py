@@ -129,7 +129,8 @@ def test_misshapen_parts_are_refused() -> None:
 def text(step: int) -> Tensor:
     """Counting by one of three steps, so that something can be learnt, [4, T + 1]."""
     chance = torch.Generator().manual_seed(step)
-    begin, by = torch.randint(50, (4, 1), generator=chance), torch.randint(1, 4, (4, 1), generator=chance)
+    begin = torch.randint(50, (4, 1), generator=chance)
+    by = torch.randint(1, 4, (4, 1), generator=chance)
     return (begin + by * torch.arange(TIED.context + 1)) % 50
 
 

@@ -32,7 +32,9 @@ def train(stage: StageReplica, seed: int) -> None:
 
 
 def test_a_late_forward_and_its_backward_use_the_weights_one_step_on() -> None:
-    stage, x, dy = made(), drawn(1), drawn(2)
+    stage = made()
+    x = drawn(1)
+    dy = drawn(2)
     train(stage, 3)
     stage.forward(x, keep=True, late=True)  # from now on the weights before each step are kept
     before = stage.theta.clone()
@@ -62,7 +64,8 @@ def test_a_late_forward_and_its_backward_use_the_weights_one_step_on() -> None:
 
 @pytest.mark.parametrize("why", ["off", "first", "loaded"])
 def test_without_a_last_step_the_present_weights_are_used(why: str) -> None:
-    stage, x = made("off" if why == "off" else "last_step"), drawn(1)
+    stage = made("off" if why == "off" else "last_step")
+    x = drawn(1)
     train(stage, 3)
     if why != "first":
         stage.forward(x, keep=True, late=True)
@@ -76,12 +79,14 @@ def test_without_a_last_step_the_present_weights_are_used(why: str) -> None:
 
 
 def test_a_round_moves_the_prediction_with_the_weights() -> None:
-    stage, x = made(), drawn(1)
+    stage = made()
+    x = drawn(1)
     train(stage, 3)
     stage.forward(x, keep=True, late=True)
     before = stage.theta.clone()
     train(stage, 4)
-    step, outer = stage.theta - before, torch.linspace(-0.01, 0.01, stage.parameters, dtype=torch.float64)
+    step = stage.theta - before
+    outer = torch.linspace(-0.01, 0.01, stage.parameters, dtype=torch.float64)
     for _ in range(2):  # rounds may follow each other without a step in between
         stage.stash.before_step(inner=False)
         stage.theta.data.add_(outer)
@@ -94,7 +99,9 @@ def test_a_round_moves_the_prediction_with_the_weights() -> None:
 
 
 def test_validations_between_do_not_disturb_a_prediction_under_way() -> None:
-    stage, x, dy = made(), drawn(1), drawn(2)
+    stage = made()
+    x = drawn(1)
+    dy = drawn(2)
     train(stage, 3)
     stage.forward(x, keep=True, late=True)
     train(stage, 4)
@@ -115,7 +122,9 @@ def test_the_formula_counts_the_copies(prediction: str, inner_batch: int) -> Non
     run = manifest(stages=3)
     inner = replace(run.inner, microbatch=4, inner_batch=inner_batch)
     run = replace(run, inner=inner, pipeline=replace(run.pipeline, weight_prediction=prediction))
-    stage, tapes, most = stages_of(run, torch.float32)[1], deque[Tape](), 0
+    stage = stages_of(run, torch.float32)[1]
+    tapes = deque[Tape]()
+    most = 0
     dy = encode(torch.full((4, TINY.context, TINY.width), 1e-3))
     for number in range(64):
         late = stage.accumulated + 4 * len(tapes) >= inner_batch

@@ -46,7 +46,8 @@ def gradient(seed: int) -> WireTensor:
 
 def life(stage: StageReplica, *, release: bool) -> list[torch.Tensor]:
     """Three microbatches whose gradients come a step late each."""
-    told, kept = [], []
+    told = []
+    kept = []
     for i in range(4):
         y, tape = stage.forward(tokens(i), keep=True)
         assert tape is not None
@@ -64,7 +65,8 @@ def life(stage: StageReplica, *, release: bool) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("release", [False, True])
 def test_gradients_and_steps_are_those_of_autocast(release: bool, make: Make) -> None:
-    plain, copied = make(False), make(True)
+    plain = make(False)
+    copied = make(True)
     pairs = list(zip(life(plain, release=release), life(copied, release=release), strict=True))
     assert all(torch.equal(one, other) for one, other in pairs[:5]), "with no step in between to the bit"
     for one, other in pairs:  # autocast's stash rounds the norms' weights, too
@@ -73,7 +75,8 @@ def test_gradients_and_steps_are_those_of_autocast(release: bool, make: Make) ->
 
 
 def test_a_version_lives_as_long_as_a_tape_needs_it(make: Make) -> None:
-    stage, tapes = make(True), []
+    stage = make(True)
+    tapes = []
     for i in range(COPIES_MAX + 2):
         tapes.append(stage.forward(tokens(i), keep=True)[1])
         stage.theta.data.mul_(1.01)

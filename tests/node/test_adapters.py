@@ -79,7 +79,8 @@ async def test_every_node_freezes_its_part_of_the_base_model(tmp_path: Path, tie
         assert told(late, "recovery.done")[0]["method"] == "replica"
         assert received(late) == slice_nbytes(made.index, run, 1) + len(made.index.canonical())
         assert late.replica is not None and people[1].replica is not None
-        mine, theirs = late.replica.stage.module, people[1].replica.stage.module
+        mine = late.replica.stage.module
+        theirs = people[1].replica.stage.module
         for (name, held), other in zip(mine.named_buffers(), theirs.buffers(), strict=True):
             assert torch.equal(held, other), name
         await v.until(lambda: losses(v)[-1] < losses(v)[0] - 0.1, "it learns")

@@ -265,7 +265,8 @@ async def test_killed_at_any_moment_it_leaves_complete_checkpoints_and_goes_on(t
         monkeypatch.setattr(FolderStore, "_write", counted)
         await v.until(lambda: v.total() > max(e.samples for e in first.archive.entries.values()) + 256, "on")
         await archive_of(v, tmp_path).archive.once()
-        writes, real_delete = count, FolderStore._delete
+        writes = count
+        real_delete = FolderStore._delete
         assert writes > 8
         for moment in (writes // 3, writes - 1):
             left = moment

@@ -179,7 +179,9 @@ async def test_a_replica_that_answers_false_gradients_is_excluded(kind: type[Lia
         v.add(0)
         await found_out(v, liar)
         others = [person.served.hop for person in v.people if person.node.stage == 1 and person is not liar]
-        theirs, its, done = sum(hop.samples for hop in others), liar.served.hop.samples, v.total()
+        theirs = sum(hop.samples for hop in others)
+        its = liar.served.hop.samples
+        done = v.total()
         await v.until(lambda: v.total() > done + 64, "the others go on without it")
         assert sum(hop.samples for hop in others) > theirs
         assert liar.served.hop.samples <= its + 4 * 8, "it gets no more work"
@@ -206,9 +208,12 @@ async def test_of_two_the_one_that_its_weights_cleared_is_used_alone(monkeypatch
     monkeypatch.setattr("swarmnode.trust.audit.EXAMINED_S", 3.0)
     monkeypatch.setattr("swarmnode.trust.audit.SNAPSHOT_AGE_S", 7.5)
     async with village(slow(stages=2)) as v:
-        liar, honest, callers = v.add(1, Steers), v.add(1), [v.add(0), v.add(0)]
+        liar = v.add(1, Steers)
+        honest = v.add(1)
+        callers = [v.add(0), v.add(0)]
         await v.until(lambda: v.total() > 1024, "training")
-        lies, answers = liar.served.hop.samples, honest.served.hop.samples
+        lies = liar.served.hop.samples
+        answers = honest.served.hop.samples
         assert 4 * lies < answers, f"{lies} samples of the liar, {answers} of the other one"
         assert not any(honest.node.me in excluded(one) for one in callers)
 
@@ -275,7 +280,8 @@ async def test_a_lie_as_near_as_honest_answers_convinces_who_is_shown_the_weight
     async with village(replace(run, gossip=still[0], inner=still[1])) as v:
         liar, _, *callers = (v.add(1, SteersFinely), v.add(1), v.add(0), v.add(0))
         await v.until(lambda: all(caller.node.served is not None for caller in callers), "they feed")
-        auditors, claims = [caller.served.audits.auditor for caller in callers], list[HopClaim]()
+        auditors = [caller.served.audits.auditor for caller in callers]
+        claims = list[HopClaim]()
         for auditor in auditors:
             assert auditor is not None
             auditor.observe_answer = claims.append  # type: ignore[assignment, method-assign]

@@ -104,7 +104,8 @@ class OutOfMemory(Recording):
 
 async def test_a_replica_that_fails_to_send_leaves_its_partner_running() -> None:
     async with village(manifest(round_samples=48), stages=(0, 1, 2)) as v:
-        broken, honest = v.add(2, OutOfMemory), v.people[2]
+        broken = v.add(2, OutOfMemory)
+        honest = v.people[2]
         assert broken.task is not None
         with pytest.raises(ExceptionGroup) as caught:
             await asyncio.wait_for(asyncio.shield(broken.task), 100)
@@ -130,7 +131,8 @@ async def test_a_liar_is_told_what_is_made_of_its_packets_and_left_out_by_nobody
     """Of two replicas one turns its packets round. The packets are taken up to the usual distance, and training
     goes on."""
     async with village(manifest(codec="modular4", acceptance="clipped", round_samples=48), stages=(0, 1, 2)) as v:
-        liar, honest = v.add(2, Flipped), v.people[2]
+        liar = v.add(2, Flipped)
+        honest = v.people[2]
 
         await v.until(lambda: len(told(liar, "receipt.got")) >= 4, "the liar has four receipts")
         got = told(liar, "receipt.got")
@@ -147,7 +149,8 @@ async def test_a_replica_whose_packets_break_the_rules_is_left_out_by_all() -> N
     """Four replicas of the last stage, one of which sends what nobody can take: all leave it out in time, and until
     then another one's packet stands in for the liar's."""
     async with village(manifest(codec="fp32", round_samples=24), stages=(0, 1, 2, 2, 2)) as v:
-        liar, honest = v.add(2, NanPacket), v.people[2:5]
+        liar = v.add(2, NanPacket)
+        honest = v.people[2:5]
 
         def out(person: Villager) -> dict[str, str]:
             return {str(f["peer"]): str(f["reason"]) for f in told(person, "peer.left_out")}

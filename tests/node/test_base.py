@@ -46,7 +46,8 @@ def published(folder: Path, **ways: Any) -> tuple[LlamaForCausalLM, Pretrained, 
 
 def meeting_point(v: Village, folder: Path, cache: Path) -> MemoryTransport:
     """A member that trains nothing and gives the chunks of the model in `folder`."""
-    transport, quiet = MemoryTransport(v.network, POINT, RUN), Quiet()
+    transport = MemoryTransport(v.network, POINT, RUN)
+    quiet = Quiet()
     base = base_set_of(v.run, ChunkCache(cache), folder, quiet)
     asyncio.get_running_loop().create_task(base.open())
     ChunkServer([base], transport, quiet, ServeLimits(yields=False)).serve()

@@ -89,7 +89,8 @@ def kind_of(call: Call) -> str:
 
 def dies_at(person: Villager, kind: str, round_index: int, after: int = 0) -> None:
     """`person` dies in a round, when it is to send the first call of `kind` after so many."""
-    inner, sent = person.transport.call, [0]
+    inner = person.transport.call
+    sent = [0]
 
     async def call(peer: PeerId, call: Call, *, timeout_s: float, reply_bytes_max: int) -> Answer:
         if call.header.HasField("butterfly") and kind_of(call) == kind and steps(person) >= round_index:
@@ -140,7 +141,9 @@ async def test_an_odd_number_steps_alike_and_a_newcomer_takes_part() -> None:
 
 def counts_bulk(person: Villager) -> list[int]:
     """Fills with the bytes of each piece or mean that `person` sends or shows."""
-    inner, butterfly, sent = person.transport.call, person.served.gossip.butterfly, list[int]()
+    inner = person.transport.call
+    butterfly = person.served.gossip.butterfly
+    sent = list[int]()
     served = butterfly._serve_wanted
 
     async def call(peer: PeerId, call: Call, *, timeout_s: float, reply_bytes_max: int) -> Answer:
@@ -216,7 +219,8 @@ async def test_a_step_over_thin_lines_takes_less_than_with_whole_packets() -> No
             here.network.link = ThinLines(1e5)
             await here.until(lambda: all(person.node.served is not None for person in here.people), "all serve")
             await all_step(here, 4)
-            begun, done = asyncio.get_running_loop().time(), min(map(steps, here.people))
+            begun = asyncio.get_running_loop().time()
+            done = min(map(steps, here.people))
             await all_step(here, 8)
             step_s[butterfly] = (asyncio.get_running_loop().time() - begun) / (min(map(steps, here.people)) - done)
     assert step_s[True] < 0.75 * step_s[False], step_s

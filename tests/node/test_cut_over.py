@@ -19,12 +19,16 @@ from tests.support.village import Amending, Village, Villager, losses, manifest,
 
 def slow_weights(person: Villager) -> dict[str, np.ndarray]:
     """The slow weights of a replica by the whole model's names."""
-    replica, stage = person.served.replica, person.served.stage
+    replica = person.served.replica
+    stage = person.served.stage
     shapes = CheckpointOptions().shapes(person.node._manifest, stage)["phi"]
-    flat, begin, named = np.frombuffer(replica.snapshot().sections["phi"], "<f4"), 0, {}
+    flat = np.frombuffer(replica.snapshot().sections["phi"], "<f4")
+    begin = 0
+    named = {}
     for tensor, shape in shapes.items():
         count = int(np.prod(shape))
-        named[tensor], begin = flat[begin : begin + count], begin + count
+        named[tensor] = flat[begin : begin + count]
+        begin += count
     return named
 
 
@@ -53,10 +57,12 @@ async def test_all_nodes_go_on_in_another_number_of_stages(tmp_path: Path, befor
             assert person.task is not None
             cut = (await person.task).cut  # a microbatch whose next stage has left is not waited for
             assert all(step.startswith("finish") for step in cut), cut
-        loss, count = statistics.median(losses(v)[-4:]), len(losses(v))
+        loss = statistics.median(losses(v)[-4:])
+        count = len(losses(v))
         samples = max(int(str(t["samples_total"])) for p in old for t in told(p, "state.saved"))
 
-        v.run, v.cut = owner.signed.newest, 1
+        v.run = owner.signed.newest
+        v.cut = 1
         new = [add(v, None, again) for again in old]
         training = record_pb2.NODE_STATE_TRAINING
         await v.until(lambda: all(p.node.state == training for p in new), "all train in the new stages")

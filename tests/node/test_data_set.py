@@ -46,7 +46,8 @@ def text(folder: Path, chunks: int = 40) -> Index:
 
 async def meeting_point(v: Village, folder: Path) -> tuple[MemoryTransport, ChunkSet[Index]]:
     """A member that trains nothing and gives the text in `folder`."""
-    transport, quiet = MemoryTransport(v.network, POINT, RUN), Quiet()
+    transport = MemoryTransport(v.network, POINT, RUN)
+    quiet = Quiet()
     data = data_set_of(v.run, ChunkCache(folder / "cache-point"), folder / "data", quiet)
     ChunkServer([data], transport, quiet, ServeLimits(yields=False)).serve()
     await data.open()
@@ -161,7 +162,8 @@ async def test_a_member_that_gives_other_bytes_is_asked_no_more(tmp_path: Path) 
 
 async def test_a_feeder_with_another_text_is_refused_with_both_digests() -> None:
     async with village(manifest(stages=2)) as v:
-        ours, theirs = bytes(range(32)), bytes(range(32, 64))
+        ours = bytes(range(32))
+        theirs = bytes(range(32, 64))
         first = v.add(0, samples=lambda: OneWord(v.run, ours))
         v.add(1)
         await v.until(lambda: first.fed > 8, "the first feeder feeds")

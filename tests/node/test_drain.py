@@ -22,7 +22,9 @@ def test_held_work_leaves_time_for_what_takes_little() -> None:
 
 
 async def test_steps_that_take_all_their_time_leave_that_of_saving() -> None:
-    notices, notice, done = Notices(), Notice("signal", NoticeKind.LEAVE, 3.0, "SIGTERM"), list[str]()
+    notices = Notices()
+    notice = Notice("signal", NoticeKind.LEAVE, 3.0, "SIGTERM")
+    done = list[str]()
     notices.give(notice)
 
     async def hang() -> None:

@@ -12,12 +12,15 @@ from swarmnode.ports import Neighbour, Packet
 from tests.support.fake_device import elsewhere
 from tests.support.village import Numbers, manifest
 
-ROUNDS, MICROBATCHES = 2, 4
+ROUNDS = 2
+MICROBATCHES = 4
 
 
 def life(run: Manifest, device: str | torch.device) -> list[float]:
     """What two pipelines say that train, meet each round, and hand their first stage on: losses, norms, distances."""
-    stages, size, text = range(run.pipeline.stages), run.inner.microbatch, Numbers(run)
+    stages = range(run.pipeline.stages)
+    size = run.inner.microbatch
+    text = Numbers(run)
     pipelines = [[TorchReplica(run, stage, device, sender=f"r{k}") for stage in stages] for k in range(2)]
     told: list[float] = []
     for round_index in range(1, ROUNDS + 1):
@@ -46,7 +49,8 @@ def life(run: Manifest, device: str | torch.device) -> list[float]:
             for k, replica in enumerate(mine):
                 report = replica.apply(round_index, 1.0, [Packet(1.0, 16, messages[1 - k])])
                 told += [report.delta_norm, report.step_norm, *(verdict.keep for verdict in report.verdicts)]
-    giver, taker = pipelines[0][0], pipelines[1][0]
+    giver = pipelines[0][0]
+    taker = pipelines[1][0]
     taker.load(giver.snapshot())
     if giver.stage.subspace is None:  # where there is one, what is loaded is put into it again, to rounding
         assert taker.digest() == giver.digest()

@@ -22,7 +22,8 @@ async def test_a_node_with_text_takes_over_when_the_only_feeder_dies_and_one_tha
     run = replace(run, pipeline=replace(run.pipeline, rebalance_period_s=1.0))
 
     async with village(run) as v:
-        feeder, other = v.add(0), v.add(1)
+        feeder = v.add(0)
+        other = v.add(1)
         await v.until(lambda: feeder.fed > 64, "it feeds the run")
         without = v.add(None, role=NodeRole.REPLICA)
         await v.until(lambda: without.node.state == record_pb2.NODE_STATE_TRAINING, "it serves")
@@ -47,7 +48,8 @@ async def test_a_node_that_reads_no_text_cannot_be_sent_to_the_first_stage() -> 
 async def test_feeders_of_older_versions_are_told_what_they_cannot_do() -> None:
     """One without a stage, at the place after the last; one that gives work to others of its stage, and that work."""
     async with village(manifest(stages=2)) as v:
-        feeder, last = v.add(0), v.add(1)
+        feeder = v.add(0)
+        last = v.add(1)
         sent: list[Call] = []
         send = feeder.transport.call
 
@@ -63,7 +65,8 @@ async def test_feeders_of_older_versions_are_told_what_they_cannot_do() -> None:
         def asked(position: int) -> Call:
             header = wire.Request()
             header.CopyFrom(sent[0].header)
-            header.process.position, header.process.feeder = position, old.peer_id
+            header.process.position = position
+            header.process.feeder = old.peer_id
             return Call(header, sent[0].tensors[position - 1 :])
 
         told = record_pb2.Record.FromString(record(old, v.run.pipeline.stages).record)

@@ -81,7 +81,8 @@ def run_of(stages: int, method: str) -> Manifest:
 
 def check_law(v: Village, books: Books, staffed: Sequence[Sequence[Villager]], *, masked: bool) -> None:
     """Over each stage's machines the receipts add up to what was fed."""
-    context, fed = v.run.model.context, v.total()
+    context = v.run.model.context
+    fed = v.total()
     assert fed > 300
     for stage, people in enumerate(staffed):
         total = sum((books.gave(person) for person in people), Work())
@@ -113,7 +114,8 @@ async def test_over_a_stages_machines_it_is_what_the_run_trained(
 
 def lose_answers(person: Villager, every: int) -> None:
     """One in `every` answers to the microbatches of `person` is lost on its way back."""
-    send, count = person.transport.call, itertools.count(1)
+    send = person.transport.call
+    count = itertools.count(1)
 
     async def lossy(peer: PeerId, call: Call, *, timeout_s: float, reply_bytes_max: int) -> Answer:
         answer = await send(peer, call, timeout_s=timeout_s, reply_bytes_max=reply_bytes_max)
@@ -147,7 +149,8 @@ async def test_receipts_follow_the_work_and_outlive_a_client(tmp_path: Path) -> 
     async with village(run_of(2, "noloco")) as v:
         people = [v.add(0), v.add(1), v.add(0)]
         books = Books(v, tmp_path)
-        tasks, loop = [], asyncio.get_running_loop()
+        tasks = []
+        loop = asyncio.get_running_loop()
         for person in people:
             books.attend(person)
             tasks.append(loop.create_task(books.exchanges[person.node.me].collect(person.transport)))

@@ -79,7 +79,8 @@ async def test_a_feeder_that_is_through_gets_no_room_within_its_step(monkeypatch
         gossip = here.people[0].served.gossip
         speed = [1e3]
         monkeypatch.setattr(gossip, "_own_share", lambda share: share.of("me", {"me": speed[0], "other": 1e3}))
-        step, room = gossip.done, gossip.room()
+        step = gossip.done
+        room = gossip.room()
         speed[0] = 4e3
         assert gossip.room() == room and gossip.done == step
         await all_step(here, 2)

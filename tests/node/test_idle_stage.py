@@ -103,7 +103,8 @@ async def test_a_newcomer_at_such_a_stage_takes_the_state_that_was_kept(monkeypa
             await v.until(lambda: v.told() == v.total(), "all know how far the run came")
             here = keeper.node.presence.peer_table
             await v.until(lambda: {m.total for m in here.swarm().stages[1]} == {v.total()}, "the keys say the same")
-            joiner, since = v.add(1), v.total()
+            joiner = v.add(1)
+            since = v.total()
             await v.until(lambda: bool(told(joiner, "recovery.done")), "it has the state")
             assert told(joiner, "recovery.done")[0]["method"] == "ring"
             await v.until(lambda: v.total() >= since + 256, "training goes on")

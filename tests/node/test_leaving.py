@@ -29,7 +29,8 @@ async def test_a_leavers_learning_counts_in_the_next_round(ways: dict[str, objec
     """All of it, also where a round is about a third of the weights."""
     async with village(manifest(round_samples=256, **ways), stages=(0, 1, 2, 0, 1, 2)) as v:  # type: ignore[arg-type]
         await v.until(lambda: training(v) and v.total() >= 300, "the first round is over")
-        leaver, stayer = v.people[1], v.people[4]
+        leaver = v.people[1]
+        stayer = v.people[4]
         hop = leaver.served.hop
         assert hop is not None
         before = hop.samples

@@ -44,14 +44,16 @@ def test_no_limits_never_pause() -> None:
 def test_hours_agree_with_a_table_of_minutes(
     hours: list[tuple[int, int, int, int]], offset_h: int, minute: int
 ) -> None:
-    table, limited = [False] * WEEK, []
+    table = [False] * WEEK
+    limited = []
     for begin, end, first, last in hours:
         chosen = [(first + later) % 7 for later in range((last - first) % 7 + 1)]
         limited.append(HourSpan(begin * 60, end * 60, tuple(sorted(chosen))))
         for day in chosen:
             at = begin
             while at % 1440 != end or at == begin:
-                table[(day * 1440 + at) % WEEK], at = True, at + 1
+                table[(day * 1440 + at) % WEEK] = True
+                at += 1
     limits = Limits(hours=tuple(limited))
     monday = NOON - DAY_S // 2 + 6 * DAY_S  # NOON is on a Tuesday
     verdict = decide(limits, SensorReading(monday + minute * 60 - offset_h * 3600, offset_h * 3600))
@@ -70,7 +72,8 @@ def test_a_quota_stops_within_one_percent(step_ms: int, rate: float) -> None:
     as long as a reading comes every second and the quota lasts longer than a few minutes."""
     quota = int(rate * 600)
     limits = Limits(quota_nbytes=quota)
-    used, step_s = 0.0, min(1.0, step_ms / 1000 + 0.01)
+    used = 0.0
+    step_s = min(1.0, step_ms / 1000 + 0.01)
     while True:
         verdict = decide(limits, SensorReading(NOON, 0, used_nbytes=int(used), nbytes_per_s=rate))
         if not verdict.running:

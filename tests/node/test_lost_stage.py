@@ -90,7 +90,8 @@ async def test_of_two_neighbours_lost_at_once_only_what_is_kept_comes_back() -> 
         await v.until(lambda: any(p.served.backup.kept_round for p in here(0)), "a snapshot is kept")
         await lose(v, 1)
         await lose(v, 2)
-        first, second = v.add(1), v.add(2)
+        first = v.add(1)
+        second = v.add(2)
         await v.until(lambda: bool(told(first, "recovery.done")), "stage 1 is back", BOUND_S)
         assert told(first, "recovery.done")[0]["method"] == "ring"
 

@@ -124,7 +124,8 @@ def test_meaning_of_signals_depends_on_the_cloud() -> None:
         found = notice.of_signal(number, environment, 25.0, NOW)
         return found.source, found.kind, found.deadline_s
 
-    pod, job = {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, {"SLURM_JOB_ID": "7"}
+    pod = {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}
+    job = {"SLURM_JOB_ID": "7"}
     assert of(signal.SIGTERM) == ("signal", NoticeKind.LEAVE, 25.0)
     assert of(signal.SIGINT, **job) == ("signal", NoticeKind.LEAVE, 25.0), "Ctrl-C is a person everywhere"
     assert of(signal.SIGTERM, **pod) == ("kubernetes", NoticeKind.PREEMPT, 25.0)
@@ -149,7 +150,8 @@ async def test_of_two_notices_the_nearer_deadline_counts_and_a_preemption_is_one
 
 
 async def test_advice_is_told_once_and_nobody_leaves_for_it() -> None:
-    inbox, advised = Notices(), []
+    inbox = Notices()
+    advised = []
     inbox.on_advice(advised.append)
     advice = Notice("aws", NoticeKind.ADVICE, 120.0, "elevated risk")
     assert inbox.give(advice) and not inbox.give(advice)

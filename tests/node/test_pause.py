@@ -97,7 +97,8 @@ class FakePresence:
 @pytest.mark.loop("virtual")
 async def test_hours_and_people_on_the_simulated_clock() -> None:
     """Two days: hours 22-07, a snooze at night; every change of state within a second of when it is due."""
-    presence, quiet = FakePresence(), Quiet()
+    presence = FakePresence()
+    quiet = Quiet()
     pause_control = PauseControl(presence, StageSlot(), quiet)  # type: ignore[arg-type]
     regulator = Regulator(change(Limits(), {"hours": "22-07"}), Sky(), pause_control, presence, quiet)  # type: ignore[arg-type]
     with pytest.raises(Unavailable, match="starting"):
@@ -119,7 +120,8 @@ async def test_hours_and_people_on_the_simulated_clock() -> None:
         with pytest.raises(ValueError, match="hours"):
             regulator.change({"hours": "noon"})
         running.cancel()
-    paused, trains_ = record_pb2.NODE_STATE_PAUSED, record_pb2.NODE_STATE_TRAINING
+    paused = record_pb2.NODE_STATE_PAUSED
+    trains_ = record_pb2.NODE_STATE_TRAINING
     due = [
         (0, paused),
         (10, trains_),  # 22:00

@@ -31,8 +31,11 @@ ANSWERS = {
 async def test_on_rounds_a_record_rides_once_and_progress_on_the_exchange_alone() -> None:
     """Also of a peer that refuses us because it does not know us (any more) the next call tells who we are."""
 
-    network, heard, sequence = MemoryNetwork(), dict[str, wire.Request](), 1
-    progress, taken = {US: Progress(), THEM: Progress()}, list[record_pb2.SignedRecord]()
+    network = MemoryNetwork()
+    heard = dict[str, wire.Request]()
+    sequence = 1
+    progress = {US: Progress(), THEM: Progress()}
+    taken = list[record_pb2.SignedRecord]()
     lines = {
         me: PiggybackTransport(
             MemoryTransport(network, me, RUN), progress[me], lambda: (sequence, RECORD), known.append, lambda: None
@@ -78,7 +81,8 @@ async def test_on_rounds_a_record_rides_once_and_progress_on_the_exchange_alone(
 
 async def test_a_record_of_somebody_else_or_of_nobody_is_not_even_verified() -> None:
     """Else one peer could tell of as many keys as it can sign with."""
-    network, learned = MemoryNetwork(), list[record_pb2.SignedRecord]()
+    network = MemoryNetwork()
+    learned = list[record_pb2.SignedRecord]()
     them = PiggybackTransport(
         MemoryTransport(network, THEM, RUN), Progress(), lambda: None, learned.append, lambda: None
     )

@@ -28,7 +28,8 @@ async def test_a_state_fetched_before_is_used_unless_the_replica_refuses_it() ->
     async with village(run) as v:
         giver = [v.add(stage) for stage in range(3)][1]
         await v.heard(64)
-        node, source = v.add(1).node, giver.replica
+        node = v.add(1).node
+        source = giver.replica
         assert source is not None
         await v.until(lambda: node.state == record_pb2.NODE_STATE_TRAINING, "the joiner serves")
         good = source.snapshot(packed=True)
@@ -50,7 +51,8 @@ async def test_a_state_fetched_before_is_used_unless_the_replica_refuses_it() ->
 
 
 async def test_only_archives_with_the_owners_warrant_are_asked_for_a_stage_the_latest_first() -> None:
-    run, owner = manifest(), Ed25519PrivateKey.from_private_bytes(b"o" * 32)
+    run = manifest()
+    owner = Ed25519PrivateKey.from_private_bytes(b"o" * 32)
     async with village(run) as v:
         v.owner = public_bytes(owner)
         node = v.add(0).node
@@ -73,7 +75,8 @@ async def test_only_archives_with_the_owners_warrant_are_asked_for_a_stage_the_l
             return peer
 
         other = Ed25519PrivateKey.from_private_bytes(b"x" * 32)
-        older, newer = archive(201, 0, owner), archive(202, 1, owner)
+        older = archive(201, 0, owner)
+        newer = archive(202, 1, owner)
         archives = (archive(203, 1, None), older, archive(204, 1, other), newer)
         saving = dataclasses.replace(node.restorer.checkpoints, archives=archives)
         here = dataclasses.replace(node.restorer, checkpoints=saving)

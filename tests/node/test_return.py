@@ -26,7 +26,8 @@ def trains(person: Villager) -> bool:
 @contextlib.contextmanager
 def cut_off(v: Village, person: Villager) -> Iterator[None]:
     """`person` reaches nobody, and nobody reaches it."""
-    me, directory = person.node.me, person.node.ports.directory
+    me = person.node.me
+    directory = person.node.ports.directory
 
     async def cut(sender: PeerId, receiver: PeerId, nbytes: int) -> None:
         if me in (sender, receiver):

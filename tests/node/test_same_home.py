@@ -27,7 +27,9 @@ async def dies_with_answers_on_the_way(v: Village, victim: Villager, last: Villa
 
 async def test_a_middle_stage_that_restarts_makes_nobody_a_forger() -> None:
     async with village(manifest()) as v:
-        feeder, middle, last = v.add(0), v.add(1), v.add(2)
+        feeder = v.add(0)
+        middle = v.add(1)
+        last = v.add(2)
         for turn in range(RESTARTS):
             await v.until(lambda before=v.total(): v.total() >= before + 64, f"training before restart {turn}")  # type: ignore[misc]
             await dies_with_answers_on_the_way(v, middle, last)
@@ -44,10 +46,12 @@ async def test_samples_of_the_only_feeder_after_a_restart_are_counted() -> None:
     """Nobody else writes its entry, and its neighbours know that as high as its former life came. Counting from below,
     it would train as much again before the run's count, and with it rounds and validation, went on."""
     async with village(usual(stages=2)) as v:
-        feeder, last = v.add(0), v.add(1)
+        feeder = v.add(0)
+        last = v.add(1)
         await v.fed(300)
         await feeder.die()
-        known, again = last.node.presence.progress.total, v.add(0, again=feeder)
+        known = last.node.presence.progress.total
+        again = v.add(0, again=feeder)
         await v.until(lambda: last.node.presence.progress.total >= known + 32, "the run's count goes on")
         trained = again.served.hop.samples
         assert trained <= 64, f"{trained} samples were trained until 32 of them were counted"

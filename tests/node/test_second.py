@@ -105,7 +105,8 @@ async def test_a_node_without_a_stage_hands_nothing_over(record: bool) -> None:
 
     async with village(run, stages=(0, 1, 2)) as v:
         await v.heard(256)
-        stranger, backup = Stranger(v, 1), v.people[0]
+        stranger = Stranger(v, 1)
+        backup = v.people[0]
         giving(v, stranger, run, 1, noise, FUTURE)
         if record:
             await stranger.say(v, stage=1)

@@ -28,7 +28,8 @@ class CountedRounds:
     """As much of Gossip as a mover asks: the last round done, and when a later one is."""
 
     def __init__(self) -> None:
-        self.done, self._advanced = 0, asyncio.Event()
+        self.done = 0
+        self._advanced = asyncio.Event()
 
     def finish(self, round_index: int) -> None:
         self.done = round_index
@@ -57,7 +58,7 @@ async def test_a_node_moves_to_the_weakest_stage_and_serves_there() -> None:
     """Three replicas at stage 0, one at each other: one of the three goes, and trains where it came."""
     async with village(moving_manifest(), stages=(0, 0, 0, 0, 1, 2)) as v:
         await v.until(lambda: bool(said(v, "stage.moved")), "a move")
-        (index, fields) = said(v, "stage.moved")[0]
+        index, fields = said(v, "stage.moved")[0]
         mover = v.people[index]
         assert fields["source"] == 0 and fields["target"] in (1, 2) and "is the slowest" in str(fields["reason"])
         await v.until(
@@ -128,12 +129,14 @@ async def test_gradients_are_counted_once_across_a_move() -> None:
 async def test_a_leaving_replica_asks_whether_another_stays() -> None:
     """Both replicas of a stage want to go to an empty one: who hears that of the other stays, and so of a dead one."""
     async with village(moving_manifest(rebalance_period_s=0.0)) as v:
-        here, other = v.add(1), v.add(1)
+        here = v.add(1)
+        other = v.add(1)
         for stage in (0, 2):
             v.add(stage)
         training = record_pb2.NODE_STATE_TRAINING
         await v.until(lambda: {p.node.state for p in v.people} == {training}, "all train")
-        node, presence = here.node, other.node.presence
+        node = here.node
+        presence = other.node.presence
         await presence.announce()
         rebalancer = StageRebalancer(
             node._context,
@@ -174,7 +177,8 @@ async def test_a_mover_waits_for_a_round_while_one_is_near(rate: int, waited_s: 
     run = dataclasses.replace(run, limits=limits, pipeline=pipeline)
 
     loop = asyncio.get_running_loop()
-    progress, gossip = SimpleNamespace(total=0), CountedRounds()
+    progress = SimpleNamespace(total=0)
+    gossip = CountedRounds()
     rebalancer = rebalancer_of(run, SimpleNamespace(progress=progress), gossip=gossip)
     await asyncio.sleep(100.0)
     progress.total = 7000
@@ -222,10 +226,12 @@ async def test_a_flood_of_keys_stops_neither_rounds_nor_microbatches_and_moves_n
                 await asyncio.sleep(1.0)
 
         flood = asyncio.ensure_future(announcing())
-        first, last = v.people[0].node.presence, v.people[-1].node.presence
+        first = v.people[0].node.presence
+        last = v.people[-1].node.presence
         await v.until(lambda: first.doubtful and last.doubtful, "they are found to do nothing")
         assert first.peer_table.swarm().sizes > (40, 40) and max(first.believed().sizes) <= 2
-        marks, since = [len(p.quiet.events) for p in v.people], v.total()
+        marks = [len(p.quiet.events) for p in v.people]
+        since = v.total()
         await v.until(lambda: v.total() >= since + 256, "training goes on")
 
         def met(at: int) -> tuple[int, int]:
@@ -256,7 +262,8 @@ async def test_a_false_speed_pulls_no_honest_replica_away() -> None:
         lying = asyncio.ensure_future(announcing())
         books = [person.node.presence.peer_table for person in v.people[2:4]]
         await v.until(lambda: all(peer_table.member(liar.peer_id) is not None for peer_table in books), "it is known")
-        since, before = v.total(), len(said(v, "stage.moving"))
+        since = v.total()
+        before = len(said(v, "stage.moving"))
         await v.until(lambda: v.total() >= since + 256, "training goes on")
         pulled = [fields["reason"] for _, fields in said(v, "stage.moving")[before:] if fields["source"] == 1]
         assert not pulled, "pulled by a false speed"
@@ -282,7 +289,8 @@ async def test_a_replica_leaves_a_stage_only_if_it_is_asked_for_as_little_as_is_
         if speed
     ]
     swarm = Swarm.of(members, 3)
-    progress, here = SimpleNamespace(total=100), [0]
+    progress = SimpleNamespace(total=100)
+    here = [0]
     peer_table = SimpleNamespace(swarm=lambda: swarm, serving=lambda: swarm.sizes)
     presence: Any = SimpleNamespace(progress=progress, peer_table=peer_table, me=members[1].peer)
     rebalancer = rebalancer_of(run, presence, samples_here=lambda: here[0])

@@ -59,7 +59,8 @@ async def test_garbage_of_a_stranger_is_neither_trained_nor_thanked(claims: int 
     """A peer that announces no stage, or one that sends nothing to stage 1, calls `process` there twenty times."""
     async with village(manifest()) as v:
         await training(v)
-        stranger, victim = Identity.of_seed(bytes([99]) * 32), v.people[1]
+        stranger = Identity.of_seed(bytes([99]) * 32)
+        victim = v.people[1]
         transport = MemoryTransport(v.network, stranger.peer_id, RUN)
         digest = victim.served.hop.boundary_digest
 
@@ -86,7 +87,8 @@ async def test_garbage_of_a_stranger_is_neither_trained_nor_thanked(claims: int 
 async def test_a_member_feeds_only_as_itself_and_from_the_stage_before() -> None:
     async with village(manifest()) as v:
         await training(v)
-        feeder, victim = v.people[0], v.people[1]
+        feeder = v.people[0]
+        victim = v.people[1]
         make = partial(garbage, v.run, victim.served.hop.boundary_digest)
         other = PeerId("somebody else")
         assert await outcome(feeder.transport, victim.node.me, make(other, 1)) == "Unavailable"
@@ -134,7 +136,8 @@ async def test_stage_messages_are_served_to_members_alone() -> None:
 async def slander(v: Village, sybils: Sequence[Identity], victim: PeerId, hearers: Sequence[PeerId]) -> int:
     """Each of `sybils` signs, as a replica of stage 2, that `victim` sent it rubbish in five rounds; how many of these
     words were taken in."""
-    packet, verdict = Packet(1.0, 8, ()), Verdict(0.0, "misshapen", "not finite")
+    packet = Packet(1.0, 8, ())
+    verdict = Verdict(0.0, "misshapen", "not finite")
     taken = 0
     for sybil in sybils:
         transport = v.network.nodes[sybil.peer_id]

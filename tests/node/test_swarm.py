@@ -88,8 +88,10 @@ async def test_one_replica_a_stage_without_gossip_is_single_process_adamw(text: 
     counted = [replica.counted for replica in replicas[:2] if replica is not None]
     assert counted == [v.total()] * 2, "each microbatch was learnt once, or there is nothing to compare"
 
-    alone, numbers = [StageReplica(run, stage) for stage in range(3)], text(run)
-    batch, inner_batch = run.inner.microbatch, run.inner.inner_batch
+    alone = [StageReplica(run, stage) for stage in range(3)]
+    numbers = text(run)
+    batch = run.inner.microbatch
+    inner_batch = run.inner.inner_batch
     for first in range(0, steps * inner_batch, batch):
         tokens = numbers.train(range(first, first + batch))
         y0, tape0 = alone[0].forward(tokens, keep=True)
@@ -134,7 +136,8 @@ async def test_a_node_that_answers_pings_and_nothing_else_is_banned_and_comes_ba
     async with village(manifest(), stages=(0, 1, 2, 0, 1, 2)) as v:
         await v.fed(128)
         gray = v.people[1]
-        hop, handlers = gray.served.hop, gray.served.handlers
+        hop = gray.served.hop
+        handlers = gray.served.handlers
         gray.served.handlers = {**handlers, "process": never}
         await v.until(lambda: bool(bans(v, gray)), "the gray node is banned")
         assert any("answers pings" in reason for reason in bans(v, gray)), bans(v, gray)
@@ -168,9 +171,11 @@ async def test_a_replica_that_is_rounds_behind_takes_the_state_before_a_round(
             "everybody trains",
         )
         cut = next(person for person in v.people if person.node.stage == stage)
-        gossip, rounds = cut.served.gossip, list[int]()
+        gossip = cut.served.gossip
+        rounds = list[int]()
         cut.served.gossip._held = True  # no round reaches it, as on an island
-        begun, restored = gossip._round, len(told(cut, "recovery.done"))
+        begun = gossip._round
+        restored = len(told(cut, "recovery.done"))
 
         async def watched(round_index: int) -> bool:
             rounds.append(len(told(cut, "recovery.done")) - restored)
@@ -180,7 +185,7 @@ async def test_a_replica_that_is_rounds_behind_takes_the_state_before_a_round(
         before = gossip.done
         await v.until(lambda: bool(told(cut, "state.behind")), "it is told that others are further")
         await v.until(lambda: len(told(cut, "recovery.done")) > restored, "it takes their state")
-        (behind, *_) = told(cut, "state.behind")
+        behind, *_ = told(cut, "state.behind")
         said = re.search(r"are in round (\d+)", str(behind["reason"]))
         assert said is not None and int(said[1]) > before + 2
         await v.until(lambda: cut.node.state == record_pb2.NODE_STATE_TRAINING, "it serves again")

@@ -163,7 +163,8 @@ FEEDER = PeerId("feeder")
 
 
 def test_a_number_is_trained_once_but_for_a_few_lost_answers() -> None:
-    turns, done = FeederTurns(), 0
+    turns = FeederTurns()
+    done = 0
     for at in range(0, 4096, 4):
         with turns.turn(FEEDER, at, 4):
             done += 4
@@ -191,10 +192,13 @@ def sends_one_block(feeder: Villager, block: int) -> None:
 async def test_a_feeder_that_sends_one_block_for_ever_is_not_trained() -> None:
     async with village(manifest(2), stages=(0, 1, 0)) as v:
         await v.fed(128)
-        liar, victim = v.people[0], v.people[1]
-        before, honest = liar.fed, v.people[2].fed
+        liar = v.people[0]
+        victim = v.people[1]
+        before = liar.fed
+        honest = v.people[2].fed
         sends_one_block(liar, 7)
         await v.until(lambda: v.people[2].fed >= honest + 768, "the other feeder goes on", 600.0)
-        block, under_way = v.run.data.block_samples, 64
+        block = v.run.data.block_samples
+        under_way = 64
         assert liar.fed - before <= block + 1.1 * REPEATS_MIN + under_way, "its block was refused"
         assert victim.served.hop.turns.fed(v.people[2].node.me)

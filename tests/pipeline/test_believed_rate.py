@@ -33,9 +33,11 @@ def fleet(
 ) -> tuple[dict[str, float], float]:
     """(each replica's share of the microbatches, microbatches a second) of a stage whose replicas need so many
     `seconds` for each, while `under_way` are; those `at_once` answer however many they have."""
-    shares, free = Counter[str](), dict.fromkeys(seconds, 0.0)
+    shares = Counter[str]()
+    free = dict.fromkeys(seconds, 0.0)
     ends = [(0.0, serial, "", 0.0) for serial in range(under_way)]
-    serial, now = itertools.count(under_way), 0.0
+    serial = itertools.count(under_way)
+    now = 0.0
     for _ in range(calls):
         now, _, done, begun = heapq.heappop(ends)
         if done:
@@ -108,7 +110,8 @@ def test_the_least_time_is_of_the_arithmetic_of_a_stage() -> None:
 
 
 def test_the_low_tenth_of_times_drawn_evenly() -> None:
-    draw, low = random.Random(6), 0.0
+    draw = random.Random(6)
+    low = 0.0
     for _ in range(2000):
         low = lowest(low, draw.uniform(1.0, 2.0))
     assert low == pytest.approx(1.1, abs=0.1)

@@ -98,7 +98,8 @@ async def test_a_gradient_nobody_waits_for_any_more_is_not_added(busy: int, done
 async def test_a_gradient_that_is_being_added_is_added_once_whoever_waits() -> None:
     """The caller gives up while the device is at it: it is completed, and a repeat gets the answer."""
     async with chain(0, 1, 2) as (_, people):
-        begun, held = threading.Event(), threading.Event()
+        begun = threading.Event()
+        held = threading.Event()
         loss = people[2].replica.loss
 
         def slowly(*args: object, **given: object) -> object:
@@ -185,7 +186,8 @@ async def feed_until_banned(feeder: Served, router: Router, liar: PeerId) -> Non
 async def test_times_that_cannot_be_do_not_stay_in_a_router(said: float) -> None:
     async with chain(0, 1, 2) as (_, people):
         lying(people[1], onward_s=said, received_s=said, queued_s=said)
-        router, liar = people[0].routers[1], people[1].transport.peer_id
+        router = people[0].routers[1]
+        liar = people[1].transport.peer_id
         if said != 80_000.0:  # no reply that says it is taken
             await feed_until_banned(people[0], router, liar)
             assert router.expected_s(liar, 4) is None and router.typical_s(4) == 0.0

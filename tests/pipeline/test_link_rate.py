@@ -63,7 +63,8 @@ async def test_whole_nodes_expect_what_others_announce() -> None:
     async with village(manifest(stages=2)) as v:
         people = [v.add(number % 2) for number in range(3)]
         await v.until(lambda: v.total() > 50, "they train")
-        presence, router = people[1].node.presence, people[0].node.presence.routers[1]
+        presence = people[1].node.presence
+        router = people[0].node.presence.routers[1]
         assert router.pausing(0.0, 1) == []
         presence.note(allowance=record_pb2.Allowance(up_bps=8000, pauses_unix_s=1))
         presence.announce_change()

@@ -73,7 +73,8 @@ async def test_after_so_long_the_work_is_given_up_although_its_peer_lives() -> N
 
 async def test_a_cancelled_check_leaves_no_ping_behind() -> None:
     ours, theirs = pair(answering=False)
-    asked, answered = asyncio.Event(), asyncio.Event()
+    asked = asyncio.Event()
+    answered = asyncio.Event()
 
     async def ping(peer: PeerId, call: Call) -> Answer:
         asked.set()

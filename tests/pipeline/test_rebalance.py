@@ -109,7 +109,8 @@ def test_the_plan_is_the_best_of_all_moves(
         assert move is None or (move.safety and move.target == weakest and worth_it(move, 1e9)[0])
         assert move is None or still_good(swarm_of(members, stages), costs, move, RebalanceRules(ratio, min_keep))[0]
         return
-    best, least = 0.0, (1 + RebalanceRules(ratio, 1).gain_min) * now.capacity[weakest]
+    best = 0.0
+    least = (1 + RebalanceRules(ratio, 1).gain_min) * now.capacity[weakest]
     for m in members:
         if m.stage not in spare or now.capacity[m.stage] <= ratio * now.capacity[weakest] * EQUAL:
             continue
@@ -223,7 +224,8 @@ def test_a_replica_about_to_pause_does_not_count_for_a_joiner() -> None:
 
 
 def test_a_spare_goes_where_the_only_replica_is_about_to_pause_or_has_paused() -> None:
-    now, rules = 1e9, RebalanceRules(1.1, 1)
+    now = 1e9
+    rules = RebalanceRules(1.1, 1)
     others = [member(1, 1, 5.0), member(2, 1, 5.0)]
     awake = [member(0, 0, 5.0, pauses_unix_s=int(now + 300)), *others]
     assert plan_move(staying(swarm_of(awake, 2), now, 120.0), [1.0, 1.0], rules)[0] is None, "in five minutes"
@@ -255,7 +257,8 @@ def test_every_node_names_the_same_mover() -> None:
 
 def test_of_a_stage_with_nobody_to_spare_but_one_only_the_best_goes() -> None:
     """Two who look at the same time must not both think that they will do."""
-    costs, rules = (1.0, 1.0, 1.0), RebalanceRules(1.1, 2)
+    costs = (1.0, 1.0, 1.0)
+    rules = RebalanceRules(1.1, 2)
     pair = [member(0, 0, 5.0), member(1, 2, 10.0), member(2, 2, 9.9)]
     best, _ = plan_move(swarm_of(pair, 3), costs, rules)
     assert best is not None and best.target == 1 and best.source == 2
@@ -309,7 +312,8 @@ def test_a_look_is_due_when_somebody_sets_out_or_tells_its_speed() -> None:
 
 
 def test_no_machine_is_sent_to_a_stage_it_cannot_serve() -> None:
-    rules, rng = RebalanceRules(1.1, 1), random.Random(0)
+    rules = RebalanceRules(1.1, 1)
+    rng = random.Random(0)
     fleet = [member(0, 1, 4.0), member(1, 1, 4.0), member(2, 2, 4.0), member(3, 2, 4.0)]
     for unable, allowed in ({}, {0}), ({0}, {1, 2}), ({0, 1}, {2}):
         assert choose_stage(swarm_of(fleet, 3), [1.0] * 3, rules, rng, unable)[0] in allowed

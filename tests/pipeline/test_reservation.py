@@ -19,7 +19,8 @@ from tests.support.village import RUN
 
 pytestmark = pytest.mark.loop("virtual")
 
-US, THEM = PeerId("us"), PeerId("them")
+US = PeerId("us")
+THEM = PeerId("them")
 
 
 def asked(reservations: Reservations, peer: str, hold_s: float = 10.0) -> wire.Reserved:
@@ -72,7 +73,9 @@ async def test_no_question_that_takes_long_against_the_work() -> None:
     network.link = link
     them.serve("reserve", answer, tensor_bytes_max=0)
     reserving = ReservationClient(RUN, us, Quiet())
-    slow, fast, alone = router(0.1, 0.1), router(2.0, 2.0), router(0.1)
+    slow = router(0.1, 0.1)
+    fast = router(2.0, 2.0)
+    alone = router(0.1)
     assert reserving.worth_it(slow, PeerId("peer0"), 1)
     assert not reserving.worth_it(fast, PeerId("peer0"), 1)
     assert not reserving.worth_it(alone, PeerId("peer0"), 1)
@@ -83,7 +86,8 @@ async def test_no_question_that_takes_long_against_the_work() -> None:
 
 
 async def test_a_silent_peer_comes_after_all_others() -> None:
-    network, quiet = MemoryNetwork(), Quiet()
+    network = MemoryNetwork()
+    quiet = Quiet()
     us, them = (MemoryTransport(network, peer, RUN) for peer in (US, THEM))
 
     async def never(peer: PeerId, call: Call) -> Answer:

@@ -87,7 +87,8 @@ def test_heterogeneous_stages_reach_the_bottleneck() -> None:
             routers.append(router)
         free = {name: 0.0 for stage in stages for name in stage}
         under_way = [(0.0, serial) for serial in range(40)]  # the moments a feeder's window frees a place
-        done, total = 0.0, 4000
+        done = 0.0
+        total = 4000
         for serial in range(total):
             now, _ = heapq.heappop(under_way)
             for router, stage in zip(routers, stages, strict=True):
@@ -195,7 +196,8 @@ def test_a_banned_peer_that_answers_a_ping_is_chosen_again() -> None:
 def test_a_peer_that_alone_misses_deadlines_is_blamed() -> None:
     router = Router(random.Random(1))
     router.update([member(f"p{i}") for i in range(3)])
-    gray, other = PeerId("p0"), PeerId("p1")
+    gray = PeerId("p0")
+    other = PeerId("p1")
     assert not any(router.late(gray) for _ in range(3)), "nobody else answered either"
     router.record_answer(other, 8, 1.0)
     assert router.late(gray)
@@ -205,7 +207,10 @@ def test_a_peer_that_alone_misses_deadlines_is_blamed() -> None:
 
 
 def test_our_own_line_is_nobody_elses_slowness_and_a_peers_line_is_its_own() -> None:
-    router, (quick, slow, thin) = Router(random.Random(0)), (PeerId("a"), PeerId("b"), PeerId("c"))
+    router = Router(random.Random(0))
+    quick = PeerId("a")
+    slow = PeerId("b")
+    thin = PeerId("c")
     router.update([member("a"), member("b"), member("c")])
     assert router.typical_s(4) == 0.0
     for _ in range(20):
@@ -221,7 +226,8 @@ def test_our_own_line_is_nobody_elses_slowness_and_a_peers_line_is_its_own() -> 
 
 def test_many_replicas_that_never_answer_get_few_microbatches() -> None:
     """Keys cost nothing: five hundred that are announced must not keep work from two that are real."""
-    router, shares = Router(random.Random(3)), Counter[str]()
+    router = Router(random.Random(3))
+    shares = Counter[str]()
     real = {"a", "b"}
     router.update([member(name, samples_per_second=10.0) for name in real])
     route(router, {"a": 0.1, "b": 0.1}, 100)
@@ -284,7 +290,9 @@ def test_a_quick_no_of_a_stranger_is_none_and_a_slow_one_is() -> None:
 
 
 def test_a_ban_survives_a_move_and_return() -> None:
-    router, now, banned = Router(random.Random(3)), 0.0, list[float]()
+    router = Router(random.Random(3))
+    now = 0.0
+    banned = list[float]()
     for sequence in range(8):
         router.learn(member("flits", sequence))
         assert not router.banned(PeerId("flits"), now)

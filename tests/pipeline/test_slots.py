@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 from swarmnode.ids import PeerId
 from swarmnode.pipeline.backlog import ACTIVE_S, WORKED_MIN, Slot, Slots
 
-HONEST, OTHER = PeerId("honest"), PeerId("other")
+HONEST = PeerId("honest")
+OTHER = PeerId("other")
 
 
 def worked(slots: Slots, caller: PeerId, now_s: float = 0.0) -> None:
@@ -53,7 +54,8 @@ def test_strangers_together_get_half_of_the_places() -> None:
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 2), st.booleans()), max_size=80))
 def test_places_never_exceed_their_number_and_all_come_back(steps: list[tuple[str, int, bool]]) -> None:
-    slots, held = Slots(4), list[Slot]()
+    slots = Slots(4)
+    held = list[Slot]()
     for step, (caller, position, give) in enumerate(steps):
         if give and held:
             place = held.pop(step % len(held))

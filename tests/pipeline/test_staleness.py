@@ -45,7 +45,8 @@ def test_all_feeders_together_stay_within_the_staleness(
     sizes: list[int], microbatch: int, batches: int, steps: int
 ) -> None:
     manifest = run(microbatch, microbatch * batches, steps=steps)
-    fewest, travels = max(1, min(sizes)), sizes_of(manifest, max(sizes))[0]
+    fewest = max(1, min(sizes))
+    travels = sizes_of(manifest, max(sizes))[0]
     limit, reason = window_limit(manifest, sizes, sizes[0], travels)
     in_flight = limit * travels * max(1, sizes[0])
     bound = max(1, steps) * fewest * replica_batch(manifest, microbatch * batches, fewest)
@@ -118,7 +119,8 @@ async def test_a_replica_puts_off_its_step_while_an_older_gradient_is_on_its_way
     """Eight microbatches of four samples, inner batches of eight: four steps everywhere. With a gradient outstanding
     that was begun long ago, the same eight make no step until twice the batch has come together."""
     async with chain(0, 1, 2) as (_, people):
-        middle, now_s = people[1], asyncio.get_running_loop().time()
+        middle = people[1]
+        now_s = asyncio.get_running_loop().time()
         for serial in range(1, 9):
             await people[0].feed(serial=serial)
         await settled(people, [4, 4, 4])
@@ -134,7 +136,8 @@ async def test_a_replica_puts_off_its_step_while_an_older_gradient_is_on_its_way
 
 def test_a_gradient_that_is_too_old_is_passed_on_and_not_added() -> None:
     """While the last stage works, the first replica takes two steps with other microbatches."""
-    run, quiet = tiny_manifest(stages=2), Quiet()
+    run = tiny_manifest(stages=2)
+    quiet = Quiet()
     first, last = (TorchReplica(run, stage) for stage in range(2))
     tokens = token_wire(token_batch(run.model))
     process = wire.Process(samples=4, purpose=wire.PURPOSE_TRAIN, itinerary=range(2))

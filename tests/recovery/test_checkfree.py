@@ -54,7 +54,8 @@ def test_copy_and_weighted_mean() -> None:
 def test_a_rebuilt_replica_begins_anew() -> None:
     below, lost, above = replicas()
     lost.stage.exp_avg.fill_(1.0)
-    lost.stage.inner_steps, lost.outer.momentum[:] = 9, 1.0
+    lost.stage.inner_steps = 9
+    lost.outer.momentum[:] = 1.0
     lost.rebuild("weighted", [neighbour(below, 0.0), neighbour(above, 0.0)], None)
     assert lost.stage.inner_steps == 0 and not lost.stage.exp_avg.any() and not lost.outer.momentum.any()
     assert torch.equal(lost.outer.phi, lost.stage.theta)
@@ -82,7 +83,8 @@ def test_the_higher_rate_decays() -> None:
 @pytest.mark.parametrize("stage", [0, 2])
 def test_the_first_and_last_take_their_ends_or_keep_those_of_the_seed(stage: int) -> None:
     everybody = replicas()
-    lost, middle = everybody[stage], everybody[1]
+    lost = everybody[stage]
+    middle = everybody[1]
     whole = Snapshot.of(lost.snapshot(packed=True), stage, 1, record_pb2.Progress())
     first, count = ends(MODEL, split(MODEL, 3)[stage])
     mirrored = whole.part(StateSlice(SLOW.sections, first, count)).state.sections["phi"]

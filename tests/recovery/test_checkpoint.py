@@ -37,7 +37,8 @@ PEERS = [PeerId(f"12D3KooWpeer{i:08d}") for i in range(6)]
 
 
 def run_of(stages: int, make: Make = FULL) -> Manifest:
-    inner, gossip = InnerSpec(optimizer=make[0]), GossipSpec(method=make[1], codec="bf16")
+    inner = InnerSpec(optimizer=make[0])
+    gossip = GossipSpec(method=make[1], codec="bf16")
     return Manifest(model=MODEL, pipeline=PipelineSpec(stages=stages), inner=inner, gossip=gossip)
 
 
@@ -72,7 +73,8 @@ async def save(
     made = None
     for stage in range(stages):
         assert made is None, "not complete before the last stage"
-        state, shapes = state_of(stages, stage, make=make), shapes_of(stages, stage, make)
+        state = state_of(stages, stage, make=make)
+        shapes = shapes_of(stages, stage, make)
         await checkpoint_io.save_stage(
             store, form.place(RUN, label), state, shapes, holding(stage), shard_nbytes=shard_nbytes
         )
@@ -209,7 +211,8 @@ async def test_aligned_tensors_are_read_in_place(tmp_path: Path) -> None:
     """Any fault of the file is named as when it is read in one piece."""
     store = FolderStore(tmp_path)
     sha256 = await store.write("a", [b"head", b"data"])
-    head, data = bytearray(4), bytearray(4)
+    head = bytearray(4)
+    data = bytearray(4)
     assert await store.fill("a", [memoryview(head), memoryview(data)], sha256)
     assert (head, data) == (b"head", b"data")
     assert not await store.fill("b", [memoryview(head)], sha256)
@@ -308,7 +311,8 @@ async def test_a_torn_one_is_passed_over_for_the_one_before(tmp_path: Path, what
     store = FolderStore(tmp_path)
     await save(store, 2, form.label(10))
     await save(store, 2, form.label(20))
-    folder, (harm, complaint) = tmp_path / form.place(RUN, form.label(20)), TORN[what]
+    folder = tmp_path / form.place(RUN, form.label(20))
+    harm, complaint = TORN[what]
     shard = sorted(folder.glob("exp_avg-*.safetensors"))[0]
     harm(folder / form.ROOT, shard)
     found = await checkpoint_io.find(store)

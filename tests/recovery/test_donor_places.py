@@ -109,7 +109,9 @@ async def fetch(world: World, said: Quiet, me: PeerId = ME) -> tuple[State, wire
 @pytest.mark.parametrize("attackers", [4, 8])
 @pytest.mark.parametrize("manner", MANNERS)
 async def test_keys_that_never_change_keep_nobody_out(manner: str, attackers: int) -> None:
-    world, limits, chunk_s = World(), DonorLimits(), 8.0
+    world = World()
+    limits = DonorLimits()
+    chunk_s = 8.0
     giver = Slow(world, A, 100)
     world.faults[A] = slow_chunks(chunk_s)
     async with attacked(giver, attackers, manner):
@@ -122,7 +124,9 @@ async def test_keys_that_never_change_keep_nobody_out(manner: str, attackers: in
 
 async def test_more_slow_joiners_than_places_all_finish() -> None:
     """They take turns, and go on with the chunks they have, though the donor's state is another one by then."""
-    world, said, chunk_s = World(), Quiet(), 9.0
+    world = World()
+    said = Quiet()
+    chunk_s = 9.0
     giver = Slow(world, A, 100, DonorLimits(refused_max_s=0.0))  # they share the line at once
     world.faults[A] = slow_chunks(chunk_s)
     training = asyncio.create_task(train(giver))
@@ -171,7 +175,8 @@ async def test_a_place_is_kept_for_a_turn_and_longer_while_nobody_waits() -> Non
 
 
 async def test_those_without_a_turn_come_first_then_those_that_wait_longest() -> None:
-    donor, came = Slow(World(), A, 100, ONE_PLACE).donor, list[PeerId]()
+    donor = Slow(World(), A, 100, ONE_PLACE).donor
+    came = list[PeerId]()
     await take(donor, B, CHUNKS)  # it has had all of it
     snapshot = await take(donor, C, 1)
     for peer in (B, ME, D):  # they come in this order

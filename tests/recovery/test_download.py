@@ -49,7 +49,8 @@ async def fetch(
 
 
 async def test_a_download() -> None:
-    world, said = World(), Quiet()
+    world = World()
+    said = Quiet()
     giver = Giver(world, A, 100)
     found, offer = await fetch(world, [ME, A], said)
     assert same(found, state(105)) and found.inner_steps == 105 and found.gradient_norm == 0.25
@@ -68,7 +69,8 @@ async def test_a_hashed_chunk_is_not_hashed_again() -> None:
     giver = Giver(world, A, 100)
     await fetch(world, [A])
     assert giver.offloaded == 1
-    taken, giver.round_index = giver.take, 6
+    taken = giver.take
+    giver.round_index = 6
 
     async def hashed(cut: StateSlice) -> Snapshot:
         snapshot = await taken(cut)
@@ -85,7 +87,8 @@ async def test_a_hashed_chunk_is_not_hashed_again() -> None:
 
 async def test_a_broken_connection_is_gone_on_with() -> None:
     """Every tenth chunk fails. The donor's state moves on meanwhile; the snapshot begun is finished all the same."""
-    world, said = World(), Quiet()
+    world = World()
+    said = Quiet()
     giver = Giver(world, A, 100, DonorLimits(fresh_s=0.0))
 
     async def flaky(method: str, serial: int, go: Next) -> Answer:
@@ -104,7 +107,8 @@ async def test_a_broken_connection_is_gone_on_with() -> None:
 
 
 async def test_busy_and_slow_chunks_are_asked_for_again() -> None:
-    world, said = World(), Quiet()
+    world = World()
+    said = Quiet()
     Giver(world, A, 100)
 
     async def dawdle(method: str, serial: int, go: Next) -> Answer:
@@ -122,7 +126,8 @@ async def test_busy_and_slow_chunks_are_asked_for_again() -> None:
 
 async def test_large_chunks_may_take_as_long_as_they_must() -> None:
     """A state of more than 16 GiB comes in chunks of more than a MiB, at the bytes a second that a MiB may have."""
-    world, said = World(), Quiet()
+    world = World()
+    said = Quiet()
     giver = Giver(world, A, 100)
     parameters = CHUNK_NBYTES // 4
 
@@ -147,7 +152,8 @@ async def test_large_chunks_may_take_as_long_as_they_must() -> None:
 
 @pytest.mark.parametrize("manner", ["dies", "forgets", "busy for ever"])
 async def test_another_donor_when_one_fails(manner: str) -> None:
-    world, said = World(), Quiet()
+    world = World()
+    said = Quiet()
     givers = give(world, 100, 200)
 
     async def fail(method: str, serial: int, go: Next) -> Answer:
@@ -207,7 +213,8 @@ def too_old(answer: Answer) -> None:
     ],
 )
 async def test_a_liar_is_not_asked_again(method: str, change: Callable[[Answer], None]) -> None:
-    world, said = World(), Quiet()
+    world = World()
+    said = Quiet()
     givers = give(world, 100, 200)
 
     async def lie(called: str, serial: int, go: Next) -> Answer:
@@ -230,7 +237,8 @@ async def test_a_liar_is_not_asked_again(method: str, change: Callable[[Answer],
 
 async def test_a_state_that_is_not_accepted_is_a_lie() -> None:
     """Right hashes over numbers nobody can believe: the next donor is asked, also when it offers the same bytes."""
-    world, said = World(), Quiet()
+    world = World()
+    said = Quiet()
     give(world, 100, 100, 200)
     seen: list[int] = []
 
@@ -247,7 +255,8 @@ async def test_a_state_that_is_not_accepted_is_a_lie() -> None:
 
 
 async def test_giving_up_is_bounded() -> None:
-    world, said = World(), Quiet()
+    world = World()
+    said = Quiet()
     with pytest.raises(Unavailable, match="after 8 attempts; the last: nobody serves it"):
         await fetch(world, [], said)
     with pytest.raises(Unavailable, match=r"peerA is not there|peerB is not there"):
@@ -397,7 +406,9 @@ async def test_of_those_who_come_together_one_gets_a_large_state() -> None:
 
 
 async def test_a_joiner_waits_for_donors_that_give_to_others() -> None:
-    world, said, busy = World(), Quiet(), True
+    world = World()
+    said = Quiet()
+    busy = True
     for peer, seed in ((A, 100), (B, 100)):
         Giver(world, peer, seed)
 

@@ -66,7 +66,8 @@ async def pull(
 
 
 async def test_chunks_of_a_slow_donor_outlive_it() -> None:
-    world, said = World(), Quiet()
+    world = World()
+    said = Quiet()
     givers = give(world, 100, 200)
     givers[1].round_index = 7
     givers[1].donor.close()
@@ -90,7 +91,9 @@ async def test_chunks_of_a_slow_donor_outlive_it() -> None:
 async def test_a_long_download_uses_several_donors() -> None:
     taken = []
     for peers in ([A], [A, B, C]):
-        world, said, loop = World(), Quiet(), asyncio.get_running_loop()
+        world = World()
+        said = Quiet()
+        loop = asyncio.get_running_loop()
         give(world, *[100 * (1 + k) for k in range(len(peers))])
         world.faults = {peer: slow_chunks(SLOW_S) for peer in peers}
         begun = loop.time()
@@ -104,7 +107,8 @@ async def test_a_long_download_uses_several_donors() -> None:
 
 
 async def test_a_frozen_donor_keeps_what_it_gave_and_no_more() -> None:
-    world, said = World(), Quiet()
+    world = World()
+    said = Quiet()
     give(world, 100, 200)
     world.faults = {A: slow_chunks(SLOW_S, 8)}
     found = await pull(world, [A, B], said)
@@ -115,7 +119,8 @@ async def test_a_frozen_donor_keeps_what_it_gave_and_no_more() -> None:
 
 
 async def test_nothing_stays_of_one_that_lied_beside() -> None:
-    world, said = World(), Quiet()
+    world = World()
+    said = Quiet()
     give(world, 100, 200)
     slow = slow_chunks(SLOW_S)
 
@@ -132,7 +137,8 @@ async def test_nothing_stays_of_one_that_lied_beside() -> None:
 
 
 async def test_a_failing_helper_is_not_asked_repeatedly() -> None:
-    world, said = World(), Quiet()
+    world = World()
+    said = Quiet()
     give(world, 100, 200)
 
     async def refuses(method: str, serial: int, go: Next) -> Answer:
@@ -145,7 +151,8 @@ async def test_a_failing_helper_is_not_asked_repeatedly() -> None:
 
 
 async def test_a_mixed_state_that_is_not_believed_is_nobodys_lie() -> None:
-    world, said = World(), Quiet()
+    world = World()
+    said = Quiet()
     give(world, 100, 200)
     world.faults = {A: slow_chunks(SLOW_S), B: slow_chunks(SLOW_S)}
     seen: list[set[int]] = []
@@ -163,7 +170,8 @@ async def test_a_mixed_state_that_is_not_believed_is_nobodys_lie() -> None:
 
 
 async def test_a_download_without_haste_uses_one_donor() -> None:
-    world, said = World(), Quiet()
+    world = World()
+    said = Quiet()
     give(world, 100, 200)
     world.faults = {A: slow_chunks(SLOW_S), B: slow_chunks(SLOW_S)}
     found = await pull(world, [A, B], said, replace(GENTLE, rest=0.0))

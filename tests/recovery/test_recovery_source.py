@@ -32,9 +32,12 @@ from tests.support.sections import SECTIONS
 
 RUN = RunId("ab" * 32)
 SPEC = RecoverySpec(snapshot_rounds_max=16)
-A, B, C = PeerId("a"), PeerId("b"), PeerId("c")
+A = PeerId("a")
+B = PeerId("b")
+C = PeerId("c")
 LOST = RecoveryView(stage=1, stages=4, samples_total=1000, round_now=20, below=True, above=True)
-JOINING, SYNCING = record_pb2.NODE_STATE_JOINING, record_pb2.NODE_STATE_SYNCING
+JOINING = record_pb2.NODE_STATE_JOINING
+SYNCING = record_pb2.NODE_STATE_SYNCING
 TRAINING = record_pb2.NODE_STATE_TRAINING
 
 
@@ -168,7 +171,8 @@ def test_a_budget_decides_what_is_kept() -> None:
 @pytest.mark.parametrize("state", [JOINING, SYNCING])
 def test_a_claim_to_build_ends_where_nothing_comes_of_it(state: record_pb2.NodeState) -> None:
     limits = LimitsSpec(announce_period_s=2.0)
-    claims, stage = RecoveryClaims(limits, 0), (member("a", state=state, joined_unix_s=1.0), member("b", state=state))
+    claims = RecoveryClaims(limits, 0)
+    stage = (member("a", state=state, joined_unix_s=1.0), member("b", state=state))
     assert claims.builder(stage[:1], {A}, C, 100.0) == A
     assert claims.builder(stage[:1], {A}, C, 106.0) == A
     assert claims.builder(stage[:1], {A}, C, 106.1) is None

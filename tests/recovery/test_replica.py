@@ -69,14 +69,17 @@ def contents(state: State) -> dict[str, bytes]:
 def test_a_newcomer_takes_what_rounds_move_and_begins_the_rest_itself() -> None:
     """A donor that gave other fast weights or moments beside honest slow weights led newcomers astray for good: the
     default codec is read near one's own weights."""
-    original, copy, fresh = lived(1), lived(2), TorchReplica(MANIFEST, 0)
+    original = lived(1)
+    copy = lived(2)
+    fresh = TorchReplica(MANIFEST, 0)
     given = Snapshot.of(original.snapshot(packed=True), 0, 1, Progress().to_wire())
     part = given.part(newcomer_part(MANIFEST.gossip, given.sizes))
     assert given.part(newcomer_part(MANIFEST.gossip, given.sizes)) is part, "hashed once"
     assert part.nbytes == 6 * original.stage.parameters < 0.6 * given.nbytes
     copy.load(part.state)
     assert copy.digest() == original.digest() and copy.inner_steps == original.inner_steps == 3
-    there, slow = contents(copy.snapshot()), contents(original.snapshot())["phi"]
+    there = contents(copy.snapshot())
+    slow = contents(original.snapshot())["phi"]
     assert there["theta"] == there["phi"] == slow
     assert not any(there["exp_avg"]) and not any(there["exp_avg_sq"]) and any(there["momentum"])
     # The first step is that of a fresh optimizer: the moments' bias is corrected by their own age.
@@ -105,7 +108,8 @@ def test_where_a_round_replaces_less_than_all_weights_a_newcomer_takes_all(gossi
 
 
 def test_loading_voids_what_belongs_to_other_weights() -> None:
-    original, copy = lived(1), TorchReplica(MANIFEST, 0)
+    original = lived(1)
+    copy = TorchReplica(MANIFEST, 0)
     _, tape = copy.forward(tokens(3), keep=True)
     assert tape is not None
     copy.backward(tape, gradient(3), SAMPLES)
@@ -125,7 +129,8 @@ def test_loading_voids_what_belongs_to_other_weights() -> None:
 
 def test_a_replica_keeps_a_mean_of_its_own_weights_alone() -> None:
     share = MANIFEST.inner.average_share
-    first, second = TorchReplica(MANIFEST, 0), TorchReplica(MANIFEST, 0)
+    first = TorchReplica(MANIFEST, 0)
+    second = TorchReplica(MANIFEST, 0)
     assert first.average is not None and first.average.value is None
     train(first, 1)
     before = first.stage.theta.clone()
@@ -151,7 +156,9 @@ def test_a_replica_keeps_a_mean_of_its_own_weights_alone() -> None:
 
 
 def test_an_outer_step_leaves_tapes_as_they_were() -> None:
-    replica, partner, before = lived(1), lived(2), TorchReplica(MANIFEST, 0)
+    replica = lived(1)
+    partner = lived(2)
+    before = TorchReplica(MANIFEST, 0)
     before.load(replica.snapshot())
     gradients = []
     for one in (before, replica):
@@ -196,7 +203,8 @@ def shorten(state: State) -> None:
 
 
 def overflow(state: State) -> None:  # as sent, theta is its difference from phi
-    state.sections, state.packed = lived(2).snapshot(packed=True).sections, True
+    state.sections = lived(2).snapshot(packed=True).sections
+    state.packed = True
     for name in ("theta", "phi"):
         section(name, lambda flat: flat.fill_(3e38))(state)
 
@@ -220,8 +228,10 @@ def bad_norm(state: State) -> None:
     ],
 )
 def test_a_bad_state_is_refused_and_changes_nothing(spoil: Callable[[State], None], words: str) -> None:
-    replica, state = lived(1), lived(2).snapshot()
-    before, steps = contents(replica.snapshot()), replica.inner_steps
+    replica = lived(1)
+    state = lived(2).snapshot()
+    before = contents(replica.snapshot())
+    steps = replica.inner_steps
     spoil(state)
     with pytest.raises(RemoteFault, match=words):
         replica.load(state)
@@ -233,7 +243,8 @@ def test_moments_are_taken_as_sent_unless_no_gradients_leave_them(rank: int, nam
     """Of one element with a huge first moment the newcomer's next step was tens of thousands of rates long."""
     pipeline = PipelineSpec(stages=2, boundary="subspace" if rank else "bf16", boundary_rank=rank)
     run = replace(MANIFEST, pipeline=pipeline, inner=replace(MANIFEST.inner, optimizer="adamw"))
-    donor, newcomer = TorchReplica(run, 0, optimizer_state="8bit"), TorchReplica(run, 0)
+    donor = TorchReplica(run, 0, optimizer_state="8bit")
+    newcomer = TorchReplica(run, 0)
     for steps in (1, 1, 30):
         train(donor, steps, steps)
         newcomer.load(donor.snapshot(packed=True))
@@ -250,7 +261,8 @@ def test_moments_are_taken_as_sent_unless_no_gradients_leave_them(rank: int, nam
 def test_a_packed_state_is_the_original_to_half_a_unit() -> None:
     """The newcomer has the donor's slow weights to the bit, and the rest within half a unit in the last of bfloat16's
     eight bits."""
-    original, newcomer = lived(1), TorchReplica(replace(MANIFEST, seed=9), 0)
+    original = lived(1)
+    newcomer = TorchReplica(replace(MANIFEST, seed=9), 0)
     newcomer.load(original.snapshot(packed=True))
     assert newcomer.digest() == original.digest()
     there, here = (replica.snapshot().sections for replica in (newcomer, original))
@@ -270,7 +282,8 @@ def test_a_state_has_what_its_run_uses_and_nothing_else(method: str, optimizer: 
     """A copy goes on to the bit although sections that the run never reads are missing."""
     gossip = GossipSpec(method=method, codec=CODECS_OF[method][0], group=0)
     run = replace(MANIFEST, inner=replace(MANIFEST.inner, optimizer=optimizer), gossip=gossip)
-    original, copy = TorchReplica(run, 0), TorchReplica(replace(run, seed=5), 0)
+    original = TorchReplica(run, 0)
+    copy = TorchReplica(replace(run, seed=5), 0)
     for round_index in (1, 2):
         train(original, 10 * round_index, 2)
         a_round(original, round_index)

@@ -47,7 +47,8 @@ async def test_a_part_of_a_state_travels_alone() -> None:
 
 
 async def test_a_backup_of_another_stage_is_given() -> None:
-    world, said = World(), Quiet()
+    world = World()
+    said = Quiet()
     kept = Snapshot.of(state(7), 2, 9, to_message({"feeder": 1}), CHUNK)
     giver = Giver(world, A, 100)
     donor = SnapshotDonor(RUN, 1, giver.take, giver.offload, said, kept=lambda stage: kept if stage == 2 else None)
@@ -59,7 +60,8 @@ async def test_a_backup_of_another_stage_is_given() -> None:
 
 
 async def test_a_polite_download_rests() -> None:
-    world, loop = World(), asyncio.get_running_loop()
+    world = World()
+    loop = asyncio.get_running_loop()
     Giver(world, A, 100)
     await fetch(world, [A])  # the snapshot is made
     taken = []
@@ -72,7 +74,8 @@ async def test_a_polite_download_rests() -> None:
 
 async def test_a_dead_donor_is_not_waited_for() -> None:
     """It accepts the question and never answers it, nor a ping: seconds, not the minute an offer may take."""
-    world, loop = World(), asyncio.get_running_loop()
+    world = World()
+    loop = asyncio.get_running_loop()
     Giver(world, B, 100)
 
     async def dead(method: str, serial: int, go: Next) -> Answer:

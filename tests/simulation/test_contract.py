@@ -47,5 +47,6 @@ class TestSimDirectory(DirectoryContract):
         network = Network(random.Random(1))
         wall = SkewedClock(asyncio.get_running_loop())
         dht = SimDht(network, wall, RUN, random.Random(2), DirectoryFaults())
-        (plug, me), (other_plug, other) = plugged(network, 1), plugged(network, 2)
+        plug, me = plugged(network, 1)
+        other_plug, other = plugged(network, 2)
         yield Directories(SimDirectory(dht, plug), SimDirectory(dht, other_plug), (me, other), wall.unix_s)

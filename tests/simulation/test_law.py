@@ -60,7 +60,8 @@ def test_no_honest_replica_is_left_out() -> None:
 def test_a_step_that_was_no_step_is_told_with_the_one_that_follows() -> None:
     """The partner may have applied ours: that is not one-sided."""
     run = replace(Manifest(), gossip=GossipSpec(acceptance="clipped"))
-    laws, part = Laws(), stages_of(run)[1]
+    laws = Laws()
+    part = stages_of(run)[1]
     one, newcomer, third = (FakeReplica(run, part, i, laws, random.Random(i), 1.0) for i in range(3))
     for each in (one, newcomer, third):
         each.accumulated = 1
@@ -80,7 +81,8 @@ def test_a_step_that_was_no_step_is_told_with_the_one_that_follows() -> None:
 def test_fake_replicas_meet_by_fragments(of: int) -> None:
     """A round moves the dimensions of its fragment and its packet has a part of the bytes; a final delta has all."""
     run = replace(Manifest(), gossip=GossipSpec(method="average", acceptance="all", fragments=of))
-    laws, part = Laws(), stages_of(run)[1]
+    laws = Laws()
+    part = stages_of(run)[1]
     one, other, leaver = (FakeReplica(run, part, i, laws, random.Random(i), 1.0) for i in range(3))
     whole = FakeReplica(replace(run, gossip=replace(run.gossip, fragments=1)), part, 9, laws, random.Random(9), 1.0)
     size = whole.message(1)[0].nbytes
@@ -110,7 +112,8 @@ def test_fake_replicas_meet_by_fragments(of: int) -> None:
 def test_fake_packets_are_checked_as_real_ones_are() -> None:
     run = Manifest()
     fake = FakeReplica(run, stages_of(run)[1], 0, Laws(), random.Random(0), 1.0)
-    good, bad = Packet(1.0, 1, fake.message(1)), Packet(1.0, 1, [WireTensor("f32", (3,), bytes(12))])
+    good = Packet(1.0, 1, fake.message(1))
+    bad = Packet(1.0, 1, [WireTensor("f32", (3,), bytes(12))])
     refused, preempted = fake.apply(1, 1.0, [bad, good]).verdicts
     assert (refused.keep, refused.step) == (0.0, "misshapen") and "wrong shapes" in refused.reason
     assert preempted.keep == 1.0

@@ -52,7 +52,8 @@ def test_rows_that_a_fit_never_saw_lie_within_a_quarter_of_its_interval(source: 
 
 def test_the_interval_is_wider_where_nothing_was_measured() -> None:
     """64 cards at home: no row has so many replicas with so large a share."""
-    near, far = replicas_between(TERM, 4, 1024, 983_040, 8), replicas_between(TERM, 64, 32_768, 2e10, 10, 2)
+    near = replicas_between(TERM, 4, 1024, 983_040, 8)
+    far = replicas_between(TERM, 64, 32_768, 2e10, 10, 2)
     assert math.log(far.most / far.least) > 2.0 * math.log(near.most / near.least)
 
 
@@ -83,7 +84,9 @@ def test_what_the_formula_is_known_to_give_too_much_is_taken_off(
 ) -> None:
     """In the number that settings are ranked by, too, so that no way to meet is chosen for an error of its formula."""
     run = run_of(method, codec, stages)
-    found, inner, gossip = learned(run, replicas, TOKENS), run.inner, run.gossip
+    found = learned(run, replicas, TOKENS)
+    inner = run.inner
+    gossip = run.gossip
     batch = inner.inner_batch * run.model.context
     term = LATE if stages > 1 else 1.0
     if method == "average":

@@ -15,7 +15,9 @@ from swarmsim.life import simulate
 from swarmsim.report import rows
 from swarmsim.scenario import RecoveryBounds, Scenario
 
-PARAMETERS, TOKENS_A_PARAMETER, ROUNDS = 10_000_000, 20, 14
+PARAMETERS = 10_000_000
+TOKENS_A_PARAMETER = 20
+ROUNDS = 14
 
 
 def homes(count: int, up_mbps: float, memory_gb: float = 12.9) -> MachineKind:
@@ -42,7 +44,8 @@ def test_four_home_machines_meet_as_often_as_planned() -> None:
     measured line, they met at every second or fourth."""
     kind = homes(4, 4.0)
     found = fitted(recipe(), [kind], stages=1)
-    manifest, plan = found.recipe.manifest, found.best.plan
+    manifest = found.recipe.manifest
+    plan = found.best.plan
     assert manifest.gossip.method == "average", "a gradient each step does not fit such a line"
     round_s = manifest.gossip.round_samples / plan.samples_per_s
     assert 0.6 < thin_line(manifest, kind, round_s) < 0.8
@@ -58,12 +61,14 @@ def test_four_home_machines_meet_as_often_as_planned() -> None:
         ),
         0,
     )
-    steps, planned = life.meets_every_steps(life.storm.at_s / 2), life.meets_every_steps_planned
+    steps = life.meets_every_steps(life.storm.at_s / 2)
+    planned = life.meets_every_steps_planned
     assert not life.failures and life.storm.lone == 0
     assert 0.9 * planned < steps < 1.2 * planned
     assert f"planned: every {planned:,.3g}" in dict(rows(life))["replicas meet"]
 
-    tokens, one = 1e9, 1000.0
+    tokens = 1e9
+    one = 1000.0
     half = Simulated(plan.tokens_per_s / 2.0, 4.0 * planned)
     by_formula, simulated = (forecast(plan, manifest, tokens, one, given) for given in (None, half))
     assert f"replicas meet every {planned:,.0f} steps (simulated: every {4 * planned:,.3g})" in simulated[0]

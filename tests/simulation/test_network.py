@@ -14,7 +14,8 @@ from swarmsim.network import NetworkCut, ReachabilityMap
 @pytest.mark.loop("virtual")
 async def test_a_dropped_flow_leaves_its_share_and_a_slower_line_is_slower() -> None:
     loop = asyncio.get_running_loop()
-    link, ends = SimLink(loop, 100.0), list[float]()
+    link = SimLink(loop, 100.0)
+    ends = list[float]()
     first = link.send(1000, lambda: ends.append(-1.0))
     link.send(1000, lambda: ends.append(loop.time()))
     await asyncio.sleep(2)  # each has moved 100
@@ -26,7 +27,8 @@ async def test_a_dropped_flow_leaves_its_share_and_a_slower_line_is_slower() -> 
 
 
 def test_ways_and_walls() -> None:
-    home, far = Address("eu", 0.02), Address("us-west", 0.01, Nat.RELAYED)
+    home = Address("eu", 0.02)
+    far = Address("us-west", 0.01, Nat.RELAYED)
     assert rtt_s(home, home) == pytest.approx(0.04)
     assert rtt_s(home, far) == rtt_s(far, home) > 0.23
     reach = ReachabilityMap()

@@ -26,7 +26,8 @@ KINDS = ("partition", "one_way", "bridge", "meeting_point_gone")
 def live(seconds: float, count: int, share: float, kind: str = "partition", seed: int = 3) -> tuple[Outcome, World]:
     """A life in which `share` of `count` machines are cut off from the others for `seconds`, or all from the meeting
     point, where then two join."""
-    scenario, worlds = read_scenario(find("stage-extinction")), list[World]()
+    scenario = read_scenario(find("stage-extinction"))
+    worlds = list[World]()
     manifest = scenario.manifest
     manifest = less(
         manifest,
@@ -62,14 +63,18 @@ def test_the_part_that_trained_less_takes_the_state_of_the_other(count: int, sha
 def test_swarms_of_any_size_become_one_again_within_a_minute_and_count_nothing_twice(number: int) -> None:
     """3 to 100 machines, 1 s to 10 min, every kind of cut, drawn evenly in the logarithm."""
     rng = seeded("parts", number)
-    size, seconds, share, kind = rng.random(), 600.0 ** rng.random(), rng.uniform(0.1, 0.5), KINDS[number % len(KINDS)]
+    size = rng.random()
+    seconds = 600.0 ** rng.random()
+    share = rng.uniform(0.1, 0.5)
+    kind = KINDS[number % len(KINDS)]
     count = round(3 * (100 / 3) ** (size if number > 1 else 0.2 * size))
     outcome, _ = live(seconds if number > 1 else min(30.0, seconds), count, share, kind, seed=number)
     assert not outcome.failures, (kind, count, seconds, share, outcome.failures)
 
 
 def test_blocks_of_a_stopped_feeder_pass_to_its_part() -> None:
-    table, quiet = PeerTable(2), Quiet()
+    table = PeerTable(2)
+    quiet = Quiet()
     nodes = [
         RunProgress(Manifest(), PeerId(me), table, Progress(PeerId(me)), LoopClock(), quiet, print, print)
         for me in ("a", "b", "c")

@@ -77,7 +77,8 @@ def test_more_in_flight_or_shorter_ways_are_faster_until_another_limit_binds() -
     rates = [run(batch, FAR).samples_per_s for batch in (16, 32, 64, 4096, 8192)]
     assert rates[0] < 0.8 * rates[1] and rates[1] <= rates[2] <= rates[3] == rates[4]
     assert run(1024, FAR).limit_kind == "uplink" and run(16, FAR).limit_kind == "in flight"
-    near, relayed = run(16, Address("asia", 0.001)), run(16, Address("asia", 0.05, Nat.RELAYED))
+    near = run(16, Address("asia", 0.001))
+    relayed = run(16, Address("asia", 0.05, Nat.RELAYED))
     assert relayed.samples_per_s < run(16, FAR).samples_per_s < near.samples_per_s
 
 

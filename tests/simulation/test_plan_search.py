@@ -28,7 +28,8 @@ RUN = Manifest(
 PLENTY = replace(  # the samples in flight are no limit
     RUN, inner=replace(RUN.inner, inner_batch=1024), gossip=replace(RUN.gossip, round_samples=1024)
 )
-SMALL_GB, LARGE_GB = 1.1, 8.0
+SMALL_GB = 1.1
+LARGE_GB = 8.0
 TOKENS = 1e9
 DAY_LOST_H = 0.5
 BILLION = ModelSpec(layers=8, width=4096, heads=32, kv_heads=8, ffn=14336, context=2048, vocabulary=256)
@@ -205,7 +206,8 @@ def test_of_unlike_machines_the_memory_is_the_most_that_one_needs() -> None:
 
 def test_forwards_that_memory_makes_a_card_do_again_count() -> None:
     run = replace(cut(4, PLENTY), inner=replace(PLENTY.inner, microbatch=32), model=replace(RUN.model, context=2048))
-    tight, ample = card(memory_gb=2.2, mbps=1e6), card(memory_gb=80.0, mbps=1e6)
+    tight = card(memory_gb=2.2, mbps=1e6)
+    ample = card(memory_gb=80.0, mbps=1e6)
     assert fit_of(run, tight).repeated == (1, 1, 1, 0) and fit_of(run, ample).repeated == (0, 0, 0, 0)
     slow, fast = (plan(run, [one], TOKENS) for one in (tight, ample))
     assert 0.74 < slow.tokens_per_s / fast.tokens_per_s < 0.85  # 3/4, and in the last stage nothing is done again
@@ -341,7 +343,8 @@ def test_where_memory_is_short_rounds_are_of_fragments_and_no_running_mean_is_ke
 def test_a_fleet_that_waits_for_lines_gets_a_batch_slots_and_patience() -> None:
     fleet = [card(memory_gb=SMALL_GB, count=200)]
     best = search(cut(4), fleet, TOKENS, stages=4).best
-    made, rate = best.manifest, best.plan.samples_per_s
+    made = best.manifest
+    rate = best.plan.samples_per_s
     batch = max(made.inner.inner_batch, made.inner.inner_batch_max)
     assert batch >= 0.5 * in_flight_needed(made, fleet) > 4 * RUN.inner.inner_batch
     assert made.limits.microbatch_timeout_s >= batch / rate and made.limits.in_flight_max >= 8
@@ -365,7 +368,8 @@ def test_gradients_are_averaged_before_each_step_where_lines_carry_that() -> Non
         kind = MachineKind("laptop", 8, 2e9, up, up, Address("local", rtt_s), memory_gb=16.0)
         return search(run, [kind], 20_000.0 * run.model.context, stages=1).best.manifest
 
-    near, far = found(1.25e8, 0.0005), found(5e4, 0.1)
+    near = found(1.25e8, 0.0005)
+    far = found(5e4, 0.1)
     assert (near.gossip.method, near.gossip.group, near.pipeline.stages) == ("gradient", 0, 1)
     assert near.gossip.round_samples == near.inner.inner_batch
     assert near.recovery.snapshot_rounds_max > far.recovery.snapshot_rounds_max, "a snapshot may be as many steps old"

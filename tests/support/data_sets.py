@@ -21,7 +21,8 @@ def split(
         chunks.append(part)
     shards = []
     for number, first in enumerate(range(0, len(chunks), 4)):
-        inside, entry = chunks[first : first + 4], f"{name}-{number:05}.bin"
+        inside = chunks[first : first + 4]
+        entry = f"{name}-{number:05}.bin"
         (folder / entry).write_bytes(b"".join(inside))
         count = min(tokens.size - first * chunk_tokens, len(inside) * chunk_tokens)
         shards.append(ShardEntry(entry, count, b"".join(hashlib.sha256(chunk).digest() for chunk in inside)))

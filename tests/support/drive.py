@@ -33,7 +33,10 @@ def fake_plan(folder: Path, nodes: int, leave_timeout_s: float = 60.0) -> FleetP
 
 
 def main() -> int:
-    folder, nodes, for_s, kill_every_s = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), float(sys.argv[4])
+    folder = Path(sys.argv[1])
+    nodes = int(sys.argv[2])
+    for_s = float(sys.argv[3])
+    kill_every_s = float(sys.argv[4])
     session = Session(
         fake_plan(folder, nodes),
         Conditions(for_s=for_s or None),

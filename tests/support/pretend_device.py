@@ -106,7 +106,8 @@ class Books(TorchDispatchMode):
 
     def __init__(self, number: float = 1.0) -> None:
         super().__init__()
-        self.device, self.host = Account(), Account()
+        self.device = Account()
+        self.host = Account()
         self.products: Counter[str] = Counter()  # matrix products by dtype
         self.widest = 0  # elements of the largest tensor made on the device
         self.crossings: list[tuple[str, int]] = []  # ("to" or "from" the device, bytes), one per copy
@@ -114,7 +115,8 @@ class Books(TorchDispatchMode):
         self._number = number
 
     def __torch_dispatch__(self, func: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name, given = str(func), [one for one in tree_leaves(args) if isinstance(one, torch.Tensor)]
+        name = str(func)
+        given = [one for one in tree_leaves(args) if isinstance(one, torch.Tensor)]
         if "_local_scalar_dense" in name:
             self.reads += given[0].device.type == NAME
             return self._number if given[0].is_floating_point() else int(self._number)

@@ -9,7 +9,8 @@ from swarmnode.membership.swarm import Member
 from swarmnode.wire import record_pb2
 from tests.support.village import RUN, LoopClock
 
-ME, OTHER = Identity.of_seed(bytes([7] * 32)), Identity.of_seed(bytes([8] * 32))
+ME = Identity.of_seed(bytes([7] * 32))
+OTHER = Identity.of_seed(bytes([8] * 32))
 SEQUENCE = itertools.count(1)
 
 

@@ -38,7 +38,8 @@ class StageBooks:
 
 def live(monkeypatch: pytest.MonkeyPatch, manifest: Manifest, stage: int, state: str = "8bit") -> StageBooks:
     """Two microbatches, of which the second one's gradient comes after a step, and another step."""
-    model, inner = manifest.model, manifest.inner
+    model = manifest.model
+    inner = manifest.inner
     shape = (inner.microbatch, model.context, boundary_width(manifest))
     with books(monkeypatch) as ledger, monkeypatch.context() as patch:
         for module in (layers_module, subspace_module):

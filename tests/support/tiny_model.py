@@ -50,7 +50,8 @@ def token_wire(tokens: Tensor | WireTensor) -> WireTensor:
 
 def ascend(stages: list[StageReplica], tokens: Tensor | WireTensor) -> tuple[WireTensor, list[Tape]]:
     """Forward through all stages but the last: (what the last one reads, tapes)."""
-    x, tapes = token_wire(tokens), []
+    x = token_wire(tokens)
+    tapes = []
     for stage in stages[:-1]:
         x, tape = stage.forward(x, keep=True, tokens=token_wire(tokens))
         assert tape is not None

@@ -248,7 +248,8 @@ class TransportContract:
         async with self.pair() as pair:
             pair.there.serve("process", echo, tensor_bytes_max=MIB)
             await pair.here.call(pair.there.peer_id, process(tensor(MIB)), timeout_s=60, reply_bytes_max=MIB)
-            here, there = pair.here.bytes_by_method(), pair.there.bytes_by_method()
+            here = pair.here.bytes_by_method()
+            there = pair.there.bytes_by_method()
             for way in (here["process", "sent"], here["process", "received"]):
                 assert MIB < way < MIB + 1024
             assert here["process", "sent"] == there["process", "received"]
@@ -258,7 +259,8 @@ class TransportContract:
         """The handler runs at the header, and its answer's end waits for the whole request."""
         async with self.pair() as pair:
             order = list[str]()
-            sent, given = tensor(3 * MIB + 5, 3), tensor(2 * MIB + 7, 5)
+            sent = tensor(3 * MIB + 5, 3)
+            given = tensor(2 * MIB + 7, 5)
 
             async def handler(peer: PeerId, call: Call) -> Answer:
                 order.append("called")

@@ -107,7 +107,8 @@ class VillageMachine(SimMachine):
     each takes `sample_s`."""
 
     def __init__(self, seed: str, sample_s: float) -> None:
-        self._sample_s, self._meter = sample_s, Meter()
+        self._sample_s = sample_s
+        self._meter = Meter()
         self._meter.state_nbytes = PIECE_S * HASH_RATE
         super().__init__(1.0, 1.0, self._meter, seeded("village machine", seed), noise=0.5)
 
@@ -129,7 +130,9 @@ class Numbers(Samples):
     """pipeline.feeder.Samples of a text with a pattern that can be learnt: sample i counts upwards from i."""
 
     def __init__(self, run: Manifest) -> None:
-        self._context, self._vocabulary, self._step = run.model.context, run.model.vocabulary, run.inner.microbatch
+        self._context = run.model.context
+        self._vocabulary = run.model.vocabulary
+        self._step = run.inner.microbatch
 
     def tokens(self, indices: Sequence[int]) -> np.ndarray:
         first = np.asarray(indices)[:, None] * 7
@@ -375,7 +378,8 @@ class Amending:
     """The owner of the run of `v`: whoever is added from now on takes its amendments up."""
 
     def __init__(self, v: Village) -> None:
-        self.v, self.begun = v, v.run
+        self.v = v
+        self.begun = v.run
         self.signed = Amendments(v.run, RUN, owner.public_bytes(OWNER))
         v.admission = self.admission
 

@@ -56,7 +56,8 @@ def test_metadata_services_are_never_dialled(host: str) -> None:
 
 
 def test_bootstraps() -> None:
-    one, two = f"/ip4/1.2.3.4/tcp/4001/p2p/{PEER}", f"/dns/b.example/tcp/4001/p2p/{PEER}"
+    one = f"/ip4/1.2.3.4/tcp/4001/p2p/{PEER}"
+    two = f"/dns/b.example/tcp/4001/p2p/{PEER}"
     assert parse_bootstrap(one) == (PEER, "/ip4/1.2.3.4/tcp/4001")
     assert parse_bootstraps([one, two, one]) == [(PEER, ["/ip4/1.2.3.4/tcp/4001", "/dns/b.example/tcp/4001"])]
     assert parse_bootstraps([]) == []

@@ -8,8 +8,10 @@ from swarmnode.errors import Busy
 from swarmnode.ids import PeerId
 from swarmnode.transport.serve import ByteBudget, ByteLease
 
-A, B = PeerId("a"), PeerId("b")
-TOTAL, SHARE = 320, 20
+A = PeerId("a")
+B = PeerId("b")
+TOTAL = 320
+SHARE = 20
 
 
 @given(st.lists(st.tuples(st.sampled_from("abcdefgh"), st.integers(0, 300), st.integers(0, 30)), max_size=120))

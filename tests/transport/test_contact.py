@@ -29,7 +29,8 @@ def islands(views: dict[PeerId, set[PeerId]]) -> list[set[PeerId]]:
     """The parts of a swarm that know nothing of each other, by whom each node sees; largest first."""
     parts: list[set[PeerId]] = []
     for me, seen in views.items():
-        joined, apart = {me, *(seen & views.keys())}, list[set[PeerId]]()
+        joined = {me, *(seen & views.keys())}
+        apart = list[set[PeerId]]()
         for part in parts:
             if part & joined:
                 joined |= part
@@ -56,18 +57,23 @@ def test_contacts_to_try() -> None:
 
 
 def test_a_lost_bootstrap_is_found_within_ten_seconds_of_its_return() -> None:
-    told, now, tries = Contact(("/ip4/1.2.3.4/tcp/5",), NOW, given=("/ip4/1.2.3.4/tcp/5",)), NOW, list[float]()
+    told = Contact(("/ip4/1.2.3.4/tcp/5",), NOW, given=("/ip4/1.2.3.4/tcp/5",))
+    now = NOW
+    tries = list[float]()
     while now < NOW + 7200:
         if whom_to_try({A: told}, {B}, now):
             tries.append(now - NOW)
-            told.failures, told.tried_unix_s = told.failures + 1, now
+            told.failures += 1
+            told.tried_unix_s = now
         now += 1.0
     gaps = [after - before for before, after in pairwise(tries)]
     assert gaps[0] == 6.0 and set(gaps[1:]) == {9.0}
 
 
 def test_a_home_remembers_how_far_its_runs_were(tmp_path: Path) -> None:
-    path, one, other = tmp_path / "contacts.json", RunId("ab" * 32), RunId("cd" * 32)
+    path = tmp_path / "contacts.json"
+    one = RunId("ab" * 32)
+    other = RunId("cd" * 32)
     contacts = Contacts()
     contacts.hear(Identity.generate().peer_id, ["/ip4/1.2.3.4/tcp/5"], NOW)
     for samples in (512, 4640, 100):
@@ -115,7 +121,9 @@ def test_the_list_is_bounded_and_forgets_told_ones_last() -> None:
 
 def test_the_users_addresses_are_always_tried() -> None:
     """Behind a forwarded port it announces addresses that nobody outside can dial."""
-    contacts, given, announced = Contacts(), "/ip4/1.2.3.4/tcp/5", "/ip4/127.0.0.1/tcp/4001"
+    contacts = Contacts()
+    given = "/ip4/1.2.3.4/tcp/5"
+    announced = "/ip4/127.0.0.1/tcp/4001"
     contacts.tell(A, [given])
     contacts.hear(A, [announced], NOW)
     contacts.record_try(A, False, NOW)

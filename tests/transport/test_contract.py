@@ -59,7 +59,8 @@ class TestLibp2pTransport(TransportContract):
 
     @asynccontextmanager
     async def pair(self) -> AsyncIterator[Pair]:
-        here, kind = self.here, type(self)
+        here = self.here
+        kind = type(self)
         if (there := kind.there) is None:
             made, _ = await self.living.enter_async_context(node())
             kind.there = there = made
@@ -101,7 +102,8 @@ class TestMemoryDirectory(DirectoryContract):
 
     @asynccontextmanager
     async def directories(self) -> AsyncIterator[Directories]:
-        network, clock = MemoryNetwork(), WallClock()
+        network = MemoryNetwork()
+        clock = WallClock()
         here, there = (MemoryDirectory(network, RUN, clock) for _ in range(2))
         identities = (Identity.of_seed(bytes([1] * 32)), Identity.of_seed(bytes([2] * 32)))
         yield Directories(here, there, identities, clock.unix_s)

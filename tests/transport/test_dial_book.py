@@ -83,7 +83,8 @@ async def test_names_become_addresses() -> None:
 @pytest.mark.live
 @pytest.mark.loop("uvloop")
 async def test_a_hundred_keys_make_nobody_dial_a_third_party() -> None:
-    hits, packets = 0, socket.socket(type=socket.SOCK_DGRAM)
+    hits = 0
+    packets = socket.socket(type=socket.SOCK_DGRAM)
     packets.bind(("127.0.0.1", 0))
 
     def hit(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

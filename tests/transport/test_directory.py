@@ -125,7 +125,9 @@ async def test_a_bootstrap_that_never_answers_is_unreachable() -> None:
 
 @pytest.mark.loop("uvloop")
 async def test_a_contact_that_is_forgotten_before_it_is_tried_does_no_harm() -> None:
-    nobody, contacts, loop = Identity.of_seed(bytes(32)).peer_id, Contacts(), asyncio.get_running_loop()
+    nobody = Identity.of_seed(bytes(32)).peer_id
+    contacts = Contacts()
+    loop = asyncio.get_running_loop()
     async with node() as (here, _):
         directory = await DhtDirectory.create(here, [], RUN, 1, contacts=contacts, unix_s=time.time)
         contacts.hear(nobody, ["/ip4/127.0.0.1/tcp/9"], 1.0)
@@ -139,9 +141,11 @@ async def test_a_contact_that_is_forgotten_before_it_is_tried_does_no_harm() -> 
 async def test_a_node_that_a_former_contact_greets_first_has_joined(monkeypatch: pytest.MonkeyPatch) -> None:
     """As after a cut: all start again, each tries the others before they listen, and the bootstrap is gone for good."""
     monkeypatch.setattr("swarmnode.transport.contact.RETRY_MIN_S", 0.1)
-    nobody, closed = Identity.of_seed(bytes(32)).peer_id, ["/ip4/127.0.0.1/tcp/9"]
+    nobody = Identity.of_seed(bytes(32)).peer_id
+    closed = ["/ip4/127.0.0.1/tcp/9"]
     async with node() as (here, _), node() as (there, _):
-        other, contacts = await DhtDirectory.create(there, [], RUN, 1, unix_s=time.time), Contacts()
+        other = await DhtDirectory.create(there, [], RUN, 1, unix_s=time.time)
+        contacts = Contacts()
         contacts.hear(there.peer_id, closed, time.time())
         create = DhtDirectory.create(
             here, [(nobody, closed)], RUN, 1, join_timeout_s=60, contacts=contacts, unix_s=time.time
@@ -240,7 +244,8 @@ async def test_one_bad_entry_in_the_dictionary_of_an_older_version_does_not_hide
     async with liar_and_victim() as (node_of_liar, liar, victim, _):
         victim._mute[liar.peer_id] = math.inf  # as a peer that does not know what a RecordsRequest is
         other = Identity.of_seed(bytes([5] * 32))
-        key, now = DHTID.generate(source=f"{RUN}/0/0"), time.time()
+        key = DHTID.generate(source=f"{RUN}/0/0")
+        now = time.time()
         good, bad = (record_of(who, now, ttl_s=50) for who in (liar, other))
         for record in (good, bad):
             value = MSGPackSerializer.dumps(resigned(record, liar).SerializeToString())
@@ -268,7 +273,9 @@ async def test_a_cancelled_search_ends_by_itself() -> None:
     hivemind_patches.apply()
     complaints: list[str] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context["message"]))
-    query, answered, told = DHTID.generate(source="key"), asyncio.Event(), []
+    query = DHTID.generate(source="key")
+    answered = asyncio.Event()
+    told = []
 
     async def ask(peer: DHTID, queries: list[DHTID]) -> dict[DHTID, tuple[tuple[DHTID, ...], bool]]:
         await answered.wait()
@@ -295,7 +302,9 @@ async def test_a_cancelled_search_ends_by_itself() -> None:
 
 def test_a_rejected_store_leaves_the_newer_record_alone() -> None:
     hivemind_patches.apply()
-    storage, key, now = DHTLocalStorage(), DHTID.generate(source="key"), time.time()
+    storage = DHTLocalStorage()
+    key = DHTID.generate(source="key")
+    now = time.time()
     assert storage.store(key, b"new", now + 100)
     assert not storage.store(key, b"old", now + 0.01)
     assert not storage.store(key, b"same", now + 100)
@@ -310,10 +319,13 @@ def test_a_rejected_store_leaves_the_newer_record_alone() -> None:
 async def test_an_answer_to_a_cancelled_call_leaves_the_others() -> None:
     """hivemind's own reader ends at such an answer, and with it every call of the process."""
     hivemind_patches.apply()
-    client, stream = control.ControlClient.__new__(control.ControlClient), asyncio.StreamReader()
-    ids, loop = [uuid4() for _ in range(2)], asyncio.get_running_loop()
+    client = control.ControlClient.__new__(control.ControlClient)
+    stream = asyncio.StreamReader()
+    ids = [uuid4() for _ in range(2)]
+    loop = asyncio.get_running_loop()
     cancelled, other = (loop.create_future() for _ in ids)
-    client._pending_calls, client._handler_tasks = dict(zip(ids, (cancelled, other), strict=True)), {}
+    client._pending_calls = dict(zip(ids, (cancelled, other), strict=True))
+    client._handler_tasks = {}
     cancelled.cancel()
     for call_id in ids:
         answer = p2pd_pb2.CallUnaryResponse(response=b"here")

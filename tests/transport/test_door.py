@@ -124,7 +124,9 @@ async def test_a_peer_above_its_rate_is_not_answered() -> None:
 
 
 async def test_a_noisy_peer_is_not_read_and_a_working_one_is() -> None:
-    limit, peer, now_s = StrangerRateLimiter(), PeerId("noisy"), 100.0
+    limit = StrangerRateLimiter()
+    peer = PeerId("noisy")
+    now_s = 100.0
     for _ in range(int(BROKEN_BURST)):
         assert limit.stream(peer, now_s, works=False)
         limit.broke(peer, now_s)
@@ -161,7 +163,8 @@ async def test_noise_is_answered_a_few_times_and_then_dropped_unread() -> None:
 
 
 def test_many_keys_that_never_worked_make_no_more_calls_than_a_few_and_who_works_is_not_touched() -> None:
-    limit, calls = StrangerRateLimiter(), 0
+    limit = StrangerRateLimiter()
+    calls = 0
     for number in range(100):
         calls += sum(limit.call(PeerId(f"key {number}"), 100.0, works=False) for _ in range(2000))
     assert calls == ALL_IDLE_CALLS_BURST
@@ -187,7 +190,8 @@ def test_a_peer_and_all_peers_together_have_their_rates() -> None:
 
 @pytest.mark.parametrize("keys", [int(KEYS_BURST), 1], ids=["many keys", "a long answer"])
 async def test_beyond_it_the_handler_is_not_reached(keys: int) -> None:
-    served, request = [], dht_pb2.FindRequest(keys=[b"key"] * keys)
+    served = []
+    request = dht_pb2.FindRequest(keys=[b"key"] * keys)
 
     async def handler(request: dht_pb2.FindRequest, context: SimpleNamespace) -> dht_pb2.FindResponse:
         served.append(request)

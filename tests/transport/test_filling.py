@@ -37,7 +37,8 @@ class Written:
 
 
 async def test_a_waiter_is_woken_by_the_thread_that_writes_and_only_when_enough_is_there() -> None:
-    watermark, woken = ReadyWatermark(100), list[int]()
+    watermark = ReadyWatermark(100)
+    woken = list[int]()
 
     async def wait(nbytes: int) -> None:
         await watermark.until(nbytes)
@@ -99,7 +100,8 @@ def arrived(transport: Libp2pTransport, nbytes: int) -> Callable[[], bool]:
 async def test_final_bytes_arrive_before_the_rest_is_written(bps: float | None) -> None:
     async with pair() as (here, there):
         here.throttle.up.bps = bps
-        first, second = Written(), Written(70_000)
+        first = Written()
+        second = Written(70_000)
         call = process(tensor(10), first.tensor, second.tensor, tensor(20))
         async with asyncio.TaskGroup() as group:
             asking = group.create_task(
@@ -150,7 +152,8 @@ async def test_a_tensor_that_is_never_finished_breaks_the_stream_and_nothing_els
             return Answer(wire.Reply(exchanged=wire.Exchanged()), [answered.tensor], before_end=take)
 
         there.serve("exchange", count, tensor_bytes_max=8 * MIB)
-        asked, answered = Written(), Written()
+        asked = Written()
+        answered = Written()
         call = Call(wire.Request(exchange=wire.Exchange()), [asked.tensor])
         loop = asyncio.get_running_loop()
 
@@ -179,7 +182,8 @@ async def test_a_tensor_that_is_never_finished_breaks_the_stream_and_nothing_els
 @pytest.mark.loop("uvloop")
 async def test_a_refusal_a_death_a_deadline_and_a_cancellation_end_the_wait_for_bytes() -> None:
     async with pair() as (here, there):
-        loop, written = asyncio.get_running_loop(), Written()
+        loop = asyncio.get_running_loop()
+        written = Written()
         with pytest.raises(Refused, match="not served"):
             call = Call(wire.Request(exchange=wire.Exchange()), [written.tensor])
             await here.call(there.peer_id, call, timeout_s=60, reply_bytes_max=0)

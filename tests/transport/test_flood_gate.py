@@ -48,7 +48,8 @@ class World:
     def second(self, attempts: list[str]) -> Counter[str]:
         """Those of `attempts` (an address each) that reach p2pd."""
         self.now_s += 1.0
-        through, turned = Counter[str](), []
+        through = Counter[str]()
+        turned = []
         for address in attempts:
             passes = address == FRIEND or (address not in self.gate.denied and self.rng.random() < self.gate.share)
             if passes:
@@ -125,7 +126,9 @@ ADDRESSES = st.one_of(st.ip_addresses(v=4), st.ip_addresses(v=6)).map(str)
 
 def run(code: list[tuple[int, int, int, int]], source: str, chance: int) -> int:
     """What the kernel does with `code`."""
-    packed, accumulator, at = ipaddress.ip_address(source).packed, 0, 0
+    packed = ipaddress.ip_address(source).packed
+    accumulator = 0
+    at = 0
     base = flood_guard._SOURCE[ipaddress.ip_address(source).version]
     while True:
         operation, yes, no, k = code[at]
@@ -142,7 +145,8 @@ def run(code: list[tuple[int, int, int, int]], source: str, chance: int) -> int:
 def test_the_program_does_what_it_says(
     denied: list[str], friends: list[str], other: str, share: float, chance: float
 ) -> None:
-    sample, word = 0.125, int(chance * flood_guard._WORD_MAX)
+    sample = 0.125
+    word = int(chance * flood_guard._WORD_MAX)
     away = flood_guard._SAMPLE if word <= int(sample * flood_guard._WORD_MAX) else flood_guard._SILENT
 
     def house(text: str) -> bytes:

@@ -239,7 +239,8 @@ async def test_exchanges_of_one_peer_do_not_pile_up() -> None:
     """Their tensors wait for our boundary: a third at once is refused."""
 
     async with Pipe() as pipe:
-        enough, waiting = asyncio.Event(), list[Call]()
+        enough = asyncio.Event()
+        waiting = list[Call]()
 
         async def wait(peer: PeerId, call: Call) -> Answer:
             waiting.append(call)
@@ -247,7 +248,8 @@ async def test_exchanges_of_one_peer_do_not_pile_up() -> None:
             return Answer(wire.Reply())
 
         pipe.server.register("exchange", wait, 1 << 20)
-        ends, attending = [pipe.stranger], []
+        ends = [pipe.stranger]
+        attending = []
         for _ in range(2):
             ours, theirs = socket.socketpair()
             _, stream = await asyncio.get_running_loop().create_connection(P2pdStream, sock=ours)
@@ -274,7 +276,8 @@ async def test_exchanges_of_one_peer_do_not_pile_up() -> None:
 @pytest.mark.parametrize("share", [0.0, 0.5, 0.99])
 async def test_an_answer_is_never_ahead_of_the_packet_that_it_answers(share: float) -> None:
     """A partner that announces a packet and keeps it, whole or in part, gets no more of ours."""
-    given, sent = 2_000_000, 1_000_000
+    given = 2_000_000
+    sent = 1_000_000
     async with Pipe() as pipe:
 
         async def give(peer: PeerId, call: Call) -> Answer:
@@ -288,7 +291,8 @@ async def test_an_answer_is_never_ahead_of_the_packet_that_it_answers(share: flo
         await pipe.stranger.write(whole[:cut], beside=True)
         raw, _ = await frame.receive_header(pipe.stranger, FrameKind.REPLY)
         assert frame.open_reply(raw).tensors[0].nbytes == given
-        before, allowed = pipe.stranger.consumed, int(share * given)
+        before = pipe.stranger.consumed
+        allowed = int(share * given)
         first = max(0, allowed - frame.BESIDE_BYTES)
         got = await pipe.stranger.read(first)
         for _ in range(100):  # turns of the loop in which more would come

@@ -29,7 +29,8 @@ def test_other_texts_hold_no_key(text: str) -> None:
 
 
 def test_signatures() -> None:
-    me, other = Identity.of_seed(bytes(32)), Identity.of_seed(bytes([1] * 32))
+    me = Identity.of_seed(bytes(32))
+    other = Identity.of_seed(bytes([1] * 32))
     signature = me.sign(b"word")
     assert verify(me.peer_id, b"word", signature)
     assert not verify(me.peer_id, b"words", signature)

@@ -140,7 +140,8 @@ async def test_p2pd_of_either_side_killed_is_started_again(tmp_path: Path) -> No
 async def test_sockets_swept_by_a_cleaner_are_made_anew(tmp_path: Path, kill: bool) -> None:
     """Temporary files are swept after ten days. Either p2pd dies later, or the node sees that its sockets are gone."""
     async with pair(tmp_path) as (here, peer):
-        old, swept = here.daemon.pid, here.daemon.sockets.path
+        old = here.daemon.pid
+        swept = here.daemon.sockets.path
         shutil.rmtree(swept)
         if kill:
             os.kill(old, signal.SIGKILL)
@@ -201,7 +202,9 @@ async def test_bytes_announced_and_never_sent_starve_neither_callers_nor_our_own
         other.start()
         huge = wire.TensorSpec(dtype="u8", shape=[1 << 30], nbytes=1 << 30)
         header = process().header
-        header.version, header.run_id, header.timeout_ms = frame.VERSION, RUN[16:32], 600_000
+        header.version = frame.VERSION
+        header.run_id = RUN[16:32]
+        header.timeout_ms = 600_000
         header.tensors.extend([huge] * 4)
         raw = header.SerializeToString()
         streams = [await opened() for opened in (first, second) for _ in range(4)]

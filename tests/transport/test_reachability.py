@@ -30,7 +30,8 @@ from tests.support.libp2p_node import node
 
 pytestmark = pytest.mark.node  # real processes of p2pd
 
-OUT, BACK = "81.2.3.4", "192.168.1.7"
+OUT = "81.2.3.4"
+BACK = "192.168.1.7"
 PEER = "12D3KooWMhLtgoPf2FHypfY8NntC2gsgQ4DdXEQWUojEhqVorubJ"
 
 

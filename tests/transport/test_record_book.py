@@ -43,8 +43,10 @@ def unsigned(number: int, now_s: float = NOW, ttl_s: float = 60.0) -> wire.Signe
 
 
 def test_the_newest_valid_record_of_each_peer_is_known_until_it_expires() -> None:
-    book, (one, other) = RecordBook(RUN, 2, 100.0), keys(2)
-    old, new = signed(one, ttl_s=10.0), signed(one, ttl_s=20.0)
+    book = RecordBook(RUN, 2, 100.0)
+    one, other = keys(2)
+    old = signed(one, ttl_s=10.0)
+    new = signed(one, ttl_s=20.0)
     assert book.take(0, old, NOW) and book.take(0, new, NOW) and book.take(0, new, NOW)
     assert not book.take(0, old, NOW), "an older one"
     assert not book.take(0, signed(other, stage=1), NOW), "one of another place"
@@ -59,7 +61,8 @@ def test_the_newest_valid_record_of_each_peer_is_known_until_it_expires() -> Non
 
 
 def test_a_reader_gets_what_it_lacks() -> None:
-    book, (one, other) = RecordBook(RUN, 1, 100.0), keys(2)
+    book = RecordBook(RUN, 1, 100.0)
+    one, other = keys(2)
     book.take_all(0, [signed(one), signed(other)], NOW)
     had = {mark_of(peer): record.expires_unix_ms for peer, record in book.known(0, NOW).items()}
     assert len(book.news(0, {}, NOW)) == 2 and book.news(0, had, NOW) == []
@@ -102,7 +105,8 @@ def test_peers_seen_at_work_come_first_and_pay_nothing(checked: list[wire.Signed
 
 
 def test_no_signature_is_checked_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    book, count = RecordBook(RUN, 1, 100.0), 0
+    book = RecordBook(RUN, 1, 100.0)
+    count = 0
     one = signed(keys(1)[0])
     records._verified.clear()  # as if it had been signed elsewhere
 

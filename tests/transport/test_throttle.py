@@ -65,7 +65,8 @@ async def test_bytes_take_as_long_as_the_rate_allows(way: str) -> None:
         await here.call(there.peer_id, process(tensor(1024)), timeout_s=60, reply_bytes_max=MIB)
         (here.throttle.up if way == "up" else here.throttle.down).bps = RATE
         loop = asyncio.get_running_loop()
-        begun, sent = loop.time(), here.throttle.up.total_nbytes
+        begun = loop.time()
+        sent = here.throttle.up.total_nbytes
         request = Call(wire.Request(process=wire.Process(samples=1)), [tensor(4 * MIB)])
         answer = await here.call(there.peer_id, request, timeout_s=100, reply_bytes_max=4 * MIB)
         assert answer.tensors[0].nbytes == 4 * MIB

@@ -62,7 +62,8 @@ async def use(line: Line, limits: list[float], seconds: float = 300.0) -> tuple[
 
     tasks = [asyncio.ensure_future(line.run()), *(asyncio.ensure_future(send(limit)) for limit in limits)]
     await asyncio.sleep(60.0)
-    before, counts = line.moved, []
+    before = line.moved
+    counts = []
     for _ in range(int(seconds)):
         await asyncio.sleep(1.0)
         counts.append(len(line.flows))
@@ -109,7 +110,8 @@ async def test_a_line_that_gets_faster_or_slower_stays_full(was: float) -> None:
 
 
 async def test_the_order_is_that_of_coming_and_what_is_urgent_goes_first() -> None:
-    scheduler, order = UplinkScheduler(), list[str]()
+    scheduler = UplinkScheduler()
+    order = list[str]()
 
     async def send(label: str, urgent: bool) -> None:
         await scheduler.take(MESSAGE, 100.0, urgent=urgent)

@@ -68,7 +68,8 @@ def test_a_changed_receipt_is_refused(change: dict[str, object], error: str) -> 
         check_receipt(found, RUN, GIVER.peer_id, RECEIVER.peer_id)
 
 
-A, B = PeerId("a"), PeerId("b")
+A = PeerId("a")
+B = PeerId("b")
 
 
 def test_three_broken_packets_in_a_row_leave_a_peer_out_for_a_while() -> None:

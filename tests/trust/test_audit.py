@@ -76,7 +76,8 @@ def test_a_replica_that_never_shows_its_weights_is_excluded() -> None:
 
 def test_checks_stay_within_their_budgets() -> None:
     """Twice the manifest's share in the long run, whoever is doubted."""
-    audits, rng = Audits(SHARE), random.Random(1)
+    audits = Audits(SHARE)
+    rng = random.Random(1)
 
     def checks(peer: PeerId) -> int:
         """Checks of `peer` among 2,000 answers; none finds it right."""
@@ -124,7 +125,9 @@ def alike(*cosines: float) -> list[AnswerSimilarity]:
     return [AnswerSimilarity(cosine) for cosine in cosines]
 
 
-NOISE, FLIPPED, HONEST = AnswerSimilarity(0.0), AnswerSimilarity(-0.95), AnswerSimilarity(0.95)
+NOISE = AnswerSimilarity(0.0)
+FLIPPED = AnswerSimilarity(-0.95)
+HONEST = AnswerSimilarity(0.95)
 FITS = Weighed(NOISE, own=HONEST)
 
 
@@ -152,7 +155,8 @@ def test_an_answer_is_false_where_its_own_weights_do_not_explain_it(
 
 
 def test_answers_that_look_honest_are_false_only_of_a_suspected_replica() -> None:
-    near, far = AnswerSimilarity(0.98), AnswerSimilarity(0.72, longer=1.8)
+    near = AnswerSimilarity(0.98)
+    far = AnswerSimilarity(0.72, longer=1.8)
     assert not is_false(Weighed(far, suspected=False, speaks=True, own=far))
     assert is_false(Weighed(far, suspected=True, speaks=True, own=far, near=True))
     assert not is_false(Weighed(far, suspected=True, speaks=True, own=far, near=True, apart=1)), "it has moved since"
@@ -164,7 +168,8 @@ def test_answers_that_look_honest_are_false_only_of_a_suspected_replica() -> Non
 
 
 def test_weights_few_steps_from_those_that_answered_give_the_answer_again() -> None:
-    fine, same = AnswerSimilarity(0.98, longer=1.3), AnswerSimilarity(0.9999)
+    fine = AnswerSimilarity(0.98, longer=1.3)
+    same = AnswerSimilarity(0.9999)
     steered = Weighed(fine, suspected=True, own=fine, near=True)
     assert is_false(steered) and not is_false(replace(steered, suspected=False))
     assert not is_false(replace(steered, apart=1)), "it has moved since"
@@ -197,7 +202,8 @@ def test_the_median_over_the_others_is_the_better_one() -> None:
 
 
 def test_gradients_are_clipped_to_what_is_usual() -> None:
-    norms, g = IncomingNorms(), torch.ones(4)
+    norms = IncomingNorms()
+    g = torch.ones(4)
 
     def clipped(gradient: Tensor, weight: float, *, learn: bool = True) -> Tensor:
         return gradient * norms.factor(gradient, weight, learn=learn)

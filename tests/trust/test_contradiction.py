@@ -50,7 +50,8 @@ def made_by(replica: TorchReplica, x: WireTensor, tokens: WireTensor) -> HopAnsw
 
 
 def meet(replicas: Sequence[TorchReplica], round_index: int) -> None:
-    messages, share = [replica.message(round_index) for replica in replicas], 1.0 / len(replicas)
+    messages = [replica.message(round_index) for replica in replicas]
+    share = 1.0 / len(replicas)
     for at, replica in enumerate(replicas):
         others = [Packet(share, 16, said, sender=str(n)) for n, said in enumerate(messages) if n != at]
         replica.apply(round_index, share, others)
@@ -58,8 +59,10 @@ def meet(replicas: Sequence[TorchReplica], round_index: int) -> None:
 
 def test_a_mark_changes_with_rounds_and_not_with_steps() -> None:
     """So it says whether a round lies between an answer and the weights that are given for it."""
-    replicas, text = [TorchReplica(RUN, 1, sender=name) for name in "ab"], Numbers(RUN)
-    first, each = TorchReplica(RUN, 0), RUN.inner.microbatch
+    replicas = [TorchReplica(RUN, 1, sender=name) for name in "ab"]
+    text = Numbers(RUN)
+    first = TorchReplica(RUN, 0)
+    each = RUN.inner.microbatch
     before = replicas[0].mark()
     assert before and before == replicas[1].mark(replicas[0].snapshot(packed=True))
     tokens = text.train(range(each))
@@ -76,8 +79,12 @@ def test_a_mark_changes_with_rounds_and_not_with_steps() -> None:
 
 @functools.cache
 def life(steps: int) -> Life:
-    first, last = TorchReplica(RUN, 0), [TorchReplica(RUN, 1, sender=name) for name in "abc"]
-    text, each, weights, total = Numbers(RUN), RUN.inner.microbatch, {}, 0
+    first = TorchReplica(RUN, 0)
+    last = [TorchReplica(RUN, 1, sender=name) for name in "abc"]
+    text = Numbers(RUN)
+    each = RUN.inner.microbatch
+    weights = {}
+    total = 0
     for step in range(steps):
         weights[last[0].inner_steps] = last[0].stage.theta.clone()
         for replica in last:
@@ -105,7 +112,8 @@ def life(steps: int) -> Life:
 
 
 def like(life: Life, one: HopAnswer, other: HopAnswer) -> AnswerSimilarity:
-    tokens, samples = RUN.inner.microbatch * RUN.model.context, RUN.inner.microbatch
+    tokens = RUN.inner.microbatch * RUN.model.context
+    samples = RUN.inner.microbatch
     cosine = life.judge.cosine(one.gradient, other.gradient, samples)
     return AnswerSimilarity(cosine, abs(one.loss_sum - other.loss_sum) / tokens)
 
@@ -119,7 +127,8 @@ def judged(
     def weighed(mine: HopAnswer, weights: HopAnswer | None, against: Sequence[HopAnswer], doubt: bool) -> Weighed:
         steps = [0 if one is None or one.statement is None else one.statement.inner_steps for one in (mine, weights)]
         vote = middle([like(life, mine, one) for one in against])
-        own, apart = None if weights is None else like(life, mine, weights), abs(steps[1] - steps[0])
+        own = None if weights is None else like(life, mine, weights)
+        apart = abs(steps[1] - steps[0])
         return Weighed(vote, doubt, True, own, apart, near=weights is not None and weights.near and apart <= NEAR_STEPS)
 
     honest = life.now[1:voters]
@@ -148,7 +157,8 @@ def test_an_honest_answer_of_old_weights_is_not_false(steps: int, lag: int, susp
     assert not judged(here, old, None, suspected=suspected)[0]
     met = replace(here.now[0], statement=wire.Statement(inner_steps=here.steps - lag + 3), near=False)
     assert lag > 16 or not judged(here, old, met, suspected=suspected)[0], "it met the others in a round since"
-    audits, now_s = Audits(0.02), 100.0
+    audits = Audits(0.02)
+    now_s = 100.0
     for came_s in (70.0, 80.0, 90.0):  # all of before that round
         now_s += 20.0
         if judged(here, old, met, suspected=suspected)[0]:

@@ -75,7 +75,8 @@ def test_an_idle_replica_judges_by_the_usual_distance() -> None:
 
 @given(st.lists(st.tuples(*[st.floats(0, 1e6)] * 2), max_size=30))
 def test_never_more_than_clip(seen: list[tuple[float, float]]) -> None:
-    guard, most = PacketGuard(), 0.0
+    guard = PacketGuard()
+    most = 0.0
     for own, gap in seen:
         most = max(most, own)
         verdict = guard.judge(PacketMeasures(own, gap, 1.0))
@@ -86,8 +87,10 @@ def test_never_more_than_clip(seen: list[tuple[float, float]]) -> None:
 
 def pair(codec_name: str, gamma: float = 0.7) -> tuple[NoLoCo, NoLoCo]:
     """Two that start alike and have learned something alike."""
-    draw, size = torch.Generator().manual_seed(1), 5000
-    start, common = torch.randn(size, generator=draw), torch.randn(size, generator=draw) * 1e-2
+    draw = torch.Generator().manual_seed(1)
+    size = 5000
+    start = torch.randn(size, generator=draw)
+    common = torch.randn(size, generator=draw) * 1e-2
     found = []
     for i in range(2):
         one = outer(
@@ -105,7 +108,8 @@ CODECS = ["fp32", "int8", "modular4"]
 @pytest.mark.parametrize("name", CODECS)
 def test_an_honest_packet_is_measured_and_taken(name: str) -> None:
     a, b = pair(name)
-    mine, theirs = a.theta.clone(), b.theta.clone()
+    mine = a.theta.clone()
+    theirs = b.theta.clone()
     a.message(1)
     packet = Packet(1.0, 0, b.message(1))
     found = a.measure(packet)
@@ -123,7 +127,8 @@ def test_a_scaled_packet_is_clipped_to_the_norm(gamma: float) -> None:
     """Whether weights travel or pseudo-gradients and slow weights beside them."""
     a, b = pair("fp32", gamma=gamma)
     own = float((a.theta - a.phi).norm())
-    theta, phi = a.theta.clone(), a.phi.clone()
+    theta = a.theta.clone()
+    phi = a.phi.clone()
     a.message(1)
     b.theta.copy_(b.phi + 12 * (b.theta - b.phi))
     report = a.apply(1, 1.0, [Packet(1.0, 0, b.message(1))])

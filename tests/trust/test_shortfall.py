@@ -54,7 +54,8 @@ def test_honest_checks_suspect_nobody() -> None:
 def test_answers_that_are_farther_than_usual_suspect_a_liar_and_right_ones_do_not_reset_it() -> None:
     lie = "steer"
     for every in (1, 4):
-        test, tried = Shortfall(), 0
+        test = Shortfall()
+        tried = 0
         for number, (one, other) in enumerate(zip(recorded()["honest"], recorded()[lie], strict=True)):
             test.observe(HONEST, one["distance"])
             if number >= 16 and test.against(LIAR) <= LIMIT:
@@ -67,8 +68,10 @@ def test_answers_that_are_farther_than_usual_suspect_a_liar_and_right_ones_do_no
 @pytest.mark.parametrize("lie", LIES)
 @pytest.mark.parametrize("every", [1, 3])
 def test_who_points_elsewhere_on_average_stands_aside_without_any_check(lie: str, every: int) -> None:
-    test, honest = MeanAnswers(), [PeerId(peer) for peer in "abc"]
-    lies, usual = recorded()[lie], recorded()["honest"]
+    test = MeanAnswers()
+    honest = [PeerId(peer) for peer in "abc"]
+    lies = recorded()[lie]
+    usual = recorded()["honest"]
     for number in range(3 * len(usual)):
         given = usual[(7 * number + 3) % len(usual)] if number % every else lies[number % len(lies)]
         test.observe(LIAR, given["residual"], float(number))
@@ -83,9 +86,13 @@ def test_who_points_elsewhere_on_average_stands_aside_without_any_check(lie: str
 @pytest.mark.parametrize("liars", [0, 1])
 def test_honest_means_differ_by_their_weights_and_by_when_they_answered(liars: int) -> None:
     """Each replica's are off in a way of its own, a liar's five times as far. All turn, and one joins late."""
-    test, draw, usual = MeanAnswers(), np.random.default_rng(3), recorded()["honest"]
-    peers, width = [LIAR, OTHER, PeerId("x" * 52), HONEST], len(usual[0]["residual"])
-    turn, off = 0.003 * draw.normal(size=width), dict(zip(peers, 0.01 * draw.normal(size=(4, width)), strict=True))
+    test = MeanAnswers()
+    draw = np.random.default_rng(3)
+    usual = recorded()["honest"]
+    peers = [LIAR, OTHER, PeerId("x" * 52), HONEST]
+    width = len(usual[0]["residual"])
+    turn = 0.003 * draw.normal(size=width)
+    off = dict(zip(peers, 0.01 * draw.normal(size=(4, width)), strict=True))
     off[LIAR] *= 1 + 4 * liars
     for number in range(400):
         for at, peer in enumerate(peers if number >= 40 else peers[:3]):
@@ -147,7 +154,8 @@ def test_a_suspected_replica_is_checked_more_until_its_own_weights_clear_it() ->
     audits = Audits(0.02)
     for _ in range(20):
         audits.right(LIAR)
-    before, test = audits.share(LIAR), audits.shortfall(1)
+    before = audits.share(LIAR)
+    test = audits.shortfall(1)
     test.observe(LIAR, 0.46)
     assert before < audits.share(LIAR) == 1.0 and not audits.suspected(LIAR, 1), "no single check decides"
     test.observe(LIAR, 0.46)
@@ -159,7 +167,8 @@ def test_a_suspected_replica_is_checked_more_until_its_own_weights_clear_it() ->
 def test_a_sketch_is_linear_and_shows_what_is_steady_for_all_or_for_each_token() -> None:
     draw = torch.Generator().manual_seed(1)
     ids = torch.randint(0, 16, (8, 64), generator=draw)
-    noise, row = torch.randn(8, 64, 48, generator=draw), torch.randn(48, generator=draw)
+    noise = torch.randn(8, 64, 48, generator=draw)
+    row = torch.randn(48, generator=draw)
     by_token = torch.randn(16, 48, generator=draw)[ids]
 
     def length(gradient: torch.Tensor) -> float:

@@ -46,7 +46,8 @@ class Asked(StateCheck):
         if (phi := self.said[peer]) is None:
             raise Unavailable("away")
         round_index = 90 if peer.startswith("old") else 3
-        slices, momentum = slices_of(phi.data.cast("B"), at), self.momentum.get(peer)  # type: ignore[arg-type]
+        slices = slices_of(phi.data.cast("B"), at)  # type: ignore[arg-type]
+        momentum = self.momentum.get(peer)
         return StateSample(peer, slices, round_index, 300, momentum)
 
 
@@ -67,7 +68,8 @@ def compared(
     serving = [PeerId(name) for name in said if "kept" not in name]
     client = DonorClient(Transport(), RUN, 1, {"phi": COUNT}, quiet, lambda: 9.0)  # type: ignore[arg-type]
     second = Asked(client, lambda: serving, apart, keepers=lambda: keepers)
-    second.said, second.asked = said, []
+    second.said = said
+    second.asked = []
     second.momentum = {} if said_momentum is None else dict.fromkeys(said, said_momentum)
     sections = {"phi": memoryview(state.tobytes())}
     if momentum is not None:

@@ -18,7 +18,8 @@ WIDE = replace(TINY, layers=4, width=32, heads=4, kv_heads=2, ffn=88, context=32
 def made_for(replica: TorchReplica, x: WireTensor, tokens: WireTensor) -> WireTensor:
     """`x` moved up the loss of `replica` until its gradient vanishes."""
     v = decode(x).float().clone()
-    mean, square = torch.zeros_like(v), torch.zeros_like(v)
+    mean = torch.zeros_like(v)
+    square = torch.zeros_like(v)
     steps = 150
     for number in range(steps):
         result = replica.loss(encode(v.to(torch.bfloat16)), tokens, 4, train=True, accumulate=False)

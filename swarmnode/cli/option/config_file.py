@@ -72,7 +72,8 @@ def bind(command: click.Command) -> None:
 
 def check_top(verbs: Collection[str], load: Callable[[str], click.Command | None]) -> None:
     """Raises ConfigError for a table that is no verb, and for a key at the top that no verb has as an option."""
-    path, known = config_path(), set[str]()
+    path = config_path()
+    known = set[str]()
     for key, value in _read(path).items():
         if isinstance(value, Mapping):
             if key not in verbs:

@@ -163,7 +163,8 @@ def parse_duration(text: str) -> float:
 
 _SHARE = re.compile(r"(\d+(?:\.\d+)?)\s*%\Z")
 _LEAVES = re.compile(r"(\d+(?:\.\d+)?)\s*%\s*/\s*h\Z")
-LOSS_MAX, LEAVES_MAX = 0.2, 100.0
+LOSS_MAX = 0.2
+LEAVES_MAX = 100.0
 BENCH_STAGES_MAX = 8  # numbers of stages, each of which takes minutes
 
 

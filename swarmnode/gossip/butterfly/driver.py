@@ -193,7 +193,8 @@ class Butterfly:
             self.state = None
 
     async def _begin(self, meeting: Meeting) -> RoundState:
-        here, drafted = self._here, meeting.drafted
+        here = self._here
+        drafted = meeting.drafted
         digests = await here.compute.run(
             Priority.OUTER, 0, lambda: digests_of(drafted.pieces, here.replica.piece_digest)
         )
@@ -227,7 +228,8 @@ class Butterfly:
     def _hear_answer(self, state: RoundState, peer: PeerId, answer: Answer) -> None:
         """A member says that the round is over, and how; or that it follows another roster. Raises RemoteFault or
         Unavailable for what cannot be."""
-        given, of = answer.header.butterfly, state.of
+        given = answer.header.butterfly
+        of = state.of
         if not given.HasField("roster") or state is not self.state:
             return
         roster = hear(given.roster, of.run_id, of.stage, "roster")
@@ -303,7 +305,8 @@ class Butterfly:
         await self._sign_roster(state, meeting)
 
     async def _sign_roster(self, state: RoundState, meeting: Meeting) -> None:
-        round_index, before = state.of.round_index, state.roster
+        round_index = state.of.round_index
+        before = state.roster
         allowed = {state.me, *meeting.awaited, *meeting.others} - {*self._left_out()}
         commits = {
             peer: said
@@ -416,7 +419,8 @@ class Butterfly:
 
     async def _average(self, state: RoundState, roster: RosterView, meeting: Meeting) -> None:
         """Wait for the pieces that are ours to average, and give their means to all."""
-        mine, own = state.mine, state.own
+        mine = state.mine
+        own = state.own
         givers = [peer for peer in roster.givers if peer != state.me]
 
         async def come(peer: PeerId) -> None:
@@ -431,7 +435,8 @@ class Butterfly:
         round_index = state.of.round_index
 
         def average() -> tuple[list[Data], list[float]]:
-            means, total = list[Data](), [0.0] * len(roster.givers)
+            means = list[Data]()
+            total = [0.0] * len(roster.givers)
             for piece in mine:
                 mean = self._here.replica.mean_piece(round_index, piece, roster_pieces(roster, piece, given))
                 means.append(mean.data)
@@ -529,7 +534,8 @@ class Butterfly:
     def _remember_mute(self, state: RoundState) -> None:
         """Leave out, for a while, members that committed and sent nothing: twice as long each time."""
         assert state.roster is not None
-        counted, round_index = {*state.counted()}, state.of.round_index
+        counted = {*state.counted()}
+        round_index = state.of.round_index
         owners = [owner for owner in state.roster.owners if state.roster.pieces_of(owner, state.pieces)]
         silent = {owner for owner in owners if not state.named(owner)}
         silent |= {*state.roster.givers} - counted if any(state.named(owner) for owner in owners) else set()
@@ -647,7 +653,8 @@ class Butterfly:
         return _answer()
 
     def _serve_word(self, peer: PeerId, signed: wire.SignedWord) -> Answer:
-        here, state = self._here, self.state
+        here = self._here
+        state = self.state
         said = hear(signed, here.run_id, here.stage)
         if said.member != peer or said.kind == "means":
             raise RemoteFault(f"a word {said.kind!r} of {short(said.member)} brought by {short(peer)}")

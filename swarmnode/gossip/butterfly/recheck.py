@@ -76,7 +76,8 @@ class Recheck:
 
     def begin(self, tasks: asyncio.TaskGroup, last: RoundState, seed: bytes) -> None:
         """Check, in `tasks`, some means of the round `last`; once, whatever rosters follow."""
-        roster, round_index = last.roster, last.of.round_index
+        roster = last.roster
+        round_index = last.of.round_index
         if roster is None or round_index in self._begun or not last.is_in:
             return
         self._begun[round_index] = seed
@@ -124,7 +125,8 @@ class Recheck:
         self, roster: RosterView, piece: int, means: Said, said: Data, shown: Mapping[PeerId, ShownPiece]
     ) -> bool:
         """Whether `said` is not the mean of what was `shown`. Raises RemoteFault unless that was committed to."""
-        replica, round_index = self._here.replica, roster.of.round_index
+        replica = self._here.replica
+        round_index = roster.of.round_index
 
         def again() -> bool:
             for peer, found in shown.items():
@@ -154,7 +156,8 @@ class Recheck:
             raise RemoteFault("a false mean without all that it is made of")
         if sum(proof.sizes) != memoryview(data).nbytes:
             raise RemoteFault("a false mean of other sizes")
-        parts, at = list[Data](), 0
+        parts = list[Data]()
+        at = 0
         for size in proof.sizes:
             parts.append(memoryview(data)[at : at + size])
             at += size

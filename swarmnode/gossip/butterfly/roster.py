@@ -98,7 +98,8 @@ def write_roster(
 def open_roster(of: RoundOf, said: Said, known: Mapping[PeerId, Said]) -> RosterView:
     """The roster in `said`; signatures of commits that are `known` are not checked again. Raises RemoteFault if it is
     not in order, not of this round, or nobody averages."""
-    body, commits = said.word.roster, dict[PeerId, Said]()
+    body = said.word.roster
+    commits = dict[PeerId, Said]()
     if said.word.round != of.round_index or not 0 < len(body.commits) <= MEMBERS_MAX:
         raise RemoteFault(
             f"a roster of {len(body.commits)} members of round {said.word.round}; {of.round_index} is due"

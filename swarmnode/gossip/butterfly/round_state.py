@@ -56,7 +56,8 @@ class MeanSet:
 
 def check_list(commit: Said, digests: bytes, lengths: bytes, pieces: int) -> list[float]:
     """The lengths of all pieces of a packet. Raises RemoteFault unless these and the `digests` were committed to."""
-    body, who = commit.word.commit, short(commit.member)
+    body = commit.word.commit
+    who = short(commit.member)
     if len(digests) != pieces * DIGEST_NBYTES or commit_digest(digests, lengths) != body.pieces:
         raise RemoteFault(f"the pieces of {who} are not those that it committed to")
     values = unpack_floats(lengths, pieces, "lengths of pieces")
