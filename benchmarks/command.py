@@ -143,6 +143,43 @@ def averaging(
 
 
 @command.command()
+@click.option(
+    "--settings",
+    default="int8,had4,had3,had2,had2:had1,frozen48+bf16,learned48+bf16,residual48+bf16,learned96+had4",
+    show_default=True,
+    help="[MAP+]THERE[:BACK],... beside bf16; MAP: frozenK, learnedK, residualK; codes: bf16, int8, intN, hadN, aqN.",
+)
+@click.option("--stages", type=click.IntRange(2, 64), default=3, show_default=True, help="With boundaries between.")
+@click.option("--layers", type=click.IntRange(2, 64), default=3, show_default=True, help="Of the model.")
+@click.option("--width", type=click.IntRange(32, 1024), default=192, show_default=True, help="Of the model.")
+@click.option("--samples", type=click.IntRange(1, 4096), default=4, show_default=True, help="Of a step.")
+@click.option("--context", type=click.IntRange(8, 4096), default=128, show_default=True, help="Bytes of a sample.")
+@click.option("--steps", type=click.IntRange(12, 100_000), default=300, show_default=True, help="Of each run.")
+@click.option(
+    "--learning-rate", type=click.FloatRange(0.0, 10.0, min_open=True), default=0.006, show_default=True, help="Muon's."
+)
+@click.option("--epochs", type=click.IntRange(1, 100), default=1, show_default=True, help="How often samples come.")
+@click.option("--seeds", type=click.IntRange(1, 100), default=1, show_default=True, help="Seeds 0 to N-1.")
+@click.option("--jobs", type=click.IntRange(1, 64), default=2, show_default=True, help="Processes, a thread each.")
+@click.option("--text", type=click.Path(exists=True), default=None, help="A text file or a folder of .txt files.")
+@click.option("--out", type=click.Path(path_type=Path), default=Path("runs/boundary.json"), show_default=True)
+@JSON
+def boundary(settings: str, learning_rate: float, text: str | None, out: Path, as_json: bool, **sizes: int) -> None:
+    """Loss by the bytes of a token and boundary between two stages, there and back: against bf16, in plain PyTorch."""
+    from benchmarks.method import boundary as bench
+
+    found = bench.run(
+        settings.split(","),
+        rate=learning_rate,
+        text=text,
+        out=out,
+        say=lambda line: click.echo(line, err=True),
+        **sizes,
+    )
+    show(found if as_json else {"rows": found["rows"]}, as_json)
+
+
+@command.command()
 @click.option("--preset", default="quick", show_default=True, help="quick (minutes) or standard.")
 @click.option("--attacks", default="", show_default=False, help="Names with commas between, instead of all.")
 @click.option("--codec", default="noloco/modular4", show_default=True, help="METHOD/CODEC.")
