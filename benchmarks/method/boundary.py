@@ -1,4 +1,4 @@
-"""What fewer bytes between stages cost in learning: plain PyTorch, without code of the pipeline.
+"""The price of fewer bytes between stages in learning: plain PyTorch, without code of the pipeline.
 
 `swarmnode bench boundary` trains a small Llama with Muon. At each boundary between two stages it codes what a pipeline
 would send: activations there, their gradients back. A setting is [MAP+]THERE[:BACK], and BACK is THERE unless given:
@@ -48,7 +48,8 @@ SCALE_LEAST = 2.0**-100  # of zeros
 BASE = "bf16"
 WARMUP = 40  # steps
 COOLDOWN = 0.25  # of a run: the share in which the rate falls to zero
-MOMENTUM, DECAY = 0.9, 0.1
+MOMENTUM = 0.9
+DECAY = 0.1
 PROJECTOR = 0.1  # MAPL: the projector's rate over Muon's
 HELD_OUT = 64  # samples
 SETTING = re.compile(
@@ -149,7 +150,8 @@ def coded(x: Tensor, code: str) -> Tensor:
     """`x` [B, T, K] as the other stage decodes it."""
     if code == "bf16":
         return x.bfloat16().float()
-    width, bits = x.shape[2], bits_of(code)
+    width = x.shape[2]
+    bits = bits_of(code)
     if code.startswith("int"):
         most = 2 ** (bits - 1) - 1
         padded = F.pad(x, (0, -width % TILE)).view(*x.shape[:2], -1, TILE)
@@ -179,7 +181,7 @@ class _Through(torch.autograd.Function):
 
 
 class Boundary(nn.Module):
-    """What lies between two stages; `forward` is from the activations of one to those that the next works with."""
+    """The way between two stages, from the activations of one to those that the next works with."""
 
     def __init__(self, setting: Setting) -> None:
         super().__init__()
@@ -212,7 +214,7 @@ def orthonormal(rows: int, columns: int, seed: int) -> Tensor:
     return found
 
 
-class Frozen(Boundary):
+class FrozenMap(Boundary):
     """K numbers of a token by U and the frozen table."""
 
     def __init__(self, setting: Setting, net: PlainLlama, seed: int) -> None:
@@ -225,7 +227,7 @@ class Frozen(Boundary):
         return own + self.send((x - own) @ self.basis, samples) @ self.basis.T
 
 
-class Learned(Boundary):
+class LearnedMap(Boundary):
     """K numbers of a token by A and the anchors of both sides."""
 
     def __init__(self, setting: Setting, net: PlainLlama, seed: int) -> None:
@@ -244,7 +246,8 @@ class Learned(Boundary):
     @torch.no_grad()
     def step(self, rate: float) -> None:
         """The Riemannian step of A."""
-        a, gradient = self.projector, self.projector.grad
+        a = self.projector
+        gradient = a.grad
         assert gradient is not None
         inner = a.T @ gradient
         self._momentum.lerp_(gradient - a @ (0.5 * (inner + inner.T)), 1.0 - MOMENTUM)
@@ -257,13 +260,14 @@ def polar(matrix: Tensor) -> Tensor:
     return found
 
 
-class Residual(Boundary):
+class ResidualMap(Boundary):
     """K numbers of a token by an encoder and a decoder beside the stream's own first K."""
 
     def __init__(self, setting: Setting, width: int) -> None:
         super().__init__(setting)
         rank = setting.rank
-        encoded, decoded = nn.Linear(width, rank, bias=False), nn.Linear(width, width, bias=False)
+        encoded = nn.Linear(width, rank, bias=False)
+        decoded = nn.Linear(width, width, bias=False)
         for last in (encoded, decoded):
             nn.init.zeros_(last.weight)  # it begins as the stream's own first K
         self.encode = nn.Sequential(nn.Linear(width, width, bias=False), nn.SiLU(), encoded)
@@ -277,11 +281,11 @@ class Residual(Boundary):
 
 def boundary(setting: Setting, net: PlainLlama, number: int, seed: int) -> Boundary:
     if setting.map == "frozen":
-        return Frozen(setting, net, seed)  # the same everywhere
+        return FrozenMap(setting, net, seed)  # the same everywhere
     if setting.map == "learned":
-        return Learned(setting, net, 1000 * seed + 2 * number)
+        return LearnedMap(setting, net, 1000 * seed + 2 * number)
     if setting.map == "residual":
-        return Residual(setting, net.embedding.embedding_dim)
+        return ResidualMap(setting, net.embedding.embedding_dim)
     return Boundary(setting)
 
 
@@ -298,12 +302,12 @@ class Pipeline:
             raise UsageError(f"{run.what}: K is at most the width, {run.width}")
         cuts = [round(run.layers * stage / run.stages) for stage in range(1, run.stages)]
         self._cuts = {cut: boundary(setting, self.net, at, run.seed) for at, cut in enumerate(cuts)}
-        self._basis = next((one.basis for one in self._cuts.values() if isinstance(one, Frozen)), None)
-        self._learned = [one for one in self._cuts.values() if isinstance(one, Learned)]
+        self._basis = next((one.basis for one in self._cuts.values() if isinstance(one, FrozenMap)), None)
+        self._learned = [one for one in self._cuts.values() if isinstance(one, LearnedMap)]
         self._writers = [p for name, p in self.net.named_parameters() if name.endswith((".o.weight", ".down.weight"))]
         self._project(self._writers)
         hidden = [p for layer in self.net.layers for p in layer.parameters() if p.dim() == 2]
-        hidden += [p for one in self._cuts.values() if isinstance(one, Residual) for p in one.parameters()]
+        hidden += [p for one in self._cuts.values() if isinstance(one, ResidualMap) for p in one.parameters()]
         elsewhere = [p for p in self.net.parameters() if not any(p is one for one in hidden)]
         if self._basis is not None:
             self.net.embedding.weight.requires_grad_(False)

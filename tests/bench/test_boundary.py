@@ -11,8 +11,8 @@ from benchmarks.method.boundary import (
     BASE,
     Boundary,
     BoundaryRun,
-    Frozen,
-    Learned,
+    FrozenMap,
+    LearnedMap,
     Pipeline,
     Setting,
     code_nbytes,
@@ -76,10 +76,10 @@ def test_a_pipeline_learns_through_each_map(what: str) -> None:
     one.learn()
     assert one.nats() < before - 0.5
     for way in one._cuts.values():
-        if isinstance(way, Learned):
+        if isinstance(way, LearnedMap):
             apart = way.projector.T @ way.projector - torch.eye(16)
             assert float(apart.abs().max()) < 1e-4
-        if isinstance(way, Frozen):
+        if isinstance(way, FrozenMap):
             for writer in (one.detach() for one in one._writers):
                 outside = writer - way.basis @ (way.basis.T @ writer)
                 assert float(outside.norm()) < 1e-4 * float(writer.norm())
