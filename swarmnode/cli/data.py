@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import codecs
+import contextlib
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
 
 import click
 
 from swarmnode.cli.option.param import FOLDER
 from swarmnode.cli.output.console import bar
-from swarmnode.errors import UsageError
+from swarmnode.errors import DataError, UsageError
 from swarmnode.untrusted_text import readable
+
+if TYPE_CHECKING:
+    from swarmnode.data.chat_template import ChatTemplate
+    from swarmnode.data.tokens import Tokenizer
 
 FEW_TOKENS = 4096  # derived: 32 samples of the demo
 
@@ -40,7 +48,12 @@ def command() -> None:
     multiple=True,
     help="Copies of each document, one number for each --from in turn; .5 takes every second.  [default: 1]",
 )
-@click.option("--tokenizer", default="bytes", metavar="PATH|bytes", help="A Hugging Face tokenizer.json.")
+@click.option(
+    "--tokenizer",
+    default="bytes",
+    metavar="PATH|MODEL|bytes",
+    help="A Hugging Face tokenizer.json (`data tokenizer` makes one), or a model's: its folder, hf://USER/NAME[@REVISION].",
+)
 @click.option("--field", help="Key or column that holds a document's text.  [default: text]")
 @click.option(
     "--messages",
@@ -98,33 +111,27 @@ def make(
 
     Prints the SHA-256 of OUT/index.json. Then: swarmnode init RUN --data OUT
     """
-    from swarmnode.data.chat_template import tokenizer_and_template
     from swarmnode.data.document_row import Reading
-    from swarmnode.data.root import DataRoot
     from swarmnode.data.set_maker import Encoding, MakeOptions
     from swarmnode.data.set_maker import make as made_of
-    from swarmnode.data.tokenizer_file import check_tokenizer, files_beside
-    from swarmnode.data.tokens import open_tokenizer
+    from swarmnode.data.tokenizer_file import files_beside
 
     try:
         codecs.lookup(encoding or "utf-8")
     except LookupError:
         raise UsageError(f"--encoding {encoding}: Python knows no encoding of this name") from None
-    path = None if tokenizer == "bytes" else Path(tokenizer)
-    if path is not None and path.exists():
-        check_tokenizer(path)
-    opened = open_tokenizer("bytes" if path is None else path.name, DataRoot(path.parent if path else None))
-    opened, raw, template = tokenizer_and_template(path, opened)
     reading = Reading(field, messages, split=split, encoding=encoding)
     options = MakeOptions(sources, weights, reading, validation, seed, chunk_tokens, skip_bad)
+    with _tokenizer_file(tokenizer) as path:
+        opened, raw, template = _opened(path)
 
-    def beside(rendered: bool) -> dict[str, bytes]:
-        if path is None or raw is None:
-            return {}
-        return files_beside(path, raw, template, opened, rendered=rendered)
+        def beside(rendered: bool) -> dict[str, bytes]:
+            if path is None or raw is None:
+                return {}
+            return files_beside(path, raw, template, opened, rendered=rendered)
 
-    with bar("tokenising") as moved:
-        index, bad = made_of(out, options, Encoding(opened, template, special_tokens), beside, moved)
+        with bar("tokenising") as moved:
+            index, bad = made_of(out, options, Encoding(opened, template, special_tokens), beside, moved)
     train = index.train
     held_out = index.validation
     for line in bad.lines:
@@ -139,13 +146,79 @@ def make(
         err=True,
     )
     if index.loss_mask and path is not None and template.own is None:
-        click.echo(f"no chat template lies in {path.parent}: conversations are written as ChatML", err=True)
+        click.echo(f"no chat template lies beside {tokenizer}: conversations are written as ChatML", err=True)
     share = held_out.tokens / (train.tokens + held_out.tokens)
     if share > 2 * validation and not weights:
         click.echo(f"{share:.0%} of the tokens are held out: too few documents, or many alike", err=True)
     if held_out.tokens < FEW_TOKENS:
         click.echo("few tokens are held out: validation will be noisy; a larger --validation holds out more", err=True)
     click.echo(index.digest.hex())
+
+
+@contextlib.contextmanager
+def _tokenizer_file(named: str) -> Iterator[Path | None]:
+    """The path of the tokenizer.json that --tokenizer names, None for bytes. A model's files are fetched for a while.
+    Raises DataError when the model has none."""
+    if named == "bytes":
+        yield None
+    elif "://" in named:
+        from swarmnode.cli.init import open_model
+        from swarmnode.data.base_index import SMALL_NBYTES_MAX
+        from swarmnode.data.index import TOKENIZER_FILE
+        from swarmnode.data.tokenizer_file import BESIDE_TOKENIZER
+
+        with TemporaryDirectory() as folder, open_model(named, "--tokenizer") as model:
+            for name in (TOKENIZER_FILE, *BESIDE_TOKENIZER):
+                content = model.files.read_whole(name, SMALL_NBYTES_MAX)
+                if content is not None:
+                    (Path(folder) / name).write_bytes(content)
+            if not (Path(folder) / TOKENIZER_FILE).is_file():
+                raise DataError(f"--tokenizer {named[:200]}: it has no {TOKENIZER_FILE}")
+            yield Path(folder) / TOKENIZER_FILE
+    else:
+        path = Path(named)
+        yield path / "tokenizer.json" if path.is_dir() else path
+
+
+def _opened(path: Path | None) -> tuple[Tokenizer, bytes | None, ChatTemplate]:
+    """The tokenizer in `path`, its tokenizer.json as transformers makes it, and its chat template; looked at first."""
+    from swarmnode.data.chat_template import tokenizer_and_template
+    from swarmnode.data.root import DataRoot
+    from swarmnode.data.tokenizer_file import check_tokenizer
+    from swarmnode.data.tokens import open_tokenizer
+
+    if path is not None and path.exists():
+        check_tokenizer(path)
+    opened = open_tokenizer("bytes" if path is None else path.name, DataRoot(path.parent if path else None))
+    return tokenizer_and_template(path, opened)
+
+
+@command.command()
+@click.argument("out", metavar="OUT", type=FOLDER)
+@click.option("--from", "sources", multiple=True, required=True, metavar="PATH", help="As for `data make`; repeatable.")
+@click.option(
+    "--vocabulary",
+    type=click.IntRange(1),
+    default=8192,
+    help="Tokens. A small model gives more of its parameters to its layers with few.",
+)
+@click.option("--field", help="Key or column that holds a document's text.  [default: text]")
+@click.option("--messages", help="Key or column that holds a conversation.  [default: messages]")
+@click.option("--seed", type=click.IntRange(0), default=0, help="Of the order in which text is read.")
+def tokenizer(
+    out: Path, sources: tuple[str, ...], vocabulary: int, field: str | None, messages: str | None, seed: int
+) -> None:
+    """Make a tokenizer of your own text, byte-level BPE with ChatML's special tokens, in the form of Hugging Face.
+    Prints its file. Then: swarmnode data make SET --from PATH --tokenizer OUT/tokenizer.json"""
+    from swarmnode.data.document_row import Reading
+    from swarmnode.data.index import TOKENIZER_FILE
+    from swarmnode.data.tokenizer_maker import make_tokenizer
+
+    size = make_tokenizer(out, sources, Reading(field, messages), vocabulary, seed)
+    click.echo(f"{size:,} tokens", err=True)
+    if size < vocabulary:
+        click.echo("the text has no more pairs of tokens that occur twice: give more text", err=True)
+    click.echo(out / TOKENIZER_FILE)
 
 
 @command.command()
@@ -159,7 +232,6 @@ def check(out: Path) -> None:
 
     from swarmnode.data.chunk_store import read_regular
     from swarmnode.data.indexed import index_of
-    from swarmnode.errors import DataError
 
     index = index_of(out)
     ends = [0, 0]

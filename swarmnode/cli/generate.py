@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from swarmnode.cli.export import DATA, KIND
+from swarmnode.cli.option.param import PORT
 from swarmnode.cli.output.console import bar, note
 from swarmnode.untrusted_text import readable
 
 if TYPE_CHECKING:
-    from swarmnode.data.tokens import Tokenizer
-    from swarmnode.model.decoder import Decoder
-    from swarmnode.model.gather import Gathered
-
-    Opened = tuple[Gathered, Decoder, Tokenizer, Path | None, frozenset[int]]
+    from swarmnode.local.chat_page import ChatSettings
+    from swarmnode.local.conversation import Speaker
 
 
 @click.command(short_help="text from an exported model, or from a checkpoint")
@@ -54,69 +53,47 @@ def command(
     """Continue --prompt with the model in SOURCE (as for `export`: an exported model, a session's folder, a
     checkpoint; of a run that an archive on this machine copies, the model of now). Text goes to stdout as it is
     generated, the prompt first."""
+    from swarmnode.local.conversation import pieces
     from swarmnode.local.model_source import facts
-    from swarmnode.model.text_generation import Sampling, generate
+    from swarmnode.model.text_generation import Sampling
 
     given = prompt if prompt is not None else sys.stdin.read()
-    gathered, net, tokenizer, _, stops = _opened(source, kind, data)
-    ids = [int(token) for token in tokenizer.encode(given)]
+    speaker = _opened(source, kind, data)
     sampling = Sampling(temperature, top_k, top_p, seed)
+    made: list[int] = []
     begun = time.perf_counter()
-    made = []
     if not as_json:
         click.echo(given, nl=False)
 
     def counted() -> Iterator[int]:
-        for token in generate(net, gathered.manifest.model, ids, tokens, sampling, stops):
+        for token in speaker.tokens_after(given, tokens, sampling):
             made.append(token)
             yield token
 
-    text = speak(tokenizer, counted(), aloud=not as_json)
+    text = speak(pieces(speaker.tokenizer, counted()), aloud=not as_json)
     rate = len(made) / max(1e-9, time.perf_counter() - begun)
     if as_json:
         said = {"text": given + text, "tokens": len(made), "tokens_per_s": round(rate, 1)}
-        click.echo(json.dumps({**said, **facts(gathered, time.time())}))
+        click.echo(json.dumps({**said, **facts(speaker.gathered, time.time())}))
     else:
         click.echo()
 
 
-def _opened(source: str, kind: str, data: Path | None) -> Opened:
-    """The model in `source`, its merged weights, its tokenizer, that one's file, and the tokens that end a text."""
-    from swarmnode.data.tokenizer_file import run_tokenizer, stops_of
-    from swarmnode.local.evaluation import merged_model
-    from swarmnode.local.model_source import gather
+def _opened(source: str, kind: str, data: Path | None) -> Speaker:
+    from swarmnode.local.conversation import Speaker
 
     with bar("reading") as moved:
-        gathered, folder = gather(source, kind, note, moved)
-    tokenizer, path = run_tokenizer(data or folder, gathered.manifest.data)
-    return gathered, merged_model(gathered), tokenizer, path, stops_of(tokenizer, path)
+        return Speaker.of(source, kind, data, note, moved)
 
 
-def speak(tokenizer: Tokenizer, tokens: Iterator[int], *, aloud: bool = True) -> str:
-    """The text of `tokens`, printed as it comes if `aloud`: on a terminal without characters that it would act on."""
-    pieces = []
-    for piece in spoken(tokenizer, tokens):
-        pieces.append(piece)
+def speak(pieces: Iterator[str], *, aloud: bool = True) -> str:
+    """The text of `pieces`, printed as they come if `aloud`: on a terminal without characters that it would act on."""
+    said = []
+    for piece in pieces:
+        said.append(piece)
         if aloud:
             click.echo(readable(piece) if sys.stdout.isatty() else piece, nl=False)
-    return "".join(pieces)
-
-
-def spoken(tokenizer: Tokenizer, tokens: Iterator[int]) -> Iterator[str]:
-    """Text as soon as it is complete: a character of several tokens waits for its last one."""
-    ids: list[int] = []
-    start = shown = 0
-    for token in tokens:
-        ids.append(token)
-        before = tokenizer.decode(ids[start:shown])
-        now = tokenizer.decode(ids[start:])
-        if len(now) > len(before) and (not now.endswith("\ufffd") or len(ids) - shown > 8):
-            yield now[len(before) :]
-            start = shown
-            shown = len(ids)
-    rest = tokenizer.decode(ids[start:])[len(tokenizer.decode(ids[start:shown])) :]
-    if rest:
-        yield rest
+    return "".join(said)
 
 
 @click.command(short_help="talk with an exported model")
@@ -126,6 +103,8 @@ def spoken(tokenizer: Tokenizer, tokens: Iterator[int]) -> Iterator[str]:
 @click.option("--temperature", type=click.FloatRange(0, 100), default=0.7, help="0: always the most likely token.")
 @click.option("--top-p", type=click.FloatRange(0, 1, min_open=True), default=0.95, help="Nucleus.")
 @click.option("--seed", type=click.IntRange(0, (1 << 62) - 1), default=0, help="Of the first answer.")
+@click.option("--page", is_flag=True, help="Talk on a page in a browser of this machine, until Ctrl-C.")
+@click.option("--port", type=PORT, default=0, show_default="any", help="Where the page listens, on this machine only.")
 @KIND
 @DATA
 def chat(
@@ -135,17 +114,28 @@ def chat(
     temperature: float,
     top_p: float,
     seed: int,
+    page: bool,
+    port: int,
     kind: str,
     data: Path | None,
 ) -> None:
     """A conversation with the model in SOURCE (as for `generate`), by its tokenizer's chat template (without one:
     ChatML). One line is one message; an empty line, /quit or Ctrl-D ends, /new forgets what was said. The model should
-    have been trained on conversations (docs/data.md)."""
-    from swarmnode.data.chat_template import ANSWERS, Message, tokenizer_and_template
-    from swarmnode.model.text_generation import Sampling, generate
+    have been trained on conversations (docs/data.md).
 
-    gathered, net, tokenizer, path, stops = _opened(source, kind, data)
-    _, _, template = tokenizer_and_template(path, tokenizer)
+    With --page the conversation is held on a page in a browser of this machine. The page's address, printed on stdout,
+    holds a token. Of a run that still trains each new conversation takes the newest model."""
+    from swarmnode.data.chat_template import ANSWERS, Message
+    from swarmnode.model.text_generation import Sampling
+
+    if page:
+        from swarmnode.local.chat_page import ChatSettings
+
+        settings = ChatSettings(system or "", tokens, temperature, top_p)
+        asyncio.run(_show_page(source, kind, data, settings, port))
+        return
+    speaker = _opened(source, kind, data)
+    template = speaker.template()
     first: list[Message] = [{"role": "system", "content": system}] if system else []
     said = list(first)
     if sys.stdin.isatty():
@@ -158,27 +148,31 @@ def chat(
             said = list(first)
             continue
         said.append({"role": "user", "content": line})
-        text, end = template.render_prompt(said)
-        ids = [int(token) for token in tokenizer.encode(text)]
-        sampling = Sampling(temperature, 0, top_p, seed)
-        made = generate(net, gathered.manifest.model, ids, tokens, sampling, stops)
-        answer = speak(tokenizer, before(made, [int(token) for token in tokenizer.encode(end)]))
+        answer = speak(speaker.answer(template, said, tokens, Sampling(temperature, 0, top_p, seed)))
         click.echo()
         said.append({"role": ANSWERS, "content": answer.strip()})
         seed += 1
 
 
-def before(tokens: Iterator[int], end: Sequence[int]) -> Iterator[int]:
-    """`tokens` up to the ids `end` that close an answer; all of them if `end` is empty."""
-    held = list[int]()
-    for token in tokens:
-        held.append(token)
-        if end and held[-len(end) :] == list(end):
-            del held[-len(end) :]
-            break
-        while len(held) > max(0, len(end) - 1):
-            yield held.pop(0)
-    yield from held
+async def _show_page(source: str, kind: str, data: Path | None, settings: ChatSettings, port: int) -> None:
+    """Serve the page of a conversation with the model in `source` until Ctrl-C."""
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+    from swarmnode.local.chat_page import ChatPage
+    from swarmnode.local.conversation import Speaker
+    from swarmnode.local.model_source import is_export
+
+    def read() -> Speaker:
+        return Speaker.of(source, kind, data, note, lambda done, of: None)
+
+    token = AESGCM.generate_key(128).hex()
+    page = ChatPage(read, token, settings, changes=not is_export(source))
+    click.echo(f"{await page.start('127.0.0.1', port)}#{token}")
+    click.echo("open this address in a browser to talk with the model; Ctrl-C ends the page", err=True)
+    try:
+        await asyncio.Event().wait()
+    finally:
+        await page.close()
 
 
 def _line() -> str:

@@ -84,15 +84,15 @@ class WebFiles:
 
 
 @contextlib.contextmanager
-def open_model(model: str) -> Iterator[OpenedModel]:
+def open_model(model: str, option: str = "--from") -> Iterator[OpenedModel]:
     """The model called `model`: a folder, hf://USER/NAME[@REVISION] or https://HOST/FOLDER. Raises UsageError for
-    anything else, DataError when the hub does not know it."""
+    anything else, with the `option` that named it, DataError when the hub does not know it."""
     if "://" not in model:
         folder = Path(model).expanduser()
         if folder.suffix.lower() == ".gguf":
-            raise UsageError(f"--from {model[:200]}: transformers makes a folder of a GGUF file (docs/pretrained.md)")
+            raise UsageError(f"{option} {model[:200]}: transformers makes a folder of a GGUF file (docs/pretrained.md)")
         if not folder.is_dir():
-            raise UsageError(f"--from {model[:200]}: no such folder; or give hf://USER/NAME or https://HOST/FOLDER")
+            raise UsageError(f"{option} {model[:200]}: no such folder; or give hf://USER/NAME or https://HOST/FOLDER")
         from swarmnode.local.pretrained import FolderFiles
 
         yield OpenedModel(FolderFiles(folder.resolve()), folder.resolve().name)
@@ -101,7 +101,7 @@ def open_model(model: str) -> Iterator[OpenedModel]:
     from swarmnode.transport.web import AddressRules, HttpRangeReader
 
     if not is_model_location(model):
-        raise UsageError(f"--from {model[:200]}: allowed is a folder, {MODELS_ALLOWED}")
+        raise UsageError(f"{option} {model[:200]}: allowed is a folder, {MODELS_ALLOWED}")
     with asyncio.Runner() as runner:
         reader = HttpRangeReader(AddressRules(private=True, named=True))  # the organiser's own words
         try:

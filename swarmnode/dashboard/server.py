@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import gzip
 import hashlib
+import hmac
 import json
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
@@ -78,9 +79,10 @@ def load_assets() -> dict[str, Asset]:
 class PageServer:
     """One page of static/ with its assets. Requests must name this machine as their host, unless it is `public`."""
 
-    def __init__(self, page: str, *, public: bool) -> None:
+    def __init__(self, page: str, *, public: bool, request_bytes_max: int = REQUEST_BYTES_MAX) -> None:
         self._start_page = page
         self._public = public
+        self._request_bytes_max = request_bytes_max
         self._assets = load_assets()
         self._server = HttpServer(self.app())
 
@@ -96,7 +98,7 @@ class PageServer:
 
     def app(self) -> web.Application:
         """The routes of the page and its assets."""
-        app = web.Application(middlewares=[self._guard], client_max_size=REQUEST_BYTES_MAX)
+        app = web.Application(middlewares=[self._guard], client_max_size=self._request_bytes_max)
         app.router.add_get("/", self._page)
         app.router.add_get("/static/{name}", self._asset)
         return app
@@ -295,6 +297,12 @@ class _CountedFile(web.FileResponse):
             self._downloads[remote] -= 1
             if not self._downloads[remote]:
                 del self._downloads[remote]
+
+
+def has_token(request: web.Request, token: str) -> bool:
+    """Whether `request` carries `token`, in a header that another site's page cannot send."""
+    shown = request.headers.get("Authorization", "")
+    return hmac.compare_digest(shown.encode(), f"Bearer {token}".encode())
 
 
 def _host(header: str) -> str:

@@ -123,6 +123,11 @@ def gather(
     return replace(gathered, run_folder=folder), folder
 
 
+def is_export(source: str) -> bool:
+    """Whether `source` is an exported model, which does not change, and not a run."""
+    return not is_url(source) and (Path(source).expanduser() / "model.safetensors").is_file()
+
+
 def facts(found: Gathered, now_unix_s: float) -> dict[str, object]:
     """Which model it is, as fields of --json; None where that is not known. `validation` is what its archive measured
     or heard, in nats per token."""
@@ -158,7 +163,7 @@ def _gather(source: str, kind: str, note: Note, moved: Moved, weights: WeightCho
         raise UsageError(f"{source}: no such folder; give a run's or a session's folder, a checkpoint or an export")
     from swarmnode.model import gather as models
 
-    if kind == "auto" and (folder / "model.safetensors").is_file():
+    if kind == "auto" and is_export(source):
         about = models.read_about(folder)
         gathered = models.of_export(folder, manifest_at(folder, signed_first=True), about)
         made_s = about.get("made_unix_s")

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hmac
 import json
 from collections import Counter
 from pathlib import Path
@@ -21,7 +20,7 @@ from swarmnode.control import client
 from swarmnode.control.verb import VERBS, arguments, to_json
 from swarmnode.control.watch import watch
 from swarmnode.daemon.ready_file import page_here
-from swarmnode.dashboard.server import HEADERS, PageServer
+from swarmnode.dashboard.server import HEADERS, PageServer, has_token
 from swarmnode.dashboard.timeline import sentence
 from swarmnode.errors import NoDaemon, SwarmnodeError, UsageError
 from swarmnode.ids import PeerId, short
@@ -55,9 +54,7 @@ class NodePage(PageServer):
         return app
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
-        shown = request.headers.get("Authorization", "")
-        wanted = f"Bearer {self._token}"
-        if not hmac.compare_digest(shown.encode(), wanted.encode()):
+        if not has_token(request, self._token):
             return web.json_response({"error": "open the address that `swarmnode ui` printed"}, status=401)
         verb = request.match_info["verb"]
         try:

@@ -9,6 +9,7 @@ import * as panels from "./panels.js";
 import * as swarm from "./swarm.js";
 import * as waits from "./waits.js";
 import { connect, listen } from "./store.js";
+import { themeButton } from "./theme-button.js";
 
 const PARTS = {
   run: [panels.header, panels.footer, lead.update],
@@ -63,20 +64,10 @@ document.addEventListener("visit", (event) => visit(event.detail));
 addEventListener("popstate", route);
 
 // Theme: the system's, until the reader chooses.
-const dark = matchMedia("(prefers-color-scheme: dark)");
-function themed() {
+themeButton(document.getElementById("theme"), () => {
   charts.rebuild();
   links.update();
-}
-document.getElementById("theme").addEventListener("click", () => {
-  const now = document.documentElement.dataset.theme || (dark.matches ? "dark" : "light");
-  const next = now === "dark" ? "light" : "dark";
-  document.documentElement.dataset.theme = next;
-  try { localStorage.setItem("theme", next); } catch { /* not kept */ }
-  themed();
 });
-dark.addEventListener("change", themed);
-
 
 document.querySelectorAll('input[name="axis"]').forEach((input) => input.addEventListener("change", () => charts.set("axis", input.value)));
 const at = (id) => document.getElementById(id);

@@ -1,6 +1,7 @@
 // The page of `swarmnode ui`: the node on this machine. Every call carries the token of the address that was printed.
 
 import { bytes, count, day, duration, element, loss, plural, write } from "./format.js";
+import { themeButton } from "./theme-button.js";
 
 const AGAIN_MS = 2000;
 const RECORD_MS = 20000;
@@ -165,12 +166,7 @@ at("finish").addEventListener("click", () => {
   setTimeout(() => write(at("finish"), "Finish and leave"), 5000);
 });
 
-const dark = matchMedia("(prefers-color-scheme: dark)");
-at("theme").addEventListener("click", () => {
-  const next = (document.documentElement.dataset.theme || (dark.matches ? "dark" : "light")) === "dark" ? "light" : "dark";
-  document.documentElement.dataset.theme = next;
-  try { localStorage.setItem("theme", next); } catch { /* not kept */ }
-});
+themeButton(at("theme"));
 
 repeat(watch, AGAIN_MS);
 repeat(async () => record(await ask("record")), RECORD_MS);
