@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import datetime
+import functools
 import itertools
 import json
 import socket
@@ -13,7 +14,7 @@ import statistics
 import sys
 import tomllib
 import urllib.request
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -280,6 +281,8 @@ def up(
     samples: int | None = None,
     kill_every_s: float | None = None,
     dashboard: bool = True,
+    listen: str = "",
+    line_for_others: Callable[[Path, Path], str] | None = None,
     resume: str | None = None,
     checkpoints: str = "",
     use_bucket: bool = False,
@@ -292,9 +295,10 @@ def up(
     """Run a whole swarm on this machine, as `swarmnode up` with options of these names, and export its model.
 
     `run` is a folder of `swarmnode init`, a signed manifest, or None for the demo's. Without `for_s`, `rounds` or
-    `samples` it trains until Ctrl-C (in a notebook: interrupt). Progress goes to `screen`, by default as lines on
-    stderr. The summary tells what failed, too; a run that cannot begin raises SwarmnodeError, a second Ctrl-C
-    KeyboardInterrupt.
+    `samples` it trains until Ctrl-C (in a notebook: interrupt). With `listen`, a multiaddr, other machines can join;
+    `line_for_others` makes the line for them of the signed manifest and the bootstrap's home. Progress goes to
+    `screen`, by default as lines on stderr. The summary tells what failed, too; a run that cannot begin raises
+    SwarmnodeError, a second Ctrl-C KeyboardInterrupt.
     """
     from swarmnode.local import child, run_folder
     from swarmnode.local.fleet import FleetPlan
@@ -333,6 +337,9 @@ def up(
         resume=resumed.where if resumed else "",
         devices=several_devices(),
     )
+    if listen:
+        made = None if line_for_others is None else functools.partial(line_for_others, prepared.signed)
+        plan = dataclasses.replace(plan, listen=listen, line_for_others=made)
     screen.note(f"run {prepared.run_id}")
     screen.note(f"folder {prepared.folder}: events.jsonl, stderr.log of every node")
     if resumed:

@@ -75,7 +75,7 @@ def command(
         if peer is None or invite.grant is None:
             raise click.UsageError("an invite with a secret, and --machine, make an invite for one machine")
     else:
-        invite = _of_run(Path(_own_run(run)), bootstraps, home, expires_s, machines)
+        invite = of_run(Path(_own_run(run)), bootstraps, home, expires_s, machines)
         if limited and invite.grant is None:
             raise click.UsageError(
                 '--machines, --machine and --expires need a restricted run: set access.mode to "invited" in '
@@ -111,7 +111,7 @@ def _own_run(text: str) -> str:
     return identity
 
 
-def _of_run(run: Path, bootstraps: tuple[str, ...], home: Path | None, expires_s: float, machines: int) -> Invite:
+def of_run(run: Path, bootstraps: tuple[str, ...], home: Path | None, expires_s: float, machines: int) -> Invite:
     """An invite to `run`, with a new secret if it is restricted. Raises NotPermitted without its owner's key."""
     from swarmnode.cli.owner import chain_at, key_beside
     from swarmnode.identity import Identity

@@ -23,6 +23,7 @@ from swarmnode.errors import DiskFull, SwarmnodeError
 EXIT_INTERRUPTED = 130
 
 VERBS: Mapping[str, str] = {
+    "quickstart": "one command from a recipe to a model that talks",
     "init": "make a new run: a manifest to edit and its owner's key",
     "manifest": "read, compare and change a run's manifest",
     "data": "make a data set of text, which a run then names by content",

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from swarmnode.cli.option.param import DURATION, FOLDER, STAGES_MAX, TRACK
+from swarmnode.cli.option.param import DURATION, FOLDER, LISTEN, STAGES_MAX, TRACK
 from swarmnode.cli.output.console import paper
 
 NODES_MAX = 256
@@ -36,6 +36,12 @@ COUNT = click.IntRange(min=1)
     help="Show the run on a page at 127.0.0.1:7070, or at another free port if that is taken.",
 )
 @click.option(
+    "--listen",
+    type=LISTEN,
+    help="Let other machines join, too, at this address: /ip4/0.0.0.0/tcp/4001. Prints the line for them.  [default: "
+    "only this machine]",
+)
+@click.option(
     "--resume",
     metavar="URL",
     help="Resume from the newest checkpoint there: an earlier session's folder, a folder of checkpoints, s3://BUCKET/PREFIX."
@@ -56,7 +62,7 @@ COUNT = click.IntRange(min=1)
 @click.option("--cache", type=FOLDER, help="Folder of tokens.  [default: ~/.cache/swarmnode]")
 @TRACK
 @click.option("--json", "as_json", is_flag=True, help="End with one JSON object on stdout; progress goes to stderr.")
-def command(run: Path | None, as_json: bool, **options: Any) -> int:
+def command(run: Path | None, listen: str | None, as_json: bool, **options: Any) -> int:
     """Start a bootstrap and --nodes node processes of RUN on this machine, watch them train, stop, export the model.
 
     RUN is a folder made by `swarmnode init`, or a signed manifest; without it the demo's manifest is used in a new
@@ -78,6 +84,8 @@ def command(run: Path | None, as_json: bool, **options: Any) -> int:
     from swarmnode.local.swarm_view import PlainScreen, conclusion, screen_for
 
     screen = PlainScreen(sys.stderr) if as_json else screen_for(Console(), sys.stdout)
+    if listen is not None:
+        options |= {"listen": listen, "line_for_others": line_for_others}
     summary = api.up(run, screen=screen, **options)  # the options, by the names of its keywords
     if summary.failure:
         click.echo(f"swarmnode: {summary.failure}", err=True)
@@ -86,3 +94,11 @@ def command(run: Path | None, as_json: bool, **options: Any) -> int:
     else:
         paper().print(conclusion(summary))
     return summary.exit_code
+
+
+def line_for_others(signed: Path, home: Path) -> str:
+    """The line with which other machines join the run `signed`, whose bootstrap is in `home`."""
+    from swarmnode.cli.invite import EXPIRES_S, of_run
+    from swarmnode.membership.invite import encode
+
+    return f"other machines join with: swarmnode join {encode(of_run(signed, (), home, EXPIRES_S, 0))}"

@@ -96,12 +96,14 @@ def report_text(tree: Mapping[str, Any]) -> str:
     lines = [f"# {_plain(tree['name'])}\n", "| | |\n| --- | --- |"]
     lines += [f"| {key} | {value} |" for key, value in facts.items()]
     lines += _members(tree["members"])
+    lines += _texts(tree.get("texts", ()))
     lines += [
         "\n## Use it\n",
         "```sh",
         f'swarmnode generate {source} --prompt "Once upon a time"',
-        f"swarmnode export {source} --out model    # for transformers: from_pretrained('model')",
+        f"swarmnode export {source} --out model    # transformers: from_pretrained('model'); vLLM: vllm serve model",
         f"swarmnode export {source} --gguf model.gguf    # for llama.cpp: pip install gguf",
+        f"swarmnode chat {source} --page    # for conversations, in a browser",
         f"swarmnode eval {source}",
         "```",
         "\n## Go on\n",
@@ -129,6 +131,15 @@ def _members(members: Sequence[Mapping[str, Any]]) -> list[str]:
         *rows,
         *([f"\nAnd {left:,} more: report.json has all."] if left > 0 else []),
     ]
+
+
+def _texts(texts: Sequence[Mapping[str, str]]) -> list[str]:
+    """What the model writes to some prompts, each as a block that no text can leave."""
+    lines = [] if not texts else ["\n## What it writes\n"]
+    for one in texts:
+        fence = "`" * (3 + max(one["prompt"].count("`"), one["text"].count("`")))
+        lines.append(f"{fence}text\n> {one['prompt']}\n{one['text'].strip()}\n{fence}\n")
+    return lines
 
 
 def write_report(folder: Path, tree: Mapping[str, Any]) -> Path:

@@ -42,6 +42,8 @@ FATAL: Mapping[int, type[SwarmnodeError]] = {
 }
 """By exit code, what a service manager does not start a node again after (docs/exit-codes.md)."""
 
+LOOPBACK = "/ip4/127.0.0.1/tcp/0"  # of any free port
+LOCAL = "/ip4/127."
 STDOUT_NAME = "stdout.log"
 STDERR_NAME = "stderr.log"
 
@@ -61,12 +63,15 @@ class NodePlan:
     checkpoints: str = ""
     data_root: Path | None = None  # folder of the run's data set or tokenizer
     resume: str = ""
+    listen: str = LOOPBACK
     flags: tuple[str, ...] = ("--notice", "none")  # of `join`; many nodes on one machine would all be notified
 
 
 def node_command(plan: NodePlan) -> list[str]:
     """The command line of a real node for `plan`."""
-    common = ["--listen", "/ip4/127.0.0.1/tcp/0", "--home", str(plan.home), "--metrics-port", "0", "--name", plan.name]
+    common = ["--listen", plan.listen, "--home", str(plan.home), "--metrics-port", "0", "--name", plan.name]
+    if not plan.listen.startswith(LOCAL):
+        common.append("--lan")  # the machines of one house find each other
     if plan.bootstrap:
         page = [] if plan.dashboard_port is None else ["--no-archive", "--port", str(plan.dashboard_port)]
         return [*NODE, "coordinator" if page else "bootstrap", str(plan.manifest), *page, *common]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import random
+import re
 import signal
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -13,7 +14,7 @@ from pathlib import Path
 
 from swarmnode.errors import LocalFault
 from swarmnode.ids import seeded
-from swarmnode.local.child import STDERR_NAME, Child, NodePlan, node_command, tail
+from swarmnode.local.child import LOOPBACK, STDERR_NAME, Child, NodePlan, node_command, tail
 from swarmnode.local.summary import NodeFacts
 from swarmnode.manifest import Manifest
 from swarmnode.recovery import checkpoint
@@ -31,6 +32,7 @@ TICK_S = 0.1
 NEIGHBOURS_MAX = 2
 """Guess: living nodes that a replacement is told of, besides the bootstrap, which may be dead."""
 
+ANY_PORT = re.compile(r"/[0-9]+\Z")  # the port that ends a listen address
 Command = Callable[[NodePlan], Sequence[str]]
 Note = Callable[[str], None]
 
@@ -54,6 +56,8 @@ class FleetPlan:
     leave_timeout_s: float = LEAVE_TIMEOUT_S
     stage_of: tuple[int, ...] = ()  # of each node, in order; empty: round robin
     dashboard_port: int | None = None  # of the page that the bootstrap shows
+    listen: str = LOOPBACK  # of the bootstrap; nodes take any port at the same host
+    line_for_others: Callable[[Path], str] | None = None  # the line with which other machines join, by its home
     devices: tuple[str, ...] = ()  # that nodes are spread over, in turn; empty: each takes what it finds
 
 
@@ -110,6 +114,8 @@ class Fleet:
             return False
         if self.page:
             self._note(f"dashboard {self.page}")
+        if self._plan.line_for_others is not None:
+            self._note(self._plan.line_for_others(self.bootstrap.plan.home))
         for index in range(self._plan.nodes):
             stage = self._plan.stage_of[index] if self._plan.stage_of else index % self._plan.stages
             await self._join(stage, self._plan.resume)
@@ -199,6 +205,7 @@ class Fleet:
             checkpoints="" if bootstrap else self._plan.checkpoints,
             data_root=self._plan.data_root,
             resume=resume,
+            listen=self._plan.listen if bootstrap else ANY_PORT.sub("/0", self._plan.listen),
         )
         if self._plan.devices and not bootstrap:  # nodes that start at once would all find the same card the emptiest
             device = self._plan.devices[len(self.nodes) % len(self._plan.devices)]
