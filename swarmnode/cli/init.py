@@ -214,7 +214,7 @@ def command(folder: Path, new_run: bool, anyway: bool, **given: Any) -> None:
     made, pretrained = _begun(options)
     if options.searches:
         made = _searched(made, _fleet(options, made.manifest), options.stages, anyway=anyway)
-    _check_text(made.manifest, options.data)
+    made = _fit_text(made, options.data)
     named = made.manifest if pretrained is not None else _named(made.manifest, folder)
     for path in manifest.init(folder, named, made.origins, recovery=True):
         click.echo(path)
@@ -359,12 +359,25 @@ def _searched(start: Recipe, fleet: tuple[MachineKind, ...], stages: int | None,
     return fit.recipe
 
 
-def _check_text(made: Manifest, data: Path | None) -> None:
-    """Raises DataError unless the data set has text enough for the run, which volunteers would find out otherwise."""
-    if data is not None:
-        from swarmnode.data.indexed import IndexedCorpus, index_of
+def _fit_text(made: Recipe, data: Path | None) -> Recipe:
+    """`made` with blocks that its text can fill. Raises DataError where it has too little even for the smallest, which
+    volunteers would find out otherwise."""
+    if data is None:
+        return made
+    from swarmnode.data.indexed import IndexedCorpus, fitted_blocks, index_of
+    from swarmnode.manifest import Recipe
 
-        IndexedCorpus(made, index_of(data), lambda number: None)
+    given = made.manifest
+    block, microbatch = fitted_blocks(given, data)
+    if block != given.data.block_samples:
+        fitted = dataclasses.replace(
+            given,
+            data=dataclasses.replace(given.data, block_samples=block),
+            inner=dataclasses.replace(given.inner, microbatch=microbatch),
+        )
+        made = Recipe(fitted, {**made.origins, "data.block_samples": "fitted: the text holds no larger block"})
+    IndexedCorpus(made.manifest, index_of(data), lambda number: None)
+    return made
 
 
 def _link(folder: Path, data: Path | None) -> None:

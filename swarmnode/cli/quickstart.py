@@ -118,10 +118,19 @@ class Begun:
         sizes = {"nodes": self._nodes, "samples": self._length, "context": made.context}
         options = [word for name, value in sizes.items() for word in (f"--{name}", str(value))]
         code = _verb("init", str(self._run), "--data", str(self._data), *start, *options)
-        if code != 0 or not made.fields:
+        if code != 0:
             return code
-        changes = [f"{name}={json.dumps(value)}" for name, value in made.fields.items()]
+        changes = [f"{name}={json.dumps(value)}" for name, value in self._fields().items()]
         return _verb("manifest", "set", str(self._run), *changes)
+
+    def _fields(self) -> dict[str, object]:
+        """The recipe's values of the manifest, and the run's name: the folder's, else the recipe's."""
+        from swarmnode.manifest.spec import BY_NAME
+
+        name = self._folder.resolve().name
+        if BY_NAME["name"].check.accept(name) is None:
+            name = self._made.name
+        return {"name": name, **self._made.fields}
 
     def train(self, listen: str | None) -> int:
         """Train until the run's length or Ctrl-C; from the newest checkpoint of an earlier session, if there is one."""
@@ -148,7 +157,6 @@ class Begun:
         if not sessions:
             raise UsageError(f"{self._run}: no session left a report")
         tree: dict[str, Any] = json.loads(sessions[-1].read_text())
-        tree["source"] = str(self._export)
         tree["texts"] = self._written()
         return write_report(self._folder, tree)
 

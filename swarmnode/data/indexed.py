@@ -51,6 +51,18 @@ def on_data_set(manifest: Manifest, folder: Path, locations: Sequence[str]) -> M
     return replace(manifest, data=data, model=replace(manifest.model, vocabulary=index.vocabulary))
 
 
+def fitted_blocks(manifest: Manifest, folder: Path) -> tuple[int, int]:
+    """(data.block_samples, inner.microbatch) of `manifest`, halved until the text in `folder` holds a block. Raises
+    DataError."""
+    index = index_of(folder)
+    block = manifest.data.block_samples
+    microbatch = manifest.inner.microbatch
+    while block > 1 and layout(index.train, manifest.model.context, block) is None:
+        block //= 2
+        microbatch = min(microbatch, block)
+    return block, microbatch
+
+
 def link(run: Path, folder: Path) -> Path:
     """`run`/data, which leads to `folder`; it may be there already, or be the data set itself. Raises NotPermitted."""
     place = run / FOLDER

@@ -140,7 +140,7 @@ def asked_of(body: bytes) -> Asked:
         tree = json.loads(body)
         messages = tuple(_message(each) for each in tree["messages"][: MESSAGES_MAX + 1])
         asked = Asked(messages, int(tree["tokens"]), float(tree["temperature"]), int(tree["seed"]))
-    except (ValueError, TypeError, KeyError, RecursionError):
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
         raise UsageError("not a conversation: reload the page") from None
     if not messages or messages[-1]["role"] != "user":
         raise UsageError("the last message is not the person's: reload the page")

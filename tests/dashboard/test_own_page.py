@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +12,7 @@ import pytest
 from benchmarks.swarm.screenshots import TOKEN, OwnNode, own_page
 from swarmnode.local.node_page import NodePage, record
 from tests.dashboard.test_page import AXE, RULES
-from tests.support.page import ARTEFACTS, BOUND_MS, SIZES, until
+from tests.support.page import ARTEFACTS, BOUND_MS, SIZES, in_loop, until
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -99,36 +95,11 @@ async def test_of_a_home_without_a_node_it_shows_what_was(tmp_path: Path) -> Non
     assert empty["receipts"] == empty["entries"] == empty["days"] == []
 
 
-@contextmanager
-def served() -> Iterator[tuple[str, OwnNode]]:
-    """`own_page` in a loop of its own, for a browser's blocking calls."""
-    loop = asyncio.new_event_loop()
-    ready = threading.Event()
-    made = []
-    stop = asyncio.Event()
-
-    async def serve() -> None:
-        async with own_page() as page:
-            made.append(page)
-            ready.set()
-            await stop.wait()
-
-    thread = threading.Thread(target=lambda: loop.run_until_complete(serve()))
-    thread.start()
-    try:
-        assert ready.wait(60)
-        yield made[0]
-    finally:
-        loop.call_soon_threadsafe(stop.set)
-        thread.join(60)
-        loop.close()
-
-
 @pytest.mark.parametrize(
     ("scheme", "size"), [pytest.param("light", "desktop", marks=pytest.mark.nightly), ("dark", "phone")]
 )
 def test_a_person_pauses_and_sets_limits_by_keyboard_and_pointer(browser: Browser, scheme: Any, size: str) -> None:
-    with served() as (address, node):
+    with in_loop(own_page) as (address, node):
         context = browser.new_context(viewport=SIZES[size], color_scheme=scheme, reduced_motion="reduce")  # type: ignore[arg-type]
         page = context.new_page()
         page.set_default_timeout(BOUND_MS)

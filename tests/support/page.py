@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from benchmarks.swarm.dashboard import RUN, manifest_for, watched
 from benchmarks.swarm.fake_fleet import FakeFleet
+
+Opened = TypeVar("Opened")
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -36,6 +38,31 @@ class Served:
         done = threading.Event()
         self.loop.call_soon_threadsafe(lambda: (work(), done.set()))  # type: ignore[func-returns-value]
         assert done.wait(60)
+
+
+@contextmanager
+def in_loop(page: Callable[[], AbstractAsyncContextManager[Opened]]) -> Iterator[Opened]:
+    """What `page` opens, in a loop of its own, for a browser's blocking calls."""
+    loop = asyncio.new_event_loop()
+    ready = threading.Event()
+    stop = asyncio.Event()
+    made: list[Opened] = []
+
+    async def serve() -> None:
+        async with page() as opened:
+            made.append(opened)
+            ready.set()
+            await stop.wait()
+
+    thread = threading.Thread(target=lambda: loop.run_until_complete(serve()))
+    thread.start()
+    try:
+        assert ready.wait(60)
+        yield made[0]
+    finally:
+        loop.call_soon_threadsafe(stop.set)
+        thread.join(60)
+        loop.close()
 
 
 @contextmanager

@@ -1,0 +1,69 @@
+"""What a small run has left behind, made without a swarm."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from dataclasses import replace
+from pathlib import Path
+
+from swarmnode import manifest as manifests
+from swarmnode.ids import PeerId
+from swarmnode.machine.folder_store import FolderStore
+from swarmnode.machine.replica import TorchReplica
+from swarmnode.manifest import SIGNED_FILE, Manifest, PipelineSpec
+from swarmnode.membership.progress import to_message
+from swarmnode.model.export import StageLabel, save_stage, stage_state_dict
+from swarmnode.recovery import checkpoint as form
+from swarmnode.recovery import checkpoint_io
+from swarmnode.recovery.checkpoint_io import ReplicaHoldings
+from swarmnode.recovery.resumption import CheckpointOptions
+from swarmnode.wire import record_pb2
+from tests.support.tiny_model import TINY, token_batch, train_on
+
+AGE = 0.75  # a replica's running mean is so much of its last weights here
+
+RUN = Manifest(
+    name="left",
+    model=replace(TINY, vocabulary=256),
+    pipeline=PipelineSpec(stages=3, boundary="fp32", validation_samples=8, validation_every_samples=1),
+)
+
+
+def left_session(folder: Path) -> Path:
+    """The folder of a session of the run in `folder`: a checkpoint, and what two replicas of each stage saved."""
+    run = RUN
+    manifests.init(folder, run)
+    signed = manifests.sign_folder(folder)
+    run_id = manifests.verify(signed, None)[1]
+    place = folder / "up-1"
+    place.mkdir()
+    manifests.write_signed(place / SIGNED_FILE, signed)
+    replicas = [TorchReplica(run, stage) for stage in range(3)]
+    for peer in ("peerAAAA", "peerBBBB"):
+        train_on([replica.stage for replica in replicas], token_batch(run.model, seed=len(peer) + ord(peer[-1])))
+        for stage, replica in enumerate(replicas):
+            replica.step(100)
+            (place / peer).mkdir(exist_ok=True)
+            label = StageLabel(run_id, stage, 4, 512, peer, averaged=256)
+            path = place / peer / f"stage-{stage}-{peer}.safetensors"
+            weights = stage_state_dict(replica.stage)
+            save_stage(path, weights, label, {name: AGE * value for name, value in weights.items()})
+    store = FolderStore(place / "checkpoints")
+    origin = form.Origin.of(run, run_id, base64.b64encode(signed.SerializeToString()).decode())
+
+    async def keep(round_index: int) -> None:
+        for stage, replica in enumerate(replicas):
+            progress = to_message({"peerBBBB": 128 * round_index})
+            holding = ReplicaHoldings(stage, round_index, PeerId("peerBBBB"), progress, record_pb2.Blocks())
+            where = form.place(run_id, form.label(round_index))
+            await checkpoint_io.save_stage(
+                store, where, replica.snapshot(), CheckpointOptions().shapes(run, stage), holding
+            )
+        assert await checkpoint_io.complete(store, origin, form.label(round_index)) is not None
+
+    asyncio.run(keep(5))
+    for replica in replicas:
+        replica.stage.theta.mul_(3.0)
+    asyncio.run(keep(3))
+    return place
