@@ -21,6 +21,7 @@ from swarmnode.errors import UsageError
 if TYPE_CHECKING:
     from swarmnode.local.starter import Starter
 
+PROGRAM = "from swarmnode.cli import run; raise SystemExit(run())"  # as the installed command, also in a checkout
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 TEXT_TOKENS = 120  # of each text in the report; guess
 
@@ -200,11 +201,11 @@ def _verb(*words: str) -> int:
     """Show and run `swarmnode words...`; its exit code. Signals are passed on once: the verb ends as when called by
     hand, and the steps after it follow."""
     note(f"$ swarmnode {shlex.join(words)}")
-    command = [sys.executable, "-m", "swarmnode.cli.main", *words]
-    process = subprocess.Popen(command, process_group=0)
+    process = subprocess.Popen([sys.executable, "-c", PROGRAM, *words], process_group=0)
     before = {number: signal.signal(number, lambda got, _: process.send_signal(got)) for number in SIGNALS}
     try:
-        return process.wait()
+        code = process.wait()
+        return code if code >= 0 else 128 - code
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

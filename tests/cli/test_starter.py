@@ -16,7 +16,7 @@ from swarmnode.manifest.text import with_value
 GOOD = (
     'title = "t"\nabout = "a"\nneeds = "n"\ntakes = "t"\n'
     '[text]\nwhat = "w"\nsamples = ["conversations"]\nweights = [1.0]\nvalidation = 0.1\nvocabulary = 300\n'
-    '[model]\nfrom = ""\nkind = "pretrain"\nparameters = 20000\ncontext = 64\n'
+    '[model]\nfrom = ""\nkind = "pretrain"\nparameters = 100000\ncontext = 64\n'
     '[run]\nnodes = 2\nsamples = 64\n[fields]\n"gossip.round_samples" = 32\n'
     '[talk]\nchat = true\nprompts = ["What is a stage?"]\n'
 )
@@ -57,7 +57,7 @@ def test_the_list_names_each_recipe_with_what_it_needs(capsys: pytest.CaptureFix
         ('["conversations"]', '["novels"]', "text.samples: 'novels' is none of conversations, python"),
         ("[1.0]", "[1.0, 2.0]", "text.weights has a number for each of text.samples"),
         ("[1.0]", '["1"]', "text.weights has a number for each of text.samples"),
-        ("parameters = 20000", "parameters = 0", "model.from or model.parameters: give one"),
+        ("parameters = 100000", "parameters = 0", "model.from or model.parameters: give one"),
         ('from = ""', 'from = "hf://a/b"', "model.from or model.parameters: give one"),
         ('["What is a stage?"]', "[1]", "talk.prompts are texts"),
         ("[text]", "text", "recipe x: no TOML"),
