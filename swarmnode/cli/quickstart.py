@@ -167,7 +167,7 @@ class Begun:
         return 0 if code == 130 else code
 
     def _texts(self, given: Sequence[str]) -> list[str]:
-        """What the person gave, else the recipe's samples, written to FOLDER/text."""
+        """The texts of the person, else the recipe's samples, written to FOLDER/text."""
         from swarmnode.local.starter import write_sample
 
         if given:

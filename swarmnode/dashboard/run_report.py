@@ -134,7 +134,7 @@ def _members(members: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _texts(texts: Sequence[Mapping[str, str]]) -> list[str]:
-    """What the model writes to some prompts, each as a block that no text can leave."""
+    """The model's words after some prompts, each as a block that no text can leave."""
     lines = [] if not texts else ["\n## What it writes\n"]
     for one in texts:
         fence = "`" * (3 + max(one["prompt"].count("`"), one["text"].count("`")))

@@ -153,7 +153,8 @@ def asked_of(body: bytes) -> Asked:
 
 
 def _message(value: Any) -> Message:
-    role, content = value["role"], value["content"]
+    role = value["role"]
+    content = value["content"]
     if role not in ROLES or not isinstance(content, str):
         raise ValueError(role)
     return {"role": role, "content": content}

@@ -71,7 +71,8 @@ async def asked(page: re.Match[str], text: str) -> tuple[int, str]:
 
 
 async def test_a_recipe_becomes_a_model_that_talks_and_another_machine_helps(tmp_path: Path) -> None:
-    recipe, folder = tmp_path / "own.toml", tmp_path / "made"
+    recipe = tmp_path / "own.toml"
+    folder = tmp_path / "made"
     recipe.write_text(GOOD.replace("samples = 64", "samples = 600"))
     children: list[Child] = []
     begun = await Quickstart.start(str(recipe), str(folder), "--listen", "/ip4/0.0.0.0/tcp/0")
@@ -98,7 +99,8 @@ async def test_a_recipe_becomes_a_model_that_talks_and_another_machine_helps(tmp
 
 
 async def test_the_same_command_goes_on_where_it_was(tmp_path: Path) -> None:
-    recipe, folder = tmp_path / "own.toml", tmp_path / "made"
+    recipe = tmp_path / "own.toml"
+    folder = tmp_path / "made"
     recipe.write_text(GOOD.replace("samples = 64", "samples = 1000000"))
     first = await Quickstart.start(str(recipe), str(folder), "--no-chat")
     await first.says(re.compile(r"nodes 2/2  samples [1-9]\d\d"))
