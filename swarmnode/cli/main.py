@@ -50,6 +50,7 @@ VERBS: Mapping[str, str] = {
     "logs": "print the node's events",
     "receipts": "receipts for this node's work, signed by its clients",
     "config": "settings and their origin",
+    "uninstall": "show what swarmnode keeps on this machine, and delete it",
     "completion": "print a shell completion script",
     "archive": "copy the model out of a running swarm",
     "export": "make a Hugging Face model of a run's saved state",

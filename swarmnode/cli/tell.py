@@ -13,6 +13,7 @@ from swarmnode.cli.option.config_file import config_path
 from swarmnode.cli.option.param import DURATION, PORT, home_option, limit_options, taken_limits
 from swarmnode.control import client
 from swarmnode.errors import EXIT_PREEMPTED_INCOMPLETE
+from swarmnode.metrics.events import nbytes_text
 from swarmnode.node.notice import GRACE_S
 
 
@@ -109,10 +110,25 @@ def finish(home: Path) -> None:
 
 @click.command(short_help="leave in order, within seconds")
 @home_option
-def leave(home: Path) -> None:
-    """Finish held work within seconds, save, announce the leave, stop. Returns when leaving has begun."""
+@click.option("--forget", is_flag=True, help="Then delete what the node keeps: its key, receipts, stages and logs.")
+def leave(home: Path, forget: bool) -> None:
+    """Finish held work within seconds, save, announce the leave, stop. Returns when leaving has begun; with --forget
+    when nothing of the node is left on this machine but the program, caches and settings (`swarmnode uninstall`).
+
+    --forget deletes the usual home alone: a folder of your own (--home) may hold other things.
+    """
+    from swarmnode.local.traces import Trace, freed, remove, size_of
+    from swarmnode.user_folders import default_home
+
+    if forget and home.resolve() != default_home("node").resolve():
+        raise click.UsageError(f"--forget: {home} is a folder of your own: leave, then delete it by hand")
     client.ask(home, "leave", reason="swarmnode leave")
     click.echo("leaving", err=True)
+    if forget:
+        asyncio.run(freed(home))
+        nbytes = size_of(home)
+        remove(Trace(home, "", nbytes), keep_identity=False)
+        click.echo(f"forgotten: {nbytes_text(nbytes)} in {home} deleted", err=True)
 
 
 @click.command(short_help="tell the node on this machine that the machine will be taken away")
