@@ -1,4 +1,4 @@
-"""The wheel takes no version that was not meant: each package that it needs has both ends, and what is tested lies in."""
+"""The wheel takes no version that nobody meant: each package has both ends, and the tested version lies between."""
 
 from __future__ import annotations
 
