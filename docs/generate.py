@@ -211,6 +211,32 @@ def security() -> str:
 PAGES["security.md"] = security
 
 
+def llms() -> str:
+    """The pages for language models, in the form of llmstxt.org: made of the table in docs/README.md."""
+    rows = re.findall(r"^\| \[(.+?)\]\((.+?)\) \| (.+?) \|$", (HERE / "README.md").read_text(), re.MULTILINE)
+    about = (
+        "A volunteer runs `swarmnode join INVITE`; an organiser runs `swarmnode init`, `coordinator` and `invite`. Each"
+        " verb has `--help`. `swarmnode doctor` says whether a machine can take part, `swarmnode status --json` what its"
+        " node does."
+    )
+    lines = [
+        "# swarmnode",
+        "",
+        "> A peer-to-peer daemon that trains large language models over the internet on machines nobody controls.",
+        "",
+        about,
+        "",
+        "## Pages",
+        "",
+        *(f"- [{title}]({path}): {what}" for title, path, what in rows),
+        "",
+    ]
+    return "\n".join(lines)
+
+
+PAGES["llms.txt"] = llms
+
+
 def main(folder: Path) -> None:
     """Write every page below `folder`."""
     for page, make in PAGES.items():
