@@ -24,7 +24,7 @@ integers, 0.1 us to sort 64).
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -241,6 +241,14 @@ class TopK(DeltaCodec):
         flat = places + np.arange(count)[:, None] * self.chunk
         values = rows.reshape(-1).take(flat)
         negative = values < 0
+        self._write_rows(out, places, negative, greater, halves)
+        rows.reshape(-1)[flat] = values - _signed(halves, greater, negative)
+
+    def _write_rows(self, out: Rows, places: Places, negative: Any, greater: Any, halves: Any) -> None:
+        """Lay out packets in `out` [C, chunk_nbytes]: `places` (Elias and Fano's low bits, then high bits), signs,
+        which magnitude, all [C, k], and the two magnitudes `halves` [C, 2]."""
+        k = self.k
+        count = len(out)
         ones = np.zeros((count, 2 * k), np.uint8)
         ones.reshape(-1)[(places >> self._low_bits) + (np.arange(k) + np.arange(count)[:, None] * (2 * k))] = 1
         low, high, plane = self._parts()
@@ -250,7 +258,6 @@ class TopK(DeltaCodec):
             out[:, at : at + size] = np.packbits(piece, axis=1, bitorder="little")
             at += size
         out[:, at:] = halves.view(np.uint8).reshape(count, 4)
-        rows.reshape(-1)[flat] = values - _signed(halves, greater, negative)
 
     def _rows(self, data: Bytes) -> Rows:
         return data.reshape(-1, self.chunk_nbytes)

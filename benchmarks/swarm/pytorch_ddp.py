@@ -18,14 +18,13 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.swarm.plain_model import PlainLlama, initialise
-from benchmarks.swarm.pytorch_learning import CLIP_NORM, WARMUP_SAMPLES, GridPoint, optimizers, tensors
+from benchmarks.swarm.pytorch_learning import GridPoint, one_step, optimizers, tensors
 from swarmnode.data.indexed import open_text
-from swarmnode.data.sample import IGNORED
 from swarmnode.manifest import read_signed
+from swarmnode.manifest.spec import InnerSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +43,11 @@ class DdpTask:
         return json.dumps(dataclasses.asdict(self))
 
 
+def _setting(inner: InnerSpec, batch: int) -> GridPoint:
+    rate = inner.muon_learning_rate if inner.optimizer == "muon" else inner.learning_rate
+    return GridPoint(inner.optimizer, batch, rate, inner.learning_rate, inner.muon_momentum)
+
+
 def main(arguments: list[str]) -> int:
     """Train by the task in `arguments`, for ever."""
     task = DdpTask(**json.loads(arguments[0]))
@@ -56,29 +60,18 @@ def main(arguments: list[str]) -> int:
     corpus = open_text(manifest, None, Path(task.cache))
     net = PlainLlama(manifest.model)
     initialise(net, manifest.model, manifest.seed)
-    inner = manifest.inner
     dtype = torch.bfloat16 if task.bf16 else torch.float32
-    rate = inner.muon_learning_rate if inner.optimizer == "muon" else inner.learning_rate
-    setting = GridPoint(inner.optimizer, task.batch, rate, inner.learning_rate, inner.muon_momentum)
-    chosen = optimizers(net, setting, inner.weight_decay, dtype)
+    chosen = optimizers(net, _setting(manifest.inner, task.batch), manifest.inner.weight_decay, dtype)
     model = DistributedDataParallel(net) if task.world > 1 else net
     own = task.batch // task.world
     samples = 0
     while True:
         first = samples + task.rank * own
         inputs, targets = tensors(corpus.batch(range(first, first + own)), "cpu")
-        with torch.autocast("cpu", dtype) if task.bf16 else contextlib.nullcontext():
-            logits = model(inputs)
-        loss = F.cross_entropy(logits.flatten(0, 1).float(), targets, ignore_index=IGNORED)
-        loss.backward()  # type: ignore[no-untyped-call]
-        torch.nn.utils.clip_grad_norm_(net.parameters(), CLIP_NORM)
         samples += task.batch
-        for optimizer in chosen:
-            for group in optimizer.param_groups:
-                group["lr"] = group["peak"] * min(1.0, samples / WARMUP_SAMPLES)
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-        said = {"samples": samples, "core_s": time.process_time(), "loss": float(loss.detach())}
+        autocast = torch.autocast("cpu", dtype) if task.bf16 else contextlib.nullcontext()
+        loss = one_step(model, chosen, inputs, targets, samples, autocast)
+        said = {"samples": samples, "core_s": time.process_time(), "loss": float(loss)}
         sys.stdout.write(json.dumps(said) + "\n")
         sys.stdout.flush()
 

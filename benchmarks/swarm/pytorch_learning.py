@@ -134,18 +134,31 @@ def train(task: TrainingTask, manifest: Manifest, corpus: Corpus | IndexedCorpus
         if over:
             return found
         inputs, targets = tensors(corpus.batch(range(samples, samples + setting.batch)), task.device)
-        with _autocast(task):
-            logits = net(inputs)
-        loss = F.cross_entropy(logits.flatten(0, 1).float(), targets, ignore_index=IGNORED)
-        loss.backward()  # type: ignore[no-untyped-call]
-        torch.nn.utils.clip_grad_norm_(net.parameters(), CLIP_NORM)
         samples += setting.batch
-        for optimizer in chosen:
-            for group in optimizer.param_groups:
-                group["lr"] = group["peak"] * min(1.0, samples / WARMUP_SAMPLES)
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
+        one_step(net, chosen, inputs, targets, samples, _autocast(task))
         mean.see(samples)
+
+
+def one_step(
+    net: torch.nn.Module,
+    chosen: Sequence[torch.optim.Optimizer],
+    inputs: Tensor,
+    targets: Tensor,
+    samples: int,
+    autocast: contextlib.AbstractContextManager[object],
+) -> Tensor:
+    """One step with `inputs` and `targets` [B, T], the last of `samples` samples. Returns the loss before it."""
+    with autocast:
+        logits = net(inputs)
+    loss = F.cross_entropy(logits.flatten(0, 1).float(), targets, ignore_index=IGNORED)
+    loss.backward()  # type: ignore[no-untyped-call]
+    torch.nn.utils.clip_grad_norm_(net.parameters(), CLIP_NORM)
+    for optimizer in chosen:
+        for group in optimizer.param_groups:
+            group["lr"] = group["peak"] * min(1.0, samples / WARMUP_SAMPLES)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+    return loss.detach()
 
 
 class Mean:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import json
 import math
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -84,76 +85,122 @@ def _shown(checks: Iterable[HealthCheck], *, quiet: bool) -> list[HealthCheck]:
 
 async def _of_run(invite: Invite, home: Path, device: str, found: dict[str, object]) -> list[HealthCheck]:
     """Check reachability, permission, stages and speed. Machine-readable results go into `found`."""
+    from swarmnode.machine.checkup import HealthCheck
+
+    met = await _met(invite, home)
+    if isinstance(met, HealthCheck):
+        return [met]
+    checks, stages = _fitting(met.manifest, device)
+    if stages:
+        checks.append(await _speed(met, stages, device, found))
+    return [*met.checks, *checks]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Met:
+    """A run that answered. `capacity`: of the link to its meeting points, None if it could not be measured."""
+
+    manifest: Manifest
+    capacity: LinkCapacity | None
+    checks: tuple[HealthCheck, ...]
+
+
+@contextlib.asynccontextmanager
+async def _as_node(invite: Invite, home: Path) -> AsyncIterator[StreamTransport]:
+    """A transport under the node's own key, so that its own permission is checked. The key is copied: a node may run
+    with it already."""
     from swarmnode.daemon.admission import pass_of_invite
-    from swarmnode.daemon.manifest_source import fetch_manifest
-    from swarmnode.errors import HardwareFault, NotPermitted, SwarmnodeError
-    from swarmnode.machine.checkup import HealthCheck, about, link_tokens_per_s, memory_text, rate_text, stages_text
-    from swarmnode.machine.stage_fit import best_fit, machine_memory
-    from swarmnode.manifest import verify
-    from swarmnode.model.device import autocasts
-    from swarmnode.model.memory_budget import mode_of
     from swarmnode.transport import key_file
     from swarmnode.transport.address import parse_bootstraps
     from swarmnode.transport.kind import kind_of, open_transport
 
-    loop = asyncio.get_running_loop()
-    checks = []
-    # Use the node's own key, so that its own permission is checked; if the node runs already, use a copy to avoid
-    # disturbing it.
     identity = key_file.load_or_create(home / "node.key")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "node.key"
         path.touch(mode=0o600)
         path.write_bytes((home / "node.key").read_bytes())
         named = parse_bootstraps(invite.bootstraps)
+        listen = ["/ip4/127.0.0.1/tcp/0"]
         kind = kind_of(invite.bootstraps)
-        here = ["/ip4/127.0.0.1/tcp/0"]
-        transport = await open_transport(kind, path, identity, invite.run_id, here, named=named)
+        transport = await open_transport(kind, path, identity, invite.run_id, listen, named=named)
         try:
             transport.own_pass = pass_of_invite(invite, identity.peer_id)
+            yield transport
+        finally:
+            await transport.close()
+
+
+async def _met(invite: Invite, home: Path) -> _Met | HealthCheck:
+    """The run, asked over the network, or the check that failed."""
+    from swarmnode.daemon.manifest_source import fetch_manifest
+    from swarmnode.errors import NotPermitted, SwarmnodeError
+    from swarmnode.machine.checkup import HealthCheck, rate_text
+    from swarmnode.manifest import verify
+    from swarmnode.transport.address import parse_bootstraps
+
+    loop = asyncio.get_running_loop()
+    bootstraps = parse_bootstraps(invite.bootstraps)
+    async with _as_node(invite, home) as transport:
+        try:
             begun = loop.time()
-            signed = await fetch_manifest(transport, named, invite.run_id)
+            signed = await fetch_manifest(transport, bootstraps, invite.run_id)
             manifest, _ = verify(signed, invite.run_id)
-            checks.append(HealthCheck("run", True, f"{manifest.name} answers in {1000 * (loop.time() - begun):.0f} ms"))
-            checks.append(HealthCheck("permission", True, f"{manifest.access.mode}: this machine may take part"))
-            capacity, why = await _capacity(transport, parse_bootstraps(invite.bootstraps))
-            if capacity is None:
-                checks.append(HealthCheck("bandwidth", None, f"not measured: {why}"))
-            else:
-                says = f"{rate_text(capacity.up_bps)} up, {rate_text(capacity.down_bps)} down, {why}"
-                checks.append(HealthCheck("bandwidth", True, says))
+            answered_s = loop.time() - begun
+            capacity, why = await _capacity(transport, bootstraps)
         except SwarmnodeError as error:
             name = "permission" if isinstance(error, NotPermitted) else "run"
             fix = "ask the organiser for a new invite" if name == "permission" else "is the run up, and the network?"
-            return [HealthCheck(name, False, str(error), fix, error.exit_code)]
-        finally:
-            await transport.close()
+            return HealthCheck(name, False, str(error), fix, error.exit_code)
+    if capacity is None:
+        link = HealthCheck("bandwidth", None, f"not measured: {why}")
+    else:
+        says = f"{rate_text(capacity.up_bps)} up, {rate_text(capacity.down_bps)} down, {why}"
+        link = HealthCheck("bandwidth", True, says)
+    answers = HealthCheck("run", True, f"{manifest.name} answers in {1000 * answered_s:.0f} ms")
+    permission = HealthCheck("permission", True, f"{manifest.access.mode}: this machine may take part")
+    return _Met(manifest, capacity, (answers, permission, link))
+
+
+def _fitting(manifest: Manifest, device: str) -> tuple[list[HealthCheck], list[int]]:
+    """Checks of what the run asks of this machine, and the stages that fit its memory."""
+    from swarmnode.errors import HardwareFault
+    from swarmnode.machine.checkup import HealthCheck, memory_text
+    from swarmnode.machine.stage_fit import best_fit, machine_memory
+    from swarmnode.model.device import autocasts
+    from swarmnode.model.memory_budget import mode_of
+
     mode = mode_of(device, autocast=autocasts(device))
     fits = best_fit(manifest, machine_memory(device), has_data=True, mode=mode)
     stages = [stage for stage in range(len(fits.needed)) if stage not in fits.unable]
     fix = "no stage fits: use a machine with more memory"
-    checks.append(HealthCheck("stages", bool(stages), memory_text(fits), fix, HardwareFault.exit_code))
+    checks = [HealthCheck("stages", bool(stages), memory_text(fits), fix, HardwareFault.exit_code)]
     if manifest.data.names_files:
         says = "only stage 0 of this run reads a file"
         checks.append(HealthCheck("data", None, says, "to feed it, give join --data-root with its folder"))
     if manifest.base.index:
         checks.append(HealthCheck("base", None, _base_text(manifest, stages)))
-    if stages:
-        stage = stages[len(stages) // 2]
-        speed = await asyncio.to_thread(_tokens_per_s, manifest, stage, device)
-        checks.append(HealthCheck("speed", True, f"{speed:,.0f} tokens/s on stage {stage}"))
-        found |= {"stages": stages, "compute_tokens_per_s": speed}
-        bound = ""
-        if capacity is not None:
-            carried = link_tokens_per_s(manifest, stage, capacity.up_bps, capacity.down_bps)
-            found |= {"up_bps": capacity.up_bps, "down_bps": capacity.down_bps}
-            found["link_tokens_per_s"] = carried if carried < math.inf else None  # a single stage sends nothing
-            if carried < speed:
-                bound = f" (its link carries no more; alone the machine could do {about(speed)})"
-                speed = carried
-        verdict = f"you can hold stages {stages_text(stages)}, about {about(speed)} tokens/s{bound}"
-        found |= {"tokens_per_s": speed, "limited_by": "link" if bound else "compute", "verdict": verdict}
-    return checks
+    return checks, stages
+
+
+async def _speed(met: _Met, stages: list[int], device: str, found: dict[str, object]) -> HealthCheck:
+    """Time the middle one of `stages`, and say in `found` what this machine can bring, as its link allows."""
+    from swarmnode.machine.checkup import HealthCheck, about, link_tokens_per_s, stages_text
+
+    stage = stages[len(stages) // 2]
+    computed = await asyncio.to_thread(_tokens_per_s, met.manifest, stage, device)
+    found |= {"stages": stages, "compute_tokens_per_s": computed}
+    carried = math.inf
+    if met.capacity is not None:
+        carried = link_tokens_per_s(met.manifest, stage, met.capacity.up_bps, met.capacity.down_bps)
+        found |= {"up_bps": met.capacity.up_bps, "down_bps": met.capacity.down_bps}
+        found["link_tokens_per_s"] = carried if carried < math.inf else None  # a single stage sends nothing
+    bound = ""
+    if carried < computed:
+        bound = f" (its link carries no more; alone the machine could do {about(computed)})"
+    speed = min(carried, computed)
+    verdict = f"you can hold stages {stages_text(stages)}, about {about(speed)} tokens/s{bound}"
+    found |= {"tokens_per_s": speed, "limited_by": "link" if bound else "compute", "verdict": verdict}
+    return HealthCheck("speed", True, f"{computed:,.0f} tokens/s on stage {stage}")
 
 
 def _base_text(manifest: Manifest, stages: Sequence[int]) -> str:

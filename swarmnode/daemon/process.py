@@ -11,7 +11,7 @@ import math
 import os
 import signal
 import time
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -27,43 +27,33 @@ from swarmnode.cloud.watch import Watcher
 from swarmnode.concurrency import processors
 from swarmnode.control.service import ControlServer
 from swarmnode.daemon import ready_file
-from swarmnode.daemon.admission import make_admission, pass_of_invite, read_access_list
+from swarmnode.daemon.admission import read_access_list
 from swarmnode.daemon.archive import give_archive, run_archive
-from swarmnode.daemon.clock import SystemClock, watch_clock
+from swarmnode.daemon.clock import watch_clock
 from swarmnode.daemon.control_api import ControlApi, DaemonContext
 from swarmnode.daemon.dashboard import open_page, tell_watchers
-from swarmnode.daemon.data_source import base_ports, data_ports, give_chunks, told_on_terminal
-from swarmnode.daemon.manifest_source import Bootstraps, fetch_manifest
-from swarmnode.daemon.options import RUN_ID, NodeOptions, host_port
-from swarmnode.daemon.preflight import check_can_work, checkpoints, usable_stages
+from swarmnode.daemon.data_source import base_ports, data_ports, give_chunks
+from swarmnode.daemon.options import NodeOptions, host_port
+from swarmnode.daemon.preflight import checkpoints
 from swarmnode.daemon.reachability import (
-    CONTACTS_ASKED_MAX,
-    CONTACTS_FILE,
-    first_network_mode,
     keep_current,
-    settle,
-    stay_reachable,
 )
-from swarmnode.daemon.service_manager import Supervisor, doing
+from swarmnode.daemon.service_manager import Supervisor
+from swarmnode.daemon.startup import KEY_FILE, start
 from swarmnode.damaged_file import put_aside, read_own_json
 from swarmnode.data.base_index import BaseIndex
-from swarmnode.data.corpus import Corpus, open_corpus
+from swarmnode.data.corpus import open_corpus
 from swarmnode.data.index import Index
 from swarmnode.errors import (
     EXIT_PREEMPTED,
     EXIT_PREEMPTED_INCOMPLETE,
-    Forbidden,
     LocalFault,
-    ManifestError,
     NotPermitted,
-    RemoteFault,
     SwarmnodeError,
     Unavailable,
     cause_of,
 )
-from swarmnode.gossip import compression
-from swarmnode.identity import friendly_name
-from swarmnode.ids import PeerId, RunId, seeded, swarm_of
+from swarmnode.ids import PeerId, seeded
 from swarmnode.machine.checkup import check, find_resumptions
 from swarmnode.machine.compute import ThreadCompute
 from swarmnode.machine.device_pace import device_pace
@@ -71,21 +61,13 @@ from swarmnode.machine.folder_store import FolderStore, open_store
 from swarmnode.machine.receipt_store import Receipts
 from swarmnode.machine.replica import TorchReplica
 from swarmnode.machine.sensors import DailyTraffic, Sensors, local_time
-from swarmnode.machine.stage_fit import StageFit
-from swarmnode.manifest import Manifest, read_signed, verify
-from swarmnode.membership.admission import Admission
-from swarmnode.membership.amendment import Amendments
-from swarmnode.membership.record import STRETCH_MAX
 from swarmnode.metrics import name
-from swarmnode.metrics.events import RecentEvents
-from swarmnode.metrics.exporter import PrometheusTelemetry
 from swarmnode.model.device import autocasts, check_device, resolve_device, use_device
 from swarmnode.model.export import StageLabel, save_stage, stage_state_dict
 from swarmnode.node import access_list, membership_handlers
 from swarmnode.node.chunk_samples import CorpusSamples
 from swarmnode.node.drain import DrainReport
 from swarmnode.node.limits import NOT_ASKED, AskedPause, Limits, LimitVerdict, change
-from swarmnode.node.membership_handlers import MembershipHandlers
 from swarmnode.node.node import Node
 from swarmnode.node.node_ports import NodePorts
 from swarmnode.node.notice import Notice, NoticeKind, Notices, of_signal
@@ -93,23 +75,12 @@ from swarmnode.node.regulator import Regulator, Sense
 from swarmnode.node.report import ReceiptExchange
 from swarmnode.pipeline.microbatch_size import Host
 from swarmnode.ports import Clock, Compute, Priority, Replica, Telemetry
-from swarmnode.recovery.recovery_source import LOST_WAIT_S
 from swarmnode.recovery.resumption import CheckpointOptions
 from swarmnode.transfer.chunk_set import SetPorts
-from swarmnode.transport import hivemind_patches, key_file
+from swarmnode.transport import key_file
 from swarmnode.transport.address import parse_bootstraps
-from swarmnode.transport.call_directory import JOIN_TIMEOUT_S, claimed_by
-from swarmnode.transport.capacity import CapacityResponder
-from swarmnode.transport.contact import Contacts
-from swarmnode.transport.kind import directory_of, kind_of, open_transport
-from swarmnode.transport.reachability import ReachHelper, connected
-from swarmnode.transport.stream_transport import StreamTransport
 from swarmnode.untrusted_text import printable
 from swarmnode.wire import call_pb2, record_pb2
-
-KEY_FILE = "node.key"
-EVENTS_FILE = "events.jsonl"
-
 
 # Assemble a daemon's regulator: limits from its options, rates for its transport, load for its device, and a person's
 # pause from the home, where it outlives the process.
@@ -324,7 +295,7 @@ async def run_node(options: NodeOptions, lock: int | None, before: DaemonContext
             stack.push_async_callback(control.stop)
             ready_file.clear(options.home)
             socket = await control.start(host_port(options.control_listen) if options.control_listen else None)
-            process = await _unless_told(_start(options, stack, before), notices)
+            process = await _unless_told(start(options, stack, before), notices)
             drain_report = None
             if process is not None:
                 with failure_logged(process.telemetry):
@@ -353,130 +324,6 @@ async def _unless_told(starting: Coroutine[Any, Any, DaemonContext], notices: No
     return None if started.cancelled() else started.result()
 
 
-def _transport_kind(
-    signed: record_pb2.SignedManifest | None, run_id: RunId, options: NodeOptions, contacts: Contacts
-) -> str:
-    """The run's transport by its manifest, else by the addresses of its machines that are known here."""
-    if signed is not None:
-        return verify(signed, run_id)[0].transport.kind
-    return kind_of([*options.bootstrap, *(one for _, contact in contacts.latest(1) for one in contact.addresses)])
-
-
-async def _start(options: NodeOptions, stack: contextlib.AsyncExitStack, before: DaemonContext | None) -> DaemonContext:
-    """Set up key, telemetry, transport, manifest and directory, in this order; `stack` takes each down."""
-    identity = key_file.load_or_create(options.home / KEY_FILE)
-    options = replace(options, name=options.name or friendly_name(identity.peer_id))
-    bootstraps = parse_bootstraps(options.bootstrap)
-    signed, run_id = _named(options.run) if before is None else (before.signed, before.run_id)
-    clock = SystemClock()
-    hivemind_patches.keep_time(clock.unix_s)
-    recent = RecentEvents(clock)
-    path = options.home / EVENTS_FILE
-    echo = told_on_terminal(recent)
-    telemetry = PrometheusTelemetry(clock=clock, run=run_id, node=identity.peer_id, path=path, echo=echo)
-    stack.push_async_callback(telemetry.close)
-    metrics_address = await telemetry.serve(options.metrics_port, options.metrics_host)
-    reachability = "public" if options.bootstrap_only else options.reachability
-    network_mode = first_network_mode(options.listen, reachability)
-    listen = [options.listen]
-    given = {"network_mode": network_mode, "telemetry": telemetry, "named": bootstraps, "lan": options.lan}
-    if options.announce:
-        given["announce"] = (options.announce,)
-    if before is not None:  # others know its port, and it knows where they are
-        listen = before.transport.listening
-        given["book"] = before.transport.book
-    contacts = Contacts.load(options.home / CONTACTS_FILE, clock.unix_s())
-    kind = _transport_kind(signed, run_id, options, contacts)
-    with doing("opening the network"):
-        transport = await open_transport(kind, options.home / KEY_FILE, identity, run_id, listen, **given)
-    stack.push_async_callback(transport.close)
-    known = [*bootstraps, *((peer, list(one.addresses)) for peer, one in contacts.latest(CONTACTS_ASKED_MAX))]
-    if options.invite is not None:
-        transport.own_pass = pass_of_invite(options.invite, identity.peer_id)
-    signed, manifest = await _manifest(signed, run_id, options, known, kind, transport)
-    telemetry.event("manifest.verified", name=manifest.name)
-    admission = make_admission(signed, manifest, run_id, options, identity, clock)
-    amendments = admission.amendments
-    assert amendments is not None
-    if before is not None:
-        admission.learn(before.admission.news(call_pb2.AccessListRequest()))
-        options = replace(options, stage=None, resume="")  # they are of the cut before
-    cut = await _cut(options, amendments, contacts, transport) if before is None else before.recut[0]
-    manifest = amendments.after(cut) if cut else manifest
-    swarm = swarm_of(run_id, cut)
-    fit, corpus = await _able(options, manifest)
-    transport.let_in(admission)
-    with doing("asking whether this machine may take part"):
-        await _hear_access(admission, transport, bootstraps, run_id)
-    if cut:  # what joiners are told
-        contacts.trained(swarm, amendments.chain[cut - 1].from_round * manifest.gossip.round_samples)
-        contacts.save(options.home / CONTACTS_FILE)  # killed a second later it comes back to this cut
-    MembershipHandlers(signed, admission, lambda: contacts.samples.get(swarm, 0)).serve(transport)
-    ReachHelper(transport.observed, transport.greets).serve(transport)
-    CapacityResponder().serve(transport)
-    with doing("trying whether others reach this machine"):
-        reach = await settle(transport, known, network_mode, reachability, telemetry)
-    if network_mode.kind == "open" and reachability == "auto":
-        transport.spawn(stay_reachable(transport, known, network_mode, reach, telemetry))
-    with doing("looking for the other machines"):
-        directory = await directory_of(kind).create(
-            transport,
-            _first_asked(options, contacts, bootstraps),
-            run_id=swarm,
-            stages=manifest.pipeline.stages + 1,  # the place of nodes without a stage, which older versions look up
-            unix_s=clock.unix_s,
-            ttl_max_s=STRETCH_MAX * manifest.limits.record_ttl_s,
-            telemetry=telemetry,
-            contacts=contacts,
-            admission=admission,
-            join_timeout_s=JOIN_TIMEOUT_S if before is None else LOST_WAIT_S,  # all start again, each when it can
-        )
-    stack.push_async_callback(directory.close)
-    here = options, run_id, manifest, transport, directory, telemetry, metrics_address
-    return DaemonContext(*here, recent, signed, admission, clock, cut, swarm, fit, corpus)
-
-
-async def _manifest(
-    signed: record_pb2.SignedManifest | None,
-    run_id: RunId,
-    options: NodeOptions,
-    known: Sequence[tuple[PeerId, list[str]]],
-    kind: str,
-    transport: StreamTransport,
-) -> tuple[record_pb2.SignedManifest, Manifest]:
-    """The run's manifest, asked of those `known` where it is not here. Raises ManifestError for another's invite."""
-    if signed is None:
-        with doing(f"asking {len(known)} meeting point{'s' * (len(known) != 1)} for the run"):
-            signed = await fetch_manifest(transport, known, run_id)
-    manifest, _ = verify(signed, run_id)
-    if manifest.transport.kind != kind:
-        raise ManifestError(f"the run talks over {manifest.transport.kind}: ask the organiser for a new invite")
-    if options.invite is not None and signed.owner != options.invite.owner:
-        raise ManifestError("the invite names another owner than the run's manifest: ask the organiser for a new one")
-    return signed, manifest
-
-
-async def _able(options: NodeOptions, manifest: Manifest) -> tuple[StageFit | None, Corpus | None]:
-    """The stages that this machine can serve, None for a bootstrap, and the run's text in its files, if it feeds."""
-    with doing("checking compiler, disk and data"):
-        await asyncio.to_thread(compression.build, manifest.gossip.codec)
-        fit = None if options.bootstrap_only else usable_stages(options, manifest)
-        return fit, None if fit is None else await check_can_work(options, manifest, fit)
-
-
-async def _cut(options: NodeOptions, amendments: Amendments, contacts: Contacts, transport: StreamTransport) -> int:
-    """The cut of the run's stages now, as far as this home, bootstraps and the checkpoint to resume know how far the
-    run is."""
-    if len(amendments.cuts) == 1:
-        return 0
-    samples = [contacts.samples.get(swarm_of(amendments.run_id, cut), 0) for cut in amendments.cuts]
-    if options.resume:
-        samples.append((await find_resumptions(options.resume, amendments.run_id))[0].checkpoint.samples)
-    for peer in await connected(transport, parse_bootstraps(options.bootstrap)):
-        samples.append(await claimed_by(transport, peer) or 0)
-    return amendments.cut(max(samples) // amendments.newest.gossip.round_samples)
-
-
 async def _stay_in_cut(process: DaemonContext, node: Node | None, notices: Notices) -> None:
     """Leave, to start again at once, when the run goes on with its stages cut anew and this node did the round before
     that, if it trains."""
@@ -500,37 +347,6 @@ async def _stay_in_cut(process: DaemonContext, node: Node | None, notices: Notic
             notices.leave(f"the run goes on in {amendments.after(cut).pipeline.stages} stages", NoticeKind.STOP)
 
 
-def _named(run: str) -> tuple[record_pb2.SignedManifest | None, RunId]:
-    """The signed manifest in file `run`, if that is no run id, and the run's id."""
-    if RUN_ID.match(run):
-        return None, RunId(run)
-    signed, _ = read_signed(Path(run))
-    return signed, verify(signed, None)[1]
-
-
-def _first_asked(options: NodeOptions, contacts: Contacts, bootstraps: Bootstraps) -> Bootstraps:
-    """The bootstraps of which one must answer. A meeting point that members look for waits for none."""
-    if not options.bootstrap_only or not contacts.known:
-        return bootstraps
-    for peer, addresses in bootstraps:
-        contacts.tell(peer, addresses)
-    return ()
-
-
-async def _hear_access(admission: Admission, transport: StreamTransport, bootstraps: Bootstraps, run_id: RunId) -> None:
-    """Ask `bootstraps` for the owner's newest access list; amendments came with the manifest. Raises NotPermitted if
-    this node may not take part."""
-    for peer in await connected(transport, bootstraps):
-        with contextlib.suppress(RemoteFault, Unavailable):  # they are asked again later
-            try:
-                await access_list.ask(admission, transport, peer)
-            except Forbidden as refusal:
-                access_list.take_evidence(admission, refusal)
-    permit, reason = admission.judge_me(transport.peer_id)
-    if not permit:
-        raise NotPermitted(f"run {run_id[:16]}: {reason}")
-
-
 async def _live(
     process: DaemonContext,
     control: ControlServer,
@@ -541,74 +357,101 @@ async def _live(
 ) -> DrainReport | None:
     """Run the node, or for a bootstrap only the directory. A transport beyond repair ends either."""
     options = process.options
-    telemetry = process.telemetry
     node = None
     if options.bootstrap_only:
-        telemetry.readiness = lambda: (True, "bootstrap")
+        process.telemetry.readiness = lambda: (True, "bootstrap")
         await give_chunks(process, options.data_root or options.run_folder)
     else:
-        node, compute = await _built(process, stack)
-        usage = DailyTraffic(options.home, lambda: process.transport.throttle.moved_nbytes)
-        api.regulator = make_regulator(process, node, compute, Sensors(usage, process.clock, options.pace))
-        stack.callback(usage.save)
-        await api.regulator.once()  # before the node joins: it may have been paused when the process ended
-        tell_pause(api.regulator.verdict, process.clock.unix_s())
+        node = await _regulated(process, api, stack)
     api.open(process, node)
+    process.recent.on_event = control.watchers.wake
+
+    peer = process.transport.peer_id
+    addresses = tuple(f"{address}/p2p/{peer}" for address in await process.transport.addresses())
+    page, archive, live = await open_page(process, addresses, process.clock, stack)
+    api.offer(archive, live)
+    kept = Receipts(options.home)
+    thanks = None
+    if node is not None:
+        api.account(functools.partial(kept.total, process.run_id))
+        tell_watchers(process, api, kept, process.clock)
+        thanks = thanking(process, node, kept, process.clock)
+    elif archive is not None:
+        give_archive(process, archive)
+    _tell_ready(process, addresses, str(socket), page, control.address)
+    stack.callback(ready_file.clear, options.home)
+
+    beside = [*_beside(process, node, notices), api.finished(), run_archive(archive, options.archive, notices)]
+    if thanks is not None:
+        beside.append(thanks.collect(process.transport))
+    if api.regulator is not None:
+        beside.append(api.regulator.run())
+    async with asyncio.TaskGroup() as tasks:
+        async with _watching(process, notices, tasks, stack):
+            others = [tasks.create_task(each) for each in beside]
+            drain_report = await _until_told(process, node, notices, thanks)
+            api.left.set_result(drain_report)
+        for task in others:
+            task.cancel()
+    if process.forbidden:
+        raise NotPermitted(f"run {process.run_id[:16]}: {process.forbidden[0]}")
+    return drain_report
+
+
+async def _regulated(process: DaemonContext, api: ControlApi, stack: contextlib.AsyncExitStack) -> Node:
+    """The node, and in `api` its regulator, which has looked once: the node may have been paused when its last process
+    ended."""
+    node, compute = await _built(process, stack)
+    usage = DailyTraffic(process.options.home, lambda: process.transport.throttle.moved_nbytes)
+    api.regulator = make_regulator(process, node, compute, Sensors(usage, process.clock, process.options.pace))
+    stack.callback(usage.save)
+    await api.regulator.once()
+    tell_pause(api.regulator.verdict, process.clock.unix_s())
+    return node
+
+
+def _tell_ready(process: DaemonContext, addresses: tuple[str, ...], socket: str, page: str, control: str) -> None:
+    """Write where this daemon can be reached into its home, and log that it runs."""
+    options = process.options
+    ready = ready_file.Ready(
+        os.getpid(),
+        process.run_id,
+        process.transport.peer_id,
+        addresses,
+        process.metrics_address,
+        socket,
+        options.stage,
+        page,
+        control,
+    )
+    ready_file.write(options.home, ready)
+    process.telemetry.event(
+        "node.started", addresses=addresses, version=__version__, pid=os.getpid(), name=options.name
+    )
+
+
+@contextlib.asynccontextmanager
+async def _watching(
+    process: DaemonContext, notices: Notices, tasks: asyncio.TaskGroup, stack: contextlib.AsyncExitStack
+) -> AsyncIterator[None]:
+    """Watch the cloud's notices meanwhile; at the end tell the cloud that this machine is ready to go."""
+    options = process.options
+    telemetry = process.telemetry
 
     def give(notice: Notice) -> None:
         if notices.give(notice):
             fields = {"source": notice.source, "kind": notice.kind, "left_s": notice.deadline_s, "id": notice.id}
             telemetry.event("notice.received", level="warning", **fields, reason=notice.reason)
 
-    process.recent.on_event = control.watchers.wake
-    peer = process.transport.peer_id
-    addresses = tuple(f"{address}/p2p/{peer}" for address in await process.transport.addresses())
-    page, archive, live = await open_page(process, addresses, process.clock, stack)
-    api.offer(archive, live)
-    if archive is not None and node is None:
-        give_archive(process, archive)
-    kept = Receipts(options.home)
-    if node is not None:
-        api.account(functools.partial(kept.total, process.run_id))
-        tell_watchers(process, api, kept, process.clock)
-    ready_file.write(
-        options.home,
-        ready_file.Ready(
-            os.getpid(),
-            process.run_id,
-            peer,
-            addresses,
-            process.metrics_address,
-            str(socket),
-            options.stage,
-            page,
-            control.address,
-        ),
-    )
-    stack.callback(ready_file.clear, options.home)
-    telemetry.event("node.started", addresses=addresses, version=__version__, pid=os.getpid(), name=options.name)
-    async with asyncio.TaskGroup() as tasks:
-        watcher = await watched(options.notice, options.notice_url, process.clock, telemetry, stack)
-        watching = [tasks.create_task(watcher.run(give))] if watcher is not None else []
-        beside = [*_beside(process, node, notices), api.finished(), run_archive(archive, options.archive, notices)]
-        thanks = None if node is None else thanking(process, node, kept, process.clock)
-        if thanks is not None:
-            beside.append(thanks.collect(process.transport))
-        if api.regulator is not None:
-            beside.append(api.regulator.run())
-        others = [tasks.create_task(each) for each in beside]
-        drain_report = await _until_told(process, node, notices, thanks)
-        api.left.set_result(drain_report)
-        for task in watching:
-            task.cancel()
-        if watcher is not None:
-            assert notices.told is not None
-            await acknowledge(watcher, notices.told, telemetry)
-        for task in others:
-            task.cancel()
-    if process.forbidden:
-        raise NotPermitted(f"run {process.run_id[:16]}: {process.forbidden[0]}")
-    return drain_report
+    watcher = await watched(options.notice, options.notice_url, process.clock, telemetry, stack)
+    if watcher is None:
+        yield
+        return
+    watching = tasks.create_task(watcher.run(give))
+    yield
+    watching.cancel()
+    assert notices.told is not None
+    await acknowledge(watcher, notices.told, telemetry)
 
 
 async def _until_told(

@@ -34,6 +34,29 @@ SILENT = frozenset(
 )
 """Events never shown: the coordinator sees them itself, all nodes report them of each other, or they are substeps."""
 
+SENTENCES = {
+    "node.ready": ("arrival", "serves stage {serves}"),
+    "node.draining": ("departure", "is leaving{because}"),
+    "node.left": ("departure", "has left"),
+    "stage.chosen": ("move", "took stage {serves}{because}"),
+    "stage.moving": ("move", "moves from stage {source} to stage {target}{because}"),
+    "stage.moved": ("move", "has moved to stage {target}{because}"),
+    "stage.lost": ("recovery", "finds that nobody serves stage {of_stage} any more{because}"),
+    "stage.back": ("recovery", "finds stage {of_stage} served again after {seconds} s"),
+    "recovery.began": ("recovery", "brings stage {stage} back by {method}{because}"),
+    "recovery.done": ("recovery", "got its stage from {origin} in {seconds} s{size}{back}"),
+    "state.kept": ("recovery", "is back with the newer state of its stage: {lost}"),
+    "state.behind": ("recovery", "takes the newer state of its stage{because}"),
+    "notice.received": ("preemption", "was told by {source} that it will be taken away{because}"),
+    "drain.cut": ("preemption", "had no time for one step of leaving, {step}{because}"),
+    "checkpoint.complete": ("checkpoint", "completed a checkpoint"),
+    "peer.banned": ("fault", "sends {who} no work for now{because}"),
+    "gate.changed": ("fault", "keeps strangers away{because}"),
+    "exchange.refused": ("fault", "refused an exchange in round {round}{because}"),
+    "exchange.onesided": ("fault", "cannot tell whether {who} applied round {round}"),
+}
+"""(kind, sentence) of an event; the words in braces are its fields, or those of `_words`."""
+
 _PREFIXES = {
     "notice": "preemption",
     "drain": "preemption",
@@ -78,62 +101,23 @@ def sentence(event: str, level: str, fields: Mapping[str, str]) -> tuple[str, st
 
 def _known(event: str, fields: Mapping[str, str]) -> tuple[str, str] | None:
     """Returns (kind, text) for events with their own sentence. Other events use the meaning in metrics/event.py."""
-    told = _Told(fields)
-    match event:
-        case "node.ready":
-            return "arrival", told("serves stage {serves}")
-        case "node.draining" if "cut" not in fields:
-            return "departure", "is leaving" + told.because
-        case "node.left":
-            return "departure", "has left"
-        case "stage.chosen":
-            return "move", told("took stage {serves}") + told.because
-        case "stage.moving":
-            return "move", told("moves from stage {source} to stage {target}") + told.because
-        case "stage.moved":
-            return "move", told("has moved to stage {target}") + told.because
-        case "stage.lost":
-            return "recovery", told("finds that nobody serves stage {of_stage} any more") + told.because
-        case "stage.back":
-            return "recovery", told("finds stage {of_stage} served again after {seconds} s")
-        case "recovery.began":
-            return "recovery", told("brings stage {stage} back by {method}") + told.because
-        case "recovery.done":
-            size = f", {nbytes_text(float(fields['nbytes']))}" if fields.get("nbytes", "").isdecimal() else ""
-            back = f": round {{round}}, {lost_text(fields['behind'])}" if "behind" in fields else ""
-            source = "a replica" if fields.get("method") == "replica" else told("{method}")
-            return "recovery", told(f"got its stage from {source} in {{seconds}} s{size}{back}")
-        case "state.kept":
-            return "recovery", told("is back with the newer state of its stage: ") + lost_text(fields.get("lost"))
-        case "state.behind":
-            return "recovery", "takes the newer state of its stage" + told.because
-        case "notice.received":
-            return "preemption", told("was told by {source} that it will be taken away") + told.because
-        case "drain.cut":
-            return "preemption", told("had no time for one step of leaving, {step}") + told.because
-        case "checkpoint.complete":
-            return "checkpoint", "completed a checkpoint"
-        case "peer.banned":
-            return "fault", f"sends {_who(fields)} no work for now{told.because}"
-        case "gate.changed":
-            return "fault", "keeps strangers away" + told.because
-        case "exchange.refused":
-            return "fault", told("refused an exchange in round {round}") + told.because
-        case "exchange.onesided":
-            return "fault", f"cannot tell whether {_who(fields)}" + told(" applied round {round}")
-        case _:
-            return None
+    if event not in SENTENCES or (event == "node.draining" and "cut" in fields):
+        return None
+    kind, text = SENTENCES[event]
+    return kind, text.format_map(_words(fields))
 
 
-class _Told:
-    """Fills fields into a sentence. Missing fields become a question mark."""
-
-    def __init__(self, fields: Mapping[str, str]) -> None:
-        self._fields = fields
-        self.because = _because(fields)
-
-    def __call__(self, text: str) -> str:
-        return text.format_map(defaultdict(lambda: "?", {key: _short(value) for key, value in self._fields.items()}))
+def _words(fields: Mapping[str, str]) -> Mapping[str, str]:
+    """What a sentence can name: the event's fields, and words made of them. A field that is missing is a question
+    mark."""
+    words = defaultdict(lambda: "?", {key: _short(value) for key, value in fields.items()})
+    words["because"] = _because(fields)
+    words["who"] = _who(fields)
+    words["lost"] = lost_text(fields.get("lost"))
+    words["origin"] = "a replica" if fields.get("method") == "replica" else words["method"]
+    words["size"] = f", {nbytes_text(float(fields['nbytes']))}" if fields.get("nbytes", "").isdecimal() else ""
+    words["back"] = f": round {words['round']}, {lost_text(fields['behind'])}" if "behind" in fields else ""
+    return words
 
 
 def _short(value: str) -> str:

@@ -154,35 +154,40 @@ def _path_work(source: int, path: Path, reading: Reading, bad: BadRows) -> list[
     works = list[DocumentSpan]()
     small = list[SourceFile]()
     for file in sorted(files, key=lambda one: os.fsencode(one.name)):
-        where = (str(file.path),)
-        spans = list[DocumentSpan]()
         try:
             if not file.path.is_file():
                 bad.add(shown(file.path), "no regular file, or a link to nowhere")
                 continue
-            nbytes = file.path.stat().st_size
             form = _form_of(file.path, reading)
-            version = _version(file.path)
             if form is None:
                 bad.add(shown(file.path), "neither text nor rows of a kind that is read")
-            elif form == FileForm("text") and nbytes <= WORK_BYTES:
+            elif form == FileForm("text") and file.path.stat().st_size <= WORK_BYTES:
                 small.append(file)
-            elif form == FileForm("parquet"):
-                spans = _parquet_work(source, file)
-            elif form in (FileForm("text"), FileForm("jsonl")):
-                for first in range(0, nbytes, WORK_BYTES):
-                    last = min(nbytes, first + WORK_BYTES)
-                    spans.append(DocumentSpan(source, form.kind, file.name, where, first, last, last - first, version))
             else:
-                kind = "files" if form.kind == "text" else form.kind
-                more = (form.compression, form.encoding)
-                spans = [DocumentSpan(source, kind, file.name, where, 0, -1, nbytes, version, 1, *more)]
+                works += _file_work(source, file, form)
         except (DataError, MemoryError):
             raise
         except Exception as error:  # noqa: BLE001  as `documents`
             bad.add(shown(file.path), f"cannot be read: {_reason(error)}")
-        works += spans
     return works + _together(source, small)
+
+
+def _file_work(source: int, file: SourceFile, form: FileForm) -> list[DocumentSpan]:
+    """The spans of one file: of WORK_BYTES where it can be read from any line on, else of the whole file."""
+    if form == FileForm("parquet"):
+        return _parquet_work(source, file)
+    where = (str(file.path),)
+    nbytes = file.path.stat().st_size
+    version = _version(file.path)
+    if form not in (FileForm("text"), FileForm("jsonl")):
+        kind = "files" if form.kind == "text" else form.kind
+        more = (form.compression, form.encoding)
+        return [DocumentSpan(source, kind, file.name, where, 0, -1, nbytes, version, 1, *more)]
+    ends = [min(nbytes, first + WORK_BYTES) for first in range(0, nbytes, WORK_BYTES)]
+    return [
+        DocumentSpan(source, form.kind, file.name, where, first, last, last - first, version)
+        for first, last in zip(range(0, nbytes, WORK_BYTES), ends, strict=True)
+    ]
 
 
 def _form_of(path: Path, reading: Reading) -> FileForm | None:

@@ -161,40 +161,51 @@ def _gather(source: str, kind: str, note: Note, moved: Moved, weights: WeightCho
         return _of_checkpoint(source, note, moved, weights.checkpoints), None
     if not folder.is_dir():
         raise UsageError(f"{source}: no such folder; give a run's or a session's folder, a checkpoint or an export")
-    from swarmnode.model import gather as models
-
     if kind == "auto" and is_export(source):
-        about = models.read_about(folder)
-        gathered = models.of_export(folder, manifest_at(folder, signed_first=True), about)
-        made_s = about.get("made_unix_s")
-        loss = about.get("validation")
-        return replace(gathered, made_unix_s=_number(made_s), validation=_number(loss)), folder
-    failure: SwarmnodeError | None = None
-    if kind != "checkpoint":
-        files = _stage_files(folder)
-        if files:
-            try:
-                gathered = models.of_stage_files(files, manifest_at(folder, signed_first=True), last=weights.last)
-                made_s = max(file.stat().st_mtime for file in files)
-                return replace(gathered, made_unix_s=made_s), data_folder(folder)
-            except DataError as error:
-                failure = error
-                note(f"{error}; looking for a checkpoint instead") if kind == "auto" else None
-        elif kind == "stages":
-            raise UsageError(f"no saved stage (stage-*.safetensors) below {folder}: nodes save theirs when they leave")
-    if failure is not None and kind == "stages":
-        raise failure
+        return _of_export(folder), folder
+    files = [] if kind == "checkpoint" else _stage_files(folder)
+    if kind == "stages" and not files:
+        raise UsageError(f"no saved stage (stage-*.safetensors) below {folder}: nodes save theirs when they leave")
+    failure: DataError | None = None
+    if files:
+        try:
+            return _of_stage_files(files, folder, weights.last), data_folder(folder)
+        except DataError as error:
+            if kind == "stages":
+                raise
+            note(f"{error}; looking for a checkpoint instead")
+            failure = error
     try:
         return _of_checkpoint(source, note, moved, weights.checkpoints), data_folder(folder)
-    except (DataError, UsageError):
-        if failure is not None:
-            raise failure from None
-        if any(folder.rglob(ROOT)):
-            raise  # there is a checkpoint, and its error is reported
-        raise UsageError(
-            f"no saved stage (stage-*.safetensors), no checkpoint and no exported model in {source}; its owner copies a"
-            " run that trains: swarmnode archive RUN --once"
-        ) from None
+    except (DataError, UsageError) as error:
+        raise failure or _no_model(source, folder, error) from None
+
+
+def _no_model(source: str, folder: Path, error: SwarmnodeError) -> SwarmnodeError:
+    """What to tell where there is nothing to read: the `error` of a checkpoint, if there is one."""
+    if any(folder.rglob(ROOT)):
+        return error
+    return UsageError(
+        f"no saved stage (stage-*.safetensors), no checkpoint and no exported model in {source}; its owner copies a run"
+        " that trains: swarmnode archive RUN --once"
+    )
+
+
+def _of_export(folder: Path) -> Gathered:
+    from swarmnode.model import gather as models
+
+    about = models.read_about(folder)
+    gathered = models.of_export(folder, manifest_at(folder, signed_first=True), about)
+    made_s = about.get("made_unix_s")
+    loss = about.get("validation")
+    return replace(gathered, made_unix_s=_number(made_s), validation=_number(loss))
+
+
+def _of_stage_files(files: list[Path], folder: Path, last: bool) -> Gathered:
+    from swarmnode.model import gather as models
+
+    gathered = models.of_stage_files(files, manifest_at(folder, signed_first=True), last=last)
+    return replace(gathered, made_unix_s=max(file.stat().st_mtime for file in files))
 
 
 def _stage_files(folder: Path) -> list[Path]:

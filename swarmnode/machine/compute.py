@@ -106,54 +106,67 @@ class ThreadCompute:
             self._aside.shutdown()
 
     def _serve(self) -> None:
-        while True:
-            with self._more:
-                while (rest_s := self._rest_s()) > 0.0:
-                    if self._closing and not self._queue and not self._beside:
-                        return
-                    self._more.wait(min(rest_s, threading.TIMEOUT_MAX))
-                piece = self._next()
-                assert piece is not None
-                self._queue.remove(piece)
+        """The compute thread: do one piece of work after the other until closed."""
+        while (piece := self._take()) is not None:
             if piece.parts is None and piece.result.cancelled():
                 continue
-            begun = time.thread_time()
+            cpu_s = time.thread_time()
             began_s = time.perf_counter()
             with self._more:
                 self._since_s = began_s
-            value: Any = None
-            error: BaseException | None = None
-            beside: Callable[[], Any] | None = None
-            try:
-                value, beside = _begun(piece)
-                if isinstance(value, GivenEarly):
-                    early = value
-                    value = early.value
-                    self._loop.call_soon_threadsafe(_give, piece, value)
-                    self._loop.call_soon_threadsafe(early.then, early.rest())
-                elif isinstance(value, StreamingMessage) and not value.complete:
-                    self._loop.call_soon_threadsafe(_give, piece, value)
-                    if value.beside:
-                        beside = value.finish
-                    else:
-                        value.finish()  # its error is also raised for all waiters of its tensors
-            except BaseException as caught:  # noqa: BLE001  handed to the waiter; a thread must not swallow it
-                error = caught
-            piece.seconds += time.thread_time() - begun
-            paced_s = self._wait_for_device(piece)
-            piece.seconds = paced_s or piece.seconds
-            with self._more:
-                now_s = time.perf_counter()
-                took_s = paced_s or now_s - began_s
-                rest_s = took_s * (1.0 - self.load) / self.load
-                self._worked_s += took_s + rest_s
-                self._rested_s = max(now_s, self._rested_s) + rest_s
-                self._since_s = None
-                self._beside = self._beside or beside is not None
+            value, beside, error = self._do(piece)
+            self._account(piece, time.thread_time() - cpu_s, began_s, goes_on=beside is not None)
             if beside is not None:
                 self._go_beside(piece, beside)
             if piece.parts is None or beside is None:
                 self._loop.call_soon_threadsafe(self._deliver, piece, value, error)
+
+    def _take(self) -> _Work | None:
+        """Wait for the next piece, and for the end of a rest; None when closed and nothing is left."""
+        with self._more:
+            while (rest_s := self._rest_s()) > 0.0:
+                if self._closing and not self._queue and not self._beside:
+                    return None
+                self._more.wait(min(rest_s, threading.TIMEOUT_MAX))
+            piece = self._next()
+            assert piece is not None
+            self._queue.remove(piece)
+            return piece
+
+    def _do(self, piece: _Work) -> tuple[Any, Callable[[], Any] | None, BaseException | None]:
+        """(value, what the second thread does next, error) of `piece`. A value that is ready before its work is done is
+        given at once."""
+        value: Any = None
+        beside: Callable[[], Any] | None = None
+        try:
+            value, beside = _begun(piece)
+            if isinstance(value, GivenEarly):
+                early = value
+                value = early.value
+                self._loop.call_soon_threadsafe(_give, piece, value)
+                self._loop.call_soon_threadsafe(early.then, early.rest())
+            elif isinstance(value, StreamingMessage) and not value.complete:
+                self._loop.call_soon_threadsafe(_give, piece, value)
+                if value.beside:
+                    beside = value.finish
+                else:
+                    value.finish()  # its error is also raised for all waiters of its tensors
+        except BaseException as caught:  # noqa: BLE001  handed to the waiter; a thread must not swallow it
+            return value, beside, caught
+        return value, beside, None
+
+    def _account(self, piece: _Work, cpu_s: float, began_s: float, *, goes_on: bool) -> None:
+        """Count the seconds of `piece`, those of the paced device where one is set, and the rest that follows them."""
+        paced_s = self._wait_for_device(piece)
+        piece.seconds = paced_s or piece.seconds + cpu_s
+        with self._more:
+            now_s = time.perf_counter()
+            took_s = paced_s or now_s - began_s
+            rest_s = took_s * (1.0 - self.load) / self.load
+            self._worked_s += took_s + rest_s
+            self._rested_s = max(now_s, self._rested_s) + rest_s
+            self._since_s = None
+            self._beside = self._beside or goes_on
 
     def _wait_for_device(self, piece: _Work) -> float:
         """Wait until the paced device has done `piece`; the seconds it takes, 0 where nothing paces it."""

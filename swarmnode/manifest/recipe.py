@@ -23,6 +23,7 @@ from swarmnode.manifest.spec import (
     ADAPTERS,
     FINETUNE,
     PRETRAIN,
+    GossipSpec,
     InnerSpec,
     LimitsSpec,
     Manifest,
@@ -144,63 +145,71 @@ def context_of(parameters: int, own: int) -> int:
 def fit(start: Manifest, *, parameters: int | None = None, samples: int | None = None) -> Recipe:
     """`start` fitted to a model of `parameters` and a run of `samples`; None keeps the value of `start`. Raises
     UsageError if there is no such model."""
-    stages = start.pipeline.stages
     origins: dict[str, str] = {}
     model = start.model
     if parameters is not None:
-        model = model_of(parameters, model, stages)
+        model = model_of(parameters, model, start.pipeline.stages)
         shape = f"fitted: {parameters_of(model):_} parameters of {parameters:_} asked for"
         origins |= {f"model.{key}": shape for key in ("layers", "width", "heads", "kv_heads", "ffn")}
-    count = parameters_of(model)
     run = samples or start.inner.decay_samples
     if samples is not None:
         origins["inner.decay_samples"] = "the requested length of the run"
+    inner = _fit_inner(start.inner, model, run, origins)
+    gossip = _fit_round(start.gossip, inner.inner_batch, run, origins)
+    data = start.data
+    if data.block_samples % inner.microbatch:
+        data = dataclasses.replace(data, block_samples=8 * inner.microbatch)
+        origins["data.block_samples"] = "fitted: 8 microbatches"
+    return Recipe(dataclasses.replace(start, model=model, inner=inner, gossip=gossip, data=data), origins)
 
-    tokens = law_batch(run * model.context)
-    batch = 1 << max(0, round(math.log2(tokens / model.context)))
-    microbatch = min(batch, 1 << int(math.log2(start.inner.microbatch)))
+
+def _fit_inner(start: InnerSpec, model: ModelSpec, run: int, origins: dict[str, str]) -> InnerSpec:
+    """Batch, rates, warm-up and cool-down for `model` and a `run` in samples."""
+    batch = 1 << max(0, round(math.log2(law_batch(run * model.context) / model.context)))
+    microbatch = min(batch, 1 << int(math.log2(start.microbatch)))
     origins["inner.inner_batch"] = f"fitted to {run:_} samples: Step Law, arXiv 2503.04715"
-    if microbatch != start.inner.microbatch:
+    if microbatch != start.microbatch:
         origins["inner.microbatch"] = "fitted: a divisor of inner.inner_batch"
-    optimizer = start.inner.optimizer
-    share = (count / RATE_PARAMETERS) ** RATE_EXPONENT[optimizer]
-    through = "through the demo (measured), GPT-3 125M (arXiv 2005.14165) and LLaMA 7B (arXiv 2302.13971)"
-    if optimizer == "muon":
-        share *= math.sqrt(min(max(1.0, batch * model.context / RATE_BATCH), RATE_BATCHES_MAX))
-        through = f"and batches of {batch}: measured at 0.05 to 30 M parameters (docs/learning.md)"
-    rates: dict[str, Any] = {key: float(f"{rate * share:.1e}") for key, rate in RATES[optimizer].items()}
-    origins |= {f"inner.{key}": f"fitted to {count:_} parameters {through}" for key in rates}
-    steps = 2.0 / (1.0 - start.inner.beta2)
-    warmup = warmup_samples(start.inner, batch, run)
-    origins["inner.warmup_samples"] = (
-        f"fitted: {steps:.0f} inner steps (arXiv 1910.04209) or 1 % of the run, at most 10 %"
-    )
-    inner = dataclasses.replace(
-        start.inner,
+    rates = _fit_rates(start.optimizer, parameters_of(model), batch, model.context, origins)
+    steps = 2.0 / (1.0 - start.beta2)
+    warmup = f"fitted: {steps:.0f} inner steps (arXiv 1910.04209) or 1 % of the run, at most 10 %"
+    origins["inner.warmup_samples"] = warmup
+    origins["inner.cooldown_samples"] = "fitted: a fifth of the run, arXiv 2405.18392"
+    return dataclasses.replace(
+        start,
         **rates,
-        warmup_samples=warmup,
+        warmup_samples=warmup_samples(start, batch, run),
         decay_samples=run,
         cooldown_samples=max(1, run // 5),
         microbatch=microbatch,
-        replica_batch_min=min(start.inner.replica_batch_min, microbatch),
+        replica_batch_min=min(start.replica_batch_min, microbatch),
         inner_batch=batch,
         inner_batch_max=0,
     )
-    origins["inner.cooldown_samples"] = "fitted: a fifth of the run, arXiv 2405.18392"
-    gossip = start.gossip
-    data = start.data
-    steps_of_round = min(STEPS_OF_ROUND, max(1, run // (ROUNDS_LEAST * batch)))
-    if steps_of_round < STEPS_OF_ROUND or gossip.round_samples < STEPS_OF_ROUND * batch:
-        gossip = dataclasses.replace(gossip, round_samples=steps_of_round * batch)
-        origins["gossip.round_samples"] = f"fitted: inner steps of a round: {steps_of_round}; " + (
-            "as the demo has"
-            if steps_of_round == STEPS_OF_ROUND
-            else f"a run of fewer than {ROUNDS_LEAST * STEPS_OF_ROUND} steps has shorter rounds"
-        )
-    if data.block_samples % microbatch:
-        data = dataclasses.replace(data, block_samples=8 * microbatch)
-        origins["data.block_samples"] = "fitted: 8 microbatches"
-    return Recipe(dataclasses.replace(start, model=model, inner=inner, gossip=gossip, data=data), origins)
+
+
+def _fit_rates(optimizer: str, count: int, batch: int, context: int, origins: dict[str, str]) -> dict[str, Any]:
+    """The learning rates of `optimizer` for a model of `count` parameters, by key."""
+    share = (count / RATE_PARAMETERS) ** RATE_EXPONENT[optimizer]
+    through = "through the demo (measured), GPT-3 125M (arXiv 2005.14165) and LLaMA 7B (arXiv 2302.13971)"
+    if optimizer == "muon":
+        share *= math.sqrt(min(max(1.0, batch * context / RATE_BATCH), RATE_BATCHES_MAX))
+        through = f"and batches of {batch}: measured at 0.05 to 30 M parameters (docs/learning.md)"
+    rates: dict[str, Any] = {key: float(f"{rate * share:.1e}") for key, rate in RATES[optimizer].items()}
+    origins |= {f"inner.{key}": f"fitted to {count:_} parameters {through}" for key in rates}
+    return rates
+
+
+def _fit_round(start: GossipSpec, batch: int, run: int, origins: dict[str, str]) -> GossipSpec:
+    """The length of a round in a `run` with batches of `batch` samples."""
+    steps = min(STEPS_OF_ROUND, max(1, run // (ROUNDS_LEAST * batch)))
+    if steps == STEPS_OF_ROUND and start.round_samples >= STEPS_OF_ROUND * batch:
+        return start
+    why = "as the demo has"
+    if steps < STEPS_OF_ROUND:
+        why = f"a run of fewer than {ROUNDS_LEAST * STEPS_OF_ROUND} steps has shorter rounds"
+    origins["gossip.round_samples"] = f"fitted: inner steps of a round: {steps}; {why}"
+    return dataclasses.replace(start, round_samples=steps * batch)
 
 
 def of_kind(start: Manifest, kind: str) -> Recipe:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 from swarmnode import bounds
 from swarmnode.errors import Forbidden, RemoteFault, Unavailable
 from swarmnode.ids import PeerId
+from swarmnode.membership.access import AccessRules
 from swarmnode.membership.admission import Admission
 from swarmnode.ports import Call, Telemetry, Transport
 from swarmnode.wire import access_pb2
@@ -37,35 +39,20 @@ async def keep_access_list(
     """
     me = transport.peer_id
     while True:
-        known = admission.signed
-        rules = admission.rules
-        amendments = admission.amendments
-        heard = [] if amendments is None else list(amendments.signed)
-        told = admission.alarms()
+        before = _Known.of(admission)
         others = [peer for peer in peers() if peer != me]
-        ahead = admission.ahead
-        admission.ahead = None
-        # The owner's file, and a random peer as well: anybody may say that it is ahead.
-        for peer in (None, *([rng.choice(others)] if others else []), *([] if ahead is None else [ahead])):
-            try:
-                if peer is not None:
-                    await ask(admission, transport, peer)
-                elif (own := here()) is not None:
-                    admission.learn(own)
-            except Forbidden as refusal:
-                take_evidence(admission, refusal)
-            except (RemoteFault, Unavailable) as error:
-                telemetry.event("access_list.failed", level="debug", reason=str(error))
-        for amendment in [] if amendments is None else list(amendments.chain):
-            assert amendments is not None
-            if amendments.signed[amendment.serial - 1] not in heard:
-                telemetry.event("amendment.heard", amendment=amendment.serial, changes=amendments.text(amendment))
-        for alarm in admission.alarms():
-            if alarm not in told:
-                telemetry.event("owner.forked", level="error", reason=alarm)
-        if admission.signed is not known:
-            telemetry.event("access_list.changed", sequence=admission.rules.access_list.sequence)
-        if admission.rules != rules:
+        asked = [rng.choice(others)] if others else []
+        if admission.ahead is not None:  # a peer that says that it knows more
+            asked.append(admission.ahead)
+            admission.ahead = None
+        with _fault_told(admission, telemetry):
+            if (own := here()) is not None:
+                admission.learn(own)
+        for peer in asked:
+            with _fault_told(admission, telemetry):
+                await ask(admission, transport, peer)
+        _tell_news(before, admission, telemetry)
+        if admission.rules != before.rules:
             for renew in admission.renewals:
                 renew()
             changed()
@@ -73,6 +60,46 @@ async def keep_access_list(
         if not permit:
             return reason
         await asyncio.sleep(period_s)
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What a node knows of the owner's words at one moment."""
+
+    signed: access_pb2.SignedAccessList | None
+    rules: AccessRules
+    amendments: tuple[access_pb2.SignedAmendment, ...]
+    alarms: tuple[str, ...]
+
+    @classmethod
+    def of(cls, admission: Admission) -> _Known:
+        amendments = () if admission.amendments is None else tuple(admission.amendments.signed)
+        return cls(admission.signed, admission.rules, amendments, tuple(admission.alarms()))
+
+
+@contextlib.contextmanager
+def _fault_told(admission: Admission, telemetry: Telemetry) -> Iterator[None]:
+    """Go on after a peer, or the owner's file, could not tell anything; a refusal may carry the owner's newest list."""
+    try:
+        yield
+    except Forbidden as refusal:
+        take_evidence(admission, refusal)
+    except (RemoteFault, Unavailable) as error:
+        telemetry.event("access_list.failed", level="debug", reason=str(error))
+
+
+def _tell_news(before: _Known, admission: Admission, telemetry: Telemetry) -> None:
+    """Log what the owner said since `before`."""
+    amendments = admission.amendments
+    if amendments is not None:
+        for amendment in amendments.chain:
+            if amendments.signed[amendment.serial - 1] not in before.amendments:
+                telemetry.event("amendment.heard", amendment=amendment.serial, changes=amendments.text(amendment))
+    for alarm in admission.alarms():
+        if alarm not in before.alarms:
+            telemetry.event("owner.forked", level="error", reason=alarm)
+    if admission.signed is not before.signed:
+        telemetry.event("access_list.changed", sequence=admission.rules.access_list.sequence)
 
 
 def take_evidence(admission: Admission, refusal: Forbidden) -> None:

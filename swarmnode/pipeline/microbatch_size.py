@@ -343,30 +343,34 @@ class MicrobatchSizer:
         return self._choice
 
     def _chosen(self, swarm: Swarm) -> SizeChoice:
-        manifest = self._manifest
-        sizes = swarm.sizes
         feeders = max(1, len(swarm.feeders()))
-        total = max(1, sum(sizes))
-        here = self._host.nodes(swarm, self._me)
-        shared = min(float(here), max(1.0, self._host.processors()))
-        machines = max(1.0, total - here + shared) / feeders
-        # Between processes that share processors, a message costs processor time and no waiting time.
-        line_s = 0.0 if here >= total and shared < here else self._line_s.value
-        options = sizes_of(manifest, max(sizes))
+        machines, line_s = self._network(swarm, feeders)
         promised = dict[int, float]()
         limits = dict[int, int]()
-        for samples in options:
-            limit, _ = window_limit(manifest, sizes, feeders, samples)
-            count = min(limit, manifest.pipeline.window_max, self._slots(swarm))
+        for samples in sizes_of(self._manifest, max(swarm.sizes)):
+            limit, _ = window_limit(self._manifest, swarm.sizes, feeders, samples)
+            limit = min(limit, self._manifest.pipeline.window_max)
+            count = min(limit, self._slots(swarm))
             rate, needed = in_network(count, machines, self._visits, self._service_s(samples), line_s)
-            limits[samples] = min(limit, manifest.pipeline.window_max, UNEVEN * needed)
+            limits[samples] = min(limit, UNEVEN * needed)
             promised[samples] = samples * rate
         best = self._best(promised)
-        _, bound = window_limit(manifest, sizes, feeders, best)
-        most = self._rates.share(best)
+        _, bound = window_limit(self._manifest, swarm.sizes, feeders, best)
         listing = ", ".join(f"{samples}: {rate * feeders:.3g}" for samples, rate in promised.items())
-        reason = f"samples/s predicted by size: {listing} ({machines * feeders:.3g} machines, {line_s:.2g} s on links,"
-        return SizeChoice(best, limits[best], f"{reason} {most:.0%} of the device's best rate); {bound}")
+        reason = (
+            f"samples/s predicted by size: {listing} ({machines * feeders:.3g} machines, {line_s:.2g} s on links,"
+            f" {self._rates.share(best):.0%} of the device's best rate); {bound}"
+        )
+        return SizeChoice(best, limits[best], reason)
+
+    def _network(self, swarm: Swarm, feeders: int) -> tuple[float, float]:
+        """(machines of each of `feeders`, seconds of a microbatch on links). Nodes that share processors count as the
+        machines that these are; a message between them costs processor time and no waiting time."""
+        total = max(1, sum(swarm.sizes))
+        here = self._host.nodes(swarm, self._me)
+        shared = min(float(here), max(1.0, self._host.processors()))
+        line_s = 0.0 if here >= total and shared < here else self._line_s.value
+        return max(1.0, total - here + shared) / feeders, line_s
 
     def _best(self, promised: Mapping[int, float]) -> int:
         """The size that promises most. The present one stays unless another is clearly better, or a larger one as good:

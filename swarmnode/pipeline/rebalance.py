@@ -83,46 +83,57 @@ class StageLoad:
 def load(swarm: Swarm, costs: Sequence[float], without: PeerId | None = None) -> StageLoad:
     """The load of all stages, excluding the node `without`. `costs`: relative costs per sample of the stages; a node is
     faster by their ratio after a move. In a crowded stage the known members stand for all."""
+    mean = _mean_speed(swarm)
     stages = len(swarm.stages)
-    speeds = [swarm.speeds(stage) for stage in range(len(swarm.stages))]
-    known = [m.samples_per_second for stage in range(stages) for m in swarm.unsettled(stage) if m.samples_per_second]
-    count = sum(len(swarm.settled(stage)) - untold for stage, (_, untold) in enumerate(speeds)) + len(known)
-    mean = (sum(speed for speed, _ in speeds) + sum(known)) / count if count else 1.0
     capacity = [0.0] * stages
     replicas = [0.0] * stages
     unsure = [0.0] * stages
     for stage, members in enumerate(swarm.stages):
         each = swarm.sizes[stage] / len(members) if members else 1.0
-        cost = costs[stage]
-        speed, untold = speeds[stage]
-        settled = swarm.settled(stage)
-        unsettled = swarm.unsettled(stage)
-        if without is not None:
-            left = [member for member in settled if member.peer != without]
-            capacity[stage] += each * sum(member.samples_per_second or mean for member in left)
-            replicas[stage] += each * len(left)
-            unsettled = tuple([member for member in unsettled if member.peer != without])
-        else:
-            capacity[stage] += each * (speed + untold * mean)
-            replicas[stage] += each * len(settled)
-        for member in unsettled:
-            there = member.moving_to
-            weight = 1.0  # movers are always known
-            # A mover finishes what it holds before it goes: it drains, and comes all the same.
-            if member.state == PAUSED:
+        speed, count = _settled(swarm, stage, mean, without)
+        capacity[stage] += each * speed
+        replicas[stage] += each * count
+        for member in swarm.unsettled(stage):
+            there = _destination(member, stage, stages)
+            if there is None or member.peer == without:
                 continue
-            if there is None or there >= stages:
-                if member.state not in COMING:
-                    continue
-                there = stage
-                weight = each
-            own = weight * (member.samples_per_second or mean) * cost / costs[there]
+            weight = 1.0 if there == member.moving_to else each  # movers are always known
+            own = weight * (member.samples_per_second or mean) * costs[stage] / costs[there]
             capacity[there] += own
             replicas[there] += weight
             if member.state == JOINING and not member.samples_per_second:
                 unsure[there] += own
     sure = tuple(whole - part for whole, part in zip(capacity, unsure, strict=True))
     return StageLoad(tuple(capacity), sure, tuple(map(round, replicas)), mean)
+
+
+def _mean_speed(swarm: Swarm) -> float:
+    """Samples per second of a member that announced a speed; 1 where none did."""
+    stages = range(len(swarm.stages))
+    speeds = [swarm.speeds(stage) for stage in stages]
+    known = [m.samples_per_second for stage in stages for m in swarm.unsettled(stage) if m.samples_per_second]
+    count = sum(len(swarm.settled(stage)) - untold for stage, (_, untold) in enumerate(speeds)) + len(known)
+    return (sum(speed for speed, _ in speeds) + sum(known)) / count if count else 1.0
+
+
+def _settled(swarm: Swarm, stage: int, mean: float, without: PeerId | None) -> tuple[float, int]:
+    """(samples per second, number) of the settled members of `stage` other than `without`."""
+    settled = swarm.settled(stage)
+    if without is None:
+        speed, untold = swarm.speeds(stage)
+        return speed + untold * mean, len(settled)
+    left = [member for member in settled if member.peer != without]
+    return sum(member.samples_per_second or mean for member in left), len(left)
+
+
+def _destination(member: Member, stage: int, stages: int) -> int | None:
+    """The stage to which an unsettled `member` of `stage` will bring its speed, if any. A mover finishes what it holds
+    before it goes: it drains, and comes all the same."""
+    if member.state == PAUSED:
+        return None
+    if member.moving_to is not None and member.moving_to < stages:
+        return member.moving_to
+    return stage if member.state in COMING else None
 
 
 def staying(swarm: Swarm, now_unix_s: float, ahead_s: float = LASTS_S) -> Swarm:

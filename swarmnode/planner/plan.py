@@ -184,6 +184,11 @@ class Plan:
         return self.tokens_per_s * self.efficiency
 
     @property
+    def lines_bind(self) -> bool:
+        """Whether upward lines are what keeps the run from being faster."""
+        return self.limit_kind == "uplink"
+
+    @property
     def tokens_per_money(self) -> float:
         """Tokens for one unit of money; infinite where nothing costs any."""
         return self.tokens_per_s * 3600.0 / self.per_hour if self.per_hour else math.inf
@@ -219,70 +224,108 @@ def plan(
     if memory and fleet and all(fit_of(manifest, kind).unable == set(range(stages)) for kind in fleet):
         raise UsageError(f"{shortages(manifest, fleet)[0]}; {ADVICE}")
     parts = stages_of(manifest)
-    together = averages_gradients(manifest)
     share = share if stages > 1 else SHARE_ALONE
     any_round = replace(manifest, gossip=replace(manifest.gossip, round_samples=1))
     placements, flow = _work(any_round, tuple(fleet), share, memory)
-    tokens_of_sample = manifest.model.context + PIECE_TOKENS / manifest.inner.microbatch
-    speeds = list[float]()
-    lines = list[float]()
-    exchanges_s = list[float]()
-    for part, placed in zip(parts, placements, strict=True):
-        here = placed.machines
-        if together and here and stages == 1:  # pieces are no larger than a share of the step, and of whole samples
-            share_now = math.ceil(part_of_step := manifest.gossip.round_samples / len(here))
-            piece = PIECE_TOKENS / min(share_now, manifest.inner.microbatch)
-            tokens_of_sample = (manifest.model.context + piece) * share_now / part_of_step
-        speeds.append(share * placed.flops / (3.0 * part.cost * tokens_of_sample))
-        up = sum(kind.up for kind in here)
-        if together:
-            exchanges_s.append(step_exchange_s(manifest, part, here))
-            sent = sample_bytes(manifest, part, stages)
-            lines.append(up / sent if sent else math.inf)
-            continue
-        gossip = _gossip_bytes(manifest, part, len(here))
-        line_share = PLANNED * round_share(manifest.gossip.uplink_share)  # a machine whose rounds need more skips some
-        traffic = max(sample_bytes(manifest, part, stages) + gossip, gossip / line_share)
-        carried = up / traffic if here and traffic else math.inf if here else 0.0
-        lines.append(min(carried, _rounds_rate(manifest, gossip, up, len(here), speeds[-1]) if gossip else math.inf))
-    limits = {
-        "arithmetic": (min(speeds), f"the arithmetic of stage {speeds.index(min(speeds))}"),
-        "uplink": (min(lines), f"the upward lines of stage {lines.index(min(lines))}"),
-        "in flight": (flow.samples_per_s, "the samples in flight, that wait for lines and machines"),
-    }
-    limit_kind = min(limits, key=lambda name: limits[name][0])
-    samples_per_s, limit = limits[limit_kind]
-    if together and samples_per_s:  # one after the other: the samples, the last one's way, the exchange of all stages
-        step = manifest.inner.inner_batch
-        samples_s = step / samples_per_s + flow.trip_s
-        samples_per_s = step / (samples_s + max(exchanges_s))
-        if max(exchanges_s) > samples_s:
-            limit_kind = "uplink"
-            limit = f"the upward lines of stage {exchanges_s.index(max(exchanges_s))}"
-    if limit_kind == "in flight" and flow.saturated:
-        limit_kind = "arithmetic"
-        limit = "the arithmetic of all machines, some of which wait for others"
+    rates = [_stage_rates(manifest, part, placed, share) for part, placed in zip(parts, placements, strict=True)]
+    binding = _binding(manifest, rates, flow)
     planned = tuple(
-        _stage(manifest, part, placed.machines, fleet, samples_per_s)
+        _stage(manifest, part, placed.machines, fleet, binding.samples_per_s)
         for part, placed in zip(parts, placements, strict=True)
     )
-    tokens_per_s = samples_per_s * manifest.model.context
-    replicas = max(1, min(stage.replicas for stage in planned))
-    efficiency = learned(manifest, replicas, tokens)
+    tokens_per_s = binding.samples_per_s * manifest.model.context
+    efficiency = learned(manifest, max(1, min(stage.replicas for stage in planned)), tokens)
+    needed_flops = tokens_per_s * sum(3.0 * part.cost for part in parts)
     return Plan(
-        planned,
-        samples_per_s,
-        tokens_per_s,
-        tokens / tokens_per_s / 86400 if tokens_per_s else math.inf,
-        limit,
-        limit_kind,
-        math.prod(stage.survival for stage in planned),
-        tuple(shortages(manifest, fleet)) if memory else (),
-        efficiency.reckoned,
-        (efficiency.least, efficiency.most),
-        tokens_per_s * sum(3.0 * part.cost for part in parts) / (sum(kind.count * kind.flops for kind in fleet) or 1.0),
-        sum(_per_hour(placed.machines, stage.egress) for placed, stage in zip(placements, planned, strict=True)),
+        stages=planned,
+        samples_per_s=binding.samples_per_s,
+        tokens_per_s=tokens_per_s,
+        days=tokens / tokens_per_s / 86400 if tokens_per_s else math.inf,
+        limit=binding.text,
+        limit_kind=binding.kind,
+        survival=math.prod(stage.survival for stage in planned),
+        idle=tuple(shortages(manifest, fleet)) if memory else (),
+        efficiency=efficiency.reckoned,
+        likely=(efficiency.least, efficiency.most),
+        share=needed_flops / (sum(kind.count * kind.flops for kind in fleet) or 1.0),
+        per_hour=sum(
+            _per_hour(placed.machines, stage.egress) for placed, stage in zip(placements, planned, strict=True)
+        ),
     )
+
+
+class _StageRates(NamedTuple):
+    """Samples per second that a stage's devices compute and its upward lines carry. `exchange_s`: of the gradients of a
+    step, where they are averaged before each."""
+
+    computed: float
+    carried: float
+    exchange_s: float = 0.0
+
+
+def _stage_rates(manifest: Manifest, part: StageLayers, placed: _Placement, share: float) -> _StageRates:
+    machines = placed.machines
+    computed = share * placed.flops / (3.0 * part.cost * _tokens_of_sample(manifest, len(machines)))
+    up = sum(kind.up for kind in machines)
+    sent = sample_bytes(manifest, part, manifest.pipeline.stages)
+    if averages_gradients(manifest):
+        return _StageRates(computed, up / sent if sent else math.inf, step_exchange_s(manifest, part, machines))
+    if not machines:
+        return _StageRates(computed, 0.0)
+    gossip = _gossip_bytes(manifest, part, len(machines))
+    line_share = PLANNED * round_share(manifest.gossip.uplink_share)  # a machine whose rounds need more skips some
+    traffic = max(sent + gossip, gossip / line_share)
+    carried = up / traffic if traffic else math.inf
+    rounds = _rounds_rate(manifest, gossip, up, len(machines), computed) if gossip else math.inf
+    return _StageRates(computed, min(carried, rounds))
+
+
+def _tokens_of_sample(manifest: Manifest, replicas: int) -> float:
+    """Tokens of which a sample costs the arithmetic, with the fixed cost of its piece. Where the replicas of a single
+    stage average each step, pieces are of whole samples and no larger than a replica's share of the step."""
+    context = manifest.model.context
+    if not (averages_gradients(manifest) and replicas and manifest.pipeline.stages == 1):
+        return context + PIECE_TOKENS / manifest.inner.microbatch
+    part_of_step = manifest.gossip.round_samples / replicas
+    share = math.ceil(part_of_step)
+    return (context + PIECE_TOKENS / min(share, manifest.inner.microbatch)) * share / part_of_step
+
+
+class _Binding(NamedTuple):
+    """What keeps the run from being faster: its kind as in `Plan.limit_kind`, and a text for people."""
+
+    samples_per_s: float
+    kind: str
+    text: str
+
+
+def _binding(manifest: Manifest, rates: Sequence[_StageRates], flow: PipelineFlow) -> _Binding:
+    computed = [one.computed for one in rates]
+    carried = [one.carried for one in rates]
+    binding = min(
+        _Binding(min(computed), "arithmetic", f"the arithmetic of stage {computed.index(min(computed))}"),
+        _Binding(min(carried), "uplink", f"the upward lines of stage {carried.index(min(carried))}"),
+        _Binding(flow.samples_per_s, "in flight", "the samples in flight, that wait for lines and machines"),
+        key=lambda one: one.samples_per_s,
+    )
+    if averages_gradients(manifest) and binding.samples_per_s:
+        binding = _with_exchange(manifest, rates, flow, binding)
+    if binding.kind == "in flight" and flow.saturated:
+        text = "the arithmetic of all machines, some of which wait for others"
+        return _Binding(binding.samples_per_s, "arithmetic", text)
+    return binding
+
+
+def _with_exchange(manifest: Manifest, rates: Sequence[_StageRates], flow: PipelineFlow, binding: _Binding) -> _Binding:
+    """One after the other: the samples of a step, the last one's way, the exchange of all stages."""
+    step = manifest.inner.inner_batch
+    samples_s = step / binding.samples_per_s + flow.trip_s
+    exchanges_s = [one.exchange_s for one in rates]
+    slowest_s = max(exchanges_s)
+    samples_per_s = step / (samples_s + slowest_s)
+    if slowest_s > samples_s:
+        return _Binding(samples_per_s, "uplink", f"the upward lines of stage {exchanges_s.index(slowest_s)}")
+    return binding._replace(samples_per_s=samples_per_s)
 
 
 def _rounds_rate(manifest: Manifest, gossip: float, up: float, replicas: int, speed: float) -> float:

@@ -144,7 +144,8 @@ def search(
     _check_ranks(manifest, ranks)
     candidates = [own] if own and stages in (None, manifest.pipeline.stages) else []
     for used, left_out in _fleets(fleet, by_money=by_money):
-        _try_all(manifest, used, left_out, tokens, candidates, by_money=by_money, ranks=ranks, only=stages)
+        trials = _Trials(manifest, used, left_out, tokens, by_money, ranks, candidates, _Bars(candidates))
+        trials.run(stages)
     if not candidates:
         raise UsageError(_nothing(manifest, fleet, stages))
     best = _chosen(candidates)
@@ -412,147 +413,6 @@ def _allowed(manifest: Manifest) -> bool:
     return all(across.holds(manifest) for across in ACROSS)
 
 
-def _try_all(
-    manifest: Manifest,
-    fleet: tuple[MachineKind, ...],
-    left_out: tuple[str, ...],
-    tokens: float,
-    found: list[Candidate],
-    *,
-    by_money: bool,
-    ranks: Sequence[int],
-    only: int | None,
-) -> None:
-    """Append the candidates of all splits on `fleet`, or of `only` so many stages, to `found`."""
-    nodes = sum(kind.count for kind in fleet)
-    bars = _Bars(found)
-
-    def worth_a_look(made: Manifest) -> bool:
-        """Whether the fleet can run `made`, which may be better than what was found."""
-        replicas = max(1, nodes // made.pipeline.stages)
-        most = _bound(made, fleet) * efficiency(made, replicas, tokens)
-        return _allowed(made) and (by_money or not bars.below(most)) and tightest(made, fleet) is None
-
-    falling = 0
-    for stages in range(1, min(manifest.model.layers, nodes) + 1) if only is None else (only,):
-        if falling > FALLING_MAX:
-            break
-        before = len(found)
-        best = min((one.order for one in found), default=None)
-        sated = False  # a plain boundary whose lines are not the limit
-        cuts = _cuts(with_values(manifest, stages=stages), fleet)
-        for cut, line in itertools.product(cuts, _boundaries(manifest, ranks)):
-            within = line.boundary == "subspace"
-            if sated and within and not ranks and manifest.pipeline.boundary != "subspace":
-                continue
-            last: Candidate | None = None
-            for microbatch in _microbatches(manifest, nodes, max(_batches(manifest, tokens))):
-                same = with_values(manifest, stages=stages, microbatch=microbatch, **cut._asdict(), **line._asdict())
-                if not _may_gain(same, last, fleet):
-                    continue
-                needed = in_flight_needed(same, fleet)
-                for batch in _batches(manifest, tokens):
-                    start = with_values(same, inner_batch=batch)
-                    start = with_values(start, round_samples=_rounds(start)[0][0])
-                    start = _kept_busy(start, nodes, needed, tokens)
-                    for made in _averaged(start, nodes):
-                        if not worth_a_look(made):
-                            break  # the others learn less from a token
-                        found.append(_candidate(made, manifest, fleet, left_out, tokens, by_money=by_money))
-                        bars.add(found[-1])
-                        if made.gossip.butterfly and found[-1].order > found[-2].order:
-                            break  # fewer bytes cost more than they bring
-                    if not worth_a_look(start):
-                        continue
-                    for made in _round_choices(start):
-                        one = _candidate(made, manifest, fleet, left_out, tokens, by_money=by_money)
-                        if not one.plan.tokens_per_s:
-                            break
-                        if not _too_often(one):
-                            found.append(one)
-                            bars.add(one)
-                        last = one
-                        sated |= not within and one.plan.limit_kind == "arithmetic"
-                        if one.plan.limit_kind != "uplink":
-                            break
-        if best is not None and not any(fit_of(same, kind).unable for kind in fleet):
-            falling = 0 if any(one.order < best for one in found[before:]) else falling + 1
-    if found:
-        _try_parts(manifest, fleet, left_out, tokens, found, by_money=by_money)
-        _try_codecs(manifest, fleet, left_out, tokens, found, by_money=by_money)
-
-
-def _try_parts(
-    manifest: Manifest,
-    fleet: tuple[MachineKind, ...],
-    left_out: tuple[str, ...],
-    tokens: float,
-    found: list[Candidate],
-    *,
-    by_money: bool,
-) -> None:
-    """Append the best candidate with less in flight: lines that are the limit need no more than they carry."""
-    for part in BATCH_MAX_PARTS:
-        first = _chosen(found)
-        inner = first.manifest.inner
-        if inner.inner_batch_max // part > inner.inner_batch and first.left_out == left_out:
-            made = with_values(first.manifest, inner_batch_max=inner.inner_batch_max // part)
-            found.append(_candidate(made, manifest, fleet, left_out, tokens, by_money=by_money))
-
-
-def _try_codecs(
-    manifest: Manifest,
-    fleet: tuple[MachineKind, ...],
-    left_out: tuple[str, ...],
-    tokens: float,
-    found: list[Candidate],
-    *,
-    by_money: bool,
-) -> None:
-    """Append the best candidate with each other codec and length of rounds."""
-    chosen = _chosen(found)
-    planned = [rules.name for rules in codecs().values() if rules.planned]
-    if chosen.manifest.gossip.codec not in planned or chosen.left_out != left_out:
-        return
-    own = with_values(chosen.manifest, round_samples=manifest.gossip.round_samples, group=manifest.gossip.group)
-    for codec, (round_samples, group) in itertools.product(planned, _rounds(own)):
-        made = with_values(chosen.manifest, codec=codec, round_samples=round_samples, group=group)
-        if _allowed(made):
-            one = _candidate(made, manifest, fleet, left_out, tokens, by_money=by_money)
-            found += [] if _too_often(one) else [one]
-
-
-def _too_often(one: Candidate) -> bool:
-    """Whether replicas of a single stage would leave rounds out: nothing else keeps them from training faster than
-    their lines carry the packets. Longer rounds are the truth then."""
-    steps = one.manifest.gossip.round_samples * one.manifest.gossip.fragments / one.manifest.inner.inner_batch
-    return len(one.plan.stages) == 1 and one.plan.limit_kind == "uplink" and steps < ROUND_STEPS[-1]
-
-
-def _may_gain(manifest: Manifest, last: Candidate | None, fleet: Sequence[MachineKind]) -> bool:
-    """Whether `manifest`, which differs from the `last` candidate only in its microbatch, may be faster: some machine
-    can serve a stage, and its memory allows more, or a larger microbatch has fewer fixed costs."""
-    fits = [fit_of(manifest, kind) for kind in fleet]
-    if all(len(fit.unable) == manifest.pipeline.stages for fit in fits):
-        return False
-    if last is None:
-        return True
-    before = [fit_of(last.manifest, kind) for kind in fleet]
-    if any(new.unable != old.unable for new, old in zip(fits, before, strict=True)):
-        return True
-    if last.plan.limit_kind == "uplink":
-        return False
-    larger = manifest.inner.microbatch > last.manifest.inner.microbatch
-    return larger or any(new.repeated != old.repeated for new, old in zip(fits, before, strict=True))
-
-
-def _bound(manifest: Manifest, fleet: Sequence[MachineKind]) -> float:
-    """Tokens per second that all lines up together carry, without any gossip: no placement does more."""
-    parts = stages_of(manifest)
-    traffic = sum(sample_bytes(manifest, part, len(parts)) for part in parts)
-    return sum(kind.count * kind.up for kind in fleet) / traffic * manifest.model.context if traffic else math.inf
-
-
 class _Bars:
     """The score of the last row that is shown: settings below it need no estimate."""
 
@@ -568,6 +428,167 @@ class _Bars:
     def below(self, score: float) -> bool:
         best = sorted(self._best.values(), reverse=True)
         return len(best) >= ROWS and score < best[ROWS - 1]
+
+
+@dataclass(slots=True)
+class _Trials:
+    """The search among the settings of `manifest` on one `fleet`. `found` has the candidates of other fleets already;
+    settings that cannot be better than those get no estimate."""
+
+    manifest: Manifest
+    fleet: tuple[MachineKind, ...]
+    left_out: tuple[str, ...]
+    tokens: float
+    by_money: bool
+    ranks: Sequence[int]
+    found: list[Candidate]
+    bars: _Bars
+
+    @property
+    def nodes(self) -> int:
+        return sum(kind.count for kind in self.fleet)
+
+    def run(self, only: int | None) -> None:
+        """Try all numbers of stages, or `only` that one, until FALLING_MAX in a row are no better; then variants of the
+        best settings."""
+        falling = 0
+        for stages in range(1, min(self.manifest.model.layers, self.nodes) + 1) if only is None else (only,):
+            best = min((one.order for one in self.found), default=None)
+            before = len(self.found)
+            held = self._try_stages(with_values(self.manifest, stages=stages))
+            if best is None or not held:
+                continue
+            falling = 0 if any(one.order < best for one in self.found[before:]) else falling + 1
+            if falling > FALLING_MAX:
+                break
+        if self.found:
+            self._try_parts()
+            self._try_codecs()
+
+    def _try_stages(self, manifest: Manifest) -> bool:
+        """Try each cut and boundary. Returns whether every machine holds every stage of the last settings tried."""
+        sated = False  # a plain boundary whose lines are not the limit: a subspace would bring nothing
+        asked = bool(self.ranks) or manifest.pipeline.boundary == "subspace"
+        last = manifest
+        for cut, line in itertools.product(_cuts(manifest, self.fleet), _boundaries(self.manifest, self.ranks)):
+            within = line.boundary == "subspace"
+            if within and sated and not asked:
+                continue
+            last = with_values(manifest, **cut._asdict(), **line._asdict())
+            limits = self._try_microbatches(last)
+            sated |= not within and "arithmetic" in limits
+        sizes = _microbatches(self.manifest, self.nodes, max(_batches(self.manifest, self.tokens)))
+        largest = with_values(last, microbatch=sizes[-1])
+        return not any(fit_of(largest, kind).unable for kind in self.fleet)
+
+    def _try_microbatches(self, manifest: Manifest) -> set[str]:
+        """Try each microbatch that may be faster, with each inner batch. Returns the kinds of limits that were met."""
+        limits = set[str]()
+        last: Candidate | None = None
+        batches = _batches(self.manifest, self.tokens)
+        for microbatch in _microbatches(self.manifest, self.nodes, max(batches)):
+            sized = with_values(manifest, microbatch=microbatch)
+            if not _may_gain(sized, last, self.fleet):
+                continue
+            needed = in_flight_needed(sized, self.fleet)
+            for batch in batches:
+                start = with_values(sized, inner_batch=batch)
+                start = with_values(start, round_samples=_rounds(start)[0][0])
+                start = _kept_busy(start, self.nodes, needed, self.tokens)
+                self._try_averaged(start)
+                for last in self._try_rounds(start):
+                    limits.add(last.plan.limit_kind)
+        return limits
+
+    def _try_averaged(self, start: Manifest) -> None:
+        """Try gradients averaged before each step, with fewer and fewer bytes until they cost more than they bring."""
+        for made in _averaged(start, self.nodes):
+            if not self._worth_a_look(made):
+                return  # the others learn less from a token
+            self._keep(self._candidate(made))
+            if made.gossip.butterfly and self.found[-1].order > self.found[-2].order:
+                return
+
+    def _try_rounds(self, start: Manifest) -> Iterator[Candidate]:
+        """Try longer and longer rounds, until lines are no longer the limit."""
+        if not self._worth_a_look(start):
+            return
+        for made in _round_choices(start):
+            one = self._candidate(made)
+            if not one.plan.tokens_per_s:
+                return
+            if not _too_often(one):
+                self._keep(one)
+            yield one
+            if not one.plan.lines_bind:
+                return
+
+    def _try_parts(self) -> None:
+        """Try the best settings with less in flight: lines that are the limit need no more than they carry."""
+        for part in BATCH_MAX_PARTS:
+            first = _chosen(self.found)
+            inner = first.manifest.inner
+            if inner.inner_batch_max // part > inner.inner_batch and first.left_out == self.left_out:
+                made = with_values(first.manifest, inner_batch_max=inner.inner_batch_max // part)
+                self.found.append(self._candidate(made))
+
+    def _try_codecs(self) -> None:
+        """Try the best settings with each other codec and length of rounds."""
+        chosen = _chosen(self.found)
+        planned = [rules.name for rules in codecs().values() if rules.planned]
+        if chosen.manifest.gossip.codec not in planned or chosen.left_out != self.left_out:
+            return
+        gossip = self.manifest.gossip
+        own = with_values(chosen.manifest, round_samples=gossip.round_samples, group=gossip.group)
+        for codec, (round_samples, group) in itertools.product(planned, _rounds(own)):
+            made = with_values(chosen.manifest, codec=codec, round_samples=round_samples, group=group)
+            if _allowed(made) and not _too_often(one := self._candidate(made)):
+                self.found.append(one)
+
+    def _worth_a_look(self, made: Manifest) -> bool:
+        """Whether the fleet can run `made`, which may be better than what was found."""
+        replicas = max(1, self.nodes // made.pipeline.stages)
+        most = _bound(made, self.fleet) * efficiency(made, replicas, self.tokens)
+        may_win = self.by_money or not self.bars.below(most)
+        return _allowed(made) and may_win and tightest(made, self.fleet) is None
+
+    def _candidate(self, made: Manifest) -> Candidate:
+        return _candidate(made, self.manifest, self.fleet, self.left_out, self.tokens, by_money=self.by_money)
+
+    def _keep(self, one: Candidate) -> None:
+        self.found.append(one)
+        self.bars.add(one)
+
+
+def _too_often(one: Candidate) -> bool:
+    """Whether replicas of a single stage would leave rounds out: nothing else keeps them from training faster than
+    their lines carry the packets. Longer rounds are the truth then."""
+    steps = one.manifest.gossip.round_samples * one.manifest.gossip.fragments / one.manifest.inner.inner_batch
+    return len(one.plan.stages) == 1 and one.plan.lines_bind and steps < ROUND_STEPS[-1]
+
+
+def _may_gain(manifest: Manifest, last: Candidate | None, fleet: Sequence[MachineKind]) -> bool:
+    """Whether `manifest`, which differs from the `last` candidate only in its microbatch, may be faster: some machine
+    can serve a stage, and its memory allows more, or a larger microbatch has fewer fixed costs."""
+    fits = [fit_of(manifest, kind) for kind in fleet]
+    if all(len(fit.unable) == manifest.pipeline.stages for fit in fits):
+        return False
+    if last is None:
+        return True
+    before = [fit_of(last.manifest, kind) for kind in fleet]
+    if any(new.unable != old.unable for new, old in zip(fits, before, strict=True)):
+        return True
+    if last.plan.lines_bind:
+        return False
+    larger = manifest.inner.microbatch > last.manifest.inner.microbatch
+    return larger or any(new.repeated != old.repeated for new, old in zip(fits, before, strict=True))
+
+
+def _bound(manifest: Manifest, fleet: Sequence[MachineKind]) -> float:
+    """Tokens per second that all lines up together carry, without any gossip: no placement does more."""
+    parts = stages_of(manifest)
+    traffic = sum(sample_bytes(manifest, part, len(parts)) for part in parts)
+    return sum(kind.count * kind.up for kind in fleet) / traffic * manifest.model.context if traffic else math.inf
 
 
 def _check_ranks(manifest: Manifest, ranks: Sequence[int]) -> None:

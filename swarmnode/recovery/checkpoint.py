@@ -14,7 +14,7 @@ import dataclasses
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast, get_args, get_origin, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
 from swarmnode.errors import DataError
 from swarmnode.ids import PeerId, RunId, digest64, short
@@ -348,32 +348,43 @@ def _parsed(kind: Any, value: Any, where: str) -> Any:
     """A `value` of a JSON tree as `kind`: a dataclass, a number of at least 0, text, a field of a model, or tuples and
     dicts of these. Raises DataError that begins with `where`, the place of the value."""
     if dataclasses.is_dataclass(kind) and isinstance(value, dict):
-        for field in dataclasses.fields(kind):
-            if field.name not in value and field.default is dataclasses.MISSING:
-                raise DataError(f"{where}: {field.name} is missing: not a checkpoint of swarmnode")
-        given = {name: hint for name, hint in get_type_hints(kind).items() if name in value}
-        return cast(Any, kind)(**{name: _parsed(hint, value[name], f"{where}: {name}") for name, hint in given.items()})
+        return _parsed_fields(kind, value, where)
     outer = get_origin(kind)
     inner = get_args(kind)
     if outer is tuple and isinstance(value, list):
         return tuple(_parsed(inner[0], one, where) for one in value)
     if outer is dict and isinstance(value, dict):
         return {key: _parsed(inner[1], one, f"{where}: {key[:WORD_MAX]}") for key, one in value.items()}
+    if kind == ModelValue and isinstance(value, list) and _is_model_value(value):
+        return tuple(value)  # as the manifest has lists
+    if kind == ModelValue and _is_model_value(value):
+        return value
     if kind is int and type(value) is int and 0 <= value <= COUNT_MAX:
         return value
     if kind is float and type(value) in (int, float) and 0.0 <= value < 2.0**1023:
         return float(value)
     if kind is str and isinstance(value, str):
         return value
-    if kind == ModelValue:  # lists become tuples, as the manifest has them
-        if type(value) in (int, float, bool) or (isinstance(value, str) and len(value) <= WORD_MAX):
-            return value
-        if isinstance(value, list) and len(value) <= LAYERS_MAX and all(type(one) is int for one in value):
-            return tuple(value)
-    due = {int: "a whole number of at least 0", float: "a number of at least 0", str: "text"}.get(
-        kind, "something else"
-    )
+    due = DUE.get(kind, "something else")
     raise DataError(f"{where} = {str(value)[:40]}; {due} belongs there")
+
+
+DUE = {int: "a whole number of at least 0", float: "a number of at least 0", str: "text"}
+
+
+def _parsed_fields(kind: Any, value: dict[str, Any], where: str) -> Any:
+    """A dataclass `kind` from the fields in `value`; fields that it does not know are left out."""
+    for field in dataclasses.fields(kind):
+        if field.name not in value and field.default is dataclasses.MISSING:
+            raise DataError(f"{where}: {field.name} is missing: not a checkpoint of swarmnode")
+    hints = get_type_hints(kind).items()
+    return kind(**{name: _parsed(hint, value[name], f"{where}: {name}") for name, hint in hints if name in value})
+
+
+def _is_model_value(value: Any) -> bool:
+    if isinstance(value, list):
+        return len(value) <= LAYERS_MAX and all(type(one) is int for one in value)
+    return type(value) in (int, float, bool) or (isinstance(value, str) and len(value) <= WORD_MAX)
 
 
 def _check_files(files: Iterable[ShardFile], where: str) -> None:

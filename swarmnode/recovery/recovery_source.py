@@ -46,6 +46,9 @@ class RecoverySource(enum.StrEnum):
     STOP = "stop"  # nothing is left to try
 
 
+Choice = tuple[RecoverySource, str]
+"""A source, and why it is the best one."""
+
 # In the order in which they win a tie: this disk costs no link.
 PLACES = {
     RecoverySource.OWN: "in this replica",
@@ -89,72 +92,103 @@ class RecoveryView:
     waited_s: float = 0.0  # since this node began to look
 
 
-def choose_source(view: RecoveryView, spec: RecoverySpec) -> tuple[RecoverySource, str]:
-    """The source to try now, and why. A source that failed is not tried again."""
-    stage = view.stage
+def choose_source(view: RecoveryView, spec: RecoverySpec) -> Choice:
+    """The source to try now, and why: the answer of the first rule that has one. A source that failed is not tried
+    again."""
     if view.own_round is not None:
         return _go_on(view)
-    claim_wait_s = RETURN_WAIT_S if view.little else CLAIM_WAIT_S
-    if view.samples_total == 0 and view.claimed and view.waited_s < claim_wait_s:
-        return RecoverySource.WAIT, f"the run has trained {view.claimed} samples, but no node that has them is here yet"
-    if view.samples_total == 0 and view.unanswered and view.waited_s < CLAIM_WAIT_S:
-        return RecoverySource.WAIT, "no machine that this one knows answers, so that nobody says how far the run is"
     if view.samples_total == 0:
-        return _begun(view, "the run has not trained yet")
-    if view.saved_round == view.round_now and RecoverySource.CHECKPOINT not in view.failed:
-        if not view.settled:  # a late joiner may not have heard yet how far the others are
-            return RecoverySource.WAIT, "a checkpoint of this very round; others may be further"
-        return RecoverySource.CHECKPOINT, "the run goes on from the checkpoint in this very round"
+        return _not_trained(view)
+    return _same_round(view) or _living(view) or _lost(view, spec)
+
+
+def _not_trained(view: RecoveryView) -> Choice:
+    """Nobody that answers has trained: the beginning, unless the run may have gone further elsewhere."""
+    claim_wait_s = RETURN_WAIT_S if view.little else CLAIM_WAIT_S
+    if view.claimed and view.waited_s < claim_wait_s:
+        return RecoverySource.WAIT, f"the run has trained {view.claimed} samples, but no node that has them is here yet"
+    if view.unanswered and view.waited_s < CLAIM_WAIT_S:
+        return RecoverySource.WAIT, "no machine that this one knows answers, so that nobody says how far the run is"
+    return _begun(view, "the run has not trained yet")
+
+
+def _same_round(view: RecoveryView) -> Choice | None:
+    """The checkpoint that this node resumes, if it is of the round that the run is in."""
+    if view.saved_round != view.round_now or RecoverySource.CHECKPOINT in view.failed:
+        return None
+    if not view.settled:  # a late joiner may not have heard yet how far the others are
+        return RecoverySource.WAIT, "a checkpoint of this very round; others may be further"
+    return RecoverySource.CHECKPOINT, "the run goes on from the checkpoint in this very round"
+
+
+def _living(view: RecoveryView) -> Choice | None:
+    """A replica that serves, or a wait for one that may serve soon."""
+    stage = view.stage
     if view.donors and RecoverySource.REPLICA not in view.failed:
         return RecoverySource.REPLICA, f"{len(view.donors)} replicas of stage {stage} are alive"
     if view.unsure:
-        return (
-            RecoverySource.WAIT,
-            f"{view.unsure} replicas of stage {stage} do not answer, but were heard of a moment ago",
-        )
+        silent = f"{view.unsure} replicas of stage {stage} do not answer, but were heard of a moment ago"
+        return RecoverySource.WAIT, silent
     if view.builder is not None:
         return RecoverySource.WAIT, f"{short(view.builder)} brings stage {stage} back"
     if not view.settled:
         return RecoverySource.WAIT, f"no replica of stage {stage} answers; others may be about to bring it back"
-    lost = f"no replica of stage {stage} answers"
+    return None
+
+
+def _lost(view: RecoveryView, spec: RecoverySpec) -> Choice:
+    """No replica serves: a copy that somebody keeps, a node that returns, the base model, neighbours, or the seed."""
+    lost = f"no replica of stage {view.stage} answers"
     if view.round_now == 0 and view.disk_round is None and not view.kept:
         return _begun(view, f"{lost}, and the run has not finished a round")
     source, why = _snapshot(view, spec.snapshot_rounds_max)
     if source is not None:
         return source, f"{lost}; {why}"
+    lost = f"{lost}, {why}"
+    return _elsewhere(view, lost) or _remade(view, spec, lost)
+
+
+def _elsewhere(view: RecoveryView, lost: str) -> Choice | None:
+    """The owner's archive, or a wait for a node that has the state and may give it soon; else the base model, which is
+    nearer to what was lost than other stages' layers."""
     if view.archived and RecoverySource.ARCHIVE not in view.failed:
-        return RecoverySource.ARCHIVE, f"{lost}, {why}; a coordinator may have it in the owner's archive"
+        return RecoverySource.ARCHIVE, f"{lost}; a coordinator may have it in the owner's archive"
     if view.asleep and view.waited_s < RETURN_WAIT_S:
-        return RecoverySource.WAIT, f"{lost}, {why}; {view.asleep} has it, and could not give it"
+        return RecoverySource.WAIT, f"{lost}; {view.asleep} has it, and could not give it"
     if view.returning and view.waited_s < RETURN_WAIT_S:
         return RecoverySource.WAIT, (
-            f"the run has trained {view.samples_total} samples, and the state of stage {stage} left with its last node:"
-            f" waiting for that node, or for an archive, {RETURN_WAIT_S:.0f} s at most"
+            f"the run has trained {view.samples_total} samples, and the state of stage {view.stage} left with its last"
+            f" node: waiting for that node, or for an archive, {RETURN_WAIT_S:.0f} s at most"
         )
-    if view.has_base and RecoverySource.BASE not in view.failed:  # nearer to what was lost than other stages' layers
-        return _begun(view, f"{lost}, {why}")
+    if view.has_base and RecoverySource.BASE not in view.failed:
+        return _begun(view, lost)
+    return None
+
+
+def _remade(view: RecoveryView, spec: RecoverySpec, lost: str) -> Choice:
+    """The state rebuilt from the neighbour stages (CheckFree), or from the seed where they do not suffice in time."""
     if spec.method == "none" and view.asleep:
-        return RecoverySource.WAIT, f"{lost}, {why}; {view.asleep} has it, and recovery.method is none"
+        return RecoverySource.WAIT, f"{lost}; {view.asleep} has it, and recovery.method is none"
     if spec.method == "none":
-        return RecoverySource.STOP, f"{lost}, {why}, and recovery.method is none"
+        return RecoverySource.STOP, f"{lost}, and recovery.method is none"
     if RecoverySource.CHECKFREE in view.failed:
-        return RecoverySource.STOP, f"{lost}, {why}, and rebuilding it from its neighbours failed"
+        return RecoverySource.STOP, f"{lost}, and rebuilding it from its neighbours failed"
     able, needs = neighbours_suffice(view)
     if able:
-        return RecoverySource.CHECKFREE, f"{lost}, {why}; {needs}"
+        return RecoverySource.CHECKFREE, f"{lost}; {needs}"
     if view.waited_s < (LOST_WAIT_S if view.returning else NEIGHBOUR_WAIT_S):
-        return RecoverySource.WAIT, f"{lost}, {why}; {needs}"
+        return RecoverySource.WAIT, f"{lost}; {needs}"
     if neighbours_suffice(replace(view, ends=None))[0] and not view.has_base:  # a new head would undo the pretraining
         # The other stages keep what they have learned. A run that waits longer would gain nothing by it.
-        return RecoverySource.CHECKFREE, f"{lost}, {why}; {needs}: that part of it begins from the seed"
+        return RecoverySource.CHECKFREE, f"{lost}; {needs}: that part of it begins from the seed"
     if view.asleep:  # what it has is not lost
-        return RecoverySource.WAIT, f"{lost}, {why}; {needs}: {view.asleep} has it"
+        return RecoverySource.WAIT, f"{lost}; {needs}: {view.asleep} has it"
     if view.returning and not view.has_base:
-        return RecoverySource.FRESH, f"{lost}, {why}; {needs}: its {view.samples_total} samples are lost"
-    return RecoverySource.STOP, f"{lost}, {why}; {needs}"
+        return RecoverySource.FRESH, f"{lost}; {needs}: its {view.samples_total} samples are lost"
+    return RecoverySource.STOP, f"{lost}; {needs}"
 
 
-def _go_on(view: RecoveryView) -> tuple[RecoverySource, str]:
+def _go_on(view: RecoveryView) -> Choice:
     """The source of a replica that comes back from a pause with a state: replicas that served meanwhile, else the
     newest of its own and what is kept."""
     if view.donors and RecoverySource.REPLICA not in view.failed:
@@ -166,7 +200,7 @@ def _go_on(view: RecoveryView) -> tuple[RecoverySource, str]:
     return source, f"no replica of stage {view.stage} answers; {why}"
 
 
-def _begun(view: RecoveryView, why: str) -> tuple[RecoverySource, str]:
+def _begun(view: RecoveryView, why: str) -> Choice:
     """The weights that the run began with."""
     if not view.has_base:
         return RecoverySource.FRESH, f"{why}: initialised from the seed"

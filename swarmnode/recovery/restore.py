@@ -11,11 +11,11 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from statistics import median_low
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from swarmnode.bounds import STAGES_MAX
 from swarmnode.concurrency import gather_or_cancel
-from swarmnode.errors import DataError, LocalFault, RemoteFault, Unavailable
+from swarmnode.errors import DataError, LocalFault, RemoteFault, SwarmnodeError, Unavailable
 from swarmnode.ids import PeerId, RunId
 from swarmnode.manifest import Manifest, from_base
 from swarmnode.manifest.gossip_compat import meets
@@ -197,6 +197,14 @@ class StateRestorer:
             self.membership.progress.merge(Progress.from_wire(told))
 
 
+class _Copies(NamedTuple):
+    """The fields of the same names of a RecoveryView."""
+
+    kept: tuple[tuple[float, PeerId], ...]
+    ends: tuple[PeerId, ...] | None
+    asleep: str
+
+
 class _Restoration:
     """A single restore of one stage."""
 
@@ -228,6 +236,9 @@ class _Restoration:
         self._failed: set[RecoverySource] = set()
         self._vain: set[tuple[float, PeerId]] = set()  # (round, keeper) of snapshots that could not be had
         self._vain_times = 0
+        self._tries = 0  # in vain
+        self._tried_at = -1  # the run's samples at the last of them
+        self._waits_for = ""
         self._disk: Resumption | None = None
         self._disk_searched = False
         self._returning: bool | None = None  # as seen at the first look
@@ -239,53 +250,25 @@ class _Restoration:
     async def run(self) -> RestoredState:
         """Try one source after the other until the state is loaded. Raises Unavailable, LocalFault."""
         begun = self._time()
-        stage = self._stage
-        tries = 0  # in vain
-        total = -1  # the run's samples at the last of them
-        last_reason = ""
         while True:
             # Each try looks anew: replicas come back meanwhile, and any of them is better than any other source.
             view = await self._look(self._time() - begun)
             source, reason = choose_source(view, self._manifest.recovery)
-            if source is RecoverySource.STOP or tries >= TRIES_MAX:
+            if source is RecoverySource.STOP or self._tries >= TRIES_MAX:
                 self._telemetry.event("recovery.failed", level="error", reason=reason)
                 raise Unavailable(f"{reason}; join again when one is back")
             if source is RecoverySource.WAIT:
-                if reason != last_reason:
-                    self._telemetry.event("recovery.waiting", stage=stage, reason=reason)
-                last_reason = reason
-                await asyncio.sleep(SOON_SHARE * self._manifest.limits.announce_period_s)
+                await self._wait(reason)
                 continue
             # The first state of a run is no recovery, and a replica's copy is an ordinary join: neither is told as one.
             begins = source is RecoverySource.FRESH or (source is RecoverySource.BASE and not view.samples_total)
             if source not in (RecoverySource.REPLICA, RecoverySource.OWN) and not begins:
-                self._telemetry.event("recovery.began", stage=stage, method=self._method(source), reason=reason)
+                method = self._method(source)
+                self._telemetry.event("recovery.began", stage=self._stage, method=method, reason=reason)
             try:
                 restored = await self._restore_from(source, reason, view)
             except (Unavailable, RemoteFault, DataError) as error:
-                self._telemetry.event(
-                    "recovery.source_failed", level="warning", stage=stage, method=source, reason=str(error)
-                )
-                # The base model is the same for everybody: another try would read the same fault.
-                if source is RecoverySource.BASE and isinstance(error, DataError):
-                    raise
-                # A replica is one of several and may answer the next time; before the first round there is nothing but
-                # the beginning to go to. Any other source failed for good and is left out of the next choice.
-                if source is RecoverySource.RING and self._vain_times < TRIES_MAX:
-                    self._vain_times += 1
-                    self._vain.update(view.kept)  # a later snapshot may come: of one that leaves, or with a renewal
-                elif source is RecoverySource.REPLICA or view.round_now == 0:
-                    tries += 1
-                    stands = source is RecoverySource.REPLICA and view.samples_total == total
-                    if tries == TRIES_MAX and stands and self._only is None:
-                        # Nothing was trained since: these replicas are keys that do nothing, so others count from now.
-                        tries = 0
-                        self._only = self._membership.run_progress.clock.history.times
-                    total = view.samples_total
-                elif source is RecoverySource.PIECES and view.waited_s < LOST_WAIT_S:  # their holders are on the way
-                    await asyncio.sleep(self._manifest.limits.announce_period_s)
-                else:
-                    self._failed.add(source)
+                await self._note_failure(source, error, view)
                 continue
             # Two nodes may have rebuilt the stage at once; the later one takes the other's state, so it is one stage.
             if source in CONTESTED and not begins and await self._overtaken():
@@ -294,67 +277,78 @@ class _Restoration:
                 self._say(restored, self._time() - begun, begins=begins)
             return restored
 
+    async def _wait(self, reason: str) -> None:
+        """Pause before the next look; each new reason is logged once."""
+        if reason != self._waits_for:
+            self._telemetry.event("recovery.waiting", stage=self._stage, reason=reason)
+        self._waits_for = reason
+        await asyncio.sleep(SOON_SHARE * self._manifest.limits.announce_period_s)
+
+    async def _note_failure(self, source: RecoverySource, error: SwarmnodeError, view: RecoveryView) -> None:
+        """Log that `source` failed, and leave it out of the next choice if it failed for good."""
+        self._telemetry.event(
+            "recovery.source_failed", level="warning", stage=self._stage, method=source, reason=str(error)
+        )
+        if source is RecoverySource.BASE and isinstance(error, DataError):
+            raise error  # the base model is the same for everybody: another try would read the same fault
+        if source is RecoverySource.RING and self._vain_times < TRIES_MAX:
+            self._vain_times += 1
+            self._vain.update(view.kept)  # a later snapshot may come: of one that leaves, or with a renewal
+        elif source is RecoverySource.REPLICA or view.round_now == 0:
+            # A replica is one of several and may answer the next time; before the first round there is nothing but the
+            # beginning to go to.
+            self._count_try(source, view.samples_total)
+        elif source is RecoverySource.PIECES and view.waited_s < LOST_WAIT_S:  # their holders are on the way
+            await asyncio.sleep(self._manifest.limits.announce_period_s)
+        else:
+            self._failed.add(source)
+
+    def _count_try(self, source: RecoverySource, samples_total: int) -> None:
+        """Count a try in vain. If the run stood still meanwhile, its replicas are keys that do nothing: others count
+        from now on."""
+        self._tries += 1
+        stands = source is RecoverySource.REPLICA and samples_total == self._tried_at
+        if self._tries == TRIES_MAX and stands and self._only is None:
+            self._tries = 0
+            self._only = self._membership.run_progress.clock.history.times
+        self._tried_at = samples_total
+
     # ---- look
 
     async def _look(self, waited_s: float) -> RecoveryView:
         """Read the directory, ping the stage and its neighbours, and gather what the choice needs."""
         stage = self._stage
         stages = self._manifest.pipeline.stages
-        me = self._membership.me
+        size = self._manifest.gossip.round_samples
         near = [(stage + step) % stages for step in (0, -1, 1)]
         swarm = self._swarm()  # all stages were looked up when this one was chosen
         await self._membership.look([at for at in range(stages) if at in near or not (waited_s or swarm.stages[at])])
         alive = await self._ping_near(near)
-        run_progress = self._membership.run_progress
         swarm = self._swarm()  # answers carry records
-        supposed = run_progress.suppose(alive)
+        supposed = self._membership.run_progress.suppose(alive)
         total = self._samples = supposed.middle
         if self._returning is None:
             self._returning = not all(swarm.serving(at) for at in range(stages) if at != stage)
-        # Who claimed them may leave before this node looks again: to begin anew meanwhile would split the run.
-        claimed = total
-        unanswered = False
-        if not total and waited_s <= CLAIM_WAIT_S:
-            try:
-                claimed = await self._membership.claimed()
-            except Unavailable:
-                unanswered = True
-        self._claimed = max(self._claimed, claimed)
-        round_now = total // self._manifest.gossip.round_samples
-        before = swarm.stages[(stage - 1) % stages]  # paused ones give what they keep, too
-        cut, _ = to_keep(
-            self._manifest.recovery.snapshot_bytes_max, self._replica.sizes_of(stage), self._replica.ends_of(stage)
-        )
-        size = self._manifest.gossip.round_samples
-        rounds_max = run_progress.rounds_max
-        ring = [(m.kept_samples / size, m.peer) for m in before if m.kept_round is not None and m.peer in alive]
-        if self._backup is not None:
-            ring.append((self._backup.samples / size, me))
-        paused = self._resting(swarm, alive)
-        # Since its last round it has learned more than any snapshot of that round has.
-        resting = [(float(m.round_index + m.round_stride), m.peer) for m in paused]
-        kept = latest([*resting, *ring] if cut == WHOLE else resting, rounds_max)
-        asleep = next((sleeper_text(member) for member in paused if member.state == PAUSED), "")
-        donors = tuple(peer for peer in donors_of(swarm, stage, me) if peer in alive)
+        unanswered = await self._hear_claims(total, waited_s)
+        copies = self._copies(swarm, alive)
+        donors = tuple(peer for peer in donors_of(swarm, stage, self._membership.me) if peer in alive)
         return RecoveryView(
             stage,
             stages,
             total,
-            round_now,
+            total // size,
             claimed=self._claimed,
             little=self._claimed < size,
             unanswered=unanswered,
             samples_least=supposed.least,
             donors=donors,
             unsure=silent(swarm.stages[stage], alive, self._restorer.clock.unix_s(), self._manifest.limits),
-            builder=self._claims.builder(swarm.stages[stage], alive, me, self._time()),
+            builder=self._claims.builder(swarm.stages[stage], alive, self._membership.me, self._time()),
             settled=waited_s >= LOOK_SHARE * self._manifest.limits.announce_period_s,
-            kept=tuple([one for one in kept if one not in self._vain]),
-            asleep=asleep,
+            kept=copies.kept,
+            asleep=copies.asleep,
             own_round=None if self._own is None else self._own.samples / size,
-            ends=tuple(p for _, p in latest([*resting, *ring], rounds_max))
-            if self._replica.ends_of(stage)[1]
-            else None,
+            ends=copies.ends,
             below=stage > 0 and any(m.peer in alive for m in swarm.serving(stage - 1)),
             above=stage < stages - 1 and any(m.peer in alive for m in swarm.serving(stage + 1)),
             disk_round=await self._disk_round() if total and not donors else None,
@@ -365,6 +359,42 @@ class _Restoration:
             has_base=from_base(self._manifest),
             failed=frozenset(self._failed),
             waited_s=waited_s,
+        )
+
+    async def _hear_claims(self, total: int, waited_s: float) -> bool:
+        """Note the most samples that anybody claims: a node that claimed them may leave before the next look, and to
+        begin anew meanwhile would split the run. Returns whether nobody answered."""
+        claimed = total
+        unanswered = False
+        if not total and waited_s <= CLAIM_WAIT_S:
+            try:
+                claimed = await self._membership.claimed()
+            except Unavailable:
+                unanswered = True
+        self._claimed = max(self._claimed, claimed)
+        return unanswered
+
+    def _copies(self, swarm: Swarm, alive: Collection[PeerId]) -> _Copies:
+        """Copies of the stage's state that nodes which answer keep or hold while they rest."""
+        recovery = self._manifest.recovery
+        size = self._manifest.gossip.round_samples
+        rounds_max = self._membership.run_progress.rounds_max
+        before = swarm.stages[
+            (self._stage - 1) % self._manifest.pipeline.stages
+        ]  # paused ones give what they keep, too
+        ends = self._replica.ends_of(self._stage)
+        cut, _ = to_keep(recovery.snapshot_bytes_max, self._replica.sizes_of(self._stage), ends)
+        ring = [(m.kept_samples / size, m.peer) for m in before if m.kept_round is not None and m.peer in alive]
+        if self._backup is not None:
+            ring.append((self._backup.samples / size, self._membership.me))
+        paused = self._resting(swarm, alive)
+        # Since its last round a replica has learned more than any snapshot of that round has.
+        resting = [(float(m.round_index + m.round_stride), m.peer) for m in paused]
+        kept = latest([*resting, *ring] if cut == WHOLE else resting, rounds_max)
+        return _Copies(
+            kept=tuple([one for one in kept if one not in self._vain]),
+            ends=tuple(peer for _, peer in latest([*resting, *ring], rounds_max)) if ends[1] else None,
+            asleep=next((sleeper_text(member) for member in paused if member.state == PAUSED), ""),
         )
 
     def _resting(self, swarm: Swarm, alive: Collection[PeerId]) -> list[Member]:
