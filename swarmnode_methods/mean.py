@@ -66,7 +66,7 @@ class DeltaMean(Outer):
         self.beta = beta
         self._boundary = torch.empty_like(self.theta)
         self._own: list[WireTensor] = []
-        size = self.parameters if self.codec.name == "powersgd" else min(BLOCK, self.parameters)
+        size = self.parameters if self.codec.at_once else min(BLOCK, self.parameters)
         self._block = size
         self._mean, self._theirs = (torch.empty(size, dtype=theta.dtype, device=theta.device) for _ in range(2))
 

@@ -25,6 +25,7 @@ class PowerSGD(DeltaCodec):
     """Rank 4 [guess]."""
 
     name = "powersgd"
+    at_once = True
     feedback: ClassVar[bool] = True
     unit: ClassVar[int] = 1
     rank: ClassVar[int] = 4

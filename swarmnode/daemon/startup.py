@@ -55,7 +55,7 @@ EVENTS_FILE = "events.jsonl"
 
 @dataclass(frozen=True, slots=True)
 class _Beginning:
-    """What a daemon knows before it has asked anybody. `before`: the same daemon in the cut before, if it starts again
+    """The knowledge of a daemon before it has asked anybody. `before`: the same daemon in the cut before, if it starts again
     because the run's stages were cut anew. `signed`: None where meeting points are asked for the manifest. `kind`: of
     the run's transport."""
 
@@ -146,7 +146,7 @@ async def start(options: NodeOptions, stack: contextlib.AsyncExitStack, before: 
 
 
 def _begin(options: NodeOptions, before: DaemonContext | None) -> _Beginning:
-    """What the options, this home and the cut before say."""
+    """The beginning, by the options, this home and the cut before."""
     identity = key_file.load_or_create(options.home / KEY_FILE)
     bootstraps = parse_bootstraps(options.bootstrap)
     signed, run_id = _named(options.run) if before is None else (before.signed, before.run_id)

@@ -108,7 +108,7 @@ def _known(event: str, fields: Mapping[str, str]) -> tuple[str, str] | None:
 
 
 def _words(fields: Mapping[str, str]) -> Mapping[str, str]:
-    """What a sentence can name: the event's fields, and words made of them. A field that is missing is a question
+    """The words that a sentence can name: the event's fields, and words made of them. A missing field is a question
     mark."""
     words = defaultdict(lambda: "?", {key: _short(value) for key, value in fields.items()})
     words["because"] = _because(fields)

@@ -182,7 +182,7 @@ def _gather(source: str, kind: str, note: Note, moved: Moved, weights: WeightCho
 
 
 def _no_model(source: str, folder: Path, error: SwarmnodeError) -> SwarmnodeError:
-    """What to tell where there is nothing to read: the `error` of a checkpoint, if there is one."""
+    """The error where there is nothing to read: the `error` of a checkpoint, if there is one."""
     if any(folder.rglob(ROOT)):
         return error
     return UsageError(

@@ -64,7 +64,7 @@ async def keep_access_list(
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """What a node knows of the owner's words at one moment."""
+    """The owner's words, as a node knows them at one moment."""
 
     signed: access_pb2.SignedAccessList | None
     rules: AccessRules

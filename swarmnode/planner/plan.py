@@ -292,7 +292,7 @@ def _tokens_of_sample(manifest: Manifest, replicas: int) -> float:
 
 
 class _Binding(NamedTuple):
-    """What keeps the run from being faster: its kind as in `Plan.limit_kind`, and a text for people."""
+    """The bottleneck of a run: its kind as in `Plan.limit_kind`, and a text for people."""
 
     samples_per_s: float
     kind: str

@@ -58,6 +58,10 @@ class Codec(ABC):
     of_delta: ClassVar[bool] = False
     """True for codecs of pseudo-gradients, which may keep a residual at the sender."""
 
+    at_once: ClassVar[bool] = False
+    """True where a packet is of all parameters at once: no byte is final before all are, and any part is read as
+    slowly as the whole."""
+
     def another(self) -> Self:
         """A codec of the same kind and settings for another part of the weights. It has its own state but shares the
         work buffers."""
@@ -104,8 +108,9 @@ class Codec(ABC):
 
     @abstractmethod
     def write(self, wire: Bytes, flat: torch.Tensor, reference: torch.Tensor | None, seed: int, done: Done) -> None:
-        """Fill `wire` with the packet of `flat`; `done` is called with the final bytes after each tile, if the rest can
-        wait. Works in the codec's own buffers and allocates nothing per tile."""
+        """Fill `wire` with the packet of `flat`. Unless the codec is `at_once`, `done` must be called with the number
+        of final bytes after each TILE elements: these are sent while the rest is coded. Works in the codec's own
+        buffers and allocates nothing per tile."""
 
     def take_back(self, tensors: Sequence[WireTensor], flat: torch.Tensor) -> None:  # noqa: B027 (most keep nothing)
         """The last message, `tensors` made of `flat`, is not sent: restore the state kept for the next."""
