@@ -22,8 +22,6 @@ from swarmnode.atomic_file import check_writable
 from swarmnode.daemon.admission import OWN_PASS_S
 from swarmnode.daemon.control_api import DaemonContext
 from swarmnode.daemon.options import ArchiveOptions
-from swarmnode.dashboard.history import history_path, read_members
-from swarmnode.data.tokenizer_file import carried_files, tokenizer_file
 from swarmnode.errors import ManifestError, NotPermitted, RemoteFault, SwarmnodeError, Unavailable, UsageError, cause_of
 from swarmnode.machine.archive_sources import ArchiveSources
 from swarmnode.machine.folder_store import FolderStore, hold, open_store
@@ -255,6 +253,8 @@ async def _measure(arguments: list[str]) -> tuple[Measured | None, str]:
 
 
 def _model_files(process: DaemonContext, options: ArchiveOptions) -> ModelFiles:
+    from swarmnode.dashboard.history import history_path, read_members  # few nodes archive a run
+    from swarmnode.data.tokenizer_file import carried_files, tokenizer_file
     from swarmnode.model.export import sharded_model_files
 
     manifest = process.manifest

@@ -11,7 +11,7 @@ import math
 import os
 import signal
 import time
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from collections.abc import Coroutine, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,9 +21,6 @@ import click
 
 from swarmnode import __version__
 from swarmnode.atomic_file import atomic_write
-from swarmnode.cloud import watch
-from swarmnode.cloud.metadata_client import ADDRESS, Metadata
-from swarmnode.cloud.watch import Watcher
 from swarmnode.concurrency import processors
 from swarmnode.control.service import ControlServer
 from swarmnode.daemon import ready_file
@@ -70,7 +67,7 @@ from swarmnode.node.drain import DrainReport
 from swarmnode.node.limits import NOT_ASKED, AskedPause, Limits, LimitVerdict, change
 from swarmnode.node.node import Node
 from swarmnode.node.node_ports import NodePorts
-from swarmnode.node.notice import Notice, NoticeKind, Notices, of_signal
+from swarmnode.node.notice import NoticeKind, Notices, of_signal
 from swarmnode.node.regulator import Regulator, Sense
 from swarmnode.node.report import ReceiptExchange
 from swarmnode.pipeline.microbatch_size import Host
@@ -144,43 +141,6 @@ def tell_pause(verdict: LimitVerdict, now_unix_s: float) -> None:
         return
     until = "" if verdict.until_unix_s is None else f"; until {local_time(verdict.until_unix_s - now_unix_s)}"
     click.echo(f"paused: {verdict.reason}{until} (`swarmnode resume` ends a pause or a snooze)", err=True)
-
-
-async def watched(
-    cloud: str, url: str | None, clock: Clock, telemetry: Telemetry, stack: contextlib.AsyncExitStack
-) -> Watcher | None:
-    """The watcher of `cloud` at `url` (None: the cloud's own address), closed by `stack`; None if there is none.
-
-    "auto" outside of clouds sends no request. Raises Unavailable if no metadata service answers at a given `url`.
-    """
-    if cloud == "none":
-        return None
-    reason = "asked for"
-    if cloud == "auto" and url is None:
-        watcher = watch.by_dmi(watch.read_dmi())
-        if watcher is None:
-            return None
-        cloud = watcher
-        reason = "this machine's firmware says so"
-    metadata = Metadata(url or ADDRESS)
-    stack.push_async_callback(metadata.close)
-    if cloud == "auto":
-        watcher = await watch.by_asking(metadata)
-        if watcher is None:
-            raise Unavailable(f"--notice-url {url}: no metadata service of AWS, GCP or Azure answers there")
-        cloud = watcher
-        reason = "it answers"
-    telemetry.event("notice.watching", source=cloud, url=metadata.base, reason=reason)
-    return watch.watcher_of(cloud, metadata, clock, telemetry)
-
-
-async def acknowledge(watcher: Watcher, told: Notice, telemetry: Telemetry) -> None:
-    """Tell `watcher`'s cloud that this machine is ready to go; a failure is only logged."""
-    try:
-        if told.source == watcher.source and await watcher.acknowledge(told):
-            telemetry.event("notice.acknowledged", source=told.source, id=told.id)
-    except SwarmnodeError as error:
-        telemetry.event("notice.unreadable", level="warning", source=told.source, reason=str(error))
 
 
 def host_of(device: str, compute: ThreadCompute) -> Host:
@@ -387,7 +347,7 @@ async def _live(
     if api.regulator is not None:
         beside.append(api.regulator.run())
     async with asyncio.TaskGroup() as tasks:
-        async with _watching(process, notices, tasks, stack):
+        async with _notices_of_cloud(process, notices, tasks, stack):
             others = [tasks.create_task(each) for each in beside]
             drain_report = await _until_told(process, node, notices, thanks)
             api.left.set_result(drain_report)
@@ -430,28 +390,15 @@ def _tell_ready(process: DaemonContext, addresses: tuple[str, ...], socket: str,
     )
 
 
-@contextlib.asynccontextmanager
-async def _watching(
+def _notices_of_cloud(
     process: DaemonContext, notices: Notices, tasks: asyncio.TaskGroup, stack: contextlib.AsyncExitStack
-) -> AsyncIterator[None]:
-    """Watch the cloud's notices meanwhile; at the end tell the cloud that this machine is ready to go."""
-    options = process.options
-    telemetry = process.telemetry
+) -> contextlib.AbstractAsyncContextManager[None]:
+    """The context in which a cloud's notices are watched, if `--notice` names one."""
+    if process.options.notice == "none":
+        return contextlib.nullcontext()
+    from swarmnode.daemon.notice_watch import watching  # most machines are in no cloud
 
-    def give(notice: Notice) -> None:
-        if notices.give(notice):
-            fields = {"source": notice.source, "kind": notice.kind, "left_s": notice.deadline_s, "id": notice.id}
-            telemetry.event("notice.received", level="warning", **fields, reason=notice.reason)
-
-    watcher = await watched(options.notice, options.notice_url, process.clock, telemetry, stack)
-    if watcher is None:
-        yield
-        return
-    watching = tasks.create_task(watcher.run(give))
-    yield
-    watching.cancel()
-    assert notices.told is not None
-    await acknowledge(watcher, notices.told, telemetry)
+    return watching(process, notices, tasks, stack)
 
 
 async def _until_told(

@@ -55,9 +55,9 @@ EVENTS_FILE = "events.jsonl"
 
 @dataclass(frozen=True, slots=True)
 class _Beginning:
-    """The knowledge of a daemon before it has asked anybody. `before`: the same daemon in the cut before, if it starts again
-    because the run's stages were cut anew. `signed`: None where meeting points are asked for the manifest. `kind`: of
-    the run's transport."""
+    """The knowledge of a daemon before it has asked anybody. `before`: the same daemon in the cut before, if it starts
+    again because the run's stages were cut anew. `signed`: None where meeting points are asked for the manifest.
+    `kind`: of the run's transport."""
 
     options: NodeOptions
     before: DaemonContext | None

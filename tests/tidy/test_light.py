@@ -4,6 +4,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from swarmnode.local.spawn import PRELOADED
 
 
@@ -13,6 +15,39 @@ def test_decisions_do_not_import_torch() -> None:
         "assert 'torch' not in sys.modules and 'hivemind' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=150)
+
+
+# With slack: a feature that needs a module takes it. A module that only some nodes need is imported where it is used.
+IMPORTS_MAX = {
+    "swarmnode.daemon.process": (270, 51_000),
+    "swarmnode.pipeline.hop": (80, 13_000),
+}
+"""(modules, lines) of ours that a module imports."""
+
+COUNT = """
+import importlib, pathlib, sys
+importlib.import_module(sys.argv[1])
+ours = ("swarmnode", "swarmnode_methods", "swarmsim", "benchmarks")
+files = {module.__file__ for name, module in sys.modules.items() if name.partition(".")[0] in ours and module.__file__}
+print(len(files), sum(len(pathlib.Path(file).read_text().splitlines()) for file in files))
+"""
+
+
+@pytest.mark.parametrize("module", IMPORTS_MAX)
+def test_what_a_node_imports_is_bounded(module: str) -> None:
+    """A reader and an auditor must hold all of it."""
+    done = subprocess.run(
+        [sys.executable, "-c", COUNT, module], capture_output=True, text=True, timeout=150, check=True
+    )
+    found = tuple(map(int, done.stdout.split()))
+    assert all(count <= most for count, most in zip(found, IMPORTS_MAX[module], strict=True)), found
+
+
+def test_a_node_without_page_and_cloud_imports_neither() -> None:
+    code = "import sys, swarmnode.daemon.process; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=150, check=True)
+    lazy = ("swarmnode.dashboard", "swarmnode.cloud", "swarmnode.cli", "swarmnode.planner", "swarmnode.local")
+    assert not [name for name in done.stdout.split() if name.startswith(lazy)]
 
 
 def test_a_replica_imports_neither_compiler_nor_symbolic_algebra_and_a_node_starts_no_thread() -> None:
