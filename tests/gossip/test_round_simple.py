@@ -5,9 +5,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from swarmnode.gossip.outer.round_simple import SimpleReplica, end_of_round
+from swarmnode.gossip.outer.round_simple import pairs as simple_pairs
 from swarmnode.gossip.pairing import pairs
-from swarmnode.gossip.round_simple import SimpleReplica, end_of_round
-from swarmnode.gossip.round_simple import pairs as simple_pairs
 from swarmnode.ids import PeerId, RunId
 from swarmnode.ports import Packet
 from swarmnode_methods.noloco import NoLoCo
