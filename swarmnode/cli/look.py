@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from swarmnode.cli.option.param import DURATION, home_option
+from swarmnode.cli.option.param import DURATION, FOLDER, home_option
 from swarmnode.cli.output.console import paper
 from swarmnode.control import client
 from swarmnode.errors import NoDaemon, Unavailable, UsageError, cause_of
@@ -28,7 +28,10 @@ from swarmnode.untrusted_text import printable
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from swarmnode.wire.call_pb2 import Receipt
+
 METRICS_TIMEOUT_S = 5.0
+INPUT = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
 @click.command(short_help="status of the node on this machine")
@@ -165,30 +168,70 @@ def _short(value: object) -> str:
 
 @click.command(short_help="receipts for this node's work, signed by its clients")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per line, with signatures.")
+@click.option("--check", "checked_file", type=INPUT, metavar="FILE", help="Verify a file of --json, of any machines.")
+@click.option(
+    "--page",
+    "folder",
+    type=FOLDER,
+    metavar="DIR",
+    help="Write a static page, a card and the receipts there, for any web host.",
+)
+@click.option("--with", "others", type=INPUT, multiple=True, metavar="FILE", help="With --page: others' --json, too.")
+@click.option("--name", help="With --page: a name for this machine.")
 @home_option
-def receipts(as_json: bool, home: Path) -> None:
+def receipts(
+    as_json: bool,
+    checked_file: Path | None,
+    folder: Path | None,
+    others: tuple[Path, ...],
+    name: str | None,
+    home: Path,
+) -> None:
     """Print the receipts of the node in --home, running or not, verified again: the client and the number of samples.
 
-    A client signs what was done for it; anybody can check that with its peer id alone.
+    A client signs what was done for it; anybody can check that with its peer id alone. Receipts add up over runs:
+    --page makes a page of them, of this machine and, with --with, of a whole team.
     """
-    from swarmnode.machine.receipt_store import checked
+    from swarmnode.local import contribution
     from swarmnode.membership.receipt import receipt_to_json
 
-    total = 0
+    now_s = time.time()
+    if (others or name) and folder is None:
+        raise click.UsageError("--with and --name belong to --page DIR")
+    if checked_file is not None:
+        for one in contribution.contributions(contribution.read_file(checked_file)):
+            click.echo(f"{one.peer}  {contribution.weekly(one, int(now_s) // contribution.DAY_S)}")
+        return
+    kept = list(_kept_receipts(home))
+    if folder is not None:
+        given = [receipt for file in others for receipt in contribution.read_file(file)]
+        names = {receipt.server: name for receipt in kept} if name else {}
+        click.echo(contribution.write_page(folder, [*kept, *given], names, now_s))
+        return
+    for receipt in kept:
+        click.echo(json.dumps(receipt_to_json(receipt)) if as_json else _receipt_line(receipt))
+    click.echo(f"{sum(receipt.samples for receipt in kept):,} samples in all", err=True)
+    for one in contribution.contributions(kept):
+        click.echo(contribution.weekly(one, int(now_s) // contribution.DAY_S), err=True)
+
+
+def _kept_receipts(home: Path) -> Iterator[Receipt]:
+    """The receipts in `home` that verify; the others are told."""
+    from swarmnode.machine.receipt_store import checked
+
     for receipt, fault in checked(home):
         if fault:
             click.echo(f"left out: {fault}", err=True)
-            continue
-        total += receipt.samples
-        if as_json:
-            click.echo(json.dumps(receipt_to_json(receipt)))
-            continue
-        until = datetime.datetime.fromtimestamp(receipt.until_unix_s).strftime("%Y-%m-%d %H:%M")
-        click.echo(
-            f"{until}  run {receipt.run_id[:16]}  {receipt.client}  "
-            f"{receipt.microbatches:,} microbatches, {receipt.samples:,} samples"
-        )
-    click.echo(f"{total:,} samples in all", err=True)
+        else:
+            yield receipt
+
+
+def _receipt_line(receipt: Receipt) -> str:
+    until = datetime.datetime.fromtimestamp(receipt.until_unix_s).strftime("%Y-%m-%d %H:%M")
+    return (
+        f"{until}  run {receipt.run_id[:16]}  {receipt.client}  "
+        f"{receipt.microbatches:,} microbatches, {receipt.samples:,} samples"
+    )
 
 
 @click.command(short_help="this machine's peer id")

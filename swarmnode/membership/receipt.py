@@ -24,13 +24,27 @@ from swarmnode.work import SampleCount, TargetCount, TokenCount, Work
 
 RECEIPT_BYTES_MAX = 1024  # serialised; real ones have about 260
 _DOMAIN = b"swarmnode/receipt/v1\0"
+_COUNTED = ("server", "client", "microbatches", "samples", "tokens", "targets", "from_unix_s", "until_unix_s")
+_JSON_KEYS = {"run", "signature", *_COUNTED}
 
 
 def receipt_to_json(receipt: wire.Receipt) -> dict[str, object]:
     """All that a signature covers, and the signature, so that anybody can check it."""
-    fields = ("server", "client", "microbatches", "samples", "tokens", "targets", "from_unix_s", "until_unix_s")
-    shown = {field: getattr(receipt, field) for field in fields}
+    shown = {field: getattr(receipt, field) for field in _COUNTED}
     return {"run": receipt.run_id, **shown, "signature": receipt.signature.hex()}
+
+
+def receipt_from_json(row: object) -> wire.Receipt:
+    """The receipt that `receipt_to_json` made `row` of, verified for the machine that it names. Raises RemoteFault."""
+    try:
+        if not isinstance(row, dict) or row.keys() != _JSON_KEYS:
+            raise ValueError("other keys than a receipt's")
+        fields = {key: value for key, value in row.items() if key not in ("run", "signature")}
+        receipt = wire.Receipt(run_id=row["run"], signature=bytes.fromhex(row["signature"]), **fields)
+        check_receipt(receipt, RunId(receipt.run_id), PeerId(receipt.server), alone=True)
+    except (TypeError, ValueError, AttributeError) as error:
+        raise RemoteFault(f"no receipt: {error!s:.100}") from None
+    return receipt
 
 
 @dataclass(slots=True)
