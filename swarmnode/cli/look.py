@@ -192,27 +192,27 @@ def receipts(
     A client signs what was done for it; anybody can check that with its peer id alone. Receipts add up over runs:
     --page makes a page of them, of this machine and, with --with, of a whole team.
     """
-    from swarmnode.local import thanks
+    from swarmnode.local import contribution
     from swarmnode.membership.receipt import receipt_to_json
 
     now_s = time.time()
     if (others or name) and folder is None:
         raise click.UsageError("--with and --name belong to --page DIR")
     if checked_file is not None:
-        for one in thanks.thanks_of(thanks.read_file(checked_file)):
-            click.echo(f"{one.peer}  {thanks.weekly(one, int(now_s) // thanks.DAY_S)}")
+        for one in contribution.given_works(contribution.read_file(checked_file)):
+            click.echo(f"{one.peer}  {contribution.weekly(one, int(now_s) // contribution.DAY_S)}")
         return
     kept = list(_kept_receipts(home))
     if folder is not None:
-        given = [receipt for file in others for receipt in thanks.read_file(file)]
+        given = [receipt for file in others for receipt in contribution.read_file(file)]
         names = {receipt.server: name for receipt in kept} if name else {}
-        click.echo(thanks.write_page(folder, [*kept, *given], names, now_s))
+        click.echo(contribution.write_page(folder, [*kept, *given], names, now_s))
         return
     for receipt in kept:
         click.echo(json.dumps(receipt_to_json(receipt)) if as_json else _receipt_line(receipt))
     click.echo(f"{sum(receipt.samples for receipt in kept):,} samples in all", err=True)
-    for one in thanks.thanks_of(kept):
-        click.echo(thanks.weekly(one, int(now_s) // thanks.DAY_S), err=True)
+    for one in contribution.given_works(kept):
+        click.echo(contribution.weekly(one, int(now_s) // contribution.DAY_S), err=True)
 
 
 def _kept_receipts(home: Path) -> Iterator[Receipt]:

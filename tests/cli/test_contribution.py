@@ -14,7 +14,7 @@ import pytest
 from swarmnode.cli.main import main
 from swarmnode.identity import Identity
 from swarmnode.ids import RunId
-from swarmnode.local.thanks import DAY_S, amount, page, thanks_of, weekly
+from swarmnode.local.contribution import DAY_S, amount, given_works, page, weekly
 from swarmnode.machine.receipt_store import Receipts
 from swarmnode.membership.receipt import WorkDone, receipt_to_json, sign_receipt
 from swarmnode.wire import call_pb2 as wire
@@ -41,7 +41,7 @@ def test_receipts_add_up_over_runs_and_clients_and_the_newest_of_a_life_counts()
         receipt(TODAY, 1000, client=ME, begun=3),
         receipt(TODAY - 3, 5000, server=OTHER),
     ]
-    other, mine = thanks_of([*given, *given])
+    other, mine = given_works([*given, *given])
     assert (other.peer, other.total) == (OTHER.peer_id, 5000)
     assert (mine.tokens, mine.own, mine.clients) == (137, 1000, {CLIENT.peer_id})
     assert mine.runs == {RUNS[0]: 1130, RUNS[1]: 7}

@@ -1,4 +1,4 @@
-"""The work that machines gave, added up over runs from signed receipts: a static page and a card that anybody can check.
+"""The work that machines gave, added up over runs from signed receipts: a static page and a card to check.
 
 Nothing here is central: a page is made of files of receipts, and each receipt is signed by the machine that the work
 was done for. Whoever owns two keys can sign for the other one, and in a run of one stage a machine signs for itself:
@@ -29,7 +29,7 @@ RECEIPTS = "receipts.jsonl"
 
 
 @dataclass(slots=True)
-class MachineThanks:
+class GivenWork:
     """The work of one machine's key. `tokens` counts what others signed, `own` what it signed for itself. `runs` has
     the tokens of each run, `days` those of each day (Unix days, by a receipt's end)."""
 
@@ -69,7 +69,7 @@ class MachineThanks:
         return length
 
 
-def thanks_of(receipts: Iterable[wire.Receipt]) -> list[MachineThanks]:
+def given_works(receipts: Iterable[wire.Receipt]) -> list[GivenWork]:
     """The work of each machine in `receipts`, most first. Of several receipts of one client's life the newest counts,
     which holds the work of the older ones."""
     newest: dict[tuple[str, str, str, int], wire.Receipt] = {}
@@ -78,9 +78,9 @@ def thanks_of(receipts: Iterable[wire.Receipt]) -> list[MachineThanks]:
         other = newest.get(key)
         if other is None or receipt.until_unix_s > other.until_unix_s:
             newest[key] = receipt
-    found: dict[str, MachineThanks] = {}
+    found: dict[str, GivenWork] = {}
     for receipt in newest.values():
-        found.setdefault(receipt.server, MachineThanks(receipt.server)).add(receipt)
+        found.setdefault(receipt.server, GivenWork(receipt.server)).add(receipt)
     return sorted(found.values(), key=lambda one: (-one.total, one.peer))
 
 
@@ -106,7 +106,7 @@ def read_file(path: Path) -> list[wire.Receipt]:
 def write_page(folder: Path, receipts: Sequence[wire.Receipt], names: Mapping[str, str], now_unix_s: float) -> Path:
     """Write the page, a card of the first machine and the receipts to `folder`; the page's path. `names` are those of
     machines, by key. Raises LocalFault, DiskFull."""
-    found = thanks_of(receipts)
+    found = given_works(receipts)
     today = int(now_unix_s) // DAY_S
     lines = "".join(json.dumps(receipt_to_json(receipt)) + "\n" for receipt in receipts)
     with write_errors(folder):
@@ -118,7 +118,7 @@ def write_page(folder: Path, receipts: Sequence[wire.Receipt], names: Mapping[st
     return folder / PAGE
 
 
-def weekly(one: MachineThanks, today: int) -> str:
+def weekly(one: GivenWork, today: int) -> str:
     """A line on the last seven days: 1.2 M tokens this week, 3 days in a row, 14 M in all of 2 runs."""
     streak = one.streak(today)
     row = f", {streak} days in a row" if streak > 1 else ""
@@ -135,7 +135,7 @@ def amount(count: float) -> str:
     return f"{count:.3g} T"
 
 
-def page(found: Sequence[MachineThanks], names: Mapping[str, str], today: int) -> str:
+def page(found: Sequence[GivenWork], names: Mapping[str, str], today: int) -> str:
     """One page of HTML without scripts: totals, weeks, and a row for each machine."""
     total = sum(one.total for one in found)
     runs = {run for one in found for run in one.runs}
@@ -189,7 +189,7 @@ STYLE = (
 )
 
 
-def weeks(found: Sequence[MachineThanks], today: int) -> str:
+def weeks(found: Sequence[GivenWork], today: int) -> str:
     """Bars of the last WEEKS_SHOWN weeks, of all machines together, the newest at the right."""
     sums = [0] * WEEKS_SHOWN
     for one in found:
@@ -207,7 +207,7 @@ def weeks(found: Sequence[MachineThanks], today: int) -> str:
     return f'<svg {shape} role="img" aria-label="{told}">{bars}</svg>'
 
 
-def card(one: MachineThanks, names: Mapping[str, str], today: int) -> str:
+def card(one: GivenWork, names: Mapping[str, str], today: int) -> str:
     """A card of one machine as an SVG of 600 x 160, to be shown elsewhere."""
     name = _name(one, names)
     line = html.escape(weekly(one, today))
@@ -221,7 +221,7 @@ def card(one: MachineThanks, names: Mapping[str, str], today: int) -> str:
     )
 
 
-def _row(rank: int, one: MachineThanks, names: Mapping[str, str], today: int) -> str:
+def _row(rank: int, one: GivenWork, names: Mapping[str, str], today: int) -> str:
     cells = (
         str(rank),
         f'<span title="{html.escape(one.peer)}">{_name(one, names)}</span>',
@@ -235,5 +235,5 @@ def _row(rank: int, one: MachineThanks, names: Mapping[str, str], today: int) ->
     return f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
 
 
-def _name(one: MachineThanks, names: Mapping[str, str]) -> str:
+def _name(one: GivenWork, names: Mapping[str, str]) -> str:
     return html.escape(printable(names.get(one.peer) or f"machine {one.peer[-8:]}", 60))
