@@ -180,92 +180,66 @@ def boundary(settings: str, learning_rate: float, text: str | None, out: Path, a
 
 
 @command.command()
-@click.option("--preset", default="quick", show_default=True, help="quick (minutes) or standard.")
-@click.option("--attacks", default="", show_default=False, help="Names with commas between, instead of all.")
-@click.option("--codec", default="noloco/modular4", show_default=True, help="METHOD/CODEC.")
-@click.option("--acceptance", default="clipped,all", show_default=True, help="Values of gossip.acceptance.")
+@click.option("--attacks", default="", show_default=False, help="Names with commas between, instead of all in swarms.")
+@click.option("--replicas", default="", show_default=False, help="Of the stage attacked: 2,3,4 instead of each row's.")
+@click.option("--methods", default="", show_default=False, help="average,gradient: gossip methods, else each row's.")
+@click.option("--samples", type=click.IntRange(512), default=3000, show_default=True, help="Of each swarm.")
 @click.option("--seeds", type=click.IntRange(1, 100), default=1, show_default=True, help="Seeds 0 to N-1.")
-@click.option("--text", type=click.Path(exists=True), default=None, help="A text file or a folder of .txt files.")
 @click.option("--jobs", type=click.IntRange(1, 64), default=2, show_default=True, help="Processes, a thread each.")
 @click.option("--out", type=click.Path(path_type=Path), default=Path("runs/attack"), show_default=True, help="Results.")
-@click.option("--resume", is_flag=True, help="Keep the runs that OUT/attack.json has already.")
-@click.option(
-    "--references", type=click.IntRange(1, 100), default=1, show_default=True, help="Runs without liars, a seed."
-)
-@click.option("--pipeline", is_flag=True, help="Liars answer microbatches falsely instead, in a swarm of processes.")
-@click.option("--resources", is_flag=True, help="Attackers on memory, processors and logs, of a swarm of processes.")
-@click.option(
-    "--liars", type=click.FloatRange(0.0, 1.0), default=0.25, show_default=True, help="Of the stage attacked."
-)
-@click.option("--every", type=click.IntRange(1, 1000), default=1, show_default=True, help="One false answer in N.")
-@click.option("--replicas", type=click.IntRange(2, 64), default=4, show_default=True, help="Of each stage.")
-@click.option(
-    "--stage", type=click.Choice(("first", "inner", "last")), default="last", show_default=True, help="Attacked."
-)
-@click.option("--samples", type=click.IntRange(512), default=6000, show_default=True, help="Of each swarm.")
+@click.option("--resume", is_flag=True, help="Keep what OUT has already.")
+@click.option("--preset", default="quick", show_default=True, help="Of attacks on packets: quick (minutes), standard.")
+@click.option("--codec", default="noloco/modular4", show_default=True, help="The same: METHOD/CODEC.")
+@click.option("--acceptance", default="clipped,all", show_default=True, help="The same: values of gossip.acceptance.")
+@click.option("--text", type=click.Path(exists=True), default=None, help="The same: a text file or folder of .txt.")
+@click.option("--references", type=click.IntRange(1, 100), default=1, show_default=True, help="The same: honest runs.")
 @JSON
 def attack(
-    preset: str,
     attacks: str,
-    codec: str,
-    acceptance: str,
+    replicas: str,
+    methods: str,
+    samples: int,
     seeds: int,
-    text: str | None,
     jobs: int,
     out: Path,
     resume: bool,
+    preset: str,
+    codec: str,
+    acceptance: str,
+    text: str | None,
     references: int,
-    pipeline: bool,
-    resources: bool,
-    liars: float,
-    every: int,
-    replicas: int,
-    stage: str,
-    samples: int,
     as_json: bool,
 ) -> None:
-    """Cost of a quarter of lying replicas for the honest ones, by gossip.acceptance: held-out nats over the same run
-    without the liars. With --pipeline the same for false gradients, activations and losses (with --liars, --every,
-    --replicas, --stage and --samples), and the time until the liars are excluded; --attacks search looks for the
-    strongest steering that the checks do not see, to be named to --attacks. With --resources samples a second with and
-    without silent streams, floods of records and events, and malformed frames."""
-    if resources:
-        from benchmarks.swarm import resource_attack, resource_attacker
-        from swarmnode.daemon.clock import SystemClock
+    """Costs of attackers to a run: held-out nats over the same swarm without them, their lies until all callers had
+    excluded them, honest nodes that were blamed, and how often what they plant is said. Swarms are real nodes and
+    weights in virtual time. Attacks on packets of rounds (sign flip, ...) and on resources (silent, records, ...) have
+    tables of their own; search looks for the strongest steering that the checks do not see."""
+    from benchmarks.attack import table
+    from swarmnode.daemon.clock import SystemClock
 
-        ways = [word.strip() for word in attacks.split(",")] if attacks else list(resource_attacker.WAYS)
-        show(resource_attack.run(ways, SystemClock(), lambda line: click.echo(line, err=True)), as_json)
-        return
-    if pipeline:
-        from benchmarks.swarm import byzantine_replica as lies
-        from benchmarks.swarm import pipeline_attack
-        from swarmnode.daemon.clock import SystemClock
-
-        chosen = [word.strip() for word in attacks.split(",")] if attacks else list(lies.ALL)
-        if chosen == ["search"]:
-            from benchmarks.swarm import steering_search
-
-            show(steering_search.run(lambda line: click.echo(line, err=True), replicas), as_json)
-            return
-        asked = chosen, liars, replicas, samples, every, stage, SystemClock()
-        found = pipeline_attack.run(
-            *(*asked, lambda line: click.echo(line, err=True)), seeds=range(seeds), out=out, resume=resume
-        )
-        show(found if as_json else {"lies": found["lies"]}, as_json)
-        return
-    from benchmarks.method import attack as bench
-    from benchmarks.method.attack import ATTACKS
-
-    names = tuple(name.strip() for name in attacks.split(",")) if attacks else tuple(ATTACKS)
-    believing = tuple(word.strip() for word in acceptance.split(","))
-    found = bench.run(
-        *(preset, names, codec, believing, seeds, text, lambda line: click.echo(line, err=True)),
+    found = table.run(
+        _words(attacks) or list(table.ATTACKERS),
+        [int(word) for word in _words(replicas)],
+        _words(methods),
+        samples,
+        seeds,
+        SystemClock(),
+        lambda line: click.echo(line, err=True),
         jobs=jobs,
         out=out,
         resume=resume,
+        preset=preset,
+        codec=codec,
+        acceptances=tuple(_words(acceptance)),
+        text=text,
         references=references,
     )
-    show(found if as_json else {key: value for key, value in found.items() if key != "runs"}, as_json)
+    show(found, as_json)
+
+
+def _words(text: str) -> list[str]:
+    """The words of `text`, with commas between."""
+    return [word.strip() for word in text.split(",") if word.strip()]
 
 
 @command.command()

@@ -22,7 +22,7 @@ class RoundWeight:
 
     A newcomer's first round of each fragment of the weights counts nothing of its own, so that it starts from what the
     others have. A replica that has trained nothing since the last round of a fragment is idle: it takes what its
-    partner learned. Averaged with the same weight, it would halve that (measured: `bench attack --pipeline`, where a
+    partner learned. Averaged with the same weight, it would halve that (measured: `bench attack`, where a
     replica that its callers excluded still met the others of its stage, cost .04 to .06 nat after 5,000 samples).
 
     `least`: samples of half a round, which a newcomer that serves before it received one must have trained to count. It

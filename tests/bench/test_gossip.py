@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.method import attack, gossip
-from benchmarks.method.attack import ATTACKS
+from benchmarks.attack import packets
+from benchmarks.attack.packets import ATTACKS
+from benchmarks.method import gossip
 from benchmarks.method.gossip import ALONE, PARALLEL
 from benchmarks.method.replica_batch import ToySpec, losses, shapes
 from swarmnode.errors import UsageError
@@ -39,7 +40,7 @@ BRIEF = replace(TINY, rounds=2, inner_steps=2)
 @pytest.fixture(autouse=True)
 def _short_text(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gossip, "read_text", lambda path: TEXT)
-    monkeypatch.setattr(attack, "_text", lambda path: TEXT)
+    monkeypatch.setattr(packets, "_text", lambda path: TEXT)
 
 
 def test_replicas_in_a_batch_are_what_they_are_alone() -> None:
@@ -94,12 +95,12 @@ def test_unknown_methods_are_refused_before_anything_is_trained(what: str) -> No
 @pytest.mark.parametrize("name", ["nan", "malformed"])
 @pytest.mark.parametrize("coding", ["noloco/fp32", "noloco/modular4", "partial_average/topk512", "sparseloco/e3m0"])
 def test_packets_against_the_rules_are_refused_at_once(name: str, coding: str) -> None:
-    found = attack.measure(attack.AttackRun(TINY, name, coding, "clipped"))
+    found = packets.measure(packets.AttackRun(TINY, name, coding, "clipped"))
     assert found["lies refused"] >= 0.9 and found["nats"] < math.log(256)
 
 
 @pytest.mark.parametrize("name", sorted(ATTACKS))
 def test_no_attack_keeps_honest_replicas_from_learning_or_makes_them_refuse_each_other(name: str) -> None:
-    found = attack.measure(attack.AttackRun(BRIEF, name, "noloco/modular4", "clipped"))
+    found = packets.measure(packets.AttackRun(BRIEF, name, "noloco/modular4", "clipped"))
     assert found["nats"] < math.log(256), "below a guess among 256 bytes"
     assert found["honest refused"] == found["honest left out"] == 0.0

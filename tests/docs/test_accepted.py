@@ -16,8 +16,9 @@ from typing import Any
 import click
 import pytest
 
-from benchmarks.method import attack, gossip
-from benchmarks.swarm import byzantine_replica, resource_attacker, scaling
+from benchmarks.attack import swarm, table
+from benchmarks.method import gossip
+from benchmarks.swarm import scaling
 from swarmnode.cli.main import VERBS, Verbs
 from swarmnode.errors import ManifestError, UsageError
 from swarmnode.manifest.amend import AMENDABLE
@@ -155,15 +156,8 @@ def _gossip(given: dict[str, Any]) -> None:
 
 
 def _attack(given: dict[str, Any]) -> None:
-    attacks = _names(given, "attacks")
-    if given.get("pipeline"):
-        for name in attacks:
-            if name.startswith(byzantine_replica.STEER):
-                byzantine_replica.Steering.of(name)
-            else:
-                _known([name], (*byzantine_replica.ALL, byzantine_replica.HONEST, "search"), "lie")
-    else:
-        _known(attacks, resource_attacker.WAYS if given.get("resources") else attack.ATTACKS, "attack")
+    _known(_names(given, "attacks"), table.NAMES, "attack")
+    _known(_names(given, "methods"), swarm.METHODS, "method")
     for name in _names(given, "codec"):
         gossip.maker(name)
     _acceptance(given)
@@ -264,8 +258,8 @@ def test_modules_that_a_page_names_exist(page: Path) -> None:
     "page",
     [
         "`swarmnode bench attack --acceptance guarded`",
-        "`swarmnode bench attack --attacks flip`",
-        '`swarmnode bench\nattack --pipeline --attacks "steer toward=nowhere"`',
+        "`swarmnode bench attack --attacks flop`",
+        '`swarmnode bench\nattack --attacks "steer nowhere"`',
         "| `noloco/modular4@qsr` | 2.4 |",
         "`average/modular5`",
         "`bench gossip --preset fast`",

@@ -25,7 +25,7 @@ async def test_a_liar_in_a_swarm_of_processes_is_excluded_and_nobody_else(tmp_pa
         if plan.name != LIAR:
             return usual
         lies = str(tmp_path / "lies")
-        return [sys.executable, "-m", "benchmarks.byzantine_node", "flip", "1", lies, *usual[3:]]
+        return [sys.executable, "-m", "benchmarks.attack.lying_node", "flip", "1", lies, *usual[3:]]
 
     swarm = swarm_in(tmp_path, command=command)
     swarm.bound_s = BOUND_S

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from benchmarks.swarm.byzantine_replica import Steering
+from benchmarks.attack.lying_replica import Steering
 from swarmnode.errors import RemoteFault
 from swarmnode.manifest import Manifest
 from swarmnode.pipeline.next_hop import onward

@@ -1,12 +1,12 @@
-"""A node that lies: `python -m benchmarks.byzantine_node LIE EVERY LOG ARGUMENTS...` is `swarmnode ARGUMENTS...`,
-but that one in EVERY of its answers is false, as benchmarks/swarm/byzantine_replica.py has it."""
+"""A node that lies: `python -m benchmarks.attack.lying_node LIE EVERY LOG ARGUMENTS...` is `swarmnode ARGUMENTS...`,
+but that one in EVERY of its answers is false, as benchmarks/attack/lying_replica.py has it."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
-from benchmarks.swarm.byzantine_replica import ALL, HONEST, STEER, ByzantineReplica, Steering
+from benchmarks.attack.lying_replica import ALL, HONEST, STEER, LyingReplica, Steering
 from swarmnode.cli import main as command_line
 from swarmnode.daemon import process
 
@@ -18,10 +18,10 @@ def main(arguments: list[str]) -> int:
         Steering.of(lie)
     else:
         assert lie in (*ALL, HONEST), f"{lie!r} is none of {', '.join(ALL)}"
-    ByzantineReplica.lie = lie
-    ByzantineReplica.every = int(every)
-    ByzantineReplica.log = Path(log)
-    process.TorchReplica = ByzantineReplica  # type: ignore[attr-defined]
+    LyingReplica.lie = lie
+    LyingReplica.every = int(every)
+    LyingReplica.log = Path(log)
+    process.TorchReplica = LyingReplica  # type: ignore[attr-defined]
     return command_line.main(rest)
 
 

@@ -1,4 +1,4 @@
-"""The steering that pushes a stage farthest before a caller suspects it (`bench attack --pipeline --attacks search`).
+"""The steering that pushes a stage farthest before a caller suspects it (`bench attack --attacks search`).
 
 The attacker knows the code and its limits. It tries each cosine, length, direction and share of lies against the real
 tests (`trust/audit.py`), with honest answers, distances and sketches as recorded in the demo

@@ -1,5 +1,5 @@
-"""An attacker on the resources of nodes, as its own process (`bench attack --resources`): a peer of an open run with
-its own key, which announces itself as a replica and then wastes what others have.
+"""An attacker on the resources of nodes, as its own process (`bench attack --attacks silent`): a peer of an open run
+with its own key, which announces itself as a replica and then wastes what others have.
 
     silent      streams that announce tensors of up to 1 GiB and send none of their bytes; each is opened again at once
     records     valid signed records of ever new keys that claim to train, on calls and in the DHT
@@ -7,7 +7,7 @@ its own key, which announces itself as a replica and then wastes what others hav
     malformed   frames that do not parse, sizes that contradict each other, small packets that decode to gigabytes
     events      an eternal JOINING that answers pings, signs receipts and forges evidence, each of which would be logged
 
-`python -m benchmarks.swarm.resource_attacker WAY` reads one JSON object (`Order`) from stdin, then lines "on",
+`python -m benchmarks.attack.flooder WAY` reads one JSON object (`Order`) from stdin, then lines "on",
 "off" and "sent", and answers each with the number of messages it has sent so far. After "off" it uses as much processor
 time for nothing as it did during the attack, so that a victim on the same machine loses by both what it loses to a busy
 processor, and the difference is the attack's.

@@ -1,5 +1,5 @@
-"""The cost of attacks on resources to a swarm that trains (`bench attack --resources`): samples a second, and processor
-time of the honest processes, with and without each attack of resource_attacker.py, in turn.
+"""The cost of attacks on resources to a swarm that trains (`bench attack --attacks silent`): samples a second, and
+processor time of the honest processes, with and without each attack of flooder.py, in turn.
 
 Nodes and attackers are real processes on this machine. Nodes compute for a share LOAD of the time, so that processors
 are left for both, and attackers run at the lowest priority. While they do not attack they use as much processor time
@@ -21,10 +21,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from benchmarks.attack.flooder import TTL_S, WAYS, Order
 from benchmarks.swarm.harness import SwarmHarness, fleet_in, resting
 from benchmarks.swarm.laws import read_log
 from benchmarks.swarm.learning_swarm import FleetMeter
-from benchmarks.swarm.resource_attacker import TTL_S, WAYS, Order
 from swarmnode.errors import LocalFault, UsageError
 from swarmnode.local.child import environment
 from swarmnode.local.fleet import Fleet
@@ -209,7 +209,7 @@ async def _attackers(way: str, fleet: Fleet, folder: Path, rate: float) -> Async
             home.mkdir(mode=0o700)
             order = Order(verify(signed, None)[1], str(home), STAGES, rate, targets)
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "benchmarks.swarm.resource_attacker", way),
+                *(sys.executable, "-m", "benchmarks.attack.flooder", way),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 env=environment(),

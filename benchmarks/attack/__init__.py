@@ -1,0 +1,1 @@
+"""Attackers against a run, in one table; `swarmnode bench attack`."""
