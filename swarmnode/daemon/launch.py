@@ -11,6 +11,8 @@ from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import click
+
 from swarmnode import landlock
 from swarmnode.atomic_file import check_free, check_writable
 from swarmnode.control.socket_path import take_home
@@ -18,10 +20,11 @@ from swarmnode.daemon import ready_file
 from swarmnode.daemon.options import HOME_ADVICE, LOGS_NBYTES, ArchiveOptions, NodeOptions, host_port
 from swarmnode.daemon.ready_file import Ready
 from swarmnode.daemon.service_manager import doing
-from swarmnode.errors import NotPermitted, Unavailable, os_errors
+from swarmnode.errors import NotPermitted, Unavailable, cause_of, os_errors
 from swarmnode.limited_child import deny_calls
 from swarmnode.transport import key_file
 from swarmnode.transport.address import Endpoint, check_listenable, parse_endpoint
+from swarmnode.user_folders import default_cache
 
 if TYPE_CHECKING:
     from swarmnode.daemon.ready_file import Ready
@@ -40,7 +43,8 @@ def launch(options: NodeOptions, tell: Callable[[Ready], Awaitable[None]]) -> in
     check_writable(options.home, HOME_ADVICE)
     check_free(options.home, LOGS_NBYTES, "what this node keeps", HOME_ADVICE)
     _check_ports(options)
-    _confine(options)
+    if lacks := _confine(options):
+        click.echo(f"this machine holds the node less tightly than others do: {lacks.removeprefix('; ')}", err=True)
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported; more threads per node run slower
     with doing("loading PyTorch"), _nothing_to_end():
         import uvloop
@@ -62,31 +66,42 @@ def launch(options: NodeOptions, tell: Callable[[Ready], Awaitable[None]]) -> in
         return runner.run(run())
 
 
-def _confine(options: NodeOptions) -> None:
+LIBRARIES = "libraries"  # a folder of our cache: what libraries compile and keep
+LIBRARY_CACHES = ("CUDA_CACHE_PATH", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
+
+
+def _confine(options: NodeOptions) -> str:
     """Keep this process and its p2pd out of its user's other files, and from calls of the kernel that no node makes.
     Files of the system can be read as before; of all homes only Python's own folders and what `options` name. An
-    owner's archive, which keeps keys, is free to open files."""
-    if sys.platform == "linux":
-        if numbers := landlock.DENIED.get(os.uname().machine):
-            deny_calls(numbers)
+    owner's archive, which keeps keys, is free to open files. Returns what this kernel lacks for it, "" if nothing."""
+    numbers = landlock.DENIED.get(os.uname().machine)
+    filtered = sys.platform == "linux" and numbers is not None and deny_calls(numbers)
+    lacks = "" if filtered else "; calls of the kernel that no node makes are open: seccomp of Linux would refuse them"
     if options.archive is not None or not landlock.available():
-        return
-    names = ("HOME", "TMPDIR", "XDG_RUNTIME_DIR", "XDG_CACHE_HOME")
-    home, *places = (Path(os.environ.get(name, "/tmp")) for name in names)
+        return ("" if options.archive is not None else landlock.missing()) + lacks
+    kept = default_cache() / LIBRARIES
+    os.environ.update((name, str(kept / name.lower())) for name in LIBRARY_CACHES if name not in os.environ)
+    home, *places = (Path(os.environ.get(name, "/tmp")) for name in ("HOME", "TMPDIR", "XDG_RUNTIME_DIR"))
     texts = (text.removeprefix("file://") for text in (options.checkpoints, options.resume))
     saved, resumed = (Path(text).expanduser() if text and "://" not in text else None for text in texts)
-    ours = [options.home, options.cache, *filter(None, (options.out, saved))]
+    own = (Path(os.environ[name]) for name in LIBRARY_CACHES)
+    ours = [options.home, options.cache, default_cache(), *own, *filter(None, (options.out, saved))]
+    if options.track == "trackio":
+        ours.append(home / ".cache" / "huggingface")
     for folder in ours:
         folder.mkdir(parents=True, exist_ok=True)  # a folder that is absent could not be made later
-    write = [*ours, *places, *(home / name for name in (".cache", ".nv", ".triton", "/tmp", "/dev", "/proc"))]
-    python = map(Path, (str(Path(__file__).parents[2]), sys.prefix, sys.base_prefix, *sys.path))
-    read = [one for one in python if one not in (Path(), home, *home.parents)]
+    write = [*ours, *places, *map(Path, ("/tmp", "/dev", "/proc"))]
+    read = landlock.system_folders()
     base = options.base_folder
     aws = home / ".aws" if options.use_bucket else None
     blobs = base and base / "../../blobs"  # of the Hugging Face hub's cache
     read += filter(None, (options.data_root, base, blobs, options.run_folder, resumed, aws, home / ".Xauthority"))
-    read += [one for one in Path("/").iterdir() if str(one) not in ("/home", "/root", "/".join(home.parts[:2])[1:])]
-    landlock.confine(read, write)
+    desktop = options.notify == "desktop" or not {"when_idle_s", "yield_to"}.isdisjoint(options.limits)
+    try:
+        landlock.confine(read, write, desktop=desktop)
+    except OSError as error:  # a container may know the call and refuse it
+        return f"the node can open its user's files: {cause_of(error)}{lacks}"
+    return landlock.missing() + lacks
 
 
 async def _tell(options: NodeOptions, tell: Callable[[Ready], Awaitable[None]]) -> None:

@@ -76,17 +76,19 @@ def check_tokenizer(path: Path, called: str = "") -> None:
     beside = set[Path]()
     for pattern in READ_BY_TRANSFORMERS:
         beside.update(path.parent.glob(pattern))
+    reads = [path.parent.absolute()]
     for each in sorted({path, *beside}):
         real = root.inside(each)
         if real.is_dir():
             continue
+        reads.append(real)
         if not real.exists() or not stat.S_ISREG(real.stat().st_mode):
             raise DataError(f"{each}: not a regular file")
     # What transformers makes of these beside a tokenizer.json: a template, and maybe another tokenizer.
     rebuilt = any(each.suffix == ".jinja" or each.name in (CONFIG_FILE, PROCESSOR_TEMPLATE) for each in beside)
     imports = ["tokenizers", *(["transformers.models.auto", "jinja2"] if rebuilt else [])]
     given = str(path.absolute()), "yes" if rebuilt else ""  # the child works elsewhere
-    run_limited(f"{__name__}:try_tokenizer", *given, what=called or str(path), imports=imports)
+    run_limited(f"{__name__}:try_tokenizer", *given, what=called or str(path), imports=imports, reads=reads)
 
 
 def try_tokenizer(path: str, rebuilt: str) -> None:

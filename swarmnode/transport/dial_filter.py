@@ -4,7 +4,9 @@ p2pd dials by itself what peers tell it: addresses they identify with, those of 
 gate for that, but the kernel does: seccomp(2) hands each connect(2) of a process to its parent (Linux 5.5, no privilege
 needed). Elsewhere p2pd dials unasked, and only the calls of this process are gated.
 
-Run as a program, this file puts the filter on itself, sends its listener to the parent and becomes p2pd.
+Run as a program (LISTENER SOCKETS KEY P2PD ...), this file puts the filter on itself, sends its listener to the parent
+and becomes p2pd, in a box that is narrower than the node's: it reads its key and the system's files, writes in the
+folder of its sockets alone, and runs no other program.
 """
 
 from __future__ import annotations
@@ -16,7 +18,9 @@ import os
 import socket
 import struct
 import sys
+from pathlib import Path
 
+from swarmnode import landlock
 from swarmnode.limited_child import deny_calls, filter_calls
 
 _CALLS = {"x86_64": (42, 46, 317), "aarch64": (203, 211, 277)}  # connect, sendmsg, seccomp: asm/unistd.h
@@ -85,7 +89,15 @@ def default_router() -> str:
     return ""
 
 
+def _confine(sockets: Path, key: Path, program: Path) -> None:
+    system = [Path("/", name) for name in ("etc", "proc", "sys", "run/systemd/resolve", "usr/share")]
+    loader = [Path("/", name) for name in ("lib", "lib64", "usr/lib", "usr/lib64", "nix/store")]
+    files = [key, Path("/dev/urandom"), Path("/etc/resolv.conf").resolve()]
+    landlock.confine([program, *loader], [sockets, Path("/dev/null")], opened=[*files, *system])
+
+
 if __name__ == "__main__":
+    number, sockets, key, *command = sys.argv[1:]
     connect, sendmsg, seccomp = _CALLS[os.uname().machine]
     steps = [
         (0x20, 0, 0, 0),  # the call's number
@@ -96,8 +108,10 @@ if __name__ == "__main__":
         (0x06, 0, 0, 0x7FC00000),  # SECCOMP_RET_USER_NOTIF
         (0x06, 0, 0, 0x7FFF0000),  # SECCOMP_RET_ALLOW
     ]
-    with socket.socket(fileno=int(sys.argv[1])) as parent:
+    with socket.socket(fileno=int(number)) as parent:
         if (listener := filter_calls(steps, seccomp)) >= 0:
             socket.send_fds(parent, [b"+"], [listener])
     deny_calls((sendmsg,))  # of QUIC alone: else peers that name UDP addresses make p2pd send packets to anybody
-    os.execv(sys.argv[2], sys.argv[2:])
+    if landlock.available():
+        _confine(Path(sockets), Path(key), Path(command[0]))
+    os.execv(command[0], command)

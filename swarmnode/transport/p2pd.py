@@ -73,7 +73,7 @@ async def launch(
     try:
         async with asyncio.timeout(STARTUP_TIMEOUT_S):
             arguments = _arguments(identity_path, p2p._daemon_listen_maddr, listen, announce, network_mode)
-            dials = await _start_child(p2p, arguments, network_mode.environ())
+            dials = await _start_child(p2p, arguments, network_mode.environ(), sockets, identity_path)
             p2p._client = await Client.create(
                 control_maddr=p2p._daemon_listen_maddr,
                 listen_maddr=p2p._client_listen_maddr,
@@ -110,12 +110,15 @@ def _arguments(
     return list(P2P._make_process_args(str(binary), **options))
 
 
-async def _start_child(p2p: Any, arguments: Sequence[str], environ: Mapping[str, str]) -> int | None:
+async def _start_child(
+    p2p: Any, arguments: Sequence[str], environ: Mapping[str, str], sockets: Path, key: Path
+) -> int | None:
     """Start p2pd and wait until it reports to be ready; return the listener of its dials, None without a filter."""
     loop = asyncio.get_running_loop()
     ready = loop.create_future()
     ours, theirs = socket.socketpair()
-    first = [sys.executable, "-I", "-m", dial_filter.__name__, str(theirs.fileno())] if dial_filter.SUPPORTED else []
+    filtered = [sys.executable, "-I", "-m", dial_filter.__name__, str(theirs.fileno()), str(sockets), str(key)]
+    first = filtered if dial_filter.SUPPORTED else []
     p2p._child = await asyncio.create_subprocess_exec(
         *first,
         *arguments,

@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -161,6 +162,8 @@ def test_a_template_that_hangs_on_one_text_is_stopped(monkeypatch: pytest.Monkey
     assert template.render_prompt([{"role": "user", "content": "not yet"}])[0] == "not yet"
     with pytest.raises(NotPermitted, match="more than 1 s of processor time"):
         template.render_prompt([{"role": "user", "content": "now"}])
+    with ThreadPoolExecutor(1) as other, pytest.raises(NotPermitted, match="more than 1 s of processor time"):
+        other.submit(template.render_prompt, [{"role": "user", "content": "now"}]).result()
 
 
 def test_a_child_has_little_time_and_memory() -> None:
