@@ -52,6 +52,7 @@ NIGHTLY_FILES = {
     *(f"tests/bench/test_{name}.py" for name in ("efficiency", "gossip", "gpu", "learning")),
     *(f"tests/gossip/test_{name}.py" for name in ("delta", "family", "fragment")),
     *(f"tests/live/test_{name}.py" for name in ("own_data", "people", "resumed_id", "versions", "weekend")),
+    "tests/docs/test_contributing.py",
     "tests/model/test_template_families.py",
 }
 CHOSEN = {"average", "gradient"}
