@@ -46,16 +46,34 @@ Curve = tuple[str, Sequence[tuple[float, float]]]
 
 def rows(outcome: Outcome) -> list[tuple[str, str]]:
     """(description, value) in order of interest."""
-    total = outcome.total
-    storm = outcome.storm
-    demands = outcome.demands
-    found = [
+    speed = outcome.callbacks / max(1e-9, outcome.cpu_s)
+    return [
         ("scenario, seed", f"{outcome.scenario}, {outcome.seed}"),
         ("verdict", "; ".join(outcome.failures[:3]) or "every law held, everything recovered"),
         ("nodes", f"{outcome.nodes} at first, {outcome.nodes_ever} ever"),
-        ("virtual time", f"{outcome.virtual_s:.0f} s, of which {storm.at_s:.0f} s storm"),
+        ("virtual time", f"{outcome.virtual_s:.0f} s, of which {outcome.storm.at_s:.0f} s storm"),
         ("share of what the nodes could do in their stages", f"{outcome.share:.1%}"),
         ("share of what they could do at best", f"{outcome.share_ideal:.1%}"),
+        *_work_rows(outcome),
+        ("directory, sent and received a node", _directory(outcome)),
+        ("faults", ", ".join(f"{kind} {count}" for kind, count in outcome.struck.items()) or "none"),
+        *_demand_rows(outcome),
+        ("laws checked", f"{outcome.laws_checked:,}"),
+        ("trace", outcome.trace),
+        (
+            "cost",
+            (
+                f"{outcome.cpu_s:.1f} CPU s, {outcome.storm_cpu_s:.1f} of them in the storm, {outcome.callbacks:,} callbacks, "
+                f"{speed:,.0f} a CPU second"
+            ),
+        ),
+    ]
+
+
+def _work_rows(outcome: Outcome) -> list[tuple[str, str]]:
+    """Microbatches, steps and bytes of the whole life."""
+    total = outcome.total
+    return [
         ("samples", f"{total.samples:,.0f}"),
         (
             "microbatches",
@@ -76,9 +94,13 @@ def rows(outcome: Outcome) -> list[tuple[str, str]]:
         ("replicas meet", _meetings(outcome)),
         ("states downloaded", f"{total.recoveries:,.0f}"),
         ("bytes sent", ", ".join(f"{kind} {_bytes(count)}" for kind, count in total.bytes.items()) or "none"),
-        ("directory, sent and received a node", _directory(outcome)),
-        ("faults", ", ".join(f"{kind} {count}" for kind, count in outcome.struck.items()) or "none"),
     ]
+
+
+def _demand_rows(outcome: Outcome) -> list[tuple[str, str]]:
+    """The swarm after the storm, as far as the scenario demands anything."""
+    demands = outcome.demands
+    found = []
     if "served_s" in demands:
         found.append(("all stages served again after", f"{demands['served_s']:.0f} s"))
     if "training_s" in demands:
@@ -86,21 +108,9 @@ def rows(outcome: Outcome) -> list[tuple[str, str]]:
     if "throughput" in demands:
         found.append(("throughput after the storm", f"{demands['throughput']:.1%} of what the nodes could do"))
     if outcome.real and outcome.validations:
-        first = outcome.validations[0]
-        last = outcome.validations[-1]
-        found.append(("held-out loss", f"{first[1]:.4f} to {last[1]:.4f} nats after {last[2]:,} samples"))
-    found += [
-        ("laws checked", f"{outcome.laws_checked:,}"),
-        ("trace", outcome.trace),
-        (
-            "cost",
-            (
-                f"{outcome.cpu_s:.1f} CPU s, {outcome.storm_cpu_s:.1f} of them in the storm, "
-                f"{outcome.callbacks:,} callbacks, "
-                f"{outcome.callbacks / max(1e-9, outcome.cpu_s):,.0f} a CPU second"
-            ),
-        ),
-    ]
+        first = outcome.validations[0][1]
+        last, samples = outcome.validations[-1][1:]
+        found.append(("held-out loss", f"{first:.4f} to {last:.4f} nats after {samples:,} samples"))
     return found
 
 

@@ -11,7 +11,8 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -44,63 +45,73 @@ def run(
     if extension:
         extension = build(*names)
     torch.set_num_threads(1)
-    draw = torch.Generator().manual_seed(0)
-    phi = torch.randn(parameters, generator=draw)
-    flat = phi + SPREAD * torch.randn(parameters, generator=draw)
-    ours = phi + SPREAD * torch.randn(parameters, generator=draw)
-    out = torch.empty(parameters)
     with contextlib.ExitStack() as without:
         for name in names:
             if not extension and (library := codec_class(name).library) is not None:
                 without.enter_context(library.unused())
         coders = {name: codec(name) for name in names}
-    packets = {name: coder.encode(flat, reference=phi, seed=1) for name, coder in coders.items()}
+    work, nbytes = _work(coders, parameters)
+    core = _least_seconds(work, rounds)
+    core["memcpy"] /= COPIES
+    return {
+        "memcpy GB/s": 4 * parameters / core["memcpy"] / 1e9,
+        "extension": extension,
+        "parameters": parameters,
+        "decode target GB/s": DECODE_TARGET_GB_S,
+        "codecs": [_row(coder, nbytes[name], parameters, core, extension=extension) for name, coder in coders.items()],
+    }
 
-    def encode(coder: Codec) -> Callable[[], object]:
-        return lambda: coder.encode(flat, reference=phi, seed=2)
 
-    def decode(name: str) -> Callable[[], object]:
-        return lambda: coders[name].read(packets[name], 0, out, ours)
+def _work(coders: Mapping[str, Codec], parameters: int) -> tuple[dict[str, Callable[[], object]], dict[str, int]]:
+    """(the work that is timed, by name: copying memory, and for each codec encoding and decoding; bytes of a packet by
+    codec)."""
+    draw = torch.Generator().manual_seed(0)
+    phi = torch.randn(parameters, generator=draw)
+    flat = phi + SPREAD * torch.randn(parameters, generator=draw)
+    ours = phi + SPREAD * torch.randn(parameters, generator=draw)
+    out = torch.empty(parameters)
 
     def copy() -> None:
         for _ in range(COPIES):
             out.copy_(flat)
 
     work: dict[str, Callable[[], object]] = {"memcpy": copy}
-    for name in names:
-        work[f"{name} encode"] = encode(coders[name])
-        work[f"{name} decode"] = decode(name)
-    core = dict.fromkeys(work, float("inf"))
+    nbytes: dict[str, int] = {}
+    for name, coder in coders.items():
+        packet = coder.encode(flat, reference=phi, seed=1)
+        nbytes[name] = sum(tensor.nbytes for tensor in packet)
+        work[f"{name} encode"] = partial(coder.encode, flat, reference=phi, seed=2)
+        work[f"{name} decode"] = partial(coder.read, packet, 0, out, ours)
+    return work, nbytes
+
+
+def _least_seconds(work: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, float]:
+    """The least processor seconds of each piece of work in `rounds` turns."""
+    core = dict.fromkeys(work, math.inf)
     for _ in range(rounds):
         for what, do in work.items():
             began = time.process_time()
             do()
             core[what] = min(core[what], time.process_time() - began)
-    core["memcpy"] /= COPIES
-    traffic = 8 * parameters / core["memcpy"]  # bytes a second, read and written
-    rows = []
-    for name, coder in coders.items():
-        nbytes = sum(tensor.nbytes for tensor in packets[name])
-        bound_s = (_traffic(coder, parameters) + nbytes) / traffic
-        back_s = (nbytes + 4 * parameters * (2 if coder.relative else 1)) / traffic
-        rows.append(
-            {
-                "codec": name,
-                "bytes/param": nbytes / parameters,
-                "encode GB/s": 4 * parameters / core[f"{name} encode"] / 1e9,
-                "of bound": core[f"{name} encode"] / bound_s,
-                "target": TOPK_C_TARGET if extension and name == "topk64" else ENCODE_TARGETS.get(name, math.nan),
-                "decode GB/s": 4 * parameters / core[f"{name} decode"] / 1e9,
-                "decode of bound": core[f"{name} decode"] / back_s,
-                "core s / 100 M": (core[f"{name} encode"] + core[f"{name} decode"]) * 1e8 / parameters,
-            }
-        )
+    return core
+
+
+def _row(coder: Codec, nbytes: int, parameters: int, core: Mapping[str, float], *, extension: bool) -> dict[str, Any]:
+    name = coder.name
+    encode_s = core[f"{name} encode"]
+    decode_s = core[f"{name} decode"]
+    memory = 8 * parameters / core["memcpy"]  # bytes a second, read and written
+    bound_s = (_traffic(coder, parameters) + nbytes) / memory
+    back_s = (nbytes + 4 * parameters * (2 if coder.relative else 1)) / memory
     return {
-        "memcpy GB/s": 4 * parameters / core["memcpy"] / 1e9,
-        "extension": extension,
-        "parameters": parameters,
-        "decode target GB/s": DECODE_TARGET_GB_S,
-        "codecs": rows,
+        "codec": name,
+        "bytes/param": nbytes / parameters,
+        "encode GB/s": 4 * parameters / encode_s / 1e9,
+        "of bound": encode_s / bound_s,
+        "target": TOPK_C_TARGET if extension and name == "topk64" else ENCODE_TARGETS.get(name, math.nan),
+        "decode GB/s": 4 * parameters / decode_s / 1e9,
+        "decode of bound": decode_s / back_s,
+        "core s / 100 M": (encode_s + decode_s) * 1e8 / parameters,
     }
 
 

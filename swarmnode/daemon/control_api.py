@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -164,49 +164,58 @@ class ControlApi:
         reply.least_version = process.admission.rules.access_list.least_version
         if self.regulator is not None:
             reply.limits.CopyFrom(self.limits())
-        if (node := self._node) is None:
-            return reply
+        if self._node is not None:
+            self._tell_work(reply, self._node)
+            reply.peers.extend(self._peers(self._node))
+        return reply
+
+    def _tell_work(self, reply: report_pb2.StatusReply, node: Node) -> None:
+        """Say in `reply` where the node serves, what it does, and what it gave."""
+        manifest = self.process.manifest
         place = node.presence.status.stage
         reply.state = node.state if place is not None else record_pb2.NODE_STATE_UNSPECIFIED
         reply.stage = place or 0
-        reply.samples_total = node.samples_total()
-        reply.tokens_total = node.samples_total() * process.manifest.model.context
         reply.addresses.extend(f"{address}/p2p/{node.me}" for address in node.presence.status.addresses)
-        served = node.stage_status()
+
+        reply.samples_total = node.samples_total()
+        reply.tokens_total = node.samples_total() * manifest.model.context
+        reply.run_tokens_per_second = node.run_tokens_per_second()
         gave = self.gave()
         reply.given.CopyFrom(report_pb2.WorkReport(samples=gave.samples, tokens=gave.tokens, targets=gave.targets))
         reply.tokens_given = gave.tokens
         reply.tokens_given_before = self.gave_before.tokens
-        reply.run_tokens_per_second = node.run_tokens_per_second()
+
+        served = node.stage_status()
         reply.given_tokens_per_second = served.given_tokens_per_second
         reply.round = served.round_index
         reply.meets_every_steps = served.meets_every_steps
-        reply.meets_every_steps_planned = planned_meeting_steps(process.manifest)
+        reply.meets_every_steps_planned = planned_meeting_steps(manifest)
         reply.inner_steps = served.inner_steps
         reply.tokens_per_second = served.tokens_per_second
         reply.loss_train = served.loss_train or 0.0
         reply.loss_validation = served.loss_validation or 0.0
         reply.loss_validation_samples = served.loss_validation_samples
         reply.loss_validation_first = served.loss_validation_first or 0.0
-        now_unix_s = process.clock.unix_s()
+
+    def _peers(self, node: Node) -> Iterator[report_pb2.PeerStatus]:
+        """The other members, as this node sees them."""
+        now_s = asyncio.get_running_loop().time()
+        now_unix_s = self.process.clock.unix_s()
         for member in node.presence.peer_table.swarm().members():
             if member.peer == node.me:
                 continue
             router = node.presence.routers[member.stage]
-            reply.peers.append(
-                report_pb2.PeerStatus(
-                    peer_id=member.peer,
-                    stage=member.stage,
-                    state=member.state,
-                    samples_per_second=member.samples_per_second,
-                    queue=member.queue,
-                    round=member.round_index,
-                    resumes_s=max(0.0, member.resumes_unix_s - now_unix_s),
-                    latency_s=router.expected_s(member.peer, 1) or 0.0,
-                    banned=router.banned(member.peer, asyncio.get_running_loop().time()),
-                )
+            yield report_pb2.PeerStatus(
+                peer_id=member.peer,
+                stage=member.stage,
+                state=member.state,
+                samples_per_second=member.samples_per_second,
+                queue=member.queue,
+                round=member.round_index,
+                resumes_s=max(0.0, member.resumes_unix_s - now_unix_s),
+                latency_s=router.expected_s(member.peer, 1) or 0.0,
+                banned=router.banned(member.peer, now_s),
             )
-        return reply
 
     def leave(self, reason: str, checkpoint: str, stopping: bool) -> None:
         """Start to leave, with the stage saved in `checkpoint` first unless that is ""; `stopping`: the whole run is

@@ -208,6 +208,28 @@ def _loss(net: Decoder, manifest: Manifest, corpus: Corpus | IndexedCorpus, want
     return total / max(1, count), count
 
 
+def _about(model: Gathered, folder: Path | None) -> dict[str, object]:
+    """The origin of `model`, and the members of its run where `folder` has its history."""
+    from swarmnode.model.gather import spread
+
+    about: dict[str, object] = {
+        "kind": model.kind,
+        "run_id": model.run_id,
+        "run_name": model.manifest.name,
+        "round": model.round,
+        "samples": model.samples,
+        "made_unix_s": model.made_unix_s,
+        "validation": model.validation,
+        "replicas": model.replicas,
+        "spread": spread(model) if model.replicas > 1 else 0.0,
+    }
+    found = [] if folder is None else folder.rglob("history-*.sqlite")
+    histories = sorted(found, key=lambda path: path.stat().st_mtime)
+    if histories and (members := read_members(histories[-1])):
+        about["members"] = members
+    return about
+
+
 def export_model(
     source: str,
     out: Path | None,
@@ -225,28 +247,13 @@ def export_model(
     Raises UsageError if there is nothing to merge, and the merge's own errors.
     """
     from swarmnode.model.export import small_files, write_adapter, write_model
-    from swarmnode.model.gather import merged, model_of, spread
+    from swarmnode.model.gather import merged, model_of
     from swarmnode.model.gguf_file import check_gguf, write_gguf
 
     model, folder = gather(source, kind, note, moved, WeightChoice(last, checkpoints))
     if gguf is not None:
         check_gguf(model.manifest)  # before anything is merged
-    about = {
-        "kind": model.kind,
-        "run_id": model.run_id,
-        "run_name": model.manifest.name,
-        "round": model.round,
-        "samples": model.samples,
-        "made_unix_s": model.made_unix_s,
-        "validation": model.validation,
-        "replicas": model.replicas,
-        "spread": spread(model) if model.replicas > 1 else 0.0,
-    }
-    histories = (
-        [] if folder is None else sorted(folder.rglob("history-*.sqlite"), key=lambda path: path.stat().st_mtime)
-    )
-    if histories and (members := read_members(histories[-1])):
-        about["members"] = members
+    about = _about(model, folder)
     tokenizer = tokenizer_file(data or folder, model.manifest.data)
     base_folder = None if folder is None else folder / FOLDER
     carried = carried_files(base_folder, model.manifest.base.index, tokenizer)
