@@ -80,6 +80,6 @@ def test_passes_and_lists_are_kept_without_them() -> None:
     assert kept.ByteSize() < 200 and open_access_list(kept, RUN, KEY).sequence == 3
 
 
-def test_what_does_not_parse_is_named() -> None:
+def test_a_message_that_does_not_parse_is_named() -> None:
     with pytest.raises(RemoteFault, match="a receipt that does not parse"):
         bounds.parse(call_pb2.Receipt, b"\xff", "a receipt")

@@ -77,7 +77,7 @@ async def test_words_exit_codes_and_environment_arrive(spawner: Spawner, tmp_pat
     assert "no-such-option" in (tmp_path / "error").read_text()
 
 
-async def test_one_that_is_killed_says_so_and_others_go_on(spawner: Spawner, tmp_path: Path) -> None:
+async def test_a_killed_node_is_told_and_others_go_on(spawner: Spawner, tmp_path: Path) -> None:
     one, other = [await start(spawner, tmp_path, follows(tmp_path)) for _ in range(2)]
     one.send_signal(signal.SIGKILL)
     assert await one.wait() == -signal.SIGKILL and other.returncode is None

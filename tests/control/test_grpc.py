@@ -130,7 +130,7 @@ def test_both_doors_take_and_tell_the_same(
     assert capfd.readouterr().err == ""
 
 
-async def test_what_no_daemon_understands_is_an_error_of_the_caller(
+async def test_a_call_that_no_daemon_understands_is_an_error_of_the_caller(
     tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Wrong bytes, too many bytes, an unknown method, another protocol: one answer, silence, and it goes on."""
@@ -275,7 +275,7 @@ async def test_watch_without_an_event_loop(tmp_path: pathlib.Path) -> None:
         await asyncio.to_thread(statuses.close)
 
 
-async def test_nobody_to_watch_is_one_clear_line(tmp_path: pathlib.Path) -> None:
+async def test_a_watch_without_a_daemon_is_one_clear_line(tmp_path: pathlib.Path) -> None:
     for statuses in (watch(tmp_path, 1.0), watch(tmp_path, 1.0)):
         with pytest.raises(NoDaemon, match="start one with `swarmnode join`"):
             await next_of(statuses)
@@ -399,6 +399,6 @@ def test_an_address_to_listen_at(text: str, address: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["localhost:1", "1.2.3.4", "1.2.3.4:65536", ":", "127.0.0.1:-1", "a:b:c"])
-def test_what_is_no_address_to_listen_at(text: str) -> None:
+def test_words_that_are_no_address_to_listen_at_are_refused(text: str) -> None:
     with pytest.raises(ValueError):
         check_address(text)

@@ -217,7 +217,7 @@ def test_a_key_that_is_whole_is_never_put_aside(tmp_path: Path) -> None:
     assert path.exists()
 
 
-def test_what_is_put_aside_is_bounded(tmp_path: Path) -> None:
+def test_files_put_aside_are_bounded(tmp_path: Path) -> None:
     for number in range(ASIDE_MAX + 3):
         (tmp_path / "x").write_text(json.dumps(number))
         put_aside(tmp_path / "x", "a test")

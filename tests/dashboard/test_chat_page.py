@@ -89,7 +89,7 @@ async def test_two_that_ask_at_once_are_answered_one_after_the_other(session: Pa
         assert len(set(answers)) == 1 and answers[0][0] == 200
 
 
-async def test_of_a_run_that_goes_on_each_conversation_takes_the_model_of_now(session: Path) -> None:
+async def test_each_conversation_takes_the_model_of_now_of_a_run_that_goes_on(session: Path) -> None:
     async with chat_page(session, changes=True) as seen:
         for times in (1, 2, 3):
             assert (await post(seen[0], "begin", {}))[0] == 200

@@ -77,7 +77,7 @@ async def test_without_its_token_or_for_another_host_it_says_nothing() -> None:
         assert node.told == [] and node.asked_times == 0
 
 
-async def test_of_a_home_without_a_node_it_shows_what_was(tmp_path: Path) -> None:
+async def test_the_page_of_a_home_without_a_node_shows_its_past(tmp_path: Path) -> None:
     node = OwnNode(tmp_path)
     await node.write_past()
     log = tmp_path / "events.jsonl"

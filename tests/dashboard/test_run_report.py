@@ -32,7 +32,7 @@ async def test_a_coordinator_that_ends_writes_what_its_page_showed(tmp_path: Pat
     assert f"{shown['samples']:,}" in text and "not measured" in text
 
 
-def test_what_others_signed_is_told_and_their_words_are_text(tmp_path: Path) -> None:
+def test_receipts_of_others_are_told_and_their_words_are_text(tmp_path: Path) -> None:
     rows: list[dict[str, Any]] = [
         {"name": "ada", "peer": "A", "worked_s": 7200.0, "receipts": {"samples": 100}},
         {"name": "| <b>eve</b> https://x", "peer": "B", "worked_s": 0.0, "receipts": None},

@@ -212,7 +212,7 @@ def test_conversations_count_what_the_assistant_says(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("last", ["user", "tool", "system"])
-def test_what_ends_a_conversation_counts_only_behind_an_answer(tmp_path: Path, last: str) -> None:
+def test_the_end_of_a_conversation_counts_only_behind_an_answer(tmp_path: Path, last: str) -> None:
     """A model does not write the end of a question. Beside conversations that end with an answer, plain text, too."""
     asked = [
         {"role": "user", "content": "who"},

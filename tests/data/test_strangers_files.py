@@ -80,7 +80,7 @@ def test_links_in_the_hubs_own_cache_are_followed(model: Path, tmp_path: Path) -
         small_files(base, index)
 
 
-def test_what_is_written_anew_does_not_grow() -> None:
+def test_a_file_written_anew_does_not_grow() -> None:
     deep = b'{"a": ' + b"[" * 900 + b"0," * 10_000 + b"0" + b"]" * 900 + b"}"
     assert len(written_anew(deep, "config.json")) < 2 * len(deep)
 

@@ -178,7 +178,7 @@ def shown(source: Path | str) -> list[str]:
 
 @pytest.mark.parametrize("writer", WRITERS)
 @pytest.mark.parametrize("place", PLACES)
-def test_what_a_library_writes_is_read_as_the_lines_it_came_from(
+def test_files_of_a_library_are_read_as_the_lines_they_came_from(
     tmp_path: Path, given: Callable[[str], Path], writer: str, place: str
 ) -> None:
     if (why := LOST.get((writer, place))) is not None:

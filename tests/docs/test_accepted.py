@@ -274,7 +274,7 @@ def test_modules_that_a_page_names_exist(page: Path) -> None:
         "`init --parameters many`",
     ],
 )
-def test_what_the_product_refuses_is_found(page: str) -> None:
+def test_words_that_the_product_refuses_are_found(page: str) -> None:
     assert refused(page)
 
 
@@ -288,5 +288,5 @@ def test_what_the_product_refuses_is_found(page: str) -> None:
         '`gossip.method = "gradient"` with `average/modular4`',
     ],
 )
-def test_what_the_product_takes_is_not_found(page: str) -> None:
+def test_words_that_the_product_takes_are_not_found(page: str) -> None:
     assert not refused(page)

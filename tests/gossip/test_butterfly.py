@@ -145,7 +145,7 @@ def test_a_roster_is_checked() -> None:
             open_roster(OF, say(WHO[1], RUN, bad), {})
 
 
-def test_of_two_rosters_all_follow_the_same() -> None:
+def test_all_members_follow_the_same_of_two_rosters() -> None:
     rosters = [roster(1, [1, 2, 3, 4]), roster(2, [1, 2, 3, 4]), roster(3, [1, 2, 3, 4], attempt=1)]
     followed = set()
     for order in ((0, 1, 2), (2, 1, 0), (1, 2, 0)):

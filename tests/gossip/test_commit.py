@@ -191,7 +191,7 @@ async def test_a_replica_that_stops_in_an_exchange_refuses_its_commit() -> None:
 
 @pytest.mark.parametrize("at_s", [0.0, 3.0, 6.0])
 @pytest.mark.loop("virtual")
-async def test_one_that_nobody_waits_for_takes_part_if_it_comes_in_time(at_s: float) -> None:
+async def test_a_late_member_takes_part_if_it_comes_in_time(at_s: float) -> None:
     """The second begins after 3 s; the third, which neither waits for, at `at_s`."""
     here = MemoryNetwork()
     first, second, third = [Party(here, who) for who in WHO]
@@ -207,7 +207,7 @@ async def test_one_that_nobody_waits_for_takes_part_if_it_comes_in_time(at_s: fl
 
 
 @pytest.mark.loop("virtual")
-async def test_one_that_nobody_waits_for_cannot_hold_a_round_up_by_never_committing() -> None:
+async def test_a_late_member_cannot_hold_a_round_up_by_never_committing() -> None:
     party = Party(MemoryNetwork(), WHO[1])
     packet = WireTensor("u8", (NBYTES,), bytearray(NBYTES))
     call = Call(wire.Request(run_id=RUN, exchange=wire.Exchange(round=1, stage=1, samples=8)), [packet])

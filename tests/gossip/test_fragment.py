@@ -69,7 +69,7 @@ def meet(round_index: int, group: list[DeltaMean], lost: dict[int, set[int]] | N
 
 
 @pytest.mark.parametrize(("method", "coding"), METHODS)
-def test_where_all_are_equal_nothing_changes_to_the_bit(method: str, coding: str) -> None:
+def test_equal_replicas_do_not_change_by_a_bit(method: str, coding: str) -> None:
     healed = members(method, coding, 3)
     plain = members(method, coding, 3, healing=False)
     for r in range(1, 6):
@@ -149,7 +149,7 @@ def test_a_bad_fragment_is_refused_alone(wrong: WireTensor) -> None:
 
 
 @pytest.mark.parametrize("coding", ["topk64", "e3m0", "fp32"])
-def test_where_nobody_was_heard_nothing_is_lost(coding: str) -> None:
+def test_a_round_without_packets_loses_nothing(coding: str) -> None:
     """Slow weights wait, and what was learned is in the next packet as if it had been learned then."""
     one, calm = members("sparseloco", coding, 2)
     learn(1, [one])

@@ -64,7 +64,7 @@ def test_members_step_alike_as_one_process_does(codec: str, count: int) -> None:
     assert apart < {"fp32": 0.01, "int8": 0.2, "e3m0": 0.9}[codec] * moved
 
 
-def test_what_has_no_mean_and_what_a_member_did_not_send_is_in_the_next_packet() -> None:
+def test_gradients_without_a_mean_and_unsent_ones_are_in_the_next_packet() -> None:
     found = members(manifest())
     for number, one in enumerate(found):
         train(one, number, 2)

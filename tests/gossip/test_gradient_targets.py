@@ -137,7 +137,7 @@ def test_members_take_the_step_of_one_process_that_has_all_samples(case: str, ep
             assert torch.equal(one.stage.theta, found[0].stage.theta)
 
 
-def test_what_waits_for_a_missed_round_keeps_its_targets() -> None:
+def test_a_gradient_that_waits_for_a_missed_round_keeps_its_targets() -> None:
     """A member that met nobody in a step has the gradients of both in its next packet, and the targets of both."""
     run = gradient(eps=1.0, weight_decay=0.0)
     plain, late = (TorchReplica(one, 0, dtype=torch.float64) for one in (replace(run, gossip=PLAIN.gossip), run))
@@ -205,7 +205,7 @@ def test_a_misstated_packet_is_refused_and_the_others_count() -> None:
     assert "targets" in report.verdicts[1].reason and report.members == 2
 
 
-def test_who_gathers_nothing_states_one_whole_step() -> None:
+def test_a_replica_that_gathers_nothing_states_one_whole_step() -> None:
     assert GradientOf().take_work().targets == GradientOf.targets_whole
     replica = TorchReplica(gradient(), 0)
     train(replica, [microbatch(1, 3, 4)])

@@ -94,7 +94,7 @@ class Learner:
 
 @every_wrong
 @every_method
-def test_of_two_packets_the_good_one_does_what_it_does_alone(method: str, coding: str, wrong: str) -> None:
+def test_the_good_one_of_two_packets_has_the_effect_that_it_has_alone(method: str, coding: str, wrong: str) -> None:
     """To the bit, wherever it stands, and in the next round too."""
     before, after, twin, lone = (Learner(1, method, coding) for _ in range(4))
     giver = Learner(2, method, coding)

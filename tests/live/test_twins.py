@@ -9,7 +9,7 @@ from tests.live.test_checkpoint import events
 from tests.support.processes import bootstrap, end, signed_run, until
 
 
-async def test_of_two_homes_with_one_key_the_later_one_stands_aside(tmp_path: Path) -> None:
+async def test_the_later_of_two_homes_with_one_key_stands_aside(tmp_path: Path) -> None:
     signed = signed_run(tmp_path / "run", PRESETS["tiny"])
     children = list[Child]()
     try:

@@ -156,7 +156,7 @@ def test_a_location_is_asked_over_http(text: str, asked: str) -> None:
     assert BY_NAME["data.locations"].check.accept([text]) == (text,)
 
 
-def test_of_the_hub_a_model_lies_with_models_and_text_with_data_sets() -> None:
+def test_the_hub_keeps_models_and_data_sets_apart() -> None:
     model = "hf://me/model@0123abc"
     text = "hf://datasets/me/text"
     assert base_url(model) == "https://huggingface.co/me/model/resolve/0123abc"

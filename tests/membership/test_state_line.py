@@ -36,7 +36,7 @@ def test_never_do_both_give_way_nor_both_stay(lost: int, later: int) -> None:
 
 
 @given(st.integers(0, 4000), st.integers(0, 10_000), st.integers(0, 10_000))
-def test_nobody_gives_way_to_a_line_that_lacks_less_than_it_can(lost: int, claimed: int, at: int) -> None:
+def test_a_line_that_lacks_less_than_it_can_displaces_nobody(lost: int, claimed: int, at: int) -> None:
     mine = StateLine(lost, 5000)
     if yields(mine, StateLine(claimed, at)):
         assert at >= mine.at and at - mine.at <= claimed < lost

@@ -162,6 +162,6 @@ def test_else_those_count_that_were_seen_at_work_and_no_other_stage_counts_more(
     assert believed.of(flooded(100), 1, (2,)).sizes == (2, 2, 2, 2), "seen since"
 
 
-def test_where_nobody_was_seen_at_work_yet_all_count() -> None:
+def test_all_count_before_anybody_was_seen_at_work() -> None:
     believed = BelievedSwarm(PeerId("feeder"), set(), lambda: [False], stages=4)
     assert believed.of(flooded(3), None, ()).sizes == (5, 5, 5, 5)

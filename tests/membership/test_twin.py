@@ -28,7 +28,7 @@ def watch() -> TwinWatch:
     return TwinWatch(int(BEGAN_S * 1000), TTL_S)
 
 
-def test_one_that_goes_on_signing_is_a_twin_and_the_later_stands_aside() -> None:
+def test_a_key_that_goes_on_signing_is_a_twin_and_the_later_process_stands_aside() -> None:
     for began_s, yields in ((900.0, True), (1100.0, False)):
         twins = watch()
         other = Life(began_s)
@@ -57,7 +57,7 @@ def test_a_killed_process_whose_clock_was_ahead_is_no_twin() -> None:
     assert not any(twins.lives(old, BEGAN_S + step) for step in range(60))
 
 
-def test_who_says_goodbye_is_left_to_it() -> None:
+def test_a_node_that_says_goodbye_is_no_twin() -> None:
     twins = watch()
     other = Life(900.0)
     for step in range(20):

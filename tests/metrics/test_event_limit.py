@@ -101,7 +101,7 @@ def test_written_and_suppressed_events_are_all_events(events: list[tuple[str, st
     assert written + told == 50 * len(events)
 
 
-def test_what_repeats_itself_is_one_line_and_a_sum_a_minute(tmp_path: pathlib.Path) -> None:
+def test_a_repeated_event_is_one_line_and_a_sum_a_minute(tmp_path: pathlib.Path) -> None:
     """A feeder alone has nobody who could check answers: it says so once, not with each answer (525 in 90 s)."""
     clock = ManualClock(1.7e9)
     path = tmp_path / "events.jsonl"

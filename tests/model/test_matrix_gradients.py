@@ -71,7 +71,7 @@ def back(stage: TorchReplica, work: Any, *, first: bool) -> WireTensor | None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_what_is_added_later_is_equal_to_the_bit(case: str) -> None:
+def test_gradients_added_later_are_equal_to_the_bit(case: str) -> None:
     plain = chain(case)
     early = chain(case)
     for seed in range(2):

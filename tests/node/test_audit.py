@@ -203,7 +203,7 @@ async def test_a_replica_that_steers_by_answers_that_look_honest_is_excluded(
         assert not any(excluded(person) - {liar.node.me} for person in v.people), "nobody honest is"
 
 
-async def test_of_two_the_one_that_its_weights_cleared_is_used_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_answer_that_its_weights_clear_is_used_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """The liar's answers no longer speak against it, however long the liar's own examination takes."""
     monkeypatch.setattr("swarmnode.trust.audit.EXAMINED_S", 3.0)
     monkeypatch.setattr("swarmnode.trust.audit.SNAPSHOT_AGE_S", 7.5)
@@ -219,7 +219,7 @@ async def test_of_two_the_one_that_its_weights_cleared_is_used_alone(monkeypatch
 
 
 @pytest.mark.parametrize("old", ["caller", "server"])
-async def test_who_does_not_know_marks_is_checked_as_well(old: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_server_without_marks_is_checked_as_well(old: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A caller that does not ask gets a statement without one, which verifies; and so does one that gets none."""
 
     def asked(process: wire.Process) -> wire.Process:
@@ -421,7 +421,7 @@ async def test_a_feeder_whose_samples_are_not_the_text_is_excluded(lie: str, fee
         assert liar.node.presence.progress.feeders.get(liar.node.me, 0) <= fed + 8 * 8
 
 
-async def test_nobody_trains_on_what_a_feeder_sends_whose_activations_lean_one_way() -> None:
+async def test_activations_of_a_feeder_that_lean_one_way_are_not_trained_on() -> None:
     """Each looks honest. Forwards with predicted weights state no mark, so its weights seldom convict it."""
     async with village(slow(stages=2)) as v:
         liar = v.add(0, SteersActivations)

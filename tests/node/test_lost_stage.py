@@ -79,7 +79,7 @@ async def test_no_stage_is_rebuilt_from_what_one_neighbour_says() -> None:
 
 
 @pytest.mark.nightly  # others lose one, or an inner one
-async def test_of_two_neighbours_lost_at_once_only_what_is_kept_comes_back() -> None:
+async def test_two_neighbours_lost_at_once_come_back_as_far_as_they_are_kept() -> None:
     run = with_recovery(manifest())
 
     async with village(run, stages=(0, 1, 2, 0)) as v:

@@ -69,7 +69,7 @@ def test_azure_speaks_of_every_machine_and_we_hear_our_own() -> None:
     assert notice.azure_events(200, event(EventStatus="Canceled"), "vm_1", NOW) == (None, 0)
 
 
-def test_of_two_events_the_more_urgent() -> None:
+def test_the_more_urgent_of_two_events_counts() -> None:
     first = json.loads(event(EventId="slow", EventType="Freeze"))["Events"]
     second = json.loads(event(EventId="fast"))["Events"]
     found, _ = notice.azure_events(200, json.dumps({"Events": first + second}), "vm_1", NOW)
@@ -136,7 +136,7 @@ def test_meaning_of_signals_depends_on_the_cloud() -> None:
     assert of(signal.SIGUSR1) == ("signal", NoticeKind.PREEMPT, notice.BATCH_NOTICE_S)
 
 
-async def test_of_two_notices_the_nearer_deadline_counts_and_a_preemption_is_one() -> None:
+async def test_the_nearer_of_two_deadlines_counts_and_a_preemption_has_one() -> None:
     inbox = Notices()
     assert inbox.give(Notice("control", NoticeKind.LEAVE, 30.0, "asked"))
     assert not inbox.give(Notice("control", NoticeKind.LEAVE, 100.0, "asked again")), "more time is no news"

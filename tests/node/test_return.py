@@ -54,7 +54,7 @@ def averaged(person: Villager, since: int) -> list[dict[str, object]]:
     return told(person, "exchange.paired")[since:]
 
 
-async def test_of_a_stage_that_was_taken_over_from_an_old_copy_the_newer_state_counts() -> None:
+async def test_the_newer_state_counts_where_a_stage_went_on_from_an_old_copy() -> None:
     async with village(old_copies(), stages=(0, 1)) as v:
         feeder, away = v.people
         await v.until(lambda: feeder.node.served is not None and feeder.served.backup.kept_round is not None, "a copy")
@@ -72,7 +72,7 @@ async def test_of_a_stage_that_was_taken_over_from_an_old_copy_the_newer_state_c
         await v.until(lambda: bool(averaged(other, 0)), "they meet", BOUND_S)
 
 
-async def test_one_that_was_away_for_longer_than_the_copy_is_old_takes_the_newer_state() -> None:
+async def test_a_node_that_was_away_for_longer_than_the_copy_is_old_takes_the_newer_state() -> None:
     async with village(with_recovery(manifest(stages=2)), stages=(0, 1)) as v:
         feeder, away = v.people
         await v.until(lambda: feeder.node.served is not None and feeder.served.backup.kept_round is not None, "a copy")

@@ -192,7 +192,7 @@ async def test_with_nobody_spare_the_run_waits_and_goes_on_when_the_sleeper_wake
         assert not told(other, "recovery.done") and not told(sleeper, "recovery.done"), "nothing was lost"
 
 
-async def test_who_wakes_takes_the_newer_state_of_who_sleeps_now() -> None:
+async def test_a_node_that_wakes_takes_the_newer_state_of_a_sleeper() -> None:
     """The sleeper is relieved by another machine, which sleeps when it wakes: it goes on with what that one learned."""
     async with village(moving(keepers=0), stages=(0, 1, 1)) as v:
         first, *others = v.people

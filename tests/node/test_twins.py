@@ -25,7 +25,7 @@ async def stands_aside(v: Village, twin: Villager) -> KeyInUse:
 
 
 @pytest.mark.parametrize(("stage", "at"), [(0, 0), (0, 1)])
-async def test_of_two_processes_with_one_key_the_later_stands_aside(stage: int, at: int) -> None:
+async def test_the_later_of_two_processes_with_one_key_stands_aside(stage: int, at: int) -> None:
     async with village(manifest(stages=2), stages=(stage, 1, 0)) as v:
         first = v.people[0]
         await v.fed(128)
@@ -41,7 +41,7 @@ async def test_of_two_processes_with_one_key_the_later_stands_aside(stage: int, 
         assert all(member is not None and member.joined_unix_s == began_s for member in others), "all know it again"
 
 
-async def test_one_that_is_killed_and_back_at_once_is_no_twin_whatever_is_said_of_it_before() -> None:
+async def test_a_node_that_is_killed_and_back_at_once_is_no_twin() -> None:
     async with village(manifest(stages=2), stages=(0, 1, 1)) as v:
         victim = v.people[1]
         await v.fed(128)
@@ -55,7 +55,7 @@ async def test_one_that_is_killed_and_back_at_once_is_no_twin_whatever_is_said_o
         assert not told(again, "node.twin") and again.node.presence.twin is None
 
 
-async def test_what_a_backup_has_forgotten_is_taken_up_from_what_others_hold() -> None:
+async def test_a_restored_backup_takes_up_the_newest_state_of_others() -> None:
     """Its clock is behind, too: its records would count as older than those of its former life."""
     run = manifest(stages=2)
     run = replace(run, limits=replace(run.limits, record_ttl_s=60.0))

@@ -248,7 +248,7 @@ async def test_a_microbatch_goes_where_nothing_waits() -> None:
         assert busy.transport.peer_id not in bulk and (busy.hop.samples, idle.hop.samples) == (0, 8)
 
 
-async def test_where_all_are_busy_the_one_that_is_first_done_gets_it() -> None:
+async def test_the_first_replica_to_be_done_gets_it_where_all_are_busy() -> None:
     async with chain(0, 1, 1, 2) as (_, people):
         async with occupied(people[1], 5), occupied(people[2], 2):
             feeding = asyncio.ensure_future(people[0].feed())

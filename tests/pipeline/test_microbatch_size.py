@@ -85,7 +85,7 @@ def test_nodes_that_share_processors_cut_no_more_than_those_can_work_on() -> Non
     assert sizing(run(), CPU, processors=2).choose(swarm(2, 2, 2)).samples == 1
 
 
-def test_where_enough_is_in_flight_nothing_is_cut() -> None:
+def test_microbatches_stay_whole_where_enough_are_in_flight() -> None:
     assert sizing(run(batch=256, slots=64), CPU).choose(swarm(2, 2, 2)).samples == 8
 
 

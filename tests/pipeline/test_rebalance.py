@@ -255,7 +255,7 @@ def test_every_node_names_the_same_mover() -> None:
     assert len(plans) == 1 and None not in plans
 
 
-def test_of_a_stage_with_nobody_to_spare_but_one_only_the_best_goes() -> None:
+def test_a_stage_that_can_spare_one_replica_gives_only_the_best() -> None:
     """Two who look at the same time must not both think that they will do."""
     costs = (1.0, 1.0, 1.0)
     rules = RebalanceRules(1.1, 2)
@@ -269,7 +269,7 @@ def test_of_a_stage_with_nobody_to_spare_but_one_only_the_best_goes() -> None:
     assert found is not None and found.peer == "peer0003", "of three any that is nearly as good"
 
 
-def test_of_a_crowd_those_known_stand_for_all() -> None:
+def test_known_members_stand_for_a_crowd() -> None:
     """All 120 of our own stage are known and 60 of 120 of the other: neither is stronger."""
     crowd = [member(n, 0, 1.0) for n in range(120)] + [member(200 + n, 1, 1.0) for n in range(60)]
     swarm = Swarm.of(crowd, 2)

@@ -35,7 +35,7 @@ def test_shares_follow_speed() -> None:
 
 
 @pytest.mark.parametrize("told", ["at once", "later"])
-def test_of_a_large_stage_the_fast_get_more_from_the_first_microbatch(told: str) -> None:
+def test_fast_replicas_of_a_large_stage_get_more_from_the_first_microbatch(told: str) -> None:
     """A hundred replicas, half of them three times as fast, and as many microbatches: of these three quarters go to the
     fast ones, although hardly any replica gets a second one. Also when speeds come with newer records."""
     speeds = {f"peer{i:02}": 3.0 if i % 2 else 1.0 for i in range(100)}
@@ -246,7 +246,7 @@ def test_many_replicas_that_never_answer_get_few_microbatches() -> None:
     assert wasted <= 2000 / 32, shares
 
 
-def test_where_new_replicas_answer_all_are_tried_at_once() -> None:
+def test_new_replicas_that_answer_are_all_tried_at_once() -> None:
     router = Router(random.Random(3))
     names = [f"r{number}" for number in range(40)]
     router.update([member(name, samples_per_second=10.0) for name in names])

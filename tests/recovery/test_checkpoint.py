@@ -250,7 +250,7 @@ async def test_old_ones_go_and_the_newest_stay(tmp_path: Path) -> None:
     assert [checkpoint.label for _, checkpoint in good] == [form.label(40), form.label(30)]
 
 
-async def test_of_as_many_samples_the_final_one_is_the_newest(tmp_path: Path) -> None:
+async def test_the_final_checkpoint_is_the_newest_of_as_many_samples(tmp_path: Path) -> None:
     store = FolderStore(tmp_path)
     labels = [form.label(8), form.label(8, final=True)]
     for label in labels:

@@ -382,7 +382,7 @@ async def test_a_large_state_is_given_to_one_after_the_other() -> None:
     await giver.donor.offer(C, ask())  # a keeper takes a quarter of the line: nobody waits for it
 
 
-async def test_of_those_who_come_together_one_gets_a_large_state() -> None:
+async def test_one_of_the_newcomers_that_come_together_gets_a_large_state() -> None:
     """Nothing came through yet: by its size at the rate of a line at home. Who gets it beside another donor's waits for
     those who have no other."""
     giver = Giver(World(), A, 100, DonorLimits(line_nbytes=10.0, puller_idle_s=100.0))  # 200 s

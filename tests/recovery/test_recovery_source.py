@@ -181,7 +181,7 @@ def test_a_claim_to_build_ends_where_nothing_comes_of_it(state: record_pb2.NodeS
     assert claims.builder(stage[:1], {A}, C, 216.0) is None, "ten megabytes take ten seconds more at a home"
 
 
-def test_of_many_who_claim_one_after_the_other_few_are_waited_for() -> None:
+def test_few_of_many_claims_in_a_row_are_waited_for() -> None:
     claims = RecoveryClaims(LimitsSpec(announce_period_s=2.0), 0)
     others = tuple(member(f"x{number:02}", state=JOINING, joined_unix_s=float(number)) for number in range(40))
     answering = {m.peer for m in others}

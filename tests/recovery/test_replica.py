@@ -102,7 +102,7 @@ def test_a_newcomer_takes_what_rounds_move_and_begins_the_rest_itself() -> None:
     ],
     ids=lambda value: getattr(value, "method", ""),
 )
-def test_where_a_round_replaces_less_than_all_weights_a_newcomer_takes_all(gossip: GossipSpec, part: bool) -> None:
+def test_a_newcomer_takes_all_weights_where_a_round_replaces_fewer(gossip: GossipSpec, part: bool) -> None:
     sizes = TorchReplica(replace(MANIFEST, gossip=gossip), 0).sizes_of(0)
     assert (newcomer_part(gossip, sizes) != WHOLE) is part
 

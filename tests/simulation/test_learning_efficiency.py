@@ -79,7 +79,7 @@ def run_of(method: str, codec: str, stages: int = 1) -> Manifest:
         ("gradient", "int8", 1, 8, STEPS_TOGETHER_OVER),
     ],
 )
-def test_what_the_formula_is_known_to_give_too_much_is_taken_off(
+def test_the_known_excess_of_the_formula_is_taken_off(
     method: str, codec: str, stages: int, replicas: int, over: tuple[float, float]
 ) -> None:
     """In the number that settings are ranked by, too, so that no way to meet is chosen for an error of its formula."""

@@ -151,7 +151,7 @@ def test_small_cards_force_as_many_stages_as_they_need() -> None:
     assert best.manifest.pipeline.stages == 4 and sum(stage.replicas for stage in best.plan.stages) == 8
 
 
-def test_where_a_large_table_does_not_fit_layers_are_cut_by_size() -> None:
+def test_layers_are_cut_by_size_where_a_large_table_does_not_fit() -> None:
     """The first stage has the token table, which is no arithmetic: with fewer layers a smaller card holds it."""
     run = replace(
         RUN,
@@ -196,7 +196,7 @@ def test_the_memory_of_a_plan_is_that_of_the_plan_that_is_served(memory_gb: floa
         assert stage.need == fit_here.needed[stage.part.stage] and fit_here.memory.shortage(stage.need) is None
 
 
-def test_of_unlike_machines_the_memory_is_the_most_that_one_needs() -> None:
+def test_the_memory_of_unlike_machines_is_the_most_that_one_needs() -> None:
     without = replace(card("processor", 8, memory_gb=64.0), host_gb=0.0)
     needs = [plan(RUN, [kind], TOKENS).stages[0].need for kind in (card(), without)]
     both = plan(RUN, [card(), without], TOKENS).stages[0]
@@ -330,7 +330,7 @@ def test_options_that_do_not_go_together(tmp_path: Path, capsys: pytest.CaptureF
         assert code == 2 and said.count("\n") == 1, said
 
 
-def test_where_memory_is_short_rounds_are_of_fragments_and_no_running_mean_is_kept() -> None:
+def test_short_memory_means_rounds_of_fragments_and_no_running_mean() -> None:
     run = replace(cut(1), inner=replace(RUN.inner, microbatch=1, replica_batch_min=1))
     sparing = with_values(run, fragments=5, average_share=0.0)
     hosts = (replace(card(mbps=20.0), host_gb=gb / 10) for gb in range(31, 80))

@@ -34,7 +34,7 @@ print(len(files), sum(len(pathlib.Path(file).read_text().splitlines()) for file 
 
 
 @pytest.mark.parametrize("module", IMPORTS_MAX)
-def test_what_a_node_imports_is_bounded(module: str) -> None:
+def test_imports_of_a_node_are_bounded(module: str) -> None:
     """A reader and an auditor must hold all of it."""
     done = subprocess.run(
         [sys.executable, "-c", COUNT, module], capture_output=True, text=True, timeout=150, check=True

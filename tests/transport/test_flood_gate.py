@@ -74,7 +74,7 @@ def test_one_flooding_address_is_denied_and_nobody_else() -> None:
     assert world.gate.is_open
 
 
-def test_of_a_flood_from_everywhere_few_get_through_and_friends_always() -> None:
+def test_few_of_a_flood_from_everywhere_get_through_and_friends_always() -> None:
     world = World()
     for second in range(60):
         through = world.second([f"3.{second}.{n % 250}.{n // 250}" for n in range(500)] + [FRIEND] * 40)

@@ -73,13 +73,13 @@ async def use(line: Line, limits: list[float], seconds: float = 300.0) -> tuple[
     return (line.moved - before) / (line.rate * seconds), sum(counts) / len(counts)
 
 
-async def test_where_one_fills_the_line_they_go_one_after_the_other() -> None:
+async def test_messages_that_fill_the_line_go_one_after_the_other() -> None:
     used, flows = await use(Line(50 * MBIT), [math.inf] * 16)
     assert used > 0.99
     assert flows < 1.2
 
 
-async def test_where_none_fills_the_line_so_many_go_that_they_do() -> None:
+async def test_small_messages_go_together_until_they_fill_the_line() -> None:
     used, flows = await use(Line(1000 * MBIT), [50 * MBIT] * 40)
     assert used > 0.88
     assert 17.0 < flows < 26.0

@@ -177,6 +177,6 @@ def test_a_lie_is_false_whatever_age_its_server_states(factor: float, noise: flo
     assert judged(here, lie, None, voters) != (False, False), "weights that it does not give count"
 
 
-def test_of_two_a_loss_alone_decides_nothing() -> None:
+def test_a_loss_alone_decides_nothing_between_two() -> None:
     here = life(22)
     assert judged(here, here.before[16], None, voters=2) == (False, False)

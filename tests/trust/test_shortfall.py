@@ -67,7 +67,7 @@ def test_answers_that_are_farther_than_usual_suspect_a_liar_and_right_ones_do_no
 
 @pytest.mark.parametrize("lie", LIES)
 @pytest.mark.parametrize("every", [1, 3])
-def test_who_points_elsewhere_on_average_stands_aside_without_any_check(lie: str, every: int) -> None:
+def test_a_replica_that_leans_one_way_stands_aside_without_any_check(lie: str, every: int) -> None:
     test = MeanAnswers()
     honest = [PeerId(peer) for peer in "abc"]
     lies = recorded()[lie]
@@ -104,7 +104,7 @@ def test_honest_means_differ_by_their_weights_and_by_when_they_answered(liars: i
     assert test.aside(LIAR) == bool(liars)
 
 
-def test_of_two_none_stands_aside_and_both_are_checked() -> None:
+def test_neither_of_two_replicas_stands_aside_and_both_are_checked() -> None:
     test = MeanAnswers()
     for number in range(20):
         test.observe(HONEST, recorded()["honest"][number]["residual"], float(number))
@@ -112,7 +112,7 @@ def test_of_two_none_stands_aside_and_both_are_checked() -> None:
     assert test.speaks(LIAR) and test.speaks(HONEST) and not test.aside(LIAR)
 
 
-def test_who_is_put_aside_again_stands_aside_for_longer() -> None:
+def test_a_replica_put_aside_again_stands_aside_for_longer() -> None:
     test = MeanAnswers()
     for begin_s, end_s in ((0.0, 60.0), (60.0, 180.0), (180.0, 420.0)):
         test.put_aside(LIAR, begin_s)

@@ -80,7 +80,7 @@ def compared(
     return found, second.asked, quiet
 
 
-def test_one_who_is_near_confirms() -> None:
+def test_a_near_replica_confirms() -> None:
     words, asked, quiet = compared(TRUE, b=near(3), c=near(4))
     assert [(word.peer, word.total) for word in words] == [("b", 300)] and asked == ["b"] and not quiet.events
 
@@ -90,14 +90,14 @@ def test_two_who_agree_with_one_another_refuse() -> None:
         compared(FALSE, b=near(3), c=near(4))
 
 
-def test_of_two_who_contradict_each_other_a_third_one_decides() -> None:
+def test_a_third_replica_decides_between_two_that_contradict_each_other() -> None:
     words, _, _ = compared(TRUE, liar=FALSE, c=near(4))
     assert [word.peer for word in words] == ["c"], "the liar that was asked is in nobody's way"
     with pytest.raises(RemoteFault, match="b and c"):
         compared(FALSE, other=np.random.default_rng(9).standard_normal(COUNT).astype("<f4"), b=near(3), c=near(4))
 
 
-def test_one_alone_cannot_refuse_and_that_is_said() -> None:
+def test_a_lone_replica_cannot_refuse_and_says_so() -> None:
     words, asked, quiet = compared(TRUE, liar=FALSE)
     assert words == [] and asked == ["liar"]
     assert [event for event, _ in quiet.events] == ["state.doubted"] and "liar" in str(quiet.events[0][1]["reason"])
